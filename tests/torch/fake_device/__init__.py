@@ -1,11 +1,11 @@
-"""An accelerator that is none: device "fakegpu", with streams, events, pinned memory and memory of its own.
+"""A fake accelerator: device "fakegpu", with its own streams, events, pinned memory and device memory.
 
-It stands for CUDA wherever code asks for no more than torch's device-generic interface, and shows what a real device
-shows only now and then: every stream is a thread that carries out its tasks in order, each after a random delay; freed
-memory is poisoned in the order of the stream on which it was allocated; a host that touches device memory is killed.
+It replaces CUDA for code that uses only torch's device-generic interface, and exposes races that a real device shows
+rarely: every stream is a thread that runs its tasks in order, each after a random delay; freed memory is poisoned in
+the order of the stream that allocated it; a host access to device memory raises SIGSEGV.
 
-Nothing happens at import. `load()` makes torch know the device, for the life of the process; as torch then takes it
-for the process's accelerator, give tests of it processes of their own.
+The import has no effect. `load()` registers the device with torch for the life of the process. torch then takes it for
+the process's accelerator, so its tests need processes of their own.
 """
 
 import atexit
@@ -17,13 +17,14 @@ from . import build as _build
 from . import device as _device
 
 NAME = "fakegpu"
-POISON = 0xA5  # every byte of memory that nobody has written since it was handed out or freed
+POISON = 0xA5  # every byte of memory that was not written since its allocation or free
 
 _loaded = False
 
 
 def build():
-    """Compiles the library if need be, and gives its path. Worth a call before many processes load it at once."""
+    """Compiles the library unless it is cached, and returns its path. Call it before many processes load the library at
+    once."""
     return _build.library()
 
 
@@ -31,7 +32,7 @@ shared_library = _build.shared_library
 
 
 def load():
-    """Makes torch know the device. A second call does nothing."""
+    """Registers the device with torch. A second call does nothing."""
     global _loaded
     if _loaded:
         return
@@ -44,47 +45,47 @@ def load():
 
 
 def set_delays(seed, most_us):
-    """From now on each task of a stream waits before it runs for up to so many microseconds; 0 is none. Default: 50."""
+    """Delays each task of a stream by up to `most_us` microseconds; 0: no delay. Default: 50."""
     torch.ops.fake_device.set_delays(seed, most_us)
 
 
 def set_copy_rate(bytes_per_second):
-    """From now on a copy between host and device takes as long as a bus of this bandwidth would; 0: as memory has it.
-    Both directions at once, as each stream's copies are its own."""
+    """Limits copies between host and device to this bandwidth; 0: no limit. Each stream has the full bandwidth, so
+    copies in both directions overlap."""
     torch.ops.fake_device.set_copy_rate(float(bytes_per_second))
 
 
 def set_queue_depth(most):
-    """From now on a stream takes no more tasks than this at a time: who gives it another one waits. 0: any number."""
+    """Limits the pending tasks of a stream: a launch blocks while the stream is full. 0: no limit."""
     torch.ops.fake_device.set_queue_depth(most)
 
 
 def renew():
-    """The device is as fast again as load() leaves it."""
+    """Restores the speed and the queue depth that `load()` sets."""
     set_delays(1, 50)
     set_copy_rate(0)
     set_queue_depth(0)
 
 
 def slow_fill(tensor, value, ms):
-    """Enqueues on the current stream: sleep so many milliseconds, then fill the tensor."""
+    """Enqueues on the current stream: sleep for `ms` milliseconds, then fill the tensor."""
     torch.ops.fake_device.slow_fill(tensor, value, ms)
 
 
 def peek(tensor):
-    """What is in the tensor's memory at this moment, as a CPU tensor: waits for nothing, counts as nothing."""
+    """Returns the current contents of the tensor's memory as a CPU tensor. Waits for nothing and changes no counter."""
     return torch.ops.fake_device.peek(tensor)
 
 
 def is_poison(tensor):
-    """Whether all of the tensor is poison at this moment; of a CPU tensor, too."""
+    """Whether the whole tensor, of the device or of the CPU, is poison now."""
     now = tensor.detach() if tensor.device.type == "cpu" else peek(tensor.detach())
     return bool((now.contiguous().flatten().view(torch.uint8) == POISON).all())
 
 
 @contextlib.contextmanager
 def held(stream=None):
-    """What is enqueued on the stream (default: the current one) inside the block runs after the block."""
+    """Holds back work enqueued on the stream (default: the current one) until the end of the block."""
     number = torch.ops.fake_device.hold(stream or torch.accelerator.current_stream())
     try:
         yield
@@ -94,7 +95,7 @@ def held(stream=None):
 
 @contextlib.contextmanager
 def questions_fail():
-    """Inside the block the device answers no questions for events, as one on which a kernel has failed."""
+    """Makes event queries fail inside the block, like on a device on which a kernel has failed."""
     torch.ops.fake_device.fail_questions(True)
     try:
         yield
@@ -102,12 +103,12 @@ def questions_fail():
         torch.ops.fake_device.fail_questions(False)
 
 
-RULES = ("event_waits", "recorded_use", "capture_mode", "current_stream")  # what each promises: rules.h
+RULES = ("event_waits", "recorded_use", "capture_mode", "current_stream")  # `rules.h` describes each
 
 
 @contextlib.contextmanager
 def broken(rule):
-    """Inside the block the device does not keep this promise: a test of who relies on it must fail."""
+    """Breaks this guarantee of the device inside the block: a test of code that relies on it must fail."""
     torch.ops.fake_device.break_rule(RULES.index(rule), True)
     try:
         yield
@@ -116,23 +117,23 @@ def broken(rule):
 
 
 class Graph:
-    """What was captured, to be replayed."""
+    """A captured graph."""
 
     def __init__(self, number):
         self._number = number
 
     def replay(self, stream=None):
-        """Enqueues all of it on the stream (default: the current one)."""
+        """Enqueues the graph on the stream (default: the current one)."""
         torch.ops.fake_device.replay(self._number, stream or torch.accelerator.current_stream())
 
 
-MODES = ("global", "thread_local", "relaxed")  # of captures and of threads, as CUDA has them
+MODES = ("global", "thread_local", "relaxed")  # of captures and of threads, with CUDA's meaning
 
 
 @contextlib.contextmanager
 def capture(stream=None, mode="global"):
-    """What the stream (default: a new one) is given inside the block, where it is the current one, runs at replays. The
-    mode says which threads may not ask for events and streams meanwhile, nor wait for them."""
+    """Captures the work that the stream (default: a new one) receives inside the block, and makes it the current stream
+    there. The mode selects the threads that may not query events and streams, nor wait for them, during the capture."""
     stream = stream or torch.Stream(NAME)
     with stream:
         number = torch.ops.fake_device.begin_capture(stream, MODES.index(mode))
@@ -147,7 +148,7 @@ def capture(stream=None, mode="global"):
 
 @contextlib.contextmanager
 def thread_mode(mode):
-    """How strict captures of others are to this thread inside the block; it begins as "global"."""
+    """Sets the capture mode of this thread inside the block; it is "global" at first."""
     before = torch.ops.fake_device.exchange_capture_mode(MODES.index(mode))
     try:
         yield
@@ -156,11 +157,12 @@ def thread_mode(mode):
 
 
 def counts():
-    """How often since the last reset: stream_syncs, event_syncs and device_syncs (the host waited), stream_waits (a
-    stream was told to wait for an event), data_recorded (record_stream), device_allocations, pinned_allocations,
-    pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or more),
-    capture_faults (what CUDA forbids while a graph is captured), unreused_frees (memory let go of in a capture that a
-    recorded stream of it uses), and launches (of kernels that others play; in a capture once, whatever is replayed)."""
+    """Returns the counters since the last reset: stream_syncs, event_syncs and device_syncs (the host waited),
+    stream_waits (a stream was told to wait for an event), data_recorded (record_stream), device_allocations,
+    pinned_allocations, pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or
+    more), capture_faults (calls that CUDA forbids during a capture), unreused_frees (blocks freed in a capture while a
+    recorded stream of it uses them), and launches (of kernels that other libraries play; a capture counts once, its
+    replays do not count)."""
     return dict(torch.ops.fake_device.counts())
 
 
@@ -169,5 +171,5 @@ def reset_counts():
 
 
 def drain(most_ms=10_000):
-    """Waits until no stream of any device has anything to do, poisoning included; whether that was so in time."""
+    """Waits until all streams of all devices are idle, poisoning included. Returns false on a timeout."""
     return torch.ops.fake_device.drain(most_ms)

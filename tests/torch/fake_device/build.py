@@ -1,4 +1,5 @@
-"""Compiles the fake accelerator for the torch that runs this, once: kept under build/, by torch and by source."""
+"""Compiles the fake accelerator for the running torch. The result is cached under `build/` by torch version and
+sources."""
 
 import fcntl
 import hashlib
@@ -16,12 +17,12 @@ FLAGS = ["-std=c++20", "-O1", "-g1", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-p
 
 
 def library():
-    """The compiled library of the fake accelerator."""
+    """Compiles the library of the fake accelerator, or finds it in the cache."""
     return shared_library("fake_device", HERE)
 
 
 def shared_library(name, home, flags=(), libraries=()):
-    """A library of a folder's sources over torch's; whoever comes first compiles it, all others wait."""
+    """Links a folder's sources with torch's libraries. The first process compiles; all others wait for it."""
     flags = [*FLAGS, *flags]
     folder = KEPT / _key(home, flags)
     made = folder / f"{name}.so"
@@ -36,7 +37,7 @@ def shared_library(name, home, flags=(), libraries=()):
 
 
 def include_flags(torch_folder):
-    """What a compiler needs to find torch's headers."""
+    """Compiler flags for torch's headers."""
     include = pathlib.Path(torch_folder) / "include"
     return ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]
 
@@ -59,12 +60,12 @@ def _compile(home, flags, libraries, made):
     if shutil.which("ccache"):
         compiler.insert(0, "ccache")
     torch_folder = pathlib.Path(torch.__file__).parent
-    # As one file: torch's headers are what takes long.
+    # One translation unit: parsing torch's headers takes most of the time.
     together, compiled = folder / "together.cc", folder / "together.o"
     together.write_text("".join(f'#include "{source}"\n' for source in sources(home)))
     _run([*compiler, *flags, *include_flags(torch_folder), "-c", str(together), "-o", str(compiled)])
     paths = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}"]
-    complete = [] if "-ltorch_python" in libraries else ["-Wl,--no-undefined"]  # Python itself is no library
+    complete = [] if "-ltorch_python" in libraries else ["-Wl,--no-undefined"]  # symbols of Python stay undefined
     libraries = [*paths, "-lc10", "-ltorch_cpu", *libraries, "-lpthread"]
     unfinished = folder / f"unfinished-{os.getpid()}.so"
     _run([compiler[-1], "-shared", "-o", str(unfinished), str(compiled), *complete, *libraries])

@@ -1,4 +1,4 @@
-"""torch.fakegpu: what torch's generic code asks of a device's module."""
+"""`torch.fakegpu`: the device module that torch's generic code expects."""
 
 import contextlib
 import ctypes
@@ -69,7 +69,7 @@ def get_amp_supported_dtype():
     return [torch.float16, torch.bfloat16]
 
 
-# Random operators run on the CPU, with the CPU's generator: the device has no state of its own.
+# Random operators run on the CPU with the CPU's generator: the device has no random state.
 
 
 def manual_seed(seed):
@@ -88,7 +88,7 @@ def set_rng_state(new_state, device=None):
     pass
 
 
-# Memory that others hand out, as torch.cuda has it.
+# Memory from pluggable allocators, with the interface of `torch.cuda`.
 
 
 class CUDAPluggableAllocator:
@@ -105,17 +105,17 @@ memory = types.SimpleNamespace(CUDAPluggableAllocator=CUDAPluggableAllocator)
 
 
 class MemPool:
-    """Of the current device."""
+    """A pool on the current device."""
 
     def __init__(self, allocator):
         self.number = torch.ops.fake_device.new_pool(current_device(), *allocator)
 
     def empty(self):
-        """Gives back what no tensor uses, as torch.cuda.empty_cache() does of all pools."""
+        """Returns unused blocks, like `torch.cuda.empty_cache()` does for all pools."""
         torch.ops.fake_device.empty_pool(self.number)
 
 
-_in_use = set()  # pools: torch's allocator lets one thread at a time come to each
+_in_use = set()  # pools; torch's allocator lets one thread at a time record to a pool
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def use_mem_pool(pool, device=None):
     _in_use.add(pool.number)
     before = torch.ops.fake_device.exchange_pool(pool.number)
     try:
-        time.sleep(0.0005)  # other threads may run meanwhile, as they may while torch asks for memory
+        time.sleep(0.0005)  # lets other threads run, which is possible while torch allocates
         yield
     finally:
         torch.ops.fake_device.exchange_pool(before)

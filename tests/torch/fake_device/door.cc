@@ -1,5 +1,5 @@
-// For libraries that play a device's kernels: what they do on its streams, by names that dlsym finds. Streams are given
-// by their native handles.
+// The interface for libraries that play a device's kernels on its streams. `dlsym` finds these names. A stream is given
+// by its native handle.
 
 #include "graph.h"
 #include "memory.h"
@@ -11,29 +11,30 @@
 
 extern "C" {
 
-// Enqueues a task, which a replay may run again; drop: for when nobody can any more.
+// Enqueues a task. A replay may run it again; `drop` runs when no further run is possible.
 void fake_device_push(void* stream, void (*task)(void*), void (*drop)(void*), void* context) {
   fake::count(fake::kLaunches);
   const std::shared_ptr<void> kept(context, drop);
   static_cast<fake::Queue*>(stream)->push([task, kept] { task(kept.get()); });
 }
 
-// What an address stands for: for tasks. Of any other address than the device's, itself.
+// The host address behind a device address, for tasks; other addresses are returned unchanged.
 void* fake_device_real(void* address) { return fake::is_device_address(address) ? fake::real(address) : address; }
 
-// The number of the capture that a stream is in; 0: none.
+// The number of the stream's capture; 0: none.
 uint64_t fake_device_capture(void* stream) {
   const auto graph = static_cast<fake::Queue*>(stream)->graph();
   return graph ? graph->id() : 0;
 }
 
-// CUDA's cudaThreadExchangeStreamCaptureMode, with its numbers.
+// `cudaThreadExchangeStreamCaptureMode` with CUDA's values.
 int fake_device_exchange_capture_mode(int* mode) {
   if (!fake::is_broken(fake::Rule::kCaptureMode)) *mode = int(fake::exchange_mode(fake::Mode(*mode)));
   return 0;
 }
 
-// Events that graphs and streams share: in a capture, each replay records them or waits for them as the host does.
+// Events that graphs and streams share. A capture records the call: each replay records the event or waits for it like
+// the host does.
 void* fake_device_event() { return new fake::Event; }
 
 void fake_device_record(void* event, void* stream) {

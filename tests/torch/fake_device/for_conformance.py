@@ -1,4 +1,4 @@
-"""For `python -m tests.conformance --device fakegpu --import fake_device.for_conformance`: what makes nvx serve it."""
+"""Makes nvx serve the device in `python -m tests.conformance --device fakegpu --import fake_device.for_conformance`."""
 
 import nvx
 import torch.distributed as dist

@@ -110,7 +110,7 @@ void Graph::add(Queue& queue, std::function<void()> task, Pace pace) {
   });
 }
 
-// An event in a capture is no work, only a name for what comes before it.
+// An event in a capture adds no work: it names the steps before it.
 MarkPtr Graph::mark(Queue& queue) {
   std::lock_guard lock(mutex_);
   Track& track = comm_streams_[track_of(queue)];

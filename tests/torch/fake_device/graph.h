@@ -1,4 +1,5 @@
-// Captures, as CUDA's: what queues are given meanwhile is kept in a graph, to be carried out at each replay.
+// Captures, like those of CUDA: a graph records the work that queues receive during a capture, and runs it at each
+// replay.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,21 @@ namespace fake {
 
 class Event;
 
-// What captures forbid beside them: to all threads, to that which began it, or to none; but only to threads that are as
-// strict themselves. Each begins as kGlobal.
+// The threads to which a capture forbids unsafe calls: all threads, the thread that began it, or none. A thread's own
+// mode restricts this further: the laxer mode of the two applies. The mode of a thread is `kGlobal` at first.
 enum class Mode { kGlobal, kThread, kRelaxed };
-// The calling thread's.
+// Sets the mode of the calling thread and returns the previous one.
 Mode exchange_mode(Mode mode);
-// For what asks a device or waits for it: breaks the captures that forbid it to this thread, and throws.
+// For calls that query a device or wait for it: invalidates the captures that forbid the call to this thread, and
+// throws.
 void forbid_beside_captures(const char* what);
 
-// A capture begins on one queue; others join it when they wait for what is in it, and must be waited for before its
-// end. A graph is carried out by a thread for each queue that took part, so what nobody waits for is overtaken; no two
-// replays of one at once.
+// A capture begins on one queue. Other queues join it when they wait for its work, and it must wait for them before its
+// end. A replay uses one thread for each queue of the capture, so work without a dependency is overtaken. Replays of
+// one graph do not overlap.
 class Graph : public std::enable_shared_from_this<Graph> {
  public:
-  // From now on the queue is part of it.
+  // Adds the origin queue to the new capture.
   static std::shared_ptr<Graph> begin(Queue& origin, Mode mode);
 
   uint64_t id() const { return id_; }
@@ -36,17 +38,17 @@ class Graph : public std::enable_shared_from_this<Graph> {
 
   void add(Queue& queue, std::function<void()> task, Pace pace);
   MarkPtr mark(Queue& queue);
-  // Joins the queue where it is not part of it.
+  // Adds the queue to the capture if it has not joined.
   void wait_for(Queue& queue, const Mark& mark);
-  // Of an event outside of the graph: what it stands for is settled when a replay is begun.
+  // For an event outside the graph: the begin of a replay decides which mark it holds.
   void wait_outside(Queue& queue, Event& event);
   void record_outside(Queue& queue, Event& event);
 
-  // Throws, where the capture has gone wrong or a queue was not waited for.
+  // Throws if the capture is invalid or did not wait for a queue that joined.
   void end(Queue& origin);
   void replay(Queue& on);
 
-  // What CUDA forbids during a capture: counted, thrown, and the capture has gone wrong.
+  // Reports a call that CUDA forbids during a capture: counts it, invalidates the capture, and throws.
   [[noreturn]] void fault(const std::string& what);
 
  private:
@@ -57,7 +59,7 @@ class Graph : public std::enable_shared_from_this<Graph> {
   struct Track {
     Queue* queue;
     std::vector<Step> steps;
-    std::vector<size_t> seen;  // by track: how much of its work comes before what is next here; of this one, all
+    std::vector<size_t> seen;  // by track: how many of its steps come before the next step here; all, for this track
   };
 
   Graph(Queue& origin, Mode mode);
@@ -69,12 +71,12 @@ class Graph : public std::enable_shared_from_this<Graph> {
 
   const uint64_t id_;
   const Mode mode_;
-  const std::thread::id thread_;  // that began it
+  const std::thread::id thread_;  // the thread that began the capture
   mutable std::mutex mutex_;
   bool open_ = true;
   std::string wrong_;
   std::vector<Track> comm_streams_;
-  std::vector<std::vector<size_t>> marks_;  // what each mark has seen
+  std::vector<std::vector<size_t>> marks_;  // by mark: the steps before it, by track
   struct Outside {
     Event* event;
     bool records;
@@ -83,14 +85,13 @@ class Graph : public std::enable_shared_from_this<Graph> {
   std::mutex running_;
 };
 
-// What CUDA forbids while a graph is captured, of whatever is in none itself.
+// The same for a call from outside the capture.
 [[noreturn]] void fault(const std::string& what);
-// Whether any capture is under way.
 bool is_capturing();
 
-// From now on questions for events fail, as on a device on which a kernel has failed; or they are answered again.
+// Makes event queries fail, like on a device on which a kernel has failed, or succeed again.
 void fail_questions(bool fail);
-// Throws where there is no answer.
+// Throws while event queries fail.
 void check_question();
 
 }  // namespace fake

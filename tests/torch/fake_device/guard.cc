@@ -1,4 +1,4 @@
-// What c10 asks of a device: streams, events, the pinned memory of its host.
+// The device interface of c10: streams, events, pinned host memory.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -18,7 +18,7 @@ namespace {
 
 MarkPtr mark_of(void* event) { return event == nullptr ? nullptr : static_cast<Event*>(event)->get(); }
 
-// The host asks for one.
+// For queries from the host, which a capture may forbid.
 MarkPtr asked_for(void* event) {
   MarkPtr mark = mark_of(event);
   if (mark && mark->graph()) mark->graph()->fault("nobody can ask for an event of a capture");
@@ -93,7 +93,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 
-  // As CUDA's allocator, knows only what it has handed out itself, and not views that others made of it.
+  // Like CUDA's allocator, this knows only its own blocks, not views that others made of them.
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     if (data.get() == nullptr || data.get_deleter() != device_allocator().raw_deleter()) return;
     count(kDataRecorded);
@@ -120,7 +120,7 @@ struct FakeHooks final : at::PrivateUse1HooksInterface {
     resize_storage(storage, bytes);
   }
 
-  // Random operators run on the CPU, with the CPU's generator.
+  // Random operators run on the CPU with the CPU's generator.
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     return at::detail::getDefaultCPUGenerator();
   }

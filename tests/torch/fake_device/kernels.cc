@@ -32,7 +32,7 @@ namespace fake {
 
 namespace {
 
-// A tensor as a task sees it: where its elements are, and nothing that would keep them alive.
+// A tensor as a task sees it: the addresses of the elements, without ownership.
 struct View {
   explicit View(const at::Tensor& tensor)
       : data(tensor.is_privateuseone() ? real(tensor.const_data_ptr()) : const_cast<void*>(tensor.const_data_ptr())),
@@ -72,7 +72,7 @@ void copy_now(const View& to, const View& from) {
   to.tensor().copy_(from.tensor());
 }
 
-std::atomic<double> copy_rate{0};  // bytes a second; 0: no bus
+std::atomic<double> copy_rate{0};  // bytes per second; 0: no limit
 
 void copy_over_the_bus(const View& to, const View& from) {
   const auto begin = std::chrono::steady_clock::now();
@@ -81,7 +81,8 @@ void copy_over_the_bus(const View& to, const View& from) {
     std::this_thread::sleep_until(begin + std::chrono::nanoseconds(int64_t(1e9 * double(to.bytes) / rate)));
 }
 
-// Device to device runs on the source's current stream, and both streams wait for each other, as with CUDA.
+// A copy between devices runs on the current stream of the source, and both streams wait for each other, like with
+// CUDA.
 void copy_on_devices(const at::Tensor& to, const at::Tensor& from) {
   Queue& queue = current_queue(from.device().index());
   Queue& other = current_queue(to.device().index());
@@ -90,7 +91,7 @@ void copy_on_devices(const at::Tensor& to, const at::Tensor& from) {
   if (&other != &queue) other.wait_for(queue.mark(Pace::kAtOnce));
 }
 
-// To the host, conjugating and negating are the host's to do, and it does them at once: as with CUDA.
+// The host conjugates and negates after a copy to it, synchronously, like with CUDA.
 void copy_with_host(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const at::Tensor& device_side = to.is_privateuseone() ? to : from;
   const void* host_data = (to.is_privateuseone() ? from : to).const_data_ptr();
@@ -199,7 +200,7 @@ void record_stream(at::Tensor& self, at::Stream stream) {
   c10::impl::VirtualGuardImpl(kFake).recordDataPtrOnStream(self.storage().data_ptr(), stream);
 }
 
-// The copies to the CPU wait for the streams on which the arguments were made, and those back for themselves.
+// The copies to the CPU wait for the streams that wrote the arguments. The copies back are synchronous.
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   count(kFallbacks);
   at::native::cpu_fallback(op, stack);
@@ -207,7 +208,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
 
-// A view that is conjugated or negated is copied as one.
+// `_copy_from` itself handles conjugated and negated views.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
@@ -232,7 +233,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("record_stream", TORCH_FN(record_stream));
 }
 
-// --- what tests call ------------------------------------------------------------------------------------------
+// --- operators for tests ---------------------------------------------------------------------------------------
 
 void slow_fill(at::Tensor& self, const at::Scalar& value, double ms) {
   TORCH_CHECK(self.is_privateuseone(), "slow_fill is for tensors of fakegpu");

@@ -7,7 +7,7 @@
 
 namespace fake {
 
-// As CUDA's: moves to new memory in the order of the current stream; the old one is freed at once.
+// Like CUDA's: copies to new memory in the order of the current stream and frees the old memory immediately.
 void resize_storage(const c10::Storage& storage, size_t bytes);
 
 }  // namespace fake

@@ -18,7 +18,7 @@ namespace fake {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kRoom = size_t{16} << 30;  // addresses of one device; only what is touched takes memory
+constexpr size_t kRoom = size_t{16} << 30;  // address range of one device; untouched pages take no memory
 constexpr size_t kQuarantine = size_t{64} << 20;
 
 std::byte* reserve(size_t bytes, int protection) {
@@ -27,12 +27,12 @@ std::byte* reserve(size_t bytes, int protection) {
   return static_cast<std::byte*>(at);
 }
 
-// Nobody can say then when a block is no longer used.
+// A graph may run again, so the end of its use of a block is unknown.
 bool any_in_capture(const std::set<Queue*>& users) {
   return std::any_of(users.begin(), users.end(), [](const Queue* queue) { return queue->graph() != nullptr; });
 }
 
-// Where the queues are that may still use a block.
+// The positions of the queues that may still use a block.
 std::vector<MarkPtr> marks_of(const std::set<Queue*>& users) {
   std::vector<MarkPtr> marks;
   for (Queue* queue : users) marks.push_back(queue->mark(Pace::kAtOnce));
@@ -73,7 +73,7 @@ class DeviceMemory {
     }
     if (any_in_capture(block.users)) {
       count(kUnreusedFrees);
-    } else if (block.graph) {  // it stays the graph's, where another tensor of it would have the memory next
+    } else if (block.graph) {  // the graph keeps it; the poison plays the next tensor of the graph there
       if (block.graph->is_open()) block.home->push(poison(address, block.room), Pace::kAtOnce);
     } else {
       when_all(marks_of(block.users), [this, address, block] {
@@ -96,9 +96,9 @@ class DeviceMemory {
   struct Block {
     size_t room = 0;
     Queue* home = nullptr;
-    std::set<Queue*> users;        // beside its home
-    std::shared_ptr<Graph> graph;  // allocated in its capture
-    Pool* pool = nullptr;          // whose it is
+    std::set<Queue*> users;        // other than `home`
+    std::shared_ptr<Graph> graph;  // the capture that allocated it
+    Pool* pool = nullptr;          // the pool that owns it
   };
 
   bool has_own(const void* address) const { return address >= addresses_ && address < addresses_ + kRoom; }
@@ -118,7 +118,7 @@ class DeviceMemory {
     return [at = real(address), room] { std::memset(at, kPoison, room); };
   }
 
-  // Poisoned memory is kept from use for a while, so that late readers meet the poison.
+  // Delays the reuse of poisoned memory, so that late readers see the poison.
   void rest(std::byte* address, size_t room) {
     std::lock_guard lock(mutex_);
     resting_.emplace_back(address, room);

@@ -1,13 +1,13 @@
 // The memory of the fake accelerator.
 //
-// A device's addresses lead nowhere: a host that reads or writes there is killed by SIGSEGV. What they stand for lies
-// elsewhere, and only tasks of queues touch it, through real().
+// Device addresses are not mapped: a host access there raises SIGSEGV. Their contents lie elsewhere, and only tasks of
+// queues access them, through `real()`.
 //
-// Memory that was freed is another's at once in the order of the stream on which it was allocated. This other one is
-// played by a task that poisons it: on free as soon as the streams that were recorded for it have come so far, and
-// once more when the memory is handed out. So who uses a tensor on a stream that does not wait for its own stream, or
-// neither keeps nor records it, reads poison or loses what it wrote. What is allocated in a capture is the graph's for
-// ever: there the poison is part of what is replayed.
+// A stream may reuse freed memory immediately after the free in its own order. A task plays the next owner by poisoning
+// the block: on free, as soon as the recorded streams have passed the free, and again when the block is allocated. A
+// stream that uses a tensor without waiting for the tensor's stream, or without keeping or recording the tensor,
+// therefore reads poison or loses its writes. Memory allocated in a capture belongs to the graph for ever: there the
+// poisoning is part of each replay.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -25,17 +25,18 @@ constexpr int kPoison = 0xA5;
 bool is_device_address(const void* address);
 c10::DeviceIndex device_of(const void* address);
 
-// The host address of what a device address stands for; for tasks, and for peeking.
+// The host address behind a device address; for tasks and for `peek()`.
 std::byte* real(const void* address);
 
-// Keeps the block at this address from others until `queue` has come to where it is when the block is freed.
+// Prevents reuse of the block until `queue` has passed its position at the time of the free.
 void record_use(const void* address, Queue& queue);
 
-c10::Allocator& device_allocator();  // on the current device, for its current stream
+c10::Allocator& device_allocator();  // allocates on the current device and stream
 
 bool is_pinned(const void* address);
 
-// A task of `queue` uses the pinned block that holds this address: where it is freed before, it lives on until then.
+// States that a task of `queue` uses the pinned block that holds this address. A free before that task has run is
+// deferred until then.
 void record_pinned_use(const void* address, Queue& queue);
 
 c10::Allocator& pinned_allocator();

@@ -9,10 +9,10 @@ namespace fake {
 
 namespace {
 
-// What has ever been handed out to pools: it may be handed out again, in other lengths, but never to anything else.
+// All memory that pools ever received. An allocator may return it again, in other lengths, but only to pools.
 struct Pooled {
   std::mutex mutex;
-  std::map<const std::byte*, std::pair<const std::byte*, int>> blocks;  // begin -> end, device
+  std::map<const std::byte*, std::pair<const std::byte*, int>> blocks;  // from begin to end and device
 };
 
 Pooled& pooled() {
@@ -81,7 +81,7 @@ int device_of_pooled(const void* address) {
   const auto* at = static_cast<const std::byte*>(address);
   const std::lock_guard lock(pooled().mutex);
   auto after = pooled().blocks.upper_bound(at);
-  while (after != pooled().blocks.begin()) {  // blocks overlap where lengths have changed
+  while (after != pooled().blocks.begin()) {  // blocks of different lengths may overlap
     --after;
     if (at < after->second.first) return after->second.second;
     if (size_t(at - after->first) > (size_t{1} << 32)) break;

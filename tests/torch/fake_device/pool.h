@@ -1,6 +1,6 @@
-// Memory of a device that others hand out: what torch.cuda.MemPool is over a CUDAPluggableAllocator. What a pool is
-// given is kept whole, and used again in the order of the stream that had it. Unlike other memory of the device, a host
-// that touches it is not killed: it is where it says it is.
+// Device memory from other allocators: the counterpart of `torch.cuda.MemPool` over a `CUDAPluggableAllocator`. A pool
+// keeps whole blocks and reuses them in the order of the stream that had them. Unlike other memory of the device, its
+// addresses are mapped: a host access does not fault.
 #pragma once
 
 #include <sys/types.h>
@@ -20,10 +20,10 @@ class Pool {
   Pool(int device, Malloc malloc, Free free) : device_(device), malloc_(malloc), free_(free) {}
 
   int device() const { return device_; }
-  // Null where there is no more, also when all that is kept has been given back.
+  // Null if the allocator has no memory left, even after all kept blocks were returned to it.
   void* take(size_t room, Queue& home);
   void keep(void* at, size_t room, Queue& home);
-  // Gives back what nobody uses.
+  // Returns unused blocks to the allocator.
   void empty();
 
  private:
@@ -39,13 +39,14 @@ class Pool {
   std::vector<Kept> kept_;
 };
 
-// A number for a new pool; whose memory this thread is handed out, until the same is said with the one before.
+// `new_pool()` returns the number of a new pool. `exchange_pool()` sets the pool that serves the calling thread, and
+// returns the previous one.
 int64_t new_pool(int64_t device, int64_t malloc, int64_t free);
 Pool& pool_of(int64_t number);
 Pool* exchange_pool(Pool* pool);
 Pool* current_pool(int device);
 
-// Which device's pool an address is in; -1: none's.
+// The device of the pool that holds the address; -1: no pool holds it.
 int device_of_pooled(const void* address);
 
 }  // namespace fake

@@ -13,9 +13,9 @@ namespace {
 
 std::atomic<uint64_t> delay_seed{1};
 std::atomic<int64_t> delay_most_us{50};
-std::atomic<uint64_t> delay_settings{1};  // grows with each change, so that queues seed themselves anew
+std::atomic<uint64_t> delay_settings{1};  // incremented by each change, so that queues reseed
 std::atomic<size_t> most_pending{SIZE_MAX};
-thread_local bool is_of_a_queue = false;  // a queue's own thread, which must not wait for another one
+thread_local bool is_of_a_queue = false;  // the thread of a queue, which must not wait for another queue
 
 uint64_t next_random(uint64_t& state) {  // splitmix64
   uint64_t z = (state += 0x9e3779b97f4a7c15ull);
@@ -97,7 +97,7 @@ uint64_t Queue::push_now(std::function<void()> task, Pace pace) {
   ++begun_;
   if (!started_) {
     started_ = true;
-    // Signals are for the program's own threads, as with a driver's.
+    // Signals go to the program's own threads, like with a driver's threads.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

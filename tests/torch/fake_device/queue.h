@@ -1,4 +1,4 @@
-// The queues of the fake accelerator: each is one stream's order, carried out by a thread of its own.
+// The queues of the fake accelerator. Each queue is the order of one stream and has a thread that runs its tasks.
 #pragma once
 
 #include <atomic>
@@ -15,21 +15,21 @@ namespace fake {
 
 class Graph;
 
-// A moment in the order of a queue. Who has seen it passed sees all that the queue did before it. One in a capture is
-// a name for a moment of each replay, and passes never.
+// A point in the order of a queue. A thread that has seen the mark passed sees all earlier work of that queue. A mark
+// in a capture names a point of each replay and never passes itself.
 class Mark {
  public:
   Mark() = default;
   Mark(std::shared_ptr<Graph> graph, size_t number) : graph_(std::move(graph)), number_(number) {}
-  const std::shared_ptr<Graph>& graph() const { return graph_; }  // null: of no capture
+  const std::shared_ptr<Graph>& graph() const { return graph_; }  // null outside captures
   size_t number() const { return number_; }
 
   void pass();
   bool passed() const;
   void wait() const;
-  std::chrono::steady_clock::time_point when() const;  // it has passed
+  std::chrono::steady_clock::time_point when() const;  // precondition: passed()
 
-  // Calls `next` once this has passed: at once where it has, else on the thread that passes it.
+  // Calls `next` after this mark has passed: immediately if it has already, else on the thread that passes it.
   void then(std::function<void()> next);
 
  private:
@@ -44,7 +44,7 @@ class Mark {
 
 using MarkPtr = std::shared_ptr<Mark>;
 
-// Stands for the mark that was recorded last. Who was told to wait for an earlier one goes on waiting for that one.
+// Holds the mark that was recorded last. A wait that began on an earlier mark stays on that mark.
 class Event {
  public:
   void set(MarkPtr mark) {
@@ -61,32 +61,32 @@ class Event {
   MarkPtr mark_;
 };
 
-// Calls `next` once every mark has passed, on whichever thread sees the last of them pass.
+// Calls `next` after all marks have passed, on the thread that sees the last one pass.
 void when_all(const std::vector<MarkPtr>& marks, std::function<void()> next);
 
 enum class Pace {
-  kDelayed,  // after a random delay, as a device's own work
-  kAtOnce,   // as soon as its turn comes: what keeps the books
+  kDelayed,  // after a random delay, like work of a device
+  kAtOnce,   // as soon as its turn comes: bookkeeping
 };
 
-// Tasks in the order in which they were pushed, one after the other. A queue lives as long as its process: its thread
-// is detached and never joined, so that nothing it waits for can hold up the exit.
+// Runs tasks one at a time in the order of `push()`. A queue lives as long as its process: its thread is detached and
+// never joined, so that no wait in a task delays the exit.
 class Queue {
  public:
   explicit Queue(uint64_t number) : number_(number) {}
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  // In a capture, it is kept for replays.
+  // A capture records the task for its replays.
   void push(std::function<void()> task, Pace pace = Pace::kDelayed);
-  // Also in a capture it is carried out now, behind what was pushed before that. Returns how many have been pushed.
+  // Runs the task now, even in a capture, behind all tasks pushed before. Returns the number of tasks pushed.
   uint64_t push_now(std::function<void()> task, Pace pace);
-  MarkPtr mark(Pace pace);      // passed when all that was pushed so far is done
-  void wait_for(MarkPtr mark);  // what is pushed from here on begins when the mark has passed
-  void drain();                 // the caller waits until all that was pushed so far is done
-  void await(uint64_t pushed);  // until as many have been done, of which push_now() told
+  MarkPtr mark(Pace pace);      // passes when all tasks pushed so far are done
+  void wait_for(MarkPtr mark);  // later tasks begin after the mark has passed
+  void drain();                 // blocks until all tasks pushed so far are done
+  void await(uint64_t pushed);  // blocks until `pushed` tasks, as `push_now()` counts them, are done
   bool idle() const;
-  // The capture that it is part of, or null.
+  // The capture that this queue has joined, or null.
   std::shared_ptr<Graph> graph() const;
   void be_captured(std::shared_ptr<Graph> graph);
 
@@ -101,18 +101,17 @@ class Queue {
   const uint64_t number_;
   mutable std::mutex mutex_;
   std::condition_variable pushed_, popped_;
-  std::deque<Entry> entries_;  // the first one may be running
+  std::deque<Entry> entries_;  // the first entry may be running
   uint64_t begun_ = 0, ended_ = 0;
   bool started_ = false;
   std::shared_ptr<Graph> graph_;
 };
 
-// From now on every queue waits before each task for up to `most_us` microseconds: the same sequence of delays for the
-// same seed and the same queue.
+// Every queue waits up to `most_us` microseconds before each task. The same seed and queue give the same delays.
 void set_delays(uint64_t seed, int64_t most_us);
-// From now on a queue holds no more tasks than this: who gives it another one waits, as with a driver's.
+// Limits the pending tasks of a queue. `push()` blocks while the queue is full, like a driver's launch queue.
 void set_queue_depth(size_t most);
-// Does so, on the calling thread; number: of its queue.
+// Waits for one such random delay on the calling thread; `number` is that of its queue.
 void dawdle(uint64_t number = 0);
 
 }  // namespace fake

@@ -1,15 +1,15 @@
-// What a device and torch's interface to it promise to their users, each to be broken for once: a test that is to show
-// that somebody relies on it as he should must fail then.
+// The guarantees of a device and of torch's interface to it. Each can be broken: a test that claims to check that code
+// relies on a guarantee must then fail.
 #pragma once
 
 namespace fake {
 
 // Numbered as __init__.py names them.
 enum class Rule {
-  kEventWaits,     // a stream that is told to wait for an event does
-  kRecordedUse,    // memory that a stream was recorded for is not used for something else before that has come past
-  kCaptureMode,    // a thread that says so is not forbidden anything beside captures
-  kCurrentStream,  // who asks for the current stream is told that one, and not the default one
+  kEventWaits,     // a stream waits for the event that it is told to wait for
+  kRecordedUse,    // memory is not reused before its recorded streams have passed the free
+  kCaptureMode,    // a thread in the relaxed mode may make any call beside captures
+  kCurrentStream,  // a query for the current stream returns it and not the default stream
   kRules,
 };
 

@@ -1,4 +1,4 @@
-// Sparse tensors of the fake accelerator, as far as they are moved: indices and values are tensors of the device.
+// Sparse tensors of the fake accelerator. Only moving them is supported: indices and values are tensors of the device.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_coalesced_native.h>

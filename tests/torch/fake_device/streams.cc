@@ -121,7 +121,7 @@ void drain_device(c10::DeviceIndex index) {
 
 bool drain_all(int64_t most_ms) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(most_ms);
-  // Twice idle: what a queue does last may still push to one that was looked at before it.
+  // Requires two idle passes: the last task of a queue may push to a queue that was checked before it.
   for (int idle = 0; idle < 2;) {
     idle = all_idle() ? idle + 1 : 0;
     if (idle > 0) continue;

@@ -19,23 +19,23 @@ enum class Priority { kNormal, kHigh };
 
 c10::DeviceIndex device_count();  // FAKE_DEVICE_COUNT, or 2
 
-// The calling thread's; each thread begins on device 0 and on every device's default stream.
+// The state of the calling thread. Each thread begins on device 0 and on the default stream of every device.
 c10::DeviceIndex current_device();
 c10::DeviceIndex exchange_device(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);  // -1: of the current device
 c10::Stream exchange_stream(c10::Stream stream);
 
 c10::Stream default_stream(c10::DeviceIndex device);
-c10::Stream pool_stream(c10::DeviceIndex device, Priority priority);  // by turns, as of a pool that all share
-c10::Stream new_stream(c10::DeviceIndex device);                      // its own, until a device has 32 of them
+c10::Stream pool_stream(c10::DeviceIndex device, Priority priority);  // round robin over a shared pool
+c10::Stream new_stream(c10::DeviceIndex device);                      // unique until a device has 32 of them
 
 Queue& queue_of(c10::Stream stream);
 Queue& current_queue(c10::DeviceIndex device);
 
 void drain_device(c10::DeviceIndex device);
-bool drain_all(int64_t most_ms);  // whether everything was done in time
+bool drain_all(int64_t most_ms);  // false: timed out
 
-// What tests read. A synchronisation is the host waiting for a queue, whoever made it wait.
+// Counters for tests. A synchronisation is a wait of the host for a queue, from any caller.
 enum Counter {
   kStreamSyncs,
   kEventSyncs,
@@ -45,10 +45,10 @@ enum Counter {
   kStreamWaits,    // a stream told to wait for an event
   kDataRecorded,   // recordDataPtrOnStream, record_stream
   kFallbacks,      // operators that ran on the CPU
-  kCaptureFaults,  // what CUDA forbids while a graph is captured
-  kUnreusedFrees,  // memory let go of in a capture that another stream of it had used, and so used no more in it
+  kCaptureFaults,  // calls that CUDA forbids during a capture
+  kUnreusedFrees,  // blocks freed in a capture after another of its streams used them: the capture does not reuse them
   kPinnedBytes,    // allocated
-  kLaunches,       // of kernels that others play
+  kLaunches,       // of kernels that other libraries play
   kCounters,
 };
 

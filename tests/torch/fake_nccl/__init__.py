@@ -1,7 +1,7 @@
-"""NCCL without GPUs: a backend of torch's kind that serves fake_device, for what nvx hands over (NVX_DELEGATE).
+"""NCCL without GPUs: a torch backend for `fake_device`, to which nvx delegates collectives (`NVX_DELEGATE`).
 
-`load()` sets NVX_DELEGATE to RULES and puts the backend where nvx asks for NCCL, for the life of the process. Each
-process then has a GPU of its own; `looking` changes what is said of it, `connecting` how the ranks connect.
+`load()` sets `NVX_DELEGATE` to `RULES` and replaces nvx's NCCL backend for the life of the process. Each process then
+has a GPU of its own. `looking` changes the description of the GPU, `connecting` changes how ranks connect.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def _backend():
 
 
 def load():
-    # Read once, when the first group is made.
+    # nvx reads them once, when the first group is made.
     os.environ.update({"NVX_DELEGATE": RULES, "NVX_DEBUG": "trace"})
     fake_device.load()
     ctypes.CDLL(str(fake_device.build()), mode=ctypes.RTLD_GLOBAL)
@@ -49,13 +49,13 @@ def load():
 
 
 def calls():
-    """How often the latest backend has been called, by name: collectives, connect, abort, shutdown."""
+    """Returns how often the latest backend was called, by name: collectives, connect, abort, shutdown."""
     return made[-1].calls()
 
 
 @contextlib.contextmanager
 def looking(gpu="", why_not=""):
-    """What this process says of its GPU while the block runs."""
+    """Sets the description of this process's GPU inside the block."""
     import nvx.delegate
 
     before = nvx.delegate.look
@@ -68,8 +68,8 @@ def looking(gpu="", why_not=""):
 
 @contextlib.contextmanager
 def connecting(how):
-    """What connecting does in this process while the block runs: "hang", "wait" in the store, or the words with which
-    it fails."""
+    """Sets the behaviour of the connect in this process inside the block: "hang", "wait" in the store, or the text of
+    the error that it raises."""
     global _connecting
     _connecting = how
     try:

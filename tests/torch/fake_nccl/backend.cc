@@ -1,5 +1,5 @@
-// A backend that plays NCCL on the fake accelerator. Each call becomes a task of the current stream, which waits there
-// for the other ranks, that they tell through a store.
+// A backend that plays NCCL on the fake accelerator. Each call becomes a task of the current stream. The task exchanges
+// data with the other ranks through a store and blocks the stream until they have come.
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -27,7 +27,7 @@ Function* of_device(const char* name) {
   return found;
 }
 
-// The memory of a device's tensor as the host's, for tasks.
+// A CPU tensor over the memory of a device tensor, for tasks.
 at::Tensor shown(const at::Tensor& tensor) {
   static auto* const translate = of_device<void*(void*)>("fake_device_real");
   if (tensor.numel() == 0) return at::empty({0}, at::dtype(tensor.scalar_type()));
@@ -36,8 +36,8 @@ at::Tensor shown(const at::Tensor& tensor) {
 
 class FakeNccl final : public c10d::Backend {
  public:
-  // connecting: what that does. "meet": waits for the other ranks, as NCCL; "hang"; "wait", in the store and whatever
-  // is called off; or the words of its failure.
+  // `connecting` is the behaviour of the connect: "meet" waits for the other ranks like NCCL; "hang" blocks; "wait"
+  // blocks in the store and ignores an abort; any other text is the error that it raises.
   FakeNccl(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string connecting)
       : Backend(rank, size), state_(std::make_shared<State>()), connecting_(std::move(connecting)) {
     state_->store = std::move(store);
@@ -115,7 +115,7 @@ class FakeNccl final : public c10d::Backend {
   }
   void shutdown() override { count("shutdown"); }
 
-  // For tests.
+  // Counts calls by name, for tests.
   std::map<std::string, int> calls() const {
     const std::lock_guard lock(state_->mutex);
     return state_->calls;
@@ -133,7 +133,7 @@ class FakeNccl final : public c10d::Backend {
     int64_t number = 0;
   };
 
-  // One operation, where its rank says what it has and hears what the others have.
+  // One operation, in which each rank publishes its data and reads the others' data.
   struct Meeting {
     State& state;
     int rank, size;
@@ -175,7 +175,7 @@ class FakeNccl final : public c10d::Backend {
     ++state_->calls[name];
   }
 
-  // As NCCL's synchronous calls: on the current stream, with nothing returned to wait for.
+  // Like NCCL's synchronous calls: runs on the current stream and returns no `Work`.
   WorkPtr begin(const std::string& name, bool async, const at::Tensor& like, std::function<void(Meeting&)> act) {
     TORCH_CHECK(!async, "nvx is to call synchronously, on a stream of its choice");
     TORCH_CHECK(!state_->refuses, "not today");
@@ -191,7 +191,7 @@ class FakeNccl final : public c10d::Backend {
       Meeting meeting{*state, rank, size, std::to_string(number)};
       try {
         act(meeting);
-      } catch (const std::exception&) {  // as a kernel that was called off
+      } catch (const std::exception&) {  // like an aborted kernel
       }
     });
     push(

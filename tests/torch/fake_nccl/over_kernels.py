@@ -1,4 +1,4 @@
-"""The same beside nvx's kernels, as played has them."""
+"""`fake_nccl` beside nvx's kernels as `played` provides them."""
 
 import played
 

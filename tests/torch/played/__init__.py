@@ -1,9 +1,9 @@
-"""nvx's kernels without a GPU: the module that NVX_PLAYED builds, on the fake accelerator, over the tests' libcuda.
+"""nvx's kernels without a GPU: the module that `NVX_PLAYED` builds, on the fake accelerator, over the tests' libcuda.
 
     cmake -B build/played -DNVX_PLAYED=ON -DNVX_OUTPUT_DIR=$PWD/build/played/nvx
     cmake --build build/played --target _C nvx_fake_cuda
 
-`load()` puts it in the place of nvx's own module, for the life of the process.
+`load()` replaces nvx's own module by it for the life of the process.
 """
 
 import ctypes
@@ -18,15 +18,15 @@ BUILT = pathlib.Path(os.environ.get("NVX_PLAYED_DIR", pathlib.Path(__file__).par
 
 
 def module():
-    """The module's file, or None where it was not built."""
+    """The file of the module, or None if it was not built."""
     return next(iter((BUILT / "nvx").glob("_C.*.so")), None)
 
 
 def load():
-    """Before the first group is made."""
+    """Replaces the module; call this before the first group is made."""
     fake_device.load()
-    ctypes.CDLL(str(fake_device.build()), mode=ctypes.RTLD_GLOBAL)  # the kernels find its streams and memory by name
-    ctypes.CDLL(str(BUILT / "libnvx_fake_cuda.so"))  # from now on "libcuda.so.1" is this one
+    ctypes.CDLL(str(fake_device.build()), mode=ctypes.RTLD_GLOBAL)  # the kernels find its symbols by name
+    ctypes.CDLL(str(BUILT / "libnvx_fake_cuda.so"))  # "libcuda.so.1" now resolves to this library
     spec = importlib.util.spec_from_file_location("nvx._C", module())
     sys.modules["nvx._C"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["nvx._C"])

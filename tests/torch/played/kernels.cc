@@ -1,4 +1,4 @@
-// nvx's kernels on the fake accelerator: threads of the host play them, on its streams and in its memory.
+// nvx's kernels on the fake accelerator: host threads play them on its streams and in its memory.
 
 #include <dlfcn.h>
 
@@ -15,10 +15,10 @@ namespace nvx::kernel {
 namespace {
 
 constexpr int kPlayedLanes = 2;
-/// Blocks, of which the first group of a process gets four: as many threads as two cores can bear.
+/// Resident blocks. The first group of a process gets four of them: two cores cannot run more threads.
 constexpr int kResident = 16;
 
-/// A name of fake_device's, which was loaded for all to see.
+/// A symbol of `fake_device`, which is loaded with `RTLD_GLOBAL`.
 template <class Function>
 Function* of_device(const char* name) {
   auto* const found = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
@@ -39,7 +39,7 @@ void push(void* stream, std::function<void()> task) {
       [](void* context) { delete static_cast<Task*>(context); }, new Task(std::move(task)));
 }
 
-/// What the tests' libcuda calls its streams: of those nothing is a stream of the fake accelerator.
+/// The stream handle of the tests' libcuda, which is no stream of the fake accelerator.
 bool is_drivers_own(void* stream) { return reinterpret_cast<intptr_t>(stream) == 77; }
 
 }  // namespace
@@ -52,7 +52,7 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   std::vector<Job> mine(jobs.begin(), jobs.end());
   std::vector<Piece> pieces(table.begin(), table.end());
   if (is_drivers_own(stream)) {
-    (void)test::play_kernel(channel, mine, pieces.data(), kPlayedLanes);  // over when this returns
+    (void)test::play_kernel(channel, mine, pieces.data(), kPlayedLanes);  // synchronous
     return {};
   }
   for (Job& job : mine) job.send.base = real(job.send.base), job.recv.base = real(job.recv.base);
