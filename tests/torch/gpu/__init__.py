@@ -1,2 +1,2 @@
-"""The uses of nvx that `pytest -m gpu` tries on GPUs: each part is a list of cases that all ranks run together. A case
-compares its results with gloo's, or with those of one process. `gpu.ready` and its like prepare a rank's process."""
+"""The GPU tests of `pytest -m gpu`. Each part is a list of cases that all ranks run together. A case compares its
+results with those of gloo or of one process. `gpu.ready` and similar modules prepare a rank's process."""

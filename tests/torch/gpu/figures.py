@@ -1,4 +1,4 @@
-"""What torch's calls cost: the host's time of a call, and what a profiler sees of one."""
+"""The cost of torch's calls: the host time of a call, and its events in a profile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from .rank import Cases, Rank, close
 
-# ---- the host's time
+# ---- host time
 
 
 def empty_launch(rank: Rank) -> Callable[[], Any]:
-    """The least that can be put on a stream: on CUDA a kernel that sleeps for no cycles."""
+    """Launches the smallest possible work on a stream: on CUDA a kernel that sleeps for zero cycles."""
     if rank.device.type == "cuda":
         return lambda: torch.cuda._sleep(0)
     one = torch.zeros(1, device=rank.device)
@@ -26,8 +26,8 @@ def empty_launch(rank: Rank) -> Callable[[], Any]:
 
 
 def host_us(rank: Rank, call: Callable[[], Any], calls: int, rounds: int) -> float:
-    """Of one of several calls in a row, while the device does not keep the host; the least of the rounds' means, as
-    what else a machine does only adds."""
+    """Host time of one call in a row of `calls`, while the device does not block the host. It is the minimum of the
+    rounds' means, because other load only adds time."""
     found = []
     for _ in range(rounds + 1):
         rank.synchronize()
@@ -62,9 +62,9 @@ def host_time(rank: Rank, calls: int = 100, rounds: int = 7) -> None:
 
 HOST: Cases = {"calls in a row": host_time}
 
-# ---- what a profiler sees
+# ---- profiles
 
-# Of CUDA's own calls: those that hold the host, and those that make or give back memory.
+# CUDA calls that block the host, and CUDA calls that allocate or free memory.
 WAITS = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize|cudaMemcpy(2D|3D)?")
 MEMORY = re.compile(r"cuda(Malloc|Free|HostAlloc|HostRegister|HostUnregister)\w*|cuMem(Alloc|Free|Create|Map|Host)\w*")
 LAUNCHES = re.compile(r"cu(da)?Launch\w*Kernel\w*")
@@ -72,7 +72,7 @@ LAUNCHES = re.compile(r"cu(da)?Launch\w*Kernel\w*")
 
 @contextlib.contextmanager
 def cuda_calls(rank: Rank) -> Iterator[Counter[str]]:
-    """What is called of CUDA inside, by name."""
+    """Counts the CUDA calls inside the block by name."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     seen: Counter[str] = Counter()
@@ -81,16 +81,16 @@ def cuda_calls(rank: Rank) -> Iterator[Counter[str]]:
             yield seen
     events = profiler.events()
     span = next(event.time_range for event in events if event.name == "nvx calls")
-    # The profiler waits for the device itself, when it begins and when it ends.
+    # The profiler itself waits for the device at its begin and end.
     inside = (event for event in events if span.start <= event.time_range.start <= span.end)
     seen.update(event.name for event in inside if event.name.startswith("cu"))
 
 
-WATCHES: dict[str, Callable[[Rank], Any]] = {"cuda": cuda_calls}  # by type of device
+WATCHES: dict[str, Callable[[Rank], Any]] = {"cuda": cuda_calls}  # by device type
 
 
 def breach(calls: int, seen: dict[str, int], taken: int) -> str:
-    """Empty: in so many calls of ours each was launched, none waited, and none took memory."""
+    """Returns why the profile breaks the promise, or "": each call was launched, none waited, none allocated memory."""
 
     def of(kind: re.Pattern[str]) -> dict[str, int]:
         return {call: n for call, n in seen.items() if kind.fullmatch(re.sub(r"_v\d+$", "", call))}
@@ -106,7 +106,7 @@ def breach(calls: int, seen: dict[str, int], taken: int) -> str:
 
 
 def per_call(rank: Rank, calls: int = 20) -> None:
-    """No call waits for the device, and none takes memory from it; each is a launch."""
+    """No call waits for the device or allocates device memory; each is a launch."""
     watch = WATCHES[rank.device.type]
     x, whole = torch.ones(5000, device=rank.device), torch.ones(5000 * rank.world, device=rank.device)
     others = whole.clone()
@@ -118,7 +118,7 @@ def per_call(rank: Rank, calls: int = 20) -> None:
         "all_to_all_single": lambda: dist.all_to_all_single(whole, others),
     }
     for name, call in ways.items():
-        for _ in range(3):  # the allocator has what it needs then
+        for _ in range(3):  # warms up the allocator
             call()
         rank.synchronize()
         before = allocations(rank)
@@ -134,7 +134,7 @@ def per_call(rank: Rank, calls: int = 20) -> None:
 
 
 def allocations(rank: Rank) -> int:
-    """How often torch's allocator has asked the device for memory."""
+    """The number of allocations that torch's allocator has requested from the device."""
     if rank.device.type != "cuda":
         return 0
     return int(torch.cuda.memory_stats().get("num_device_alloc", 0))

@@ -1,4 +1,4 @@
-"""Collectives in graphs: torch.compile's, and those that are captured from a stream and replayed."""
+"""Collectives in graphs: those of `torch.compile`, and those that are captured from a stream and replayed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_collectives(rank: Rank, compiler: str) -> None:
 
 
 def run_replayed(rank: Rank) -> None:
-    """Compiled into graphs of CUDA's, which the third and later calls replay, with other inputs each time."""
+    """Compiles into CUDA graphs, which the third and later calls replay, with other inputs each time."""
     torch._dynamo.reset()
     run = torch.compile(lambda x: functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1, mode="reduce-overhead")
     for turn in range(ROUNDS):
@@ -79,7 +79,7 @@ def compiled_dtensor(rank: Rank) -> None:
 
 
 def only_on_cuda(case: Callable[[Rank], None], rank: Rank) -> None:
-    """Inductor has no code for other devices but the CPU, and takes long."""
+    """Inductor generates code only for CUDA and the CPU, and takes long."""
     if rank.device.type == "cuda":
         case(rank)
     else:
@@ -100,7 +100,7 @@ COMPILE: Cases = {
 
 
 class CudaGraph:
-    """What a function puts on a stream, to be put there again."""
+    """A CUDA graph of the work that a function enqueues."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self.graph = torch.cuda.CUDAGraph()
@@ -111,11 +111,11 @@ class CudaGraph:
         self.graph.replay()
 
 
-GRAPHS: dict[str, Callable[[Callable[[], None]], Any]] = {"cuda": CudaGraph}  # by type of device
+GRAPHS: dict[str, Callable[[Callable[[], None]], Any]] = {"cuda": CudaGraph}  # by device type
 
 
 def steps(rank: Rank, count: int) -> dict[str, tuple[torch.Tensor, torch.Tensor, Callable[..., None]]]:
-    """By name: an input, an output, and what makes the one of the other."""
+    """By name: an input, an output, and the call that computes the output from the input."""
     world, device = rank.world, rank.device
 
     def empty(n: int) -> torch.Tensor:
@@ -126,7 +126,7 @@ def steps(rank: Rank, count: int) -> dict[str, tuple[torch.Tensor, torch.Tensor,
         call(y)
 
     def between(x: torch.Tensor, y: torch.Tensor) -> None:
-        """Computing before it and after it, two collectives in a row, one of them asynchronous."""
+        """Computes before and after two collectives in a row, one of them asynchronous."""
         y.copy_(x * 2)
         work = dist.all_reduce(y, async_op=True)
         work.wait()
@@ -145,14 +145,14 @@ def steps(rank: Rank, count: int) -> dict[str, tuple[torch.Tensor, torch.Tensor,
 
 
 def first_of(error: BaseException) -> BaseException:
-    """What went wrong before anything was cleaned up."""
+    """The original error, before any cleanup failed."""
     while error.__context__ is not None:
         error = error.__context__
     return error
 
 
 def capture(rank: Rank, name: str, run: Callable[[], None]) -> tuple[Any, str]:
-    """The graph, or why it was refused: by nvx, or by CUDA where torch has no way to ask before."""
+    """Returns the graph, or the reason of the refusal: by nvx, or by CUDA where torch has no query for it."""
     record = GRAPHS.get(rank.device.type)
     if record is None:
         raise RuntimeError(f"{rank.device.type} has no graphs")
@@ -167,11 +167,11 @@ def capture(rank: Rank, name: str, run: Callable[[], None]) -> tuple[Any, str]:
 
 
 def replay(rank: Rank, count: int) -> None:
-    """Replays with other inputs each time, between eager calls, have the bits of eager calls. What is refused is told,
-    and eager calls work on after it."""
+    """Replays with other inputs each time, between eager calls, have the bits of eager calls. A refused capture reports
+    the reason, and eager calls work after it."""
     served, refused = [], {}
     for name, (x, y, run) in steps(rank, count).items():
-        run(x, y)  # what is set up at a first call is not captured
+        run(x, y)  # the set-up of a first call cannot be captured
         rank.synchronize()
         graph, why = capture(rank, name, lambda x=x, y=y, run=run: run(x, y))
         for turn in range(ROUNDS):
@@ -190,19 +190,19 @@ def replay(rank: Rank, count: int) -> None:
     rank.say(graphs=count * 4, served=served, refused=refused)
 
 
-# What keeps the current stream busy for some milliseconds, by type of device.
+# Keeps the current stream busy for some milliseconds; by device type.
 SLEEPS: dict[str, Callable[[Rank], None]] = {"cuda": lambda rank: torch.cuda._sleep(40_000_000)}
 
 
 def across_streams(rank: Rank, count: int = 5000) -> None:
-    """Two graphs and an eager call of one group, each on a stream of its own, behind a stream that one rank keeps busy:
-    what was called first comes first all the same. Were it not so on that rank, it would meet the others in another
-    operation than theirs, as no two of the three are alike."""
+    """Replays two graphs and makes an eager call on one group, each on its own stream. One rank keeps a stream busy in
+    front of them. The order of the calls must still hold: the three operations differ, so another order on that rank
+    would be a mismatch."""
     a, b, c = (torch.Stream(rank.device) for _ in range(3))
     found = steps(rank, count)
     calls, graphs = [found[name] for name in ("all_reduce", "all_gather", "reduce_scatter")], []
     for name, (x, y, run) in zip(("all_reduce", "all_gather"), calls, strict=False):
-        run(x, y)  # what is set up at a first call is not captured
+        run(x, y)  # the set-up of a first call cannot be captured
         rank.synchronize()
         graph, why = capture(rank, name, lambda x=x, y=y, run=run: run(x, y))
         if why:
@@ -231,7 +231,7 @@ def across_streams(rank: Rank, count: int = 5000) -> None:
 
 
 def fill(rank: Rank, seed: int, calls: list[Any]) -> list[torch.Tensor]:
-    """New inputs, and what eager calls on one stream make of them. The outputs are zero then."""
+    """Returns new inputs and the results of eager calls on one stream. The outputs are zero afterwards."""
     wants = []
     for number, (x, y, run) in enumerate(calls):
         x.copy_(numbers(100 * (seed + number) + rank.number, x.numel()))
@@ -243,9 +243,8 @@ def fill(rank: Rank, seed: int, calls: list[Any]) -> list[torch.Tensor]:
 
 
 def crossed(rank: Rank, count: int) -> None:
-    """The first rank's all_reduce has begun, and waits for the second one, before they send each other what the second
-    one wants to have before it calls its all_reduce."""
-    dist.all_reduce(torch.ones(1, device=rank.device))  # the first one opens the devices, all ranks together
+    """Rank 0's all_reduce has begun and waits for rank 1. Rank 1 calls its all_reduce only after a message from rank 0."""
+    dist.all_reduce(torch.ones(1, device=rank.device))  # the first call opens the devices on all ranks together
     for turn in range(ROUNDS):
         seed = 100 * turn
         total, message = (numbers(first + rank.number, count).to(rank.device) for first in (seed, seed + 50))

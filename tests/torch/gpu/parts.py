@@ -1,4 +1,4 @@
-"""The parts by name, with their number of ranks. With several GPUs the ranks take them by turns."""
+"""The parts by name, with their number of ranks. Ranks share several GPUs round robin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPANDABLE: Cases = {
     "pools": pools.POOLS["beside ordinary tensors"],
 }
 VISIBLE: Cases = {name: EXPANDABLE[name] for name in ("functional collectives", "DDP")}
-# Of each use one or two, by a module without kernels.
+# One or two cases of each use, for a module without kernels.
 STAGED: Cases = {
     **{f"DDP, {name}": training.DDP[name] for name in ("small buckets", "large buckets")},
     "FSDP2": training.FSDP2["resharded"],

@@ -1,5 +1,5 @@
-"""Tensors in memory that the other ranks map, beside ordinary ones: the same bits, how much goes without staging, and
-how long a call takes."""
+"""Tensors in memory that the other ranks map, beside ordinary tensors: same bits, bytes that skip staging, and time per
+call."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torch.distributed.fsdp import fully_shard
 from .rank import Cases, Rank, close
 from .splitting import numbers
 
-PATIENCE = 20.0  # seconds until all ranks have mapped what the others have
+PATIENCE = 20.0  # seconds until all ranks have mapped the others' pools
 
 
 def stats() -> dict[str, Any] | None:
-    """Of the default group."""
+    """The pool statistics of the default group."""
     import nvx
 
     return nvx.pool_stats()
 
 
 def pooled(rank: Rank, host: torch.Tensor) -> torch.Tensor:
-    """The same numbers, in the pool."""
+    """A copy of the tensor in the pool."""
     backend = dist.group.WORLD._get_backend(rank.device)
     tensor = backend.allocate_tensor(host.numel(), dtype=host.dtype, device=rank.device)
     tensor.copy_(host)
@@ -40,7 +40,7 @@ def ordinary(rank: Rank, host: torch.Tensor) -> torch.Tensor:
 
 
 def served(rank: Rank) -> bool:
-    """Whether kernels serve the group; where they do not, that is said."""
+    """Whether kernels serve the group; reports it if not."""
     dist.all_reduce(torch.ones(1, device=rank.device))
     if all(rank.hear(stats() is not None)):
         return True
@@ -49,7 +49,8 @@ def served(rank: Rank) -> bool:
 
 
 def map_all(rank: Rank) -> None:
-    """Calls until every rank has mapped all of the others' pools: launches tell of it, and it is done beside them."""
+    """Calls until every rank has mapped the pools of all others: launches announce new memory, and mapping runs beside
+    them."""
     end = time.monotonic() + PATIENCE
     while True:
         dist.all_reduce(torch.ones(1, device=rank.device))
@@ -70,7 +71,7 @@ Way = tuple[int, int, int, Callable[[torch.Tensor, torch.Tensor], Any]]
 
 
 def ways(rank: Rank, count: int) -> dict[str, Way]:
-    """By name: elements of the input, of the output, bytes of what goes from rank to rank, and the call."""
+    """By name: elements of the input and of the output, bytes between ranks, and the call."""
     world = rank.world
     whole = world * count
 
@@ -86,7 +87,7 @@ def ways(rank: Rank, count: int) -> dict[str, Way]:
 
 
 def time_of(rank: Rank, call: Callable[[], Any], calls: int) -> float:
-    """Milliseconds of one of so many in a row, of the slowest rank: the median of three rounds."""
+    """Milliseconds of one call in a row of `calls` on the slowest rank: the median of three rounds."""
     found = []
     for _ in range(3):
         rank.synchronize()
@@ -114,7 +115,7 @@ def beside_ordinary(rank: Rank, counts: tuple[int, ...] = (1 << 18, 1 << 22), ca
             before = stats()
             call(x, y)
             rank.synchronize()
-            dist.all_reduce(torch.ones(1, device=rank.device))  # what a launch has done is told by its end
+            dist.all_reduce(torch.ones(1, device=rank.device))  # a launch reports its counts when it ends
             rank.synchronize()
             after = stats()
             assert before is not None and after is not None
@@ -151,7 +152,7 @@ def train(rank: Rank, from_pool: bool) -> list[torch.Tensor]:
 
 
 def fsdp2(rank: Rank) -> None:
-    """Whose all-gathers and reduce-scatters are in memory that it asks the group for."""
+    """FSDP2 whose all-gathers and reduce-scatters use memory from the group's allocator."""
     if not served(rank):
         return
     want = train(rank, from_pool=False)

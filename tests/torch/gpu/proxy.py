@@ -1,5 +1,5 @@
-"""Collectives over two hosts, both of them this machine: kernels sum inside each, and parts go between them; or they
-move what a rank has to host memory and back."""
+"""Collectives over two hosts, both of them this machine. Kernels reduce inside each host and parts cross between hosts,
+or kernels only copy a rank's data to host memory and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .rank import Cases, Rank, close
 
-COUNTS = (3_333_333, (4 << 20) + 1)  # of several slices
+COUNTS = (3_333_333, (4 << 20) + 1)  # several slices each
 LATE = 1.0  # seconds by which a rank comes after the others
 
 
@@ -20,7 +20,7 @@ def floats(rank: int, turn: int, count: int) -> torch.Tensor:
 
 
 def proxied(rank: Rank, asynchronous: bool, counts: tuple[int, ...] = COUNTS) -> None:
-    """The bits are those of the CPU, whose tensors go another way."""
+    """The bits equal those of CPU tensors, which use another algorithm."""
     ops = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX)
     for turn, (count, op) in enumerate(zip(counts * 2, ops, strict=False)):
         want = floats(rank.number, turn, count)
@@ -33,7 +33,7 @@ def proxied(rank: Rank, asynchronous: bool, counts: tuple[int, ...] = COUNTS) ->
 
 
 def several(rank: Rank, count: int = COUNTS[0]) -> None:
-    """Begun one after the other, and waited for in the end."""
+    """Starts several operations in a row and waits for them at the end."""
     wants = [floats(rank.number, turn, count) for turn in range(3)]
     tensors = [want.to(rank.device) for want in wants]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -45,7 +45,7 @@ def several(rank: Rank, count: int = COUNTS[0]) -> None:
 
 
 def others(rank: Rank, counts: tuple[int, ...] = (5, 70_001, COUNTS[0])) -> None:
-    """Those in which ranks have blocks, and those that kernels have no steps for."""
+    """Collectives with a block for each rank, and collectives that kernels do not implement."""
 
     def calls(tensor: torch.Tensor) -> list[torch.Tensor]:
         whole, part = torch.empty(rank.world * tensor.numel(), device=tensor.device), torch.empty_like(tensor)
@@ -64,7 +64,7 @@ def others(rank: Rank, counts: tuple[int, ...] = (5, 70_001, COUNTS[0])) -> None
 
 
 def host_goes_on(rank: Rank, count: int = COUNTS[0]) -> None:
-    """Where a peer comes late, neither the call nor wait() holds who has called: only the device waits."""
+    """If a peer comes late, neither the call nor `wait()` blocks the host: only the device waits."""
     tensor = torch.full((count,), rank.number + 1.0, device=rank.device)
     dist.all_reduce(tensor)
     rank.synchronize()

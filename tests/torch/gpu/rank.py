@@ -12,20 +12,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-FIGURES = "NVX_TEST_FIGURES"  # a file to which the first rank appends what its cases measure, a JSON object a line
+FIGURES = "NVX_TEST_FIGURES"  # rank 0 appends its figures to this file, a JSON object a line
 
 
 class Rank:
-    """One of them, in a default group over nvx. told: where the first rank's figures go, beside the file."""
+    """One rank in a default group over nvx. `told`: the destination of rank 0's figures, beside the file."""
 
     def __init__(self, device: torch.device, told: list[dict[str, Any]] | None = None) -> None:
         self.number, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
         self.told = [] if told is None else told
         self.beside = dist.new_group(backend="gloo")
-        self.serves_gloo = device.type in ("cpu", "cuda")  # ... these tensors
+        self.serves_gloo = device.type in ("cpu", "cuda")  # gloo serves these tensors
 
     def say(self, **fields: Any) -> None:
-        """A figure, from the first rank."""
+        """Reports a figure from rank 0."""
         if self.number != 0:
             return
         self.told.append(fields)
@@ -34,8 +34,8 @@ class Rank:
                 out.write(json.dumps(fields) + "\n")
 
     def hear(self, mine: Any) -> list[Any]:
-        """What each rank says, over a group that is not tried here. It has to be JSON's; a tuple arrives as a list.
-        torch's own way to exchange objects needs numpy."""
+        """Gathers each rank's value over a group that is not under test. The value must be JSON; a tuple arrives as a
+        list. torch's own exchange of objects needs numpy."""
         told = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(sizes, torch.tensor([told.numel()]), group=self.beside)
@@ -50,7 +50,7 @@ class Rank:
             torch.accelerator.synchronize()
 
     def agree(self, tensors: list[torch.Tensor], what: str) -> None:
-        """Every rank has the same bits."""
+        """Asserts that every rank has the same bits."""
         digest = hashlib.sha256()
         for tensor in tensors:
             digest.update(bytes_of(tensor))
@@ -60,7 +60,7 @@ class Rank:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements as they lie in memory, in their order."""
+    """The elements' bytes as they lie in memory, in order."""
     host = tensor.detach().cpu().contiguous()
     return ctypes.string_at(host.data_ptr(), host.nbytes) if host.nbytes else b""
 
@@ -69,7 +69,7 @@ Tensors = list[torch.Tensor]
 
 
 def close(got: Tensors, want: Tensors, what: str, *, exact: bool = False, near: float = 1) -> None:
-    """Equal bit for bit, or as near as another order of adding brings them."""
+    """Asserts equality bit for bit, or within the error of another order of summation."""
     if len(got) != len(want):
         raise AssertionError(f"{what}: {len(got)} tensors, want {len(want)}")
     for number, (a, b) in enumerate(zip(got, want, strict=True)):

@@ -1,4 +1,4 @@
-"""Prepares a process for ranks on GPUs: NVX_TEST_MODULE names a torch module of nvx that is used instead of its own."""
+"""Prepares a process for ranks on GPUs: `NVX_TEST_MODULE` names a torch module that replaces nvx's own."""
 
 import importlib.util
 import os
@@ -15,5 +15,5 @@ def load():
 
 
 def before(job):
-    """The ranks take the GPUs by turns."""
+    """Assigns the GPUs to the ranks round robin."""
     torch.cuda.set_device(job.rank % torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""What is split over ranks, DTensors, tensor parallel layers and pipelines, against the whole in one process."""
+"""Models split over ranks (DTensor, tensor parallel layers, pipelines) against the whole model in one process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from .rank import Cases, Rank, close
 
-SHAPES = ((8, 6), (7, 5), (2, 9))  # also fewer rows than ranks
+SHAPES = ((8, 6), (7, 5), (2, 9))  # some have fewer rows than ranks
 PLACEMENTS = (Shard(0), Shard(1), Replicate())
 
 
 def numbers(rank: int, *shape: int) -> torch.Tensor:
-    """Whole and small: their sums are exact, in any order."""
+    """Small whole numbers, whose sums are exact in any order."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(-3, 4, shape, generator=generator).float()
 

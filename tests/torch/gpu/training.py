@@ -1,4 +1,5 @@
-"""Data parallel training: the weights of the same steps in one process, and of gloo bit for bit where it serves."""
+"""Data parallel training: the weights match those of the same steps in one process, and those of gloo bit for bit where
+gloo serves the device."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ WIDTH, OUT, STEPS = 24, 5, 4
 
 
 class Net(nn.Module):
-    """Uneven layers, so that shards and buckets do not come out round."""
+    """Uneven layers, so that shards and buckets have odd sizes."""
 
     def __init__(self, middle: int = 37) -> None:
         torch.manual_seed(0)
@@ -62,7 +63,7 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def alone(rank: Rank, how: Callable[[int, int], dict[str, Any]] = lambda r, step: {}, middle: int = 37, every: int = 1):
-    """What one process makes of all ranks' batches; a step of the optimizer every so many steps."""
+    """Trains in one process on all ranks' batches, with an optimizer step every `every` steps."""
     model = Net(middle).to(rank.device)
     optimizer = optimizer_of(model)
     for step in range(STEPS):
@@ -97,13 +98,13 @@ def ddp_case(rank: Rank, how: Any = lambda r, step: {}, middle: int = 37, **opti
     got = weights(train(rank, ddp(rank, middle=middle, **options), how))
     rank.agree(got, "DDP")
     close(got, alone(rank, how, middle), "against one process", near=10 if middle > 100 else 1)
-    if rank.serves_gloo and rank.world == 2:  # of two ranks a sum has one order
+    if rank.serves_gloo and rank.world == 2:  # the sum of two ranks has one order
         over_gloo = weights(train(rank, ddp(rank, dist.new_group(backend="gloo"), middle, **options), how))
         close(got, over_gloo, "against gloo", exact=True)
 
 
 def ddp_hook(rank: Rank) -> None:
-    """Gradients go as halves; what is sent is rounded, and no more."""
+    """Gradients travel as half precision; only their rounding differs."""
 
     def run(group: Any, hook: Any) -> list[torch.Tensor]:
         model = ddp(rank, group)
@@ -128,7 +129,7 @@ def ddp_accumulates(rank: Rank) -> None:
 
 
 def by_rank(r: int, step: int) -> dict[str, Any]:
-    """A layer that some ranks use in some steps, and nobody in the last one."""
+    """Uses a layer on some ranks in some steps, and on no rank in the last step."""
     return {"aside": (r + step) % 2 == 0 and step != STEPS - 1}
 
 
@@ -182,7 +183,7 @@ def fsdp2(rank: Rank, **options: Any) -> None:
 
 
 def fsdp2_mixed(rank: Rank) -> None:
-    """Parameters go as bfloat16, gradients are added as floats."""
+    """Parameters travel as bfloat16; gradients are summed in float32."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     got = weights(train(rank, shard(rank, Net().to(rank.device), mp_policy=policy)))
     rank.agree(got, "mixed precision")

@@ -1,4 +1,4 @@
-"""As ready, where each process sees the GPUs in an order of its own and uses the first."""
+"""Prepares a process like `ready`, except that each process sees the GPUs in its own order and uses the first."""
 
 import os
 
@@ -8,7 +8,7 @@ from . import ready
 
 
 def order(number, gpus, given):
-    """What CUDA_VISIBLE_DEVICES becomes of what it was."""
+    """The new value of `CUDA_VISIBLE_DEVICES`."""
     names = [name.strip() for name in given.split(",")] if given else [str(i) for i in range(gpus)]
     first = number % len(names)
     return ",".join(names[first:] + names[:first])
@@ -16,7 +16,7 @@ def order(number, gpus, given):
 
 def load():
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # NVML counts them, which leaves CUDA untouched: it reads the variable only once.
+    # NVML counts the GPUs without initializing CUDA, which reads the variable only once.
     os.environ["CUDA_VISIBLE_DEVICES"] = order(os.getpid(), max(1, torch.cuda.device_count()), given)
     ready.load()
 
