@@ -1,5 +1,5 @@
-"""Negative controls: a test's body, run once more on a device that does not keep a promise, must fail. So it is known
-that the test would see nvx break the rule that stands on this promise."""
+"""Negative controls: a test's body must fail on a device that breaks a guarantee. This shows that the test detects code
+that ignores the rule behind this guarantee."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from ranks import BACKEND, body_of, call
 
 
 class Named:
-    """A test by its names, as ranks know jobs."""
+    """A test by its names, the form in which ranks receive jobs."""
 
     def __init__(self, module, name):
         self.module, self.name = module, name
@@ -21,7 +21,7 @@ def run_body(rank, world, rule, module, name, given):
 
 
 def assert_caught(pool, rule, test, says, **given):
-    """That the test passes, and fails by these words where the rule is broken."""
+    """Asserts that the test passes, and that it fails with this text if the rule is broken."""
     job = {"module": test.__module__, "name": test.__name__, "given": given, "world": 2}
     job["backend"] = f"cpu:{BACKEND},fakegpu:{BACKEND}"
     pool.run(run_body, rule="", **job)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from ranks import OVER_NVX, SEVERAL_HOSTS, Ranks
 
-# Pools whose ranks are where NVX_TEST_HOSTS or NVX_TEST_NETNS says. What uses none of them, or a pool with hosts of its
-# own, is the same test wherever the suite's ranks are.
+# Pools whose hosts `NVX_TEST_HOSTS` or `NVX_TEST_NETNS` selects. A test that uses none of these pools is the same test
+# for every placement of the suite's ranks.
 SPREAD_POOLS = {"ranks", "fake_gpus", "played_gpus", "fake_nccl_gpus", "played_nccl_gpus"}
 
 
@@ -92,7 +92,7 @@ def played_nccl_gpus():
 
 
 def why_no_gpu():
-    """Empty where torch can use a GPU."""
+    """The reason why torch cannot use a GPU, or ""."""
     if torch.version.cuda is None:
         return "this torch has no CUDA"
     try:

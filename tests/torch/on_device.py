@@ -1,7 +1,8 @@
-"""Tests of tensors of the CPU, asked of an accelerator's: their bodies as they are, over another torch.distributed.
+"""Runs tests of CPU tensors on an accelerator: the bodies are unchanged and use another `torch.distributed`.
 
-For a call, each storage that its tensors lie in becomes one of the accelerator. Tensors keep their places in it, their
-strides, and what they share with each other. After the call the test finds on the CPU what the accelerator holds.
+Each call copies the storages of its tensors to the accelerator. Tensors keep their offsets, strides and shared
+storages. After the call the results are copied back to the CPU.
+
 """
 
 import functools
@@ -15,9 +16,9 @@ GPU = "fakegpu"
 
 
 class Stay:
-    """The storages of one call, here and there."""
+    """The storages of one call, on the CPU and on the device."""
 
-    moved_ever = 0  # in this process
+    moved_ever = 0  # counts all moves of this process
 
     def __init__(self):
         self.pairs = {}
@@ -42,7 +43,7 @@ class Stay:
 
 
 class Works:
-    """What an asynchronous call returns: once it has been waited for, the results are on the CPU."""
+    """The handle of an asynchronous call; `wait()` copies the results to the CPU."""
 
     def __init__(self, work, stay):
         self.work, self.stay = work, stay
@@ -54,7 +55,7 @@ class Works:
 
 
 class Distributed:
-    """torch.distributed, with its collectives on an accelerator."""
+    """`torch.distributed` with collectives on an accelerator."""
 
     CALLS = (
         *("all_reduce", "reduce", "broadcast", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
@@ -82,7 +83,7 @@ class Distributed:
 
 
 def there(test, module, name):
-    """The body of a test of CPU tensors, for on_fake_gpus and its like, as `name` of another module."""
+    """The body of a test of CPU tensors, for `on_fake_gpus` and similar, as `name` of another module."""
     body = test.body
     home = sys.modules[body.__module__]
 
@@ -97,14 +98,14 @@ def there(test, module, name):
 
 
 def most_ranks(test):
-    """Three, or as many as the test is made for."""
+    """Three, or the number of ranks that the test supports."""
     (worlds,) = [mark.args[1] for mark in test.pytestmark if mark.args[:1] == ("world",)]
     return max(world for world in worlds if world <= 3)
 
 
 def ask_all(tests, module, on):
-    """The tests for a module's namespace: "test_moves_every_dtype" is test_every_dtype of the module test_moves. on:
-    on_fake_gpus, or its like."""
+    """The tests for a module's namespace: "test_moves_every_dtype" is `test_every_dtype` of the module `test_moves`.
+    `on`: `on_fake_gpus` or similar."""
     found = {}
     for test in tests:
         name = f"{test.body.__module__}_{test.body.__name__.removeprefix('test_')}"

@@ -74,7 +74,7 @@ only_nvx = pytest.mark.skipif(not OVER_NVX, reason=f"{BACKEND} does not promise 
 
 @dataclass
 class Job:
-    """What one rank is asked to do."""
+    """A request to one rank."""
 
     module: str
     name: str
@@ -115,7 +115,7 @@ class Outcome:
 
 
 def register_backend():
-    """What `import torch` does by itself where the package is installed and not only on PYTHONPATH."""
+    """Registers the backend, which `import torch` does itself only for an installed package, not for one on PYTHONPATH."""
     if OVER_NVX:
         importlib.import_module("nvx")
 
@@ -139,7 +139,7 @@ def open_store(job):
 
 
 def meet(name):
-    """For bodies: waits until every rank has come here, over the store and not over a group under test."""
+    """For bodies: waits until every rank has reached this point, over the store and not over a group under test."""
     store = dist.distributed_c10d._get_default_store()
     store.add(name, 1)
     end = time.monotonic() + 20
@@ -149,7 +149,7 @@ def meet(name):
 
 
 def eventually(holds, seconds=10.0):
-    """For bodies: waits until this comes to hold on its own."""
+    """For bodies: polls until `holds()` is true."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come to be"
@@ -162,7 +162,7 @@ def body_of(job):
 
 
 def call(body, **offered):
-    """Calls body with those of the offered arguments that it names."""
+    """Calls `body` with those of the offered arguments that it names."""
     wanted = inspect.signature(body).parameters
     return body(**{name: value for name, value in offered.items() if name in wanted})
 
@@ -222,12 +222,12 @@ def attempt(job):
 
 
 def renew_fake_device(job):
-    """No test's slowness is the next one's."""
+    """Resets the device's speed before each test."""
     importlib.import_module("fake_device").renew()
 
 
 def serve(conn, paths, stacks, host, prepare):
-    """The life of a rank process: jobs in, outcomes out, until the test run ends or dies."""
+    """The main loop of a rank process: receives jobs and returns outcomes until the test run ends or dies."""
     if host in NAMESPACES:
         enter_namespace(host)
     elif host:
@@ -264,8 +264,8 @@ def serve(conn, paths, stacks, host, prepare):
 
 @dataclass
 class Ranks:
-    """The pool. A test of n ranks uses n of its processes. prepare: a module that each process loads before, and whose
-    before(job) it calls before each test; hosts: over how many they are spread, by turns."""
+    """The pool. A test of n ranks uses n of its processes. `prepare`: a module that each process loads first; its
+    `before(job)` runs before each test. `hosts`: the number of hosts, assigned to ranks round robin."""
 
     prepare: str = ""
     hosts: int = HOSTS
@@ -303,7 +303,7 @@ class Ranks:
         dies=(),
         **kwargs,
     ):
-        """Runs a module-level body in every rank; what each returned. Those in `dies` must die."""
+        """Runs a module-level body in every rank and returns the ranks' results. The ranks in `dies` must die."""
         name = getattr(body, "__name__", body)
         where = self._new_store(store)
         count = 1 if kind == "threads" else world
@@ -338,7 +338,7 @@ class Ranks:
         return self.server.port, f"run-{number}"
 
     def _members(self, count):
-        """One for each rank, on the host whose turn it is."""
+        """One process for each rank; hosts are assigned round robin."""
         self._replace([m for m in self.members if not m.process.is_alive()])
         hosts = NAMESPACES or ([f"host{h}" for h in range(self.hosts)] if self.hosts > 1 else [""])
         chosen = []
@@ -363,7 +363,7 @@ class Ranks:
         self.members = [m for m in self.members if m not in broken]
 
     def _collect(self, members, limit, dies):
-        """Waits for every rank: until the limit, or for a moment more once one of them failed."""
+        """Waits for every rank until the limit, or for `GRACE` after the first failure."""
         outcomes = {}
         end = time.monotonic() + limit
         while len(outcomes) < len(members):
@@ -396,11 +396,11 @@ class Ranks:
             return Outcome(False, text=f"hung, killed (limit {limit} s, or a peer failed first)\n{log.read()}")
 
 
-# --- how a test says where it runs --------------------------------------------------------------------------
+# --- decorators that say where a test runs ------------------------------------------------------------------
 
 
 def _as_test(body, worlds, run, pool="ranks"):
-    """A pytest function of the pool, the world and the body's own parameters that runs the body there."""
+    """A pytest function that runs the body in the pool. Its parameters are the pool, the world and those of the body."""
     own = [p for p in inspect.signature(body).parameters if p not in ("rank", "world", "pg", "store")]
 
     def test(**given):
@@ -422,7 +422,7 @@ def on_ranks(*worlds, **settings):
 
 
 def on_two_hosts(*worlds, **settings):
-    """As on_ranks, over two hosts, whatever the suite goes over."""
+    """Like `on_ranks`, always over two hosts."""
 
     def run(ranks, test, **given):
         ranks.run(test, **settings, **given)
@@ -431,7 +431,7 @@ def on_two_hosts(*worlds, **settings):
 
 
 def on_fake_gpus(*worlds, pool="fake_gpus", **settings):
-    """As on_ranks, in processes whose accelerator is fake_device; the default group serves it and the CPU."""
+    """Like `on_ranks`, in processes whose accelerator is `fake_device`; the default group serves it and the CPU."""
     settings.setdefault("backend", f"cpu:{BACKEND},fakegpu:{BACKEND}")
 
     def run(ranks, test, **given):
@@ -441,18 +441,18 @@ def on_fake_gpus(*worlds, pool="fake_gpus", **settings):
 
 
 def on_played_gpus(*worlds, **settings):
-    """As on_fake_gpus, where nvx's kernels are played on it."""
+    """Like `on_fake_gpus`, with nvx's kernels played on the accelerator."""
     return on_fake_gpus(*worlds, pool="played_gpus", **settings)
 
 
 def on_proxied_gpus(*worlds, **settings):
-    """As on_played_gpus, over two hosts: kernels serve the ranks of each."""
+    """Like `on_played_gpus`, over two hosts: kernels serve the ranks of each host."""
     return on_fake_gpus(*worlds, pool="proxied_gpus", **settings)
 
 
 def on_gpus(*worlds, pool="gpus", **settings):
-    """As on_ranks, on GPUs; the default group serves them and the CPU. A body returns its figures: where nvx refused
-    all that it asked for, the test is skipped with the reason."""
+    """Like `on_ranks`, on GPUs; the default group serves them and the CPU. A body returns its figures. If nvx refused
+    all requests of the body, the test is skipped with the reason."""
     settings.setdefault("backend", f"cpu:{BACKEND},cuda:{BACKEND}")
 
     def run(ranks, test, **given):
@@ -475,7 +475,7 @@ def on_threads(*worlds, **settings):
 
 
 def on_played_threads(*worlds, **settings):
-    """As on_threads, in a process whose accelerator has nvx's kernels played on it: the ranks share it."""
+    """Like `on_threads`, in a process whose accelerator has nvx's kernels played on it: the ranks share it."""
 
     def run(ranks, test, **given):
         ranks.run(test, kind="threads", **settings, **given)

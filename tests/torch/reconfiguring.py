@@ -1,4 +1,4 @@
-"""What tests of groups whose ranks change begin with."""
+"""Common set-up for tests of groups whose ranks change."""
 
 from datetime import timedelta
 
@@ -21,21 +21,21 @@ def connect(port):
 
 
 def begin(store, rank, world, seconds=20.0, **options):
-    """A default group that has yet to be reconfigured."""
+    """Makes a default group that is not yet configured."""
     options.setdefault("enable_reconfigure", True)
     timeout = timedelta(seconds=seconds)
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world, timeout=timeout, **options)
 
 
 def arrive(port, rank, world, **how):
-    """Begins over the store that is served there, and returns it."""
+    """Connects to the store on this port, begins the group, and returns the store."""
     store = connect(port)
     begin(store, rank, world, **how)
     return store
 
 
 def exchange(store, what, rank, ranks):
-    """The handles of these ranks, in this order."""
+    """Exchanges handles and returns those of these ranks, in this order."""
     store.set(f"{what}/{rank}", dist._get_reconfigure_handle())
     return [store.get(f"{what}/{r}").decode() for r in ranks]
 
@@ -54,7 +54,7 @@ def here():
 
 
 def of_nobody(own):
-    """A handle like this one, of a rank that does not come."""
+    """A handle like this one, of a rank that never comes."""
     fields = own.split(":")
     fields[5] = f"{int(fields[5], 16) ^ 1:016x}"
     return ":".join(fields)
@@ -65,7 +65,7 @@ def own_backend():
 
 
 def check_group(rank, size):
-    """That this is the rank, and that all ranks of the group can talk."""
+    """Asserts this rank and size, and that all ranks of the group can communicate."""
     assert here() == (rank, size)
     assert (dist.group.WORLD.rank(), dist.group.WORLD.size()) == (rank, size)
     total = torch.full((1000,), float(rank + 1))

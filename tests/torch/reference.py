@@ -1,7 +1,8 @@
-"""Inputs that every rank can compute for every other, what collectives must make of them, exact comparison.
+"""Inputs that every rank can compute for every other, expected results of collectives, exact comparison.
 
-The rule for reductions: ranks are added in rank order; f16, bf16 and fp8 accumulate in f32 and round once;
-integers wrap; AVG divides the accumulator once, integers towards zero; MIN and MAX pass NaN on.
+The rule for reductions: ranks are added in rank order; f16, bf16 and fp8 accumulate in f32 and round once; integers
+wrap; AVG divides the accumulator once, integers towards zero; MIN and MAX pass NaN on.
+
 """
 
 from functools import reduce as fold
@@ -18,7 +19,7 @@ UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 INTEGERS = SIGNED + UNSIGNED
 COMPLEX = [torch.complex64, torch.complex128]
 DTYPES = [torch.bool, *INTEGERS, *FLOATS, *COMPLEX]
-MOVED = [*DTYPES, torch.float8_e8m0fnu]  # a scale without sign or zero: it is moved, adding it means little
+MOVED = [*DTYPES, torch.float8_e8m0fnu]  # a scale without sign or zero: collectives move it but do not reduce it
 
 R = dist.ReduceOp
 OPS = {"sum": R.SUM, "avg": R.AVG, "product": R.PRODUCT, "min": R.MIN, "max": R.MAX}
@@ -35,7 +36,7 @@ def reduce_op(name):
 
 
 def meaningful(dtype, op):
-    """The reductions on offer through torch.distributed, which shows complex tensors as pairs of reals."""
+    """Whether `torch.distributed` offers this reduction for the type; it shows complex tensors as pairs of reals."""
     if op in BITWISE:
         return dtype in INTEGERS or dtype is torch.bool
     if op == "avg":
@@ -46,7 +47,7 @@ def meaningful(dtype, op):
 
 
 def gloo_can(dtype, op):
-    """The cells of the same table that gloo serves, for runs with NVX_TEST_BACKEND=gloo."""
+    """Whether gloo serves this cell of the same table, for runs with `NVX_TEST_BACKEND=gloo`."""
     served = [
         torch.uint8,
         torch.int8,
@@ -78,7 +79,7 @@ def hashed(count, rank, salt=0):
 
 
 def small_numbers(dtype, count, rank, salt=0):
-    """Whole numbers so small that sums and products over four ranks are exact in f32 and wider types."""
+    """Small whole numbers: sums and products over four ranks are exact in f32 and wider types."""
     numbers = (hashed(count, rank, salt) % np.uint64(7)).astype(np.int64)
     if dtype is torch.bool:
         return torch.from_numpy(numbers % 2 == 0)
@@ -90,7 +91,7 @@ def small_numbers(dtype, count, rank, salt=0):
 
 
 def wild_bits(dtype, count, rank, salt=0):
-    """Any bits at all: for floats that means infinities, NaN and denormals too."""
+    """Arbitrary bits: floats include infinities, NaN and denormals."""
     size = torch.empty(0, dtype=dtype).element_size()
     if dtype is torch.bool:
         return small_numbers(dtype, count, rank, salt)
@@ -124,11 +125,11 @@ def assert_guards(view, what=""):
         assert bool((bytes_of(part) == 0x5A).all()), f"{what}: wrote outside the tensor"
 
 
-# --- what must come out -------------------------------------------------------------------------------------
+# --- expected results ---------------------------------------------------------------------------------------
 
 
 def reduced(inputs, op):
-    """The reduction of one tensor a rank, by the rule above."""
+    """The reduction of one tensor per rank, by the rule above."""
     dtype = inputs[0].dtype
     if dtype is torch.bool:
         table = dict.fromkeys(("sum", "max", "bor"), torch.logical_or) | {"bxor": torch.logical_xor}
@@ -145,12 +146,13 @@ def reduced(inputs, op):
 
 
 def rounded(wide, dtype):
-    """The one rounding at the end, as torch 2.13 does it; before, e4m3fn became NaN where it now stops at 448."""
+    """The final rounding as in torch 2.13: earlier versions overflow e4m3fn to NaN instead of 448."""
     return (wide.clamp(-448, 448) if dtype is torch.float8_e4m3fn else wide).to(dtype)
 
 
 def each_real(tensor, change):
-    """change(tensor), each part of a complex number by itself: complex arithmetic may round otherwise."""
+    """Applies `change` to the tensor, for complex numbers to each part separately: complex arithmetic may round
+    otherwise."""
     return torch.view_as_complex(change(torch.view_as_real(tensor))) if tensor.is_complex() else change(tensor)
 
 
@@ -170,7 +172,7 @@ def _reduced_integers(arrays, op):
 
 
 def bytes_of(tensor):
-    """The bytes of a tensor; for a contiguous one a view of them."""
+    """The bytes of a tensor; a view if the tensor is contiguous."""
     flat = tensor.contiguous().flatten()
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
@@ -180,7 +182,7 @@ def is_nan(tensor):
 
 
 def assert_same(got, want, what=""):
-    """Equal bit for bit; any NaN equals any NaN."""
+    """Asserts equality bit for bit; any NaN equals any NaN."""
     assert got.dtype == want.dtype, f"{what}: dtype {got.dtype}, want {want.dtype}"
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, want {tuple(want.shape)}"
     size = max(1, got.element_size())

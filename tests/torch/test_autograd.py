@@ -17,7 +17,7 @@ def leaf(rank, *shape):
 
 
 def weight(rank, *shape):
-    """A different factor for every output element and rank, so that each gradient says where it came from."""
+    """A different factor for every output element and rank, so that each gradient identifies its source."""
     return small_numbers(torch.float64, torch.Size(shape).numel(), rank, salt=7).view(shape)
 
 
@@ -72,7 +72,7 @@ def test_all_to_all(rank, world):
 
 
 # --- SyncBatchNorm ------------------------------------------------------------------------------------------
-# torch has the kernels around its collectives for accelerators alone; these plain formulas take their place.
+# torch implements the kernels around its collectives only for accelerators; these formulas replace them.
 
 
 def channels(x):
@@ -122,7 +122,7 @@ STAND_INS = {
 
 @on_ranks(2, 3)
 def test_sync_batch_norm(rank, world):
-    """Every rank has another number of rows; together they act as one batch."""
+    """Every rank has a different number of rows; the statistics are those of one batch."""
     batches = [
         torch.randn(4 + 3 * r, 6, 5, generator=torch.Generator().manual_seed(r), dtype=torch.float64)
         for r in range(world)
@@ -146,6 +146,6 @@ def test_sync_batch_norm(rank, world):
 @pytest.mark.skipif(not OVER_NVX, reason="gloo takes another way")
 @on_ranks(2)
 def test_sync_batch_norm_refuses_the_cpu_in_torch_itself(rank, world):
-    """The reason for the stand-ins above; when torch lifts this, use the layer itself."""
+    """The reason for the formulas above. When torch supports the CPU, use the layer itself."""
     with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on GPU"):
         nn.SyncBatchNorm(3)(torch.ones(2, 3))

@@ -1,4 +1,4 @@
-"""nvx bench --device, over the fake accelerator: results on it are looked at, and times are taken of it."""
+"""`nvx bench --device` over the fake accelerator: it checks results and measures times on the device."""
 
 import json
 

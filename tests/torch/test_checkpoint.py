@@ -73,7 +73,7 @@ def test_resharded(ranks, tmp_path, world):
 
 
 def save_while_training(rank, world, folder):
-    """The checkpoint's collectives run on a background thread over their own group, DDP's on this one."""
+    """The checkpoint's collectives run on a background thread over their own group, those of DDP on the default group."""
     beside = dist.new_group()
     model = DDP(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -107,7 +107,7 @@ def test_async_save_while_ddp_trains(ranks, tmp_path):
 
 @on_ranks(2)
 def test_broadcast_state_dict(rank, world):
-    """Rank 0 alone has the weights; set_model_state_dict sends them round."""
+    """Only rank 0 has the weights; `set_model_state_dict` broadcasts them."""
     model = sharded(world)
     source = net(seed=4).state_dict() if rank == 0 else {}
     set_model_state_dict(model, source, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))

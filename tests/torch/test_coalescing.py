@@ -1,4 +1,4 @@
-"""Coalescing windows and the one work that they give; and works that are waited for by what they call at their end."""
+"""Coalescing windows and their single `Work`; works whose callbacks wait for them."""
 
 import threading
 import weakref
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def window(calls, group=None):
-    """The one work of what the calls issue."""
+    """The single `Work` of the calls in a window."""
     group = group or dist.group.WORLD
     group._start_coalescing(CPU)
     for call in calls:
@@ -23,7 +23,8 @@ def window(calls, group=None):
     return group._end_coalescing(CPU)
 
 
-# --- how a window's work ends -----------------------------------------------------------------------------------------
+# --- the end of a window's work
+# ------------------------------------------------------------------------------------------
 
 
 @on_ranks(2)
@@ -100,7 +101,7 @@ def test_abort_ends_a_window(rank, world):
     dist.barrier()
 
 
-# --- waiting for what is just telling of its end --------------------------------------------------------------------
+# --- waiting for a work that is running its callbacks ----------------------------------------------------------------
 
 ENDS = {
     "collective": lambda other: dist.all_reduce(torch.ones(70_001), async_op=True),
@@ -115,7 +116,7 @@ ENDS = {
 @pytest.mark.parametrize("ending", ENDS)
 @on_ranks(2)
 def test_a_callback_may_wait_for_its_own_work(rank, world, ending):
-    """With and without a timeout, from the callback itself and from that of a work that it waits for."""
+    """With and without a timeout, from its own callback and from a callback of a work that it waits for."""
     for turn in range(10):
         dist.barrier()
         work = ENDS[ending](1 - rank)
@@ -125,7 +126,7 @@ def test_a_callback_may_wait_for_its_own_work(rank, world, ending):
             said.append(work.wait())
             said.append(work.wait(timedelta(seconds=20)))
             said.append(work.is_completed())
-            dist.group.WORLD._wait_for_pending_works()  # all but this one
+            dist.group.WORLD._wait_for_pending_works()  # waits for all works but this one
 
         future = work.get_future().then(ask)
         if turn % 2:
@@ -172,7 +173,9 @@ def leave_open(group=None):
         dist.isend(torch.ones(3), 1 - dist.get_rank(), group)
         dist.irecv(torch.zeros(3), 1 - dist.get_rank(), group)
         raise ZeroDivisionError
-    dist.distributed_c10d._world.pg_coalesce_state.pop(group or dist.group.WORLD)  # where torch keeps collecting
+    dist.distributed_c10d._world.pg_coalesce_state.pop(
+        group or dist.group.WORLD
+    )  # the state in which torch collects the window's calls
 
 
 def all_goes_on(world):
@@ -200,7 +203,7 @@ def test_what_follows_an_open_window_runs(rank, world):
 
 @on_ranks(2)
 def test_an_open_window_keeps_no_tensors_for_ever(rank, world):
-    """A window holds what it was not asked about by itself; what has been waited for may go."""
+    """An open window holds only tensors of calls that nobody waited for; a wait releases them."""
     leave_open()
     kept = []
     for turn in range(500):

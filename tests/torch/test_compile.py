@@ -61,7 +61,7 @@ def test_compiled_functional_collectives(rank, world):
 @pytest.mark.slow
 @on_ranks(2, limit=150)
 def test_inductor(rank, world):
-    """Its own lowering of collectives: in place, into buffers it planned, waits moved late."""
+    """Inductor lowers collectives itself: in place, into planned buffers, with late waits."""
     torch._dynamo.reset()
 
     @torch.compile(fullgraph=True)
@@ -78,7 +78,7 @@ def test_inductor(rank, world):
 
 @on_ranks(2)
 def test_functional_results_may_be_dropped(rank, world):
-    """Nobody waits for them; the next collective still comes in order."""
+    """Nobody waits for the results; the next collective still runs in order."""
     for _ in range(20):
         funcol.all_reduce(numbers(rank, 500), "sum", dist.group.WORLD)
     got = funcol.wait_tensor(funcol.all_reduce(numbers(rank, 500), "sum", dist.group.WORLD))
@@ -87,7 +87,7 @@ def test_functional_results_may_be_dropped(rank, world):
 
 @on_ranks(2)
 def test_plain_collectives_inside_a_compiled_function(rank, world):
-    """Dynamo rewrites dist.all_reduce and its like to functional ones."""
+    """Dynamo rewrites `dist.all_reduce` and similar calls to functional ones."""
     torch._dynamo.reset()
 
     @torch.compile(backend="aot_eager", fullgraph=True)

@@ -1,4 +1,4 @@
-"""Neither data nor failure: barriers, timeouts, sequence numbers, state, abort and shutdown, objects."""
+"""Control operations: barriers, timeouts, sequence numbers, state, abort and shutdown, objects."""
 
 import re
 import threading
@@ -19,7 +19,7 @@ def own_backend(group=None):
 
 
 def late(seconds, call):
-    """How long the call took to raise DistBackendError, and the error's text."""
+    """Asserts when the call raises `DistBackendError`, and returns the error's text."""
     started = time.monotonic()
     with pytest.raises(dist.DistBackendError) as raised:
         call()
@@ -101,7 +101,7 @@ def test_timeout_of_an_asynchronous_operation(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_timeout_of_one_operation(rank, world):
-    """The timeout in a call's options counts for that call."""
+    """The timeout in a call's options applies to that call."""
     backend = own_backend(dist.new_group(timeout=timedelta(seconds=60)))
     if rank == 0:
         options = dist.AllreduceOptions()
@@ -114,7 +114,7 @@ def test_timeout_of_one_operation(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_timeout_of_a_wait(rank, world):
-    """wait(timeout) gives up the waiting, whoever runs the operation; it ends well once the peer comes."""
+    """`wait(timeout)` ends the wait but not the operation, which completes when the peer comes."""
     groups = [dist.new_group() for _ in range(5)]
     tensors = [torch.ones(3) for _ in groups]
     store = dist.distributed_c10d._get_default_store()
@@ -224,7 +224,7 @@ def test_get_error_of_a_healthy_and_a_failed_group(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_abort_frees_a_stuck_thread(rank, world):
-    """From another thread, while the group is stuck; local, at once, twice."""
+    """Aborts a stuck group from another thread: a local call, immediate, and valid twice."""
     group = dist.new_group()
     if rank == 0:
         caught = []
@@ -274,7 +274,7 @@ def test_abort_frees_asynchronous_operations_and_windows(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_abort_process_group(rank, world):
-    """torch's own call, on every group at once; then a new life in the same process."""
+    """torch's own call aborts every group; the same process then makes new groups."""
     dist.all_reduce(torch.ones(3))
     dist.new_group()
     store = dist.distributed_c10d._get_default_store()
@@ -319,7 +319,7 @@ def test_an_operation_after_the_peer_left_says_so(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_results_that_were_sent_are_not_lost_when_the_sender_leaves(rank, world):
-    """The last operation completes on every rank, although the first to finish destroys the group at once."""
+    """The last operation completes on every rank, even if the first rank to finish destroys the group immediately."""
     for _ in range(20):
         group = dist.new_group()
         tensor = torch.ones(70_001)
@@ -349,14 +349,14 @@ def test_object_collectives(rank, world):
     assert shared == objects
 
 
-# --- long times, and what is pending --------------------------------------------------------------------------
+# --- long timeouts, and pending works --------------------------------------------------------------------------
 
 
 @only_nvx
 @pytest.mark.parametrize("span", [timedelta.max, timedelta(days=100_000_000), timedelta(days=400)])
 @on_ranks(2)
 def test_timeouts_as_long_as_can_be(rank, world, span):
-    """What the clock cannot add is no timeout, and not one that has passed."""
+    """A timeout beyond the range of the clock means no timeout, not an expired one."""
     group = dist.new_group(timeout=span)
     for _ in range(2):
         if rank == 1:
@@ -369,14 +369,14 @@ def test_timeouts_as_long_as_can_be(rank, world, span):
         else:
             assert dist.irecv(torch.ones(3), 1, group=group).wait(span)
         own_backend(group).set_timeout(span)
-        if span != timedelta.max:  # which torch makes negative
+        if span != timedelta.max:  # torch makes it negative
             group.monitored_barrier(span)
 
 
 @only_nvx
 @on_ranks(2)
 def test_negative_timeouts_are_refused(rank, world):
-    """Zero is no timeout, as with gloo; less than that is a mistake, and nothing is made."""
+    """Zero means no timeout, like with gloo. A negative value is an error and makes no group."""
     import nvx
 
     for make in (
@@ -427,7 +427,7 @@ def test_timeout_of_a_window_counts_once(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_pending_works_are_waited_for(rank, world):
-    """Collectives, sends and receives, and what concludes them."""
+    """Collectives, sends and receives, and their callbacks."""
     seen = []
     if rank == 1:
         time.sleep(0.5)

@@ -25,7 +25,7 @@ from training import (
 
 
 class SometimesUnused(Net):
-    """Rank and step decide which of two branches has a gradient."""
+    """Rank and step select which of two branches has a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class SometimesUnused(Net):
 
 
 class WithEmbedding(nn.Module):
-    """A sparse gradient, whose rows differ by rank."""
+    """A sparse gradient whose rows differ between ranks."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ def test_options(rank, world, name):
 
 @on_ranks(3)
 def test_against_one_process(rank, world):
-    """What DDP means: the mean of the ranks' gradients, added in rank order."""
+    """DDP computes the mean of the ranks' gradients, added in rank order."""
     trained = weights(train(DDP(net()), rank))
     assert_ranks_agree(trained, "weights after training")
     alone = net()
@@ -138,7 +138,7 @@ def test_hooks(rank, world, name):
 @only_nvx
 @on_ranks(2)
 def test_power_sgd_hook(rank, world):
-    """Its callbacks chain collectives, and one may drop the last reference to the group."""
+    """The callbacks of the hook chain collectives, and one may drop the last reference to the group."""
 
     def run(group):
         model = DDP(net(), process_group=group)
@@ -153,7 +153,7 @@ def test_power_sgd_hook(rank, world):
 
 @on_ranks(2)
 def test_a_hook_written_in_python(rank, world):
-    """A future, then a division and another collective in the callback."""
+    """The hook returns a future; its callback divides and calls another collective."""
 
     def hook(state, bucket):
         future = dist.all_reduce(bucket.buffer(), group=state, async_op=True).get_future()
@@ -214,7 +214,7 @@ def test_join_with_uneven_inputs(rank, world):
 
 @on_ranks(2)
 def test_two_models_over_two_groups(rank, world):
-    """Two DDP models trained step by step in turn, each over a group of its own."""
+    """Trains two DDP models alternately, each over its own group."""
 
     def run(kind):
         models = [DDP(net(seed=s), process_group=dist.new_group(backend=kind)) for s in (0, 1)]
@@ -234,7 +234,7 @@ def test_two_models_over_two_groups(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_differing_models_are_refused(rank, world):
-    """Rank 1 sees that its shapes differ and leaves; rank 0 must hear of it and not wait for ever."""
+    """Rank 1 detects different shapes and leaves; rank 0 must get an error and not wait for ever."""
     with pytest.raises(RuntimeError) as raised:
         DDP(nn.Linear(3, 3 + rank))
         dist.barrier()
