@@ -92,7 +92,7 @@ def played_nccl_gpus():
 
 
 def why_no_gpu():
-    """The reason why torch cannot use a GPU, or ""."""
+    """The reason why torch cannot use a GPU; an empty string if it can."""
     if torch.version.cuda is None:
         return "this torch has no CUDA"
     try:

@@ -2,7 +2,6 @@
 
 Each call copies the storages of its tensors to the accelerator. Tensors keep their offsets, strides and shared
 storages. After the call the results are copied back to the CPU.
-
 """
 
 import functools

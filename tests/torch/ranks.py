@@ -115,7 +115,7 @@ class Outcome:
 
 
 def register_backend():
-    """Registers the backend, which `import torch` does itself only for an installed package, not for one on PYTHONPATH."""
+    """Registers the backend: `import torch` does so only for an installed package, not for one on PYTHONPATH."""
     if OVER_NVX:
         importlib.import_module("nvx")
 
@@ -400,7 +400,7 @@ class Ranks:
 
 
 def _as_test(body, worlds, run, pool="ranks"):
-    """A pytest function that runs the body in the pool. Its parameters are the pool, the world and those of the body."""
+    """A pytest function that runs the body in the pool, with the pool, the world and the body's own parameters."""
     own = [p for p in inspect.signature(body).parameters if p not in ("rank", "world", "pg", "store")]
 
     def test(**given):

@@ -2,7 +2,6 @@
 
 The rule for reductions: ranks are added in rank order; f16, bf16 and fp8 accumulate in f32 and round once; integers
 wrap; AVG divides the accumulator once, integers towards zero; MIN and MAX pass NaN on.
-
 """
 
 from functools import reduce as fold

@@ -73,7 +73,7 @@ def test_resharded(ranks, tmp_path, world):
 
 
 def save_while_training(rank, world, folder):
-    """The checkpoint's collectives run on a background thread over their own group, those of DDP on the default group."""
+    """The checkpoint's collectives run on a background thread over their own group, those of DDP over another."""
     beside = dist.new_group()
     model = DDP(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

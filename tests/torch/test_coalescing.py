@@ -23,8 +23,7 @@ def window(calls, group=None):
     return group._end_coalescing(CPU)
 
 
-# --- the end of a window's work
-# ------------------------------------------------------------------------------------------
+# --- the end of a window's work ---------------------------------------------------------------------------------------
 
 
 @on_ranks(2)
@@ -173,9 +172,8 @@ def leave_open(group=None):
         dist.isend(torch.ones(3), 1 - dist.get_rank(), group)
         dist.irecv(torch.zeros(3), 1 - dist.get_rank(), group)
         raise ZeroDivisionError
-    dist.distributed_c10d._world.pg_coalesce_state.pop(
-        group or dist.group.WORLD
-    )  # the state in which torch collects the window's calls
+    # torch collects the window's calls there.
+    dist.distributed_c10d._world.pg_coalesce_state.pop(group or dist.group.WORLD)
 
 
 def all_goes_on(world):

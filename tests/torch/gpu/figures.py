@@ -90,7 +90,7 @@ WATCHES: dict[str, Callable[[Rank], Any]] = {"cuda": cuda_calls}  # by device ty
 
 
 def breach(calls: int, seen: dict[str, int], taken: int) -> str:
-    """Returns why the profile breaks the promise, or "": each call was launched, none waited, none allocated memory."""
+    """Returns a violation or an empty string: each call must be launched, and none may wait or allocate memory."""
 
     def of(kind: re.Pattern[str]) -> dict[str, int]:
         return {call: n for call, n in seen.items() if kind.fullmatch(re.sub(r"_v\d+$", "", call))}

@@ -243,7 +243,7 @@ def fill(rank: Rank, seed: int, calls: list[Any]) -> list[torch.Tensor]:
 
 
 def crossed(rank: Rank, count: int) -> None:
-    """Rank 0's all_reduce has begun and waits for rank 1. Rank 1 calls its all_reduce only after a message from rank 0."""
+    """Rank 0's all_reduce has begun and waits for rank 1. Rank 1 first needs a message from rank 0."""
     dist.all_reduce(torch.ones(1, device=rank.device))  # the first call opens the devices on all ranks together
     for turn in range(ROUNDS):
         seed = 100 * turn
