@@ -1,6 +1,6 @@
-"""What NVX_DELEGATE hands over to NCCL, which fake_nccl plays on the fake accelerator.
+"""Delegation of collectives to NCCL (`NVX_DELEGATE`), which `fake_nccl` plays on the fake accelerator.
 
-What test_device.py asks of tensors that go through host memory holds here too.
+The tests of `test_device.py`, which cover staging through host memory, apply here too.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from ranks import SEVERAL_HOSTS, TORCH, meet, on_fake_gpus
 from test_device import GPU, MODES, assert_all, captured, on_gpu
 
 DEVICE = test_device
-LARGE = 512  # floats that fake_nccl.RULES hand over in every collective they name
-SMALL = 511  # and those that are too few for an all-reduce
+LARGE = 512  # floats that every rule of `fake_nccl.RULES` delegates
+SMALL = 511  # too few floats to delegate an all-reduce
 
 
 def on_nccl_gpus(*worlds, **settings):
@@ -33,7 +33,7 @@ def on_played_nccl_gpus(*worlds, **settings):
 
 @contextlib.contextmanager
 def stderr_lines():
-    """What this process writes to stderr inside the block, as lines, when it is over."""
+    """The lines that this process writes to stderr inside the block; complete after the block."""
     lines, before = [], os.dup(2)
     with tempfile.TemporaryFile("w+") as file:
         os.dup2(file.fileno(), 2)
@@ -47,7 +47,7 @@ def stderr_lines():
 
 
 def raises_before_long(match, call=lambda: None, kind=dist.DistBackendError, most=20):
-    """The call, repeated, raises this in the end: what fails on the device raises at some later call."""
+    """Repeats the call until it raises this error: a failure on the device is raised by a later call."""
     end = time.monotonic() + most
     with pytest.raises(kind, match=match):
         while time.monotonic() < end:
@@ -56,7 +56,7 @@ def raises_before_long(match, call=lambda: None, kind=dist.DistBackendError, mos
 
 
 def is_handed_over(call):
-    """Whether the backend was called."""
+    """Whether the call reached the other backend."""
     before = sum(fake_nccl.calls().values())
     call()
     return sum(fake_nccl.calls().values()) != before
@@ -104,7 +104,7 @@ def test_what_the_variable_names_is_handed_over_from_its_size_on(rank, world):
     def scatter(each):
         dist.reduce_scatter_tensor(torch.empty(each, device=GPU), on_gpu(rank, 2 * each))
 
-    for call in (gather, scatter):  # the size is that of the whole
+    for call in (gather, scatter):  # the size of the whole counts
         assert is_handed_over(lambda call=call: call(LARGE))
         assert not is_handed_over(lambda call=call: call(SMALL))
     whole = torch.empty(2 * LARGE, device=GPU)
@@ -115,7 +115,7 @@ def test_what_the_variable_names_is_handed_over_from_its_size_on(rank, world):
 @on_nccl_gpus(2)
 def test_what_nccl_has_not_or_does_otherwise_stays(rank, world):
     def ones(dtype):
-        return torch.ones(4 * LARGE, dtype=dtype).to(GPU)  # enough in the smallest type
+        return torch.ones(4 * LARGE, dtype=dtype).to(GPU)  # large enough in the smallest type
 
     dist.broadcast(ones(torch.bool), 0)
     kept = [
@@ -125,7 +125,7 @@ def test_what_nccl_has_not_or_does_otherwise_stays(rank, world):
         (torch.int16, dist.ReduceOp.SUM),
         (torch.int64, dist.ReduceOp.AVG),
         (torch.float8_e5m2, dist.ReduceOp.SUM),
-        (torch.float32, dist.ReduceOp.MAX),  # of which a NaN is the result
+        (torch.float32, dist.ReduceOp.MAX),  # the result includes a NaN
         (torch.float32, dist._make_nccl_premul_sum(0.5)),
     ]
     for dtype, op in kept:
@@ -178,7 +178,7 @@ def test_calls_of_several_tensors_stay(rank, world):
 
 
 def mix(rank):
-    """Handed over and not, on several streams, of the same tensors."""
+    """Delegated calls and others, on several streams, with the same tensors."""
     set_delays(4, 500)
     streams = [torch.Stream(GPU) for _ in range(3)]
     large, small = on_gpu(rank, 5 * LARGE), on_gpu(rank, 10)
@@ -206,7 +206,7 @@ def mix(rank):
 
 @on_nccl_gpus(2)
 def test_calls_on_several_streams_keep_their_order(rank, world):
-    """No stream waits for another by the caller's doing."""
+    """The caller makes no stream wait for another; the group orders the calls."""
     dist.broadcast(on_gpu(1), 0)
     tensor = on_gpu(rank + 2, LARGE)
     torch.accelerator.synchronize()
@@ -216,7 +216,7 @@ def test_calls_on_several_streams_keep_their_order(rank, world):
             dist.all_reduce(tensor)
         with second:
             dist.all_reduce(tensor, op=dist.ReduceOp.PRODUCT)
-        time.sleep(0.5)  # in which the second could run
+        time.sleep(0.5)  # enough time for the second to run
     torch.accelerator.synchronize()
     assert_all(tensor, 25)
 
@@ -229,15 +229,15 @@ def test_order_beside_what_goes_through_host_memory(rank, world):
 
 @on_nccl_gpus(2)
 def test_what_nobody_has_waited_for_is_followed_whichever_way_it_goes(rank, world):
-    """One that reads where results of another one have yet to arrive comes behind them, as it would on a stream."""
+    """A call that reads the pending results of another runs after it, as on one stream."""
     dist.all_reduce(on_gpu(1, LARGE))
     set_delays(3, 1000)
     for _ in range(5):
         tensor = on_gpu(rank + 1, LARGE)
         works = [dist.all_reduce(tensor[:SMALL], async_op=True)]
-        works.append(dist.all_reduce(tensor, async_op=True))  # handed over
+        works.append(dist.all_reduce(tensor, async_op=True))  # delegated
         works.append(dist.all_reduce(tensor[:SMALL], async_op=True))
-        works.append(dist.all_reduce(tensor, async_op=True))  # handed over
+        works.append(dist.all_reduce(tensor, async_op=True))  # delegated
         dist.all_reduce(tensor[:SMALL])
         for work in works:
             work.wait()
@@ -247,14 +247,14 @@ def test_what_nobody_has_waited_for_is_followed_whichever_way_it_goes(rank, worl
 
 @on_nccl_gpus(2)
 def test_what_is_yet_to_be_read_is_not_written_over(rank, world):
-    """An operation that writes where one that was handed over reads comes behind it."""
+    """A call that writes a buffer runs after the delegated call that reads it."""
     dist.all_reduce(on_gpu(1, LARGE))
     set_delays(3, 1000)
     for i in range(5):
         read, whole = on_gpu(rank + 1, LARGE), on_gpu(0, world * LARGE)
-        slow_fill(whole, 0, 20)  # what is handed over has yet to wait for that
+        slow_fill(whole, 0, 20)  # the delegated call has to wait for this
         pieces = [on_gpu(10.0 * i + r, SMALL) for r in range(world)] if rank == 0 else None
-        gathered = dist.all_gather_into_tensor(whole, read, async_op=True)  # handed over
+        gathered = dist.all_gather_into_tensor(whole, read, async_op=True)  # delegated
         written = dist.scatter(read[:SMALL], pieces, src=0, async_op=True)
         for work in (gathered, written):
             work.wait()
@@ -271,10 +271,11 @@ def test_order_beside_kernels(rank, world):
 
 @on_played_nccl_gpus(2)
 def test_ranks_agree_behind_kernels_that_others_may_wait_for(rank, world):
-    """The first that may be handed over holds the host up until all come to it: one that still waits for kernels does
-    not, as long as this rank keeps its own back in a window."""
+    """The first call that may be delegated blocks the host until all ranks reach it. A call that still waits for
+    kernels does not, as long as this rank holds its own call back in a window."""
     few, many, made = on_gpu(rank, SMALL), on_gpu(rank, LARGE), len(fake_nccl.made)
-    dist.reduce_scatter_tensor(torch.empty(1, device=GPU), on_gpu(1, 2))  # by kernels, and nothing is agreed on yet
+    # By kernels; ranks have not agreed on a backend yet.
+    dist.reduce_scatter_tensor(torch.empty(1, device=GPU), on_gpu(1, 2))
     assert len(fake_nccl.made) == made
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     if rank == 0:
@@ -332,7 +333,7 @@ def test_tensors_of_two_devices_are_refused(rank, world):
 
 
 def aborts():
-    """How often the other backend has been aborted, which is done beside what raises."""
+    """How often the other backend was aborted. The abort runs beside the call that raises."""
     end = time.monotonic() + 5
     while "abort" not in fake_nccl.calls() and time.monotonic() < end:
         time.sleep(0.01)
@@ -347,7 +348,7 @@ def call_something_else(rank, mine, theirs):
         work = mine(tensor) if rank == 0 else theirs(tensor)
         raises_before_long("mismatch", work.wait)
         work.wait()
-    torch.accelerator.synchronize()  # what was begun has been called off
+    torch.accelerator.synchronize()  # pending work has been aborted
     return str(caught.value)
 
 
@@ -368,7 +369,7 @@ def test_calls_that_do_not_match_are_named(rank, world):
 
 @on_nccl_gpus(2)
 def test_one_that_is_handed_over_meets_one_that_is_not(rank, world):
-    """Of other sizes, or by a call of several."""
+    """Ranks call with different sizes, or one calls with several tensors."""
     said = call_something_else(
         rank,
         lambda tensor: dist.all_reduce(tensor, async_op=True),
@@ -402,7 +403,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
 
 @on_nccl_gpus(2, op_timeout=2)
 def test_a_device_that_does_not_come_to_it_ends_in_a_timeout(rank, world):
-    """All ranks have called it, and the stream of one stands still."""
+    """All ranks make the call, and the stream of one rank is stuck."""
     tensor = on_gpu(1, LARGE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -433,7 +434,7 @@ def test_a_rank_that_dies_is_named_soon(rank, world):
     torch.accelerator.synchronize()
     if rank == 1:
         with held():
-            dist.all_reduce(tensor)  # has called it, but its device does not come to it
+            dist.all_reduce(tensor)  # calls it, but its device does not reach it
             meet("all have called it")
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -544,13 +545,13 @@ def test_the_profiler_names_who_serves(rank, world):
 @pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot say whether a stream is captured")
 @on_nccl_gpus(2)
 def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
-    """Where only kernels could be captured, and there are none."""
+    """The capture needs kernels, and there are none."""
     tensor = on_gpu(rank, LARGE)
     dist.broadcast(on_gpu(1), 0)
     torch.accelerator.synchronize()
     reset_counts()
 
-    def call():  # of no other thread's concern, as this process has no driver to tell that it may look at the device
+    def call():  # thread-local: without a driver this process cannot tell whether other threads may query the device
         said = "this stream is being captured into a graph"
         with captured(mode="thread_local"), pytest.raises(ValueError, match=said):
             dist.all_reduce(tensor)

@@ -1,4 +1,4 @@
-"""What is captured is not handed over: beside a backend that serves eager calls, nvx's kernels serve it."""
+"""Captured calls are not delegated: nvx's kernels serve them, beside a backend that serves eager calls."""
 
 import time
 
@@ -12,7 +12,7 @@ from test_device import GPU, MODES, assert_all, captured, finish, on_gpu
 
 
 def open_all():
-    """One eager call opens the device for kernels, and connects the backend."""
+    """One eager call opens the device for kernels and connects the backend."""
     dist.broadcast(on_gpu(1), 0)
     assert fake_nccl.calls() == {"connect": 1, "broadcast": 1}
     torch.accelerator.synchronize()
@@ -43,7 +43,7 @@ def test_what_is_captured_stays_with_kernels(rank, world, asynchronous):
 
 @on_played_nccl_gpus(2)
 def test_a_first_call_in_a_capture_is_refused_and_the_capture_goes_on(rank, world):
-    """As without a delegate: hosts open the device together. They do not meet for the delegate in a capture either."""
+    """As without a delegate, the hosts open the device together. They also connect no delegate in a capture."""
     tensor, inside = on_gpu(rank, LARGE), on_gpu(rank)
     reset_counts()
     with captured():
@@ -56,7 +56,7 @@ def test_a_first_call_in_a_capture_is_refused_and_the_capture_goes_on(rank, worl
 
 @on_played_nccl_gpus(2)
 def test_replays_and_what_is_handed_over_in_turn(rank, world):
-    """On several streams, of the same tensor: each waits for the one before."""
+    """Replays and delegated calls on several streams use the same tensor: each waits for the previous one."""
     open_all()
     set_delays(3, 400)
     tensor = on_gpu(0, LARGE)
@@ -68,7 +68,7 @@ def test_replays_and_what_is_handed_over_in_turn(rank, world):
     for turn in range(9):
         with streams[turn % 3] as stream:
             graph.replay(stream)
-        # No stream waits for another by the caller's doing: the group's order is all that there is.
+        # The caller makes no stream wait for another: only the group orders the calls.
         with streams[(turn + 1) % 3]:
             dist.all_reduce(tensor)
         with streams[(turn + 2) % 3]:
@@ -83,10 +83,10 @@ def test_who_looks_after_what_was_handed_over_breaks_no_capture(rank, world):
     tensor = on_gpu(rank, LARGE)
     inside = on_gpu(rank, 3)
     with held():
-        dist.all_reduce(tensor)  # in flight while the next is captured
+        dist.all_reduce(tensor)  # in flight during the next capture
         with captured(torch.Stream(GPU)) as graph:
             dist.all_reduce(inside)
-            time.sleep(1)  # many looks
+            time.sleep(1)  # enough time for many polls
     assert counts()["capture_faults"] == 0
     assert_all(tensor, 1)
     graph.replay()

@@ -1,4 +1,4 @@
-"""How ranks come to have a backend that they hand collectives over to, or agree that there is none."""
+"""Set-up of delegation: ranks connect a backend, or all agree not to delegate."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from test_interrupts import interrupted
 
 
 def falls_back(rank, world, most=20):
-    """An all-reduce that would be handed over and is not, on any rank, nor any later; what is said of it."""
+    """An all-reduce that would be delegated falls back on all ranks for good; returns the log text."""
     began = time.monotonic()
     with stderr_lines() as lines:
         for _ in range(2):
@@ -69,7 +69,7 @@ def test_a_look_that_fails_is_a_rank_without(rank, world):
 
 @on_nccl_gpus(2, op_timeout=100)
 def test_a_backend_that_cannot_be_made_on_a_rank_is_none_for_all(rank, world):
-    """The other one waits for it in there, and is called off."""
+    """The other rank waits for it in the connect, which is aborted."""
     import nvx.delegate
 
     before = nvx.delegate.make
@@ -94,7 +94,7 @@ def test_a_rank_that_cannot_connect_is_none_for_all(rank, world):
 
 @on_nccl_gpus(2)
 def test_a_rank_that_has_connected_follows_one_that_has_not(rank, world):
-    """And lets go of what it has."""
+    """It releases its backend."""
     import nvx.delegate
 
     before = nvx.delegate.make
@@ -122,7 +122,8 @@ def test_connecting_that_does_not_end_ends_in_half_of_the_timeout(rank, world):
 
 @on_nccl_gpus(2, op_timeout=4)
 def test_a_rank_that_hangs_is_named_though_all_wait_for_it(rank, world):
-    """Its own time is up at the same time as that of who waits for it: any of them may be named, and all fall back."""
+    """The hung rank and the ranks that wait for it time out together: the message may name any of them, and all fall
+    back."""
     with fake_nccl.connecting("hang") if rank else contextlib.nullcontext():
         said = falls_back(rank, world)
     assert rank or "half of the group's timeout" in said
@@ -130,7 +131,7 @@ def test_a_rank_that_hangs_is_named_though_all_wait_for_it(rank, world):
 
 @on_nccl_gpus(2, op_timeout=4, store="tcp")
 def test_a_wait_in_the_store_holds_nobody_up(rank, world):
-    """Nor can it be called off: it is left to itself."""
+    """The wait cannot be aborted either: its thread is abandoned."""
     with fake_nccl.connecting("wait"):
         said = falls_back(rank, world)
     assert rank or "half of the group's timeout" in said
@@ -199,7 +200,8 @@ def until_called_off(most=20):
 @pytest.mark.parametrize("listening", [False, True])
 @on_nccl_gpus(2)
 def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
-    """Instead of an end of whoever asked, of all looking after what is in flight, or of the call that tells hooks."""
+    """The failure must not terminate the caller, the thread that polls pending operations, or the thread that calls
+    hooks."""
     group, tensor, heard = dist.new_group(), on_gpu(1, LARGE), []
     dist.all_reduce(tensor, group=group)
     torch.accelerator.synchronize()
@@ -218,7 +220,7 @@ def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
 
 
 def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
-    """Its class is played: what it is given, and the environment that it reads."""
+    """A class plays NCCL's: the test checks its arguments and the environment that it reads."""
     from nvx import delegate
 
     class Played:

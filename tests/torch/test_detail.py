@@ -1,4 +1,4 @@
-"""TORCH_DISTRIBUTED_DEBUG=DETAIL: torch puts its checking wrapper and a gloo group round every nvx group."""
+"""`TORCH_DISTRIBUTED_DEBUG=DETAIL`: torch wraps every nvx group in its checks and adds a gloo group."""
 
 import contextlib
 import time
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @contextlib.contextmanager
 def detail():
-    """A wrapped group over all ranks; the default group, made before, is plain."""
+    """A wrapped group over all ranks. The default group was made before and is plain."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
         yield dist.new_group()
@@ -135,7 +135,7 @@ def test_what_nvx_says_of_a_group_reaches_through_the_wrapper(rank, world):
         if rank == 0:
             started = time.monotonic()
             with pytest.raises(dist.DistBackendError, match="timed out"):
-                backend.allreduce([torch.ones(3)]).wait()  # the wrapper itself would wait for gloo first
+                backend.allreduce([torch.ones(3)]).wait()  # the wrapper itself would first wait for gloo
             assert time.monotonic() - started < 3.0
         else:
             time.sleep(1.0)

@@ -1,6 +1,6 @@
-"""Tensors of an accelerator, which go through host memory: order on streams, lifetime, results, errors.
+"""Tensors of an accelerator that go through host memory: stream order, lifetime, results, errors.
 
-The accelerator is fake_device: its streams dawdle, and memory that is let go of too early is poison.
+The accelerator is `fake_device`: its streams are slow, and memory that is freed too early is poisoned.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ def assert_all(tensor, value):
 
 @contextlib.contextmanager
 def captured(stream=None, mode="global"):
-    """As capture(), and nothing in it does what CUDA forbids."""
+    """A `capture()` that asserts that no call in it is one that CUDA forbids."""
     with capture(stream, mode) as graph:
         yield graph
     assert counts()["capture_faults"] == 0
 
 
 def refuse_in_a_capture(rank, mode="global"):
-    """What needs the host; the capture goes on."""
+    """Calls that need the host are refused; the capture stays valid."""
     tensor, inside = on_gpu(rank), on_gpu(rank + 1)
     calls = [
         lambda: dist.send(tensor, 1 - rank),
@@ -141,7 +141,7 @@ def test_tensors_that_are_not_contiguous(rank, world, asynchronous):
 @MODES
 @on_fake_gpus(2)
 def test_what_the_stream_has_yet_to_write_is_sent(rank, world, asynchronous):
-    """The producer is late, and the consumer comes at once: neither does the host wait for."""
+    """The producer is late and the consumer follows immediately: the host waits for neither."""
     tensor = torch.empty(1000, device=GPU)
     slow_fill(tensor, rank + 1, 30)
     finish(dist.all_reduce(tensor, async_op=asynchronous), asynchronous)
@@ -158,7 +158,7 @@ def test_the_caller_may_be_on_a_stream_of_its_own(rank, world):
         slow_fill(tensor, rank + 1, 20)
         work = dist.all_reduce(tensor, async_op=True)
     with other:
-        work.wait()  # on another stream than the one of the call
+        work.wait()  # on another stream than the call
         after = torch.empty_like(tensor)
         after.copy_(tensor, non_blocking=True)
     assert_all_on(other, after, 3)
@@ -171,7 +171,7 @@ def assert_all_on(stream, tensor, value):
 
 @on_fake_gpus(2)
 def test_an_operation_does_not_wait_for_what_comes_later(rank, world):
-    """Work that the stream is given after an asynchronous call delays neither its end nor the copies back."""
+    """Work enqueued after an asynchronous call delays neither its end nor the copies back."""
     tensor, later = on_gpu(rank + 1), torch.empty(10, device=GPU)
     work = dist.all_reduce(tensor, async_op=True)
     with held():
@@ -191,7 +191,7 @@ def test_the_user_may_let_go_of_tensors_at_once(rank, world):
     kept = []
     for round in range(20):
         work = dist.all_reduce(on_gpu(rank + round), async_op=True)
-        dist.broadcast(on_gpu(round), src=0, async_op=True)  # nobody will ever wait for it
+        dist.broadcast(on_gpu(round), src=0, async_op=True)  # no caller waits for it
         gathered = torch.empty(2000, device=GPU)
         dist.all_gather_into_tensor(gathered, on_gpu(rank + round), async_op=True).wait()
         kept.append(gathered)
@@ -203,7 +203,7 @@ def test_the_user_may_let_go_of_tensors_at_once(rank, world):
 
 @on_fake_gpus(2)
 def test_outputs_are_kept_from_reuse_while_copies_into_them_are_on_their_way(rank, world):
-    """Only where these are on a stream of nvx's own: the caller's keeps its order by itself."""
+    """Only copies on nvx's own stream need this: the caller's stream keeps its order by itself."""
     tensor = on_gpu(1)
     reset_counts()
     dist.all_reduce(tensor)
@@ -264,7 +264,7 @@ def test_messages_from_anybody(rank, world):
 
 @on_fake_gpus(2)
 def test_a_receive_waits_for_the_readers_before_it(rank, world):
-    """What the stream was given before the call still sees the old contents."""
+    """Work enqueued before the receive still reads the old contents."""
     if rank == 1:
         meet("reader has begun")
         dist.send(on_gpu(9), 0)
@@ -332,7 +332,8 @@ def test_groups_and_objects(rank, world):
 
 @on_fake_gpus(2)
 def test_tensors_of_the_cpu_have_an_order_of_their_own(rank, world):
-    """As with a backend for each: a checkpoint is saved on a thread while training goes on."""
+    """CPU tensors have their own order, as with one backend per device type: a thread saves a checkpoint during
+    training."""
     ends = []
 
     def save():
@@ -419,7 +420,7 @@ def test_a_capture_refuses_what_goes_through_host_memory(rank, world, asynchrono
     dist.all_reduce(on_gpu(1))
     torch.accelerator.synchronize()
     reset_counts()
-    mode = "thread_local"  # this process has no driver to tell that whoever looks after an end may look at the device
+    mode = "thread_local"  # without a driver this process cannot tell whether other threads may query the device
     with captured(mode=mode), pytest.raises(ValueError, match="goes through host memory"):
         dist.all_reduce(tensor, async_op=asynchronous)
     refuse_in_a_capture(rank, mode)
@@ -430,7 +431,7 @@ def test_a_capture_refuses_what_goes_through_host_memory(rank, world, asynchrono
 @pytest.mark.parametrize("count", [1000, 2_500_000])
 @on_fake_gpus(2)
 def test_calls_that_nobody_has_waited_for_follow_each_other(rank, world, count):
-    """One that reads where results of another one have yet to arrive comes behind them, as it would on a stream."""
+    """A call that reads the pending results of another runs after it, as on one stream."""
     set_delays(3, 1000)
     tensor, whole = on_gpu(rank + 1, count), torch.empty(2 * count, device=GPU)
     works = [dist.all_reduce(tensor[: count - 1], async_op=True)]
@@ -445,7 +446,7 @@ def test_calls_that_nobody_has_waited_for_follow_each_other(rank, world, count):
     assert_all(whole[count:-1], 6)
 
 
-# --- that these tests would see it ------------------------------------------------------------------------------
+# --- negative controls ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Large collectives of a device's tensors, which go through host memory chunk by chunk, and are one operation all the
-same: their bits, the memory that they take, what they say when something goes wrong."""
+"""Large collectives of device tensors go through host memory in chunks and remain one operation: bits, memory use and
+error texts."""
 
 import time
 
@@ -12,16 +12,16 @@ from ranks import on_fake_gpus, only_nvx
 from torch.profiler import ProfilerActivity, profile
 
 GPU = "fakegpu"
-CHUNK = 4 << 20  # as csrc/group/plan/chunks.h has it
-SLOTS = 3  # as csrc/torch/device/chunk_pipeline.h has it
-SIZES = [CHUNK // 4, CHUNK // 4 + 1, 3_333_333]  # of float32: one chunk, which goes whole; two; four
+CHUNK = 4 << 20  # the value in csrc/group/plan/chunks.h
+SLOTS = 3  # the value in csrc/torch/device/chunk_pipeline.h
+SIZES = [CHUNK // 4, CHUNK // 4 + 1, 3_333_333]  # of float32: one chunk (not split), two, four
 
 MODES = pytest.mark.parametrize("asynchronous", [False, True])
 pytestmark = only_nvx
 
 
 def values(rank, count, dtype=torch.float32):
-    """Of which sums in another order have other bits."""
+    """Values whose sums in another order have other bits."""
     made = torch.randn(count, generator=torch.Generator().manual_seed(rank * 1000 + count % 97))
     return made.to(dtype) if dtype.is_floating_point else (made * 1000).to(dtype)
 
@@ -32,7 +32,7 @@ def finish(work):
 
 
 def both(call, *tensors):
-    """What the call makes of copies of these on the device and on the CPU: the same bits."""
+    """Calls on copies of the tensors on the device and on the CPU, and asserts the same bits."""
     results = []
     for device in (GPU, "cpu"):
         own = [tensor.to(device) for tensor in tensors]
@@ -128,7 +128,7 @@ def test_inputs_within_outputs(rank, world):
 @MODES
 @on_fake_gpus(2)
 def test_host_memory_is_bounded(rank, world, asynchronous):
-    """And nobody waits for the device but by looking at events."""
+    """The host waits for the device only by polling events."""
     tensor, whole = torch.ones(16 << 20, device=GPU), torch.empty(16 << 20, device=GPU)
     dist.barrier()
     for call in (
@@ -157,7 +157,7 @@ def test_the_caller_goes_on_at_once(rank, world):
 
 @on_fake_gpus(2)
 def test_the_order_of_the_callers_streams_is_kept(rank, world):
-    """What is sent is what the stream had yet to write; who waits on another stream sees all of it."""
+    """The call sends data that its stream writes later. A wait on another stream makes all results visible there."""
     set_delays(rank, 3000)
     for asynchronous in (False, True):
         tensor = torch.empty(CHUNK, device=GPU)
@@ -175,7 +175,7 @@ def test_the_user_may_let_go_of_tensors_at_once(rank, world):
     set_delays(5, 1000)
     kept = []
     for round in range(4):
-        dist.all_reduce(torch.full((CHUNK,), 1.0 * round).to(GPU), async_op=True)  # nobody will ever wait for it
+        dist.all_reduce(torch.full((CHUNK,), 1.0 * round).to(GPU), async_op=True)  # no caller waits for it
         gathered = torch.empty(2 * CHUNK, device=GPU)
         dist.all_gather_into_tensor(gathered, torch.full((CHUNK,), 1.0 * round + rank).to(GPU), async_op=True).wait()
         kept.append(gathered)
@@ -224,7 +224,7 @@ def test_a_mismatch_is_told_of_the_whole(rank, world, asynchronous):
 
 @on_fake_gpus(2, op_timeout=1.5)
 def test_the_timeout_is_of_the_whole(rank, world):
-    """Each chunk comes in time."""
+    """The timeout applies although each chunk alone comes in time."""
     tensor = torch.ones(16 * CHUNK // 4, device=GPU)
     torch.accelerator.synchronize()
     set_copy_rate(CHUNK / 0.3)
@@ -239,7 +239,7 @@ def test_the_timeout_is_of_the_whole(rank, world):
 
 @on_fake_gpus(2, op_timeout=20)
 def test_a_failure_in_the_middle_ends_it(rank, world):
-    """What had come back by then stays, and nothing more is written."""
+    """Results copied back before the failure stay, and nothing more is written."""
     count = 8 * CHUNK // 4
     tensor = torch.full((count,), rank + 1.0).to(GPU)
     torch.accelerator.synchronize()
@@ -254,7 +254,7 @@ def test_a_failure_in_the_middle_ends_it(rank, world):
             work.wait()
     finally:
         set_copy_rate(0)
-    torch.accelerator.synchronize()  # behind what is on its way
+    torch.accelerator.synchronize()  # waits for the copies in flight
     after = tensor.cpu()
     assert after[0] in (3, rank + 1) and after[-1] == rank + 1
     done = int((after == 3).sum())

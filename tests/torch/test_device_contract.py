@@ -1,6 +1,7 @@
-"""What is asked of CPU tensors, asked of an accelerator's.
+"""The tests of CPU tensors, run on tensors of an accelerator.
 
-Each type with each operator, lists of any sizes, empty, aliased and strided tensors, and torch's checks of every call.
+They cover each type with each operator, lists of all sizes, empty, aliased and strided tensors, and torch's checks of
+every call.
 """
 
 import test_detail

@@ -1,4 +1,4 @@
-"""Groups of ranks with tensors of a device: splits, sparse tensors, a set-up that is aborted, who hears of an end."""
+"""Groups of ranks with device tensors: splits, sparse tensors, abort of the set-up, completion hooks."""
 
 import concurrent.futures
 import contextlib
@@ -43,7 +43,7 @@ def split_sum(group, tensor):
 
 @on_fake_gpus(4)
 def test_splits(rank, world):
-    """Each has orders of its own, for its tensors of a device too; and the group they are of goes on."""
+    """Each split orders its own calls, for device tensors too; the parent group stays usable."""
     set_delays(rank, 500)
     halves = split([[0, 1], [2, 3]], "halves")
     pairs = split([[0, 2], [1, 3]], "pairs")
@@ -60,7 +60,7 @@ def test_splits(rank, world):
 
 @on_fake_gpus(3)
 def test_a_group_shrinks(rank, world):
-    """torch gives the smaller one tensors of the device that the group is bound to, and no others."""
+    """torch gives the smaller group only tensors of the device to which the group is bound."""
     trio = dist.new_group([0, 1, 2], device_id=torch.device(GPU, 0))
     tensor = on_gpu(rank + 1)
     dist.all_reduce(tensor, group=trio)
@@ -75,14 +75,14 @@ def test_a_group_shrinks(rank, world):
 
 
 def sparse(rank):
-    """Rows that overlap the others', more of them on later ranks, some of them twice."""
+    """Rows that overlap those of other ranks; later ranks have more rows, some of them twice."""
     rows = torch.arange(2 * rank + 1) * (rank + 1)
     values = torch.arange(3.0 * 2 * rows.numel()).view(-1, 3) + rank
     return torch.sparse_coo_tensor(torch.cat([rows, rows]).unsqueeze(0), values, (50, 3), check_invariants=True)
 
 
 def reduce_sparse(tensor, asynchronous=False):
-    """As the bare backend gets it: torch's operator takes sparse tensors of the CPU and of CUDA alone."""
+    """Calls the bare backend: torch's operator takes sparse tensors of the CPU and of CUDA only."""
     options = dist.AllreduceOptions()
     options.asyncOp = asynchronous
     device_backend().allreduce([tensor], options).wait()
@@ -91,7 +91,7 @@ def reduce_sparse(tensor, asynchronous=False):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @on_fake_gpus(2, 3)
 def test_sparse_all_reduce(rank, world, asynchronous):
-    """Of what the stream has yet to write, too; it is over when it returns."""
+    """Also reduces data that the stream has yet to write; the call is synchronous."""
     set_delays(rank, 2000)
     want = sum(sparse(r).to_dense() for r in range(world))
     tensor = sparse(rank).to(GPU)
@@ -104,7 +104,7 @@ def test_sparse_all_reduce(rank, world, asynchronous):
 
 @on_fake_gpus(2)
 def test_a_sparse_all_reduce_beside_others(rank, world):
-    """It goes with the tensors of the CPU, in their order."""
+    """Sparse collectives share the order of those of CPU tensors."""
     set_delays(rank, 500)
     before, after = on_gpu(rank, 2_000_000), torch.full((5,), float(rank))
     work = dist.all_reduce(before, async_op=True)
@@ -123,7 +123,7 @@ def device_backend():
 
 @on_fake_gpus(2, op_timeout=60)
 def test_an_abort_ends_the_set_up_of_the_devices_group(rank, world):
-    """The first collective of a device's tensors is a step of all ranks; the others may never come."""
+    """The first collective of device tensors needs all ranks, and the other ranks may never come."""
     if rank == 0:
         tensor, begin = on_gpu(1), time.monotonic()
         threading.Timer(0.3, device_backend().abort).start()
@@ -141,12 +141,13 @@ def test_an_abort_ends_the_set_up_of_the_devices_group(rank, world):
 
 
 def listen(group, hook):
-    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+    # Torch registers hooks only with the default backend.
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     group._register_on_completion_hook(hook)
 
 
 def heard(group, call, tensor):
-    """What the tensor held when a hook heard of the call's end, and how long it took."""
+    """The tensor's contents when a hook hears of the call's end, and the call's duration."""
     seen = []
     told = threading.Event()
 
@@ -165,7 +166,7 @@ def heard(group, call, tensor):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @on_fake_gpus(2)
 def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asynchronous):
-    """Whoever listens has nvx ask; the call that it is asked in, and the thread, go on."""
+    """A hook makes nvx poll events. A failed poll must not terminate the call that polls, nor the thread."""
     group, told = dist.new_group(), threading.Event()
     group._enable_collectives_timing()
     tensor = on_gpu(1)
@@ -175,7 +176,7 @@ def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asy
         listen(group, lambda info: told.set())
         with concurrent.futures.ThreadPoolExecutor() as pool:
             call = pool.submit(dist.all_reduce, tensor, group=group, async_op=asynchronous)
-            time.sleep(0.3)  # what it reads has come to the host by then; else it fails sooner, in the same words
+            time.sleep(0.3)  # its input has reached the host by then; otherwise it fails sooner, with the same text
             with questions_fail():
                 meet("the device tells nothing")
                 call.result(60)
@@ -183,7 +184,8 @@ def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asy
         words = "does not tell where it is with all_reduce of group.*an illegal memory access"
     else:
         meet("the device tells nothing")
-        with contextlib.suppress(dist.DistBackendError):  # its part may be done before the news comes, or not
+        # Its part may or may not be done before the failure is reported.
+        with contextlib.suppress(dist.DistBackendError):
             dist.all_reduce(tensor, group=group)
         words = "an illegal memory access.*told by rank 0"
     raises_before_long(words, lambda: dist.all_reduce(tensor, group=group))
@@ -194,7 +196,7 @@ def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asy
 @pytest.mark.parametrize("count", [1000, 2_500_000])
 @on_fake_gpus(2)
 def test_hooks_and_clocks_hear_of_the_end(rank, world, count, asynchronous):
-    """Which is where the results have come back to the device, and not where they set out."""
+    """The end is the arrival of the results on the device, not the start of the copy."""
     group = dist.new_group()
     group._enable_collectives_timing()
     dist.all_reduce(on_gpu(1), group=group)
@@ -204,7 +206,7 @@ def test_hooks_and_clocks_hear_of_the_end(rank, world, count, asynchronous):
     try:
         work, (value, span) = heard(group, lambda: dist.all_reduce(tensor, group=group, async_op=asynchronous), tensor)
         assert value == 3
-        least = 0.75 if count == 1000 else 0.5  # chunks go down while others come up
+        least = 0.75 if count == 1000 else 0.5  # downloads of chunks overlap uploads of others
         assert span > least
         if asynchronous:
             assert work._get_duration() > 1000 * least
@@ -238,7 +240,7 @@ def test_a_hook_hears_of_a_window_when_all_of_it_is_there(rank, world):
 
 @on_fake_gpus(2)
 def test_a_hook_hears_of_nothing_from_before_it(rank, world):
-    """Even where somebody else does, as the recorder of torch 2.15."""
+    """This holds even if another listener, such as the recorder of torch 2.15, hears of earlier calls."""
     group, tensor, told = dist.new_group(), on_gpu(1), []
     torch.accelerator.synchronize()
     set_copy_rate(4000 / 0.2)

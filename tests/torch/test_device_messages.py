@@ -1,4 +1,5 @@
-"""Messages of a device's tensors: none waits for another one's stream, nor does anything else; their order stays."""
+"""Messages of device tensors: a message blocks only later messages of the same pair and tag while it waits for its
+stream."""
 
 import threading
 import time
@@ -30,7 +31,7 @@ def assert_all(tensor, value):
 
 @on_fake_gpus(3)
 def test_a_message_whose_stream_is_late_holds_nothing_up(rank, world):
-    """Other messages, to the same rank too, collectives, and who sends it."""
+    """Neither other messages (to the same rank too), nor collectives, nor the sender wait for it."""
     dist.all_reduce(on_gpu(1))
     if rank == 0:
         late, host = on_gpu(7), torch.full((10,), 3.0)
@@ -72,7 +73,7 @@ def test_a_message_whose_stream_is_late_holds_nothing_up(rank, world):
 
 @on_fake_gpus(2)
 def test_the_order_of_a_pair_and_tag_stays(rank, world):
-    """Also where the first one is late, and one of the CPU is behind it."""
+    """The order holds if the first message is late and a message of a CPU tensor follows it."""
     set_delays(rank, 500)
     for count in (10, 200_000):
         if rank == 0:
@@ -127,7 +128,7 @@ def test_what_nobody_waits_for_is_sent(rank, world):
 
 @on_fake_gpus(2)
 def test_a_callback_may_wait_for_the_next_message(rank, world):
-    """Who tells of one message is not the only one to look after the others."""
+    """The thread that completes one message is not the only thread that polls the others."""
     if rank == 0:
         first, second = on_gpu(1), torch.empty(1000, device=GPU)
         with held():
@@ -135,7 +136,7 @@ def test_a_callback_may_wait_for_the_next_message(rank, world):
             answer = torch.empty(1000, device=GPU)
             answered = dist.irecv(answer, 1)
             slow_fill(second, 2, 20)
-            dist.isend(second, 1)  # nobody will wait for it here
+            dist.isend(second, 1)  # no caller waits for it on this rank
 
             def wait_for_the_answer(_):
                 answered.wait()
@@ -175,7 +176,7 @@ def test_an_abort_ends_a_message_that_waits_for_its_stream(rank, world):
 
 @on_fake_gpus(2)
 def test_a_group_goes_while_a_message_waits_for_its_stream(rank, world):
-    """In a moment, and the message fails."""
+    """The group ends promptly, and the message fails."""
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1), group=pair)
     tensor = on_gpu(1)

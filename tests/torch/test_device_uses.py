@@ -1,4 +1,4 @@
-"""What training does with tensors of an accelerator: the same bits as with tensors of the CPU."""
+"""Training with accelerator tensors gives the same bits as training with CPU tensors."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ GPU = "fakegpu"
 
 
 class Net(nn.Module):
-    """Of what gives the same bits on both: the device has the kernels of the CPU, but not its fused ones."""
+    """Layers with the same bits on both: the device uses the kernels of the CPU, except for its fused ones."""
 
     def __init__(self, seed=0):
         torch.manual_seed(seed)
@@ -137,7 +137,7 @@ def pipeline(device, rank, world, name):
     return [p.grad.cpu() for p in parts[rank].parameters()]
 
 
-# 2.12 alone saves the state of CUDA's generator, whatever device the stage is on.
+# torch 2.12 saves the state of CUDA's generator, whatever the device of the stage.
 @pytest.mark.skipif(TORCH == (2, 12), reason="this torch takes the stages' device for a GPU of CUDA")
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 @on_fake_gpus(2, 3)
@@ -218,7 +218,7 @@ def test_other_ways_to_wait(rank, world):
 
 @on_fake_gpus(2)
 def test_callbacks_that_compute_and_communicate(rank, world):
-    """A callback's stream waits for the results; what it waits for itself is ordered on that stream as well."""
+    """A callback's stream waits for the results. A wait inside the callback also orders that stream."""
     set_delays(rank, 2000)
     beside = dist.new_group()
     for value in range(5):
@@ -357,7 +357,7 @@ def test_windows_waited_for_in_a_callback(rank, world):
         window, future = windows.get()
         while not future.done():
             time.sleep(0.0005)
-        window.wait()  # all in it have ended, and their copies back are on their way
+        window.wait()  # the window's calls are done, and their copies back are in flight
         return [tensor * 2 for tensor in tensors]
 
     doubled = dist.all_reduce(first, group=beside, async_op=True).get_future().then(later)
@@ -369,7 +369,7 @@ def test_windows_waited_for_in_a_callback(rank, world):
 
 @on_fake_gpus(2)
 def test_what_nobody_has_waited_for_is_not_written_over_later(rank, world):
-    """The last that was called has the last word, as on a stream."""
+    """The last call determines the contents, as on one stream."""
     set_delays(rank, 3000)
     for i in range(5):
         whole, mine = torch.empty(2000, device=GPU), torch.full((1000,), rank + 10.0 * i).to(GPU)
@@ -393,7 +393,7 @@ def test_a_barrier_waits_for_the_device_it_is_given(rank, world):
 
 @on_fake_gpus(2)
 def test_conjugated_and_negated_views(rank, world):
-    """As the bare backend gets them: torch resolves them for a group's collectives."""
+    """Uses the bare backend: torch resolves these views before a group's collectives."""
     set_delays(rank, 5000)
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     for make in (lambda t: t.conj(), lambda t: t.t().conj(), lambda t: t.conj().imag):
