@@ -1,4 +1,4 @@
-"""The fake accelerator itself: that it shows the races it is there to show, and no others."""
+"""The fake accelerator itself: it must expose the races that it models, and no others."""
 
 import ctypes
 import gc
@@ -15,7 +15,7 @@ COUNT = 1000
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Processes of their own: one that has loaded the device keeps it."""
+    """A separate pool: a process that has loaded the device keeps it."""
     fake_device.build()
     pool = Ranks()
     yield pool
@@ -23,7 +23,7 @@ def ranks():
 
 
 def alone(body):
-    """Runs the body in one process that has the device; no stream has anything to do when it begins."""
+    """Runs the body in one process that has the device; all streams are idle at the start."""
 
     def test():
         fake_device.load()
@@ -140,7 +140,7 @@ def test_devices_wait_for_each_other_in_copies():
 
 
 def use_on_a_side_stream_then_free(record):
-    """What a side stream reads of a tensor that was freed before the side stream came to it."""
+    """The data that a side stream reads from a tensor that was freed before the side stream reached it."""
     side, seen = side_stream(), torch.zeros(COUNT, device="fakegpu")
     source = ones()
     torch.accelerator.synchronize()
@@ -180,7 +180,8 @@ def test_freed_memory_serves_what_its_own_stream_had_to_do():
 @alone
 def test_much_is_allocated_and_freed():
     for _ in range(40):
-        assert all_are(torch.full((1 << 20,), 2.0, device="fakegpu"), 2)  # 160 MiB in all: more than is kept from use
+        # 160 MiB in total: more than the quarantine of freed memory.
+        assert all_are(torch.full((1 << 20,), 2.0, device="fakegpu"), 2)
 
 
 def test_a_host_that_reads_device_memory_is_killed():

@@ -1,4 +1,4 @@
-"""The fake accelerator's captures: that they keep, refuse and show what CUDA's do."""
+"""The captures of the fake accelerator: they record, refuse and expose the same errors as CUDA's."""
 
 import gc
 import threading
@@ -32,7 +32,7 @@ def test_a_capture_keeps_what_replays_do():
 
 @alone
 def test_streams_join_a_capture_and_wait_in_it():
-    """In a replay each stream goes its own way, but for what it waits for."""
+    """In a replay the streams are ordered only by their waits."""
     fake_device.set_delays(3, 500)
     value, early, late = (torch.zeros(COUNT, device="fakegpu") for _ in range(3))
     side = side_stream()
@@ -43,7 +43,7 @@ def test_streams_join_a_capture_and_wait_in_it():
         side.wait_event(main.record_event(begun))
         with side:
             late.copy_(value)
-        value.fill_(6)  # nobody says that it comes after that
+        value.fill_(6)  # no wait orders this after the other stream
         main.wait_event(side.record_event())
         early.copy_(value)
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_streams_join_a_capture_and_wait_in_it():
         assert set(late.cpu().tolist()) <= {5.0, 6.0}
     side.synchronize()
     with side:
-        late.fill_(1)  # the stream is its own again
+        late.fill_(1)  # the stream is no longer captured
     side.synchronize()
     assert all_are(late, 1)
 
@@ -115,7 +115,7 @@ def test_a_capture_that_went_wrong_is_none():
 
 @alone
 def test_memory_of_a_capture():
-    """What is let go of in it is another's in it; and after it, the graph has it still."""
+    """A capture reuses its own freed memory; after its end the graph still owns the memory."""
     seen, inside = torch.zeros(COUNT, device="fakegpu"), []
     side = side_stream()
     with fake_device.capture() as graph:
@@ -159,7 +159,7 @@ def test_torch_may_ask_whether_a_stream_is_captured():
 
 @alone
 def test_what_other_threads_may_ask_beside_a_capture():
-    """As strict as both are: a capture that is everybody's concern, and a thread that has not said otherwise."""
+    """The laxer of the two modes applies: a query is refused only if the capture and the thread are both "global"."""
     outside = torch.accelerator.current_stream().record_event()
     side = side_stream()
 

@@ -1,4 +1,4 @@
-"""Another user of the host connects to every Unix socket of the ranks without end, while one of them comes late."""
+"""Another user of the host floods the ranks' Unix sockets with connections while one rank is late."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ pytestmark = [
 ]
 TIMEOUT = 20.0
 
-# Drops root's rights itself, as other users may not be able to run this Python. Says so when a socket of each of the
-# first processes has been full.
+# Drops root's rights itself, because other users may be unable to run this Python. Reports when a socket of each of
+# the first processes has been full.
 FLOODER = """
 import os, socket, sys
 os.setgroups([])
@@ -58,7 +58,7 @@ def start_flood(awaited, pids):
 
 
 def meet_late(rank, world, path):
-    """How long the set-up took from when the last rank came."""
+    """The set-up time, counted from the arrival of the last rank."""
     store = dist.FileStore(path, world)
     store.set(f"pid{rank}", str(os.getpid()))
     flood = None

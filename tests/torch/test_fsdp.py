@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def quiet(body):
-    """FSDP1 warns on CPU that it would rather have an accelerator."""
+    """Suppresses FSDP1's warning that it prefers an accelerator."""
 
     @functools.wraps(body)
     def inner(*args, **kwargs):
@@ -137,7 +137,7 @@ def test_fsdp2_mixed_precision(rank, world):
 
 @on_ranks(2)
 def test_fsdp2_is_ddp_with_less_memory(rank, world):
-    """The same weights as plain training on the mean of the gradients, to rounding."""
+    """The weights equal those of plain training on the mean of the gradients, to rounding."""
     got = fsdp2(mesh_of(dist.group.WORLD), rank)
     alone = net()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
@@ -154,7 +154,7 @@ def test_fsdp2_is_ddp_with_less_memory(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_fsdp2_divide_factor(rank, world):
-    """A factor of one's own arrives as PREMUL_SUM. Twice the default factor is half the learning rate."""
+    """A custom factor arrives as PREMUL_SUM. Twice the default factor halves the learning rate."""
     mesh = mesh_of(dist.group.WORLD)
     got = fsdp2(mesh, rank, factor=float(2 * world))
     alone = net()

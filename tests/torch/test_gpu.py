@@ -1,6 +1,6 @@
-"""Uses of nvx on GPUs, by its kernels and through host memory: `pytest -m gpu`. Skipped where there is no GPU.
+"""GPU tests by nvx's kernels and through host memory: `pytest -m gpu`. They are skipped without a GPU.
 
-NVX_TEST_MODULE names another torch module of nvx; NVX_TEST_FIGURES a file for what the cases measure."""
+`NVX_TEST_MODULE` names another torch module of nvx; `NVX_TEST_FIGURES` names a file for the figures of the cases."""
 
 import nvx
 import pytest
@@ -18,7 +18,7 @@ def with_kernels():
 
 
 def run(case, kernels=True):
-    """The case's figures. It shows nothing where the group went another way than the test is about."""
+    """Returns the figures of the case. The test is void if another path served the group."""
     here = Rank(torch.device("cuda", torch.cuda.current_device()))
     if with_kernels() != kernels:
         return [{"left_out_part": "this build", "why": f"it has {'no ' if kernels else ''}kernels for CUDA tensors"}]

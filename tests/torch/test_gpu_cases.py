@@ -1,4 +1,4 @@
-"""The cases of `pytest -m gpu`, on the fake accelerator: what they find is right, and they find what is wrong."""
+"""The cases of `pytest -m gpu` on the fake accelerator: they pass on correct code and fail on injected errors."""
 
 import contextlib
 from collections import Counter
@@ -18,7 +18,7 @@ pytestmark = [one_host, only_nvx]
 
 
 class Again:
-    """A graph, played by calling once more what it is made of."""
+    """Plays a graph: a replay calls the captured function again."""
 
     def __init__(self, run):
         self.replay = run
@@ -30,7 +30,7 @@ class Refused:
 
 
 class Stale:
-    """A graph of which no replay does anything."""
+    """A graph whose replay does nothing."""
 
     def __init__(self, run):
         self.replay = lambda: None
@@ -53,7 +53,7 @@ def run(part, told, *names):
 @pytest.mark.parametrize("part", ["ddp", "fsdp2", "dtensor", "pipeline"])
 @on_fake_gpus(2)
 def test_uses(rank, world, part):
-    run(part, [], *(name for name in PARTS[part][1] if name != "large buckets"))  # of which the CPU would take long
+    run(part, [], *(name for name in PARTS[part][1] if name != "large buckets"))  # they take long on the CPU
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_the_first_use_of_each_part(rank, world, part):
 
 @on_ranks(2)
 def test_uses_of_the_cpu(rank, world):
-    """Where gloo serves the tensors too, its bits are asked for."""
+    """Where gloo serves the tensors too, the bits must equal gloo's."""
     run("ddp", [], "small buckets", "unused parameters")
     run("fsdp1", [], "FULL_SHARD")
 
@@ -190,7 +190,7 @@ def test_captures_that_are_refused_are_not_tried_across_streams(rank, world):
 
 
 class Captured:
-    """A graph of the accelerator's own."""
+    """A graph of the fake accelerator."""
 
     def __init__(self, run):
         with captured() as graph:
@@ -248,7 +248,7 @@ def test_ranks_that_differ_are_found(rank, world):
 
 @contextlib.contextmanager
 def fake_calls(rank):
-    """What is asked of the fake accelerator, as CUDA would be."""
+    """Counts the calls of the fake accelerator, in place of CUDA's."""
     reset_counts()
     seen = Counter({"cudaLaunchKernel": 20})
     yield seen
@@ -256,12 +256,12 @@ def fake_calls(rank):
     syncs = ("stream_syncs", "event_syncs", "device_syncs")
     seen["cudaStreamSynchronize"] += sum(found[one] for one in syncs)
     seen["cudaHostAlloc"] += found["pinned_allocations"] + found["device_allocations"]
-    seen += Counter()  # without what is 0
+    seen += Counter()  # drops zero counts
 
 
 @on_fake_gpus(2)
 def test_calls_that_wait_are_found(rank, world):
-    """As those do that go through host memory."""
+    """Calls that go through host memory wait, and the case reports them."""
     figures.WATCHES["fakegpu"] = fake_calls
     with pytest.raises(AssertionError, match="all_reduce: 20 calls (waited|took memory)"):
         figures.per_call(rank_here([]))

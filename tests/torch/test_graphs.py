@@ -1,6 +1,6 @@
-"""Collectives captured into graphs, by nvx's kernels, which threads play, in fake_device's captures.
+"""Collectives in captured graphs: threads play nvx's kernels in captures of `fake_device`.
 
-A graph of fake_device gives each stream of a capture a thread of its own, so what is not ordered in it is overtaken.
+`fake_device` replays each stream of a capture on its own thread, so work without a dependency is overtaken.
 """
 
 import gc
@@ -32,7 +32,7 @@ def until_it_fails(call, seconds=20):
 
 
 def replayed_once(rank, group=None):
-    """Of two ranks: a tensor and a graph that sums it."""
+    """For two ranks: returns a tensor and a graph that sums it."""
     open_device(group)
     tensor = on_gpu(rank + 1)
     with captured() as graph:
@@ -43,7 +43,7 @@ def replayed_once(rank, group=None):
 
 
 def replayed_alone(rank, then):
-    """Of two ranks, the second one replays that graph once more, and then does this. The first one does not come."""
+    """For two ranks: rank 1 replays that graph again without rank 0, and then calls `then`."""
     tensor, graph = replayed_once(rank)
     if rank == 1:
         graph.replay()
@@ -52,10 +52,10 @@ def replayed_alone(rank, then):
 
 
 def gives_up(says):
-    """A replay in which a rank does not come ends, and with it the group."""
+    """A replay that misses a rank ends, and its group fails."""
 
     def then(tensor, graph):
-        torch.accelerator.synchronize()  # which the patience of the kernel ends, or the host's part
+        torch.accelerator.synchronize()  # the kernel's timeout ends this, or the host's part
         with pytest.raises(dist.DistBackendError, match=says):
             dist.all_reduce(tensor)
         tensor.fill_(5)
@@ -66,7 +66,7 @@ def gives_up(says):
 
 
 class Tensors:
-    """The tensors of one collective of each kind, filled with what depends on the rank and the round."""
+    """The tensors of one collective of each kind, with contents that depend on the rank and the round."""
 
     def __init__(self, rank, world, count):
         def some(n):
@@ -158,7 +158,7 @@ def test_graphs_and_calls_in_turn(rank, world):
 
 @on_played_gpus(2)
 def test_on_streams_that_do_not_wait_for_each_other(rank, world):
-    """The kernels of a group wait for each other where nothing else does: in the order in which the host began them."""
+    """Only the group orders these streams: its kernels wait for each other in the order of the host's launches."""
     open_device()
     set_delays(4, 500)
     streams = [torch.Stream(GPU) for _ in range(3)]
@@ -188,7 +188,7 @@ def test_on_streams_that_do_not_wait_for_each_other(rank, world):
 
 @on_played_gpus(2)
 def test_asynchronous_calls_fork_and_join(rank, world):
-    """Several at once, of tensors that are let go of at once, and one that another stream waits for."""
+    """Several calls at once: some tensors are freed immediately, and another stream waits for one."""
     open_device()
     set_delays(5, 500)
     mine, after, other = on_gpu(rank + 1), on_gpu(0), torch.Stream(GPU)
@@ -200,7 +200,7 @@ def test_asynchronous_calls_fork_and_join(rank, world):
             source.copy_(mine)
             works.append(dist.all_gather_into_tensor(whole, source, async_op=True))
             assert works[-1].is_completed(), "of what is captured nobody can ask more"
-            del source  # whose memory another tensor of the capture would have next
+            del source  # another tensor of the capture could reuse this memory
             if i % 2 == 0:
                 works[-1].wait()
                 copies[i].copy_(whole)
@@ -215,7 +215,7 @@ def test_asynchronous_calls_fork_and_join(rank, world):
         torch.accelerator.current_stream().wait_event(other.record_event())
         dist.all_reduce(after)
     assert counts()["unreused_frees"] == 0
-    late.wait()  # nothing: the graph has it
+    late.wait()  # no effect: the graph owns the work
     del works, work, late
     for turn in range(3):
         mine.fill_(rank + turn)
@@ -230,7 +230,7 @@ def test_asynchronous_calls_fork_and_join(rank, world):
 
 @on_played_gpus(2)
 def test_works_that_are_dropped_keep_what_they_use(rank, world):
-    """Which nobody else has, until a later work has been waited for."""
+    """Only the works hold these tensors until a later work is waited for."""
     open_device()
     set_delays(5, 500)
     mine, whole, last = on_gpu(0, 2400), on_gpu(0, 4800), on_gpu(0)
@@ -277,7 +277,7 @@ def test_windows_futures_and_strides(rank, world):
 
 
 class Given(torch.autograd.Function):
-    """A loss whose gradient is what it is given."""
+    """A loss with a given gradient."""
 
     @staticmethod
     def forward(ctx, parameter, gradient):
@@ -306,7 +306,7 @@ def summed(_, bucket):
 @on_played_gpus(2)
 def test_a_step_of_ddp(rank, world):
     side = torch.Stream(GPU)
-    with side:  # where DDP is made, torch wants it to be captured
+    with side:  # torch requires that DDP is made on the stream of the capture
         model = torch.nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=0.01, gradient_as_bucket_view=True)
         model.register_comm_hook(None, summed)
         gradients = [torch.zeros_like(weight) for weight in model.module.weights]
@@ -333,7 +333,7 @@ def test_a_step_of_ddp(rank, world):
             assert_all(weight.detach(), 2 * i * turn + 1)
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------------------------
 
 
 @on_played_gpus(2, op_timeout=2)
@@ -343,7 +343,7 @@ def test_a_rank_that_does_not_replay_is_named(rank, world):
 
 @on_played_gpus(2, op_timeout=60, dies=[1])
 def test_a_rank_that_dies_ends_what_is_replayed(rank, world):
-    """Nobody calls anything of the group: a thread looks."""
+    """No rank calls the group: a thread detects the death."""
     tensor, graph = replayed_once(rank)
     time.sleep(0.3)  # nothing is in flight for a while
     if rank == 1:
@@ -395,7 +395,7 @@ def test_a_group_that_has_gone_replays_nothing(rank, world):
     group = dist.new_group([0, 1])
     tensor, graph = replayed_once(rank, group)
     dist.destroy_process_group(group)
-    dist.all_reduce(on_gpu(1))  # of another group, which may have the memory that is free
+    dist.all_reduce(on_gpu(1))  # uses another group, which may reuse the freed memory
     graph.replay()
     assert_all(tensor, 3)
     after = on_gpu(rank + 1, 50_000)
@@ -415,7 +415,7 @@ def test_a_group_that_goes_lets_its_replays_end(rank, world):
     assert_all(tensor, 3)
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- refused calls -------------------------------------------------------------------------------------------------
 
 
 @on_played_gpus(2)
@@ -465,7 +465,7 @@ def test_what_was_begun_outside_is_not_waited_for_inside(rank, world):
 
 @on_played_gpus(2)
 def test_calls_beside_a_capture(rank, world):
-    """Eager ones, synchronous or not, on another stream while the capture is under way."""
+    """Eager calls, synchronous or not, run on another stream during the capture."""
     open_device()
     tensor, beside, stream = on_gpu(rank + 1), on_gpu(rank + 1), torch.Stream(GPU)
     with captured() as graph:
@@ -485,9 +485,10 @@ def test_calls_beside_a_capture(rank, world):
 
 @on_played_gpus(2)
 def test_what_is_in_flight_does_not_break_a_capture(rank, world):
-    """Messages whose data has yet to come, hooks that wait for an end, and questions: whichever thread has them."""
+    """Messages without data yet, hooks that wait for an end, and queries, from any thread."""
     group, ended = dist.new_group(), []
-    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+    # Torch registers hooks only with the default backend.
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     open_device(group)
     open_device()
     group._register_on_completion_hook(ended.append)
@@ -527,7 +528,7 @@ def come(ended, count):
 
 @on_played_gpus(2, op_timeout=60)
 def test_a_rank_that_has_left_ends_what_is_replayed(rank, world):
-    """In good order, and long before anybody's time is up."""
+    """The rank leaves in order, long before any timeout."""
     tensor, graph = replayed_once(rank)
     dist.all_reduce(tensor)
     graph.replay()
@@ -535,7 +536,7 @@ def test_a_rank_that_has_left_ends_what_is_replayed(rank, world):
     if rank == 1:
         dist.destroy_process_group()
         return
-    time.sleep(0.5)  # whoever has left is missed by nobody before there is something to wait for
+    time.sleep(0.5)  # a rank that has left is missed only when another rank waits for it
     assert dist.group.WORLD._get_backend(torch.device(GPU)).get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
     began = time.monotonic()
     graph.replay()
@@ -545,10 +546,10 @@ def test_a_rank_that_has_left_ends_what_is_replayed(rank, world):
         dist.all_reduce(tensor)
 
 
-# --- that these tests would see it ------------------------------------------------------------------------------
+# --- negative controls -----------------------------------------------------------------------------------------------
 
 
-# What breaks a capture is told to whoever comes next: the question itself, or what was called behind it.
+# The next call reports a broken capture: the query itself, or the call behind it.
 BROKEN_CAPTURE = r"beside this capture|assert not again\.is_completed"
 
 

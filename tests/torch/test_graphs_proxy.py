@@ -1,5 +1,5 @@
-"""Captured collectives over two hosts, where each replay has the host do its part between them: what test_graphs.py
-asks of one host holds, where it does not ask what only kernels know."""
+"""Captured collectives over two hosts: the host has a part between them in each replay. The tests of `test_graphs.py`
+apply, except those that only kernels can pass."""
 
 import pytest
 import test_graphs
@@ -12,7 +12,7 @@ from test_graphs import gives_up, open_device, replayed_alone
 
 pytestmark = only_nvx
 GRAPHS = test_graphs
-LARGE = 3_333_333  # of several slices
+LARGE = 3_333_333  # several slices
 
 test_every_collective = MODES(on_proxied_gpus(2, 3, 4)(GRAPHS.test_every_collective_as_eager.body))
 test_graphs_and_calls = on_proxied_gpus(2)(GRAPHS.test_graphs_and_calls_in_turn.body)
@@ -60,7 +60,7 @@ def test_large_ones(rank, world, asynchronous):
 
 @on_proxied_gpus(2)
 def test_many_replays_in_a_row(rank, world):
-    """The host's part of one may still be there when the next one begins."""
+    """The host's part of one replay may still run when the next replay begins."""
     open_device()
     set_delays(rank, 50)
     tensor = on_gpu(1)

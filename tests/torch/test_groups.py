@@ -1,4 +1,4 @@
-"""Groups: every spelling and store, subgroups, splits, the DETAIL wrapper; each apart from the others."""
+"""Groups: all spellings and stores, subgroups, splits, the DETAIL wrapper; groups do not affect each other."""
 
 import copy
 import gc
@@ -54,7 +54,7 @@ def spelled(rank, world, spelling):
 @pytest.mark.parametrize("store", ["file", "tcp", "prefix"])
 @on_ranks(4)
 def test_stores(rank, world, store):
-    """Two groups over one store do not meet."""
+    """Two groups over one store do not affect each other."""
     evens = dist.new_group([0, 2])
     everybody = dist.new_group()
     assert sum_over(everybody) == 6.0
@@ -69,7 +69,7 @@ def env_method(rank, world, port):
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
     }
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the test run hosts the store, as torchrun does
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the test run hosts the store, like torchrun
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(port)
     try:
         dist.init_process_group(BACKEND)
@@ -85,7 +85,7 @@ def test_env_method(ranks):
 
 
 def made_again(rank, world, port):
-    """As a program does that torchrun started, where every life of the default group is under the same prefix."""
+    """Under torchrun, every default group of a program uses the same prefix."""
     server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     for life in range(4):
         dist.init_process_group(BACKEND, store=dist.PrefixStore("same", server), rank=rank, world_size=world)
@@ -125,7 +125,7 @@ def test_new_groups(rank, world):
 
 @on_ranks(4)
 def test_groups_that_only_their_members_make(rank, world):
-    """use_local_synchronization: nobody else takes part, and the halves do not wait for one another."""
+    """`use_local_synchronization`: only members take part, and the two halves do not wait for each other."""
     members = [0, 1] if rank < 2 else [2, 3]
     for _ in range(3):
         group = dist.new_group(members, use_local_synchronization=True)
@@ -138,7 +138,7 @@ def test_groups_that_only_their_members_make(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_a_group_that_its_members_make_again(rank, world):
-    """Destroyed and made anew, it has the name, and so the keys in the store, of the one before."""
+    """The new group has the name of the destroyed one, and so the same keys in the store."""
     for _ in range(3):
         group = dist.new_group([0, 1], use_local_synchronization=True)
         assert sum_over(group) == 1.0
@@ -246,7 +246,7 @@ def test_a_group_of_one(rank, world):
 
 
 def split(ranks_lists, name):
-    """split_group as this torch offers it on CPU: up to 2.13 its Python side asks for an accelerator."""
+    """`split_group` as this torch offers it on the CPU: up to 2.13 its Python part requires an accelerator."""
     if TORCH >= (2, 15):
         return dist.split_group(split_ranks=ranks_lists, group_desc=name)
     world = dist.group.WORLD
@@ -283,7 +283,7 @@ def test_split(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_a_split_that_nobody_has_any_more_is_gone(rank, world):
-    """The group that it was split from keeps nothing of it."""
+    """The parent group keeps no reference to the split."""
 
     class Hook:
         def __call__(self, info):

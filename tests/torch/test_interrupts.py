@@ -1,4 +1,4 @@
-"""Ctrl-C while something blocks: it comes out as KeyboardInterrupt, at once, whatever became of the operation."""
+"""Ctrl-C in a blocking call raises `KeyboardInterrupt` immediately, whatever the outcome of the operation."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ LONG = timedelta(seconds=50)
 
 
 def interrupted(call):
-    """Sends this process SIGINT while call blocks; how long it took to come out."""
+    """Sends SIGINT to this process while `call` blocks, and returns the time until the call raised."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -61,7 +61,7 @@ BLOCKING = {
 
 
 def world_serves_on():
-    """What failed was a group of its own."""
+    """The failed group was separate: the world still works."""
     meet("interrupted")
     total = torch.ones(3)
     dist.all_reduce(total)
@@ -80,7 +80,8 @@ def test_interrupt(ranks, where):
     ranks.run(interrupt, world=2, where=where)
 
 
-# --- while the operation ends well ------------------------------------------------------------------------------------
+# --- an operation that succeeds
+# -----------------------------------------------------------------------------------------
 
 MET = {
     "all_reduce": lambda g, other: dist.all_reduce(torch.ones(3), group=g),
@@ -94,7 +95,7 @@ MET = {
 
 
 def interrupt_met(rank, world, where):
-    """Rank 1 comes while rank 0 is inside the handler, so that the operation is over when the handler raises."""
+    """Rank 1 comes while rank 0 is in the handler: the operation is complete when the handler raises."""
     group = dist.new_group()
     store = dist.distributed_c10d._get_default_store()
 
@@ -131,7 +132,7 @@ def test_interrupt_of_what_ends_well(ranks, where):
 
 @on_ranks(2)
 def test_interrupts_at_any_moment(rank, world):
-    """Never anything else than KeyboardInterrupt, and never twice."""
+    """Only `KeyboardInterrupt` is raised, and never twice."""
     moments = random.Random(7)
     for turn in range(25):
         group = dist.new_group()
@@ -149,7 +150,7 @@ def test_interrupts_at_any_moment(rank, world):
                     work.wait()
         except KeyboardInterrupt:
             assert rank == 0
-            group._get_backend(torch.device("cpu")).abort()  # it may have come between two operations
+            group._get_backend(torch.device("cpu")).abort()  # the interrupt may have come between two operations
         except dist.DistBackendError as error:
             assert rank == 1 and ("interrupted" in str(error) or "aborted" in str(error)), error
         finally:
@@ -164,7 +165,7 @@ def test_interrupts_at_any_moment(rank, world):
 
 
 def handled(call, handler):
-    """Runs call with handler run once while it blocks."""
+    """Runs `call`; `handler` runs once while the call blocks."""
     before = signal.signal(signal.SIGUSR2, lambda *_: handler())
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR2))
     timer.start()
@@ -193,7 +194,7 @@ CALLED = {
 @pytest.mark.parametrize("called", CALLED)
 @on_ranks(2)
 def test_a_handler_that_calls_into_its_own_group_is_told_so(rank, world, called):
-    """And the operation that it came in on ends as if nothing had been; what the handler has queued comes after it."""
+    """The interrupted operation completes normally. Operations that the handler enqueues run after it."""
     store = dist.distributed_c10d._get_default_store()
     for within in WITHIN:
         group = dist.new_group()
@@ -243,13 +244,13 @@ def test_a_handler_may_end_the_group(rank, world, within, how):
             took.append(time.monotonic() - started)
 
         started = time.monotonic()
-        # torch's own wrapper of a message that fails asks for the group, which it has forgotten, and raises ValueError.
+        # torch's wrapper of a failed message looks up the group, which torch has removed, and raises `ValueError`.
         with pytest.raises((dist.DistBackendError, ValueError), match="abort|destroy|not initialized"):
             handled(lambda: {**BLOCKING, **WITHIN}[within](group), handler)
         assert took and took[0] < 1.0, took
         assert time.monotonic() - started < 2.5
     meet("ended")
-    if rank == 1:  # what rank 0 had sent before may be enough for it; if not, it is told
+    if rank == 1:  # data that rank 0 sent before may complete this call; otherwise it raises
         with contextlib.suppress(dist.DistBackendError):
             WITHIN.get(within, WITHIN["barrier"])(group)
     world_serves_on()

@@ -1,6 +1,6 @@
-"""Tensors of an accelerator by nvx's own kernels, which threads play on fake_device's streams and in its memory.
+"""Tensors of an accelerator by nvx's kernels: threads play them on the streams and in the memory of `fake_device`.
 
-What test_device.py asks of tensors that go through host memory holds here too.
+The tests of `test_device.py`, which cover staging through host memory, apply here too.
 """
 
 import os
@@ -55,7 +55,7 @@ def test_the_profiler_names_the_algorithm(rank, world):
 
 @on_played_gpus(2)
 def test_the_host_runs_ahead(rank, world):
-    """A call returns while the device has yet to begin it."""
+    """A call returns before the device begins it."""
     tensor = on_gpu(rank + 1)
     dist.all_reduce(tensor)
     with held():
@@ -142,7 +142,7 @@ def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
 
 @on_played_gpus(2, op_timeout=4)
 def test_what_ended_well_stays_so_when_the_group_fails_later(rank, world):
-    """Asynchronous calls and those of a window; what was in flight then has failed."""
+    """Asynchronous calls and those of a window stay successful; calls in flight at the failure fail."""
     dist.all_reduce(on_gpu(1))
     tensors = [on_gpu(rank + 1) for _ in range(3)]
     well = [dist.all_reduce(tensors[0], async_op=True)]
@@ -182,7 +182,7 @@ def test_a_rank_that_dies_is_named_within_a_second(rank, world):
             work.wait()
             time.sleep(0.01)
     assert time.monotonic() - began < 3
-    torch.accelerator.synchronize()  # the kernel has ended too
+    torch.accelerator.synchronize()  # waits for the end of the kernel
 
 
 @on_played_gpus(2)
@@ -213,7 +213,7 @@ def test_one_device_for_a_group(rank, world):
 
 @on_played_gpus(2)
 def test_many_sizes(rank, world):
-    """Packets, packets in two trips, chunks; odd counts, and memory that begins between packs."""
+    """Packets, packets in two trips, chunks; odd counts, and addresses inside a pack."""
     for count in (1, 3, 100, 2047, 5000, 33_333, 262_144, 1_000_001):
         for offset in (0, 1):
             whole = torch.full((count + offset,), float(rank + 1)).to(GPU)
@@ -235,7 +235,7 @@ def test_a_group_that_goes_lets_its_kernels_end(rank, world):
 
 @on_played_gpus(2)
 def test_a_rank_that_has_done_its_part_may_go(rank, world):
-    """The root of a broadcast destroys its group while the other one's device has yet to begin it."""
+    """The root of a broadcast destroys its group before the other rank's device has begun the call."""
     tensor = on_gpu(rank + 1)
     dist.all_reduce(on_gpu(1))
     torch.accelerator.synchronize()
@@ -267,7 +267,7 @@ def test_a_rank_that_goes_too_early_is_named(rank, world):
 @on_played_gpus(2, op_timeout=10)
 def test_messages_beside_a_collective_that_waits(rank, world):
     tensor, message = on_gpu(rank + 1), on_gpu(7)
-    dist.all_reduce(on_gpu(1))  # the first one is a step of all ranks together
+    dist.all_reduce(on_gpu(1))  # the first call opens the device and needs all ranks
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
         dist.recv(message, 1)
@@ -374,7 +374,7 @@ def test_coalesced_calls_share_launches(rank, world):
 
     assert sums(1) == 1
     assert sums(16) == 1
-    assert sums(20) == 2  # a launch holds 16
+    assert sums(20) == 2  # a launch holds 16 calls
     assert sums(16, device=torch.device(GPU, 0)) == 1
     inputs, wholes = [on_gpu(rank + i) for i in range(5)], [on_gpu(0, 2000) for _ in range(5)]
     parts = [on_gpu(0) for _ in range(5)]
@@ -398,7 +398,7 @@ def test_coalesced_calls_share_launches(rank, world):
 
 @on_played_gpus(2)
 def test_a_window_of_many_calls_shares_launches(rank, world):
-    """Of different collectives: as few as independence allows, in the order of the calls."""
+    """Independent calls of different collectives share launches; the order of the calls holds."""
     dist.all_reduce(on_gpu(1))
     tensors = [on_gpu(rank + i) for i in range(6)]
     whole, swapped, copied = on_gpu(0, 2000), on_gpu(0, 2000), on_gpu(0, 2000)
@@ -407,7 +407,7 @@ def test_a_window_of_many_calls_shares_launches(rank, world):
         with dist._coalescing_manager(device=torch.device(GPU, 0), async_ops=True) as manager:
             for i, tensor in enumerate(tensors):
                 dist.broadcast(tensor, i % 2, async_op=True)
-            dist.all_gather(list(whole.chunk(2)), tensors[0], async_op=True)  # of what was broadcast
+            dist.all_gather(list(whole.chunk(2)), tensors[0], async_op=True)  # reads the result of the broadcast
             dist.all_to_all_single(swapped, copied, async_op=True)
             assert counts()["launches"] == 0, "nothing was asked for"
         return manager
@@ -433,7 +433,7 @@ def test_whoever_asks_in_a_window_need_not_wait_for_its_end(rank, world):
         ask(work)
         assert counts()["launches"] == 1
         later = backend.allreduce([other], dist.AllreduceOptions())
-        dist.broadcast(tensor, 0)  # synchronous: its result is there for what the stream is given next
+        dist.broadcast(tensor, 0)  # synchronous: later work on the stream sees the result
         assert_all(tensor, 3)
         backend._end_coalescing().wait()
         assert_all(other, 5)
@@ -458,7 +458,7 @@ def test_whoever_asks_in_a_window_need_not_wait_for_its_end(rank, world):
 
 @on_played_gpus(2)
 def test_a_window_that_an_exception_leaves_open_runs_all(rank, world):
-    """Nobody ends it: what is called is carried out all the same."""
+    """The window is never closed; its calls still run."""
     dist.all_reduce(on_gpu(1))
     tensor, last = on_gpu(rank + 1), on_gpu(rank + 1)
     with pytest.raises(ZeroDivisionError), dist._coalescing_manager(device=torch.device(GPU, 0)):
@@ -487,15 +487,16 @@ def test_what_is_put_off_in_an_aborted_group_says_so(rank, world):
     meet("both have")
 
 
-# --- when it ends -------------------------------------------------------------------------------------------------
+# --- completion ----------------------------------------------------------------------------------------------------
 
 
 @on_played_gpus(2)
 def test_whoever_listens_hears_of_the_end_when_it_has_come(rank, world):
-    """Not when a kernel has been launched; and a duration is the device's."""
+    """A launch is not the end, and a duration is the time on the device."""
     group, heard = dist.new_group(), []
     group._enable_collectives_timing()
-    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+    # Torch registers hooks only with the default backend.
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     dist.all_reduce(on_gpu(1), group=group)
     group._register_on_completion_hook(heard.append)
     tensor = on_gpu(rank + 1)
@@ -508,7 +509,7 @@ def test_whoever_listens_hears_of_the_end_when_it_has_come(rank, world):
     for work in works:
         assert 0 <= work._get_duration() < 1e6
     if rank == 1:
-        slow_fill(tensor, 1, 200)  # its peer's kernel waits
+        slow_fill(tensor, 1, 200)  # keeps the peer's kernel waiting
     work = dist.all_reduce(tensor, group=group, async_op=True)
     until(lambda: len(heard) == 5)
     if rank == 0:
@@ -527,14 +528,14 @@ def until(holds, seconds=30):
 
 
 def stream_of(i):
-    """The same one for all threads, for each in an object of its own: these remember what was current before."""
+    """One stream for all threads, in an object per thread: such an object stores the previous current stream."""
     stream = STREAMS.setdefault(i, torch.Stream(GPU))
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
 @on_played_threads(2, 3)
 def test_threads_on_streams_of_their_own(pg, rank, world):
-    """Synchronous and asynchronous calls, and streams that change hands when all have done with them."""
+    """Synchronous and asynchronous calls, and streams that other threads reuse after all calls have ended."""
     options = dist.AllreduceOptions()
     for round_ in range(12):
         options.asyncOp = round_ % 3 == 0
@@ -551,11 +552,11 @@ def test_threads_on_streams_of_their_own(pg, rank, world):
 
 @on_played_threads(2)
 def test_two_ranks_on_one_stream_are_told(pg, rank, world):
-    """Whoever comes second, and whether the stream is behind the other's call, or has come to wait for its end."""
+    """The second rank gets the error, both behind the other's call on the stream and after a wait for its end."""
     options = dist.AllreduceOptions()
     for options.asyncOp in (True, False, True):
         with stream_of(rank):
-            pg.allreduce([torch.ones(1, device=GPU)]).wait()  # the first one opens the device
+            pg.allreduce([torch.ones(1, device=GPU)]).wait()  # the first call opens the device
             tensor = torch.full((10,), rank + 1, device=GPU)
             if rank == 0:
                 finish(pg.allreduce([tensor], options), options.asyncOp)
@@ -565,5 +566,5 @@ def test_two_ranks_on_one_stream_are_told(pg, rank, world):
                 second = r"#\d+ of rank 1 would begin behind #\d+ of rank 0.*one stream"
                 with stream_of(0), pytest.raises(ValueError, match=second):
                     pg.allreduce([tensor], options)
-                finish(pg.allreduce([tensor], options), options.asyncOp)  # the group goes on
+                finish(pg.allreduce([tensor], options), options.asyncOp)  # the group still works
             assert_all(tensor, 3)

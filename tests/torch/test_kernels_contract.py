@@ -1,4 +1,4 @@
-"""What test_device_contract.py asks of tensors that go through host memory, asked of nvx's own kernels."""
+"""The tests of `test_device_contract.py`, which cover staging through host memory, run on nvx's kernels."""
 
 from on_device import ask_all
 from ranks import on_played_gpus

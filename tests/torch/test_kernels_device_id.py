@@ -1,4 +1,4 @@
-"""A group that is made with device_id opens that device then: kernels are played on it."""
+"""A group made with `device_id` opens that device at once: kernels are played on it."""
 
 import time
 from datetime import timedelta
@@ -13,7 +13,7 @@ from test_device import GPU, assert_all, on_gpu
 
 
 def device_groups(rank, which, index=0, **more):
-    """A group, of which some ranks are given the device."""
+    """A group of which some ranks receive the device."""
     device = torch.device(GPU, index) if rank in which else None
     return dist.new_group(backend=f"{GPU}:nvx", device_id=device, **more)
 
@@ -49,7 +49,7 @@ def test_who_comes_late_to_open_the_device_does_as_the_others_do(rank, world):
     group = device_groups(rank, (), timeout=timedelta(seconds=8))
     device = torch.device(GPU, 0)
     if rank == 1:
-        time.sleep(3)  # the others wait for a quarter of the timeout
+        time.sleep(3)  # the other ranks wait a quarter of the timeout
     began = time.monotonic()
     group._get_backend(device).eager_connect_single_device(device)
     assert rank == 0 or time.monotonic() - began < 1

@@ -1,6 +1,6 @@
-"""Collectives of a device's tensors over two hosts, where kernels sum, or hand out, inside each, or move what a rank
-has: the bits are those of the CPU, only a rank's part passes through host memory where it is summed or gathered, nobody
-is held, and what test_device_chunks.py asks of large operations holds."""
+"""Collectives of device tensors over two hosts. Kernels reduce or distribute inside each host, or only copy a rank's
+data. The bits equal those of CPU tensors, only a rank's part passes through host memory where data is reduced or
+gathered, and no call blocks. The tests of `test_device_chunks.py` for large operations apply."""
 
 import os
 import re
@@ -21,9 +21,9 @@ from training import WIDTH, assert_same_weights
 
 pytestmark = only_nvx
 CHUNKS = test_device_chunks
-PART = 2 * 504 << 10  # of a rank in a slice, between two hosts, as csrc/group/plan/plan.cc has it
+PART = 2 * 504 << 10  # of a rank in a slice between two hosts; the value in csrc/group/plan/plan.cc
 BLOCK = 504 << 10  # of a block in a slice
-ROUNDS, SLOTS = 7, 8  # as csrc/group/hierarchy/host_proxy.h has them
+ROUNDS, SLOTS = 7, 8  # the values in csrc/group/hierarchy/host_proxy.h
 
 test_order_of_streams = on_proxied_gpus(4)(CHUNKS.test_the_order_of_the_callers_streams_is_kept.body)
 test_several_at_once = on_proxied_gpus(4)(CHUNKS.test_several_at_once.body)
@@ -31,7 +31,7 @@ test_one_operation = MODES(on_proxied_gpus(4)(CHUNKS.test_it_is_one_operation.bo
 
 
 def failure_of(call):
-    """The host goes on: what fails on a device, or between hosts, is raised by what asks later."""
+    """The host does not block: a later call raises the failure of the device or of the network."""
     with pytest.raises(dist.DistBackendError) as caught:
         work, end = call(), time.monotonic() + 30
         while time.monotonic() < end:
@@ -41,7 +41,7 @@ def failure_of(call):
 
 
 def rounds_of(slices, hands_out):
-    """One launch a round. Few slices have all come before the first of them goes back."""
+    """One launch per round. With few slices all arrive before the first of them is copied back."""
     back = slices + (1 if hands_out else 0)
     return ROUNDS + back if slices >= ROUNDS else slices + back
 
@@ -56,7 +56,7 @@ def launches_of(call):
 @MODES
 @on_proxied_gpus(4, 5)
 def test_the_bits_are_those_of_the_cpu(rank, world, asynchronous):
-    """Five ranks: three on one host, two on the other, and so a rank that carries nothing between hosts."""
+    """Three of five ranks are on one host and two on the other, so one rank has no peer between the hosts."""
     set_delays(rank, 300)
 
     def reduce_all(op):
@@ -88,7 +88,7 @@ def test_kernels_do_it(rank, world):
 @MODES
 @on_proxied_gpus(2, 3)
 def test_a_host_may_have_one_rank(rank, world, asynchronous):
-    """It has nothing to do inside, but all that goes between hosts is the same, and the host is not held."""
+    """No collective runs inside such a host. The traffic between hosts is the same, and the call does not block."""
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist._make_nccl_premul_sum(0.3)):
 
         def reduce_all(tensor, op=op):
@@ -105,7 +105,7 @@ def test_a_host_may_have_one_rank(rank, world, asynchronous):
 
 @on_proxied_gpus(2, 4)
 def test_the_host_is_not_held(rank, world):
-    """Where a peer comes late: neither by the call, nor by wait()."""
+    """With a late peer, neither the call nor `wait()` blocks."""
     tensor = torch.full((CHUNK,), rank + 1.0).to(GPU)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -121,7 +121,7 @@ def test_the_host_is_not_held(rank, world):
 
 @on_proxied_gpus(4)
 def test_host_memory_holds_parts_only(rank, world):
-    """And nobody waits for the device but by looking at events."""
+    """The host waits for the device only by polling events."""
     tensor = torch.ones(16 << 20, device=GPU)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -160,7 +160,7 @@ def test_the_caller_goes_on_at_once(rank, world):
 
 @on_proxied_gpus(4)
 def test_it_keeps_its_turn_among_others(rank, world):
-    """All of them on the group's streams; what comes next reads what this one wrote."""
+    """All calls use the group's streams; each reads the result of the previous one."""
     set_delays(rank, 500)
     tensor, whole = torch.full((CHUNK,), rank + 1.0).to(GPU), torch.empty(4 * CHUNK, device=GPU)
     works = [
@@ -193,7 +193,7 @@ def test_two_groups_at_once(rank, world):
 @MODES
 @on_proxied_gpus(4)
 def test_a_mismatch_is_told_of_the_whole(rank, world, asynchronous):
-    """Before any kernel has waited for a peer: it would wait for ranks that never come."""
+    """The error comes before a kernel waits for a peer, which would never come."""
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 1][rank]
     tensor = torch.full((count,), 7.0).to(GPU)
     said = failure_of(lambda: dist.all_reduce(tensor, async_op=asynchronous))
@@ -261,7 +261,7 @@ def gather(asynchronous=False):
 @MODES
 @on_proxied_gpus(4, 5)
 def test_the_bits_of_blocks_are_those_of_the_cpu(rank, world, asynchronous):
-    """Five ranks are on hosts of three and two: what they have goes through host memory."""
+    """Five ranks are on hosts of three and two: their data goes through host memory."""
     set_delays(rank, 300)
     for count in (1, 333, 20_001, 1_333_333):
         both(scatter(dist.ReduceOp.SUM, asynchronous), values(rank, world * count))
@@ -271,7 +271,8 @@ def test_the_bits_of_blocks_are_those_of_the_cpu(rank, world, asynchronous):
     both(scatter(dist._make_nccl_premul_sum(0.3), asynchronous), values(rank, world * CHUNK // 4))
 
 
-# Without complex ones, of which the fake accelerator knows no views: tests/group/hierarchy/host_proxy_test.cc has them.
+# Without complex types, because the fake accelerator does not support their views:
+# `tests/group/hierarchy/host_proxy_test.cc` covers them.
 TYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 TYPES += ["bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 
@@ -322,7 +323,7 @@ def test_lists_of_blocks_of_any_size(rank, world, asynchronous):
 
 @on_proxied_gpus(4)
 def test_kernels_do_blocks(rank, world):
-    """One launch a round, whatever the number of hosts."""
+    """One launch per round for any number of hosts."""
     whole, part = torch.full((CHUNK,), rank + 1.0).to(GPU), torch.empty(CHUNK // world, device=GPU)
     dist.reduce_scatter_tensor(part, whole)
     slices = -(-CHUNK * 4 // world // BLOCK)
@@ -336,7 +337,7 @@ def test_kernels_do_blocks(rank, world):
 @MODES
 @on_proxied_gpus(4, 5)
 def test_what_the_hosts_do_by_themselves(rank, world, asynchronous):
-    """Kernels only move what is a rank's own. With five ranks, on hosts of three and two, blocks go so, too."""
+    """Kernels only copy a rank's own data. Five ranks on hosts of three and two use this path for blocks, too."""
     set_delays(rank, 300)
 
     def reduce_to(tensor):
@@ -382,11 +383,11 @@ def test_what_the_hosts_do_by_themselves(rank, world, asynchronous):
 
 @on_proxied_gpus(2, 4)
 def test_a_stream_may_hold_less_than_one_operation(rank, world):
-    """The host lets it go on before all of it has been begun."""
+    """The host lets the stream run before all launches of the operation are enqueued."""
     part, whole = torch.full((90 * BLOCK // 4,), rank + 1.0).to(GPU), torch.empty(world * 90 * BLOCK // 4, device=GPU)
     dist.all_gather_into_tensor(whole[: world * 100], part[:100])
     torch.accelerator.synchronize()
-    set_queue_depth(130)  # a launch of a proxy takes up to two places
+    set_queue_depth(130)  # a launch of a proxy takes up to two entries
     try:
         dist.all_gather_into_tensor(whole, part)
         dist.reduce_scatter_tensor(part, whole, async_op=True).wait()
@@ -409,7 +410,7 @@ def test_a_group_that_is_destroyed_ends_what_was_called(rank, world):
 
 @on_proxied_gpus(2)
 def test_what_nobody_has_heard_is_said_at_the_end(rank, world):
-    """Once, and not where it was raised."""
+    """The destroy reports an unseen failure once; it does not repeat a failure that a call raised."""
     for heard in (False, True):
         group = dist.new_group(backend=f"cpu:{BACKEND},fakegpu:{BACKEND}", timeout=timedelta(seconds=1))
         tensor = torch.ones(1000, device=GPU)
@@ -507,7 +508,7 @@ def test_blocks_in_place(rank, world, asynchronous):
 
 @on_proxied_gpus(4)
 def test_blocks_keep_their_turn(rank, world):
-    """Each reads what the one before it wrote."""
+    """Each call reads the result of the previous one."""
     set_delays(rank, 500)
     part, whole = torch.full((CHUNK // 2,), rank + 1.0).to(GPU), torch.empty(2 * CHUNK, device=GPU)
     works = [
@@ -557,7 +558,7 @@ def test_a_rank_that_dies_in_the_middle_of_blocks_is_named(rank, world, gathers)
 
 
 class Wide(test_device_uses.Net):
-    """So large that its gathers and scatters go in several slices."""
+    """Parameters so large that their gathers and scatters need several slices."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Works, groups, threads and interrupts in unlucky order: nothing hangs, crashes or outlives its group's memory."""
+"""Works, groups, threads and interrupts in adverse orders: no hang, no crash, no use of a freed group."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @on_ranks(2)
 def test_destroy_with_operations_that_cannot_end(rank, world):
-    """The peer never comes: destroy returns at once, and those who wait are told."""
+    """The peer never comes: destroy returns immediately, and waiting threads get an error."""
     group = dist.new_group()
     if rank == 0:
         works = [dist.all_reduce(torch.ones(70_001), group=group, async_op=True) for _ in range(3)]
@@ -72,7 +72,7 @@ def test_the_backend_after_shutdown(rank, world):
 
 @on_ranks(2)
 def test_the_last_reference_goes_in_a_callback(rank, world):
-    """The group is freed on the thread that completes its own operation."""
+    """The thread that completes the operation frees the group."""
     for turn in range(20):
         store = dist.PrefixStore(f"own-{turn}", dist.distributed_c10d._get_default_store())
         box = [make_backend(store, rank, world)]
@@ -96,7 +96,7 @@ def test_destroy_from_another_thread(rank, world):
         def stuck():
             try:
                 dist.all_reduce(torch.ones(3), group=group)
-            except Exception as error:  # torch's own logging of it stumbles over the group that is gone
+            except Exception as error:  # torch's own logging of the call fails because the group is gone
                 errors.append(error.__context__ or error)
 
         thread = threading.Thread(target=stuck)
@@ -115,7 +115,7 @@ def test_destroy_from_another_thread(rank, world):
 
 @on_ranks(2, 3)
 def test_messages_in_one_thread_and_collectives_in_another(rank, world):
-    """One group, two threads: messages and collectives keep apart."""
+    """One group, two threads: messages and collectives do not affect each other."""
     after, before = (rank + 1) % world, (rank - 1) % world
     failures = []
 
@@ -145,7 +145,7 @@ def test_messages_in_one_thread_and_collectives_in_another(rank, world):
 
 @on_ranks(2)
 def test_groups_made_while_others_work(rank, world):
-    """New groups while another thread keeps a group busy."""
+    """Makes new groups while another thread keeps a group busy."""
     busy = dist.new_group()
     stop = threading.Event()
     turns = []
@@ -198,7 +198,7 @@ def fail(*_):
 
 @on_ranks(2)
 def test_completion_hooks_that_raise(rank, world):
-    """They hurt nobody: not the operation, not the lane, not the messages, not the process."""
+    """They affect neither the operation, nor the lane, nor messages, nor the process."""
     told = []
 
     def hook(info):

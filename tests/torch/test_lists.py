@@ -1,4 +1,4 @@
-"""Lists of several tensors a rank, which gloo takes and torch's own tests of it use; and tensors listed twice."""
+"""Lists of several tensors per rank, as gloo and torch's tests of it use them; and tensors listed twice."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_all_reduce(pg, rank, world, operator):
 
 @on_threads(2, 3)
 def test_all_reduce_of_complex_halves(pg, rank, world):
-    """Which nvx takes for twice as many numbers where torch does not."""
+    """nvx takes them as pairs of real numbers where torch does not."""
     for operator in ("SUM", "AVG"):
         tensors = [torch.view_as_complex(t.view(-1, 2)) for t in given(rank, 2, torch.float16, size=140)]
         value(pg.allreduce(tensors, all_reduce_options(operator)))
@@ -116,7 +116,7 @@ def test_sparse_all_reduce(pg, rank, world):
 @only_nvx
 @on_threads(2)
 def test_sparse_lists_of_each_type(pg, rank, world):
-    """Also of types that torch coalesces, but does not add."""
+    """This includes types that torch coalesces but does not add."""
     for dtype in (torch.float16, torch.bfloat16, torch.bool, torch.int32):
         tensors = [torch.sparse_coo_tensor([[rank, i]], torch.ones(2).to(dtype), (world + 2,)) for i in range(2)]
         value(pg.allreduce(tensors, all_reduce_options("SUM")))
@@ -135,7 +135,7 @@ def refused(text, call):
 
 @on_threads(2)
 def test_lists_that_do_not_fit(pg, rank, world):
-    """In the words of gloo; the group goes on."""
+    """The errors have gloo's text; the group still works."""
     t1, t2, t3 = torch.zeros(1), torch.zeros(1, dtype=torch.float64), torch.zeros(2)
     sparse = torch.sparse_coo_tensor([[0]], [1.0], size=(1,))
     sum_of = all_reduce_options("SUM")
@@ -168,7 +168,7 @@ def test_lists_that_do_not_fit(pg, rank, world):
 
 @on_ranks(2, 3)
 def test_a_tensor_that_is_listed_twice_is_reduced_once(rank, world):
-    """All of a list is read before any of it is written."""
+    """The call reads the whole list before it writes any of it."""
     total = sum(range(world))
     for asynchronous in (False, True):
         one, whole = torch.tensor([float(rank)]), torch.full((6,), float(rank))
