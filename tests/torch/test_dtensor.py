@@ -1,4 +1,4 @@
-"""DTensor: every redistribution, uneven shards, tensor parallel layers, against one process."""
+"""DTensor against one process: every redistribution, uneven shards, tensor parallel layers."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 OPS = ("sum", "avg", "max", "min") if OVER_NVX else ("sum", "max", "min")
-SHAPES = [(8, 6), (7, 5), (2, 9), (1, 3)]  # also fewer rows than ranks
+SHAPES = [(8, 6), (7, 5), (2, 9), (1, 3)]  # some have fewer rows than ranks
 
 
 def numbers(rank, *shape):
@@ -119,7 +119,7 @@ def test_tensor_parallel(rank, world, sequence):
 
 @on_ranks(3)
 def test_random_and_uneven(rank, world):
-    """Random state is agreed over the group; the shards of ten rows on three ranks differ in size."""
+    """Ranks agree on random state over the group; the shards of ten rows on three ranks differ in size."""
     mesh = dist.init_device_mesh("cpu", (world,))
     whole = numbers(0, 10, 4)
     shard = distribute_tensor(whole, mesh, [Shard(0)])

@@ -1,4 +1,4 @@
-"""What goes wrong between ranks must be named on every rank, soon, and leave the process usable."""
+"""Every rank must report a failure between ranks soon, with its cause, and stay usable."""
 
 import os
 import re
@@ -17,11 +17,11 @@ from ranks import SEVERAL_HOSTS, eventually, meet, on_ranks, on_two_hosts, only_
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
-ODD = 1  # the rank that does something else, or dies
+ODD = 1  # the rank that deviates or dies
 
 
 def caught(call, within):
-    """The DistBackendError that call raises, and that it came soon."""
+    """The `DistBackendError` that the call raises; asserts that it came within the limit."""
     started = time.monotonic()
     with pytest.raises(dist.DistBackendError) as raised:
         call()
@@ -42,7 +42,7 @@ def gathered(count, world):
 
 
 MISMATCHES = {
-    # name: (what the others call, what the odd rank calls, the words of both sides)
+    # name: (call of the others, call of the odd rank, text of both sides)
     "operation": (
         lambda g, w: dist.all_reduce(ones(), group=g),
         lambda g, w: dist.broadcast(ones(), 0, group=g),
@@ -123,7 +123,7 @@ def mismatch(rank, world, name):
 
     def call():
         (odd if rank == ODD else usual)(group, world)
-        dist.barrier(group)  # a rank that could return must hear of it at its next call
+        dist.barrier(group)  # a rank whose call could return gets the error from its next call
 
     text = caught(call, within=3)
     first = text.splitlines()[0]
@@ -152,7 +152,7 @@ def test_mismatch_of_a_message(ranks, name):
 
 
 def message_mismatch(rank, world, name):
-    """The receiver learns that the message is not what it has room for; nothing is written."""
+    """The receiver reports that the message does not fit its buffer; nothing is written."""
     group = dist.new_group()
     if rank == 0:
         work = dist.isend(ones(10), 1, group=group)
@@ -170,7 +170,7 @@ def message_mismatch(rank, world, name):
 
 @on_ranks(2)
 def test_calls_after_a_failure_say_that_it_was_earlier(rank, world):
-    """On the rank that gave up, and on the one that comes when it has: of no use, and what to do."""
+    """Both the rank that timed out and the rank that comes later learn that the group is unusable, and what to do."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     dist.all_reduce(ones(), group=group)
     if rank == ODD:
@@ -196,7 +196,7 @@ def test_calls_after_a_failure_say_that_it_was_earlier(rank, world):
 
 @on_ranks(3)
 def test_one_rank_calls_more_often(rank, world):
-    """The odd rank issues a collective that nobody else does: a timeout that names those who did not come."""
+    """The odd rank issues a collective that no other rank calls: it gets a timeout that names the missing ranks."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     dist.all_reduce(ones(), group=group)
     if rank == ODD:
@@ -250,12 +250,12 @@ def death(rank, world, how, where, folder):
         dist.all_reduce(ones())
     dist.barrier()
     if rank == ODD:
-        time.sleep(0.2)  # the others are in the middle of it
+        time.sleep(0.2)  # the others are inside the call
         die(how, folder)
     kind = RuntimeError if where == "asynchronous, future" else dist.DistBackendError
     with pytest.raises(kind) as raised:
         BLOCKED_IN[where](None, world)
-        dist.barrier()  # whoever needed nothing of the dead rank hears of it at the next call
+        dist.barrier()  # a rank that needed nothing from the dead rank gets the error from its next call
     assert_death_named(str(raised.value).removeprefix("DistBackendError: "), rank, folder)
     started = time.monotonic()
     with pytest.raises(dist.DistBackendError, match=f"rank {ODD}"):
@@ -288,7 +288,7 @@ def test_death_while_idle(ranks, tmp_path):
 
 
 def death_in_new_group(rank, world, folder):
-    """Death while the others set a group up: they hear of it long before the store's timeout."""
+    """A rank dies while the others set up a group: they get the error long before the store's timeout."""
     dist.all_reduce(ones())
     dist.barrier()
     if rank == ODD:
@@ -325,7 +325,7 @@ def test_death_does_not_touch_other_groups(ranks, tmp_path):
 
 
 def death_after_fork(rank, world, folder):
-    """The dead rank's child lives on, with every descriptor it inherited."""
+    """A child of the dead rank lives on with every inherited descriptor."""
     dist.all_reduce(ones())
     dist.barrier()
     if rank == ODD:
@@ -342,7 +342,7 @@ def test_death_is_seen_although_a_child_lives(ranks, tmp_path):
     ranks.run(death_after_fork, world=3, folder=str(tmp_path), dies={ODD}, limit=20)
 
 
-# --- a new life ---------------------------------------------------------------------------------------------
+# --- groups after a failure ----------------------------------------------------------------------------------
 
 
 def survivors_start_again(rank, world, folder):
@@ -362,8 +362,9 @@ def survivors_start_again(rank, world, folder):
 
 
 def second_life(rank, world, folder):
-    """The survivors' ranks move up; one of them is late. Nobody may take it for the dead one of the first life."""
-    former = dist.group.WORLD  # somebody may still hold it
+    """The survivors renumber their ranks; one of them is late. No rank may take it for the dead rank of the first
+    group."""
+    former = dist.group.WORLD  # keeps a reference to the failed group
     dist.all_reduce(ones())
     if rank == 0:
         die("SIGKILL", folder)
@@ -393,7 +394,7 @@ def test_survivors_start_again(ranks, tmp_path, world):
 
 @on_ranks(2)
 def test_the_process_lives_on_after_each_failure(rank, world):
-    """Failed groups, one after the other, in the process that goes on."""
+    """Several groups fail, one after the other, in a process that continues."""
     for turn in range(5):
         group = dist.new_group()
         text = caught(
@@ -408,7 +409,7 @@ def test_the_process_lives_on_after_each_failure(rank, world):
     assert total.tolist() == [2.0] * 10
 
 
-# --- not a failure ------------------------------------------------------------------------------------------
+# --- no failure ---------------------------------------------------------------------------------------------
 
 
 @on_ranks(3)
@@ -425,13 +426,13 @@ def test_a_stopped_rank_is_waited_for(rank, world):
         assert total.unique().tolist() == [6.0]
 
 
-# --- of ranks on other hosts, and on this one, that do not answer --------------------------------------------
+# --- unresponsive ranks on this host and on others --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["forked", "with descriptors"])
 @on_two_hosts(2, dies={ODD})
 def test_children_that_live_on_do_not_hide_a_death(rank, world, how):
-    """They inherit connections, which end only when nobody has them open."""
+    """Children inherit connections, which close only when no process has them open."""
     dist.all_reduce(ones())
     if rank == ODD:
         if how == "forked":
@@ -447,7 +448,7 @@ def test_children_that_live_on_do_not_hide_a_death(rank, world, how):
 
 @on_two_hosts(4, dies={ODD})
 def test_who_shares_a_host_with_the_dead_knows_how_it_ended(rank, world):
-    """Though who lost its connection, and does not know, may say so sooner."""
+    """A rank that only lost its connection and does not know the cause may report first."""
     dist.all_reduce(ones())
     hosts = [None] * world
     dist.all_gather_object(hosts, os.environ["NVX_HOST_ID"])
@@ -460,12 +461,12 @@ def test_who_shares_a_host_with_the_dead_knows_how_it_ended(rank, world):
 
 
 def timeout_beside_a_stopped_rank(rank, world, within):
-    """What the others say; nothing on the rank that stops itself, whose call raises when it goes on."""
+    """Returns the error of the other ranks. The stopped rank returns nothing; its call raises after it resumes."""
     dist.all_reduce(ones())
     pids = [None] * world
     dist.all_gather_object(pids, os.getpid())
     if rank == ODD:
-        os.kill(os.getpid(), signal.SIGSTOP)  # until the other one has given up
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the other rank has timed out
         with pytest.raises(dist.DistBackendError):
             dist.all_reduce(ones())
         return None

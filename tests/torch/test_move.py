@@ -1,4 +1,4 @@
-"""Collectives that only move data: broadcast, gathers, scatter, all_to_all; even and uneven, every dtype."""
+"""Collectives that only move data: broadcast, gathers, scatter, all_to_all; even and uneven, all dtypes."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.distributed as dist
 from ranks import OVER_NVX, TORCH, on_ranks, only_nvx
 from reference import MOVED, assert_guards, assert_same, placed, small_numbers, wild_bits
 
-PLACES = [(0, 0), (1, 1), (7, 3), (1000, 0), (1000, 5)]  # (count, elements off the start of the allocation)
+PLACES = [(0, 0), (1, 1), (7, 3), (1000, 0), (1000, 5)]  # (count, element offset in the allocation)
 GLOO_MOVES = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64]
 DTYPES = MOVED if OVER_NVX else GLOO_MOVES
 LARGE = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128) if OVER_NVX else (torch.uint8, torch.float32)
@@ -44,7 +44,7 @@ def check_all_gather(dtype, count, offset, rank, world, what):
         stacked = torch.zeros(world, count, dtype=dtype)
         dist.all_gather_into_tensor(stacked, source)
         assert_same(stacked, torch.stack(want), f"all_gather_into_tensor, stacked {what}")
-        flat = torch.zeros(1, world * count, dtype=dtype)  # as SyncBatchNorm calls it
+        flat = torch.zeros(1, world * count, dtype=dtype)  # the shape that SyncBatchNorm uses
         dist.all_gather_into_tensor(flat, source)
         assert_same(flat[0], torch.cat(want), f"all_gather_into_tensor, flat {what}")
 
@@ -98,7 +98,7 @@ def test_large(rank, world):
         check_broadcast(dtype, 2_000_003, 1, rank, world, f"{dtype} count 2000003")
 
 
-SIZES = {  # elements of each rank's part, worlds up to 4
+SIZES = {  # elements of each rank's part, for up to four ranks
     "some empty": [0, 5, 0, 3],
     "rising": [1, 2, 3, 4],
     "one large": [7, 200_003, 1, 0],
@@ -179,7 +179,7 @@ def test_all_to_all_of_any_lists(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_lists_of_any_shapes(rank, world):
-    """The tensors of one list may differ in shape and strides as long as each pair agrees on the count."""
+    """Tensors of one list may differ in shape and strides if each pair has equal counts."""
     shapes = [(2, 3), (4,), (1, 2, 5)]
     want = [wild_bits(torch.float32, torch.Size(shapes[r]).numel(), r).view(shapes[r]) for r in range(world)]
     outputs = [torch.zeros_like(t) for t in want]

@@ -1,4 +1,4 @@
-"""What torch 2.14 and 2.15 added to a backend: the _single family, hooks, the flight recorder, ephemeral timeouts."""
+"""Backend features of torch 2.14 and 2.15: the _single family, hooks, the flight recorder, ephemeral timeouts."""
 
 import pickle
 import threading
@@ -68,19 +68,19 @@ def trace():
 
 
 def newest():
-    """The number of the last entry of torch's own recorder, which keeps the last 2000."""
+    """The number of the last entry of torch's recorder, which keeps 2000 entries."""
     return max((e["record_id"] for e in trace()), default=-1)
 
 
 def recorded(after):
-    """The collectives among the entries behind that number."""
+    """The collectives among later entries."""
     return [e for e in trace() if e["record_id"] > after and "all_" in e["profiling_name"]]
 
 
 @from_2_15
 @on_ranks(2)
 def test_flight_recorder(rank, world):
-    """No finished operation looks as if it hung."""
+    """The recorder shows finished operations as completed."""
     before = newest()
     for _ in range(3):
         dist.all_reduce(torch.ones(5))
@@ -112,7 +112,7 @@ def test_flight_recorder_shows_what_hangs(rank, world):
 
 @on_ranks(2)
 def test_abort_hooks(rank, world):
-    """Called when a collective times out and before an abort; not for a group that is well."""
+    """A hook runs on a timeout of a collective and before an abort, but not for a healthy group."""
     group = dist.new_group(timeout=timedelta(seconds=0.5))
     backend = backend_of(group)
     assert TORCH < (2, 15) or backend.supports_abort_hooks
@@ -128,7 +128,7 @@ def test_abort_hooks(rank, world):
         assert called.wait(2)
         backend.abort()
         backend.shutdown()
-        backend.unregister_abort_hook(1)  # torch does so after shutdown
+        backend.unregister_abort_hook(1)  # torch also does so after a shutdown
         assert not dropped.is_set()
     meet("done")
 
@@ -164,7 +164,7 @@ def fail(*_):
 
 @on_ranks(2)
 def test_slow_abort_hooks_hold_nobody_up(rank, world):
-    """As torch's flight recorder, which writes for seconds, with Python's lock at times."""
+    """torch's flight recorder is such a hook: it writes for seconds and sometimes holds the GIL."""
     backend = backend_of(dist.new_group(timeout=timedelta(seconds=0.5)))
     ended = threading.Event()
     backend.register_abort_hook(1, lambda: ended.wait(3))
@@ -180,7 +180,7 @@ def test_slow_abort_hooks_hold_nobody_up(rank, world):
 
 @on_ranks(2)
 def test_abort_hooks_that_raise(rank, world):
-    """They hurt nobody: not the error that the user sees, not the other hooks, not the process."""
+    """They affect neither the user's error, nor other hooks, nor the process."""
     group = dist.new_group(timeout=timedelta(seconds=0.5))
     backend = backend_of(group)
     aborted = threading.Event()
@@ -202,7 +202,7 @@ def test_abort_hooks_that_raise(rank, world):
 
 @on_ranks(2)
 def test_ephemeral_timeout(rank, world):
-    """It lengthens what is issued next, and goes when that has completed."""
+    """It extends operations that are issued next, and expires when these have completed."""
     group = dist.new_group(timeout=timedelta(seconds=0.5))
     if rank == 0:
         backend_of(group)._add_ephemeral_timeout(timedelta(seconds=20))
@@ -221,7 +221,7 @@ def test_ephemeral_timeout(rank, world):
 
 @on_ranks(2)
 def test_ephemeral_timeout_of_all_until_the_first_has_ended(rank, world):
-    """Of collectives and messages that are issued meanwhile; and where there is no timeout it does not make one."""
+    """It applies to collectives and messages issued meanwhile, and adds no timeout to a group without one."""
     group = dist.new_group(timeout=timedelta(seconds=0.5))
     if rank == 0:
         backend_of(group)._add_ephemeral_timeout(timedelta(seconds=20))
@@ -242,7 +242,7 @@ def test_ephemeral_timeout_of_all_until_the_first_has_ended(rank, world):
             dist.recv(there, 1, group)
         assert time.monotonic() - started < 3.0
     meet("timed out")
-    forever = dist.new_group(timeout=timedelta.max)  # which torch makes negative: no timeout
+    forever = dist.new_group(timeout=timedelta.max)  # torch makes it negative, which means no timeout
     if rank == 0:
         backend_of(forever)._add_ephemeral_timeout(timedelta(seconds=0.2))
     else:
@@ -253,7 +253,7 @@ def test_ephemeral_timeout_of_all_until_the_first_has_ended(rank, world):
 @from_2_15
 @on_ranks(2)
 def test_abort_hooks_come_and_go_while_operations_end(rank, world):
-    """Those of completion too: torch's own recorder, which is C++, is one of every group that is made."""
+    """Completion hooks too: torch's C++ recorder registers one on every new group."""
     group = dist.new_group()
     backend = backend_of(group)
     over = threading.Event()
@@ -263,7 +263,7 @@ def test_abort_hooks_come_and_go_while_operations_end(rank, world):
         while not over.is_set():
             backend.register_abort_hook(number, lambda: None)
             assert backend.options._timeout
-            backend.register_abort_hook(number, lambda: None)  # takes the place of the other one
+            backend.register_abort_hook(number, lambda: None)  # replaces the other hook
             backend.unregister_abort_hook(number)
             turns[number] += 1
 

@@ -1,4 +1,4 @@
-"""Windows: tensors of the CPU that the other ranks write to, as torch 2.15 has them: dist._new_window."""
+"""Windows of torch 2.15 (`dist._new_window`): CPU tensors that other ranks write to."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ def argument_error(text):
 
 
 def exchange(rank, world, dtype, count):
-    """Each rank's place has room for what every rank writes there."""
+    """Each rank's tensor has room for the data of every rank."""
     place = torch.zeros(world, count, dtype=dtype)
     window = dist._new_window(place)
     for turn in range(3):
@@ -74,7 +74,7 @@ def test_the_target_need_not_call_anything(rank, world):
 
 @on_ranks(2)
 def test_sizes_types_and_offsets_are_each_ranks_own(rank, world):
-    """Into the middle of a view, of another type on each rank; and again with another tensor in the same window."""
+    """Writes into the middle of a view, with another type on each rank, then registers another tensor in the window."""
     window = dist._new_window()
     for turn in range(2):
         whole = torch.zeros(20, dtype=torch.float64 if rank == 0 else torch.int16)
@@ -86,7 +86,7 @@ def test_sizes_types_and_offsets_are_each_ranks_own(rank, world):
             window.put(torch.tensor([7, 8], dtype=torch.int16), 1, 6, False)
         else:
             window.put(torch.tensor([0.5 + turn], dtype=torch.float64), 0, 4, False)
-        window.tensor_deregister()  # and all is there
+        window.tensor_deregister()  # all data has arrived
         if rank == 0:
             assert whole.tolist() == [0.0] * 9 + [0.5 + turn] + [0.0] * 10
         else:
@@ -133,7 +133,7 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
 
 @on_ranks(3)
 def test_a_tensor_that_is_refused_is_refused_on_all_ranks(rank, world):
-    """One rank's mistake keeps nobody waiting, and the others are told whose it was."""
+    """One rank's error blocks no other rank, and the others learn which rank it was."""
     window = dist._new_window()
     unfit = {"contiguous": torch.zeros(4, 4).t(), "of the CPU": torch.zeros(3, device="meta")}
     for text, tensor in unfit.items():
@@ -150,7 +150,7 @@ def test_a_tensor_that_is_refused_is_refused_on_all_ranks(rank, world):
 
 @on_ranks(2)
 def test_a_tensor_is_kept_as_long_as_it_is_registered(rank, world):
-    """Whether or not the window owns it, and though the window has been dropped; but no longer."""
+    """The registration keeps the tensor, whether or not the window owns it, even after the window is dropped."""
     group = dist.new_group()
     for owning in (True, False):
         window = dist._new_window(group=group)
@@ -191,7 +191,8 @@ def test_a_window_of_a_group_that_is_gone_raises(rank, world):
     dist.barrier()
 
 
-# --- waits that end badly ---------------------------------------------------------------------------------------------
+# --- failed waits
+# ------------------------------------------------------------------------------------------------------
 
 
 def wait_options(timeout):

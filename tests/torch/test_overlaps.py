@@ -1,4 +1,4 @@
-"""Outputs that use memory of inputs, and not as what is in place does, which tests/torch/test_tensors.py has."""
+"""Outputs that partly overlap inputs. `tests/torch/test_tensors.py` covers in-place calls."""
 
 import torch
 import torch.distributed as dist
@@ -11,14 +11,14 @@ def numbers(rank, count):
 
 
 def slots_of(whole, count, shift):
-    """The ranks' places in `whole`, moved on by `shift` elements."""
+    """The ranks' slots of `whole`, shifted by `shift` elements."""
     return [whole[p * count + shift : (p + 1) * count + shift] for p in range(whole.numel() // count - 1)]
 
 
 @only_nvx
 @on_ranks(2, 3)
 def test_gathers_into_memory_of_the_input(rank, world):
-    """Another rank's slot of the output, or none's: what is received must not overwrite what is yet to be sent."""
+    """The input is another rank's slot of the output, or none: received data must not overwrite unsent data."""
     for count in (3, 1000, 70_001):
         want = [numbers(r, count) for r in range(world)]
         for place, shift in ((rank, 1), ((rank + 1) % world, 0), ((rank + 1) % world, count // 2)):
@@ -64,7 +64,7 @@ def test_scatters_into_memory_of_the_input(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_all_to_all_into_memory_of_the_input(rank, world):
-    """In another order, with other splits, and moved on."""
+    """The output has another order, other splits, or a shift."""
     for count in (3, 1000, 70_001):
         sent = [numbers(r, world * count) for r in range(world)]
         want = [s[rank * count : (rank + 1) * count] for s in sent]
@@ -77,7 +77,7 @@ def test_all_to_all_into_memory_of_the_input(rank, world):
         assert_same(whole[1:], torch.cat(want), f"all_to_all_single, one on, count {count}")
         whole = sent[rank].clone()
         give, take = [count] * world, [count] * world
-        if rank < 2:  # rank 0 keeps less, and so gives rank 1 more than it gets from it
+        if rank < 2:  # rank 0 keeps less and so sends rank 1 more than it receives from it
             give[rank], give[1 - rank] = (count - 1, count + 1) if rank == 0 else (count + 1, count - 1)
             take[rank], take[1 - rank] = (count - 1, count - 1) if rank == 0 else (count + 1, count + 1)
             whole, room = torch.zeros(world * count + 2), sum(take)
@@ -96,7 +96,7 @@ def test_all_to_all_into_memory_of_the_input(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_outputs_that_share_memory_hold_the_last_one(rank, world):
-    """Whichever piece comes first: the same on all ranks, as over gloo."""
+    """The result does not depend on arrival order: it is the same on all ranks, and the same as over gloo."""
     for count in (3, 1000, 70_001):
         want = numbers(world - 1, count)
         out, mine = torch.zeros(count), numbers(rank, count)

@@ -1,4 +1,4 @@
-"""send and recv: matching by pair and tag, from anybody, to oneself, in batches and coalescing scopes."""
+"""send and recv: matching by pair and tag, any source, self messages, batches and coalescing windows."""
 
 import random
 
@@ -45,7 +45,7 @@ def test_every_dtype(rank, world):
 
 @on_ranks(2)
 def test_isend_does_not_wait_for_the_receiver(rank, world):
-    """Both ranks send first and receive later; large messages too."""
+    """Both ranks send first and receive later, also with large messages."""
     other = 1 - rank
     for count in (5, 70_001, 2_000_003):
         send = dist.isend(message(rank, count, count), other)
@@ -72,7 +72,7 @@ def test_one_pair_keeps_its_order(rank, world):
 
 @on_ranks(2)
 def test_tags_are_separate_channels(rank, world):
-    """Received in the opposite order of sending: the tag alone decides."""
+    """Receives in reverse order of the sends: only the tag matches them."""
     tags = [3, 1, 2, 70_000]
     if rank == 0:
         works = [dist.isend(message(0, tag, 1000 + tag), 1, tag=tag) for tag in tags]
@@ -148,7 +148,7 @@ def test_a_rank_sends_to_itself(rank, world):
 
 
 def exchange(rank, world, order, count=1000, tags=False):
-    """Everybody sends to everybody else in one batch whose operations are in the given order."""
+    """Every rank sends to every rank in one batch, with the operations in the given order."""
     peers = [p for p in range(world) if p != rank]
     outputs = {p: torch.zeros(count, dtype=torch.int32) for p in peers}
     ops = [dist.P2POp(dist.isend, message(rank, p, count), p, tag=10 + rank if tags else 0) for p in peers]
@@ -174,7 +174,7 @@ def test_batches_in_any_order(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_batches_that_only_some_ranks_join(rank, world):
-    """A batch talks to the peers it names and to nobody else; several operations a pair keep their order."""
+    """A batch involves only the peers that it names; several operations of a pair keep their order."""
     if rank == 0:
         ops = [dist.P2POp(dist.isend, message(0, i), 1) for i in range(5)]
     elif rank == 1:
@@ -191,7 +191,7 @@ def test_batches_that_only_some_ranks_join(rank, world):
 
 @on_ranks(2)
 def test_batched_and_plain_match_each_other(rank, world):
-    """Pipelines send in batches what is received plainly: one order a pair, whatever the call."""
+    """Plain receives match batched sends of a pipeline: a pair has one order for all calls."""
     if rank == 0:
         dist.isend(message(0, 0), 1).wait()
         for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, message(0, 1), 1)]):
@@ -220,7 +220,7 @@ def test_a_batch_to_oneself(rank, world):
 
 @on_ranks(2, 3)
 def test_p2p_beside_collectives(rank, world):
-    """Sends and receives do not wait for collectives nor hold them up."""
+    """Sends and receives neither wait for collectives nor delay them."""
     after, before = (rank + 1) % world, (rank - 1) % world
     output = torch.zeros(70_001, dtype=torch.int32)
     receive = dist.irecv(output, before)
@@ -237,7 +237,7 @@ def test_p2p_beside_collectives(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_a_strided_message(rank, world):
-    """Dense tensors of any stride order travel; what is not dense is refused, never sent wrong."""
+    """Dense tensors of any stride order are sent; other tensors are refused, never sent wrong."""
     if rank == 0:
         dist.send(message(0, 0, 1200).view(30, 40), 1)
         return
@@ -295,7 +295,7 @@ def test_empty_windows(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_a_window_left_open_by_an_exception(rank, world):
-    """torch never closes it; the next window must start afresh."""
+    """torch never closes the window; the next window must not include its calls."""
     cpu = torch.device("cpu")
     with pytest.raises(KeyError), dist.distributed_c10d._coalescing_manager(device=cpu):
         raise KeyError
@@ -308,7 +308,7 @@ def test_a_window_left_open_by_an_exception(rank, world):
 @only_nvx
 @on_threads(2, 3)
 def test_a_window_of_mixed_operations(pg, rank, world):
-    """What the backend itself promises: any operations between start and end, one Work for all."""
+    """The backend's guarantee: any operations between start and end give one `Work`."""
     after, before = (rank + 1) % world, (rank - 1) % world
     total, output, shared = (
         torch.ones(500),

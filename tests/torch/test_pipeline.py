@@ -19,7 +19,7 @@ def layers(count):
 
 
 def alone(count, x, y):
-    """One process, micro-batch by micro-batch as the schedules do it."""
+    """One process runs the micro-batches one by one, like the schedules."""
     model = nn.Sequential(*layers(count))
     losses = []
     for part, target in zip(x.chunk(CHUNKS), y.chunk(CHUNKS), strict=True):

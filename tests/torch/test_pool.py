@@ -1,5 +1,5 @@
-"""Tensors in memory that nvx hands out and the other ranks map: nvx's kernels need no staging for them, and compute the
-same bits. Threads play the kernels, on fake_device's streams and in its memory.
+"""Tensors in memory that nvx allocates and other ranks map: nvx's kernels need no staging for them and compute the
+same bits. Threads play the kernels on the streams and in the memory of `fake_device`.
 """
 
 import concurrent.futures
@@ -38,7 +38,7 @@ def empty(count, dtype=torch.float32, group=None, device=0):
 
 
 def pooled(host, group=None):
-    """The same numbers, in the pool."""
+    """A copy of the tensor in the pool."""
     tensor = empty(host.numel(), host.dtype, group)
     tensor.copy_(host)
     return tensor
@@ -46,12 +46,12 @@ def pooled(host, group=None):
 
 def grown(group=None):
     if nvx.pool_stats(group) is None:
-        dist.all_reduce(on_gpu(1), group=group)  # opens the device, on all ranks
+        dist.all_reduce(on_gpu(1), group=group)  # opens the device on all ranks
     return nvx.pool_stats(group)["grown"]
 
 
 def grow():
-    """Tensors of the pool, of which the last one lies in memory that was not there before."""
+    """Tensors of the pool; the last one makes the pool grow."""
     before, made = grown(), []
     while grown() == before:
         made.append(pooled(torch.zeros(LARGE)))
@@ -59,7 +59,7 @@ def grow():
 
 
 def call_until(holds, group=None, seconds=40):
-    """Calls until that holds on all ranks: what has grown is told by launches, and mapped beside them."""
+    """Calls until `holds()` is true on all ranks: launches announce new memory, and mapping runs beside them."""
     end = time.monotonic() + seconds
     while True:
         all_of_them = on_gpu(float(holds()), 4)
@@ -71,7 +71,7 @@ def call_until(holds, group=None, seconds=40):
 
 
 def call_until_mapped(group=None):
-    """Every rank has mapped all that the others have grown by."""
+    """Calls until every rank has mapped the new memory of all others."""
     world = dist.get_world_size(group)
     everybody = torch.zeros(world, dtype=torch.int64)
     everybody[dist.get_rank(group)] = grown(group)
@@ -92,7 +92,7 @@ def fake_cuda():
 
 @contextlib.contextmanager
 def refusing(call):
-    """The driver refuses this call."""
+    """Makes the driver refuse this call inside the block."""
     library = fake_cuda()
     library.fake_refuse(call.encode())
     try:
@@ -107,7 +107,7 @@ def numbers(count, seed, dtype=torch.float32):
 
 
 def bits_of_collectives(make, rank, world, dtype=torch.float32, group=None, count=LARGE + 24):
-    """What all of them give where make() makes the tensors."""
+    """The results of all collectives on tensors that `make()` makes."""
     mine = numbers(count * world, 7 + rank, dtype)
     results = []
 
@@ -151,7 +151,7 @@ def assert_same_bits(some, others):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), i
 
 
-# --- what comes out -------------------------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
 @on_played_gpus(2, 3)
@@ -229,7 +229,7 @@ def test_a_pool_that_grows_while_groups_run(rank, world):
 
 @on_played_gpus(2)
 def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
-    """Late readers and writers would meet another tensor's numbers, or fake_device's poison."""
+    """Late readers and writers would see another tensor's data, or the poison of `fake_device`."""
     dist.all_reduce(on_gpu(1))
     set_delays(5, 500)
     stream, other = torch.accelerator.current_stream(), torch.Stream(GPU)
@@ -259,7 +259,7 @@ def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
     set_delays(5, 50)
 
 
-# --- where there is none, or no more --------------------------------------------------------------------------------
+# --- no memory, or no more memory -----------------------------------------------------------------------------------
 
 
 @on_played_gpus(2)
@@ -317,7 +317,7 @@ def test_a_peer_that_cannot_map_stages(rank, world):
         if rank == 0:
             assert nvx.pool_stats()["mapped"][1] == before
     kept += grow()
-    call_until_mapped()  # what has grown further is tried again
+    call_until_mapped()  # retries to map the new memory
     del kept
     assert_same_bits(
         bits_of_collectives(lambda host: host.to(GPU), rank, world), bits_of_collectives(pooled, rank, world)
@@ -334,7 +334,7 @@ def test_a_device_that_is_full(rank, world):
             empty(kept // 4 + LARGE)
         del large
         torch.accelerator.synchronize()
-        again = empty(4 * LARGE)  # what torch has cached
+        again = empty(4 * LARGE)  # uses torch's cached memory
         assert grown() == kept
     assert_all(small, 1)
     more = grow()[-1].fill_(rank + 1)
@@ -384,7 +384,7 @@ def test_tensors_outlive_their_group(rank, world):
 
 @on_played_gpus(3, op_timeout=60, dies=[1])
 def test_an_owner_that_dies(rank, world):
-    """Its memory stays for who has it mapped, and the survivors have theirs."""
+    """Its memory remains for the ranks that mapped it, and the survivors keep theirs."""
     tensor = pooled(torch.full((LARGE,), rank + 1.0))
     call_until_mapped()
     dist.all_reduce(tensor)

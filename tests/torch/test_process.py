@@ -1,4 +1,4 @@
-"""The process around the ranks: its exit, its children, its interrupts, and what it must not leak."""
+"""The process around the ranks: exit, children, interrupts, leaks."""
 
 import atexit
 import os
@@ -49,7 +49,7 @@ def start(folder, body, **environment):
 
 
 def finish(processes, limit=60):
-    """(exit code, stdout, stderr) of each; nobody is left behind."""
+    """Returns (exit code, stdout, stderr) of each process, after all have ended."""
     try:
         return [(p.communicate(timeout=limit), p.returncode, time.monotonic()) for p in processes]
     finally:
@@ -65,14 +65,14 @@ def seconds_after_end(out, ended):
 
 @pytest.fixture
 def exit_limit(tmp_path):
-    """Two seconds, and what torch itself needs to leave on this machine as busy as it is now."""
+    """Two seconds more than torch itself needs to exit at the current load."""
     plain = finish(start(tmp_path, "dist.destroy_process_group()"))
     return 2.0 + max(seconds_after_end(out, ended) for (out, _), _, ended in plain)
 
 
 @only_nvx
 def test_exit_without_destroy(tmp_path, exit_limit):
-    """With a second group, an asynchronous operation nobody waited for, and a tensor in its callback."""
+    """With a second group, an asynchronous operation without a wait, and a tensor in its callback."""
     body = """
 group = dist.new_group()
 works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(5)]
@@ -144,7 +144,7 @@ dist.all_reduce(torch.ones(3))
 
 @only_nvx
 def test_on_error_abort(tmp_path):
-    """NVX_ON_ERROR=abort: a failure ends the process, as jobs that restart from outside want it."""
+    """`NVX_ON_ERROR=abort`: a failure ends the process, for jobs that an external supervisor restarts."""
     body = """
 if rank == 1:
     os._exit(5)
@@ -161,7 +161,7 @@ print("must not get here")
 
 @only_nvx
 def test_on_error_abort_spares_what_this_rank_called_off(tmp_path):
-    """Neither leaving a group with operations in flight nor aborting it is a failure of the process."""
+    """Leaving a group with operations in flight, or aborting it, is no failure of the process."""
     body = """
 group = dist.new_group()
 if rank == 0:
@@ -198,7 +198,7 @@ sys.exit(7)
 @only_nvx
 @pytest.mark.parametrize("waits", [False, True])
 def test_on_error_abort_and_a_peer_that_has_left(tmp_path, waits):
-    """A failure of the process where it waits for that peer; none where it does not."""
+    """It is a failure of the process only if the process waits for that peer."""
     body = f"""
 group = dist.new_group()
 if rank == 0:
@@ -236,7 +236,7 @@ print("end", flush=True)
 @only_nvx
 @pytest.mark.parametrize("sizes", ["2,3", "3,2,3"])
 def test_a_world_that_grows_over_one_store(sizes):
-    """Who joins has been in fewer worlds than the others, and comes before they have begun the one that it is for."""
+    """A new rank has been in fewer worlds than the others, and comes before they begin the world that it joins."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = ["-c", WORLDS, str(store.port)]
     ranks = [
@@ -264,7 +264,7 @@ def test_data_loader_with_workers(rank, world):
 
 
 def in_child(call):
-    """Runs call in a forked child; the child's exit code."""
+    """Runs `call` in a forked child and returns the child's exit code."""
     pid = os.fork()
     if pid == 0:
         code = 99
@@ -278,7 +278,7 @@ def in_child(call):
 @only_nvx
 @on_ranks(2)
 def test_a_child_that_exits_leaves_the_group_alone(rank, world):
-    """Its exit handlers run, its copy of the group is destroyed: the parent's must not notice."""
+    """The child runs its exit handlers and destroys its copy of the group: this must not affect the parent's group."""
 
     def leave():
         atexit._run_exitfuncs()
@@ -300,7 +300,7 @@ def test_a_child_that_exits_leaves_the_group_alone(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_a_child_cannot_speak_for_its_parent(rank, world):
-    """A forked child that uses the group gets an error, at once; the parent's group goes on."""
+    """A forked child that uses the group gets an immediate error; the parent's group still works."""
 
     def use():
         try:
@@ -320,7 +320,7 @@ def test_a_child_cannot_speak_for_its_parent(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_nothing_of_a_group_is_touched_in_a_child(rank, world):
-    """Every call says so, with operations of all kinds in flight at the fork; leaving and forgetting is quiet."""
+    """Every call raises, with operations of all kinds in flight at the fork; destroying and dropping is silent."""
     group = dist.new_group()
     backend = group._get_backend(torch.device("cpu"))
     tensor, sparse = torch.ones(3), torch.eye(3).to_sparse()
@@ -377,7 +377,7 @@ def test_nothing_of_a_group_is_touched_in_a_child(rank, world):
 
 
 def belongings():
-    """What a process may leak: descriptors, threads, mappings, resident KiB, its names in /dev/shm."""
+    """Resources that a process may leak: descriptors, threads, mappings, resident KiB, its names in /dev/shm."""
     with open("/proc/self/statm") as statm:
         resident = int(statm.read().split()[1]) * 4
     with open("/proc/self/maps") as maps:
@@ -392,7 +392,7 @@ def belongings():
 
 
 def assert_nothing_leaked(before, what):
-    end = time.monotonic() + 15  # idle threads of the pool live for some seconds
+    end = time.monotonic() + 15  # idle threads of the pool exit after some seconds
     while True:
         after = belongings()
         grown = {name: after[name] - before[name] for name in before}
@@ -470,7 +470,7 @@ def test_operations_leak_nothing(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_idle_threads_go(rank, world):
-    """Asynchronous work on many groups needs threads; they go when it is done, and idle groups cost none."""
+    """Asynchronous work on many groups needs threads. They exit after the work, and idle groups have none."""
     groups = [dist.new_group() for _ in range(8)]
     before = threading.active_count(), len(os.listdir("/proc/self/task"))
     for work in [dist.all_reduce(torch.ones(1000), group=g, async_op=True) for g in groups]:
@@ -489,7 +489,7 @@ def test_idle_threads_go(rank, world):
 
 @only_nvx
 def test_import_is_light():
-    """Registering loads no C++, starts no thread and takes no time to speak of."""
+    """Registration loads no C++, starts no thread, and is fast."""
     code = """
 import sys, time, os
 import torch, torch.distributed

@@ -1,4 +1,4 @@
-"""The pool itself: a fault in a rank must come back as a failed test that says which rank and where."""
+"""The pool of ranks: a fault in a rank must fail the test and name the rank and the place."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Groups whose ranks change: init_process_group(enable_reconfigure=True) and dist._reconfigure, from torch 2.15 on."""
+"""Groups whose ranks change: `init_process_group(enable_reconfigure=True)` and `dist._reconfigure` of torch 2.15."""
 
 import gc
 import os
@@ -24,7 +24,8 @@ def started(ranks):
     return runner(ranks)
 
 
-# --- how ranks are given ----------------------------------------------------------------------------------------------
+# --- lists of ranks
+# ----------------------------------------------------------------------------------------------------
 
 
 def in_a_list(rank, world, port):
@@ -58,7 +59,7 @@ def in_a_set(rank, world, port):
     assert reconfigure(2, [handles[(r - 1) % world] for r in range(world)]).wait()
     check_group(turned, world)
     assert reconfigure(3, set(exchange(store, "third", rank, range(world)))).wait()
-    check_group(turned, world)  # they keep their order
+    check_group(turned, world)  # the order is kept
 
 
 def test_a_set_keeps_the_order_of_ranks(started):
@@ -67,7 +68,7 @@ def test_a_set_keeps_the_order_of_ranks(started):
 
 def in_a_set_of_many(rank, world, port):
     store = connect(port)
-    number = [2, 10, 9][rank]  # numbers that are not in the order of their texts
+    number = [2, 10, 9][rank]  # numerical order differs from the order of the texts
     begin(store, number, 100)
     assert reconfigure(1, set(exchange(store, "first", rank, range(world)))).wait()
     check_group([0, 2, 1][rank], world)
@@ -82,7 +83,7 @@ def in_many_turns(rank, world, port):
     store = arrive(port, rank, world)
     for turn in range(8):
         handles = exchange(store, f"turn {turn}", rank, range(world))
-        size = world - turn % 2  # every second group is without the last of them
+        size = world - turn % 2  # every second group excludes the last rank
         order = [(r + turn) % world for r in range(size)]
         if rank in order:
             assert reconfigure(turn, [handles[r] for r in order]).wait()
@@ -94,7 +95,8 @@ def test_again_and_again(started):
     started(in_many_turns, 3)
 
 
-# --- ranks that go and come -------------------------------------------------------------------------------------------
+# --- ranks that leave and join
+# ------------------------------------------------------------------------------------------
 
 
 def without_the_dead(rank, world, port):
@@ -118,7 +120,7 @@ def without_the_dead(rank, world, port):
         assert time.monotonic() - began < (8 if SEVERAL_HOSTS else 2.5)
         with pytest.raises(RuntimeError, match=r"has not been initialized.*failed.*rank 1"):
             dist.all_reduce(torch.ones(2))
-    assert here() == (rank, world)  # a reconfigure that fails changes nothing
+    assert here() == (rank, world)  # a failed reconfigure changes nothing
     left = [r for r in range(world) if r != 1]
     assert reconfigure(3, exchange(store, "third", rank, left)).wait()
     check_group(left.index(rank), len(left))
@@ -129,7 +131,7 @@ def test_survivors_go_on_without_the_dead(started):
 
 
 def with_a_newcomer(rank, world, port):
-    """Rank 1 dies, and the last process takes its place."""
+    """Rank 1 dies, and the last process replaces it."""
     store = connect(port)
     newcomer = rank == world - 1
     if not newcomer:
@@ -178,11 +180,12 @@ def test_in_a_set_those_that_were_there_come_first(started):
     started(newcomers_last, 3)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused calls
+# -----------------------------------------------------------------------------------------------------
 
 
 def with_another_rank(handle):
-    """What the same rank may have been called once."""
+    """An outdated handle of the same rank."""
     fields = handle.split(":")
     return ":".join([fields[0], str(int(fields[1]) + 1), *fields[2:]])
 
@@ -209,7 +212,7 @@ def refused(rank, world, port):
         assert isinstance(raised.value, ValueError) and "\x1b" not in str(raised.value)
         assert dist._get_reconfigure_handle() == own
     check_group(rank, world)
-    assert reconfigure(2, handles).wait()  # what was refused has used nothing up
+    assert reconfigure(2, handles).wait()  # refused calls consumed nothing
     check_group(rank, world)
 
 
@@ -296,7 +299,8 @@ def test_an_ordinary_group_says_how_to_make_one_that_changes(started):
     started(ordinary, 2)
 
 
-# --- the work, and the group that was there ---------------------------------------------------------------------------
+# --- the work, and the previous group
+# ----------------------------------------------------------------------------------
 
 
 def in_flight(rank, world, port):
@@ -321,7 +325,7 @@ def test_what_is_in_flight_ends(started):
 
 
 def recorded():
-    """The last sums of which torch's own recorder knows, which completion hooks tell of their ends."""
+    """The last sums in torch's recorder; completion hooks report their ends."""
     entries = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(backend="nvx")).get("entries", [])
     return [e["state"] for e in entries if e["profiling_name"].endswith(":all_reduce")][-2:]
 

@@ -1,4 +1,4 @@
-"""While ranks meet to change a group: what may be asked, and what ends it."""
+"""Calls and failures while ranks meet to change a group."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def started(ranks):
 
 @pytest.fixture
 def started_on_played(played_gpus):
-    """The same, with an accelerator in each rank on which kernels are played."""
+    """The same, with kernels played on an accelerator in each rank."""
     return runner(played_gpus)
 
 
@@ -52,7 +52,7 @@ def not_waited_for(rank, world, port):
         with pytest.raises(RuntimeError, match="being reconfigured already"):
             reconfigure(2, handles)
         come_together(store, "rank 0 has looked", world)
-        check_group(0, world)  # which waits for it
+        check_group(0, world)  # waits for the meeting
         work.get_future().wait()
         assert work.is_completed() and work.result() == []
     else:
@@ -88,7 +88,7 @@ def called_off(rank, world, port):
     check_group(rank, world)
     if rank == 0:
         work = reconfigure(4, handles[1:] + [dist._get_reconfigure_handle()])
-    come_together(store, "rank 0 has begun again", world)  # and now leaves
+    come_together(store, "rank 0 has begun again", world)  # and leaves now
 
 
 @only_nvx
@@ -125,7 +125,7 @@ def errors_told(rank, world, port):
     kinds = torch._C._distributed_c10d.ErrorType
     for uuid in (1, 2):
         work = reconfigure(uuid, [own, of_nobody(own)])
-        assert own_backend().get_error() == kinds.SUCCESS  # whatever became of the one before
+        assert own_backend().get_error() == kinds.SUCCESS  # independent of the previous group's state
         dist.group.WORLD.abort()
         with pytest.raises(dist.DistBackendError, match="aborted"):
             work.wait()
@@ -151,7 +151,7 @@ def forked(rank, world, port):
                     code = 1
                 except RuntimeError as error:
                     code = code or (0 if "forked" in str(error) else 2)
-            dist.group.WORLD.abort()  # which does nothing
+            dist.group.WORLD.abort()  # no effect
             os._exit(code)
         ended = []
         try:
@@ -198,7 +198,7 @@ def test_a_meeting_ends_before_the_process_is_torn_down():
 
 
 def device_of_a_meeting(rank, world, port):
-    """Devices are opened by all ranks, or by none: and so whoever opens one waits for the others."""
+    """All ranks open devices together or not at all, so a rank that opens one waits for the others."""
     import nvx
 
     store = arrive(port, rank, world, seconds=40)
@@ -248,7 +248,7 @@ def timed_while_meeting(rank, world, port):
     handles = exchange(store, "first", rank, range(world))
     if rank == 0:
         work = reconfigure(1, handles, seconds=20)
-        time.sleep(0.3)  # it has taken the options by now
+        time.sleep(0.3)  # it has read the options by now
         nvx.set_timeout(timedelta(seconds=1))
     come_together(store, "the timeout is set", world)
     if rank == 1:

@@ -25,11 +25,11 @@ from reference import (
 )
 
 ALL_OPS = [*OPS, *BITWISE, "premul_sum"]
-PLACES = [(0, 0), (1, 1), (7, 3), (1000, 0), (1000, 5)]  # (count, elements off the start of the allocation)
+PLACES = [(0, 0), (1, 1), (7, 3), (1000, 0), (1000, 5)]  # (count, element offset in the allocation)
 
 
 def cells():
-    """Every (dtype, op) that means something, over nvx; over gloo those it serves."""
+    """The valid (dtype, op) pairs over nvx; over gloo the pairs that it serves."""
     for dtype in DTYPES:
         for op in ALL_OPS:
             if meaningful(dtype, op) and (OVER_NVX or gloo_can(dtype, op)):
@@ -53,7 +53,7 @@ def check_reduce(inputs, op, offset, rank, what):
 
 
 def check_reduce_scatter(inputs, op, offset, rank, what):
-    """inputs hold world equal parts each; both forms, into an output at another offset."""
+    """`inputs` hold `world` equal parts each. Calls both forms, into an output at another offset."""
     world = len(inputs)
     want = reduced(inputs, op).chunk(world)[rank] if inputs[0].numel() else inputs[0]
     output = placed(torch.zeros_like(want), (offset * 3) % 16)
@@ -86,13 +86,13 @@ def test_every_dtype_and_op(rank, world):
 @only_nvx
 @on_ranks(2, 3, 4, limit=120)
 def test_any_bits(rank, world):
-    """Not only exact numbers: rank order, one rounding, infinities, NaN, denormals, wrapping integers."""
+    """Inexact numbers too: rank order, one rounding, infinities, NaN, denormals, wrapping integers."""
     for dtype, op in cells():
         if dtype in COMPLEX or dtype in INTEGERS and op == "avg":
             continue
         for count in (7, 1000, 5003):
             inputs = [wild_bits(dtype, count * world, r) for r in range(world)]
-            if dtype in FLOATS and op in ("min", "max"):  # which zero is the smaller is nobody's promise
+            if dtype in FLOATS and op in ("min", "max"):  # the smaller of the two zeros is unspecified
                 inputs = [torch.where(t.float() == 0, torch.zeros(()).to(dtype), t) for t in inputs]
             what = f"{dtype} {op} count {count}, any bits"
             check_all_reduce(inputs, op, count % 3, rank, what)
@@ -125,7 +125,7 @@ def test_large(rank, world):
 @only_nvx
 @on_ranks(2, 3, 4)
 def test_same_bits_at_every_size(rank, world):
-    """The same elements give the same bits, alone or in a large tensor, whatever algorithm carries them."""
+    """Equal elements give equal bits, alone or in a large tensor, with every algorithm."""
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
         inputs = [wild_bits(dtype, 300_007, r) for r in range(world)]
         whole = inputs[rank].clone()
@@ -158,14 +158,14 @@ def test_premul_sum_takes_any_factor(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_what_has_no_meaning_is_refused(rank, world):
-    """An argument error on every rank, before anything is sent: the group serves the next call."""
+    """Every rank raises an argument error before any traffic; the group still works."""
     for dtype in DTYPES:
         for op in ALL_OPS:
             if meaningful(dtype, op) or (dtype in INTEGERS and op == "premul_sum"):
                 continue
             with pytest.raises((ValueError, TypeError)):
                 dist.all_reduce(small_numbers(dtype, 4, rank), reduce_op(op))
-            if dtype not in COMPLEX:  # reduce shows nvx the complex numbers whole, and their product is one
+            if dtype not in COMPLEX:  # `reduce` passes complex numbers unsplit to nvx, and their product is valid
                 with pytest.raises((ValueError, TypeError)):
                     dist.reduce(small_numbers(dtype, 4, rank), 0, reduce_op(op))
     with pytest.raises(TypeError, match="^ProcessGroupNVX::allreduce: Cannot use ReduceOp.AVG with Boolean"):
@@ -180,7 +180,7 @@ def test_what_has_no_meaning_is_refused(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_complex_halves(rank, world):
-    """Of which torch knows few operations. Where it does not show nvx the pairs, nvx takes them so itself."""
+    """torch supports few operations for them. If it does not split them into pairs, nvx does."""
     inputs = [torch.view_as_complex(small_numbers(torch.float16, world * 2 * 70, r).view(-1, 2)) for r in range(world)]
     for op in ("sum", "avg", "premul_sum"):
         want = torch.view_as_complex(reduced([torch.view_as_real(t) for t in inputs], op))
@@ -198,7 +198,7 @@ def test_complex_halves(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_reduce_scatter_of_uneven_lists(rank, world):
-    """reduce_scatter_v: rank r receives the sum of part r, and the parts differ in size; some are empty."""
+    """reduce_scatter_v: rank r receives the sum of part r. The parts differ in size; some are empty."""
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
         for sizes in ([5, 1, 9], [0, 3, 70_001], [4, 0, 0], [1, 2, 3]):
             for op in ("sum", "avg", "max"):

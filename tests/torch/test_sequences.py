@@ -1,8 +1,8 @@
 """Random programs of collectives over shapes, dtypes, groups, sync and async, against a reference.
 
-A program is made once by hypothesis and played by every rank. Two kinds of step: those on fresh tensors,
-checked at the end; and those on slots, tensors that later steps read and write again without waiting, so that
-only the promised order (that of issue, in a group) makes the results right. Every rank simulates all slots.
+hypothesis makes a program once and every rank runs it. A step uses either fresh tensors, which are checked at the end,
+or slots: tensors that later steps read and write again without a wait. Only the guaranteed order, that of issue in a
+group, makes the results of slots right. Every rank simulates all slots.
 """
 
 import pytest
@@ -32,7 +32,7 @@ GROUPS = {
 SLOTS = 3
 counts = st.one_of(st.integers(0, 9), st.integers(0, 5000), st.sampled_from([4096, 65_536, 70_001, 300_007]))
 dtypes = st.sampled_from(DTYPES)
-# Between hosts every host rounds once: there only what small floats hold exactly is the same.
+# Every host rounds once, so over several hosts only results that are exact in small floats are the same.
 ops = st.sampled_from(["sum", "min", "max", *BITWISE] if SEVERAL_HOSTS else [*OPS, *BITWISE, "premul_sum"])
 FRESH = """all_reduce broadcast reduce all_gather into_tensor gather scatter reduce_scatter scatter_v
 all_to_all all_to_all_v barrier send""".split()
@@ -104,7 +104,7 @@ class Player:
     # --- steps on slots
 
     def settle(self, slot, index):
-        """Waits for what other groups, and sends (in no order with collectives), still do to a slot."""
+        """Waits until other groups and sends, which have no order with collectives, have released a slot."""
         for owner, work in self.slot_works[slot]:
             if owner != index:
                 work.wait()
@@ -136,7 +136,7 @@ class Player:
             self.simulated[r][slot] = self.simulated[s["root"]][slot]
 
     def slot_send(self, s, index):
-        """From the root's one slot into another member's other slot."""
+        """Sends from a slot of the root to another slot of another member."""
         a, b = s["slots"]
         source, target = s["root"], self.members_now[(self.members_now.index(s["root"]) + 1) % self.size]
         if self.rank == source:

@@ -1,4 +1,4 @@
-"""Sparse tensors, and those of them that are refused."""
+"""Sparse tensors, accepted and refused."""
 
 import time
 
@@ -12,7 +12,7 @@ F32 = torch.float32
 
 
 def sparse(rank, dtype, rows=50, width=3, duplicates=False):
-    """rank r has 2r + 1 rows that overlap the others' (rank 0 has none of the last ones)."""
+    """Rank r has 2r + 1 rows that overlap those of the others (rank 0 has none of the last rows)."""
     index = torch.arange(2 * rank + 1) * (rank + 1) % rows
     if duplicates:
         index = torch.cat([index, index])
@@ -50,7 +50,7 @@ def test_sparse_async_does_not_wait_for_the_others(rank, world):
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
     assert time.monotonic() - started < 1.0
     for work in reversed(works):
-        work.wait()  # an earlier one may still be telling of its end on a thread of its own
+        work.wait()  # an earlier work may still run its callbacks on its own thread
     assert all(work.is_completed() for work in works)
     want = sum(sparse(r, F32).to_dense() for r in range(world))
     assert_same(tensors[0].to_dense(), want, "first")
@@ -61,7 +61,7 @@ def test_sparse_async_does_not_wait_for_the_others(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_sparse_of_unlike_shapes(rank, world):
-    """An error on every rank, and the group serves on."""
+    """Every rank raises an error, and the group still works."""
     with pytest.raises(ValueError, match=r"same shape: rank 0 \(pid.*sizes \[50, .*, rank 1 \(pid.*sizes \[51, "):
         dist.all_reduce(sparse(rank, F32, rows=50 + rank))
     leaf = sparse(rank, F32).requires_grad_()
@@ -105,13 +105,13 @@ def serves_on(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_sparse_of_a_type_that_torch_cannot_coalesce(rank, world):
-    """Whichever ranks call: refused before anything is sent, and the group serves on."""
+    """For any set of calling ranks the error comes before any traffic, and the group still works."""
     refused = [dtype for dtype in NARROW if not coalesces(dtype)]
     assert refused, "torch coalesces all types: then nothing is refused, and this test is done"
     for dtype in refused:
         for callers in ((0, 1), (1,), (0,)):
             for how in ({}, {"async_op": True}):
-                # One entry alone torch does not sum, but it would sum those of several ranks.
+                # torch does not sum a single entry, but would sum the entries of several ranks.
                 for indices in ((1, 1, 2), (1,), ()):
                     if rank in callers:
                         with pytest.raises(TypeError, match="sparse .*cannot coalesce") as caught:

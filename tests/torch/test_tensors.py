@@ -105,7 +105,7 @@ def test_all_to_all_in_place(rank, world):
 @only_nvx
 @on_ranks(3)
 def test_one_output_given_several_times(rank, world):
-    """Which rank's data stays is open, but it must be one of them whole, and nothing else may break."""
+    """The result is the data of any one rank, whole; nothing else may break."""
     inputs = [torch.full((1000,), float(r)) for r in range(world)]
     shared = torch.full((1000,), -1.0)
     dist.all_gather([shared] * world, inputs[rank])
@@ -133,7 +133,7 @@ STRIDED = {
 
 @contextmanager
 def may_refuse():
-    """A strided tensor is served right, or refused as torch's backends refuse it; never served wrong."""
+    """A strided tensor gives the right result or the refusal of torch's backends, never a wrong result."""
     try:
         yield
     except (ValueError, RuntimeError) as error:
@@ -216,13 +216,13 @@ def test_tensors_that_require_grad_are_changed_in_place(rank, world):
     assert tensor.detach().tolist() == [2.0] * 4
 
 
-# --- what the bare backend sees -----------------------------------------------------------------------------
+# --- the bare backend's view --------------------------------------------------------------------------------
 
 
 @only_nvx
 @on_threads(2, 3)
 def test_complex_tensors_reach_the_backend_whole(pg, rank, world):
-    """torch.distributed shows complex tensors as pairs of reals; callers of the group itself do not."""
+    """`torch.distributed` splits complex tensors into pairs of reals; callers of the group itself do not."""
     inputs = [small_numbers(torch.complex64, 1001, r) for r in range(world)]
     tensor = inputs[rank].clone()
     pg.allreduce([tensor]).wait()
@@ -359,7 +359,7 @@ WRONG = {
 
 
 def at_root(call, *args):
-    """Only the root can tell that its list is wrong; the others must not enter what it refuses."""
+    """Only the root can detect its bad list; the others must not enter a call that it refuses."""
     if dist.get_rank() != 0:
         raise ValueError("not the root")
     call(*args)
@@ -368,7 +368,7 @@ def at_root(call, *args):
 @only_nvx
 @on_ranks(2, 3)
 def test_refused_arguments(rank, world):
-    """The class and the words torch's users know; on every rank alike, and the group serves on."""
+    """Every rank raises torch's exception class with torch's text, and the group still works."""
     import nvx
 
     with pytest.raises(nvx.ArgumentError):
@@ -406,7 +406,7 @@ MOVES = {
 
 
 def moved(tensor, how, polled):
-    """Done by the caller, or by a thread of nvx's while the caller only looks."""
+    """The caller completes the call, or a thread of nvx does while the caller only polls."""
     work = MOVES[how](tensor, polled)
     end = time.monotonic() + 20
     while polled and not work.is_completed():
@@ -420,7 +420,7 @@ def moved(tensor, how, polled):
 @pytest.mark.parametrize("how", MOVES)
 @on_ranks(2)
 def test_leaves_that_require_grad(rank, world, how):
-    """Who writes into memory need not ask whether a leaf may change; strided leaves are no different."""
+    """A write into a leaf is allowed; strided leaves are no different."""
     for polled in (False, True):
         want = numbers(rank, 2, 8, 5, 5)
         moved(want, how, polled)
@@ -455,7 +455,7 @@ def test_inference_tensors(rank, world, how):
 @only_nvx
 @on_ranks(2)
 def test_strided_sources_leave_no_graph(rank, world):
-    """What is only read may require grad too: gathered values are plain data."""
+    """A tensor that is only read may require grad too: gathered values have no graph."""
     source = leaf(rank)
     outputs = [torch.zeros(2, 8, 5, 5) for _ in range(world)]
     dist.all_gather(outputs, source)
@@ -467,7 +467,7 @@ def test_strided_sources_leave_no_graph(rank, world):
 @only_nvx
 @on_threads(2)
 def test_negative_and_conjugate_views(pg, rank, world):
-    """Tensors whose memory holds something else than their elements."""
+    """Tensors whose memory differs from their elements."""
     tensor = torch._neg_view(numbers(rank, 1000))
     pg.allreduce([tensor]).wait()
     assert torch.equal(tensor.resolve_neg(), -total(world, 1000))
@@ -492,7 +492,7 @@ def test_a_tensor_whose_storage_was_made_smaller_is_refused(rank, world):
 
 
 class Wrapped(torch.Tensor):
-    """Stands for another tensor, and has no memory itself."""
+    """Wraps another tensor and has no memory itself."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -505,7 +505,7 @@ class Wrapped(torch.Tensor):
 
 @on_ranks(2)
 def test_tensors_without_memory_are_refused_in_lists(rank, world):
-    """torch does not look for them in lists of lists, and hands them over."""
+    """torch does not check lists of lists for them and passes them on."""
     inner = torch.ones(3)
     for wrap in (Wrapped, FakeTensorMode().from_tensor):
         wrapped = [wrap(torch.empty(3)) for _ in range(world)]

@@ -1,4 +1,4 @@
-"""What nvx writes to stderr, on one host and on several: it reads well, is true, and is no more than was asked for."""
+"""The stderr output of nvx, on one host and on several: readable, true, and no more than requested."""
 
 import os
 import re
@@ -24,7 +24,7 @@ dist.init_process_group("nvx", store=dist.FileStore(store, world), rank=rank, wo
 
 
 def told(folder, body, hosts, **environment):
-    """What ranks on these hosts, one a host's name, write to stderr. All must end well."""
+    """The stderr output of ranks on these hosts, one host name per rank. All ranks must succeed."""
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
     command = ["-c", PROGRAM.format(body=body), store]
     ranks = [
@@ -75,7 +75,7 @@ def test_what_was_made_is_said_once_in_a_sentence(tmp_path, hosts, spread, plan)
 
 
 def test_who_leaves_in_good_order_is_not_called_lost(tmp_path):
-    """The first rank is still there when the others' processes have ended, and only then leaves."""
+    """Rank 0 outlives the other processes and leaves only then."""
     only_with_ucx(["left", "right"])
     body = """
 dist.all_reduce(torch.ones(10))
@@ -118,7 +118,7 @@ dist.destroy_process_group()
 
 
 def run_apart(folder, body, environments):
-    """stderr and exit code of ranks on a host each, each with an environment of its own; and how long they took."""
+    """Runs each rank on its own host with its own environment; returns stderr, exit codes, and the time taken."""
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
     started = time.monotonic()
     ranks = [
@@ -138,7 +138,7 @@ def run_apart(folder, body, environments):
 
 
 def test_a_library_that_is_not_there_ends_all_ranks_at_once_and_is_named(tmp_path):
-    """On one of two hosts only: the other one is told by whom, and does not wait for the end of the set-up's time."""
+    """Only one of two hosts lacks it: the other host learns from whom, before the set-up times out."""
     only_with_ucx(["left", "right"])
     nowhere = "/nonexistent/libucp.so.0"
     ranks, took = run_apart(str(tmp_path), PROGRAM.format(body=""), [{}, {"NVX_LIBUCP": nowhere}])
@@ -147,7 +147,7 @@ def test_a_library_that_is_not_there_ends_all_ranks_at_once_and_is_named(tmp_pat
         assert f"NVX_LIBUCP={nowhere} is neither a file nor a folder with a libucp.so.0" in words, words
         assert "Next: name one, or unset it" in words, words
     assert re.search(r"rank 1 \(pid \d+, host host1\) gave up making group", ranks[0][0]), ranks[0][0]
-    assert took < 60  # of a set-up that may take half an hour; most of it is importing torch
+    assert took < 60  # the set-up may take half an hour; most of this time is the import of torch
 
 
 def test_a_library_that_cannot_be_loaded_is_named_with_the_line_to_type(tmp_path):
@@ -161,7 +161,7 @@ def test_a_library_that_cannot_be_loaded_is_named_with_the_line_to_type(tmp_path
 
 
 def test_a_libucp_that_comes_after_nvxs_own_is_said_once(tmp_path):
-    """Any library under that name: it is not called."""
+    """Any library of that name counts: nothing calls it."""
     only_with_ucx(["left", "right"])
     other = tmp_path / "libucp.so.0"
     body = f"""
@@ -182,7 +182,7 @@ dist.destroy_process_group()
 
 
 def test_a_second_libucp_in_the_process_is_noticed_and_said(tmp_path):
-    """The one that is there already serves: two of one name would share their parts, and crash."""
+    """nvx uses the library that is loaded already: two of one name would share symbols and crash."""
     if len(found_ucx()) < 2:
         pytest.skip(f"{len(found_ucx())} libucp.so.0 found here: pip install libucx-cu13, apt-get install libucx0")
     there, named = found_ucx()[:2]
@@ -212,7 +212,8 @@ SIZES = (8, 40 << 10, 1 << 20, 8 << 20)
 
 
 def test_explain_says_what_runs_on_several_hosts(tmp_path):
-    """As NVX_DEBUG=trace tells of the same calls: the schedule between hosts, and the steps inside."""
+    """It prints the text that `NVX_DEBUG=trace` prints for these calls: the schedule between hosts and the steps
+    inside."""
     hosts = ["left", "left", "right", "right"]
     only_with_ucx(hosts)
     asked = [(name, n) for name in EXPLAINED for n in (SIZES if name != "barrier" else (0,))]
@@ -226,7 +227,7 @@ def test_explain_says_what_runs_on_several_hosts(tmp_path):
         assert set(re.findall(r"between hosts (\w+) \(", said)) == between, (said, own)
         told_inside = set(re.findall(r"inside a host (\w+)", said))
         assert told_inside and told_inside <= inside, (said, own)
-        assert n > SIZES[1] or told_inside == inside, (said, own)  # of many slices the last is a short one
+        assert n > SIZES[1] or told_inside == inside, (said, own)  # the last of many slices is short
 
 
 def test_ucx_from_pypi_is_found_wherever_python_has_it(tmp_path):

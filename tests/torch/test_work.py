@@ -1,4 +1,4 @@
-"""What an asynchronous call hands back: waiting, futures, order, threads; and what profilers see."""
+"""The `Work` of an asynchronous call: waiting, futures, order, threads; and the view of profilers."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @on_ranks(2)
 def test_works_that_graphs_may_be_handed(rank, world):
-    """torch keeps them until they, or their tensors, have been waited for."""
+    """torch keeps these works until a wait on them or on their tensors."""
     registered, tensor = torch._C._distributed_c10d._get_work_registry_size, torch.ones(10)
     with allow_inflight_collective_as_graph_input_ctx():
         for _ in range(3):
@@ -36,7 +36,7 @@ def inputs(world, count=1000, salt=0):
 
 
 def every_collective(rank, world):
-    """(name, call, what the work's result must hold): each call returns a Work."""
+    """Returns (name, call, expected result); each call returns a `Work`."""
     mine, whole = inputs(world, 12)[rank], torch.zeros(12 * world)
     lists = [torch.zeros(12) for _ in range(world)]
     at_root = lists if rank == 0 else None
@@ -83,7 +83,7 @@ def test_futures(rank, world):
     assert_same(doubled.wait()[0], 2 * want, "then")
     assert_same(future.wait()[0], want, "future")
     end = time.monotonic() + 10
-    while not seen and time.monotonic() < end:  # callbacks run beside those who wait
+    while not seen and time.monotonic() < end:  # callbacks run beside waiting threads
         time.sleep(0.001)
     assert_same(seen[0], want, "done callback")
     together = torch.futures.collect_all([dist.all_reduce(torch.ones(3), async_op=True).get_future() for _ in range(5)])
@@ -102,7 +102,7 @@ def test_a_callback_may_start_the_next_collective(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_a_callback_may_wait_for_the_next_collective(rank, world):
-    """As DDP's powerSGD hook does: the wait is for the future, in the thread that completes the one before."""
+    """DDP's powerSGD hook does this: the thread that completes the previous call waits for a future."""
 
     def follow(_):
         return dist.all_reduce(second, async_op=True).get_future().wait()[0] + 1
@@ -123,7 +123,7 @@ def test_a_callback_that_raises_hurts_nobody_else(rank, world):
 @only_nvx
 @on_ranks(2, 3)
 def test_collectives_run_in_the_order_of_issue(rank, world):
-    """Every call depends on the one before it; only the last is waited for."""
+    """Every call depends on the previous one; only the last is waited for."""
     tensor = torch.full((1001,), float(rank))
     works = []
     for root in range(world):
@@ -139,7 +139,7 @@ def test_collectives_run_in_the_order_of_issue(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_blocking_the_current_stream(rank, world):
-    """Without a stream the caller itself waits."""
+    """Without a stream, the caller blocks."""
     if rank == 1:
         time.sleep(0.2)
     tensor = torch.ones(3)
@@ -175,7 +175,7 @@ def test_tensors_and_works_that_nobody_holds(rank, world):
 
 @on_ranks(2)
 def test_polling_until_completed(rank, world):
-    """No one waits: the operation must make progress by itself."""
+    """No thread waits: the operation must progress by itself."""
     tensor = torch.ones(200_000)
     work = dist.all_reduce(tensor, async_op=True)
     end = time.monotonic() + 20
@@ -188,7 +188,7 @@ def test_polling_until_completed(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_groups_in_opposite_order(rank, world):
-    """Asynchronous calls of different groups must not wait for one another, however each rank orders them."""
+    """Asynchronous calls of different groups must not wait for each other in any order of issue."""
     groups = [dist.new_group() for _ in range(4)]
     order = list(range(4)) if rank == 0 else list(reversed(range(4)))
     for _ in range(10):
@@ -258,7 +258,7 @@ def test_ranks_as_threads_serve_every_collective(pg, rank, world):
     pg.barrier().wait()
 
 
-# --- what profilers and loggers see -------------------------------------------------------------------------
+# --- profilers and loggers ----------------------------------------------------------------------------------
 
 
 @on_ranks(2)
@@ -283,7 +283,7 @@ def test_profiler_events(rank, world):
 @only_nvx
 @on_ranks(2)
 def test_profiler_titles_of_every_collective(rank, world):
-    """Every asynchronous operation shows up under a name of nvx."""
+    """Every asynchronous operation appears under a name of nvx."""
     for name, call, _ in every_collective(rank, world):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             call().wait()
@@ -293,7 +293,7 @@ def test_profiler_titles_of_every_collective(rank, world):
 
 
 def told_to_the_profiler(path, call):
-    """What the events record_param_comms of a call hold."""
+    """The fields of a call's `record_param_comms` events."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         call()
     profiler.export_chrome_trace(str(path))
@@ -314,7 +314,7 @@ def test_profiler_knows_what_is_asynchronous(rank, world):
                     work.wait()
 
             (told,) = told_to_the_profiler(path, call)
-            assert bool(told.get("Is asynchronized op", async_op)) == async_op, told  # 2.11 does not tell
+            assert bool(told.get("Is asynchronized op", async_op)) == async_op, told  # 2.11 does not record it
 
 
 @only_nvx
@@ -332,7 +332,7 @@ def test_profiler_knows_messages_splits_and_ranks(rank, world):
             (told,) = told_to_the_profiler(path, lambda: dist.recv(tensor, 1))
             assert (told["Collective name"], told["In msg nelems"], told["Out msg nelems"]) == ("recv", 0, 5)
         if rank in (0, 2):
-            splits = ([1, 2], [1, 3]) if rank == 0 else ([3, 1], [2, 1])  # to give, to take
+            splits = ([1, 2], [1, 3]) if rank == 0 else ([3, 1], [2, 1])  # send splits, receive splits
             given, taken = torch.ones(sum(splits[0])), torch.ones(sum(splits[1]))
             (told,) = told_to_the_profiler(
                 path, lambda: dist.all_to_all_single(taken, given, splits[1], splits[0], group=group)

@@ -10,7 +10,7 @@ WIDTH = 24
 
 
 class Net(nn.Module):
-    """Uneven layers, so that shards and buckets do not come out round."""
+    """Uneven layers, so that shards and buckets have odd sizes."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ def assert_same_weights(got, want, what):
 
 
 def assert_ranks_agree(tensors, what):
-    """Every rank holds the same bits, by a road of its own: objects over gloo."""
+    """Asserts that every rank has the same bits, over an independent path: objects over gloo."""
     gloo = dist.new_group(backend="gloo")
     everybody = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, [t.tolist() for t in tensors], group=gloo)
