@@ -141,7 +141,7 @@ def test_an_abort_ends_the_set_up_of_the_devices_group(rank, world):
 
 
 def listen(group, hook):
-    # Torch registers hooks only with the default backend.
+    # torch registers hooks only with the default backend.
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     group._register_on_completion_hook(hook)
 

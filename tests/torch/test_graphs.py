@@ -487,7 +487,7 @@ def test_calls_beside_a_capture(rank, world):
 def test_what_is_in_flight_does_not_break_a_capture(rank, world):
     """Messages without data yet, hooks that wait for an end, and queries, from any thread."""
     group, ended = dist.new_group(), []
-    # Torch registers hooks only with the default backend.
+    # torch registers hooks only with the default backend.
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     open_device(group)
     open_device()

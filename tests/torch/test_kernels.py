@@ -495,7 +495,7 @@ def test_whoever_listens_hears_of_the_end_when_it_has_come(rank, world):
     """A launch is not the end, and a duration is the time on the device."""
     group, heard = dist.new_group(), []
     group._enable_collectives_timing()
-    # Torch registers hooks only with the default backend.
+    # torch registers hooks only with the default backend.
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     dist.all_reduce(on_gpu(1), group=group)
     group._register_on_completion_hook(heard.append)
