@@ -186,7 +186,8 @@ std::vector<Listener> of_worker(std::vector<Listener> fresh, std::span<const std
   std::vector<Listener> told;
   for (const Listener& listener : fresh) {
     const std::byte port[] = {std::byte(listener.port >> 8), std::byte(listener.port)};
-    if (!std::ranges::search(address, port).empty()) told.push_back(listener);
+    if (std::search(address.begin(), address.end(), std::begin(port), std::end(port)) != address.end())
+      told.push_back(listener);
   }
   return devices != 0 && told.size() >= devices ? told : fresh;
 }
