@@ -229,8 +229,8 @@ def alone(context):
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         list(pool.map(look, others))
     if of_torch:
-        names = (pathlib.Path(c["file"]).name for c in of_torch)
-        compile_all(context, folder, *(f"CMakeFiles/_C.dir/csrc/torch/{name}.o" for name in names))
+        files = (pathlib.Path(c["file"]).relative_to(context.root) for c in of_torch)
+        compile_all(context, folder, *(f"CMakeFiles/_C.dir/{file}.o" for file in files))
     return f"{len(others) + len(of_torch)} files" + ("" if torch else "; this python has no torch")
 
 
