@@ -127,7 +127,7 @@ def by_cmake(context, folder):
 def assemble(context, folder, nvcc, arch):
     """Checks the kernels' PTX for an architecture and assembles it; returns the file and the resources of its
     kernels."""
-    source = context.root / "csrc" / "kernel" / "launch_cuda.cu"
+    source = context.root / "csrc" / "kernel" / "gpu" / "launch_cuda.cu"
     ptx, cubin = folder / f"launch_cuda_{arch}.ptx", folder / f"launch_cuda_{arch}.cubin"
     flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{context.root / 'csrc'}"]
     context.run([nvcc, *flags, f"-arch=compute_{arch}", "-ptx", source, "-o", ptx], "nvcc -ptx")
