@@ -110,7 +110,7 @@ class DeviceSide {
     copy_over(found.data(), out_, found.size());
     return std::all_of(found.begin(), found.end(), [](std::byte b) { return b == std::byte(0xEE); });
   }
-  /// What is wrong with the output, or an empty text.
+  /// The error in the output, or an empty text.
   std::string verdict() {
     copy_over(side_.out(), out_, side_.out_bytes());
     return side_.verdict();

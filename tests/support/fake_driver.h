@@ -19,7 +19,7 @@ namespace nvx::test {
 /// while unfinished work may access it.
 class FakeDriver : public DeviceDriver {
  public:
-  /// What happens when one device uses another one's memory, whatever the driver reports about it.
+  /// The outcome of one device using the memory of another, independent of what the driver reports.
   enum class Truth {
     kWorks,
     kRefuses,   ///< access cannot be granted

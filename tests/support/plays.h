@@ -55,7 +55,7 @@ class Side {
   size_t out_bytes() const { return out_.size(); }
   size_t count() const { return play_.counts[0]; }
 
-  /// What is wrong with the output, or an empty text.
+  /// The error in the output, or an empty text.
   std::string verdict();
 
  private:

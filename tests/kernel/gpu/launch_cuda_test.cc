@@ -65,7 +65,7 @@ class Operations {
   bool is_spoilt(uint32_t rank) const {
     return std::all_of(sides_[rank].begin(), sides_[rank].end(), [](const auto& side) { return side->is_spoilt(); });
   }
-  /// What is wrong with the outputs of all ranks, or an empty text.
+  /// The error in the outputs of all ranks, or an empty text.
   std::string verdict() {
     for (uint32_t r = 0; r < ranks_.shape().ranks; ++r) {
       const DeviceVerdict& v = ranks_.control(r).verdict;
