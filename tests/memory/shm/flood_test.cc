@@ -83,10 +83,10 @@ TEST(Handout, IsReachedOnceItsBacklogHasRoom) {
   EXPECT_FALSE(receipt.next(milliseconds(20)));
   EXPECT_TRUE(receipt.open());
   std::atomic<bool> got{false};
-  std::thread serving([&] {
+  std::thread serving([&] {  // a handout belongs to one thread
+    handout.give(std::vector<uint8_t>{5});
     while (!got) handout.serve();
   });
-  handout.give(std::vector<uint8_t>{5});
   EXPECT_EQ(receipt.next(seconds(20)), std::vector<uint8_t>{5});
   got = true;
   serving.join();
