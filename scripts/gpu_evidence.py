@@ -194,10 +194,8 @@ PARTS = (
     Part("torch_compile", "torch", 120, "tests", "compile", "compiled"),
     Part("torch_places", "torch", 90, "tests", "expandable or visible or between_hosts", "proxies_by"),
     Part("torch_staged", "torch", 60, "tests", "staged", "staging"),
-    *(
-        Part(tool, "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON)
-        for tool in ("memcheck", "synccheck")
-    ),
+    Part("memcheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
+    Part("synccheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
     Part("symm_mem", "compare", 60, "bench", f"{LADDER} --vs symm_mem", BRIEF, True),
     Part("symm_mem_graphs", "compare", 60, "bench", f"{LADDER} --vs symm_mem -m 20 -G", BRIEF, True),
     Part("symm_mem_8", "compare", 60, "bench", "all_reduce -n 8 --sizes 64,4K,16K --vs symm_mem", BRIEF, True),
@@ -233,7 +231,7 @@ class Run:
             sys.exit(f"gpu_evidence: {self.file} does not go on from {mine}: name another file with -J")
         when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.document |= {"machine": platform.platform(), "python": platform.python_version(), "when": when}
-        self.env = os.environ | {"NVX_TEST_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info"}
+        self.env = os.environ | {"NVX_TEST_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info", "COLUMNS": "300"}
         if self.dry:
             self.env["LD_LIBRARY_PATH"] = str(self.folder / "played_driver")
             return
@@ -358,8 +356,7 @@ class Run:
 
 
 def commit() -> str:
-    asked = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or "unknown"
+    return subprocess.getoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD || echo unknown").splitlines()[-1]
 
 
 def bundle(folder: Path) -> int:
@@ -371,7 +368,7 @@ def bundle(folder: Path) -> int:
     for program in PROGRAMS:
         shutil.copy2(build / program, folder / program)
     shutil.rmtree(build)
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder / "wheels"), *WHEELS]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS]
     subprocess.run(pip, check=True)
     print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {commit()}")
     return 0
