@@ -4,9 +4,10 @@
 
 #include "base/log.h"
 #include "torch/device/kernel_path.h"
-#include "torch/registry.h"
 
 namespace nvx {
+
+ProcessGroupNVX::ProcessGroupNVX(int rank, int size) : Backend(rank, size), told_rank_(rank) { init(); }
 
 ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                  c10::intrusive_ptr<Options> options)
@@ -15,50 +16,49 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank
 
 ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
                                  const Options& options)
-    : Backend(group->rank(), group->size()), context_(*this, std::move(store), std::move(group), options) {
+    : Backend(group->rank(), group->size()),
+      told_rank_(group->rank()),
+      only_(std::make_shared<Communicator>(*this, listeners_, std::move(store), std::move(group), options)) {
   init();
-  Registry::here().add(*this);
 }
 
-/// If peers may write to this rank's memory, one of the group's threads waits for those writes. It would keep the group
-/// alive.
-ProcessGroupNVX::~ProcessGroupNVX() {
-  Registry::here().remove(*this);
-  if (has_memory_for_peers_) group().leave();
+/// Counts no reference, which would cost two atomic operations a call: this object outlives the call.
+ProcessGroupNVX::Current ProcessGroupNVX::standing() const {
+  check_process();
+  return {Current(), only_.get()};
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() {
-  (void)checked_group();
-  return c10::make_intrusive<Options>(context_.groups.options());  // a copy, because torch changes its options
+  return c10::make_intrusive<Options>(now()->context.groups.options());  // a copy, because torch changes its options
 }
 
 IntrusiveWork ProcessGroupNVX::send(Tensors& tensors, int peer, int tag) {
-  return messages_.send("ProcessGroupNVX::send", tensors, peer, tag);
+  return now()->messages.send("ProcessGroupNVX::send", tensors, peer, tag);
 }
 
 IntrusiveWork ProcessGroupNVX::recv(Tensors& tensors, int peer, int tag) {
-  return messages_.receive("ProcessGroupNVX::recv", tensors, peer, tag);
+  return now()->messages.receive("ProcessGroupNVX::recv", tensors, peer, tag);
 }
 
 IntrusiveWork ProcessGroupNVX::recvAnysource(Tensors& tensors, int tag) {
-  return messages_.receive_any("ProcessGroupNVX::recvAnysource", tensors, tag);
+  return now()->messages.receive_any("ProcessGroupNVX::recvAnysource", tensors, tag);
 }
 
 void ProcessGroupNVX::startCoalescing() {
-  (void)checked_group();
-  if (const std::optional<CoalescingScope> left = context_.scopes.open()) {
+  const auto current = now();
+  if (const std::optional<CoalescingScope> left = current->context.scopes.open()) {
     NVX_LOG(kWarn,
             "group %s: a coalescing scope is begun, and the one before it was never ended, as when an exception comes "
             "out of it: nobody waits for the %zu operations issued since as for one",
-            group().name().c_str(), left->issued);
+            current->group().name().c_str(), left->issued);
   }
 }
 
 IntrusiveWork ProcessGroupNVX::endCoalescing() {
-  (void)checked_group();
-  std::optional<CoalescingScope> scope = context_.scopes.close();
+  const auto current = now();
+  std::optional<CoalescingScope> scope = current->context.scopes.close();
   if (!scope) return nullptr;
-  context_.kernels->catch_up_if_behind();
+  current->issuer.kernels().catch_up_if_behind();
   if (scope->works.empty()) return nullptr;
   if (scope->works.size() == 1) return scope->works.front();
   Tensors outputs;
@@ -67,7 +67,7 @@ IntrusiveWork ProcessGroupNVX::endCoalescing() {
     const Tensors own = work->result();
     outputs.insert(outputs.end(), own.begin(), own.end());
   }
-  auto all = c10::make_intrusive<CoalescedWork>(context_.facts({c10d::OpType::COALESCED, nullptr}),
+  auto all = c10::make_intrusive<CoalescedWork>(current->context.facts({c10d::OpType::COALESCED, nullptr}),
                                                 std::move(scope->works), std::move(outputs));
   all->begin();
   return all;

@@ -11,25 +11,22 @@
 #include <string>
 #include <vector>
 
-#include "torch/call.h"
-#include "torch/children.h"
+#include "torch/communicator.h"
 #include "torch/core/options.h"
-#include "torch/issuer.h"
-#include "torch/messages.h"
 
 namespace nvx {
 
 struct PoolStats;
 
-/// The torch interface of nvx: forwards c10d's calls to the classes that run them.
-class ProcessGroupNVX final : public c10d::Backend {
+/// The torch interface of nvx: forwards c10d's calls to the communicator that runs them. A derived class may have one
+/// communicator after the other.
+class ProcessGroupNVX : public c10d::Backend {
  public:
   using Options = NvxOptions;
 
   ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options);
   /// For a group that exists already.
   ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const Options& options);
-  ~ProcessGroupNVX() override;
 
   const std::string getBackendName() const override { return "nvx"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
@@ -80,9 +77,9 @@ class ProcessGroupNVX final : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Backend::Options>& override = nullptr) override;
 
   void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return context_.checked_group().sequence(); }
+  uint64_t getSequenceNumberForGroup() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void enableCollectivesTiming() override { context_.timed = true; }
+  void enableCollectivesTiming() override { listeners_.timed = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
@@ -93,11 +90,6 @@ class ProcessGroupNVX final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
   void abort() override;
   void shutdown() override;
-  /// abort() without its hooks: an operation that is aborted for this reason has not failed.
-  void call_off(const std::string& why);
-  /// Waits until all proxies have ended, and logs a failure that no call has raised.
-  void see_off_proxies(const Deadline& deadline) { issuer_.see_off(deadline); }
-  static constexpr std::chrono::seconds kMostForProxies{5};
 
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
@@ -122,26 +114,30 @@ class ProcessGroupNVX final : public c10d::Backend {
   void unregisterCompletionHook(int64_t id) override;
 #endif
 
-  Group& group() { return context_.group(); }
-  /// Raises in a forked child.
-  Group& checked_group() const { return context_.checked_group(); }
-  Messages& messages() { return messages_; }
-  /// From now on peers may write to this rank's memory at any time.
-  void has_memory_for_peers() { has_memory_for_peers_ = true; }
   /// The statistics of the kernels' memory pools; none without kernels.
   std::optional<PoolStats> pool_stats();
-  /// group(), and the group of devices' tensors if it exists.
-  std::vector<std::shared_ptr<Group>> groups() const { return context_.groups.all(); }
+
+ protected:
+  /// Null if there is no communicator.
+  using Current = std::shared_ptr<Communicator>;
+
+  /// For a derived class, which has no communicator yet.
+  ProcessGroupNVX(int rank, int size);
+  /// The communicator that runs a call. Never null. Raises in a forked child.
+  virtual Current now() const { return standing(); }
+  /// The communicator that there is. Raises in a forked child.
+  virtual Current standing() const;
+  void check_process() const { origin_.check(told_rank_); }
+
+  const Origin origin_;
+  std::atomic<int> told_rank_;  ///< `rank_`, for threads that do not wait for each other
+  Listeners listeners_{*this};
 
  private:
-  c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store, Options options, int rank,
-                                          int size);
+  c10::intrusive_ptr<c10d::Backend> child(Communicator& parent, const c10::intrusive_ptr<c10d::Store>& store,
+                                          Options options, int rank, int size);
 
-  CallContext context_;
-  Issuer issuer_{context_};
-  Messages messages_{context_};
-  Children children_;
-  std::atomic<bool> has_memory_for_peers_{false};  // a window is or was registered
+  const Current only_;  // null in a derived class
 };
 
 }  // namespace nvx

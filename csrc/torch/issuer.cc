@@ -29,20 +29,18 @@ int64_t elements_of(const Tensors& tensors) {
 
 }  // namespace
 
-Issuer::Issuer(CallContext& context) : context_(context) {
+Issuer::Issuer(CallContext& context)
+    : context_(context), kernels_(std::make_shared<KernelPath>(context.groups.of_cpu(), context.groups.store())) {
   if (config().delegate.empty() || context.size == 1) return;
-  delegate_ = std::make_shared<Delegate>(context.groups.of_cpu(), context.groups.store(), [&context] {
-    context.kernels->catch_up();  // other ranks may wait for postponed operations, and this host for these ranks
+  delegate_ = std::make_shared<Delegate>(context.groups.of_cpu(), context.groups.store(), [&context, this] {
+    kernels_->catch_up();  // other ranks may wait for postponed operations, and this host for these ranks
     return context.groups.of_devices();
   });
 }
 
-Arguments Issuer::arguments(const char* name) {
-  return {name, context_.rank, context_.size, context_.kernels.get(), delegate_.get(), proxies()};
-}
-
-Arguments Issuer::arguments_of_several(const char* name) {
-  return {name, context_.rank, context_.size, context_.kernels.get(), nullptr, proxies()};
+Arguments Issuer::arguments(const char* name, Operations operations) {
+  Delegate* const delegate = operations == Operations::kOne ? delegate_.get() : nullptr;
+  return {name, context_.rank, context_.size, kernels_.get(), delegate, proxies()};
 }
 
 IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
@@ -73,21 +71,21 @@ IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
 
 IntrusiveWork Issuer::issue(Call&& call) {
   if (context_.scopes.is_open()) call.mode = Mode::kAsync;  // a coalescing scope waits for all of its calls together
-  switch (route_of(call.collectives)) {
+  const Route route = route_of(call.collectives);
+  if (route != Route::kKernels && route != Route::kDelegate) kernels_->catch_up_if_behind();
+  switch (route) {
     case Route::kMemory: return issue_in_memory(std::move(call));
     case Route::kStaged: return staged_.issue(std::move(call));
     case Route::kChunks:
     case Route::kHostProxy:
-      context_.kernels->catch_up_if_behind();
       return are_proxied(call.collectives) ? proxies_.issue(std::move(call)) : staged_.issue_in_chunks(std::move(call));
-    case Route::kKernels: return context_.kernels->issue(context_, std::move(call));
+    case Route::kKernels: return kernels_->issue(context_, std::move(call));
     case Route::kDelegate: break;
   }
-  return context_.kernels->issue_by(*delegate_, context_, std::move(call));
+  return kernels_->issue_by(*delegate_, context_, std::move(call));
 }
 
 IntrusiveWork Issuer::issue_in_memory(Call&& call) {
-  context_.kernels->catch_up_if_behind();
   Group& group = context_.group();
   if (call.mode == Mode::kAsync) {
     context_.number(call.collectives);
@@ -143,7 +141,7 @@ IntrusiveWork Issuer::issue_recorded(Call&& call) {
 
 void Issuer::connect(at::Device device) {
   const c10::OptionalDeviceGuard on(device);
-  if (context_.kernels->agree_to_serve(device)) {
+  if (kernels_->agree_to_serve(device)) {
     (void)context_.streams.of_kernels(device, 0);
   } else {
     (void)context_.groups.of_devices();

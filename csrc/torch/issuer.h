@@ -4,28 +4,31 @@
 #include <string>
 
 #include "torch/arguments/arguments.h"
-#include "torch/call.h"
+#include "torch/call/call.h"
 #include "torch/device/delegate.h"
 #include "torch/device/host_proxy_path.h"
 #include "torch/device/staged_path.h"
 
 namespace nvx {
 
-/// Begins the collectives of one backend, each by its route. `group/plan/route.h` chooses the route, from facts that
-/// the Arguments gather.
+/// How many operations a call is.
+enum class Operations { kOne, kSeveral };
+
+/// Begins the collectives of one communicator, each by its route. `group/plan/route.h` chooses the route, from facts
+/// that the Arguments gather.
 class Issuer {
  public:
   explicit Issuer(CallContext& context);
 
-  /// Converts tensors to operations. name: "ProcessGroupNVX::allreduce".
-  Arguments arguments(const char* name);
-  /// For a call that consists of several collectives. None of these is delegated, so that all of them begin in the same
-  /// way.
-  Arguments arguments_of_several(const char* name);
+  /// Converts tensors to operations. name: "ProcessGroupNVX::allreduce". If a call is several operations, none of them
+  /// is delegated, so that all of them begin in the same way.
+  Arguments arguments(const char* name, Operations operations = Operations::kOne);
 
   /// Begins every collective. Returns null if a synchronous call has ended and no work is needed.
   IntrusiveWork launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
+
+  KernelPath& kernels() { return *kernels_; }
 
   IntrusiveWork barrier(const c10d::BarrierOptions& opts, Mode mode);
 
@@ -47,9 +50,10 @@ class Issuer {
   HostProxyPath* proxies() { return delegate_ ? nullptr : &proxies_; }
 
   CallContext& context_;
+  const std::shared_ptr<KernelPath> kernels_;
   StagedPath staged_{context_};
-  HostProxyPath proxies_{context_};     // for the group of devices' tensors
-  std::shared_ptr<Delegate> delegate_;  // null if NVX_DELEGATE is empty
+  HostProxyPath proxies_{context_, kernels_};  // for the group of devices' tensors
+  std::shared_ptr<Delegate> delegate_;         // null if NVX_DELEGATE is empty
 };
 
 }  // namespace nvx

@@ -2,16 +2,18 @@
 
 #include <memory>
 
-#include "torch/call.h"
-#include "torch/device/pending_sends.h"
+#include "torch/call/call.h"
+#include "torch/streams/pending_sends.h"
 
 namespace nvx {
+
+class KernelPath;
 
 /// Begins the sends and receives of one backend.
 class Messages {
  public:
-  explicit Messages(CallContext& context)
-      : context_(context), pending_sends_(PendingSends::of(context.groups.of_cpu())) {}
+  Messages(CallContext& context, KernelPath& kernels)
+      : context_(context), kernels_(kernels), pending_sends_(PendingSends::of(context.groups.of_cpu())) {}
 
   /// For the only tensor in the list. called: "ProcessGroupNVX::send".
   IntrusiveWork send(const char* called, Tensors& tensors, int peer, int tag);
@@ -29,6 +31,7 @@ class Messages {
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
 
   CallContext& context_;
+  KernelPath& kernels_;
   const std::shared_ptr<PendingSends> pending_sends_;
 };
 

@@ -2,31 +2,32 @@
 
 #include "base/per_process.h"
 #include "net/messenger.h"
-#include "torch/backend.h"
+#include "torch/communicator.h"
+#include "torch/core/hook.h"
 
 namespace nvx {
 Registry& Registry::here() { return of_this_process<Registry>(); }
 
-void Registry::add(ProcessGroupNVX& group) {
+void Registry::add(Communicator& one) {
   MutexLock lock(mutex_);
-  groups_.insert(&group);
+  all_.insert(&one);
 }
 
-void Registry::remove(ProcessGroupNVX& group) {
+void Registry::remove(Communicator& one) {
   MutexLock lock(mutex_);
-  groups_.erase(&group);
+  all_.erase(&one);
 }
 
 void Registry::see_off_proxies() {
-  const Deadline deadline = Deadline::after(ProcessGroupNVX::kMostForProxies);
+  const Deadline deadline = Deadline::after(Communicator::kMostForProxies);
   MutexLock lock(mutex_);
-  for (ProcessGroupNVX* pg : groups_) pg->see_off_proxies(deadline);
+  for (Communicator* one : all_) one->see_off_proxies(deadline);
 }
 
 void Registry::abort_all() {
   MutexLock lock(mutex_);
-  for (ProcessGroupNVX* pg : groups_) {
-    for (const auto& group : pg->groups()) group->abort("its process exits");
+  for (Communicator* one : all_) {
+    for (const auto& group : one->context.groups.all()) group->abort("its process exits");
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "torch/arguments/arguments.h"
-#include "torch/call.h"
+#include "torch/call/call.h"
 
 namespace nvx {
 

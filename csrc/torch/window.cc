@@ -42,19 +42,21 @@ auto as_argument(const char* called, Begin begin) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Window> ProcessGroupNVX::new_window(const std::optional<at::Tensor>& tensor) {
-  if (const Status alive = checked_group().check_alive(); !alive.ok()) raise(alive);
-  auto window = c10::make_intrusive<TensorWindow>(
-      c10::weak_intrusive_ptr<ProcessGroupNVX>(c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)));
+  const auto current = now();
+  if (const Status alive = current->group().check_alive(); !alive.ok()) raise(alive);
+  auto window = c10::make_intrusive<TensorWindow>(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this),
+                                                  current->weak_from_this());
   if (tensor) window->tensor_register(*tensor, /*owning=*/true);
   return window;
 }
 
 /// Raises unless the group can be used: a window may outlive its group.
-TensorWindow::Backend TensorWindow::backend() const {
-  Backend backend = backend_.lock();
-  if (!backend) throw_argument_error("nvx: the group of this window has been destroyed");
-  if (const Status alive = backend->checked_group().check_alive(); !alive.ok()) raise(alive);
-  return backend;
+std::shared_ptr<Communicator> TensorWindow::communicator() const {
+  const auto backend = backend_.lock();
+  const auto there = communicator_.lock();
+  if (!backend || !there) throw_argument_error("nvx: the group of this window has been destroyed");
+  if (const Status alive = there->context.checked_group().check_alive(); !alive.ok()) raise(alive);
+  return {there.get(), [backend, there](Communicator*) {}};  // keeps both
 }
 
 TensorWindow::Registered TensorWindow::registered(const char* called) const {
@@ -65,7 +67,7 @@ TensorWindow::Registered TensorWindow::registered(const char* called) const {
 
 /// A rejected tensor is reported to all ranks, because they wait for this one here.
 void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
-  const Backend backend = this->backend();
+  const auto current = communicator();
   std::string why = why_unfit(tensor);
   {
     MutexLock lock(mutex_);
@@ -79,19 +81,19 @@ void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
   }
   const auto window = as_argument("tensor_register", [&]() -> std::shared_ptr<nvx::Window> {
     try {
-      return backend->group().open_window(mine);
+      return current->group().open_window(mine);
     } catch (const Error& error) {
       if (error.code() == Code::kInvalid && !why.empty()) refuse_call("tensor_register", why);
       throw;
     }
   });
-  backend->has_memory_for_peers();
+  current->has_memory_for_peers = true;
   MutexLock lock(mutex_);
   registered_ = {window, tensor};
 }
 
 void TensorWindow::tensor_deregister() {
-  const Backend backend = this->backend();
+  const auto current = communicator();
   const Registered mine = registered("tensor_deregister");
   const Status status = mine.window->close();
   {
@@ -101,20 +103,20 @@ void TensorWindow::tensor_deregister() {
   if (!status.ok()) raise(status);
 }
 
-c10::intrusive_ptr<c10d::Work> TensorWindow::begin(ProcessGroupNVX& backend, const char* title,
+c10::intrusive_ptr<c10d::Work> TensorWindow::begin(Communicator& communicator, const char* title,
                                                    const at::Tensor& tensor, std::shared_ptr<Message> message,
                                                    std::chrono::milliseconds timeout, bool receives, bool async) {
   const auto type = receives ? c10d::OpType::RECV : c10d::OpType::SEND;
-  auto work = backend.messages().begin({type, title}, tensor, std::move(message), timeout, receives);
+  auto work = communicator.messages.begin({type, title}, tensor, std::move(message), timeout, receives);
   if (!async) work->wait(std::chrono::milliseconds(0));
   return work;
 }
 
 c10::intrusive_ptr<c10d::Work> TensorWindow::put(const at::Tensor& tensor, int64_t rank, int64_t offset, bool async,
                                                  const c10d::PutOptions& opts) {
-  const Backend backend = this->backend();
+  const auto current = communicator();
   const Registered mine = registered("put");
-  const int target = peer_of("put", rank, backend->getSize());
+  const int target = peer_of("put", rank, current->context.size);
   if (const std::string why = why_unfit(tensor); !why.empty()) refuse_call("put", why);
   const auto there = at::ScalarType(mine.window->share(target).type);
   if (tensor.scalar_type() != there)
@@ -125,39 +127,39 @@ c10::intrusive_ptr<c10d::Work> TensorWindow::put(const at::Tensor& tensor, int64
     return mine.window->put(target, uint64_t(offset), static_cast<const std::byte*>(tensor.const_data_ptr()),
                             uint64_t(tensor.numel()));
   });
-  return begin(*backend, "nvx:put", tensor, std::move(message), opts.timeout, /*receives=*/false, async);
+  return begin(*current, "nvx:put", tensor, std::move(message), opts.timeout, /*receives=*/false, async);
 }
 
 c10::intrusive_ptr<c10d::Work> TensorWindow::signal(int64_t rank, bool async, const c10d::SignalOptions& opts) {
-  const Backend backend = this->backend();
+  const auto current = communicator();
   const Registered mine = registered("signal");
-  auto message = mine.window->signal(peer_of("signal", rank, backend->getSize()));
-  return begin(*backend, "nvx:signal", at::empty({0}, at::kByte), std::move(message), opts.timeout, /*receives=*/false,
+  auto message = mine.window->signal(peer_of("signal", rank, current->context.size));
+  return begin(*current, "nvx:signal", at::empty({0}, at::kByte), std::move(message), opts.timeout, /*receives=*/false,
                async);
 }
 
 c10::intrusive_ptr<c10d::Work> TensorWindow::wait_signal(int64_t rank, bool async,
                                                          const c10d::WaitSignalOptions& opts) {
-  const Backend backend = this->backend();
+  const auto current = communicator();
   const Registered mine = registered("wait_signal");
-  auto message = mine.window->wait_signal(peer_of("wait_signal", rank, backend->getSize()));
-  return begin(*backend, "nvx:wait_signal", at::empty({0}, at::kByte), std::move(message), opts.timeout,
+  auto message = mine.window->wait_signal(peer_of("wait_signal", rank, current->context.size));
+  return begin(*current, "nvx:wait_signal", at::empty({0}, at::kByte), std::move(message), opts.timeout,
                /*receives=*/true, async);
 }
 
 at::Tensor TensorWindow::map_remote_tensor(int64_t rank) {
-  const Backend backend = this->backend();
+  const auto current = communicator();
   const Registered mine = registered("map_remote_tensor");
-  if (peer_of("map_remote_tensor", rank, backend->getSize()) == backend->getRank()) return mine.tensor;
+  if (peer_of("map_remote_tensor", rank, current->context.size) == current->context.rank) return mine.tensor;
   refuse_call("map_remote_tensor", "no rank maps the memory of another one, so there is no tensor of rank " +
                                        std::to_string(rank) + " here. Next: put to it, or have it put to this rank");
 }
 
 /// Completed writes are visible to every reader: host memory has no other copy.
 c10d::WindowAttr TensorWindow::get_attr(int64_t rank) {
-  const Backend backend = this->backend();
+  const auto current = communicator();
   (void)registered("get_attr");
-  peer_of("get_attr", rank, backend->getSize());
+  peer_of("get_attr", rank, current->context.size);
   return {};
 }
 

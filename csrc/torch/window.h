@@ -15,7 +15,8 @@ class TensorWindow final : public c10d::Window {
  public:
   using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
 
-  explicit TensorWindow(c10::weak_intrusive_ptr<ProcessGroupNVX> backend) : backend_(std::move(backend)) {}
+  TensorWindow(c10::intrusive_ptr<c10d::Backend> backend, std::weak_ptr<Communicator> communicator)
+      : backend_(backend), communicator_(std::move(communicator)) {}
 
   void tensor_register(const at::Tensor& tensor, bool owning) override;
   void tensor_deregister() override;
@@ -28,19 +29,19 @@ class TensorWindow final : public c10d::Window {
   c10d::WindowAttr get_attr(int64_t rank) override;
 
  private:
-  using Backend = c10::intrusive_ptr<ProcessGroupNVX>;
   /// The registered tensor and its window.
   struct Registered {
     std::shared_ptr<nvx::Window> window;
     at::Tensor tensor;
   };
 
-  Backend backend() const;
+  std::shared_ptr<Communicator> communicator() const;
   Registered registered(const char* called) const EXCLUDES(mutex_);
-  IntrusiveWork begin(ProcessGroupNVX& backend, const char* title, const at::Tensor& tensor,
+  IntrusiveWork begin(Communicator& communicator, const char* title, const at::Tensor& tensor,
                       std::shared_ptr<Message> message, std::chrono::milliseconds timeout, bool receives, bool async);
 
-  const c10::weak_intrusive_ptr<ProcessGroupNVX> backend_;
+  const c10::weak_intrusive_ptr<c10d::Backend> backend_;
+  const std::weak_ptr<Communicator> communicator_;
   mutable Mutex mutex_;  // never held during a wait
   Registered registered_ GUARDED_BY(mutex_);
 };

@@ -2,11 +2,11 @@
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "torch/work.h"
+#include "torch/call/work.h"
+#include "torch/core/dtypes.h"
 
 namespace nvx {
 
@@ -97,10 +97,5 @@ class Arguments {
   Delegate* delegate_;
   HostProxyPath* proxies_;
 };
-
-DType dtype_of(at::ScalarType type);
-inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
-/// The reverse. None for `DType::kBytes`, which stands for any type.
-std::optional<at::ScalarType> torch_type_of(DType dtype);
 
 }  // namespace nvx

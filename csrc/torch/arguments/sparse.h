@@ -1,7 +1,7 @@
 #pragma once
 
 #include "torch/arguments/arguments.h"
-#include "torch/work.h"
+#include "torch/call/work.h"
 
 namespace nvx {
 

@@ -14,6 +14,9 @@
 
 namespace nvx {
 
+/// The exit of the process has begun: a thread that then needs the GIL is killed.
+inline std::atomic<bool> exiting{false};
+
 /// Runs user code at a place where no caller could catch its exception: on one of nvx's threads, or between other
 /// hooks. The exception is logged the first time at each place in nvx's code, and not rethrown.
 template <class Call>

@@ -11,7 +11,7 @@
 #include "memory/driver/beside_captures.h"
 #include "torch/core/argument_error.h"
 #include "torch/device/delegate_call.h"
-#include "torch/device/staging_copies.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "base/mutex.h"
 #include "group/core/poller.h"
+#include "torch/call/work.h"
 #include "torch/core/ask_once.h"
 #include "torch/core/origin.h"
 #include "torch/device/delegate_setup.h"
-#include "torch/work.h"
 
 namespace nvx {
 

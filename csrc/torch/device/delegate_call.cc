@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "group/plan/plan.h"
-#include "torch/arguments/arguments.h"
+#include "torch/core/dtypes.h"
 
 namespace nvx {
 namespace {

@@ -41,8 +41,8 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
   const std::shared_ptr<Group>& group = context_.groups.of(call.collectives);
   const uint64_t capture = capture_of(current_stream(call.device()));
   auto staging = std::make_unique<StagingCopies>(context_.streams.of_proxies(call.device(), capture),
-                                                 context_.timed && capture == 0);
-  if (capture == 0) context_.follow_hazards(call, staging->stream());
+                                                 context_.listeners.timed && capture == 0);
+  if (capture == 0) kernels_->follow_hazards(context_, call, staging->stream());
   if (holder_ == std::this_thread::get_id()) raise(group->inside_itself());
   Status status;
   uint64_t ended_at = 0;
@@ -55,7 +55,7 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
     if (capture == 0) ended_at = group->device().launched();
   }
   context_.raise_if_failed(status);
-  auto work = c10::make_intrusive<LaunchedWork>(context_.kernels, group, context_.facts(call.kind, group), call.outputs,
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group, context_.facts(call.kind, group), call.outputs,
                                                 call.recorded(), std::move(staging));
   work->begin(ended_at);
   context_.scopes.add(work);
@@ -87,7 +87,7 @@ Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, Sta
 HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
                                          StagingCopies& staging) {
   auto op = std::make_shared<ProxyOp>(group, std::move(collectives));
-  if (staging.capture() == 0) op->expect(context_.pending, context_.listeners.of_failures());
+  if (staging.capture() == 0) op->expect(context_.pending, context_.listeners.of_failures(context_.silence));
   for (TensorOperation& c : op->collectives) {
     c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or get an error
     c.operation.timeout = group->span_of(c.operation.timeout);
@@ -199,7 +199,7 @@ void HostProxyPath::see_off(const Deadline& deadline) {
         *group, [&] { return group->device().is_quiet(); }, deadline);
     const Status status = group->device().look();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
-    if (!group->heard() && context_.listeners.fall_silent())
+    if (!group->heard() && context_.silence->begin())
       log_line("%s: what collectives of group %s have left on devices is not to be used", status.reason().c_str(),
                group->name().c_str());
   }

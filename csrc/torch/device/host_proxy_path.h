@@ -4,10 +4,11 @@
 #include <memory>
 #include <thread>
 
-#include "torch/call.h"
+#include "torch/call/call.h"
 #include "torch/core/ask_once.h"
+#include "torch/device/kernel_path.h"
 #include "torch/device/proxy_op.h"
-#include "torch/device/stream_order.h"
+#include "torch/streams/stream_order.h"
 
 namespace nvx {
 
@@ -16,7 +17,8 @@ namespace nvx {
 /// part to host memory and back.
 class HostProxyPath {
  public:
-  explicit HostProxyPath(CallContext& context) : context_(context) {}
+  HostProxyPath(CallContext& context, std::shared_ptr<KernelPath> kernels)
+      : context_(context), kernels_(std::move(kernels)) {}
 
   /// Whether this operation is proxied: kernels and host memory. Its collective, type and count must be set. May be a
   /// step of all ranks: the first call for an operation that may be proxied opens the device on all of them.
@@ -47,6 +49,7 @@ class HostProxyPath {
   Status call_host(const StagingCopies& staging, void (*what)(void*), void* with);
 
   CallContext& context_;
+  const std::shared_ptr<KernelPath> kernels_;
   const std::shared_ptr<TorchStreamOrder> order_ = std::make_shared<TorchStreamOrder>();
   AskOnce served_;
   Mutex mutex_;  // held from an operation's number to its place in the lane, because all ranks need one order

@@ -9,8 +9,9 @@
 #include "base/log.h"
 #include "base/reason.h"
 #include "memory/driver/beside_captures.h"
-#include "torch/call.h"
+#include "torch/call/call.h"
 #include "torch/core/argument_error.h"
+#include "torch/core/interrupt.h"
 #include "torch/core/store.h"
 #include "torch/device/delegate.h"
 #include "torch/device/launched_work.h"
@@ -94,7 +95,7 @@ c10::intrusive_ptr<c10d::Work> KernelPath::issue(CallContext& context, Call&& ca
 
 c10::intrusive_ptr<c10d::Work> KernelPath::issue_by(Delegate& delegate, CallContext& context, Call&& call) {
   auto staging = context.on_device(call);
-  context.follow_hazards(call, staging->streams().down);
+  follow_hazards(context, call, staging->streams().down);
   auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
   const auto begin = [&] { return delegate.begin(call.collectives.front(), staging->stream()); };
   const Status begun = launch_by(begin, call.collectives, *staging);
@@ -232,6 +233,21 @@ void KernelPath::catch_up() {
   const Works begun = begin_what_waits();
   lock.unlock();
   tell(begun);
+}
+
+void KernelPath::follow_hazards(CallContext& context, const Call& call, const c10::Stream& stream) {
+  constexpr std::chrono::milliseconds kGlance{20};
+  for (const Tensors& tensors : {call.inputs, call.outputs}) {
+    while (!context.hazards.follow(tensors, stream)) {
+      Group& of_devices = *context.groups.of_devices();
+      if (of_devices.lane().held_here()) raise(group_->inside_itself());
+      catch_up();
+      of_devices.lane().settle(kGlance);
+      group_->look_for_interrupt();
+      raise_interrupt();
+      if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
+    }
+  }
 }
 
 /// The caller notifies the works after it has released the lock.

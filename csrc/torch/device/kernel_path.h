@@ -9,15 +9,12 @@
 
 #include "base/mutex.h"
 #include "kernel/gpu/launch_cuda.h"
+#include "torch/call/work.h"
 #include "torch/core/ask_once.h"
-#include "torch/device/shared_streams.h"
-#include "torch/device/stream_order.h"
-#include "torch/work.h"
+#include "torch/streams/shared_streams.h"
+#include "torch/streams/stream_order.h"
 
 namespace nvx {
-
-/// The device type of nvx's kernels. It has a file of its own, because tests simulate kernels on another device.
-at::DeviceType kernel_device();
 
 /// Raises that the group's kernels run on one device of each rank: on `served`, not on `device`.
 [[noreturn]] void refuse_other_device(const Group& group, at::Device served, at::Device device);
@@ -53,6 +50,10 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   void catch_up_if_behind() EXCLUDES(mutex_) {
     if (behind_.load(std::memory_order_acquire)) catch_up();
   }
+
+  /// Makes the stream wait for results that will be written to memory of the call's tensors. The host waits until the
+  /// stream can: results of operations that are still queued in the lane have no stream yet.
+  void follow_hazards(CallContext& context, const Call& call, const c10::Stream& stream) EXCLUDES(mutex_);
 
   /// Notes that this thread's current stream waits for the collective with that number.
   void note_wait(const StagingCopies& staging, uint64_t number) const;

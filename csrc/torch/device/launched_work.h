@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "torch/call/work.h"
 #include "torch/device/kernel_path.h"
-#include "torch/work.h"
 
 namespace nvx {
 

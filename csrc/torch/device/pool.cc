@@ -10,7 +10,7 @@
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
 #include "memory/gpu/device_arena.h"
-#include "torch/device/kernel_path.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "torch/work.h"
+#include "torch/call/work.h"
 
 namespace nvx {
 

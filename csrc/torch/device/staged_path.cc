@@ -3,12 +3,10 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "torch/core/interrupt.h"
-#include "torch/device/kernel_path.h"
 
 namespace nvx {
 
 IntrusiveWork StagedPath::issue(Call&& call) {
-  context_.kernels->catch_up_if_behind();
   if (call.mode == Mode::kAsync) return enqueue(std::move(call));
   if (context_.comes_behind(call)) return enqueue_and_wait(std::move(call));
   const bool heard = context_.needs_work();
@@ -23,7 +21,6 @@ IntrusiveWork StagedPath::issue(Call&& call) {
 }
 
 IntrusiveWork StagedPath::issue_in_chunks(Call&& call) {
-  context_.kernels->catch_up_if_behind();
   return call.mode == Mode::kAsync ? enqueue(std::move(call)) : enqueue_and_wait(std::move(call));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "torch/call.h"
+#include "torch/call/call.h"
 
 namespace nvx {
 

@@ -12,9 +12,9 @@
 #include "base/log.h"
 #include "base/words.h"
 #include "torch/core/argument_error.h"
+#include "torch/core/hook.h"
 #include "torch/core/interrupt.h"
 #include "torch/core/store.h"
-#include "torch/registry.h"
 
 namespace nvx {
 namespace {
@@ -39,21 +39,19 @@ std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(context_.group().name()); }
+std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(now()->group().name()); }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reconfigure(const c10d::ReconfigureOptions& /*opts*/) {
-  refuse_to_change(context_.group().name());
+  refuse_to_change(now()->group().name());
 }
 
 Reconfigurable::Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                c10::intrusive_ptr<Options> options)
-    : Backend(rank, size),
+    : ProcessGroupNVX(rank, size),
       store_(std::move(store)),
       options_(options ? *options : Options()),
-      handle_rank_(rank),
-      told_rank_(rank) {
+      handle_rank_(rank) {
   TORCH_CHECK_VALUE(store_, "nvx: a reconfigurable group needs a store");
-  init();
 }
 
 /// In a forked child the memory belongs to the parent and is not mapped, so it is leaked.
@@ -66,22 +64,22 @@ std::string Reconfigurable::name() const {
   return options_.group_name.empty() ? "unnamed" : options_.group_name;
 }
 
-Reconfigurable::Standing Reconfigurable::standing() const {
-  origin_.check(told_rank_);
+Reconfigurable::Current Reconfigurable::standing() const {
+  check_process();
   MutexLock lock(mutex_);
-  return group_;
+  return current_;
 }
 
-Reconfigurable::Standing Reconfigurable::now() const {
-  origin_.check(told_rank_);
+Reconfigurable::Current Reconfigurable::now() const {
+  check_process();
   MutexLock lock(mutex_);
-  while (!group_ && meeting_) {
+  while (!current_ && meeting_) {
     const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
     lock.unlock();
     without_python_lock([&] { (void)meeting->wait(kNoTimeout); });
     lock.lock();
   }
-  if (group_) return group_;
+  if (current_) return current_;
   const std::string failure = failure_;
   lock.unlock();
   const std::string none = "nvx: group " + name() + " has not been initialized: ";
@@ -100,7 +98,7 @@ MemberHandle Reconfigurable::own_handle() const {
 }
 
 std::string Reconfigurable::get_reconfigure_handle() const {
-  origin_.check(told_rank_);
+  check_process();
   MutexLock lock(mutex_);
   return own_handle().text();
 }
@@ -182,7 +180,7 @@ void Reconfigurable::claim(const Plan& plan) const {
 }
 
 c10::intrusive_ptr<c10d::Work> Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) {
-  origin_.check(told_rank_);
+  check_process();
   const auto plan = std::make_shared<Plan>(plan_of(opts));
   const auto work =
       c10::make_intrusive<ReconfigureWork>(plan->rank, "reconfigure, which makes group " + plan->name + ",");
@@ -199,8 +197,8 @@ c10::intrusive_ptr<c10d::Work> Reconfigurable::reconfigure(const c10d::Reconfigu
       throw;
     }
     MutexLock lock(mutex_);
-    const Standing old = std::move(group_);
-    group_.reset();
+    const Current old = std::move(current_);
+    current_.reset();
     failure_.clear();
     plan->old_rank = rank_;
     plan->old_size = size_;
@@ -221,12 +219,11 @@ void Reconfigurable::be(int rank, int size) {
 
 /// Runs on a thread of the pool. The work reports a failure, and so does every later use of the group.
 void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) {
-  Standing next;
+  Current next;
   std::exception_ptr error;
   std::string why;
   try {
     next = meet(plan, work);
-    equip(*next);
   } catch (const Error& failed) {
     const Status explained = explain(failed, *plan);
     why = explained.what();
@@ -246,22 +243,22 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   if (error) {
     be(plan->old_rank, plan->old_size);
   } else {
-    if (timeout_was_set_) next->setTimeout(options_.timeout);  // it may have changed since meet() read it
-    group_ = next;
+    if (timeout_was_set_)
+      next->context.groups.set_timeout(options_.timeout);  // it may have changed since meet() read it
+    current_ = next;
     uuid_ = plan->uuid;
     handle_rank_ = plan->rank;
   }
   meeting_.reset();
   lock.unlock();
   if (error && next) next->call_off(without_name(why));
-  if (!error) equip(*next);  // again: hooks may have been added since
   work->end(error);
 }
 
 /// The new ranks are numbered independently of earlier groups' numbers of the job. So the new group's ranks have no
 /// global ranks.
-Reconfigurable::Standing Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
-                                              const c10::intrusive_ptr<ReconfigureWork>& work) {
+Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
+                                             const c10::intrusive_ptr<ReconfigureWork>& work) {
   MutexLock lock(mutex_);
   Options options = options_;
   const bool timeout_was_set = timeout_was_set_;
@@ -283,12 +280,10 @@ Reconfigurable::Standing Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   TorchStore torch_store(store, facts.size);
   const auto group = std::make_shared<Group>(torch_store, facts);
   group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);
-  auto next = c10::make_intrusive<ProcessGroupNVX>(store, group, options);
-  next->setGroupUid(getGroupUid());
-  next->setGroupDesc(getGroupDesc());
+  auto next = std::make_shared<Communicator>(*this, listeners_, store, group, options);
   // Opening a device is a step of all ranks, and ends early only if the group is aborted: by the work, from here on, or
   // because the process began to exit when the group was already registered.
-  if (work->take_in(next) && device && !exiting.load()) next->eagerConnectSingleDevice(*device);
+  if (work->take_in(next) && device && !exiting.load()) next->connect(*device);
   return next;
 }
 
@@ -323,153 +318,59 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {
-  origin_.check(told_rank_);
+  check_process();
   MutexLock lock(mutex_);
   return c10::make_intrusive<Options>(options_);  // a copy, because torch changes the options that it gets
 }
 
 void Reconfigurable::setTimeout(std::chrono::milliseconds timeout) {
-  origin_.check(told_rank_);
+  check_process();
   MutexLock lock(mutex_);
   options_.timeout = timeout;
   timeout_was_set_ = true;
-  if (group_) group_->setTimeout(timeout);  // under the lock, so that a group that is being installed gets it too
+  // Under the lock, so that a communicator that is being installed gets it too.
+  if (current_) current_->context.groups.set_timeout(timeout);
 }
 
-void Reconfigurable::enableCollectivesTiming() {
-  const Standing group = standing();
-  if (group) group->enableCollectivesTiming();
-  MutexLock lock(mutex_);
-  timed_ = true;
-}
-
-void Reconfigurable::waitForPendingWorks() {
-  if (const Standing group = standing()) group->waitForPendingWorks();
-}
-
-/// If no group stands, each device is opened when the ranks of the next group have met. A group whose ranks are meeting
+/// Without a communicator, the device is opened when the ranks of the next one have met. One whose ranks are meeting
 /// may have read the device already, so this waits for it.
 void Reconfigurable::eagerConnectSingleDevice(at::Device device) {
-  origin_.check(told_rank_);
+  check_process();
   MutexLock lock(mutex_);
   device_ = device;
-  const bool none = !group_ && !meeting_;
+  const bool none = !current_ && !meeting_;
   lock.unlock();
-  if (!none) now()->eagerConnectSingleDevice(device);
+  if (!none) now()->connect(device);
 }
 
 c10d::ErrorType Reconfigurable::getError() {
-  if (const Standing group = standing()) return group->getError();
+  if (const Current current = standing()) return current->error();
   MutexLock lock(mutex_);
   return failure_.empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
-}
-
-bool Reconfigurable::supportsTensorAlloc(c10::DeviceIndex device) {
-  const Standing group = standing();
-  return group && group->supportsTensorAlloc(device);
-}
-
-uint64_t Reconfigurable::getSequenceNumberForGroup() {
-  const Standing group = standing();
-  return group ? group->getSequenceNumberForGroup() : 0;
 }
 
 /// Aborts a meeting as well. After that the group may be reconfigured.
 void Reconfigurable::abort() {
   if (origin_.elsewhere()) return;
-  MutexLock lock(mutex_);
-  const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
-  const Standing group = group_;
-  lock.unlock();
+  const auto [meeting, current] = what_goes_on();
   if (meeting) meeting->call_off();
-  if (group) group->abort();
+  if (current) current->abort();
 }
 
 void Reconfigurable::shutdown() {
   if (origin_.elsewhere()) return;
   MutexLock lock(mutex_);
   ended_ = true;
-  const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
-  const Standing group = group_;
   lock.unlock();
+  const auto [meeting, current] = what_goes_on();
   if (meeting) meeting->call_off();
-  if (group) group->shutdown();
+  if (current) current->shut_down();
 }
 
-// Hooks. The current group gets hooks that forward to those registered here, as long as they are registered here: a
-// group may get a hook while that is being unregistered.
-
-void Reconfigurable::registerOnCompletionHook(OnCompletionHook&& hook) {
-  origin_.check(told_rank_);
-  OnCompletionHook seen = hook;  // torch only checks that there is a hook
-  auto kept = std::make_shared<const OnCompletionHook>(std::move(hook));
+std::pair<c10::intrusive_ptr<ReconfigureWork>, Reconfigurable::Current> Reconfigurable::what_goes_on() const {
   MutexLock lock(mutex_);
-  const bool first = on_completion_ == nullptr;
-  if (first) {
-    onCompletionHook_.swap(seen);
-    on_completion_ = kept;
-  }
-  lock.unlock();
-  TORCH_CHECK(first, "nvx: an OnCompletion hook is already registered");
-  if (const Standing group = standing()) equip(*group);
+  return {meeting_, current_};
 }
-
-/// Applies the hooks and settings that were requested before the group was made. Applying them twice is harmless.
-void Reconfigurable::equip(ProcessGroupNVX& group) {
-  MutexLock lock(mutex_);
-  const bool timed = timed_;
-  const std::shared_ptr<const OnCompletionHook> on_completion = on_completion_;
-  lock.unlock();
-  if (timed) group.enableCollectivesTiming();
-  if (on_completion) {
-    contain_and([&] { group.registerOnCompletionHook([on_completion](const auto& info) { (*on_completion)(info); }); },
-                [](const std::exception*) {});  // the group has it already
-  }
-#ifdef C10D_BACKEND_HAS_HOOKS
-  for (const auto& [id, hook] : abort_hooks_->by_number()) {
-    group.registerAbortHook(id, [hooks = abort_hooks_, hook = hook] {
-      if (hooks->has(hook)) (*hook)();
-    });
-  }
-#endif
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  for (const auto& [id, hook] : completion_hooks_->by_number()) {
-    group.registerCompletionHook(id, [hooks = completion_hooks_, hook = hook](const c10d::CompletionHookArgs& args) {
-      if (hooks->has(hook)) (*hook)(args);
-    });
-  }
-#endif
-}
-
-#ifdef C10D_BACKEND_HAS_HOOKS
-
-void Reconfigurable::registerAbortHook(int64_t id, c10d::AbortHook hook) {
-  origin_.check(told_rank_);
-  (void)abort_hooks_->put(id, std::move(hook));
-  if (const Standing group = standing()) equip(*group);
-}
-
-void Reconfigurable::unregisterAbortHook(int64_t id) {
-  if (origin_.elsewhere() || !abort_hooks_->drop(id)) return;
-  if (const Standing group = standing()) group->unregisterAbortHook(id);
-}
-
-#endif
-
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-
-void Reconfigurable::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
-  origin_.check(told_rank_);
-  (void)completion_hooks_->put(id, std::move(hook));
-  if (const Standing group = standing()) equip(*group);
-}
-
-void Reconfigurable::unregisterCompletionHook(int64_t id) {
-  if (origin_.elsewhere() || !completion_hooks_->drop(id)) return;
-  if (const Standing group = standing()) group->unregisterCompletionHook(id);
-}
-
-#endif
 
 }  // namespace nvx
 

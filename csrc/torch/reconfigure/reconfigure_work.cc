@@ -49,12 +49,12 @@ void ReconfigureWork::call_off() {
   if (origin_.elsewhere()) return;
   MutexLock lock(made_mutex_);
   called_off_.store(true);
-  const c10::intrusive_ptr<ProcessGroupNVX> made = made_;
+  const std::shared_ptr<Communicator> made = made_;
   lock.unlock();
   if (made) made->call_off("its reconfigure() was called off");
 }
 
-bool ReconfigureWork::take_in(const c10::intrusive_ptr<ProcessGroupNVX>& made) {
+bool ReconfigureWork::take_in(const std::shared_ptr<Communicator>& made) {
   MutexLock lock(made_mutex_);
   made_ = made;
   return !called_off();
@@ -62,7 +62,7 @@ bool ReconfigureWork::take_in(const c10::intrusive_ptr<ProcessGroupNVX>& made) {
 
 bool ReconfigureWork::hand_over() {
   MutexLock lock(made_mutex_);
-  const c10::intrusive_ptr<ProcessGroupNVX> made = std::move(made_);
+  const std::shared_ptr<Communicator> made = std::move(made_);
   made_.reset();
   const bool wanted = !called_off();
   lock.unlock();

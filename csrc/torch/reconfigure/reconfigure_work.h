@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/mutex.h"
-#include "torch/backend.h"
+#include "torch/communicator.h"
 #include "torch/core/origin.h"
 
 namespace nvx {
@@ -29,10 +29,10 @@ class ReconfigureWork final : public c10d::Work {
   /// Aborts the meeting, which then ends within a moment. Does nothing in a forked child, nor after hand_over().
   void call_off() EXCLUDES(made_mutex_);
   bool called_off() const { return called_off_.load(); }
-  /// Takes the group whose ranks have met and which has yet to open its device: from now on call_off() aborts the
-  /// group. Returns false if call_off() came first.
-  bool take_in(const c10::intrusive_ptr<ProcessGroupNVX>& made) EXCLUDES(made_mutex_);
-  /// Releases the group; from now on only its owner holds it. Returns false if the meeting has been aborted.
+  /// Takes the communicator whose ranks have met and which has yet to open its device: from now on call_off() aborts
+  /// it. Returns false if call_off() came first.
+  bool take_in(const std::shared_ptr<Communicator>& made) EXCLUDES(made_mutex_);
+  /// Releases the communicator; from now on only its owner holds it. Returns false if the meeting has been aborted.
   bool hand_over() EXCLUDES(made_mutex_);
   /// Call it once. null: success.
   void end(const std::exception_ptr& error);
@@ -43,7 +43,7 @@ class ReconfigureWork final : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<bool> called_off_{false};  // written under the mutex
   Mutex made_mutex_;                     // never held while a group is ended or destroyed
-  c10::intrusive_ptr<ProcessGroupNVX> made_ GUARDED_BY(made_mutex_);
+  std::shared_ptr<Communicator> made_ GUARDED_BY(made_mutex_);
 };
 
 }  // namespace nvx

@@ -9,7 +9,7 @@
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "support/twin.h"
-#include "torch/device/kernel_path.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx::kernel {
 namespace {

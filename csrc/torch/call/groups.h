@@ -10,8 +10,8 @@
 
 #include "base/mutex.h"
 #include "group/group.h"
+#include "torch/call/work.h"
 #include "torch/core/options.h"
-#include "torch/work.h"
 
 namespace nvx {
 

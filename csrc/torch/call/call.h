@@ -8,17 +8,15 @@
 #include <optional>
 
 #include "group/extensions.h"
-#include "torch/coalescing.h"
+#include "torch/call/coalescing.h"
+#include "torch/call/groups.h"
+#include "torch/call/listeners.h"
+#include "torch/call/work.h"
 #include "torch/core/origin.h"
-#include "torch/device/output_hazards.h"
-#include "torch/device/staging_copies.h"
-#include "torch/groups.h"
-#include "torch/listeners.h"
-#include "torch/work.h"
+#include "torch/streams/output_hazards.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
-
-class KernelPath;
 
 using Tensors = std::vector<at::Tensor>;
 using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
@@ -55,12 +53,12 @@ struct Call {
   std::optional<Tensors> recorded() const;
 };
 
-/// The state that all calls of one backend share, whatever their route.
+/// The state that all calls of one communicator share, whatever their route.
 class CallContext {
  public:
-  /// backend: must outlive this.
-  CallContext(c10d::Backend& backend, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
-              const NvxOptions& options);
+  /// backend, listeners: must outlive this.
+  CallContext(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
+              std::shared_ptr<Group> group, const NvxOptions& options);
 
   Group& group() const { return *group_; }
   /// Raises in a forked child.
@@ -86,9 +84,6 @@ class CallContext {
   std::unique_ptr<StagingCopies> on_device(const Call& call);
   /// Whether the call reads or writes memory that pending results will be written to, or that a delegate still uses.
   bool comes_behind(const Call& call) { return hazards.awaited_in(call.inputs) || hazards.awaited_in(call.outputs); }
-  /// Makes the stream wait for results that will be written to memory of the call's tensors. The host waits until the
-  /// stream can: results of operations that are still queued in the lane have no stream yet.
-  void follow_hazards(const Call& call, const c10::Stream& stream);
 
   /// Queues the work in a group's lane, which keeps it, and with it all tensors, until it has run.
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
@@ -101,18 +96,15 @@ class CallContext {
   const Origin origin;
   const int rank, size;
   Groups groups;
-  Listeners listeners;
+  Listeners& listeners;
+  const std::shared_ptr<Silence> silence = std::make_shared<Silence>();
   CoalescingScopes scopes;
   OwnCommStreams streams;
   OutputHazards hazards;
   const std::shared_ptr<Extensions> extensions = std::make_shared<Extensions>();
   const NvxWork::Pending pending = std::make_shared<std::atomic<int64_t>>(0);
-  std::atomic<bool> timed{false};
-  const std::shared_ptr<KernelPath> kernels;
 
  private:
-  void follow_hazards(const Tensors& tensors, const c10::Stream& stream);
-
   const std::shared_ptr<Group> group_;
 };
 

@@ -5,7 +5,7 @@
 
 #include "group/group.h"
 #include "group/plan/chunks.h"
-#include "torch/device/staging_copies.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 

@@ -1,4 +1,4 @@
-#include "torch/device/staging_copies.h"
+#include "torch/streams/staging_copies.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -13,12 +13,11 @@
 #include <iterator>
 #include <unordered_set>
 
+#include "base/reason.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/core/argument_error.h"
-#include "torch/device/kernel_path.h"
-#include "torch/work.h"
 
 namespace nvx {
 
@@ -331,6 +330,15 @@ void StagingCopies::join_streams() {
   const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
   lock.unlock();
   if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->let_go(place_, caller);
+}
+
+Status take_back(StagingCopies& staging, const Loads& loads) {
+  try {
+    staging.take_back(loads);
+    return {};
+  } catch (const std::exception& error) {
+    return system_failure("results could not be copied to " + staging.stream().device().str(), error);
+  }
 }
 
 }  // namespace nvx

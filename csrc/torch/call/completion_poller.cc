@@ -1,4 +1,4 @@
-#include "torch/device/completion_poller.h"
+#include "torch/call/completion_poller.h"
 
 namespace nvx {
 

@@ -1,4 +1,4 @@
-#include "torch/device/kernel_path.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 

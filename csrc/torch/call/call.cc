@@ -1,9 +1,6 @@
-#include "torch/call.h"
+#include "torch/call/call.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
-#include "torch/core/interrupt.h"
-#include "torch/device/kernel_path.h"
 
 namespace nvx {
 
@@ -11,18 +8,18 @@ std::optional<Tensors> Call::recorded() const {
   return mode == Mode::kAsync && at::hasCallbacks() ? std::optional(inputs) : std::nullopt;
 }
 
-CallContext::CallContext(c10d::Backend& backend, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
-                         const NvxOptions& options)
+CallContext::CallContext(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
+                         std::shared_ptr<Group> group, const NvxOptions& options)
     : backend(backend),
       rank(group->rank()),
       size(group->size()),
       groups(store, group, options),
-      listeners(backend),
-      kernels(std::make_shared<KernelPath>(group, store)),
+      listeners(listeners),
       group_(std::move(group)) {}
 
 NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>& group) {
-  return {rank, kind.type, kind.title, group_->sequence(), timed, listeners.of_ends(), kind.lists, group};
+  return {rank,       kind.type, kind.title, group_->sequence(), listeners.timed, listeners.of_ends(silence),
+          kind.lists, group};
 }
 
 CallContext::Term CallContext::term_of(std::chrono::milliseconds given) {
@@ -40,7 +37,7 @@ void CallContext::number(TensorOperations& collectives) {
 }
 
 bool CallContext::needs_work() const {
-  return listeners.any() || timed || c10d::allow_inflight_collective_as_graph_input();
+  return listeners.any() || listeners.timed || c10d::allow_inflight_collective_as_graph_input();
 }
 
 std::unique_ptr<StagingCopies> CallContext::on_device(const Call& call) {
@@ -48,25 +45,7 @@ std::unique_ptr<StagingCopies> CallContext::on_device(const Call& call) {
   CommStreams of_call = CommStreams::of_caller(device);
   of_call.capture = capture_of(of_call.up);
   if (call.mode == Mode::kAsync) of_call = streams.of_kernels(device, of_call.capture);
-  return std::make_unique<StagingCopies>(of_call, /*timed=*/timed && of_call.capture == 0);
-}
-
-void CallContext::follow_hazards(const Call& call, const c10::Stream& stream) {
-  follow_hazards(call.inputs, stream);
-  follow_hazards(call.outputs, stream);
-}
-
-void CallContext::follow_hazards(const Tensors& tensors, const c10::Stream& stream) {
-  constexpr std::chrono::milliseconds kGlance{20};
-  while (!hazards.follow(tensors, stream)) {
-    Group& of_devices = *groups.of_devices();
-    if (of_devices.lane().held_here()) raise(group_->inside_itself());
-    kernels->catch_up();
-    of_devices.lane().settle(kGlance);
-    group_->look_for_interrupt();
-    raise_interrupt();
-    if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
-  }
+  return std::make_unique<StagingCopies>(of_call, /*timed=*/listeners.timed && of_call.capture == 0);
 }
 
 void CallContext::enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
@@ -84,7 +63,7 @@ IntrusiveWork CallContext::done(NvxWork::Facts facts, const Tensors& outputs, st
 
 void CallContext::raise_if_failed(const Status& status) {
   if (status.ok()) return;
-  listeners.tell_failure(status.code());
+  listeners.tell_failure(status.code(), *silence);
   raise(status);
 }
 

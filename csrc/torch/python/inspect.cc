@@ -1,4 +1,4 @@
-#include "torch/inspect.h"
+#include "torch/python/inspect.h"
 
 #include "base/error.h"
 #include "group/meet/gpu_topology.h"

@@ -1,4 +1,4 @@
-#include "torch/work.h"
+#include "torch/call/work.h"
 
 #include <ATen/Context.h>
 #include <c10/core/StreamGuard.h>
@@ -12,11 +12,10 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/reason.h"
+#include "torch/call/completion_poller.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/hook.h"
 #include "torch/core/interrupt.h"
-#include "torch/device/completion_poller.h"
-#include "torch/registry.h"
 
 namespace nvx {
 namespace {
@@ -148,16 +147,6 @@ Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*whic
   Loads all;
   for (const TensorOperation& c : collectives) all.insert(all.end(), (c.*which).begin(), (c.*which).end());
   return all;
-}
-
-/// The peers have done their part by now, so an error here fails only this call, and not the group.
-Status take_back(StagingCopies& staging, const Loads& loads) {
-  try {
-    staging.take_back(loads);
-    return {};
-  } catch (const std::exception& error) {
-    return system_failure("results could not be copied to " + staging.stream().device().str(), error);
-  }
 }
 
 /// A stack object that exists while its thread reports a work's end. The objects of a thread form a list, innermost

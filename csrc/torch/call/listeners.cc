@@ -1,17 +1,19 @@
-#include "torch/listeners.h"
-
-#include "torch/registry.h"
+#include "torch/call/listeners.h"
 
 namespace nvx {
 
-std::function<void(NvxWork&)> Listeners::of_ends() {
+std::function<void(NvxWork&)> Listeners::of_ends(const std::shared_ptr<Silence>& silence) {
   if (!any()) return {};
-  return [this, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](NvxWork& work) { tell(work); };
+  return [this, silence, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](NvxWork& work) {
+    tell(work, *silence);
+  };
 }
 
-std::function<void(Code)> Listeners::of_failures() {
+std::function<void(Code)> Listeners::of_failures(const std::shared_ptr<Silence>& silence) {
   if (!any()) return {};
-  return [this, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](Code code) { tell_failure(code); };
+  return [this, silence, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](Code code) {
+    tell_failure(code, *silence);
+  };
 }
 
 bool Listeners::set_on_completion(OnCompletion&& hook) {
@@ -27,7 +29,7 @@ bool Listeners::set_on_completion(OnCompletion&& hook) {
   return first;
 }
 
-void Listeners::tell(NvxWork& work) {
+void Listeners::tell(NvxWork& work, [[maybe_unused]] Silence& silence) {
   std::shared_ptr<const OnCompletion> on_completion;
   {
     MutexLock lock(mutex_);
@@ -42,7 +44,7 @@ void Listeners::tell(NvxWork& work) {
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
   if (const Status failure = work.failure(); !failure.ok() || work.lost())
-    return tell_failure(failure.ok() ? Code::kSystem : failure.code());
+    return tell_failure(failure.ok() ? Code::kSystem : failure.code(), silence);
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   c10d::CompletionHookArgs args;
@@ -52,14 +54,14 @@ void Listeners::tell(NvxWork& work) {
 #endif
 }
 
-void Listeners::tell_failure(Code code) {
+void Listeners::tell_failure(Code code, Silence& silence) {
   if (code == Code::kInvalid || code == Code::kInterrupted || exiting.load()) return;
-  if (!fall_silent()) return;
+  if (!silence.begin()) return;
   if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
 }
 
-void Listeners::tell_abort() {
-  (void)fall_silent();
+void Listeners::tell_abort(Silence& silence) {
+  (void)silence.begin();
   if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
 }
 

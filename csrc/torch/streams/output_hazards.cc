@@ -1,4 +1,4 @@
-#include "torch/device/output_hazards.h"
+#include "torch/streams/output_hazards.h"
 
 #include <ATen/EmptyTensor.h>
 

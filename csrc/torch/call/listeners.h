@@ -10,10 +10,20 @@
 #include <optional>
 
 #include "base/mutex.h"
+#include "torch/call/work.h"
 #include "torch/core/hook.h"
-#include "torch/work.h"
 
 namespace nvx {
+
+/// Whether failures of a communicator are still told to hooks. The first is: later ones have the same cause.
+class Silence {
+ public:
+  /// No failure is told from now on. Returns false if one has been told, or this has been called before.
+  bool begin() { return !silent_.exchange(true); }
+
+ private:
+  std::atomic<bool> silent_{false};
+};
 
 /// Runs torch's hooks for the ends of a backend's operations. No hook runs, is copied or is destroyed while the mutex
 /// is held. The backend stays alive while a hook runs, because the hook may call it.
@@ -26,17 +36,14 @@ class Listeners {
   bool any() const { return listeners_.load(std::memory_order_acquire) != 0; }
   /// For operations that begin now: the functions to call at their end, and at a failure that no work reports. Empty if
   /// there are no hooks.
-  std::function<void(NvxWork&)> of_ends();
-  std::function<void(Code)> of_failures();
+  std::function<void(NvxWork&)> of_ends(const std::shared_ptr<Silence>& silence);
+  std::function<void(Code)> of_failures(const std::shared_ptr<Silence>& silence);
 
-  void tell(NvxWork& work) EXCLUDES(mutex_);
-  /// Acts once: later failures have the same cause. A wrong argument and Ctrl-C are no failures of the group. Neither
-  /// is the end of the process, where a thread in a hook that needs the GIL would be killed.
-  void tell_failure(Code code);
+  /// A wrong argument and Ctrl-C are no failures of the group. Neither is the end of the process, where a thread in a
+  /// hook that needs the GIL would be killed.
+  void tell_failure(Code code, Silence& silence);
   /// For an abort: runs the abort hooks, and waits a moment for them.
-  void tell_abort();
-  /// No failure is reported from now on. Returns false if one has been reported, or this has been called before.
-  bool fall_silent() { return !silent_.exchange(true); }
+  void tell_abort(Silence& silence);
 
   /// Returns false if there is a hook already.
   bool set_on_completion(OnCompletion&& hook) EXCLUDES(mutex_);
@@ -51,13 +58,15 @@ class Listeners {
   void drop_completion_hook(int64_t id) { count(completion_hooks_.drop(id) ? -1 : 0); }
 #endif
 
+  std::atomic<bool> timed{false};  ///< works measure their duration
+
  private:
+  void tell(NvxWork& work, Silence& silence) EXCLUDES(mutex_);
   void count(int change) { listeners_.fetch_add(change, std::memory_order_release); }
   std::optional<HooksBeside> begin_abort_hooks();
 
   c10d::Backend& backend_;
   std::atomic<int> listeners_{0};
-  std::atomic<bool> silent_{false};
   Mutex mutex_;
   std::shared_ptr<const OnCompletion> on_completion_ GUARDED_BY(mutex_);
   Clock::time_point hooked_at_ GUARDED_BY(mutex_);

@@ -1,4 +1,4 @@
-#include "torch/groups.h"
+#include "torch/call/groups.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 

@@ -9,7 +9,7 @@
 #include "group/core/poller.h"
 #include "group/group.h"
 #include "group/p2p/mailbox.h"
-#include "torch/device/staging_copies.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
@@ -20,6 +21,9 @@
 /// libraries of an accelerator.
 namespace nvx {
 
+/// The device type of nvx's kernels. It has a file of its own, because tests simulate kernels on another device.
+at::DeviceType kernel_device();
+
 /// Whether nvx accepts tensors of this device.
 bool serves(at::Device device);
 
@@ -34,6 +38,11 @@ c10::Stream current_stream(at::Device device);
 uint64_t capture_of(const c10::Stream& stream);
 /// Raises if this thread's current stream of the device is in a capture. For operations that need the host.
 void refuse_capture(at::Device device);
+
+/// While it lives, copies on this thread treat tensors as plain memory. Autograd records nothing. It does not matter
+/// whether a tensor requires grad, belongs to inference mode, or is copied on a thread without the caller's modes. So
+/// copying a stand-in back is the same as a write to the tensor's memory.
+using Movement = at::AutoDispatchBelowADInplaceOrView;
 
 /// Contiguous host memory of the size of a device's tensor. It is pinned, so that copies do not block the host.
 at::Tensor host_stand_in(const at::Tensor& tensor);
@@ -204,5 +213,9 @@ class StagingCopies {
   uint64_t place_ = 0;                 // see Leftovers
   std::optional<c10::Stream> caller_;  // the stream of the call
 };
+
+/// staging.take_back(), with an exception as a status. The peers have done their part by now, so an error here fails
+/// only this call, and not the group.
+Status take_back(StagingCopies& staging, const Loads& loads);
 
 }  // namespace nvx

@@ -1,4 +1,4 @@
-#include "torch/device/shared_streams.h"
+#include "torch/streams/shared_streams.h"
 
 #include <map>
 

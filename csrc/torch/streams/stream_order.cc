@@ -1,10 +1,10 @@
-#include "torch/device/stream_order.h"
+#include "torch/streams/stream_order.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
-#include "torch/device/kernel_path.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 namespace {

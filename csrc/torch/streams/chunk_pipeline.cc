@@ -1,9 +1,8 @@
-#include "torch/device/chunk_pipeline.h"
+#include "torch/streams/chunk_pipeline.h"
 
 #include <ATen/ops/from_blob.h>
 
 #include "memory/driver/beside_captures.h"
-#include "torch/work.h"
 
 namespace nvx {
 namespace {

@@ -1,4 +1,4 @@
-#include "torch/coalescing.h"
+#include "torch/call/coalescing.h"
 
 #include <algorithm>
 #include <iterator>

@@ -7,7 +7,7 @@
 
 #include "base/mutex.h"
 #include "group/core/poller.h"
-#include "torch/work.h"
+#include "torch/call/work.h"
 
 namespace nvx {
 

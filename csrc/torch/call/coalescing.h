@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "torch/work.h"
+#include "torch/call/work.h"
 
 namespace nvx {
 

@@ -1,4 +1,4 @@
-#include "torch/device/pending_sends.h"
+#include "torch/streams/pending_sends.h"
 
 #include <algorithm>
 #include <set>

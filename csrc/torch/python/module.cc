@@ -15,9 +15,8 @@
 #include "torch/backend.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/interrupt.h"
-#include "torch/device/kernel_path.h"
-#include "torch/inspect.h"
-#include "torch/null_backend.h"
+#include "torch/python/inspect.h"
+#include "torch/python/null_backend.h"
 #include "torch/reconfigure/reconfigurable.h"
 #include "torch/registry.h"
 
@@ -129,33 +128,20 @@ py::dict build_info() {
 }
 
 /// Raises if the backend is not nvx.
-void check_is_nvx(const c10::intrusive_ptr<c10d::Backend>& backend, const char* asked) {
+ProcessGroupNVX& nvx_of(const c10::intrusive_ptr<c10d::Backend>& backend, const char* asked) {
+  auto* const found = dynamic_cast<ProcessGroupNVX*>(backend.get());
   const std::string name = backend ? backend->getBackendName() : "none";
-  TORCH_CHECK_VALUE(name == "nvx", asked, ": the backend of this group is ", name, ", not nvx");
+  TORCH_CHECK_VALUE(found, asked, ": the backend of this group is ", name, ", not nvx");
+  return *found;
 }
 
 void set_timeout(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
-  check_is_nvx(backend, "nvx.set_timeout");
-#ifdef C10D_BACKEND_HAS_RECONFIGURE
-  if (auto* changing = dynamic_cast<Reconfigurable*>(backend.get())) return changing->setTimeout(timeout);
-#endif
-  dynamic_cast<ProcessGroupNVX&>(*backend).setTimeout(timeout);
-}
-
-std::optional<PoolStats> pool_stats_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  check_is_nvx(backend, "nvx.pool_stats");
-#ifdef C10D_BACKEND_HAS_RECONFIGURE
-  if (auto* changing = dynamic_cast<Reconfigurable*>(backend.get())) {
-    const auto standing = changing->standing();
-    return standing ? standing->pool_stats() : std::nullopt;
-  }
-#endif
-  return dynamic_cast<ProcessGroupNVX&>(*backend).pool_stats();
+  nvx_of(backend, "nvx.set_timeout").setTimeout(timeout);
 }
 
 /// {grown, used, mapped by rank, direct}, or None if no kernels serve the group.
 py::object pool_stats(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const std::optional<PoolStats> stats = pool_stats_of(backend);
+  const std::optional<PoolStats> stats = nvx_of(backend, "nvx.pool_stats").pool_stats();
   if (!stats) return py::none();
   py::dict told;
   told["grown"] = stats->grown;
@@ -169,30 +155,34 @@ py::object mem_allocator() {
   return py::module_::import("nvx.pool").attr("allocator")(c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
 }
 
-/// How Python makes a group, and the calls that only nvx has.
+/// How Python makes a group.
 template <class Group>
-void define_group(Class<Group, c10d::Backend>& group) {
+auto init_group() {
+  return py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                     const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
+    // A call_guard would keep the GIL released while pybind11 registers the object.
+    const py::gil_scoped_release unlocked;
+    return c10::make_intrusive<Group>(store, rank, size, options);
+  });
+}
+
+/// The calls that only nvx has.
+void define_group(Class<ProcessGroupNVX, c10d::Backend>& group) {
   group
-      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                       const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
-             // A call_guard would keep the GIL released while pybind11 registers the object.
-             const py::gil_scoped_release unlocked;
-             return c10::make_intrusive<Group>(store, rank, size, options);
-           }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = py::none())
       .def_property_readonly(
           "options",
-          [](Group& self) {
+          [](ProcessGroupNVX& self) {
             py::gil_scoped_release unlocked;  // the GIL is taken last, or alone
             return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
           })
-      .def("get_error", &Group::getError, py::call_guard<py::gil_scoped_release>())
-      .def("_set_default_timeout", &Group::setTimeout, py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
+      .def("_set_default_timeout", &ProcessGroupNVX::setTimeout, py::arg("timeout"),
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly(
-          "mem_allocator", [](Group&) { return mem_allocator(); }, "What torch.cuda.MemPool takes.")
-      .def("comm_split_count", [](Group&) { return 0; })
+          "mem_allocator", [](ProcessGroupNVX&) { return mem_allocator(); }, "What torch.cuda.MemPool takes.")
+      .def("comm_split_count", [](ProcessGroupNVX&) { return 0; })
       .def(
-          "perform_nocolor_split", [](Group&, const py::object&) {}, py::arg("device"),
+          "perform_nocolor_split", [](ProcessGroupNVX&, const py::object&) {}, py::arg("device"),
           "Members of a split make a communicator of their own; the others have nothing to do.");
 }
 
@@ -279,9 +269,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return c10::make_intrusive<ProcessGroupNVX::Options>(self);
       });
   define_group(group);
+  group.def(init_group<ProcessGroupNVX>(), py::arg("store"), py::arg("rank"), py::arg("size"),
+            py::arg("options") = py::none());
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-  Class<Reconfigurable, c10d::Backend> reconfigurable(m, "Reconfigurable");
-  define_group(reconfigurable);
+  Class<Reconfigurable, ProcessGroupNVX>(m, "Reconfigurable")
+      .def(init_group<Reconfigurable>(), py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("options") = py::none());
 #endif
   Class<NullBackend, c10d::Backend>(m, "NullBackend", "Does nothing at all: what torch itself costs a call.")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>&, int rank, int size) {

@@ -2,7 +2,6 @@
 
 #include <torch/version.h>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -17,10 +16,10 @@
 #include "group/p2p/mailbox.h"
 #include "group/plan/route.h"
 #include "torch/core/origin.h"
-#include "torch/device/chunk_pipeline.h"
-#include "torch/device/output_hazards.h"
-#include "torch/device/pending_sends.h"
-#include "torch/device/staging_copies.h"
+#include "torch/streams/chunk_pipeline.h"
+#include "torch/streams/output_hazards.h"
+#include "torch/streams/pending_sends.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 
@@ -56,15 +55,9 @@ struct TensorOperation {
 };
 using TensorOperations = c10::SmallVector<TensorOperation, 1>;
 
-/// While it lives, copies on this thread treat tensors as plain memory. Autograd records nothing. It does not matter
-/// whether a tensor requires grad, belongs to inference mode, or is copied on a thread without the caller's modes. So
-/// copying a stand-in back is the same as a write to the tensor's memory.
-using Movement = at::AutoDispatchBelowADInplaceOrView;
-
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier);
 /// Copies the stand-ins of CPU tensors back.
 void copy_back(TensorOperations& collectives);
-Status take_back(StagingCopies& staging, const Loads& loads);
 /// All tensors whose memory the operations use: the user's tensors and stand-ins.
 std::vector<at::Tensor> all_tensors(const TensorOperations& collectives, const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs);

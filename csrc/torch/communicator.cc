@@ -1,0 +1,113 @@
+#include "torch/communicator.h"
+
+#include <algorithm>
+
+#include "torch/core/argument_error.h"
+#include "torch/core/interrupt.h"
+#include "torch/core/store.h"
+#include "torch/device/kernel_path.h"
+#include "torch/device/pool.h"
+#include "torch/registry.h"
+
+namespace nvx {
+
+Communicator::Communicator(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
+                           std::shared_ptr<Group> group, const NvxOptions& options)
+    : context(backend, listeners, std::move(store), std::move(group), options) {
+  Registry::here().add(*this);
+}
+
+/// If peers may write to this rank's memory, one of the group's threads waits for those writes. It would keep the group
+/// alive.
+Communicator::~Communicator() {
+  Registry::here().remove(*this);
+  if (has_memory_for_peers) group().leave();
+}
+
+c10d::ErrorType Communicator::error() {
+  const auto all = context.groups.all();
+  for (const auto& group : all) (void)group->device().look();
+  const auto failed = std::find_if(all.begin(), all.end(), [](const auto& group) { return group->failed(); });
+  if (failed == all.end()) return c10d::ErrorType::SUCCESS;
+  switch ((*failed)->failure().code()) {
+    case Code::kTimeout: return c10d::ErrorType::TIMEOUT;
+    case Code::kPeerDied:
+    case Code::kPeerLeft:
+    case Code::kPeerFailed: return c10d::ErrorType::REMOTE_ERROR;
+    default: return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+/// This rank does not know whether the other ranks got a device_id. So the ranks with a device_id meet first, and open
+/// the device only if all ranks have come: otherwise they would wait until the others make their first call.
+void Communicator::connect(at::Device device) {
+  if (device.is_cpu() || !serves(device)) return;
+  const int there = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  std::string why_not;
+  if (device.index() >= there) {
+    why_not = "nvx: device_id is " + device.str() + ", and this process sees " + std::to_string(there) +
+              " of them. Next: give the number of one that it sees (torch.accelerator.device_count())";
+  }
+  try {
+    TorchStore store(context.groups.store(), context.size);
+    if (!group().device().meet_to_connect(store, why_not)) return;
+  } catch (const Error& error) {
+    raise_interrupt();
+    if (!why_not.empty()) throw_argument_error(error.what());
+    C10_THROW_ERROR(DistBackendError, error.what());
+  }
+  issuer.connect(device);
+}
+
+bool Communicator::has_memory_of(c10::DeviceIndex device) {
+  return device >= 0 && issuer.kernels().may_serve(device) && has_pool(device);
+}
+
+void Communicator::wait_for_pending_works() {
+  constexpr std::chrono::milliseconds kLookAround{50};
+  issuer.kernels().catch_up();
+  const auto all_ended = [&] {
+    if (context.pending->load(std::memory_order_acquire) == NvxWork::told_here(context.pending)) return true;
+    if (group().lane().held_here()) raise(group().inside_itself());
+    group().lane().settle(kLookAround);
+    group().mail().settle(kLookAround);  // returns at once if the group has failed
+    group().look_for_interrupt();
+    raise_interrupt();
+    return false;
+  };
+  (void)look_until(all_ended, Deadline());
+}
+
+void Communicator::abort() {
+  if (context.origin.elsewhere()) return;
+  context.listeners.tell_abort(*context.silence);
+  call_off("");
+}
+
+void Communicator::call_off(const std::string& why) {
+  if (context.origin.elsewhere()) return;
+  (void)context.silence->begin();
+  context.groups.abort(why);
+  issuer.abort();               // before catch_up(), whose lock a call of the delegate may hold
+  issuer.kernels().catch_up();  // refuses the postponed operations, and fails their works
+}
+
+void Communicator::shut_down() {
+  constexpr std::chrono::milliseconds kGrace{300};
+  if (context.origin.elsewhere()) return;
+  issuer.kernels().catch_up();
+  see_off_proxies(Deadline::after(kMostForProxies));
+  // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
+  (void)context.silence->begin();
+  const Deadline moment = Deadline::after(kGrace);
+  for (const auto& group : context.groups.all()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment.end - Clock::now());
+    group->lane().settle(std::max(std::chrono::milliseconds(0), left));
+  }
+  messages.settle(moment);
+  issuer.part();
+  context.groups.leave();
+  raise_interrupt();
+}
+
+}  // namespace nvx

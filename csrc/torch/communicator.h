@@ -1,0 +1,52 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "torch/call/call.h"
+#include "torch/children.h"
+#include "torch/issuer.h"
+#include "torch/messages.h"
+
+namespace nvx {
+
+/// A group of ranks that stays as it is, and what runs its calls. A backend has one; a reconfigurable backend has one
+/// after the other.
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  /// backend, listeners: must outlive this.
+  Communicator(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
+               std::shared_ptr<Group> group, const NvxOptions& options);
+  ~Communicator();
+
+  Group& group() const { return context.group(); }
+  c10d::ErrorType error();
+  /// A step of the ranks that call it: opens the device on all ranks of the group, if all have come.
+  void connect(at::Device device);
+  /// Whether memory of its pool can be handed out. Does not ask the other ranks.
+  bool has_memory_of(c10::DeviceIndex device);
+  /// Waits for all operations issued before, including sends and receives, and for their callbacks and hooks. It does
+  /// not wait for a work whose callback or hook calls this. Ctrl-C ends the wait.
+  void wait_for_pending_works();
+
+  /// These three do nothing in a forked child.
+  void abort();
+  /// abort() without its hooks: an operation that is aborted for this reason has not failed.
+  void call_off(const std::string& why);
+  /// Operations that the program never waited for get a moment to succeed, because peers may wait for them. Then they
+  /// are aborted.
+  void shut_down();
+  /// Waits until all proxies have ended, and logs a failure that no call has raised.
+  void see_off_proxies(const Deadline& deadline) { issuer.see_off(deadline); }
+  static constexpr std::chrono::seconds kMostForProxies{5};
+
+  CallContext context;
+  Issuer issuer{context};
+  Messages messages{context, issuer.kernels()};
+  Children children;
+  std::atomic<bool> has_memory_for_peers{false};  ///< a window is or was registered: peers may write at any time
+};
+
+}  // namespace nvx
