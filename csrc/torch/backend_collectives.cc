@@ -1,9 +1,9 @@
 // c10d's collectives: converts tensors and options to operations, which the Issuer begins.
 
 #include "torch/arguments/overlaps.h"
+#include "torch/arguments/sparse.h"
 #include "torch/backend.h"
 #include "torch/core/interrupt.h"
-#include "torch/sparse_call.h"
 
 namespace nvx {
 namespace {

@@ -89,8 +89,8 @@ IntrusiveWork Issuer::issue_in_memory(Call&& call) {
   Group& group = context_.group();
   if (call.mode == Mode::kAsync) {
     context_.number(call.collectives);
-    auto work = c10::make_intrusive<CollectiveWork>(context_.groups.of_cpu(), context_.facts(call.kind),
-                                                    std::move(call.collectives), call.outputs, call.inputs);
+    auto work = c10::make_intrusive<CollectiveWork>(context_.facts(call.kind), std::move(call.collectives),
+                                                    call.outputs, call.inputs);
     context_.enqueue(work, group.lane());
     return work;
   }
@@ -149,14 +149,6 @@ void Issuer::connect(at::Device device) {
     if (!delegate_ && proxies_.agree_to_serve(device)) (void)context_.streams.of_proxies(device, 0);
   }
   if (delegate_) delegate_->connect(device);
-}
-
-void Issuer::abort() {
-  if (delegate_) delegate_->abort();
-}
-
-void Issuer::part() {
-  if (delegate_) delegate_->part();
 }
 
 }  // namespace nvx

@@ -36,8 +36,12 @@ class Issuer {
   void connect(at::Device device);
   /// abort() aborts the delegate's collectives in flight, from any thread. part() does so before the group leaves,
   /// after some time to end.
-  void abort();
-  void part();
+  void abort() {
+    if (delegate_) delegate_->abort();
+  }
+  void part() {
+    if (delegate_) delegate_->part();
+  }
   /// Waits until all proxies have ended, and logs a failure that no call has raised.
   void see_off(const Deadline& deadline) { proxies_.see_off(deadline); }
 

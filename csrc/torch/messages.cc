@@ -1,44 +1,42 @@
 #include "torch/messages.h"
 
-#include "torch/arguments/arguments.h"
+#include "torch/arguments/checks.h"
 #include "torch/core/recorded.h"
 #include "torch/device/kernel_path.h"
 
 namespace nvx {
 namespace {
 
-at::Tensor& message_tensor(const Arguments& args, std::vector<at::Tensor>& tensors, int tag) {
-  if (tag < 0) args.invalid("Tag must be nonnegative, not " + std::to_string(tag));
+at::Tensor& message_tensor(const Checks& args, Tensors& tensors, int tag) {
+  if (tag < 0) args.invalid("Tag must be nonnegative, not ", tag);
   at::Tensor& tensor = args.single(tensors);
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
-    args.invalid("input tensor has to be contiguous, and its elements as they are: this has sizes " +
-                 c10::str(tensor.sizes()) + " and strides " + c10::str(tensor.strides()) +
-                 "; send a contiguous() copy of it, or receive into one");
+    args.invalid("input tensor has to be contiguous, and its elements as they are: this has sizes ", tensor.sizes(),
+                 " and strides ", tensor.strides(), "; send a contiguous() copy of it, or receive into one");
   }
   return tensor;
 }
 
-void check_peer(const Arguments& args, int peer, int size) {
-  if (peer < 0 || peer >= size)
-    args.invalid("invalid rank " + std::to_string(peer) + " in a group of " + std::to_string(size));
+void check_peer(const Checks& args, int peer, int size) {
+  if (peer < 0 || peer >= size) args.invalid("invalid rank ", peer, " in a group of ", size);
 }
 
 }  // namespace
 
 IntrusiveWork Messages::send(const char* called, Tensors& tensors, int peer, int tag) {
-  const Arguments args(called, context_.rank, context_.size);
+  const Checks args(called, context_.rank, context_.size);
   check_peer(args, peer, context_.size);
   return transfer({c10d::OpType::SEND, "nvx:send"}, message_tensor(args, tensors, tag), peer, tag, /*receives=*/false);
 }
 
 IntrusiveWork Messages::receive(const char* called, Tensors& tensors, int peer, int tag) {
-  const Arguments args(called, context_.rank, context_.size);
+  const Checks args(called, context_.rank, context_.size);
   check_peer(args, peer, context_.size);
   return transfer({c10d::OpType::RECV, "nvx:recv"}, message_tensor(args, tensors, tag), peer, tag, /*receives=*/true);
 }
 
 IntrusiveWork Messages::receive_any(const char* called, Tensors& tensors, int tag) {
-  const Arguments args(called, context_.rank, context_.size);
+  const Checks args(called, context_.rank, context_.size);
   return transfer({c10d::OpType::RECVANYSOURCE, "nvx:recvAnySource"}, message_tensor(args, tensors, tag), kAnySource,
                   tag, /*receives=*/true);
 }
@@ -75,8 +73,8 @@ c10::intrusive_ptr<MessageWork> Messages::begin(const Kind& kind, const at::Tens
   kernels_.catch_up_if_behind();
   CallContext::Term term = context_.term_of(timeout);
   message->timeout = term.timeout;
-  auto work = c10::make_intrusive<MessageWork>(context_.groups.of_cpu(), context_.facts(kind), tensor,
-                                               std::move(message), std::move(term.claim), pending_sends_);
+  auto work = c10::make_intrusive<MessageWork>(context_.facts(kind), tensor, std::move(message), std::move(term.claim),
+                                               pending_sends_);
   if (!tensor.is_cpu()) work->stage(context_.streams, receives);
   work->count_in(context_.pending);
   work->begin(receives);

@@ -7,8 +7,9 @@
 namespace nvx {
 namespace {
 
-[[noreturn]] void refuse_call(const std::string& called, const std::string& why) {
-  throw_argument_error("nvx: " + called + ": " + why);
+template <class... Parts>
+[[noreturn]] void refuse_call(const char* called, const Parts&... why) {
+  throw_argument_error("nvx: ", called, ": ", why...);
 }
 
 /// Why peers cannot write to this tensor, or it cannot be written to theirs; empty if they can.
@@ -17,24 +18,23 @@ std::string why_unfit(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) return "windows are of tensors of the CPU, this one is on " + tensor.device().str();
   if (tensor.layout() != at::kStrided) return "the tensor must be dense, this one is " + c10::str(tensor.layout());
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
-    return "the tensor has to be contiguous, and its elements as they are: this one has sizes " +
-           c10::str(tensor.sizes()) + " and strides " + c10::str(tensor.strides());
+    return c10::str("the tensor has to be contiguous, and its elements as they are: this one has sizes ",
+                    tensor.sizes(), " and strides ", tensor.strides());
   return "";
 }
 
 int peer_of(const char* called, int64_t rank, int size) {
-  if (rank < 0 || rank >= size)
-    refuse_call(called, "invalid rank " + std::to_string(rank) + " in a group of " + std::to_string(size));
+  if (rank < 0 || rank >= size) refuse_call(called, "invalid rank ", rank, " in a group of ", size);
   return int(rank);
 }
 
-/// Raises a bad argument as an argument error of Python.
+/// Raises a bad argument as an argument error of Python. why: a better text, if not empty.
 template <class Begin>
-auto as_argument(const char* called, Begin begin) {
+auto as_argument(const char* called, Begin begin, const std::string& why = "") {
   try {
     return begin();
   } catch (const Error& error) {
-    if (error.code() == Code::kInvalid) refuse_call(called, error.reason());
+    if (error.code() == Code::kInvalid) refuse_call(called, why.empty() ? error.reason() : why);
     raise(error.status());
   }
 }
@@ -79,14 +79,8 @@ void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
                                    uint32_t(tensor.scalar_type())};
     mine = {static_cast<std::byte*>(tensor.data_ptr()), share, std::make_shared<const at::Tensor>(tensor)};
   }
-  const auto window = as_argument("tensor_register", [&]() -> std::shared_ptr<nvx::Window> {
-    try {
-      return current->group().open_window(mine);
-    } catch (const Error& error) {
-      if (error.code() == Code::kInvalid && !why.empty()) refuse_call("tensor_register", why);
-      throw;
-    }
-  });
+  const auto open = [&] { return current->group().open_window(mine); };
+  const std::shared_ptr<nvx::Window> window = as_argument("tensor_register", open, why);
   current->has_memory_for_peers = true;
   MutexLock lock(mutex_);
   registered_ = {window, tensor};
@@ -103,26 +97,26 @@ void TensorWindow::tensor_deregister() {
   if (!status.ok()) raise(status);
 }
 
-c10::intrusive_ptr<c10d::Work> TensorWindow::begin(Communicator& communicator, const char* title,
-                                                   const at::Tensor& tensor, std::shared_ptr<Message> message,
-                                                   std::chrono::milliseconds timeout, bool receives, bool async) {
+IntrusiveWork TensorWindow::begin(Communicator& communicator, const char* title, const at::Tensor& tensor,
+                                  std::shared_ptr<Message> message, std::chrono::milliseconds timeout, bool receives,
+                                  bool async) {
   const auto type = receives ? c10d::OpType::RECV : c10d::OpType::SEND;
   auto work = communicator.messages.begin({type, title}, tensor, std::move(message), timeout, receives);
   if (!async) work->wait(std::chrono::milliseconds(0));
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> TensorWindow::put(const at::Tensor& tensor, int64_t rank, int64_t offset, bool async,
-                                                 const c10d::PutOptions& opts) {
+IntrusiveWork TensorWindow::put(const at::Tensor& tensor, int64_t rank, int64_t offset, bool async,
+                                const c10d::PutOptions& opts) {
   const auto current = communicator();
   const Registered mine = registered("put");
   const int target = peer_of("put", rank, current->context.size);
   if (const std::string why = why_unfit(tensor); !why.empty()) refuse_call("put", why);
   const auto there = at::ScalarType(mine.window->share(target).type);
   if (tensor.scalar_type() != there)
-    refuse_call("put", c10::str("the tensor is of ", tensor.scalar_type(), ", what rank ", target,
-                                " has registered of ", there));
-  if (offset < 0) refuse_call("put", "the offset must not be negative, this is " + std::to_string(offset));
+    refuse_call("put", "the tensor is of ", tensor.scalar_type(), ", the one that rank ", target, " has registered of ",
+                there);
+  if (offset < 0) refuse_call("put", "the offset must not be negative, this is ", offset);
   auto message = as_argument("put", [&] {
     return mine.window->put(target, uint64_t(offset), static_cast<const std::byte*>(tensor.const_data_ptr()),
                             uint64_t(tensor.numel()));
@@ -130,7 +124,7 @@ c10::intrusive_ptr<c10d::Work> TensorWindow::put(const at::Tensor& tensor, int64
   return begin(*current, "nvx:put", tensor, std::move(message), opts.timeout, /*receives=*/false, async);
 }
 
-c10::intrusive_ptr<c10d::Work> TensorWindow::signal(int64_t rank, bool async, const c10d::SignalOptions& opts) {
+IntrusiveWork TensorWindow::signal(int64_t rank, bool async, const c10d::SignalOptions& opts) {
   const auto current = communicator();
   const Registered mine = registered("signal");
   auto message = mine.window->signal(peer_of("signal", rank, current->context.size));
@@ -138,8 +132,7 @@ c10::intrusive_ptr<c10d::Work> TensorWindow::signal(int64_t rank, bool async, co
                async);
 }
 
-c10::intrusive_ptr<c10d::Work> TensorWindow::wait_signal(int64_t rank, bool async,
-                                                         const c10d::WaitSignalOptions& opts) {
+IntrusiveWork TensorWindow::wait_signal(int64_t rank, bool async, const c10d::WaitSignalOptions& opts) {
   const auto current = communicator();
   const Registered mine = registered("wait_signal");
   auto message = mine.window->wait_signal(peer_of("wait_signal", rank, current->context.size));
@@ -151,8 +144,8 @@ at::Tensor TensorWindow::map_remote_tensor(int64_t rank) {
   const auto current = communicator();
   const Registered mine = registered("map_remote_tensor");
   if (peer_of("map_remote_tensor", rank, current->context.size) == current->context.rank) return mine.tensor;
-  refuse_call("map_remote_tensor", "no rank maps the memory of another one, so there is no tensor of rank " +
-                                       std::to_string(rank) + " here. Next: put to it, or have it put to this rank");
+  refuse_call("map_remote_tensor", "no rank maps the memory of another one, so there is no tensor of rank ", rank,
+              " here. Next: put to it, or have it put to this rank");
 }
 
 /// Completed writes are visible to every reader: host memory has no other copy.

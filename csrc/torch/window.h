@@ -13,8 +13,6 @@ namespace nvx {
 /// without a check that this object still exists.
 class TensorWindow final : public c10d::Window {
  public:
-  using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
-
   TensorWindow(c10::intrusive_ptr<c10d::Backend> backend, std::weak_ptr<Communicator> communicator)
       : backend_(backend), communicator_(std::move(communicator)) {}
 

@@ -1,13 +1,10 @@
 #include "torch/arguments/arguments.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "base/hash.h"
 #include "group/plan/chunks.h"
 #include "torch/arguments/overlaps.h"
-#include "torch/core/argument_error.h"
 #include "torch/device/delegate.h"
 #include "torch/device/host_proxy_path.h"
 #include "torch/device/kernel_path.h"
@@ -27,7 +24,7 @@ size_t bytes_of_all(at::TensorList tensors) {
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
-size_t count_of(const std::vector<at::Tensor>& tensors) {
+size_t count_of(const Tensors& tensors) {
   size_t count = 0;
   for (const at::Tensor& tensor : tensors) count += size_t(tensor.numel());
   return count;
@@ -76,110 +73,6 @@ uint64_t shape_of(const Pieces& pieces) {
 
 }  // namespace
 
-void Arguments::invalid(const std::string& what) const { throw_argument_error(std::string(name_) + ": " + what); }
-
-void Arguments::invalid_type(const std::string& what) const {
-  throw_argument_type_error(std::string(name_) + ": " + what);
-}
-
-at::Tensor& Arguments::single(std::vector<at::Tensor>& tensors) const {
-  if (tensors.empty()) invalid("requires non-empty tensor list");
-  check_single(tensors);
-  check_tensor(tensors[0]);
-  return tensors[0];
-}
-
-void Arguments::check_single(const std::vector<at::Tensor>& tensors, const std::string& side) const {
-  if (tensors.size() == 1) return;
-  invalid("requires a single-element " + side + "tensor list, not one of " + std::to_string(tensors.size()));
-}
-
-void Arguments::check_tensor(const at::Tensor& tensor) const {
-  if (!tensor.defined()) invalid("requires defined tensors");
-  if (tensor.layout() != at::kStrided)
-    invalid("only supports dense tensors, not one of layout " + c10::str(tensor.layout()) + ": to_dense() it first");
-  check_place(tensor);
-  // The storage may have been shrunk under its tensors, as FSDP does with parameters that it frees.
-  const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
-                                                         size_t(tensor.storage_offset()));
-  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  const size_t there = storage.nbytes();
-  if (tensor.numel() != 0 && there < needed)
-    invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) +
-            " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
-  if (tensor.numel() != 0 && !storage.data())  // torch does not check tensors in nested lists
-    invalid("a tensor has no memory of its own, as one that wraps others or is a fake: hand over what it stands for");
-}
-
-void Arguments::check_place(const at::Tensor& tensor) const {
-  if (serves(tensor.device())) return;
-  invalid("only supports CPU tensors and those of accelerators, not one on " + tensor.device().str());
-}
-
-void Arguments::one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const {
-  const std::string size = std::to_string(size_);
-  if (lists.size() != 1)
-    invalid("requires a single-element " + side + " list containing a list with " + size + " tensors. It has " +
-            std::to_string(lists.size()) + " elements");
-  if (lists[0].size() == size_t(size_)) return;
-  const std::string side_first = side == "input" ? "Input" : "Output";
-  invalid("Incorrect " + side + " list size " + std::to_string(lists[0].size()) + ". " + side_first +
-          " list size should be " + size + ", same as size of the process group.");
-}
-
-std::string Arguments::ranks_of(int64_t root) const {
-  return ": this is rank " + std::to_string(rank_) + ", the root is rank " + std::to_string(root);
-}
-
-void Arguments::check_root(int64_t root) const {
-  if (root >= 0 && root < size_) return;
-  invalid("invalid root rank: " + std::to_string(root) + ", in a group of " + std::to_string(size_));
-}
-
-/// Compares each split with the rest of dimension 0 instead of summing the splits, so that no sum overflows.
-void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor,
-                             const std::string& side) const {
-  if (tensor.dim() == 0) invalid("the " + side + " tensor has no dimension 0 that could be split");
-  const int64_t rows = tensor.size(0);
-  const std::string of_rows = " (the " + side + " tensor has " + std::to_string(rows) + " rows)";
-  if (splits.empty()) {
-    if (rows % size_ != 0) invalid("Tensor's dim 0 does not divide equally across group size" + of_rows);
-    return;
-  }
-  const std::string name = side + "_split_sizes";
-  if (splits.size() != size_t(size_)) {
-    invalid("Number of tensor splits not equal to group size: " + name + " has " + std::to_string(splits.size()) +
-            ", the group " + std::to_string(size_));
-  }
-  int64_t left = rows;
-  for (size_t p = 0; p < splits.size(); ++p) {
-    if (splits[p] < 0) invalid(name + "[" + std::to_string(p) + "] is negative: " + std::to_string(splits[p]));
-    if (splits[p] > left) {
-      invalid("Split sizes doesn't match total dim 0 size: " + name + "[" + std::to_string(p) + "] is " +
-              std::to_string(splits[p]) + of_rows);
-    }
-    left -= splits[p];
-  }
-  if (left != 0)
-    invalid("Split sizes doesn't match total dim 0 size: " + name + " leaves " + std::to_string(left) + of_rows);
-}
-
-/// `whole` must have as many elements as all ranks' parts together. Divides, because a product might overflow.
-void Arguments::check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const {
-  const at::Tensor& part = whole.is_same(out) ? in : out;
-  if (whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel()) return;
-  invalid(std::string(whole.is_same(out) ? "output tensor size must be equal to world_size times input tensor size"
-                                         : "input tensor must be the same size as output size times world size") +
-          ": the output has " + std::to_string(out.numel()) + " elements, the input " + std::to_string(in.numel()) +
-          ", the group " + std::to_string(size_) + " ranks");
-}
-
-void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
-  if (a.scalar_type() == b.scalar_type()) return;
-  invalid_type(std::string("invalid tensor type: output tensor must have the same type as input tensor (") +
-               c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
-}
-
 TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor& like, size_t count) const {
   TensorOperation c;
   c.operation.collective = collective;
@@ -203,7 +96,7 @@ void Arguments::ask_delegate(TensorOperation& c, at::TensorList whole) const {
 
 void Arguments::same_device(const TensorOperation& c, const at::Tensor& tensor) const {
   if (tensor.device() != c.device)
-    invalid("tensors must be on the same device, not on " + c.device.str() + " and " + tensor.device().str());
+    invalid("tensors must be on the same device, not on ", c.device, " and ", tensor.device());
 }
 
 const std::byte* Arguments::input(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
@@ -216,12 +109,6 @@ const std::byte* Arguments::input(TensorOperation& c, const at::Tensor& tensor, 
 
 Piece Arguments::give(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
   return {const_cast<std::byte*>(input(c, tensor, apart)), bytes_of(tensor)};
-}
-
-void Arguments::check_writable(const at::Tensor& tensor) const {
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    invalid("several elements of an output tensor share memory (it was expanded): clone() it first");
-  }
 }
 
 std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart) const {
@@ -283,11 +170,10 @@ TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   return c;
 }
 
-TensorOperation Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& tensor) const {
+TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor) const {
   check_tensor(tensor);
   if (outputs.size() != size_t(size_))
-    invalid("invalid output tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
-            std::to_string(outputs.size()) + ")");
+    invalid("invalid output tensor list at index 0 (expected length ", size_, ", got ", outputs.size(), ")");
   for (const at::Tensor& out : outputs) {
     check_tensor(out);
     same_type(out, tensor);
@@ -299,10 +185,8 @@ TensorOperation Arguments::all_gather(std::vector<at::Tensor>& outputs, const at
   c.operation.recv = Pieces(outputs.size());
   for (size_t p = 0; p < outputs.size(); ++p)
     c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
-  if (outputs[size_t(rank_)].numel() != tensor.numel()) {
-    invalid("the input has " + std::to_string(tensor.numel()) + " elements, the output for this rank " +
-            std::to_string(outputs[size_t(rank_)].numel()));
-  }
+  const int64_t own = outputs[size_t(rank_)].numel();
+  if (own != tensor.numel()) invalid("the input has ", tensor.numel(), " elements, the output for this rank ", own);
   c.operation.shape = shape_of(c.operation.recv);
   return c;
 }
@@ -321,12 +205,10 @@ TensorOperation Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in
   return c;
 }
 
-TensorOperation Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tensor>& inputs,
-                                          const c10d::ReduceOp& op) const {
+TensorOperation Arguments::reduce_scatter(at::Tensor& out, const Tensors& inputs, const c10d::ReduceOp& op) const {
   check_tensor(out);
   if (inputs.size() != size_t(size_))
-    invalid("invalid input tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
-            std::to_string(inputs.size()) + ")");
+    invalid("invalid input tensor list at index 0 (expected length ", size_, ", got ", inputs.size(), ")");
   for (const at::Tensor& in : inputs) {
     check_tensor(in);
     same_type(out, in);
@@ -337,10 +219,8 @@ TensorOperation Arguments::reduce_scatter(at::Tensor& out, const std::vector<at:
   c.operation.send = Pieces(inputs.size());
   for (size_t p = 0; p < inputs.size(); ++p)
     c.operation.send[p] = give(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
-  if (inputs[size_t(rank_)].numel() != out.numel()) {
-    invalid("the output has " + std::to_string(out.numel()) + " elements, the input for this rank " +
-            std::to_string(inputs[size_t(rank_)].numel()));
-  }
+  const int64_t own = inputs[size_t(rank_)].numel();
+  if (own != out.numel()) invalid("the output has ", out.numel(), " elements, the input for this rank ", own);
   c.operation.shape = shape_of(c.operation.send);
   c.operation.out = output(c, out);
   return c;
@@ -373,13 +253,12 @@ TensorOperation Arguments::begin_gather(const at::Tensor& in, int64_t root, bool
   return c;
 }
 
-TensorOperation Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
-                                  int64_t root) const {
+TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tensor& tensor, int64_t root) const {
   const auto fail = [this](const std::string& what) { invalid(what); };
   TensorOperation c =
       begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
   if (root != rank_) {
-    if (!outputs.empty()) invalid("requires empty output on non-root" + ranks_of(root));
+    none_here(outputs, "output", root);
     return c;
   }
   one_per_rank(outputs, "output");
@@ -406,8 +285,7 @@ TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, in
   return c;
 }
 
-TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at::Tensor>>& inputs,
-                                   int64_t root) const {
+TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<Tensors>& inputs, int64_t root) const {
   const auto fail = [this](const std::string& what) { invalid(what); };
   check_root(root);
   check_tensor(out);
@@ -417,7 +295,7 @@ TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<std::vecto
   c.operation.recv = Pieces(size_t(size_));
   c.operation.recv[size_t(root)] = {output(c, out), bytes_of(out)};
   if (root != rank_) {
-    if (!inputs.empty()) invalid("requires empty input on non-root" + ranks_of(root));
+    none_here(inputs, "input", root);
     return c;
   }
   one_per_rank(inputs, "input");
@@ -431,13 +309,11 @@ TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<std::vecto
   return c;
 }
 
-TensorOperation Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const {
+TensorOperation Arguments::all_to_all(Tensors& outputs, const Tensors& inputs) const {
   if (inputs.size() != size_t(size_))
-    invalid("input tensor list size " + std::to_string(inputs.size()) + " does not match world size " +
-            std::to_string(size_));
+    invalid("input tensor list size ", inputs.size(), " does not match world size ", size_);
   if (outputs.size() != size_t(size_))
-    invalid("output tensor list size " + std::to_string(outputs.size()) + " does not match world size " +
-            std::to_string(size_));
+    invalid("output tensor list size ", outputs.size(), " does not match world size ", size_);
   check_tensor(inputs[0]);
   TensorOperation c = begin(kernel::Collective::kAllToAll, inputs[0]);
   c.operation.send = Pieces(inputs.size());
@@ -451,11 +327,9 @@ TensorOperation Arguments::all_to_all(std::vector<at::Tensor>& outputs, const st
     c.operation.send[p] = give(c, inputs[p], written.clash(inputs[p], p));
     c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
   }
-  if (inputs[size_t(rank_)].numel() != outputs[size_t(rank_)].numel()) {
-    invalid("the input and the output for this rank itself differ in size: " +
-            std::to_string(inputs[size_t(rank_)].numel()) + " and " + std::to_string(outputs[size_t(rank_)].numel()) +
-            " elements");
-  }
+  const int64_t sent = inputs[size_t(rank_)].numel(), kept = outputs[size_t(rank_)].numel();
+  if (sent != kept)
+    invalid("the input and the output for this rank itself differ in size: ", sent, " and ", kept, " elements");
   return c;
 }
 
@@ -483,11 +357,9 @@ TensorOperation Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in
   c.operation.send = cut(in, input_splits, give(c, in, apart).data);
   c.operation.recv = cut(out, output_splits, output(c, out));
   const size_t sent = c.operation.send[size_t(rank_)].bytes, kept = c.operation.recv[size_t(rank_)].bytes;
-  if (sent != kept) {
-    invalid("the input and the output split for this rank itself differ in size: " +
-            std::to_string(sent / in.element_size()) + " and " + std::to_string(kept / in.element_size()) +
-            " elements");
-  }
+  if (sent != kept)
+    invalid("the input and the output split for this rank itself differ in size: ", sent / in.element_size(), " and ",
+            kept / in.element_size(), " elements");
   return c;
 }
 

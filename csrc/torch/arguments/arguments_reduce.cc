@@ -3,7 +3,6 @@
 #include "kernel/reduce/level.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/arguments/arguments.h"
-#include "torch/core/argument_error.h"
 
 namespace nvx {
 namespace {
@@ -19,7 +18,7 @@ ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BOR: return ReduceOp::kBor;
     case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
     case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
-    default: args.invalid("Unhandled ReduceOp: its number is " + std::to_string(int(op.op_)));
+    default: args.invalid("Unhandled ReduceOp: its number is ", int(op.op_));
   }
 }
 
@@ -41,7 +40,7 @@ double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
   if (!factor.defined()) return supplement->double_factor;
   if (factor.is_cpu()) return factor.item<double>();
   if (capture_of(current_stream(factor.device())) != 0)
-    args.invalid("the factor of PREMUL_SUM is on " + factor.device().str() +
+    args.invalid("the factor of PREMUL_SUM is on ", factor.device(),
                  ", where a call that is captured into a graph cannot read it: give a number, or a tensor of the CPU");
   const BesideCaptures beside;
   return factor.item<double>();
@@ -58,11 +57,11 @@ void Arguments::reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const
   }
   if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
   const std::string refused = "Cannot use ReduceOp." + op_name_of(c.operation.op) + " with ";
-  if (tensor.scalar_type() == at::kBool) invalid_type(refused + "Boolean inputs");
+  if (tensor.scalar_type() == at::kBool) invalid_type(refused, "Boolean inputs");
   const bool bitwise =
       c.operation.op == ReduceOp::kBand || c.operation.op == ReduceOp::kBor || c.operation.op == ReduceOp::kBxor;
-  if (bitwise) invalid(refused + "non-integral dtype " + c10::toString(tensor.scalar_type()));
-  invalid_type(refused + c10::toString(tensor.scalar_type()) + " inputs");
+  if (bitwise) invalid(refused, "non-integral dtype ", tensor.scalar_type());
+  invalid_type(refused, tensor.scalar_type(), " inputs");
 }
 
 }  // namespace nvx

@@ -14,8 +14,6 @@ size_t length_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * ten
 
 }  // namespace
 
-bool MemorySpan::meets(const MemorySpan& other) const { return begin < other.end && other.begin < end; }
-
 MemorySpan span_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_contiguous()) return {};
   return {begin_of(tensor), begin_of(tensor) + length_of(tensor)};
@@ -26,7 +24,7 @@ bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts)
   return in.meets(out) && !(counterparts && in == out);
 }
 
-Outputs::Outputs(const std::vector<at::Tensor>& tensors) {
+Outputs::Outputs(const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) spans_.push_back(span_of(tensor));
 }
 
@@ -47,7 +45,7 @@ bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
   return in.meets(all) && in.begin != all.begin + size_t(rank) * length_of(piece);
 }
 
-std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors) {
+std::vector<bool> use_memory_again(const Tensors& tensors) {
   std::vector<bool> again(tensors.size());
   if (tensors.size() < 2) return again;
   std::vector<size_t> by_address(tensors.size());

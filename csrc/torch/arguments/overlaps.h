@@ -3,19 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <cstddef>
 #include <vector>
+
+#include "torch/core/tensors.h"
 
 namespace nvx {
 
 /// The memory of a contiguous tensor; empty for other tensors, which get stand-ins.
-struct MemorySpan {
-  const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;
-
-  bool meets(const MemorySpan& other) const;
-  bool operator==(const MemorySpan&) const = default;
-};
 MemorySpan span_of(const at::Tensor& tensor);
 
 /// Whether an input shares memory with an output, so that a receive might overwrite it before it is sent. That cannot
@@ -25,7 +19,7 @@ bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts)
 /// The same for a list of outputs, each compared with several inputs.
 class Outputs {
  public:
-  explicit Outputs(const std::vector<at::Tensor>& tensors);
+  explicit Outputs(const Tensors& tensors);
   bool clash(const at::Tensor& input, size_t counterpart) const;
   /// Whether output p shares memory with an earlier one in the list. On every rank that memory must finally hold the
   /// data of the last of them. So p gets a stand-in, which is copied back when the operation has ended.
@@ -39,6 +33,6 @@ class Outputs {
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);
 
 /// For each tensor, whether it may share memory with an earlier one in the list.
-std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors);
+std::vector<bool> use_memory_again(const Tensors& tensors);
 
 }  // namespace nvx

@@ -5,15 +5,16 @@
 
 #include "base/contain.h"
 #include "base/hash.h"
+#include "memory/driver/beside_captures.h"
 
 namespace nvx {
 namespace {
 
 /// Concatenates the entries of all tensors. operator+ would sum them as well, but does not support all types that
 /// coalesce() does.
-at::Tensor concatenated(const std::vector<at::Tensor>& tensors) {
+at::Tensor concatenated(const Tensors& tensors) {
   if (tensors.size() == 1) return tensors[0];
-  std::vector<at::Tensor> indices, values;
+  Tensors indices, values;
   for (const at::Tensor& tensor : tensors) {
     indices.push_back(tensor._indices());
     values.push_back(tensor._values());
@@ -21,8 +22,8 @@ at::Tensor concatenated(const std::vector<at::Tensor>& tensors) {
   return at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), tensors[0].sizes());
 }
 
-}  // namespace
-
+/// Whether torch can sum entries of this type that share an index. That depends on torch's version, so this tries it
+/// until it has worked once for the type.
 bool can_coalesce(at::ScalarType type) {
   static std::atomic<bool> known[size_t(at::ScalarType::NumOptions)] = {};
   std::atomic<bool>& can = known[size_t(type)];
@@ -38,16 +39,33 @@ bool can_coalesce(at::ScalarType type) {
   return can;
 }
 
-SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments,
-                       std::vector<at::Tensor> tensors, Call call)
-    : LaneWork(std::move(group), std::move(facts), tensors, std::nullopt),
-      arguments_(arguments),
-      call_(std::move(call)),
-      tensors_(std::move(tensors)) {}
+/// Ranks may hold different numbers of entries. So these numbers are gathered first, then the indices and values of all
+/// ranks, which every rank sums in rank order.
+class SparseWork final : public LaneWork {
+ public:
+  SparseWork(Facts facts, const Arguments& arguments, Tensors tensors, CallContext::Term term, uint64_t number)
+      : LaneWork(std::move(facts), tensors, std::nullopt),
+        arguments_(arguments),
+        term_(std::move(term)),
+        number_(number),
+        tensors_(std::move(tensors)) {}
+
+ private:
+  Status carry_out(Group& group, Carrier carrier) override;
+  void let_go() override;
+  Status gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out);
+  Status gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries);
+
+  const Arguments arguments_;
+  CallContext::Term term_;
+  const uint64_t number_;
+  Whole whole_;  // the ranks compare it in each step
+  Tensors tensors_;
+};
 
 void SparseWork::let_go() {
   tensors_.clear();
-  call_.claim.reset();
+  term_.claim.reset();
 }
 
 Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) {
@@ -55,15 +73,13 @@ Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, a
   shape.insert(shape.begin(), group.size());
   out = at::empty(shape, in.options());
   TensorOperation c = arguments_.all_gather_base(out, in);
-  c.operation.timeout = call_.timeout;
-  c.operation.number = call_.number;
+  c.operation.timeout = term_.timeout;
+  c.operation.number = number_;
   whole_.bytes = in.nbytes();
   whole_.fingerprint.shape = Hash().add(c.operation.count).add(c.operation.shape).value();
   c.operation.whole = &whole_;
   return group.run(c.operation, carrier);
 }
-
-namespace {
 
 /// The shape that a rank has described.
 std::string shape_of(const Group& group, const at::Tensor& all, int64_t rank) {
@@ -74,8 +90,6 @@ std::string shape_of(const Group& group, const at::Tensor& all, int64_t rank) {
          std::to_string(number(1)) + " dimensions are sparse";
 }
 
-}  // namespace
-
 /// Gathers the number of entries of each rank, and checks that all have the same shape.
 Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) {
   std::vector<int64_t> described{mine._nnz(), mine.sparse_dim(), mine.dense_dim()};
@@ -84,7 +98,7 @@ Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor&
   NVX_TRY(gather(group, carrier, at::tensor(described, at::kLong), all));
   for (int64_t r = 0; r < group.size(); ++r) {
     if (!all[r].slice(0, 1).equal(all[0].slice(0, 1))) {
-      arguments_.invalid("sparse tensors of all ranks must have the same shape: " + shape_of(group, all, 0) + ", " +
+      arguments_.invalid("sparse tensors of all ranks must have the same shape: ", shape_of(group, all, 0), ", ",
                          shape_of(group, all, r));
     }
     entries.push_back(all[r][0].item<int64_t>());
@@ -98,7 +112,7 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
   whole_.fingerprint.collective = kernel::Collective::kAllReduce;
   whole_.fingerprint.dtype = dtype_of(mine.values());
   whole_.fingerprint.form = kernel::Form::kSparse;
-  whole_.deadline = Deadline::after(group.span_of(call_.timeout));
+  whole_.deadline = Deadline::after(group.span_of(term_.timeout));
   std::vector<int64_t> entries;
   NVX_TRY(gather_sizes(group, carrier, mine, entries));
   const int64_t most = *std::max_element(entries.begin(), entries.end());
@@ -112,7 +126,7 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
   at::Tensor all_indices, all_values;
   NVX_TRY(gather(group, carrier, padded_indices, all_indices));
   NVX_TRY(gather(group, carrier, padded_values, all_values));
-  std::vector<at::Tensor> indices, parts;
+  Tensors indices, parts;
   for (int64_t r = 0; r < group.size(); ++r) {
     indices.push_back(all_indices[r].slice(0, 0, entries[size_t(r)]).t());
     parts.push_back(all_values[r].slice(0, 0, entries[size_t(r)]));
@@ -120,6 +134,57 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
   const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices, 1), at::cat(parts, 0), mine.sizes()).coalesce();
   for (at::Tensor& tensor : tensors_) tensor.copy_(sum);
   return {};
+}
+
+constexpr Kind kSparse{c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"};
+
+/// Rejects tensors on which the operation would fail midway, while the other ranks wait for this one.
+void check_sparse(const Arguments& args, const Tensors& tensors) {
+  if (!can_coalesce(tensors[0].scalar_type())) {
+    args.invalid_type("Cannot use ReduceOp.SUM with sparse ", tensors[0].scalar_type(),
+                      " inputs: torch cannot coalesce them; convert them to another type first");
+  }
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.sparse_dim() != tensors[0].sparse_dim())
+      args.invalid("sparse tensors of one list must have the same number of sparse dimensions");
+  }
+}
+
+IntrusiveWork all_reduce_through_host(CallContext& context, const Arguments& args, at::Tensor& tensor,
+                                      const c10d::AllreduceOptions& opts) {
+  refuse_capture(tensor.device());
+  const BesideCaptures beside;
+  const Movement movement;
+  Tensors host{tensor.cpu()};
+  c10d::AllreduceOptions now = opts;
+  now.asyncOp = false;
+  const auto work = all_reduce_sparse(context, args, host, now);
+  if (work) work->wait();
+  tensor.copy_(host[0]);
+  const auto done = c10::make_intrusive<DoneWork>(context.facts(kSparse), Tensors{tensor},
+                                                  CommStreams::of_caller(tensor.device()).up);
+  done->begin();
+  return done;
+}
+
+}  // namespace
+
+IntrusiveWork all_reduce_sparse(CallContext& context, const Arguments& args, Tensors& tensors,
+                                const c10d::AllreduceOptions& opts) {
+  args.check_list(tensors);
+  if (opts.reduceOp != c10d::ReduceOp::SUM)
+    args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
+  check_sparse(args, tensors);
+  args.check_place(tensors[0]);
+  Group& group = context.checked_group();
+  if (!tensors[0].is_cpu()) return all_reduce_through_host(context, args, tensors[0], opts);
+  const bool waits = !opts.asyncOp && !context.scopes.is_open();
+  if (waits && group.lane().held_here()) raise(group.inside_itself());
+  const auto work = c10::make_intrusive<SparseWork>(context.facts(kSparse), args, tensors,
+                                                    context.term_of(opts.timeout), group.next_number());
+  context.enqueue(work, group.lane());
+  if (waits) work->wait(std::chrono::milliseconds(0));
+  return work;
 }
 
 }  // namespace nvx

@@ -18,9 +18,6 @@
 
 namespace nvx {
 
-using Tensors = std::vector<at::Tensor>;
-using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
-
 /// The properties of a call that torch needs.
 struct Kind {
   c10d::OpType type;

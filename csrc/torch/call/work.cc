@@ -72,12 +72,6 @@ std::string what_is(const char* title) { return title ? title + std::string("nvx
 
 }  // namespace
 
-void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout) {
-  const std::string me = what_is(title) + " of group " + group.name() + " on rank " + std::to_string(group.rank());
-  C10_THROW_ERROR(DistBackendError, "nvx: wait() timed out after " + std::to_string(timeout.count()) + " ms; " + me +
-                                        " goes on. Next: wait again, or abort the group");
-}
-
 void raise(const Status& status) {
   raise_interrupt();
   end_process_if_wanted(status, Heard::kByProgram);
@@ -130,9 +124,8 @@ at::Device device_of(const TensorOperations& collectives) {
   return collectives.empty() ? at::Device(at::kCPU) : collectives.front().device;
 }
 
-std::vector<at::Tensor> all_tensors(const TensorOperations& collectives, const std::vector<at::Tensor>& outputs,
-                                    const std::vector<at::Tensor>& inputs) {
-  std::vector<at::Tensor> all = outputs;
+Tensors all_tensors(const TensorOperations& collectives, const Tensors& outputs, const Tensors& inputs) {
+  Tensors all = outputs;
   all.insert(all.end(), inputs.begin(), inputs.end());
   for (const TensorOperation& c : collectives) {
     all.insert(all.end(), c.stand_ins.begin(), c.stand_ins.end());
@@ -168,7 +161,7 @@ class NvxWork::Telling {
 
 thread_local const NvxWork::Telling* NvxWork::innermost_ = nullptr;
 
-NvxWork::NvxWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded)
+NvxWork::NvxWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded)
     : Work(facts.rank, facts.type, recorded ? facts.title : nullptr, recorded),
       facts_(std::move(facts)),
       outputs_(std::move(outputs)),
@@ -239,7 +232,7 @@ void NvxWork::complete(c10::ivalue::Future& future) {
 
 c10::IValue NvxWork::value() const {
   if (facts_.lists == 0) return outputs_;
-  std::vector<std::vector<at::Tensor>> lists(facts_.lists);
+  std::vector<Tensors> lists(facts_.lists);
   const size_t length = outputs_.size() / lists.size();
   for (size_t i = 0; i < outputs_.size(); ++i) lists[i / length].push_back(outputs_[i]);
   return lists;
@@ -362,9 +355,18 @@ std::chrono::duration<float, std::milli> NvxWork::duration_here() const {
   return end - began();
 }
 
-LaneWork::LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
-                   const std::optional<std::vector<at::Tensor>>& recorded)
-    : NvxWork(std::move(facts), std::move(outputs), recorded), group_(std::move(group)) {}
+void NvxWork::raise_late(const Group& group, std::chrono::milliseconds timeout) const {
+  raise_interrupt();
+  const std::string me =
+      what_is(facts_.title) + " of group " + group.name() + " on rank " + std::to_string(group.rank());
+  C10_THROW_ERROR(DistBackendError, "nvx: wait() timed out after " + std::to_string(timeout.count()) + " ms; " + me +
+                                        " goes on. Next: wait again, or abort the group");
+}
+
+void NvxWork::abort() {
+  if (origin_.elsewhere()) return;
+  if (const auto group = facts_.group.lock()) group->abort("Work.abort()");
+}
 
 void LaneWork::perform(Carrier carrier) {
   try {
@@ -391,38 +393,22 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
       group_->look_for_interrupt();  // an interrupt ends the operation
       return bounded && limit.passed(Clock::now());
     };
-    if (!group_->lane().wait(*this, bounded ? Lane::MayRun::kNo : Lane::MayRun::kYes, late)) {
-      raise_interrupt();
-      raise_late(facts_.title, *group_, timeout);
-    }
+    if (!group_->lane().wait(*this, bounded ? Lane::MayRun::kNo : Lane::MayRun::kYes, late))
+      raise_late(*group_, timeout);
   }
   check();
   return true;
 }
 
-void LaneWork::abort() {
-  if (!origin_.elsewhere()) group_->abort("Work.abort()");
-}
-
-CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
-                               std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+CollectiveWork::CollectiveWork(Facts facts, TensorOperations collectives, Tensors outputs, Tensors inputs,
                                std::unique_ptr<StagingCopies> staging,
                                std::shared_ptr<OutputHazards::Expected> expected)
-    : LaneWork(std::move(group), std::move(facts), std::move(outputs), inputs),
+    : LaneWork(std::move(facts), std::move(outputs), inputs),
       collectives_(std::move(collectives)),
       inputs_(std::move(inputs)),
       expected_(std::move(expected)) {
   staging_ = std::move(staging);
   if (staging_) ends_on({staging_->stream()});
-}
-
-Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
-  const auto over = c10::make_scope_exit([&] {
-    contain("the end of an operation", [&] {
-      if (expected_) expected_->set_out(staging_->stream());
-    });
-  });
-  return copy(group, carrier);
 }
 
 Status CollectiveWork::copy(Group& group, Carrier carrier) {
@@ -443,10 +429,17 @@ Status CollectiveWork::copy(Group& group, Carrier carrier) {
 }
 
 Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
-  if (staging_) return carry_out_staged(group, carrier);
-  NVX_TRY(run_in_order(group, collectives_, carrier));
-  copy_back(collectives_);
-  return {};
+  if (!staging_) {
+    NVX_TRY(run_in_order(group, collectives_, carrier));
+    copy_back(collectives_);
+    return {};
+  }
+  const auto over = c10::make_scope_exit([&] {
+    contain("the end of an operation", [&] {
+      if (expected_) expected_->set_out(staging_->stream());
+    });
+  });
+  return copy(group, carrier);
 }
 
 void CollectiveWork::let_go() {
@@ -454,10 +447,10 @@ void CollectiveWork::let_go() {
   collectives_.clear();
 }
 
-MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
-                         Extensions::Claim claim, std::shared_ptr<PendingSends> pending_sends)
-    : NvxWork(std::move(facts), {tensor}, std::vector<at::Tensor>{tensor}),
-      group_(std::move(group)),
+MessageWork::MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message, Extensions::Claim claim,
+                         std::shared_ptr<PendingSends> pending_sends)
+    : NvxWork(std::move(facts), {tensor}, Tensors{tensor}),
+      group_(facts_.group.lock()),
       message_(std::move(message)),
       claim_(std::move(claim)),
       pending_sends_(std::move(pending_sends)) {}
@@ -502,13 +495,8 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
     check();
     return true;
   }
-  if (timeout.count() > 0) {
-    if (!wait_on_device(
-            *group_, [this] { return message_->done(); }, Deadline::after(timeout))) {
-      raise_interrupt();
-      raise_late(facts_.title, *group_, timeout);
-    }
-  }
+  const auto ended = [this] { return message_->done(); };
+  if (timeout.count() > 0 && !wait_on_device(*group_, ended, Deadline::after(timeout))) raise_late(*group_, timeout);
   if (!origin_.elsewhere()) {
     see_off();
     (void)group_->mail().wait(*message_);
@@ -517,12 +505,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void MessageWork::abort() {
-  if (!origin_.elsewhere()) group_->abort("Work.abort()");
-}
-
-CoalescedWork::CoalescedWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works,
-                             std::vector<at::Tensor> outputs)
+CoalescedWork::CoalescedWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, Tensors outputs)
     : NvxWork(std::move(facts), std::move(outputs), std::nullopt), works_(std::move(works)), open_(works_.size()) {
   for (const auto& work : works_) ends_on(work->streams());
 }
@@ -566,7 +549,5 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   check();
   return true;
 }
-
-void CoalescedWork::abort() { works_.front()->abort(); }
 
 }  // namespace nvx

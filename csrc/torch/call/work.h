@@ -16,6 +16,7 @@
 #include "group/p2p/mailbox.h"
 #include "group/plan/route.h"
 #include "torch/core/origin.h"
+#include "torch/core/tensors.h"
 #include "torch/streams/chunk_pipeline.h"
 #include "torch/streams/output_hazards.h"
 #include "torch/streams/pending_sends.h"
@@ -30,8 +31,6 @@ namespace nvx {
 std::exception_ptr exception_of(const Status& status);
 /// Ends the process for a failure that the program has not seen yet, if NVX_ON_ERROR says so.
 void end_process_if_unheard(const Status& status);
-/// Raises that a wait() with this timeout has timed out. title: as in NvxWork::Facts.
-[[noreturn]] void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout);
 
 /// The text of an exception of a device or a backend, without its backtrace. null: the exception was no std::exception.
 std::string words_of(const std::exception* error);
@@ -46,7 +45,7 @@ struct TensorOperation {
   RouteFacts facts;                       ///< determine the route
   Loads bring;                            ///< stand-ins that are filled from their tensors before the operation begins
   Loads take_back;                        ///< stand-ins that are copied to their tensors when the operation has ended
-  std::vector<at::Tensor> stand_ins;      ///< of inputs, already filled
+  Tensors stand_ins;                      ///< of inputs, already filled
   std::unique_ptr<ChunkPipeline> chunks;  ///< runs the operation if it goes in chunks
   std::unique_ptr<HostProxy> proxy;       ///< runs the operation if it is proxied
   Extensions::Claim claim;                ///< keeps an extension of its timeout until it has ended
@@ -59,8 +58,7 @@ Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier
 /// Copies the stand-ins of CPU tensors back.
 void copy_back(TensorOperations& collectives);
 /// All tensors whose memory the operations use: the user's tensors and stand-ins.
-std::vector<at::Tensor> all_tensors(const TensorOperations& collectives, const std::vector<at::Tensor>& outputs,
-                                    const std::vector<at::Tensor>& inputs);
+Tensors all_tensors(const TensorOperations& collectives, const Tensors& outputs, const Tensors& inputs);
 /// The route of a call, which may be several operations: of the first one that goes in parts, otherwise of the first
 /// one.
 Route route_of(const TensorOperations& collectives);
@@ -82,16 +80,16 @@ class NvxWork : public c10d::Work {
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
     size_t lists = 0;                      ///< number of lists of outputs in a future's value; 0: one list, not nested
-    std::weak_ptr<Group> group = {};       ///< fails if a query of the device throws
+    std::weak_ptr<Group> group = {};       ///< runs the operation
     Clock::time_point began = Clock::now();
   };
   const std::vector<c10::Stream>& streams() const { return streams_; }
   /// The number of works that have begun and have not ended.
   using Pending = std::shared_ptr<std::atomic<int64_t>>;
 
-  NvxWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded);
+  NvxWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded);
 
-  std::vector<at::Tensor> result() override { return outputs_; }
+  Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override { return facts_.sequence; }
@@ -106,6 +104,8 @@ class NvxWork : public c10d::Work {
   bool isCompleted() override { return Work::isCompleted() && is_there(); }
   /// Without a stream, blocks the caller.
   void blockCurrentStream() override;
+  /// Aborts the group. Does nothing in a forked child.
+  void abort() override;
 
   c10d::OpType type() const { return facts_.type; }
   const char* title() const { return facts_.title; }
@@ -152,11 +152,13 @@ class NvxWork : public c10d::Work {
   /// caller's stream waits for the results.
   void check();
   void let_torch_forget();
+  /// Raises that a wait() with this timeout has timed out, or an interrupt that is pending.
+  [[noreturn]] void raise_late(const Group& group, std::chrono::milliseconds timeout) const;
   /// For device tensors: adds the streams on which the results are copied back. Call it before the work begins.
   void ends_on(const std::vector<c10::Stream>& streams);
 
   Facts facts_;
-  std::vector<at::Tensor> outputs_;
+  Tensors outputs_;
   const Origin origin_;
   std::unique_ptr<StagingCopies> staging_;  ///< null for CPU tensors
 
@@ -187,14 +189,13 @@ class NvxWork : public c10d::Work {
 /// A work that the group's lane runs in its turn.
 class LaneWork : public NvxWork, public Task {
  public:
-  LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
-           const std::optional<std::vector<at::Tensor>>& recorded);
+  LaneWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded)
+      : NvxWork(std::move(facts), std::move(outputs), recorded), group_(facts_.group.lock()) {}
 
   void perform(Carrier carrier) final;
   void conclude() final;
   bool conclusion_may_block() final { return watched(); }
   bool wait(std::chrono::milliseconds timeout) final;
-  void abort() final;
 
  protected:
   /// An exception fails the group, because the other ranks would wait for this one until their timeout.
@@ -203,7 +204,7 @@ class LaneWork : public NvxWork, public Task {
   virtual void let_go() = 0;
 
  private:
-  std::shared_ptr<Group> group_;
+  const std::shared_ptr<Group> group_;
   Status outcome_;
 };
 
@@ -211,20 +212,18 @@ class LaneWork : public NvxWork, public Task {
 class CollectiveWork final : public LaneWork {
  public:
   /// staging, expected: for device tensors.
-  CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
-                 std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+  CollectiveWork(Facts facts, TensorOperations collectives, Tensors outputs, Tensors inputs,
                  std::unique_ptr<StagingCopies> staging = nullptr,
                  std::shared_ptr<OutputHazards::Expected> expected = nullptr);
 
  private:
-  Status carry_out_staged(Group& group, Carrier carrier);
   Status carry_out(Group& group, Carrier carrier) override;
   void let_go() override;
 
   Status copy(Group& group, Carrier carrier);
 
   TensorOperations collectives_;
-  std::vector<at::Tensor> inputs_;
+  Tensors inputs_;
   const std::shared_ptr<OutputHazards::Expected> expected_;
 };
 
@@ -232,7 +231,7 @@ class CollectiveWork final : public LaneWork {
 class DoneWork final : public NvxWork {
  public:
   /// stream: the one on which a device's outputs are copied back. staging: not null if they have yet to arrive.
-  DoneWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<c10::Stream>& stream,
+  DoneWork(Facts facts, Tensors outputs, const std::optional<c10::Stream>& stream,
            std::unique_ptr<StagingCopies> staging = nullptr)
       : NvxWork(std::move(facts), std::move(outputs), std::nullopt) {
     staging_ = std::move(staging);
@@ -249,8 +248,8 @@ class DoneWork final : public NvxWork {
 /// One send or receive.
 class MessageWork final : public NvxWork {
  public:
-  MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
-              Extensions::Claim claim, std::shared_ptr<PendingSends> pending_sends);
+  MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message, Extensions::Claim claim,
+              std::shared_ptr<PendingSends> pending_sends);
   /// For a device tensor: allocates a stand-in in host memory, and begins to copy the data of a send there.
   void stage(OwnCommStreams& streams, bool receives);
   /// Not in the constructor, because the message may end at once.
@@ -258,14 +257,13 @@ class MessageWork final : public NvxWork {
 
   bool wait(std::chrono::milliseconds timeout) override;
   int sourceRank() const override { return message_->peer; }
-  void abort() override;
 
  private:
   void send();
   void see_off();
 
-  std::shared_ptr<Group> group_;
-  std::shared_ptr<Message> message_;
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<Message> message_;
   Extensions::Claim claim_;
   std::shared_ptr<PendingSends> pending_sends_;
   Loads loads_;  // of a device tensor
@@ -275,7 +273,7 @@ class MessageWork final : public NvxWork {
 /// have failed, it fails with the first failure of the list.
 class CoalescedWork final : public NvxWork {
  public:
-  CoalescedWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs);
+  CoalescedWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, Tensors outputs);
   /// Registers with the works. Not in the constructor, because the works hold a reference until they have ended.
   void begin();
   void one_has_ended();
@@ -284,7 +282,7 @@ class CoalescedWork final : public NvxWork {
   bool is_there() override;
   bool lost() const override;
   bool wait(std::chrono::milliseconds timeout) override;
-  void abort() override;
+  void abort() override { works_.front()->abort(); }
 
  private:
   const std::vector<c10::intrusive_ptr<NvxWork>> works_;

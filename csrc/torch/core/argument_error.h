@@ -1,8 +1,7 @@
 #pragma once
 
 #include <c10/util/Exception.h>
-
-#include <string>
+#include <c10/util/StringUtil.h>
 
 namespace nvx {
 
@@ -18,11 +17,14 @@ class ArgumentTypeError : public c10::TypeError {
   using c10::TypeError::TypeError;
 };
 
-[[noreturn]] inline void throw_argument_error(const std::string& what) {
-  throw ArgumentError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, what);
+/// what: parts of the text, of any type that torch can print.
+template <class... Parts>
+[[noreturn]] void throw_argument_error(const Parts&... what) {
+  throw ArgumentError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str(what...));
 }
-[[noreturn]] inline void throw_argument_type_error(const std::string& what) {
-  throw ArgumentTypeError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, what);
+template <class... Parts>
+[[noreturn]] void throw_argument_type_error(const Parts&... what) {
+  throw ArgumentTypeError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str(what...));
 }
 
 }  // namespace nvx

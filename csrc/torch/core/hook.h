@@ -72,10 +72,6 @@ class Hooks {
     MutexLock lock(mutex_);
     return std::any_of(hooks_.begin(), hooks_.end(), [&](const auto& entry) { return entry.second == hook; });
   }
-  std::map<int64_t, std::shared_ptr<const Hook>> by_number() const EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    return hooks_;
-  }
   std::vector<std::shared_ptr<const Hook>> all() const EXCLUDES(mutex_) {
     std::vector<std::shared_ptr<const Hook>> all;
     MutexLock lock(mutex_);

@@ -3,37 +3,29 @@
 #include <ATen/ATen.h>
 
 #include "group/plan/plan.h"
-#include "torch/core/dtypes.h"
+#include "torch/core/tensors.h"
 
 namespace nvx {
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
-
-struct TorchOp {
-  ReduceOp op;
-  c10d::ReduceOp::RedOpType type;
-};
-constexpr TorchOp kTorchOps[] = {
-    {ReduceOp::kSum, c10d::ReduceOp::SUM},         {ReduceOp::kAvg, c10d::ReduceOp::AVG},
-    {ReduceOp::kMin, c10d::ReduceOp::MIN},         {ReduceOp::kMax, c10d::ReduceOp::MAX},
-    {ReduceOp::kProduct, c10d::ReduceOp::PRODUCT},
-};
 
 /// Collectives that only move data use bytes. Reductions use the type itself; `group/plan/delegate_plan.cc` admits only
 /// types that the backend supports.
 at::ScalarType torch_type_of(const Operation& o) {
   if (!reduces(o.collective)) return at::kByte;
   const std::optional<at::ScalarType> type = torch_type_of(o.dtype);
-  TORCH_CHECK(type, "nvx hands no ", name(o.dtype), " over");
+  TORCH_CHECK(type, "nvx passes no ", name(o.dtype), " to a delegate");
   return *type;
 }
 
 c10d::ReduceOp torch_op_of(const Operation& o) {
-  for (const TorchOp& row : kTorchOps) {
-    if (row.op == o.op) return row.type;
+  switch (o.op) {
+    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg: return c10d::ReduceOp::AVG;
+    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
+    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
+    default: TORCH_CHECK(false, "nvx passes no ", name(o.op), " to a delegate");
   }
-  TORCH_CHECK(false, "nvx hands no ", name(o.op), " over");
 }
 
 /// Whether the pieces are contiguous and of equal size.
@@ -68,62 +60,49 @@ class Views {
   const at::TensorOptions options_;
 };
 
+/// The options of a synchronous call of this operation.
 template <class Options>
-Options synchronous() {
+Options options_of(const Operation& o) {
   Options options;
   options.asyncOp = false;
+  if constexpr (requires { options.rootRank; }) options.rootRank = o.root;
+  if constexpr (requires { options.reduceOp; }) options.reduceOp = torch_op_of(o);
   return options;
 }
 
-c10::intrusive_ptr<c10d::Work> all_gather(c10d::Backend& backend, const Operation& o, const Views& views) {
-  const auto options = synchronous<c10d::AllgatherOptions>();
-  at::Tensor input = views.of(o.in, o.recv[size_t(backend.getRank())].bytes);
-  if (is_even(o.recv)) {
-    at::Tensor output = views.of_whole(o.recv);
-    return backend._allgather_base(output, input, options);
-  }
-  std::vector<Tensors> outputs{views.of(o.recv)};
-  Tensors inputs{input};
-  return backend.allgather(outputs, inputs, options);
+IntrusiveWork call_in_place(c10d::Backend& backend, const Operation& o, const Views& views) {
+  Tensors tensors{views.of(o.out, reduces(o.collective) ? o.count * size_of(o.dtype) : o.recv[0].bytes)};
+  if (o.collective == kernel::Collective::kBroadcast)
+    return backend.broadcast(tensors, options_of<c10d::BroadcastOptions>(o));
+  if (o.collective == kernel::Collective::kReduce) return backend.reduce(tensors, options_of<c10d::ReduceOptions>(o));
+  return backend.allreduce(tensors, options_of<c10d::AllreduceOptions>(o));
 }
 
-c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::Backend& backend, const Operation& o, const Views& views) {
-  auto options = synchronous<c10d::ReduceScatterOptions>();
-  options.reduceOp = torch_op_of(o);
-  at::Tensor output = views.of(o.out, o.send[size_t(backend.getRank())].bytes);
-  if (is_even(o.send)) {
-    at::Tensor input = views.of_whole(o.send);
-    return backend._reduce_scatter_base(output, input, options);
-  }
-  std::vector<Tensors> inputs{views.of(o.send)};
-  Tensors outputs{output};
-  return backend.reduce_scatter(outputs, inputs, options);
+IntrusiveWork all_gather(c10d::Backend& backend, const Operation& o, const Views& views) {
+  const auto options = options_of<c10d::AllgatherOptions>(o);
+  Tensors input{views.of(o.in, o.recv[size_t(backend.getRank())].bytes)};
+  const bool even = is_even(o.recv);
+  std::vector<Tensors> outputs{even ? Tensors{views.of_whole(o.recv)} : views.of(o.recv)};
+  return even ? backend._allgather_base(outputs[0][0], input[0], options) : backend.allgather(outputs, input, options);
 }
 
-c10::intrusive_ptr<c10d::Work> call(c10d::Backend& backend, const Operation& o, const Views& views) {
+IntrusiveWork reduce_scatter(c10d::Backend& backend, const Operation& o, const Views& views) {
+  const auto options = options_of<c10d::ReduceScatterOptions>(o);
+  Tensors output{views.of(o.out, o.send[size_t(backend.getRank())].bytes)};
+  const bool even = is_even(o.send);
+  std::vector<Tensors> inputs{even ? Tensors{views.of_whole(o.send)} : views.of(o.send)};
+  return even ? backend._reduce_scatter_base(output[0], inputs[0][0], options)
+              : backend.reduce_scatter(output, inputs, options);
+}
+
+IntrusiveWork call(c10d::Backend& backend, const Operation& o, const Views& views) {
   switch (o.collective) {
-    case kernel::Collective::kAllReduce: {
-      auto options = synchronous<c10d::AllreduceOptions>();
-      options.reduceOp = torch_op_of(o);
-      Tensors tensors{views.of(o.out, o.count * size_of(o.dtype))};
-      return backend.allreduce(tensors, options);
-    }
-    case kernel::Collective::kReduce: {
-      auto options = synchronous<c10d::ReduceOptions>();
-      options.reduceOp = torch_op_of(o);
-      options.rootRank = o.root;
-      Tensors tensors{views.of(o.out, o.count * size_of(o.dtype))};
-      return backend.reduce(tensors, options);
-    }
-    case kernel::Collective::kBroadcast: {
-      auto options = synchronous<c10d::BroadcastOptions>();
-      options.rootRank = o.root;
-      Tensors tensors{views.of(o.out, o.recv[0].bytes)};
-      return backend.broadcast(tensors, options);
-    }
+    case kernel::Collective::kAllReduce:
+    case kernel::Collective::kReduce:
+    case kernel::Collective::kBroadcast: return call_in_place(backend, o, views);
     case kernel::Collective::kAllGather: return all_gather(backend, o, views);
     case kernel::Collective::kReduceScatter: return reduce_scatter(backend, o, views);
-    default: TORCH_CHECK(false, "nvx hands no ", name(o.collective), " over");
+    default: TORCH_CHECK(false, "nvx passes no ", name(o.collective), " to a delegate");
   }
 }
 

@@ -14,39 +14,30 @@ py::object device_object(at::Device device) {
                                                      int(device.index()));
 }
 
+/// Calls a function of `nvx/delegate.py`. Its exception is rethrown as one of C++: a Python exception must not leave a
+/// scope that holds the GIL.
+template <class Answer, class... Args>
+Answer ask_python(const char* function, at::Device device, const Args&... args) {
+  const py::gil_scoped_acquire locked;
+  try {
+    return py::module_::import("nvx.delegate").attr(function)(args..., device_object(device)).template cast<Answer>();
+  } catch (py::error_already_set& error) {
+    throw std::runtime_error(error.what());
+  }
+}
+
 }  // namespace
 
 DelegateCard look_for_delegate(at::Device device) {
-  const py::gil_scoped_acquire locked;
-  try {
-    const auto [gpu, why_not] = py::module_::import("nvx.delegate")
-                                    .attr("look")(device_object(device))
-                                    .cast<std::pair<std::string, std::string>>();
-    return {gpu, why_not};
-  } catch (py::error_already_set& error) {
-    throw std::runtime_error(error.what());  // with the GIL held: a Python exception must not leave this function
-  }
+  const auto [gpu, why_not] = ask_python<std::pair<std::string, std::string>>("look", device);
+  return {gpu, why_not};
 }
 
 c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                 at::Device device) {
-  const py::gil_scoped_acquire locked;
-  try {
-    return py::module_::import("nvx.delegate")
-        .attr("make")(store, rank, size, device_object(device))
-        .cast<c10::intrusive_ptr<c10d::Backend>>();
-  } catch (py::error_already_set& error) {
-    throw std::runtime_error(error.what());
-  }
+  return ask_python<c10::intrusive_ptr<c10d::Backend>>("make", device, store, rank, size);
 }
 
-bool python_sees_capture(at::Device device) {
-  const py::gil_scoped_acquire locked;
-  try {
-    return py::module_::import("nvx.delegate").attr("captures")(device_object(device)).cast<bool>();
-  } catch (py::error_already_set& error) {
-    throw std::runtime_error(error.what());
-  }
-}
+bool python_sees_capture(at::Device device) { return ask_python<bool>("captures", device); }
 
 }  // namespace nvx

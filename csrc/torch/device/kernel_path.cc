@@ -79,35 +79,43 @@ void KernelPath::note_wait(const StagingCopies& staging, uint64_t number) const 
   shared_->note({current_stream(staging.stream().device()), group_->rank(), number});
 }
 
-c10::intrusive_ptr<c10d::Work> KernelPath::issue(CallContext& context, Call&& call) {
+IntrusiveWork KernelPath::issue(CallContext& context, Call&& call) {
   auto staging = context.on_device(call);
   const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
   const bool copied = std::any_of(call.collectives.begin(), call.collectives.end(), copies);
   // Kernels need contiguous tensors. A call that needs copies is not postponed, because its copies belong at its own
   // place in the stream.
   if (context.scopes.is_open() && !copied) return put_off(context, std::move(call), std::move(staging));
-  auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
   uint64_t ended_at = 0;
-  const Status begun = launch(call.collectives, *staging, &ended_at);
-  closed.release();
-  return hand_back(context, call, begun, ended_at, std::move(staging));
+  return launch(context, call, std::move(staging), &ended_at, [&](const LaunchStream& stream) -> Status {
+    Operations operations;
+    for (const TensorOperation& c : call.collectives) operations.push_back(&c.operation);
+    NVX_TRY(group_->device().launch({operations.data(), operations.size()}, stream));
+    if (stream.capture == 0) ended_at = group_->device().launched();  // exact: the lock excludes other launches
+    return {};
+  });
 }
 
-c10::intrusive_ptr<c10d::Work> KernelPath::issue_by(Delegate& delegate, CallContext& context, Call&& call) {
+IntrusiveWork KernelPath::issue_by(Delegate& delegate, CallContext& context, Call&& call) {
   auto staging = context.on_device(call);
   follow_hazards(context, call, staging->streams().down);
-  auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
-  const auto begin = [&] { return delegate.begin(call.collectives.front(), staging->stream()); };
-  const Status begun = launch_by(begin, call.collectives, *staging);
-  closed.release();
-  return hand_back(context, call, begun, /*ended_at=*/0, std::move(staging));
+  const c10::Stream on = staging->stream();
+  const uint64_t not_counted = 0;
+  return launch(context, call, std::move(staging), &not_counted, [&](const LaunchStream& stream) -> Status {
+    NVX_TRY(order_->follow(stream));
+    const Status begun = delegate.begin(call.collectives.front(), on);
+    const Status noted = order_->note(stream);  // also if begin() failed
+    NVX_TRY(begun);
+    return noted;
+  });
 }
 
-/// Returns the work of a call that has begun, entirely or in part.
-c10::intrusive_ptr<c10d::Work> KernelPath::hand_back(CallContext& context, const Call& call, const Status& begun,
-                                                     uint64_t ended_at, std::unique_ptr<StagingCopies> staging) {
+IntrusiveWork KernelPath::launch(CallContext& context, Call& call, std::unique_ptr<StagingCopies> staging,
+                                 const uint64_t* ended_at, const Begin& begin) {
+  auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
+  Status status = launch(call.collectives, *staging, begin);
+  closed.release();
   const bool async = call.mode == Mode::kAsync, heard = context.needs_work();
-  Status status = begun;
   contain_and(
       [&] {
         const Tensors used = async ? call.used() : Tensors();
@@ -122,24 +130,25 @@ c10::intrusive_ptr<c10d::Work> KernelPath::hand_back(CallContext& context, const
   context.raise_if_failed(status);
   if (!async && !heard) return nullptr;
   if (!async) return CallContext::done(context.facts(call.kind), call.outputs, std::move(staging));
-  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), group_, context.facts(call.kind), call.outputs,
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call.outputs,
                                                 call.recorded(), std::move(staging));
-  work->begin(ended_at);
+  work->begin(*ended_at);
   context.scopes.add(work);
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> KernelPath::put_off(CallContext& context, Call&& call,
-                                                   std::unique_ptr<StagingCopies> staging) {
+IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) {
   SharedStreams::Claim claim = claim_stream(*staging);
   staging->bring({});  // may throw; then no number has been assigned
   claim.keep();
   number(call.collectives);
-  Tensors used = call.used();
-  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), group_, context.facts(call.kind), call.outputs,
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call.outputs,
                                                 call.recorded(), std::move(staging));
+  work->used_ = call.used();
+  work->collectives_ = std::move(call.collectives);
+  work->closed_.store(false, std::memory_order_release);
   context.scopes.add(work);
-  work->put_off(std::move(call.collectives), std::move(used));
+  put_off(work);
   return work;
 }
 
@@ -150,7 +159,7 @@ void KernelPath::number(TensorOperations& collectives) {
   }
 }
 
-Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) {
+Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, const Begin& begin) {
   Works before;
   const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
@@ -159,34 +168,7 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
   try {
     const c10::StreamGuard on(staging.stream());
     staging.start_clock();
-    Operations operations;
-    for (const TensorOperation& c : collectives) operations.push_back(&c.operation);
-    NVX_TRY(group_->device().launch({operations.data(), operations.size()},
-                                    launch_stream(staging.stream(), staging.capture())));
-    if (staging.capture() == 0) *ended_at = group_->device().launched();  // exact: the lock excludes other launches
-    staging.take_back(loads_of(collectives, &TensorOperation::take_back));
-    return {};
-  } catch (const std::exception& error) {
-    return lose(collectives, staging, &error);
-  }
-}
-
-Status KernelPath::launch_by(const std::function<Status()>& begin, TensorOperations& collectives,
-                             StagingCopies& staging) {
-  Works before;
-  const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
-  MutexLock lock(mutex_);
-  before = begin_what_waits();
-  prepare(collectives, staging);
-  try {
-    const c10::StreamGuard on(staging.stream());
-    staging.start_clock();
-    const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
-    NVX_TRY(order_->follow(stream));
-    const Status begun = begin();
-    const Status noted = order_->note(stream);  // also if begin() failed
-    NVX_TRY(begun);
-    NVX_TRY(noted);
+    NVX_TRY(begin(launch_stream(staging.stream(), staging.capture())));
     staging.take_back(loads_of(collectives, &TensorOperation::take_back));
     return {};
   } catch (const std::exception& error) {

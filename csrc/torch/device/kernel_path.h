@@ -41,9 +41,9 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   bool may_serve(c10::DeviceIndex device) const;
 
   /// Begins a call. Returns null if a synchronous call needs no work.
-  c10::intrusive_ptr<c10d::Work> issue(CallContext& context, Call&& call) EXCLUDES(mutex_);
+  IntrusiveWork issue(CallContext& context, Call&& call) EXCLUDES(mutex_);
   /// The same for a call that the delegate runs, in order with the kernels.
-  c10::intrusive_ptr<c10d::Work> issue_by(Delegate& delegate, CallContext& context, Call&& call) EXCLUDES(mutex_);
+  IntrusiveWork issue_by(Delegate& delegate, CallContext& context, Call&& call) EXCLUDES(mutex_);
 
   /// Begins the postponed collectives. Returns when they have begun, on this thread or on another.
   void catch_up() EXCLUDES(mutex_);
@@ -60,25 +60,23 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
 
  private:
   friend class LaunchedWork;
-  /// Launches collectives on the staging's stream, after earlier launches on other streams and after postponed ones.
-  /// The host does not wait. ended_at: receives the number that GroupDevice::ended_well() takes for these collectives.
-  /// It stays 0 in captures, whose launches are not counted.
-  Status launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) EXCLUDES(mutex_);
-  /// The same, but begin() launches them. The staging's stream is the current one meanwhile.
-  Status launch_by(const std::function<Status()>& begin, TensorOperations& collectives, StagingCopies& staging)
-      EXCLUDES(mutex_);
+  /// Begins collectives on a stream, which is the current one meanwhile.
+  using Begin = std::function<Status(const LaunchStream&)>;
+  /// Begins a call on the staging's stream, after earlier launches on other streams and after postponed ones. The host
+  /// does not wait. Returns the call's work, also if only part of it has begun. ended_at: the number that
+  /// GroupDevice::ended_well() takes for these collectives, once begun; 0 for a delegate's, and in captures, whose
+  /// launches are not counted.
+  IntrusiveWork launch(CallContext& context, Call& call, std::unique_ptr<StagingCopies> staging,
+                       const uint64_t* ended_at, const Begin& begin) EXCLUDES(mutex_);
+  Status launch(TensorOperations& collectives, StagingCopies& staging, const Begin& begin) EXCLUDES(mutex_);
   /// Postpones a call of a coalescing scope, so that independent calls share launches.
-  c10::intrusive_ptr<c10d::Work> put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging)
-      EXCLUDES(mutex_);
-  /// Postpones the work's collectives, so that they share launches with the next postponed ones. They must have
-  /// numbers, and their stream must have been claimed. They begin when they fill a launch, before any other work of the
-  /// group, or in catch_up().
+  IntrusiveWork put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) EXCLUDES(mutex_);
+  /// The same for a work whose collectives have numbers, and whose stream is claimed. They begin when they fill a
+  /// launch, before any other work of the group, or in catch_up().
   void put_off(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
   /// Raises if the next call would run, on this thread's current stream, after another rank's part of the same
   /// collective. Call Claim::keep() once the call has begun.
   [[nodiscard]] SharedStreams::Claim claim_stream(const StagingCopies& staging) const;
-  c10::intrusive_ptr<c10d::Work> hand_back(CallContext& context, const Call& call, const Status& begun,
-                                           uint64_t ended_at, std::unique_ptr<StagingCopies> staging);
   using Works = std::vector<c10::intrusive_ptr<LaunchedWork>>;
   using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
   /// Launches the postponed collectives and returns their works. The caller notifies these after it has released the

@@ -5,19 +5,11 @@
 
 namespace nvx {
 
-LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
-                           std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
-                           std::unique_ptr<StagingCopies> staging)
-    : NvxWork(std::move(facts), std::move(outputs), recorded), path_(std::move(path)), group_(std::move(group)) {
+LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, Tensors outputs,
+                           const std::optional<Tensors>& recorded, std::unique_ptr<StagingCopies> staging)
+    : NvxWork(std::move(facts), std::move(outputs), recorded), path_(std::move(path)), group_(facts_.group.lock()) {
   staging_ = std::move(staging);
   ends_on({staging_->stream()});
-}
-
-void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor> used) {
-  collectives_ = std::move(collectives);
-  used_ = std::move(used);
-  closed_.store(false, std::memory_order_release);
-  path_->put_off(c10::intrusive_ptr<LaunchedWork>::reclaim_copy(this));
 }
 
 /// Call it even if the launch failed, because part of it may have begun. The release store makes `outcome_` and
@@ -62,14 +54,12 @@ bool LaunchedWork::has_ended_well() const {
 
 /// Waits until the collectives have ended on the device, or have failed.
 Status LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
-  const std::optional<Status> end = wait_on_device(
-      *group_, [this] { return is_there(); }, Deadline::after(timeout));
+  const auto there = [this] { return is_there(); };
+  const std::optional<Status> end = wait_on_device(*group_, there, Deadline::after(timeout));
+  if (!end) raise_late(*group_, timeout);
   raise_interrupt();
-  if (!end) raise_late(facts_.title, *group_, timeout);
   return *end;
 }
-
-bool LaunchedWork::isSuccess() const { return !exception(); }
 
 std::exception_ptr LaunchedWork::exception() const {
   if (const std::exception_ptr known = NvxWork::exception()) return known;
@@ -93,10 +83,6 @@ bool LaunchedWork::isCompleted() {
 c10::intrusive_ptr<c10::ivalue::Future> LaunchedWork::getFuture() {
   catch_up();
   return NvxWork::getFuture();
-}
-
-void LaunchedWork::abort() {
-  if (!origin_.elsewhere()) group_->abort("Work.abort()");
 }
 
 }  // namespace nvx

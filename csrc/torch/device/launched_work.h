@@ -14,8 +14,7 @@ namespace nvx {
 /// wait() makes the caller's stream wait for them.
 class LaunchedWork final : public NvxWork {
  public:
-  LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
-               std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
+  LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, Tensors outputs, const std::optional<Tensors>& recorded,
                std::unique_ptr<StagingCopies> staging);
   /// For collectives that have been launched. ended_at: from KernelPath::launch(). Not in the constructor, because
   /// hooks hold a reference until they have run.
@@ -23,16 +22,13 @@ class LaunchedWork final : public NvxWork {
     ended_at_ = ended_at;
     end({}, Hooks::kWhenThere);
   }
-  /// For postponed collectives: any query of this work launches them. used: all their tensors.
-  void put_off(TensorOperations collectives, std::vector<at::Tensor> used);
 
   bool wait(std::chrono::milliseconds timeout) override;
   bool isCompleted() override;
-  bool isSuccess() const override;
+  bool isSuccess() const override { return !exception(); }
   std::exception_ptr exception() const override;
   Status failure() const override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  void abort() override;
 
  private:
   friend class KernelPath;
@@ -44,8 +40,8 @@ class LaunchedWork final : public NvxWork {
 
   const std::shared_ptr<KernelPath> path_;
   const std::shared_ptr<Group> group_;
-  TensorOperations collectives_;  // postponed; the path owns this and `used_` until it has launched them
-  std::vector<at::Tensor> used_;
+  TensorOperations collectives_;  // postponed: any query of this work launches them
+  Tensors used_;
   Status outcome_;                  // of postponed collectives; this and ended_at_ are written before closed_
   uint64_t ended_at_ = 0;           // as for KernelPath::launch()
   std::atomic<bool> closed_{true};  // the collectives have been launched, or the launch failed

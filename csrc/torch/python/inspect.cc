@@ -14,13 +14,9 @@ namespace nvx {
 namespace {
 
 namespace py = pybind11;
+using namespace py::literals;
 
-py::dict link_of(PcieLink link) {
-  py::dict told;
-  told["generation"] = link.generation;
-  told["width"] = link.width;
-  return told;
-}
+py::dict link_of(PcieLink link) { return py::dict("generation"_a = link.generation, "width"_a = link.width); }
 
 /// None stands for an unknown value.
 py::object positive(double value) { return value > 0 ? py::object(py::float_(value)) : py::none(); }
@@ -28,26 +24,16 @@ py::object positive(double value) { return value > 0 ? py::object(py::float_(val
 py::list gpus_of(const GpuTopology& topology) {
   py::list gpus;
   for (const GpuFacts& gpu : topology.gpus) {
-    py::dict told;
-    told["name"] = gpu.name;
-    told["uuid"] = gpu.uuid;
-    told["bus"] = gpu.bus;
-    told["numa"] = gpu.numa;
-    told["cpus"] = gpu.cpus;
-    told["pcie"] = link_of(gpu.pcie_now);
-    told["pcie_most"] = link_of(gpu.pcie_most);
-    told["nvlink_version"] = gpu.nvlink_version;
-    told["nvlink_lanes"] = gpu.lanes.size();
     py::list up, gb_s;
     for (const NvLinkLane& lane : gpu.lanes) {
       if (!lane.active) continue;
       up.append(lane.number);
       gb_s.append(positive(lane.gb_s));
     }
-    told["nvlink_lanes_up"] = std::move(up);
-    told["nvlink_lanes_up_gb_s"] = std::move(gb_s);
-    told["lane_gb_s"] = gpu.lane_gb_s;
-    gpus.append(std::move(told));
+    gpus.append(py::dict("name"_a = gpu.name, "uuid"_a = gpu.uuid, "bus"_a = gpu.bus, "numa"_a = gpu.numa,
+                         "cpus"_a = gpu.cpus, "pcie"_a = link_of(gpu.pcie_now), "pcie_most"_a = link_of(gpu.pcie_most),
+                         "nvlink_version"_a = gpu.nvlink_version, "nvlink_lanes"_a = gpu.lanes.size(),
+                         "nvlink_lanes_up"_a = up, "nvlink_lanes_up_gb_s"_a = gb_s, "lane_gb_s"_a = gpu.lane_gb_s));
   }
   return gpus;
 }
@@ -61,19 +47,14 @@ void tell_speed(py::dict& told, const std::string& name, const PairSpeed& speed)
 py::list pairs_of(const GpuTopology& topology) {
   py::list pairs;
   for (const GpuPair& pair : topology.pairs) {
-    py::dict told;
-    told["gpus"] = py::make_tuple(pair.a, pair.b);
-    told["label"] = pair.label();
-    told["pcie_path"] = name(pair.path);
-    told["nvswitch"] = pair.through_switch;
-    told["expected_gb_s"] = pair.expected_gb_s;
-    told["expected_us"] = positive(pair.expected_us);
+    py::dict told =
+        py::dict("gpus"_a = py::make_tuple(pair.a, pair.b), "label"_a = pair.label(), "pcie_path"_a = name(pair.path),
+                 "nvswitch"_a = pair.through_switch, "expected_gb_s"_a = pair.expected_gb_s,
+                 "expected_us"_a = positive(pair.expected_us), "why_not_measured"_a = pair.measured.why_not,
+                 "why_not_measured_back"_a = pair.measured_back.why_not, "transport"_a = pair.transport,
+                 "why_not_better"_a = pair.why_not_better);
     tell_speed(told, "measured", pair.measured);
     tell_speed(told, "measured_back", pair.measured_back);
-    told["why_not_measured"] = pair.measured.why_not;
-    told["why_not_measured_back"] = pair.measured_back.why_not;
-    told["transport"] = pair.transport;
-    told["why_not_better"] = pair.why_not_better;
     pairs.append(std::move(told));
   }
   return pairs;
@@ -95,20 +76,10 @@ py::dict gpu_topology(bool measure) {
   }
   py::list warnings;
   for (const GpuWarning& warning : topology.warnings) {
-    py::dict told;
-    told["name"] = warning.name;
-    told["text"] = warning.text;
-    told["command"] = warning.command;
-    warnings.append(std::move(told));
+    warnings.append(py::dict("name"_a = warning.name, "text"_a = warning.text, "command"_a = warning.command));
   }
-  py::dict told;
-  told["driver"] = topology.driver;
-  told["none"] = topology.none;
-  told["gpus"] = gpus_of(topology);
-  told["pairs"] = pairs_of(topology);
-  told["warnings"] = std::move(warnings);
-  told["why_not_measured"] = unmeasured;
-  return told;
+  return py::dict("driver"_a = topology.driver, "none"_a = topology.none, "gpus"_a = gpus_of(topology),
+                  "pairs"_a = pairs_of(topology), "warnings"_a = warnings, "why_not_measured"_a = unmeasured);
 }
 
 /// The driver's answer about memory that network cards can reach, or why there is none.
@@ -125,32 +96,18 @@ py::dict told_dma_bufs() {
   }
   py::list devices;
   for (const DmaBuf& one : found) {
-    py::dict told;
-    told["bus"] = one.bus;
-    told["name"] = one.name;
-    told["exports"] = one.exports;
-    devices.append(std::move(told));
+    devices.append(py::dict("bus"_a = one.bus, "name"_a = one.name, "exports"_a = one.exports));
   }
-  py::dict told;
-  told["devices"] = std::move(devices);
-  told["none"] = none;
-  return told;
+  return py::dict("devices"_a = devices, "none"_a = none);
 }
 
 /// The network between hosts: the UCX library that would be loaded, and the devices that it finds.
 py::dict network() {
-  py::dict told;
-  told["rdma_ports"] = net::rdma_ports();
   py::list found;
   for (const net::UcxCandidate& candidate : net::in_order(net::find_ucx(), net::has_rdma())) {
-    py::dict one;
-    one["path"] = candidate.path;
-    one["version"] = candidate.version.text();
-    one["rdma"] = candidate.rdma;
-    found.append(std::move(one));
+    found.append(
+        py::dict("path"_a = candidate.path, "version"_a = candidate.version.text(), "rdma"_a = candidate.rdma));
   }
-  told["ucx_found"] = std::move(found);
-  told["built_with_ucx"] = net::built_with_ucx();
   std::string link, none;
   {
     py::gil_scoped_release release;
@@ -160,24 +117,16 @@ py::dict network() {
       none = error.what();
     }
   }
-  told["link"] = link;
-  told["cuda_memory"] = link.ends_with("CUDA memory");
-  told["none"] = none;
-  return told;
+  return py::dict("rdma_ports"_a = net::rdma_ports(), "ucx_found"_a = found, "built_with_ucx"_a = net::built_with_ucx(),
+                  "link"_a = link, "cuda_memory"_a = link.ends_with("CUDA memory"), "none"_a = none);
 }
 
 py::dict processor() {
   const Hello self = describe_self(0);
-  py::dict told;
-  told["host"] = std::string(self.host_name);
-  told["cores"] = self.cores;
-  told["l2_bytes"] = self.l2_bytes;
-  told["l3_bytes"] = self.l3_bytes;
   py::list levels;
   for (const kernel::Level* level : kernel::levels()) levels.append(level->name);
-  told["levels"] = std::move(levels);
-  told["level"] = kernel::level().name;
-  return told;
+  return py::dict("host"_a = std::string(self.host_name), "cores"_a = self.cores, "l2_bytes"_a = self.l2_bytes,
+                  "l3_bytes"_a = self.l3_bytes, "levels"_a = levels, "level"_a = kernel::level().name);
 }
 
 }  // namespace

@@ -24,6 +24,9 @@ namespace nvx {
 namespace {
 
 namespace py = pybind11;
+using namespace py::literals;
+
+const std::string kTorchVersion = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
 
 template <class T, class... Bases>
 using Class = py::class_<T, c10::intrusive_ptr<T>, Bases...>;
@@ -61,17 +64,11 @@ py::list listed(const std::vector<Way>& ways) {
   for (const Way& way : ways) {
     const Estimate& estimate = way.estimate;
     const bool known = estimate.seconds > 0;
-    py::dict one;
-    one["by"] = way.by;
-    one["algorithm"] = way.what;
-    one["why"] = way.why;
-    one["set_by"] = way.set_by;
-    one["runs"] = way.runs;
-    one["estimate_us"] = known ? py::object(py::float_(estimate.seconds * 1e6)) : py::none();
-    one["steps"] = known ? py::object(py::int_(estimate.steps)) : py::none();
-    one["bytes"] = known ? py::object(py::int_(estimate.bytes)) : py::none();
-    one["basis"] = estimate.basis;
-    told.append(std::move(one));
+    const auto if_known = [&](auto value) { return known ? py::cast(value) : py::none(); };
+    told.append(py::dict("by"_a = way.by, "algorithm"_a = way.what, "why"_a = way.why, "set_by"_a = way.set_by,
+                         "runs"_a = way.runs, "estimate_us"_a = if_known(estimate.seconds * 1e6),
+                         "steps"_a = if_known(estimate.steps), "bytes"_a = if_known(estimate.bytes),
+                         "basis"_a = estimate.basis));
   }
   return told;
 }
@@ -116,15 +113,9 @@ std::vector<std::pair<std::string, std::string>> config_strays() {
 }
 
 py::dict build_info() {
-  py::dict info;
-  info["version"] = NVX_VERSION;
-  info["torch"] = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
-  info["compiler"] = NVX_COMPILER;
-  info["build_type"] = NVX_BUILD_TYPE;
-  info["cuda"] = kernel::built_with_cuda();
-  info["ucx"] = net::built_with_ucx();
-  info["cpu_level"] = kernel::level().name;
-  return info;
+  return py::dict("version"_a = NVX_VERSION, "torch"_a = kTorchVersion, "compiler"_a = NVX_COMPILER,
+                  "build_type"_a = NVX_BUILD_TYPE, "cuda"_a = kernel::built_with_cuda(),
+                  "ucx"_a = net::built_with_ucx(), "cpu_level"_a = kernel::level().name);
 }
 
 /// Raises if the backend is not nvx.
@@ -143,12 +134,8 @@ void set_timeout(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::
 py::object pool_stats(const c10::intrusive_ptr<c10d::Backend>& backend) {
   const std::optional<PoolStats> stats = nvx_of(backend, "nvx.pool_stats").pool_stats();
   if (!stats) return py::none();
-  py::dict told;
-  told["grown"] = stats->grown;
-  told["used"] = stats->used;
-  told["mapped"] = stats->mapped;
-  told["direct"] = stats->direct;
-  return told;
+  return py::dict("grown"_a = stats->grown, "used"_a = stats->used, "mapped"_a = stats->mapped,
+                  "direct"_a = stats->direct);
 }
 
 py::object mem_allocator() {
@@ -176,13 +163,12 @@ void define_group(Class<ProcessGroupNVX, c10d::Backend>& group) {
             return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
           })
       .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
-      .def("_set_default_timeout", &ProcessGroupNVX::setTimeout, py::arg("timeout"),
-           py::call_guard<py::gil_scoped_release>())
+      .def("_set_default_timeout", &ProcessGroupNVX::setTimeout, "timeout"_a, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly(
           "mem_allocator", [](ProcessGroupNVX&) { return mem_allocator(); }, "What torch.cuda.MemPool takes.")
       .def("comm_split_count", [](ProcessGroupNVX&) { return 0; })
       .def(
-          "perform_nocolor_split", [](ProcessGroupNVX&, const py::object&) {}, py::arg("device"),
+          "perform_nocolor_split", [](ProcessGroupNVX&, const py::object&) {}, "device"_a,
           "Members of a split make a communicator of their own; the others have nothing to do.");
 }
 
@@ -250,6 +236,7 @@ void point_at_ucx_package() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace nvx;
+  using namespace py::literals;
   py::module_::import("torch._C._distributed_c10d");
   using BackendOptions = c10d::Backend::Options;
   register_errors(m);
@@ -257,7 +244,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
   Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options", kOptionsText)
-      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def(py::init<std::chrono::milliseconds>(), "timeout"_a = kBackendDefaultTimeout)
       .def_readwrite("timeout", &ProcessGroupNVX::Options::timeout)
       .def_readwrite("group_name", &ProcessGroupNVX::Options::group_name)
       .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)
@@ -269,32 +256,29 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return c10::make_intrusive<ProcessGroupNVX::Options>(self);
       });
   define_group(group);
-  group.def(init_group<ProcessGroupNVX>(), py::arg("store"), py::arg("rank"), py::arg("size"),
-            py::arg("options") = py::none());
+  group.def(init_group<ProcessGroupNVX>(), "store"_a, "rank"_a, "size"_a, "options"_a = py::none());
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   Class<Reconfigurable, ProcessGroupNVX>(m, "Reconfigurable")
-      .def(init_group<Reconfigurable>(), py::arg("store"), py::arg("rank"), py::arg("size"),
-           py::arg("options") = py::none());
+      .def(init_group<Reconfigurable>(), "store"_a, "rank"_a, "size"_a, "options"_a = py::none());
 #endif
   Class<NullBackend, c10d::Backend>(m, "NullBackend", "Does nothing at all: what torch itself costs a call.")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>&, int rank, int size) {
              return c10::make_intrusive<NullBackend>(rank, size);
            }),
-           py::arg("store"), py::arg("rank"), py::arg("size"));
-  m.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
-  m.def("pool_stats", &pool_stats, py::arg("backend"));
-  m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
-        py::arg("hosts") = 1);
-  m.def("ways", &ways_on_cpu, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2, py::arg("hosts") = 1,
-        py::arg("rdma_gb_s") = 0.0, py::arg("cores") = 0, py::arg("l3_bytes") = 0);
-  m.def("ways_on_device", &ways_on_device, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
-        py::arg("hosts") = 1, py::arg("no_nccl") = "", py::arg("rdma_gb_s") = 0.0);
-  m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
+           "store"_a, "rank"_a, "size"_a);
+  m.def("set_timeout", &set_timeout, "backend"_a, "timeout"_a, py::call_guard<py::gil_scoped_release>());
+  m.def("pool_stats", &pool_stats, "backend"_a);
+  m.def("explain", &explain_choice, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1);
+  m.def("ways", &ways_on_cpu, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1, "rdma_gb_s"_a = 0.0,
+        "cores"_a = 0, "l3_bytes"_a = 0);
+  m.def("ways_on_device", &ways_on_device, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1, "no_nccl"_a = "",
+        "rdma_gb_s"_a = 0.0);
+  m.def("flag_round", &time_flag_round, "shared"_a, "side"_a, "rounds"_a);
   m.def("config_table", &config_table);
   m.def("config_strays", &config_strays);
   m.def("build_info", &build_info);
   register_inspection(m);
-  m.attr("torch_version") = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+  m.attr("torch_version") = kTorchVersion;
 
   interrupt_check.store(&run_signal_handlers);
   py::module_::import("atexit").attr("register")(py::cpp_function([] {

@@ -2,14 +2,13 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "torch/core/tensors.h"
+
 namespace nvx {
 
 /// A backend that moves no data: the lower bound of every latency measured through torch.
 class NullBackend final : public c10d::Backend {
  public:
-  using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-
   NullBackend(int rank, int size) : Backend(rank, size) {}
   const std::string getBackendName() const override { return "nvx_null"; }
 

@@ -41,7 +41,7 @@ std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
 
 std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(now()->group().name()); }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reconfigure(const c10d::ReconfigureOptions& /*opts*/) {
+IntrusiveWork ProcessGroupNVX::reconfigure(const c10d::ReconfigureOptions& /*opts*/) {
   refuse_to_change(now()->group().name());
 }
 
@@ -179,7 +179,7 @@ void Reconfigurable::claim(const Plan& plan) const {
                        " was already used in this store, with other handles or another order of them" + kNewUuid);
 }
 
-c10::intrusive_ptr<c10d::Work> Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) {
+IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) {
   check_process();
   const auto plan = std::make_shared<Plan>(plan_of(opts));
   const auto work =

@@ -73,7 +73,7 @@ void ReconfigureWork::end(const std::exception_ptr& error) {
   finish(error);
   run_hook("a callback of an operation's future", [&] {
     if (error) return future_->setError(error);
-    future_->markCompleted(c10::IValue(std::vector<at::Tensor>()));
+    future_->markCompleted(c10::IValue(Tensors()));
   });
 }
 

@@ -23,7 +23,7 @@ class ReconfigureWork final : public c10d::Work {
   /// The caller waits, because there is no stream.
   void blockCurrentStream() override { (void)wait(kNoTimeout); }
   void abort() override { call_off(); }
-  std::vector<at::Tensor> result() override { return {}; }
+  Tensors result() override { return {}; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// Aborts the meeting, which then ends within a moment. Does nothing in a forked child, nor after hand_over().

@@ -8,19 +8,19 @@
 
 namespace nvx {
 
-std::vector<OutputHazards::Expected::Range> OutputHazards::Expected::ranges_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<Range> ranges;
+std::vector<MemorySpan> OutputHazards::Expected::spans_of(const Tensors& tensors) {
+  std::vector<MemorySpan> spans;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.numel() == 0) continue;
-    const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
     const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
-    ranges.push_back({begin, begin + bytes});
+    spans.push_back({begin, begin + bytes});
   }
-  return ranges;
+  return spans;
 }
 
-OutputHazards::Expected::Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device)
-    : ranges_(ranges_of(outputs)), there_(device) {}
+OutputHazards::Expected::Expected(const Tensors& outputs, c10::DeviceType device)
+    : spans_(spans_of(outputs)), there_(device) {}
 
 void OutputHazards::Expected::set_out(const c10::Stream& stream) {
   there_.record(stream);
@@ -35,23 +35,21 @@ bool OutputHazards::Expected::hold_back(const c10::Stream& stream) {
   return true;
 }
 
-bool OutputHazards::Expected::meets(const std::vector<at::Tensor>& tensors) const {
-  for (const Range& other : ranges_of(tensors)) {
-    const auto overlaps = [&](const Range& own) { return own.begin < other.end && other.begin < own.end; };
-    if (std::any_of(ranges_.begin(), ranges_.end(), overlaps)) return true;
-  }
-  return false;
+bool OutputHazards::Expected::meets(const Tensors& tensors) const {
+  const std::vector<MemorySpan> others = spans_of(tensors);
+  return std::any_of(spans_.begin(), spans_.end(), [&](const MemorySpan& own) {
+    return std::any_of(others.begin(), others.end(), [&](const MemorySpan& other) { return own.meets(other); });
+  });
 }
 
-std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const std::vector<at::Tensor>& outputs,
-                                                               c10::DeviceType device) {
+std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const Tensors& outputs, c10::DeviceType device) {
   auto expected = std::make_shared<Expected>(outputs, device);
   MutexLock lock(mutex_);
   expected_.push_back(expected);
   return expected;
 }
 
-bool OutputHazards::follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) {
+bool OutputHazards::follow(const Tensors& tensors, const c10::Stream& stream) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
@@ -60,7 +58,7 @@ bool OutputHazards::follow(const std::vector<at::Tensor>& tensors, const c10::St
   return all;
 }
 
-bool OutputHazards::awaited_in(const std::vector<at::Tensor>& tensors) {
+bool OutputHazards::awaited_in(const Tensors& tensors) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });

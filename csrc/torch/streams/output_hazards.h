@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "torch/core/tensors.h"
 
 namespace nvx {
 
@@ -18,7 +19,7 @@ class OutputHazards {
   /// The results of one operation, and the memory that they will be written to.
   class Expected {
    public:
-    Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device);
+    Expected(const Tensors& outputs, c10::DeviceType device);
     /// The work that produces the results is on the stream; if the operation has failed, as much of it as will ever be.
     void set_out(const c10::Stream& stream);
     /// Whether they have arrived.
@@ -27,26 +28,22 @@ class OutputHazards {
     /// its stream yet.
     bool hold_back(const c10::Stream& stream);
     /// Whether some results will be written to memory of these tensors.
-    bool meets(const std::vector<at::Tensor>& tensors) const;
+    bool meets(const Tensors& tensors) const;
 
    private:
-    struct Range {
-      const char* begin;
-      const char* end;
-    };
-    static std::vector<Range> ranges_of(const std::vector<at::Tensor>& tensors);
+    static std::vector<MemorySpan> spans_of(const Tensors& tensors);
 
-    const std::vector<Range> ranges_;
+    const std::vector<MemorySpan> spans_;
     c10::Event there_;  // recorded before `is_out_` is set, so a thread that loads true finds it recorded
     std::atomic<bool> is_out_{false};
   };
 
-  std::shared_ptr<Expected> expect(const std::vector<at::Tensor>& outputs, c10::DeviceType device) EXCLUDES(mutex_);
+  std::shared_ptr<Expected> expect(const Tensors& outputs, c10::DeviceType device) EXCLUDES(mutex_);
   /// Whether some results will be written to memory of these tensors.
-  bool awaited_in(const std::vector<at::Tensor>& tensors) EXCLUDES(mutex_);
+  bool awaited_in(const Tensors& tensors) EXCLUDES(mutex_);
   /// Makes the stream wait for results that will be written to memory of these tensors. Returns false if the work that
   /// produces some of them is not on its stream yet; the stream does not wait for those.
-  bool follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) EXCLUDES(mutex_);
+  bool follow(const Tensors& tensors, const c10::Stream& stream) EXCLUDES(mutex_);
 
  private:
   Mutex mutex_;

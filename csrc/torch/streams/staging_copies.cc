@@ -84,7 +84,7 @@ uint64_t Leftovers::next_place(uint64_t capture) {
   return place;
 }
 
-void Leftovers::add(uint64_t place, const c10::Stream& owner, std::vector<at::Tensor> tensors) {
+void Leftovers::add(uint64_t place, const c10::Stream& owner, Tensors tensors) {
   MutexLock lock(mutex_);
   entries_.push_back({place, owner, std::move(tensors)});
 }
@@ -304,7 +304,7 @@ std::chrono::duration<float, std::milli> StagingCopies::duration() const {
   return std::chrono::duration<float, std::milli>(begun_->elapsedTime(returned_));
 }
 
-void StagingCopies::close(const std::vector<at::Tensor>& used) {
+void StagingCopies::close(const Tensors& used) {
   for (const at::Tensor& tensor : used) keep(tensor, comm_streams_.up);
   returned_.record(comm_streams_.up);
   if (comm_streams_.capture == 0) return;
@@ -327,7 +327,7 @@ void StagingCopies::join_streams() {
   // If the waiting stream owns the tensors, they can be freed: its later work is ordered after their use. Otherwise
   // they stay as long as this object.
   MutexLock lock(mutex_);
-  const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
+  const Tensors free = caller == caller_ ? std::exchange(kept_, {}) : Tensors();
   lock.unlock();
   if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->let_go(place_, caller);
 }

@@ -15,6 +15,7 @@
 #include "group/device/device_wait.h"
 #include "group/group.h"
 #include "torch/core/origin.h"
+#include "torch/core/tensors.h"
 
 /// Stages device tensors in host memory: they are copied to the host on a stream, go through the group like CPU
 /// tensors, and are copied back on a stream. This uses only what c10 offers for every device, so it needs no headers or
@@ -57,7 +58,7 @@ class Leftovers {
  public:
   /// The position of the next operation in this capture.
   uint64_t next_place(uint64_t capture) EXCLUDES(mutex_);
-  void add(uint64_t place, const c10::Stream& owner, std::vector<at::Tensor> tensors) EXCLUDES(mutex_);
+  void add(uint64_t place, const c10::Stream& owner, Tensors tensors) EXCLUDES(mutex_);
   /// The owner stream now waits for the operation at that position: tensors of that and earlier operations are freed.
   void let_go(uint64_t place, const c10::Stream& owner) EXCLUDES(mutex_);
 
@@ -65,7 +66,7 @@ class Leftovers {
   struct Entry {
     uint64_t place;
     c10::Stream owner;
-    std::vector<at::Tensor> tensors;
+    Tensors tensors;
   };
   Mutex mutex_;
   uint64_t capture_ GUARDED_BY(mutex_) = 0;
@@ -168,7 +169,7 @@ class StagingCopies {
   void take_back(const Loads& loads);
   /// From now on join_streams() covers all work that is on the stream. The memory of these tensors stays allocated
   /// until that work is done.
-  void close(const std::vector<at::Tensor>& used) EXCLUDES(mutex_);
+  void close(const Tensors& used) EXCLUDES(mutex_);
   /// Makes this thread's current stream wait for the copies back, or for all work enqueued before close(). Raises if
   /// that stream is in a capture and this call is not part of it. Does nothing if this call is part of a capture that
   /// has ended: no event outside the capture completes with it.
@@ -209,7 +210,7 @@ class StagingCopies {
   // Used in a capture only. Elsewhere the allocator records the stream's use; in a capture, a recorded use would keep
   // it from reusing the memory within the capture.
   Mutex mutex_;
-  std::vector<at::Tensor> kept_ GUARDED_BY(mutex_);
+  Tensors kept_ GUARDED_BY(mutex_);
   uint64_t place_ = 0;                 // see Leftovers
   std::optional<c10::Stream> caller_;  // the stream of the call
 };

@@ -1,4 +1,4 @@
-#include "torch/core/dtypes.h"
+#include "torch/core/tensors.h"
 
 namespace nvx {
 

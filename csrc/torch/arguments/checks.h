@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/StringUtil.h>
+
+#include <string>
+#include <vector>
+
+#include "torch/core/argument_error.h"
+#include "torch/core/tensors.h"
+
+namespace nvx {
+
+/// The checks of a call's tensors that torch's users expect, with torch's error classes and texts.
+class Checks {
+ public:
+  /// name: the prefix of error texts, such as "ProcessGroupNVX::allreduce".
+  Checks(const char* name, int rank, int size) : name_(name), rank_(rank), size_(size) {}
+
+  template <class... Parts>
+  [[noreturn]] void invalid(const Parts&... what) const {
+    throw_argument_error(name_, ": ", what...);
+  }
+  template <class... Parts>
+  [[noreturn]] void invalid_type(const Parts&... what) const {
+    throw_argument_type_error(name_, ": ", what...);
+  }
+
+  /// The only tensor of a list; raises if there is not exactly one.
+  at::Tensor& single(Tensors& tensors) const;
+  /// side: "input ", "output " or "".
+  void check_single(const Tensors& tensors, const char* side = "") const;
+  void check_tensor(const at::Tensor& tensor) const;
+  void check_place(const at::Tensor& tensor) const;
+  void check_list(const Tensors& tensors) const;
+  void check_same_length(size_t outputs, size_t inputs) const;
+  /// Checks that there is a list for each rank, with an output for each input.
+  void check_coalesced(const std::vector<Tensors>& outputs, const Tensors& inputs) const;
+  /// Checks the tensors of a coalesced all-reduce.
+  void check_reduced(const Tensors& tensors) const;
+
+ protected:
+  void check_alike(const Tensors& tensors, const at::Tensor& like) const;
+  void check_root(int64_t root) const;
+  void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
+  void check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const;
+  void check_writable(const at::Tensor& tensor) const;
+  void same_type(const at::Tensor& a, const at::Tensor& b) const;
+  /// Checks that there is one list, with a tensor for each rank. side: "input" or "output".
+  void one_per_rank(const std::vector<Tensors>& lists, const std::string& side) const;
+  /// Checks that a list that one of the other ranks needs is empty here. side: as above.
+  void none_here(const std::vector<Tensors>& lists, const char* side, int64_t root) const;
+
+  const char* name_;
+  int rank_;
+  int size_;
+
+ private:
+  void check_layout(const Tensors& tensors, size_t index, const at::Tensor& like) const;
+};
+
+}  // namespace nvx
