@@ -29,7 +29,9 @@ class ProcessGroupNVX : public c10d::Backend {
   ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const Options& options);
 
   const std::string getBackendName() const override { return "nvx"; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return c10::make_intrusive<Options>(now()->context.groups.options());  // a copy, because torch changes its options
+  }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
 
@@ -55,9 +57,11 @@ class ProcessGroupNVX : public c10d::Backend {
   IntrusiveWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                               std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
   IntrusiveWork alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
-  IntrusiveWork send(Tensors& tensors, int peer, int tag) override;
-  IntrusiveWork recv(Tensors& tensors, int peer, int tag) override;
-  IntrusiveWork recvAnysource(Tensors& tensors, int tag) override;
+  IntrusiveWork send(Tensors& tensors, int peer, int tag) override { return now()->messages.send(tensors, peer, tag); }
+  IntrusiveWork recv(Tensors& tensors, int peer, int tag) override {
+    return now()->messages.receive(tensors, peer, tag);
+  }
+  IntrusiveWork recvAnysource(Tensors& tensors, int tag) override { return now()->messages.receive_any(tensors, tag); }
   IntrusiveWork barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
@@ -78,24 +82,32 @@ class ProcessGroupNVX : public c10d::Backend {
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
-  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setTimeout(std::chrono::milliseconds timeout) override { now()->context.groups.set_timeout(timeout); }
   void enableCollectivesTiming() override { listeners_.timed = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
-  void eagerConnectSingleDevice(at::Device device) override;
-  c10d::ErrorType getError() override;
+  void eagerConnectSingleDevice(at::Device device) override { now()->connect(device); }
+  c10d::ErrorType getError() override { return now()->error(); }
   /// Whether allocateTensor() returns memory that kernels use without staging. Does not ask the other ranks.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
-  void abort() override;
-  void shutdown() override;
+  /// torch calls these two when a group is destroyed in a forked child, too.
+  void abort() override { only_->abort(); }
+  void shutdown() override { only_->shut_down(); }
 
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
-  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
-  void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
-  void unregisterAbortHook(int64_t id) override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override {
+    now()->context.extensions->add(timeout);
+  }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
+    check_process();
+    listeners_.put_abort_hook(id, std::move(hook));
+  }
+  void unregisterAbortHook(int64_t id) override {
+    if (!origin_.elsewhere()) listeners_.drop_abort_hook(id);
+  }
 #endif
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   /// These two describe how to make a group that supports them: see `reconfigurable.h`.
@@ -110,8 +122,13 @@ class ProcessGroupNVX : public c10d::Backend {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   bool supportsAbortHooks() const override { return true; }
   bool supportsCompletionHooks() const override { return true; }
-  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
-  void unregisterCompletionHook(int64_t id) override;
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override {
+    check_process();
+    listeners_.put_completion_hook(id, std::move(hook));
+  }
+  void unregisterCompletionHook(int64_t id) override {
+    if (!origin_.elsewhere()) listeners_.drop_completion_hook(id);
+  }
 #endif
 
   /// The statistics of the kernels' memory pools; none without kernels.
@@ -134,9 +151,6 @@ class ProcessGroupNVX : public c10d::Backend {
   Listeners listeners_{*this};
 
  private:
-  c10::intrusive_ptr<c10d::Backend> child(Communicator& parent, const c10::intrusive_ptr<c10d::Store>& store,
-                                          Options options, int rank, int size);
-
   const Current only_;  // null in a derived class
 };
 

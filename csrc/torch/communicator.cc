@@ -59,6 +59,24 @@ void Communicator::connect(at::Device device) {
   issuer.connect(device);
 }
 
+std::shared_ptr<Group> Communicator::child(const c10::intrusive_ptr<c10d::Store>& store, const NvxOptions& options,
+                                           int rank, int size) {
+  c10::intrusive_ptr<c10d::Store> its_store;  // destroyed after the lock's release: not under the lock
+  std::shared_ptr<Group> group;
+  MutexLock lock(mutex_);
+  if (const auto known = children_.find(options.group_name); known != children_.end()) {
+    its_store = known->second.store.lock();
+    if (its_store && its_store == store) group = known->second.group.lock();
+  }
+  lock.unlock();
+  if (group && group->rank() == rank && group->size() == size && !group->closed()) return group;
+  group = make_group(store, rank, size, options);
+  lock.lock();
+  std::erase_if(children_, [](const auto& known) { return known.second.group.expired(); });
+  children_.insert_or_assign(options.group_name, Child{c10::weak_intrusive_ptr<c10d::Store>(store), group});
+  return group;
+}
+
 bool Communicator::has_memory_of(c10::DeviceIndex device) {
   return device >= 0 && issuer.kernels().may_serve(device) && has_pool(device);
 }
@@ -86,7 +104,7 @@ void Communicator::abort() {
 
 void Communicator::call_off(const std::string& why) {
   if (context.origin.elsewhere()) return;
-  (void)context.silence->begin();
+  *context.silence = true;
   context.groups.abort(why);
   issuer.abort();               // before catch_up(), whose lock a call of the delegate may hold
   issuer.kernels().catch_up();  // refuses the postponed operations, and fails their works
@@ -98,7 +116,7 @@ void Communicator::shut_down() {
   issuer.kernels().catch_up();
   see_off_proxies(Deadline::after(kMostForProxies));
   // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
-  (void)context.silence->begin();
+  *context.silence = true;
   const Deadline moment = Deadline::after(kGrace);
   for (const auto& group : context.groups.all()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment.end - Clock::now());

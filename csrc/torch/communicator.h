@@ -2,11 +2,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 
 #include "torch/call/call.h"
-#include "torch/children.h"
 #include "torch/issuer.h"
 #include "torch/messages.h"
 
@@ -27,6 +27,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void connect(at::Device device);
   /// Whether memory of its pool can be handed out. Does not ask the other ranks.
   bool has_memory_of(c10::DeviceIndex device);
+  /// The group of some of these ranks, or of several groups' ranks, that meet over this store. torch up to 2.13 asks
+  /// once for each device type, with the same store and name: all of these requests get one group. A step of all its
+  /// ranks.
+  std::shared_ptr<Group> child(const c10::intrusive_ptr<c10d::Store>& store, const NvxOptions& options, int rank,
+                               int size) EXCLUDES(mutex_);
   /// Waits for all operations issued before, including sends and receives, and for their callbacks and hooks. It does
   /// not wait for a work whose callback or hook calls this. Ctrl-C ends the wait.
   void wait_for_pending_works();
@@ -45,8 +50,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   CallContext context;
   Issuer issuer{context};
   Messages messages{context, issuer.kernels()};
-  Children children;
   std::atomic<bool> has_memory_for_peers{false};  ///< a window is or was registered: peers may write at any time
+
+ private:
+  struct Child {
+    c10::weak_intrusive_ptr<c10d::Store> store;
+    std::weak_ptr<Group> group;
+  };
+  Mutex mutex_;
+  std::map<std::string, Child> children_ GUARDED_BY(mutex_);  // by name
 };
 
 }  // namespace nvx

@@ -17,31 +17,27 @@ at::Tensor& message_tensor(const Checks& args, Tensors& tensors, int tag) {
   return tensor;
 }
 
-void check_peer(const Checks& args, int peer, int size) {
-  if (peer < 0 || peer >= size) args.invalid("invalid rank ", peer, " in a group of ", size);
-}
-
 }  // namespace
 
-IntrusiveWork Messages::send(const char* called, Tensors& tensors, int peer, int tag) {
-  const Checks args(called, context_.rank, context_.size);
-  check_peer(args, peer, context_.size);
-  return transfer({c10d::OpType::SEND, "nvx:send"}, message_tensor(args, tensors, tag), peer, tag, /*receives=*/false);
+IntrusiveWork Messages::send(Tensors& tensors, int peer, int tag) {
+  return transfer("ProcessGroupNVX::send", {c10d::OpType::SEND, "nvx:send"}, tensors, peer, tag, /*receives=*/false);
 }
 
-IntrusiveWork Messages::receive(const char* called, Tensors& tensors, int peer, int tag) {
-  const Checks args(called, context_.rank, context_.size);
-  check_peer(args, peer, context_.size);
-  return transfer({c10d::OpType::RECV, "nvx:recv"}, message_tensor(args, tensors, tag), peer, tag, /*receives=*/true);
+IntrusiveWork Messages::receive(Tensors& tensors, int peer, int tag) {
+  return transfer("ProcessGroupNVX::recv", {c10d::OpType::RECV, "nvx:recv"}, tensors, peer, tag, /*receives=*/true);
 }
 
-IntrusiveWork Messages::receive_any(const char* called, Tensors& tensors, int tag) {
-  const Checks args(called, context_.rank, context_.size);
-  return transfer({c10d::OpType::RECVANYSOURCE, "nvx:recvAnySource"}, message_tensor(args, tensors, tag), kAnySource,
-                  tag, /*receives=*/true);
+IntrusiveWork Messages::receive_any(Tensors& tensors, int tag) {
+  return transfer("ProcessGroupNVX::recvAnysource", {c10d::OpType::RECVANYSOURCE, "nvx:recvAnySource"}, tensors,
+                  kAnySource, tag, /*receives=*/true);
 }
 
-IntrusiveWork Messages::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives) {
+IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& tensors, int peer, int tag,
+                                 bool receives) {
+  const Checks args(called, context_.rank, context_.size);
+  if (kind.type != c10d::OpType::RECVANYSOURCE && (peer < 0 || peer >= context_.size))
+    args.invalid("invalid rank ", peer, " in a group of ", context_.size);
+  at::Tensor& tensor = message_tensor(args, tensors, tag);
   if (!at::hasCallbacks()) [[likely]]
     return begin_transfer(kind, tensor, peer, tag, receives);
   const Tensors none, it{tensor};

@@ -15,10 +15,10 @@ class Messages {
   Messages(CallContext& context, KernelPath& kernels)
       : context_(context), kernels_(kernels), pending_sends_(PendingSends::of(context.groups.of_cpu())) {}
 
-  /// For the only tensor in the list. called: "ProcessGroupNVX::send".
-  IntrusiveWork send(const char* called, Tensors& tensors, int peer, int tag);
-  IntrusiveWork receive(const char* called, Tensors& tensors, int peer, int tag);
-  IntrusiveWork receive_any(const char* called, Tensors& tensors, int tag);
+  /// For the only tensor in the list.
+  IntrusiveWork send(Tensors& tensors, int peer, int tag);
+  IntrusiveWork receive(Tensors& tensors, int peer, int tag);
+  IntrusiveWork receive_any(Tensors& tensors, int tag);
   /// Begins a message whose peer, tag and memory are set. The tensor is kept until the end.
   c10::intrusive_ptr<MessageWork> begin(const Kind& kind, const at::Tensor& tensor, std::shared_ptr<Message> message,
                                         std::chrono::milliseconds timeout, bool receives);
@@ -27,7 +27,8 @@ class Messages {
   void settle(const Deadline& deadline);
 
  private:
-  IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+  /// called: "ProcessGroupNVX::send".
+  IntrusiveWork transfer(const char* called, const Kind& kind, Tensors& tensors, int peer, int tag, bool receives);
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
 
   CallContext& context_;

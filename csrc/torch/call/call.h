@@ -94,7 +94,7 @@ class CallContext {
   const int rank, size;
   Groups groups;
   Listeners& listeners;
-  const std::shared_ptr<Silence> silence = std::make_shared<Silence>();
+  const std::shared_ptr<Silence> silence = std::make_shared<Silence>(false);
   CoalescingScopes scopes;
   OwnCommStreams streams;
   OutputHazards hazards;

@@ -5,17 +5,6 @@
 
 namespace nvx {
 
-void CoalescingScope::add(const c10::intrusive_ptr<NvxWork>& work, Works& gone) {
-  if (works.size() >= most) {
-    const auto first = std::stable_partition(works.begin(), works.end(), [](const auto& w) { return !w->settled(); });
-    gone.assign(std::move_iterator(first), std::move_iterator(works.end()));
-    works.erase(first, works.end());
-    most = std::max(most, 2 * works.size());
-  }
-  works.push_back(work);
-  ++issued;
-}
-
 std::optional<CoalescingScope> CoalescingScopes::open() {
   MutexLock lock(mutex_);
   const auto [scope, fresh] = scopes_.try_emplace(std::this_thread::get_id());
@@ -44,11 +33,20 @@ bool CoalescingScopes::is_open() const {
 void CoalescingScopes::add(const c10::intrusive_ptr<NvxWork>& work) {
   if (open_.load(std::memory_order_acquire) == 0) [[likely]]
     return;
-  CoalescingScope::Works gone;
+  std::vector<c10::intrusive_ptr<NvxWork>> gone;
   MutexLock lock(mutex_);
-  const auto scope = scopes_.find(std::this_thread::get_id());
-  if (scope == scopes_.end()) return;  // the open scopes belong to other threads
-  scope->second.add(work, gone);
+  const auto known = scopes_.find(std::this_thread::get_id());
+  if (known == scopes_.end()) return;  // the open scopes belong to other threads
+  CoalescingScope& scope = known->second;
+  if (scope.works.size() >= scope.most) {
+    const auto first =
+        std::stable_partition(scope.works.begin(), scope.works.end(), [](const auto& w) { return !w->settled(); });
+    gone.assign(std::move_iterator(first), std::move_iterator(scope.works.end()));
+    scope.works.erase(first, scope.works.end());
+    scope.most = std::max(scope.most, 2 * scope.works.size());
+  }
+  scope.works.push_back(work);
+  ++scope.issued;
   lock.unlock();
 }
 

@@ -16,11 +16,7 @@ namespace nvx {
 /// is called, or one of their works is queried. An exception may leave a scope open for good, so the scope drops works
 /// that have succeeded and whose result has been requested.
 struct CoalescingScope {
-  using Works = std::vector<c10::intrusive_ptr<NvxWork>>;
-  /// gone: receives the dropped works.
-  void add(const c10::intrusive_ptr<NvxWork>& work, Works& gone);
-
-  Works works;
+  std::vector<c10::intrusive_ptr<NvxWork>> works;
   size_t issued = 0;
   size_t most = 64;  ///< the number of works at which it looks for works to drop
 };

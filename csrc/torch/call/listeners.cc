@@ -56,12 +56,12 @@ void Listeners::tell(NvxWork& work, [[maybe_unused]] Silence& silence) {
 
 void Listeners::tell_failure(Code code, Silence& silence) {
   if (code == Code::kInvalid || code == Code::kInterrupted || exiting.load()) return;
-  if (!silence.begin()) return;
+  if (silence.exchange(true)) return;
   if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
 }
 
 void Listeners::tell_abort(Silence& silence) {
-  (void)silence.begin();
+  silence = true;
   if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
 }
 

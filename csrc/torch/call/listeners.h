@@ -15,15 +15,8 @@
 
 namespace nvx {
 
-/// Whether failures of a communicator are still told to hooks. The first is: later ones have the same cause.
-class Silence {
- public:
-  /// No failure is told from now on. Returns false if one has been told, or this has been called before.
-  bool begin() { return !silent_.exchange(true); }
-
- private:
-  std::atomic<bool> silent_{false};
-};
+/// True once failures of a communicator are not told to hooks any more. The first is: later ones have the same cause.
+using Silence = std::atomic<bool>;
 
 /// Runs torch's hooks for the ends of a backend's operations. No hook runs, is copied or is destroyed while the mutex
 /// is held. The backend stays alive while a hook runs, because the hook may call it.

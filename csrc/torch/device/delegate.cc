@@ -182,8 +182,9 @@ Status Delegate::look_at_flights() {
   contain_and([&] { now = look(); },
               [&](const std::exception* error) {
                 now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
-                                          " does not tell where it is with what group " + group_->name() +
-                                          " has handed over to " + backend_->getBackendName() + ": " + words_of(error)};
+                                          " does not tell where it is with the collectives that group " +
+                                          group_->name() + " has passed to " + backend_->getBackendName() + ": " +
+                                          words_of(error)};
               });
   return now.ok() ? now : fail(now.failure());
 }
@@ -239,7 +240,8 @@ void Delegate::abort() {
   if (connected_.says_yes()) call_off();
 }
 
-bool Delegate::settle(const Deadline& deadline) {
+void Delegate::part() {
+  if (origin_.elsewhere() || !connected_.says_yes()) return;
   bool clear = false;
   const auto over = [&] {
     const bool well = look_at_flights().ok();
@@ -247,13 +249,7 @@ bool Delegate::settle(const Deadline& deadline) {
     clear = flights_.empty();
     return clear || !well || called_off_;
   };
-  (void)look_until(over, deadline);
-  return clear;
-}
-
-void Delegate::part() {
-  if (origin_.elsewhere() || !connected_.says_yes()) return;
-  const bool clear = settle(Deadline::after(kFarewell));
+  (void)look_until(over, Deadline::after(kFarewell));
   {
     MutexLock lock(mutex_);
     if (std::exchange(parted_, true)) return;

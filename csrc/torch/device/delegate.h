@@ -83,8 +83,6 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Status look_at_flights() EXCLUDES(mutex_);
   Status look() EXCLUDES(mutex_);
   Status look_at_first() EXCLUDES(mutex_);
-  /// Waits until no collective is in flight. Returns false if the deadline passes first.
-  bool settle(const Deadline& deadline) EXCLUDES(mutex_);
   Status fail(const Failure& failure);
   void call_off();
   std::string self() const { return group_->topology().describe(group_->rank()); }

@@ -8,6 +8,7 @@
 #include "base/contain.h"
 #include "base/mutex.h"
 #include "memory/driver/thread_call.h"
+#include "torch/call/work.h"
 
 namespace nvx {
 namespace {
@@ -40,12 +41,6 @@ c10::intrusive_ptr<c10d::Store> own(const c10::intrusive_ptr<c10d::Store>& store
   c10::intrusive_ptr<c10d::Store> clone;
   contain_and([&] { clone = store->clone(); }, [](const std::exception*) {});  // not every store supports clone()
   return clone ? clone : store;
-}
-
-/// The first line, so that it can become part of a sentence.
-std::string first_line(const char* text) {
-  const std::string all = text;
-  return all.substr(0, all.find('\n'));
 }
 
 void end_apart(const char* what, const DelegateSetup::Backend& backend, milliseconds span,
@@ -160,9 +155,7 @@ DelegateSetup::Backend DelegateSetup::agree() {
 DelegateCard DelegateSetup::look() const {
   DelegateCard card;
   contain_and([&] { card = look_for_delegate(device_); },
-              [&](const std::exception* error) {
-                card.why_not = error ? first_line(error->what()) : "it could not be looked for";
-              });
+              [&](const std::exception* error) { card.why_not = words_of(error); });
   return card;
 }
 
@@ -225,9 +218,7 @@ DelegateSetup::Said DelegateSetup::await(Attempt& attempt) {
     bool done = false;
     std::string why;
     contain_and([&] { done = attempt.done(Clock::now() + kGlance); },
-                [&](const std::exception* error) {
-                  why = error ? first_line(error->what()) : "it could not be made, for no std::exception";
-                });
+                [&](const std::exception* error) { why = words_of(error); });
     if (!why.empty()) return cannot(why);
     if (done) return {Kind::kConnected, ""};
     look_about();

@@ -199,7 +199,7 @@ void HostProxyPath::see_off(const Deadline& deadline) {
         *group, [&] { return group->device().is_quiet(); }, deadline);
     const Status status = group->device().look();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
-    if (!group->heard() && context_.silence->begin())
+    if (!group->heard() && !context_.silence->exchange(true))
       log_line("%s: what collectives of group %s have left on devices is not to be used", status.reason().c_str(),
                group->name().c_str());
   }

@@ -62,7 +62,8 @@ void ProxyOp::queue_from_stream(std::shared_ptr<ProxyOp> call) {
                                         group->name() + " on devices"});
 }
 
-void ProxyOp::queue() {
+void ProxyOp::queue_once() {
+  if (std::exchange(queued_, true)) return;
   if (auto group = group_.lock()) {
     Lane& lane = group->lane();
     lane.submit(std::make_shared<Turn>(shared_from_this(), std::move(group)));

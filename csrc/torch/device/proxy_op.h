@@ -17,12 +17,8 @@ class ProxyOp : public std::enable_shared_from_this<ProxyOp> {
   /// From now on it keeps its group, until it has ended, and counts as pending there. An operation that a graph holds
   /// does not keep its group. on_failure: called with the code if the group has failed; may be empty.
   void expect(NvxWork::Pending pending, std::function<void(Code)> on_failure);
-  /// Queues it in the group's lane.
-  void queue();
-  /// The same, unless it is already queued or left to the stream.
-  void queue_once() {
-    if (!std::exchange(queued_, true)) queue();
-  }
+  /// Queues it in the group's lane, unless it is already queued or left to the stream.
+  void queue_once();
   /// The same, for a thread of the pool, before all of the call has begun. Returns false if the pool has no thread.
   bool queue_early();
   void leave_to_stream() { queued_ = true; }

@@ -25,12 +25,6 @@ constexpr const char* kNewUuid =
 
 std::string came_key(size_t rank) { return "came/" + std::to_string(rank); }
 
-std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
-  if (timeout.count() < 0)
-    throw_argument_error("nvx: reconfigure: a timeout of " + std::to_string(timeout.count()) + " ms is negative");
-  return timeout;
-}
-
 [[noreturn]] void refuse_to_change(const std::string& group) {
   throw_argument_error("nvx: group " + group +
                        " keeps its ranks, as it was made without enable_reconfigure=True. Next: "
@@ -115,7 +109,8 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   Plan plan;
   plan.uuid = opts.uuid;
   plan.name = name() + " of uuid " + std::to_string(opts.uuid);
-  plan.timeout = checked_timeout(timeout);
+  plan.timeout = timeout;
+  if (timeout.count() < 0) throw_argument_error("nvx: reconfigure: a timeout of ", timeout.count(), " ms is negative");
   plan.members = members_of(handles, ordered ? RankBy::kPosition : RankBy::kHandle);
   std::string known_as;
   for (size_t r = 0; r < plan.members.size(); ++r) {
@@ -126,8 +121,8 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   }
   if (known_as != self.text()) {
     const std::string stale = known_as.empty() ? "" : "; there is one that it had before, " + known_as;
-    throw_argument_error("nvx: this rank's own handle, " + self.text() + ", is not among the " +
-                         std::to_string(handles.size()) + " that reconfigure was given" + stale +
+    throw_argument_error("nvx: this rank's own handle, ", self.text(), ", is not among the ", handles.size(),
+                         " that reconfigure was given", stale,
                          ". Next: pass on what get_reconfigure_handle() says now, and call reconfigure only on ranks "
                          "that are to be in the group");
   }
@@ -148,7 +143,7 @@ void Reconfigurable::enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWor
   const std::string me = "nvx: group " + name();
   if (ended) throw_argument_error(me + " has been destroyed, and cannot be reconfigured. Next: make another one");
   if (busy) throw_argument_error(me + " is being reconfigured already. Next: wait for the work of that, or abort it");
-  throw_argument_error(me + ": uuid " + std::to_string(uuid) + " was already used" + kNewUuid);
+  throw_argument_error(me, ": uuid ", uuid, " was already used", kNewUuid);
 }
 
 c10::intrusive_ptr<c10d::Store> Reconfigurable::store_of(const Plan& plan) const {
@@ -175,8 +170,8 @@ void Reconfigurable::claim(const Plan& plan) const {
     C10_THROW_ERROR(DistBackendError, error.what());
   }
   if (claimed == mine) return;
-  throw_argument_error("nvx: uuid " + std::to_string(plan.uuid) +
-                       " was already used in this store, with other handles or another order of them" + kNewUuid);
+  throw_argument_error("nvx: uuid ", plan.uuid,
+                       " was already used in this store, with other handles or another order of them", kNewUuid);
 }
 
 IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) {

@@ -33,19 +33,10 @@ Poller::Seen PendingSends::look() {
   return {more, [group = group_] { group->mail().push(Carrier::kPool); }};
 }
 
-bool PendingSends::any_before(const Message& message) {
+bool PendingSends::waits(const std::function<bool(const Message&)>& is) {
   if (count_.load(std::memory_order_acquire) == 0) return false;
   MutexLock lock(mutex_);
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const Entry& entry) {
-    return entry.message->peer == message.peer && entry.message->tag == message.tag;
-  });
-}
-
-bool PendingSends::waits(const Message* message) {
-  if (count_.load(std::memory_order_acquire) == 0) return false;
-  MutexLock lock(mutex_);
-  return std::any_of(waiting_.begin(), waiting_.end(),
-                     [&](const Entry& entry) { return !message || entry.message.get() == message; });
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const Entry& entry) { return is(*entry.message); });
 }
 
 /// Looks at all messages once; returns true if some went to the mail. If the group has ended they go as well, and the
@@ -79,10 +70,10 @@ bool PendingSends::may_go(const Entry& entry) {
 }
 
 void PendingSends::see_off(const Message* message, const Deadline& deadline) {
+  const auto is_it = [message](const Message& other) { return !message || &other == message; };
   const auto gone = [&] {
-    if (!waits(message)) return true;
-    if (post()) group_->mail().push(Carrier::kPool);
-    return !waits(message);
+    if (waits(is_it) && post()) group_->mail().push(Carrier::kPool);
+    return !waits(is_it);
   };
   (void)wait_on_device(*group_, gone, deadline);
 }

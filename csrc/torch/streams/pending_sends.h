@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <list>
 #include <memory>
 
@@ -24,7 +25,9 @@ class PendingSends {
   /// both alive. Returns false if no thread is available to poll; the caller must then call see_off().
   bool add(const std::shared_ptr<Message>& message, StagingCopies* staging) EXCLUDES(mutex_);
   /// Whether an earlier message to the same peer with the same tag is waiting.
-  bool any_before(const Message& message) EXCLUDES(mutex_);
+  bool any_before(const Message& message) EXCLUDES(mutex_) {
+    return waits([&](const Message& other) { return other.peer == message.peer && other.tag == message.tag; });
+  }
   /// Returns when the message, or for null every message, has gone to the mail, or at the deadline.
   void see_off(const Message* message, const Deadline& deadline) EXCLUDES(mutex_);
 
@@ -38,7 +41,8 @@ class PendingSends {
   Poller::Seen look() EXCLUDES(mutex_);
   bool post() EXCLUDES(mutex_);
   bool may_go(const Entry& entry) REQUIRES(mutex_);
-  bool waits(const Message* message) EXCLUDES(mutex_);
+  /// Whether a message waits that `is` picks.
+  bool waits(const std::function<bool(const Message&)>& is) EXCLUDES(mutex_);
 
   const std::shared_ptr<Group> group_;
   std::shared_ptr<Poller> poller_;

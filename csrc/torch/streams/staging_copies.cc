@@ -174,18 +174,10 @@ CommStreams OwnCommStreams::of_messages(at::Device device) {
   return {stream(Use::kSend, any), stream(Use::kReceive, caller), /*own=*/true};
 }
 
-CommStreams OwnCommStreams::of_kernels(at::Device device, uint64_t capture) {
+CommStreams OwnCommStreams::of_launches(at::Device device, uint64_t capture, Use use) {
   MutexLock lock(mutex_);
-  const c10::Stream any(c10::Stream::DEFAULT, device);
-  const c10::Stream kernels = stream(capture != 0 ? Use::kCaptured : Use::kKernels, any);
-  return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
-}
-
-CommStreams OwnCommStreams::of_proxies(at::Device device, uint64_t capture) {
-  MutexLock lock(mutex_);
-  const c10::Stream any(c10::Stream::DEFAULT, device);
-  const c10::Stream proxies = stream(capture != 0 ? Use::kCapturedProxies : Use::kProxies, any);
-  return {proxies, proxies, /*own=*/true, capture, std::nullopt, leftovers_};
+  const c10::Stream both = stream(use, c10::Stream(c10::Stream::DEFAULT, device));
+  return {both, both, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
 StagingCopies::~StagingCopies() {

@@ -106,9 +106,13 @@ class OwnCommStreams {
   CommStreams of(at::Device device) EXCLUDES(mutex_);
   CommStreams of_messages(at::Device device) EXCLUDES(mutex_);
   /// Captures have their own stream: a call outside the capture would invalidate it on a shared stream.
-  CommStreams of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
+  CommStreams of_kernels(at::Device device, uint64_t capture) {
+    return of_launches(device, capture, capture != 0 ? Use::kCaptured : Use::kKernels);
+  }
   /// For proxies, whose kernels wait for the host as well.
-  CommStreams of_proxies(at::Device device, uint64_t capture) EXCLUDES(mutex_);
+  CommStreams of_proxies(at::Device device, uint64_t capture) {
+    return of_launches(device, capture, capture != 0 ? Use::kCapturedProxies : Use::kProxies);
+  }
 
  private:
   enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kProxies, kCapturedProxies };
@@ -116,6 +120,7 @@ class OwnCommStreams {
     if (use == Use::kCaptured || use == Use::kCapturedProxies) return StreamFor::kCaptures;
     return use == Use::kKernels || use == Use::kProxies ? StreamFor::kKernels : StreamFor::kCopies;
   }
+  CommStreams of_launches(at::Device device, uint64_t capture, Use use) EXCLUDES(mutex_);
   /// key: the caller's stream; if all callers share one, any fixed stream of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);
   struct Hash {
