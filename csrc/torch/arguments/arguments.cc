@@ -24,7 +24,7 @@ size_t bytes_of_all(at::TensorList tensors) {
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
-size_t count_of(const Tensors& tensors) {
+size_t count_of(at::TensorList tensors) {
   size_t count = 0;
   for (const at::Tensor& tensor : tensors) count += size_t(tensor.numel());
   return count;
@@ -71,27 +71,41 @@ uint64_t shape_of(const Pieces& pieces) {
   return alike ? 0 : hash.value();
 }
 
+/// The ranks' parts of a tensor's memory. splits: how many rows of dimension 0 each part has; empty: equal parts.
+Pieces cut(const at::Tensor& tensor, const std::vector<int64_t>& splits, std::byte* base, int ranks) {
+  Pieces pieces{size_t(ranks)};
+  const size_t total = bytes_of(tensor);
+  const size_t rows = tensor.dim() && tensor.size(0) ? size_t(tensor.size(0)) : 1;
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    const size_t bytes = splits.empty() ? total / pieces.size() : size_t(splits[p]) * (total / rows);
+    pieces[p] = {base, bytes};
+    base = base ? base + bytes : base;
+  }
+  return pieces;
+}
+
 }  // namespace
 
-TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor& like, size_t count) const {
+TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor& like, at::TensorList whole,
+                                 const c10d::ReduceOp* op) const {
   TensorOperation c;
   c.operation.collective = collective;
   c.operation.dtype = dtype_of(like);
-  c.operation.count = count;
+  c.operation.count = count_of(whole);
   c.device = like.device();
-  if (like.is_cpu()) return c;
+  if (c.device.is_cpu()) {
+    if (op) reduces_with(c, *op, like);
+    return c;
+  }
   c.facts.on_device = true;
-  c.facts.kernels_serve = kernels_ && kernels_->agree_to_serve(like.device());
-  c.facts.is_large = goes_in_chunks(collective, c.operation.dtype, count);
+  c.facts.kernels_serve = kernels_ && kernels_->agree_to_serve(c.device);
+  c.facts.is_large = goes_in_chunks(collective, c.operation.dtype, c.operation.count);
   c.facts.delegate_named = delegate_ != nullptr;
   if (proxies_ && may_be_proxied(c.facts)) c.facts.proxies_serve = proxies_->agree_to_serve(c.operation, c.device);
-  if (!c.facts.kernels_serve && route_of(c.facts) != Route::kHostProxy) refuse_capture(like.device());
+  if (!c.facts.kernels_serve && route_of(c.facts) != Route::kHostProxy) refuse_capture(c.device);
+  if (op) reduces_with(c, *op, like);
+  if (delegate_ && !whole.empty()) c.facts.delegate_serves = delegate_->agree_to_serve(c, bytes_of_all(whole));
   return c;
-}
-
-/// Call it before the first input() or output(), which need the route.
-void Arguments::ask_delegate(TensorOperation& c, at::TensorList whole) const {
-  if (delegate_ && c.facts.on_device) c.facts.delegate_serves = delegate_->agree_to_serve(c, bytes_of_all(whole));
 }
 
 void Arguments::same_device(const TensorOperation& c, const at::Tensor& tensor) const {
@@ -132,9 +146,7 @@ std::byte* Arguments::in_place(TensorOperation& c, at::Tensor& tensor, bool apar
 TensorOperation Arguments::begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
                                         bool apart) const {
   check_tensor(tensor);
-  TensorOperation c = begin(collective, tensor, size_t(tensor.numel()));
-  reduces_with(c, op, tensor);
-  ask_delegate(c, tensor);
+  TensorOperation c = begin(collective, tensor, tensor, &op);
   c.operation.out = in_place(c, tensor, apart);
   c.operation.in = c.operation.out;
   return c;
@@ -155,8 +167,7 @@ TensorOperation Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, 
 TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   check_tensor(tensor);
   check_root(root);
-  TensorOperation c = begin(kernel::Collective::kBroadcast, tensor, size_t(tensor.numel()));
-  ask_delegate(c, tensor);
+  TensorOperation c = begin(kernel::Collective::kBroadcast, tensor, tensor);
   c.operation.out = in_place(c, tensor);
   if (root == rank_) {
     keep_only(c, c.take_back);
@@ -178,8 +189,7 @@ TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor
     check_tensor(out);
     same_type(out, tensor);
   }
-  TensorOperation c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
-  ask_delegate(c, outputs);
+  TensorOperation c = begin(kernel::Collective::kAllGather, tensor, outputs);
   const Outputs written(outputs);
   c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
@@ -192,16 +202,10 @@ TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor
 }
 
 TensorOperation Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) const {
-  check_tensor(in);
-  check_tensor(out);
-  same_type(out, in);
   check_times_size(out, in, /*whole=*/out);
-  TensorOperation c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
-  ask_delegate(c, out);
+  TensorOperation c = begin(kernel::Collective::kAllGather, in, out);
   c.operation.in = input(c, in, clash_within(in, out, rank_));
-  c.operation.recv = Pieces(size_t(size_));
-  std::byte* base = output(c, out);
-  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
+  c.operation.recv = cut(out, {}, output(c, out), size_);
   return c;
 }
 
@@ -213,9 +217,7 @@ TensorOperation Arguments::reduce_scatter(at::Tensor& out, const Tensors& inputs
     check_tensor(in);
     same_type(out, in);
   }
-  TensorOperation c = begin(kernel::Collective::kReduceScatter, out, count_of(inputs));
-  reduces_with(c, op, out);
-  ask_delegate(c, inputs);
+  TensorOperation c = begin(kernel::Collective::kReduceScatter, out, inputs, &op);
   c.operation.send = Pieces(inputs.size());
   for (size_t p = 0; p < inputs.size(); ++p)
     c.operation.send[p] = give(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
@@ -227,16 +229,9 @@ TensorOperation Arguments::reduce_scatter(at::Tensor& out, const Tensors& inputs
 }
 
 TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) const {
-  check_tensor(in);
-  check_tensor(out);
-  same_type(out, in);
   check_times_size(out, in, /*whole=*/in);
-  TensorOperation c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
-  reduces_with(c, op, in);
-  ask_delegate(c, in);
-  c.operation.send = Pieces(size_t(size_));
-  auto* base = give(c, in, clash_within(out, in, rank_)).data;
-  for (int p = 0; p < size_; ++p) c.operation.send[size_t(p)] = {base + size_t(p) * bytes_of(out), bytes_of(out)};
+  TensorOperation c = begin(kernel::Collective::kReduceScatter, in, in, &op);
+  c.operation.send = cut(in, {}, give(c, in, clash_within(out, in, rank_)).data, size_);
   c.operation.out = output(c, out);
   return c;
 }
@@ -277,11 +272,8 @@ TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tenso
 TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
   TensorOperation c = begin_gather(in, root, root == rank_ && clash_within(in, out, rank_));
   if (root != rank_) return c;
-  check_tensor(out);
-  same_type(out, in);
   check_times_size(out, in, /*whole=*/out);
-  std::byte* base = output(c, out);
-  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
+  c.operation.recv = cut(out, {}, output(c, out), size_);
   return c;
 }
 
@@ -342,20 +334,9 @@ TensorOperation Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in
   check_splits(input_splits, in, "input");
   check_splits(output_splits, out, "output");
   TensorOperation c = begin(kernel::Collective::kAllToAll, in);
-  const auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, std::byte* base) {
-    Pieces pieces{size_t(size_)};
-    const size_t total = bytes_of(tensor);
-    const size_t rows = tensor.dim() && tensor.size(0) ? size_t(tensor.size(0)) : 1;
-    for (size_t p = 0; p < pieces.size(); ++p) {
-      const size_t bytes = splits.empty() ? total / pieces.size() : size_t(splits[p]) * (total / rows);
-      pieces[p] = {base, bytes};
-      base = base ? base + bytes : base;
-    }
-    return pieces;
-  };
   const bool apart = clash(in, out, /*counterparts=*/input_splits == output_splits);
-  c.operation.send = cut(in, input_splits, give(c, in, apart).data);
-  c.operation.recv = cut(out, output_splits, output(c, out));
+  c.operation.send = cut(in, input_splits, give(c, in, apart).data, size_);
+  c.operation.recv = cut(out, output_splits, output(c, out), size_);
   const size_t sent = c.operation.send[size_t(rank_)].bytes, kept = c.operation.recv[size_t(rank_)].bytes;
   if (sent != kept)
     invalid("the input and the output split for this rank itself differ in size: ", sent / in.element_size(), " and ",

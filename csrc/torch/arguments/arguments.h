@@ -45,11 +45,12 @@ class Arguments : public Checks {
   TensorOperation all_gather(std::vector<Tensors>& outputs, Tensors& inputs) const;
 
  private:
-  /// count: the number of elements for the fingerprint.
-  TensorOperation begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
+  /// Collects the facts that choose the route, which input() and output() need. whole: all tensors of the collective,
+  /// if a delegate may run it. op: of a reduction.
+  TensorOperation begin(kernel::Collective collective, const at::Tensor& like, at::TensorList whole = {},
+                        const c10d::ReduceOp* op = nullptr) const;
   TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
                                bool apart) const;
-  void ask_delegate(TensorOperation& c, at::TensorList whole) const;
   TensorOperation begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
   void reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const TensorOperation& c, const at::Tensor& tensor) const;

@@ -90,6 +90,9 @@ void Checks::check_splits(const std::vector<int64_t>& splits, const at::Tensor& 
 
 /// `whole` must have as many elements as all ranks' parts together. Divides, because a product might overflow.
 void Checks::check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const {
+  check_tensor(in);
+  check_tensor(out);
+  same_type(out, in);
   const at::Tensor& part = whole.is_same(out) ? in : out;
   if (whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel()) return;
   invalid(whole.is_same(out) ? "output tensor size must be equal to world_size times input tensor size"

@@ -43,6 +43,7 @@ class Checks {
   void check_alike(const Tensors& tensors, const at::Tensor& like) const;
   void check_root(int64_t root) const;
   void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
+  /// Checks two tensors, one of which is the whole of all ranks' parts, the other a part.
   void check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const;
   void check_writable(const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;

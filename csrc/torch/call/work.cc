@@ -144,19 +144,14 @@ Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*whic
 
 /// A stack object that exists while its thread reports a work's end. The objects of a thread form a list, innermost
 /// first.
-class NvxWork::Telling {
- public:
-  explicit Telling(const NvxWork& work) : work_(work), outer_(std::exchange(innermost_, this)) {}
-  ~Telling() { innermost_ = outer_; }
+struct NvxWork::Telling {
+  explicit Telling(const NvxWork& work) : work(work), outer(std::exchange(innermost_, this)) {}
+  ~Telling() { innermost_ = outer; }
   Telling(const Telling&) = delete;
   Telling& operator=(const Telling&) = delete;
 
-  const NvxWork& work() const { return work_; }
-  const Telling* outer() const { return outer_; }
-
- private:
-  const NvxWork& work_;
-  const Telling* const outer_;
+  const NvxWork& work;
+  const Telling* const outer;
 };
 
 thread_local const NvxWork::Telling* NvxWork::innermost_ = nullptr;
@@ -176,7 +171,7 @@ bool NvxWork::told_here() const { return innermost_ && over_; }
 
 int64_t NvxWork::told_here(const Pending& pending) {
   int64_t count = 0;
-  for (const Telling* t = innermost_; t; t = t->outer()) count += t->work().pending_ == pending;
+  for (const Telling* t = innermost_; t; t = t->outer) count += t->work.pending_ == pending;
   return count;
 }
 
@@ -341,18 +336,14 @@ float NvxWork::getDuration() const {
   // Copies may be incomplete. A hook that is called at the end asks before the clock stops, and must not wait for
   // itself.
   (void)look_until([&] { return clocked_.load(std::memory_order_acquire) || told_here(); }, Deadline());
-  return staging_ && staging_->is_timed() ? staging_->duration().count() : duration_here().count();
+  return duration().count();
 }
 
 std::chrono::duration<float, std::milli> NvxWork::duration() const {
-  std::chrono::duration<float, std::milli> span = duration_here();
+  const Clock::time_point end = clocked_.load(std::memory_order_acquire) ? ended_ : Clock::now();
+  std::chrono::duration<float, std::milli> span = end - began();
   if (staging_ && staging_->is_timed() && !lost()) contain("a device's clock", [&] { span = staging_->duration(); });
   return span;
-}
-
-std::chrono::duration<float, std::milli> NvxWork::duration_here() const {
-  const Clock::time_point end = clocked_.load(std::memory_order_acquire) ? ended_ : Clock::now();
-  return end - began();
 }
 
 void NvxWork::raise_late(const Group& group, std::chrono::milliseconds timeout) const {

@@ -108,7 +108,6 @@ class NvxWork : public c10d::Work {
   void abort() override;
 
   c10d::OpType type() const { return facts_.type; }
-  const char* title() const { return facts_.title; }
   bool is_timed() const { return facts_.timed; }
   Clock::time_point began() const { return facts_.began; }
   Clock::time_point ended() const { return ended_; }
@@ -168,8 +167,7 @@ class NvxWork : public c10d::Work {
   c10::IValue value() const;
   void tell_hooks();
   void lose(const std::exception* error);
-  std::chrono::duration<float, std::milli> duration_here() const;
-  class Telling;
+  struct Telling;
   static thread_local const Telling* innermost_;
 
   const uint64_t completion_key_;  // a number, because a later work may have the same address

@@ -10,7 +10,6 @@
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/core/argument_error.h"
-#include "torch/device/delegate_call.h"
 #include "torch/streams/staging_copies.h"
 
 namespace nvx {

@@ -1,4 +1,4 @@
-#include "torch/device/delegate_call.h"
+#include "torch/device/delegate_setup.h"
 
 #include <ATen/ATen.h>
 

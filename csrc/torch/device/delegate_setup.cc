@@ -3,6 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <atomic>
 #include <system_error>
 
 #include "base/contain.h"
@@ -71,7 +72,7 @@ class DelegateSetup::Attempt {
   Attempt(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device)
       : running_([made = made_, store = std::move(store), rank, size, device] {
           const c10::intrusive_ptr<c10d::Store> apart = own(store);
-          if (made->is_unwanted()) return false;
+          if (made->unwanted) return false;
           const Backend backend = make_delegate(apart, rank, size, device);
           {
             MutexLock lock(made->mutex);
@@ -101,13 +102,9 @@ class DelegateSetup::Attempt {
 
  private:
   struct Made {
-    bool is_unwanted() {
-      MutexLock lock(mutex);
-      return unwanted;
-    }
     Mutex mutex;
     Backend backend GUARDED_BY(mutex);
-    bool unwanted GUARDED_BY(mutex) = false;
+    std::atomic<bool> unwanted{false};  // written under the mutex
   };
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
   ThreadCall<bool> running_;

@@ -4,7 +4,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,6 +27,10 @@ c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::S
 /// Whether this thread's current stream of the device is being captured. For versions of torch whose C++ API has no
 /// query.
 bool python_sees_capture(at::Device device);
+
+/// Runs an operation on a backend, on the current stream. The call is synchronous in torch's sense. Throws the
+/// backend's errors.
+void call_delegate(c10d::Backend& backend, const Operation& operation, at::Device device);
 
 /// abort_delegate() aborts a backend's work and returns within a moment. shut_delegate_down() shuts it down in good
 /// order and returns within the span. Both return even if the backend hangs.

@@ -141,8 +141,9 @@ Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging)
   return {};
 }
 
-/// The host's part is queued when the device reaches the call, and therefore in the device's order, which includes
-/// replays. The operations of a graph are never freed: no event tells that a graph was destroyed.
+/// Enqueues a host function on the staging's stream, after all earlier work of proxies: it queues the host's part when
+/// the device reaches the call, and therefore in the device's order, which includes replays. The operations of a graph
+/// are never freed: no event tells that a graph was destroyed.
 Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging) {
   op->leave_to_stream();
   const auto once = [](void* kept) {
@@ -155,22 +156,16 @@ Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging
     contain("the host's part of a replay", [&] { ProxyOp::queue_from_stream(op); });
   };
   auto kept = std::make_unique<Op>(op);
-  NVX_TRY(call_host(staging, staging.capture() != 0 ? +again : +once, kept.get()));
-  (void)kept.release();
-  return {};
-}
-
-/// Enqueues a host function on the staging's stream, after all earlier work of proxies. If that is captured, each
-/// replay calls it.
-Status HostProxyPath::call_host(const StagingCopies& staging, void (*what)(void*), void* with) {
   const BesideCaptures beside;
   const c10::StreamGuard on(staging.stream());
   const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
   NVX_TRY(order_->follow(stream));
-  const Status called = kernel::call_host(stream.native, what, with);
+  const Status called = kernel::call_host(stream.native, stream.capture != 0 ? +again : +once, kept.get());
   const Status noted = order_->note(stream);
   NVX_TRY(called);
-  return noted;
+  NVX_TRY(noted);
+  (void)kept.release();
+  return {};
 }
 
 /// A synchronous barrier waits for its stream anyway. This reports why proxies do not end: their own timeouts fail

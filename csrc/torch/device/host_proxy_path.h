@@ -46,7 +46,6 @@ class HostProxyPath {
                                   const StagingCopies& staging);
   Status launch(const Op& op, Group& group, StagingCopies& staging);
   Status leave_to_stream(const Op& op, const StagingCopies& staging);
-  Status call_host(const StagingCopies& staging, void (*what)(void*), void* with);
 
   CallContext& context_;
   const std::shared_ptr<KernelPath> kernels_;

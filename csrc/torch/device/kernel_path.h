@@ -5,7 +5,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "base/mutex.h"
 #include "kernel/gpu/launch_cuda.h"

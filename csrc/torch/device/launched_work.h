@@ -3,7 +3,6 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include "torch/call/work.h"
 #include "torch/device/kernel_path.h"

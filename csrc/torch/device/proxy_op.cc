@@ -4,17 +4,6 @@
 
 namespace nvx {
 
-ProxyOp::Expected::Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> told)
-    : group(std::move(kept)), pending(std::move(counts)), on_failure(std::move(told)) {
-  pending->fetch_add(1, std::memory_order_relaxed);
-}
-
-ProxyOp::Expected::~Expected() { pending->fetch_sub(1, std::memory_order_release); }
-
-void ProxyOp::expect(NvxWork::Pending pending, std::function<void(Code)> on_failure) {
-  expected_ = std::make_unique<Expected>(group_.lock(), std::move(pending), std::move(on_failure));
-}
-
 /// One turn of the group's lane: a call, or one replay of it.
 class ProxyOp::Turn final : public Task {
  public:

@@ -54,11 +54,11 @@ IntrusiveWork StagedPath::enqueue(Call&& call) {
   const Loads loads = loads_of(call.collectives, &TensorOperation::bring);
   // An exception before number() does not affect the other ranks: they do not wait for an operation without a number.
   if (context_.comes_behind(call)) {
-    // These two order the call after results of a delegate or a proxy, which have their own stream. bring_behind()
+    // These two order the call after results of a delegate or a proxy, which have their own stream. bring_later()
     // orders it after all other results.
     (void)context_.hazards.follow(call.inputs, streams.down);
     (void)context_.hazards.follow(call.outputs, streams.up);
-    staging->bring_behind(loads);
+    staging->bring_later(loads, /*behind=*/true);
   } else {
     staging->bring(loads);
     for (TensorOperation& c : call.collectives) {  // otherwise carry_out() makes the pipeline, at its turn

@@ -1,7 +1,6 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
-#include <unistd.h>
 
 #include "base/config.h"
 #include "base/flag_round.h"

@@ -197,17 +197,11 @@ void StagingCopies::bring(const Loads& loads) {
   fill(loads, comm_streams_.down);
 }
 
-void StagingCopies::bring_later(const Loads& loads) {
+void StagingCopies::bring_later(const Loads& loads, bool behind) {
   call();
   later_ = loads;
+  behind_ = behind;
 }
-
-void StagingCopies::bring_behind(const Loads& loads) {
-  bring_later(loads);
-  behind_ = true;
-}
-
-void StagingCopies::bring_along(const Loads& loads) { fill(loads, comm_streams_.down); }
 
 void StagingCopies::bring_more(const Loads& loads) {
   const c10::Stream& stream = comm_streams_.more.value_or(comm_streams_.down);

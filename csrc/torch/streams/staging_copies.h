@@ -157,15 +157,13 @@ class StagingCopies {
   /// Enqueues the copies to the host, after all work on the caller's current stream.
   void bring(const Loads& loads);
   /// Enqueues more copies to the host, for the first chunks of a call that has begun, after all work on the stream.
-  void bring_along(const Loads& loads);
+  void bring_along(const Loads& loads) { fill(loads, comm_streams_.down); }
   /// Enqueues the copies of a later chunk, into host memory of an earlier chunk, after the copies back of that one.
   /// Uses a stream that no later call blocks. Only once the device has reached the call. May be called from any thread.
   void bring_more(const Loads& loads);
   /// Like bring(), but no stream waits for the caller's. The first look() after the device has reached the call
-  /// enqueues the copies.
-  void bring_later(const Loads& loads);
-  /// Like bring_later(), but the copies come after results that are being copied back by then.
-  void bring_behind(const Loads& loads);
+  /// enqueues the copies. behind: they come after results that are being copied back by then.
+  void bring_later(const Loads& loads, bool behind = false);
   /// Waits until the copies to the host have arrived. Ends at the deadline, on the group's failure, or on Ctrl-C.
   Status arrive(Group& group, const Deadline& deadline);
   /// Polls once: the result of arrive(), or nothing if the copies have not arrived.

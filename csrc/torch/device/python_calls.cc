@@ -1,8 +1,9 @@
-// Makes the delegate in Python: `nvx/delegate.py`.
+// Calls of Python: `nvx/delegate.py` makes the delegate, `nvx/pool.py` tensors of a pool.
 
 #include <torch/csrc/utils/pybind.h>
 
 #include "torch/device/delegate_setup.h"
+#include "torch/device/pool.h"
 
 namespace nvx {
 namespace {
@@ -39,5 +40,13 @@ c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::S
 }
 
 bool python_sees_capture(at::Device device) { return ask_python<bool>("captures", device); }
+
+at::Tensor pool_tensor(int64_t size, const at::TensorOptions& options) {
+  const py::gil_scoped_acquire locked;
+  const at::Device device = options.device();
+  return py::module_::import("nvx.pool")
+      .attr("empty")(size, at::typeMetaToScalarType(options.dtype()), py::cast(c10::Device(device)))
+      .cast<at::Tensor>();
+}
 
 }  // namespace nvx
