@@ -135,26 +135,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
   return c10::make_intrusive<ProcessGroupNVX>(std::move(store), rank, left, std::move(options));
 }
 
-uint64_t ProcessGroupNVX::getSequenceNumberForGroup() {
-  const auto current = standing();
-  return current ? current->group().sequence() : 0;
-}
-
-void ProcessGroupNVX::waitForPendingWorks() {
-  if (const auto current = standing()) current->wait_for_pending_works();
-}
-
 void ProcessGroupNVX::registerOnCompletionHook(Listeners::OnCompletion&& hook) {
   check_process();
   Listeners::OnCompletion seen = hook;  // torch only checks that there is a hook
   const bool first = listeners_.set_on_completion(std::move(hook));
   if (first) onCompletionHook_.swap(seen);
   TORCH_CHECK(first, "ProcessGroupNVX OnCompletion hook already registered");
-}
-
-bool ProcessGroupNVX::supportsTensorAlloc(c10::DeviceIndex device) {
-  const auto current = standing();
-  return current && current->has_memory_of(device);
 }
 
 at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options) {

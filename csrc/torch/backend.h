@@ -37,7 +37,9 @@ class ProcessGroupNVX : public c10d::Backend {
 
   IntrusiveWork broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   IntrusiveWork allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  IntrusiveWork allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  IntrusiveWork allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return allreduce(tensors, opts);
+  }
   IntrusiveWork allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   IntrusiveWork reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   IntrusiveWork allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
@@ -81,16 +83,24 @@ class ProcessGroupNVX : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Backend::Options>& override = nullptr) override;
 
   void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override {
+    const auto current = standing();
+    return current ? current->group().sequence() : 0;
+  }
   void setTimeout(std::chrono::milliseconds timeout) override { now()->context.groups.set_timeout(timeout); }
   void enableCollectivesTiming() override { listeners_.timed = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override;
+  void waitForPendingWorks() override {
+    if (const auto current = standing()) current->wait_for_pending_works();
+  }
   /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
   void eagerConnectSingleDevice(at::Device device) override { now()->connect(device); }
   c10d::ErrorType getError() override { return now()->error(); }
   /// Whether allocateTensor() returns memory that kernels use without staging. Does not ask the other ranks.
-  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  bool supportsTensorAlloc(c10::DeviceIndex device) override {
+    const auto current = standing();
+    return current && current->has_memory_of(device);
+  }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
   /// torch calls these two when a group is destroyed in a forked child, too.
   void abort() override { only_->abort(); }

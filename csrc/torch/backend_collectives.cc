@@ -48,10 +48,6 @@ IntrusiveWork ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::Allreduce
                      tensors, tensors, opts);
 }
 
-IntrusiveWork ProcessGroupNVX::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return allreduce(tensors, opts);
-}
-
 IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   const Entry call(now(), "ProcessGroupNVX::allreduce_coalesced", Operations::kSeveral);
   call.args.check_reduced(tensors);

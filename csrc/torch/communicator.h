@@ -43,8 +43,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Operations that the program never waited for get a moment to succeed, because peers may wait for them. Then they
   /// are aborted.
   void shut_down();
-  /// Waits until all proxies have ended, and logs a failure that no call has raised.
-  void see_off_proxies(const Deadline& deadline) { issuer.see_off(deadline); }
   static constexpr std::chrono::seconds kMostForProxies{5};
 
   CallContext context;

@@ -45,7 +45,6 @@ Arguments Issuer::arguments(const char* name, Operations operations) {
 
 IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
                              std::chrono::milliseconds timeout, Mode mode) {
-  context_.origin.check(context_.rank);
   const CallContext::Term term = context_.term_of(timeout);
   for (TensorOperation& c : collectives) {
     if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");

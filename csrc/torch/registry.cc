@@ -21,7 +21,7 @@ void Registry::remove(Communicator& one) {
 void Registry::see_off_proxies() {
   const Deadline deadline = Deadline::after(Communicator::kMostForProxies);
   MutexLock lock(mutex_);
-  for (Communicator* one : all_) one->see_off_proxies(deadline);
+  for (Communicator* one : all_) one->issuer.see_off(deadline);
 }
 
 void Registry::abort_all() {

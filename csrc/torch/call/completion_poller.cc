@@ -16,8 +16,9 @@ bool CompletionPoller::add(c10::intrusive_ptr<NvxWork> work) {
   return true;
 }
 
-CompletionPoller::Works CompletionPoller::take_what_is_there() {
+Poller::Seen CompletionPoller::look() {
   Works there;
+  MutexLock lock(mutex_);
   for (auto line = waiting_.begin(); line != waiting_.end();) {
     auto& works = line->second;
     while (!works.empty() && works.front()->is_there()) {
@@ -31,12 +32,6 @@ CompletionPoller::Works CompletionPoller::take_what_is_there() {
     there.push_back(std::move(work));
     return true;
   });
-  return there;
-}
-
-Poller::Seen CompletionPoller::look() {
-  MutexLock lock(mutex_);
-  Works there = take_what_is_there();
   const bool more = !waiting_.empty() || !of_several_streams_.empty();
   if (there.empty()) return {more, {}};
   return {more, [there = std::move(there)] {

@@ -24,7 +24,6 @@ class CompletionPoller {
  private:
   using Works = std::vector<c10::intrusive_ptr<NvxWork>>;
   Poller::Seen look() EXCLUDES(mutex_);
-  Works take_what_is_there() REQUIRES(mutex_);
 
   const std::shared_ptr<Poller> poller_ = std::make_shared<Poller>([this] { return look(); }, Poller::kSoon);
   Mutex mutex_;

@@ -57,30 +57,29 @@ void Listeners::tell(NvxWork& work, [[maybe_unused]] Silence& silence) {
 void Listeners::tell_failure(Code code, Silence& silence) {
   if (code == Code::kInvalid || code == Code::kInterrupted || exiting.load()) return;
   if (silence.exchange(true)) return;
-  if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
+  run_abort_hooks();
 }
 
 void Listeners::tell_abort(Silence& silence) {
   silence = true;
-  if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
+  run_abort_hooks();
 }
 
 /// The hooks run on their own thread, because that of torch 2.15's flight recorder takes seconds: the caller's
-/// exception does not wait for them.
-std::optional<HooksBeside> Listeners::begin_abort_hooks() {
+/// exception waits for them a moment only.
+void Listeners::run_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
   auto hooks = abort_hooks_.all();
-  if (hooks.empty()) return {};
+  if (hooks.empty()) return;
   const auto kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_);  // hooks may use it
   const auto run = [this, kept, hooks = std::move(hooks)] {
     for (const auto& hook : hooks) {
       if (abort_hooks_.has(hook)) run_hook("an abort hook", *hook);
     }
   };
-  if (!exiting.load()) return std::optional<HooksBeside>(std::in_place, run);
-  run();  // at the end of the process the thread would not be joined
+  if (exiting.load()) return run();  // at the end of the process the thread would not be joined
+  HooksBeside(run).await_moment();
 #endif
-  return {};
 }
 
 }  // namespace nvx

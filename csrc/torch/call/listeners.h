@@ -7,7 +7,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "base/mutex.h"
 #include "torch/call/work.h"
@@ -56,7 +55,7 @@ class Listeners {
  private:
   void tell(NvxWork& work, Silence& silence) EXCLUDES(mutex_);
   void count(int change) { listeners_.fetch_add(change, std::memory_order_release); }
-  std::optional<HooksBeside> begin_abort_hooks();
+  void run_abort_hooks();
 
   c10d::Backend& backend_;
   std::atomic<int> listeners_{0};

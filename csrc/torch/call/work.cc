@@ -167,8 +167,6 @@ void NvxWork::count_in(const Pending& pending) {
   pending_->fetch_add(1, std::memory_order_relaxed);
 }
 
-bool NvxWork::told_here() const { return innermost_ && over_; }
-
 int64_t NvxWork::told_here(const Pending& pending) {
   int64_t count = 0;
   for (const Telling* t = innermost_; t; t = t->outer) count += t->work.pending_ == pending;
@@ -306,8 +304,6 @@ bool NvxWork::has_future() {
   MutexLock lock(future_mutex_);
   return future_ != nullptr;
 }
-
-bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
 
 /// torch keeps works that may be an input of a graph that is being compiled until they have been waited for.
 void NvxWork::let_torch_forget() {
@@ -477,8 +473,6 @@ void MessageWork::send() {
   if (!staging_ && !pending_sends_->any_before(*message_)) return group_->mail().send(message_, Carrier::kPool);
   if (!pending_sends_->add(message_, staging_.get())) see_off();
 }
-
-void MessageWork::see_off() { pending_sends_->see_off(message_.get(), Deadline()); }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   if (!message_->done()) origin_.check(facts_.rank);

@@ -126,7 +126,7 @@ class NvxWork : public c10d::Work {
   bool watched();
   /// Whether it has succeeded and the program has waited for it or requested its future: then it has nothing left to
   /// report.
-  bool settled() const;
+  bool settled() const { return over_ && asked_for_ && status_.ok(); }
   /// Whether its results have arrived, so that they can be read on any stream. If a query of the device throws, the
   /// group fails and this returns true.
   virtual bool is_there();
@@ -146,7 +146,7 @@ class NvxWork : public c10d::Work {
   void end(const Status& status, Hooks hooks = Hooks::kNow);
   /// Whether it has ended and this thread is reporting an end, its own or another's. A callback or hook may wait for
   /// this work: that wait must not block.
-  bool told_here() const;
+  bool told_here() const { return innermost_ && over_; }
   /// The last part of wait(): raises if the work failed, or was made before a fork of this process. Otherwise the
   /// caller's stream waits for the results.
   void check();
@@ -258,7 +258,7 @@ class MessageWork final : public NvxWork {
 
  private:
   void send();
-  void see_off();
+  void see_off() { pending_sends_->see_off(message_.get(), Deadline()); }
 
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Message> message_;

@@ -56,9 +56,6 @@ class Delegate::HostBarrier final : public Task {
   Status outcome_;
 };
 
-Delegate::Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store, GroupOfDevices of_devices)
-    : group_(std::move(group)), store_(std::move(store)), of_devices_(std::move(of_devices)) {}
-
 Delegate::~Delegate() {
   if (origin_.elsewhere()) {
     new auto(std::move(backend_));  // its threads exist only in the parent ...
@@ -80,10 +77,6 @@ bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
                          ". Next: keep the tensors of a group on one device of each rank");
   }
   return yes;
-}
-
-void Delegate::connect(at::Device device) {
-  (void)connected_.answer(device, [&] { return ask(device); });
 }
 
 bool Delegate::ask(at::Device device) {
@@ -233,10 +226,6 @@ Status Delegate::fail(const Failure& failure) {
 
 void Delegate::call_off() {
   if (!called_off_.exchange(true)) abort_delegate(backend_);
-}
-
-void Delegate::abort() {
-  if (connected_.says_yes()) call_off();
 }
 
 void Delegate::part() {

@@ -36,7 +36,8 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   using GroupOfDevices = std::function<std::shared_ptr<Group>()>;
   /// group: fails if a delegated collective fails. of_devices: returns the group of collectives through host memory,
   /// and makes it if needed.
-  Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store, GroupOfDevices of_devices);
+  Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store, GroupOfDevices of_devices)
+      : group_(std::move(group)), store_(std::move(store)), of_devices_(std::move(of_devices)) {}
   ~Delegate();
   Delegate(const Delegate&) = delete;
   Delegate& operator=(const Delegate&) = delete;
@@ -47,13 +48,17 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   bool agree_to_serve(const TensorOperation& collective, size_t bytes);
 
   /// A step of all ranks: connects them now, as the first delegated collective would.
-  void connect(at::Device device);
+  void connect(at::Device device) {
+    (void)connected_.answer(device, [&] { return ask(device); });
+  }
 
   /// Enqueues a collective on the stream, which must be the current one. Returns the same as Group::launch().
   Status begin(TensorOperation& collective, const c10::Stream& stream) EXCLUDES(mutex_);
 
   /// Aborts the collectives in flight, within a moment. May be called from any thread, at any time.
-  void abort() EXCLUDES(mutex_);
+  void abort() EXCLUDES(mutex_) {
+    if (connected_.says_yes()) call_off();
+  }
   /// Waits a bounded time for the collectives in flight, then aborts them. No collective begins afterwards. Call it
   /// before the group leaves: the group monitors its peers only until then.
   void part() EXCLUDES(mutex_);

@@ -4,6 +4,7 @@
 
 #include "group/plan/plan.h"
 #include "torch/core/tensors.h"
+#include "torch/streams/staging_copies.h"
 
 namespace nvx {
 namespace {
@@ -44,10 +45,7 @@ class Views {
   at::Tensor of(const std::byte* data, size_t bytes) const {
     const auto count = int64_t(bytes / options_.dtype().itemsize());
     if (count == 0) return at::empty({0}, options_);
-    return at::for_blob(const_cast<std::byte*>(data), {count})
-        .options(options_)
-        .target_device(options_.device())
-        .make_tensor();
+    return tensor_over(const_cast<std::byte*>(data), count, options_);
   }
   Tensors of(const Pieces& pieces) const {
     Tensors all;

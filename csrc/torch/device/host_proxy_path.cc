@@ -1,6 +1,5 @@
 #include "torch/device/host_proxy_path.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/ScopeExit.h>
 
@@ -106,9 +105,7 @@ HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const s
 std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel::Collective collective,
                                                const StagingCopies& staging) {
   const auto pinned = [](size_t bytes) {
-    const BesideCaptures beside;
-    at::Tensor memory =
-        at::empty({int64_t(bytes)}, at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
+    at::Tensor memory = pinned_memory({int64_t(bytes)});
     auto* const data = static_cast<std::byte*>(memory.data_ptr());
     return std::shared_ptr<std::byte>(data, [memory = std::move(memory)](std::byte*) {});
   };

@@ -68,7 +68,7 @@ void refuse_to_open(const Group& group, at::Device device) {
 SharedStreams::Claim KernelPath::claim_stream(const StagingCopies& staging) const {
   if (!shared_ || staging.capture() != 0) return {};
   const c10::Stream stream = current_stream(staging.stream().device());
-  const SharedStreams::Call call{stream, group_->rank(), group_->sequence() + 1};
+  const SharedStreams::Call call{stream, {group_->rank(), group_->sequence() + 1}};
   if (!staging.streams().own) return shared_->claim(call, group_->name());
   shared_->check(call, group_->name());
   return {};
@@ -76,7 +76,7 @@ SharedStreams::Claim KernelPath::claim_stream(const StagingCopies& staging) cons
 
 void KernelPath::note_wait(const StagingCopies& staging, uint64_t number) const {
   if (!shared_ || staging.capture() != 0) return;
-  shared_->note({current_stream(staging.stream().device()), group_->rank(), number});
+  shared_->note({current_stream(staging.stream().device()), {group_->rank(), number}});
 }
 
 IntrusiveWork KernelPath::issue(CallContext& context, Call&& call) {
@@ -232,7 +232,6 @@ void KernelPath::follow_hazards(CallContext& context, const Call& call, const c1
   }
 }
 
-/// The caller notifies the works after it has released the lock.
 KernelPath::Works KernelPath::begin_what_waits() {
   Works works = std::exchange(put_off_, {});
   behind_.store(false, std::memory_order_release);

@@ -47,11 +47,6 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   raise(status);
 }
 
-/// Later failures and later calls do not change the result.
-bool LaunchedWork::has_ended_well() const {
-  return outcome_.ok() && ended_at_ != 0 && group_->device().ended_well(ended_at_);
-}
-
 /// Waits until the collectives have ended on the device, or have failed.
 Status LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
   const auto there = [this] { return is_there(); };

@@ -87,6 +87,14 @@ PoolLender* lender_of(int device) {
   return lender.get();
 }
 
+template <class Act>
+void with_lender(int device, Act act) {
+  contain("a pool of GPU memory", [&] {
+    const c10::OptionalDeviceGuard on(c10::Device(kernel_device(), c10::DeviceIndex(device)));
+    act(*lender_of(device));
+  });
+}
+
 }  // namespace
 
 bool has_pool(c10::DeviceIndex device) {
@@ -110,19 +118,13 @@ extern "C" {
 
 void* nvx_pool_malloc(ssize_t bytes, int device, void* stream) {
   void* at = nullptr;
-  nvx::contain("a pool of GPU memory", [&] {
-    const c10::OptionalDeviceGuard on(c10::Device(nvx::kernel_device(), c10::DeviceIndex(device)));
-    at = nvx::lender_of(device)->lend(size_t(bytes), stream);
-  });
+  nvx::with_lender(device, [&](nvx::PoolLender& lender) { at = lender.lend(size_t(bytes), stream); });
   return at;
 }
 
 void nvx_pool_free(void* at, size_t bytes, int device, void* stream) {
   if (!at) return;
-  nvx::contain("a pool of GPU memory", [&] {
-    const c10::OptionalDeviceGuard on(c10::Device(nvx::kernel_device(), c10::DeviceIndex(device)));
-    nvx::lender_of(device)->take_back(at, bytes, stream);
-  });
+  nvx::with_lender(device, [&](nvx::PoolLender& lender) { lender.take_back(at, bytes, stream); });
 }
 }
 

@@ -133,17 +133,13 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
 
 /// Notes that the ranks are about to meet.
 void Reconfigurable::enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) {
-  MutexLock lock(mutex_);
-  const bool busy = meeting_ != nullptr;
-  const bool fresh = !ended_ && !busy && used_.insert(uuid).second;
-  if (fresh) meeting_ = work;
-  const bool ended = ended_;
-  lock.unlock();
-  if (fresh) return;
   const std::string me = "nvx: group " + name();
-  if (ended) throw_argument_error(me + " has been destroyed, and cannot be reconfigured. Next: make another one");
-  if (busy) throw_argument_error(me + " is being reconfigured already. Next: wait for the work of that, or abort it");
-  throw_argument_error(me, ": uuid ", uuid, " was already used", kNewUuid);
+  MutexLock lock(mutex_);
+  if (ended_) throw_argument_error(me, " has been destroyed, and cannot be reconfigured. Next: make another one");
+  if (meeting_)
+    throw_argument_error(me, " is being reconfigured already. Next: wait for the work of that, or abort it");
+  if (!used_.insert(uuid).second) throw_argument_error(me, ": uuid ", uuid, " was already used", kNewUuid);
+  meeting_ = work;
 }
 
 c10::intrusive_ptr<c10d::Store> Reconfigurable::store_of(const Plan& plan) const {
@@ -192,8 +188,7 @@ IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) 
       throw;
     }
     MutexLock lock(mutex_);
-    const Current old = std::move(current_);
-    current_.reset();
+    const Current old = std::exchange(current_, nullptr);
     failure_.clear();
     plan->old_rank = rank_;
     plan->old_size = size_;
@@ -204,12 +199,6 @@ IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) 
     if (!Engine::here().start(job)) job();
   });
   return work;
-}
-
-void Reconfigurable::be(int rank, int size) {
-  rank_ = rank;
-  size_ = size;
-  told_rank_ = rank;
 }
 
 /// Runs on a thread of the pool. The work reports a failure, and so does every later use of the group.

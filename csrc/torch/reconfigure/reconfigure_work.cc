@@ -62,8 +62,7 @@ bool ReconfigureWork::take_in(const std::shared_ptr<Communicator>& made) {
 
 bool ReconfigureWork::hand_over() {
   MutexLock lock(made_mutex_);
-  const std::shared_ptr<Communicator> made = std::move(made_);
-  made_.reset();
+  const std::shared_ptr<Communicator> made = std::exchange(made_, nullptr);
   const bool wanted = !called_off();
   lock.unlock();
   return wanted;

@@ -1,46 +1,26 @@
 #include "torch/streams/chunk_pipeline.h"
 
-#include <ATen/ops/from_blob.h>
-
-#include "memory/driver/beside_captures.h"
-
 namespace nvx {
 namespace {
 
 /// A chunk's copies, between the device and a slot of host memory.
-class Loader {
- public:
-  Loader(at::Device device, const at::Tensor& room) : device_(device), room_(room) {}
-
-  Loads loads(const std::vector<CopyPair>& copies) const {
-    Loads loads;
-    for (const CopyPair& copy : copies) loads.emplace_back(there(copy.device), here(copy.host));
-    return loads;
+Loads loads_of(const std::vector<CopyPair>& copies, at::Device device, const at::Tensor& room) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(device);
+  Loads loads;
+  for (const CopyPair& copy : copies) {
+    const int64_t offset = copy.host.data - static_cast<std::byte*>(room.data_ptr());
+    loads.emplace_back(tensor_over(copy.device.data, int64_t(copy.device.bytes), options),
+                       room.narrow(0, offset, int64_t(copy.host.bytes)));
   }
-
- private:
-  at::Tensor there(const kernel::Piece& piece) const {
-    return at::for_blob(piece.data, {int64_t(piece.bytes)})
-        .options(at::TensorOptions().dtype(at::kByte).device(device_))
-        .target_device(device_)
-        .make_tensor();
-  }
-  at::Tensor here(const kernel::Piece& piece) const {
-    return room_.narrow(0, piece.data - static_cast<std::byte*>(room_.data_ptr()), int64_t(piece.bytes));
-  }
-
-  const at::Device device_;
-  const at::Tensor room_;
-};
+  return loads;
+}
 
 }  // namespace
 
 ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams)
     : device_(streams.down.device()), rank_(rank), cut_(cut(operation, facts)) {
-  const BesideCaptures beside;
   const size_t slots = std::min(kSlots, cut_.chunks);
-  memory_ = at::empty({int64_t(slots), int64_t(room_for(operation, cut_, rank))},
-                      at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
+  memory_ = pinned_memory({int64_t(slots), int64_t(room_for(operation, cut_, rank))});
   for (size_t s = 0; s < slots; ++s) {
     slots_[s] = std::make_unique<Slot>(streams);
     bring_next(operation);
@@ -52,8 +32,7 @@ void ChunkPipeline::bring_next(const Operation& operation) {
   Slot& slot = *slots_[s];
   const at::Tensor room = memory_[int64_t(s)];
   StagedChunk staged = land(operation, cut_, k, rank_, static_cast<std::byte*>(room.data_ptr()));
-  const Loader loader(device_, room);
-  slot.down = loader.loads(staged.down), slot.up = loader.loads(staged.up);
+  slot.down = loads_of(staged.down, device_, room), slot.up = loads_of(staged.up, device_, room);
   slot.part = std::move(staged.part);
   k < kSlots ? slot.staging.bring_along(slot.down) : slot.staging.bring_more(slot.down);
 }

@@ -38,35 +38,30 @@ SharedStreams::Claim SharedStreams::claim(const Call& call, const std::string& g
   if (is_alone()) return {};
   MutexLock lock(mutex_);
   compare(call, group);
-  const Last before = last_[call.stream];
+  const Numbered before = last_[call.stream];
   keep(call);
   return {this, call, before};
 }
 
 /// Does nothing if another call has used the stream meanwhile.
-void SharedStreams::release(const c10::Stream& stream, const Last& mine, const Last& before) {
+void SharedStreams::release(const c10::Stream& stream, const Numbered& mine, const Numbered& before) {
   MutexLock lock(mutex_);
-  Last& last = last_[stream];
-  if (last.rank == mine.rank && last.number == mine.number) last = before;
+  if (Numbered& last = last_[stream]; last == mine) last = before;
 }
 
 void SharedStreams::compare(const Call& call, const std::string& group) {
   const auto known = last_.find(call.stream);
   if (known == last_.end()) return;
-  const Last& last = known->second;
-  if (last.rank == call.rank || last.number < call.number) return;  // numbers begin with 1
-  const auto one = [](int rank, uint64_t number) {
-    return "#" + std::to_string(number) + " of rank " + std::to_string(rank);
-  };
-  throw_argument_error("nvx: group " + group + ": collective " + one(call.rank, call.number) + " would begin behind " +
-                       one(last.rank, last.number) +
+  const Numbered& last = known->second;
+  if (last.rank == call.it.rank || last.number < call.it.number) return;  // numbers begin with 1
+  throw_argument_error("nvx: group ", group, ": collective #", call.it.number, " of rank ", call.it.rank,
+                       " would begin behind #", last.number, " of rank ", last.rank,
                        ", a thread of the same process, on one stream, where neither could end. Next: give each rank a "
                        "stream of its own (with torch.Stream(device): ...)");
 }
 
 void SharedStreams::keep(const Call& call) {
-  Last& last = last_[call.stream];
-  if (last.number <= call.number) last = {call.rank, call.number};
+  if (Numbered& last = last_[call.stream]; last.number <= call.it.number) last = call.it;
 }
 
 }  // namespace nvx

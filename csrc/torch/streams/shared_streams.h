@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <utility>
 
 #include "base/mutex.h"
 
@@ -23,32 +22,28 @@ class SharedStreams {
   /// Returns the object of a group, for one more of its ranks. group: its number in this process.
   static std::shared_ptr<SharedStreams> join(uint64_t group) EXCLUDES(registry_mutex());
 
-  /// A rank's call and its stream.
+  /// A rank's call, by its number in the group.
+  struct Numbered {
+    int rank = -1;
+    uint64_t number = 0;
+    bool operator==(const Numbered&) const = default;
+  };
   struct Call {
     const c10::Stream& stream;
-    int rank;
-    uint64_t number;
+    Numbered it;
   };
   /// Raises if the call would deadlock after the work that is already on the stream.
   void check(const Call& call, const std::string& group) EXCLUDES(mutex_);
   /// Notes that later work on the stream comes after this call.
   void note(const Call& call) EXCLUDES(mutex_);
-  struct Last {
-    int rank = -1;
-    uint64_t number = 0;
-  };
   /// Notes a call on a stream before the call begins. The destructor removes the note unless keep() was called.
   class Claim {
    public:
     Claim() = default;
-    Claim(SharedStreams* streams, const Call& call, Last before)
-        : streams_(streams), stream_(call.stream), mine_{call.rank, call.number}, before_(before) {}
-    Claim(Claim&& other) noexcept
-        : streams_(std::exchange(other.streams_, nullptr)),
-          stream_(other.stream_),
-          mine_(other.mine_),
-          before_(other.before_) {}
-    Claim& operator=(Claim&&) = delete;
+    Claim(SharedStreams* streams, const Call& call, Numbered before)
+        : streams_(streams), stream_(call.stream), mine_(call.it), before_(before) {}
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
     ~Claim() {
       if (streams_) streams_->release(*stream_, mine_, before_);
     }
@@ -58,7 +53,7 @@ class SharedStreams {
    private:
     SharedStreams* streams_ = nullptr;
     std::optional<c10::Stream> stream_;
-    Last mine_, before_;
+    Numbered mine_, before_;
   };
   /// check(), then note(), under one lock.
   [[nodiscard]] Claim claim(const Call& call, const std::string& group) EXCLUDES(mutex_);
@@ -68,11 +63,11 @@ class SharedStreams {
   bool is_alone() const { return ranks_.load(std::memory_order_acquire) < 2; }
   void compare(const Call& call, const std::string& group) REQUIRES(mutex_);
   void keep(const Call& call) REQUIRES(mutex_);
-  void release(const c10::Stream& stream, const Last& mine, const Last& before) EXCLUDES(mutex_);
+  void release(const c10::Stream& stream, const Numbered& mine, const Numbered& before) EXCLUDES(mutex_);
 
   std::atomic<int> ranks_{0};
   Mutex mutex_;
-  std::unordered_map<c10::Stream, Last> last_ GUARDED_BY(mutex_);  // the latest call on each stream
+  std::unordered_map<c10::Stream, Numbered> last_ GUARDED_BY(mutex_);  // the latest call on each stream
 };
 
 }  // namespace nvx

@@ -65,13 +65,14 @@ void refuse_capture(at::Device device) {
       "use nccl for what is captured (\"cpu:nvx,cuda:nccl\")");
 }
 
-at::Tensor host_stand_in(const at::Tensor& tensor) {
+at::Tensor pinned_memory(at::IntArrayRef sizes, at::ScalarType type) {
   const BesideCaptures beside;  // torch's pool of pinned memory queries events
-  return at::empty(tensor.sizes(), at::TensorOptions()
-                                       .dtype(tensor.scalar_type())
-                                       .device(at::kCPU)
-                                       .pinned_memory(tensor.numel() != 0)
-                                       .memory_format(at::MemoryFormat::Contiguous));
+  const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+  return at::empty(sizes, at::TensorOptions().dtype(type).device(at::kCPU).pinned_memory(!empty));
+}
+
+at::Tensor tensor_over(std::byte* memory, int64_t count, const at::TensorOptions& options) {
+  return at::for_blob(memory, {count}).options(options).target_device(options.device()).make_tensor();
 }
 
 uint64_t Leftovers::next_place(uint64_t capture) {
@@ -116,9 +117,10 @@ class DrawnStreams {
     const c10::impl::VirtualGuardImpl guard(device.type());
     MutexLock lock(mutex_);
     c10::Stream next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    const auto has = [&](StreamFor purpose) REQUIRES(mutex_) { return drawn_[size_t(purpose)].contains(next); };
     for (int i = 1; i < 2 * kPool; ++i) {
-      const bool fits = !has(StreamFor::kCaptures, next) && (i > kPool || !is_taken(next, use));
-      if (fits) break;
+      const bool taken = has(StreamFor::kKernels) || (use != StreamFor::kCopies && has(StreamFor::kCopies));
+      if (!has(StreamFor::kCaptures) && (i > kPool || !taken)) break;
       next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
     }
     drawn_[size_t(use)].insert(next);
@@ -132,12 +134,6 @@ class DrawnStreams {
 
  private:
   using Streams = std::unordered_multiset<c10::Stream>;
-  bool has(StreamFor use, const c10::Stream& stream) const REQUIRES(mutex_) {
-    return drawn_[size_t(use)].count(stream) != 0;
-  }
-  bool is_taken(const c10::Stream& stream, StreamFor use) const REQUIRES(mutex_) {
-    return has(StreamFor::kKernels, stream) || (use != StreamFor::kCopies && has(StreamFor::kCopies, stream));
-  }
 
   Mutex mutex_;
   std::array<Streams, 3> drawn_ GUARDED_BY(mutex_);

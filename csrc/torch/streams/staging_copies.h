@@ -45,8 +45,15 @@ void refuse_capture(at::Device device);
 /// copying a stand-in back is the same as a write to the tensor's memory.
 using Movement = at::AutoDispatchBelowADInplaceOrView;
 
-/// Contiguous host memory of the size of a device's tensor. It is pinned, so that copies do not block the host.
-at::Tensor host_stand_in(const at::Tensor& tensor);
+/// Contiguous host memory. It is pinned, so that copies do not block the host.
+at::Tensor pinned_memory(at::IntArrayRef sizes, at::ScalarType type = at::kByte);
+/// The same, of the size of a device's tensor.
+inline at::Tensor host_stand_in(const at::Tensor& tensor) {
+  return pinned_memory(tensor.sizes(), tensor.scalar_type());
+}
+
+/// A tensor over memory of a device, which it does not own.
+at::Tensor tensor_over(std::byte* memory, int64_t count, const at::TensorOptions& options);
 
 /// (the user's tensor, its stand-in in host memory).
 using Loads = std::vector<std::pair<at::Tensor, at::Tensor>>;
