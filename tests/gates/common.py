@@ -140,14 +140,16 @@ class Context:
         return next((str(p) for p in (beside, *private) if p.exists()), None) or shutil.which(name)
 
     def tags(self, paths, kinds):
-        """Tags that ctags finds in C++ and Python files: dictionaries with name, path, line, end, kind, scope."""
+        """Tags that ctags finds in C++ and Python files: dictionaries with name, path, line, end, kind, scope,
+        and of C++ also inherits, signature and properties."""
         command = [
             self.tool("ctags"),
             "--languages=C++,Python",
             "--langmap=C++:+.cu.h",
             f"--kinds-C++={kinds}",
             "--kinds-Python=fm",
-            "--fields=+neKs",
+            "--fields=+neKsiS",
+            "--fields-C++=+{properties}",
             "--output-format=json",
             *IGNORED_MACROS,
             "-L",

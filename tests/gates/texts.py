@@ -5,6 +5,7 @@ import pathlib
 import re
 import statistics
 
+import classes as class_rules
 import doors as door_rules
 import kernels as kernel_rules
 import names as name_rules
@@ -53,7 +54,8 @@ def sizes(context):
     breaches = [f"{f}: {n} lines (at most 600)" for f, n in lines.items() if n > 600]
     functions = [(t["end"] - t["line"] + 1, t) for t in context.tags(files, kinds="f") if "end" in t]
     breaches += long_functions(functions)
-    shut_if(breaches, "files or functions too long")
+    breaches += class_rules.breaches(context.tags(context.sources(".cc", ".h", ".cu", under=("csrc",)), kinds="cfps"))
+    shut_if(breaches, "files, functions or classes too large")
     if functions:
         spans = sorted(n for n, _ in functions)
         return (
@@ -98,6 +100,7 @@ def selftest(context):
     """Each rule must be able to fail: it is shown one breach and one near miss."""
     cases = [
         *[(door_rules.breaches(p, t), bad, f"doors: {p}: {t}") for p, t, bad in door_rules.EXAMPLES],
+        *[(class_rules.breaches(tags), bad, f"sizes: {tags[0]}") for tags, bad in class_rules.EXAMPLES],
         *[(door_rules.circles(f), bad, f"doors: {f}") for f, bad in door_rules.CIRCLE_EXAMPLES],
         *[(door_rules.crowded(p), bad, f"doors: {len(p)} files") for p, bad in door_rules.UNIT_EXAMPLES],
         *[(kernel_rules.text_breaches(t), bad, f"cuda: {t}") for t, bad in kernel_rules.EXAMPLES],
