@@ -44,14 +44,14 @@ Arguments Issuer::arguments(const char* name, Operations operations) {
 }
 
 IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
-                             std::chrono::milliseconds timeout, Mode mode) {
-  const CallContext::Term term = context_.term_of(timeout);
+                             const Asked& asked) {
+  const CallContext::Term term = context_.term_of(asked.timeout);
   for (TensorOperation& c : collectives) {
     if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");
     c.operation.timeout = term.timeout;
     c.claim = term.claim;
   }
-  Call call{kind, collectives, outputs, inputs, mode};
+  Call call{kind, collectives, outputs, inputs, asked.mode};
   return C10_UNLIKELY(at::hasCallbacks()) ? issue_recorded(std::move(call)) : issue(std::move(call));
 }
 
@@ -65,7 +65,7 @@ IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
   if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
   if (c.facts.on_device) proxies_.see_end(mode, opts.timeout);
   Tensors none;
-  return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, opts.timeout, mode);
+  return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, {opts.timeout, mode});
 }
 
 IntrusiveWork Issuer::issue(Call&& call) {
@@ -78,10 +78,10 @@ IntrusiveWork Issuer::issue(Call&& call) {
     case Route::kChunks:
     case Route::kHostProxy:
       return are_proxied(call.collectives) ? proxies_.issue(std::move(call)) : staged_.issue_in_chunks(std::move(call));
-    case Route::kKernels: return kernels_->issue(context_, std::move(call));
+    case Route::kKernels: return kernels_->issue(context_, std::move(call), /*delegate=*/nullptr);
     case Route::kDelegate: break;
   }
-  return kernels_->issue_by(*delegate_, context_, std::move(call));
+  return kernels_->issue(context_, std::move(call), delegate_.get());
 }
 
 IntrusiveWork Issuer::issue_in_memory(Call&& call) {

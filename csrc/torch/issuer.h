@@ -14,6 +14,12 @@ namespace nvx {
 /// How many operations a call is.
 enum class Operations { kOne, kSeveral };
 
+/// The timeout and the mode that a caller asks for.
+struct Asked {
+  std::chrono::milliseconds timeout;
+  Mode mode;
+};
+
 /// Begins the collectives of one communicator, each by its route. `group/plan/route.h` chooses the route, from facts
 /// that the Arguments gather.
 class Issuer {
@@ -26,7 +32,7 @@ class Issuer {
 
   /// Begins every collective. Returns null if a synchronous call has ended and no work is needed.
   IntrusiveWork launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
-                       std::chrono::milliseconds timeout, Mode mode);
+                       const Asked& asked);
 
   KernelPath& kernels() { return *kernels_; }
 

@@ -79,49 +79,27 @@ void KernelPath::note_wait(const StagingCopies& staging, uint64_t number) const 
   shared_->note({current_stream(staging.stream().device()), {group_->rank(), number}});
 }
 
-IntrusiveWork KernelPath::issue(CallContext& context, Call&& call) {
+IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* delegate) {
   auto staging = context.on_device(call);
-  const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
-  const bool copied = std::any_of(call.collectives.begin(), call.collectives.end(), copies);
-  // Kernels need contiguous tensors. A call that needs copies is not postponed, because its copies belong at its own
-  // place in the stream.
-  if (context.scopes.is_open() && !copied) return put_off(context, std::move(call), std::move(staging));
-  uint64_t ended_at = 0;
-  return launch(context, call, std::move(staging), &ended_at, [&](const LaunchStream& stream) -> Status {
-    Operations operations;
-    for (const TensorOperation& c : call.collectives) operations.push_back(&c.operation);
-    NVX_TRY(group_->device().launch({operations.data(), operations.size()}, stream));
-    if (stream.capture == 0) ended_at = group_->device().launched();  // exact: the lock excludes other launches
-    return {};
-  });
-}
-
-IntrusiveWork KernelPath::issue_by(Delegate& delegate, CallContext& context, Call&& call) {
-  auto staging = context.on_device(call);
-  follow_hazards(context, call, staging->streams().down);
-  const c10::Stream on = staging->stream();
-  const uint64_t not_counted = 0;
-  return launch(context, call, std::move(staging), &not_counted, [&](const LaunchStream& stream) -> Status {
-    NVX_TRY(order_->follow(stream));
-    const Status begun = delegate.begin(call.collectives.front(), on);
-    const Status noted = order_->note(stream);  // also if begin() failed
-    NVX_TRY(begun);
-    return noted;
-  });
-}
-
-IntrusiveWork KernelPath::launch(CallContext& context, Call& call, std::unique_ptr<StagingCopies> staging,
-                                 const uint64_t* ended_at, const Begin& begin) {
+  if (delegate) {
+    follow_hazards(context, call, staging->streams().down);
+  } else if (context.scopes.is_open()) {
+    // Kernels need contiguous tensors. A call that needs copies is not postponed, because its copies belong at its own
+    // place in the stream.
+    const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
+    const bool copied = std::any_of(call.collectives.begin(), call.collectives.end(), copies);
+    if (!copied) return put_off(context, std::move(call), std::move(staging));
+  }
   auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
-  Status status = launch(call.collectives, *staging, begin);
+  uint64_t ended_at = 0;
+  Status status = launch(call.collectives, *staging, delegate, &ended_at);
   closed.release();
   const bool async = call.mode == Mode::kAsync, heard = context.needs_work();
   contain_and(
       [&] {
         const Tensors used = async ? call.used() : Tensors();
         if (async || heard) staging->close(used);
-        if (async && route_of(call.collectives) == Route::kDelegate)
-          context.hazards.expect(used, call.device().type())->set_out(staging->stream());
+        if (async && delegate) context.hazards.expect(used, call.device().type())->set_out(staging->stream());
       },
       [&](const std::exception* error) {
         const Status lost = lose(call.collectives, *staging, error);
@@ -132,7 +110,7 @@ IntrusiveWork KernelPath::launch(CallContext& context, Call& call, std::unique_p
   if (!async) return CallContext::done(context.facts(call.kind), call.outputs, std::move(staging));
   auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call.outputs,
                                                 call.recorded(), std::move(staging));
-  work->begin(*ended_at);
+  work->begin(ended_at);
   context.scopes.add(work);
   return work;
 }
@@ -159,7 +137,8 @@ void KernelPath::number(TensorOperations& collectives) {
   }
 }
 
-Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, const Begin& begin) {
+Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, Delegate* delegate,
+                          uint64_t* ended_at) {
   Works before;
   const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
@@ -168,7 +147,19 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
   try {
     const c10::StreamGuard on(staging.stream());
     staging.start_clock();
-    NVX_TRY(begin(launch_stream(staging.stream(), staging.capture())));
+    const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
+    if (delegate) {
+      NVX_TRY(order_->follow(stream));
+      const Status begun = delegate->begin(collectives.front(), staging.stream());
+      const Status noted = order_->note(stream);  // also if begin() failed
+      NVX_TRY(begun);
+      NVX_TRY(noted);
+    } else {
+      Operations operations;
+      for (const TensorOperation& c : collectives) operations.push_back(&c.operation);
+      NVX_TRY(group_->device().launch({operations.data(), operations.size()}, stream));
+      if (stream.capture == 0) *ended_at = group_->device().launched();  // exact: the lock excludes other launches
+    }
     staging.take_back(loads_of(collectives, &TensorOperation::take_back));
     return {};
   } catch (const std::exception& error) {

@@ -39,10 +39,9 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// The same for the device with this index, as far as this rank knows without asking the others.
   bool may_serve(c10::DeviceIndex device) const;
 
-  /// Begins a call. Returns null if a synchronous call needs no work.
-  IntrusiveWork issue(CallContext& context, Call&& call) EXCLUDES(mutex_);
-  /// The same for a call that the delegate runs, in order with the kernels.
-  IntrusiveWork issue_by(Delegate& delegate, CallContext& context, Call&& call) EXCLUDES(mutex_);
+  /// Begins a call, by kernels or, in order with them, by the delegate. Returns its work, or null if a synchronous call
+  /// needs none.
+  IntrusiveWork issue(CallContext& context, Call&& call, Delegate* delegate) EXCLUDES(mutex_);
 
   /// Begins the postponed collectives. Returns when they have begun, on this thread or on another.
   void catch_up() EXCLUDES(mutex_);
@@ -59,15 +58,11 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
 
  private:
   friend class LaunchedWork;
-  /// Begins collectives on a stream, which is the current one meanwhile.
-  using Begin = std::function<Status(const LaunchStream&)>;
-  /// Begins a call on the staging's stream, after earlier launches on other streams and after postponed ones. The host
-  /// does not wait. Returns the call's work, also if only part of it has begun. ended_at: the number that
-  /// GroupDevice::ended_well() takes for these collectives, once begun; 0 for a delegate's, and in captures, whose
-  /// launches are not counted.
-  IntrusiveWork launch(CallContext& context, Call& call, std::unique_ptr<StagingCopies> staging,
-                       const uint64_t* ended_at, const Begin& begin) EXCLUDES(mutex_);
-  Status launch(TensorOperations& collectives, StagingCopies& staging, const Begin& begin) EXCLUDES(mutex_);
+  /// Begins collectives on the staging's stream, after earlier launches on other streams and after postponed ones. The
+  /// host does not wait. ended_at: receives the number that GroupDevice::ended_well() takes for these collectives. It
+  /// stays 0 for a delegate's, and in captures, whose launches are not counted.
+  Status launch(TensorOperations& collectives, StagingCopies& staging, Delegate* delegate, uint64_t* ended_at)
+      EXCLUDES(mutex_);
   /// Postpones a call of a coalescing scope, so that independent calls share launches.
   IntrusiveWork put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) EXCLUDES(mutex_);
   /// The same for a work whose collectives have numbers, and whose stream is claimed. They begin when they fill a
