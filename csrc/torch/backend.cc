@@ -55,10 +55,11 @@ ProcessGroupNVX::Current ProcessGroupNVX::standing() const {
 void ProcessGroupNVX::startCoalescing() {
   const auto current = now();
   if (const std::optional<CoalescingScope> left = current->context.scopes.open()) {
-    NVX_LOG(kWarn,
-            "group %s: a coalescing scope is begun, and the one before it was never ended, as when an exception comes "
-            "out of it: nobody waits for the %zu operations issued since as for one",
-            current->group().name().c_str(), left->issued);
+    NVX_LOG(
+        kWarn,
+        "group %s: a coalescing scope begins, and the one before it never ended, perhaps because an exception left it: "
+        "no work stands for its %zu operations together",
+        current->group().name().c_str(), left->issued);
   }
 }
 

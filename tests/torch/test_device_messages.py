@@ -156,7 +156,7 @@ def test_a_stream_that_stands_still_is_named(rank, world):
         tensor = on_gpu(1)
         with held():
             work = dist.isend(tensor, 1)
-            with pytest.raises(dist.DistBackendError, match="fakegpu:0 of rank 0.*has not done in"):
+            with pytest.raises(dist.DistBackendError, match="fakegpu:0 of rank 0.*has not finished within"):
                 work.wait()
     else:
         with pytest.raises(dist.DistBackendError):

@@ -95,8 +95,8 @@ std::string words_of(const std::exception* error) {
 
 Status fail_silent(Group& group, at::Device device, const std::string& what, const std::exception* error) {
   return group.fail({Code::kSystem, device.str() + " of " + group.topology().describe(group.rank()) +
-                                        " does not tell where it is with " + what + " of group " + group.name() + ": " +
-                                        words_of(error)});
+                                        ": the state of " + what + " of group " + group.name() +
+                                        " cannot be queried: " + words_of(error)});
 }
 
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier) {

@@ -174,9 +174,9 @@ Status Delegate::look_at_flights() {
   contain_and([&] { now = look(); },
               [&](const std::exception* error) {
                 now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
-                                          " does not tell where it is with the collectives that group " +
-                                          group_->name() + " has passed to " + backend_->getBackendName() + ": " +
-                                          words_of(error)};
+                                          ": the state of the collectives that group " + group_->name() +
+                                          " has handed over to " + backend_->getBackendName() +
+                                          " cannot be queried: " + words_of(error)};
               });
   return now.ok() ? now : fail(now.failure());
 }

@@ -59,11 +59,11 @@ void end_apart(const char* what, const DelegateSetup::Backend& backend, millisec
 }  // namespace
 
 void abort_delegate(const DelegateSetup::Backend& backend) {
-  end_apart("calling off what was handed over", backend, kMoment, &c10d::Backend::abort);
+  end_apart("aborting a delegate", backend, kMoment, &c10d::Backend::abort);
 }
 
 void shut_delegate_down(const DelegateSetup::Backend& backend, milliseconds span) {
-  end_apart("a delegate's goodbye", backend, span, &c10d::Backend::shutdown);
+  end_apart("shutting a delegate down", backend, span, &c10d::Backend::shutdown);
 }
 
 /// Makes and connects the backend on its own thread. If that call hangs, the owner may abandon the thread.

@@ -192,7 +192,7 @@ void HostProxyPath::see_off(const Deadline& deadline) {
     const Status status = group->device().look();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
     if (!group->heard() && !context_.silence->exchange(true))
-      log_line("%s: what collectives of group %s have left on devices is not to be used", status.reason().c_str(),
+      log_line("%s: do not use the results of the collectives of group %s on devices", status.reason().c_str(),
                group->name().c_str());
   }
 }

@@ -163,7 +163,7 @@ void define_group(Class<ProcessGroupNVX, c10d::Backend>& group) {
       .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
       .def("_set_default_timeout", &ProcessGroupNVX::setTimeout, "timeout"_a, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly(
-          "mem_allocator", [](ProcessGroupNVX&) { return mem_allocator(); }, "What torch.cuda.MemPool takes.")
+          "mem_allocator", [](ProcessGroupNVX&) { return mem_allocator(); }, "The allocator for torch.cuda.MemPool.")
       .def("comm_split_count", [](ProcessGroupNVX&) { return 0; })
       .def(
           "perform_nocolor_split", [](ProcessGroupNVX&, const py::object&) {}, "device"_a,
@@ -203,7 +203,7 @@ class NullBackend final : public c10d::Backend {
 };
 
 constexpr const char* kOptionsText =
-    R"(What init_process_group and new_group take as pg_options for nvx.
+    R"(The pg_options of init_process_group and new_group for nvx.
 
 timeout: how long an operation, or making the group, may wait: a timedelta. It counts instead of the timeout that
     init_process_group or new_group is given, unless it is the default of 30 minutes; NVX_TIMEOUT_S counts instead of both.
@@ -282,7 +282,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   Class<Reconfigurable, ProcessGroupNVX>(m, "Reconfigurable")
       .def(init_group<Reconfigurable>(), "store"_a, "rank"_a, "size"_a, "options"_a = py::none());
 #endif
-  Class<NullBackend, c10d::Backend>(m, "NullBackend", "Does nothing at all: what torch itself costs a call.")
+  Class<NullBackend, c10d::Backend>(m, "NullBackend", "Moves no data: measures the cost of torch itself.")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>&, int rank, int size) {
              return c10::make_intrusive<NullBackend>(rank, size);
            }),

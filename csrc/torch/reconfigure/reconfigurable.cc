@@ -121,10 +121,11 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   }
   if (known_as != self.text()) {
     const std::string stale = known_as.empty() ? "" : "; there is one that it had before, " + known_as;
-    throw_argument_error("nvx: this rank's own handle, ", self.text(), ", is not among the ", handles.size(),
-                         " that reconfigure was given", stale,
-                         ". Next: pass on what get_reconfigure_handle() says now, and call reconfigure only on ranks "
-                         "that are to be in the group");
+    throw_argument_error(
+        "nvx: this rank's own handle, ", self.text(), ", is not among the ", handles.size(),
+        " that reconfigure was given", stale,
+        ". Next: pass on the text that get_reconfigure_handle() returns now, and call reconfigure only on ranks "
+        "that are to be in the group");
   }
   for (const auto& [hint, value] : opts.hints)
     NVX_LOG(kWarn, "reconfigure: nvx knows no hint \"%s\", and goes on without it", printable(hint).c_str());

@@ -23,7 +23,7 @@ constexpr size_t kFields = 7;
 [[noreturn]] void refuse(const std::string& text) {
   constexpr size_t kMost = 200;
   throw_argument_error("nvx: this is no reconfigure handle of nvx: \"" + printable(text.substr(0, kMost)) +
-                       "\". Next: pass on what get_reconfigure_handle() says, on ranks whose backend is nvx too");
+                       "\". Next: pass on the texts of get_reconfigure_handle(), from ranks whose backend is nvx too");
 }
 
 std::string hex(uint64_t number) {
@@ -87,8 +87,8 @@ std::vector<MemberHandle> members_of(const std::vector<std::string>& handles, Ra
     const auto [first, fresh] = known.emplace(std::tuple(member.process, member.group), handle);
     if (!fresh) {
       throw_argument_error("nvx: reconfigure was given two handles of one rank, " + first->second + " and " + handle +
-                           ": each rank has one of its own, until it is reconfigured. Next: pass on what "
-                           "get_reconfigure_handle() says now");
+                           ": each rank has one of its own, until it is reconfigured. Next: pass on the "
+                           "text that get_reconfigure_handle() returns now");
     }
   }
   if (by == RankBy::kHandle) {

@@ -62,7 +62,7 @@ void refuse_capture(at::Device device) {
   throw_argument_error(
       "nvx: this stream is being captured into a graph, and this operation goes through host memory, which a graph "
       "cannot: only collectives that nvx's kernels carry out can be captured. Next: call it outside of the capture, or "
-      "use nccl for what is captured (\"cpu:nvx,cuda:nccl\")");
+      "use nccl for captured collectives (\"cpu:nvx,cuda:nccl\")");
 }
 
 at::Tensor pinned_memory(at::IntArrayRef sizes, at::ScalarType type) {
@@ -246,8 +246,8 @@ bool StagingCopies::has_arrived() {
 Status StagingCopies::late(Group& group, const Deadline& deadline) const {
   return group.fail({.code = Code::kTimeout,
                      .cause = comm_streams_.down.device().str() + " of " + group.topology().describe(group.rank()) +
-                              " has not done in " + seconds(deadline) +
-                              " what its stream was given before an operation of group " + group.name(),
+                              " has not finished within " + seconds(deadline) +
+                              " the work that was on its stream before an operation of group " + group.name(),
                      .advice = kLookAtDevice});
 }
 
@@ -302,8 +302,9 @@ void StagingCopies::join_streams() {
   if (capture != comm_streams_.capture) {
     if (capture == 0) return;
     throw_argument_error(
-        "nvx: this stream is being captured into a graph, and what it is to wait for was begun outside of that. Next: "
-        "wait for it before the capture");
+        "nvx: this stream is being captured into a graph, and the operation that it would wait for began outside of "
+        "the "
+        "capture. Next: wait for the operation before the capture");
   }
   if (caller != comm_streams_.up) returned_.block(caller);
   // If the waiting stream owns the tensors, they can be freed: its later work is ordered after their use. Otherwise
