@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 GPU = "fakegpu"
 CHUNK = 4 << 20  # the value in csrc/group/plan/chunks.h
-SLOTS = 3  # the value in csrc/torch/device/chunk_pipeline.h
+SLOTS = 3  # the value in csrc/torch/streams/chunk_pipeline.h
 SIZES = [CHUNK // 4, CHUNK // 4 + 1, 3_333_333]  # of float32: one chunk (not split), two, four
 
 MODES = pytest.mark.parametrize("asynchronous", [False, True])

@@ -142,7 +142,7 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
   Works before;
   const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
-  before = begin_what_waits();
+  before = begin_postponed();
   prepare(collectives, staging);
   try {
     const c10::StreamGuard on(staging.stream());
@@ -192,26 +192,26 @@ void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
   Works begun;
   const auto later = c10::make_scope_exit([&] { tell(begun); });  // runs after the lock is released
   MutexLock lock(mutex_);
-  if (!put_off_.empty() && !alike(*put_off_.front(), *work)) begun = begin_what_waits();
+  if (!put_off_.empty() && !alike(*put_off_.front(), *work)) begun = begin_postponed();
   put_off_.push_back(std::move(work));
   behind_.store(true, std::memory_order_release);
   if (count(put_off_) >= kernel::kLaunchJobs) {
-    const Works full = begin_what_waits();
+    const Works full = begin_postponed();
     begun.insert(begun.end(), full.begin(), full.end());
   }
 }
 
 void KernelPath::catch_up() {
   MutexLock lock(mutex_);
-  const Works begun = begin_what_waits();
+  const Works begun = begin_postponed();
   lock.unlock();
   tell(begun);
 }
 
 void KernelPath::follow_hazards(CallContext& context, const Call& call, const c10::Stream& stream) {
   constexpr std::chrono::milliseconds kGlance{20};
-  for (const Tensors& tensors : {call.inputs, call.outputs}) {
-    while (!context.hazards.follow(tensors, stream)) {
+  for (const Tensors* tensors : {&call.inputs, &call.outputs}) {
+    while (!context.hazards.follow(*tensors, stream)) {
       Group& of_devices = *context.groups.of_devices();
       if (of_devices.lane().held_here()) raise(group_->inside_itself());
       catch_up();
@@ -223,7 +223,7 @@ void KernelPath::follow_hazards(CallContext& context, const Call& call, const c1
   }
 }
 
-KernelPath::Works KernelPath::begin_what_waits() {
+KernelPath::Works KernelPath::begin_postponed() {
   Works works = std::exchange(put_off_, {});
   behind_.store(false, std::memory_order_release);
   if (works.empty()) return works;

@@ -75,7 +75,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
   /// Launches the postponed collectives and returns their works. The caller notifies these after it has released the
   /// mutex.
-  Works begin_what_waits() REQUIRES(mutex_);
+  Works begin_postponed() REQUIRES(mutex_);
   /// Enqueues the copies to stand-ins and assigns the numbers, before a launch. If it throws, no number has been
   /// assigned.
   void prepare(TensorOperations& collectives, StagingCopies& staging) REQUIRES(mutex_);

@@ -337,7 +337,7 @@ c10d::ErrorType Reconfigurable::getError() {
 /// Aborts a meeting as well. After that the group may be reconfigured.
 void Reconfigurable::abort() {
   if (origin_.elsewhere()) return;
-  const auto [meeting, current] = what_goes_on();
+  const auto [meeting, current] = in_progress();
   if (meeting) meeting->call_off();
   if (current) current->abort();
 }
@@ -347,12 +347,12 @@ void Reconfigurable::shutdown() {
   MutexLock lock(mutex_);
   ended_ = true;
   lock.unlock();
-  const auto [meeting, current] = what_goes_on();
+  const auto [meeting, current] = in_progress();
   if (meeting) meeting->call_off();
   if (current) current->shut_down();
 }
 
-std::pair<c10::intrusive_ptr<ReconfigureWork>, Reconfigurable::Current> Reconfigurable::what_goes_on() const {
+std::pair<c10::intrusive_ptr<ReconfigureWork>, Reconfigurable::Current> Reconfigurable::in_progress() const {
   MutexLock lock(mutex_);
   return {meeting_, current_};
 }

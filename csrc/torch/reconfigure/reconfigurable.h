@@ -55,7 +55,7 @@ class Reconfigurable final : public ProcessGroupNVX {
   /// Waits for the next communicator if its ranks are meeting. Raises if there is none.
   Current now() const override EXCLUDES(mutex_);
   Current standing() const override EXCLUDES(mutex_);
-  std::pair<c10::intrusive_ptr<ReconfigureWork>, Current> what_goes_on() const EXCLUDES(mutex_);
+  std::pair<c10::intrusive_ptr<ReconfigureWork>, Current> in_progress() const EXCLUDES(mutex_);
   std::string name() const EXCLUDES(mutex_);
   MemberHandle own_handle() const REQUIRES(mutex_);
   /// Writes the fields that torch reads as rank() and size().
