@@ -58,7 +58,7 @@ void ProcessGroupNVX::startCoalescing() {
     NVX_LOG(
         kWarn,
         "group %s: a coalescing scope begins, and the one before it never ended, perhaps because an exception left it: "
-        "no work stands for its %zu operations together",
+        "no work stands for the %zu operations issued since",
         current->group().name().c_str(), left->issued);
   }
 }
