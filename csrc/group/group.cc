@@ -65,7 +65,7 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
   }
   try {
     if (hierarchical_) return hierarchical_->run(o, carrier);
-    return intra_host_->run(o, core_->waits.rules_of(o, carrier));
+    return intra_host_->run(o, o, core_->waits.rules_of(o, carrier));
   } catch (const std::bad_alloc&) {
     return failures.fail(core_->diagnosis.no_memory(describe(o.fingerprint())));
   }

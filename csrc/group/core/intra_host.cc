@@ -24,14 +24,9 @@ IntraHost::~IntraHost() {
   if (lease_) leases.free_when(lease_, members_.everybody_gone());
 }
 
-Status IntraHost::run(const Operation& o, const WaitRules& rules) {
-  return run_stage(
-      {o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data(), o.op, o.factor}, o,
-      rules);
-}
-
-Status IntraHost::run_stage(const Stage& stage, const Operation& o, const WaitRules& rules) {
-  const Choice choice = plan(stage.collective, stage.bytes, members_.facts);
+Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules& rules) {
+  const size_t staged = staged_bytes(step);
+  const Choice choice = plan(step.collective, staged, members_.facts);
   const bool leases = choice.lease_bytes != 0;
   if (leases) {
     try {
@@ -43,28 +38,28 @@ Status IntraHost::run_stage(const Stage& stage, const Operation& o, const WaitRu
     channel_.lease(lease_.offset, lease_.bytes);
   }
   NVX_LOG(kTrace, "group %s rank %d #%llu %s %zu bytes: %s", members_.name.c_str(), members_.rank,
-          static_cast<unsigned long long>(o.number), nvx::name(stage.collective), stage.bytes,
+          static_cast<unsigned long long>(o.number), nvx::name(step.collective), staged,
           kernel::name(choice.algorithm));
-  const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, stage.op) : nullptr;
+  const kernel::ReduceFn reduce = reduces(step.collective) ? kernel::level().reduce(o.dtype, step.op) : nullptr;
   // kPremulSum: each rank announces its own factor with its arrival.
-  if (stage.op == ReduceOp::kPremulSum) std::fill(channel_.factors().begin(), channel_.factors().end(), stage.factor);
+  if (step.op == ReduceOp::kPremulSum) std::fill(channel_.factors().begin(), channel_.factors().end(), step.factor);
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_.factors().data(), rules);
   // The root of a gather and the receivers of a scatter stage nothing, so use their first non-empty receive piece.
-  size_t kept = stage.bytes;
-  for (int s = 0; kept == 0 && stage.recv && s < members_.local_ranks(); ++s) kept = stage.recv[s].bytes;
+  size_t kept = staged;
+  for (size_t s = 0; kept == 0 && s < step.recv.size(); ++s) kept = step.recv[s].bytes;
   ex.keep_by(policy_to_keep(kept, members_.facts));
   kernel::Work work;
-  work.call = {o.fingerprint(), stage.factor, stage.root};
-  work.in = stage.in;
-  work.out = stage.out;
-  work.count = stage.count;
-  work.send = stage.send;
-  work.recv = stage.recv;
-  work.bytes = stage.bytes;
-  if (stage.collective == Collective::kGather) work.meets_all = stage.root == members_.local_rank();
-  if (stage.collective == Collective::kScatter) {
+  work.call = {o.fingerprint(), step.factor, step.root};
+  work.in = step.in;
+  work.out = step.out;
+  work.count = step.count;
+  work.send = step.send.data();
+  work.recv = step.recv.data();
+  work.bytes = staged;
+  if (step.collective == Collective::kGather) work.meets_all = step.root == members_.local_rank();
+  if (step.collective == Collective::kScatter) {
     work.meets_all = false;
-    if (stage.root != members_.local_rank()) work.meets = stage.root;
+    if (step.root != members_.local_rank()) work.meets = step.root;
   }
   const bool ended_well = kernel::launch_cpu(choice.algorithm, ex, channel_, work);
   if (leases) rest_lease();
@@ -74,21 +69,17 @@ Status IntraHost::run_stage(const Stage& stage, const Operation& o, const WaitRu
 
 // --- the lease
 
-size_t IntraHost::staged_bytes(const Operation& o) const {
-  const size_t width = size_of(o.dtype);
+/// The most that one rank puts into its slot, or stages in total.
+size_t IntraHost::staged_bytes(const Operation& step) const {
   size_t bytes = 0;
-  switch (o.collective) {
+  switch (step.collective) {
     case Collective::kAllReduce:
-    case Collective::kReduce: return o.count * width;
+    case Collective::kReduce: return step.count * size_of(step.dtype);
     case Collective::kAllGather:
-    case Collective::kBroadcast:
-      for (size_t r = 0; r < o.recv.size(); ++r) bytes = std::max(bytes, o.recv[r].bytes);
-      return bytes;
-    case Collective::kReduceScatter:
-      for (size_t r = 0; r < o.send.size(); ++r) bytes = std::max(bytes, o.send[r].bytes * o.send.size());
-      return bytes;
+    case Collective::kBroadcast: return step.recv.longest();
+    case Collective::kReduceScatter: return step.send.longest() * step.send.size();
     default:
-      for (size_t r = 0; r < o.send.size(); ++r) bytes += int(r) == members_.rank ? 0 : o.send[r].bytes;
+      for (size_t s = 0; s < step.send.size(); ++s) bytes += int(s) == members_.local_rank() ? 0 : step.send[s].bytes;
       return bytes;
   }
 }

@@ -11,20 +11,6 @@
 
 namespace nvx {
 
-/// One step of a collective inside a host, as the kernels see it: `root` and pieces by `local_rank`.
-struct Stage {
-  kernel::Collective collective = kernel::Collective::kNone;  ///< the row of the plan
-  int root = -1;
-  size_t bytes = 0;  ///< the question to the plan
-  const std::byte* in = nullptr;
-  std::byte* out = nullptr;
-  size_t count = 0;
-  const kernel::Piece* send = nullptr;
-  const kernel::Piece* recv = nullptr;
-  ReduceOp op = ReduceOp::kSum;
-  double factor = 1;  ///< for kPremulSum: the factor of this rank's elements
-};
-
 /// The collectives among the ranks of one host, in shared memory. Owns this rank's end of the channel and leases its
 /// staging. The caller holds the group's lane, so only one thread at a time runs a stage.
 class IntraHost final : public LeaseHolder {
@@ -34,10 +20,9 @@ class IntraHost final : public LeaseHolder {
   IntraHost(const IntraHost&) = delete;
   IntraHost& operator=(const IntraHost&) = delete;
 
-  /// A whole operation, if all ranks are on one host.
-  Status run(const Operation& operation, const WaitRules& rules);
-  /// `operation`: the user's call, for the fingerprint and for errors.
-  Status run_stage(const Stage& stage, const Operation& operation, const WaitRules& rules);
+  /// Runs a step of a call, or the call itself if all ranks are on one host. The step's ranks and pieces are by
+  /// `local_rank`. `call`: for the fingerprint and for errors.
+  Status run(const Operation& step, const Operation& call, const WaitRules& rules);
 
   /// Called when this rank leaves. Ranks that gave different roots to a collective may not have met in it, and find out
   /// at their next call. Without a next call this is the last chance to report it. Compares with the ranks of this host
@@ -48,7 +33,7 @@ class IntraHost final : public LeaseHolder {
   Span yield() override EXCLUDES(lease_mutex_);
 
  private:
-  size_t staged_bytes(const Operation& operation) const;
+  size_t staged_bytes(const Operation& step) const;
   void hold_lease(size_t bytes) EXCLUDES(lease_mutex_);
   void rest_lease() EXCLUDES(lease_mutex_);
   bool read_by_all(uint32_t epoch) const;

@@ -1,5 +1,4 @@
-// Steps, runs and their ends, common to all collectives over several hosts. The collectives are in
-// `hierarchical_reduce.cc` and `hierarchical_move.cc`.
+// Drives the slices of collectives (`slices.h`): their steps inside the host, and their runs between hosts.
 
 #include "group/hierarchy/hierarchical.h"
 
@@ -17,7 +16,20 @@ namespace {
 constexpr std::chrono::milliseconds kDoubtOfHosts{500};
 constexpr std::chrono::milliseconds kDoubtOfSteps{1000};
 
-constexpr size_t kKeptRoom = 1 << 20;  ///< bytes of scratch that a group keeps between operations
+constexpr size_t kKeptScratch = 1 << 20;  ///< bytes of scratch that a group keeps between operations
+
+/// The host's term, if the step's rank is alone on its host: its own one, scaled if the step scales.
+Status sum_alone(const Operation& step) {
+  const bool blocks = step.collective == kernel::Collective::kReduceScatter;
+  const size_t bytes = blocks ? step.send[0].bytes : step.count * size_of(step.dtype);
+  const void* sources[] = {blocks ? step.send[0].data : step.in};
+  if (bytes != 0 && step.op == ReduceOp::kPremulSum) {
+    kernel::level().reduce(step.dtype, step.op)(step.out, sources, 1, bytes / size_of(step.dtype), &step.factor);
+  } else if (bytes != 0) {
+    std::memcpy(step.out, sources[0], bytes);
+  }
+  return {};
+}
 
 net::Label label_of(const kernel::Fingerprint& fingerprint) {
   net::Label label;
@@ -37,9 +49,10 @@ kernel::Fingerprint fingerprint_of(const net::Label& label) {
 Hierarchical::Hierarchical(Core& core, IntraHost& intra_host)
     : core_(core),
       members_(core.members),
+      facts_(members_.facts),
       intra_host_(intra_host),
       port_(*core.port),
-      host_(size_t(members_.topology.host_of[size_t(members_.rank)])) {}
+      rails_(members_) {}
 
 Hierarchical::~Hierarchical() {
   MutexLock lock(port_.mutex());
@@ -47,7 +60,8 @@ Hierarchical::~Hierarchical() {
 }
 
 Status Hierarchical::run(Operation& o, Carrier carrier) {
-  Call call{o, core_.waits.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint()), terms_here(o)};
+  Call call{o, core_.waits.rules_of(o, carrier), label_of(o.fingerprint()),
+            terms_of(o.dtype, o.op, o.factor, size_t(members_.size()))};
   call.rules.driver = this;
   core_.failures.doubt(std::chrono::milliseconds(0));
   ++op_;
@@ -64,31 +78,61 @@ Status Hierarchical::run(Operation& o, Carrier carrier) {
     throw;
   }
   const std::optional<net::GroupPort::LateLabel> late_label = end();
-  if (room_.size() > kKeptRoom) std::vector<std::byte>().swap(room_);
+  if (scratch_.size() > kKeptScratch) std::vector<std::byte>().swap(scratch_);
   return !status.ok() || !late_label ? status : explain_late_label(o, *late_label);
 }
 
 Status Hierarchical::perform(Call& call) {
   switch (call.o.collective) {
-    case kernel::Collective::kAllReduce: return all_reduce(call);
-    case kernel::Collective::kReduce: return reduce(call);
-    case kernel::Collective::kReduceScatter: return reduce_scatter(call);
-    case kernel::Collective::kAllGather: return all_gather(call);
-    case kernel::Collective::kBroadcast: return broadcast(call);
     case kernel::Collective::kAllToAll: return all_to_all(call);
-    case kernel::Collective::kGather: return to_or_from_root(call, Direction::kToRoot);
-    case kernel::Collective::kScatter: return to_or_from_root(call, Direction::kFromRoot);
+    case kernel::Collective::kGather:
+    case kernel::Collective::kScatter: return to_or_from_root(call);
     case kernel::Collective::kBarrier: return barrier(call);
-    case kernel::Collective::kNone: break;
+    case kernel::Collective::kNone: return {};
+    default: return run_slices(call);
+  }
+}
+
+/// Issues the slices in order. Retires a slice when `lag` younger ones have been issued, or none is left to issue: so
+/// `lag` slices are between hosts while the ranks of a host work on the next one. `issue`: before the run of slice k;
+/// `retire`: after it.
+Status Hierarchical::overlap(Call& call, const Slices& slices, size_t lag, const Step& issue, const Step& retire) {
+  for (size_t k = 0; k < slices.count() + lag; ++k) {
+    if (k < slices.count()) {
+      NVX_TRY(issue(k));
+      if (slices.carries()) begin(call, slices, k);
+    }
+    if (k < lag || k - lag >= slices.count()) continue;
+    if (slices.carries()) {
+      NVX_TRY(finish(call));
+      divide(call, slices.sum(k - lag));
+    }
+    NVX_TRY(retire(k - lag));
   }
   return {};
 }
 
-Status Hierarchical::perform(Call& call, Operation& part) {
-  Call of_part{part, call.rules, call.width, call.label, call.terms, call.combine, call.runs};
-  const Status status = perform(of_part);
-  call.runs = of_part.runs;
-  return status;
+/// A rank that is alone on its host does the steps before a run by itself, and has nobody for those after it.
+Status Hierarchical::run_slices(Call& call) {
+  const std::unique_ptr<Slices> slices = this->slices(call.o);
+  if (scratch_.size() < slices->scratch_bytes()) scratch_.resize(slices->scratch_bytes());
+  slices->use(scratch_.data());
+  if (const auto lend = slices->lend()) NVX_TRY(stage(call, *lend));
+  const auto issue = [&](size_t k) -> Status {
+    for (const Operation& step : slices->before(k)) NVX_TRY(rails_.alone() ? sum_alone(step) : stage(call, step));
+    return {};
+  };
+  const auto retire = [&](size_t k) -> Status {
+    if (rails_.alone()) return {};
+    for (const Operation& step : slices->after(k)) NVX_TRY(stage(call, step));
+    for (const CopyPair& copy : slices->unpack(k)) {
+      if (copy.host.bytes != 0) std::memcpy(copy.device.data, copy.host.data, copy.host.bytes);
+    }
+    return {};
+  };
+  NVX_TRY(overlap(call, *slices, kSlicesInFlight, issue, retire));
+  const auto deliver = slices->deliver();
+  return deliver ? stage(call, *deliver) : Status();
 }
 
 /// Around a root not all ranks exchange data. So a rank may find out only from a message of a later operation that
@@ -136,112 +180,15 @@ void Hierarchical::drive() {
   port_.mutex().unlock();
 }
 
-Status Hierarchical::stage(Call& call, Stage stage) {
-  stage.op = call.terms.inside;
-  stage.factor = call.terms.factor;
-  const Status status = intra_host_.run_stage(stage, call.o, call.rules);
+Status Hierarchical::stage(Call& call, const Operation& step) {
+  const Status status = intra_host_.run(step, call.o, call.rules);
   core_.failures.doubt(kDoubtOfSteps);
   return status;
 }
 
-const std::byte* Hierarchical::own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room) {
-  if (!call.terms.scales() || bytes == 0) return in;
-  const void* sources[] = {in};
-  kernel::level().reduce(call.o.dtype, ReduceOp::kPremulSum)(room, sources, 1, bytes / call.width, &call.terms.factor);
-  return room;
-}
-
-void Hierarchical::divide(const Call& call, std::byte* data, size_t bytes) const {
-  if (call.terms.divisor != 1) kernel::level().divide(call.o.dtype)(data, bytes / call.width, call.terms.divisor);
-}
-
-Status Hierarchical::overlap(size_t steps, const Step& issue, const Step& retire) {
-  for (size_t i = 0; i < steps + kSlicesInFlight; ++i) {
-    if (i < steps) NVX_TRY(issue(i));
-    if (i >= kSlicesInFlight && i - kSlicesInFlight < steps) NVX_TRY(retire(i - kSlicesInFlight));
-  }
-  return {};
-}
-
-std::byte* Hierarchical::lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks) {
-  std::byte* base = nullptr;
-  for (const kernel::Piece& piece : pieces) {
-    if (piece.bytes != 0 && (!base || piece.data < base)) base = piece.data;
-  }
-  for (const kernel::Piece& piece : pieces)
-    blocks.push_back({piece.bytes ? size_t(piece.data - base) : 0, piece.bytes});
-  return base;
-}
-
-std::byte* Hierarchical::room(size_t bytes) {
-  if (room_.size() < bytes) room_.resize(bytes);
-  return room_.data();
-}
-
-// --- the same on all ranks
-
-Terms Hierarchical::terms_here(const Operation& o) const {
-  return terms_of(o.dtype, o.op, o.factor, size_t(members_.size()));
-}
-
-InterHostPlan Hierarchical::inter_host_plan(const Operation& o) const {
-  const PlanFacts& facts = members_.facts;
-  const size_t longest = std::max(o.send.longest(), o.recv.longest());
-  switch (o.collective) {
-    case kernel::Collective::kReduceScatter:
-      return plan_between(across(o.collective), o.planned(longest * o.send.size()), facts);
-    case kernel::Collective::kAllGather: {
-      Blocks alike = rounds() == 1 ? Blocks::kAlike : Blocks::kOfAnySize;
-      for (size_t r = 0; r < o.recv.size(); ++r) {
-        if (o.recv[r].bytes != o.recv[0].bytes) alike = Blocks::kOfAnySize;
-      }
-      return plan_between(across(o.collective), longest, facts, alike);
-    }
-    default: return plan_between(across(o.collective), o.planned(o.count * size_of(o.dtype)), facts);
-  }
-}
-
-// --- which rank carries which part
-
-int Hierarchical::rank_at(size_t host, size_t local_rank) const {
-  const std::vector<int>& there = members_.topology.hosts[host];
-  return local_rank < there.size() ? there[local_rank] : -1;
-}
-
-Hierarchical::PeerSet Hierarchical::rail(size_t local_rank) const {
-  PeerSet peers{{}, int(host_)};
-  for (size_t host = 0; host < members_.topology.hosts.size(); ++host)
-    peers.members.push_back(rank_at(host, local_rank));
-  return peers;
-}
-
-Hierarchical::PeerSet Hierarchical::leaders() const { return rail(0); }
-
-Hierarchical::PeerSet Hierarchical::leaders_with(int root) const {
-  PeerSet peers = leaders();
-  peers.members[size_t(members_.topology.host_of[size_t(root)])] = root;
-  return peers;
-}
-
-size_t Hierarchical::rounds() const {
-  size_t most = 0;
-  for (const std::vector<int>& host : members_.topology.hosts) most = std::max(most, host.size());
-  return (most + rails() - 1) / rails();
-}
-
-kernel::Piece Hierarchical::part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const {
-  const size_t at = k * slice;
-  schedule::Layout layout;
-  layout.width = width;
-  const schedule::Block b =
-      rail < rails() ? layout.part(std::min(slice, whole.bytes - at), int(rail), int(rails())) : schedule::Block{};
-  return {whole.data + at + b.offset, b.bytes};
-}
-
-kernel::Piece Hierarchical::slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round,
-                                     size_t rail) const {
-  const int rank = rail < rails() ? rank_at(host, rail + round * rails()) : -1;
-  return rank < 0 ? kernel::Piece{} : cut.of(blocks[size_t(rank)], k);
+void Hierarchical::divide(const Call& call, const kernel::Piece& sum) const {
+  const size_t elements = sum.bytes / size_of(call.o.dtype);
+  if (call.terms.divisor != 1) kernel::level().divide(call.o.dtype)(sum.data, elements, call.terms.divisor);
 }
 
 // --- runs
@@ -257,7 +204,8 @@ Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row
   net::ScheduleArgs& e = active.args;
   e.row = row;
   e.layout.size = int(peers.members.size());
-  e.layout.width = reduces(call.o.collective) ? call.width : 1;  // data that is only moved may be cut anywhere
+  e.layout.width =
+      reduces(call.o.collective) ? size_of(call.o.dtype) : 1;  // data that is only moved may be cut anywhere
   e.place = peers.place;
   e.reduce = call.combine;
   e.label = call.label;
@@ -278,6 +226,17 @@ void Hierarchical::begin(Call& call, Active& active) {
   MutexLock lock(port_.mutex());
   active.run = std::make_unique<net::ScheduleRun>(port_, std::move(e));
   active.run->advance();
+}
+
+void Hierarchical::begin(Call& call, const Slices& slices, size_t k) {
+  Active& active = prepare(call, slices.row(), slices.peers());
+  Slices::Run run = slices.run(k);
+  active.args.layout.bytes = run.bytes;
+  active.args.layout.root = slices.root();
+  active.args.input = run.input;
+  active.args.output = run.output;
+  active.blocks = std::move(run.blocks);
+  begin(call, active);
 }
 
 Status Hierarchical::finish(Call& call) {
