@@ -36,12 +36,12 @@ Way by_delegate(const DeviceQuestion& q) {
     way.why = "NVX_DELEGATE cannot name it";
     way.set_by.clear();
   } else if (ranks < 2) {
-    way.why = "a group of one rank hands nothing over";
+    way.why = "a group of one rank passes nothing to NCCL";
   } else if (const char* why_not =
                  why_not_handed_over({q.collective, DType::kF32, ReduceOp::kSum, whole}, config().delegate)) {
     way.why = why_not;
     if (rule && whole < rule->least_bytes)
-      way.why += ": " + std::to_string(rule->least_bytes) + " bytes of the whole, which is " + std::to_string(whole);
+      way.why += ": " + std::to_string(whole) + " of at least " + std::to_string(rule->least_bytes) + " bytes";
   } else {
     way.why = "NVX_DELEGATE names it, where each rank has a GPU to itself; not in captures";
     way.runs = true;
@@ -78,8 +78,8 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
     if (kernel_can(algorithm, q, facts.shape))
       way.estimate =
           estimate_device_algorithm(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
-    if (!q.has_kernels) way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
-    if (q.collective == Collective::kBarrier) way.why = "a barrier is the hosts'", way.runs = false;
+    if (!q.has_kernels) way.why = "this build has no kernels", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+    if (q.collective == Collective::kBarrier) way.why = "a barrier runs on the CPU", way.runs = false;
     ways.push_back(std::move(way));
   }
   return ways;
@@ -91,15 +91,14 @@ size_t count_of(const DeviceQuestion& q) { return bytes_of_whole(q.collective, q
 /// The part of a proxy's data that each rank moves over its bus.
 const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_host) {
   if (inter_host.by_leader)
-    return "small: one rank of each host brings the host's sum to host memory, and takes the result back";
+    return "small: one rank of each host copies the host's sum to host memory, and the result back";
   switch (collective) {
     case Collective::kReduceScatter:
-      return "each rank brings the host's sums for its local_rank on every host to host memory, and takes its own "
-             "result "
+      return "each rank copies the host's sums for its local_rank on every host to host memory, and its own result "
              "back";
     case Collective::kAllGather:
-      return "each rank brings its own block to host memory, and takes those of its local_rank on the other hosts back";
-    default: return "each rank brings its part of the host's sum to host memory, and takes only that back";
+      return "each rank copies its own block to host memory, and those of its local_rank on the other hosts back";
+    default: return "each rank copies its part of the host's sum to host memory and back";
   }
 }
 
@@ -108,13 +107,13 @@ Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
   Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", ""};
   const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
   if (!q.has_kernels) {
-    way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+    way.why = "this build has no kernels", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
   } else if (why_not) {
     way.why = why_not;
   } else if (!can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts)) {
-    way.why = "too many hosts: a launch does not list so many pieces";
+    way.why = "too many hosts: a kernel launch cannot list so many pieces";
   } else if (!config().delegate.empty()) {
-    way.why = "not beside NCCL's kernels", way.set_by = "NVX_DELEGATE";
+    way.why = "not together with NCCL's kernels", way.set_by = "NVX_DELEGATE";
   } else {
     way.why = moved_by_proxy(q.collective, inter_host);
     way.runs = true;
@@ -126,9 +125,9 @@ Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
 Way by_all_hosts(const DeviceQuestion& q, const InterHostPlan& inter_host) {
   const Estimate there = estimate_between(*inter_host.row, q.collective, q.bytes, q.facts, q.carrier);
   Way way{"host memory", std::string("between hosts ") + inter_host.row->name,
-          std::string("where there is nothing else: ") + inter_host.why, "", true};
+          std::string("if no way above is possible: ") + inter_host.why, "", true};
   if (q.has_kernels && config().delegate.empty() && can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts))
-    way.why += "; kernels move what each rank has there and back, so that the caller is not held";
+    way.why += "; kernels copy each rank's data to host memory and back, so the caller does not wait";
   if (q.collective != Collective::kBarrier)
     way.estimate = estimate_through_host(there, q.collective, q.bytes, q.facts.world);
   return way;
@@ -139,8 +138,8 @@ Way by_host(const DeviceQuestion& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
   const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
   const Choice choice = plan(q.collective, in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes, q.facts);
-  std::string why = std::string("where there is nothing else: ") + choice.why;
-  if (in_chunks) why += "; each chunk of " + std::to_string(kChunk >> 20) + " MiB of the whole by itself";
+  std::string why = std::string("if no way above is possible: ") + choice.why;
+  if (in_chunks) why += "; in chunks of " + std::to_string(kChunk >> 20) + " MiB";
   const Estimate there = estimate_inside(choice.algorithm, q.collective, q.bytes, q.facts);
   return {"host memory", kernel::name(choice.algorithm),
           why,           "NVX_ALGO, NVX_ONE_SHOT_BYTES",
@@ -155,14 +154,14 @@ size_t bytes_of_whole(Collective collective, size_t bytes, size_t ranks) {
 
 DeviceLink slowest_link(const GpuTopology& topology) {
   using Kind = DeviceLink::Kind;
-  if (topology.gpus.empty()) return {Kind::kNvlink, 450, "there is no GPU here: as if 18 lanes of NVLink 4 joined all"};
-  if (topology.pairs.empty()) return {Kind::kOneGpu, 1000, "one GPU here: as if all ranks shared it"};
+  if (topology.gpus.empty()) return {Kind::kNvlink, 450, "no GPU here: assumes 18 lanes of NVLink 4 between all"};
+  if (topology.pairs.empty()) return {Kind::kOneGpu, 1000, "one GPU here: assumes that all ranks share it"};
   const GpuPair& pair =
       *std::min_element(topology.pairs.begin(), topology.pairs.end(),
                         [](const GpuPair& a, const GpuPair& b) { return a.expected_gb_s < b.expected_gb_s; });
   const std::string who = "GPU " + std::to_string(pair.a) + " and GPU " + std::to_string(pair.b) + ", " + pair.label() +
                           ", the slowest pair here";
-  if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, who + ", of which nothing is known: as if over PCIe 3.0 x16"};
+  if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, who + ", of unknown speed: assumes PCIe 3.0 x16"};
   const bool nvlink = pair.lanes > 0 && pair.no_peer_access.empty();
   return {nvlink ? Kind::kNvlink : Kind::kPcie, pair.expected_gb_s, who};
 }

@@ -28,13 +28,13 @@ class QueuedCall final : public Task {
 /// The parent's threads do not exist in a forked child, so a lane that they hold is never released. In the child,
 /// operations go through another lane, and are refused.
 Lane& Group::lane() {
-  if (!forked()) return *lane_;
+  if (!core_->failures.forked()) return *lane_;
   static const auto refusals = std::make_shared<Lane>();
   return *refusals;
 }
 
 Status Group::execute(Operation& operation) {
-  if (forked()) return check_alive();
+  if (core_->failures.forked()) return check_alive();
   if (lane_->begin_inline()) {
     if (operation.number == 0) operation.number = next_number();
     Status status = run(operation, Carrier::kCaller);

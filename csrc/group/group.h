@@ -34,8 +34,6 @@ class Group : public std::enable_shared_from_this<Group> {
   int rank() const { return core_->members.rank; }
   int size() const { return core_->members.size(); }
   const std::string& name() const { return core_->members.name; }
-  /// Identifies the ranks of this group; unique to it.
-  uint64_t id() const { return core_->members.id; }
   const Topology& topology() const { return core_->members.topology; }
   const PlanFacts& plan_facts() const { return core_->members.facts; }
   /// The state that the parts share, for callers that need more than this class offers.
@@ -86,7 +84,6 @@ class Group : public std::enable_shared_from_this<Group> {
   void leave();
 
   // The failure of the group; see `FailureState`.
-  bool forked() const { return core_->failures.forked(); }
   bool failed() const { return core_->failures.failed(); }
   bool closed() const { return core_->failures.closed(); }
   Status failure() const { return core_->failures.failure(); }
@@ -95,8 +92,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Status fail_begun(const Status& status) { return core_->failures.fail_begun(status); }
   Status look_around() { return core_->failures.look_around(); }
   bool look_for_interrupt() { return core_->failures.look_for_interrupt(); }
-  void note_heard() { core_->failures.note_heard(); }
-  bool heard() const { return core_->failures.heard(); }
+  void note_heard() { core_->heard.store(true, std::memory_order_relaxed); }
+  bool heard() const { return core_->heard.load(std::memory_order_relaxed); }
 
  private:
   Status carry_out(Operation& operation, Carrier carrier);

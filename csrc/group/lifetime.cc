@@ -60,7 +60,7 @@ void Group::unmake() {
 }
 
 Group::~Group() {
-  if (forked()) {
+  if (core_->failures.forked()) {
     // Everything belongs to the parent: its memory is not mapped here, and its threads, which do not exist here, may
     // hold the locks. So nothing is destroyed.
     new auto(std::move(lane_));
@@ -85,7 +85,7 @@ Group::~Group() {
 /// Peers reuse their memory after this rank has left, so this rank first stops accessing it: the operations in flight
 /// end within a watch interval.
 void Group::leave() {
-  if (forked() || !core_->failures.close()) return;
+  if (core_->failures.forked() || !core_->failures.close()) return;
   if (lane_->held_here()) {
     parts_later_ = true;
     return;

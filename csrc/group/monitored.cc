@@ -19,7 +19,7 @@ Status MonitoredBarrier::run(std::chrono::milliseconds timeout, bool name_all) {
   if (members_.rank != 0) return follow_rank_0(me, rules);
   if (timeout.count() <= 0) {
     return {Code::kTimeout, "nvx: Rank 0 timed out in monitoredBarrier after 0 ms; " + me,
-            "give the other ranks time to come (monitored_barrier(timeout=))"};
+            "give the other ranks time to arrive (monitored_barrier(timeout=))"};
   }
   return watch_others(me, rules, name_all);
 }
@@ -31,7 +31,8 @@ Status MonitoredBarrier::watch_others(const std::string& me, const WaitRules& ru
   open_turn(turn);
   std::vector<int> missing;
   for (int r = 1; r < members_.size() && (name_all || missing.empty()); ++r) {
-    if (await_check_in(r, turn, rules) != Waited::kReached) missing.push_back(r);
+    const auto checked_in = [&](const Turns& theirs) { return reached(theirs.opened, turn); };
+    if (await(r, checked_in, rules) != Waited::kReached) missing.push_back(r);
   }
   if (!missing.empty()) return missing_ranks(missing, name_all, me, rules.deadline);
   if (core_.failures.failed()) return met_in(core_.failures.failure(), me);
@@ -44,30 +45,20 @@ void MonitoredBarrier::open_turn(Stamp turn) {
   kernel::PadHeader& own = members_.own_pad().header();
   signal(own.monitored_in.flag, turn);
   ring(own.monitored_out.flag);
-  if (!core_.port) return;
-  MutexLock lock(core_.port->mutex());
-  for (int r = 1; r < members_.size(); ++r) {
-    if (members_.local_rank_of(r) < 0) core_.port->monitor_in(r, turn);
-  }
+  tell_other_hosts(&net::GroupPort::monitor_in, turn);
 }
 
 void MonitoredBarrier::end_turn(Stamp turn) {
   signal(members_.own_pad().header().monitored_out.flag, turn);
+  tell_other_hosts(&net::GroupPort::monitor_out, turn);
+}
+
+void MonitoredBarrier::tell_other_hosts(void (net::GroupPort::*tell)(int rank, uint64_t turn), Stamp turn) {
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
   for (int r = 1; r < members_.size(); ++r) {
-    if (members_.local_rank_of(r) < 0) core_.port->monitor_out(r, turn);
+    if (members_.local_rank_of(r) < 0) (core_.port.get()->*tell)(r, turn);
   }
-}
-
-Waited MonitoredBarrier::await_check_in(int rank, Stamp turn, const WaitRules& rules) {
-  if (const int s = members_.local_rank_of(rank); s >= 0)
-    return wait(members_.pad(s).header().monitored_in.flag, turn, s, rules);
-  const auto checked_in = [&] {
-    core_.port->mutex().held_by_caller();
-    return core_.port->monitored_in(rank) >= turn;
-  };
-  return await_far(rank, checked_in, rules);
 }
 
 /// Lists the numbers of all missing ranks, and describes the first few.
@@ -100,31 +91,31 @@ Status MonitoredBarrier::follow_rank_0(const std::string& me, const WaitRules& r
               " successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
               "rank 0. Please check rank 0 logs for faulty rank; " +
               waited,
-          "check whether rank 0 has come; it names the missing ranks only where the others wait longer than it does"};
+          "check that rank 0 calls it too; rank 0 names the missing ranks only if the others wait longer than it does"};
 }
 
 /// Checks in to each turn that rank 0 opens, and waits until rank 0 releases this rank from one. A check-in to a turn
 /// that rank 0 has given up is harmless: rank 0 opens another one next.
 Waited MonitoredBarrier::check_in(const WaitRules& rules) {
   for (;;) {
-    const Turns before = turns_of_rank_0();
+    const Turns before = turns_of(0);
     const bool joins = !reached(before.ended, before.opened);
     if (joins) join_turn(before.opened);
     const auto let_go = [&](const Turns& now) { return joins && reached(now.ended, before.opened); };
     const auto moved = [&](const Turns& now) { return now.opened != before.opened || let_go(now); };
-    const Waited how = await_turns(moved, rules);
-    if (how != Waited::kReached || let_go(turns_of_rank_0())) return how;
+    const Waited how = await(0, moved, rules);
+    if (how != Waited::kReached || let_go(turns_of(0))) return how;
   }
 }
 
-MonitoredBarrier::Turns MonitoredBarrier::turns_of_rank_0() const {
-  if (const int s = members_.local_rank_of(0); s >= 0) {
+MonitoredBarrier::Turns MonitoredBarrier::turns_of(int rank) const {
+  if (const int s = members_.local_rank_of(rank); s >= 0) {
     const kernel::PadHeader& there = members_.pad(s).header();
     return {.opened = there.monitored_in.flag.value.load(std::memory_order_seq_cst),
             .ended = there.monitored_out.flag.value.load(std::memory_order_seq_cst)};
   }
   MutexLock lock(core_.port->mutex());
-  return {.opened = core_.port->monitored_in(0), .ended = core_.port->monitored_out()};
+  return {.opened = core_.port->monitored_in(rank), .ended = core_.port->monitored_out()};
 }
 
 void MonitoredBarrier::join_turn(Stamp turn) {
@@ -133,24 +124,19 @@ void MonitoredBarrier::join_turn(Stamp turn) {
   core_.port->monitor_in(0, turn);
 }
 
-Waited MonitoredBarrier::await_turns(const std::function<bool(const Turns&)>& moved, const WaitRules& rules) {
-  if (const int s = members_.local_rank_of(0); s >= 0)
-    return wait(
-        members_.pad(s).header().monitored_out.flag, [&] { return moved(turns_of_rank_0()); }, s, rules);
-  const auto moved_far = [&] {
-    core_.port->mutex().held_by_caller();
-    return moved({.opened = core_.port->monitored_in(0), .ended = core_.port->monitored_out()});
-  };
-  return await_far(0, moved_far, rules);
-}
-
-/// Waits for a message of a rank of another host, unless that rank is lost.
-Waited MonitoredBarrier::await_far(int rank, const std::function<bool()>& said, const WaitRules& rules) {
+/// Waits until the turns of a rank are as said, unless it is a rank of another host that is lost. Rank 0 waits for
+/// check-ins, the others for rank 0 to release them.
+Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>& said, const WaitRules& rules) {
+  if (const int s = members_.local_rank_of(rank); s >= 0) {
+    kernel::PadHeader& there = members_.pad(s).header();
+    const auto ended = [&] { return said(turns_of(rank)); };
+    return wait(rank == 0 ? there.monitored_out.flag : there.monitored_in.flag, ended, s, rules);
+  }
   net::GroupPort& port = *core_.port;
   std::optional<net::GroupPort::Fate> fate;
   const auto ended = [&] {
     port.mutex().held_by_caller();
-    return said() || (fate = port.fate(rank));
+    return said({.opened = port.monitored_in(rank), .ended = port.monitored_out()}) || (fate = port.fate(rank));
   };
   const auto look = [&] { port.mutex().held_by_caller(), port.ask(rank); };
   const Waited how = port.messenger().wait(ended, look, -1, rules);

@@ -23,7 +23,8 @@ class MonitoredBarrier {
   Status run(std::chrono::milliseconds timeout, bool name_all);
 
  private:
-  /// Rank 0's last opened turn, and the last turn from which it released all ranks.
+  /// The last turn that rank 0 opened, or that another rank checked in to, and the last one from which rank 0 released
+  /// all ranks.
   struct Turns {
     Stamp opened = 0, ended = 0;
   };
@@ -31,14 +32,13 @@ class MonitoredBarrier {
   Status follow_rank_0(const std::string& me, const WaitRules& rules);
   void open_turn(Stamp turn);
   void end_turn(Stamp turn);
-  Waited await_check_in(int rank, Stamp turn, const WaitRules& rules);
+  void tell_other_hosts(void (net::GroupPort::*tell)(int rank, uint64_t turn), Stamp turn);
   Status missing_ranks(const std::vector<int>& missing, bool all, const std::string& me,
                        const Deadline& deadline) const;
   Waited check_in(const WaitRules& rules);
-  Turns turns_of_rank_0() const;
+  Turns turns_of(int rank) const;
   void join_turn(Stamp turn);
-  Waited await_turns(const std::function<bool(const Turns&)>& moved, const WaitRules& rules);
-  Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
+  Waited await(int rank, const std::function<bool(const Turns&)>& said, const WaitRules& rules);
 
   Core& core_;
   const Members& members_;

@@ -49,7 +49,7 @@ TEST(Doubled, WhoComesTooLateIsToldWhoWasThere) {
   } catch (const Error& error) {
     const std::string text = error.what();
     EXPECT_NE(text.find("rank 0 has not"), std::string::npos) << text;
-    EXPECT_NE(text.find("rank 1 was claimed before, by pid " + std::to_string(getpid())), std::string::npos) << text;
+    EXPECT_NE(text.find("rank 1 was joined before by pid " + std::to_string(getpid())), std::string::npos) << text;
   }
 }
 

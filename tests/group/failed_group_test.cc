@@ -156,9 +156,9 @@ TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
     EXPECT_EQ(late.code(), Code::kPeerFailed);
     EXPECT_SAYS(late, "timed out in all_reduce(sum, f32, 10 elements) #2 of group late after");
     EXPECT_SAYS(late, "waiting for rank 1 (pid");
-    EXPECT_SAYS(late, "told by rank 0");
+    EXPECT_SAYS(late, "reported by rank 0");
     EXPECT_SAYS(late,
-                "this is rank 1, which came to all_reduce(sum, f32, 10 elements) #2 after that. Next: see what kept "
+                "this is rank 1, which called all_reduce(sum, f32, 10 elements) #2 after that. Next: see what kept "
                 "this rank, or allow more time");
   });
 }
@@ -182,9 +182,9 @@ TEST_P(Near, WordsOfAFailureAreNoFacts) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kPeerFailed);
     EXPECT_EQ(status.failure().code, Code::kAborted);
-    EXPECT_SAYS(status, words + "; told by rank 1; this is rank 0");
+    EXPECT_SAYS(status, words + "; reported by rank 1; this is rank 0");
     EXPECT_SAYS(status, ". Next: see the log of the rank named first");
-    EXPECT_SAYS(all_reduce(group, 10), words + "; told by rank 1");
+    EXPECT_SAYS(all_reduce(group, 10), words + "; reported by rank 1");
   });
 }
 
@@ -207,7 +207,8 @@ TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
     over = true;
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kPeerFailed);
-    EXPECT_SAYS(status, "nvx: the failure note of rank 1 is damaged or from another version of nvx; told by rank 1");
+    EXPECT_SAYS(status,
+                "nvx: the failure note of rank 1 is damaged or from another version of nvx; reported by rank 1");
   });
 }
 
@@ -246,7 +247,7 @@ TEST_P(Meanwhile, TheMailIsFreeForOthers) {
       while (is_open && !group.failed());
       const Status status = group.mail().wait(*one);
       EXPECT_EQ(status.code(), Code::kPeerFailed);
-      EXPECT_SAYS(status, "is lost; told by rank 2");
+      EXPECT_SAYS(status, "is lost; reported by rank 2");
       over = true;
     });
     return longest;

@@ -53,7 +53,8 @@ TEST(Roots, ThatDifferInTheLastOperationAreWarnedOf) {
       ASSERT_TRUE(run(group, last).ok());
     });
     const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(said.find("collective mismatch in group last, noticed when it was left: ") != std::string::npos, differ)
+    EXPECT_EQ(said.find("collective mismatch in group last, noticed when this rank left it: ") != std::string::npos,
+              differ)
         << said;
     EXPECT_EQ(said.find("): their roots differ. Next: make all ranks call") != std::string::npos, differ) << said;
   }

@@ -90,7 +90,7 @@ def test_one_host_id_for_two_machines_is_refused(cluster):
     time.sleep(0.1)
     for process in cluster.ranks:
         assert process.wait(60) != 0
-    assert "say with NVX_HOST_ID that they share a host" in cluster.logs()
+    assert "have the same NVX_HOST_ID" in cluster.logs()
 
 
 def test_whom_an_ending_process_waits_for_is_said(cluster):

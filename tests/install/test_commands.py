@@ -214,7 +214,7 @@ def test_explain_knows_of_several_hosts(capsys):
     assert "between hosts pair (small, two hosts: one exchange) by one rank of each host" in small
     assert "between hosts ring (" in large and " on 2 rails " in large and " slices of " in large
     assert cli.main(["explain", "all_reduce", "8", "-n", "5", "--hosts", "2"]) == 0
-    assert "5 ranks on 2 hosts, 3 on the fullest: " in capsys.readouterr().out
+    assert "5 ranks on 2 hosts, 3 on the largest: " in capsys.readouterr().out
     for ranks, hosts in (("2", "3"), ("2", "0"), ("0", "1")):
         assert cli.main(["explain", "all_reduce", "8", "-n", ranks, "--hosts", hosts]) == 2
         assert capsys.readouterr().err.startswith("nvx explain: ")
@@ -293,7 +293,7 @@ def test_explain_follows_nvx_delegate():
 
     told, by_nccl = rows("all_reduce")
     assert by_nccl == [False, True]
-    assert "smaller than NVX_DELEGATE says: 1048576 bytes of the whole, which is 4096" in told
+    assert "smaller than the limit in NVX_DELEGATE: 4096 of at least 1048576 bytes" in told
     assert rows("all_gather")[1] == [True, True], "4 KiB of each of 4 ranks are 16 KiB"
     assert rows("reduce_scatter")[1] == [False, True], "what each puts in is the whole"
     assert rows("broadcast")[1] == [False, False]

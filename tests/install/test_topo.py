@@ -176,11 +176,11 @@ def test_what_nvml_tells_goes_through_the_library_into_the_table(fake_nvml):
     warnings = [line for line in lines if line.startswith("[WARN]")]
     assert warnings == [
         '[WARN] nvlink-half: GPU 2 (Fake H100 "2") has 9 of 18 NVLinks up -> nvidia-smi nvlink -s -i 2',
-        '[WARN] nvlink-rate-half: GPU 1 (Fake H100 "1") has NVLinks that run at 13 GB/s, where one should give 27: 3, 5'
+        '[WARN] nvlink-rate-half: GPU 1 (Fake H100 "1") has NVLinks at 13 GB/s instead of 27 GB/s: 3, 5'
         " -> nvidia-smi nvlink -s -i 1",
-        '[WARN] nvlink-rate-half: GPU 2 (Fake H100 "2") has NVLinks that run at 13 GB/s, where one should give 25:'
+        '[WARN] nvlink-rate-half: GPU 2 (Fake H100 "2") has NVLinks at 13 GB/s instead of 25 GB/s:'
         " 0, 1, 2, 3, 4, 5, 6, 7, 8 -> nvidia-smi nvlink -s -i 2",
-        '[WARN] pcie-width-half: GPU 2 (Fake H100 "2") has a PCIe link of x4 where it could have x16'
+        '[WARN] pcie-width-half: GPU 2 (Fake H100 "2") has a PCIe link of x4 instead of x16'
         " -> nvidia-smi -q -d PCIE -i 2",
     ]
 

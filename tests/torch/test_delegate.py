@@ -483,7 +483,7 @@ def test_what_the_backend_says_has_failed_fails_the_group(rank, world):
             fake_nccl.made[-1].break_down()
             raises_before_long("fake_nccl says that all_reduce.* has failed", work.wait)
     else:
-        said = "fake_nccl says that all_reduce.* has failed.*told by rank 0"
+        said = "fake_nccl says that all_reduce.* has failed.*reported by rank 0"
         raises_before_long(said, lambda: dist.all_reduce(tensor))
     torch.accelerator.synchronize()
 
@@ -498,7 +498,7 @@ def test_a_call_that_the_backend_refuses_fails_the_group(rank, world):
         with pytest.raises(dist.DistBackendError, match="fake_nccl did not take all_reduce.*not today"):
             dist.all_reduce(tensor)
     else:
-        raises_before_long("not today.*told by rank 0", lambda: dist.all_reduce(tensor))
+        raises_before_long("not today.*reported by rank 0", lambda: dist.all_reduce(tensor))
     torch.accelerator.synchronize()
 
 

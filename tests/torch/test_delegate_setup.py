@@ -184,7 +184,7 @@ def test_a_rank_that_dies_while_connecting_is_named_soon(rank, world):
 def test_a_rank_that_does_not_come_to_agree_is_named(rank, world):
     dist.all_reduce(on_gpu(1, SMALL))
     if rank == 0:
-        said = "rank 1 did not come.*while the ranks agreed on what to hand over"
+        said = "rank 1 did not join.*while the ranks agreed on what to hand over"
         with pytest.raises(dist.DistBackendError, match=said):
             dist.all_reduce(on_gpu(1, LARGE))
     meet("rank 0 has given up")
@@ -213,7 +213,7 @@ def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
             raises_before_long("the state of .* cannot be queried.*an illegal memory access", work.wait)
             until_called_off()
     else:
-        raises_before_long("illegal memory access.*told by rank 0", lambda: dist.all_reduce(tensor, group=group))
+        raises_before_long("illegal memory access.*reported by rank 0", lambda: dist.all_reduce(tensor, group=group))
         until_called_off()
     assert fake_nccl.calls()["abort"] == 1
     torch.accelerator.synchronize()

@@ -187,7 +187,7 @@ def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asy
         # Its part may or may not be done before the failure is reported.
         with contextlib.suppress(dist.DistBackendError):
             dist.all_reduce(tensor, group=group)
-        words = "an illegal memory access.*told by rank 0"
+        words = "an illegal memory access.*reported by rank 0"
     raises_before_long(words, lambda: dist.all_reduce(tensor, group=group))
     torch.accelerator.synchronize()
 

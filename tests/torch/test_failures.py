@@ -176,8 +176,8 @@ def test_calls_after_a_failure_say_that_it_was_earlier(rank, world):
     if rank == ODD:
         meet("gave up")
         text = caught(lambda: dist.all_reduce(ones(), group=group), within=3)
-        assert "timed out in all_reduce" in text and "told by rank 0" in text, text
-        assert "which came to all_reduce(sum, f32, 10 elements) #2 after that" in text or SEVERAL_HOSTS, text
+        assert "timed out in all_reduce" in text and "reported by rank 0" in text, text
+        assert "which called all_reduce(sum, f32, 10 elements) #2 after that" in text or SEVERAL_HOSTS, text
     else:
         text = caught(lambda: dist.all_reduce(ones(), group=group), within=10)
         assert "earlier" not in text and "init_process_group(timeout=)" in text, text

@@ -346,7 +346,7 @@ def test_a_recv_that_times_out_tells_of_what_has_come_instead(rank, world):
         with pytest.raises(dist.DistBackendError):
             dist.recv(torch.ones(1), 1)
         return
-    words = r"tag 1\).*rank 0 .*; it has sent 10 elements of f32 with tag 2, which nobody here receives"
+    words = r"tag 1\).*rank 0 .*; it has sent 10 elements of f32 with tag 2, for which there is no recv here"
     with pytest.raises(dist.DistBackendError, match=words):
         dist.recv(torch.ones(10), 0, tag=1)
 

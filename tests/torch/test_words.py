@@ -57,12 +57,12 @@ def only_with_ucx(hosts):
 @pytest.mark.parametrize(
     ("hosts", "spread", "plan"),
     [
-        (["left"], "1 rank on host left", "1 rank on one host: nobody to exchange anything with, so nothing is chosen"),
+        (["left"], "1 rank on host left", "1 rank on one host: no other rank, so nothing is chosen"),
         (["left"] * 2, "2 ranks on host left", r"2 ranks on one host: reduce_pipelined \("),
         (
             ["left", "right", "left"],
             "3 ranks on 2 hosts: 2 on left, 1 on right",
-            r"3 ranks on 2 hosts, 2 on the fullest: inside a host \w+, between hosts ring \(.*\) on 1 rail",
+            r"3 ranks on 2 hosts, 2 on the largest: inside a host \w+, between hosts ring \(.*\) on 1 rail",
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_library_that_is_not_there_ends_all_ranks_at_once_and_is_named(tmp_pat
         assert code == 1, words
         assert f"NVX_LIBUCP={nowhere} is neither a file nor a folder with a libucp.so.0" in words, words
         assert "Next: name one, or unset it" in words, words
-    assert re.search(r"rank 1 \(pid \d+, host host1\) gave up making group", ranks[0][0]), ranks[0][0]
+    assert re.search(r"rank 1 \(pid \d+, host host1\) failed to create group", ranks[0][0]), ranks[0][0]
     assert took < 60  # the set-up may take half an hour; most of this time is the import of torch
 
 

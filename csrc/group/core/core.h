@@ -43,6 +43,7 @@ struct Core {
   FailureState failures;
   Waits waits;
   std::atomic<uint64_t> sequence{0};  ///< operations issued
+  std::atomic<bool> heard{false};     ///< the program knows of a failure, for example by an exception
   const Owner owner;
 };
 

@@ -112,7 +112,7 @@ Failure Diagnosis::taken_for_lost(int rank, const std::string& why) const {
 Failure Diagnosis::told(const Failure& failure, int by) const {
   const std::vector<int>& awaited = failure.awaited;
   const bool waited_for_this = std::find(awaited.begin(), awaited.end(), rank_) != awaited.end();
-  Failure mine = met_in(failure, "told by " + name_(by));
+  Failure mine = met_in(failure, "reported by " + name_(by));
   mine.advice = failure.who == rank_ ? kAfterAStop
                 : waited_for_this    ? "see what kept this rank, or allow more time (init_process_group(timeout=), "
                                        "NVX_TIMEOUT_S, nvx.set_timeout)"

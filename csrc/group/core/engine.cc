@@ -166,8 +166,8 @@ bool Engine::make_thread() {
     static std::atomic<bool> said{false};
     if (!said.exchange(true)) {
       NVX_LOG(kWarn,
-              "no thread for asynchronous operations can be made (%s): they run in the threads that call or wait. "
-              "Next: look at the limits of processes and threads (ulimit -u, pids.max of the cgroup)",
+              "cannot create a thread for asynchronous operations (%s): they run in the threads that call or wait. "
+              "Next: check the limits of processes and threads (ulimit -u, pids.max of the cgroup)",
               error.what());
     }
     return false;

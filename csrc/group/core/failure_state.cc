@@ -117,7 +117,7 @@ Status FailureState::check_alive() const {
 }
 
 Status FailureState::came_late(const std::string& what) const {
-  return met_in(failure(), diagnosis_.me() + ", which came to " + what + " after that");
+  return met_in(failure(), diagnosis_.me() + ", which called " + what + " after that");
 }
 
 // --- failures of others

@@ -39,9 +39,6 @@ class FailureState final : public Watch {
   Status fail(Failure failure) EXCLUDES(mutex_);
   /// The same for an operation that a device has begun: peers wait for it, so kInvalid fails the group too.
   Status fail_begun(const Status& status);
-  /// The program knows of a failure, for example by an exception.
-  void note_heard() { heard_.store(true, std::memory_order_relaxed); }
-  bool heard() const { return heard_.load(std::memory_order_relaxed); }
 
   // --- whether operations may begin
 
@@ -129,7 +126,6 @@ class FailureState final : public Watch {
   std::function<void(const Status&)> act_ = [](const Status&) {};
 
   std::atomic<bool> failed_{false};
-  std::atomic<bool> heard_{false};
   std::atomic<bool> closed_{false};
   std::atomic<std::chrono::milliseconds> doubt_{std::chrono::milliseconds(0)};
   mutable Mutex mutex_;

@@ -184,7 +184,8 @@ void IntraHost::warn_of_differing_calls() const {
     if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
     if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // the peer may overwrite this record now
     const std::string how = contrast({core_.diagnosis.self(), mine}, {members_.describe_local_rank(s), other});
-    NVX_LOG(kWarn, "%s", Status(core_.diagnosis.mismatch(", noticed when it was left", how, "")).reason().c_str());
+    NVX_LOG(kWarn, "%s",
+            Status(core_.diagnosis.mismatch(", noticed when this rank left it", how, "")).reason().c_str());
     return;
   }
 }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/reason.h"
+#include "group/meet/store.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"
 #include "memory/driver/cards.h"
@@ -110,8 +111,8 @@ void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
   constexpr int kTries = 4;  // each failed try finds pairs that kernels cannot use, or a late rank
   std::string why;
   for (int tries = 1; !serves(exchange, launcher, open_channel(exchange, resident), &why); ++tries) {
-    NVX_CHECK(tries < kTries, "a first exchange by kernels did not end well: " + why);
-    NVX_LOG(kInfo, "group %s: GPUs are opened anew, as a first exchange by kernels did not end well: %s",
+    NVX_CHECK(tries < kTries, "the first exchange between GPU kernels failed: " + why);
+    NVX_LOG(kInfo, "group %s: the first exchange between GPU kernels failed, so the GPUs are opened again: %s",
             options_.group.c_str(), why.c_str());
     let_go();
     exported_ = false;
@@ -145,7 +146,7 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   setting.control = &control();
   setting.pads = exchange_pads(exchange);
   rooms.claim.give_back();
-  setting.desk = pin("what the channel begins with",
+  setting.desk = pin("the channel's initial state",
                      std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
                               trial_bytes(channel_.shape)));
   setting.touches = format(setting);
@@ -180,11 +181,12 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
   request.ranks = options_.ranks;
   request.device = options_.device;
   request.home = home_.id();
-  request.uuid = ask_device<DeviceFacts>("asking for its name", [driver = home_.driver(), device = options_.device] {
-                   DeviceFacts facts;
-                   demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
-                   return facts;
-                 }).uuid;
+  request.uuid =
+      ask_device<DeviceFacts>("asking for the GPU's UUID", [driver = home_.driver(), device = options_.device] {
+        DeviceFacts facts;
+        demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
+        return facts;
+      }).uuid;
   request.resident = resident;
   request.wanted = options_.blocks;
   request.arena_free = share_->arena().region().bytes() - share_->arena().used();
@@ -233,7 +235,8 @@ std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
     const uint64_t offset = cards[r].offset;
     const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kCacheLine == 0;
     if (cards[r].magic != PadCard::kMagic || cards[r].rank != int32_t(r) || !inside)
-      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes a pad that it cannot have");
+      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " reports a pad outside its GPU memory",
+                  kOneVersion);
     pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});
   }
   return pads;
@@ -250,7 +253,8 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   for (size_t r = 0; r < cards.size(); ++r) {
     if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))
       throw Error(Code::kMismatch,
-                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
+                  "nvx: " + options_.name(int(r)) + " describes its GPU in the format of another version of nvx",
+                  kOneVersion);
     if (int(r) == options_.rank || !shares_virtual_memory(share_->peer(int(r)))) continue;
     ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &pool_view(int(r)),
                 options_.describe(int(r))};
@@ -285,7 +289,7 @@ std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting&
   if (wrote.fine()) return touches;
   const bool hung = wrote.state == PairState::kHung;  // the device may still write to the pad
   if (hung) share_->arena().quarantine(std::exchange(span_, Span{}));
-  throw Error(hung ? Code::kTimeout : Code::kSystem, "nvx: writing what its pad begins with: " + wrote.why);
+  throw Error(hung ? Code::kTimeout : Code::kSystem, "nvx: the GPU's pad cannot be initialized: " + wrote.why);
 }
 
 }  // namespace nvx

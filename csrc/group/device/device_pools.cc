@@ -33,7 +33,7 @@ DevicePools::~DevicePools() {
     MutexLock lock(peer->mutex);
     peer->view = nullptr;
   }
-  contain("giving back what was mapped of other ranks' pools", [&] {
+  contain("unmapping other ranks' memory pools", [&] {
     (void)call_or_throw<bool>("the driver", Deadline::after(patience_), [last] {
       last->clear();
       return true;
@@ -77,14 +77,14 @@ PoolStats DevicePools::stats() const {
 void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patience) {
   try {
     const Deadline deadline = Deadline::after(patience);
-    (void)call_or_throw<bool>("mapping it", deadline, [pool = pool, grown, deadline] {
+    (void)call_or_throw<bool>("mapping the pool", deadline, [pool = pool, grown, deadline] {
       pool->catch_up(grown, deadline);
       return true;
     });
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kTimeout) pool->give_up();
-    contain("saying why memory is staged", [&] { say(without_name(error.what())); });
+    contain("logging why transfers are staged", [&] { say(without_name(error.what())); });
   }
   show();
   tried.store(grown, std::memory_order_release);
@@ -96,8 +96,9 @@ void DevicePools::Peer::say(const std::string& why) {
   MutexLock lock(mutex);
   const bool again = std::exchange(has_failed, true);
   if (!logs(again ? LogLevel::kInfo : LogLevel::kWarn)) return;
-  log_line("group %s: what %s hands out of its GPU's memory cannot all be mapped here, so the rest is staged: %s",
-           group.c_str(), who.c_str(), why.c_str());
+  log_line(
+      "group %s: the memory pool of %s cannot be mapped completely here, so transfers from the rest are staged: %s",
+      group.c_str(), who.c_str(), why.c_str());
 }
 
 /// Kernels read `base` only if `mapped` is not 0.

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/mutex.h"
+#include "group/meet/store.h"
 #include "kernel/gpu/residency.h"
 #include "memory/driver/cards.h"
 
@@ -139,7 +140,7 @@ std::string connections_wanted(uint32_t ranks, const char* set) {
          (set ? std::string(set) : "not set") +
          ": the hardware may queue one rank's kernel behind another's that waits for it, until both time out. Next: "
          "set " +
-         kName + "=" + std::to_string(kMost) + " in the environment before CUDA is set up";
+         kName + "=" + std::to_string(kMost) + " in the environment before CUDA is initialized";
 }
 
 /// Processes may set up several groups at once. Before a process publishes its card, its first rank on a GPU claims all
@@ -170,13 +171,14 @@ Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomReq
     const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
     if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
       throw Error(Code::kMismatch,
-                  "nvx: " + request.name(int(r)) + " says of its GPU what another version of nvx would");
+                  "nvx: " + request.name(int(r)) + " describes its GPU in the format of another version of nvx",
+                  kOneVersion);
     rooms.arena_free = std::min(rooms.arena_free, cards[r].arena_free);
     wanted = std::min(wanted, cards[r].wanted);
   }
   kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), wanted);
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
-                                   ", so the ranks would wait for each other: put fewer on it, or "
+                                   ", so the ranks would wait for each other: put fewer ranks on it, or "
                                    "destroy groups that are no longer needed");
   if (speaks_for_process(share, request.rank)) warn_of_connections(share, request);
   rooms.blocks = agreed.blocks;

@@ -63,8 +63,8 @@ bool DeviceSide::part() {
   const bool ended = over || await_end(kMoment);
   if (!ended || captured_ != 0) end_.keep(ended ? DeviceEnd::User::kReplay : DeviceEnd::User::kKernel);
   if (over) return true;
-  NVX_LOG(kWarn, "group %s: operations on GPU %d that had not ended were called off%s", end_.options().group.c_str(),
-          end_.options().device, ended ? "" : "; what they may still write to is not used again");
+  NVX_LOG(kWarn, "group %s: operations in flight on GPU %d were aborted%s", end_.options().group.c_str(),
+          end_.options().device, ended ? "" : "; the memory that they may still write to is not used again");
   return ended;
 }
 
@@ -141,7 +141,7 @@ Status DeviceSide::launch_batches(std::span<const Operation* const> operations, 
     NVX_TRY(verdict());
     const size_t n = gather(operations.subspan(at), timeout, next_call(begins));
     if (n == 0)
-      return refused({Code::kInvalid, "nvx: it moves more pieces than a launch holds"}, Begins::kNow,
+      return refused({Code::kInvalid, "nvx: the operation has more pieces than a kernel launch can list"}, Begins::kNow,
                      /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
     if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
@@ -165,7 +165,7 @@ uint32_t DeviceSide::next_call(Begins begins) const {
 Status DeviceSide::not_captured(const Status& status) const {
   Failure failure = reason_for("an operation of group " + end_.options().group + " cannot be captured on GPU " +
                                    std::to_string(end_.options().device) + " of " + self(),
-                               status.failure(), "give this capture up, on all ranks");
+                               status.failure(), "end this capture, on all ranks");
   failure.code = Code::kInvalid;
   return failure;
 }
@@ -178,7 +178,7 @@ Status DeviceSide::refused(const Status& status, Begins begins, bool is_first) {
   MutexLock lock(mutex_);
   if (!failure_.ok()) return failure_;
   Failure failure = reason_for("GPU " + std::to_string(end_.options().device) + " of " + self() +
-                                   " takes no more operations of group " + end_.options().group,
+                                   " cannot launch operations of group " + end_.options().group,
                                status.failure(),
                                "an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which");
   failure.code = Code::kSystem;
@@ -233,7 +233,7 @@ DeviceChoice DeviceSide::choose(const Operation& o) const {
     case Collective::kBroadcast:
     case Collective::kAllGather: return ask(o.recv.longest());
     case Collective::kReduceScatter: return ask(o.send.longest());
-    case Collective::kNone: return {kernel::DeviceAlgorithm::kMoveOwn, "it is this rank's alone"};
+    case Collective::kNone: return {kernel::DeviceAlgorithm::kMoveOwn, "copies of this rank alone"};
     default: return ask(0);
   }
 }

@@ -8,6 +8,7 @@
 
 #include "base/contain.h"
 #include "base/error.h"
+#include "group/meet/store.h"
 #include "kernel/gpu/packs.h"
 #include "memory/driver/cards.h"
 #include "memory/driver/thread_call.h"
@@ -68,7 +69,7 @@ class DeviceTrial {
 
   /// Closing a queue may hang, so it has a deadline too.
   ~DeviceTrial() {
-    contain("closing the queue of a first exchange by kernels", [&] {
+    contain("closing the queue of the first exchange between GPU kernels", [&] {
       (void)call_or_throw<bool>("the driver", Deadline::after(setting_.farewell), [work = std::move(work_)]() mutable {
         work.reset();
         return true;
@@ -124,7 +125,7 @@ class DeviceTrial {
     };
     work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", deadline, open);
     const Status begun = launcher.launch_on_queue(work_->lend(), setting_.channel, jobs(), {});
-    drain(deadline, "a first exchange by kernels");
+    drain(deadline, "the first exchange between GPU kernels");
     if (!begun.ok()) throw Error(begun);
   }
 
@@ -162,7 +163,7 @@ class DeviceTrial {
         if (at == shared_.piece(stage)) continue;
         whole = false;
         find(p, PairState::kCorrupt, stage,
-             "what kernels send arrives as something else at byte " + std::to_string(at) + ", though copies do not");
+             "data that kernels send is corrupt from byte " + std::to_string(at) + " on, but copied data is intact");
       }
     }
     return whole;
@@ -186,7 +187,8 @@ class DeviceTrial {
     for (uint32_t r = 0; r < ranks(); ++r) {
       if (cards[r].magic != TrialCard::kMagic || cards[r].rank != int32_t(r))
         throw Error(Code::kMismatch,
-                    "nvx: " + setting_.name(int(r)) + " says of its GPU what another version of nvx would");
+                    "nvx: " + setting_.name(int(r)) + " describes its GPU in the format of another version of nvx",
+                    kOneVersion);
       well = well && cards[r].ended == kTrialEpochs && cards[r].whole == 1;
     }
     return well;
@@ -195,22 +197,21 @@ class DeviceTrial {
   /// Finds the peers whose first packets, or in the second stage whose flags, are missing or wrong.
   void look_at_pads() {
     const kernel::DeviceVerdict& verdict = control().verdict;
-    const std::string though = ", though what is copied arrives as it is";
+    const std::string though = ", but copied data is intact";
     if (verdict.peer >= 0 && verdict.cause != kernel::Verdict::Cause::kWait)
-      find(uint32_t(verdict.peer), PairState::kCorrupt, ended(),
-           "what kernels send arrives as something else" + though);
+      find(uint32_t(verdict.peer), PairState::kCorrupt, ended(), "data that kernels send is corrupt" + though);
     for (uint32_t p = 0; p < ranks(); ++p) {
       if (p == me()) continue;
       if (copied_ != setting_.pads[p].mine) copy_pad(setting_.pads[p].mine);
       if (!has_greeted(p))
-        find(p, PairState::kHung, 0, "nothing that kernels store arrives" + though);
+        find(p, PairState::kHung, 0, "no store of a kernel arrives" + though);
       else if (ended() == 1 && verdict.peer == int32_t(p) && has_greeted(p, 1) && !has_posted(p))
-        find(p, PairState::kHung, 1, "what kernels signal does not arrive" + though);
+        find(p, PairState::kHung, 1, "no signal of a kernel arrives" + though);
     }
   }
 
   void copy_pad(const std::byte* pad) {
-    drain(Deadline::after(setting_.farewell), "looking at its pad", reinterpret_cast<DevicePtr>(pad));
+    drain(Deadline::after(setting_.farewell), "reading the pad", reinterpret_cast<DevicePtr>(pad));
     copied_ = pad;
   }
 
@@ -239,7 +240,7 @@ class DeviceTrial {
     const auto is_fine = [](const TrialFinding& f) { return f.state == uint32_t(PairState::kFine); };
     uint32_t first = UINT32_MAX;
     for (const TrialFinding& f : all) first = is_fine(f) ? first : std::min(first, f.stage);
-    TrialVerdict verdict{std::vector<PairVerdict>(ranks()), true, "a rank came too late to them"};
+    TrialVerdict verdict{std::vector<PairVerdict>(ranks()), true, "a rank took part too late"};
     for (size_t i = all.size(); i-- > 0;) {
       if (is_fine(all[i]) || all[i].stage != first) continue;
       const size_t by = i / ranks(), of = i % ranks();

@@ -23,19 +23,8 @@ bool may_run(const DeviceSide& kernels) {
   return kernels.may_be_replayed() && !Engine::here().stopping();
 }
 
-/// A participant of an exchange under this prefix.
-struct Speaker {
-  std::string prefix;
-  int rank, ranks;
-};
-
-StoreExchange::Options options_of(const Speaker& speaker, std::chrono::milliseconds timeout,
-                                  std::function<void(int)> watch) {
-  return {.prefix = speaker.prefix,
-          .rank = speaker.rank,
-          .ranks = speaker.ranks,
-          .timeout = timeout.count() > 0 ? timeout : std::chrono::hours(24),
-          .watch = std::move(watch)};
+std::chrono::milliseconds exchange_timeout(const Waits& waits) {
+  return waits.timeout().count() > 0 ? waits.timeout() : std::chrono::hours(24);
 }
 
 }  // namespace
@@ -51,7 +40,7 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   asked_for_ = device;
   std::unique_ptr<DeviceSide> side;
   const auto carry_on_without = [&](const Error& error) {
-    NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", members_.name.c_str(), device,
+    NVX_LOG(kInfo, "group %s: collectives on device %d go through host memory: %s", members_.name.c_str(), device,
             error.reason().c_str());
     // A rank that refuses reports it to all. A rank that timed out, or was interrupted, does not know the decision of
     // the others.
@@ -84,14 +73,17 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
 /// The schedules between hosts depend on the steps inside them. Throws Error if a host has no kernels, and then on all
 /// ranks unless one has exited.
 void GroupDevice::agree_on_sides(Store& store, bool has_one) {
-  StoreExchange exchange(store, options_of({members_.key("device/hosts"), members_.rank, members_.size()},
-                                           core_.waits.timeout(), [this](int rank) { look_while_waiting(rank); }));
+  StoreExchange exchange(store, {.prefix = members_.key("device/hosts"),
+                                 .rank = members_.rank,
+                                 .ranks = members_.size(),
+                                 .timeout = exchange_timeout(core_.waits),
+                                 .watch = [this](int rank) { look_while_waiting(rank); }});
   const std::byte mine{has_one};
   const std::vector<std::vector<std::byte>> all = exchange.all_gather({&mine, 1});
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].size() == 1 && all[r][0] == std::byte{1}) continue;
-    throw Error(Code::kInvalid,
-                "nvx: the host of " + members_.topology.describe(int(r)) + " has no kernels, see the log there");
+    throw Error(Code::kInvalid, "nvx: the host of " + members_.topology.describe(int(r)) + " cannot use kernels",
+                "see the log of that rank");
   }
 }
 
@@ -101,7 +93,7 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
   const std::string come = members_.key("connect"), refusal = members_.key("connect/refused"),
                     decided = members_.key("connect/decided");
   if (!why_not.empty()) {
-    const std::string note = members_.topology.describe(members_.rank) + " cannot: " + without_name(why_not);
+    const std::string note = members_.topology.describe(members_.rank) + " failed: " + without_name(why_not);
     store.set(refusal, {note.begin(), note.end()});
     throw Error(Code::kInvalid, why_not);
   }
@@ -126,11 +118,11 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
     }
     if (const auto note = store.get(refusal, std::chrono::milliseconds(0)))
       throw Error(Code::kPeerFailed,
-                  "nvx: the ranks were to open the devices that device_id names: " +
+                  "nvx: not all ranks can open the devices that device_id names: " +
                       printable(std::string(note->begin(), note->begin() + std::min(note->size(), kMostWords))));
     if (last.passed(Clock::now()))
       throw Error(Code::kTimeout, "nvx: timed out after " + seconds(last) +
-                                      ", waiting for a rank to say whether all open the devices that device_id names");
+                                      ", while the ranks agreed to open the devices that device_id names");
     looked_at = (looked_at + 1) % members_.size();
     if (looked_at != members_.rank) look_while_waiting(looked_at);
   }
@@ -151,11 +143,12 @@ void GroupDevice::warn_of_missing(Store& store, const std::string& come, const D
     if (!store.get(come + "/" + std::to_string(r), std::chrono::milliseconds(0)))
       missing += (missing.empty() ? "" : ", ") + members_.topology.describe(r);
   }
-  if (missing.empty()) missing = "all others at the same time";
-  NVX_LOG(kWarn,
-          "group %s: device_id was given to this rank and, within %.0f s, not to %s: devices are opened by the first "
-          "collective instead. Next: give device_id on all ranks, or on none",
-          members_.name.c_str(), deadline.elapsed_s(), missing.c_str());
+  if (missing.empty()) missing = "all other ranks";
+  NVX_LOG(
+      kWarn,
+      "group %s: this rank passed device_id to init_process_group, but within %.0f s %s did not: the first collective "
+      "opens the devices instead. Next: pass device_id on all ranks, or on none",
+      members_.name.c_str(), deadline.elapsed_s(), missing.c_str());
 }
 
 /// Throws Error, and then on all ranks unless one has exited.
@@ -163,12 +156,13 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
                                                    const std::shared_ptr<StreamOrder>& order) {
   const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
   const std::vector<int> ranks = members_.here();
-  StoreExchange::Options speaks =
-      options_of({where, members_.local_rank(), members_.local_ranks()}, core_.waits.timeout(),
-                 [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); });
   const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
-  speaks.name = name_of;
-  StoreExchange exchange(store, std::move(speaks));
+  StoreExchange exchange(store, {.prefix = where,
+                                 .rank = members_.local_rank(),
+                                 .ranks = members_.local_ranks(),
+                                 .timeout = exchange_timeout(core_.waits),
+                                 .name = name_of,
+                                 .watch = [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); }});
   DeviceSideOptions options;
   options.group = members_.name;
   options.rank = members_.local_rank();

@@ -2,7 +2,7 @@
 
 #include "group/hierarchy/hierarchical.h"
 
-#include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/log.h"
@@ -31,18 +31,7 @@ Status sum_alone(const Operation& step) {
   return {};
 }
 
-net::Label label_of(const kernel::Fingerprint& fingerprint) {
-  net::Label label;
-  static_assert(sizeof label == sizeof fingerprint);
-  std::memcpy(label.data(), &fingerprint, sizeof label);
-  return label;
-}
-
-kernel::Fingerprint fingerprint_of(const net::Label& label) {
-  kernel::Fingerprint fingerprint;
-  std::memcpy(&fingerprint, label.data(), sizeof fingerprint);
-  return fingerprint;
-}
+kernel::Fingerprint fingerprint_of(const net::Label& label) { return std::bit_cast<kernel::Fingerprint>(label); }
 
 }  // namespace
 
@@ -60,7 +49,7 @@ Hierarchical::~Hierarchical() {
 }
 
 Status Hierarchical::run(Operation& o, Carrier carrier) {
-  Call call{o, core_.waits.rules_of(o, carrier), label_of(o.fingerprint()),
+  Call call{o, core_.waits.rules_of(o, carrier), std::bit_cast<net::Label>(o.fingerprint()),
             terms_of(o.dtype, o.op, o.factor, size_t(members_.size()))};
   call.rules.driver = this;
   core_.failures.doubt(std::chrono::milliseconds(0));
@@ -278,8 +267,8 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     whom.ranks = run.unheard();
     if (whom.ranks.empty()) {  // they have called too, and wait for others, which report first
       whom.ranks = run.waits_for();
-      state = whom.ranks.size() == 1 ? ", which is in it too: see there for whom it waits"
-                                     : ", which are in it too: see there for whom they wait";
+      state = whom.ranks.size() == 1 ? ", which has called it too: see its log for the rank that it waits for"
+                                     : ", which have called it too: see their logs for the rank that they wait for";
       core_.failures.doubt(kDoubtOfSteps);
     }
     for (const int rank : whom.ranks) {

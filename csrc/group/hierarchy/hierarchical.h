@@ -58,7 +58,7 @@ class Hierarchical final : private Driver {
   Status run_proxy(Call& call);
   using Step = std::function<Status(size_t k)>;
   Status overlap(Call& call, const Slices& slices, size_t lag, const Step& issue, const Step& retire);
-  Status perform_chunk(Call& call, Operation& chunk, size_t bytes);
+  Status perform_chunk(Call& call, Operation chunk, size_t bytes);
   Status to_or_from_root(Call& call);
   Status all_to_all(Call& call);
   Status exchange_inside(Call& call);

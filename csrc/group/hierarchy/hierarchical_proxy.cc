@@ -84,7 +84,7 @@ Status Hierarchical::run_proxy(Call& call) {
   const auto issue = [&](size_t k) -> Status {
     NVX_TRY(proxy.await(k, deadline, [this] { drive(); }));
     auto chunk = slices->chunk(k);
-    return chunk ? perform_chunk(call, *chunk, slices->bytes()) : Status();
+    return chunk ? perform_chunk(call, *std::move(chunk), slices->bytes()) : Status();
   };
   const auto retire = [&](size_t k) {
     proxy.say(HostProxy::may_go(k));
@@ -95,7 +95,7 @@ Status Hierarchical::run_proxy(Call& call) {
 }
 
 /// Performs a chunk of the call's operation in host memory. `bytes`: see `Whole`.
-Status Hierarchical::perform_chunk(Call& call, Operation& chunk, size_t bytes) {
+Status Hierarchical::perform_chunk(Call& call, Operation chunk, size_t bytes) {
   const Whole whole{call.o.fingerprint(), call.rules.deadline, bytes};
   chunk.number = call.o.number, chunk.whole = &whole;
   Call of_chunk{chunk, call.rules, call.label, call.terms, call.combine, call.runs};

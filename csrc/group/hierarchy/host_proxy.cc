@@ -28,7 +28,7 @@ const char* why_not_by_kernels(Collective collective, DType dtype, size_t count,
   if (facts.hosts == 1) return "the ranks are on one host";
   const auto* row = std::find_if(std::begin(kProxies), std::end(kProxies),
                                  [&](const ProxyRow& r) { return r.collective == collective; });
-  if (row == std::end(kProxies)) return "only all_reduce, reduce_scatter and all_gather do so";
+  if (row == std::end(kProxies)) return "only all_reduce, reduce_scatter and all_gather use kernels";
   if (count == 0) return "there is nothing to move";
   if (dtype == DType::kBytes) return "the type is unknown to nvx, so its elements may differ by rank";
   if (row->by_blocks && facts.world != facts.rails * facts.hosts)

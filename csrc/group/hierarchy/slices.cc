@@ -100,52 +100,22 @@ Operation Slices::sum_of() const {
 
 namespace {
 
-/// One rank of each host gets the host's sum, exchanges it with the other hosts, and broadcasts the result.
-class AllReduceByLeader final : public Slices {
+/// The ranks of a host sum the slice, one part for each rail; an all-reduce of each part between hosts; an all-gather
+/// inside the host. If the plan is by leader, one rank of each host has the whole slice as its part.
+class AllReduce final : public Slices {
  public:
-  explicit AllReduceByLeader(const Source& source) : Slices(source) {
-    peers_ = rails_.rail(0);
-    carries_ = rails_.local_rank() == 0;
-    cut_by(plan_.slice, 0);
-    if (o_.proxy) room_ = own().bytes;
-  }
-  std::vector<Operation> before(size_t k) const override {
-    if (reads_input()) return {};
-    Operation step = sum_of();
-    step.root = 0, step.count = o_.count, step.in = o_.in;
-    step.out = carries_ ? sum(k).data : nullptr;
-    return one(std::move(step));
-  }
-  Run run(size_t k) const override { return {own().bytes, {}, reads_input() ? o_.in : sum(k).data, sum(k).data}; }
-  Piece sum(size_t k) const override { return {o_.proxy ? at(k) : o_.out, own().bytes}; }
-  std::vector<CopyPair> up(size_t k) const override { return {between(own(), at(k))}; }
-  std::vector<Operation> after(size_t) const override {
-    Operation step = step_of(plan_.after);
-    step.root = 0, step.count = o_.count, step.in = step.out = o_.out;
-    for (size_t l = 0; l < rails_.local_ranks(); ++l) step.recv[l] = {o_.out, o_.count * width()};
-    return one(std::move(step));
-  }
-
- private:
-  Piece own() const { return {o_.out, carries_ ? o_.count * width() : 0}; }
-};
-
-/// Reduce-scatter inside the host, one part for each rail; all-reduce of each part between hosts; all-gather inside the
-/// host.
-class AllReduceOnRails final : public Slices {
- public:
-  explicit AllReduceOnRails(const Source& source) : Slices(source) {
-    peers_ = rails_.rail(rails_.local_rank());
-    carries_ = rails_.carries();
+  explicit AllReduce(const Source& source) : Slices(source) {
+    peers_ = rails_.rail(plan_.by_leader ? 0 : rails_.local_rank());
+    carries_ = plan_.by_leader ? rails_.local_rank() == 0 : rails_.carries();
     cut_by(plan_.slice, o_.count * width());
     if (o_.proxy) room_ = own(0).bytes;
   }
   std::vector<Operation> before(size_t k) const override {
     if (reads_input()) return {};
     Operation step = sum_of();
-    step.count = slice(o_.in, k).bytes / width();
+    step.root = leader(), step.count = slice(o_.in, k).bytes / width(), step.in = slice(o_.in, k).data;
     for (size_t l = 0; l < rails_.local_ranks(); ++l) step.send[l] = part(o_.in, k, l);
-    step.out = sum(k).data;
+    step.out = plan_.by_leader && !carries_ ? nullptr : sum(k).data;
     return one(std::move(step));
   }
   Run run(size_t k) const override {
@@ -155,15 +125,20 @@ class AllReduceOnRails final : public Slices {
   std::vector<CopyPair> up(size_t k) const override { return {between(own(k), at(k))}; }
   std::vector<Operation> after(size_t k) const override {
     Operation step = step_of(plan_.after);
-    step.count = slice(o_.out, k).bytes / width();
-    for (size_t l = 0; l < rails_.local_ranks(); ++l) step.recv[l] = part(o_.out, k, l);
-    step.in = own(k).data;
+    step.root = leader(), step.count = slice(o_.out, k).bytes / width();
+    for (size_t l = 0; l < rails_.local_ranks(); ++l)
+      step.recv[l] = plan_.by_leader ? slice(o_.out, k) : part(o_.out, k, l);
+    step.in = step.recv[rails_.local_rank()].data;
     return one(std::move(step));
   }
 
  private:
+  int leader() const { return plan_.by_leader ? 0 : -1; }
   Piece slice(const std::byte* of, size_t k) const { return cut_.of(piece_of(of, cut_.bytes), k); }
-  Piece part(const std::byte* of, size_t k, size_t l) const { return rails_.part_of(slice(of, k), l, width()); }
+  Piece part(const std::byte* of, size_t k, size_t l) const {
+    if (plan_.by_leader) return l == 0 ? slice(of, k) : Piece{};
+    return rails_.part_of(slice(of, k), l, width());
+  }
   Piece own(size_t k) const { return part(o_.out, k, rails_.local_rank()); }
 };
 
@@ -420,8 +395,7 @@ std::unique_ptr<Slices> slices_of(const Slices::Source& source) {
   const Operation& o = source.o;
   if (o.proxy && why_not_by_kernels(o.collective, o.dtype, o.count, source.facts)) return make<InChunks>(source);
   switch (o.collective) {
-    case Collective::kAllReduce:
-      return plan_for(source).by_leader ? make<AllReduceByLeader>(source) : make<AllReduceOnRails>(source);
+    case Collective::kAllReduce: return make<AllReduce>(source);
     case Collective::kReduce: return make<Reduce>(source);
     case Collective::kReduceScatter: return make<ReduceScatter>(source);
     case Collective::kAllGather: return make<AllGather>(source);

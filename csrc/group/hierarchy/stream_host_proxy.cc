@@ -86,9 +86,10 @@ bool StreamHostProxy::has_room(Status* refused) const {
   const uint64_t launched = device_.launched();
   if (launched < kMostAhead || device_.ended_well(launched - kMostAhead)) return true;
   if (setting_.queue_early() || !device_.look().ok()) return false;
-  *refused = {Code::kSystem, "nvx: this process can have no thread for the host's part of " +
-                                 std::string(nvx::name(setting_.collective)) +
-                                 ", which is too large to be begun without it"};
+  *refused = {Code::kSystem,
+              "nvx: this process cannot create a thread for the host's part of " +
+                  std::string(nvx::name(setting_.collective)) + ", which is too large to begin without one",
+              "check the limits of processes and threads (ulimit -u, pids.max of the cgroup)"};
   return true;
 }
 
@@ -101,8 +102,8 @@ bool StreamHostProxy::has_ended(size_t round) const {
 Status StreamHostProxy::late(const Deadline& deadline) const {
   return core_.failures.fail({.code = Code::kTimeout,
                               .cause = setting_.device + " of " + core_.diagnosis.self() +
-                                       " has not done its part of " + nvx::name(setting_.collective) + " of group " +
-                                       core_.members.name + " in " + seconds(deadline),
+                                       " has not finished its part of " + nvx::name(setting_.collective) +
+                                       " of group " + core_.members.name + " in " + seconds(deadline),
                               .advice = kLookAtDevice});
 }
 

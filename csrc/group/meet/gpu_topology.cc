@@ -68,7 +68,7 @@ void warn_of_lanes(GpuTopology& topology) {
     if (up == best && (up == 0 || up * 2 > all)) continue;
     std::string text =
         of_gpu(int(i)) + " (" + gpu.name + ") has " + std::to_string(up) + " of " + std::to_string(all) + " NVLinks up";
-    if (up < best) text += ", another one of its kind " + std::to_string(best);
+    if (up < best) text += ", another GPU of this model " + std::to_string(best);
     topology.warnings.push_back(
         {up * 2 <= all ? "nvlink-half" : "nvlink-lanes-down", text, "nvidia-smi nvlink -s -i " + std::to_string(i)});
   }
@@ -99,8 +99,8 @@ void warn_of_lane_rates(GpuTopology& topology) {
     }
     if (slow.empty()) continue;
     topology.warnings.push_back({"nvlink-rate-half",
-                                 of_gpu(int(i)) + " (" + gpu.name + ") has NVLinks that run at " + rounded(slowest) +
-                                     " GB/s, where one should give " + rounded(gpu.lane_gb_s) + ": " + slow,
+                                 of_gpu(int(i)) + " (" + gpu.name + ") has NVLinks at " + rounded(slowest) +
+                                     " GB/s instead of " + rounded(gpu.lane_gb_s) + " GB/s: " + slow,
                                  "nvidia-smi nvlink -s -i " + std::to_string(i)});
   }
 }
@@ -111,7 +111,7 @@ void warn_of_pcie(GpuTopology& topology) {
     if (gpu.pcie_now.width == 0 || gpu.pcie_now.width * 2 > gpu.pcie_most.width) continue;
     topology.warnings.push_back({"pcie-width-half",
                                  of_gpu(int(i)) + " (" + gpu.name + ") has a PCIe link of x" +
-                                     std::to_string(gpu.pcie_now.width) + " where it could have x" +
+                                     std::to_string(gpu.pcie_now.width) + " instead of x" +
                                      std::to_string(gpu.pcie_most.width),
                                  "nvidia-smi -q -d PCIE -i " + std::to_string(i)});
   }
@@ -135,7 +135,7 @@ void warn_of_speed(GpuTopology& topology) {
       if (got <= 0 || pair.expected_gb_s <= 0 || got * 2 > pair.expected_gb_s) continue;
       topology.warnings.push_back({"bandwidth-half",
                                    of_gpu(way.from) + " writes to " + of_gpu(way.to) + " at " + rounded(got) +
-                                       " GB/s, where " + pair.label() + " should give " + rounded(pair.expected_gb_s),
+                                       " GB/s instead of " + rounded(pair.expected_gb_s) + " GB/s over " + pair.label(),
                                    who_shows(pair)});
     }
   }
@@ -157,10 +157,10 @@ void warn_of_latency(GpuTopology& topology) {
       const double expected = expected_us(pair, way.speed);
       if (expected <= 0 || way.speed.us < expected * 2) continue;
       topology.warnings.push_back({"latency-high",
-                                   of_gpu(way.from) + " has written a little to " + of_gpu(way.to) + " after " +
-                                       exactly(way.speed.us) + " us, where " + pair.label() + " should take " +
-                                       exactly(expected) + ": within " + of_gpu(way.from) + " it takes " +
-                                       exactly(way.speed.own_us),
+                                   "a small write from " + of_gpu(way.from) + " to " + of_gpu(way.to) + " takes " +
+                                       exactly(way.speed.us) + " us instead of " + exactly(expected) + " us over " +
+                                       pair.label() + "; within " + of_gpu(way.from) + " it takes " +
+                                       exactly(way.speed.own_us) + " us",
                                    who_shows(pair)});
     }
   }
@@ -288,7 +288,7 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
       if (!none.empty()) return unmeasured(none);
       if (a == devices.end() || b == devices.end()) return unmeasured("CUDA_VISIBLE_DEVICES hides one of them");
       if (deadline.passed(Clock::now()))
-        return unmeasured("not tried: the others had taken all the time, " + how_long(deadline));
+        return unmeasured("not measured, the other pairs used up the time of " + how_long(deadline));
       PairSpeed speed = measure_pair(driver, device->second, device_to->second, soon(), large_copy);
       if (!speed.why_not.empty()) speed.why_not = of_gpu(from) + " to " + of_gpu(to) + ": " + speed.why_not;
       return speed;

@@ -20,7 +20,7 @@ struct PcieLink {
   int width = 0;
 };
 
-/// The connection of two GPUs without NVLink, as in `nvidia-smi topo -m`.
+/// The connection of two GPUs without NVLink, as in `nvidia-smi topo -m`. A tenth of NVML's numbers.
 enum class GpuPath { kSame, kPix, kPxb, kPhb, kNode, kSys, kUnknown };
 const char* name(GpuPath path);
 

@@ -93,22 +93,14 @@ class NvmlLibrary : public Nvml {
     int level = -1;
     if (api_.nvmlDeviceGetTopologyCommonAncestor(devices_[size_t(a)], devices_[size_t(b)], &level))
       return GpuPath::kUnknown;
-    switch (level) {
-      case 0: return GpuPath::kSame;
-      case 10: return GpuPath::kPix;
-      case 20: return GpuPath::kPxb;
-      case 30: return GpuPath::kPhb;
-      case 40: return GpuPath::kNode;
-      case 50: return GpuPath::kSys;
-      default: return GpuPath::kUnknown;
-    }
+    return level >= 0 && level <= 50 && level % 10 == 0 ? GpuPath(level / 10) : GpuPath::kUnknown;
   }
 
   std::string why_no_peer_access(int a, int b) override {
     constexpr const char* kReasons[] = {"",
                                         "the chipset does not support peer access",
                                         "a GPU does not support peer access",
-                                        "the way through the I/O hub does not support peer access",
+                                        "the path through the I/O hub does not support peer access",
                                         "a registry key of the driver disables peer access",
                                         "peer access is not supported here"};
     for (const int capability : {nvml::kPeerRead, nvml::kPeerWrite}) {

@@ -59,7 +59,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   Failure note = meeting_.told().value_or(why);
   if (!meeting_.told()) {
     note.cause = rank_name(rank()) + " (pid " + std::to_string(getpid()) + ", host " + own_host_name(options_.host) +
-                 ") gave up making group " + name() + ": " + why.cause;
+                 ") failed to create group " + name() + ": " + why.cause;
   }
   const Members& members = made.members;
   if (members.pad_span) {
@@ -144,7 +144,8 @@ void SetUp::map_peers(Doorway& door) {
     const Hello& hello = topology.ranks[r];
     if (const auto it = fetched.find(hello.arena); it != fetched.end()) peers[s] = it->second;
     if (hello.pad_offset % 4096 != 0 || hello.pad_offset > Arena::kBytes || bytes > Arena::kBytes - hello.pad_offset) {
-      throw Error(Code::kMismatch, "nvx: " + topology.describe(int(r)) + " describes memory that it cannot have");
+      throw Error(Code::kMismatch, "nvx: " + topology.describe(int(r)) + " reports memory outside its arena",
+                  kOneVersion);
     }
     if (r < options_.global_ranks.size() && peers[s]) neighbours.meet(options_.global_ranks[r], peers[s], standing_);
     std::byte* arena = peers[s] ? peers[s]->at(0) : neighbours.arena().at(0);
@@ -168,13 +169,13 @@ void SetUp::await_ready(Doorway& door) {
       check_local_ranks();
       if (deadline_.passed(Clock::now())) {
         throw Error(Code::kTimeout,
-                    "nvx: " + members_.topology.describe(r) + " did not finish setting up group " + name() + " in time",
+                    "nvx: " + members_.topology.describe(r) + " did not finish creating group " + name() + " in time",
                     see_log_of(rank_name(r)));
       }
     }
     if (header.group != members_.id || header.rank != r) {
       throw Error(Code::kMismatch,
-                  "nvx: the memory of " + members_.topology.describe(r) + " belongs to another group than " + name());
+                  "nvx: the shared memory of " + members_.topology.describe(r) + " does not belong to group " + name());
     }
   }
 }
@@ -196,12 +197,12 @@ void SetUp::check_local_ranks() {
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
     if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
-      throw Error(Code::kPeerLeft, who + " has given up making group " + name(), advice);
+      throw Error(Code::kPeerLeft, who + " has failed to create group " + name(), advice);
     if (members_.dead(s) && presence == kernel::Presence::kHere) {
       const Ending ending = members_.peers[size_t(s)]->ending();
       throw Error(Failure{.code = Code::kPeerDied,
                           .cause = members_.describe_local_rank(s) + " ended" + words_of(ending, " (", ")") +
-                                   " while group " + name() + " was being set up",
+                                   " while group " + name() + " was being created",
                           .advice = advice,
                           .who = members_.here()[size_t(s)],
                           .ending = ending});
@@ -258,7 +259,7 @@ std::vector<std::vector<std::byte>> SetUp::exchange_addresses(const std::vector<
   const auto fetch = [this](const std::string& what, int writer) {
     if (auto value = meeting_.fetch(what, writer, deadline_)) return *std::move(value);
     throw Error(Code::kPeerFailed,
-                "nvx: " + members_.topology.describe(writer) + " has begun anew to set up group " + name());
+                "nvx: " + members_.topology.describe(writer) + " has started again to create group " + name());
   };
   if (rank() != 0) {
     const auto* begin = reinterpret_cast<const uint8_t*>(own.data());

@@ -14,7 +14,6 @@ namespace nvx {
 /// The set-up of a group on one rank. The rank meets the others in the store, then the ranks of its host over Unix
 /// sockets, then in memory. If the set-up fails, it tells the ranks that wait for this one. Lives until the group is
 /// complete.
-/// complete.
 class SetUp {
  public:
   /// The result of a set-up.

@@ -8,6 +8,11 @@
 
 namespace nvx {
 
+/// The advice if ranks write in different formats.
+inline constexpr const char* kOneVersion = "install one version of nvx on all hosts";
+/// The advice if a store still holds values of an earlier job.
+inline constexpr const char* kNewStore = "use a new store, or another prefix in it";
+
 /// The key-value store in which the ranks of a group first meet. No other group uses its keys.
 class Store {
  public:

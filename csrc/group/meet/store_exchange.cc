@@ -40,7 +40,7 @@ std::string StoreExchange::key_of(uint32_t round, int rank) const {
 std::string StoreExchange::table_of(uint32_t round) const { return key(std::to_string(round) + "/table"); }
 
 std::vector<std::vector<std::byte>> StoreExchange::all_gather(std::span<const std::byte> mine) {
-  NVX_CHECK(mine.size() <= kMost, "too much for one message through the store");
+  NVX_CHECK(mine.size() <= kMost, "the message is too large for the store");
   try {
     auto all = trade(pack(mine));
     // A rank that writes in this round has read the last one's table, so the last keys are unused.
@@ -80,13 +80,14 @@ StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, c
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
     if (auto value = store_.get(what, kSlice)) return *std::move(value);
-    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while ranks agreed");
+    if (stop_wanted())
+      throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while the ranks exchanged data through the store");
     if (slice < 10 || slice % 5 == 0) look_for_failures();
     options_.watch(writer);
     if (!deadline.passed(Clock::now())) continue;
     look_for_failures();
     throw Error(Code::kTimeout, "nvx: " + missing() + " within " + std::to_string(int64_t(deadline.elapsed_s())) +
-                                    " s, in round " + std::to_string(round_) + " under " + options_.prefix +
+                                    " s, in round " + std::to_string(round_) + " of " + options_.prefix +
                                     " in the store");
   }
 }
@@ -98,8 +99,8 @@ std::string StoreExchange::missing() {
     if (r == options_.rank || store_.get(key_of(round_, r), std::chrono::milliseconds(0))) continue;
     ranks += (ranks.empty() ? "" : ", ") + options_.name(r);
   }
-  if (ranks.empty()) return "rank 0 has not handed out what all ranks have said";
-  return ranks + " did not come";
+  if (ranks.empty()) return "rank 0 has not written the table";
+  return ranks + " did not join";
 }
 
 void StoreExchange::look_for_failures() {
@@ -113,7 +114,7 @@ void StoreExchange::give_up(const Failure& why) {
   // `options_.name` may map to ranks of a larger group.
   leave_note(store_, key(""),
              {.code = why.code,
-              .cause = options_.name(options_.rank) + " gave up: " + why.cause,
+              .cause = options_.name(options_.rank) + " failed: " + why.cause,
               .advice = why.advice,
               .before = why.before});
 }
@@ -137,8 +138,10 @@ std::vector<std::byte> StoreExchange::unpack(std::span<const uint8_t> value, int
   if (!whole || header.magic != Header::kMagic || header.version != Header::kVersion || header.bytes != sizeof header ||
       header.rank != rank || header.round != round_ || header.length > kMost ||
       header.length != value.size() - sizeof header)
-    throw Error(Code::kMismatch, "nvx: what " + options_.name(rank) + " says through the store, of " +
-                                     std::to_string(value.size()) + " bytes, is damaged, or of another version of nvx");
+    throw Error(Code::kMismatch,
+                "nvx: the message of " + options_.name(rank) + " in the store, of " + std::to_string(value.size()) +
+                    " bytes, is damaged or from another version of nvx",
+                kOneVersion);
   const auto* begin = reinterpret_cast<const std::byte*>(value.data() + sizeof header);
   return {begin, begin + header.length};
 }
@@ -153,11 +156,12 @@ std::vector<std::vector<std::byte>> StoreExchange::read_table(const Value& table
     const std::span<const uint8_t> one = rest.first(std::min(rest.size(), bytes));
     all.push_back(unpack(one, r));
     if (r == options_.rank && !std::equal(one.begin(), one.end(), mine.begin(), mine.end()))
-      throw Error(Code::kMismatch, "nvx: the store holds what ranks have said before under " + options_.prefix +
-                                       ": was it used by ranks that it has forgotten?");
+      throw Error(Code::kMismatch, "nvx: the store holds messages of an earlier run under " + options_.prefix,
+                  kNewStore);
     rest = rest.subspan(one.size());
   }
-  if (!rest.empty()) throw Error(Code::kMismatch, "nvx: rank 0 has handed out more than what the ranks have said");
+  if (!rest.empty())
+    throw Error(Code::kMismatch, "nvx: the table of rank 0 in the store is longer than the messages of all ranks");
   return all;
 }
 

@@ -75,8 +75,7 @@ std::vector<Hello> StoreMeeting::read_hellos(const Hello& own, const Deadline& d
 std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table, uint64_t own_nonce) const {
   std::vector<Hello> hellos = decode(table, size_t(size()));
   if (hellos[size_t(rank())].nonce == own_nonce) return hellos;
-  throw Error(Code::kMismatch, "nvx: the store holds the table of another set-up of group " + options_.name +
-                                   ": was it used before, by ranks that it has forgotten?");
+  throw Error(Code::kMismatch, "nvx: the store holds the table of an earlier group " + options_.name, kNewStore);
 }
 
 /// Counters are equal unless a rank died or gave up and began again, or joins a world that has grown. No rank of this
@@ -135,12 +134,13 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
     }
     look_for_deaths(options_, writer);
     if (deadline.passed(Clock::now())) {
-      throw Error(Code::kTimeout,
-                  "nvx: the ranks of group " + options_.name + " did not all come in " + seconds(deadline) + ": " +
-                      missing(writer) + earlier_claim() + "; this is " + rank_name(rank()) +
-                      ", which waits for the key " + key(what) + " in the store",
-                  "has every rank been started, with this backend and world size, and does each make this group? See "
-                  "the logs of those that have not come");
+      throw Error(
+          Code::kTimeout,
+          "nvx: timed out after " + seconds(deadline) + ", waiting for the ranks of group " + options_.name + ": " +
+              missing(writer) + earlier_claim() + "; this is " + rank_name(rank()) + ", which waits for the key " +
+              key(what) + " in the store",
+          "check that every rank runs, with this backend and world size, and creates this group; see the logs of "
+          "the missing ranks");
     }
   }
 }
@@ -194,13 +194,13 @@ std::string StoreMeeting::missing(int writer) {
   for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
     if (store_.add(generation_of(r), 0) < generation_) ranks.push_back(rank_name(r).substr(5));
   }
-  if (ranks.empty()) return rank_name(writer) + " has come, but says nothing more";
+  if (ranks.empty()) return rank_name(writer) + " has joined, but has not written its part";
   std::string named;
   for (size_t i = 0; i < std::min<size_t>(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
   if (ranks.size() > kMostNamed) named += " and others";
-  if (ranks.size() == 1) return "rank " + named + " has not";
+  if (ranks.size() == 1) return "rank " + named + " has not joined";
   const bool server_too = ranks.front() == "0";  // torch blocks the serving rank while any rank is missing
-  return "ranks " + named + " have not" +
+  return "ranks " + named + " have not joined" +
          (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "");
 }
 
@@ -226,8 +226,8 @@ std::string StoreMeeting::earlier_claim() {
   const std::string who = generation_ > 1 ? claimant(generation_ - 1) : "";
   const std::string own_host = own_host_name(options_.host).substr(0, sizeof Hello::host_name - 1);
   if (who.empty() || who == claim_of(getpid(), own_host)) return "";
-  return "; rank " + std::to_string(rank()) + " was claimed before, by " + who +
-         ", with which the others may have gone on";
+  return "; rank " + std::to_string(rank()) + " was joined before by " + who +
+         ", with which the other ranks may have continued";
 }
 
 /// The process that has counted that set-up for this rank. Empty if it has written no hello.
@@ -252,15 +252,15 @@ void StoreMeeting::look_for_failures() {
 
 void StoreMeeting::end_as_told(const Failure& note) {
   told_ = note;
-  throw Error(met_in(note, "this is " + rank_name(rank()) + ", which was making it"));
+  throw Error(met_in(note, "this is " + rank_name(rank()) + ", which was creating it"));
 }
 
 void StoreMeeting::stop_if_unwanted() const {
   if (stop_wanted())
-    throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while group " + options_.name + " was being made");
+    throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while group " + options_.name + " was being created");
   if (options_.unwanted && options_.unwanted())
     throw Error(Code::kAborted, "nvx: group " + options_.name + " was aborted on rank " + std::to_string(rank()) +
-                                    " while it was being made");
+                                    " while it was being created");
 }
 
 void StoreMeeting::leave_notes(const Failure& note) {
@@ -280,7 +280,7 @@ void look_for_deaths(const GroupOptions& options, int writer) {
   for (size_t r = 0; r < options.global_ranks.size(); ++r) {
     const uint64_t global = options.global_ranks[r];
     const std::string who = "global rank " + std::to_string(global);
-    const std::string when = " while group " + options.name + " was being made";
+    const std::string when = " while group " + options.name + " was being created";
     const std::shared_ptr<Neighbour> met = neighbours->met(global);
     if (met && met->dead()) {
       const Ending ending = met->ending();

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/words.h"
+#include "group/meet/store.h"
 
 namespace nvx {
 namespace {
@@ -31,7 +32,7 @@ uint64_t host_hash(const std::string& said) {
   const std::string boot = read_line("/proc/sys/kernel/random/boot_id");
   // Without `/proc` no rank of the host has a boot id. But a rank that cannot open a file would seem to be on another
   // host.
-  if (boot.empty() && (errno == EMFILE || errno == ENFILE)) throw system_error("cannot read which host this is");
+  if (boot.empty() && (errno == EMFILE || errno == ENFILE)) throw system_error("cannot read the boot id of this host");
   return Hash().add(boot).add(uint64_t(net.st_ino)).value();
 }
 
@@ -128,9 +129,9 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
     if (whole) std::memcpy(&first, value.data(), sizeof first);
     if (whole && first.magic == Hello::kMagic && first.wire_version == Hello::kWire) {
       throw Error(Code::kMismatch,
-                  "nvx: to rank " + std::to_string(first.rank) + " this group has " +
-                      std::to_string(value.size() / sizeof(Hello)) + " ranks, to this rank " + std::to_string(count),
-                  "start all ranks with the same world size, or list of ranks");
+                  "nvx: rank " + std::to_string(first.rank) + " creates this group with " +
+                      std::to_string(value.size() / sizeof(Hello)) + " ranks, this rank with " + std::to_string(count),
+                  "give all ranks the same world size, or list of ranks");
     }
     throw Error(Code::kMismatch,
                 "nvx: the store holds " + std::to_string(value.size()) + " bytes where " +
@@ -141,9 +142,10 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
   std::memcpy(hellos.data(), value.data(), value.size());
   for (const Hello& hello : hellos) {
     if (hello.magic != Hello::kMagic || hello.wire_version != Hello::kWire || hello.bytes != sizeof(Hello)) {
-      throw Error(Code::kMismatch, "nvx: rank " + std::to_string(hello.rank) + " speaks protocol " +
-                                       std::to_string(hello.wire_version) + ", this rank " +
-                                       std::to_string(Hello::kWire) + ": install one version of nvx everywhere");
+      throw Error(Code::kMismatch,
+                  "nvx: rank " + std::to_string(hello.rank) + " uses wire protocol " +
+                      std::to_string(hello.wire_version) + ", this rank " + std::to_string(Hello::kWire),
+                  kOneVersion);
     }
     if (!terminated(hello.host_name) || !terminated(hello.door) || !terminated(hello.version)) {
       throw Error(Code::kMismatch, "nvx: a rank's description in the store is damaged");
@@ -219,7 +221,7 @@ Topology Topology::from(std::vector<Hello> ranks) {
     const Hello& first = topology.ranks.front();
     const Hello& hello = topology.ranks[i];
     if (hello.rank != int32_t(i))
-      throw Error(Code::kMismatch, "nvx: two ranks say that they are rank " + std::to_string(hello.rank));
+      throw Error(Code::kMismatch, "nvx: two processes have rank " + std::to_string(hello.rank));
     if (hello.agreed != first.agreed) {
       throw Error(Code::kMismatch,
                   "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) + " differ in " +
@@ -247,7 +249,7 @@ void Topology::sort_by_host() {
     if (ranks[first].machine == ranks[i].machine) continue;
     throw Error(Code::kMismatch,
                 "nvx: " + describe(int(first)) + " and " + describe(int(i)) +
-                    " say with NVX_HOST_ID that they share a host, but they run on different machines "
+                    " have the same NVX_HOST_ID, but they run on different machines "
                     "or in different network namespaces, where they cannot share memory",
                 "give the ranks of each machine, or container, an NVX_HOST_ID of their own, or unset it");
   }

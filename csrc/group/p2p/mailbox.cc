@@ -3,37 +3,26 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernel/cpu/direct.h"
-#include "kernel/cpu/own_time.h"
-#include "kernel/reduce/level.h"
-
 namespace nvx {
 namespace {
 
-using kernel::kEnvelopes;
-
-constexpr size_t kStreamDepth = 4;
-constexpr size_t kMostStream = 2 << 20;
-constexpr uint64_t kMostGranted = kEnvelopes;  // the size of the ring of grants
-constexpr uint64_t kMostKept = 4 << 20;        // unexpected bytes of a peer; a few more envelopes may arrive
-
-uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
-
-/// Release: a rank that reads the value also sees this rank's earlier writes. The poke that follows wakes the peer.
-void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(value, std::memory_order_release); }
+constexpr uint64_t kMostKept = 4 << 20;  // unexpected bytes of a peer; a few more envelopes may arrive
 
 }  // namespace
 
 Mailbox::Mailbox(Core& core)
-    : core_(core),
-      members_(core.members),
-      failures_(core.failures),
-      peers_(size_t(members_.size())),
-      to_grant_(size_t(members_.size())) {
+    : core_(core), members_(core.members), failures_(core.failures), peers_(size_t(members_.size())) {
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    if (far(rank)) {
+      peers_[size_t(rank)] = std::make_unique<FarPeer>(*this, core, rank);
+    } else {
+      peers_[size_t(rank)] = std::make_unique<NearPeer>(*this, core, rank);
+    }
+  }
   core_.neighbours().leases().join(this);
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
-  core_.port->on_mail([this] { poke(members_.rank); });
+  core_.port->on_mail([this] { poke(); });
 }
 
 Mailbox::~Mailbox() {
@@ -41,9 +30,6 @@ Mailbox::~Mailbox() {
   core_.neighbours().leases().leave(this);
   MutexLock lock(mutex_);
   while (attendants_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
-  for (Peer& peer : peers_) {
-    if (peer.lease) core_.neighbours().leases().free_when(peer.lease, members_.everybody_gone());
-  }
 }
 
 void Mailbox::close() {
@@ -55,36 +41,34 @@ void Mailbox::close() {
   deliver(shift);
 }
 
-void Mailbox::poke(int peer) {
-  Flag& bell = members_.pad(members_.local_rank_of(peer)).header().mail_bell.flag;
+void poke(const Members& members, int rank) {
+  Flag& bell = members.pad(members.local_rank_of(rank)).header().mail_bell.flag;
   bell.core.store(this_core(), std::memory_order_relaxed);
   bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers, so it only counts reasons to look
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
 }
 
-void Mailbox::send(const std::shared_ptr<Message>& message, Carrier carrier) { begin(message, carrier); }
-
-void Mailbox::receive(const std::shared_ptr<Message>& message, Carrier carrier) {
-  message->receives_ = true;
-  begin(message, carrier);
-}
-
-void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
-  if (failures_.forked()) return refuse(*message);
+void Mailbox::send(const std::shared_ptr<Message>& message, Carrier carrier) {
+  if (failures_.forked()) return message->refuse(failures_.check_alive());
   MutexLock lock(mutex_);
   enter(message);
   set_going(carrier);
 }
 
+void Mailbox::receive(const std::shared_ptr<Message>& message, Carrier carrier) {
+  message->receives_ = true;
+  send(message, carrier);
+}
+
 void Mailbox::post(const std::shared_ptr<Message>& message) {
-  if (failures_.forked()) return refuse(*message);
+  if (failures_.forked()) return message->refuse(failures_.check_alive());
   MutexLock lock(mutex_);
   enter(message);
 }
 
 void Mailbox::expect(const std::shared_ptr<Message>& message) {
   message->receives_ = true;
-  if (failures_.forked()) return refuse(*message);
+  if (failures_.forked()) return message->refuse(failures_.check_alive());
   MutexLock lock(mutex_);
   enter(message);
   if (!open_.empty()) find_attendant();
@@ -98,14 +82,11 @@ void Mailbox::tell_of(int peer, int64_t tag) {
 
 void Mailbox::forget(int64_t tag) {
   MutexLock lock(mutex_);
-  for (auto early = early_.begin(); early != early_.end();) {
-    const auto next = std::next(early);
-    if (early->tag == tag) {
-      let_go(*early);
-      early_.erase(early);
-    }
-    early = next;
-  }
+  early_.remove_if([&](const Early& early) {
+    mutex_.held_by_caller();
+    if (early.tag == tag) peer(early.peer).let_go(early.data.size());
+    return early.tag == tag;
+  });
 }
 
 std::string Message::describe() const {
@@ -135,7 +116,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   } else if (failures_.told(Clock::duration::zero())) {
     finish(message, failures_.came_late(message->describe()));
   } else if (!message->receives_) {
-    peers_[size_t(message->peer)].unannounced.push_back(message);
+    peer(message->peer).send(message);
   } else if (!match_early(message)) {
     receives_.push_back(message);
   }
@@ -146,13 +127,6 @@ void Mailbox::set_going(Carrier carrier) {
   move(shift.next_look);
   if (carrier == Carrier::kPool && !open_.empty()) find_attendant();
   deliver(shift);
-}
-
-/// For a forked child, in which a thread of the parent may hold the lock, and never release it.
-void Mailbox::refuse(Message& message) {
-  message.status_ = failures_.check_alive();
-  message.done_.store(true, std::memory_order_release);
-  call(message);
 }
 
 /// Moves as much as possible until `until`, since peers may send without end. True if there may be more.
@@ -168,75 +142,30 @@ bool Mailbox::advance() {
   if (open_.empty()) return false;
   bool moved = false;
   if (core_.port && !failures_.failed()) moved |= read_port();
-  for (int peer = 0; peer < int(peers_.size()); ++peer) {
+  for (const auto& peer : peers_) {
     if (failures_.failed()) return false;
-    if (far(peer)) {
-      moved |= announce_far(peer);
-      moved |= grant_far(peer);
-      continue;
-    }
-    moved |= announce(peer);
-    moved |= take(peer);
-    moved |= grant(peer);
-    moved |= read_grants(peer);
-    moved |= stream(peer);
-    moved |= consume(peer);
+    moved |= peer->move();
   }
   return moved;
 }
 
-/// An empty message has no data that could follow later.
-bool Mailbox::carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
-
-bool Mailbox::announce(int rank) {
-  Peer& peer = peers_[size_t(rank)];
-  if (peer.unannounced.empty()) return false;
-  kernel::Outbox& box = members_.own_pad().outbox(members_.local_rank_of(rank));
-  const kernel::Inbox& there = members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank());
-  const uint64_t taken = load(there.taken);
+bool Mailbox::read_port() {
   bool moved = false;
-  while (!peer.unannounced.empty() && peer.announced - taken < kEnvelopes) {
-    const std::shared_ptr<Message> message = peer.unannounced.front();
-    peer.unannounced.pop_front();
-    kernel::Envelope& envelope = box.envelopes[peer.announced % kEnvelopes];
-    envelope.message = ++peer.announced;
-    envelope.tag = message->tag;
-    envelope.bytes = message->bytes;
-    envelope.dtype = message->dtype;
-    envelope.carries_data = carries(message->bytes, kernel::kEnvelopePayload, load(there.full) != 0);
-    if (envelope.carries_data) {
-      if (message->bytes) std::memcpy(envelope.payload, message->data, message->bytes);
-      finish(message, {});
-    } else {
-      peer.ungranted[peer.announced] = message;
+  for (;;) {
+    std::optional<net::GroupPort::MailMessage> letter;
+    std::optional<std::pair<int, uint64_t>> sent, received;
+    {
+      MutexLock lock(core_.port->mutex());
+      letter = core_.port->next_mail();
+      sent = core_.port->rendezvous().next_sent();
+      received = core_.port->rendezvous().next_received();
     }
-    publish(box.posted, peer.announced);
+    if (!letter && !sent && !received) return moved;
     moved = true;
+    if (letter && far(letter->from)) far_peer(letter->from).read(std::move(*letter));
+    if (sent) far_peer(sent->first).sent(sent->second);
+    if (received) far_peer(received->first).received(received->second);
   }
-  if (moved) poke(rank);
-  return moved;
-}
-
-bool Mailbox::take(int rank) {
-  Peer& peer = peers_[size_t(rank)];
-  kernel::Outbox& box = members_.pad(members_.local_rank_of(rank)).outbox(members_.local_rank());
-  const uint64_t posted = load(box.posted);
-  if (posted == peer.taken || posted - peer.taken > kEnvelopes) return false;
-  while (peer.taken != posted) {
-    const kernel::Envelope& envelope = box.envelopes[peer.taken++ % kEnvelopes];
-    const bool carried = envelope.carries_data != 0;
-    const DType dtype = size_t(envelope.dtype) < kernel::kDTypeCount ? envelope.dtype : DType::kBytes;
-    Early early{rank, envelope.message, envelope.tag, dtype, size_t(envelope.bytes), carried, {}};
-    if (carried) {
-      const size_t bytes = std::min<size_t>(envelope.bytes, kernel::kEnvelopePayload);
-      early.data.assign(envelope.payload, envelope.payload + bytes);
-      early.bytes = bytes;
-    }
-    come(std::move(early));
-  }
-  publish(members_.own_pad().inbox(members_.local_rank_of(rank)).taken, peer.taken);
-  poke(rank);
-  return true;
 }
 
 /// Gives an arrived message to the first matching receive.
@@ -246,7 +175,8 @@ void Mailbox::come(Early&& early) {
   };
   const auto found = std::find_if(receives_.begin(), receives_.end(), fits);
   if (found == receives_.end()) {
-    keep(std::move(early));
+    peer(early.peer).keep(early.data.size());
+    early_.push_back(std::move(early));
     return;
   }
   const std::shared_ptr<Message> receive = *found;
@@ -254,25 +184,30 @@ void Mailbox::come(Early&& early) {
   accept(receive, std::move(early));
 }
 
-void Mailbox::keep(Early&& early) {
-  Peer& peer = peers_[size_t(early.peer)];
-  peer.kept += early.data.size();
-  if (!peer.full && peer.kept > kMostKept) tell_full(early.peer, true);
-  early_.push_back(std::move(early));
+void MailPeer::keep(size_t bytes) {
+  kept_ += bytes;
+  if (!full_ && kept_ > kMostKept) tell_full(full_ = true);
 }
 
-void Mailbox::let_go(const Early& early) {
-  Peer& peer = peers_[size_t(early.peer)];
-  peer.kept -= early.data.size();
-  if (peer.full && peer.kept < kMostKept / 2) tell_full(early.peer, false);
+void MailPeer::let_go(size_t bytes) {
+  kept_ -= bytes;
+  if (full_ && kept_ < kMostKept / 2) tell_full(full_ = false);
 }
 
-/// Bounds unexpected data: from here on the sender keeps the data until there is a receive.
-void Mailbox::tell_full(int rank, bool full) {
-  peers_[size_t(rank)].full = full;
-  if (!far(rank)) return publish(members_.own_pad().inbox(members_.local_rank_of(rank)).full, full);
-  ++peers_[size_t(rank)].told.turns;
-  tell_taken(rank);
+void MailPeer::clear() {
+  unannounced_.clear();
+  ungranted_.clear();
+  to_grant_.clear();
+}
+
+void MailPeer::finish(const std::shared_ptr<Message>& message, Status status) {
+  box_.mutex_.held_by_caller();
+  box_.finish(message, std::move(status));
+}
+
+void MailPeer::come(Early&& early) {
+  box_.mutex_.held_by_caller();
+  box_.come(std::move(early));
 }
 
 bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
@@ -282,7 +217,7 @@ bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
   if (found == early_.end()) return false;
   Early early = std::move(*found);
   early_.erase(found);
-  let_go(early);
+  peer(early.peer).let_go(early.data.size());
   return accept(receive, std::move(early));
 }
 
@@ -307,160 +242,32 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
     if (receive->bytes) std::memcpy(receive->data, early.data.data(), receive->bytes);
     finish(receive, {});
   } else {
-    to_grant_[size_t(early.peer)].emplace_back(receive, early.number);
+    peer(early.peer).receive(receive, early.number);
   }
-  return true;
-}
-
-bool Mailbox::grant(int rank) {
-  auto& waiting = to_grant_[size_t(rank)];
-  Peer& peer = peers_[size_t(rank)];
-  if (waiting.empty() || peer.arriving.size() >= kMostGranted) return false;
-  kernel::Inbox& box = members_.own_pad().inbox(members_.local_rank_of(rank));
-  while (!waiting.empty() && peer.arriving.size() < kMostGranted) {
-    box.grants[peer.granted++ % kEnvelopes] = waiting.front().second;
-    peer.arriving.push_back(waiting.front().first);
-    waiting.pop_front();
-  }
-  publish(box.granted, peer.granted);
-  poke(rank);
-  return true;
-}
-
-bool Mailbox::read_grants(int rank) {
-  Peer& peer = peers_[size_t(rank)];
-  if (peer.ungranted.empty()) return false;
-  const kernel::Inbox& box = members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank());
-  const uint64_t granted = load(box.granted);
-  if (granted == peer.grants_seen || granted - peer.grants_seen > kEnvelopes) return false;
-  while (peer.grants_seen != granted) {
-    const auto found = peer.ungranted.find(box.grants[peer.grants_seen++ % kEnvelopes]);
-    if (found == peer.ungranted.end()) continue;
-    peer.streaming.push_back(found->second);
-    peer.ungranted.erase(found);
-  }
-  return true;
-}
-
-bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
-  const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, kMostStream);
-  if (peer.lease && peer.lease_wanted >= wanted) return true;
-  if (peer.lease) {
-    // Only between messages: the receiver reads the lease's location with its next chunk.
-    if (load(members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank()).consumed) != peer.streamed)
-      return false;
-    core_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
-  }
-  peer.lease_wanted = wanted;
-  peer.lease = core_.neighbours().leases().acquire(wanted, this);
-  kernel::Outbox& box = members_.own_pad().outbox(members_.local_rank_of(rank));
-  box.lease_offset = peer.lease.offset;
-  box.lease_bytes = peer.lease.bytes;
   return true;
 }
 
 Span Mailbox::yield() {
   if (failures_.forked() || !mutex_.try_lock()) return {};  // the lock's holder may wait for the pool
   Span span;
-  for (int rank = 0; rank < int(peers_.size()) && !span && !failures_.failed() && !failures_.closed(); ++rank) {
-    Peer& peer = peers_[size_t(rank)];
-    if (!peer.lease || !peer.streaming.empty()) continue;
-    if (load(members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank()).consumed) != peer.streamed)
-      continue;
-    span = std::exchange(peer.lease, Span{});
-  }
+  for (size_t r = 0; r < peers_.size() && !span && !failures_.failed() && !failures_.closed(); ++r)
+    span = peers_[r]->yield();
   mutex_.unlock();
   return span;
-}
-
-bool Mailbox::stream(int rank) {
-  Peer& peer = peers_[size_t(rank)];
-  bool moved = false;
-  while (!peer.streaming.empty()) {
-    const std::shared_ptr<Message> message = peer.streaming.front();
-    try {
-      if (message->moved_ == 0 && !lease(peer, rank, message->bytes)) break;
-    } catch (const Error& error) {
-      finish(message, failures_.fail(met_in(error.failure(), "in send")));
-      peer.streaming.pop_front();
-      return true;
-    }
-    if (peer.streamed - load(members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank()).consumed) >=
-        kStreamDepth)
-      break;
-    const size_t slot = peer.lease.bytes / kStreamDepth;
-    const size_t bytes = std::min(slot, message->bytes - message->moved_);
-    std::byte* chunk = core_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
-    if (!peer.policies) peer.policies = std::make_unique<kernel::CachePolicyRecords>();
-    kernel::CachePolicyRecord& policy = peer.policies->of(message->bytes);
-    if (message->moved_ == 0) policy.now(policy.next());
-    const kernel::OwnTime time(bytes);
-    kernel::level().copy_by(policy.now())(chunk, message->data + message->moved_, bytes);
-    const auto spent = time.spent();
-    if (spent && bytes == std::min(slot, message->bytes)) policy.learn_of_writing(spent->count() / double(bytes));
-    message->moved_ += bytes;
-    publish(members_.own_pad().outbox(members_.local_rank_of(rank)).streamed, ++peer.streamed);
-    poke(rank);
-    moved = true;
-    if (message->moved_ == message->bytes) {
-      peer.streaming.pop_front();
-      finish(message, {});
-    }
-  }
-  return moved;
-}
-
-bool Mailbox::consume(int rank) {
-  Peer& peer = peers_[size_t(rank)];
-  if (peer.arriving.empty()) return false;
-  const kernel::Outbox& box = members_.pad(members_.local_rank_of(rank)).outbox(members_.local_rank());
-  bool moved = false;
-  while (!peer.arriving.empty() && load(box.streamed) != peer.consumed) {
-    const std::shared_ptr<Message> message = peer.arriving.front();
-    const uint64_t lease_offset = box.lease_offset, lease_bytes = box.lease_bytes;
-    const size_t slot = size_t(lease_bytes) / kStreamDepth;
-    const kernel::PeerMemory& memory = members_.memory[size_t(members_.local_rank_of(rank))];
-    if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
-      finish(message, failures_.fail(core_.diagnosis.bad_lease(members_.topology.describe(rank), "in recv")));
-      peer.arriving.pop_front();
-      return true;
-    }
-    const size_t bytes = std::min(slot, message->bytes - message->moved_);
-    const std::byte* chunk = memory.arena + lease_offset + peer.consumed % kStreamDepth * slot;
-    kernel::level().copy_by(policy_to_keep(message->bytes, members_.facts))(message->data + message->moved_, chunk,
-                                                                            bytes);
-    message->moved_ += bytes;
-    publish(members_.own_pad().inbox(members_.local_rank_of(rank)).consumed, ++peer.consumed);
-    poke(rank);
-    moved = true;
-    if (message->moved_ == message->bytes) {
-      peer.arriving.pop_front();
-      finish(message, {});
-    }
-  }
-  return moved;
 }
 
 void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
   message->status_ = std::move(status);
   message->done_.store(true, std::memory_order_release);
   open_.erase(message);
-  if (message->stands) ++peers_[size_t(message->peer)].untold;
+  if (message->stands) ++peer(message->peer).untold;
   finished_.push_back(message);
 }
 
 void Mailbox::fail_all(const Status& status) {
   receives_.clear();
   early_.clear();
-  for (auto& waiting : to_grant_) waiting.clear();
-  for (Peer& peer : peers_) {
-    peer.unannounced.clear();
-    peer.ungranted.clear();
-    peer.streaming.clear();
-    peer.arriving.clear();
-    peer.transfers_out.clear();
-    peer.transfers_in.clear();
-  }
+  for (const auto& peer : peers_) peer->clear();
   if (core_.port) {
     MutexLock lock(core_.port->mutex());
     core_.port->drop_mail();

@@ -3,11 +3,9 @@
 #include <deque>
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -16,11 +14,7 @@
 #include "base/mutex.h"
 #include "group/core/core.h"
 #include "group/core/engine.h"
-#include "kernel/cpu/pad.h"
-#include "kernel/reduce/cache_policy.h"
-#include "memory/shm/arena.h"
-#include "memory/shm/leases.h"
-#include "net/group_port.h"
+#include "group/p2p/mail_peer.h"
 
 namespace nvx {
 
@@ -55,6 +49,13 @@ struct Message {
 
  private:
   friend class Mailbox;
+  friend class NearPeer;
+  /// Whether a wait for it may return: `finished()` has returned, or this thread runs it and would wait for itself.
+  bool over() const;
+  void call_finished();
+  /// In a forked child, in which a thread of the parent may hold the mailbox's lock, and never release it.
+  void refuse(const Status& why);
+
   std::atomic<bool> done_{false};
   std::atomic<bool> told_{false};          // `finished()` has returned
   std::atomic<std::thread::id> teller_{};  // the thread that calls `finished()`, or has called it
@@ -70,8 +71,7 @@ struct Message {
 /// once. A large one waits until the receiver has a matching receive and grants it; then the sender streams it through
 /// leased staging. The granted messages of a pair are streamed one by one, in the order of the grants, so none waits
 /// for a message without a receive. A receiver that holds too much unexpected data tells the sender that it is full;
-/// then the sender treats small messages like large ones. Ranks of one host do this in shared memory. Between hosts the
-/// port carries the same protocol, and transfers need no staging.
+/// then the sender treats small messages like large ones. `MailPeer` has the protocol with each rank.
 class Mailbox : public LeaseHolder {
  public:
   explicit Mailbox(Core& core);
@@ -106,44 +106,7 @@ class Mailbox : public LeaseHolder {
   Span yield() override EXCLUDES(mutex_);
 
  private:
-  /// A message that arrived before its receive.
-  struct Early {
-    int peer;
-    uint64_t number;
-    int64_t tag;
-    DType dtype;
-    size_t bytes;
-    bool carried;
-    std::vector<std::byte> data;
-  };
-
-  /// The two directions between this rank and one other.
-  struct Peer {
-    // out
-    uint64_t announced = 0;
-    std::deque<std::shared_ptr<Message>> unannounced;
-    std::unordered_map<uint64_t, std::shared_ptr<Message>> ungranted;  // by number
-    uint64_t grants_seen = 0;
-    std::deque<std::shared_ptr<Message>> streaming;
-    uint64_t streamed = 0;
-    Span lease;
-    size_t lease_wanted = 0;
-    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< cache policies; null before the first stream
-    // in
-    uint64_t kept = 0;  ///< bytes of unexpected data
-    bool full = false;  ///< the sender has been told that this rank is full
-    uint64_t taken = 0;
-    uint64_t granted = 0;
-    std::deque<std::shared_ptr<Message>> arriving;  // granted, in that order
-    uint64_t consumed = 0;
-    // for a rank of another host, by number
-    net::Taken there;                 ///< announcements that the peer has reported as read
-    net::Taken told;                  ///< announcements that this rank has reported as read
-    std::map<uint64_t, Early> ahead;  ///< announcements that arrived before earlier ones
-    std::unordered_map<uint64_t, std::shared_ptr<Message>> transfers_out, transfers_in;
-    // standing receives
-    uint32_t untold = 0;  ///< done ones whose `finished()` has not returned
-  };
+  friend class MailPeer;
   /// The role of a thread that progresses the mail: it waits for a message, it is the attendant, which progresses the
   /// mail while no thread waits, or neither.
   enum class Role { kPasserBy, kWaiter, kAttendant };
@@ -153,44 +116,27 @@ class Mailbox : public LeaseHolder {
     Clock::time_point next_look = Clock::now() + kWatchInterval;
   };
 
-  void begin(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
   void enter(const std::shared_ptr<Message>& message) REQUIRES(mutex_);
   void set_going(Carrier carrier) REQUIRES(mutex_);
   bool move(Clock::time_point until) REQUIRES(mutex_);
   bool advance() REQUIRES(mutex_);
-  static bool carries(size_t bytes, size_t most, bool full);
-  bool announce(int peer) REQUIRES(mutex_);
-  bool read_grants(int peer) REQUIRES(mutex_);
-  bool stream(int peer) REQUIRES(mutex_);
-  bool take(int peer) REQUIRES(mutex_);
-  void come(Early&& early) REQUIRES(mutex_);
-  void keep(Early&& early) REQUIRES(mutex_);
-  void let_go(const Early& early) REQUIRES(mutex_);
-  void tell_full(int peer, bool full) REQUIRES(mutex_);
-  void tell_taken(int peer) REQUIRES(mutex_);
-  bool announce_far(int peer) REQUIRES(mutex_);
-  bool grant_far(int peer) REQUIRES(mutex_);
   bool read_port() REQUIRES(mutex_);
-  void read_letter(net::GroupPort::MailMessage&& letter) REQUIRES(mutex_);
-  void read_mail(net::GroupPort::MailMessage&& letter) REQUIRES(mutex_);
-  bool far(int peer) const { return peer >= 0 && members_.local_rank_of(peer) < 0; }
-  std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
-  std::string describe_wait(const Message& message) REQUIRES(mutex_);
+  void come(Early&& early) REQUIRES(mutex_);
   bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
   bool accept(const std::shared_ptr<Message>& receive, Early&& early) REQUIRES(mutex_);
-  bool grant(int peer) REQUIRES(mutex_);
-  bool consume(int peer) REQUIRES(mutex_);
-  bool lease(Peer& peer, int rank, size_t bytes) REQUIRES(mutex_);
   void finish(const std::shared_ptr<Message>& message, Status status) REQUIRES(mutex_);
-  void check_times() EXCLUDES(mutex_);
   void fail_all(const Status& status) REQUIRES(mutex_);
-  void poke(int peer);
+  MailPeer& peer(int rank) REQUIRES(mutex_) { return *peers_[size_t(rank)]; }
+  FarPeer& far_peer(int rank) REQUIRES(mutex_) { return static_cast<FarPeer&>(peer(rank)); }
+  bool far(int rank) const { return rank >= 0 && members_.local_rank_of(rank) < 0; }
+
+  std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
+  std::string describe_wait(const Message& message) REQUIRES(mutex_);
+  void check_times() EXCLUDES(mutex_);
+  void poke() const { nvx::poke(members_, members_.rank); }  ///< wakes the threads of this rank
   void deliver(Shift& shift) REQUIRES(mutex_);
   void tell(Message& message, Shift& shift) EXCLUDES(mutex_);
-  static void call(Message& message);
-  void refuse(Message& message);
   void give_way(Shift& shift) EXCLUDES(mutex_);
-  static bool over(const Message& message);
   bool find_attendant() REQUIRES(mutex_);
   void attend() EXCLUDES(mutex_);
   void turn(Message* message, Shift& shift) EXCLUDES(mutex_);
@@ -199,11 +145,10 @@ class Mailbox : public LeaseHolder {
   const Members& members_;
   FailureState& failures_;
   Mutex mutex_;
-  std::vector<Peer> peers_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<MailPeer>> peers_ GUARDED_BY(mutex_);       // by rank: a NearPeer or a FarPeer
   std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // every message not done
   std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
   std::list<Early> early_ GUARDED_BY(mutex_);
-  std::vector<std::deque<std::pair<std::shared_ptr<Message>, uint64_t>>> to_grant_ GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);         // done, `finished()` not called yet
   std::atomic<Clock::time_point> next_look_{Clock::now() + kWatchInterval};  // many short waits add up
   int waiters_ GUARDED_BY(mutex_) = 0;

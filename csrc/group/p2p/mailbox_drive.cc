@@ -15,10 +15,9 @@ constexpr std::chrono::milliseconds kLinger{50};
 
 }  // namespace
 
-/// Whether `wait()` may return: `finished()` has returned, or this thread runs it and would wait for itself.
-bool Mailbox::over(const Message& message) {
-  return message.told_.load(std::memory_order_acquire) ||
-         (message.done() && message.teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());
+bool Message::over() const {
+  return told_.load(std::memory_order_acquire) ||
+         (done() && teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());
 }
 
 /// One message at a time: a `finished()` that waits for another done message must find that one not yet delivered.
@@ -31,7 +30,7 @@ void Mailbox::deliver(Shift& shift) {
     mutex_.unlock();
     tell(*message, shift);
     mutex_.lock();
-    if (message->stands) --peers_[size_t(message->peer)].untold;
+    if (message->stands) --peer(message->peer).untold;
   }
   if (role == Role::kWaiter && shift.role != role) {
     ++waiters_;
@@ -43,19 +42,25 @@ void Mailbox::tell(Message& message, Shift& shift) {
   bool blocks = message.finished != nullptr;
   contain("a message's may_block", [&] { blocks = blocks && (!message.may_block || message.may_block()); });
   if (blocks) give_way(shift);
-  call(message);
+  message.call_finished();
   if (members_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
-    poke(members_.rank);  // other threads of this rank may wait for this message
+    poke();  // other threads of this rank may wait for this message
   }
 }
 
-void Mailbox::call(Message& message) {
-  message.teller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  if (const auto finished = std::move(message.finished)) {  // moved, to release its captures
-    contain("a message's finished", [&] { finished(message); });
+void Message::call_finished() {
+  teller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  if (const auto call = std::move(finished)) {  // moved, to release its captures
+    contain("a message's finished", [&] { call(*this); });
   }
-  message.may_block = nullptr;
-  message.told_.store(true, std::memory_order_seq_cst);
+  may_block = nullptr;
+  told_.store(true, std::memory_order_seq_cst);
+}
+
+void Message::refuse(const Status& why) {
+  status_ = why;
+  done_.store(true, std::memory_order_release);
+  call_finished();
 }
 
 /// This thread is about to run code that may take long, or wait for other mail. Another thread must progress the mail
@@ -73,6 +78,24 @@ void Mailbox::give_way(Shift& shift) {
   if (waiters_ == 0) waiters_gone_.notify_all();
 }
 
+/// The fate of a rank of another host, or of any (-1). Requests a sign of life from these ranks.
+std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
+  if (!core_.port) return std::nullopt;
+  MutexLock lock(core_.port->mutex());
+  std::optional<net::GroupPort::Fate> left;
+  bool somebody = false;
+  for (int s = 0; s < members_.local_ranks(); ++s) somebody |= s != members_.local_rank() && !members_.gone(s);
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    if (!far(rank) || (peer >= 0 && peer != rank)) continue;
+    core_.port->ask(rank);
+    const auto fate = core_.port->fate(rank);
+    if (fate && (peer == rank || !fate->left())) return fate;
+    if (fate) left = fate;
+    somebody |= !fate;
+  }
+  return somebody ? std::nullopt : left;
+}
+
 /// The peer for which a message waits, and an unexpected message that came from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
@@ -84,7 +107,7 @@ std::string Mailbox::describe_wait(const Message& message) {
   if (!message.receives_ || message.called || other == early_.end()) return words;
   return words + "; " + (from_any ? members_.topology.describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
-         std::to_string(other->tag) + ", which nobody here receives";
+         std::to_string(other->tag) + ", for which there is no recv here";
 }
 
 /// Ends messages that can no longer complete or are late. The progressing thread calls it once per watch interval,
@@ -113,8 +136,8 @@ void Mailbox::check_times() {
     if (!late && !std::exchange(is_clear, true)) failures_.await_clarity();
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
-    if (!open_.contains(message)) continue;                                                     // done during the look
-    if (!late && !failures_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // it may be this one
+    if (!open_.contains(message)) continue;                                                 // done during the look
+    if (!late && !failures_.failed() && peer >= 0 && this->peer(peer).untold != 0) return;  // it may be this one
     if (gone) (void)failures_.fail_by_fate(*gone);
     if (!late) failures_.alarm(local_rank, Clock::duration::zero());
     const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
@@ -143,12 +166,12 @@ void Mailbox::turn(Message* message, Shift& shift) {
     const bool more = move(shift.next_look);
     const Role role = shift.role;
     deliver(shift);
-    if (more || shift.role != role || (message ? over(*message) : open_.empty())) return;
+    if (more || shift.role != role || (message ? message->over() : open_.empty())) return;
     from_afar = core_.port && (!message || message->peer < 0 || far(message->peer));
   }
   const auto stirred = [&] {
     if (message && message->done()) {  // another thread delivers it, or this one must
-      return over(*message) || message->teller_.load(std::memory_order_relaxed) == std::thread::id() ||
+      return message->over() || message->teller_.load(std::memory_order_relaxed) == std::thread::id() ||
              bell.value.load(std::memory_order_seq_cst) != seen;
     }
     return bell.value.load(std::memory_order_seq_cst) != seen || failures_.failed();
@@ -165,15 +188,15 @@ void Mailbox::turn(Message* message, Shift& shift) {
 }
 
 Status Mailbox::wait(Message& message) {
-  if (over(message)) return message.status();
+  if (message.over()) return message.status();
   if (failures_.forked()) return failures_.check_alive();
   Shift shift{Role::kWaiter, Carrier::kCaller};
   {
     MutexLock lock(mutex_);
     ++waiters_;
   }
-  poke(members_.rank);  // wakes a sleeping attendant, which yields to this thread
-  while (!over(message)) turn(&message, shift);
+  poke();  // wakes a sleeping attendant, which yields to this thread
+  while (!message.over()) turn(&message, shift);
   MutexLock lock(mutex_);
   if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
   return message.status();
@@ -219,7 +242,7 @@ void Mailbox::attend() {
     try {
       turn(nullptr, shift);
     } catch (const std::bad_alloc&) {
-      (void)failures_.fail(core_.diagnosis.no_memory("the messages that come to it"));
+      (void)failures_.fail(core_.diagnosis.no_memory("received messages"));
     }
     idle_since = Clock::now();
   }

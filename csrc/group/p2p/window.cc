@@ -44,7 +44,7 @@ void Window::meet(const Parts& group, bool offered) {
     if (!cards[r].offered || !possible) without += (without.empty() ? "" : ", ") + members_.topology.describe(int(r));
     shares_[r] = share;
   }
-  NVX_CHECK(without.empty(), "no window was made in group " + members_.name + ", because a tensor was refused on " +
+  NVX_CHECK(without.empty(), "no window was created in group " + members_.name + ", because a tensor was refused on " +
                                  without + ". Next: see the error there, and call tensor_register again on all ranks");
   number_ = cards[0].number;
 }
@@ -148,7 +148,7 @@ void Window::follow(int rank, const Note& note) {
     case Kind::kSignal: mail_.tell_of(rank, tag(Channel::kSignals)); return expect_note(rank);
     case Kind::kClose: return mail_.tell_of(rank, tag(Channel::kEnds));
   }
-  const std::string cause = members_.topology.describe(rank) + " writes where no window is";
+  const std::string cause = members_.topology.describe(rank) + " writes outside the window";
   (void)core_.failures.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
 }
 

@@ -22,19 +22,19 @@ size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
 }
 
 /// Allocates room for pieces one after another, and records the copies. Pieces that are adjacent on the device are
-/// adjacent here, and one copy moves them.
+/// adjacent here, and one copy moves them. Without room it only counts the bytes.
 class Loader {
  public:
-  explicit Loader(StagedChunk& staged, std::byte* room) : staged_(staged), begin_(room), at_(room) {}
+  explicit Loader(StagedChunk& staged, std::byte* room) : staged_(staged), room_(room) {}
 
   enum class Way { kDown, kUp, kBoth };
   kernel::Piece place(kernel::Piece there, Way way) {
     if (there.bytes == 0) return {};
-    if (there.data != behind_) at_ = begin_ + ceil_div(size_t(at_ - begin_), kCacheLine) * kCacheLine;
-    const kernel::Piece here{at_, there.bytes};
-    if (way != Way::kUp) note(staged_.down, there, here);
-    if (way != Way::kDown) note(staged_.up, there, here);
-    at_ += there.bytes, behind_ = there.data + there.bytes;
+    if (there.data != behind_) staged_.bytes = ceil_div(staged_.bytes, kCacheLine) * kCacheLine;
+    const kernel::Piece here{room_ ? room_ + staged_.bytes : nullptr, there.bytes};
+    if (room_ && way != Way::kUp) note(staged_.down, there, here);
+    if (room_ && way != Way::kDown) note(staged_.up, there, here);
+    staged_.bytes += there.bytes, behind_ = there.data + there.bytes;
     return here;
   }
 
@@ -51,8 +51,7 @@ class Loader {
   }
 
   StagedChunk& staged_;
-  std::byte* const begin_;
-  std::byte* at_;
+  std::byte* const room_;
   const std::byte* behind_ = nullptr;
 };
 
@@ -121,22 +120,9 @@ StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::by
   return staged;
 }
 
+/// No later chunk needs more than the first one.
 size_t room_for(const Operation& o, const Cut& cut, int rank) {
-  const auto bytes_of = [&](const Pieces& pieces) {
-    size_t bytes = 0;
-    for (size_t p = 0; p < pieces.size(); ++p)
-      bytes += ceil_div(std::min(cut.slice, pieces[p].bytes), kCacheLine) * kCacheLine;
-    return bytes;
-  };
-  const auto one = [&](size_t bytes) { return ceil_div(std::min(cut.slice, bytes), kCacheLine) * kCacheLine; };
-  switch (o.collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce: return one(o.count * size_of(o.dtype));
-    case Collective::kBroadcast: return one(o.recv[0].bytes);
-    case Collective::kAllGather: return one(o.recv[size_t(rank)].bytes) + bytes_of(o.recv);
-    case Collective::kReduceScatter: return one(o.send[size_t(rank)].bytes) + bytes_of(o.send);
-    default: return bytes_of(o.send) + bytes_of(o.recv);
-  }
+  return ceil_div(land(o, cut, 0, rank, nullptr).bytes, kCacheLine) * kCacheLine;
 }
 
 Cut uncut(const Operation& o) {

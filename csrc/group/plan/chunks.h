@@ -38,6 +38,7 @@ struct CopyPair {
 struct StagedChunk {
   Operation part;
   std::vector<CopyPair> down, up;
+  size_t bytes = 0;  ///< of host memory
 };
 /// Chunk k of any collective on a device's memory. Pure. `room`: `room_for()` bytes.
 StagedChunk land(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);

@@ -46,9 +46,9 @@ const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver
 const char* why_not_handed_over(const HandOverQuestion& q, std::span<const HandOver> rules) {
   const HandOver* rule = rule_for(q.collective, rules);
   if (!rule) return "NVX_DELEGATE does not name it";
-  if (q.bytes < rule->least_bytes) return "it is smaller than NVX_DELEGATE says";
+  if (q.bytes < rule->least_bytes) return "it is smaller than the limit in NVX_DELEGATE";
   if (q.bytes == 0) return "there is nothing to move";
-  if (reduces(q.collective) && !reduced_alike(q.dtype, q.op)) return "NCCL does not reduce this type so as nvx does";
+  if (reduces(q.collective) && !reduced_alike(q.dtype, q.op)) return "NCCL reduces this type differently";
   return nullptr;
 }
 

@@ -91,14 +91,13 @@ std::vector<DeviceAlgorithm> algorithms_of(Collective collective) {
 
 DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts) {
   const DeviceRow& r = device_row(collective);
-  if (bytes == 0 && !r.pair_by_pair()) return {r.packets, "there is nothing to move but the greeting"};
-  if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "chunks were asked for"};
-  if (r.pair_by_pair()) return {r.packets, "each pair knows its own piece: packets where they hold it, else chunks"};
-  if (bytes <= one_trip_limit(r, facts)) return {r.packets, "packets hold it: one trip"};
+  if (bytes == 0 && !r.pair_by_pair()) return {r.packets, "there is no data to move"};
+  if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "NVX_ALGO asks for chunks"};
+  if (r.pair_by_pair()) return {r.packets, "each pair decides: packets if its piece fits, otherwise chunks"};
+  if (bytes <= one_trip_limit(r, facts)) return {r.packets, "it fits into packets: one trip"};
   if (r.trips == PacketTrips::kTwo && bytes <= most_bytes(DeviceAlgorithm::kReducePacketsTwoShot, facts.shape))
-    return {DeviceAlgorithm::kReducePacketsTwoShot,
-            "packets hold every rank's slice of it: two trips, for fewer bytes"};
-  return {r.chunks, "packets do not hold it, or do not pay for it: chunks"};
+    return {DeviceAlgorithm::kReducePacketsTwoShot, "every rank's slice fits into packets: two trips, for fewer bytes"};
+  return {r.chunks, "too large for packets: chunks"};
 }
 
 /// With M bytes of packets an all-reduce takes two trips up to M / 8 bytes: two buffers of 16 bytes for each 8 bytes,

@@ -189,8 +189,8 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
 
 Medium tcp() {
   return {kTcpMessage, kTcpByte,
-          "bench/results/targets.json: TCP over the loopback of one machine that plays two hosts; what a network card "
-          "takes is not in it",
+          "bench/results/targets.json: TCP over the loopback of one machine with two hosts by name, without the time "
+          "of a network card",
           /*one_a_host=*/true};
 }
 

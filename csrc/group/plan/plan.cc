@@ -85,7 +85,7 @@ kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts) {
 Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Row& r = row(collective);
   if (bytes <= one_shot_limit(collective, facts) || bytes == 0) return {r.small, 0, "the message fits the slots"};
-  return {r.large, lease_for(bytes, facts), "the message is larger than one-shot pays for: chunks through staging"};
+  return {r.large, lease_for(bytes, facts), "the message is too large for one-shot: chunks through staging memory"};
 }
 
 namespace {
@@ -119,7 +119,7 @@ constexpr InterHostRow kInterHostPlans[] = {
     {Across::kReduceScatter, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
     {Across::kReduceScatter, kAny, kAny, "halving", By::kRails,
      "large, many hosts: the fewest steps for the fewest bytes"},
-    {Across::kAllGather, kAny, 4, "direct", By::kRails, "few hosts: every block goes straight to where it is due"},
+    {Across::kAllGather, kAny, 4, "direct", By::kRails, "few hosts: every block goes directly to its destination"},
     {Across::kAllGather, 16 << 10, kAny, "bruck", By::kRails, "small: the fewest steps", /*wants_alike=*/true},
     {Across::kAllGather, kAny, kAny, "ring", By::kRails, "large: the fewest bytes, one neighbour"},
     {Across::kBroadcast, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
@@ -127,9 +127,9 @@ constexpr InterHostRow kInterHostPlans[] = {
     {Across::kBroadcast, kAny, kAny, "scatter_all_gather", By::kLeader, "large, many hosts: the fewest bytes a host"},
     {Across::kReduce, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
     {Across::kReduce, kAny, kAny, "chain", By::kLeader, "large: slices follow each other up the chain"},
-    {Across::kGather, kAny, kAny, "linear", By::kRails, "every block goes straight to where it is due"},
-    {Across::kScatter, kAny, kAny, "linear", By::kRails, "every block goes straight to where it is due"},
-    {Across::kAllToAll, kAny, kAny, "pairwise", By::kRails, "every block goes straight to where it is due"},
+    {Across::kGather, kAny, kAny, "linear", By::kRails, "every block goes directly to its destination"},
+    {Across::kScatter, kAny, kAny, "linear", By::kRails, "every block goes directly to its destination"},
+    {Across::kAllToAll, kAny, kAny, "pairwise", By::kRails, "every block goes directly to its destination"},
     {Across::kBarrier, kAny, kAny, "dissemination", By::kLeader, "the fewest steps"},
 };
 
@@ -225,7 +225,7 @@ std::string explain_between(Collective collective, size_t bytes, const PlanFacts
   };
   const std::string first = step(inter_host.before, size.before), last = step(inter_host.after, size.after);
   std::string text = asked(collective, bytes) + ranks_of(facts.world) + " on " + std::to_string(facts.hosts) +
-                     " hosts, " + std::to_string(facts.ranks) + (even ? " on each: " : " on the fullest: ") + first +
+                     " hosts, " + std::to_string(facts.ranks) + (even ? " on each: " : " on the largest: ") + first +
                      (first.empty() ? "" : ", ") + "between hosts " + inter_host.row->name + " (" + inter_host.why +
                      ")";
   if (inter_host.by_leader && facts.ranks > 1) text += " by one rank of each host";
@@ -257,9 +257,9 @@ std::string explain(Collective collective, size_t bytes, const PlanFacts& facts)
   const size_t ranks = facts.hosts > 1 ? facts.world : facts.ranks;
   const std::string all = asked(collective, bytes) + ranks_of(ranks) +
                           (facts.hosts > 1 ? " on " + std::to_string(facts.hosts) + " hosts: " : " on one host: ");
-  if (ranks == 1) return all + "nobody to exchange anything with, so nothing is chosen";
+  if (ranks == 1) return all + "no other rank, so nothing is chosen";
   if (collective != Collective::kBarrier && bytes == 0)
-    return all + "no data to move, so nothing is chosen; the ranks only tell each other what they call";
+    return all + "no data to move, so nothing is chosen; the ranks only compare their calls";
   if (collective == Collective::kBarrier && facts.hosts == 1) return all + "flags in shared memory, nothing to choose";
   return facts.hosts > 1 ? explain_between(collective, bytes, facts) : explain_inside(collective, bytes, facts);
 }

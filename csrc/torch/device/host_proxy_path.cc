@@ -186,7 +186,7 @@ void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
 /// (`DeviceSide::part`).
 void HostProxyPath::see_off(const Deadline& deadline) {
   for (const auto& group : context_.groups.all()) {
-    if (group == context_.groups.of_cpu() || group->forked()) continue;
+    if (group == context_.groups.of_cpu() || group->core().failures.forked()) continue;
     (void)wait_on_device(
         *group, [&] { return group->device().is_quiet(); }, deadline);
     const Status status = group->device().look();

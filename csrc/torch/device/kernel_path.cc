@@ -50,7 +50,7 @@ bool KernelPath::open(at::Device device) {
   }
   const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
-  shared_ = SharedStreams::join(group_->id());  // before any rank can make its next call
+  shared_ = SharedStreams::join(group_->core().members.id);  // before any rank can make its next call
   TorchStore store(store_, group_->size());
   const bool yes = group_->device().open(store, device.index(), order_);
   if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);

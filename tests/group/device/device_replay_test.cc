@@ -185,7 +185,7 @@ TEST(DeviceReplay, WhatCannotBeCapturedLeavesTheGroupAsItWas) {
     refusal = {};
     EXPECT_EQ(refused.code(), Code::kInvalid);
     EXPECT_TRUE(contains(refused.what(), "cannot be captured on GPU " + std::to_string(one.rank))) << refused.what();
-    EXPECT_TRUE(contains(refused.what(), "Next: give this capture up")) << refused.what();
+    EXPECT_TRUE(contains(refused.what(), "Next: end this capture, on all ranks")) << refused.what();
     EXPECT_FALSE(one.side->may_be_replayed());
     EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 2, 1)}), "");
   });

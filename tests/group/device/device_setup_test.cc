@@ -212,12 +212,12 @@ TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
     uint8_t with;
     const char* reason;
   } kLies[] = {
-      {72, 0, 0, "rank 1 says of its GPU what another version of nvx would"},
-      {72, 4, 9, "rank 1 says of its GPU what another version of nvx would"},
-      {16, 0, 0, "rank 1 describes a pad that it cannot have"},
-      {16, 15, 0xff, "rank 1 describes a pad that it cannot have"},  // so far outside that the addition wraps
-      {16, 11, 0x7f, "rank 1 describes a pad that it cannot have"},
-      {16, 8, 1, "rank 1 describes a pad that it cannot have"},  // not aligned to a line
+      {72, 0, 0, "rank 1 describes its GPU in the format of another version of nvx"},
+      {72, 4, 9, "rank 1 describes its GPU in the format of another version of nvx"},
+      {16, 0, 0, "rank 1 reports a pad outside its GPU memory"},
+      {16, 15, 0xff, "rank 1 reports a pad outside its GPU memory"},  // so far outside that the addition wraps
+      {16, 11, 0x7f, "rank 1 reports a pad outside its GPU memory"},
+      {16, 8, 1, "rank 1 reports a pad outside its GPU memory"},  // not aligned to a line
   };
   for (const auto& lie : kLies) {
     DeviceWorld world({.ranks = 2});
@@ -260,9 +260,9 @@ TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
     Truth truth;
     const char* reason;
   } kRows[] = {
-      {Truth::kKeepsKernelsOut, "nothing that kernels store arrives, though what is copied arrives as it is"},
-      {Truth::kLosesFlags, "what kernels signal does not arrive, though what is copied arrives as it is"},
-      {Truth::kBendsPackets, "what kernels send arrives as something else, though what is copied arrives as it is"},
+      {Truth::kKeepsKernelsOut, "no store of a kernel arrives, but copied data is intact"},
+      {Truth::kLosesFlags, "no signal of a kernel arrives, but copied data is intact"},
+      {Truth::kBendsPackets, "data that kernels send is corrupt, but copied data is intact"},
   };
   for (const auto& row : kRows) {
     for (const bool processes : {false, true}) {

@@ -290,7 +290,7 @@ TEST(DeviceSide, ADeviceThatTakesNoMoreFailsTheGroup) {
         Status& refusal = one.world.launcher(0)->refusal;
         refusal = {Code::kSystem, "nvx: several: an illegal memory access was encountered"};
         const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
-        EXPECT_TRUE(contains(wrong, "GPU 0 of rank 0 takes no more operations of group g: several: an illegal"))
+        EXPECT_TRUE(contains(wrong, "GPU 0 of rank 0 cannot launch operations of group g: several: an illegal"))
             << wrong;
         refusal = {};
         EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), wrong);

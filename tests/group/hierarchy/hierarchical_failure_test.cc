@@ -276,9 +276,9 @@ TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
     --waiting;
     ASSERT_FALSE(status.ok());
     EXPECT_SAYS(status, "timed out in all_reduce");
-    EXPECT_SAYS(status, "which is in it too: see there for whom it waits");
+    EXPECT_SAYS(status, "which has called it too: see its log for the rank that it waits for");
     if (rank == 1) {
-      EXPECT_SAYS(status, "told by rank 0");
+      EXPECT_SAYS(status, "reported by rank 0");
       EXPECT_SAYS(status, " s for rank 2 (pid");
     }
   });
@@ -365,7 +365,7 @@ TEST(FarSetUp, ARankThatFailsIsNamedOnAllHosts) {
     EXPECT_NE(error.find("the store is gone"), std::string::npos) << error;
     if (rank != 2) {
       EXPECT_NE(error.find("rank 2 (pid"), std::string::npos) << error;
-      EXPECT_NE(error.find(", host host2) gave up"), std::string::npos) << error;
+      EXPECT_NE(error.find(", host host2) failed to create group"), std::string::npos) << error;
     }
   });
 }

@@ -65,7 +65,7 @@ TEST(StoreExchange, WhoNeverComesIsNamed) {
     const auto failure = failure_of(exchange);
     ASSERT_TRUE(failure);
     EXPECT_TRUE(failure->code() == Code::kTimeout || failure->code() == Code::kPeerFailed);
-    EXPECT_NE(std::string(failure->what()).find("rank 2, rank 3 did not come within"), std::string::npos)
+    EXPECT_NE(std::string(failure->what()).find("rank 2, rank 3 did not join within"), std::string::npos)
         << failure->what();
   });
 }
@@ -77,7 +77,7 @@ TEST(StoreExchange, WhereTheFirstRankIsMissingTheOthersSaySo) {
     StoreExchange exchange(store, options(rank, 3, milliseconds(300)));
     const auto failure = failure_of(exchange);
     ASSERT_TRUE(failure);
-    EXPECT_NE(std::string(failure->what()).find("rank 0 did not come"), std::string::npos) << failure->what();
+    EXPECT_NE(std::string(failure->what()).find("rank 0 did not join"), std::string::npos) << failure->what();
   });
 }
 
@@ -92,7 +92,7 @@ TEST(StoreExchange, WhoGivesUpTellsTheOthersAtOnce) {
       ASSERT_TRUE(failure);
       EXPECT_EQ(failure->code(), Code::kPeerFailed);
       EXPECT_EQ(std::string(failure->what()), "nvx: rank " + std::to_string(quitter) +
-                                                  " gave up: there is no GPU; this is rank " + std::to_string(rank));
+                                                  " failed: there is no GPU; this is rank " + std::to_string(rank));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
     });
   }
@@ -154,7 +154,7 @@ TEST(StoreExchange, GarbageIsNotBelieved) {
         const bool fooled = table && rank == 0;  // rank 0 wrote the table and knows it
         EXPECT_EQ(said.empty(), fooled) << name << ": " << said;
         if (!fooled && !table) {
-          EXPECT_NE(said.find("what rank 1 says through the store"), std::string::npos) << name << ": " << said;
+          EXPECT_NE(said.find("the message of rank 1 in the store"), std::string::npos) << name << ": " << said;
         }
       });
     }
@@ -209,7 +209,7 @@ TEST(StoreExchange, AShareThatOneRankCannotMakeEndsOnAll) {
       ADD_FAILURE();
     } catch (const std::exception& error) {
       EXPECT_NE(std::string(error.what()).find("out of memory, as a test wants it"), std::string::npos) << error.what();
-      EXPECT_EQ(std::string(error.what()).find("rank 1 gave up") != std::string::npos, rank != 1) << error.what();
+      EXPECT_EQ(std::string(error.what()).find("rank 1 failed") != std::string::npos, rank != 1) << error.what();
     }
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(30));
   });

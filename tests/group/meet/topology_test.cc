@@ -94,7 +94,7 @@ TEST(Topology, RanksThatWereStartedWithAnotherWorldSizeAreTold) {
   } catch (const Error& error) {
     EXPECT_EQ(
         std::string(error.what()),
-        "nvx: to rank 0 this group has 2 ranks, to this rank 3. Next: start all ranks with the same world size, or "
+        "nvx: rank 0 creates this group with 2 ranks, this rank with 3. Next: give all ranks the same world size, or "
         "list of ranks");
   }
   const std::vector<uint8_t> noise(2 * sizeof(Hello), 'x');
@@ -120,13 +120,13 @@ TEST(Topology, AProcessThatMayOpenNoFileIsNotTakenForAnotherHost) {
     said = error.what();
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_NE(said.find("which host this is: Too many open files. Next: raise"), std::string::npos) << said;
+  EXPECT_NE(said.find("the boot id of this host: Too many open files. Next: raise"), std::string::npos) << said;
 }
 
 TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   std::vector<Hello> twice = hellos(2);
   twice[1].rank = 0;
-  expect_refused(twice, "say that they are rank 0");
+  expect_refused(twice, "two processes have rank 0");
   std::vector<Hello> apart = hellos(3);
   apart[2].host ^= 1;
   EXPECT_EQ(Topology::from(apart).hosts.size(), 2u);

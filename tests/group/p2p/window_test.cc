@@ -408,7 +408,7 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
       }
       const Status status = place.wait_signal(1 - rank);
       ASSERT_FALSE(status.ok());
-      EXPECT_SAYS(status, "writes where no window is");
+      EXPECT_SAYS(status, "writes outside the window");
       EXPECT_TRUE(place.memory == Bytes(100));
     });
   }

@@ -123,7 +123,7 @@ TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndSaysSo) {
   EXPECT_GT(nvlink.back().estimate.seconds, running(nvlink).estimate.seconds) << "through host memory";
   EXPECT_GT(nvlink.front().estimate.seconds, 0) << "NCCL";
   const auto small = ways(slowest_link({}), 1 * K);
-  EXPECT_NE(running(small).estimate.basis.find("there is no GPU here"), std::string::npos);
+  EXPECT_NE(running(small).estimate.basis.find("no GPU here"), std::string::npos);
   EXPECT_LT(running(small).estimate.seconds, 20e-6);
   GpuTopology one;
   one.gpus.resize(1);

@@ -118,10 +118,10 @@ TEST(Plan, ExplainsItself) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
   EXPECT_EQ(explain(Collective::kAllReduce, 8, machine(1)),
-            "all_reduce of 8 bytes a rank, 1 rank on one host: nobody to exchange anything with, so nothing is chosen");
+            "all_reduce of 8 bytes a rank, 1 rank on one host: no other rank, so nothing is chosen");
   EXPECT_EQ(explain(Collective::kAllReduce, 0, machine(2)),
             "all_reduce of 0 bytes a rank, 2 ranks on one host: no data to move, so nothing is chosen; the ranks only "
-            "tell each other what they call");
+            "compare their calls");
   EXPECT_EQ(explain(Collective::kBarrier, 0, machine(2)),
             "barrier of 2 ranks on one host: flags in shared memory, nothing to choose");
 }
@@ -216,7 +216,7 @@ TEST(PlanBetween, ExplainsItself) {
        "by one rank of each host, inside a host publish_one_shot"},
       {Collective::kAllToAll, 2, 2, 100,
        "all_to_all of 100 bytes a rank, 4 ranks on 2 hosts, 2 on each: between hosts pairwise (every block goes "
-       "straight to where it is due), inside a host exchange"},
+       "directly to its destination), inside a host exchange"},
       {Collective::kBarrier, 2, 2, 0,
        "barrier of 4 ranks on 2 hosts, 2 on each: inside a host barrier, between hosts dissemination "
        "(the fewest steps) by one rank of each host, inside a host barrier"},
@@ -233,7 +233,7 @@ TEST(PlanBetween, ExplainsItself) {
   uneven.rails = 2;
   uneven.world = 5;
   const std::string text = explain(Collective::kAllReduce, 1 * M, uneven);
-  EXPECT_NE(text.find("5 ranks on 2 hosts, 3 on the fullest: "), std::string::npos) << text;
+  EXPECT_NE(text.find("5 ranks on 2 hosts, 3 on the largest: "), std::string::npos) << text;
   EXPECT_NE(text.find(" on 2 rails"), std::string::npos) << text;
 }
 

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "group/core/core.h"
+#include "kernel/cpu/pad.h"
+#include "kernel/reduce/cache_policy.h"
+#include "memory/shm/leases.h"
+#include "net/group_port.h"
+
+namespace nvx {
+
+class Mailbox;
+struct Message;
+
+/// A message that arrived before its receive.
+struct Early {
+  int peer;
+  uint64_t number;
+  int64_t tag;
+  DType dtype;
+  size_t bytes;
+  bool carried;
+  std::vector<std::byte> data;
+};
+
+/// Wakes the threads of a rank of this host that sleep for mail.
+void poke(const Members& members, int rank);
+
+/// The two directions of the mail between this rank and another one. The lock of the mailbox guards it.
+class MailPeer {
+ public:
+  MailPeer(Mailbox& box, Core& core, int rank) : box_(box), core_(core), rank_(rank) {}
+  virtual ~MailPeer() = default;
+  MailPeer(const MailPeer&) = delete;
+  MailPeer& operator=(const MailPeer&) = delete;
+
+  void send(const std::shared_ptr<Message>& message) { unannounced_.push_back(message); }
+  /// The message that the peer has announced with this number has a receive.
+  void receive(const std::shared_ptr<Message>& message, uint64_t number) { to_grant_.emplace_back(message, number); }
+  /// Moves what can be moved at once. True if anything moved.
+  virtual bool move() = 0;
+  /// The staging of a peer to which nothing is in flight.
+  virtual Span yield() { return {}; }
+  /// Drops all messages.
+  virtual void clear();
+  /// Counts unexpected data that is kept here. It is bounded: a peer that is told that this rank is full keeps further
+  /// messages until there is a receive.
+  void keep(size_t bytes);
+  void let_go(size_t bytes);
+
+  uint32_t untold = 0;  ///< standing receives that are done and whose `finished()` has not returned
+
+ protected:
+  using Messages = std::unordered_map<uint64_t, std::shared_ptr<Message>>;  // by number
+
+  /// Whether a message travels in its announcement. An empty one has no data that could follow later.
+  static bool carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
+  virtual void tell_full(bool full) = 0;
+  void finish(const std::shared_ptr<Message>& message, Status status);
+  void come(Early&& early);
+
+  Mailbox& box_;
+  Core& core_;
+  const int rank_;
+  std::deque<std::shared_ptr<Message>> unannounced_;
+  uint64_t announced_ = 0;
+  Messages ungranted_;
+  std::deque<std::pair<std::shared_ptr<Message>, uint64_t>> to_grant_;
+  uint64_t taken_ = 0;
+
+ private:
+  uint64_t kept_ = 0;  // bytes of unexpected data
+  bool full_ = false;
+};
+
+/// A rank of this host: messages go through the pads, and large ones are streamed through leased staging.
+class NearPeer final : public MailPeer {
+ public:
+  NearPeer(Mailbox& box, Core& core, int rank);
+  ~NearPeer() override;
+  bool move() override;
+  void clear() override;
+  Span yield() override;
+
+ private:
+  bool announce();
+  bool take();
+  bool grant();
+  bool read_grants();
+  bool stream();
+  bool consume();
+  bool lease(size_t bytes);
+  void tell_full(bool full) override;
+  void poke() const { nvx::poke(core_.members, rank_); }
+
+  // What this rank writes, and what the peer writes.
+  kernel::Outbox& out_;
+  kernel::Inbox& in_;
+  const kernel::Outbox& their_out_;
+  const kernel::Inbox& their_in_;
+  uint64_t grants_seen_ = 0;
+  std::deque<std::shared_ptr<Message>> streaming_;
+  uint64_t streamed_ = 0;
+  Span lease_;
+  size_t lease_wanted_ = 0;
+  std::unique_ptr<kernel::CachePolicyRecords> policies_;  // null before the first stream
+  uint64_t granted_ = 0;
+  std::deque<std::shared_ptr<Message>> arriving_;  // granted, in that order
+  uint64_t consumed_ = 0;
+};
+
+/// A rank of another host: the port carries the same protocol, and transfers need no staging.
+class FarPeer final : public MailPeer {
+ public:
+  using MailPeer::MailPeer;
+  bool move() override;
+  void clear() override;
+  void read(net::GroupPort::MailMessage&& letter);
+  /// The port has sent, or received, the message with this number.
+  void sent(uint64_t number) { end(transfers_out_, number); }
+  void received(uint64_t number) { end(transfers_in_, number); }
+
+ private:
+  bool announce();
+  bool grant();
+  void take(net::GroupPort::MailMessage&& letter);
+  void tell_taken();
+  void tell_full(bool full) override;
+  void end(Messages& transfers, uint64_t number);
+
+  net::Taken there_;                 // announcements that the peer has reported as read
+  net::Taken told_;                  // announcements that this rank has reported as read
+  std::map<uint64_t, Early> ahead_;  // announcements that arrived before earlier ones, by number
+  Messages transfers_out_, transfers_in_;
+};
+
+}  // namespace nvx
