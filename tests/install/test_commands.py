@@ -237,7 +237,7 @@ def test_explain_says_so_where_there_is_nothing_to_choose(capsys, device):
         told = capsys.readouterr().out
         assert told == "barrier of 4 ranks on one host: flags in shared memory, nothing to choose\n"
     assert cli.main(["explain", "all_reduce", "8", "-n", "1", "--device", device]) == 0
-    assert "1 rank on one host: nobody to exchange anything with" in capsys.readouterr().out
+    assert "1 rank on one host: no other rank, so nothing is chosen" in capsys.readouterr().out
     assert cli.main(["explain", "broadcast", "0", "-n", "2", "--device", device]) == 0
     assert "2 ranks on one host: no data to move" in capsys.readouterr().out
     with pytest.raises(SystemExit):

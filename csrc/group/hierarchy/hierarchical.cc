@@ -82,25 +82,6 @@ Status Hierarchical::perform(Call& call) {
   }
 }
 
-/// Issues the slices in order. Retires a slice when `lag` younger ones have been issued, or none is left to issue: so
-/// `lag` slices are between hosts while the ranks of a host work on the next one. `issue`: before the run of slice k;
-/// `retire`: after it.
-Status Hierarchical::overlap(Call& call, const Slices& slices, size_t lag, const Step& issue, const Step& retire) {
-  for (size_t k = 0; k < slices.count() + lag; ++k) {
-    if (k < slices.count()) {
-      NVX_TRY(issue(k));
-      if (slices.carries()) begin(call, slices, k);
-    }
-    if (k < lag || k - lag >= slices.count()) continue;
-    if (slices.carries()) {
-      NVX_TRY(finish(call));
-      divide(call, slices.sum(k - lag));
-    }
-    NVX_TRY(retire(k - lag));
-  }
-  return {};
-}
-
 /// A rank that is alone on its host does the steps before a run by itself, and has nobody for those after it.
 Status Hierarchical::run_slices(Call& call) {
   const std::unique_ptr<Slices> slices = this->slices(call.o);

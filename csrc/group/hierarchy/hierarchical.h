@@ -1,7 +1,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -56,8 +55,25 @@ class Hierarchical final : private Driver {
   std::unique_ptr<Slices> slices(const Operation& o) const { return slices_of({o, rails_, facts_, members_.rank}); }
   Status run_slices(Call& call);
   Status run_proxy(Call& call);
-  using Step = std::function<Status(size_t k)>;
-  Status overlap(Call& call, const Slices& slices, size_t lag, const Step& issue, const Step& retire);
+  /// Issues the slices in order. Retires a slice when `lag` younger ones have been issued, or none is left to issue: so
+  /// `lag` slices are between hosts while the ranks of a host work on the next one. `issue(k)`: before the run of slice
+  /// k; `retire(k)`: after it.
+  template <class Issue, class Retire>
+  Status overlap(Call& call, const Slices& slices, size_t lag, const Issue& issue, const Retire& retire) {
+    for (size_t k = 0; k < slices.count() + lag; ++k) {
+      if (k < slices.count()) {
+        NVX_TRY(issue(k));
+        if (slices.carries()) begin(call, slices, k);
+      }
+      if (k < lag || k - lag >= slices.count()) continue;
+      if (slices.carries()) {
+        NVX_TRY(finish(call));
+        divide(call, slices.sum(k - lag));
+      }
+      NVX_TRY(retire(k - lag));
+    }
+    return {};
+  }
   Status perform_chunk(Call& call, Operation chunk, size_t bytes);
   Status to_or_from_root(Call& call);
   Status all_to_all(Call& call);

@@ -6,32 +6,17 @@
 #include "kernel/gpu/launch_cuda.h"
 
 namespace nvx {
-namespace {
 
 using kernel::Collective;
 
-/// A collective whose steps inside each host are kernels.
-struct ProxyRow {
-  Collective collective;
-  bool by_blocks;  ///< each rank has a block; its `local_rank` on every host carries it
-};
-
-constexpr ProxyRow kProxies[] = {
-    {Collective::kAllReduce, /*by_blocks=*/false},
-    {Collective::kReduceScatter, /*by_blocks=*/true},
-    {Collective::kAllGather, /*by_blocks=*/true},
-};
-
-}  // namespace
-
 const char* why_not_by_kernels(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
   if (facts.hosts == 1) return "the ranks are on one host";
-  const auto* row = std::find_if(std::begin(kProxies), std::end(kProxies),
-                                 [&](const ProxyRow& r) { return r.collective == collective; });
-  if (row == std::end(kProxies)) return "only all_reduce, reduce_scatter and all_gather use kernels";
+  const bool by_blocks = collective == Collective::kReduceScatter || collective == Collective::kAllGather;
+  if (!by_blocks && collective != Collective::kAllReduce)
+    return "only all_reduce, reduce_scatter and all_gather use kernels";
   if (count == 0) return "there is nothing to move";
   if (dtype == DType::kBytes) return "the type is unknown to nvx, so its elements may differ by rank";
-  if (row->by_blocks && facts.world != facts.rails * facts.hosts)
+  if (by_blocks && facts.world != facts.rails * facts.hosts)
     return "hosts have different numbers of ranks, so some blocks have no rail of their own";
   return nullptr;
 }
