@@ -185,7 +185,7 @@ Across across(Collective collective) {
   return Across::kBarrier;
 }
 
-/// Must match the slices and staged bytes that the collectives of `Hierarchical` use.
+/// Must match the slices and staged bytes of `group/hierarchy/slices.h`; a test compares them.
 Sizes sizes(Across collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts) {
   const size_t slice = std::min(bytes, inter_host.slice);
   switch (collective) {
