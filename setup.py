@@ -4,8 +4,10 @@ Read from the environment: MAX_JOBS, CMAKE_ARGS, CMAKE_BUILD_TYPE, CMAKE_GENERAT
 TORCH_CUDA_ARCH_LIST.
 """
 
+import ctypes
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,17 +17,54 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent
+KERNELS = {"": "AUTO", "0": "OFF", "1": "ON"}  # NVX_CUDA, in CMake's words
 
-NO_TORCH = f"""
-nvx is built against the torch you run, and {sys.executable} has none.
+NO_TORCH = """
+nvx is built against the torch you run, and {python} has none.
 pip's build isolation hides an installed torch; if you have it, type:
 
-    pip install --no-build-isolation .
+    {typed}
 
 If you do not, install it first:
 
-    pip install torch setuptools wheel cmake ninja && pip install --no-build-isolation .
+    pip install torch setuptools wheel cmake ninja && {typed}
 """
+
+
+def ancestors():
+    """The command lines of the processes that started this one, the nearest first."""
+    pid = os.getppid()
+    while pid > 1:
+        process = pathlib.Path("/proc", str(pid))
+        try:
+            yield (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            pid = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+
+
+def typed_command(words):
+    """A command line of pip, uv or build with the option that makes torch visible. None for other programs."""
+    names = [pathlib.Path(word).name for word in words]
+    for at, name in enumerate(names[:3]):
+        module = at > 0 and names[at - 1] == "-m"
+        rest = list(words[at + 1 :])
+        if re.fullmatch(r"pip[\d.]*|uv", name) and (verb := next((v for v in ("install", "wheel") if v in rest), None)):
+            place, option = rest.index(verb) + 1, "--no-build-isolation"
+        elif name == "pyproject-build" or (module and name == "build"):
+            place, option = 0, "--no-isolation"
+        else:
+            continue
+        if option not in rest:
+            rest.insert(place, option)
+        command = shlex.join((list(words[: at + 1]) if module else [name]) + rest)
+        return re.sub(r"://[^/@\s]+@", "://...@", command)  # without the password of an index
+    return None
+
+
+def typed():
+    """The command that started this build, for advice."""
+    return next(filter(None, map(typed_command, ancestors())), "pip install --no-build-isolation .")
 
 
 def torch_facts():
@@ -36,39 +75,81 @@ def torch_facts():
     return found.stdout.strip().split(";") if found.returncode == 0 else None
 
 
+def visible_gpus():
+    """The architectures of the GPUs that CUDA shows this process, in the form of TORCH_CUDA_ARCH_LIST."""
+    count, major, minor = (ctypes.c_int() for _ in range(3))
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+            return ""
+        found = set()
+        for device in range(count.value):
+            for value, attribute in ((major, 75), (minor, 76)):
+                cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            found.add((major.value, minor.value))
+    except (OSError, AttributeError):
+        return ""
+    return ";".join(f"{one}.{two}" for one, two in sorted(found)) + ("+PTX" if found else "")
+
+
+def first_error(*commands):
+    """Runs commands up to one that fails. Returns its first line that names an error, or None if none fails."""
+    for command in commands:
+        print("nvx:", shlex.join(map(str, command)), flush=True)
+        error = None
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        with subprocess.Popen(command, **pipes) as process:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                if not error and re.search(r"\b(error|fatal)\b[\w\s#-]*:|CMake Error", line):
+                    error = line.strip().replace(f"{ROOT}/", "")
+        if process.returncode != 0:
+            return error or f"{command[0]} ended with {process.returncode}"
+    return None
+
+
 class BuildWithCMake(build_ext):
     def run(self):
-        if torch_facts() is None:
-            raise SystemExit(NO_TORCH)
+        if facts is None:
+            raise SystemExit(NO_TORCH.format(python=sys.executable, typed=typed()))
+        if os.environ.get("NVX_CUDA", "") not in KERNELS:
+            raise SystemExit("nvx: NVX_CUDA is 0 (no kernels), 1 (kernels, or the build fails) or not set")
         super().run()
 
     def build_extension(self, ext):
         output = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build_dir = pathlib.Path(self.build_temp).resolve() / "cmake"
         build_dir.mkdir(parents=True, exist_ok=True)
-        env = dict(os.environ)
         configure = ["cmake", "-S", ROOT, "-B", build_dir, *self.definitions(output)]
-        if "CMAKE_GENERATOR" not in env and shutil.which("ninja"):
+        if "CMAKE_GENERATOR" not in os.environ and shutil.which("ninja"):
             configure += ["-G", "Ninja"]
-        configure += shlex.split(env.get("CMAKE_ARGS", ""))
+        configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+        if os.environ.get("NVX_CUDA"):
+            configure.append(f"-DNVX_CUDA={KERNELS[os.environ['NVX_CUDA']]}")
         build = ["cmake", "--build", build_dir, "--target", "_C"]
-        jobs = env.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+        jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         build += ["--parallel", jobs]
-        for command in (configure, build):
-            print("nvx:", shlex.join(map(str, command)), flush=True)
-            if subprocess.run(command, env=env, check=False).returncode != 0:
-                raise SystemExit("nvx: the build failed; the first error above says why")
+
+        error = first_error(configure, build)
+        # A second build, without the kernels, shows whether they are at fault.
+        cache = build_dir / "CMakeCache.txt"
+        if error and facts[3] and cache.exists() and "NVX_CUDA:STRING=AUTO\n" in cache.read_text():
+            error = first_error([*configure, f"-DNVX_CUDA_FAILED={error}"], build)
+        if error:
+            raise SystemExit("nvx: the build failed; the first error above says why")
 
     def definitions(self, output):
         chosen = {
+            "CUDAToolkit_ROOT": os.environ.get("CUDA_HOME", ""),
             "CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Debug" if self.debug else "Release"),
+            "NVX_CUDA": "AUTO",
+            "NVX_CUDA_FAILED": "",
             "NVX_OUTPUT_DIR": output,
             "NVX_PYTHON": "ON",
+            "NVX_TYPED": typed(),
             "Python_EXECUTABLE": sys.executable,
+            "TORCH_CUDA_ARCH_LIST": os.environ.get("TORCH_CUDA_ARCH_LIST") or (visible_gpus() if facts[3] else ""),
         }
-        for name, variable in (("CUDAToolkit_ROOT", "CUDA_HOME"), ("TORCH_CUDA_ARCH_LIST",) * 2):
-            if os.environ.get(variable):
-                chosen[name] = os.environ[variable]
         return [f"-D{name}={value}" for name, value in chosen.items()]
 
 

@@ -33,13 +33,13 @@ target_compile_definitions(nvx_core PUBLIC NVX_VERSION="${PROJECT_VERSION}")
 # The kernels are a library of their own, because nvcc does not know the flags of the rest. The rules of arithmetic are the
 # host's: no contraction, IEEE division and subnormal numbers, of which the last two are nvcc's defaults.
 if(NVX_CUDA_ON)
-  file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/kernel/gpu/*.cu)
+  file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/kernel/gpu/*.cu)
   add_library(nvx_cuda OBJECT ${cuda_sources})
   target_include_directories(nvx_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
   target_compile_options(nvx_cuda PRIVATE --fmad=false --expt-relaxed-constexpr --threads=2)
   set_target_properties(nvx_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
   target_sources(nvx_core PRIVATE $<TARGET_OBJECTS:nvx_cuda>)
-  target_link_libraries(nvx_core PUBLIC CUDA::cudart_static)
+  target_link_libraries(nvx_core PUBLIC ${NVX_CUDART} rt)
 endif()
 
 # The bulk loops: one object per instruction-set level. kernel chooses one at load time. NVX_LEVELS lists those that exist.

@@ -52,7 +52,7 @@ set_target_properties(nvx_gpu_control PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 
 add_library(nvx_gpu_parts OBJECT ${gpu_sources})
 target_include_directories(nvx_gpu_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-target_include_directories(nvx_gpu_parts SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(nvx_gpu_parts SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(nvx_gpu_parts PRIVATE nvx_core)
 add_executable(nvx_gpu $<TARGET_OBJECTS:nvx_gpu_parts> $<TARGET_OBJECTS:nvx_gpu_control>)
 target_link_libraries(nvx_gpu PRIVATE nvx_core)

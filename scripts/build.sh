@@ -4,7 +4,7 @@
 # The module goes where $py finds it: build/site or .venv. Nothing is done where no source is newer than the last build.
 build_module() {
   local stamp=$root/build/built-by-run began=$SECONDS identity
-  identity="$py $site $("$py" cmake/find_torch.py) ${CMAKE_ARGS:-} ${CMAKE_BUILD_TYPE:-}"
+  identity="$py $site $("$py" cmake/find_torch.py) ${CMAKE_ARGS:-} ${NVX_CUDA:-} ${CMAKE_BUILD_TYPE:-}"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$identity" ] && [ -z "$(find csrc cmake python setup.py pyproject.toml CMakeLists.txt \
       -newer "$stamp" -type f ! -name '*.pyc' ! -path '*.egg-info/*' -print -quit)" ]; then
     note "up to date"

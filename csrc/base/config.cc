@@ -64,7 +64,7 @@ constexpr Variable kVariables[] = {
      "all_reduce, reduce, broadcast, all_gather, reduce_scatter, each for all sizes or from a size of the whole on "
      "(all_reduce:64M,broadcast), or none; not run over a real NCCL yet",
      kHandOvers},
-    {"NVX_CUDA", "", "read by the build only: 0 builds without CUDA"},
+    {"NVX_CUDA", "", "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
 };
 
 const Variable& row(const char* name) {

@@ -240,12 +240,8 @@ def no_cuda(context):
     output = context.build_dir / "no_cuda" / "module"
     python = (f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     torch = ("-DNVX_PYTHON=ON", *python)
-    os.environ["NVX_CUDA"] = "0"
-    try:
-        folder = configure(context, "no_cuda", *GCC, *(torch if found else ()))
-        compile_all(context, folder)
-    finally:
-        del os.environ["NVX_CUDA"]
+    folder = configure(context, "no_cuda", *GCC, "-DNVX_CUDA=OFF", *(torch if found else ()))
+    compile_all(context, folder)
     objects = [p for p in (*output.glob("*.so"), folder / "libnvx_core.a") if p.is_file()]
     for program in objects:
         symbols = context.run(["nm", "-u", program], "nm")

@@ -5,6 +5,7 @@ import configparser
 import email
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -163,11 +164,39 @@ def without_torch(tmp_path):
     return tmp_path / "venv" / "bin" / "python", tools
 
 
-def test_without_torch_it_says_what_to_type(unpacked, without_torch, work):
+def said_without_torch(unpacked, without_torch, work, *typed):
+    """What a build says that a program named pip, uv or build starts, or that nobody starts."""
     python, tools = without_torch
-    ended = run([python, "-c", HOOK.format(kind="wheel"), work / "none"], cwd=unpacked, PYTHONPATH=str(tools))
+    hook = [str(python), "-c", HOOK.format(kind="wheel"), str(work / "none")]
+    (tools / "build").mkdir(exist_ok=True)
+    for name in ("bin/pip3.11", "bin/uv", "build/__main__.py"):
+        program = tools / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"import subprocess, sys\nsys.exit(subprocess.run({hook}).returncode)\n")
+    command = [python, *(tools / word if word.startswith("bin/") else word for word in typed)] if typed else hook
+    ended = run(command, cwd=unpacked, PYTHONPATH=str(tools))
     assert ended.returncode != 0
-    said = ended.stdout + ended.stderr
-    assert "\n    pip install --no-build-isolation .\n" in said
+    return ended.stdout + ended.stderr
+
+
+def test_without_torch_it_says_what_to_type(unpacked, without_torch, work):
+    said = said_without_torch(unpacked, without_torch, work)
     assert "nvx is built against the torch you run" in said
     assert "Traceback" not in said.split("nvx is built against")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        ("bin/pip3.11 install nvx.tar.gz", "pip3.11 install --no-build-isolation nvx.tar.gz"),
+        (
+            "bin/pip3.11 -v install --no-build-isolation -i https://localhost:secret@localhost 'nvx.tar.gz[test]'",
+            "pip3.11 -v install --no-build-isolation -i https://...@localhost 'nvx.tar.gz[test]'",
+        ),
+        ("bin/uv pip install nvx.tar.gz", "uv pip install --no-build-isolation nvx.tar.gz"),
+        ("-m build --wheel nvx", "{python} -m build --no-isolation --wheel nvx"),
+    ],
+)
+def test_without_torch_it_repeats_the_command_that_was_typed(unpacked, without_torch, work, typed, advice):
+    said = said_without_torch(unpacked, without_torch, work, *shlex.split(typed))
+    assert f"\n    {advice.format(python=without_torch[0])}\n" in said
