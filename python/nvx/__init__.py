@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _build_facts():
-    """The module `nvx._built`, which the build writes (TORCH, TORCH_FULL, CUDA), or None if nothing was built."""
+    """The module `nvx._built`, which cmake/built.py.in describes, or None if nothing was built."""
     try:
         return importlib.import_module("nvx._built")
     except ImportError:

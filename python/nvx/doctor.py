@@ -61,7 +61,10 @@ def check_build():
         module = nvx._load()
     except ImportError as error:
         return Finding("build", "FAIL", f"the C++ module does not load: {error}", "build nvx again, against this torch")
-    return okay("build", ", ".join(f"{key} {value}" for key, value in sorted(module.build_info().items())))
+    facts = module.build_info()
+    if why := getattr(nvx._build_facts(), "NO_KERNELS", ""):
+        facts["cuda"] = f"{facts['cuda']} ({why})"
+    return okay("build", ", ".join(f"{key} {value}" for key, value in sorted(facts.items())))
 
 
 def check_variables():

@@ -60,6 +60,15 @@ def test_doctor_passes_here_and_says_so_in_json():
     assert states["between hosts"] == ("OKAY" if nvx_module._load().build_info()["ucx"] else "WARN")
 
 
+def test_doctor_says_why_a_build_has_no_kernels(monkeypatch):
+    facts = {name: value for name, value in vars(nvx_module._build_facts()).items() if name.isupper()}
+    monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"cuda": False, "ucx": True})
+    for why, text in (("no nvcc", "cuda False (no nvcc), ucx True"), ("", "cuda False, ucx True")):
+        built = types.SimpleNamespace(**facts | {"NO_KERNELS": why})
+        monkeypatch.setattr(nvx_module, "_build_facts", lambda built=built: built)
+        assert doctor.check_build().text == text
+
+
 def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
     found = doctor.check_between_hosts()
     if found.state == "OKAY":
