@@ -16,7 +16,7 @@ import pytest
 
 LINE = "no CUDA kernels are built"
 ERROR = "nvcc error   : 'cicc' died due to signal 9 (Kill signal)"
-OTHER_NVCC = "pip install 'cuda-toolkit[nvcc]==13.0.*' && NVX_CUDA=1 "
+OTHER_NVCC = "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' && NVX_CUDA=1 "
 
 # nvcc's version, its error, and the reason and the advice that follow.
 UNFIT = {
@@ -30,6 +30,7 @@ UNFIT = {
         "CUDAHOSTCXX=",
     ),
     "in parts": ("release 13.0", "/usr/bin/ld: cannot find -lcudart_static", "-lcudart_static", "NVX_CUDA=1 "),
+    "no headers": ("release 13.0", "try.cu:1:10: fatal error: cuda/atomic: No such file", "cuda/atomic", OTHER_NVCC),
     "architecture": ("release 13.0", "nvcc fatal   : Unsupported gpu architecture", "gpu architecture", "NVX_CUDA=1 "),
     "silent": ("release 13.0", "", "bin/nvcc ended with 1", "NVX_CUDA=1 "),
 }
@@ -115,7 +116,9 @@ def test_an_unfit_toolkit_costs_the_kernels_and_not_the_build(build, tmp_path, u
 def test_no_nvcc_costs_the_kernels_and_not_the_build(build):
     line = build.without_kernels()
     assert "(no nvcc in CUDA_HOME, PATH, /usr/local/cuda or Python's packages)" in line
-    assert line.endswith("pip install 'cuda-toolkit[nvcc]==13.0.*' && NVX_CUDA=1 pip install --no-build-isolation .")
+    assert line.endswith(
+        "pip install 'cuda-toolkit[nvcc,cccl]==13.0.*' && NVX_CUDA=1 pip install --no-build-isolation ."
+    )
 
 
 def test_python_has_no_package_with_the_nvcc_of_cuda_12(build):
