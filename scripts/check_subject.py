@@ -45,6 +45,10 @@ def complaint(subject, rooms):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(
+            "usage: scripts/check_subject.py FILE, whose first line is the subject; git runs it as commit-msg hook"
+        )
     lines = [line for line in pathlib.Path(sys.argv[1]).read_text().splitlines() if not line.startswith("#")]
     why = complaint(lines[0] if lines else "", rooms_of(ROOT))
     if why:
