@@ -2,12 +2,15 @@
 
 SELECTION is a folder of tests (group, group/plan, tests/net), a file (tests/torch/test_ddp.py or
 tests/group/p2p/mailbox_test.cc; pytest's ...py::test_name too), or a regular expression for names: MailboxTest,
-test_all_reduce, ^group.HostProxy. Each line it prints is one of these: `program NAME`, a test program to build;
+test_all_reduce, ^group.HostProxy. The names of parameters of C++ tests (all_gather_bruck) are those in the test
+programs built last in build/make/cpp. Each line it prints is one of these: `program NAME`, a test program to build;
 `ctest REGEX`, its tests to run; `pytest ARGUMENT`.
 """
 
+import functools
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -39,6 +42,22 @@ def cpp_tests(root, folder):
         for kind, suite, name in CPP_TEST.findall(text):
             for prefix in prefixes.get(suite, []) if kind == "_P" else [""]:
                 yield f"{room.name}.{prefix}{suite}.{name}", path
+
+
+@functools.cache
+def built_tests(root):
+    """The names of ctest, with their parameters, of the tests in the programs that are built."""
+    names = []
+    for program in sorted((root / "build" / "make" / "cpp").glob("*_test")):
+        listed = subprocess.run([program, "--gtest_list_tests"], capture_output=True, text=True, check=False)
+        suite = ""
+        for line in listed.stdout.splitlines():
+            name = line.split("#")[0].strip()
+            if line.startswith("  "):
+                names.append(f"{program.name.removesuffix('_test')}.{suite}{name}")
+            else:
+                suite = name
+    return names
 
 
 def rooms(root):
@@ -76,7 +95,11 @@ def of_name(root, text):
         wanted = re.compile(text)
     except re.error as wrong:
         raise NothingMatches(f"{text} is neither a folder or file of tests nor a regular expression: {wrong}") from None
-    yield from of_cpp(test for room in rooms(root) for test in cpp_tests(root, room) if wanted.search(test[0]))
+    found = {name for room in rooms(root) for name, _ in cpp_tests(root, room) if wanted.search(name)}
+    of_parameters = {
+        name for name in built_tests(root) if wanted.search(name) and name.rpartition("/")[0] not in found | {""}
+    }
+    yield from of_cpp((name, None) for name in found | of_parameters)
     for room in rooms(root):
         for path in sorted(room.rglob("test_*.py")):
             for name in dict.fromkeys(PYTHON_TEST.findall(path.read_text())):
@@ -98,7 +121,8 @@ def select(root, text):
         folders = " ".join(room.name for room in rooms(root) if any(of_folder(root, room)))
         raise NothingMatches(
             f"no test matches T={text}. T is a folder of tests ({folders}), a file such as tests/torch/test_ddp.py, "
-            "or a regular expression for names such as MailboxTest or test_all_reduce"
+            "or a regular expression for names such as MailboxTest or test_all_reduce. The name of a parameter that no "
+            "build has seen yet: T=its file"
         )
     return lines
 

@@ -67,6 +67,19 @@ def test_a_test_with_parameters_is_selected_with_all_of_them(select, tree):
     assert re.search(contract[1].split(maxsplit=1)[1], "net.Links/Contract.Holds/ucx")
 
 
+def test_a_parameter_is_selected_by_the_name_that_the_built_program_gives_it(select, tree):
+    program = tree / "build" / "make" / "cpp" / "net_test"
+    program.parent.mkdir(parents=True)
+    listed = "Link.\n  Opens\nLinks/Contract.\n  Holds/ucx  # GetParam() = 1\n  Holds/lossy_1\n"
+    program.write_text(f"#!/bin/sh\ncat <<'.'\n{listed}.\n")
+    program.chmod(0o755)
+    assert select("lossy", tree) == ["program net_test", r"ctest ^(net\.Links/Contract\.Holds/lossy_1)(/|$)"]
+    assert select("Holds", tree) == ["program net_test", r"ctest ^(net\.Links/Contract\.Holds)(/|$)"]
+    assert select("Opens|ucx", tree)[1] == (
+        r"ctest ^(net\.Header\.OpensAndCloses|net\.Link\.Opens|net\.Links/Contract\.Holds/ucx)(/|$)"
+    )
+
+
 def test_a_selection_that_matches_nothing_says_what_there_is(root, tmp_path):
     ended = subprocess.run(
         ["make", "test", "T=NoSuchTestAnywhere[0]"], cwd=root, capture_output=True, text=True, check=False
