@@ -87,6 +87,7 @@ class Gate:
     tools: tuple = ()  # the gate is skipped without them
     extras: tuple = ()  # the gate checks more with them
     usual: bool = True  # if false, the gate runs only by name
+    fixes: bool = False  # with --fix it rewrites the files that it complains about
 
 
 def shut_if(breaches, what):
