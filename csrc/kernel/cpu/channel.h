@@ -60,7 +60,8 @@ class Channel {
   /// Begins the next epoch. On true, all memory that this rank writes in it is free.
   bool enter(CpuExec& ex);
   /// Release: announces this rank's arrival, its call and its staging. Everything it wrote to its slot is visible to
-  /// ranks that meet it.
+  /// ranks that meet it. Until leave() it may write more to its slot; readers of that wait for another flag of its pad,
+  /// such as Pad::staged(), which it signals afterwards.
   void arrive(CpuExec& ex, const Call& call, Staging staging);
   /// Acquire: waits for one rank's arrival and compares its call. On true, the rank's slot is visible.
   bool meet(CpuExec& ex, int peer);
@@ -89,7 +90,7 @@ class Channel {
   /// Waits until every other rank is done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
-  /// Whether this rank decides for all ranks how they write to staging: see kernel/cpu/cache_policy.h.
+  /// Whether this rank decides for all ranks how they write to staging: see kernel/reduce/cache_policy.h.
   bool leads() const { return rank_ == 0; }
   /// Announces the next policy with the next arrival. Called by the leading rank.
   void tell(CachePolicy next) { next_policy_ = next; }

@@ -14,6 +14,9 @@
 /// wait fails (the Exec has the verdict). Results depend on the inputs and the rank order only: not on size, slicing,
 /// algorithm or timing.
 ///
+/// Without a root, every rank meets every other one, by meet_all() or meet() for each, so that all of them name a rank
+/// that is absent or made a different call.
+///
 /// Small messages use the slots of the pads ("one shot"), large ones leased staging in chunks ("pipelined").
 namespace nvx::kernel {
 

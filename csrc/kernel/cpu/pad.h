@@ -181,6 +181,7 @@ class Pad {
 
   PadHeader& header() const { return at<PadHeader>(PadLayout::header()); }
   Flag& done() const { return at<Flag>(PadLayout::done()); }
+  // The steps of an operation. Any algorithm may use them, with stamp(epoch, k) for k = 1, 2, ... in that order.
   Flag& staged() const { return at<Flag>(PadLayout::staged()); }
   Flag& reduced() const { return at<Flag>(PadLayout::reduced()); }
   Flag& fetched() const { return at<Flag>(PadLayout::fetched()); }
