@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "support/simulate.h"
 
 namespace nvx::test {
@@ -60,30 +63,43 @@ constexpr ExpectedRun kSampled[] = {
 };
 // clang-format on
 
-void expect(const ExpectedRun& want, const Simulated& got, double in_a_row) {
+void expect(const ExpectedRun& want, const Row& row, const Simulated& got, double in_a_row) {
   EXPECT_EQ(got.error, "") << want.name;
   EXPECT_EQ(
       text({want.collective, want.name, got.most_steps, got.most_messages, got.most_sent, got.most_scratch, in_a_row}),
       text(want));
-  const auto& guarantee = find(want.collective, want.name)->guarantee;
-  EXPECT_LE(got.most_messages, guarantee.messages(kRanks)) << want.name;
-  EXPECT_LE(got.most_sent, guarantee.sent(large_shape(want.collective, kRanks, kBlock, 4).layout(0))) << want.name;
+  EXPECT_LE(got.most_messages, row.guarantee.messages(kRanks)) << want.name;
+  EXPECT_LE(got.most_sent, row.guarantee.sent(large_shape(want.collective, kRanks, kBlock, 4).layout(0))) << want.name;
+}
+
+TEST(Simulation, EveryRowForTenThousandRanksIsSimulated) {
+  for (const Row& row : schedule::catalog()) {
+    if (!row.legal(large_shape(row.collective, kRanks, kBlock, 4).layout(0))) continue;
+    const auto is_row = [&](const ExpectedRun& e) {
+      return e.collective == row.collective && e.name == std::string_view(row.name);
+    };
+    EXPECT_TRUE(std::ranges::any_of(kWhole, is_row) || std::ranges::any_of(kSampled, is_row))
+        << name(row.collective) << " \"" << row.name
+        << "\" has no line in kWhole, or in kSampled if its steps are too many";
+  }
 }
 
 TEST(Simulation, TenThousandRanksEveryStepOfEach) {
   for (const ExpectedRun& want : kWhole) {
-    const Row& row = *find(want.collective, want.name);
-    const Simulated got = simulate(row, large_shape(want.collective, kRanks, kBlock, 4), kMessagesOnly);
-    expect(want, got, got.seconds);
-    EXPECT_GE(got.seconds, double(row.guarantee.depth(kRanks))) << want.name;
+    const Row* row = find(want.collective, want.name);
+    ASSERT_NE(row, nullptr) << want.name;
+    const Simulated got = simulate(*row, large_shape(want.collective, kRanks, kBlock, 4), kMessagesOnly);
+    expect(want, *row, got, got.seconds);
+    EXPECT_GE(got.seconds, double(row->guarantee.depth(kRanks))) << want.name;
   }
 }
 
 TEST(Simulation, TenThousandRanksEveryStepOfFiveRanks) {
   constexpr int kSample[] = {0, 1, 4999, 5000, 9999};
   for (const ExpectedRun& want : kSampled) {
-    expect(want, sample(*find(want.collective, want.name), large_shape(want.collective, kRanks, kBlock, 4), kSample),
-           -1);
+    const Row* row = find(want.collective, want.name);
+    ASSERT_NE(row, nullptr) << want.name;
+    expect(want, *row, sample(*row, large_shape(want.collective, kRanks, kBlock, 4), kSample), -1);
   }
 }
 
