@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -108,6 +109,17 @@ class SlowExec : public CpuExec {
   std::minstd_rand random_;
 };
 
-inline WaitRules rules_of(std::chrono::milliseconds span) { return {Deadline::after(span), {}, nullptr}; }
+/// A watch that alarms on request.
+class Alarm : public Watch {
+ public:
+  bool alarmed(int) override { return on.load(); }
+  void alarm(int) override { ++told; }
+  std::atomic<bool> on{false};
+  std::atomic<int> told{0};
+};
+
+inline WaitRules rules_of(std::chrono::milliseconds span, Watch* watch = nullptr) {
+  return {Deadline::after(span), {}, watch};
+}
 
 }  // namespace nvx::test

@@ -36,6 +36,43 @@ inline bool is_rooted(kernel::Collective c) {
          c == Collective::kScatter;
 }
 
+/// The memory through which an algorithm tells other ranks something.
+enum class Through { kFlags, kSlots, kLeases };
+
+/// An algorithm inside a host, for one collective.
+struct HostAlgorithm {
+  kernel::Collective collective;
+  kernel::Algorithm algorithm;
+  Through through;
+  bool waits_for_all = false;  ///< every rank waits for every other one, even if there is a root
+};
+
+/// Every algorithm with each of its collectives. A new algorithm is tested once it has a row here.
+inline constexpr HostAlgorithm kHostAlgorithms[] = {
+    {kernel::Collective::kAllReduce, kernel::Algorithm::kReduceOneShot, Through::kSlots},
+    {kernel::Collective::kAllReduce, kernel::Algorithm::kReducePipelined, Through::kLeases},
+    {kernel::Collective::kReduce, kernel::Algorithm::kReduceOneShot, Through::kSlots},
+    {kernel::Collective::kReduce, kernel::Algorithm::kReducePipelined, Through::kLeases, /*waits_for_all=*/true},
+    {kernel::Collective::kReduceScatter, kernel::Algorithm::kReduceScatterOneShot, Through::kSlots},
+    {kernel::Collective::kReduceScatter, kernel::Algorithm::kReduceScatterPipelined, Through::kLeases},
+    {kernel::Collective::kAllGather, kernel::Algorithm::kPublishOneShot, Through::kSlots},
+    {kernel::Collective::kAllGather, kernel::Algorithm::kPublishPipelined, Through::kLeases},
+    {kernel::Collective::kBroadcast, kernel::Algorithm::kPublishOneShot, Through::kSlots},
+    {kernel::Collective::kBroadcast, kernel::Algorithm::kPublishPipelined, Through::kLeases},
+    {kernel::Collective::kAllToAll, kernel::Algorithm::kExchange, Through::kSlots},
+    {kernel::Collective::kAllToAll, kernel::Algorithm::kExchange, Through::kLeases},
+    {kernel::Collective::kGather, kernel::Algorithm::kExchange, Through::kSlots},
+    {kernel::Collective::kGather, kernel::Algorithm::kExchange, Through::kLeases},
+    {kernel::Collective::kScatter, kernel::Algorithm::kExchange, Through::kSlots},
+    {kernel::Collective::kScatter, kernel::Algorithm::kExchange, Through::kLeases},
+    {kernel::Collective::kBarrier, kernel::Algorithm::kBarrier, Through::kFlags},
+};
+
+/// Whether the root is the rank that sends. If it is not, the root receives.
+inline bool sends_from_root(kernel::Collective c) {
+  return c == kernel::Collective::kBroadcast || c == kernel::Collective::kScatter;
+}
+
 /// Counts by rank around n: all equal if the collective requires that, otherwise some of them 0.
 std::vector<size_t> counts_around(size_t n, int ranks, kernel::Collective collective);
 

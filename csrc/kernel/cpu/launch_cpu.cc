@@ -39,7 +39,7 @@ constexpr bool in_order() {
   }
   return true;
 }
-static_assert(in_order());
+static_assert(in_order(), "kRows has one row for each Algorithm, in the order of launch.h");
 
 /// Whether every rank writes data that others read and reads data that they write.
 bool goes_both_ways(Algorithm algorithm, const Call& call) {
@@ -56,7 +56,6 @@ bool writes(Algorithm algorithm, const Call& call, int rank) {
 /// Groups operations whose costs are comparable. The deciding rank's own work differs if it is the root.
 size_t kind_of(Algorithm algorithm, const Call& call) {
   constexpr size_t kRoots = 3;
-  static_assert(kRoots * std::size(kRows) <= CachePolicies::kKinds);
   return kRoots * size_t(algorithm) + (call.root < 0 ? 0 : call.root == 0 ? 1 : 2);
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace nvx::kernel {
 
@@ -17,7 +18,6 @@ enum class CachePolicy : uint8_t { kCached, kPast };
 /// distance between the ranks' cores, which the scheduler, and the host of a virtual machine, can change; either policy
 /// can be several times slower than the other. So both are tried, and the slower one is tried again from time to time,
 /// the less often the slower it was. The cost is that of a rank's own work without its waits, in any unit.
-///
 ///
 /// If all ranks write and read, the cost of a rank's work depends on how its peers write. So one rank decides for all
 /// and announces its choice one operation ahead (Channel::tell()): in each operation all ranks use the same policy. A
@@ -85,16 +85,18 @@ class CachePolicyRecords {
 /// The records of one lane.
 class CachePolicies {
  public:
-  static constexpr size_t kKinds = 24;  ///< of operations
-
-  CachePolicyRecord& record(size_t kind, size_t bytes) { return records_[kind].of(bytes); }
+  /// Kinds are small numbers. The reference is valid until another kind is used for the first time.
+  CachePolicyRecord& record(size_t kind, size_t bytes) {
+    if (kind >= records_.size()) records_.resize(kind + 1);
+    return records_[kind].of(bytes);
+  }
 
   /// For tests: uses this policy only.
   void only(CachePolicy policy) { only_ = policy; }
   const std::optional<CachePolicy>& only() const { return only_; }
 
  private:
-  std::array<CachePolicyRecords, kKinds> records_;
+  std::vector<CachePolicyRecords> records_;
   std::optional<CachePolicy> only_;
 };
 

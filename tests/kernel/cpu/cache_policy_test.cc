@@ -138,6 +138,7 @@ TEST(OwnTime, DoesNotCountWorkThatLostItsCore) {
 
 TEST(CachePolicy, RecordsAreApartByKindAndSize) {
   kernel::CachePolicies policies;
+  EXPECT_EQ(policies.record(40, 4096).now(), CachePolicy::kCached);
   policies.record(0, 4096).now(CachePolicy::kPast);
   EXPECT_EQ(policies.record(1, 4096).now(), CachePolicy::kCached);
   EXPECT_EQ(policies.record(0, 8192).now(), CachePolicy::kCached);
@@ -174,16 +175,14 @@ bool tries_both(const std::vector<CachePolicy>& policies) {
 /// Each rank must follow the leader, or it would be slow because of the others' policy and attribute that to its own.
 TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
-  using kernel::Algorithm;
-  using kernel::Collective;
-  for (const auto& [play, algorithm] :
-       {std::pair(Play{.collective = Collective::kAllReduce, .counts = {4000}}, Algorithm::kReduceOneShot),
-        std::pair(Play{.collective = Collective::kAllReduce, .counts = {4000}}, Algorithm::kReducePipelined),
-        std::pair(Play{.collective = Collective::kReduce, .root = 1, .counts = {4000}}, Algorithm::kReducePipelined)}) {
-    const auto policies = policies_of(3, play, algorithm);
-    EXPECT_EQ(policies[1], policies[0]) << describe(play);
-    EXPECT_EQ(policies[2], policies[0]) << describe(play);
-    EXPECT_TRUE(tries_both(policies[0])) << describe(play);
+  for (const HostAlgorithm& row : kHostAlgorithms) {
+    if (row.through == Through::kFlags || (is_rooted(row.collective) && !row.waits_for_all)) continue;
+    const Play play{
+        .collective = row.collective, .root = is_rooted(row.collective) ? 1 : -1, .counts = {4000, 4000, 4000}};
+    const auto policies = policies_of(3, play, row.algorithm);
+    EXPECT_EQ(policies[1], policies[0]) << name(row.algorithm) << ": " << describe(play);
+    EXPECT_EQ(policies[2], policies[0]) << name(row.algorithm) << ": " << describe(play);
+    EXPECT_TRUE(tries_both(policies[0])) << name(row.algorithm) << ": " << describe(play);
   }
 }
 

@@ -22,20 +22,8 @@ struct Route {
   int root;
 };
 
-/// Every algorithm. If it has a root, the absent rank is another one.
-constexpr Route kRoutes[] = {
-    {Collective::kBarrier, Algorithm::kBarrier, -1},
-    {Collective::kAllReduce, Algorithm::kReduceOneShot, -1},
-    {Collective::kAllReduce, Algorithm::kReducePipelined, -1},
-    {Collective::kReduce, Algorithm::kReduceOneShot, 0},
-    {Collective::kReduce, Algorithm::kReducePipelined, 0},
-    {Collective::kReduceScatter, Algorithm::kReduceScatterOneShot, -1},
-    {Collective::kReduceScatter, Algorithm::kReduceScatterPipelined, -1},
-    {Collective::kAllGather, Algorithm::kPublishOneShot, -1},
-    {Collective::kAllGather, Algorithm::kPublishPipelined, -1},
-    {Collective::kAllToAll, Algorithm::kExchange, -1},
-    {Collective::kGather, Algorithm::kExchange, 0},
-};
+/// The root with which rank 0 of two waits for rank 1's data; -1: there is none.
+int root_for_rank_0(Collective c) { return !is_rooted(c) ? -1 : sends_from_root(c) ? 1 : 0; }
 
 Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, milliseconds patience) {
   const WaitRules rules = rules_of(patience);
@@ -47,18 +35,18 @@ Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, millisecond
 
 TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   constexpr int kRanks = 3, kAbsent = 2;
-  for (const Route& route : kRoutes) {
+  for (const HostAlgorithm& row : kHostAlgorithms) {
+    if (sends_from_root(row.collective)) continue;  // AnAbsentRootIsNamedByThoseWhoListen
     Lanes lanes(kRanks, uint32_t(-2));
-    Play play{.collective = route.collective, .root = route.root, .counts = {3000, 3000, 3000}};
+    Play play{.collective = row.collective, .root = root_for_rank_0(row.collective), .counts = {3000, 3000, 3000}};
     as_threads(kRanks, [&](int rank) {
       if (rank == kAbsent) return;
       Side side(play, rank, kRanks);
       const auto began = Clock::now();
-      const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(100));
+      const Verdict verdict = run(lanes, rank, row.algorithm, side, milliseconds(100));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
-      const bool waits_for_it = route.root < 0 || rank == route.root || route.algorithm == Algorithm::kReducePipelined;
-      if (!waits_for_it) return;
-      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(route.algorithm) << " rank " << rank;
+      if (play.root >= 0 && rank != play.root && !row.waits_for_all) return;
+      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(row.algorithm) << " rank " << rank;
       EXPECT_EQ(verdict.how, Waited::kTimedOut);
       EXPECT_EQ(verdict.peer, kAbsent);
       EXPECT_FALSE(reached(verdict.seen, verdict.wanted));
@@ -67,28 +55,19 @@ TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
 }
 
 TEST(Faults, AnAbsentRootIsNamedByThoseWhoListen) {
-  for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishOneShot, 1},
-                             Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 1},
-                             Route{Collective::kScatter, Algorithm::kExchange, 1}}) {
+  constexpr int kRoot = 1;
+  for (const HostAlgorithm& row : kHostAlgorithms) {
+    if (!sends_from_root(row.collective)) continue;
     Lanes lanes(3);
     as_threads(3, [&](int rank) {
-      if (rank == route.root) return;
-      Side side({.collective = route.collective, .root = route.root, .counts = {3000, 3000, 3000}}, rank, 3);
-      const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(100));
-      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait);
-      EXPECT_EQ(verdict.peer, route.root);
+      if (rank == kRoot) return;
+      Side side({.collective = row.collective, .root = kRoot, .counts = {3000, 3000, 3000}}, rank, 3);
+      const Verdict verdict = run(lanes, rank, row.algorithm, side, milliseconds(100));
+      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(row.algorithm);
+      EXPECT_EQ(verdict.peer, kRoot);
     });
   }
 }
-
-/// A watch that alarms on request.
-class Alarm : public Watch {
- public:
-  bool alarmed(int) override { return on.load(); }
-  void alarm(int) override { ++told; }
-  std::atomic<bool> on{false};
-  std::atomic<int> told{0};
-};
 
 TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
   Lanes lanes(2);
@@ -211,13 +190,12 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
   const std::pair<size_t, size_t> kLies[] = {
       {pad, 0}, {size_t(-4096), 8192}, {pad, size_t(1) << 40}, {pad, 1}, {pad, 100}};
   for (const auto& [offset, bytes] : kLies) {
-    for (const Route& route : kRoutes) {
-      if (route.collective == Collective::kBarrier || route.algorithm == Algorithm::kReduceOneShot) continue;
-      if (route.algorithm == Algorithm::kReduceScatterOneShot || route.algorithm == Algorithm::kPublishOneShot)
-        continue;
+    for (const HostAlgorithm& row : kHostAlgorithms) {
+      if (row.through != Through::kLeases) continue;
       Lanes lanes(2);
       as_threads(2, [&, offset = offset, bytes = bytes](int rank) {
-        Side side({.collective = route.collective, .root = route.root, .counts = {30000, 30000}}, rank, 2);
+        Side side({.collective = row.collective, .root = root_for_rank_0(row.collective), .counts = {30000, 30000}},
+                  rank, 2);
         if (rank == 1) {
           // The arrival of rank 1, with a false lease.
           kernel::Arrival& here = lanes.pad(1).arrival(1);
@@ -228,9 +206,9 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
           signal(here.flag, stamp(1, 0));
           return;
         }
-        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(10'000));
+        const Verdict verdict = run(lanes, rank, row.algorithm, side, milliseconds(10'000));
         EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease)
-            << kernel::name(route.algorithm) << " " << offset << " " << bytes;
+            << kernel::name(row.algorithm) << " " << offset << " " << bytes;
       });
     }
   }

@@ -16,43 +16,30 @@ namespace {
 using kernel::Algorithm;
 using kernel::Collective;
 
-enum class Path { kSmall, kLarge };
-
-Algorithm algorithm_of(Collective collective, Path path) {
-  const bool small = path == Path::kSmall;
-  switch (collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce: return small ? Algorithm::kReduceOneShot : Algorithm::kReducePipelined;
-    case Collective::kReduceScatter:
-      return small ? Algorithm::kReduceScatterOneShot : Algorithm::kReduceScatterPipelined;
-    case Collective::kAllGather:
-    case Collective::kBroadcast: return small ? Algorithm::kPublishOneShot : Algorithm::kPublishPipelined;
-    case Collective::kBarrier: return Algorithm::kBarrier;
-    default: return Algorithm::kExchange;
-  }
-}
-
 /// Runs a play on one rank in the lane's next epoch.
-std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::chrono::milliseconds patience) {
+std::string perform(Lanes& lanes, int rank, const Play& play, Algorithm algorithm, Watch* watch = nullptr) {
   Side side(play, rank, lanes.size());
-  const WaitRules rules = rules_of(patience);
+  const WaitRules rules = rules_of(std::chrono::seconds(20), watch);
   const kernel::ReduceFn reduce = reduces(play.collective) ? kernel::level().reduce(play.dtype, play.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
   ex.keep_by(lanes[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
-  if (!launch_cpu(algorithm_of(play.collective, path), ex, lanes[rank], side.work())) {
+  if (!launch_cpu(algorithm, ex, lanes[rank], side.work())) {
     return describe(play) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
   return side.verdict();
 }
 
-/// All ranks run the plays in order, without synchronisation in between.
-void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays,
+/// All ranks run the plays in order, without synchronisation in between. After the first error no rank waits any more.
+void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Algorithm>>& plays,
                  kernel::CachePolicy policy = kernel::CachePolicy::kCached) {
+  Alarm failed;
   as_threads(lanes.size(), [&](int rank) {
     lanes[rank].cache_policies().only(policy);
-    for (const auto& [play, path] : plays) {
-      const std::string wrong = perform(lanes, rank, play, path, std::chrono::seconds(20));
-      ASSERT_EQ(wrong, "") << (path == Path::kSmall ? "small" : "large");
+    for (const auto& [play, algorithm] : plays) {
+      const std::string wrong = perform(lanes, rank, play, algorithm, &failed);
+      if (wrong.empty()) continue;
+      if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ": " << wrong;
+      return;
     }
   });
   EXPECT_TRUE(lanes.guards_are_whole()) << "a kernel wrote outside the staging";
@@ -70,45 +57,43 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Grid,
 
 TEST_P(Grid, EveryCollectiveAtEveryCount) {
   Lanes lanes(ranks(), first_epoch());
-  std::vector<std::pair<Play, Path>> plays;
+  std::vector<std::pair<Play, Algorithm>> plays;
   uint64_t round = 0;
   for (const size_t n :
        {size_t(0), size_t(1), size_t(3), size_t(44), size_t(45), size_t(257), size_t(2049), size_t(9000)}) {
-    for (const Collective collective : kCollectives) {
-      for (const Path path : {Path::kSmall, Path::kLarge}) {
-        Play play{.collective = collective, .counts = counts_around(n, ranks(), collective), .round = ++round};
-        if (is_rooted(collective)) play.root = int(round) % ranks();
-        play.shift = round % 4;
-        play.in_place = round % 3 == 0;
-        const size_t total = play.counts[0] * 4 * size_t(ranks() + 1);
-        if (path == Path::kSmall && total > kernel::kSlotBytes) continue;
-        plays.emplace_back(play, path);
-      }
+    for (const auto& [collective, algorithm, through, _] : kHostAlgorithms) {
+      Play play{.collective = collective, .counts = counts_around(n, ranks(), collective), .round = ++round};
+      if (is_rooted(collective)) play.root = int(round) % ranks();
+      play.shift = round % 4;
+      play.in_place = round % 3 == 0;
+      const size_t total = play.counts[0] * 4 * size_t(ranks() + 1);
+      if (through == Through::kSlots && total > kernel::kSlotBytes) continue;
+      plays.emplace_back(play, algorithm);
     }
   }
-  for (const kernel::CachePolicy policy : {kernel::CachePolicy::kCached, kernel::CachePolicy::kPast})
-    perform_all(lanes, plays, policy);
+  for (const kernel::CachePolicy policy : {kernel::CachePolicy::kCached, kernel::CachePolicy::kPast}) {
+    if (!HasFailure()) perform_all(lanes, plays, policy);
+  }
 }
 
-TEST_P(Grid, EveryTypeAndOperatorOnBothPaths) {
+TEST_P(Grid, EveryTypeAndOperatorByEveryAlgorithm) {
   Lanes lanes(ranks(), first_epoch());
-  std::vector<std::pair<Play, Path>> plays;
+  std::vector<std::pair<Play, Algorithm>> plays;
   uint64_t round = 0;
   for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
     for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
       const DType dtype = DType(t);
       const ReduceOp op = ReduceOp(o);
       if (!kernel::level().reduce(dtype, op)) continue;
-      for (const Path path : {Path::kSmall, Path::kLarge}) {
-        for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kReduceScatter}) {
-          if (++round % 3 == 0 && collective != Collective::kAllReduce)
-            continue;  // all of them take minutes under qemu
-          Play play{.collective = collective, .dtype = dtype, .op = op, .counts = {}, .round = round};
-          play.counts = counts_around(path == Path::kSmall ? 37 : 1031, ranks(), collective);
-          if (collective == Collective::kReduce) play.root = int(round) % ranks();
-          play.shift = round % 8;
-          plays.emplace_back(play, path);
-        }
+      for (const auto& [collective, algorithm, through, _] : kHostAlgorithms) {
+        if (!reduces(collective)) continue;
+        // Half of these, in turn: all of them take minutes under qemu.
+        if (collective != Collective::kAllReduce && (t + o + size_t(algorithm)) % 2 == 0) continue;
+        Play play{.collective = collective, .dtype = dtype, .op = op, .counts = {}, .round = ++round};
+        play.counts = counts_around(through == Through::kSlots ? 37 : 1031, ranks(), collective);
+        if (collective == Collective::kReduce) play.root = int(round) % ranks();
+        play.shift = round % 8;
+        plays.emplace_back(play, algorithm);
       }
     }
   }
@@ -117,20 +102,17 @@ TEST_P(Grid, EveryTypeAndOperatorOnBothPaths) {
 
 TEST_P(Grid, TypesThatAreOnlyMoved) {
   Lanes lanes(ranks(), first_epoch());
-  std::vector<std::pair<Play, Path>> plays;
+  std::vector<std::pair<Play, Algorithm>> plays;
   uint64_t round = 0;
   for (const DType dtype : {DType::kBytes, DType::kF16, DType::kF64, DType::kC128}) {
-    for (const Collective collective : {Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
-                                        Collective::kGather, Collective::kScatter}) {
-      for (const size_t n : {size_t(11), size_t(5003)}) {
-        Play play{.collective = collective,
-                  .dtype = dtype,
-                  .counts = counts_around(n, ranks(), collective),
-                  .round = ++round};
-        if (is_rooted(collective)) play.root = int(round) % ranks();
-        play.shift = round % 16;
-        plays.emplace_back(play, n == 11 ? Path::kSmall : Path::kLarge);
-      }
+    for (const auto& [collective, algorithm, through, _] : kHostAlgorithms) {
+      if (reduces(collective) || through == Through::kFlags) continue;
+      const size_t n = through == Through::kSlots ? 11 : 5003;
+      Play play{
+          .collective = collective, .dtype = dtype, .counts = counts_around(n, ranks(), collective), .round = ++round};
+      if (is_rooted(collective)) play.root = int(round) % ranks();
+      play.shift = round % 16;
+      plays.emplace_back(play, algorithm);
     }
   }
   perform_all(lanes, plays);
@@ -142,19 +124,22 @@ TEST(Direct, BitsDoNotDependOnAlgorithmOrStaging) {
   constexpr size_t kCount = 3001;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     std::vector<Bytes> results;
-    for (const auto& [path, lease] : {std::pair(Path::kSmall, Lanes::kLease), std::pair(Path::kLarge, size_t(6) << 10),
-                                      std::pair(Path::kLarge, size_t(256) << 10)}) {
+    const auto run = [&](Algorithm algorithm, size_t lease) {
       Lanes lanes(kRanks, 0, lease);
       std::vector<Bytes> outputs(kRanks);
-      as_threads(kRanks, [&, path = path](int rank) {
+      as_threads(kRanks, [&](int rank) {
         const Play play{.collective = Collective::kAllReduce, .dtype = dtype, .counts = {kCount}};
         Side side(play, rank, kRanks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         CpuExec ex(side.width(), kernel::level().reduce(dtype, ReduceOp::kSum), nullptr, rules);
-        ASSERT_TRUE(launch_cpu(algorithm_of(Collective::kAllReduce, path), ex, lanes[rank], side.work()));
+        ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], side.work()));
         outputs[size_t(rank)].assign(side.out(), side.out() + kCount * side.width());
       });
       results.insert(results.end(), outputs.begin(), outputs.end());
+    };
+    for (const HostAlgorithm& row : kHostAlgorithms) {
+      if (row.collective != Collective::kAllReduce) continue;
+      for (const size_t lease : {size_t(6) << 10, size_t(256) << 10}) run(row.algorithm, lease);
     }
     for (const Bytes& result : results) EXPECT_TRUE(result == results[0]) << name(dtype);
   }
@@ -218,7 +203,7 @@ TEST(Direct, NobodyLeavesABarrierBeforeAllHaveCome) {
     for (int round = 1; round <= 40; ++round) {
       if (rank == round % kRanks) std::this_thread::sleep_for(std::chrono::microseconds(300));
       came.fetch_add(1, std::memory_order_relaxed);
-      ASSERT_EQ(perform(lanes, rank, {.counts = {0}}, Path::kSmall, std::chrono::seconds(20)), "");
+      ASSERT_EQ(perform(lanes, rank, {.counts = {0}}, Algorithm::kBarrier), "");
       ASSERT_GE(came.load(std::memory_order_relaxed), round * kRanks);
     }
   });
