@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 
+#include "support/plays.h"
 #include "support/sizes.h"
 
 namespace nvx::test {
@@ -67,6 +69,19 @@ TEST(Plan, IsThisTable) {
     const Choice choice = plan(e.collective, e.bytes, machine(e.ranks));
     EXPECT_EQ(row(e.collective, e.ranks, e.bytes, kernel::name(choice.algorithm), choice.lease_bytes >> 10),
               row(e.collective, e.ranks, e.bytes, e.algorithm, e.lease_kb));
+  }
+}
+
+/// An algorithm without a row there is not compared with the reference.
+TEST(Plan, ChoosesOnlyAmongTestedAlgorithms) {
+  for (const Collective collective : kCollectives) {
+    for (const Algorithm algorithm : host_algorithms_of(collective)) {
+      EXPECT_TRUE(std::ranges::any_of(
+          kHostAlgorithms,
+          [&](const HostAlgorithm& row) { return row.collective == collective && row.algorithm == algorithm; }))
+          << name(collective) << " by " << kernel::name(algorithm)
+          << " has no row in kHostAlgorithms (tests/support/plays.h)";
+    }
   }
 }
 
