@@ -5,6 +5,11 @@
 
 namespace nvx::test {
 
+std::string open_books_at_rest(const FakeDriver& driver) {
+  (void)eventually(std::chrono::seconds(10), [&] { return driver.open_books().empty(); });
+  return driver.open_books();
+}
+
 int open_fds() {
   int count = 0;
   DIR* dir = opendir("/proc/self/fd");

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,10 @@ inline ShareOptions options_of(int rank, int ranks, int device) {
 }
 
 inline std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
+
+/// What a driver has given and not got back, once other threads have had time to return theirs: the thread that made an
+/// arena holds it until it ends, and a call that was given up holds what it uses.
+std::string open_books_at_rest(const FakeDriver& driver);
 
 /// Descriptors of this process.
 int open_fds();
