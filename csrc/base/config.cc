@@ -33,6 +33,9 @@ constexpr double kMost = 1e9;  // an upper bound where there is no natural one
 constexpr Variable kVariables[] = {
     {"NVX_DEBUG", "warn", "messages on stderr: warn, info (choices and their reasons), trace (every collective)",
      "warn, info, trace"},
+    {"NVX_AS", "",
+     "backend names whose groups nvx serves in a program that does not name nvx: gloo, nccl or gloo,nccl; the same on "
+     "all ranks"},
     {"NVX_HOST_ID", "", "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
      "network interfaces between hosts: prefixes of names, names behind '=', excluded ones behind '^'; empty: "

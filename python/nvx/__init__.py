@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 
+from . import stand_in
 from ._version import __version__
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "monitored_barrier",
     "pool_stats",
     "sequence_number",
+    "serve_as",
     "set_timeout",
     "__version__",
 ]
@@ -124,17 +126,38 @@ def _register():
     if not dist.is_available() or "NVX" in dist.Backend._plugins:
         return False
     dist.Backend.register_backend("nvx", _create, extended_api=True, devices=_devices())
+    stand_in.listen()
     return True
 
 
 def _autoload():
     """torch calls this at the end of `import torch`. It is quick, idempotent, and never raises."""
     try:
-        why_not = obstacle() if _register() else None
+        if not _register():
+            return
+        why_not = obstacle()
         if why_not is not None:
             warnings.warn(why_not, RuntimeWarning, stacklevel=2)
+        names, strange = stand_in.parse(os.environ.get("NVX_AS", ""))
+        if strange:
+            text = f"NVX_AS: nvx can serve {' and '.join(stand_in.NAMES)}, not {', '.join(strange)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        stand_in.serve(names)
     except Exception as error:  # an exception here would break `import torch` for the whole environment
         warnings.warn(f"nvx could not register itself: {error}", RuntimeWarning, stacklevel=2)
+
+
+def serve_as(*names):
+    """Serves groups that are asked for as "gloo" or "nccl": those made from now on are nvx's.
+
+    NVX_AS=gloo does the same without a change of the program. `get_backend` keeps answering with the name that was
+    asked for. All ranks must call it alike, before the group is made.
+    """
+    known, strange = stand_in.parse(",".join(names))
+    if strange or not known:
+        raise ValueError(f"nvx.serve_as: {names} are not among the names that nvx can serve: {stand_in.NAMES}")
+    _register()
+    stand_in.serve(known)
 
 
 def set_timeout(timeout, group=None):

@@ -89,8 +89,31 @@ def check_variables():
     return okay("variables", f"{known} NVX_* variables have valid values" if known else "no NVX_* variable is set")
 
 
-def in_fresh_python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def check_served_names():
+    """What a program gets that asks for a name in NVX_AS; None if that is not set."""
+    names, strange = nvx.stand_in.parse(os.environ.get("NVX_AS", ""))
+    if strange:
+        text = f"NVX_AS={os.environ['NVX_AS']}: nvx cannot serve {', '.join(strange)}, and leaves those groups alone"
+        return Finding("NVX_AS", "WARN", text, f"name {' or '.join(nvx.stand_in.NAMES)}")
+    if not names:
+        return None
+    script = (
+        "import sys, torch.distributed as dist, nvx;"
+        "dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1);"
+        "print(dist.get_backend(), nvx._backend(dist.group.WORLD).name())"
+    )
+    told = []
+    for name in names:
+        ended = in_fresh_python(script, name)
+        if ended.stdout.split() != [name, "nvx"]:
+            advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or call nvx.serve_as in the program"
+            return Finding("NVX_AS", "FAIL", f"a group asked for as {name} {how_it_ended(ended)}", advice)
+        told.append(f"a group asked for as {name} runs over nvx, and get_backend() answers {name}")
+    return okay("NVX_AS", "; ".join(told))
+
+
+def in_fresh_python(code, *arguments):
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
 def how_it_ended(process):
@@ -198,6 +221,7 @@ CHECKS = (
     check_build,
     check_registration,
     check_variables,
+    check_served_names,
     check_cores,
     check_memfd,
     check_pidfd,
