@@ -51,6 +51,11 @@ def parse(argv) -> argparse.Namespace:
     )
     parser.add_argument("--devices", type=int, default=1, help="so many there are: ranks take them in turn (1)")
     parser.add_argument("--module", default="", metavar="FILE", help="nvx's torch module, in the place of its own")
+    parser.add_argument(
+        "--served",
+        action="store_true",
+        help="let nvx serve the name that the tests use, by NVX_AS, in place of an alias",
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all of it; the rest is skipped then")
     parser.add_argument("--debug", choices=["OFF", "INFO", "DETAIL"], help="TORCH_DISTRIBUTED_DEBUG")
     parser.add_argument("--fresh", action="store_true", help="new ranks for every test")
@@ -74,6 +79,8 @@ def selector(words, exact):
 
 def work(options) -> list:
     """(pass, file) in order; the file is empty for DistributedTest."""
+    if options.served:
+        return [(PASSES["gloo"], "")]  # the tests of the other passes use names that nvx does not serve
     if options.file:
         names = options.passes or ["gloo"]
         return [(PASSES[name], os.path.abspath(file)) for name in names for file in options.file]
@@ -130,6 +137,8 @@ def main(argv=None) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise every test is skipped for lack of 4 GPUs
     if options.debug:
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = options.debug
+    if options.served:
+        os.environ["NVX_AS"] = "gloo"  # torch's import reads it
     _import_once()
     from tests.conformance.host import Spec
     from tests.conformance.place import Place
@@ -155,6 +164,7 @@ def main(argv=None) -> int:
                 Place(options.device, options.devices),
                 options.module,
                 begin + options.seconds,
+                options.served,
             )
             if not run_pass(spec, report):
                 whole = False

@@ -24,6 +24,7 @@ class DistributedSuite(Suite):
 
         install_in(tests, self.alias)
         self.tests, self.case, self.world_size = tests, _case(tests), spec.world_size
+        self.served = spec.served
 
     def names(self) -> list[str]:
         return sorted(name for name in dir(self.case) if name.startswith("test"))
@@ -43,16 +44,25 @@ class DistributedSuite(Suite):
         self.tests.INIT_METHOD = os.environ["INIT_METHOD"]
         case = self.case(name)
         case.rank, case.file_name = rank, f"{room}/store"
+        before = self._groups()
         try:
             with self.alias.telling_truth_in(name):
                 verdict = self._in_group(case, name)
         except (Exception, SystemExit):
             verdict = Verdict(FAILED, "outside the test: " + traceback.format_exc())
+        verdict.groups = self._groups() - before
         if verdict.outcome != FAILED:  # after a failure the host takes new ranks
             if dist.is_initialized():
                 dist.destroy_process_group()
             gc.collect()
         return verdict
+
+    def _groups(self) -> int:
+        if not self.served:
+            return 0
+        import nvx
+
+        return nvx.stand_in.served()[1]
 
     def _in_group(self, case, name: str) -> Verdict:
         """Torch's `TestDistBackend._run`, for a process that continues afterwards."""

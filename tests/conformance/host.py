@@ -46,6 +46,7 @@ class Spec:
     place: Place = Place()  # of tensors for which tests ask CUDA; if it is not the CPU, only those tests run
     module: str = ""  # path of an nvx module to load in place of the installed one
     end: float = float("inf")  # by time.monotonic(): tests that have not begun by then do not run
+    served: bool = False  # nvx serves the name that the tests use
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Result:
     outcome: str
     seconds: float = 0.0
     text: str = ""
+    groups: int = 0  # that nvx served by another name, on rank 0
 
 
 class Ranks:
@@ -194,7 +196,9 @@ def host(spec: Spec, say) -> None:
 
 
 def _not_run(suite, spec: Spec, name: str) -> str | None:
-    why = skips.reason(spec.one.name, name, spec.backend) or spec.one.needs_more(name, spec.place)
+    why = skips.reason("served" if spec.served else spec.one.name, name, spec.backend) or spec.one.needs_more(
+        name, spec.place
+    )
     late = "time ran out" if time.monotonic() > spec.end else None
     return why or suite.why_not(name) or late
 
@@ -212,7 +216,7 @@ def _run(ranks: Ranks, name: str, spec: Spec) -> Result:
     if outcome == FAILED:
         ranks.stop()
     shutil.rmtree(room, ignore_errors=True)
-    return Result(name, spec.one.name, outcome, seconds, text)
+    return Result(name, spec.one.name, outcome, seconds, text, verdicts[0].groups)
 
 
 def _judge(verdicts: list[Verdict]) -> tuple[str, str]:

@@ -21,6 +21,7 @@ class Verdict:
 
     outcome: str
     text: str = ""
+    groups: int = 0  # that nvx served by another name
 
 
 def serve(suite, rank: int, pipe, log: str) -> None:

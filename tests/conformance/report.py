@@ -68,6 +68,8 @@ class Report:
             mine = [r for r in self.results if r.one == name]
             print(f"{name:10} {_columns(mine)}  {sum(r.seconds for r in mine):7.1f}")
         print(f"{'together':10} {_columns(final)}  {seconds:7.1f}")
+        if groups := sum(result.groups for result in self.results):
+            print(f"groups that nvx served by another name, on rank 0: {groups}")
         for result in self.failed():
             print(f"FAILED {result.one}:{result.test}")
 

@@ -72,7 +72,7 @@ def pretend(spec):
         lifted.world_size()
     if spec.one.lift_gpu:
         lifted.gpu(spec.place)
-    alias = shim.Alias(believed, spec.backend, ("nccl",) if spec.one.lift_gpu else ())
+    alias = shim.Alias(believed, spec.backend, ("nccl",) if spec.one.lift_gpu else (), spec.served)
     shim.install(alias)
     declare(spec.backend)
     return alias
