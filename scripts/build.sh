@@ -12,7 +12,7 @@ build_module() {
   fi
   has "${CXX:-c++}" || has g++ || die "a C++20 compiler is needed to build nvx (on Debian: apt-get install g++)"
   rm -f "$stamp"
-  [ -z "$site" ] || rm -rf "$site"/nvx "$site"/nvx-*.dist-info
+  [ -z "$site" ] || rm -rf "$site"/nvx "$site"/*nvx-*.dist-info
   if ! add -v --no-deps --no-build-isolation --force-reinstall . 2>&1 | tee "$logs/build.log" |
       grep --line-buffered -oE '(\[[0-9]+/[0-9]+\] .*|-- nvx: .*|.*(error|FAILED): .*)' | sed -u 's/^/    /'; then
     tail -n 40 "$logs/build.log" >&2

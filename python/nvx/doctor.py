@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
+from importlib import metadata
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,18 @@ def okay(name, text):
 def check_versions():
     text = f"nvx {nvx.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
     return okay("versions", text)
+
+
+def check_distribution():
+    """Another distribution that is named nvx owns the same files and the same command."""
+    try:
+        other = metadata.distribution("nvx")
+    except metadata.PackageNotFoundError:
+        return None
+    ours = any(entry.value == "nvx:_autoload" for entry in other.entry_points)
+    cause = "an older build of nvx" if ours else "another project's"
+    text = f"the distribution nvx {other.version} is {cause}, and both own the package and the command nvx"
+    return Finding("distribution", "WARN", text, "pip uninstall nvx torch-nvx, then install torch-nvx again")
 
 
 def check_build():
@@ -218,6 +231,7 @@ def check_loopback():
 
 CHECKS = (
     check_versions,
+    check_distribution,
     check_build,
     check_registration,
     check_variables,

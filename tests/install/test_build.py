@@ -93,6 +93,12 @@ def test_wheel_names_the_torch_it_serves(wheel):
     assert f"torch=={minor}.*" in fields.get_all("Requires-Dist")
     assert fields["Requires-Python"] == ">=3.10"
     assert fields["License"] == "BSD-3-Clause"
+    assert fields["Name"] == "torch-nvx", "PyPI's nvx is another project"
+
+
+def test_wheel_is_typed(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        assert {"nvx/py.typed", "nvx/_C.pyi"} <= set(archive.namelist())
 
 
 def test_wheel_has_both_entry_points_and_the_command(wheel):

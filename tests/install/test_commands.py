@@ -86,6 +86,32 @@ def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
     assert "pip install libucx" in doctor.check_between_hosts().hint
 
 
+@pytest.mark.parametrize("ours", [False, True])
+def test_doctor_warns_of_another_distribution_named_nvx(monkeypatch, tmp_path, ours):
+    assert doctor.check_distribution() is None
+    folder = tmp_path / "nvx-0.2.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: nvx\nVersion: 0.2.0\n")
+    if ours:
+        (folder / "entry_points.txt").write_text("[torch.backends]\nnvx = nvx:_autoload\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = doctor.check_distribution()
+    whose = "an older build of nvx" if ours else "another project's"
+    assert found.state == "WARN" and found.text.startswith(f"the distribution nvx 0.2.0 is {whose}, ")
+    assert found.hint.startswith("pip uninstall nvx torch-nvx")
+
+
+def test_doctor_says_what_a_served_name_gets(monkeypatch):
+    monkeypatch.delenv("NVX_AS", raising=False)
+    assert doctor.check_served_names() is None
+    monkeypatch.setenv("NVX_AS", "gloo")
+    found = doctor.check_served_names()
+    told = "a group asked for as gloo runs over nvx, and get_backend() answers gloo"
+    assert (found.state, found.text) == ("OKAY", told)
+    monkeypatch.setenv("NVX_AS", "gloo,mpi")
+    assert doctor.check_served_names().text.startswith("NVX_AS=gloo,mpi: nvx cannot serve mpi")
+
+
 def variables_told(**environment):
     script = "from nvx import doctor; found = doctor.check_variables(); print(found.state, found.text)"
     again = {**os.environ, **environment}
