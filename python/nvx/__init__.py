@@ -4,19 +4,33 @@
 works. Nothing here loads C++ or starts a thread before a group is made, and an error never breaks `import torch`.
 """
 
+from __future__ import annotations
+
 import copy
 import importlib
 import os
 import sys
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from . import stand_in
 from ._version import __version__
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import ProcessGroup as _Group
+
+    from ._C import ArgumentError, ArgumentTypeError
+    from ._C import ProcessGroupNVX as ProcessGroup
+
+    Options = ProcessGroup.Options
 
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "Options",
+    "ProcessGroup",
     "explain",
     "monitored_barrier",
     "pool_stats",
@@ -35,7 +49,7 @@ def _build_facts():
         return None
 
 
-def obstacle():
+def obstacle() -> str | None:
     """Why the C++ module cannot serve this torch, in one sentence; None if it can."""
     import torch
 
@@ -147,7 +161,7 @@ def _autoload():
         warnings.warn(f"nvx could not register itself: {error}", RuntimeWarning, stacklevel=2)
 
 
-def serve_as(*names):
+def serve_as(*names: str) -> None:
     """Serves groups that are asked for as "gloo" or "nccl": those made from now on are nvx's.
 
     NVX_AS=gloo does the same without a change of the program. `get_backend` keeps answering with the name that was
@@ -160,7 +174,7 @@ def serve_as(*names):
     stand_in.serve(known)
 
 
-def set_timeout(timeout, group=None):
+def set_timeout(timeout: timedelta, group: _Group | None = None) -> None:
     """Sets the timeout (a timedelta; zero means none) of the nvx backend of `group`, or of the default group.
 
     Up to torch 2.13, `_set_pg_timeout` ignores every backend that is not built into torch.
@@ -175,7 +189,9 @@ def set_timeout(timeout, group=None):
     _load().set_timeout(_backend(group if group is not None else dist.group.WORLD), timeout)
 
 
-def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+def monitored_barrier(
+    group: _Group | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
     """`torch.distributed.monitored_barrier` for nvx groups. Up to 2.13, torch allows it for gloo groups only."""
     import torch.distributed as dist
 
@@ -184,14 +200,14 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
     group.monitored_barrier(timeout if timeout is not None else backend.options._timeout, wait_all_ranks)
 
 
-def sequence_number(group=None):
+def sequence_number(group: _Group | None = None) -> int:
     """The number of collectives that this rank has issued in `group`. torch up to 2.13 hides it for other backends."""
     import torch.distributed as dist
 
     return _backend(group if group is not None else dist.group.WORLD)._get_sequence_number_for_group()
 
 
-def pool_stats(group=None):
+def pool_stats(group: _Group | None = None) -> dict[str, Any] | None:
     """Statistics of the GPU memory that `allocate_tensor` and `mem_allocator` hand out, in `group`.
 
     Returns a dict, or None if no kernels serve the group. `grown`: bytes in this rank's pool. `used`: bytes of it that
@@ -216,12 +232,14 @@ def _backend(group):
     return next((backend for backend in backends if backend.name() == "nvx"), backends[0])
 
 
-def explain(collective, nbytes, ranks, hosts=1):
+def explain(collective: str, nbytes: int, ranks: int, hosts: int = 1) -> str:
     """Says which algorithm nvx would choose for `nbytes` per rank, and why. Ranks are spread evenly over hosts."""
     return _load().explain(collective, nbytes, ranks, hosts)
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
+    if name == "ProcessGroup":
+        return _load().ProcessGroupNVX
     if name == "Options":
         return _load().ProcessGroupNVX.Options
     if name in ("ArgumentError", "ArgumentTypeError"):

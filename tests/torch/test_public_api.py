@@ -1,0 +1,84 @@
+"""nvx.ProcessGroup without torch's registry, and the types that nvx declares."""
+
+import datetime
+import inspect
+import pathlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import OVER_NVX, on_threads
+
+nvx = pytest.importorskip("nvx")
+pytestmark = pytest.mark.skipif(not OVER_NVX, reason="it is nvx's own interface")
+
+
+def test_a_group_of_one():
+    options = nvx.Options(timeout=datetime.timedelta(seconds=7))
+    group = nvx.ProcessGroup(dist.HashStore(), 0, 1, options)
+    x = torch.arange(3.0)
+    group.allreduce([x]).wait()
+    assert (group.rank(), group.size(), group.name(), x.tolist()) == (0, 1, "nvx", [0.0, 1.0, 2.0])
+    assert group.options.timeout.total_seconds() == 7
+    assert isinstance(group, nvx.ProcessGroup) and isinstance(group, dist.distributed_c10d._Backend)
+    group.shutdown()
+
+
+@on_threads(2, 3)
+def test_groups_over_one_store_behind_prefixes(pg, rank, world, store):
+    import datetime
+
+    import nvx
+    import torch
+    import torch.distributed as dist
+
+    for number in range(2):
+        prefix = dist.PrefixStore(f"own/{number}", store)
+        group = nvx.ProcessGroup(prefix, rank, world, nvx.Options(timeout=datetime.timedelta(seconds=30)))
+        x = torch.full((5,), float(rank))
+        group.allreduce([x]).wait()
+        assert x.tolist() == [world * (world - 1) / 2] * 5
+        group.shutdown()
+
+
+def test_options_are_optional():
+    group = nvx.ProcessGroup(dist.HashStore(), 0, 1)
+    assert group.options.timeout.total_seconds() == 1800
+    group.shutdown()
+
+
+def test_the_stub_has_every_name_of_the_module():
+    folder = pathlib.Path(nvx.__file__).parent
+    assert (folder / "py.typed").exists()
+    stub = (folder / "_C.pyi").read_text()
+    module = nvx._load()
+    newer = {"Reconfigurable"}  # from torch 2.15 on
+    names = [name for name in vars(module) if not name.startswith("_") and name not in newer]
+    declared = [name for name in names if f"def {name}(" in stub or f"class {name}(" in stub or f"\n{name}: " in stub]
+    internal = sorted(set(names) - set(declared))
+    assert {"ProcessGroupNVX", "ArgumentError", "ArgumentTypeError", "explain", "set_timeout"} <= set(declared)
+    assert "def __getattr__(name: str) -> Any" in stub or not internal
+
+
+def test_every_public_function_is_documented_and_typed():
+    for name in nvx.__all__:
+        value = getattr(nvx, name)
+        if name == "__version__":
+            continue
+        if inspect.isfunction(value):
+            assert value.__doc__ and value.__doc__.strip().endswith("."), name
+            parameters = inspect.signature(value).parameters.values()
+            assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters), name
+
+
+@pytest.mark.parametrize("world", [1])
+def test_torchft_makes_its_groups_over_nvx(world):
+    pytest.importorskip("torchft")
+    from nvx.torchft import ProcessGroupNVX
+
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = ProcessGroupNVX(timeout=datetime.timedelta(seconds=10))
+    made = group._create_pg(dist.PrefixStore("ft", server), 0, world)
+    assert made._get_backend(torch.device("cpu")).name() == "nvx"
+    assert group.getBackendName() == "torchft-nvx"
+    made.abort()
