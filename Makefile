@@ -7,7 +7,7 @@
 
 export T PYTHON TORCH_VERSION MAX_JOBS
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-two-hosts test-hosts test-slow check bench conformance clean
+.PHONY: help demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance clean
 
 help:
 	@echo "make demo            train a small model over nvx and over gloo, side by side (a few minutes the first time)"
@@ -17,12 +17,13 @@ help:
 	@echo "make test-two-hosts  the tests of ranks once more, on two hosts by name: over UCX and loopback"
 	@echo "make test-hosts      ranks on hosts of this machine's own making (network namespaces; needs root)"
 	@echo "make test-slow       the tests that make test leaves out for their time"
+	@echo "make test-frameworks  the scripts of examples/ with Accelerate, Lightning, Ray and others, in a venv of their own"
 	@echo "make check           the gates: formats, warnings, sanitizers, fuzzing, other architectures"
 	@echo "make bench           all_reduce over nvx and gloo from 8 B to 64 MiB; 'nvx bench --help' has the rest"
 	@echo "make conformance     torch's own DistributedTest over nvx, on 4 ranks"
 	@echo "make clean           remove what these have built (.venv stays)"
 
-demo quick test test-two-hosts test-hosts test-slow check bench conformance:
+demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance:
 	@scripts/run.sh $@
 
 clean:

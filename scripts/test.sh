@@ -113,4 +113,22 @@ run_test_two_hosts() {
 
 run_test_hosts() { run_pytest hosts tests/hosts --durations=5 -rs; }
 
-run_test_slow() { run_pytest slow tests -m slow --ignore=tests/gates --ignore=tests/hosts --timeout 900 --durations=5 -rs; }
+# The frameworks of examples/, pinned, in a venv of their own: they would change the environment's packages. Weekly rather than
+# each time: it downloads some gigabytes the first time.
+run_test_frameworks() {
+  local venv=$root/build/frameworks torch
+  torch=$("$py" -c 'import torch; print(torch.__version__)')
+  [ -x "$venv/bin/python" ] || "$py" -m venv "$venv" || die "$py cannot make a venv"
+  local pip=("$venv/bin/python" -m pip install --disable-pip-version-check -q)
+  echo "torch==${torch%%+*}" >"$venv/torch.txt"
+  note "installing torch ${torch%%+*} and the packages of tests/frameworks into build/frameworks; log: $logs/frameworks.log"
+  { "${pip[@]}" "setuptools<82" wheel cmake ninja numpy "torch==${torch%%+*}" &&
+    "${pip[@]}" -c "$venv/torch.txt" --no-build-isolation -r tests/frameworks/requirements.txt &&
+    "${pip[@]}" --no-deps -r tests/frameworks/requirements-alone.txt &&
+    "${pip[@]}" --no-deps --no-build-isolation --force-reinstall .; } >"$logs/frameworks.log" 2>&1 ||
+    { tail -n 20 "$logs/frameworks.log" >&2; die "the frameworks could not be installed"; }
+  env -u PYTHONPATH PATH="$venv/bin:$PATH" "$venv/bin/python" -m pytest -q -s --junitxml="$results/frameworks.xml" \
+    --durations=0 -rs tests/frameworks
+}
+
+run_test_slow() { run_pytest slow tests -m slow --ignore=tests/gates --ignore=tests/hosts --ignore=tests/frameworks --timeout 900 --durations=5 -rs; }

@@ -105,7 +105,8 @@ def _meet(c10d, asked, given):
     size, rank = given["group_size"], given["group_rank"]
     by_device = c10d.BackendConfig(asked).get_device_backend_map()
     device = next((device for device, name in by_device.items() if name == "gloo" and name in _served), None)
-    if device is None or rank is None or rank < 0 or size < 2:
+    reconfigured = given.get("enable_reconfigure")  # from torch 2.15 on: a group that has no ranks yet
+    if device is None or reconfigured or rank is None or rank < 0 or size < 2:
         return
     name, timeout = given["group_name"], given.get("timeout") or c10d.default_pg_timeout
     store = c10d.PrefixStore(f"{device}/", c10d.PrefixStore(f"{name}/", given["store"]))

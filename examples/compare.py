@@ -1,0 +1,98 @@
+"""Runs an example over gloo and over nvx, compares the weights bit for bit, and prints both times.
+
+python examples/accelerate_ddp.py                                             # this comparison
+NVX_AS=gloo torchrun --nproc-per-node 2 examples/accelerate_ddp.py            # the example alone, over nvx
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+
+RESULT = "EXAMPLE_RESULT"  # the file for the result of a run that is compared
+WARM_UP = 5
+
+
+class Run:
+    """The clock and the fingerprint of one training run. A rank makes it before its first step."""
+
+    def __init__(self, seed=1):
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+        self.times = []
+
+    def steps(self, count):
+        """Yields `count` step numbers and notes how long each step takes."""
+        for step in range(count):
+            began = time.perf_counter()
+            yield step
+            self.tick(began)
+
+    def tick(self, began):
+        self.times.append(time.perf_counter() - began)
+
+    def done(self, tensors):
+        """Call it on every rank with its weights, while the group is alive."""
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digests = [None] * dist.get_world_size()
+        dist.all_gather_object(digests, digest.hexdigest())
+        times = sorted(self.times[WARM_UP:] or self.times)
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        facts = {
+            "sha256": hashlib.sha256("".join(digests).encode()).hexdigest(),
+            "step_ms": 1e3 * times[len(times) // 2],
+            "runs": backend.name(),
+        }
+        if dist.get_rank() == 0:
+            print(f"{facts['runs']}: {facts['step_ms']:.2f} ms a step, weights {facts['sha256'][:16]}", flush=True)
+            if RESULT in os.environ:
+                pathlib.Path(os.environ[RESULT]).write_text(json.dumps(facts))
+
+
+def launched():
+    """Whether a launcher has started this process as a rank."""
+    return "RANK" in os.environ or RESULT in os.environ
+
+
+def torchrun(script, ranks):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
+
+
+def run(command, served):
+    """One run in processes of its own. Returns what Run.done() told."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = pathlib.Path(folder, "result.json")
+        env = {key: value for key, value in os.environ.items() if not key.startswith("NVX_AS")}
+        env |= {RESULT: str(result), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env |= {"NVX_AS": "gloo"} if served else {}
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        if ended.returncode != 0 or not result.exists():
+            raise SystemExit(f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
+        return json.loads(result.read_text())
+
+
+def main(train, ranks=2, command=None):
+    """`train` on a rank; without a launcher, the comparison. `command`: how to start it, if not by torchrun."""
+    if launched():
+        return train()
+    script = sys.argv[0]
+    command = command or torchrun(script, ranks)
+    gloo, nvx = run(command, served=False), run(command, served=True)
+    equal = gloo["sha256"] == nvx["sha256"]
+    name = pathlib.Path(script).stem
+    print(
+        f"{name}: {gloo['runs']} {gloo['step_ms']:.2f} ms, {nvx['runs']} {nvx['step_ms']:.2f} ms a step,"
+        f" gloo / nvx {gloo['step_ms'] / nvx['step_ms']:.2f}, weights {'equal' if equal else 'DIFFER'}"
+    )
+    if (gloo["runs"], nvx["runs"]) != ("gloo", "nvx") or not equal:
+        raise SystemExit(f"{name}: not as expected: {gloo} {nvx}")
