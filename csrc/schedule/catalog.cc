@@ -20,16 +20,14 @@ constexpr Row row(Collective collective, const char* name) {
           S::at,
           S::scratch,
           S::legal,
-          {.order = S::kOrder, .messages = S::messages, .depth = S::depth, .sent = S::sent}};
+          {.order = S::kOrder, .depth = S::depth}};
 }
 
 constexpr Row kCatalog[] = {
     row<PairAllReduce>(Collective::kAllReduce, "pair"),
-    row<DirectAllReduce>(Collective::kAllReduce, "direct"),
     row<RecursiveDoublingAllReduce>(Collective::kAllReduce, "recursive_doubling"),
     row<HalvingDoublingAllReduce>(Collective::kAllReduce, "halving_doubling"),
     row<RingAllReduce>(Collective::kAllReduce, "ring"),
-    row<PairwiseReduceScatter>(Collective::kReduceScatter, "pairwise"),
     row<HalvingReduceScatter>(Collective::kReduceScatter, "halving"),
     row<RingReduceScatter>(Collective::kReduceScatter, "ring"),
     row<DirectAllGather>(Collective::kAllGather, "direct"),
@@ -42,7 +40,6 @@ constexpr Row kCatalog[] = {
     row<ChainReduce>(Collective::kReduce, "chain"),
     row<LinearGather>(Collective::kGather, "linear"),
     row<LinearScatter>(Collective::kScatter, "linear"),
-    row<BruckAllToAll>(Collective::kAllToAll, "bruck"),
     row<PairwiseAllToAll>(Collective::kAllToAll, "pairwise"),
     row<DisseminationBarrier>(Collective::kBarrier, "dissemination"),
 };
