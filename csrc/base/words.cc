@@ -32,6 +32,11 @@ std::string seconds(double span) {
 
 std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }
 
+std::string how_long(const Deadline& deadline) {
+  const auto span = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - deadline.start);
+  return std::to_string(span.count()) + " ms";
+}
+
 std::string printable(std::string text) {
   for (size_t at = 0; at < text.size();) {
     const unsigned char c = static_cast<unsigned char>(text[at]);

@@ -15,6 +15,8 @@ std::string printable(std::string text);
 std::string seconds(double span);
 /// The time since an operation began.
 std::string seconds(const Deadline& deadline);
+/// The length of a deadline: "2000 ms".
+std::string how_long(const Deadline& deadline);
 
 /// The advice where the cause lies with another rank; rank: "rank 3".
 inline std::string see_log_of(const std::string& rank) { return "see the log of " + rank; }

@@ -1,7 +1,5 @@
 #include "net/messenger.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include "base/log.h"
 #include "base/own_thread.h"
 #include "base/per_process.h"
+#include "base/random.h"
 #include "base/words.h"
 #include "net/group_port.h"
 #include "net/ucx/ucx.h"
@@ -25,12 +24,6 @@ constexpr std::chrono::milliseconds kIdleInterval{1000};  ///< the interval of t
 constexpr std::chrono::milliseconds kActiveFor{20};       ///< the time after the last activity during which it polls
 constexpr std::chrono::milliseconds kActiveInterval{1};   ///< its polling interval then
 constexpr std::chrono::milliseconds kAskInterval{1000};
-
-ProcessId random_id() {
-  ProcessId id = 0;
-  if (getrandom(&id, sizeof id, 0) != ssize_t(sizeof id)) throw system_error("getrandom failed");
-  return id;
-}
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
@@ -71,7 +64,7 @@ Messenger::Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silen
       segment_bytes_(link_->segment_bytes()),
       between_looks_(link_->between_looks()),
       silence_(silence),
-      process_(random_id()) {
+      process_(random_value<ProcessId>()) {
   link_->listen(*this);
   try {
     progress_thread_ = std::thread([this] { run_progress_thread(); });

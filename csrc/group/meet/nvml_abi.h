@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/library.h"
+
 /// The part of the ABI of `libnvidia-ml.so.1` that nvx calls, so that the build needs no NVML header. If the header is
 /// installed, a test compares this file with it.
 namespace nvx::nvml {
@@ -48,28 +50,38 @@ static_assert(sizeof(FieldValue) == 40 && offsetof(FieldValue, value) == 32);
 
 /// The functions, by their exported names.
 struct Api {
-  Result (*nvmlInit_v2)();
-  Result (*nvmlShutdown)();
-  const char* (*nvmlErrorString)(Result result);
-  Result (*nvmlSystemGetDriverVersion)(char* version, unsigned bytes);
-  Result (*nvmlDeviceGetCount_v2)(unsigned* count);
-  Result (*nvmlDeviceGetHandleByIndex_v2)(unsigned index, Device* device);
-  Result (*nvmlDeviceGetName)(Device device, char* name, unsigned bytes);
-  Result (*nvmlDeviceGetUUID)(Device device, char* uuid, unsigned bytes);
-  Result (*nvmlDeviceGetPciInfo_v3)(Device device, PciInfo* info);
-  Result (*nvmlDeviceGetCudaComputeCapability)(Device device, int* major, int* minor);
-  Result (*nvmlDeviceGetCurrPcieLinkGeneration)(Device device, unsigned* generation);
-  Result (*nvmlDeviceGetCurrPcieLinkWidth)(Device device, unsigned* width);
-  Result (*nvmlDeviceGetMaxPcieLinkGeneration)(Device device, unsigned* generation);
-  Result (*nvmlDeviceGetMaxPcieLinkWidth)(Device device, unsigned* width);
-  Result (*nvmlDeviceGetNvLinkState)(Device device, unsigned lane, int* active);
-  Result (*nvmlDeviceGetNvLinkVersion)(Device device, unsigned lane, unsigned* version);
-  Result (*nvmlDeviceGetNvLinkCapability)(Device device, unsigned lane, int capability, unsigned* has);
-  Result (*nvmlDeviceGetNvLinkRemotePciInfo_v2)(Device device, unsigned lane, PciInfo* info);
-  Result (*nvmlDeviceGetNvLinkRemoteDeviceType)(Device device, unsigned lane, int* type);
-  Result (*nvmlDeviceGetFieldValues)(Device device, int count, FieldValue* values);
-  Result (*nvmlDeviceGetTopologyCommonAncestor)(Device a, Device b, int* level);
-  Result (*nvmlDeviceGetP2PStatus)(Device a, Device b, int capability, int* status);
+  Library from;
+
+  Result (*nvmlInit_v2)() = from("nvmlInit_v2");
+  Result (*nvmlShutdown)() = from("nvmlShutdown");
+  const char* (*nvmlErrorString)(Result result) = from("nvmlErrorString");
+  Result (*nvmlSystemGetDriverVersion)(char* version, unsigned bytes) = from("nvmlSystemGetDriverVersion");
+  Result (*nvmlDeviceGetCount_v2)(unsigned* count) = from("nvmlDeviceGetCount_v2");
+  Result (*nvmlDeviceGetHandleByIndex_v2)(unsigned index, Device* device) = from("nvmlDeviceGetHandleByIndex_v2");
+  Result (*nvmlDeviceGetName)(Device device, char* name, unsigned bytes) = from("nvmlDeviceGetName");
+  Result (*nvmlDeviceGetUUID)(Device device, char* uuid, unsigned bytes) = from("nvmlDeviceGetUUID");
+  Result (*nvmlDeviceGetPciInfo_v3)(Device device, PciInfo* info) = from("nvmlDeviceGetPciInfo_v3");
+  Result (*nvmlDeviceGetCudaComputeCapability)(Device device, int* major,
+                                               int* minor) = from("nvmlDeviceGetCudaComputeCapability");
+  Result (*nvmlDeviceGetCurrPcieLinkGeneration)(Device device,
+                                                unsigned* generation) = from("nvmlDeviceGetCurrPcieLinkGeneration");
+  Result (*nvmlDeviceGetCurrPcieLinkWidth)(Device device, unsigned* width) = from("nvmlDeviceGetCurrPcieLinkWidth");
+  Result (*nvmlDeviceGetMaxPcieLinkGeneration)(Device device,
+                                               unsigned* generation) = from("nvmlDeviceGetMaxPcieLinkGeneration");
+  Result (*nvmlDeviceGetMaxPcieLinkWidth)(Device device, unsigned* width) = from("nvmlDeviceGetMaxPcieLinkWidth");
+  Result (*nvmlDeviceGetNvLinkState)(Device device, unsigned lane, int* active) = from("nvmlDeviceGetNvLinkState");
+  Result (*nvmlDeviceGetNvLinkVersion)(Device device, unsigned lane,
+                                       unsigned* version) = from("nvmlDeviceGetNvLinkVersion");
+  Result (*nvmlDeviceGetNvLinkCapability)(Device device, unsigned lane, int capability,
+                                          unsigned* has) = from("nvmlDeviceGetNvLinkCapability");
+  Result (*nvmlDeviceGetNvLinkRemotePciInfo_v2)(Device device, unsigned lane,
+                                                PciInfo* info) = from("nvmlDeviceGetNvLinkRemotePciInfo_v2");
+  Result (*nvmlDeviceGetNvLinkRemoteDeviceType)(Device device, unsigned lane,
+                                                int* type) = from("nvmlDeviceGetNvLinkRemoteDeviceType");
+  Result (*nvmlDeviceGetFieldValues)(Device device, int count, FieldValue* values) = from("nvmlDeviceGetFieldValues");
+  Result (*nvmlDeviceGetTopologyCommonAncestor)(Device a, Device b,
+                                                int* level) = from("nvmlDeviceGetTopologyCommonAncestor");
+  Result (*nvmlDeviceGetP2PStatus)(Device a, Device b, int capability, int* status) = from("nvmlDeviceGetP2PStatus");
 };
 
 }  // namespace nvx::nvml

@@ -15,17 +15,12 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/words.h"
 #include "memory/driver/beside_captures.h"
 
 /// Calls that may never return. Each runs on a thread of its own. On a timeout the thread is abandoned together with
 /// everything that it may still access, so a call must own all that it captures.
 namespace nvx {
-
-/// The length of a deadline: "2000 ms".
-inline std::string how_long(const Deadline& deadline) {
-  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - deadline.start).count()) +
-         " ms";
-}
 
 /// Work that runs on a thread of its own.
 template <class Result>
@@ -148,10 +143,7 @@ class CreatedOnce {
 
   void begin(const std::string& what, const std::function<std::unique_ptr<T>()>& make) {
     try {
-      std::thread([state = state_, make]() mutable {
-        const BesideCaptures beside;
-        state->finish(std::move(make));
-      }).detach();
+      const ThreadCall<bool> call([state = state_, make]() mutable { return state->finish(std::move(make)), true; });
     } catch (const std::system_error&) {
       throw Error(Code::kSystem, "nvx: " + what + ": cannot start a thread for it");
     }

@@ -1,7 +1,5 @@
 #include "memory/gpu/device_meeting.h"
 
-#include <cerrno>
-#include <cstring>
 #include <string>
 
 #include "memory/shm/unix_socket.h"
@@ -89,15 +87,11 @@ void Meeting::send_fd(int fd, const std::vector<bool>& to) {
   const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
-    const Fd guest = connect_to(text_of(cards_[r].door), deadline);
-    if (!guest && backlog_is_full())
-      throw Error(Code::kTimeout, "nvx: the backlog of the Unix socket of " + options_.name(int(r)) + " was full for " +
-                                      how_long(deadline) +
-                                      ": it is stopped, or another user of this host floods it with connections");
+    const std::string other = options_.name(int(r));
+    const Fd guest = connect_or_throw(text_of(cards_[r].door), "the Unix socket of " + other, deadline);
     const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
-    if (!guest || !send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
-      throw Error(Code::kPeerDied, "nvx: " + options_.name(int(r)) + " cannot be reached over its Unix socket (" +
-                                       std::strerror(errno) + "): it has ended, or belongs to another user");
+    if (!send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
+      throw Error(Code::kPeerDied, "nvx: " + other + " ended before it received this rank's memory");
   }
 }
 

@@ -1,15 +1,11 @@
 #include "memory/shm/neighbours.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -20,6 +16,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/per_process.h"
 #include "memory/shm/handout.h"
 #include "memory/shm/unix_socket.h"
 
@@ -34,36 +31,17 @@ struct Introduction {
   ArenaId id;
 };
 
-std::atomic<uint32_t> forks{0};
-
 struct Home {
   Mutex mutex;
   std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
 };
-
-Home*& home() {
-  static Home* here = new Home;  // never destroyed: groups may outlive static destructors
-  return here;
-}
-
-void forget_after_fork() {
-  forks.fetch_add(1, std::memory_order_relaxed);
-  home() = new Home;  // the parent's object stays as it is, because another thread may have held its lock
-}
-
-/// Whether a memfd has the size of an arena and is sealed against shrinking: then no access to it can fault later.
-bool is_arena(int memfd) {
-  struct stat facts {};
-  const int seals = fcntl(memfd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == Arena::kBytes;
-}
 
 bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd* pidfd) {
   Fd fds[2];
   if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
   *memfd = std::move(fds[0]);
   *pidfd = std::move(fds[1]);
-  return introduction->magic == Introduction::kMagic && *memfd && is_arena(memfd->get());
+  return introduction->magic == Introduction::kMagic && *memfd && is_sealed_memory(memfd->get(), Arena::kBytes);
 }
 
 /// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
@@ -114,8 +92,6 @@ Fd open_pidfd(pid_t pid) {
 
 }  // namespace
 
-uint32_t fork_generation() { return forks.load(std::memory_order_relaxed); }
-
 Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
     : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid) {}
 
@@ -149,9 +125,7 @@ Ending Neighbour::ending() const {
 Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), own_pidfd_(open_pidfd(getpid())) {}
 
 std::shared_ptr<Neighbours> Neighbours::here() {
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, forget_after_fork);
-  (void)kRegistered;
-  Home& h = *home();
+  Home& h = of_this_process<Home>();
   MutexLock lock(h.mutex);
   std::shared_ptr<Neighbours> neighbours = h.neighbours.lock();
   if (!neighbours) h.neighbours = neighbours = std::make_shared<Neighbours>();

@@ -11,6 +11,7 @@
 #include "base/failure.h"
 #include "base/handle.h"
 #include "base/mutex.h"
+#include "base/per_process.h"
 #include "memory/shm/arena.h"
 #include "memory/shm/leases.h"
 #include "memory/shm/unix_socket.h"
@@ -74,10 +75,6 @@ class Neighbours {
   };
   std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
 };
-
-/// A number that increases by one in each forked child. It shows the child which objects were made before the fork and
-/// belong to the parent.
-uint32_t fork_generation();
 
 /// An abstract Unix socket on which this process passes its memfd and its pidfd to processes of the same user. Open
 /// only during the set-up of one group.

@@ -1,6 +1,5 @@
 #include "memory/shm/unix_socket.h"
 
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -13,6 +12,8 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/random.h"
+#include "base/words.h"
 
 namespace nvx {
 namespace {
@@ -45,10 +46,8 @@ bool user_of(int socket, uid_t* user) {
 }  // namespace
 
 std::string fresh_socket_name() {
-  uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != ssize_t(sizeof random)) throw system_error("getrandom failed");
   char name[40];
-  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), static_cast<unsigned long long>(random));
+  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), random_value<unsigned long long>());
   return name;
 }
 
@@ -78,10 +77,17 @@ Fd connect_to(const std::string& name) {
 
 bool backlog_is_full() { return errno == EAGAIN; }
 
-Fd connect_to(const std::string& name, const Deadline& deadline) {
+Fd connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline) {
   for (;;) {
-    Fd guest = connect_to(name);
-    if (guest || !backlog_is_full() || deadline.passed(Clock::now())) return guest;
+    if (Fd guest = connect_to(name)) return guest;
+    if (!backlog_is_full()) {
+      throw Error(Code::kPeerDied, "nvx: " + called + " cannot be reached (" + std::strerror(errno) +
+                                       "): its process has ended, or belongs to another user");
+    }
+    if (deadline.passed(Clock::now())) {
+      throw Error(Code::kTimeout, "nvx: the backlog of " + called + " was full for " + how_long(deadline) +
+                                      ": its process is stopped, or another user of this host floods it");
+    }
     std::this_thread::sleep_for(kConnectPause);
   }
 }

@@ -25,8 +25,8 @@ Fd connect_to(const std::string& name);
 /// Whether errno after connect_to() means that the backlog is full: another attempt may succeed.
 bool backlog_is_full();
 
-/// Retries while the backlog is full, until the deadline.
-Fd connect_to(const std::string& name, const Deadline& deadline);
+/// Retries while the backlog is full, until the deadline. Throws Error; `called`: "the Unix socket of rank 3".
+Fd connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline);
 
 /// The pause between attempts to connect to a listener whose backlog is full.
 constexpr std::chrono::milliseconds kConnectPause{1};

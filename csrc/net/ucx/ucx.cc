@@ -12,6 +12,7 @@
 #include "base/config.h"
 #include "base/deadline.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "net/bell.h"
 #include "net/ucx/ucx_worker.h"
 #include "net/unreached.h"
@@ -139,7 +140,7 @@ class UcxLink final : public Link {
   static void on_fetched(void* request, ucs_status_t status, size_t bytes, void* fetch) noexcept;
   static void on_broken(void* link, ucp_ep_h endpoint, ucs_status_t status) noexcept;
 
-  const LinkNonce nonce_ = fresh_nonce();
+  const LinkNonce nonce_ = random_value<LinkNonce>();
   const std::unique_ptr<UcxWorker> worker_;
   const UcxLibrary& ucx_;
   const std::string description_;

@@ -15,6 +15,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/per_process.h"
 #include "net/interfaces.h"
 #include "net/ucx/ucx_sockets.h"
 
@@ -122,7 +123,6 @@ std::map<std::string, std::vector<std::string>> resources(const UcxLibrary& ucx,
   return devices;
 }
 
-std::atomic<uint32_t> forks{0};
 std::atomic<int> workers{0}, workers_of_parent{0};
 
 /// The first workers of this process, for a forked child. A process has one, except in tests.
@@ -135,10 +135,10 @@ void replace(const UcxWorker* known, const UcxWorker* by) {
   }
 }
 
-/// Moves by one in a forked child. UCX does not know of forks: its thread is gone there, and it would wait for it.
-uint32_t fork_generation() {
+/// Throws Error in a child of a process with workers. UCX does not know of forks: its thread is gone there, and it
+/// would wait for it.
+uint32_t own_generation() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
-    forks.fetch_add(1);
     workers_of_parent.fetch_add(workers.exchange(0));
     for (std::atomic<const UcxWorker*>& first : first_workers) {
       if (const UcxWorker* worker = first.exchange(nullptr)) worker->close_in_child();
@@ -150,7 +150,7 @@ uint32_t fork_generation() {
                 "nvx: this process was forked from one that talks to other hosts, and UCX does not work in it. Start "
                 "processes with 'spawn' or 'forkserver' (multiprocessing.set_start_method), or before the first group");
   }
-  return forks.load();
+  return fork_generation();
 }
 
 bool is_rdma(const std::string& transport) {
@@ -193,7 +193,7 @@ Error no_way(const std::string& who) {
 
 }  // namespace
 
-UcxWorker::UcxWorker(const std::string& met_at) : generation_(fork_generation()), ucx_(ucx_library()) {
+UcxWorker::UcxWorker(const std::string& met_at) : generation_(own_generation()), ucx_(ucx_library()) {
   try {
     BriefEnvironment environment;
     if (ucx_.version < UcxVersion{1, 17, 0}) {
@@ -229,11 +229,11 @@ void UcxWorker::close_in_child() const {
   listeners_.close_in_child();
 }
 
-bool UcxWorker::mine() const { return forks.load(std::memory_order_relaxed) == generation_; }
+bool UcxWorker::mine() const { return fork_generation() == generation_; }
 
 void UcxWorker::require(ucs_status_t status, const char* what) const {
   if (status == UCS_OK) return;
-  throw Error(Code::kSystem, "nvx: UCX " + ucx_.version.text() + " (" + ucx_.path + "): " + what +
+  throw Error(Code::kSystem, "nvx: UCX " + ucx_.version.text() + " (" + ucx_.from.path() + "): " + what +
                                  " failed: " + ucx_.status_string(status) + why_nothing_opens() +
                                  ". UCX_LOG_LEVEL=info makes it say more");
 }
@@ -256,7 +256,7 @@ void UcxWorker::make_context(const std::string& met_at) {
   params.name = "nvx";
   const ucs_status_t status = ucx_.init_version(kOldestUcx.major, kOldestUcx.minor, &params, config, &context_);
   ucx_.config_release(config);
-  if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.path + ")");
+  if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")");
   require(status, "making a context");
 }
 
@@ -294,7 +294,7 @@ void UcxWorker::look_around() {
   listeners_.shut(address_, tcp == found.end() ? 0 : tcp->second.size());
   if (tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
   const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
-  description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
+  description_ = "UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");
   if (all_local) {
     throw no_way(description_);
