@@ -11,7 +11,8 @@
 namespace nvx {
 
 /// A library that is loaded at run time and never unloaded. A struct of pointers to its functions has it as the first
-/// member, `from`, and finds each function in the initializer: `int (*cuInit)(unsigned) = from("cuInit");`.
+/// member, `from`, and finds each function in the initializer of its pointer: `NVX_FUNCTION(int, cuInit, unsigned
+/// flags);`.
 class Library {
  public:
   /// A function of any type.
@@ -49,3 +50,5 @@ class Library {
 };
 
 }  // namespace nvx
+
+#define NVX_FUNCTION(result, name, ...) result (*name)(__VA_ARGS__) = from(#name)

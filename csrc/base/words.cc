@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <sstream>
 
 namespace nvx {
 namespace {
@@ -23,6 +24,21 @@ size_t character_at(const std::string& text, size_t at) {
 }
 
 }  // namespace
+
+std::vector<std::string> items(const std::string& list) {
+  std::vector<std::string> all;
+  std::istringstream words(list);
+  for (std::string one; std::getline(words >> std::ws, one, ',');) {
+    all.push_back(one.substr(0, one.find_last_not_of(" \t") + 1));
+  }
+  return all;
+}
+
+std::string joined(const std::vector<std::string>& names, const std::string& between) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : between) + name;
+  return text;
+}
 
 std::string seconds(double span) {
   char text[32];

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 
@@ -10,6 +11,11 @@ namespace nvx {
 /// Makes text from another process safe to print: one line of valid UTF-8 without control characters. Invalid bytes
 /// become '?', control characters become blanks.
 std::string printable(std::string text);
+
+/// The items of a list with commas, without the blanks around them.
+std::vector<std::string> items(const std::string& list);
+/// "eth0, eth1"
+std::string joined(const std::vector<std::string>& names, const std::string& between = ", ");
 
 /// "1.50 s"
 std::string seconds(double span);

@@ -47,7 +47,7 @@ void MonitoredBarrier::open_turn(Stamp turn) {
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
   for (int r = 1; r < members_.size(); ++r) {
-    if (members_.local_rank_of(r) < 0) core_.port->monitor_in(r, turn);
+    if (members_.local_rank_of(r) < 0) core_.port->send(r, {net::Kind::kMonitorIn, turn});
   }
 }
 
@@ -56,7 +56,7 @@ void MonitoredBarrier::end_turn(Stamp turn) {
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
   for (int r = 1; r < members_.size(); ++r) {
-    if (members_.local_rank_of(r) < 0) core_.port->monitor_out(r, turn);
+    if (members_.local_rank_of(r) < 0) core_.port->send(r, {net::Kind::kMonitorOut, turn});
   }
 }
 
@@ -130,7 +130,7 @@ MonitoredBarrier::Turns MonitoredBarrier::turns_of_rank_0() const {
 void MonitoredBarrier::join_turn(Stamp turn) {
   if (members_.local_rank_of(0) >= 0) return signal(members_.own_pad().header().monitored_in.flag, turn);
   MutexLock lock(core_.port->mutex());
-  core_.port->monitor_in(0, turn);
+  core_.port->send(0, {net::Kind::kMonitorIn, turn});
 }
 
 Waited MonitoredBarrier::await_turns(const std::function<bool(const Turns&)>& moved, const WaitRules& rules) {

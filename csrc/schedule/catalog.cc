@@ -14,13 +14,7 @@ namespace {
 
 template <class S>
 constexpr Row row(Collective collective, const char* name) {
-  return {collective,
-          name,
-          S::steps,
-          S::at,
-          S::scratch,
-          S::legal,
-          {.order = S::kOrder, .depth = S::depth}};
+  return {collective, name, S::steps, S::at, S::scratch, S::legal, {.order = S::kOrder, .depth = S::depth}};
 }
 
 constexpr Row kCatalog[] = {

@@ -85,9 +85,8 @@ std::string text(const Row& row, int size) {
   const Shape s = shape(row.collective, size);
   size_t scratch = 0;
   for (int rank = 0; rank < size; ++rank) scratch = std::max(scratch, row.scratch(s.layout(rank), rank));
-  return text(
-      {size, row.collective, row.name, text(row.guarantee.order), most_messages(row, size), row.guarantee.depth(size),
-       most_sent(row, s.layout(0)), scratch});
+  return text({size, row.collective, row.name, text(row.guarantee.order), most_messages(row, size),
+               row.guarantee.depth(size), most_sent(row, s.layout(0)), scratch});
 }
 
 TEST(Catalog, IsThisTable) {
@@ -129,14 +128,11 @@ TEST(Catalog, TheseSendNoMoreThanTheyMust) {
     size_t times;
     bool only_powers_of_two;
   };
-  constexpr Least kLeast[] = {{Collective::kAllReduce, "ring", 2, false},
-                              {Collective::kAllReduce, "halving_doubling", 2, true},
-                              {Collective::kReduceScatter, "ring", 1, false},
-                              {Collective::kReduceScatter, "halving", 1, true},
-                              {Collective::kAllGather, "ring", 1, false},
-                              {Collective::kAllGather, "direct", 1, false},
-                              {Collective::kAllGather, "bruck", 1, false},
-                              {Collective::kBroadcast, "scatter_all_gather", 2, false}};
+  constexpr Least kLeast[] = {
+      {Collective::kAllReduce, "ring", 2, false},     {Collective::kAllReduce, "halving_doubling", 2, true},
+      {Collective::kReduceScatter, "ring", 1, false}, {Collective::kReduceScatter, "halving", 1, true},
+      {Collective::kAllGather, "ring", 1, false},     {Collective::kAllGather, "direct", 1, false},
+      {Collective::kAllGather, "bruck", 1, false},    {Collective::kBroadcast, "scatter_all_gather", 2, false}};
   for (const Least& least : kLeast) {
     for (int size = 1; size <= 64; ++size) {
       if (least.only_powers_of_two && size != 1 << schedule::log2_up(size)) continue;

@@ -59,7 +59,7 @@ class Hierarchical final : private Driver {
   };
 
   void drive() override;
-  std::optional<net::GroupPort::LateLabel> end();
+  std::optional<net::CallLabels::Theirs> end();
 
   Status perform(Call& call);
   /// Performs a part of the call's operation, in host memory.
@@ -129,7 +129,7 @@ class Hierarchical final : private Driver {
   /// Ends the oldest run.
   Status finish(Call& call);
   Status finish_all(Call& call);
-  Status explain_late_label(const Operation& o, const net::GroupPort::LateLabel& late_label);
+  Status explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label);
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
   InterHostPlan inter_host_plan(const Operation& o) const;

@@ -52,36 +52,28 @@ static_assert(sizeof(FieldValue) == 40 && offsetof(FieldValue, value) == 32);
 struct Api {
   Library from;
 
-  Result (*nvmlInit_v2)() = from("nvmlInit_v2");
-  Result (*nvmlShutdown)() = from("nvmlShutdown");
-  const char* (*nvmlErrorString)(Result result) = from("nvmlErrorString");
-  Result (*nvmlSystemGetDriverVersion)(char* version, unsigned bytes) = from("nvmlSystemGetDriverVersion");
-  Result (*nvmlDeviceGetCount_v2)(unsigned* count) = from("nvmlDeviceGetCount_v2");
-  Result (*nvmlDeviceGetHandleByIndex_v2)(unsigned index, Device* device) = from("nvmlDeviceGetHandleByIndex_v2");
-  Result (*nvmlDeviceGetName)(Device device, char* name, unsigned bytes) = from("nvmlDeviceGetName");
-  Result (*nvmlDeviceGetUUID)(Device device, char* uuid, unsigned bytes) = from("nvmlDeviceGetUUID");
-  Result (*nvmlDeviceGetPciInfo_v3)(Device device, PciInfo* info) = from("nvmlDeviceGetPciInfo_v3");
-  Result (*nvmlDeviceGetCudaComputeCapability)(Device device, int* major,
-                                               int* minor) = from("nvmlDeviceGetCudaComputeCapability");
-  Result (*nvmlDeviceGetCurrPcieLinkGeneration)(Device device,
-                                                unsigned* generation) = from("nvmlDeviceGetCurrPcieLinkGeneration");
-  Result (*nvmlDeviceGetCurrPcieLinkWidth)(Device device, unsigned* width) = from("nvmlDeviceGetCurrPcieLinkWidth");
-  Result (*nvmlDeviceGetMaxPcieLinkGeneration)(Device device,
-                                               unsigned* generation) = from("nvmlDeviceGetMaxPcieLinkGeneration");
-  Result (*nvmlDeviceGetMaxPcieLinkWidth)(Device device, unsigned* width) = from("nvmlDeviceGetMaxPcieLinkWidth");
-  Result (*nvmlDeviceGetNvLinkState)(Device device, unsigned lane, int* active) = from("nvmlDeviceGetNvLinkState");
-  Result (*nvmlDeviceGetNvLinkVersion)(Device device, unsigned lane,
-                                       unsigned* version) = from("nvmlDeviceGetNvLinkVersion");
-  Result (*nvmlDeviceGetNvLinkCapability)(Device device, unsigned lane, int capability,
-                                          unsigned* has) = from("nvmlDeviceGetNvLinkCapability");
-  Result (*nvmlDeviceGetNvLinkRemotePciInfo_v2)(Device device, unsigned lane,
-                                                PciInfo* info) = from("nvmlDeviceGetNvLinkRemotePciInfo_v2");
-  Result (*nvmlDeviceGetNvLinkRemoteDeviceType)(Device device, unsigned lane,
-                                                int* type) = from("nvmlDeviceGetNvLinkRemoteDeviceType");
-  Result (*nvmlDeviceGetFieldValues)(Device device, int count, FieldValue* values) = from("nvmlDeviceGetFieldValues");
-  Result (*nvmlDeviceGetTopologyCommonAncestor)(Device a, Device b,
-                                                int* level) = from("nvmlDeviceGetTopologyCommonAncestor");
-  Result (*nvmlDeviceGetP2PStatus)(Device a, Device b, int capability, int* status) = from("nvmlDeviceGetP2PStatus");
+  NVX_FUNCTION(Result, nvmlInit_v2);
+  NVX_FUNCTION(Result, nvmlShutdown);
+  NVX_FUNCTION(const char*, nvmlErrorString, Result result);
+  NVX_FUNCTION(Result, nvmlSystemGetDriverVersion, char* version, unsigned bytes);
+  NVX_FUNCTION(Result, nvmlDeviceGetCount_v2, unsigned* count);
+  NVX_FUNCTION(Result, nvmlDeviceGetHandleByIndex_v2, unsigned index, Device* device);
+  NVX_FUNCTION(Result, nvmlDeviceGetName, Device device, char* name, unsigned bytes);
+  NVX_FUNCTION(Result, nvmlDeviceGetUUID, Device device, char* uuid, unsigned bytes);
+  NVX_FUNCTION(Result, nvmlDeviceGetPciInfo_v3, Device device, PciInfo* info);
+  NVX_FUNCTION(Result, nvmlDeviceGetCudaComputeCapability, Device device, int* major, int* minor);
+  NVX_FUNCTION(Result, nvmlDeviceGetCurrPcieLinkGeneration, Device device, unsigned* generation);
+  NVX_FUNCTION(Result, nvmlDeviceGetCurrPcieLinkWidth, Device device, unsigned* width);
+  NVX_FUNCTION(Result, nvmlDeviceGetMaxPcieLinkGeneration, Device device, unsigned* generation);
+  NVX_FUNCTION(Result, nvmlDeviceGetMaxPcieLinkWidth, Device device, unsigned* width);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkState, Device device, unsigned lane, int* active);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkVersion, Device device, unsigned lane, unsigned* version);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkCapability, Device device, unsigned lane, int capability, unsigned* has);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkRemotePciInfo_v2, Device device, unsigned lane, PciInfo* info);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkRemoteDeviceType, Device device, unsigned lane, int* type);
+  NVX_FUNCTION(Result, nvmlDeviceGetFieldValues, Device device, int count, FieldValue* values);
+  NVX_FUNCTION(Result, nvmlDeviceGetTopologyCommonAncestor, Device a, Device b, int* level);
+  NVX_FUNCTION(Result, nvmlDeviceGetP2PStatus, Device a, Device b, int capability, int* status);
 };
 
 }  // namespace nvx::nvml

@@ -33,7 +33,7 @@ Mailbox::Mailbox(Core& core)
   core_.neighbours().leases().join(this);
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
-  core_.port->on_mail([this] { poke(members_.rank); });
+  core_.port->mail().on_news([this] { poke(members_.rank); });
 }
 
 Mailbox::~Mailbox() {
@@ -463,7 +463,7 @@ void Mailbox::fail_all(const Status& status) {
   }
   if (core_.port) {
     MutexLock lock(core_.port->mutex());
-    core_.port->drop_mail();
+    core_.port->mail().drop();
   }
   while (!open_.empty()) finish(std::shared_ptr<Message>(*open_.begin()), status);
 }

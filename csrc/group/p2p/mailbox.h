@@ -171,8 +171,8 @@ class Mailbox : public LeaseHolder {
   bool announce_far(int peer) REQUIRES(mutex_);
   bool grant_far(int peer) REQUIRES(mutex_);
   bool read_port() REQUIRES(mutex_);
-  void read_letter(net::GroupPort::MailMessage&& letter) REQUIRES(mutex_);
-  void read_mail(net::GroupPort::MailMessage&& letter) REQUIRES(mutex_);
+  void read_letter(net::Mail::Letter&& letter) REQUIRES(mutex_);
+  void read_mail(net::Mail::Letter&& letter) REQUIRES(mutex_);
   bool far(int peer) const { return peer >= 0 && members_.local_rank_of(peer) < 0; }
   std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);

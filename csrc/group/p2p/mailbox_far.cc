@@ -25,7 +25,7 @@ bool Mailbox::announce_far(int rank) {
     head.number = ++peer.announced;
     head.dtype = uint8_t(message->dtype);
     head.carries_data = carries(message->bytes, net::Messenger::kMostCopied, peer.there.full());
-    core_.port->announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
+    core_.port->mail().announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
     if (head.carries_data) {
       finish(message, {});
     } else {
@@ -42,7 +42,7 @@ bool Mailbox::grant_far(int rank) {
   MutexLock lock(core_.port->mutex());
   for (const auto& [message, number] : waiting) {
     peers_[size_t(rank)].transfers_in[number] = message;
-    core_.port->grant(rank, number, message->data, message->bytes);
+    core_.port->mail().grant(rank, number, message->data, message->bytes);
   }
   waiting.clear();
   return true;
@@ -51,13 +51,13 @@ bool Mailbox::grant_far(int rank) {
 bool Mailbox::read_port() {
   bool moved = false;
   for (;;) {
-    std::optional<net::GroupPort::MailMessage> letter;
+    std::optional<net::Mail::Letter> letter;
     std::optional<std::pair<int, uint64_t>> sent, received;
     {
       MutexLock lock(core_.port->mutex());
-      letter = core_.port->next_mail();
-      sent = core_.port->rendezvous().next_sent();
-      received = core_.port->rendezvous().next_received();
+      letter = core_.port->mail().next_letter();
+      sent = core_.port->mail().next_sent();
+      received = core_.port->mail().next_received();
     }
     if (!letter && !sent && !received) return moved;
     moved = true;
@@ -74,7 +74,7 @@ bool Mailbox::read_port() {
 }
 
 /// Takes announcements in the order of sending, each once, even if the link reorders or repeats them.
-void Mailbox::read_mail(net::GroupPort::MailMessage&& letter) {
+void Mailbox::read_mail(net::Mail::Letter&& letter) {
   Peer& peer = peers_[size_t(letter.from)];
   const net::MailHead& head = letter.head;
   if (head.number <= peer.taken || head.number > peer.taken + kFarEnvelopes) return;
@@ -92,10 +92,10 @@ void Mailbox::tell_taken(int rank) {
   Peer& peer = peers_[size_t(rank)];
   peer.told.count = uint32_t(peer.taken);
   MutexLock lock(core_.port->mutex());
-  core_.port->tell_taken(rank, peer.told);
+  core_.port->send(rank, {net::Kind::kTaken, peer.told.value()});
 }
 
-void Mailbox::read_letter(net::GroupPort::MailMessage&& letter) {
+void Mailbox::read_letter(net::Mail::Letter&& letter) {
   if (!far(letter.from)) return;
   Peer& peer = peers_[size_t(letter.from)];
   switch (letter.kind) {
@@ -107,7 +107,7 @@ void Mailbox::read_letter(net::GroupPort::MailMessage&& letter) {
       const std::shared_ptr<Message> message = found.mapped();
       peer.transfers_out[letter.value] = message;
       MutexLock lock(core_.port->mutex());
-      core_.port->rendezvous().send(letter.from, letter.value, message->data, message->bytes);
+      core_.port->mail().send(letter.from, letter.value, message->data, message->bytes);
       return;
     }
     default: return;

@@ -66,53 +66,50 @@ static_assert(offsetof(AllocationProperties, location) == 8 && offsetof(Allocati
 struct Api {
   Library from;
 
-  Result (*cuInit)(unsigned flags) = from("cuInit");
-  Result (*cuGetErrorName)(Result error, const char** name) = from("cuGetErrorName");
-  Result (*cuGetErrorString)(Result error, const char** text) = from("cuGetErrorString");
-  Result (*cuDeviceGetCount)(int* count) = from("cuDeviceGetCount");
-  Result (*cuDeviceGet)(Device* device, int ordinal) = from("cuDeviceGet");
-  Result (*cuDeviceGetName)(char* name, int bytes, Device device) = from("cuDeviceGetName");
-  Result (*cuDeviceGetUuid_v2)(Uuid* uuid, Device device) = from("cuDeviceGetUuid_v2");
-  Result (*cuDeviceGetPCIBusId)(char* id, int bytes, Device device) = from("cuDeviceGetPCIBusId");
-  Result (*cuDeviceTotalMem_v2)(size_t* bytes, Device device) = from("cuDeviceTotalMem_v2");
-  Result (*cuDeviceGetAttribute)(int* value, int attribute, Device device) = from("cuDeviceGetAttribute");
-  Result (*cuDeviceCanAccessPeer)(int* can, Device device, Device peer) = from("cuDeviceCanAccessPeer");
-  Result (*cuDevicePrimaryCtxRetain)(Context* context, Device device) = from("cuDevicePrimaryCtxRetain");
-  Result (*cuCtxPushCurrent_v2)(Context context) = from("cuCtxPushCurrent_v2");
-  Result (*cuCtxPopCurrent_v2)(Context* context) = from("cuCtxPopCurrent_v2");
-  Result (*cuCtxEnablePeerAccess)(Context peer, unsigned flags) = from("cuCtxEnablePeerAccess");
-  Result (*cuMemGetAllocationGranularity)(size_t* bytes, const AllocationProperties* properties,
-                                          int option) = from("cuMemGetAllocationGranularity");
-  Result (*cuMemCreate)(Allocation* memory, size_t bytes, const AllocationProperties* properties,
-                        unsigned long long flags) = from("cuMemCreate");
-  Result (*cuMemRelease)(Allocation memory) = from("cuMemRelease");
-  Result (*cuMemAddressReserve)(Pointer* at, size_t bytes, size_t alignment, Pointer wish,
-                                unsigned long long flags) = from("cuMemAddressReserve");
-  Result (*cuMemAddressFree)(Pointer at, size_t bytes) = from("cuMemAddressFree");
-  Result (*cuMemMap)(Pointer at, size_t bytes, size_t offset, Allocation memory,
-                     unsigned long long flags) = from("cuMemMap");
-  Result (*cuMemUnmap)(Pointer at, size_t bytes) = from("cuMemUnmap");
-  Result (*cuMemSetAccess)(Pointer at, size_t bytes, const Access* access, size_t count) = from("cuMemSetAccess");
-  Result (*cuMemExportToShareableHandle)(void* handle, Allocation memory, int type,
-                                         unsigned long long flags) = from("cuMemExportToShareableHandle");
-  Result (*cuMemImportFromShareableHandle)(Allocation* memory, void* handle,
-                                           int type) = from("cuMemImportFromShareableHandle");
-  Result (*cuMemAlloc_v2)(Pointer* at, size_t bytes) = from("cuMemAlloc_v2");
-  Result (*cuMemFree_v2)(Pointer at) = from("cuMemFree_v2");
-  Result (*cuMemGetAddressRange_v2)(Pointer* begin, size_t* bytes, Pointer at) = from("cuMemGetAddressRange_v2");
-  Result (*cuIpcGetMemHandle)(IpcHandle* handle, Pointer at) = from("cuIpcGetMemHandle");
-  Result (*cuIpcOpenMemHandle_v2)(Pointer* at, IpcHandle handle, unsigned flags) = from("cuIpcOpenMemHandle_v2");
-  Result (*cuIpcCloseMemHandle)(Pointer at) = from("cuIpcCloseMemHandle");
-  Result (*cuMemHostRegister_v2)(void* memory, size_t bytes, unsigned flags) = from("cuMemHostRegister_v2");
-  Result (*cuMemHostUnregister)(void* memory) = from("cuMemHostUnregister");
-  Result (*cuMemHostGetDevicePointer_v2)(Pointer* at, void* memory,
-                                         unsigned flags) = from("cuMemHostGetDevicePointer_v2");
-  Result (*cuStreamCreate)(Stream* stream, unsigned flags) = from("cuStreamCreate");
-  Result (*cuStreamDestroy_v2)(Stream stream) = from("cuStreamDestroy_v2");
-  Result (*cuStreamQuery)(Stream stream) = from("cuStreamQuery");
-  Result (*cuMemcpyAsync)(Pointer to, Pointer from, size_t bytes, Stream stream) = from("cuMemcpyAsync");
-  Result (*cuMemsetD8Async)(Pointer to, unsigned char value, size_t count, Stream stream) = from("cuMemsetD8Async");
-  Result (*cuThreadExchangeStreamCaptureMode)(int* mode) = from("cuThreadExchangeStreamCaptureMode");
+  NVX_FUNCTION(Result, cuInit, unsigned flags);
+  NVX_FUNCTION(Result, cuGetErrorName, Result error, const char** name);
+  NVX_FUNCTION(Result, cuGetErrorString, Result error, const char** text);
+  NVX_FUNCTION(Result, cuDeviceGetCount, int* count);
+  NVX_FUNCTION(Result, cuDeviceGet, Device* device, int ordinal);
+  NVX_FUNCTION(Result, cuDeviceGetName, char* name, int bytes, Device device);
+  NVX_FUNCTION(Result, cuDeviceGetUuid_v2, Uuid* uuid, Device device);
+  NVX_FUNCTION(Result, cuDeviceGetPCIBusId, char* id, int bytes, Device device);
+  NVX_FUNCTION(Result, cuDeviceTotalMem_v2, size_t* bytes, Device device);
+  NVX_FUNCTION(Result, cuDeviceGetAttribute, int* value, int attribute, Device device);
+  NVX_FUNCTION(Result, cuDeviceCanAccessPeer, int* can, Device device, Device peer);
+  NVX_FUNCTION(Result, cuDevicePrimaryCtxRetain, Context* context, Device device);
+  NVX_FUNCTION(Result, cuCtxPushCurrent_v2, Context context);
+  NVX_FUNCTION(Result, cuCtxPopCurrent_v2, Context* context);
+  NVX_FUNCTION(Result, cuCtxEnablePeerAccess, Context peer, unsigned flags);
+  NVX_FUNCTION(Result, cuMemGetAllocationGranularity, size_t* bytes, const AllocationProperties* properties,
+               int option);
+  NVX_FUNCTION(Result, cuMemCreate, Allocation* memory, size_t bytes, const AllocationProperties* properties,
+               unsigned long long flags);
+  NVX_FUNCTION(Result, cuMemRelease, Allocation memory);
+  NVX_FUNCTION(Result, cuMemAddressReserve, Pointer* at, size_t bytes, size_t alignment, Pointer wish,
+               unsigned long long flags);
+  NVX_FUNCTION(Result, cuMemAddressFree, Pointer at, size_t bytes);
+  NVX_FUNCTION(Result, cuMemMap, Pointer at, size_t bytes, size_t offset, Allocation memory, unsigned long long flags);
+  NVX_FUNCTION(Result, cuMemUnmap, Pointer at, size_t bytes);
+  NVX_FUNCTION(Result, cuMemSetAccess, Pointer at, size_t bytes, const Access* access, size_t count);
+  NVX_FUNCTION(Result, cuMemExportToShareableHandle, void* handle, Allocation memory, int type,
+               unsigned long long flags);
+  NVX_FUNCTION(Result, cuMemImportFromShareableHandle, Allocation* memory, void* handle, int type);
+  NVX_FUNCTION(Result, cuMemAlloc_v2, Pointer* at, size_t bytes);
+  NVX_FUNCTION(Result, cuMemFree_v2, Pointer at);
+  NVX_FUNCTION(Result, cuMemGetAddressRange_v2, Pointer* begin, size_t* bytes, Pointer at);
+  NVX_FUNCTION(Result, cuIpcGetMemHandle, IpcHandle* handle, Pointer at);
+  NVX_FUNCTION(Result, cuIpcOpenMemHandle_v2, Pointer* at, IpcHandle handle, unsigned flags);
+  NVX_FUNCTION(Result, cuIpcCloseMemHandle, Pointer at);
+  NVX_FUNCTION(Result, cuMemHostRegister_v2, void* memory, size_t bytes, unsigned flags);
+  NVX_FUNCTION(Result, cuMemHostUnregister, void* memory);
+  NVX_FUNCTION(Result, cuMemHostGetDevicePointer_v2, Pointer* at, void* memory, unsigned flags);
+  NVX_FUNCTION(Result, cuStreamCreate, Stream* stream, unsigned flags);
+  NVX_FUNCTION(Result, cuStreamDestroy_v2, Stream stream);
+  NVX_FUNCTION(Result, cuStreamQuery, Stream stream);
+  NVX_FUNCTION(Result, cuMemcpyAsync, Pointer to, Pointer from, size_t bytes, Stream stream);
+  NVX_FUNCTION(Result, cuMemsetD8Async, Pointer to, unsigned char value, size_t count, Stream stream);
+  NVX_FUNCTION(Result, cuThreadExchangeStreamCaptureMode, int* mode);
 };
 
 }  // namespace nvx::cuda

@@ -81,8 +81,8 @@ template <class Result>
 Result call_or_throw(const std::string& what, const Deadline& deadline, std::function<Result()> work) {
   try {
     if (auto result = call_on_thread(std::move(work), deadline)) return *std::move(result);
-  } catch (const std::system_error&) {
-    throw Error(Code::kSystem, "nvx: " + what + ": cannot start a thread for it");
+  } catch (const std::system_error& error) {
+    throw system_error("cannot start a thread for " + what, error.code().value());
   }
   throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
 }
@@ -144,8 +144,8 @@ class CreatedOnce {
   void begin(const std::string& what, const std::function<std::unique_ptr<T>()>& make) {
     try {
       const ThreadCall<bool> call([state = state_, make]() mutable { return state->finish(std::move(make)), true; });
-    } catch (const std::system_error&) {
-      throw Error(Code::kSystem, "nvx: " + what + ": cannot start a thread for it");
+    } catch (const std::system_error& error) {
+      throw system_error("cannot start a thread for " + what, error.code().value());
     }
     state_->making = true;
     state_->late = false;

@@ -41,7 +41,8 @@ void Meeting::introduce() {
     const DeviceCard& other = cards_[r];
     if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
       throw Error(Code::kMismatch,
-                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
+                  "nvx: " + options_.name(int(r)) + " describes its GPU as another version of nvx does",
+                  "have all ranks use the same nvx");
   }
   share_.agreement_ = agree_on_kind(cards_, options_.name);
 }
@@ -73,7 +74,7 @@ Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   if (!wrote.fine()) {
     hung_ = hung_ || wrote.state == PairState::kHung;
     throw Error(Code::kSystem, "nvx: GPU " + std::to_string(options_.device) +
-                                   " does not get through with a copy to its own memory: " + wrote.why);
+                                   " cannot complete a copy to its own memory: " + wrote.why);
   }
   if (kind == ShareKind::kFabric || kind == ShareKind::kIpc)
     offer.handle = ask_own<HandleBytes>("exporting memory", [region] { return region->export_handle(); });

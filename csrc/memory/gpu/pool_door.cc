@@ -48,7 +48,7 @@ PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd
   PoolAnswer answer;
   if (!receive_packet(guest.get(), &answer, sizeof answer, {fd, 1}))
     throw Error(Code::kPeerDied, "nvx: it ended before it answered");
-  if (answer.magic != PoolAnswer::kMagic) throw Error(Code::kMismatch, "nvx: it answers what another version would");
+  if (answer.magic != PoolAnswer::kMagic) throw Error(Code::kMismatch, "nvx: it runs another version of nvx");
   if (answer.state != PoolAnswer::kHere) throw Error(Code::kPeerFailed, "nvx: it says: " + text_of(answer.said));
   return answer;
 }

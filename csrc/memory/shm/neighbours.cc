@@ -232,7 +232,8 @@ std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
   Fd memfd, pidfd;
   if (!receive_introduction(visit.socket.get(), &introduction, &memfd, &pidfd) || introduction.id != visit.want.id) {
     throw Error(Code::kPeerDied,
-                "nvx: " + name_of(visit.want) + " ended, or sent something else than its shared memory, during set-up");
+                "nvx: " + name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",
+                "see its log");
   }
   return neighbours_.adopt(
       std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(pidfd), visit.want.pid));
@@ -247,10 +248,10 @@ void Doorway::end_as_late(const std::vector<Visit>& open) const {
     full = full || !visit.socket;
   }
   const std::string advice =
-      "see what it does, whether it is stopped or swapped out; is the timeout long enough "
-      "(init_process_group(timeout=))?";
-  throw Error(Code::kTimeout, "nvx: no shared memory was handed over in time by " + missing,
-              full ? advice + " Does another user of this host flood the sockets @nvx-* (ss -xl)?" : advice);
+      "check whether it is stopped or swapped out, and whether the timeout is long enough "
+      "(init_process_group(timeout=))";
+  throw Error(Code::kTimeout, "nvx: the shared memory of these processes did not arrive in time: " + missing,
+              full ? advice + ". Does another user of this host flood the sockets @nvx-* (ss -xl)?" : advice);
 }
 
 }  // namespace nvx

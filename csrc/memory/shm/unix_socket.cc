@@ -102,7 +102,8 @@ void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers*
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
     Fd guest(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
-      throw system_error("cannot let in another process of this host");  // it would wait until its timeout
+      throw system_error(
+          "cannot accept a connection of another process of this host");  // it would wait until its timeout
     if (!guest) return;
     uid_t user = 0;
     if (!user_of(guest.get(), &user)) continue;
@@ -156,7 +157,7 @@ bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
   }
   if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds) {  // the message had room
     errno = EMFILE;
-    throw system_error("cannot take the memory that another process of this host shares");
+    throw system_error("cannot receive the memory of another process of this host");
   }
   return got == ssize_t(bytes);
 }

@@ -181,7 +181,7 @@ UcxLink::UcxLink(const std::string& met_at)
     param.cb = callback;
     param.arg = this;
     if (ucx_.worker_set_am_recv_handler(worker_->get(), &param) != UCS_OK)
-      throw Error(Code::kSystem, "nvx: UCX takes no handler of active messages");
+      throw Error(Code::kSystem, "nvx: UCX refuses a handler for active messages");
   };
   handle(kMessage, on_message);
   handle(kSign, on_sign);

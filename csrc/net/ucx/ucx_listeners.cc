@@ -175,7 +175,7 @@ void take_connections_away(const std::vector<Listener>& listeners) {
     });
     if (!has_connections(listeners)) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
-    if (deadline.passed(Clock::now())) refuse("connections that nvx does not want do not end");
+    if (deadline.passed(Clock::now())) refuse("connections from before the filter do not end");
   }
 }
 
@@ -201,7 +201,7 @@ bool is_everybody(const std::set<AddressPrefix>& admitted) {
 UcxListeners::UcxListeners() {
   const auto allowed = parse_prefixes(config().allow_from);
   if (!allowed) {
-    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is no list of addresses",
+    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is not a list of addresses",
                 "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
   }
   admitted_.insert(allowed->begin(), allowed->end());
@@ -253,8 +253,8 @@ void UcxListeners::attach(const std::set<AddressPrefix>& admitted) {
     if (!own) refuse(std::string("nvx gets no descriptor for a socket (") + std::strerror(errno) + ")");
     const std::optional<size_t> prefixes = let_in(own.get(), wanted);
     if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
-    NVX_LOG(kInfo, "port %u takes connections from %zu prefixes of addresses, which hold the %zu of this job",
-            listener.port, *prefixes, wanted.size());
+    NVX_LOG(kInfo, "TCP port %u admits %zu prefixes, which hold the %zu addresses of this job", listener.port,
+            *prefixes, wanted.size());
   }
 }
 

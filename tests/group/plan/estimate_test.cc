@@ -7,8 +7,8 @@
 #include "group/device_explain.h"
 #include "group/plan/alternatives.h"
 #include "support/simulate.h"
-#include "support/traffic.h"
 #include "support/sizes.h"
+#include "support/traffic.h"
 
 namespace nvx::test {
 namespace {

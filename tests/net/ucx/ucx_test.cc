@@ -454,7 +454,7 @@ TEST_F(Ucx, SaysThatSettingsLeaveNoWayToOtherHosts) {
     } catch (const Error& error) {
       what = error.what();
     }
-    EXPECT_NE(what.find(std::string("no way to other hosts with ") + variable + "=" + value), what.npos) << what;
+    EXPECT_NE(what.find(std::string("no transport to other hosts with ") + variable + "=" + value), what.npos) << what;
     EXPECT_NE(what.find("; this host has "), what.npos) << what;
   }
 }
