@@ -16,6 +16,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/log.h"
 #include "base/per_process.h"
 #include "memory/shm/handout.h"
 #include "memory/shm/unix_socket.h"
@@ -45,8 +46,9 @@ bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd*
 }
 
 /// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
-/// process is not visible.
+/// process is not visible (0).
 std::string stat_of(pid_t pid) {
+  if (pid == 0) return "";
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const size_t name_end = stat.rfind(')');
@@ -92,30 +94,30 @@ Fd open_pidfd(pid_t pid) {
 
 }  // namespace
 
-Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
-    : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid) {}
+Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid, pid_t pid_here)
+    : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid), pid_here_(pid_here) {
+  if (!pidfd_ && pid_here_ == 0) {
+    NVX_LOG(kWarn,
+            "nvx cannot notice the end of process %d: it is in another pid namespace, and pidfd_open is not available "
+            "there. Permit pidfd_open, or run all ranks of a host in one pid namespace",
+            int(pid_));
+  }
+}
 
 bool Neighbour::dead() const {
   // A kernel or a sandbox without pidfds: an unreaped process still has an entry in the process table.
-  if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || ending().known();
+  if (!pidfd_) return pid_here_ != 0 && ((kill(pid_here_, 0) != 0 && errno == ESRCH) || ending().known());
   pollfd ask{pidfd_.get(), POLLIN, 0};
   return poll(&ask, 1, 0) == 1;
 }
 
 bool Neighbour::stopped() const {
-  pid_t pid = pid_;
-  if (pidfd_) {  // its pid in this process's namespace
-    std::ifstream info("/proc/self/fdinfo/" + std::to_string(pidfd_.get()));
-    std::string field;
-    while (info >> field && field != "Pid:") continue;
-    if (!(info >> pid)) return false;
-  }
-  const std::string stat = pid > 0 ? stat_of(pid) : "";
+  const std::string stat = stat_of(pid_here_);
   return stat.starts_with('T') || stat.starts_with('t');
 }
 
 Ending Neighbour::ending() const {
-  std::optional<int> status = status_of_unreaped(pid_);
+  std::optional<int> status = status_of_unreaped(pid_here_);
   if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
   if (!status) return {};
   if (WIFSIGNALED(*status)) return {Ending::How::kKilled, WTERMSIG(*status)};
@@ -235,8 +237,8 @@ std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
                 "nvx: " + name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",
                 "see its log");
   }
-  return neighbours_.adopt(
-      std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(pidfd), visit.want.pid));
+  return neighbours_.adopt(std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(pidfd),
+                                                       visit.want.pid, listener_of(visit.socket.get())));
 }
 
 void Doorway::end_as_late(const std::vector<Visit>& open) const {

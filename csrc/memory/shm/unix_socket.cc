@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "base/error.h"
@@ -34,13 +36,30 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-/// The user of the process at the other end. Returns false if the kernel does not tell.
-bool user_of(int socket, uid_t* user) {
+constexpr uid_t kNobodyKnown = uid_t(-1);  ///< no process has it
+
+/// Whether the user namespace maps this process's user. The kernel reports all users that it does not map by one number
+/// (overflowuid), so a peer with that number may be of any user.
+bool knows_own_user() {
+  uint64_t own = geteuid(), overflow = 0, first = 0, outside = 0, count = 0;
+  if (!(std::ifstream("/proc/sys/kernel/overflowuid") >> overflow)) overflow = 65534;
+  std::ifstream map("/proc/self/uid_map");
+  if (own != overflow || !map) return true;  // a kernel without user namespaces has no map
+  while (map >> first >> outside >> count) {
+    if (own - first < count) return true;
+  }
+  return false;
+}
+
+/// Whether a process of this user may receive memory.
+bool is_own(uid_t user) { return user == geteuid() && knows_own_user(); }
+
+/// The process at the other end, its pid and user in this process's namespaces.
+ucred peer_of(int socket) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  *user = peer.uid;
-  return true;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return {0, kNobodyKnown, gid_t(-1)};
+  return peer;
 }
 
 }  // namespace
@@ -52,6 +71,12 @@ std::string fresh_socket_name() {
 }
 
 Fd listen_on(const std::string& name) {
+  if (!knows_own_user()) {
+    throw Error(Code::kSystem,
+                "nvx: the user namespace of this process does not map its user (uid " + std::to_string(geteuid()) +
+                    "), so nvx cannot tell its own processes from those of other users",
+                "map the user (/proc/self/uid_map), or run as a user that is mapped");
+  }
   Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener) throw system_error("cannot make a Unix socket");
   socklen_t length = 0;
@@ -69,11 +94,12 @@ Fd connect_to(const std::string& name) {
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
   if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
-  uid_t user = 0;
-  if (user_of(guest.get(), &user) && user == geteuid()) return guest;
+  if (is_own(peer_of(guest.get()).uid)) return guest;
   errno = EPERM;
   return {};
 }
+
+pid_t listener_of(int socket) { return peer_of(socket).pid; }
 
 bool backlog_is_full() { return errno == EAGAIN; }
 
@@ -105,11 +131,10 @@ void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers*
       throw system_error(
           "cannot accept a connection of another process of this host");  // it would wait until its timeout
     if (!guest) return;
-    uid_t user = 0;
-    if (!user_of(guest.get(), &user)) continue;
-    if (user == geteuid()) {
+    const uid_t user = peer_of(guest.get()).uid;
+    if (is_own(user)) {
       take(std::move(guest));
-    } else if (strangers) {
+    } else if (strangers && user != kNobodyKnown) {
       ++strangers->count;
       strangers->last_user = user;
     }
