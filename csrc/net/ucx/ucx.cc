@@ -209,7 +209,8 @@ std::string UcxLink::why_unheard(PeerId id) {
   const Peer* peer = find(id);
   if (!usable() || !peer || peer->their_turn != 0) return "";
   const bool in_vain = peer->turn != 0 && !peer->reached;
-  return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped());
+  return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped()) +
+         worker_->listeners().why_closed();
 }
 
 void UcxLink::forget(PeerId id) {
@@ -541,7 +542,7 @@ bool UcxLink::tell() {
 /// UCX handles a broken connection in the calls after the one that noticed it. That call does not count as progress,
 /// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
-  worker_->listeners().look_for_strangers();
+  worker_->listeners().look_around();
   if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
   if (!usable()) return true;
   return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;

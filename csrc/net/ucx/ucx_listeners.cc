@@ -267,12 +267,21 @@ uint64_t UcxListeners::dropped() const {
   return dropped;
 }
 
-void UcxListeners::look_for_strangers() {
+std::string UcxListeners::why_closed() const {
+  const auto is_open = [](const Listener& listener) { return is_still(listener.fd, listener); };
+  if (std::ranges::all_of(listeners_, is_open)) return "";
+  return "; UCX has closed the socket at which ranks connect to this process, because the process had no free "
+         "descriptor for a connection: raise the limit (ulimit -n)";
+}
+
+void UcxListeners::look_around() {
   constexpr std::chrono::seconds kBetween{1};
-  if (warned_ || listeners_.empty() || Clock::now() < next_look_) return;
+  if (listeners_.empty() || Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kBetween;
-  if (dropped() == 0) return;
-  warned_ = true;
+  if (const std::string closed = why_closed(); !closed.empty() && !std::exchange(warned_of_end_, true))
+    NVX_LOG(kWarn, "ranks that have no connection to this process yet cannot connect%s", closed.c_str());
+  if (warned_of_strangers_ || dropped() == 0) return;
+  warned_of_strangers_ = true;
   NVX_LOG(
       kWarn,
       "packets to the TCP port of this process were dropped: a host at an address that no rank of the job has named "
