@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -43,8 +44,8 @@ constexpr uid_t kNobodyKnown = uid_t(-1);  ///< no process has it
 bool knows_own_user() {
   uint64_t own = geteuid(), overflow = 0, first = 0, outside = 0, count = 0;
   if (!(std::ifstream("/proc/sys/kernel/overflowuid") >> overflow)) overflow = 65534;
+  if (own != overflow || access("/proc/self/uid_map", F_OK) != 0) return true;  // a kernel without user namespaces
   std::ifstream map("/proc/self/uid_map");
-  if (own != overflow || !map) return true;  // a kernel without user namespaces has no map
   while (map >> first >> outside >> count) {
     if (own - first < count) return true;
   }
