@@ -8,6 +8,8 @@
 #include <functional>
 #include <tuple>
 
+#include "base/words.h"
+
 namespace nvx {
 namespace {
 
@@ -27,13 +29,13 @@ AddressPrefix cut(AddressPrefix prefix, unsigned bits) {
   return prefix;
 }
 
-/// The longest prefix that holds two of the same version of IP.
+/// The longest prefix that holds two prefixes of the same IP version.
 AddressPrefix joined(const AddressPrefix& a, const AddressPrefix& b) {
   const unsigned common = bits_in_common(a.address, b.address) - a.begin();
   return cut(a, std::min({common, unsigned(a.bits), unsigned(b.bits)}));
 }
 
-/// How many bits two neighbours have in common, counted alike for both versions of IP; -1 where these differ.
+/// The number of bits that two prefixes have in common, of 128; -1 if their IP versions differ.
 int closeness(const AddressPrefix& a, const AddressPrefix& b) {
   if (a.family != b.family) return -1;
   return int(a.begin()) + joined(a, b).bits;
@@ -44,7 +46,7 @@ bool are_whole(const AddressPrefix& a, const AddressPrefix& b) {
   return a.holds(b) || (a.family == b.family && a.bits == b.bits && joined(a, b).bits + 1 == a.bits);
 }
 
-/// Joins neighbours in a sorted list, and what that makes neighbours.
+/// Joins neighbours in a sorted list, also those that become neighbours by that.
 template <class Together>
 void join(std::vector<AddressPrefix>& prefixes, Together together) {
   std::vector<AddressPrefix> kept;
@@ -96,17 +98,11 @@ bool AddressPrefix::holds(const AddressPrefix& other) const {
          bits_in_common(address, other.address) >= begin() + unsigned(bits);
 }
 
-std::optional<std::vector<AddressPrefix>> parse_prefixes(std::string_view list) {
-  constexpr std::string_view kBlanks = " \t";
+std::optional<std::vector<AddressPrefix>> parse_prefixes(const std::string& list) {
   std::vector<AddressPrefix> prefixes;
-  while (!list.empty()) {
-    const size_t comma = std::min(list.find(','), list.size());
-    std::string_view one = list.substr(0, comma);
-    list.remove_prefix(std::min(comma + 1, list.size()));
-    one.remove_prefix(std::min(one.find_first_not_of(kBlanks), one.size()));
-    one = one.substr(0, one.find_last_not_of(kBlanks) + 1);
+  for (const std::string& one : items(list)) {
     if (one.empty()) continue;
-    const std::optional<AddressPrefix> prefix = AddressPrefix::parse(std::string(one));
+    const std::optional<AddressPrefix> prefix = AddressPrefix::parse(one);
     if (!prefix) return std::nullopt;
     prefixes.push_back(*prefix);
   }
@@ -118,7 +114,7 @@ std::vector<AddressPrefix> merged(std::vector<AddressPrefix> prefixes, size_t mo
     return std::tie(a.family, a.address, a.bits) < std::tie(b.family, b.address, b.bits);
   });
   join(prefixes, are_whole);
-  most = std::max<size_t>(most, 2);  // one of each version
+  most = std::max<size_t>(most, 2);  // one of each IP version
   if (prefixes.size() <= most) return prefixes;
   std::vector<int> common;
   for (size_t i = 0; i + 1 < prefixes.size(); ++i) common.push_back(closeness(prefixes[i], prefixes[i + 1]));

@@ -5,15 +5,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace nvx {
 
-/// An address of IPv6, or one of IPv4 mapped into it (::ffff:10.0.0.7).
+/// An IPv6 address, or an IPv4 address mapped into one (::ffff:10.0.0.7).
 using AddressBytes = std::array<uint8_t, 16>;
 
-/// All addresses of one version of IP that share their first bits: 10.0.0.0/24, or one address alone.
+/// The addresses of one IP version that share their first bits: 10.0.0.0/24, or a single address.
 struct AddressPrefix {
   AddressBytes address{};  ///< the bits behind the prefix are 0
   uint8_t family = 0;      ///< 4 or 6
@@ -24,16 +23,16 @@ struct AddressPrefix {
   /// "10.0.0.7", "10.0.0.0/24", "fd00::/8".
   static std::optional<AddressPrefix> parse(const std::string& text);
   std::string text() const;
-  /// Where its bits begin in the address: behind what maps IPv4 into IPv6.
+  /// The first bit of the prefix in `address`: IPv4 follows the 96 bits of its mapping.
   unsigned begin() const { return family == 4 ? 96 : 0; }
   bool holds(const AddressPrefix& other) const;
 };
 
-/// Those of a list with commas, as NVX_ALLOW_FROM has it; nothing if any of it is none.
-std::optional<std::vector<AddressPrefix>> parse_prefixes(std::string_view list);
+/// The prefixes of a list with commas, such as NVX_ALLOW_FROM. Returns nothing if any item is not a prefix.
+std::optional<std::vector<AddressPrefix>> parse_prefixes(const std::string& list);
 
-/// At most so many prefixes (or two) that hold all addresses of these, in ascending order. They hold nothing else as
-/// long as that suffices; then those are joined first that have the most bits in common.
+/// At most `most` prefixes (at least 2) that together hold all addresses of these, in ascending order. If that takes
+/// further addresses, the prefixes with the most bits in common are joined first.
 std::vector<AddressPrefix> merged(std::vector<AddressPrefix> prefixes, size_t most);
 
 }  // namespace nvx

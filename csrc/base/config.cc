@@ -9,7 +9,6 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "base/address_prefix.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/words.h"
 
 namespace nvx {
 namespace {
@@ -83,16 +83,6 @@ std::string text(const Variable& v) {
 }
 
 std::string text(const char* name) { return text(row(name)); }
-
-/// The items of a comma-separated list, without the blanks around them.
-std::vector<std::string> items(const std::string& list) {
-  std::vector<std::string> all;
-  std::istringstream words(list);
-  for (std::string one; std::getline(words >> std::ws, one, ',');) {
-    all.push_back(one.substr(0, one.find_last_not_of(" \t") + 1));
-  }
-  return all;
-}
 
 /// The accepted word that equals `set` in any case, or nothing.
 std::optional<std::string> as_word(const Variable& v, const std::string& set) {

@@ -30,7 +30,7 @@ void contain(const char* what, Act&& act) {
     if (error) {
       NVX_LOG(kWarn, "%s threw an exception, which nvx does not pass on: %s", what, error->what());
     } else {
-      NVX_LOG(kWarn, "%s threw an exception that is no std::exception, which nvx does not pass on", what);
+      NVX_LOG(kWarn, "%s threw an exception of an unknown type, which nvx does not pass on", what);
     }
   });
 }

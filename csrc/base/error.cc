@@ -43,8 +43,7 @@ Failure failure_of(const std::exception& thrown) {
   return {.code = Code::kSystem, .cause = without_name(thrown.what())};
 }
 
-Error system_error(const std::string& what) {
-  const int error = errno;
+Error system_error(const std::string& what, int error) {
   return Error(Code::kSystem, "nvx: " + what + ": " + std::strerror(error), advice_for(error));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cerrno>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -56,8 +57,8 @@ inline Status met_in(const Status& status, const std::string& context) { return 
 /// Converts an exception into a `Failure`. An exception that is not an nvx::Error becomes `kSystem`.
 Failure failure_of(const std::exception& thrown);
 
-/// The Error for a system call that has just failed: "nvx: <what>: <strerror(errno)>", with advice that fits `errno`.
-Error system_error(const std::string& what);
+/// The Error for a system call that has failed: "nvx: <what>: <strerror(error)>", with advice that fits.
+Error system_error(const std::string& what, int error = errno);
 
 }  // namespace nvx
 

@@ -2,6 +2,9 @@
 
 #include <pthread.h>
 
+#include <atomic>
+#include <cstdint>
+
 namespace nvx {
 
 /// The one T of this process. A forked child gets a new one, because the parent's may have been locked at the fork. It
@@ -12,6 +15,16 @@ T& of_this_process() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { here = new T; });
   (void)kRegistered;
   return *here;
+}
+
+/// A number that increases by one in each forked child, once it has been asked for. It shows the child which objects
+/// were made before the fork and belong to the parent.
+inline uint32_t fork_generation() {
+  static std::atomic<uint32_t> forks{0};
+  static const int kRegistered =
+      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  (void)kRegistered;
+  return forks.load(std::memory_order_relaxed);
 }
 
 }  // namespace nvx

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <sstream>
 
 namespace nvx {
 namespace {
@@ -24,6 +25,21 @@ size_t character_at(const std::string& text, size_t at) {
 
 }  // namespace
 
+std::vector<std::string> items(const std::string& list) {
+  std::vector<std::string> all;
+  std::istringstream words(list);
+  for (std::string one; std::getline(words >> std::ws, one, ',');) {
+    all.push_back(one.substr(0, one.find_last_not_of(" \t") + 1));
+  }
+  return all;
+}
+
+std::string joined(const std::vector<std::string>& names, const std::string& between) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : between) + name;
+  return text;
+}
+
 std::string seconds(double span) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f s", span);
@@ -31,6 +47,11 @@ std::string seconds(double span) {
 }
 
 std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }
+
+std::string how_long(const Deadline& deadline) {
+  const auto span = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - deadline.start);
+  return std::to_string(span.count()) + " ms";
+}
 
 std::string printable(std::string text) {
   for (size_t at = 0; at < text.size();) {

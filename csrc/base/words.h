@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 
@@ -11,10 +12,17 @@ namespace nvx {
 /// become '?', control characters become blanks.
 std::string printable(std::string text);
 
+/// The items of a list with commas, without the blanks around them.
+std::vector<std::string> items(const std::string& list);
+/// "eth0, eth1"
+std::string joined(const std::vector<std::string>& names, const std::string& between = ", ");
+
 /// "1.50 s"
 std::string seconds(double span);
 /// The time since an operation began.
 std::string seconds(const Deadline& deadline);
+/// The length of a deadline: "2000 ms".
+std::string how_long(const Deadline& deadline);
 
 /// The advice where the cause lies with another rank; rank: "rank 3".
 inline std::string see_log_of(const std::string& rank) { return "see the log of " + rank; }

@@ -51,7 +51,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
 void Group::unmake() {
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());
-    port->on_mail([] {});
+    port->mail().on_news([] {});
     port->on_failure([](const net::GroupPort::Told&) {});
   }
   mailbox_.reset();

@@ -45,19 +45,19 @@ void MonitoredBarrier::open_turn(Stamp turn) {
   kernel::PadHeader& own = members_.own_pad().header();
   signal(own.monitored_in.flag, turn);
   ring(own.monitored_out.flag);
-  tell_other_hosts(&net::GroupPort::monitor_in, turn);
+  tell_other_hosts(net::Kind::kMonitorIn, turn);
 }
 
 void MonitoredBarrier::end_turn(Stamp turn) {
   signal(members_.own_pad().header().monitored_out.flag, turn);
-  tell_other_hosts(&net::GroupPort::monitor_out, turn);
+  tell_other_hosts(net::Kind::kMonitorOut, turn);
 }
 
-void MonitoredBarrier::tell_other_hosts(void (net::GroupPort::*tell)(int rank, uint64_t turn), Stamp turn) {
+void MonitoredBarrier::tell_other_hosts(net::Kind what, Stamp turn) {
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
   for (int r = 1; r < members_.size(); ++r) {
-    if (members_.local_rank_of(r) < 0) (core_.port.get()->*tell)(r, turn);
+    if (members_.local_rank_of(r) < 0) core_.port->send(r, {what, turn});
   }
 }
 
@@ -121,7 +121,7 @@ MonitoredBarrier::Turns MonitoredBarrier::turns_of(int rank) const {
 void MonitoredBarrier::join_turn(Stamp turn) {
   if (members_.local_rank_of(0) >= 0) return signal(members_.own_pad().header().monitored_in.flag, turn);
   MutexLock lock(core_.port->mutex());
-  core_.port->monitor_in(0, turn);
+  core_.port->send(0, {net::Kind::kMonitorIn, turn});
 }
 
 /// Waits until the turns of a rank are as said, unless it is a rank of another host that is lost. Rank 0 waits for

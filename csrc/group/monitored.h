@@ -32,7 +32,7 @@ class MonitoredBarrier {
   Status follow_rank_0(const std::string& me, const WaitRules& rules);
   void open_turn(Stamp turn);
   void end_turn(Stamp turn);
-  void tell_other_hosts(void (net::GroupPort::*tell)(int rank, uint64_t turn), Stamp turn);
+  void tell_other_hosts(net::Kind what, Stamp turn);
   Status missing_ranks(const std::vector<int>& missing, bool all, const std::string& me,
                        const Deadline& deadline) const;
   Waited check_in(const WaitRules& rules);

@@ -59,7 +59,7 @@ void ScheduleRun::take_early() {
   port_.mutex().held_by_caller();
   for (uint32_t i = first_; i != behind_; ++i) {
     Flight& flight = flights_[i % kMaxDepth];
-    if (std::exchange(flight.early, false)) port_.offer_early(*this, rank_of(flight.step.recv_from), flight.in_number);
+    if (std::exchange(flight.early, false)) port_.flow().offer(*this, rank_of(flight.step.recv_from), flight.in_number);
   }
 }
 
@@ -151,9 +151,8 @@ bool ScheduleRun::post(Flight& flight) {
   const size_t total = flight.step.send.bytes, segment = port_.messenger().segment_bytes();
   do {
     const size_t bytes = std::min(segment, total - flight.posted);
-    if (!port_.take_credit(rank, bytes)) return false;
-    MessageHeader header;
-    header.kind = flight.posted == 0 ? Kind::kFirst : Kind::kNext;
+    if (!port_.flow().take_credit(rank, bytes)) return false;
+    MessageHeader header(flight.posted == 0 ? Kind::kFirst : Kind::kNext);
     header.op = args_.op;
     header.run = args_.run;
     header.message = flight.out_number;
@@ -301,7 +300,7 @@ std::vector<int> ScheduleRun::unheard() const {
     const Flight& flight = flights_[i % kMaxDepth];
     if (flight.received_all) continue;
     const int rank = rank_of(flight.step.recv_from);
-    if (!port_.has_called(rank, args_.op) && std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
+    if (!port_.calls().has_called(rank, args_.op) && std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
       ranks.push_back(rank);
   }
   return ranks;
@@ -318,7 +317,7 @@ void ScheduleRun::look() {
     if (looks_ % kLooksBetweenLabels == 0) port_.show_label(rank, args_.op);
   }
   ++looks_;
-  if (const auto clash = port_.clash(args_.op)) refuse(Verdict::mismatch(clash->first, clash->second));
+  if (const auto clash = port_.calls().clash(args_.op)) refuse(Verdict::mismatch(clash->rank, clash->label));
 }
 
 /// The number of segments that the link reads or writes.

@@ -1,22 +1,23 @@
 #pragma once
 
-#include <compare>
 #include <functional>
-#include <map>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "base/failure_note.h"
+#include "net/call_labels.h"
+#include "net/liveness.h"
+#include "net/mail.h"
 #include "net/messenger.h"
-#include "net/rendezvous.h"
+#include "net/segment_flow.h"
 
 namespace nvx::net {
 
 class ScheduleRun;
 
-/// A group's end of the messenger, for one of its ranks: its peers, its open runs, early segments, and mail. The
-/// messenger's lock guards all of it, and the caller must hold that lock; failed() may be called without it.
+/// A group's end of the messenger, for one of its ranks: its peers, its open runs, its failure, and the monitored
+/// barrier. The messenger's lock guards all of it, and the caller must hold that lock; failed() may be called without
+/// it.
 class GroupPort {
  public:
   /// The end of a rank.
@@ -36,72 +37,45 @@ class GroupPort {
     int by = kNobody;
     Failure failure;
   };
-  /// A message for the mailbox: an announcement, or an answer to one.
-  struct MailMessage {
-    Kind kind;
-    int from;
-    uint64_t value;
-    MailHead head;
-    std::vector<std::byte> body;
-  };
 
   GroupPort(std::shared_ptr<Messenger> messenger, uint64_t group, int rank, int size);
   ~GroupPort();
-  GroupPort(const GroupPort&) = delete;
-  GroupPort& operator=(const GroupPort&) = delete;
 
   Messenger& messenger() { return *messenger_; }
   /// The messenger's lock, which guards all of this.
   Mutex& mutex() RETURN_CAPABILITY(messenger_->mutex()) { return messenger_->mutex(); }
-  int rank() const { return rank_; }
+  CallLabels& calls() { return calls_; }
+  SegmentFlow& flow() { return flow_; }
+  Mail& mail() { return mail_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(messenger_->mutex());
-  /// Records this rank's number in the whole job; see Messenger::meet().
-  void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing, std::string known_as)
-      REQUIRES(messenger_->mutex()) {
-    messenger_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing), std::move(known_as));
-  }
   /// Stops sending and receiving. Peers that ask for the group are told that it is gone.
   void leave() REQUIRES(messenger_->mutex());
-
-  // --- runs
-  void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
-  void close(ScheduleRun& run) REQUIRES(messenger_->mutex());
-  /// Passes the segments to a run that arrived before their step had begun.
-  void offer_early(ScheduleRun& run, int from, uint16_t message) REQUIRES(messenger_->mutex());
-  /// Records the operation that begins and its label. The last few are kept for peers that ask.
-  void begin_operation(uint32_t op, const Label& label) REQUIRES(messenger_->mutex());
-  /// Sends this rank's label of an operation to a rank that is waited for. If that rank calls something else, both
-  /// ranks learn of it.
-  enum class Asks { kYes, kNo };
-  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(messenger_->mutex());
-  bool has_called(int rank, uint32_t op) const REQUIRES(messenger_->mutex()) {
-    return int32_t(ranks_[size_t(rank)].called - op) >= 0;
-  }
-  /// A rank whose label of this operation differs from this rank's, and its label.
-  std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(messenger_->mutex());
-  /// This rank's label of an operation, if it is one of the last ones.
-  std::optional<Label> called_here(uint32_t op) const REQUIRES(messenger_->mutex());
-  /// Ends all operations before `op`. Messages for them that still arrive are late or a mismatch.
-  void end_operation(uint32_t op) REQUIRES(messenger_->mutex());
-  /// A label that arrived for an operation which has ended here. It may differ from this rank's label.
-  struct LateLabel {
-    int rank;  ///< that sent it
-    uint32_t op;
-    Label label;
-  };
-  std::optional<LateLabel> late_label() REQUIRES(messenger_->mutex());
-  /// Whether a segment of this size may be sent to a rank now; if so, it counts as sent. Unacknowledged cost is bounded
-  /// by kCredit; each segment costs kSegmentCost beside its bytes. While less than kCreditStep is unacknowledged, one
-  /// segment of any length may go.
-  bool take_credit(int rank, size_t bytes) REQUIRES(messenger_->mutex());
-  void acknowledge(int rank, size_t bytes) REQUIRES(messenger_->mutex());
-  void send(int rank, MessageHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
-            Sender* sender, uint64_t cookie) REQUIRES(messenger_->mutex());
+  /// As Messenger::send(), to a rank. A rank whose address is unknown counts as lost.
+  void send(int rank, MessageHeader header, std::span<const std::byte> behind = {},
+            std::span<const std::byte> body = {}, Sender* sender = nullptr, uint64_t cookie = 0)
+      REQUIRES(messenger_->mutex());
   /// Sends a ping to the rank.
   void ask(int rank) REQUIRES(messenger_->mutex());
   /// Closes the connection to a rank, so that the link releases buffers of a failed operation.
-  void disconnect(int rank) REQUIRES(messenger_->mutex());
+  void disconnect(int rank, const char* why = "a failed operation still had messages to it in flight")
+      REQUIRES(messenger_->mutex());
+  /// The peer number of a rank, or nothing if there is no such rank or its address is unknown.
+  std::optional<PeerId> process_of(int rank) const REQUIRES(messenger_->mutex()) {
+    return size_t(rank) < ranks_.size() ? ranks_[size_t(rank)].peer : std::nullopt;
+  }
+  /// The ranks with which any message, including a ping, was exchanged.
+  std::vector<int> contacts() const REQUIRES(messenger_->mutex());
+
+  // --- runs
+  void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
+  void close(ScheduleRun& run) REQUIRES(messenger_->mutex()) { std::erase(runs_, &run); }
+  /// Sends this rank's label of an operation to a rank that is waited for. If that rank calls something else, both
+  /// ranks learn of it.
+  enum class Asks { kNo, kYes };
+  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(messenger_->mutex());
+  /// Ends all operations before `op`. Messages for them that still arrive are late or a mismatch.
+  void end_operation(uint32_t op) REQUIRES(messenger_->mutex());
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -122,34 +96,11 @@ class GroupPort {
   void tell_trouble(const Failure& what) REQUIRES(messenger_->mutex());
   /// The text of such a report from a rank, or an empty text.
   const std::string& trouble(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].trouble; }
-  /// The peer number of a rank, or nothing if there is no such rank or its address is unknown.
-  std::optional<PeerId> process_of(int rank) const REQUIRES(messenger_->mutex()) {
-    const size_t r = size_t(rank);
-    return r < ranks_.size() && ranks_[r].known ? std::optional(ranks_[r].peer) : std::nullopt;
-  }
-  /// The ranks with which any message, including a ping, was exchanged.
-  std::vector<int> contacts() const REQUIRES(messenger_->mutex());
 
-  // --- monitored barrier
-  void monitor_in(int rank, uint64_t turn) REQUIRES(messenger_->mutex());
-  void monitor_out(int rank, uint64_t turn) REQUIRES(messenger_->mutex());
+  // --- monitored barrier: kMonitorIn and kMonitorOut
   /// The last barrier that a rank has entered (rank 0: begun), and the last one that rank 0 has released.
   uint64_t monitored_in(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].monitored; }
   uint64_t monitored_out() const REQUIRES(messenger_->mutex()) { return monitored_out_; }
-
-  // --- mail
-  /// `notify` is called when there may be mail or a completed transfer, and when the group fails.
-  void on_mail(std::function<void()> notify) REQUIRES(messenger_->mutex()) { notify_ = std::move(notify); }
-  /// The next mail message, in the order of arrival.
-  std::optional<MailMessage> next_mail() REQUIRES(messenger_->mutex());
-  /// These send one message each. grant() also registers the memory to which the message is written.
-  void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(messenger_->mutex());
-  void tell_taken(int rank, const Taken& taken) REQUIRES(messenger_->mutex());
-  void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(messenger_->mutex());
-  /// The large messages in both directions that have been granted.
-  Rendezvous& rendezvous() { return rendezvous_; }
-  /// Releases the memory of all messages, in bounded time.
-  void drop_mail() REQUIRES(messenger_->mutex());
 
   // --- Called by the messenger. place() and dropped() are those of Receiver.
   std::byte* place(const MessageHeader& header, size_t bytes) REQUIRES(messenger_->mutex());
@@ -163,40 +114,16 @@ class GroupPort {
 
  private:
   struct Rank {
-    PeerId peer = 0;
-    bool known = false;  // its address is known
+    std::optional<PeerId> peer{};  // once its address is known
     bool contacted = false;
     bool left = false;
     bool told_trouble = false;
     std::string trouble{};
     uint64_t monitored = 0;
-    uint64_t unacknowledged = 0;  // cost that was sent to it and not acknowledged
-    uint32_t called = 0;          // the last operation that it is known to have called
-    uint64_t kept = 0;            // cost of its early segments
-    uint64_t mail_cost = 0;       // cost of its unread mail
-    uint64_t to_acknowledge = 0;  // cost that was received from it and is not acknowledged yet
-  };
-  /// A segment that arrived before its step began, indexed by its message. With many receivers or slow ranks, thousands
-  /// of segments can wait here.
-  struct Early {
-    struct Message {
-      uint32_t op;
-      uint16_t run;
-      uint32_t from;
-      uint16_t number;
-      auto operator<=>(const Message&) const = default;
-    };
-    MessageHeader header;
-    std::optional<First> first;
-    std::vector<std::byte> body;
   };
 
   void take_segment(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
-  bool keep(int rank, size_t bytes) REQUIRES(messenger_->mutex());
-  void forget_early(const Early& early) REQUIRES(messenger_->mutex());
-  void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(messenger_->mutex());
-  void note_called(const MessageHeader& header) REQUIRES(messenger_->mutex());
   void take_label(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
   void fail(Told told) REQUIRES(messenger_->mutex());
   void pass_trouble(int rank) REQUIRES(messenger_->mutex());
@@ -206,25 +133,18 @@ class GroupPort {
   const int rank_;
   std::vector<Rank> ranks_;
   std::vector<ScheduleRun*> runs_;
-  std::map<Early::Message, std::vector<Early>> early_;
-  uint32_t ended_ = 0;  // operations before this one have ended here
-  std::optional<LateLabel> late_label_;
-  struct Called {
-    uint32_t op = 0;
-    Label label{};
-  };
-  std::array<Called, 16> called_{};  // by op
-  std::optional<std::pair<int, Called>> clash_;
+  CallLabels calls_;
+  SegmentFlow flow_;
+  Mail mail_;
   bool left_ = false;
   std::atomic<bool> failed_{false};
   std::optional<Told> told_;
   std::function<void(const Told&)> hear_;
   std::optional<FailureNote> trouble_;  // of other groups of this process
-
   uint64_t monitored_out_ = 0;
-  std::function<void()> notify_ = [] {};  // may be called with the messenger's lock held
-  std::deque<MailMessage> mail_;
-  Rendezvous rendezvous_{*this, /*notify=*/[this] { notify_(); }};
 };
+
+/// The reason for disconnect() where a rank sends more than this rank can store.
+inline constexpr char kExceedsCredit[] = "it sends more than its credit allows";
 
 }  // namespace nvx::net

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <sstream>
 #include <string_view>
 
 #include "base/config.h"
+#include "base/words.h"
 
 namespace nvx::net {
 namespace {
@@ -54,15 +54,6 @@ int64_t mbits_of(const std::string& name) {
   std::ifstream file(about(name, "speed"));
   int64_t mbits = 0;
   return file >> mbits && mbits > 0 ? mbits : 0;
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) {
-    if (!part.empty()) parts.push_back(part);
-  }
-  return parts;
 }
 
 const char* set_in_environment(const char* name) {
@@ -127,7 +118,7 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
   };
   const bool leaves_out = begins_with('^');
   const bool exact = begins_with('=') || rule.exact;
-  const std::vector<std::string> names = split(std::string(text));
+  const std::vector<std::string> names = items(std::string(text));
   const auto named = [&](const Interface& interface) {
     return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
       return exact ? interface.name == name : interface.name.starts_with(name);
@@ -153,11 +144,11 @@ std::vector<std::string> with_rails(const std::string& towards, std::span<const 
 }
 
 Failure none_named(const InterfaceRule& rule, std::span<const Interface> present) {
-  std::string names;
-  for (const Interface& interface : present) names += (names.empty() ? "" : ", ") + interface.name;
+  std::vector<std::string> names;
+  for (const Interface& interface : present) names.push_back(interface.name);
   const std::string what = std::string(rule.variable) + "=" + rule.text +
                            " names no interface that is up on this host, where there " +
-                           (names.empty() ? "is none" : (present.size() == 1 ? "is " : "are ") + names);
+                           (names.empty() ? "is none" : (present.size() == 1 ? "is " : "are ") + joined(names));
   if (rule.own) return {.code = Code::kInvalid, .cause = what, .advice = "name one of them, or unset it"};
   return {Code::kInvalid, what + "; UCX chooses, as NVX_DEBUG=info tells, unless NVX_SOCKET_IFNAME names one"};
 }

@@ -1,9 +1,6 @@
 #include "net/messenger.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -14,6 +11,7 @@
 #include "base/log.h"
 #include "base/own_thread.h"
 #include "base/per_process.h"
+#include "base/random.h"
 #include "base/words.h"
 #include "net/group_port.h"
 #include "net/ucx/ucx.h"
@@ -24,24 +22,8 @@ namespace {
 constexpr std::chrono::milliseconds kIdleInterval{1000};  ///< the interval of the progress thread when nothing happens
 constexpr std::chrono::milliseconds kActiveFor{20};       ///< the time after the last activity during which it polls
 constexpr std::chrono::milliseconds kActiveInterval{1};   ///< its polling interval then
-constexpr std::chrono::milliseconds kAskInterval{1000};
-
-ProcessId random_id() {
-  ProcessId id = 0;
-  if (getrandom(&id, sizeof id, 0) != ssize_t(sizeof id)) throw system_error("getrandom failed");
-  return id;
-}
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
-
-/// The content of a ping or a pong: its sender, so that the answer can be routed.
-struct PingBody {
-  ProcessId process;
-};
-
-}  // namespace
-
-namespace {
 
 /// Lives until the process ends, because peers may ping this process between two groups.
 struct Home {
@@ -70,14 +52,13 @@ Messenger::Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silen
     : link_(std::move(link)),
       segment_bytes_(link_->segment_bytes()),
       between_looks_(link_->between_looks()),
-      silence_(silence),
-      process_(random_id()) {
+      process_(random_value<ProcessId>()),
+      liveness_(*this, silence) {
   link_->listen(*this);
   try {
     progress_thread_ = std::thread([this] { run_progress_thread(); });
   } catch (const std::system_error& error) {
-    errno = error.code().value();
-    throw system_error("cannot start a thread for the link to other hosts");
+    throw system_error("cannot start a thread for the link to other hosts", error.code().value());
   }
 }
 
@@ -125,27 +106,26 @@ void Messenger::remove_port(uint64_t group, int rank, const GroupPort& port) {
 
 PeerId Messenger::connect(std::span<const std::byte> address) {
   ProcessId process = 0;
-  if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: a rank's network address is too short");
+  if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: the network address of a rank is damaged");
   std::memcpy(&process, address.data(), sizeof process);
   const auto it = by_process_.find(process);
-  if (it != by_process_.end() && peers_[it->second].lost.empty()) {
-    peers_[it->second].joined = Clock::now();
-    return it->second;
-  }
+  if (it != by_process_.end() && peers_[it->second].lost.empty()) return liveness_.joined(it->second), it->second;
   const PeerId id = PeerId(peers_.size());
-  peers_.emplace_back();
   const std::span<const std::byte> of_link = address.subspan(sizeof process);
-  peers_.back().process = process;
-  peers_.back().joined = Clock::now();
-  peers_.back().address.assign(of_link.begin(), of_link.end());
-  // If send_given_up() opened a connection to this process, reuse it.
+  peers_.push_back({.process = process, .address = {of_link.begin(), of_link.end()}});
+  liveness_.joined(id);
+  // If send_to_lost() opened a connection to this process, reuse it.
   const std::optional<PeerId> spare =
       it == by_process_.end() ? std::nullopt : std::exchange(peers_[it->second].spare, {});
   peers_.back().link = spare ? *spare : link_->add(of_link);
   by_process_[process] = id;
-  by_link_.resize(std::max<size_t>(by_link_.size(), peers_.back().link + 1));
-  by_link_[peers_.back().link] = id;
+  know(peers_.back().link, id);
   return id;
+}
+
+void Messenger::know(PeerId link, PeerId peer) {
+  by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
+  by_link_[link] = peer;
 }
 
 void Messenger::send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind,
@@ -199,7 +179,7 @@ bool Messenger::progress() {
   if (closed_) return false;
   const bool moved = link_->progress();
   for (const PeerId peer : std::exchange(to_forget_, {})) link_->forget(peer);
-  for (const auto& [ping, peer] : std::exchange(given_up_, {})) send_given_up(ping, peer);
+  liveness_.settle();
   if (moved) wake_sleepers();
   return moved;
 }
@@ -212,24 +192,19 @@ void Messenger::drive_or_pause() {
   mutex_.lock();
 }
 
-void Messenger::await_progress(const std::function<int()>& open) {
-  constexpr std::chrono::milliseconds kPatience{200}, kMost{3000};
-  const auto bound = Clock::now() + kMost;
-  auto patient = Clock::now() + kPatience;
+bool Messenger::await_end(const std::function<int()>& open, const std::function<void()>& disconnect) {
+  constexpr std::chrono::milliseconds kPatience{200}, kMost{3000}, kAfterSevering{2000};
+  auto bound = Clock::now() + kMost, patient = Clock::now() + kPatience;
+  // A slow link is not a dead one: the wait goes on while the number decreases.
   for (int left = open(); left != 0 && Clock::now() < std::min(patient, bound);) {
     drive_or_pause();
     const int now = open();
     if (now < left) patient = Clock::now() + kPatience;
     left = now;
   }
-}
-
-bool Messenger::await_end(const std::function<int()>& open, const std::function<void()>& disconnect) {
-  constexpr std::chrono::seconds kAfterSevering{2};
-  await_progress(open);
   if (open() == 0) return true;
   disconnect();
-  const auto bound = Clock::now() + kAfterSevering;
+  bound = Clock::now() + kAfterSevering;
   while (open() != 0 && Clock::now() < bound) drive_or_pause();
   return open() == 0;
 }
@@ -299,149 +274,42 @@ void Messenger::dropped(std::span<const std::byte> bytes, std::byte* where) {
 void Messenger::arrived(std::span<const std::byte> whole, std::span<const std::byte> body) {
   const auto header = read_header(whole);
   if (!header) return;
-  if (header->kind == Kind::kPing || header->kind == Kind::kPong) return answer(*header, whole, body);
+  if (header->kind == Kind::kPing || header->kind == Kind::kPong) return liveness_.answer(*header, whole, body);
   GroupPort* port = port_of(*header);
   if (!port) return;  // its group is gone here
   port->mutex().held_by_caller();
   port->arrived(*header, whole, body);
-  const std::optional<PeerId> from = port->process_of(int(header->from));
-  if (!from) return;
-  note_sign_of_life(*from);
-  if (!body.empty()) confirm_receipt(*from, *header);
+  if (const auto from = port->process_of(int(header->from))) liveness_.heard(*from, *header, !body.empty());
 }
 
-void Messenger::note_sign_of_life(PeerId id) {
+void Messenger::send_to_lost(PeerId id, const MessageHeader& header, std::span<const std::byte> behind) {
   Peer& peer = peers_[id];
-  if (peer.warned) {
-    NVX_LOG(kWarn, "%s, which gave no sign of life for %.1f s, is back", name_of(id).c_str(),
-            std::chrono::duration<double>(Clock::now() - peer.asked_first).count());
-  }
-  peer.waits_for_pong = peer.warned = false;
-  peer.heard = Clock::now();
-}
-
-/// Tells a peer that sends much that its data arrives, however slowly. The answer to its ping would arrive only after
-/// all of that data.
-void Messenger::confirm_receipt(PeerId id, const MessageHeader& heard) {
-  Peer& peer = peers_[id];
-  if (peer.heard - peer.confirmed < kAskInterval) return;
-  peer.confirmed = peer.heard;
-  const PingBody mine{process_};
-  send(id, pong_to(heard, kGroupStands), std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
-}
-
-MessageHeader Messenger::pong_to(const MessageHeader& heard, Answer value) const {
-  MessageHeader pong;
-  pong.kind = Kind::kPong;
-  pong.group = heard.group;
-  pong.from = heard.to;
-  pong.to = heard.from;
-  if (heard.kind == Kind::kPing) pong.op = heard.op;
-  pong.value = value;
-  return pong;
-}
-
-/// Answers a ping with whether its group still exists here. Handles a pong.
-void Messenger::answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
-  const auto sign = read_behind_header<PingBody>(whole);
-  if (!sign) return;
-  const auto it = by_process_.find(sign->process);
-  if (it == by_process_.end()) return;
-  if (header.kind == Kind::kPing && !peers_[it->second].lost.empty()) return answer_given_up(header, it->second);
-  note_sign_of_life(it->second);
-  if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
-  const PingBody mine{process_};
-  GroupPort* const port = port_of(header);
-  send(it->second, pong_to(header, port ? kGroupStands : kGroupGone), std::as_bytes(std::span(&mine, 1)), {}, nullptr,
-       0);
-  if (!port) return;
-  port->mutex().held_by_caller();
-  port->pinged_by(header.from, it->second);
-}
-
-void Messenger::take_answer(const MessageHeader& header, PeerId id, std::span<const std::byte> body) {
-  Peer& peer = peers_[id];
-  if (header.op != 0 && header.op == peer.last_asked) peer.last_asked = 0;
-  if (header.value == kGivenUp) {
-    if (peer.asked < peer.joined) return note_left(header);  // a newer group has connected to it since
-    const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
-    if (peer.lost.empty()) peer.has_given_up_this = true;
-    return lose(id, "considers this process lost: " + printable(why));
-  }
-  if (header.value == kGroupGone) note_left(header);
-}
-
-void Messenger::note_left(const MessageHeader& heard) {
-  GroupPort* port = port_of(heard);
-  if (!port) return;
-  port->mutex().held_by_caller();
-  port->note_left(heard.from);
-}
-
-/// Answers a ping of a process that this one has given up but that is still alive. It is told the reason, once.
-/// Otherwise it would wait in vain and finally report this process as lost.
-void Messenger::answer_given_up(const MessageHeader& ping, PeerId id) {
-  const auto same = [id](const auto& told) { return told.second == id; };
-  if (peers_[id].spare || std::any_of(given_up_.begin(), given_up_.end(), same)) return;
-  given_up_.emplace_back(ping, id);  // this is a callback of the link
-}
-
-void Messenger::send_given_up(const MessageHeader& ping, PeerId id) {
-  Peer& peer = peers_[id];
-  contain("telling a process that it is considered lost", [&] {
-    mutex_.held_by_caller();
-    const PeerId link = link_->add(peer.address);
-    by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
-    by_link_[link] = id;
-    peer.spare = link;
-    const PingBody mine{process_};
-    Outgoing& out = outgoing(link, pong_to(ping, kGivenUp), std::as_bytes(std::span(&mine, 1)));
-    out.post.body = out.copied.data();
-    out.post.bytes = std::min(peer.lost.size(), kMostCopied);
-    std::memcpy(out.copied.data(), peer.lost.data(), out.post.bytes);
-    link_->post(out.post);
-  });
-}
-
-void Messenger::send_ping(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint32_t number) {
-  MessageHeader ping;
-  ping.kind = Kind::kPing;
-  ping.group = group;
-  ping.from = from;
-  ping.to = to;
-  ping.op = number;
-  const PingBody mine{process_};
-  send(id, ping, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+  peer.spare = link_->add(peer.address);
+  know(*peer.spare, id);
+  Outgoing& out = outgoing(*peer.spare, header, behind);
+  out.post.body = out.copied.data();
+  out.post.bytes = std::min(peer.lost.size(), kMostCopied);
+  std::memcpy(out.copied.data(), peer.lost.data(), out.post.bytes);
+  link_->post(out.post);
 }
 
 void Messenger::finish() {
   constexpr std::chrono::seconds kMostSilence{5}, kMost{300}, kSayAfter{1};
   constexpr std::chrono::milliseconds kNap{10};
   const auto began = Clock::now();
-  const auto silence = std::min<Clock::duration>(silence_, kMostSilence);
+  const auto patience = std::min<Clock::duration>(liveness_.silence(), kMostSilence);
   MutexLock lock(mutex_);
-  // UCX makes a single TCP connection to a peer with one network device. On it, the answer to this last ping proves
-  // that everything before it has arrived.
-  for (PeerId id = 0; id < peers_.size(); ++id) {
-    Peer& peer = peers_[id];
-    if (!peer.has_sent || !peer.lost.empty() || peer.warned) continue;
-    peer.last_asked = ++questions_;
-    send_ping(id, /*group=*/0, 0, 0, peer.last_asked);
-  }
-  const auto is_open = [&](const Peer& peer) {
-    const bool silent = Clock::now() - std::max(began, peer.heard) > silence;
-    return peer.last_asked != 0 && peer.lost.empty() && !silent;
-  };
+  liveness_.ask_last();
   bool said = false;
   for (;;) {
-    const auto open = std::find_if(peers_.begin(), peers_.end(), is_open);
-    if (closed_ || Clock::now() - began >= kMost || open == peers_.end()) return;
+    const auto open = liveness_.open_peer(began, patience);
+    if (closed_ || Clock::now() - began >= kMost || !open) return;
     if (!said && Clock::now() - began > kSayAfter) {
       said = true;
       NVX_LOG(kInfo,
               "this process ends when %s has received everything, or after %.0f s without a "
               "sign of life",
-              name_of(PeerId(open - peers_.begin())).c_str(), std::chrono::duration<double>(silence).count());
+              liveness_.name_of(*open).c_str(), std::chrono::duration<double>(patience).count());
     }
     const uint64_t seen = events_;
     const bool moved = progress();
@@ -452,95 +320,21 @@ void Messenger::finish() {
   }
 }
 
-/// The name of a peer, if a group has recorded one; that group may be gone.
-std::string Messenger::name_of(PeerId peer, const std::string& otherwise) {
-  for (const auto& [rank, met] : met_) {
-    for (const Met& m : met) {
-      if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.known_as;
-    }
-  }
-  return otherwise;
-}
-
-void Messenger::ask(PeerId id, uint64_t group, int from, int to) {
-  Peer& peer = peers_[id];
-  const auto now = Clock::now();
-  if (!peer.lost.empty()) return;
-  if (now - peer.asked > 3 * kAskInterval) peer.waits_for_pong = peer.warned = false;  // no thread has asked since
-  if (peer.waits_for_pong) {
-    const auto silent = now - peer.asked_first;
-    if (silent > silence_) {
-      const auto s = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
-      return lose(id, "has given no sign of life for " + std::to_string(s) + " s");
-    }
-    if (silent > silence_ * 3 / 10 && !peer.warned) {
-      peer.warned = true;
-      NVX_LOG(
-          kWarn,
-          "%s gives no sign of life for %.1f s; it counts as lost after %.0f s (NVX_LIVENESS_S). Check whether it is "
-          "stopped or its host is down",
-          name_of(id, "rank " + std::to_string(to)).c_str(), std::chrono::duration<double>(silent).count(),
-          std::chrono::duration<double>(silence_).count());
-    }
-  }
-  if (now - peer.asked < kAskInterval) return;
-  if (!peer.waits_for_pong) peer.asked_first = now;
-  peer.asked = now;
-  peer.waits_for_pong = true;
-  send_ping(id, group, uint32_t(from), uint32_t(to), /*number=*/0);
-}
-
 // --- failure
 
-void Messenger::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
-  std::vector<Met>& met = met_[global_rank];
-  const ProcessId process = peers_[peer].process;  // a rank whose process differs was replaced
-  std::erase_if(met, [&](const Met& m) {
-    mutex_.held_by_caller();
-    return m.standing.expired() || peers_[m.peer].process != process;
-  });
-  met.push_back({peer, std::move(standing), std::move(known_as)});
-}
-
-std::string Messenger::fate(uint64_t global_rank) {
-  const auto it = met_.find(global_rank);
-  if (it == met_.end()) return "";
-  std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
-  if (it->second.empty()) return "";
-  const Met& met = it->second.back();
-  ask(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
-  progress();
-  const std::string& lost = peers_[met.peer].lost;
-  return lost.empty() ? "" : met.known_as + " is lost: " + lost;
-}
-
-const std::string& Messenger::lost_because(PeerId peer) { return peers_[peer].lost; }
-
 std::string Messenger::unheard(PeerId id) {
-  const Peer& peer = peers_[id];
-  return peer.heard == Clock::time_point() && !closed_ ? link_->why_unheard(peer.link) : "";
-}
-
-bool Messenger::has_given_up_this(PeerId peer) { return peers_[peer].has_given_up_this; }
-
-Clock::duration Messenger::silence_of(PeerId id) const {
-  const Peer& peer = peers_[id];
-  const auto now = Clock::now();
-  const bool asked = peer.waits_for_pong && now - peer.asked <= 3 * kAskInterval;
-  return asked ? now - peer.asked_first : Clock::duration(0);
+  return liveness_.has_heard(id) || closed_ ? "" : link_->why_unheard(peers_[id].link);
 }
 
 void Messenger::lost(PeerId link, const std::string& why) {
   if (link >= by_link_.size()) return;
   Peer& peer = peers_[by_link_[link]];
-  if (peer.spare != link) return lose(by_link_[link], why);
+  if (peer.spare != link) return disconnect(by_link_[link], why);
   peer.spare.reset();
   to_forget_.push_back(link);
 }
 
-void Messenger::disconnect(PeerId peer, const std::string& why) { lose(peer, why); }
-
-void Messenger::lose(PeerId id, const std::string& why) {
+void Messenger::disconnect(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
   peer.lost = (why.empty() ? "is lost" : why) + unheard(id);

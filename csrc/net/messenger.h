@@ -16,6 +16,7 @@
 #include "base/mutex.h"
 #include "net/header.h"
 #include "net/link.h"
+#include "net/liveness.h"
 
 namespace nvx::net {
 
@@ -42,6 +43,7 @@ class Messenger final : private Receiver {
   /// The messenger if it is open, otherwise null.
   static std::shared_ptr<Messenger> opened();
 
+  /// `silence`: see Liveness.
   Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
   ~Messenger() override;
   /// Stops the thread and closes the link, in bounded time. Nothing moves afterwards.
@@ -52,6 +54,7 @@ class Messenger final : private Receiver {
   std::vector<std::byte> address() EXCLUDES(mutex_);
   std::string describe() EXCLUDES(mutex_);
   size_t segment_bytes() const { return segment_bytes_; }
+  Liveness& liveness() { return liveness_; }
 
   /// Admits connections from processes at these addresses. Throws Error.
   void admit(std::span<const AddressPrefix> addresses) EXCLUDES(mutex_);
@@ -66,8 +69,8 @@ class Messenger final : private Receiver {
   /// Sends a header, the data that follows it, and a body. Without a sender, which would be notified when the body has
   /// been read, the body is copied and must not exceed kMostCopied bytes. If the peer is lost, nothing is sent and the
   /// sender is notified.
-  void send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
-            Sender* sender, uint64_t cookie) REQUIRES(mutex_);
+  void send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind,
+            std::span<const std::byte> body = {}, Sender* sender = nullptr, uint64_t cookie = 0) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
   /// Closes the connection to a peer, which counts as lost from then on.
   void disconnect(PeerId peer, const std::string& why) REQUIRES(mutex_);
@@ -100,42 +103,20 @@ class Messenger final : private Receiver {
   /// After the process ends, the system discards undelivered data as soon as the peer sends something.
   void finish() EXCLUDES(mutex_);
 
-  /// Pings a peer if it has sent nothing lately, and counts it as lost if it has not answered for too long.
-  void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
-
-  /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `known_as` describes
-  /// the peer in messages.
-  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) REQUIRES(mutex_);
-  /// Pings a rank that has been met. Returns a text that describes the rank and its loss if it is lost, otherwise an
-  /// empty text.
-  std::string fate(uint64_t global_rank) REQUIRES(mutex_);
-
   /// Why the peer is lost, or an empty text.
-  const std::string& lost_because(PeerId peer) REQUIRES(mutex_);
+  const std::string& lost_because(PeerId peer) const REQUIRES(mutex_) { return peers_[peer].lost; }
   /// For a peer from which nothing has ever arrived: the likely obstacle and what to set; empty otherwise.
   std::string unheard(PeerId peer) REQUIRES(mutex_);
-  /// Whether the peer is lost because it considers this process lost.
-  bool has_given_up_this(PeerId peer) REQUIRES(mutex_);
-  /// How long it has not answered pings; 0 if it was not asked.
-  Clock::duration silence_of(PeerId peer) const REQUIRES(mutex_);
 
  private:
+  friend class Liveness;
   struct Peer {
     ProcessId process = 0;
     PeerId link = 0;
-    std::vector<std::byte> address;  // of the link
-    std::string lost;                // the reason, if it is lost
-    bool has_given_up_this = false;  // it is lost because it considers this process lost
-    std::optional<PeerId> spare;     // a second connection, over which it was told that it is lost
-    bool has_sent = false;           // whether anything was sent to it
-    uint32_t last_asked = 0;         // the number of finish()'s unanswered ping
-    Clock::time_point joined{};      // when a group last connected to it
-    Clock::time_point heard{};       // when a message last arrived from it
-    Clock::time_point confirmed{};   // when it last received an unsolicited pong
-    Clock::time_point asked{};
-    Clock::time_point asked_first{};  // the first unanswered ping
-    bool waits_for_pong = false;
-    bool warned = false;
+    std::vector<std::byte> address{};  // of the link
+    std::string lost{};                // the reason, if it is lost
+    std::optional<PeerId> spare{};     // a second connection, over which it was told that it is lost
+    bool has_sent = false;             // whether anything was sent to it
   };
   /// An outgoing message with space for a copied body.
   struct Outgoing {
@@ -153,28 +134,15 @@ class Messenger final : private Receiver {
   void lost(PeerId peer, const std::string& why) override REQUIRES(mutex_);
 
   bool await_end(const std::function<int()>& open, const std::function<void()>& disconnect) REQUIRES(mutex_);
-  /// Drives the link until open(), which counts the link's remaining accesses, is 0 or stops decreasing: a slow link is
-  /// not a dead one. Takes a bounded time. Releases the lock from time to time.
-  void await_progress(const std::function<int()>& open) REQUIRES(mutex_);
   /// Drives the link, and releases the lock for a moment if nothing moves. Do not call it from a callback of the link.
   void drive_or_pause() REQUIRES(mutex_);
   /// Detaches a sender, which is not notified any more.
   void detach(const Sender* sender) REQUIRES(mutex_);
 
-  enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
   Outgoing& outgoing(PeerId link, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
-  void send_ping(PeerId peer, uint64_t group, uint32_t from, uint32_t to, uint32_t number) REQUIRES(mutex_);
-  void answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
-      REQUIRES(mutex_);
-  void take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body) REQUIRES(mutex_);
-  void answer_given_up(const MessageHeader& ping, PeerId peer) REQUIRES(mutex_);
-  void send_given_up(const MessageHeader& ping, PeerId peer) REQUIRES(mutex_);
-  MessageHeader pong_to(const MessageHeader& heard, Answer value) const;
-  void note_sign_of_life(PeerId peer) REQUIRES(mutex_);
-  std::string name_of(PeerId peer, const std::string& otherwise = "a process on another host") REQUIRES(mutex_);
-  void note_left(const MessageHeader& heard) REQUIRES(mutex_);
-  void confirm_receipt(PeerId peer, const MessageHeader& heard) REQUIRES(mutex_);
-  void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
+  /// Tells a lost peer the reason over a second connection, which stays.
+  void send_to_lost(PeerId peer, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
+  void know(PeerId link, PeerId peer) REQUIRES(mutex_);
   GroupPort* port_of(const MessageHeader& header) REQUIRES(mutex_);
   bool progress_all() REQUIRES(mutex_);
   void wake_sleepers() REQUIRES(mutex_);
@@ -185,23 +153,15 @@ class Messenger final : private Receiver {
   std::unique_ptr<Link> link_;
   const size_t segment_bytes_;
   const std::chrono::nanoseconds between_looks_;
-  const std::chrono::milliseconds silence_;
   const ProcessId process_;
   std::deque<Peer> peers_ GUARDED_BY(mutex_);  // by PeerId
   std::unordered_map<ProcessId, PeerId> by_process_ GUARDED_BY(mutex_);
-  struct Met {
-    PeerId peer;
-    std::weak_ptr<void> standing;
-    std::string known_as;
-  };
-  std::unordered_map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
-  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);                         // the link's numbers differ from these
+  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);  // the link's numbers differ from these
   std::map<GroupPortKey, GroupPort*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
-  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);                           // by the link's numbers
-  std::vector<std::pair<MessageHeader, PeerId>> given_up_ GUARDED_BY(mutex_);  // that they are lost
-  uint32_t questions_ GUARDED_BY(mutex_) = 0;                                  // of finish()
+  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);  // by the link's numbers
+  Liveness liveness_;
   std::condition_variable event_;
   uint64_t events_ GUARDED_BY(mutex_) = 0;  // changes with every arrived or completed message
   int sleepers_ GUARDED_BY(mutex_) = 0;

@@ -14,22 +14,14 @@ namespace {
 
 template <class S>
 constexpr Row row(Collective collective, const char* name) {
-  return {collective,
-          name,
-          S::steps,
-          S::at,
-          S::scratch,
-          S::legal,
-          {.order = S::kOrder, .messages = S::messages, .depth = S::depth, .sent = S::sent}};
+  return {collective, name, S::steps, S::at, S::scratch, S::legal, {.order = S::kOrder, .depth = S::depth}};
 }
 
 constexpr Row kCatalog[] = {
     row<PairAllReduce>(Collective::kAllReduce, "pair"),
-    row<DirectAllReduce>(Collective::kAllReduce, "direct"),
     row<RecursiveDoublingAllReduce>(Collective::kAllReduce, "recursive_doubling"),
     row<HalvingDoublingAllReduce>(Collective::kAllReduce, "halving_doubling"),
     row<RingAllReduce>(Collective::kAllReduce, "ring"),
-    row<PairwiseReduceScatter>(Collective::kReduceScatter, "pairwise"),
     row<HalvingReduceScatter>(Collective::kReduceScatter, "halving"),
     row<RingReduceScatter>(Collective::kReduceScatter, "ring"),
     row<DirectAllGather>(Collective::kAllGather, "direct"),
@@ -42,7 +34,6 @@ constexpr Row kCatalog[] = {
     row<ChainReduce>(Collective::kReduce, "chain"),
     row<LinearGather>(Collective::kGather, "linear"),
     row<LinearScatter>(Collective::kScatter, "linear"),
-    row<BruckAllToAll>(Collective::kAllToAll, "bruck"),
     row<PairwiseAllToAll>(Collective::kAllToAll, "pairwise"),
     row<DisseminationBarrier>(Collective::kBarrier, "dissemination"),
 };

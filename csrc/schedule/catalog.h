@@ -45,13 +45,10 @@ enum class Order : uint8_t {
   kRank      ///< ((x0 + x1) + x2) + ..., as inside a host
 };
 
-/// Upper bounds for every rank. With a for the latency of a message, b for the time of a byte, and at most w steps in
-/// flight, a call takes about max(depth, messages / w) * a + sent * b.
+/// Tests prove it for every rank.
 struct Guarantee {
   Order order;
-  uint64_t (*messages)(int size);  ///< that a rank sends, and that it receives
-  uint64_t (*depth)(int size);     ///< the longest chain of messages that each depend on the one before
-  size_t (*sent)(const Layout&);   ///< that a rank with this layout sends to others
+  uint64_t (*depth)(int size);  ///< an upper bound of the longest chain of messages that each depend on the one before
 };
 
 /// The functions are pure. They require a layout for which legal() holds.
@@ -61,8 +58,7 @@ struct Row {
   uint64_t (*steps)(const Layout&, int rank);
   Step (*at)(const Layout&, int rank, uint64_t i);
   size_t (*scratch)(const Layout&, int rank);  ///< bytes of scratch
-  /// Whether the schedule supports a layout. The answer is the same on every rank. For all_to_all it depends on this
-  /// rank's blocks, so ask only if those of all ranks are known to be alike.
+  /// Whether the schedule supports a layout. The answer is the same on every rank.
   bool (*legal)(const Layout&);
   Guarantee guarantee;
 };
@@ -74,8 +70,9 @@ const Row* find(Collective collective, std::string_view name);
 
 const char* name(Collective collective);
 
-/// The defaults of a schedule: no scratch, any layout.
+/// The defaults of a schedule: no scratch, any layout, no sums.
 struct AnyLayout {
+  static constexpr Order kOrder = Order::kNone;
   static constexpr size_t scratch(const Layout&, int) { return 0; }
   static constexpr bool legal(const Layout&) { return true; }
 };

@@ -18,10 +18,7 @@ struct DisseminationBarrier : AnyLayout {
   }
 
   static constexpr size_t scratch(const Layout& l, int) { return size_t(log2_up(l.size)) + 1; }
-  static constexpr Order kOrder = Order::kNone;
-  static constexpr uint64_t messages(int size) { return uint64_t(log2_up(size)); }
   static constexpr uint64_t depth(int size) { return uint64_t(log2_up(size)); }
-  static constexpr size_t sent(const Layout& l) { return size_t(log2_up(l.size)); }
 };
 
 }  // namespace nvx::schedule

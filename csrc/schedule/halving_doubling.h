@@ -53,14 +53,9 @@ struct FoldedAllReduce : AnyLayout {
   }
 
   static constexpr Order kOrder = Core::kOrder;
-  static constexpr uint64_t messages(int size) { return depth(size); }
   static constexpr uint64_t depth(int size) {
     const Fold fold = Fold::of(size);
     return uint64_t(Core::rounds(fold) + 2 * (fold.extra > 0));
-  }
-  static constexpr size_t sent(const Layout& l) {
-    const Fold fold = Fold::of(l.size);
-    return Core::sent(l, fold) + (fold.extra > 0 ? l.bytes : 0);
   }
 };
 
@@ -79,7 +74,6 @@ struct DoublingCore {
   }
 
   static constexpr Order kOrder = Order::kUniform;
-  static constexpr size_t sent(const Layout& l, const Fold& fold) { return size_t(fold.rounds()) * l.bytes; }
 };
 using RecursiveDoublingAllReduce = FoldedAllReduce<DoublingCore>;
 
@@ -107,9 +101,6 @@ struct HalvingDoublingCore {
   }
 
   static constexpr Order kOrder = Order::kByPlace;
-  static constexpr size_t sent(const Layout& l, const Fold& fold) {
-    return 2 * size_t(fold.core - 1) * l.part(l.bytes, 0, fold.core).bytes;
-  }
 };
 using HalvingDoublingAllReduce = FoldedAllReduce<HalvingDoublingCore>;
 
@@ -150,13 +141,9 @@ struct HalvingReduceScatter : AnyLayout {
     return fold.outside(rank) || (l.size == 2) || l.size == 1 ? 0 : total(l.blocks);
   }
   static constexpr Order kOrder = Order::kByPlace;
-  static constexpr uint64_t messages(int size) { return depth(size); }
   static constexpr uint64_t depth(int size) {
     const Fold fold = Fold::of(size);
     return uint64_t(fold.rounds() + 2 * (fold.extra > 0));
-  }
-  static constexpr size_t sent(const Layout& l) {
-    return Fold::of(l.size).extra > 0 ? total(l.blocks) : all_but_one(l.blocks);
   }
 
  private:

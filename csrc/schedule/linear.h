@@ -16,10 +16,7 @@ struct LinearGather : AnyLayout {
     return {.recv_from = from, .recv = l.block(from).in(kOutput)};
   }
 
-  static constexpr Order kOrder = Order::kNone;
-  static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return size > 1; }
-  static constexpr size_t sent(const Layout& l) { return l.size > 1 ? longest(l.blocks) : 0; }
 };
 
 struct LinearScatter : AnyLayout {
@@ -33,10 +30,7 @@ struct LinearScatter : AnyLayout {
     return {.send_to = to, .send = l.block(to).in(kInput)};
   }
 
-  static constexpr Order kOrder = Order::kNone;
-  static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return size > 1; }
-  static constexpr size_t sent(const Layout& l) { return total(l.blocks) - l.block(l.root).bytes; }
 };
 
 }  // namespace nvx::schedule

@@ -30,9 +30,7 @@ struct RingAllReduce : AnyLayout, RingNeighbours {
   }
 
   static constexpr Order kOrder = Order::kByPlace;
-  static constexpr uint64_t messages(int size) { return 2 * uint64_t(size - 1); }
-  static constexpr uint64_t depth(int size) { return messages(size); }
-  static constexpr size_t sent(const Layout& l) { return 2 * size_t(l.size - 1) * l.chunk(0).bytes; }
+  static constexpr uint64_t depth(int size) { return 2 * uint64_t(size - 1); }
 };
 
 /// Block b starts at rank b + 1 and collects sums until it reaches rank b. On the way it uses one of three slots, so
@@ -61,9 +59,7 @@ struct RingReduceScatter : AnyLayout, RingNeighbours {
   }
 
   static constexpr Order kOrder = Order::kByPlace;
-  static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
-  static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 };
 
 /// Block b goes round from rank b. The own block is copied last, while the last message is in flight.
@@ -79,10 +75,7 @@ struct RingAllGather : AnyLayout, RingNeighbours {
             .recv = l.block(mod(rank - k - 1, l.size)).in(kOutput)};
   }
 
-  static constexpr Order kOrder = Order::kNone;
-  static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
-  static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 };
 
 }  // namespace nvx::schedule

@@ -19,10 +19,7 @@ struct ScatterAllGatherBroadcast : AnyLayout {
     return move(rank, l.whole().in(kInput), l.whole().in(kOutput));
   }
 
-  static constexpr Order kOrder = Order::kNone;
-  static constexpr uint64_t messages(int size) { return depth(size); }
   static constexpr uint64_t depth(int size) { return uint64_t(log2_up(size) + size - 1); }
-  static constexpr size_t sent(const Layout& l) { return 2 * size_t(l.size - 1) * l.chunk(0).bytes; }
 
  private:
   struct Walk {

@@ -89,11 +89,6 @@ constexpr Step move(int rank, Range from, Range to) {
   return {.send_to = rank, .send = from, .recv_from = rank, .recv = to};
 }
 
-/// A local step of `rank`: combines `from` with `with` and stores the result in `to`.
-constexpr Step combine(int rank, Range from, Range with, Range to) {
-  return {.send_to = rank, .send = from, .recv_from = rank, .recv = to, .reduce = true, .with = with};
-}
-
 /// Whether the blocks are contiguous and in rank order.
 constexpr bool contiguous(std::span<const Block> blocks) {
   for (size_t i = 1; i < blocks.size(); ++i) {
@@ -119,13 +114,6 @@ constexpr size_t total(std::span<const Block> blocks) {
   size_t sum = 0;
   for (const Block& b : blocks) sum += b.bytes;
   return sum;
-}
-
-/// An upper bound of the bytes of all blocks but one.
-constexpr size_t all_but_one(std::span<const Block> blocks) {
-  size_t least = blocks[0].bytes;
-  for (const Block& b : blocks) least = b.bytes < least ? b.bytes : least;
-  return total(blocks) - least;
 }
 
 /// a modulo n, in 0 .. n - 1 whatever the sign of a.

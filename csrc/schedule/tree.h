@@ -42,10 +42,7 @@ struct BinomialBroadcast : AnyLayout {
     return {.send_to = rank_at(l, tree.child(children - 1 - k)), .send = l.whole().in(root ? kInput : kOutput)};
   }
 
-  static constexpr Order kOrder = Order::kNone;
-  static constexpr uint64_t messages(int size) { return uint64_t(log2_up(size)); }
   static constexpr uint64_t depth(int size) { return uint64_t(log2_up(size)); }
-  static constexpr size_t sent(const Layout& l) { return size_t(log2_up(l.size)) * l.bytes; }
 };
 
 /// The same tree from the leaves to the root. Places other than the root accumulate in scratch.
@@ -70,9 +67,7 @@ struct BinomialReduce : AnyLayout {
     return tree.v == 0 || tree.children() == 0 ? 0 : l.bytes;
   }
   static constexpr Order kOrder = Order::kUniform;
-  static constexpr uint64_t messages(int size) { return uint64_t(log2_up(size)); }
   static constexpr uint64_t depth(int size) { return uint64_t(log2_up(size)); }
-  static constexpr size_t sent(const Layout& l) { return l.size > 1 ? l.bytes : 0; }
 };
 
 /// From place to place. In slices, all links are busy at once, and each rank sends the whole only once.
@@ -91,10 +86,7 @@ struct ChainBroadcast : AnyLayout {
     return {.send_to = rank_at(l, v + 1), .send = whole.in(v == 0 ? kInput : kOutput)};
   }
 
-  static constexpr Order kOrder = Order::kNone;
-  static constexpr uint64_t messages(int size) { return size > 1; }
   static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
-  static constexpr size_t sent(const Layout& l) { return l.size > 1 ? l.bytes : 0; }
 };
 
 /// The same chain in the other direction: each place adds its input to the received sum.
@@ -119,9 +111,7 @@ struct ChainReduce : AnyLayout {
     return v > 0 && v + 1 < l.size ? l.bytes : 0;
   }
   static constexpr Order kOrder = Order::kUniform;
-  static constexpr uint64_t messages(int size) { return size > 1; }
   static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
-  static constexpr size_t sent(const Layout& l) { return l.size > 1 ? l.bytes : 0; }
 };
 
 }  // namespace nvx::schedule

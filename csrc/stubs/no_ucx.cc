@@ -4,9 +4,9 @@
 namespace nvx::net {
 
 std::unique_ptr<Link> open_ucx(const std::string& /*met_at*/) {
-  throw Error(Code::kSystem,
-              "nvx: this build has no UCX, which ranks on several hosts need. Build nvx with UCX's headers installed: "
-              "'pip install libucx-cu13' or 'apt-get install libucx-dev', then 'pip install --no-build-isolation .'");
+  throw Error(Code::kSystem, "nvx: this build has no UCX, which ranks on several hosts need",
+              "install UCX's headers ('pip install libucx-cu13' or 'apt-get install libucx-dev') and build nvx again "
+              "('pip install --no-build-isolation .')");
 }
 
 bool built_with_ucx() { return false; }

@@ -96,14 +96,14 @@ void play(FuzzedDataProvider& from) {
   args.reduce = kernel::level().reduce(DType::kI32, ReduceOp::kSum);
   args.op = 1;
   auto run = std::make_unique<net::ScheduleRun>(port, args);
-  port.grant(1, 1, memory.transfer.data(), memory.transfer.size());
-  port.rendezvous().send(1, 2, memory.letter.data(), memory.letter.size());
+  port.mail().grant(1, 1, memory.transfer.data(), memory.transfer.size());
+  port.mail().send(1, 2, memory.letter.data(), memory.letter.size());
   for (int step = 0; step < 60 && from.remaining_bytes() > 0; ++step) {
     link->to_come.push_back(make_up(from));
     switch (from.ConsumeIntegralInRange(0, 15)) {
       case 0: link->finish_fetches(); break;
-      case 1: (void)port.next_mail(); break;
-      case 2: (void)port.rendezvous().next_sent(), (void)port.rendezvous().next_received(); break;
+      case 1: (void)port.mail().next_letter(); break;
+      case 2: (void)port.mail().next_sent(), (void)port.mail().next_received(); break;
       case 3: run->look(); break;
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
       case 5: link->reads_posts = from.ConsumeBool(); break;
@@ -122,7 +122,7 @@ void play(FuzzedDataProvider& from) {
   link->finish_fetches();
   link->reads_posts = true;
   run.reset();
-  port.drop_mail();
+  port.mail().drop();
   lock.unlock();
 }
 

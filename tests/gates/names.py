@@ -26,6 +26,8 @@ MACROS = {
     "NVX_CHECK": ("csrc/base/error.h",),
     "NVX_TRY": ("csrc/base/error.h",),
     "NVX_LOG": ("csrc/base/log.h",),
+    "NVX_FUNCTION": ("csrc/base/library.h",),  # names a library's function once: as pointer and as text
+    "NVX_UCX": ("csrc/net/ucx/ucx_library.h",),  # the same, with the type from UCX's header
     "NVX_HD": ("csrc/kernel/exec.h", "csrc/kernel/reduce/float_bits.h"),
     "NVX_RECORD_COMMS": ("csrc/torch/core/recorded.h",),  # torch's macro for it, whose name and arguments changed
     "NVX_NOINLINE": ("csrc/kernel/exec.h",),  # CUDA spells noinline in its own way

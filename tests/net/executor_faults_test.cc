@@ -60,7 +60,7 @@ class Alone {
   void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
   std::optional<net::GroupPort::Told> told() { return hold(), port_->told(); }
   void look() { hold(), messenger_->progress(); }
-  std::optional<net::GroupPort::LateLabel> late_label() { return hold(), port_->late_label(); }
+  std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
 
   net::ScheduleRun& begin(uint32_t op = 1) {
     hold();
@@ -274,7 +274,7 @@ TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
     MutexLock lock(messenger->mutex());
     port.mutex().held_by_caller();
     port.connect(1, Bytes(16));
-    port.monitor_in(1, 1);
+    port.send(1, {Kind::kMonitorIn, 1});
   }
   const auto began = Clock::now();
   messenger->finish();

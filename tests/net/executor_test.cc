@@ -77,7 +77,7 @@ class RoundRobin {
     for (const auto& port : ports_) {
       port->mutex().held_by_caller();
       port->end_operation(op_ + 1);
-      if (port->late_label()) return "something is left over";
+      if (port->calls().take_late()) return "something is left over";
     }
     return "";
   }

@@ -160,21 +160,9 @@ struct Harmless {
   const char* why;
 };
 
-/// Whether both steps receive the first terms in rank order: those of ranks 0 and 1, or of rank 2 if the rank is one of
-/// them.
-bool first_two_terms(const Spot& s) {
-  const size_t bytes = s.at().recv.bytes;
-  const auto slot = [&](const Step& step) { return step.recv.place == kScratch ? step.recv.offset / bytes : 2; };
-  return s.rank > 1 && bytes == s.second().recv.bytes && !s.at().reduce && !s.second().reduce && slot(s.at()) < 2 &&
-         slot(s.second()) < 2;
-}
 bool one_rank(const Spot& s) { return s.script.shape.size == 1; }
 
-constexpr const char* kCommutes = "x0 + x1 is x1 + x0";
 constexpr Harmless kHarmless[] = {
-    {Collective::kAllReduce, "direct", "swap_ranges", first_two_terms, kCommutes},
-    {Collective::kAllReduce, "direct", "swap_receives", first_two_terms, kCommutes},
-    {Collective::kReduceScatter, "pairwise", "swap_receives", first_two_terms, kCommutes},
     {Collective::kAllGather, "bruck", "swap_receives", one_rank, "the input goes to the output at once"},
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <random>
 
+#include "support/traffic.h"
+
 namespace nvx::test {
 namespace {
 
@@ -425,10 +427,10 @@ std::string breach(const Row& row, const Shape& shape, const Outcome& outcome) {
   const auto over = [](const std::string& what, uint64_t is, uint64_t most) {
     return is <= most ? "" : what + " " + std::to_string(is) + ", not " + std::to_string(most) + "; ";
   };
-  const uint64_t messages = row.guarantee.messages(shape.size);
+  const uint64_t messages = most_messages(row, shape.size);
   std::string found = outcome.error + over("depth", outcome.depth, row.guarantee.depth(shape.size));
   for (int rank = 0; rank < shape.size; ++rank) {
-    found += over("bytes sent", outcome.sent[size_t(rank)], row.guarantee.sent(shape.layout(rank)));
+    found += over("bytes sent", outcome.sent[size_t(rank)], most_sent(row, shape.layout(rank)));
     found += over("messages sent", outcome.messages_out[size_t(rank)], messages);
     found += over("messages received", outcome.messages_in[size_t(rank)], messages);
   }

@@ -157,7 +157,8 @@ def test_a_library_that_cannot_be_loaded_is_named_with_the_line_to_type(tmp_path
     for words, code in ranks:
         assert code == 1, words
         assert f"no libucp.so.0 could be loaded ({tmp_path}/libucp.so.0: " in words, words
-        assert "Type 'pip install libucx-cu13' or 'apt-get install libucx0', or set NVX_LIBUCP to its path" in words
+        advice = "Next: type 'pip install libucx-cu13' or 'apt-get install libucx0', or set NVX_LIBUCP to its path"
+        assert advice in words, words
 
 
 def test_a_libucp_that_comes_after_nvxs_own_is_said_once(tmp_path):

@@ -56,7 +56,7 @@ Status Hierarchical::run(Operation& o, Carrier carrier) {
   ++op_;
   {
     MutexLock lock(port_.mutex());
-    port_.begin_operation(op_, call.label);
+    port_.calls().begin(op_, call.label);
   }
   if (reduces(o.collective)) call.combine = kernel::level().reduce(o.dtype, call.terms.between);
   Status status;
@@ -66,7 +66,7 @@ Status Hierarchical::run(Operation& o, Carrier carrier) {
     (void)end();
     throw;
   }
-  const std::optional<net::GroupPort::LateLabel> late_label = end();
+  const std::optional<net::CallLabels::Theirs> late_label = end();
   if (scratch_.size() > kKeptScratch) std::vector<std::byte>().swap(scratch_);
   return !status.ok() || !late_label ? status : explain_late_label(o, *late_label);
 }
@@ -107,10 +107,10 @@ Status Hierarchical::run_slices(Call& call) {
 
 /// Around a root not all ranks exchange data. So a rank may find out only from a message of a later operation that
 /// another one had called a different operation.
-Status Hierarchical::explain_late_label(const Operation& o, const net::GroupPort::LateLabel& late_label) {
+Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
-    return port_.called_here(late_label.op);
+    return port_.calls().here(late_label.op);
   }();
   if (own == late_label.label) return {};
   const std::string where = (late_label.op == op_ ? " at #" : " before #") + std::to_string(o.number);
@@ -122,7 +122,7 @@ Status Hierarchical::explain_late_label(const Operation& o, const net::GroupPort
 
 /// Abandons runs that have not ended: on return, nothing accesses the operation's memory. Returns the call of another
 /// rank under the operation's number, if it was a different one.
-std::optional<net::GroupPort::LateLabel> Hierarchical::end() {
+std::optional<net::CallLabels::Theirs> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
   for (const auto& active : active_) {
@@ -131,7 +131,7 @@ std::optional<net::GroupPort::LateLabel> Hierarchical::end() {
   if (!open.empty()) net::ScheduleRun::abandon(port_, open);
   active_.clear();
   port_.end_operation(op_ + 1);
-  return port_.late_label();
+  return port_.calls().take_late();
 }
 
 /// Called during waits for a step inside the host. A sleeper calls it about once a millisecond, so each call takes in

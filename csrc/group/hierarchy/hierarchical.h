@@ -49,7 +49,7 @@ class Hierarchical final : private Driver {
   };
 
   void drive() override;
-  std::optional<net::GroupPort::LateLabel> end();
+  std::optional<net::CallLabels::Theirs> end();
 
   Status perform(Call& call);
   std::unique_ptr<Slices> slices(const Operation& o) const { return slices_of({o, rails_, facts_, members_.rank}); }
@@ -92,7 +92,7 @@ class Hierarchical final : private Driver {
   /// Ends the oldest run.
   Status finish(Call& call);
   Status finish_all(Call& call);
-  Status explain_late_label(const Operation& o, const net::GroupPort::LateLabel& late_label);
+  Status explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label);
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
   Core& core_;

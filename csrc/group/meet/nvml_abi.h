@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/library.h"
+
 /// The part of the ABI of `libnvidia-ml.so.1` that nvx calls, so that the build needs no NVML header. If the header is
 /// installed, a test compares this file with it.
 namespace nvx::nvml {
@@ -48,28 +50,30 @@ static_assert(sizeof(FieldValue) == 40 && offsetof(FieldValue, value) == 32);
 
 /// The functions, by their exported names.
 struct Api {
-  Result (*nvmlInit_v2)();
-  Result (*nvmlShutdown)();
-  const char* (*nvmlErrorString)(Result result);
-  Result (*nvmlSystemGetDriverVersion)(char* version, unsigned bytes);
-  Result (*nvmlDeviceGetCount_v2)(unsigned* count);
-  Result (*nvmlDeviceGetHandleByIndex_v2)(unsigned index, Device* device);
-  Result (*nvmlDeviceGetName)(Device device, char* name, unsigned bytes);
-  Result (*nvmlDeviceGetUUID)(Device device, char* uuid, unsigned bytes);
-  Result (*nvmlDeviceGetPciInfo_v3)(Device device, PciInfo* info);
-  Result (*nvmlDeviceGetCudaComputeCapability)(Device device, int* major, int* minor);
-  Result (*nvmlDeviceGetCurrPcieLinkGeneration)(Device device, unsigned* generation);
-  Result (*nvmlDeviceGetCurrPcieLinkWidth)(Device device, unsigned* width);
-  Result (*nvmlDeviceGetMaxPcieLinkGeneration)(Device device, unsigned* generation);
-  Result (*nvmlDeviceGetMaxPcieLinkWidth)(Device device, unsigned* width);
-  Result (*nvmlDeviceGetNvLinkState)(Device device, unsigned lane, int* active);
-  Result (*nvmlDeviceGetNvLinkVersion)(Device device, unsigned lane, unsigned* version);
-  Result (*nvmlDeviceGetNvLinkCapability)(Device device, unsigned lane, int capability, unsigned* has);
-  Result (*nvmlDeviceGetNvLinkRemotePciInfo_v2)(Device device, unsigned lane, PciInfo* info);
-  Result (*nvmlDeviceGetNvLinkRemoteDeviceType)(Device device, unsigned lane, int* type);
-  Result (*nvmlDeviceGetFieldValues)(Device device, int count, FieldValue* values);
-  Result (*nvmlDeviceGetTopologyCommonAncestor)(Device a, Device b, int* level);
-  Result (*nvmlDeviceGetP2PStatus)(Device a, Device b, int capability, int* status);
+  Library from;
+
+  NVX_FUNCTION(Result, nvmlInit_v2);
+  NVX_FUNCTION(Result, nvmlShutdown);
+  NVX_FUNCTION(const char*, nvmlErrorString, Result result);
+  NVX_FUNCTION(Result, nvmlSystemGetDriverVersion, char* version, unsigned bytes);
+  NVX_FUNCTION(Result, nvmlDeviceGetCount_v2, unsigned* count);
+  NVX_FUNCTION(Result, nvmlDeviceGetHandleByIndex_v2, unsigned index, Device* device);
+  NVX_FUNCTION(Result, nvmlDeviceGetName, Device device, char* name, unsigned bytes);
+  NVX_FUNCTION(Result, nvmlDeviceGetUUID, Device device, char* uuid, unsigned bytes);
+  NVX_FUNCTION(Result, nvmlDeviceGetPciInfo_v3, Device device, PciInfo* info);
+  NVX_FUNCTION(Result, nvmlDeviceGetCudaComputeCapability, Device device, int* major, int* minor);
+  NVX_FUNCTION(Result, nvmlDeviceGetCurrPcieLinkGeneration, Device device, unsigned* generation);
+  NVX_FUNCTION(Result, nvmlDeviceGetCurrPcieLinkWidth, Device device, unsigned* width);
+  NVX_FUNCTION(Result, nvmlDeviceGetMaxPcieLinkGeneration, Device device, unsigned* generation);
+  NVX_FUNCTION(Result, nvmlDeviceGetMaxPcieLinkWidth, Device device, unsigned* width);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkState, Device device, unsigned lane, int* active);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkVersion, Device device, unsigned lane, unsigned* version);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkCapability, Device device, unsigned lane, int capability, unsigned* has);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkRemotePciInfo_v2, Device device, unsigned lane, PciInfo* info);
+  NVX_FUNCTION(Result, nvmlDeviceGetNvLinkRemoteDeviceType, Device device, unsigned lane, int* type);
+  NVX_FUNCTION(Result, nvmlDeviceGetFieldValues, Device device, int count, FieldValue* values);
+  NVX_FUNCTION(Result, nvmlDeviceGetTopologyCommonAncestor, Device a, Device b, int* level);
+  NVX_FUNCTION(Result, nvmlDeviceGetP2PStatus, Device a, Device b, int capability, int* status);
 };
 
 }  // namespace nvx::nvml

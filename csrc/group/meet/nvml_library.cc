@@ -1,5 +1,3 @@
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -12,39 +10,6 @@
 
 namespace nvx {
 namespace {
-
-constexpr char kName[] = "libnvidia-ml.so.1";
-
-nvml::Api resolve_all(void* handle, const std::string& path) {
-  nvml::Api api;
-  const auto get = [&](const char* name, auto& function) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-    if (!function) throw Error(Code::kSystem, "nvx: " + path + " has no " + name + ": the driver is too old");
-  };
-  get("nvmlInit_v2", api.nvmlInit_v2);
-  get("nvmlShutdown", api.nvmlShutdown);
-  get("nvmlErrorString", api.nvmlErrorString);
-  get("nvmlSystemGetDriverVersion", api.nvmlSystemGetDriverVersion);
-  get("nvmlDeviceGetCount_v2", api.nvmlDeviceGetCount_v2);
-  get("nvmlDeviceGetHandleByIndex_v2", api.nvmlDeviceGetHandleByIndex_v2);
-  get("nvmlDeviceGetName", api.nvmlDeviceGetName);
-  get("nvmlDeviceGetUUID", api.nvmlDeviceGetUUID);
-  get("nvmlDeviceGetPciInfo_v3", api.nvmlDeviceGetPciInfo_v3);
-  get("nvmlDeviceGetCudaComputeCapability", api.nvmlDeviceGetCudaComputeCapability);
-  get("nvmlDeviceGetCurrPcieLinkGeneration", api.nvmlDeviceGetCurrPcieLinkGeneration);
-  get("nvmlDeviceGetCurrPcieLinkWidth", api.nvmlDeviceGetCurrPcieLinkWidth);
-  get("nvmlDeviceGetMaxPcieLinkGeneration", api.nvmlDeviceGetMaxPcieLinkGeneration);
-  get("nvmlDeviceGetMaxPcieLinkWidth", api.nvmlDeviceGetMaxPcieLinkWidth);
-  get("nvmlDeviceGetNvLinkState", api.nvmlDeviceGetNvLinkState);
-  get("nvmlDeviceGetNvLinkVersion", api.nvmlDeviceGetNvLinkVersion);
-  get("nvmlDeviceGetNvLinkCapability", api.nvmlDeviceGetNvLinkCapability);
-  get("nvmlDeviceGetNvLinkRemotePciInfo_v2", api.nvmlDeviceGetNvLinkRemotePciInfo_v2);
-  get("nvmlDeviceGetNvLinkRemoteDeviceType", api.nvmlDeviceGetNvLinkRemoteDeviceType);
-  get("nvmlDeviceGetFieldValues", api.nvmlDeviceGetFieldValues);
-  get("nvmlDeviceGetTopologyCommonAncestor", api.nvmlDeviceGetTopologyCommonAncestor);
-  get("nvmlDeviceGetP2PStatus", api.nvmlDeviceGetP2PStatus);
-  return api;
-}
 
 /// "0000:3b:00.0", as the kernel writes it.
 std::string bus_of(const nvml::PciInfo& info) {
@@ -195,10 +160,9 @@ double nvlink_lane_gb_s(int major, int minor) {
 }
 
 std::unique_ptr<Nvml> nvml_library(const char* path) {
-  const std::string wanted = path ? path : kName;
-  void* handle = dlopen(wanted.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) throw Error(Code::kSystem, std::string("nvx: no NVIDIA driver here (") + dlerror() + ")");
-  return std::make_unique<NvmlLibrary>(resolve_all(handle, wanted));
+  const Library library(path ? path : "libnvidia-ml.so.1", "the driver is too old");
+  if (!library) throw Error(Code::kSystem, "nvx: no NVIDIA driver here (" + library.error() + ")");
+  return std::make_unique<NvmlLibrary>(nvml::Api{library});
 }
 
 }  // namespace nvx

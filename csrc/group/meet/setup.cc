@@ -244,7 +244,8 @@ void SetUp::open_port() {
       MutexLock lock(port_->mutex());
       port_->connect(r, addresses[size_t(r)]);
       if (size_t(r) < options_.global_ranks.size())
-        port_->meet(r, options_.global_ranks[size_t(r)], standing_, topology.whereabouts(r));
+        messenger->liveness().meet(options_.global_ranks[size_t(r)], *port_->process_of(r), standing_,
+                                   topology.whereabouts(r));
     } catch (const Error& error) {
       Failure failure = error.failure();
       failure.cause += " (" + topology.describe(r) + ", seen from " + topology.describe(rank()) + ")";

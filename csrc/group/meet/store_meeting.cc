@@ -293,7 +293,7 @@ void look_for_deaths(const GroupOptions& options, int writer) {
     }
     if (!messenger || int(r) != writer) continue;
     MutexLock lock(messenger->mutex());
-    const std::string lost = messenger->fate(global);
+    const std::string lost = messenger->liveness().fate(global);
     if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + who + " " + lost + "," + when, see_log_of(who));
   }
 }

@@ -33,7 +33,7 @@ bool FarPeer::announce() {
     head.number = ++announced_;
     head.dtype = uint8_t(message->dtype);
     head.carries_data = carries(message->bytes, net::Messenger::kMostCopied, there_.full());
-    core_.port->announce(rank_, head, {message->data, head.carries_data ? message->bytes : 0});
+    core_.port->mail().announce(rank_, head, {message->data, head.carries_data ? message->bytes : 0});
     if (head.carries_data) {
       finish(message, {});
     } else {
@@ -49,7 +49,7 @@ bool FarPeer::grant() {
   MutexLock lock(core_.port->mutex());
   for (const auto& [message, number] : to_grant_) {
     transfers_in_[number] = message;
-    core_.port->grant(rank_, number, message->data, message->bytes);
+    core_.port->mail().grant(rank_, number, message->data, message->bytes);
   }
   to_grant_.clear();
   return true;
@@ -60,7 +60,7 @@ void FarPeer::end(Messages& transfers, uint64_t number) {
 }
 
 /// Takes announcements in the order of sending, each once, even if the link reorders or repeats them.
-void FarPeer::take(net::GroupPort::MailMessage&& letter) {
+void FarPeer::take(net::Mail::Letter&& letter) {
   const net::MailHead& head = letter.head;
   if (head.number <= taken_ || head.number > taken_ + kFarEnvelopes) return;
   const DType dtype = head.dtype < kernel::kDTypeCount ? DType(head.dtype) : DType::kBytes;
@@ -81,10 +81,10 @@ void FarPeer::tell_full(bool) {
 void FarPeer::tell_taken() {
   told_.count = uint32_t(taken_);
   MutexLock lock(core_.port->mutex());
-  core_.port->tell_taken(rank_, told_);
+  core_.port->send(rank_, {net::Kind::kTaken, told_.value()});
 }
 
-void FarPeer::read(net::GroupPort::MailMessage&& letter) {
+void FarPeer::read(net::Mail::Letter&& letter) {
   switch (letter.kind) {
     case net::Kind::kMail: return take(std::move(letter));
     case net::Kind::kTaken: return there_.learn(net::Taken::of(letter.value));
@@ -93,7 +93,7 @@ void FarPeer::read(net::GroupPort::MailMessage&& letter) {
       if (!found) return;
       const std::shared_ptr<Message>& message = transfers_out_[letter.value] = found.mapped();
       MutexLock lock(core_.port->mutex());
-      core_.port->rendezvous().send(rank_, letter.value, message->data, message->bytes);
+      core_.port->mail().send(rank_, letter.value, message->data, message->bytes);
       return;
     }
     default: return;

@@ -121,7 +121,7 @@ class FarPeer final : public MailPeer {
   using MailPeer::MailPeer;
   bool move() override;
   void clear() override;
-  void read(net::GroupPort::MailMessage&& letter);
+  void read(net::Mail::Letter&& letter);
   /// The port has sent, or received, the message with this number.
   void sent(uint64_t number) { end(transfers_out_, number); }
   void received(uint64_t number) { end(transfers_in_, number); }
@@ -129,7 +129,7 @@ class FarPeer final : public MailPeer {
  private:
   bool announce();
   bool grant();
-  void take(net::GroupPort::MailMessage&& letter);
+  void take(net::Mail::Letter&& letter);
   void tell_taken();
   void tell_full(bool full) override;
   void end(Messages& transfers, uint64_t number);

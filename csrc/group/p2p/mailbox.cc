@@ -22,7 +22,7 @@ Mailbox::Mailbox(Core& core)
   core_.neighbours().leases().join(this);
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
-  core_.port->on_mail([this] { poke(); });
+  core_.port->mail().on_news([this] { poke(); });
 }
 
 Mailbox::~Mailbox() {
@@ -152,13 +152,13 @@ bool Mailbox::advance() {
 bool Mailbox::read_port() {
   bool moved = false;
   for (;;) {
-    std::optional<net::GroupPort::MailMessage> letter;
+    std::optional<net::Mail::Letter> letter;
     std::optional<std::pair<int, uint64_t>> sent, received;
     {
       MutexLock lock(core_.port->mutex());
-      letter = core_.port->next_mail();
-      sent = core_.port->rendezvous().next_sent();
-      received = core_.port->rendezvous().next_received();
+      letter = core_.port->mail().next_letter();
+      sent = core_.port->mail().next_sent();
+      received = core_.port->mail().next_received();
     }
     if (!letter && !sent && !received) return moved;
     moved = true;
@@ -270,7 +270,7 @@ void Mailbox::fail_all(const Status& status) {
   for (const auto& peer : peers_) peer->clear();
   if (core_.port) {
     MutexLock lock(core_.port->mutex());
-    core_.port->drop_mail();
+    core_.port->mail().drop();
   }
   while (!open_.empty()) finish(std::shared_ptr<Message>(*open_.begin()), status);
 }

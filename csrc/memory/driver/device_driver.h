@@ -37,8 +37,8 @@ struct DeviceFacts {
   std::string name;
   std::string bus;  ///< "0000:3b:00.0"
   size_t bytes = 0;
-  bool can[kShareKinds] = {};  ///< what the driver claims, by kind; only a trial proves it
-  bool exports_dma_buf = false;
+  bool can[kShareKinds] = {};    ///< what the driver claims, by kind; only a trial proves it
+  bool exports_dma_buf = false;  ///< its memory, so network cards could access it
 };
 
 /// The driver calls that nvx makes: of libcuda, or of a test's fake. Each returns the driver's error code. A resource

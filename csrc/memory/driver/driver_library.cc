@@ -1,8 +1,5 @@
 #include "memory/driver/driver_library.h"
 
-#include <dlfcn.h>
-
-#include <cstring>
 #include <map>
 
 #include "base/error.h"
@@ -12,58 +9,6 @@
 
 namespace nvx {
 namespace {
-
-constexpr char kName[] = "libcuda.so.1";
-
-cuda::Api resolve_all(void* handle, const std::string& path) {
-  cuda::Api api;
-  const auto get = [&](const char* name, auto& function) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
-    if (!function)
-      throw Error(Code::kSystem, "nvx: " + path + " has no " + name + ": the driver is older than nvx needs (R525)");
-  };
-  get("cuInit", api.cuInit);
-  get("cuGetErrorName", api.cuGetErrorName);
-  get("cuGetErrorString", api.cuGetErrorString);
-  get("cuDeviceGetCount", api.cuDeviceGetCount);
-  get("cuDeviceGet", api.cuDeviceGet);
-  get("cuDeviceGetName", api.cuDeviceGetName);
-  get("cuDeviceGetUuid_v2", api.cuDeviceGetUuid_v2);
-  get("cuDeviceGetPCIBusId", api.cuDeviceGetPCIBusId);
-  get("cuDeviceTotalMem_v2", api.cuDeviceTotalMem_v2);
-  get("cuDeviceGetAttribute", api.cuDeviceGetAttribute);
-  get("cuDeviceCanAccessPeer", api.cuDeviceCanAccessPeer);
-  get("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain);
-  get("cuCtxPushCurrent_v2", api.cuCtxPushCurrent_v2);
-  get("cuCtxPopCurrent_v2", api.cuCtxPopCurrent_v2);
-  get("cuCtxEnablePeerAccess", api.cuCtxEnablePeerAccess);
-  get("cuMemGetAllocationGranularity", api.cuMemGetAllocationGranularity);
-  get("cuMemCreate", api.cuMemCreate);
-  get("cuMemRelease", api.cuMemRelease);
-  get("cuMemAddressReserve", api.cuMemAddressReserve);
-  get("cuMemAddressFree", api.cuMemAddressFree);
-  get("cuMemMap", api.cuMemMap);
-  get("cuMemUnmap", api.cuMemUnmap);
-  get("cuMemSetAccess", api.cuMemSetAccess);
-  get("cuMemExportToShareableHandle", api.cuMemExportToShareableHandle);
-  get("cuMemImportFromShareableHandle", api.cuMemImportFromShareableHandle);
-  get("cuMemAlloc_v2", api.cuMemAlloc_v2);
-  get("cuMemFree_v2", api.cuMemFree_v2);
-  get("cuMemGetAddressRange_v2", api.cuMemGetAddressRange_v2);
-  get("cuIpcGetMemHandle", api.cuIpcGetMemHandle);
-  get("cuIpcOpenMemHandle_v2", api.cuIpcOpenMemHandle_v2);
-  get("cuIpcCloseMemHandle", api.cuIpcCloseMemHandle);
-  get("cuMemHostRegister_v2", api.cuMemHostRegister_v2);
-  get("cuMemHostUnregister", api.cuMemHostUnregister);
-  get("cuMemHostGetDevicePointer_v2", api.cuMemHostGetDevicePointer_v2);
-  get("cuStreamCreate", api.cuStreamCreate);
-  get("cuStreamDestroy_v2", api.cuStreamDestroy_v2);
-  get("cuStreamQuery", api.cuStreamQuery);
-  get("cuMemcpyAsync", api.cuMemcpyAsync);
-  get("cuMemsetD8Async", api.cuMemsetD8Async);
-  get("cuThreadExchangeStreamCaptureMode", api.cuThreadExchangeStreamCaptureMode);
-  return api;
-}
 
 cuda::AllocationProperties properties(int device, ShareKind kind) {
   cuda::AllocationProperties asked{};
@@ -92,12 +37,10 @@ class DriverLibrary : public DeviceDriver {
     cuda::Device handle = 0;
     if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
     char name[128] = {}, bus[32] = {};
-    cuda::Uuid uuid{};
     if (const DriverCode code = api_.cuDeviceGetName(name, sizeof name, handle)) return code;
     if (const DriverCode code = api_.cuDeviceGetPCIBusId(bus, sizeof bus, handle)) return code;
-    if (const DriverCode code = api_.cuDeviceGetUuid_v2(&uuid, handle)) return code;
+    if (const DriverCode code = api_.cuDeviceGetUuid_v2(&facts->uuid, handle)) return code;
     if (const DriverCode code = api_.cuDeviceTotalMem_v2(&facts->bytes, handle)) return code;
-    std::memcpy(facts->uuid.data(), uuid.bytes, sizeof uuid.bytes);
     facts->name = name;
     facts->bus = bus;
     const bool mappable = has(handle, cuda::kAttributeVirtualMemory);
@@ -116,17 +59,11 @@ class DriverLibrary : public DeviceDriver {
   }
   DriverCode create(int device, ShareKind kind, size_t bytes, DeviceMemory* memory) override {
     const cuda::AllocationProperties asked = properties(device, kind);
-    cuda::Allocation made = 0;
-    const DriverCode code = in(device, [&] { return api_.cuMemCreate(&made, bytes, &asked, 0); });
-    *memory = made;
-    return code;
+    return in(device, [&] { return api_.cuMemCreate(memory, bytes, &asked, 0); });
   }
   DriverCode release(DeviceMemory memory) override { return api_.cuMemRelease(memory); }
   DriverCode reserve(size_t bytes, size_t alignment, DevicePtr* at) override {
-    cuda::Pointer got = 0;
-    const DriverCode code = api_.cuMemAddressReserve(&got, bytes, alignment, 0, 0);
-    *at = got;
-    return code;
+    return api_.cuMemAddressReserve(at, bytes, alignment, 0, 0);
   }
   DriverCode unreserve(DevicePtr at, size_t bytes) override { return api_.cuMemAddressFree(at, bytes); }
   DriverCode map(DevicePtr at, size_t bytes, DeviceMemory memory) override {
@@ -156,37 +93,22 @@ class DriverLibrary : public DeviceDriver {
   }
 
   DriverCode allocate(int device, size_t bytes, DevicePtr* at) override {
-    cuda::Pointer got = 0;
-    const DriverCode code = in(device, [&] { return api_.cuMemAlloc_v2(&got, bytes); });
-    *at = got;
-    return code;
+    return in(device, [&] { return api_.cuMemAlloc_v2(at, bytes); });
   }
   DriverCode free(int device, DevicePtr at) override {
     return in(device, [&] { return api_.cuMemFree_v2(at); });
   }
   DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) override {
-    cuda::IpcHandle made{};
-    const DriverCode code = in(device, [&] { return api_.cuIpcGetMemHandle(&made, at); });
-    std::memcpy(handle->data(), &made, sizeof made);
-    return code;
+    return in(device, [&] { return api_.cuIpcGetMemHandle(handle, at); });
   }
   DriverCode open_ipc(int device, const HandleBytes& handle, DevicePtr* at) override {
-    cuda::IpcHandle theirs{};
-    std::memcpy(&theirs, handle.data(), sizeof theirs);
-    cuda::Pointer got = 0;
-    const DriverCode code =
-        in(device, [&] { return api_.cuIpcOpenMemHandle_v2(&got, theirs, cuda::kIpcLazyPeerAccess); });
-    *at = got;
-    return code;
+    return in(device, [&] { return api_.cuIpcOpenMemHandle_v2(at, handle, cuda::kIpcLazyPeerAccess); });
   }
   DriverCode close_ipc(int device, DevicePtr at) override {
     return in(device, [&] { return api_.cuIpcCloseMemHandle(at); });
   }
   DriverCode range(int device, DevicePtr at, DevicePtr* begin, size_t* bytes) override {
-    cuda::Pointer first = 0;
-    const DriverCode code = in(device, [&] { return api_.cuMemGetAddressRange_v2(&first, bytes, at); });
-    *begin = first;
-    return code;
+    return in(device, [&] { return api_.cuMemGetAddressRange_v2(begin, bytes, at); });
   }
 
   DriverCode can_reach(int device, int peer, bool* can) override {
@@ -206,10 +128,8 @@ class DriverLibrary : public DeviceDriver {
     return in(device, [&] {
       constexpr unsigned kFlags = cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap;
       if (const DriverCode code = api_.cuMemHostRegister_v2(memory, bytes, kFlags)) return code;
-      cuda::Pointer got = 0;
-      const DriverCode code = api_.cuMemHostGetDevicePointer_v2(&got, memory, 0);
+      const DriverCode code = api_.cuMemHostGetDevicePointer_v2(at, memory, 0);
       if (code) (void)api_.cuMemHostUnregister(memory);
-      *at = got;
       return code;
     });
   }
@@ -272,10 +192,7 @@ class DriverLibrary : public DeviceDriver {
   }
 
   DriverCode import(int device, void* handle, int type, DeviceMemory* memory) {
-    cuda::Allocation got = 0;
-    const DriverCode code = in(device, [&] { return api_.cuMemImportFromShareableHandle(&got, handle, type); });
-    *memory = got;
-    return code;
+    return in(device, [&] { return api_.cuMemImportFromShareableHandle(memory, handle, type); });
   }
 
   struct Primary {
@@ -295,13 +212,12 @@ class DriverLibrary : public DeviceDriver {
 }  // namespace
 
 std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::milliseconds patience) {
-  const std::string wanted = path ? path : kName;
-  void* handle = dlopen(wanted.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    throw Error(Code::kSystem, std::string("nvx: no NVIDIA driver here (") + dlerror() +
-                                   "). In a container, start it with --gpus all");
+  const Library library(path ? path : "libcuda.so.1", "the driver is older than nvx needs (R525)");
+  if (!library) {
+    throw Error(Code::kSystem, "nvx: no NVIDIA driver here (" + library.error() + ")",
+                "in a container, start it with --gpus all");
   }
-  const cuda::Api api = resolve_all(handle, wanted);
+  const cuda::Api api{library};
   auto driver = std::make_shared<DriverLibrary>(api);
   const DriverCode code = call_or_throw<DriverCode>("cuInit of the NVIDIA driver", Deadline::after(patience),
                                                     [start = api.cuInit] { return start(0); });

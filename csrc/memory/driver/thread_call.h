@@ -15,17 +15,12 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/words.h"
 #include "memory/driver/beside_captures.h"
 
 /// Calls that may never return. Each runs on a thread of its own. On a timeout the thread is abandoned together with
 /// everything that it may still access, so a call must own all that it captures.
 namespace nvx {
-
-/// The length of a deadline: "2000 ms".
-inline std::string how_long(const Deadline& deadline) {
-  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - deadline.start).count()) +
-         " ms";
-}
 
 /// Work that runs on a thread of its own.
 template <class Result>
@@ -86,8 +81,8 @@ template <class Result>
 Result call_or_throw(const std::string& what, const Deadline& deadline, std::function<Result()> work) {
   try {
     if (auto result = call_on_thread(std::move(work), deadline)) return *std::move(result);
-  } catch (const std::system_error&) {
-    throw Error(Code::kSystem, "nvx: " + what + ": cannot start a thread for it");
+  } catch (const std::system_error& error) {
+    throw system_error("cannot start a thread for " + what, error.code().value());
   }
   throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
 }
@@ -148,12 +143,9 @@ class CreatedOnce {
 
   void begin(const std::string& what, const std::function<std::unique_ptr<T>()>& make) {
     try {
-      std::thread([state = state_, make]() mutable {
-        const BesideCaptures beside;
-        state->finish(std::move(make));
-      }).detach();
-    } catch (const std::system_error&) {
-      throw Error(Code::kSystem, "nvx: " + what + ": cannot start a thread for it");
+      const ThreadCall<bool> call([state = state_, make]() mutable { return state->finish(std::move(make)), true; });
+    } catch (const std::system_error& error) {
+      throw system_error("cannot start a thread for " + what, error.code().value());
     }
     state_->making = true;
     state_->late = false;

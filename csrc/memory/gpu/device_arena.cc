@@ -41,7 +41,7 @@ Span DeviceArena::allocate(size_t bytes) {
     case PairState::kFine: break;
     case PairState::kHung:
       quarantine(span);
-      throw Error(Code::kTimeout, what + ": check whether a hanging program uses it");
+      throw Error(Code::kTimeout, what, "check whether a hanging program uses the GPU");
     default: free(span); throw Error(Code::kSystem, what);
   }
   if (const HostFallback* fallback = fallback_.made())

@@ -38,7 +38,6 @@ class DeviceArena : public SpanSource {
   /// Pinned host memory of the same size, in which each span has the same offset. It serves pairs that cannot access
   /// each other's device memory, and is created at the first call. Throws Error, with kTimeout if the driver does not
   /// return.
-  const DeviceRegion& host_fallback() { return *open_fallback().region; }
   const std::shared_ptr<DeviceRegion>& hold_fallback() { return open_fallback().region; }
   int fallback_fd() { return open_fallback().fd.get(); }
 

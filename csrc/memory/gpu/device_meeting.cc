@@ -1,7 +1,5 @@
 #include "memory/gpu/device_meeting.h"
 
-#include <cerrno>
-#include <cstring>
 #include <string>
 
 #include "memory/shm/unix_socket.h"
@@ -43,7 +41,8 @@ void Meeting::introduce() {
     const DeviceCard& other = cards_[r];
     if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
       throw Error(Code::kMismatch,
-                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
+                  "nvx: " + options_.name(int(r)) + " describes its GPU as another version of nvx does",
+                  "have all ranks use the same nvx");
   }
   share_.agreement_ = agree_on_kind(cards_, options_.name);
 }
@@ -75,7 +74,7 @@ Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   if (!wrote.fine()) {
     hung_ = hung_ || wrote.state == PairState::kHung;
     throw Error(Code::kSystem, "nvx: GPU " + std::to_string(options_.device) +
-                                   " does not get through with a copy to its own memory: " + wrote.why);
+                                   " cannot complete a copy to its own memory: " + wrote.why);
   }
   if (kind == ShareKind::kFabric || kind == ShareKind::kIpc)
     offer.handle = ask_own<HandleBytes>("exporting memory", [region] { return region->export_handle(); });
@@ -89,15 +88,11 @@ void Meeting::send_fd(int fd, const std::vector<bool>& to) {
   const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
-    const Fd guest = connect_to(text_of(cards_[r].door), deadline);
-    if (!guest && backlog_is_full())
-      throw Error(Code::kTimeout, "nvx: the backlog of the Unix socket of " + options_.name(int(r)) + " was full for " +
-                                      how_long(deadline) +
-                                      ": it is stopped, or another user of this host floods it with connections");
+    const std::string other = options_.name(int(r));
+    const Fd guest = connect_or_throw(text_of(cards_[r].door), "the Unix socket of " + other, deadline);
     const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
-    if (!guest || !send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
-      throw Error(Code::kPeerDied, "nvx: " + options_.name(int(r)) + " cannot be reached over its Unix socket (" +
-                                       std::strerror(errno) + "): it has ended, or belongs to another user");
+    if (!send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
+      throw Error(Code::kPeerDied, "nvx: " + other + " ended before it received this rank's memory");
   }
 }
 

@@ -1,9 +1,5 @@
 #include "memory/gpu/device_memory.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 
 #include "base/contain.h"
@@ -18,12 +14,6 @@ namespace nvx {
 namespace {
 
 bool is_virtual(ShareKind kind) { return kind == ShareKind::kFabric || kind == ShareKind::kFd; }
-
-bool is_host_fallback(int memfd, size_t bytes) {
-  struct stat facts {};
-  const int seals = fcntl(memfd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == bytes;
-}
 
 }  // namespace
 
@@ -134,7 +124,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<Device
 
 std::unique_ptr<DeviceRegion> DeviceRegion::pin(std::shared_ptr<DeviceDriver> driver, int device, int memfd,
                                                 size_t bytes) {
-  NVX_CHECK(is_host_fallback(memfd, bytes), "the descriptor from another process is not pinned host memory of nvx");
+  NVX_CHECK(is_sealed_memory(memfd, bytes), "the descriptor from another process is not pinned host memory of nvx");
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kHost, bytes));
   const auto mapping = std::make_shared<Mapping>(memfd, bytes);
@@ -236,13 +226,6 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
     return facts;
   });
   return probe;
-}
-
-Fd make_host_fallback(size_t bytes) {
-  Fd fd(memfd_create("nvx-host-fallback", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-    throw system_error("cannot make a memfd of " + std::to_string(bytes >> 20) + " MiB");
-  return fd;
 }
 
 MappedRegions::~MappedRegions() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory/driver/device_driver.h"
+#include "memory/shm/arena.h"
 
 namespace nvx {
 
@@ -105,8 +106,8 @@ struct ProbeTimes {
 ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times = {},
                              const ShareProbe& before = ShareProbe());
 
-/// A sealed memfd for DeviceRegion::pin(). Throws Error.
-Fd make_host_fallback(size_t bytes);
+/// A memory for DeviceRegion::pin(). Throws Error.
+inline Fd make_host_fallback(size_t bytes) { return sealed_memory("nvx-host-fallback", bytes); }
 
 /// The mapped memory of other processes. The destructor unmaps it on a thread of its own, because the driver may hang
 /// in that too.

@@ -34,13 +34,9 @@ void PoolDoor::hear(const Fd& guest) {
 }
 
 PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline) {
-  const Fd guest = connect_to(name, deadline);
-  if (!guest && backlog_is_full())
-    throw Error(Code::kTimeout, "nvx: the backlog of its Unix socket was full for " + how_long(deadline) +
-                                    ": it is stopped, or another user of this host floods it with connections");
-  if (!guest || !send_packet(guest.get(), &question, sizeof question, {}))
-    throw Error(Code::kPeerDied, std::string("nvx: its Unix socket cannot be reached (") + std::strerror(errno) +
-                                     "): it has ended, or belongs to another user");
+  const Fd guest = connect_or_throw(name, "its Unix socket", deadline);
+  if (!send_packet(guest.get(), &question, sizeof question, {}))
+    throw Error(Code::kPeerDied, "nvx: it ended before it was asked");
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now()).count();
     pollfd asked{guest.get(), POLLIN, 0};
@@ -52,7 +48,7 @@ PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd
   PoolAnswer answer;
   if (!receive_packet(guest.get(), &answer, sizeof answer, {fd, 1}))
     throw Error(Code::kPeerDied, "nvx: it ended before it answered");
-  if (answer.magic != PoolAnswer::kMagic) throw Error(Code::kMismatch, "nvx: it answers what another version would");
+  if (answer.magic != PoolAnswer::kMagic) throw Error(Code::kMismatch, "nvx: it runs another version of nvx");
   if (answer.state != PoolAnswer::kHere) throw Error(Code::kPeerFailed, "nvx: it says: " + text_of(answer.said));
   return answer;
 }

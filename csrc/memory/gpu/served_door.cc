@@ -20,8 +20,8 @@ ServedDoor::ServedDoor(const std::string& name, Hear hear)
   if (!end_) throw system_error("cannot make an eventfd");
   try {
     thread_ = std::thread([this] { serve(); });
-  } catch (const std::system_error&) {
-    throw Error(Code::kSystem, "nvx: the system gives no thread that hands GPU memory over");
+  } catch (const std::system_error& error) {
+    throw system_error("cannot start a thread that passes GPU memory on", error.code().value());
   }
 }
 

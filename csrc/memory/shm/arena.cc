@@ -2,31 +2,27 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
+#include <sys/stat.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
 
 namespace nvx {
-namespace {
 
-Fd make_memfd(size_t bytes) {
-  Fd fd(memfd_create("nvx", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) throw system_error("memfd_create failed");
-  if (ftruncate(fd.get(), off_t(bytes)) != 0) throw system_error("cannot size the shared memory");
-  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-    throw system_error("cannot seal the shared memory");
+Fd sealed_memory(const char* name, size_t bytes) {
+  Fd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+    throw system_error("cannot make " + std::to_string(bytes >> 20) + " MiB of shared memory (memfd_create)");
   return fd;
 }
 
-}  // namespace
-
-ArenaId random_arena_id() {
-  ArenaId id;
-  if (getrandom(&id, sizeof id, 0) != ssize_t(sizeof id)) throw system_error("getrandom failed");
-  return id;
+bool is_sealed_memory(int fd, size_t bytes) {
+  struct stat facts {};
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &facts) == 0 && uint64_t(facts.st_size) == bytes;
 }
 
 Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
@@ -46,7 +42,7 @@ Mapping::Mapping(Mapping&& other) noexcept
 
 Arena::Arena()
     : id_(random_arena_id()),
-      fd_(make_memfd(kBytes)),
+      fd_(sealed_memory("nvx", kBytes)),
       mapping_(fd_.get(), kBytes),
       spans_(kBytes, kSpanPage, "the shared arena of this process", [this](Span span) { punch(span); }) {}
 

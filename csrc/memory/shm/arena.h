@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/handle.h"
+#include "base/random.h"
 #include "memory/shm/spans.h"
 
 namespace nvx {
@@ -16,7 +17,12 @@ struct ArenaId {
   uint64_t low = 0;
   auto operator<=>(const ArenaId&) const = default;
 };
-ArenaId random_arena_id();
+inline ArenaId random_arena_id() { return random_value<ArenaId>(); }
+
+/// A memfd that neither shrinks nor grows, so that no access to a mapping of it can fault. Throws Error.
+Fd sealed_memory(const char* name, size_t bytes);
+/// Whether a descriptor from another process is such a memory of this size.
+bool is_sealed_memory(int fd, size_t bytes);
 
 /// A mapping of a memfd that unmaps itself. Mappings in other processes are not affected.
 class Mapping {

@@ -1,15 +1,11 @@
 #include "memory/shm/neighbours.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -20,6 +16,8 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/log.h"
+#include "base/per_process.h"
 #include "memory/shm/handout.h"
 #include "memory/shm/unix_socket.h"
 
@@ -34,41 +32,23 @@ struct Introduction {
   ArenaId id;
 };
 
-std::atomic<uint32_t> forks{0};
-
 struct Home {
   Mutex mutex;
   std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
 };
-
-Home*& home() {
-  static Home* here = new Home;  // never destroyed: groups may outlive static destructors
-  return here;
-}
-
-void forget_after_fork() {
-  forks.fetch_add(1, std::memory_order_relaxed);
-  home() = new Home;  // the parent's object stays as it is, because another thread may have held its lock
-}
-
-/// Whether a memfd has the size of an arena and is sealed against shrinking: then no access to it can fault later.
-bool is_arena(int memfd) {
-  struct stat facts {};
-  const int seals = fcntl(memfd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == Arena::kBytes;
-}
 
 bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd* pidfd) {
   Fd fds[2];
   if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
   *memfd = std::move(fds[0]);
   *pidfd = std::move(fds[1]);
-  return introduction->magic == Introduction::kMagic && *memfd && is_arena(memfd->get());
+  return introduction->magic == Introduction::kMagic && *memfd && is_sealed_memory(memfd->get(), Arena::kBytes);
 }
 
 /// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
-/// process is not visible.
+/// process is not visible (0).
 std::string stat_of(pid_t pid) {
+  if (pid == 0) return "";
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const size_t name_end = stat.rfind(')');
@@ -114,32 +94,30 @@ Fd open_pidfd(pid_t pid) {
 
 }  // namespace
 
-uint32_t fork_generation() { return forks.load(std::memory_order_relaxed); }
-
-Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
-    : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid) {}
+Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid, pid_t pid_here)
+    : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid), pid_here_(pid_here) {
+  if (!pidfd_ && pid_here_ == 0) {
+    NVX_LOG(kWarn,
+            "nvx cannot notice the end of process %d: it is in another pid namespace, and pidfd_open is not available "
+            "there. Permit pidfd_open, or run all ranks of a host in one pid namespace",
+            int(pid_));
+  }
+}
 
 bool Neighbour::dead() const {
   // A kernel or a sandbox without pidfds: an unreaped process still has an entry in the process table.
-  if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || ending().known();
+  if (!pidfd_) return pid_here_ != 0 && ((kill(pid_here_, 0) != 0 && errno == ESRCH) || ending().known());
   pollfd ask{pidfd_.get(), POLLIN, 0};
   return poll(&ask, 1, 0) == 1;
 }
 
 bool Neighbour::stopped() const {
-  pid_t pid = pid_;
-  if (pidfd_) {  // its pid in this process's namespace
-    std::ifstream info("/proc/self/fdinfo/" + std::to_string(pidfd_.get()));
-    std::string field;
-    while (info >> field && field != "Pid:") continue;
-    if (!(info >> pid)) return false;
-  }
-  const std::string stat = pid > 0 ? stat_of(pid) : "";
+  const std::string stat = stat_of(pid_here_);
   return stat.starts_with('T') || stat.starts_with('t');
 }
 
 Ending Neighbour::ending() const {
-  std::optional<int> status = status_of_unreaped(pid_);
+  std::optional<int> status = status_of_unreaped(pid_here_);
   if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
   if (!status) return {};
   if (WIFSIGNALED(*status)) return {Ending::How::kKilled, WTERMSIG(*status)};
@@ -149,9 +127,7 @@ Ending Neighbour::ending() const {
 Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), own_pidfd_(open_pidfd(getpid())) {}
 
 std::shared_ptr<Neighbours> Neighbours::here() {
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, forget_after_fork);
-  (void)kRegistered;
-  Home& h = *home();
+  Home& h = of_this_process<Home>();
   MutexLock lock(h.mutex);
   std::shared_ptr<Neighbours> neighbours = h.neighbours.lock();
   if (!neighbours) h.neighbours = neighbours = std::make_shared<Neighbours>();
@@ -258,10 +234,11 @@ std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
   Fd memfd, pidfd;
   if (!receive_introduction(visit.socket.get(), &introduction, &memfd, &pidfd) || introduction.id != visit.want.id) {
     throw Error(Code::kPeerDied,
-                "nvx: " + name_of(visit.want) + " ended, or sent something else than its shared memory, during set-up");
+                "nvx: " + name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",
+                "see its log");
   }
-  return neighbours_.adopt(
-      std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(pidfd), visit.want.pid));
+  return neighbours_.adopt(std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(pidfd),
+                                                       visit.want.pid, listener_of(visit.socket.get())));
 }
 
 void Doorway::end_as_late(const std::vector<Visit>& open) const {
@@ -273,10 +250,10 @@ void Doorway::end_as_late(const std::vector<Visit>& open) const {
     full = full || !visit.socket;
   }
   const std::string advice =
-      "see what it does, whether it is stopped or swapped out; is the timeout long enough "
-      "(init_process_group(timeout=))?";
-  throw Error(Code::kTimeout, "nvx: no shared memory was handed over in time by " + missing,
-              full ? advice + " Does another user of this host flood the sockets @nvx-* (ss -xl)?" : advice);
+      "check whether it is stopped or swapped out, and whether the timeout is long enough "
+      "(init_process_group(timeout=))";
+  throw Error(Code::kTimeout, "nvx: the shared memory of these processes did not arrive in time: " + missing,
+              full ? advice + ". Does another user of this host flood the sockets @nvx-* (ss -xl)?" : advice);
 }
 
 }  // namespace nvx

@@ -11,6 +11,7 @@
 #include "base/failure.h"
 #include "base/handle.h"
 #include "base/mutex.h"
+#include "base/per_process.h"
 #include "memory/shm/arena.h"
 #include "memory/shm/leases.h"
 #include "memory/shm/unix_socket.h"
@@ -22,11 +23,13 @@ class Handout;
 /// Another process of this host: its arena, mapped here, and a descriptor that reports its end.
 class Neighbour {
  public:
-  Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid);
+  /// `pid`: as the process knows it. `pid_here`: in this process's namespace; 0 if it is not visible here.
+  Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid, pid_t pid_here);
 
   const ArenaId& id() const { return id_; }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
+  /// Always false without a pidfd, for a process that is not visible here.
   bool dead() const;
   /// Whether a signal or a debugger has stopped it, according to /proc.
   bool stopped() const;
@@ -38,7 +41,7 @@ class Neighbour {
   ArenaId id_;
   Mapping mapping_;
   Fd pidfd_;
-  pid_t pid_;
+  const pid_t pid_, pid_here_;
 };
 
 /// The memory that this process shares with the others of its host: its own arena and the arenas of the processes it
@@ -74,10 +77,6 @@ class Neighbours {
   };
   std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
 };
-
-/// A number that increases by one in each forked child. It shows the child which objects were made before the fork and
-/// belong to the parent.
-uint32_t fork_generation();
 
 /// An abstract Unix socket on which this process passes its memfd and its pidfd to processes of the same user. Open
 /// only during the set-up of one group.

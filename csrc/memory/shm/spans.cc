@@ -16,8 +16,8 @@ SpanAllocator::SpanAllocator(size_t bytes, size_t page, std::string name, std::f
 Span SpanAllocator::allocate(size_t bytes) {
   MutexLock lock(mutex_);
   if (const Span span = take(bytes)) return span;
-  throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) +
-                                 " MiB in use); destroy groups that are no longer needed");
+  throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) + " MiB in use)",
+              "destroy groups that are no longer needed");
 }
 
 Span SpanAllocator::find(size_t bytes) {

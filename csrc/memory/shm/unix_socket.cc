@@ -1,8 +1,8 @@
 #include "memory/shm/unix_socket.h"
 
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,9 +10,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "base/error.h"
+#include "base/random.h"
+#include "base/words.h"
 
 namespace nvx {
 namespace {
@@ -33,26 +37,47 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-/// The user of the process at the other end. Returns false if the kernel does not tell.
-bool user_of(int socket, uid_t* user) {
+constexpr uid_t kNobodyKnown = uid_t(-1);  ///< no process has it
+
+/// Whether the user namespace maps this process's user. The kernel reports all users that it does not map by one number
+/// (overflowuid), so a peer with that number may be of any user.
+bool knows_own_user() {
+  uint64_t own = geteuid(), overflow = 0, first = 0, outside = 0, count = 0;
+  if (!(std::ifstream("/proc/sys/kernel/overflowuid") >> overflow)) overflow = 65534;
+  if (own != overflow || access("/proc/self/uid_map", F_OK) != 0) return true;  // a kernel without user namespaces
+  std::ifstream map("/proc/self/uid_map");
+  while (map >> first >> outside >> count) {
+    if (own - first < count) return true;
+  }
+  return false;
+}
+
+/// Whether a process of this user may receive memory.
+bool is_own(uid_t user) { return user == geteuid() && knows_own_user(); }
+
+/// The process at the other end, its pid and user in this process's namespaces.
+ucred peer_of(int socket) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  *user = peer.uid;
-  return true;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return {0, kNobodyKnown, gid_t(-1)};
+  return peer;
 }
 
 }  // namespace
 
 std::string fresh_socket_name() {
-  uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != ssize_t(sizeof random)) throw system_error("getrandom failed");
   char name[40];
-  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), static_cast<unsigned long long>(random));
+  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), random_value<unsigned long long>());
   return name;
 }
 
 Fd listen_on(const std::string& name) {
+  if (!knows_own_user()) {
+    throw Error(Code::kSystem,
+                "nvx: the user namespace of this process does not map its user (uid " + std::to_string(geteuid()) +
+                    "), so nvx cannot tell its own processes from those of other users",
+                "map the user (/proc/self/uid_map), or run as a user that is mapped");
+  }
   Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener) throw system_error("cannot make a Unix socket");
   socklen_t length = 0;
@@ -70,18 +95,26 @@ Fd connect_to(const std::string& name) {
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
   if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
-  uid_t user = 0;
-  if (user_of(guest.get(), &user) && user == geteuid()) return guest;
+  if (is_own(peer_of(guest.get()).uid)) return guest;
   errno = EPERM;
   return {};
 }
 
+pid_t listener_of(int socket) { return peer_of(socket).pid; }
+
 bool backlog_is_full() { return errno == EAGAIN; }
 
-Fd connect_to(const std::string& name, const Deadline& deadline) {
+Fd connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline) {
   for (;;) {
-    Fd guest = connect_to(name);
-    if (guest || !backlog_is_full() || deadline.passed(Clock::now())) return guest;
+    if (Fd guest = connect_to(name)) return guest;
+    if (!backlog_is_full()) {
+      throw Error(Code::kPeerDied, "nvx: " + called + " cannot be reached (" + std::strerror(errno) +
+                                       "): its process has ended, or belongs to another user");
+    }
+    if (deadline.passed(Clock::now())) {
+      throw Error(Code::kTimeout, "nvx: the backlog of " + called + " was full for " + how_long(deadline) +
+                                      ": its process is stopped, or another user of this host floods it");
+    }
     std::this_thread::sleep_for(kConnectPause);
   }
 }
@@ -96,13 +129,13 @@ void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers*
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
     Fd guest(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
-      throw system_error("cannot let in another process of this host");  // it would wait until its timeout
+      throw system_error(
+          "cannot accept a connection of another process of this host");  // it would wait until its timeout
     if (!guest) return;
-    uid_t user = 0;
-    if (!user_of(guest.get(), &user)) continue;
-    if (user == geteuid()) {
+    const uid_t user = peer_of(guest.get()).uid;
+    if (is_own(user)) {
       take(std::move(guest));
-    } else if (strangers) {
+    } else if (strangers && user != kNobodyKnown) {
       ++strangers->count;
       strangers->last_user = user;
     }
@@ -150,7 +183,7 @@ bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
   }
   if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds) {  // the message had room
     errno = EMFILE;
-    throw system_error("cannot take the memory that another process of this host shares");
+    throw system_error("cannot receive the memory of another process of this host");
   }
   return got == ssize_t(bytes);
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -16,17 +18,22 @@ namespace nvx {
 /// A name that no other socket has.
 std::string fresh_socket_name();
 
-/// A listening socket that never blocks. Throws Error if it cannot be made.
+/// A listening socket that never blocks. Throws Error if it cannot be made, and if the user namespace does not map the
+/// user of this process, because other users that it does not map would look like this one.
 Fd listen_on(const std::string& name);
 
 /// Empty if no process listens there, if a process of another user does, or if the backlog is full; errno tells which.
 Fd connect_to(const std::string& name);
 
+/// The process that listens at the other end of a connection, by its pid in this process's namespace; 0 if it is not
+/// visible here.
+pid_t listener_of(int socket);
+
 /// Whether errno after connect_to() means that the backlog is full: another attempt may succeed.
 bool backlog_is_full();
 
-/// Retries while the backlog is full, until the deadline.
-Fd connect_to(const std::string& name, const Deadline& deadline);
+/// Retries while the backlog is full, until the deadline. Throws Error; `called`: "the Unix socket of rank 3".
+Fd connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline);
 
 /// The pause between attempts to connect to a listener whose backlog is full.
 constexpr std::chrono::milliseconds kConnectPause{1};

@@ -12,6 +12,7 @@
 #include "base/config.h"
 #include "base/deadline.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "net/bell.h"
 #include "net/ucx/ucx_worker.h"
 #include "net/unreached.h"
@@ -139,7 +140,7 @@ class UcxLink final : public Link {
   static void on_fetched(void* request, ucs_status_t status, size_t bytes, void* fetch) noexcept;
   static void on_broken(void* link, ucp_ep_h endpoint, ucs_status_t status) noexcept;
 
-  const LinkNonce nonce_ = fresh_nonce();
+  const LinkNonce nonce_ = random_value<LinkNonce>();
   const std::unique_ptr<UcxWorker> worker_;
   const UcxLibrary& ucx_;
   const std::string description_;
@@ -180,7 +181,7 @@ UcxLink::UcxLink(const std::string& met_at)
     param.cb = callback;
     param.arg = this;
     if (ucx_.worker_set_am_recv_handler(worker_->get(), &param) != UCS_OK)
-      throw Error(Code::kSystem, "nvx: UCX takes no handler of active messages");
+      throw Error(Code::kSystem, "nvx: UCX refuses a handler for active messages");
   };
   handle(kMessage, on_message);
   handle(kSign, on_sign);
@@ -208,7 +209,8 @@ std::string UcxLink::why_unheard(PeerId id) {
   const Peer* peer = find(id);
   if (!usable() || !peer || peer->their_turn != 0) return "";
   const bool in_vain = peer->turn != 0 && !peer->reached;
-  return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped());
+  return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped()) +
+         worker_->listeners().why_closed();
 }
 
 void UcxLink::forget(PeerId id) {
@@ -540,7 +542,7 @@ bool UcxLink::tell() {
 /// UCX handles a broken connection in the calls after the one that noticed it. That call does not count as progress,
 /// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
-  worker_->listeners().look_for_strangers();
+  worker_->listeners().look_around();
   if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
   if (!usable()) return true;
   return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;

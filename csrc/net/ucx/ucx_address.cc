@@ -1,12 +1,9 @@
 #include "net/ucx/ucx_address.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 
-#include "base/error.h"
 #include "base/hash.h"
 
 namespace nvx::net {
@@ -39,12 +36,6 @@ uint64_t checksum(std::span<const std::byte> bytes) {
 
 std::string UcxVersion::text() const {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
-}
-
-LinkNonce fresh_nonce() {
-  LinkNonce nonce;
-  if (getrandom(nonce.data(), sizeof nonce, 0) != ssize_t(sizeof nonce)) throw system_error("getrandom failed");
-  return nonce;
 }
 
 std::vector<std::byte> encode_address(const UcxAddress& address) {

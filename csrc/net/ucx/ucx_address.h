@@ -24,7 +24,6 @@ inline constexpr UcxVersion kOldestUcx{1, 13, 0};
 
 /// Identifies a link, even among links of one process and of processes with recycled ids.
 using LinkNonce = std::array<uint64_t, 2>;
-LinkNonce fresh_nonce();
 
 /// The address of a UCX link, for the other side.
 struct UcxAddress {

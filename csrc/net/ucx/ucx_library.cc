@@ -1,7 +1,5 @@
 #include "net/ucx/ucx_library.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -28,53 +26,6 @@ struct Shelf {
 Shelf& shelf() {
   static Shelf* const kShelf = new Shelf;
   return *kShelf;
-}
-
-template <class Function>
-void resolve(void* handle, const char* name, Function& function, const std::string& path) {
-  function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (!function) throw Error(Code::kSystem, "nvx: " + path + " has no " + name + ": nvx cannot use it");
-}
-
-std::string path_of(const void* function, const std::string& otherwise) {
-  Dl_info info{};
-  return dladdr(function, &info) && info.dli_fname ? info.dli_fname : otherwise;
-}
-
-UcxLibrary resolve_all(void* handle, const std::string& path) {
-  UcxLibrary ucx;
-  const auto get = [&](const char* name, auto& function) { resolve(handle, name, function, path); };
-  get("ucp_get_version", ucx.get_version);
-  ucx.get_version(&ucx.version.major, &ucx.version.minor, &ucx.version.patch);
-  ucx.path = path_of(reinterpret_cast<const void*>(ucx.get_version), path);
-  if (ucx.version < kOldestUcx) {
-    throw Error(Code::kSystem, "nvx: " + ucx.path + " is UCX " + ucx.version.text() + "; nvx needs " +
-                                   kOldestUcx.text() + " or later. NVX_LIBUCP names the libucp.so.0 to load");
-  }
-  get("ucp_init_version", ucx.init_version);
-  get("ucp_cleanup", ucx.cleanup);
-  get("ucp_config_read", ucx.config_read);
-  get("ucp_config_modify", ucx.config_modify);
-  get("ucp_config_release", ucx.config_release);
-  get("ucp_context_query", ucx.context_query);
-  get("ucp_context_print_info", ucx.context_print_info);
-  get("ucp_worker_create", ucx.worker_create);
-  get("ucp_worker_destroy", ucx.worker_destroy);
-  get("ucp_worker_query", ucx.worker_query);
-  get("ucp_worker_release_address", ucx.worker_release_address);
-  get("ucp_worker_get_efd", ucx.worker_get_efd);
-  get("ucp_worker_arm", ucx.worker_arm);
-  get("ucp_worker_progress", ucx.worker_progress);
-  get("ucp_worker_set_am_recv_handler", ucx.worker_set_am_recv_handler);
-  get("ucp_ep_create", ucx.ep_create);
-  get("ucp_ep_close_nbx", ucx.ep_close_nbx);
-  get("ucp_ep_flush_nbx", ucx.ep_flush_nbx);
-  get("ucp_am_send_nbx", ucx.am_send_nbx);
-  get("ucp_am_recv_data_nbx", ucx.am_recv_data_nbx);
-  get("ucp_request_check_status", ucx.request_check_status);
-  get("ucp_request_free", ucx.request_free);
-  get("ucs_status_string", ucx.status_string);
-  return ucx;
 }
 
 /// The libraries to try, best first. One that is already loaded comes before all others, because a second one would
@@ -116,17 +67,25 @@ UcxLibrary load() {
   if (loaded_ucx().empty()) setenv("UCX_HANDLE_ERRORS", "none", /*overwrite=*/0);
   std::string last;
   for (const std::string& path : what_to_load()) {
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle) return resolve_all(handle, path);
-    last = dlerror();
+    const Library library(path, "nvx cannot use it");
+    if (library) return UcxLibrary{library};
+    last = library.error();
     NVX_LOG(kInfo, "cannot load %s", last.c_str());
   }
-  throw Error(Code::kSystem,
-              "nvx: ranks on several hosts need UCX, and no libucp.so.0 could be loaded (" + last +
-                  "). Type 'pip install libucx-cu13' or 'apt-get install libucx0', or set NVX_LIBUCP to its path");
+  throw Error(Code::kSystem, "nvx: ranks on several hosts need UCX, and no libucp.so.0 could be loaded (" + last + ")",
+              "type 'pip install libucx-cu13' or 'apt-get install libucx0', or set NVX_LIBUCP to its path");
 }
 
 }  // namespace
+
+UcxVersion UcxLibrary::version_or_throw() const {
+  UcxVersion own;
+  get_version(&own.major, &own.minor, &own.patch);
+  if (own >= kOldestUcx) return own;
+  throw Error(Code::kSystem,
+              "nvx: " + from.path() + " is UCX " + own.text() + "; nvx needs " + kOldestUcx.text() + " or later",
+              "set NVX_LIBUCP to the libucp.so.0 to load");
+}
 
 std::string UcxLibrary::explain(ucs_status_t status) const {
   const std::string words = std::string(" (UCX: ") + status_string(status) + ")";
@@ -157,11 +116,11 @@ void warn_of_second_ucx(const UcxLibrary& own) {
     return a == b || std::filesystem::equivalent(a, b, error);
   };
   for (const std::string& path : loaded_ucx()) {
-    if (same(path, own.path) || said.exchange(true)) continue;
+    if (same(path, own.from.path()) || said.exchange(true)) continue;
     NVX_LOG(kWarn,
             "this process has loaded a second UCX: %s, beside %s, which nvx uses. They may share libucs and crash. "
             "Use only one: set NVX_LIBUCP=%s, or load that one before the first group over several hosts",
-            path.c_str(), own.path.c_str(), path.c_str());
+            path.c_str(), own.from.path().c_str(), path.c_str());
     return;
   }
 }

@@ -175,7 +175,7 @@ void take_connections_away(const std::vector<Listener>& listeners) {
     });
     if (!has_connections(listeners)) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
-    if (deadline.passed(Clock::now())) refuse("connections that nvx does not want do not end");
+    if (deadline.passed(Clock::now())) refuse("connections from before the filter do not end");
   }
 }
 
@@ -201,7 +201,7 @@ bool is_everybody(const std::set<AddressPrefix>& admitted) {
 UcxListeners::UcxListeners() {
   const auto allowed = parse_prefixes(config().allow_from);
   if (!allowed) {
-    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is no list of addresses",
+    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is not a list of addresses",
                 "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
   }
   admitted_.insert(allowed->begin(), allowed->end());
@@ -253,8 +253,8 @@ void UcxListeners::attach(const std::set<AddressPrefix>& admitted) {
     if (!own) refuse(std::string("nvx gets no descriptor for a socket (") + std::strerror(errno) + ")");
     const std::optional<size_t> prefixes = let_in(own.get(), wanted);
     if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
-    NVX_LOG(kInfo, "port %u takes connections from %zu prefixes of addresses, which hold the %zu of this job",
-            listener.port, *prefixes, wanted.size());
+    NVX_LOG(kInfo, "TCP port %u admits %zu prefixes, which hold the %zu addresses of this job", listener.port,
+            *prefixes, wanted.size());
   }
 }
 
@@ -267,12 +267,21 @@ uint64_t UcxListeners::dropped() const {
   return dropped;
 }
 
-void UcxListeners::look_for_strangers() {
+std::string UcxListeners::why_closed() const {
+  const auto is_open = [](const Listener& listener) { return is_still(listener.fd, listener); };
+  if (std::ranges::all_of(listeners_, is_open)) return "";
+  return "; UCX has closed the socket at which ranks connect to this process, because the process had no free "
+         "descriptor for a connection: raise the limit (ulimit -n)";
+}
+
+void UcxListeners::look_around() {
   constexpr std::chrono::seconds kBetween{1};
-  if (warned_ || listeners_.empty() || Clock::now() < next_look_) return;
+  if (listeners_.empty() || Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kBetween;
-  if (dropped() == 0) return;
-  warned_ = true;
+  if (const std::string closed = why_closed(); !closed.empty() && !std::exchange(warned_of_end_, true))
+    NVX_LOG(kWarn, "ranks that have no connection to this process yet cannot connect%s", closed.c_str());
+  if (warned_of_strangers_ || dropped() == 0) return;
+  warned_of_strangers_ = true;
   NVX_LOG(
       kWarn,
       "packets to the TCP port of this process were dropped: a host at an address that no rank of the job has named "

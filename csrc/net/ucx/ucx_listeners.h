@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/address_prefix.h"
@@ -27,8 +28,12 @@ class UcxListeners {
   void admit(std::span<const AddressPrefix> more);
   /// The number of packets that the listeners have dropped; see dropped_by().
   uint64_t dropped() const;
-  /// Warns once if there are dropped packets. Cheap enough to be called before every sleep.
-  void look_for_strangers();
+  /// "; UCX has closed the socket ..." if it has, otherwise empty. UCX does that for good if this process has no free
+  /// descriptor when a rank connects.
+  std::string why_closed() const;
+  /// Warns once if there are dropped packets, and once if UCX has closed a listener. Cheap enough to be called before
+  /// every sleep.
+  void look_around();
   /// Closes the listeners in a child just forked: allocates nothing, takes no lock.
   void close_in_child() const;
 
@@ -47,7 +52,7 @@ class UcxListeners {
   std::set<ino_t> others_;
   std::vector<Listener> listeners_;
   std::set<AddressPrefix> admitted_;
-  bool warned_ = false;
+  bool warned_of_strangers_ = false, warned_of_end_ = false;
   Clock::time_point next_look_{};
 };
 

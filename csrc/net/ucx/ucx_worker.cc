@@ -15,6 +15,8 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/per_process.h"
+#include "base/words.h"
 #include "net/interfaces.h"
 #include "net/ucx/ucx_sockets.h"
 
@@ -31,16 +33,9 @@ const char* set_by_user(const std::string& key) {
   return own ? own : std::getenv(("UCX_" + key).c_str());
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ",") + name;
-  return text;
-}
-
-/// The interfaces that the user named; only there UCX listens. Where nobody did: the one that leads to met_at, the host
-/// at which the ranks met, and its rails. Before 1.16, which asks the kernel which of them lead to a peer, UCX takes an
-/// interface that leads nowhere as gladly as another; so it is given that one alone. Where met_at says nothing, all but
-/// loopback and the bridges of containers.
+/// The interfaces that UCX uses and listens on: those that the user named. Otherwise the interface that leads to
+/// `met_at` and its rails; versions before 1.16 get that interface alone, because they do not ask the kernel which
+/// interface leads to a peer. If `met_at` is unknown, all but the loopback and the bridges of containers.
 std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   if (set_by_user("NET_DEVICES")) return "";
   const InterfaceRule rule = interface_rule();
@@ -51,28 +46,28 @@ std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   if (asks_the_kernel && !towards.empty()) chosen = with_rails(towards, present);
   if (chosen.empty()) chosen = choose(rule, present, towards);
   if (chosen.empty()) {
-    // Traffic must not go another way than the user said; what is said to others, as gloo, need not fit nvx.
+    // Traffic must not leave the interfaces that the user named for nvx. Names for gloo or NCCL may not fit nvx.
     if (rule.own) throw Error(none_named(rule, present));
     if (rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).cause.c_str());
     return "";
   }
-  // RDMA devices are no interfaces of the system: naming those does not exclude these.
+  // RDMA ports are not interfaces of the system, so a list of interfaces does not exclude them.
   for (std::string& port : rdma_ports()) chosen.push_back(std::move(port));
-  return joined(chosen);
+  return joined(chosen, ",");
 }
 
 std::vector<Setting> general_settings(const UcxVersion& version, const std::string& met_at) {
   std::vector<Setting> settings = {{"TLS", "^sm"}};  // endpoints that notice a death cannot use shared memory anyway
   if (std::string devices = net_devices(version, met_at); !devices.empty())
     settings.push_back({"NET_DEVICES", devices});
-  // TCP has a keepalive of its own; UCX's, every 20 s, makes the kernel forget what it has probed for.
+  // TCP has its own keepalive. UCX's, every 20 s, resets the kernel's count of failed probes.
   if (!has_rdma()) settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
   return settings;
 }
 
-/// A host that has gone silent is noticed after 10 + 3 x 2 s without traffic, with traffic after 20 s where UCX can be
-/// told so; later, where peers are waited for longer. Connecting waits for nobody. (TCP_SYN_CNT stays alone: setting it
-/// corrupts UCX's memory, 1.13 to 1.22.)
+/// UCX reports a silent host after 10 + 3 x 2 s without traffic, and after 20 s with traffic if it has that option;
+/// later if NVX_LIVENESS_S is longer. Connecting never blocks. TCP_SYN_CNT is not set, because that corrupts the memory
+/// of UCX 1.13 to 1.22.
 std::vector<Setting> tcp_settings(const UcxVersion& version) {
   const char* transports = set_by_user("TLS");
   const auto says = [&](const char* word) { return std::strstr(transports, word) != nullptr; };
@@ -85,7 +80,7 @@ std::vector<Setting> tcp_settings(const UcxVersion& version) {
   return settings;
 }
 
-/// Variables that are set while this lives: before 1.17, a transport reads its settings nowhere else.
+/// Sets environment variables while it lives, because before 1.17 a transport reads its settings only there.
 class BriefEnvironment {
  public:
   void set(const Setting& setting) {
@@ -122,10 +117,9 @@ std::map<std::string, std::vector<std::string>> resources(const UcxLibrary& ucx,
   return devices;
 }
 
-std::atomic<uint32_t> forks{0};
 std::atomic<int> workers{0}, workers_of_parent{0};
 
-/// The first workers of this process, for a forked child. A process has one, except in tests.
+/// The workers that a forked child has to close. A process has one, except in tests.
 std::array<std::atomic<const UcxWorker*>, 16> first_workers{};
 
 void replace(const UcxWorker* known, const UcxWorker* by) {
@@ -135,10 +129,10 @@ void replace(const UcxWorker* known, const UcxWorker* by) {
   }
 }
 
-/// Moves by one in a forked child. UCX does not know of forks: its thread is gone there, and it would wait for it.
-uint32_t fork_generation() {
+/// Throws Error in a child of a process with workers. UCX does not know of forks: its thread is gone there, and it
+/// would wait for it.
+uint32_t own_generation() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
-    forks.fetch_add(1);
     workers_of_parent.fetch_add(workers.exchange(0));
     for (std::atomic<const UcxWorker*>& first : first_workers) {
       if (const UcxWorker* worker = first.exchange(nullptr)) worker->close_in_child();
@@ -147,10 +141,11 @@ uint32_t fork_generation() {
   (void)kRegistered;
   if (workers_of_parent.load() != 0) {
     throw Error(Code::kSystem,
-                "nvx: this process was forked from one that talks to other hosts, and UCX does not work in it. Start "
-                "processes with 'spawn' or 'forkserver' (multiprocessing.set_start_method), or before the first group");
+                "nvx: this process was forked from one with connections to other hosts, so UCX does not work in it",
+                "start processes with 'spawn' or 'forkserver' (multiprocessing.set_start_method), or before the first "
+                "group");
   }
-  return forks.load();
+  return fork_generation();
 }
 
 bool is_rdma(const std::string& transport) {
@@ -160,7 +155,7 @@ bool is_rdma(const std::string& transport) {
   return false;
 }
 
-/// Ends inside this host.
+/// Whether the transport works inside a host only.
 bool is_local(const std::string& transport) {
   for (const char* family : {"self", "posix", "sysv", "cma", "knem", "xpmem", "cuda_", "gdr_", "rocm_", "ze_"}) {
     if (transport.starts_with(family)) return true;
@@ -168,7 +163,7 @@ bool is_local(const std::string& transport) {
   return false;
 }
 
-/// The user's settings that may have left no transport: " with UCX_TLS=sm".
+/// The user's settings that may exclude all transports: " with UCX_TLS=sm".
 std::string restrictions() {
   std::string text;
   for (const std::string key : {"TLS", "NET_DEVICES"}) {
@@ -185,15 +180,15 @@ Error no_way(const std::string& who) {
   for (const Interface& interface : interfaces()) names.push_back(interface.name);
   const std::vector<std::string> ports = rdma_ports();
   return {Code::kSystem,
-          "nvx: " + who + ", finds no way to other hosts" + restrictions() + "; this host has " +
+          "nvx: " + who + ", finds no transport to other hosts" + restrictions() + "; this host has " +
               (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
               (names.empty() ? "no interface that is up" : "interfaces " + joined(names)),
-          "unset what leaves none, or name an interface that is up"};
+          "unset the variables that exclude them, or name an interface that is up"};
 }
 
 }  // namespace
 
-UcxWorker::UcxWorker(const std::string& met_at) : generation_(fork_generation()), ucx_(ucx_library()) {
+UcxWorker::UcxWorker(const std::string& met_at) : generation_(own_generation()), ucx_(ucx_library()) {
   try {
     BriefEnvironment environment;
     if (ucx_.version < UcxVersion{1, 17, 0}) {
@@ -229,13 +224,14 @@ void UcxWorker::close_in_child() const {
   listeners_.close_in_child();
 }
 
-bool UcxWorker::mine() const { return forks.load(std::memory_order_relaxed) == generation_; }
+bool UcxWorker::mine() const { return fork_generation() == generation_; }
 
 void UcxWorker::require(ucs_status_t status, const char* what) const {
   if (status == UCS_OK) return;
-  throw Error(Code::kSystem, "nvx: UCX " + ucx_.version.text() + " (" + ucx_.path + "): " + what +
-                                 " failed: " + ucx_.status_string(status) + why_nothing_opens() +
-                                 ". UCX_LOG_LEVEL=info makes it say more");
+  throw Error(Code::kSystem,
+              "nvx: UCX " + ucx_.version.text() + " (" + ucx_.from.path() + "): " + what +
+                  " failed: " + ucx_.status_string(status) + why_nothing_opens(),
+              "set UCX_LOG_LEVEL=info to see UCX's own messages");
 }
 
 void UcxWorker::make_context(const std::string& met_at) {
@@ -256,7 +252,7 @@ void UcxWorker::make_context(const std::string& met_at) {
   params.name = "nvx";
   const ucs_status_t status = ucx_.init_version(kOldestUcx.major, kOldestUcx.minor, &params, config, &context_);
   ucx_.config_release(config);
-  if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.path + ")");
+  if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")");
   require(status, "making a context");
 }
 
@@ -265,7 +261,7 @@ void UcxWorker::make_worker() {
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   require(ucx_.worker_create(context_, &params, &worker_), "making a worker");
-  require(ucx_.worker_get_efd(worker_, &fd_), "asking for something to sleep on");
+  require(ucx_.worker_get_efd(worker_, &fd_), "asking for its event descriptor");
 }
 
 void UcxWorker::take_address() {
@@ -284,17 +280,17 @@ void UcxWorker::look_around() {
   require(ucx_.context_query(context_, &attributes), "asking for memory types");
   std::string transports;
   const auto found = resources(ucx_, context_);
-  bool all_local = !found.empty();  // else UCX writes its list in a way that is new
+  bool all_local = !found.empty();  // an empty list means that this UCX prints it in an unknown way
   for (const auto& [transport, devices] : found) {
     has_rdma_ |= is_rdma(transport);
     all_local &= is_local(transport);
-    if (transport != "self") transports += ", " + transport + " on " + joined(devices);
+    if (transport != "self") transports += ", " + transport + " on " + joined(devices, ",");
   }
   const auto tcp = found.find("tcp");
   listeners_.shut(address_, tcp == found.end() ? 0 : tcp->second.size());
   if (tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
   const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
-  description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
+  description_ = "UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");
   if (all_local) {
     throw no_way(description_);
@@ -316,8 +312,8 @@ bool UcxWorker::bury() {
   return closing_.empty();
 }
 
-/// A NIC may still hold what was sent, not yet acknowledged, and a flush waits for that. Over TCP the kernel has all of
-/// it, and a flush would only wait for the peer to move.
+/// With RDMA, a flush waits for data that the NIC has sent and the peer has not acknowledged. Over TCP the kernel has
+/// all data, and a flush would only wait for the peer to call UCX.
 bool UcxWorker::bury(Closing& closing) {
   if (!closing.closing) {
     const bool late = Clock::now() >= closing.force_at;

@@ -11,16 +11,16 @@
 
 namespace nvx::net {
 
-/// One context of UCX with one worker, set up for links between hosts: active messages, no shared memory, and what the
-/// user has not set himself in the environment (UCX_*, NVX_UCX_*) chosen so that a silent host is noticed and a link
-/// that is down for some seconds is not. Throws Error.
+/// One context of UCX with one worker, for links between hosts: active messages, no shared memory. Options that the
+/// user has not set (UCX_*, NVX_UCX_*) are chosen so that UCX reports a silent host, but not a link that is down for
+/// some seconds.
 class UcxWorker {
  public:
-  /// met_at: the host at which the ranks met, where that is known: the way to it is a way to the others.
+  /// `met_at`: the host at which the ranks met, if known; the interface that leads to it also leads to the other hosts.
+  /// Throws Error.
   explicit UcxWorker(const std::string& met_at);
   ~UcxWorker() { close(); }
-  /// From here on UCX neither reads nor writes anything of its user's. In a forked child nothing happens: connections
-  /// are the parent's, and must not end with this process.
+  /// UCX accesses no memory of its user afterwards. Does nothing in a forked child, whose parent owns the connections.
   void close();
   /// False in a forked child.
   bool mine() const;
@@ -29,29 +29,29 @@ class UcxWorker {
 
   const UcxLibrary& ucx() const { return ucx_; }
   ucp_worker_h get() const { return worker_; }
-  /// Readable when an armed worker has something to do.
+  /// Readable when an armed worker has an event.
   int fd() const { return fd_; }
   const std::vector<std::byte>& address() const { return address_; }
-  /// Some transport is more than TCP: large messages are then best fetched.
+  /// Whether there is a transport of RDMA, with which the receiver fetches large messages.
   bool has_rdma() const { return has_rdma_; }
   const std::string& describe() const { return description_; }
-  /// Where others reach this worker; empty where TCP is not the only way.
+  /// The addresses at which peers reach this worker over TCP; empty if it has another transport.
   const std::vector<HostAddress>& reached_at() const { return reached_at_; }
 
-  /// Where others connect to this worker over TCP.
+  /// The sockets at which peers connect to this worker over TCP.
   UcxListeners& listeners() { return listeners_; }
 
-  /// Takes over an endpoint, to close it when ready_to_close() is called for it, or after this span.
+  /// Takes an endpoint, and closes it when ready_to_close() is called for it, or after this span.
   void retire(ucp_ep_h endpoint, std::chrono::milliseconds patience);
   void ready_to_close(ucp_ep_h endpoint);
-  /// Goes on with closing; to be called between calls of progress. True when nothing is left to close.
+  /// Advances the closing of endpoints. Call it between calls of progress. Returns true if none is left.
   bool bury();
-  /// The connections that there are by now are not inherited by programs that this process starts.
+  /// Sets close-on-exec on all connections that exist now.
   void keep_sockets_to_itself() const;
-  /// Closes connections and listeners in a child just forked. Otherwise peers would take the parent for alive, and
-  /// connect to its ports, as long as the child lives.
+  /// Closes connections and listeners in a newly forked child. Otherwise peers would not see the parent's death, and
+  /// could connect to its ports, while the child lives.
   void close_in_child() const;
-  /// From now on, no closing endpoint is waited for longer than this.
+  /// Limits the remaining time of all closing endpoints to this span.
   void hurry(std::chrono::milliseconds patience);
 
  private:

@@ -4,7 +4,7 @@
 #include "group/meet/gpu_topology.h"
 #include "group/meet/topology.h"
 #include "kernel/reduce/level.h"
-#include "memory/driver/dma_buf.h"
+#include "memory/driver/device_facts.h"
 #include "memory/driver/driver_library.h"
 #include "net/interfaces.h"
 #include "net/ucx/ucx.h"
@@ -84,19 +84,19 @@ py::dict gpu_topology(bool measure) {
 
 /// The driver's answer about memory that network cards can reach, or why there is none.
 py::dict told_dma_bufs() {
-  std::vector<DmaBuf> found;
+  std::vector<DeviceFacts> found;
   std::string none;
   {
     py::gil_scoped_release release;
     try {
-      found = dma_bufs(driver_library(), Deadline::after(std::chrono::seconds(10)));
+      found = device_facts(driver_library(), Deadline::after(std::chrono::seconds(10)));
     } catch (const Error& error) {
       none = error.reason();
     }
   }
   py::list devices;
-  for (const DmaBuf& one : found) {
-    devices.append(py::dict("bus"_a = one.bus, "name"_a = one.name, "exports"_a = one.exports));
+  for (const DeviceFacts& one : found) {
+    devices.append(py::dict("bus"_a = one.bus, "name"_a = one.name, "exports"_a = one.exports_dma_buf));
   }
   return py::dict("devices"_a = devices, "none"_a = none);
 }

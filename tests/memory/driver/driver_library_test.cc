@@ -187,7 +187,8 @@ EXPECT_SHAPE(cuStreamQuery, cuStreamQuery);
 EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
 EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
 EXPECT_SHAPE(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
-static_assert(sizeof(cuda::Api) == 40 * sizeof(void*), "whoever adds a function holds it against cuda.h above");
+static_assert(sizeof(cuda::Api) == sizeof(Library) + 40 * sizeof(void*),
+              "whoever adds a function holds it against cuda.h above");
 
 static_assert(cuda::kSuccess == CUDA_SUCCESS);
 static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);

@@ -83,15 +83,15 @@ const Fault kFaults[] = {
     // The rank's own memory is unusable: an error on all ranks.
     {kAll, "fill", kError, kError, "GPU 1 did not fill"},
     {kAll, "drained", kError, kError, "GPU 1 did not fill"},
-    {kAll, "copy", kError, kError, "GPU 1 does not get through with a copy to its own memory"},
-    {kAll, "pin", kError, kError, "GPU 1 does not get through with a copy to its own memory"},
+    {kAll, "copy", kError, kError, "GPU 1 cannot complete a copy to its own memory"},
+    {kAll, "pin", kError, kError, "GPU 1 cannot complete a copy to its own memory"},
     // Calls that return resources: an error is logged; a call that hangs makes the kind unavailable.
     {kAll, "close_queue", kFabric, kError, "rank 1: "},
     {kAll, "release", kFabric, kIpc, "no fabric handle: rank 1: "},
     {kAll, "unmap", kFabric, kIpc, "no fabric handle: rank 1: "},
     {kAll, "unreserve", kFabric, kIpc, "no fabric handle: rank 1: "},
     {kIpcOnly, "free", kIpc, kHost, "no legacy IPC: rank 1: "},
-    {kAll, "unpin", kFabric, kError, "GPU 1 does not get through with a copy to its own memory"},
+    {kAll, "unpin", kFabric, kError, "GPU 1 cannot complete a copy to its own memory"},
     {kIpcOnly, "close_ipc", kIpc, kIpc, ""},
     // Not called between processes.
     {kAll, "can_reach", kFabric, kFabric, ""},

@@ -4,8 +4,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -13,6 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <random>
 
@@ -191,7 +197,7 @@ TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
     }
     Fd memfd(memfd_create("nvx test", MFD_CLOEXEC));
     ASSERT_EQ(ftruncate(memfd.get(), 4096), 0);
-    const Neighbour neighbour({}, memfd.get(), 4096, Fd(int(syscall(SYS_pidfd_open, child, 0))), child);
+    const Neighbour neighbour({}, memfd.get(), 4096, Fd(int(syscall(SYS_pidfd_open, child, 0))), child, child);
     siginfo_t info{};
     ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
     EXPECT_EQ(words_of(neighbour.ending(), "<", ">"), said);
@@ -275,7 +281,7 @@ TEST(Neighbours, WhatIsNoArenaIsRefused) {
 /// A rank stays known while any group stands that has shown it, whichever of them ends first.
 TEST(Neighbours, AreKnownAsLongAsAGroupStands) {
   const auto here = Neighbours::here();
-  const auto neighbour = std::make_shared<Neighbour>(ArenaId{5, 6}, here->arena().fd(), 4096, Fd(), getpid());
+  const auto neighbour = std::make_shared<Neighbour>(ArenaId{5, 6}, here->arena().fd(), 4096, Fd(), getpid(), getpid());
   auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
   here->meet(3, neighbour, first);
   here->meet(3, neighbour, second);
@@ -314,13 +320,89 @@ TEST(Neighbours, AProcessThatHasEndedIsDeadWithoutAPidfdThoughNobodyHasReapedIt)
     _exit(0);
   }
   ASSERT_GT(child, 0);
-  const Neighbour neighbour(ArenaId{7, 8}, here->arena().fd(), 4096, Fd(), child);
+  const Neighbour neighbour(ArenaId{7, 8}, here->arena().fd(), 4096, Fd(), child, child);
   EXPECT_FALSE(neighbour.dead());
   kill(child, SIGKILL);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return neighbour.dead(); }));
   EXPECT_EQ(neighbour.ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(neighbour.dead());
+}
+
+/// As the seccomp profiles of older container runtimes do.
+void forbid_pidfd_open() {
+  sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+                          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program{4, filter};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+/// Two processes that meet: they share this memory.
+struct Meeting {
+  ArenaId ids[2];
+  char doors[2][64];
+  pid_t pids[2];  ///< as each knows its own
+  std::atomic<int> here[2], met[2];
+  std::atomic<int> verdict;  ///< of the inner process: 1 if it counts the outer one as alive, else 2
+};
+
+std::shared_ptr<Neighbour> meet(Meeting& meeting, int me, Doorway& door) {
+  const auto here = Neighbours::here();
+  meeting.ids[me] = here->arena().id();
+  std::strncpy(meeting.doors[me], door.name().c_str(), sizeof meeting.doors[me] - 1);
+  meeting.pids[me] = getpid();
+  meeting.here[me] = 1;
+  const int other = 1 - me;
+  const auto both = [&](std::atomic<int>(&flags)[2]) {
+    return eventually(milliseconds(20'000), [&] { return door.serve(milliseconds(1)), flags[other] == 1; });
+  };
+  if (!both(meeting.here)) return nullptr;
+  const ArenaId& id = meeting.ids[other];
+  const auto met = door.fetch({{id, meeting.doors[other], meeting.pids[other]}}, Deadline::after(milliseconds(20'000)));
+  meeting.met[me] = 1;
+  return both(meeting.met) ? met.at(id) : nullptr;
+}
+
+/// Two containers of a pod whose seccomp profile has no pidfd_open. One process sees the other, by another pid than the
+/// other's own; the other does not see the first.
+TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  void* const shared = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  Meeting& meeting = *new (shared) Meeting{};
+  const pid_t probe = fork();
+  if (probe == 0) _exit(unshare(CLONE_NEWPID) == 0 ? 0 : 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(probe, &status, 0), probe);
+  if (status != 0) GTEST_SKIP() << "this user cannot make a pid namespace";
+  all_end_well(1, [&](int) {
+    forbid_pidfd_open();
+    const auto here = Neighbours::here();
+    ASSERT_EQ(unshare(CLONE_NEWPID), 0);  // for the next child
+    const pid_t inner = fork();
+    if (inner == 0) {
+      const auto own = Neighbours::here();
+      Doorway door(*own);
+      const auto outer = meet(meeting, 1, door);
+      const bool alive = outer && !outer->dead() && !outer->stopped() && !outer->ending().known();
+      meeting.verdict = alive && getpid() == 1 ? 1 : 2;
+      for (;;) pause();
+    }
+    Doorway door(*here);
+    const auto neighbour = meet(meeting, 0, door);
+    ASSERT_TRUE(neighbour);
+    EXPECT_EQ(neighbour->pid(), 1);
+    EXPECT_FALSE(neighbour->dead());
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return meeting.verdict != 0; }));
+    EXPECT_EQ(meeting.verdict, 1);
+    kill(inner, SIGKILL);
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return neighbour->dead(); }));
+    EXPECT_EQ(neighbour->ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
+    EXPECT_EQ(waitpid(inner, nullptr, 0), inner);
+  });
+  munmap(shared, sizeof(Meeting));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -25,6 +27,15 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+std::optional<Code> refusal_of(const std::string& name, milliseconds span) {
+  try {
+    (void)connect_or_throw(name, "it", Deadline::after(span));
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error.code();
+  }
+}
+
 TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
   const std::string name = fresh_socket_name();
   const Fd listener = listen_on(name);
@@ -32,15 +43,35 @@ TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
   fill_backlog(name);
   EXPECT_FALSE(connect_to(name));
   EXPECT_TRUE(backlog_is_full());
-  EXPECT_FALSE(connect_to(name, Deadline::after(milliseconds(50))));
-  EXPECT_TRUE(backlog_is_full());
+  EXPECT_EQ(refusal_of(name, milliseconds(50)), Code::kTimeout);
   EXPECT_LT(Clock::now() - began, seconds(20));
   int taken = 0;
   accept_guests(listener.get(), [&](const Fd&) { ++taken; });
   EXPECT_EQ(taken, kAcceptedAtOnce) << "and no more, however many there are";
   EXPECT_TRUE(connect_to(name));
-  EXPECT_FALSE(connect_to(fresh_socket_name(), Deadline::after(seconds(20))));
-  EXPECT_FALSE(backlog_is_full()) << "nobody listens";
+  EXPECT_EQ(refusal_of(fresh_socket_name(), seconds(20)), Code::kPeerDied) << "nobody listens";
+}
+
+TEST(UnixSocket, AUserThatTheNamespaceDoesNotMapIsRefused) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const std::string name = fresh_socket_name();
+  const Fd listener = listen_on(name);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (unshare(CLONE_NEWUSER) != 0) _exit(1);
+    try {
+      (void)listen_on(fresh_socket_name());
+      _exit(2);
+    } catch (const Error& error) {
+      if (std::string(error.what()).find("does not map its user (uid 65534)") == std::string::npos) _exit(3);
+    }
+    // A process of that number on the other side: the same user and any other one look alike.
+    _exit(connect_to(name) || errno != EPERM ? 4 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (status == 1 << 8) GTEST_SKIP() << "this user cannot make a user namespace";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(UnixSocket, NeitherSendsNorReceivesBlock) {

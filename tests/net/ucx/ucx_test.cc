@@ -3,12 +3,14 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include "base/handle.h"
@@ -281,6 +283,32 @@ size_t resident_bytes() {
   return resident * size_t(sysconf(_SC_PAGESIZE));
 }
 
+/// UCX closes its listener for good when a rank connects and no descriptor is free.
+TEST_F(Ucx, NoFreeDescriptorForAConnectionIsSaid) {
+  Child child([](End& end, Line& line) {
+    const Fd lowest(dup(STDIN_FILENO));
+    rlimit limit{};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    const rlim_t before = std::exchange(limit.rlim_cur, rlim_t(lowest.get()) + 1);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    line.say(1);
+    EXPECT_EQ(end.link->why_unheard(0), "");
+    EXPECT_TRUE(drive(end, [&] { return end.link->why_unheard(0).find("(ulimit -n)") != std::string::npos; }));
+    limit.rlim_cur = before;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    line.say(2);
+  });
+  End end(open_ucx());
+  const PeerId peer = child.meet(end);
+  EXPECT_EQ(child.line.hear_number(), 1u);
+  end.send(peer, 100);
+  auto said = std::async(std::launch::async, [&] { return child.line.hear_number(); });
+  EXPECT_TRUE(drive(
+      end, [&] { return said.wait_for(milliseconds(0)) == std::future_status::ready; }, std::chrono::seconds(20)));
+  EXPECT_EQ(said.get(), 2u);
+  EXPECT_EQ(child.wait_for_end(), 0);
+}
+
 TEST_F(Ucx, ForgettingLeavesNothingBehind) {
   const auto count_them = [](End& end, Line& line) {
     // As many descriptors as at the beginning, after its peer has come and gone many times.
@@ -454,7 +482,7 @@ TEST_F(Ucx, SaysThatSettingsLeaveNoWayToOtherHosts) {
     } catch (const Error& error) {
       what = error.what();
     }
-    EXPECT_NE(what.find(std::string("no way to other hosts with ") + variable + "=" + value), what.npos) << what;
+    EXPECT_NE(what.find(std::string("no transport to other hosts with ") + variable + "=" + value), what.npos) << what;
     EXPECT_NE(what.find("; this host has "), what.npos) << what;
   }
 }

@@ -1,6 +1,6 @@
 // The driver's report of device memory that network cards can access.
 
-#include "memory/driver/dma_buf.h"
+#include "memory/driver/device_facts.h"
 
 #include <gtest/gtest.h>
 
@@ -13,20 +13,20 @@ namespace {
 
 Deadline in_time() { return Deadline::after(std::chrono::seconds(20)); }
 
-TEST(DmaBuf, IsToldOfEachDevice) {
-  const auto found = dma_bufs(std::make_shared<FakeDriver>(3), in_time());
+TEST(DeviceFacts, IsToldOfEachDevice) {
+  const auto found = device_facts(std::make_shared<FakeDriver>(3), in_time());
   ASSERT_EQ(found.size(), 3u);
   EXPECT_EQ(found[1].bus, "0000:02:00.0");
-  EXPECT_TRUE(found[0].exports);
-  EXPECT_FALSE(found[1].exports);
+  EXPECT_TRUE(found[0].exports_dma_buf);
+  EXPECT_FALSE(found[1].exports_dma_buf);
 }
 
-TEST(DmaBuf, WhicheverCallIsRefusedIsNamed) {
+TEST(DeviceFacts, WhicheverCallIsRefusedIsNamed) {
   for (int n = 0; n < 3; ++n) {
     const auto driver = std::make_shared<FakeDriver>(2);
     driver->fail_call(n);
     try {
-      (void)dma_bufs(driver, in_time());
+      (void)device_facts(driver, in_time());
       ADD_FAILURE() << n;
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(n == 0 ? "cuDeviceGetCount" : "cuDeviceGetAttribute"),
@@ -35,10 +35,10 @@ TEST(DmaBuf, WhicheverCallIsRefusedIsNamed) {
   }
 }
 
-TEST(DmaBuf, ADriverThatDoesNotAnswerIsLeftToItself) {
+TEST(DeviceFacts, ADriverThatDoesNotAnswerIsLeftToItself) {
   const auto driver = std::make_shared<FakeDriver>(2);
   driver->block("describe");
-  EXPECT_THROW((void)dma_bufs(driver, Deadline::after(std::chrono::milliseconds(100))), Error);
+  EXPECT_THROW((void)device_facts(driver, Deadline::after(std::chrono::milliseconds(100))), Error);
   driver->come_back();
 }
 

@@ -1,4 +1,4 @@
-#include "net/rendezvous.h"
+#include "net/mail.h"
 
 #include <algorithm>
 #include <array>
@@ -9,31 +9,64 @@
 namespace nvx::net {
 namespace {
 
+constexpr size_t kMostBytes = 1 << 10;  ///< with an announcement
+/// The largest cost of a rank's unread letters, and the cost of an announcement, which holds memory. Other letters are
+/// a few words and cost 1.
+constexpr uint64_t kMostUnread = 1 << 18, kAnnouncement = 16;
+
+uint64_t cost_of(const Mail::Letter& letter) { return letter.kind == Kind::kMail ? kAnnouncement : 1; }
+
 template <class Queue>
 std::optional<typename Queue::value_type> pop(Queue& queue) {
   if (queue.empty()) return std::nullopt;
-  const auto next = queue.front();
+  auto next = std::move(queue.front());
   queue.pop_front();
   return next;
 }
 
 }  // namespace
 
-Rendezvous::Rendezvous(GroupPort& port, std::function<void()> notify) : port_(port), notify_(std::move(notify)) {}
+std::optional<Mail::Letter> Mail::next_letter() {
+  std::optional<Letter> letter = pop(letters_);
+  if (letter) unread_[size_t(letter->from)] -= cost_of(*letter);
+  return letter;
+}
 
-void Rendezvous::expect(int rank, uint64_t number, std::byte* data, size_t bytes) {
+void Mail::take_letter(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+  port_.mutex().held_by_caller();
+  Letter letter{header.kind, int(header.from), header.value, {}, {}};
+  if (header.kind == Kind::kMail) {
+    const auto head = read_behind_header<MailHead>(whole);
+    if (!head || body.size() > kMostBytes || (head->carries_data && body.size() != head->bytes)) return;
+    letter.head = *head;
+    letter.body.assign(body.begin(), body.end());
+  }
+  if ((unread_[header.from] += cost_of(letter)) > kMostUnread)
+    return port_.disconnect(int(header.from), kExceedsCredit);
+  letters_.push_back(std::move(letter));
+  notify_();
+}
+
+void Mail::announce(int rank, const MailHead& head, std::span<const std::byte> body) {
+  port_.mutex().held_by_caller();
+  port_.send(rank, {Kind::kMail}, std::as_bytes(std::span(&head, 1)), body);
+}
+
+void Mail::grant(int rank, uint64_t number, std::byte* data, size_t bytes) {
+  port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
   incoming_.push_back({next_id_++, rank, number, data, bytes});
   incoming_.back().seen.resize((bytes + segment - 1) / segment);
+  port_.send(rank, {Kind::kGrant, number});
 }
 
-void Rendezvous::send(int rank, uint64_t number, const std::byte* data, size_t bytes) {
+void Mail::send(int rank, uint64_t number, const std::byte* data, size_t bytes) {
   outgoing_.push_back({next_id_++, rank, number, const_cast<std::byte*>(data), bytes});
   push();
 }
 
 /// Sends a few segments of each transfer at a time; more follow when the link has read those.
-void Rendezvous::push() {
+void Mail::push() {
   constexpr int kMostUnread = 8;
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
@@ -41,8 +74,7 @@ void Rendezvous::push() {
     Transfer& transfer = *it++;  // the transfer may end, and be erased, inside send()
     while (transfer.moved != transfer.bytes && transfer.busy < kMostUnread && !transfer.failed) {
       const size_t bytes = std::min(segment, transfer.bytes - transfer.moved);
-      MessageHeader header;
-      header.kind = Kind::kSegment;
+      MessageHeader header(Kind::kSegment);
       header.op = uint32_t(transfer.number);
       header.segment = uint32_t(transfer.moved / segment);
       const std::byte* data = transfer.data + transfer.moved;
@@ -56,7 +88,7 @@ void Rendezvous::push() {
 }
 
 /// The link has read a segment of the transfer with this id.
-void Rendezvous::sent(uint64_t cookie, const Status& status) {
+void Mail::sent(uint64_t cookie, const Status& status) {
   const auto it = std::find_if(outgoing_.begin(), outgoing_.end(), [&](const Transfer& p) { return p.id == cookie; });
   if (it == outgoing_.end()) return;
   --it->busy;
@@ -69,7 +101,7 @@ void Rendezvous::sent(uint64_t cookie, const Status& status) {
 }
 
 /// The granted message of a segment with this length, or null.
-Rendezvous::Transfer* Rendezvous::transfer_of(const MessageHeader& header, size_t bytes) {
+Mail::Transfer* Mail::transfer_of(const MessageHeader& header, size_t bytes) {
   const size_t segment = port_.messenger().segment_bytes();
   for (Transfer& transfer : incoming_) {
     if (transfer.rank != int(header.from) || uint32_t(transfer.number) != header.op) continue;
@@ -80,7 +112,7 @@ Rendezvous::Transfer* Rendezvous::transfer_of(const MessageHeader& header, size_
   return nullptr;
 }
 
-std::byte* Rendezvous::place(const MessageHeader& header, size_t bytes) {
+std::byte* Mail::place(const MessageHeader& header, size_t bytes) {
   Transfer* const transfer = transfer_of(header, bytes);
   if (!transfer || transfer->seen[header.segment]) return nullptr;
   transfer->seen[header.segment] = true;
@@ -88,7 +120,7 @@ std::byte* Rendezvous::place(const MessageHeader& header, size_t bytes) {
   return transfer->data + size_t(header.segment) * port_.messenger().segment_bytes();
 }
 
-bool Rendezvous::dropped(const std::byte* where) {
+bool Mail::dropped(const std::byte* where) {
   for (Transfer& transfer : incoming_) {
     if (where < transfer.data || where >= transfer.data + transfer.bytes) continue;
     --transfer.busy;
@@ -98,7 +130,7 @@ bool Rendezvous::dropped(const std::byte* where) {
   return false;
 }
 
-void Rendezvous::take(const MessageHeader& header, std::span<const std::byte> body) {
+void Mail::take_segment(const MessageHeader& header, std::span<const std::byte> body) {
   Transfer* const transfer = transfer_of(header, body.size());
   if (!transfer) return;
   std::byte* const to = transfer->data + size_t(header.segment) * port_.messenger().segment_bytes();
@@ -117,14 +149,14 @@ void Rendezvous::take(const MessageHeader& header, std::span<const std::byte> bo
   notify_();
 }
 
-std::optional<Rendezvous::Message> Rendezvous::next_sent() {
+std::optional<Mail::Message> Mail::next_sent() {
   push();
   return pop(sent_);
 }
 
-std::optional<Rendezvous::Message> Rendezvous::next_received() { return pop(received_); }
+std::optional<Mail::Message> Mail::next_received() { return pop(received_); }
 
-int Rendezvous::busy() const {
+int Mail::busy() const {
   int segments = 0;
   for (const std::list<Transfer>* transfers : {&outgoing_, &incoming_}) {
     for (const Transfer& transfer : *transfers) segments += transfer.busy;
@@ -132,7 +164,7 @@ int Rendezvous::busy() const {
   return segments;
 }
 
-void Rendezvous::disconnect_busy() {
+void Mail::disconnect_busy() {
   port_.mutex().held_by_caller();
   for (const std::list<Transfer>* transfers : {&outgoing_, &incoming_}) {
     for (const Transfer& transfer : *transfers) {
@@ -141,13 +173,15 @@ void Rendezvous::disconnect_busy() {
   }
 }
 
-void Rendezvous::drop() {
+void Mail::drop() {
   port_.messenger().mutex().held_by_caller();
   for (Transfer& transfer : outgoing_) transfer.failed = true;                            // nothing more is sent
   for (Transfer& transfer : incoming_) transfer.seen.assign(transfer.seen.size(), true);  // nothing more is received
   const std::array<const Sender*, 1> self{this};
   port_.messenger().release_from_link(
       self, [this] { return busy(); }, [this] { disconnect_busy(); });
+  std::ranges::fill(unread_, 0);
+  letters_.clear();
   outgoing_.clear();
   incoming_.clear();
   sent_.clear();

@@ -1,0 +1,214 @@
+#include "net/liveness.h"
+
+#include <algorithm>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "base/words.h"
+#include "net/group_port.h"
+#include "net/messenger.h"
+
+namespace nvx::net {
+namespace {
+
+constexpr std::chrono::milliseconds kAskInterval{1000};
+
+/// The content of a ping or a pong: its sender, so that the answer can be routed.
+struct PingBody {
+  ProcessId process;
+};
+
+double in_seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
+
+MessageHeader pong_to(const MessageHeader& heard, Liveness::Answer value) {
+  MessageHeader pong(Kind::kPong, value);
+  pong.group = heard.group;
+  pong.from = heard.to;
+  pong.to = heard.from;
+  if (heard.kind == Kind::kPing) pong.op = heard.op;
+  return pong;
+}
+
+}  // namespace
+
+void Liveness::send(PeerId peer, const MessageHeader& header) {
+  messenger_.mutex().held_by_caller();
+  const PingBody mine{messenger_.process_};
+  messenger_.send(peer, header, std::as_bytes(std::span(&mine, 1)));
+}
+
+void Liveness::joined(PeerId peer) {
+  signs_.resize(std::max<size_t>(signs_.size(), peer + 1));
+  signs_[peer].joined = Clock::now();
+}
+
+void Liveness::note_sign_of_life(PeerId peer) {
+  Signs& signs = signs_[peer];
+  if (signs.warned) {
+    NVX_LOG(kWarn, "%s, which gave no sign of life for %.1f s, is back", name_of(peer).c_str(),
+            in_seconds(Clock::now() - signs.asked_first));
+  }
+  signs.waits_for_pong = signs.warned = false;
+  signs.heard = Clock::now();
+}
+
+/// A peer that sends much is told that its data arrives, however slowly: the answer to its ping would arrive only after
+/// all of that data.
+void Liveness::heard(PeerId peer, const MessageHeader& header, bool has_body) {
+  note_sign_of_life(peer);
+  Signs& signs = signs_[peer];
+  if (!has_body || signs.heard - signs.confirmed < kAskInterval) return;
+  signs.confirmed = signs.heard;
+  send(peer, pong_to(header, kGroupStands));
+}
+
+/// Answers a ping with whether its group still exists here. A process that this one has given up, but that is still
+/// alive, is told the reason, once: otherwise it would wait in vain and finally report this process as lost.
+void Liveness::answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+  messenger_.mutex().held_by_caller();
+  const auto sign = read_behind_header<PingBody>(whole);
+  if (!sign) return;
+  const auto it = messenger_.by_process_.find(sign->process);
+  if (it == messenger_.by_process_.end()) return;
+  const PeerId from = it->second;
+  if (header.kind == Kind::kPing && !messenger_.lost_because(from).empty()) {
+    const auto same = [&](const auto& told) { return told.second == from; };
+    const bool told = messenger_.peers_[from].spare || std::ranges::any_of(given_up_, same);
+    if (!told) given_up_.emplace_back(header, from);  // this is a callback of the link
+    return;
+  }
+  note_sign_of_life(from);
+  if (header.kind == Kind::kPong) return take_answer(header, from, body);
+  GroupPort* const port = messenger_.port_of(header);
+  send(from, pong_to(header, port ? kGroupStands : kGroupGone));
+  if (!port) return;
+  port->mutex().held_by_caller();
+  port->pinged_by(header.from, from);
+}
+
+void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body) {
+  messenger_.mutex().held_by_caller();
+  Signs& signs = signs_[peer];
+  if (header.op != 0 && header.op == signs.last_asked) signs.last_asked = 0;
+  if (header.value == kGivenUp) {
+    if (signs.asked < signs.joined) return note_left(header);  // a newer group has connected to it since
+    const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), Messenger::kMostCopied));
+    signs.has_given_up_this |= messenger_.lost_because(peer).empty();
+    return messenger_.disconnect(peer, "considers this process lost: " + printable(why));
+  }
+  if (header.value == kGroupGone) note_left(header);
+}
+
+void Liveness::note_left(const MessageHeader& heard) {
+  messenger_.mutex().held_by_caller();
+  GroupPort* port = messenger_.port_of(heard);
+  if (!port) return;
+  port->mutex().held_by_caller();
+  port->note_left(heard.from);
+}
+
+void Liveness::settle() {
+  for (const auto& [ping, peer] : std::exchange(given_up_, {})) {
+    contain("telling a process that it is considered lost", [&, &ping = ping, peer = peer] {
+      messenger_.mutex().held_by_caller();
+      const PingBody mine{messenger_.process_};
+      messenger_.send_to_lost(peer, pong_to(ping, kGivenUp), std::as_bytes(std::span(&mine, 1)));
+    });
+  }
+}
+
+void Liveness::ask(PeerId peer, uint64_t group, int from, int to) {
+  messenger_.mutex().held_by_caller();
+  Signs& signs = signs_[peer];
+  const auto now = Clock::now();
+  if (!messenger_.lost_because(peer).empty()) return;
+  if (now - signs.asked > 3 * kAskInterval) signs.waits_for_pong = signs.warned = false;  // no thread has asked since
+  if (signs.waits_for_pong) {
+    const auto silent = now - signs.asked_first;
+    if (silent > silence_) {
+      const auto s = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
+      return messenger_.disconnect(peer, "has given no sign of life for " + std::to_string(s) + " s");
+    }
+    if (silent > silence_ * 3 / 10 && !signs.warned) {
+      signs.warned = true;
+      NVX_LOG(
+          kWarn,
+          "%s gives no sign of life for %.1f s; it counts as lost after %.0f s (NVX_LIVENESS_S). Check whether it is "
+          "stopped or its host is down",
+          name_of(peer, of_rank(to)).c_str(), in_seconds(silent), in_seconds(silence_));
+    }
+  }
+  if (now - signs.asked < kAskInterval) return;
+  if (!signs.waits_for_pong) signs.asked_first = now;
+  signs.asked = now;
+  signs.waits_for_pong = true;
+  MessageHeader ping(Kind::kPing);
+  ping.group = group;
+  ping.from = uint32_t(from);
+  ping.to = uint32_t(to);
+  send(peer, ping);
+}
+
+Clock::duration Liveness::silence_of(PeerId peer) const {
+  const Signs& signs = signs_[peer];
+  const auto now = Clock::now();
+  const bool asked = signs.waits_for_pong && now - signs.asked <= 3 * kAskInterval;
+  return asked ? now - signs.asked_first : Clock::duration(0);
+}
+
+/// UCX makes a single TCP connection to a peer with one network device. On it, the answer to this last ping proves that
+/// everything before it has arrived.
+void Liveness::ask_last() {
+  messenger_.mutex().held_by_caller();
+  for (PeerId peer = 0; peer < signs_.size(); ++peer) {
+    const Messenger::Peer& there = messenger_.peers_[peer];
+    if (!there.has_sent || !there.lost.empty() || signs_[peer].warned) continue;
+    MessageHeader ping(Kind::kPing);
+    ping.op = signs_[peer].last_asked = ++questions_;
+    send(peer, ping);
+  }
+}
+
+std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::duration patience) const {
+  messenger_.mutex().held_by_caller();
+  for (PeerId peer = 0; peer < signs_.size(); ++peer) {
+    const bool silent = Clock::now() - std::max(began, signs_[peer].heard) > patience;
+    if (signs_[peer].last_asked != 0 && !silent && messenger_.lost_because(peer).empty()) return peer;
+  }
+  return std::nullopt;
+}
+
+// --- ranks of the whole job
+
+void Liveness::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
+  std::vector<Met>& met = met_[global_rank];
+  std::erase_if(met, [&](const Met& m) {
+    messenger_.mutex().held_by_caller();  // a rank whose process differs was replaced
+    return m.standing.expired() || messenger_.peers_[m.peer].process != messenger_.peers_[peer].process;
+  });
+  met.push_back({peer, std::move(standing), std::move(known_as)});
+}
+
+std::string Liveness::fate(uint64_t global_rank) {
+  messenger_.mutex().held_by_caller();
+  const auto it = met_.find(global_rank);
+  if (it == met_.end()) return "";
+  std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
+  if (it->second.empty()) return "";
+  const Met& met = it->second.back();
+  ask(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
+  messenger_.progress();
+  const std::string& lost = messenger_.lost_because(met.peer);
+  return lost.empty() ? "" : met.known_as + " is lost: " + lost;
+}
+
+std::string Liveness::name_of(PeerId peer, const std::string& otherwise) const {
+  for (const auto& [rank, met] : met_) {
+    for (const Met& m : met) {
+      if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.known_as;
+    }
+  }
+  return otherwise;
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/deadline.h"
+#include "net/header.h"
+#include "net/link.h"
+
+namespace nvx::net {
+
+class Messenger;
+
+/// Whether a messenger's peers are alive: pings and their answers, the peers that were given up, and the ranks of the
+/// whole job that this process has met. The messenger's lock guards all of it, and the caller holds that lock.
+class Liveness {
+ public:
+  /// The value of a pong.
+  enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
+
+  /// `silence`: how long a peer may leave pings without an answer until it counts as lost.
+  Liveness(Messenger& messenger, std::chrono::milliseconds silence) : messenger_(messenger), silence_(silence) {}
+
+  /// A group has connected to the peer, which may be a new one.
+  void joined(PeerId peer);
+  /// A message of a group has arrived from the peer.
+  void heard(PeerId peer, const MessageHeader& header, bool has_body);
+  /// A ping or a pong has arrived.
+  void answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
+  /// Sends the answers that a callback of the link could not send.
+  void settle();
+
+  /// Pings a peer if it has sent nothing lately, and counts it as lost if it has not answered for too long.
+  void ask(PeerId peer, uint64_t group, int from, int to);
+  std::chrono::milliseconds silence() const { return silence_; }
+  /// Whether anything has ever arrived from it.
+  bool has_heard(PeerId peer) const { return signs_[peer].heard != Clock::time_point(); }
+  /// How long it has not answered pings; 0 if it was not asked.
+  Clock::duration silence_of(PeerId peer) const;
+  /// Whether the peer is lost because it considers this process lost.
+  bool has_given_up_this(PeerId peer) const { return signs_[peer].has_given_up_this; }
+  /// For the end of the process: pings the peers to which anything was sent, and names one that has not answered and
+  /// has given a sign of life within `patience`.
+  void ask_last();
+  std::optional<PeerId> open_peer(Clock::time_point began, Clock::duration patience) const;
+
+  /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `known_as` describes
+  /// the peer in messages.
+  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as);
+  /// Pings a rank that has been met. Returns a text that describes the rank and its loss if it is lost, otherwise an
+  /// empty text.
+  std::string fate(uint64_t global_rank);
+  /// The name of a peer, if a group has recorded one; that group may be gone.
+  std::string name_of(PeerId peer, const std::string& otherwise = "a process on another host") const;
+
+ private:
+  struct Signs {
+    bool has_given_up_this = false;  // it is lost because it considers this process lost
+    uint32_t last_asked = 0;         // the number of ask_last()'s unanswered ping
+    Clock::time_point joined{};      // when a group last connected to it
+    Clock::time_point heard{};       // when a message last arrived from it
+    Clock::time_point confirmed{};   // when it last received an unsolicited pong
+    Clock::time_point asked{};
+    Clock::time_point asked_first{};  // the first unanswered ping
+    bool waits_for_pong = false;
+    bool warned = false;
+  };
+  struct Met {
+    PeerId peer;
+    std::weak_ptr<void> standing;
+    std::string known_as;
+  };
+
+  void send(PeerId peer, const MessageHeader& header);
+  void note_sign_of_life(PeerId peer);
+  void take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body);
+  void note_left(const MessageHeader& heard);
+
+  Messenger& messenger_;
+  const std::chrono::milliseconds silence_;
+  std::deque<Signs> signs_;                                 // by PeerId
+  std::vector<std::pair<MessageHeader, PeerId>> given_up_;  // the peers to be told that they are lost, and their pings
+  uint32_t questions_ = 0;                                  // of ask_last()
+  std::unordered_map<uint64_t, std::vector<Met>> met_;      // in the order of their groups
+};
+
+}  // namespace nvx::net

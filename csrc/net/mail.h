@@ -1,0 +1,96 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "net/messenger.h"
+
+namespace nvx::net {
+
+class GroupPort;
+
+/// The messages of a group's mailbox between hosts: announcements and the answers to them, and the large messages that
+/// their receiver has granted, which are sent in segments. The messenger's lock guards all of it, and the caller holds
+/// that lock.
+class Mail final : private Sender {
+ public:
+  /// An announcement, or an answer to one.
+  struct Letter {
+    Kind kind;
+    int from;
+    uint64_t value;
+    MailHead head;
+    std::vector<std::byte> body;
+  };
+  /// A large message between this rank and another one: the other rank, and the message's number.
+  using Message = std::pair<int, uint64_t>;
+
+  Mail(GroupPort& port, int ranks) : port_(port), unread_(size_t(ranks)) {}
+  Mail(const Mail&) = delete;
+  Mail& operator=(const Mail&) = delete;
+
+  /// `notify` is called when there may be a letter or a completed message, and when the group fails. The messenger's
+  /// lock may be held.
+  void on_news(std::function<void()> notify) { notify_ = std::move(notify); }
+  void notify() const { notify_(); }
+
+  /// The next letter, in the order of arrival.
+  std::optional<Letter> next_letter();
+  /// Announces a message, and sends it with the announcement if it is small.
+  void announce(int rank, const MailHead& head, std::span<const std::byte> body);
+  /// Grants a large message, which is then written to this memory.
+  void grant(int rank, uint64_t number, std::byte* data, size_t bytes);
+  /// Sends a large message that its receiver has granted.
+  void send(int rank, uint64_t number, const std::byte* data, size_t bytes);
+  /// A large message whose body the link has read, so its memory may change.
+  std::optional<Message> next_sent();
+  /// A large message that has arrived completely.
+  std::optional<Message> next_received();
+  /// Drops all letters, and releases the memory of all messages in bounded time. Nothing more of them is sent or
+  /// received.
+  void drop();
+
+  // --- Called by the port. place() and dropped() are those of Receiver.
+  std::byte* place(const MessageHeader& header, size_t bytes);
+  /// A letter has arrived. `whole` is the message, `body` what follows its headers.
+  void take_letter(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
+  /// A segment of a large message has arrived.
+  void take_segment(const MessageHeader& header, std::span<const std::byte> body);
+  /// False if no transfer was to be written there.
+  bool dropped(const std::byte* where);
+
+ private:
+  /// A message in flight.
+  struct Transfer {
+    uint64_t id;
+    int rank;
+    uint64_t number;
+    std::byte* data;
+    size_t bytes;
+    size_t moved = 0;
+    int busy = 0;  // segments that the link still reads or writes
+    bool failed = false;
+    std::vector<bool> seen{};  // segments that have arrived or are being fetched
+  };
+
+  void sent(uint64_t cookie, const Status& status) override;
+  void push();
+  Transfer* transfer_of(const MessageHeader& header, size_t bytes);
+  int busy() const;
+  void disconnect_busy();
+
+  GroupPort& port_;
+  std::function<void()> notify_ = [] {};
+  std::deque<Letter> letters_;
+  std::vector<uint64_t> unread_;  // by rank: cost of its letters
+  std::list<Transfer> outgoing_;
+  std::list<Transfer> incoming_;
+  uint64_t next_id_ = 0;
+  std::deque<Message> sent_, received_;
+};
+
+}  // namespace nvx::net
