@@ -78,7 +78,8 @@ def start(number, kind, dies, lighthouse):
         port = free.getsockname()[1]
     env = os.environ | {
         "REPLICA": str(number), "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse.rpartition(':')[2]}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+        "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse.rpartition(':')[2]}",
+        "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     command = [sys.executable, __file__, kind, "dies" if dies else "lives"]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)

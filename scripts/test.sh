@@ -124,7 +124,7 @@ run_test_frameworks() {
   note "installing torch ${torch%%+*} and the packages of tests/frameworks into build/frameworks; log: $logs/frameworks.log"
   { "${pip[@]}" "setuptools<82" wheel cmake ninja numpy "torch==${torch%%+*}" &&
     "${pip[@]}" -c "$venv/torch.txt" --no-build-isolation -r tests/frameworks/requirements.txt &&
-    "${pip[@]}" --no-deps -r tests/frameworks/requirements-alone.txt &&
+    "${pip[@]}" --no-deps -r tests/frameworks/requirements_alone.txt &&
     "${pip[@]}" --no-deps --no-build-isolation --force-reinstall .; } >"$logs/frameworks.log" 2>&1 ||
     { tail -n 20 "$logs/frameworks.log" >&2; die "the frameworks could not be installed"; }
   env -u PYTHONPATH PATH="$venv/bin:$PATH" "$venv/bin/python" -m pytest -q -s --junitxml="$results/frameworks.xml" \

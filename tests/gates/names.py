@@ -8,6 +8,7 @@ FIXED_FILES = {
     "CMakeLists.txt",
     "README.md",
     "CONTRIBUTING.md",
+    "_C.pyi",
     "CHANGELOG.md",
     "SECURITY.md",
     "CITATION.cff",

@@ -1,5 +1,6 @@
 """nvx.ProcessGroup without torch's registry, and the types that nvx declares."""
 
+import concurrent.futures
 import datetime
 import inspect
 import pathlib
@@ -7,7 +8,7 @@ import pathlib
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, on_threads
+from ranks import OVER_NVX
 
 nvx = pytest.importorskip("nvx")
 pytestmark = pytest.mark.skipif(not OVER_NVX, reason="it is nvx's own interface")
@@ -20,25 +21,28 @@ def test_a_group_of_one():
     group.allreduce([x]).wait()
     assert (group.rank(), group.size(), group.name(), x.tolist()) == (0, 1, "nvx", [0.0, 1.0, 2.0])
     assert group.options.timeout.total_seconds() == 7
-    assert isinstance(group, nvx.ProcessGroup) and isinstance(group, dist.distributed_c10d._Backend)
+    assert isinstance(group, nvx.ProcessGroup) and isinstance(group, torch._C._distributed_c10d.Backend)
     group.shutdown()
 
 
-@on_threads(2, 3)
-def test_groups_over_one_store_behind_prefixes(pg, rank, world, store):
-    import datetime
+@pytest.mark.parametrize("world", [2, 3])
+def test_groups_over_one_store_behind_prefixes(world):
+    store = dist.HashStore()
 
-    import nvx
-    import torch
-    import torch.distributed as dist
+    def body(rank):
+        totals = []
+        for number in range(2):
+            options = nvx.Options(timeout=datetime.timedelta(seconds=30))
+            group = nvx.ProcessGroup(dist.PrefixStore(f"own/{number}", store), rank, world, options)
+            x = torch.full((5,), float(rank))
+            group.allreduce([x]).wait()
+            totals.append(x.tolist())
+            group.shutdown()
+        return totals
 
-    for number in range(2):
-        prefix = dist.PrefixStore(f"own/{number}", store)
-        group = nvx.ProcessGroup(prefix, rank, world, nvx.Options(timeout=datetime.timedelta(seconds=30)))
-        x = torch.full((5,), float(rank))
-        group.allreduce([x]).wait()
-        assert x.tolist() == [world * (world - 1) / 2] * 5
-        group.shutdown()
+    with concurrent.futures.ThreadPoolExecutor(world) as threads:
+        for totals in threads.map(body, range(world)):
+            assert totals == [[world * (world - 1) / 2] * 5] * 2
 
 
 def test_options_are_optional():
