@@ -396,6 +396,8 @@ TEST(SetUp, ARankThatDoesNotComeEndsItInTime) {
       EXPECT_NE(text.find("timed out after 0."), std::string::npos) << text;
       EXPECT_NE(text.find(": rank 2 has not joined; this is rank"), std::string::npos) << text;
       EXPECT_NE(text.find(". Next: check that every rank runs"), std::string::npos) << text;
+      EXPECT_NE(text.find("with the same list of ranks in new_group();"), std::string::npos) << text;
+      EXPECT_EQ(text.find("nvx/"), std::string::npos) << "names a key of the store: " << text;
     }
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
   });

@@ -7,6 +7,7 @@
 
 #include "base/contain.h"
 #include "base/interrupt.h"
+#include "base/log.h"
 #include "base/words.h"
 #include "group/meet/store_notes.h"
 #include "memory/shm/neighbours.h"
@@ -134,13 +135,12 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
     }
     look_for_deaths(options_, writer);
     if (deadline.passed(Clock::now())) {
-      throw Error(
-          Code::kTimeout,
-          "nvx: timed out after " + seconds(deadline) + ", waiting for the ranks of group " + options_.name + ": " +
-              missing(writer) + earlier_claim() + "; this is " + rank_name(rank()) + ", which waits for the key " +
-              key(what) + " in the store",
-          "check that every rank runs, with this backend and world size, and creates this group; see the logs of "
-          "the missing ranks");
+      NVX_LOG(kInfo, "group %s: the key %s is not in the store", options_.name.c_str(), key(what).c_str());
+      throw Error(Code::kTimeout,
+                  "nvx: timed out after " + seconds(deadline) + ", waiting for the ranks of group " + options_.name +
+                      ": " + missing(writer) + earlier_claim() + "; this is " + rank_name(rank()),
+                  "check that every rank runs, with this backend and world size, and creates this group with the same "
+                  "list of ranks in new_group(); see the logs of the missing ranks");
     }
   }
 }
