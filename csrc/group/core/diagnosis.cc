@@ -113,6 +113,7 @@ Failure Diagnosis::told(const Failure& failure, int by) const {
   const std::vector<int>& awaited = failure.awaited;
   const bool waited_for_this = std::find(awaited.begin(), awaited.end(), rank_) != awaited.end();
   Failure mine = met_in(failure, "reported by " + name_(by));
+  if (!mine.advice.empty()) return mine;
   mine.advice = failure.who == rank_ ? kAfterAStop
                 : waited_for_this    ? "see what kept this rank, or allow more time (init_process_group(timeout=), "
                                        "NVX_TIMEOUT_S, nvx.set_timeout)"

@@ -73,7 +73,8 @@ class Diagnosis {
   /// A rank of another host: the connection is lost, or that rank considers this one lost.
   Failure lost(int rank, const std::string& why) const;
   Failure taken_for_lost(int rank, const std::string& why) const;
-  /// A failure that rank `by` reported. The reporter is seldom at fault, so the advice names another rank, or this one.
+  /// A failure that rank `by` reported. The reporter is seldom at fault, so its advice stays, or else names another
+  /// rank or this one.
   Failure told(const Failure& failure, int by) const;
 
   Failure aborted(const std::string& why = "") const;

@@ -59,7 +59,8 @@ Status FailureState::fail(Failure failure) {
   failure_ = failure;
   failed_.store(true, std::memory_order_seq_cst);
   standing_.reset();
-  failure.context.clear(), failure.advice.clear();  // both concern only this rank
+  failure.context.clear();                                      // it concerns only this rank
+  if (failure.code != Code::kMismatch) failure.advice.clear();  // the two ranks of a mismatch get one advice
   note(failure);
   if (!closed()) {
     for (int s = 0; s < members_.local_ranks(); ++s) ring(members_.pad(s).header().mail_bell.flag);
