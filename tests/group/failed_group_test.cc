@@ -274,7 +274,7 @@ TEST(LateRank, WhoIsWaitedForIsNamedWithItsLastCall) {
       }
       group.set_timeout(milliseconds(50));
       EXPECT_SAYS(barrier(group),
-                  ", last collective: all_reduce(sum, f32, " + std::to_string(calls) + " elements)); this is rank 0");
+                  ", last finished: all_reduce(sum, f32, " + std::to_string(calls) + " elements)); this is rank 0");
       over = true;
     });
   }
@@ -311,7 +311,7 @@ TEST_P(Elsewhere, AFailureIsToldOfWhoMetIt) {
     if (rank != 0) return;
     store.set("over", {});
     EXPECT_SAYS(status, "waiting for rank " + std::to_string(GetParam()) + " (pid");
-    EXPECT_SAYS(status, ", last collective: barrier)");
+    EXPECT_SAYS(status, ", last finished: barrier)");
     if (GetParam() == 1) {
       EXPECT_SAYS(status, "; before that, group pair of rank 1 (pid");
       EXPECT_SAYS(status, "had failed: timed out in all_reduce(sum, f32, 10 elements)");

@@ -26,7 +26,10 @@ std::string Members::describe_progress(int local_rank) const {
   if (there.header().group == id) {  // otherwise the pad belongs to another group by now
     const kernel::Fingerprint called = there.arrival(last).fingerprint;
     const bool nothing = called.collective == kernel::Collective::kNone;
-    state += nothing ? ", no collective in this group yet" : ", last collective: " + describe(called);
+    const bool finished = reached(there.done().value.load(std::memory_order_acquire), announced(last));
+    state += nothing    ? ", no collective in this group yet"
+             : finished ? ", last finished: " + describe(called)
+                        : ", still in " + describe(called);
   }
   return topology.describe(here()[size_t(local_rank)], state);
 }

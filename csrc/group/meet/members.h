@@ -54,7 +54,7 @@ struct Members {
   /// "rank 1", or "rank 1 (global rank 3)" if its global rank differs.
   std::string rank_name(int of) const { return nvx::rank_name(of, topology.global_ranks); }
   std::string describe_local_rank(int local_rank) const { return topology.describe(here()[size_t(local_rank)]); }
-  /// The same with the progress of that rank: "rank 3 (pid 4711, host a01, last collective: barrier)".
+  /// The same with the progress of that rank: "rank 3 (pid 4711, host a01, last finished: barrier)".
   std::string describe_progress(int local_rank) const;
 
   /// The process of the rank has ended.
