@@ -57,6 +57,7 @@ Status Group::run(Operation& o, Carrier carrier) {
 
 Status Group::carry_out(Operation& o, Carrier carrier) {
   FailureState& failures = core_->failures;
+  if (failures.failed()) return failures.check_alive(describe(o.fingerprint()).c_str());
   NVX_TRY(failures.check_alive());
   if (o.number == 0) o.number = next_number();
   if (failures.told()) return failures.came_late(describe(o.fingerprint()) + " #" + std::to_string(o.number));

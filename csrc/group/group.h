@@ -87,7 +87,7 @@ class Group : public std::enable_shared_from_this<Group> {
   bool failed() const { return core_->failures.failed(); }
   bool closed() const { return core_->failures.closed(); }
   Status failure() const { return core_->failures.failure(); }
-  Status check_alive() const { return core_->failures.check_alive(); }
+  Status check_alive(const char* what = "this call") const { return core_->failures.check_alive(what); }
   Status fail(Failure failure) { return core_->failures.fail(std::move(failure)); }
   Status fail_begun(const Status& status) { return core_->failures.fail_begun(status); }
   Status look_around() { return core_->failures.look_around(); }

@@ -52,7 +52,7 @@ IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& 
 }
 
 IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives) {
-  if (context_.checked_group().failed()) raise(context_.group().check_alive());
+  if (context_.checked_group().failed()) raise(context_.group().check_alive(kind.title + 4));
   if (!tensor.is_cpu()) refuse_capture(tensor.device());
   auto message = std::make_shared<Message>();
   message->peer = peer;

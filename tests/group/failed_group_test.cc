@@ -63,10 +63,15 @@ TEST_P(Near, CallsAfterTheFailureSayThatItWasEarlierAndWhatToDo) {
     EXPECT_SAYS_NOT(first, "earlier");
     EXPECT_SAYS(first, "init_process_group(timeout=)");
     Status monitored = group.monitored_barrier(milliseconds(100), /*name_all=*/false);
-    for (const Status& later : {all_reduce(group, 10), mail(group, true), mail(group, false), monitored}) {
+    const std::pair<Status, const char*> calls[] = {{all_reduce(group, 11), "all_reduce(sum, f32, 11 elements)"},
+                                                    {mail(group, true), "recv("},
+                                                    {mail(group, false), "send("},
+                                                    {monitored, "monitored_barrier"}};
+    for (const auto& [later, call] : calls) {
       ASSERT_FALSE(later.ok());
       EXPECT_EQ(later.code(), first.code());
-      EXPECT_SAYS(later, "nvx: group failed failed earlier, so this call was not begun: timed out in all_reduce");
+      EXPECT_SAYS(later, "nvx: group failed failed earlier, so " + std::string(call));
+      EXPECT_SAYS(later, " was not begun; first error: timed out in all_reduce(sum, f32, 10 elements)");
       EXPECT_SAYS(later, "rank 1 (pid");
       EXPECT_SAYS(later, ". Next: destroy the group and make another one");
       EXPECT_SAYS_NOT(later, "is the timeout long enough");

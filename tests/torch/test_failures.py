@@ -182,15 +182,16 @@ def test_calls_after_a_failure_say_that_it_was_earlier(rank, world):
         text = caught(lambda: dist.all_reduce(ones(), group=group), within=10)
         assert "earlier" not in text and "init_process_group(timeout=)" in text, text
         meet("gave up")
-    for call in (
-        lambda: dist.all_reduce(ones(), group=group),
-        lambda: dist.all_reduce(ones(), group=group, async_op=True).wait(),
-        lambda: dist.send(ones(), 1 - rank, group=group),
-        lambda: dist.recv(ones(), 1 - rank, group=group),
-        lambda: dist.barrier(group=group),
+    for named, call in (
+        (r"all_reduce\(.*\)", lambda: dist.all_reduce(ones(), group=group)),
+        (r"all_reduce\(.*\)", lambda: dist.all_reduce(ones(), group=group, async_op=True).wait()),
+        ("send", lambda: dist.send(ones(), 1 - rank, group=group)),
+        ("recv", lambda: dist.recv(ones(), 1 - rank, group=group)),
+        ("barrier", lambda: dist.barrier(group=group)),
     ):
         text = caught(call, within=0.5)
-        assert re.match(r"nvx: group \w+ failed earlier, so this call was not begun: timed out in all_reduce", text)
+        first = rf"nvx: group \w+ failed earlier, so {named} was not begun; first error: timed out in all_reduce"
+        assert re.match(first, text), text
         assert text.splitlines()[0].endswith(". Next: destroy the group and make another one"), text
 
 

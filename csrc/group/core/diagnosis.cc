@@ -136,8 +136,8 @@ Failure Diagnosis::interrupted() const { return {Code::kInterrupted, stop_words(
 // --- calls that do not begin
 
 /// The advice of the first failure no longer applies to these calls.
-Failure Diagnosis::failed_earlier(Failure first) const {
-  first.cause = "group " + group_ + " failed earlier, so this call was not begun: " + first.cause;
+Failure Diagnosis::failed_earlier(Failure first, const std::string& what) const {
+  first.cause = "group " + group_ + " failed earlier, so " + what + " was not begun; first error: " + first.cause;
   first.advice = "destroy the group and make another one";
   return first;
 }

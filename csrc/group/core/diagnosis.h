@@ -82,7 +82,7 @@ class Diagnosis {
   Failure interrupted() const;  ///< Ctrl-C
 
   // Results of calls that do not begin.
-  Failure failed_earlier(Failure first) const;
+  Failure failed_earlier(Failure first, const std::string& what) const;
   Status forked(bool has_port) const;
   Status closed() const;
   Status reentrant() const;

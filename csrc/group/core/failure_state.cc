@@ -110,9 +110,9 @@ void FailureState::announce_left() {
   standing_.reset();
 }
 
-Status FailureState::check_alive() const {
+Status FailureState::check_alive(const char* what) const {
   if (forked()) return diagnosis_.forked(port_ != nullptr);
-  if (failed()) return diagnosis_.failed_earlier(failure().failure());
+  if (failed()) return diagnosis_.failed_earlier(failure().failure(), what);
   if (closed()) return diagnosis_.closed();
   return {};
 }

@@ -52,8 +52,8 @@ class FailureState final : public Watch {
   bool close() { return !closed_.exchange(true); }
   /// Tells the ranks of this host that this rank has left and accesses no memory of theirs. The last step of leaving.
   void announce_left() EXCLUDES(mutex_);
-  /// The reason why no operation can begin, or ok.
-  Status check_alive() const;
+  /// The reason why no operation can begin, or ok. `what`: the operation.
+  Status check_alive(const char* what = "this call") const;
   /// The result of an operation that begins after the group has failed.
   Status came_late(const std::string& what) const;
 

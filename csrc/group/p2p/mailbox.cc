@@ -111,7 +111,9 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   }
   message->deadline_ = message->stands ? Deadline() : Deadline::after(core_.waits.span_of(message->timeout));
   open_.insert(message);
-  if (const Status refused = failures_.check_alive(); !refused.ok()) {
+  if (failures_.failed()) {
+    finish(message, failures_.check_alive(message->describe().c_str()));
+  } else if (const Status refused = failures_.check_alive(); !refused.ok()) {
     finish(message, refused);
   } else if (failures_.told(Clock::duration::zero())) {
     finish(message, failures_.came_late(message->describe()));
