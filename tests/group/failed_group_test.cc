@@ -285,6 +285,24 @@ TEST(LateRank, WhoIsWaitedForIsNamedWithItsLastCall) {
   }
 }
 
+TEST(LateRank, WhoLeftBeforeItsProcessEndedIsNamedWithTheExitCode) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  const auto endings = as_processes(2, [&](int rank) {
+    {
+      Group group(store, test::options("ended", rank, 2));
+      if (rank == 0) {
+        EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return group.core().members.dead(1); }));
+        const Status status = barrier(group);
+        EXPECT_SAYS(status, "has left group ended while other ranks wait for it: its process has ended (exit code 3)");
+      }
+    }
+    if (rank == 1) _exit(3);
+  });
+  EXPECT_TRUE(endings[0].well());
+  EXPECT_EQ(endings[1].exit_code, 3);
+}
+
 /// Two of three ranks have failed in a group of their own. That matters only if a rank waits for one of them.
 class Elsewhere : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Absent, Elsewhere, testing::Values(1, 2));

@@ -210,6 +210,8 @@ TEST(Failure, WhoLeavesWhileWaitedForIsNamed) {
     EXPECT_EQ(status.code(), Code::kPeerLeft);
     EXPECT_SAYS(status, "rank 1 (pid");
     EXPECT_SAYS(status, ", no collective in this group yet) has left group left");
+    EXPECT_SAYS(status, ": it has destroyed the group, or its process ends; this is rank 0");
+    EXPECT_EQ(status.what().find("(pid"), status.what().rfind("(pid")) << "describes it twice: " << status.what();
   });
 }
 

@@ -87,10 +87,9 @@ Failure Diagnosis::died(int rank, const std::string& who, const Ending& ending) 
           .ending = ending};
 }
 
-Failure Diagnosis::left(int rank, const std::string& who) const {
+Failure Diagnosis::left(int rank, const std::string& who, const std::string& how) const {
   return {.code = rank == rank_ ? Code::kAborted : Code::kPeerLeft,
-          .cause = who + " has left group " + group_ +
-                   " while other ranks wait for it: it has destroyed the group, or its process ends",
+          .cause = who + " has left group " + group_ + " while other ranks wait for it: " + how,
           .advice = see_log_of(name_(rank)),
           .who = rank};
 }

@@ -69,7 +69,8 @@ class Diagnosis {
 
   /// `who` describes the rank, with its progress if known. The callers add `Failure::before`.
   Failure died(int rank, const std::string& who, const Ending& ending) const;
-  Failure left(int rank, const std::string& who) const;
+  /// `how`: how it left.
+  Failure left(int rank, const std::string& who, const std::string& how) const;
   /// A rank of another host: the connection is lost, or that rank considers this one lost.
   Failure lost(int rank, const std::string& why) const;
   Failure taken_for_lost(int rank, const std::string& why) const;

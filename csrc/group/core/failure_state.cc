@@ -209,8 +209,11 @@ void FailureState::fail_as_gone(int local_rank) {
 
 Status FailureState::fail_as_left(int rank) {
   const int s = members_.local_rank_of(rank);
-  return fail(
-      with_trouble(diagnosis_.left(rank, s >= 0 ? members_.describe_progress(s) : members_.topology.describe(rank))));
+  const std::string who = s >= 0 ? members_.describe_progress(s) : members_.topology.describe(rank);
+  const bool ended = s >= 0 && members_.dead(s);
+  const std::string how = ended ? "its process has ended" + words_of(members_.peers[size_t(s)]->ending(), " (", ")")
+                                : "it has destroyed the group, or its process ends";
+  return fail(with_trouble(diagnosis_.left(rank, who, how)));
 }
 
 Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
@@ -266,9 +269,11 @@ void FailureState::alarm(int local_rank, Clock::duration clarity) {
 Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {
   const std::string waited = seconds(deadline);
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
-  if (how == Waited::kAlarmed && failed())
-    return met_in(failure(),
-                  diagnosis_.context(what) + ", waited " + waited + (whom.words.empty() ? "" : " for " + whom.words));
+  if (how == Waited::kAlarmed && failed()) {
+    const Status first = failure();
+    const bool named = whom.words.empty() || whom.ranks == std::vector{first.failure().who};  // in the first words
+    return met_in(first, diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + whom.words));
+  }
   std::string names = whom.words, before;
   if (names.empty()) names = whom.ranks.empty() ? "the peers" : members_.topology.describe(whom.ranks.front());
   for (const int rank : whom.ranks) {
