@@ -15,8 +15,10 @@ namespace {
 void log_description(const Members& members) {
   if (members.rank != 0) return;
   const Topology& topology = members.topology;
-  NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", members.name.c_str(),
-          topology.describe().c_str(), topology.cores, topology.l3_bytes >> 10, kernel::level().name);
+  const bool near = topology.hosts.size() == 1 && topology.ranks.size() > 1;
+  const char* const way = near ? " through shared memory" : "";
+  NVX_LOG(kInfo, "group %s: %s%s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", members.name.c_str(),
+          topology.describe().c_str(), way, topology.cores, topology.l3_bytes >> 10, kernel::level().name);
   NVX_LOG(kInfo, "group %s: %s", members.name.c_str(),
           explain(kernel::Collective::kAllReduce, 1 << 20, members.facts).c_str());
 }

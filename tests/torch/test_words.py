@@ -58,7 +58,7 @@ def only_with_ucx(hosts):
     ("hosts", "spread", "plan"),
     [
         (["left"], "1 rank on host left", "1 rank on one host: no other rank, so nothing is chosen"),
-        (["left"] * 2, "2 ranks on host left", r"2 ranks on one host: reduce_pipelined \("),
+        (["left"] * 2, "2 ranks on host left through shared memory", r"2 ranks on one host: reduce_pipelined \("),
         (
             ["left", "right", "left"],
             "3 ranks on 2 hosts: 2 on left, 1 on right",
