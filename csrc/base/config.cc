@@ -31,45 +31,46 @@ constexpr double kMost = 1e9;  // an upper bound where there is no natural one
 /// docs/environment.md is made from this: after a change of a text, `tests/gates/run docs --fix` (`make quick` does not
 /// check it).
 constexpr Variable kVariables[] = {
-    {"NVX_DEBUG", "warn", "messages on stderr: warn, info (choices and their reasons), trace (every collective)",
+    {"NVX_DEBUG", "warn", "", "messages on stderr: warn, info (choices and their reasons), trace (every collective)",
      "warn, info, trace"},
-    {"NVX_AS", "",
+    {"NVX_AS", "", "none",
      "backend names whose groups nvx serves in a program that does not name nvx: gloo, nccl or gloo,nccl; the same on "
      "all ranks"},
-    {"NVX_HOST_ID", "", "overrides which host this rank is on: ranks with the same text share a host"},
+    {"NVX_HOST_ID", "", "by kernel and network namespace",
+     "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
-     "network interfaces between hosts: prefixes of names, names behind '=', excluded ones behind '^'; empty: "
-     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interfaces with a route to the peers"},
-    {"NVX_ALLOW_FROM", "",
-     "addresses and prefixes (10.0.0.7,10.1.0.0/16,fd00::/8) that may connect over TCP, besides the hosts of a group: "
-     "for peers behind address translation",
-     kAddresses},
-    {"NVX_LIBUCP", "",
-     "the libucp.so.0 to load, or its folder; empty: one with RDMA if the machine has RDMA, else the newest"},
-    {"NVX_ON_ERROR", "raise", "effect of a failed operation: raise a Python exception, or abort the process",
+     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interfaces with a route to the peers",
+     "network interfaces between hosts, for groups over several hosts only: prefixes of names, names behind '=', "
+     "excluded ones behind '^'"},
+    {"NVX_ALLOW_FROM", "", "the hosts of a group only",
+     "peers that may connect over TCP, besides the hosts of a group: for those behind address translation", kAddresses},
+    {"NVX_LIBUCP", "", "one with RDMA if the machine has RDMA, else the newest",
+     "the libucp.so.0 to load, or its folder; for groups over several hosts only"},
+    {"NVX_ON_ERROR", "raise", "", "effect of a failed operation: raise a Python exception, or abort the process",
      "raise, abort"},
-    {"NVX_TIMEOUT_S", "0", "seconds an operation may wait, instead of the group's timeout; 0: the group's", kSeconds, 0,
-     kMost},
-    {"NVX_LIVENESS_S", "10", "seconds after which a rank of another host that is waited for and gives no sign is lost",
-     kSeconds, 1, kMost},
-    {"NVX_SPIN_US", "-1", "microseconds a waiter spins before it sleeps; -1: 200, or 0 where ranks outnumber cores",
+    {"NVX_TIMEOUT_S", "0", "the group's timeout", "seconds an operation may wait, instead of the group's timeout",
+     kSeconds, 0, kMost},
+    {"NVX_LIVENESS_S", "10", "",
+     "seconds after which a rank of another host that is waited for and gives no sign is lost", kSeconds, 1, kMost},
+    {"NVX_SPIN_US", "-1", "200, or 0 where ranks outnumber cores", "microseconds a waiter spins before it sleeps",
      kWhole, -1, kMost},
-    {"NVX_ALGO", "", "forces one_shot or pipelined wherever both are possible", "one_shot, pipelined"},
-    {"NVX_ONE_SHOT_BYTES", "-1", "largest message that goes through the one-shot slots (at most 65536); -1: the plan's",
-     kWhole, -1, 64 << 10},
+    {"NVX_ALGO", "", "size and ranks decide", "forces one_shot or pipelined wherever both are possible",
+     "one_shot, pipelined"},
+    {"NVX_ONE_SHOT_BYTES", "-1", "the plan's", "largest message that goes through the one-shot slots", kWhole, -1,
+     64 << 10},
     // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the
     // pads included.
-    {"NVX_STAGING_MB", "30", "most staging memory a process exports for all its groups", kWhole, 1, kMost},
-    {"NVX_LEASE_KB", "0", "staging that one large operation leases; 0: sized from the caches and the rank count",
-     kWhole, 0, kMost},
-    {"NVX_CPU_LEVEL", "", "instruction-set level of the copy and reduce loops (base, v3, v4); empty: the best there is",
+    {"NVX_STAGING_MB", "30", "", "most staging memory a process exports for all its groups", kWhole, 1, kMost},
+    {"NVX_LEASE_KB", "0", "sized from the caches and the rank count", "staging that one large operation leases", kWhole,
+     0, kMost},
+    {"NVX_CPU_LEVEL", "", "the best that the processor has", "instruction-set level of the copy and reduce loops",
      "base, v3, v4"},
-    {"NVX_DELEGATE", "none",
-     "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks: a list of "
-     "all_reduce, reduce, broadcast, all_gather, reduce_scatter, each for all sizes or from a size of the whole on "
-     "(all_reduce:64M,broadcast), or none; not run over a real NCCL yet",
+    {"NVX_DELEGATE", "none", "",
+     "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks, for all sizes or "
+     "from a size of the whole on (all_reduce:64M,broadcast); not run over a real NCCL yet",
      kHandOvers},
-    {"NVX_CUDA", "", "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
+    {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
+     "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
 };
 
 const Variable& row(const char* name) {
@@ -104,8 +105,9 @@ std::optional<double> as_number(const std::string& set) {
   return value;
 }
 
+std::string decimal(double bound) { return std::to_string(int64_t(bound)); }
+
 std::string fault_of_number(const Variable& v, const std::string& set) {
-  const auto decimal = [](double bound) { return std::to_string(int64_t(bound)); };
   const std::optional<double> value = as_number(set);
   if (!value) return "not a number";
   if (v.takes == kWhole && *value != std::floor(*value)) return "not a whole number";
@@ -151,7 +153,7 @@ std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
 
 void warn_of_fault(const Variable& v) {
   NVX_LOG(kWarn, "%s=%s is %s; the default (%s) is used. 'nvx env' lists the accepted values", v.name, text(v).c_str(),
-          fault(v).c_str(), *v.fallback ? v.fallback : "empty");
+          fault(v).c_str(), default_of(v).c_str());
 }
 
 /// Uses no default in place of a wrong list: the first link to other hosts refuses it.
@@ -253,6 +255,17 @@ Config read() {
 }  // namespace
 
 std::span<const Variable> variables() { return kVariables; }
+
+std::string default_of(const Variable& v) {
+  return (*v.fallback ? v.fallback : "empty") + (*v.unset ? std::string(": ") + v.unset : "");
+}
+
+std::string accepted(const Variable& v) {
+  if (!*v.takes) return "any text";
+  if (v.takes == kHandOvers) return "none, or a list of " + std::string(kHandOvers) + ", each with a size if wanted";
+  if (!is_number(v)) return v.takes;
+  return std::string(v.takes) + " from " + decimal(v.least) + (v.most < kMost ? " to " + decimal(v.most) : " on");
+}
 
 std::string fault(const Variable& v) {
   if (!*v.takes) return "";

@@ -13,12 +13,18 @@ namespace nvx {
 struct Variable {
   const char* name;
   const char* fallback;
+  const char* unset;  ///< the effect of the default, unless its value says so
   const char* meaning;
   const char* takes = "";      ///< the accepted words, or a kind of value, as kWhole; empty: any text
   double least = 0, most = 0;  ///< bounds of a number
 };
 
 std::span<const Variable> variables();
+
+/// The default, with its effect: "0: the group's timeout", "warn".
+std::string default_of(const Variable& variable);
+/// The values that the variable accepts: "a whole number from -1 to 65536", "warn, info, trace", "any text".
+std::string accepted(const Variable& variable);
 
 /// The reason why the variable's current value is refused: "none of warn, info, trace", "not a whole number", "less
 /// than 0". Empty if the value is valid or the variable is not set.

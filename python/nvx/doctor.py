@@ -86,10 +86,10 @@ def check_variables():
         module = nvx._load()
     except (ImportError, RuntimeError):
         return None  # check_build says so
-    rows = [(name, fault, default) for name, default, _, fault in module.config_table()]
+    rows = module.config_table()
     wrong = [
-        f"{name}={os.environ.get(name)} is {fault}: the default{f' {default}' if default else ''} is used"
-        for name, fault, default in rows
+        f"{name}={os.environ.get(name)} is {fault}: the default ({default}) is used"
+        for name, default, _, _, fault in rows
         if fault
     ]
     wrong += [f"{name} is not a variable of nvx ({hint})" for name, hint in module.config_strays()]
@@ -98,7 +98,7 @@ def check_variables():
         wrong.append(f"NVX_CPU_LEVEL={level} is not supported by this machine: {best} is used")
     if wrong:
         return Finding("variables", "WARN", "; ".join(wrong), "`nvx env` lists the variables and their valid values")
-    known = sum(name in os.environ for name, _, _ in rows)
+    known = sum(name in os.environ for name, *_ in rows)
     return okay("variables", f"{known} NVX_* variables have valid values" if known else "no NVX_* variable is set")
 
 

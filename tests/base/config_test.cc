@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 
 #include "base/error.h"
@@ -78,6 +79,7 @@ TEST(Config, SaysWhichNumbersItDoesNotTake) {
       {"NVX_LIVENESS_S", "2.5", ""},
       {"NVX_SPIN_US", "-2", "less than -1"},
       {"NVX_SPIN_US", "0", ""},
+      {"NVX_SPIN_US", "1e3", ""},
       {"NVX_STAGING_MB", "1.5", "not a whole number"},
       {"NVX_STAGING_MB", "0", "less than 1"},
       {"NVX_STAGING_MB", "99999999999999999999", "more than 1000000000"},
@@ -108,7 +110,29 @@ TEST(Config, TakesFractionsOfSecondsAndNoNegativeTimes) {
             "");
   said_with({{"NVX_TIMEOUT_S", "0.0001"}}, [] { EXPECT_EQ(config().timeout, milliseconds(1)); });
   const std::string said = said_with({{"NVX_TIMEOUT_S", "-1"}}, [] { EXPECT_EQ(config().timeout, milliseconds(0)); });
-  EXPECT_NE(said.find("NVX_TIMEOUT_S=-1 is less than 0; the default (0) is used"), std::string::npos) << said;
+  EXPECT_NE(said.find("NVX_TIMEOUT_S=-1 is less than 0; the default (0: the group's timeout) is used"),
+            std::string::npos)
+      << said;
+}
+
+TEST(Config, ReadsAnExponent) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  EXPECT_EQ(said_with({{"NVX_SPIN_US", "1e3"}}, [] { EXPECT_EQ(config().spin_us, 1000); }), "");
+}
+
+TEST(Config, SaysTheAcceptedValuesAndTheDefaultOfEachVariable) {
+  std::map<std::string, std::string> takes, unset;
+  for (const Variable& v : variables()) {
+    takes[v.name] = accepted(v), unset[v.name] = default_of(v);
+    EXPECT_NE(accepted(v), "") << v.name;
+  }
+  EXPECT_EQ(takes["NVX_DEBUG"], "warn, info, trace");
+  EXPECT_EQ(takes["NVX_TIMEOUT_S"], "a number from 0 on");
+  EXPECT_EQ(takes["NVX_ONE_SHOT_BYTES"], "a whole number from -1 to 65536");
+  EXPECT_EQ(takes["NVX_HOST_ID"], "any text");
+  EXPECT_EQ(unset["NVX_DEBUG"], "warn");
+  EXPECT_EQ(unset["NVX_SPIN_US"], "-1: 200, or 0 where ranks outnumber cores");
+  EXPECT_EQ(unset["NVX_CPU_LEVEL"], "empty: the best that the processor has");
 }
 
 TEST(Config, SaysWhatItDoesNotKnow) {
@@ -117,7 +141,8 @@ TEST(Config, SaysWhatItDoesNotKnow) {
     EXPECT_EQ(config().algorithm, "");
     EXPECT_EQ(config().on_error, "abort");
   });
-  EXPECT_NE(said.find("NVX_ALGO=fast is none of one_shot, pipelined; the default ("), std::string::npos) << said;
+  EXPECT_NE(said.find("NVX_ALGO=fast is none of one_shot, pipelined; the default (empty: size and "), std::string::npos)
+      << said;
 }
 
 TEST(Config, SaysWhichAddressesItCannotRead) {

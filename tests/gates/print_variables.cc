@@ -5,9 +5,8 @@
 #include "base/config.h"
 
 int main() {
-  std::puts("| variable | default | meaning |\n|---|---|---|");
+  std::puts("| variable | default | accepts | meaning |\n|---|---|---|---|");
   for (const nvx::Variable& v : nvx::variables()) {
-    std::printf("| `%s` | %s%s%s | %s |\n", v.name, *v.fallback ? "`" : "", v.fallback, *v.fallback ? "`" : "",
-                v.meaning);
+    std::printf("| `%s` | %s | %s | %s |\n", v.name, nvx::default_of(v).c_str(), nvx::accepted(v).c_str(), v.meaning);
   }
 }

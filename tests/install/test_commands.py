@@ -121,8 +121,8 @@ def variables_told(**environment):
 def test_doctor_says_which_variables_are_wrong():
     told = variables_told(NVX_SPIN_US="much", NVX_ONE_SHOT_BYTES="70000", NVX_TIMOUT_S="3", NVX_ALGO="one_shot")
     assert told.startswith("WARN ")
-    assert "NVX_SPIN_US=much is not a number: the default -1 is used" in told
-    assert "NVX_ONE_SHOT_BYTES=70000 is more than 65536: the default -1 is used" in told
+    assert "NVX_SPIN_US=much is not a number: the default (-1: 200, or 0 where" in told
+    assert "NVX_ONE_SHOT_BYTES=70000 is more than 65536: the default (-1: the plan's) is used" in told
     assert "NVX_TIMOUT_S is not a variable of nvx (did you mean NVX_TIMEOUT_S?)" in told
     assert "NVX_ALGO" not in told
     assert variables_told(NVX_ALGO="one_shot").startswith("OKAY ")
@@ -355,6 +355,7 @@ def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
     told = capsys.readouterr().out
     assert "NVX_DEBUG\n" in told and "set to 'warn'" in told
     assert 0 < len(re.findall(r"^NVX_\w+$", told, re.MULTILINE)) <= 25
+    assert "accepts a whole number from -1 to 65536\n    default -1: the plan's\n" in told
 
 
 def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
@@ -364,10 +365,10 @@ def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
     monkeypatch.setenv("NVX_ON_ERROR", "Abort")
     assert cli.main(["env"]) == 0
     told = capsys.readouterr().out
-    assert "set to 'bla', which is none of warn, info, trace: the default 'warn' is used\n" in told
-    assert "set to 'much', which is not a number: the default '0' is used\n" in told
-    assert "set to '-1', which is less than 0: the default '0' is used\n" in told
-    assert "set to 'Abort'\n" in told
+    assert "set to 'bla', which is none of warn, info, trace: the default (warn) is used\n" in told
+    assert "set to 'much', which is not a number: the default (0: sized" in told
+    assert "set to '-1', which is less than 0: the default (0: the group's timeout) is used\n" in told
+    assert "set to 'Abort' (default raise)\n" in told
 
 
 def test_make_help_names_every_target(root):

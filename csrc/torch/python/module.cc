@@ -2,6 +2,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <array>
+
 #include "base/config.h"
 #include "base/flag_round.h"
 #include "base/interrupt.h"
@@ -96,10 +98,11 @@ py::list ways_on_device(const std::string& collective, size_t bytes, size_t rank
   return listed(explain_on_device(question));
 }
 
-std::vector<std::tuple<std::string, std::string, std::string, std::string>> config_table() {
+/// (name, default with its effect, meaning, accepted values, why the current value is invalid).
+std::vector<std::array<std::string, 5>> config_table() {
   (void)config();  // warns of invalid values
-  std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
-  for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning, fault(v));
+  std::vector<std::array<std::string, 5>> rows;
+  for (const Variable& v : variables()) rows.push_back({v.name, default_of(v), v.meaning, accepted(v), fault(v)});
   return rows;
 }
 

@@ -8,17 +8,18 @@ import nvx
 
 
 def rows():
-    """(name, default, meaning, why the current value is invalid) of every variable."""
+    """(name, default with its effect, meaning, accepted values, why the current value is invalid) of every variable."""
     return nvx._load().config_table()
 
 
 def text():
     lines = []
-    for name, default, meaning, fault in rows():
-        state = f"set to {os.environ[name]!r}" if name in os.environ else f"default {default!r}"
-        if fault:
-            state += f", which is {fault}: the default{f' {default!r}' if default else ''} is used"
-        lines.append(f"{name}\n    {meaning}\n    {state}")
+    for name, default, meaning, accepted, fault in rows():
+        state = f"default {default}"
+        if os.environ.get(name):
+            what = f", which is {fault}: the default ({default}) is used" if fault else f" (default {default})"
+            state = f"set to {os.environ[name]!r}{what}"
+        lines.append(f"{name}\n    {meaning}\n    accepts {accepted}\n    {state}")
     return "\n".join(lines)
 
 
