@@ -226,7 +226,9 @@ def test_explain_estimates_every_way_and_says_what_that_rests_on(capsys):
     assert (
         sum(bool(re.search(r"\d+ ms .* between hosts +(ring|halving_doubling|direct) ", line)) for line in lines) == 3
     )
-    assert lines[-1].startswith("  estimates: ")
+    assert sum("nvx's table of sizes and hosts names " in line for line in lines) >= 2
+    legend = lines.index("steps: how often a rank waits for others, one wait after another.")
+    assert lines[legend - 1].startswith("  estimates: ") and "not by estimates" in lines[-1]
 
 
 def test_explain_reckons_with_the_fastest_port_that_is_up(tmp_path):

@@ -1,6 +1,7 @@
 """`nvx explain all_reduce 1M -n 2`: the algorithm that nvx would choose and why, the alternatives, estimated times.
 
-`--device cuda` asks about CUDA tensors. The last lines of the output name the source of the estimates.
+`--device cuda` asks about CUDA tensors. The lines below a table name the source of its estimates, and the last lines
+explain the columns.
 """
 
 import argparse
@@ -15,6 +16,11 @@ from ..bench.collectives import ALIASES
 from .topo import columns, first_line
 
 SCHEMA = 1
+LEGEND = """\
+steps: how often a rank waits for others, one wait after another.
+bytes: all that a rank reads, writes, sends and receives; inside a host several times the message.
+estimate: calculated from steps, bytes and measured times of other sizes. nvx chooses by fixed tables that come from
+measurements, not by estimates, so the row that runs need not have the lowest one."""
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 OF_MESSAGES = (
@@ -91,9 +97,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="nvx explain",
         description="Shows the algorithm that nvx would choose and why, its alternatives, and estimated times.",
-        epilog="steps: the number of sequential waits for other ranks. bytes: what a rank reads, writes, sends and "
-        "receives. Estimates are computed from both and from measured times of other sizes. nvx chooses by tables, "
-        "not by these estimates.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=LEGEND,
     )
     parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
     parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes per rank: 4096, 4K, 64M")
@@ -125,4 +130,6 @@ def main(arguments=None):
         print(json.dumps({"schema": SCHEMA, "answers": answers}, indent=2))
     else:
         print("\n".join(text(answer) for answer in answers))
+        if any(answer["ways"] for answer in answers):
+            print(LEGEND)
     return 0
