@@ -304,7 +304,7 @@ void StagingCopies::join_streams() {
     throw_argument_error(
         "nvx: this stream is being captured into a graph, and the operation that it would wait for began outside of "
         "the "
-        "capture. Next: wait for the operation before the capture");
+        "capture. Next: wait for it before the capture");
   }
   if (caller != comm_streams_.up) returned_.block(caller);
   // If the waiting stream owns the tensors, they can be freed: its later work is ordered after their use. Otherwise
