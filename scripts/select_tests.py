@@ -121,8 +121,8 @@ def select(root, text):
         folders = " ".join(room.name for room in rooms(root) if any(of_folder(root, room)))
         raise NothingMatches(
             f"no test matches T={text}. T is a folder of tests ({folders}), a file such as tests/torch/test_ddp.py, "
-            "or a regular expression for names such as MailboxTest or test_all_reduce. The name of a parameter that no "
-            "build has seen yet: T=its file"
+            "or a regular expression for names such as MailboxTest or test_all_reduce. The name of a parameter, "
+            "such as all_gather_bruck, is known once its tests are built: T=schedule builds and runs those"
         )
     return lines
 
