@@ -99,7 +99,7 @@ constexpr bool is_power_of_two(uint64_t n) { return n != 0 && (n & (n - 1)) == 0
 static_assert(is_power_of_two(kBuffers) && is_power_of_two(kChunks) && is_power_of_two(kDigests));
 static_assert(is_power_of_two(kRestamp) && kRestamp > kBuffers && uint64_t(kRestamp) < (uint64_t(1) << 31));
 static_assert(kDigests >= 2 * kBuffers);
-// ReduceChunks has two chunks of one pair in flight while it waits for a third and a fourth.
+// reduce_chunks() has two chunks of one pair in flight while it waits for a third and a fourth.
 static_assert(kChunks >= 4);
 
 inline constexpr uint32_t kMostRanks = 192;   ///< what a block keeps of each fits its shared memory

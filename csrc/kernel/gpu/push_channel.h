@@ -210,8 +210,6 @@ class PushChannel : public ChannelMemory {
     if (!Kind::kHot) ex_.tell(at_.told, at_.tells);
   }
 
-  // ---- packets
-
   // ---- chunks
 
   /// Begins a round: one lane describes each rank's part with `plan`, and waits until the peer has space for what this
