@@ -44,11 +44,15 @@ if(NOT NVX_GPU_TESTS OR NOT NVX_CUDA_ON)
   return()
 endif()
 
-# The control kernels: as in cmake/core.cmake, nvcc knows none of the other flags.
-add_library(nvx_gpu_control OBJECT ${gpu_dir}/control.cu)
+# The control kernels and the fused launches: as in cmake/core.cmake, nvcc knows none of the other flags.
+add_library(nvx_gpu_control OBJECT ${gpu_dir}/control.cu ${gpu_dir}/fused.cu)
 target_include_directories(nvx_gpu_control PRIVATE ${PROJECT_SOURCE_DIR}/csrc ${PROJECT_SOURCE_DIR}/tests)
 target_compile_options(nvx_gpu_control PRIVATE --fmad=false --expt-relaxed-constexpr)
 set_target_properties(nvx_gpu_control PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+
+if(TARGET kernel_cuda_test)
+  target_sources(kernel_cuda_test PRIVATE $<TARGET_OBJECTS:nvx_gpu_control>)
+endif()
 
 add_library(nvx_gpu_parts OBJECT ${gpu_sources})
 target_include_directories(nvx_gpu_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests)
@@ -56,30 +60,6 @@ target_include_directories(nvx_gpu_parts SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INC
 target_link_libraries(nvx_gpu_parts PRIVATE nvx_core)
 add_executable(nvx_gpu $<TARGET_OBJECTS:nvx_gpu_parts> $<TARGET_OBJECTS:nvx_gpu_control>)
 target_link_libraries(nvx_gpu PRIVATE nvx_core)
-
-# The same without the read of the abort word and without the fence that closes an operation: their cost is the difference.
-# It is for timing alone. Its kernels come before the core's, of which the linker then takes none.
-set(bare ${PROJECT_BINARY_DIR}/bare)
-file(READ ${PROJECT_SOURCE_DIR}/csrc/kernel/exec.h exec)
-foreach(cut "Machine::load_host(control_->abort)=>0" "Machine::signal(control_->finished, epoch)=>control_->finished = epoch")
-  string(REPLACE "=>" ";" pair "${cut}")
-  list(GET pair 0 was)
-  list(GET pair 1 becomes)
-  string(FIND "${exec}" "${was}" at)
-  if(at EQUAL -1)
-    message(FATAL_ERROR "nvx: csrc/kernel/exec.h has no ${was}: say in cmake/gpu.cmake what nvx_gpu_bare leaves out")
-  endif()
-  string(REPLACE "${was}" "${becomes}" exec "${exec}")
-endforeach()
-file(CONFIGURE OUTPUT ${bare}/kernel/exec.h CONTENT "${exec}" @ONLY)
-get_target_property(cuda_sources nvx_cuda SOURCES)
-add_library(nvx_gpu_bare_cuda OBJECT ${cuda_sources})
-target_include_directories(nvx_gpu_bare_cuda BEFORE PRIVATE ${bare} ${PROJECT_SOURCE_DIR}/csrc)
-target_compile_options(nvx_gpu_bare_cuda PRIVATE --fmad=false --expt-relaxed-constexpr)
-set_target_properties(nvx_gpu_bare_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-add_executable(nvx_gpu_bare EXCLUDE_FROM_ALL $<TARGET_OBJECTS:nvx_gpu_parts> $<TARGET_OBJECTS:nvx_gpu_control>
-  $<TARGET_OBJECTS:nvx_gpu_bare_cuda>)
-target_link_libraries(nvx_gpu_bare PRIVATE nvx_core)
 
 # The torch module once more without the kernels, as builds without NVX_CUDA have it; what stands in for them comes first too.
 if(TARGET _C)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = ("nvx_gpu", "nvx_gpu_bare")
+PROGRAM = "nvx_gpu"
 KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DTORCH_CUDA_ARCH_LIST=9.0+PTX", "-DCMAKE_BUILD_TYPE=Release"]
 WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # in addition to torch, CMake and nvcc
 KEPT = ("passed", "failed", "timed out", "died")  # states of parts that a further call does not run again
@@ -163,7 +163,7 @@ class Part(NamedTuple):
     name: str
     group: str
     seconds: float  # the time limit
-    kind: str  # program, bare, sanitizer; tests, bench: of the torch module; tool
+    kind: str  # program, sanitizer; tests, bench: of the torch module; tool
     words: str
     dry: str = ""  # for a dry run: additional words, or other words for tests
     together: bool = False  # its processes run on the GPU concurrently, under MPS
@@ -182,7 +182,6 @@ PARTS = (
     Part("abort", "kernels", 25, "program", "abort", FEW),
     Part("graph", "kernels", 20, "program", "graph", FEW),
     Part("product", "kernels", 60, "program", "product", FEW),
-    Part("product_bare", "kernels", 60, "bare", "product", FEW),
     Part("two_processes", "kernels", 45, "program", "processes --ranks 2", "--seconds 30"),
     Part("killed", "kernels", 35, "program", "killed", "--seconds 30"),
     Part("torch_ddp", "torch", 90, "tests", "two_ranks and ddp and not compile", "first_use and ddp"),
@@ -284,7 +283,7 @@ class Run:
             place = ["--backend", "gloo"] if self.dry else ["--device", "cuda"]
             return [sys.executable, "-m", "nvx.bench", *words, *place, "-J", f"{self.work}/bench.json"]
         watched = [self.tool("compute-sanitizer"), "--tool", part.name] if part.kind == "sanitizer" else []
-        program = self.folder / ("nvx_gpu_twin" if self.dry else PROGRAMS[part.kind == "bare"])
+        program = self.folder / ("nvx_gpu_twin" if self.dry else PROGRAM)
         limit = [] if self.dry else ["--seconds", f"{max(1.0, seconds * 0.9 - 2):.0f}"]
         return [*watched, *(["--error-exitcode", "9"] if watched else []), str(program), *words, *limit]
 
@@ -364,9 +363,8 @@ def bundle(folder: Path) -> int:
     packages."""
     build = folder / "build"
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *KERNELS, "-DNVX_PYTHON=OFF"], check=True)
-    subprocess.run(["cmake", "--build", str(build), "--parallel", "--target", *PROGRAMS], check=True)
-    for program in PROGRAMS:
-        shutil.copy2(build / program, folder / program)
+    subprocess.run(["cmake", "--build", str(build), "--parallel", "--target", PROGRAM], check=True)
+    shutil.copy2(build / PROGRAM, folder / PROGRAM)
     shutil.rmtree(build)
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS]
     subprocess.run(pip, check=True)

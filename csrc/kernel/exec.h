@@ -13,10 +13,15 @@
 #include <cuda/atomic>
 #define NVX_HD __host__ __device__
 #define NVX_NOINLINE __host__ __device__ __noinline__
+#define NVX_UNROLL _Pragma("unroll")
+#define NVX_NO_UNROLL _Pragma("unroll 1")
 #else
 #define NVX_HD
 #define NVX_NOINLINE __attribute__((noinline))
+#define NVX_UNROLL
+#define NVX_NO_UNROLL
 #endif
+#define NVX_COLD NVX_NOINLINE  // off the path of an operation that succeeds
 // NVX_NOINLINE functions are not inlined, so that all kernels share one compiled copy. Inlined, each kernel would take
 // minutes to compile.
 
@@ -109,23 +114,25 @@ struct GreetingPair {
 
 /// The operations in which the device algorithms (kernel/gpu/device_collectives.h) are written, for one lane of a tile.
 /// Machine is a thread of a CUDA block, or a host thread that simulates one. Each lane waits by itself and every wait
-/// ends. The lanes of a tile combine their results with all().
+/// ends. The lanes of a tile combine their results with all(). Cold functions take values only: an object whose address
+/// they took would have to be in memory instead of registers.
 template <class Machine>
 class TileExec : public Machine {
  public:
+  using Lane = Machine;
+
   /// `call` identifies the operation in verdicts.
   NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns, uint32_t call)
-      : Machine(machine),
-        rank_(rank),
-        control_(control),
-        patience_ns_(patience_ns),
-        call_(call),
-        began_ns_(Machine::now_ns()),
-        next_check_ns_(began_ns_ + Machine::kCheckNs) {}
+      : Machine(machine), rank_(rank), control_(control), call_(call) {
+    const uint64_t began_ns = Machine::now_ns();
+    late_ns_ = patience_ns != 0 ? began_ns + patience_ns : UINT64_MAX;
+    next_check_ns_ = began_ns + Machine::kCheckNs;
+  }
 
-  /// The host's abort word, read by one lane of the tile; the other lanes get 0. Call it early, because the read
-  /// crosses the bus.
+  /// The host's abort word, read by one lane of the tile; the other lanes get 0. The read crosses the bus: call it
+  /// early, and heeds() as late as its result is needed.
   NVX_HD uint32_t ask_host() const { return checks_for_abort() ? Machine::load_host(control_->abort) : 0; }
+  NVX_HD bool heeds(uint32_t abort) { return abort == 0 || fail(alarm()); }
 
   /// How far a peer's pool is mapped. Any lane may call it; call it early, because the reads cross the bus. `base`
   /// never changes once set, and `mapped` only grows, so the two reads need not be atomic together.
@@ -134,18 +141,22 @@ class TileExec : public Machine {
   }
 
   /// Begins an operation: verdicts name it by this epoch, and the host can read it in `Control::begun`. Returns false
-  /// on this lane if its rank has failed before or the host requests an abort.
-  NVX_HD bool begin(uint32_t epoch, uint32_t abort) {
+  /// on this lane if its rank has failed before.
+  NVX_HD bool begin(uint32_t epoch) {
     epoch_ = epoch;
     if (checks_for_abort() && Machine::tile() == 0) Machine::store_host(control_->begun, epoch);
-    return !has_failed() && (abort == 0 || fail(alarm()));
+    return !has_failed();
   }
 
   /// Call between chunks, where there may be no wait that would notice a failure or an abort. The result is this lane's
   /// alone.
   NVX_HD bool may_continue() {
     if (!checks_for_abort()) return true;
-    return !has_failed() && (!abort_requested(Machine::now_ns()) || fail(alarm()));
+    if (has_failed()) return false;
+    const uint64_t now_ns = Machine::now_ns();
+    if (now_ns < next_check_ns_) return true;
+    next_check_ns_ = now_ns + Machine::kCheckNs;
+    return heeds(Machine::load_host(control_->abort));
   }
 
   /// Waits until ready() holds. On false, the verdict gives the cause.
@@ -154,9 +165,10 @@ class TileExec : public Machine {
     for (uint32_t poll = 1; !ready(); ++poll) {
       Machine::relax();
       if (poll % Machine::kPollsPerCheck != 0) continue;
-      const Waited end = check();
-      if (end == Waited::kReached) continue;
-      return ready() || fail(Verdict::wait(end, pending.peer, pending.wanted, pending.seen));
+      const Look look = look_up(*this, rank_, control_, late_ns_, next_check_ns_);
+      next_check_ns_ = look.next_check_ns;
+      if (look.end == Waited::kReached) continue;
+      return ready() || fail(Verdict::wait(look.end, pending.peer, pending.wanted, pending.seen));
     }
     return true;
   }
@@ -172,22 +184,9 @@ class TileExec : public Machine {
 
   /// Records the verdict if it is the rank's first failure, which also ends the waits of all lanes of the rank. Always
   /// returns false.
-  NVX_NOINLINE bool fail(const Verdict& verdict, const GreetingPair* greetings = nullptr) {
-    if (!Machine::claim(rank_->failed)) return false;
-    DeviceVerdict& out = control_->verdict;
-    out.cause = verdict.cause;
-    out.how = verdict.how;
-    out.peer = verdict.peer;
-    out.block = uint32_t(Machine::tile());
-    out.epoch = epoch_;
-    out.call = call_;
-    out.wanted = verdict.wanted;
-    out.seen = verdict.seen;
-    for (uint32_t i = 0; greetings && i < kGreetingWords; ++i) {
-      out.mine[i] = greetings->mine[i];
-      out.theirs[i] = greetings->theirs[i];
-    }
-    Machine::signal(out.state, DeviceVerdict::kReadable);
+  NVX_HD bool fail(const Verdict& verdict, const GreetingPair* greetings = nullptr) {
+    record(*this, rank_, control_, epoch_, call_, verdict.cause, verdict.how, verdict.peer, verdict.wanted,
+           verdict.seen, greetings);
     return false;
   }
 
@@ -196,21 +195,26 @@ class TileExec : public Machine {
     if (pieces != 0 && Machine::tile() == 0) Machine::add(rank_->direct, pieces);
   }
 
-  /// One lane of each block calls this once per launch. The last block publishes the end of this epoch to the host; for
-  /// a launch from a graph it first adds the operations to the replay count. `told` and `tells`: see DeviceChannel.
-  NVX_HD void end_block(uint32_t epoch, uint32_t replayed, Stamp* told, Stamp tells) {
-    if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
+  /// One lane of each block calls this once per launch, with the block's progress. It is for watching only: the store
+  /// is not ordered behind what the block has written, which the host may use when the stream has passed the launch.
+  NVX_HD void end_block(BlockEnd end, bool counts_direct) {
+    if (counts_direct && Machine::tile() == 0) Machine::store_host(control_->direct, Machine::load(rank_->direct));
+    Machine::store_host(control_->ended[Machine::tile()], end.word());
+  }
+
+  /// Release: one lane of each block calls this when its block has ended. The last one sets `told` to `tells`.
+  NVX_HD void tell(Stamp* told, Stamp tells) {
+    if (!told || Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);
-    if (replayed != 0) {
-      Machine::store(rank_->replayed, Machine::load(rank_->replayed) + replayed);
-      Machine::signal(control_->replayed, Machine::load(rank_->replayed));
-    }
-    if (Machine::load(rank_->direct) != 0) Machine::store_host(control_->direct, Machine::load(rank_->direct));
-    Machine::signal(control_->finished, epoch);
-    if (told) Machine::signal(*told, tells);
+    Machine::signal(*told, tells);
   }
 
  private:
+  struct Look {
+    Waited end;  // kReached: go on
+    uint64_t next_check_ns;
+  };
+
   NVX_HD static Verdict alarm() { return Verdict::wait(Waited::kAlarmed, -1, 0, 0); }
 
   /// Whether this rank has failed, in any block and any operation.
@@ -218,30 +222,45 @@ class TileExec : public Machine {
   /// Whether this lane checks for aborts on behalf of the tile. It is the last lane, which has the least work.
   NVX_HD bool checks_for_abort() const { return Machine::lane() == Machine::lanes() - 1; }
 
-  /// Whether the host requests an abort. Reads the host's memory only once per kCheckNs.
-  NVX_HD bool abort_requested(uint64_t now_ns) {
-    if (now_ns < next_check_ns_) return false;
-    next_check_ns_ = now_ns + Machine::kCheckNs;
-    return Machine::load_host(control_->abort) != 0;
+  /// Decides whether to give up a wait. Each waiting lane checks whether its rank failed. One of the lanes that wait
+  /// together also checks the clock and, once per kCheckNs, the host's abort word. Giving up fails the rank, which the
+  /// other lanes see.
+  NVX_COLD static Look look_up(Machine lane, const RankState* rank, const Control* control, uint64_t late_ns,
+                               uint64_t next_check_ns) {
+    if (lane.load(rank->failed) != 0) return {Waited::kAlarmed, next_check_ns};
+    if (!lane.is_check_leader()) return {Waited::kReached, next_check_ns};
+    const uint64_t now_ns = lane.now_ns();
+    if (now_ns >= next_check_ns) {
+      next_check_ns = now_ns + Machine::kCheckNs;
+      if (lane.load_host(control->abort) != 0) return {Waited::kAlarmed, next_check_ns};
+    }
+    return {now_ns > late_ns ? Waited::kTimedOut : Waited::kReached, next_check_ns};
   }
 
-  /// Decides whether to give up a wait; kReached means to go on. Each waiting lane checks whether its rank failed. One
-  /// of the lanes that wait together also checks the clock and the host's abort word. Giving up fails the rank, which
-  /// the other lanes see.
-  NVX_NOINLINE Waited check() {
-    if (has_failed()) return Waited::kAlarmed;
-    if (!Machine::is_check_leader()) return Waited::kReached;
-    const uint64_t now_ns = Machine::now_ns();
-    if (abort_requested(now_ns)) return Waited::kAlarmed;
-    const bool late = patience_ns_ != 0 && now_ns - began_ns_ > patience_ns_;
-    return late ? Waited::kTimedOut : Waited::kReached;
+  NVX_COLD static void record(Machine lane, RankState* rank, Control* control, uint32_t epoch, uint32_t call,
+                              Verdict::Cause cause, Waited how, int peer, Stamp wanted, Stamp seen,
+                              const GreetingPair* greetings) {
+    if (!lane.claim(rank->failed)) return;
+    DeviceVerdict& out = control->verdict;
+    out.cause = cause;
+    out.how = how;
+    out.peer = peer;
+    out.block = uint32_t(lane.tile());
+    out.epoch = epoch;
+    out.call = call;
+    out.wanted = wanted;
+    out.seen = seen;
+    for (uint32_t i = 0; greetings && i < kGreetingWords; ++i) {
+      out.mine[i] = greetings->mine[i];
+      out.theirs[i] = greetings->theirs[i];
+    }
+    lane.signal(out.state, DeviceVerdict::kReadable);
   }
 
   RankState* rank_;
   Control* control_;
-  uint64_t patience_ns_;
   uint32_t call_;
-  uint64_t began_ns_;
+  uint64_t late_ns_;
   uint64_t next_check_ns_;
   uint32_t epoch_ = 0;
 };
@@ -282,6 +301,12 @@ class CudaMachine {
   __device__ void signal(uint32_t& at, uint32_t value) const {
     system_ref<uint32_t>(at).store(value, cuda::std::memory_order_release);
   }
+  /// Release, system scope, for the calls of signal_behind() that follow: they publish everything that this lane's
+  /// tile wrote before its last sync() or all(). One fence serves any number of flags.
+  __device__ void fence() const { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+  __device__ void signal_behind(Stamp& at, Stamp value) const {
+    system_ref<Stamp>(at).store(value, cuda::std::memory_order_relaxed);
+  }
   __device__ Stamp acquire(const Stamp& at) const {
     return system_ref<Stamp>(const_cast<Stamp&>(at)).load(cuda::std::memory_order_acquire);
   }
@@ -289,8 +314,9 @@ class CudaMachine {
   __device__ Word load_host(const Word& at) const {
     return system_ref<Word>(const_cast<Word&>(at)).load(cuda::std::memory_order_relaxed);
   }
-  __device__ void store_host(uint32_t& at, uint32_t value) const {
-    system_ref<uint32_t>(at).store(value, cuda::std::memory_order_relaxed);
+  template <class Word>
+  __device__ void store_host(Word& at, Word value) const {
+    system_ref<Word>(at).store(value, cuda::std::memory_order_relaxed);
   }
 
   // Shared by the blocks of this rank: device scope.

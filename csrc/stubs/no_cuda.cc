@@ -18,8 +18,6 @@ Status launch_cuda(const DeviceChannel&, std::span<const Job>, std::span<const P
 
 Status load_cuda(std::vector<KernelFacts>*) { return refusal(); }
 
-Status launch_fused(const FusedRank*, uint32_t, uint32_t, void*) { return refusal(); }
-
 uint64_t capture_of(void*) { return 0; }
 
 Status call_host(void*, void (*)(void*), void*) { return refusal(); }

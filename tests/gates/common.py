@@ -41,6 +41,7 @@ IGNORED_MACROS = [
     for macro in (
         "NVX_HD",
         "NVX_NOINLINE",
+        "NVX_COLD",
         "__launch_bounds__+",
         "SCOPED_CAPABILITY",
         "CAPABILITY+",

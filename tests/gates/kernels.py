@@ -43,6 +43,24 @@ ARCHITECTURES = ("80", "90", "100", "120")
 PTX = "80"
 OLDEST = "75"  # the oldest that TORCH_CUDA_ARCH_LIST may name and CUDA 13 compiles for; its resources are not checked
 MOST_REGISTERS = 128  # 512 lanes a block
+
+# Hot kernels: one algorithm and type each. On the path of an operation that succeeds, state is in registers and nothing
+# is called. Cold functions are off that path; so is the code between two of their calls that is reached only by them.
+# The slow path of a division serves operands at the ends of the range of float32.
+COLD = ("record", "look_up", "mismatch", "restamp", "signal_peers")
+SLOW_DIVISION = r"__cuda_sm\w+_slowpath"
+MOST_INSTRUCTIONS = 4000
+MOST_FENCES = 2  # of system scope: one before `ready`, which only chunks signal, and one a round
+MOST_GENERAL = 25000  # a general kernel with all that it calls; with a copy of everything for each type, 54,832
+HOT_PARTS = (
+    "reduce_packets",
+    "reduce_packets_two_shot",
+    "reduce_chunks",
+    "exchange_packets",
+    "exchange_chunks",
+    "exchange_pieces",
+)  # in the order of DeviceAlgorithm
+HOT_TYPES = {"v": "", "f": " f32", "B": " bf16", "S": " f16"}
 BUILT_FOR = "9.0"  # CMake builds this one only: each other one would take as long again, and is compiled below
 
 FIGURES = "bench/results/kernels.json"
@@ -64,13 +82,93 @@ def code_breaches(code):
     return [f"nowhere {pattern}: {what}" for pattern, what in WANTED_CODE if not re.search(pattern, code)]
 
 
+def kernel_of(symbol):
+    """The name of a kernel, from its mangled one."""
+    if hot := re.search(r"DeviceAlgorithmE(\d)E(?:NS\d?_?\d?_?5plain\d+)?(\w)", symbol):
+        return HOT_PARTS[int(hot[1])] + HOT_TYPES[hot[2]]
+    several = re.search(r"KernelArgsILm(\d+)E", symbol)
+    return "single" if not several or several[1] == "1" else "several"
+
+
+def kernels_in(code):
+    """From nvdisasm -c: the name of each kernel, the instructions of its own text in basic blocks, as (label,
+    instructions), and how many instructions it has with all that it calls."""
+    for part in re.split(r"\n//-+ \.text\.", code)[1:]:
+        name, blocks, total, own = "", [(None, [])], 0, False
+        for line in part.splitlines():
+            if begin := re.match(r"(_Z\w+):$", line):
+                name, own = begin[1], True
+            elif re.match(r"\$.*:$", line):
+                own = False
+            elif own and (label := re.match(r"\.(L_x_\d+):", line)):
+                blocks.append((label[1], []))
+            elif (found := re.match(r"\s+/\*[0-9a-f]+\*/\s+(.*?) ;", line)) and found[1] != "NOP":
+                total += 1
+                if own:
+                    blocks[-1][1].append(found[1])
+                    if re.search(r"\b(BRA|EXIT|RET|CALL)\b", found[1]):
+                        blocks.append((None, []))
+        if name:
+            yield kernel_of(name), blocks, total
+
+
+def path_of(blocks):
+    """The instructions that are reached from the first block without a call of a cold function."""
+    at = {label: i for i, (label, _) in enumerate(blocks) if label}
+    cold = re.compile(r"CALL.*\d(" + "|".join(COLD) + r")[A-Z]")
+    seen, todo = set(), [0]
+    while todo:
+        i = todo.pop()
+        if i in seen or i >= len(blocks) or any(map(cold.search, blocks[i][1])):
+            continue
+        seen.add(i)
+        last = blocks[i][1][-1] if blocks[i][1] else ""
+        if target := re.search(r"`\(\.(L_x_\d+)\)", last):
+            todo += [at[target[1]]] if target[1] in at else []
+        ends = re.match(r"(BRA|EXIT|RET)\b", last) and not re.match(r"BRA\.\w+\s+\S*P|BRA\s+!?U?P\d", last)
+        todo += [] if ends else [i + 1]
+    return [re.sub(r"^@!?U?P\w+\s+", "", line) for i in sorted(seen) for line in blocks[i][1]]
+
+
+def costs_of(path):
+    """What the path of an operation contains."""
+
+    def count(pattern):
+        return sum(1 for line in path if re.match(pattern, line))
+
+    return {
+        "path": len(path),
+        "local": count(r"(LDL|STL)\b"),
+        "calls": sum(1 for line in path if re.match("CALL", line) and not re.search(SLOW_DIVISION, line)),
+        "fences": count(r"MEMBAR\.\S*SYS"),
+        "loads16": count(r"LDG?\.E\.128"),
+        "stores16": count(r"STG?\.E\.128"),
+    }
+
+
+def path_breaches(kernels):
+    """The excesses of kernels, from (name, costs, instructions in all), a sentence each."""
+    found = []
+    for name, costs, total in kernels:
+        if name in ("single", "several"):
+            found += [f"{name}: {total} instructions"] if total > MOST_GENERAL else []
+            continue
+        found += [f"{name}: {costs['path']} instructions on its path"] if costs["path"] > MOST_INSTRUCTIONS else []
+        found += [f"{name}: {costs['local']} accesses of local memory on its path"] if costs["local"] else []
+        found += [f"{name}: {costs['calls']} calls on its path"] if costs["calls"] else []
+        found += [f"{name}: {costs['fences']} system fences on its path"] if costs["fences"] > MOST_FENCES else []
+        wide = 8 if "chunks" in name or "pieces" in name else 4
+        found += [f"{name}: only {costs['loads16']} loads of 16 bytes"] if costs["loads16"] < wide else []
+    return found
+
+
 def resources(log):
     """The resources of each kernel from ptxas -v: a dictionary with its name, architecture, registers and stack, and
     the bytes that it and the functions that it calls spill."""
     entries = []
     for line in log.splitlines():
-        if begin := re.search(r"Compiling entry function '\w*?\d(run_[a-z]+)\w*' for 'sm_(\w+)'", line):
-            entries.append({"kernel": begin[1], "architecture": begin[2], "spilled": 0})
+        if begin := re.search(r"Compiling entry function '(\w*run_\w+)' for 'sm_(\w+)'", line):
+            entries.append({"kernel": kernel_of(begin[1]), "architecture": begin[2], "spilled": 0})
         elif entries and (spills := re.search(r"(\d+) bytes spill stores", line)):
             entries[-1]["spilled"] += int(spills[1])
         elif entries and (used := re.search(r"Used (\d+) registers.*?(?:(\d+) bytes cumulative stack size|$)", line)):
@@ -119,7 +217,7 @@ def by_cmake(context, folder):
     if version and (int(version[1]), int(version[2])) < (3, 26):
         return "by CMake not built, which is older than 3.26 (pip install cmake)"
     configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", f"-DTORCH_CUDA_ARCH_LIST={BUILT_FOR}")
-    compile_all(context, folder, "nvx_cuda", "nvx_gpu", "nvx_gpu_bare")
+    compile_all(context, folder, "nvx_cuda", "nvx_gpu")
     start_program(context, folder / "nvx_gpu", "facts", "correct", "processes")
     return ""
 
@@ -186,12 +284,26 @@ def sass(context, cubins):
         return "machine code not looked into: no cuobjdump (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)"
     # Cuobjdump calls nvdisasm, which is beside it.
     helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")
-    told = []
+    told = [paths(context, cubins[ARCHITECTURES.index("90")], tool)]
     for cubin, arch in zip(cubins, ARCHITECTURES, strict=True):
         code = context.run([tool, "-sass", cubin], "cuobjdump", env=helped)
         shut_if(code_breaches(code), f"things missing in the machine code for {arch}")
         told.append(f"sm_{arch} " + "/".join(str(len(re.findall(pattern, code))) for pattern, _ in WANTED_CODE))
     return f"machine code ({', '.join(what for _, what in WANTED_CODE)}): " + ", ".join(told)
+
+
+def paths(context, cubin, cuobjdump):
+    """Checks the paths of hot kernels in the machine code for sm_90."""
+    tool = pathlib.Path(cuobjdump).with_name("nvdisasm")
+    if not tool.exists():
+        return "paths of hot kernels not looked into: no nvdisasm (pip install nvidia-cuda-nvdisasm)"
+    code = context.run([tool, "-c", cubin], "nvdisasm")
+    kernels = [(name, costs_of(path_of(blocks)), total) for name, blocks, total in kernels_in(code)]
+    table = "".join(f"  {name}: {total} instructions; on the path {costs}\n" for name, costs, total in sorted(kernels))
+    (context.build_dir / "cuda" / "paths.txt").write_text(table)
+    shut_if(path_breaches(kernels), "kernels that cost too much")
+    longest = max(costs["path"] for name, costs, _ in kernels if name not in ("single", "several"))
+    return f"hot kernels have at most {longest} instructions on their paths (build/gates/cuda/paths.txt)"
 
 
 # (PTX, whether it is a breach)
@@ -219,6 +331,39 @@ CODE_EXAMPLES = (
     (CODE.replace("LD.E.64.STRONG.SYS", "LD.E.64.STRONG.GPU"), True),
     (CODE.replace("ALL.SYS", "ALL.GPU"), True),
 )
+
+# Machine code of a hot kernel: a path, a call of a cold function, and the function.
+HOT = """
+//--------------------- .text._ZN3nvx12run_hot_kindINS0_12HotOperationILNS0_15DeviceAlgorithmE0EfEEEE
+_ZN3nvx12run_hot_kindINS0_12HotOperationILNS0_15DeviceAlgorithmE0EfEEEE:
+        /*0000*/                   LDG.E.128 R4, [R2] ;
+        /*0010*/                   LDG.E.128 R8, [R2] ;
+        /*0020*/                   LDG.E.128 R12, [R2] ;
+        /*0030*/                   LDG.E.128 R16, [R2] ;
+        /*0040*/               @P0 BRA `(.L_x_1) ;
+        /*0050*/                   MEMBAR.ALL.SYS ;
+        /*0060*/                   EXIT ;
+.L_x_1:
+        /*0070*/                   STL [R1], R2 ;
+        /*0080*/                   CALL.REL.NOINC `($_ZN3nvx12run_hot$_ZN3nvx8TileExec6recordES2_) ;
+        /*0090*/                   EXIT ;
+$_ZN3nvx12run_hot$_ZN3nvx8TileExec6recordES2_:
+        /*00a0*/                   STL [R1], R2 ;
+"""
+# (machine code, whether it is a breach)
+PATH_EXAMPLES = (
+    (HOT, False),
+    (HOT.replace("MEMBAR.ALL.SYS ;", "STL [R1], R2 ;"), True),
+    (HOT.replace("6record", "4fold"), True),
+    (HOT.replace("LDG.E.128 R4", "MEMBAR.SC.SYS ;\n        /*0008*/    " * 2 + "LDG.E.128 R4"), True),
+    (HOT.replace("LDG.E.128 R16", "LDG.E.64 R16"), True),
+)
+
+
+def path_faults(code):
+    """path_breaches() of machine code."""
+    return path_breaches([(name, costs_of(path_of(blocks)), total) for name, blocks, total in kernels_in(code)])
+
 
 ENTRY = """ptxas info    : Compiling entry function '_ZN3nvx6kernel13run_reductionE' for 'sm_90'
     1472 bytes stack frame, {own} bytes spill stores, 0 bytes spill loads

@@ -32,6 +32,9 @@ MACROS = {
     "NVX_HD": ("csrc/kernel/exec.h", "csrc/kernel/reduce/float_bits.h"),
     "NVX_RECORD_COMMS": ("csrc/torch/core/recorded.h",),  # torch's macro for it, whose name and arguments changed
     "NVX_NOINLINE": ("csrc/kernel/exec.h",),  # CUDA spells noinline in its own way
+    "NVX_COLD": ("csrc/kernel/exec.h",),
+    "NVX_UNROLL": ("csrc/kernel/exec.h",),  # pragmas that only CUDA has
+    "NVX_NO_UNROLL": ("csrc/kernel/exec.h",),
     # Every level compiles this code for itself, so it must be inlined.
     "NVX_RULE": ("csrc/kernel/reduce/float_bits.h",),
     "NVX_LEVEL": ("csrc/kernel/reduce/float_bits.h",),  # the default if the build does not define it

@@ -109,6 +109,7 @@ def selftest(context):
             for t, bad in kernel_rules.RESOURCE_EXAMPLES
         ],
         *[(kernel_rules.code_breaches(t), bad, f"cuda: {t}") for t, bad in kernel_rules.CODE_EXAMPLES],
+        *[(kernel_rules.path_faults(t), bad, f"cuda: {t}") for t, bad in kernel_rules.PATH_EXAMPLES],
         *[(name_rules.file_breaches(pathlib.Path(p)), bad, f"names: {p}") for p, bad in name_rules.FILE_EXAMPLES],
         *[(name_rules.tag_breaches(tag), bad, f"names: {tag}") for tag, bad in name_rules.TAG_EXAMPLES],
         *[

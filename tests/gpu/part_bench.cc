@@ -18,7 +18,6 @@ namespace {
 
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
-using kernel::FusedRank;
 using kernel::Job;
 
 constexpr size_t kMost = size_t(64) << 20;  // size of the largest message in bytes
@@ -48,11 +47,12 @@ class FusedBench {
     std::vector<FusedRank> fused;
     for (uint32_t r = 0; r < ranks; ++r) {
       const std::vector<Job> list(jobs, job_of(algorithm, bytes, r));
-      fused.push_back({world_.channel(r), reinterpret_cast<const Job*>(bring(std::span(list))), jobs, nullptr});
+      fused.push_back(
+          {world_.channel(r).prepared(), reinterpret_cast<const Job*>(bring(std::span(list))), jobs, nullptr});
     }
     const auto* at = reinterpret_cast<const FusedRank*>(bring(std::span(fused)));
     const double us = time_of(world_.stream(0), times, 5, [&] {
-      const Status status = kernel::launch_fused(at, ranks, world_.shape().blocks, world_.stream(0).get());
+      const Status status = launch_fused(at, ranks, world_.shape().blocks, world_.stream(0).get());
       if (!status.ok()) throw Error(status.code(), status.what());
     });
     for (uint32_t r = 0; r < ranks; ++r) {

@@ -96,11 +96,11 @@ void streams_of_their_own(Report& report, uint32_t ranks, uint32_t blocks) {
 void fused(Report& report, uint32_t ranks, uint32_t blocks) {
   World world({{ranks, blocks, 256, 2048}, 0, 0}, World::How::kFused);
   std::vector<Script> first = world.write(acts_of(ranks, world.shape(), 1));
-  const kernel::FusedRank* const at = world.fuse(first, ranks);
+  const FusedRank* const at = world.fuse(first, ranks);
   std::unique_ptr<Captured> graph;
   try {
     graph = std::make_unique<Captured>(world.stream(0), [&] {
-      const Status status = kernel::launch_fused(at, ranks, blocks, world.stream(0).get());
+      const Status status = launch_fused(at, ranks, blocks, world.stream(0).get());
       if (!status.ok()) throw Error(status.code(), status.what());
     });
   } catch (const Error& error) {

@@ -9,7 +9,6 @@
 namespace nvx::gpu {
 
 using kernel::Collective;
-using kernel::FusedRank;
 using kernel::Job;
 using kernel::Piece;
 
@@ -190,7 +189,7 @@ const FusedRank* World::fuse(const std::vector<Script>& scripts, uint32_t presen
     };
     const auto* jobs = reinterpret_cast<const Job*>(bring(scripts[r].jobs()));
     const auto* table = reinterpret_cast<const Piece*>(bring(scripts[r].table()));
-    ranks.push_back({channel(r), jobs, uint32_t(scripts[r].jobs().size()), table});
+    ranks.push_back({channel(r).prepared(), jobs, uint32_t(scripts[r].jobs().size()), table});
   }
   std::byte* const at = heap_->take(ranks.size() * sizeof(FusedRank));
   move_bytes(at, ranks.data(), ranks.size() * sizeof(FusedRank));
@@ -200,7 +199,7 @@ const FusedRank* World::fuse(const std::vector<Script>& scripts, uint32_t presen
 
 void World::launch(const std::vector<Script>& scripts, uint32_t present) {
   if (how_ == How::kFused) {
-    demand(kernel::launch_fused(fuse(scripts, present), present, shape_.blocks, streams_[0]->get()));
+    demand(launch_fused(fuse(scripts, present), present, shape_.blocks, streams_[0]->get()));
     return;
   }
   const auto launch_rank = [&](uint32_t r) {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "gpu/cases.h"
 #include "gpu/device.h"
+#include "gpu/fused.h"
 #include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpu {
@@ -98,7 +99,7 @@ class World : public Stage {
   size_t pad_bytes() const { return pads_[0]->bytes(); }
 
   /// Copies the jobs of several ranks to where a fused launch reads them.
-  const kernel::FusedRank* fuse(const std::vector<Script>& scripts, uint32_t present);
+  const FusedRank* fuse(const std::vector<Script>& scripts, uint32_t present);
 
  private:
   kernel::DeviceShape shape_;

@@ -197,7 +197,7 @@ struct DeviceRank {
   /// Waits until all work has ended, successfully or not. Nothing is accessed afterwards.
   Status await() {
     (void)eventually(std::chrono::seconds(90),
-                     [&] { return side->finished() == side->launched() || (!side->verdict().ok() && stream.idle()); });
+                     [&] { return stream.idle() && (side->finished() == side->launched() || !side->verdict().ok()); });
     return side->verdict();
   }
   /// Runs plays in one call. Returns what is wrong with any of them, or an empty text.

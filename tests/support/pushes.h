@@ -55,12 +55,17 @@ class Batch {
   std::string verdict(size_t i) const { return sides_[i]->verdict(); }
   bool fits() const { return kernel::can_do(jobs_.back().algorithm, jobs_.back(), twins_.shape(), table_.data()); }
 
+  /// Whether its last operation alone is one of the hot ones.
+  bool is_hot() const {
+    return kernel::with_hot_operation(twins_.channel(rank_), jobs_.back(), table_.data(), [](auto) {});
+  }
+
   /// Empty: every lane succeeded, and every output is correct.
   template <class Rules = kernel::PushRules>
-  std::string run() {
+  std::string run(Played played = Played::kAsLaunched) {
     const Status may = kernel::check_launch(twins_.channel(rank_), jobs_, table_);
     if (!may.ok()) return may.what();
-    const int well = twins_.launch<Rules>(rank_, jobs_, table_.data());
+    const int well = twins_.launch<Rules>(rank_, jobs_, table_.data(), played);
     if (well != twins_.lanes_in_all()) {
       const kernel::DeviceVerdict& v = twins_.control(rank_).verdict;
       return "rank " + std::to_string(rank_) + ": " + std::to_string(well) + " lanes ended well; cause " +

@@ -87,12 +87,17 @@ class TwinMachine {
   int tiles() const { return tiles_; }
   void sync() const {
     dawdle();
+    is_fenced_ = false;
     if (mischief_.kind != Mischief::Kind::kNoSync) crossing_.meet(true);
   }
   bool all(bool mine) const {
     dawdle();
-    if (mischief_.holds) mischief_.holds(++awaits_);
-    return mischief_.kind == Mischief::Kind::kLoneVerdicts ? mine : crossing_.meet(mine);
+    is_fenced_ = false;
+    ++awaits_;
+    if (mischief_.holds) mischief_.holds(awaits_);
+    // Before the first round of chunks, the lanes need what others have written to the memory that they share.
+    const bool alone = mischief_.kind == Mischief::Kind::kLoneVerdicts && awaits_ > 3;
+    return alone ? mine : crossing_.meet(mine);
   }
   bool is_check_leader() const { return crossing_.is_turn(); }
 
@@ -118,6 +123,13 @@ class TwinMachine {
     const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
     std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
   }
+  /// The fence is in the signals themselves: ThreadSanitizer knows no fences. A signal that no fence of its lane
+  /// precedes since the last barrier is relaxed, and so a race.
+  void fence() const { is_fenced_ = true; }
+  void signal_behind(Stamp& at, Stamp value) const {
+    if (is_fenced_) return signal(at, value);
+    std::atomic_ref(at).store(value, std::memory_order_relaxed);
+  }
   Stamp acquire(const Stamp& at) const {
     return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
   }
@@ -132,7 +144,10 @@ class TwinMachine {
   uint32_t load(const uint32_t& at) const {
     return std::atomic_ref(const_cast<uint32_t&>(at)).load(std::memory_order_relaxed);
   }
-  void store_host(uint32_t& at, uint32_t value) const { store(at, value); }
+  template <class Word>
+  void store_host(Word& at, Word value) const {
+    std::atomic_ref(at).store(value, std::memory_order_relaxed);
+  }
   void store(uint32_t& at, uint32_t value) const { std::atomic_ref(at).store(value, std::memory_order_relaxed); }
   bool claim(uint32_t& at) const {
     uint32_t free = 0;
@@ -161,29 +176,51 @@ class TwinMachine {
   const Mischief& mischief_;
   mutable std::minstd_rand random_;
   mutable uint32_t awaits_ = 0;
+  mutable bool is_fenced_ = false;
 };
 
 using TwinExec = kernel::TileExec<TwinMachine>;
 
+/// Which kernel of a launch is played: the hot one where there is one, as launches choose, or the general one.
+enum class Played { kAsLaunched, kGeneral };
+
 /// One kernel of one rank: runs jobs in order, with all lanes of all blocks at once. Returns how many lanes succeeded.
 template <class Rules = kernel::PushRules>
 int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
-                int lanes, const Mischief& mischief = {}) {
+                int lanes, const Mischief& mischief = {}, Played played = Played::kAsLaunched) {
   const int blocks = int(channel.shape.blocks);
+  const kernel::DeviceChannel ready = channel.prepared();
   std::vector<std::unique_ptr<Crossing>> crossings;
   for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
+  std::vector<kernel::Peer> peers(size_t(blocks) * channel.shape.ranks);
   std::atomic<int> well{0};
-  const auto lane = [&](int b, int l) {
-    const TwinMachine machine(b, blocks, l, lanes, *crossings[size_t(b)], mischief);
-    const auto run = [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
-      return kernel::run_device_collective(ex, ch, job, pieces);
+  const auto play = [&](auto run_lane) {
+    const auto lane = [&](int b, int l) {
+      const TwinMachine machine(b, blocks, l, lanes, *crossings[size_t(b)], mischief);
+      well += run_lane(machine, peers.data() + size_t(b) * channel.shape.ranks);
     };
-    well += kernel::run_jobs<Rules>(machine, channel, jobs.data(), uint32_t(jobs.size()), table, run);
+    std::vector<std::thread> threads;
+    for (int i = 1; i < blocks * lanes; ++i) threads.emplace_back(lane, i / lanes, i % lanes);
+    lane(0, 0);
+    for (std::thread& t : threads) t.join();
   };
-  std::vector<std::thread> threads;
-  for (int i = 1; i < blocks * lanes; ++i) threads.emplace_back(lane, i / lanes, i % lanes);
-  lane(0, 0);
-  for (std::thread& t : threads) t.join();
+  const bool hot =
+      played == Played::kAsLaunched && jobs.size() == 1 &&
+      kernel::with_hot_operation(channel, jobs[0], table, [&]<class Kind>(Kind kind) {
+        play([&](const TwinMachine& machine, kernel::Peer* shared) {
+          return kernel::run_jobs<Rules, Kind>(machine, ready, shared, jobs.data(), 1, table,
+                                               [kind](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable) {
+                                                 return kernel::run_hot(ex, ch, job, kind);
+                                               });
+        });
+      });
+  if (hot) return well;
+  play([&](const TwinMachine& machine, kernel::Peer* shared) {
+    return kernel::run_jobs<Rules>(machine, ready, shared, jobs.data(), uint32_t(jobs.size()), table,
+                                   [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
+                                     return kernel::run_device_collective(ex, ch, job, pieces);
+                                   });
+  });
   return well;
 }
 
@@ -253,8 +290,9 @@ class Twins {
 
   /// One kernel of one rank. Returns how many of its lanes succeeded.
   template <class Rules = kernel::PushRules>
-  int launch(int rank, const std::vector<kernel::Job>& jobs, kernel::PieceTable table) {
-    return play_kernel<Rules>(channel(rank), jobs, table, shape_.lanes, mischief(rank));
+  int launch(int rank, const std::vector<kernel::Job>& jobs, kernel::PieceTable table,
+             Played played = Played::kAsLaunched) {
+    return play_kernel<Rules>(channel(rank), jobs, table, shape_.lanes, mischief(rank), played);
   }
   int lanes_in_all() const { return int(shape_.device.blocks) * shape_.lanes; }
 

@@ -103,8 +103,8 @@ void DeviceEnd::keep(User user) {
 }
 
 void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
-  NVX_CHECK(2 * size_t(options_.ranks) <= kernel::kLaunchPieces,
-            "a channel between GPUs has at most " + std::to_string(kernel::kLaunchPieces / 2) + " ranks");
+  NVX_CHECK(uint32_t(options_.ranks) <= kernel::kMostRanks,
+            "a channel between GPUs has at most " + std::to_string(kernel::kMostRanks) + " ranks");
   std::vector<kernel::KernelFacts> facts;  // loads the kernels before any peer's kernel waits for this rank's
   if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded);
   const int resident = kernel::resident_at_once(facts);
@@ -217,7 +217,8 @@ void DeviceEnd::take_memory(uint32_t first_epoch) {
   };
   own_.add(state_ = ask_device<std::shared_ptr<DeviceRegion>>("allocating the channel's state", make));
   own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
-  control().finished = control().begun = first_epoch;
+  control().begun = first_epoch;
+  for (uint64_t& ended : control().ended) ended = kernel::BlockEnd{first_epoch, 0}.word();
   channel_.state = pointer(state_->base());
   channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
   channel_.pools = kernel::pool_views(channel_.control);

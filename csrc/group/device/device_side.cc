@@ -91,14 +91,14 @@ bool DeviceSide::settled() const {
 uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
 
 uint32_t DeviceSide::ended_epoch() const {
-  return uint32_t(shared(end_.control().finished).load(std::memory_order_acquire));
+  return kernel::least_ended(end_.control(), end_.channel().shape.blocks).epoch;
 }
 
 uint64_t DeviceSide::finished() const {
   const uint64_t begun = launched();
-  const uint32_t epoch = ended_epoch();
-  const auto replayed = uint32_t(shared(end_.control().replayed).load(std::memory_order_acquire));
-  return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // may lag, but is never ahead
+  const kernel::BlockEnd least = kernel::least_ended(end_.control(), end_.channel().shape.blocks);
+  return begun +
+         uint64_t(int64_t(int32_t(least.epoch - least.replayed - uint32_t(begun))));  // may lag, but is never ahead
 }
 
 uint32_t DeviceSide::direct() const { return shared(end_.control().direct).load(std::memory_order_relaxed); }

@@ -145,8 +145,7 @@ class DeviceTrial {
 
   /// The number of stages that have ended well here.
   uint32_t ended() const {
-    auto& finished = const_cast<uint64_t&>(control().finished);
-    if (uint32_t(std::atomic_ref(finished).load(std::memory_order_acquire)) == setting_.first_epoch + kTrialEpochs)
+    if (kernel::least_ended(control(), setting_.channel.shape.blocks).epoch == setting_.first_epoch + kTrialEpochs)
       return kTrialEpochs;
     const kernel::DeviceVerdict& verdict = control().verdict;
     return verdict.state == kernel::DeviceVerdict::kReadable ? verdict.epoch - setting_.first_epoch - 1 : 0;

@@ -10,203 +10,194 @@
 /// chunks and counters for large data. The contract and the results are those of kernel/cpu/direct.h, bit for bit.
 ///
 /// Every block does its share of every piece and is independent of the other blocks. All lanes of a tile take the same
-/// path: a failure of one lane ends the tile.
+/// path: a failure of one lane ends the tile. Between PushChannel::enter() and leave(), which run_jobs() calls.
+///
+/// Each algorithm is compiled twice: for any operation, told apart at run time, and for the hot ones (HotOperation).
+/// The results and everything that peers see are the same.
 namespace nvx::kernel {
+
+NVX_HD inline auto everybody() {
+  return [](uint32_t) { return true; };
+}
+
+/// A pack of a peer's piece. Whole: it can be read at once.
+struct InPackets {
+  uint32_t peer, pack;
+  bool is_there, is_whole;
+  const std::byte* from;
+  size_t bytes;  ///< up to the end of the piece
+};
+
+/// Sends the peers in `whom` their pieces as packets. A lane has several packs in flight, of whatever peers.
+template <class Unit, class Exec, class Channel, class Whom>
+NVX_HD void put_packets(const Exec& ex, Channel& ch, Whom whom) {
+  constexpr int kAtOnce = 4;
+  uint32_t most = 0;
+  for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].packs_to > most ? ch.peers()[p].packs_to : most;
+  const PacksInPackets packs(ch.ranks(), most);
+  NVX_NO_UNROLL
+  for (uint32_t first = uint32_t(ex.lane()); most != 0 && first < packs.count();
+       first += kAtOnce * uint32_t(ex.lanes())) {
+    Pack data[kAtOnce] = {};
+    bool is_odd = false;
+    const auto at = [&](int j) {
+      const uint32_t n = first + uint32_t(j) * uint32_t(ex.lanes()), i = packs.pack(n);
+      const uint32_t p = n < packs.count() ? ch.after(packs.rank(n)) : ch.rank();
+      const Piece& piece = ch.peers()[p].send;
+      const bool is_there = n < packs.count() && i < ch.peers()[p].packs_to && whom(p);
+      const bool is_whole = is_there && is_aligned(piece.data) && (i + 1) * sizeof(Pack) <= piece.bytes;
+      return InPackets{p, i, is_there, is_whole, piece.data + i * sizeof(Pack), piece.bytes - i * sizeof(Pack)};
+    };
+    NVX_UNROLL
+    for (int j = 0; j < kAtOnce; ++j) {
+      const InPackets one = at(j);
+      if (one.is_whole) data[j] = *reinterpret_cast<const Pack*>(one.from);
+      is_odd |= one.is_there & !one.is_whole;
+    }
+    NVX_UNROLL
+    for (int j = 0; j < kAtOnce; ++j) {
+      const InPackets one = at(j);
+      if (one.is_whole) put_pack(ex, ch.packets_to(one.peer), one.pack, data[j], ch.stamp32());
+    }
+    NVX_NO_UNROLL
+    for (int j = 0; is_odd && j < kAtOnce; ++j) {
+      const InPackets one = at(j);
+      if (one.is_there && !one.is_whole)
+        put_pack(ex, ch.packets_to(one.peer), one.pack, load_pack<Unit>(one.from, one.bytes), ch.stamp32());
+    }
+  }
+}
+
+/// Receives the pieces of the peers in `whom` from packets, which begin at `first` of a peer's. `ok`: whether this lane
+/// has been successful so far. Returns whether all lanes have been.
+template <class Unit, class Exec, class Channel, class Whom>
+NVX_HD bool get_packets(Exec& ex, Channel& ch, uint32_t first, Whom whom, bool ok = true) {
+  uint32_t most = 0;
+  for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].packs_from > most ? ch.peers()[p].packs_from : most;
+  const PacksInPackets packs(ch.ranks(), most);
+  NVX_NO_UNROLL
+  for (uint32_t n = uint32_t(ex.lane()); ok && most != 0 && n < packs.count(); n += uint32_t(ex.lanes())) {
+    const uint32_t p = ch.after(packs.rank(n)), i = packs.pack(n);
+    if (p == ch.rank() || i >= ch.peers()[p].packs_from || !whom(p)) continue;
+    const Packet* const from = ch.packets_from(p);
+    Pack pack;
+    PendingWait pending{int(p), ch.stamp32(), 0};
+    ok = ex.wait(pending, [&] { return peek_pack(ex, from, first + i, ch.stamp32(), &pack, &pending.seen); });
+    const Piece& piece = ch.peers()[p].recv;
+    if (ok) store_pack<Unit>(piece.data + i * sizeof(Pack), pack, piece.bytes - i * sizeof(Pack));
+  }
+  return ex.all(ok);
+}
+
+/// The result is this lane's alone.
+template <class Kind, class Exec>
+NVX_HD bool reduce_as(Exec& ex, const Job& job, const Fold& f) {
+  if constexpr (Kind::kHot) {
+    // A pack in packets takes twice the registers until it has come.
+    constexpr int kAhead = Kind::kHasChunks ? 8 : 4;
+    return fold_hot<typename Kind::Element, kAhead>(ex, f);
+  } else {
+    return reduce(ex, job.fingerprint.dtype, f);
+  }
+}
+
+/// The units in which a kernel accesses tensors at odd addresses.
+template <class Kind>
+struct UnitOf {
+  using Type = void;
+};
+template <DeviceAlgorithm kAlgorithm, class T>
+struct UnitOf<HotOperation<kAlgorithm, T>> {
+  using Type = std::conditional_t<std::is_void_v<T>, uint8_t, T>;
+};
 
 /// One step: each rank sends its data to every reader, and the readers reduce in rank order. For all_reduce, reduce,
 /// and reduce_scatter, in which each rank is sent only its own piece.
-template <class Exec, class Channel>
-NVX_NOINLINE bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
-  const auto reads = [&](uint32_t p) { return job.root < 0 || uint32_t(job.root) == p; };
-  const uint32_t me = ch.rank();
-  const Piece out = ch.share(job.recv.of(me, ch.ranks(), table));
-  if (!ch.enter(job, /*pairwise=*/false, table)) return false;
-  for (uint32_t i = 0; i < ch.ranks(); ++i) {
-    const uint32_t p = ch.other(i);  // this rank last
-    const Piece piece = send(p);
-    if (reads(p)) put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
-  }
-  if (reads(me)) {
-    if (!ch.meet(job, [](uint32_t) { return true; })) return false;
-    const Fold fold{out.data, ch.packet_sources(), ch.factors(job), job.fingerprint.op, int(ch.ranks()), out.bytes};
-    if (!ex.all(reduce(ex, job.fingerprint.dtype, fold))) return false;
-  }
-  ch.leave(job, /*all_met=*/job.root < 0);
-  return true;
+template <class Kind, class Exec, class Channel>
+NVX_HD bool reduce_packets(Exec& ex, Channel& ch, const Job& job) {
+  const int32_t root = Kind::root(job);
+  const auto reads = [&](uint32_t p) { return root < 0 || uint32_t(root) == p; };
+  put_packets<typename UnitOf<Kind>::Type>(ex, ch, reads);
+  if (!reads(ch.rank())) return true;
+  if (!ch.meet(job, /*counts=*/false, everybody())) return false;
+  return ex.all(reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/true, /*second=*/0, ch.me().recv)));
 }
 
-/// all_reduce in two steps of packets: every rank reduces one slice and sends the result to all.
-template <class Exec, class Channel>
-NVX_NOINLINE bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
-  const auto recv = [&](uint32_t p) { return ch.share(job.recv.of(p, ch.ranks(), table)); };
-  const uint32_t me = ch.rank(), second = ch.shape().packets / 2;  // half of the packets per step
-  const Piece out = recv(me);
-  if (!ch.enter(job, /*pairwise=*/false, table)) return false;
-  for (uint32_t i = 0; i < ch.ranks(); ++i) {
-    const uint32_t p = ch.other(i);  // this rank last
-    const Piece piece = send(p);
-    put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
-  }
-  if (!ch.meet(job, [](uint32_t) { return true; })) return false;
-  const Fold fold{out.data, ch.packet_sources(), ch.factors(job), job.fingerprint.op, int(ch.ranks()), out.bytes};
-  if (!ex.all(reduce(ex, job.fingerprint.dtype, fold))) return false;
-  for (uint32_t i = 0; i < ch.others(); ++i) {
-    put_packets(ex, ch.packets_to(ch.other(i)) + second, out.data, out.bytes, ch.stamp32());
-  }
-  bool ok = true;
-  for (uint32_t i = 0; ok && i < ch.others(); ++i) {
-    const uint32_t p = ch.other(i);
-    const Piece piece = recv(p);
-    ok = get_packets(ex, piece.data, ch.packets_from(p) + second, piece.bytes, ch.stamp32(), int(p));
-  }
-  if (!ex.all(ok)) return false;
-  ch.leave(job, /*all_met=*/true);
-  return true;
+/// all_reduce in two steps of packets: every rank reduces one slice and sends the result to all. Half of the packets
+/// are for each step.
+template <class Kind, class Exec, class Channel>
+NVX_HD bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job) {
+  using Unit = typename UnitOf<Kind>::Type;
+  const uint32_t second = ch.shape().packs() / 2;
+  put_packets<Unit>(ex, ch, everybody());
+  if (!ch.meet(job, /*counts=*/false, everybody())) return false;
+  const bool ok = reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/true, second, ch.me().recv));
+  return get_packets<Unit>(ex, ch, second, everybody(), ok);
 }
 
 /// For each chunk: send the other ranks their slices of this rank's input; reduce this rank's slice of all inputs and
-/// send the sum on; store the sums from the others. The three stages run one chunk behind each other. all_reduce sends
-/// sums to all ranks, reduce to the root, reduce_scatter to none. Inputs that the reader has mapped are read in place,
-/// and sums are written directly to results that the writer has mapped. Input and result may be the same memory even
-/// then: only rank p reads slice p, and it writes that slice after it has read it from all ranks.
-template <class Exec, class Channel>
-class ReduceChunks {
- public:
-  NVX_HD ReduceChunks(Exec& ex, Channel& ch, const Job& job, PieceTable table)
-      : ex_(ex), ch_(ch), job_(job), table_(table), me_(ch.rank()) {
-    for (uint32_t p = 0; p < ch.ranks(); ++p) {
-      const size_t chunks = ceil_div(send(p).bytes, ch.shape().chunk_bytes);
-      rounds_ = chunks > rounds_ ? chunks : rounds_;
-    }
+/// send the sum on; store the sums from the others. The three stages run one chunk behind each other, all in one round:
+/// a round waits once, for what the peers have published in their rounds before, and publishes once. Then four slots
+/// are enough: at the start of round k a rank has sent 2k - 1 chunks, and a peer that has ended round k - 1 has
+/// returned 2k - 3 of them. all_reduce sends sums to all ranks, reduce to the root, reduce_scatter to none. Inputs
+/// that the reader has mapped are read in place, and sums are written directly to results that the writer has mapped.
+/// Input and result may be the same memory even then: only rank p reads slice p, and a lane writes a pack of that slice
+/// after it has read it from all ranks.
+template <class Kind, class Exec, class Channel>
+NVX_HD bool reduce_chunks(Exec& ex, Channel& ch, const Job& job) {
+  using Unit = typename UnitOf<Kind>::Type;
+  constexpr int kAtOnce = Kind::kHot ? 8 : 2;
+  const int32_t root = Kind::root(job);
+  const uint32_t me = ch.rank();
+  const auto is_root = [&](uint32_t p) { return root >= 0 && uint32_t(root) == p; };
+  const bool passes_on = job.fingerprint.collective != Collective::kReduceScatter;
+  const bool has_result = root < 0 || is_root(me), gathers = passes_on && has_result;
+  const size_t chunk = ch.shape().chunk_bytes;
+  size_t most = 0;
+  NVX_NO_UNROLL
+  for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].send.bytes > most ? ch.peers()[p].send.bytes : most;
+  if (!ch.meet(job, /*counts=*/false, everybody())) return false;
+  NVX_NO_UNROLL
+  for (size_t k = 0; most != 0 && k * chunk < most + (passes_on ? 2 : 1) * chunk; ++k) {
+    const Piece mine = k >= 1 ? ch.chunk_of(ch.me().send, k - 1) : Piece{};
+    const size_t at = k >= 1 ? (k - 1) * chunk : 0;
+    const auto plan = [&](uint32_t p, Peer& peer) {
+      const Piece out = p != me ? ch.chunk_of(peer.send, k) : Piece{};
+      const Piece back = k >= 2 && gathers && p != me ? ch.chunk_of(peer.recv, k - 2) : Piece{};
+      const bool sums = mine.bytes != 0, passes = sums && passes_on && p != me && (root < 0 || is_root(p));
+      const bool takes = sums && p != me;
+      Peer& copies = ch.copies(p);
+      copies.put = Copy::of(out.data, ch.slot_to(p, 0), peer.is_read ? 0 : out.bytes);
+      peer.source = p == me ? mine.data : peer.in ? peer.in + at : ch.slot_from(p, 0);
+      peer.sum = passes ? peer.out ? peer.out + at : ch.slot_to(p, out.bytes != 0) : nullptr;
+      if (p == me && sums && has_result) peer.sum = ch.chunk_of(peer.recv, k - 1).data;
+      // Odd addresses and lengths: a lane copies its packs to this rank's own slot, and then reads them there.
+      if (p == me && !has_packs(mine.data, mine.bytes))
+        copies.put = Copy::of(mine.data, ch.slot_to(p, 0), mine.bytes), peer.source = ch.slot_to(p, 0);
+      copies.get = Copy::of(ch.slot_from(p, takes), back.data, peer.is_written ? 0 : back.bytes);
+      peer.posts = uint32_t(out.bytes != 0) + passes;
+      peer.takes = uint32_t(takes) + (back.bytes != 0);
+    };
+    if (!ch.await(plan)) return false;
+    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks(), chunk);
+    const bool ok = mine.bytes == 0 ||
+                    reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/false, /*second=*/0, {nullptr, mine.bytes}));
+    if (k >= 2 && gathers) copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks(), chunk);
+    if (!ch.publish(ok)) return false;
   }
-
-  NVX_NOINLINE bool run() {
-    const auto all = [](uint32_t) { return true; };
-    if (!ch_.enter(job_, /*pairwise=*/false, table_)) return false;
-    if (!ch_.meet(job_, /*pairwise=*/false, table_, all)) return false;
-    const bool scatters = job_.fingerprint.collective == Collective::kReduceScatter;
-    for (size_t k = 0; k < rounds_ + 2; ++k) {
-      if (k < rounds_ && !scatter(k)) return false;
-      if (k >= 1 && k - 1 < rounds_ && !reduce_mine(k - 1, /*passes_on=*/!scatters)) return false;
-      if (k >= 2 && !scatters && (job_.root < 0 || is_root(me_)) && !gather(k - 2)) return false;
-    }
-    if (!ch_.await_readers()) return false;
-    ch_.leave(job_, /*all_met=*/true);
-    return true;
-  }
-
- private:
-  NVX_HD bool is_root(uint32_t p) const { return job_.root >= 0 && uint32_t(job_.root) == p; }
-  NVX_HD Piece send(uint32_t p) const { return ch_.share(job_.send.of(p, ch_.ranks(), table_)); }
-
-  NVX_HD bool has(uint32_t p, size_t k) const { return k * ch_.shape().chunk_bytes < send(p).bytes; }
-
-  NVX_HD bool scatter(size_t k) {
-    const auto whom = [&](uint32_t p) { return has(p, k); };
-    if (!ch_.await_room(whom)) return false;
-    for (uint32_t i = 0; i < ch_.others(); ++i) {
-      const uint32_t p = ch_.other(i);
-      const Piece piece = ch_.chunk_of(send(p), k);
-      if (piece.bytes && !ch_.is_read_by(p)) copy(ex_, ch_.chunk_to(p), piece.data, piece.bytes);
-    }
-    ch_.post(whom);
-    return true;
-  }
-
-  NVX_HD bool reduce_mine(size_t k, bool passes_on) {
-    if (!has(me_, k)) return true;
-    const auto all = [](uint32_t) { return true; };
-    const auto root = [&](uint32_t p) { return is_root(p); };
-    const bool straight_to_root = passes_on && job_.root >= 0 && !is_root(me_);
-    const Piece own = ch_.chunk_of(send(me_), k);
-    const size_t at = k * ch_.shape().chunk_bytes;
-    if (!ch_.await_sources(at, own.bytes)) return false;
-    if (straight_to_root && !ch_.await_room(root)) return false;
-    const Piece out = straight_to_root ? Piece{ch_.target(uint32_t(job_.root), at), own.bytes}
-                                       : ch_.chunk_of(ch_.share(job_.recv.of(me_, ch_.ranks(), table_)), k);
-    const Fold fold{out.data, ch_.chunk_sources(own, at), ch_.factors(job_), job_.fingerprint.op, int(ch_.ranks()),
-                    own.bytes};
-    if (!ex_.all(reduce(ex_, job_.fingerprint.dtype, fold))) return false;
-    ch_.release(all);
-    if (straight_to_root) {
-      if (!ch_.await_room(root))
-        return false;  // there is space; this checks that the inputs read so far are still valid
-      ch_.post(root);
-    } else if (passes_on && job_.root < 0) {
-      if (!ch_.await_room(all)) return false;
-      for (uint32_t i = 0; i < ch_.others(); ++i) copy(ex_, ch_.target(ch_.other(i), at), out.data, out.bytes);
-      ch_.post(all);
-    }
-    return true;
-  }
-
-  NVX_HD bool gather(size_t k) {
-    const auto whom = [&](uint32_t p) { return has(p, k); };
-    if (!ch_.await_chunks(whom)) return false;
-    for (uint32_t i = 0; i < ch_.others(); ++i) {
-      const uint32_t p = ch_.other(i);
-      const Piece piece = ch_.chunk_of(ch_.share(job_.recv.of(p, ch_.ranks(), table_)), k);
-      if (piece.bytes && !ch_.is_written_by(p)) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
-    }
-    ch_.release(whom);
-    return true;
-  }
-
-  Exec& ex_;
-  Channel& ch_;
-  const Job& job_;
-  PieceTable table_;
-  uint32_t me_;
-  size_t rounds_ = 0;
-};
-
-/// Which ranks wait for whose greetings in an exchange: all for all, or with a root the receivers for the senders.
-struct Partners {
-  Collective collective;
-  int32_t root;
-  uint32_t me;
-
-  NVX_HD bool receives_from(uint32_t p) const {
-    if (root < 0) return true;
-    return collective == Collective::kGather ? uint32_t(root) == me : uint32_t(root) == p;
-  }
-  NVX_HD bool sends_to(uint32_t p) const {
-    if (root < 0) return true;
-    return collective == Collective::kGather ? uint32_t(root) == p : uint32_t(root) == me;
-  }
-  /// Whether lengths are compared pair by pair. For all-gather and broadcast the fingerprint contains them.
-  NVX_HD bool pairwise() const {
-    return collective == Collective::kAllToAll || collective == Collective::kGather ||
-           collective == Collective::kScatter;
-  }
-};
+  return ch.await_readers();
+}
 
 /// Sends each piece to its receiver as packets.
-template <class Exec, class Channel>
-NVX_NOINLINE bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  const uint32_t me = ch.rank(), ranks = ch.ranks();
-  const Partners partners{job.fingerprint.collective, job.root, me};
-  if (!ch.enter(job, partners.pairwise(), table)) return false;
-  for (uint32_t i = 0; i < ch.others(); ++i) {
-    const uint32_t p = ch.other(i);
-    const Piece piece = ch.share(job.send.of(p, ranks, table));
-    if (partners.sends_to(p)) put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
-  }
-  const Piece own = ch.share(job.recv.of(me, ranks, table));
-  if (own.bytes) copy(ex, own.data, ch.share(job.send.of(me, ranks, table)).data, own.bytes);
-  const auto whom = [&](uint32_t p) { return partners.receives_from(p); };
-  if (!ch.meet(job, partners.pairwise(), table, whom)) return false;
-  bool ok = true;
-  for (uint32_t i = 0; ok && i < ch.others(); ++i) {
-    const uint32_t p = ch.other(i);
-    const Piece piece = ch.share(job.recv.of(p, ranks, table));
-    if (whom(p)) ok = get_packets(ex, piece.data, ch.packets_from(p), piece.bytes, ch.stamp32(), int(p));
-  }
-  if (!ex.all(ok)) return false;
-  ch.leave(job, /*all_met=*/job.root < 0);
-  return true;
+template <class Kind, class Exec, class Channel>
+NVX_HD bool exchange_packets(Exec& ex, Channel& ch, const Job& job) {
+  using Unit = typename UnitOf<Kind>::Type;
+  const Partners partners{job.fingerprint.collective, Kind::root(job), ch.rank()};
+  const auto receives = [&](uint32_t p) { return partners.receives_from(p); };
+  put_packets<Unit>(ex, ch, [&](uint32_t p) { return p != ch.rank() && partners.sends_to(p); });
+  if (!ch.meet(job, /*counts=*/true, receives)) return false;
+  copy<Unit>(ex, Copy::of(ch.me().send.data, ch.me().recv.data, ch.me().recv.bytes));
+  return get_packets<Unit>(ex, ch, 0, receives);
 }
 
 /// Sends each piece to its receiver in chunks; a chunk is read while the next one is written. In kExchangePieces,
@@ -214,139 +205,85 @@ NVX_NOINLINE bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceT
 /// data. A sender that has mapped the receiver's result writes there, and posts once, when the whole piece is written.
 /// To do so it must meet the receiver first. In a collective with a root, a sender with staging need not meet the
 /// receiver before the slots are full; so there, a piece that fits the slots uses them.
-template <class Exec, class Channel>
-class ExchangeChunks {
- public:
-  NVX_HD ExchangeChunks(Exec& ex, Channel& ch, const Job& job, PieceTable table)
-      : ex_(ex), ch_(ch), job_(job), table_(table), partners_{job.fingerprint.collective, job.root, ch.rank()} {
-    const size_t most = ch.shape().chunk_bytes;
-    for (uint32_t i = 0; i < ch.others(); ++i) {
-      const size_t out = ceil_div(send(ch.other(i)).bytes, most), in = ceil_div(recv(ch.other(i)).bytes, most);
-      sends_ = out > sends_ ? out : sends_;
-      receives_ = in > receives_ ? in : receives_;
-    }
+template <class Kind, class Exec, class Channel>
+NVX_HD bool exchange_chunks(Exec& ex, Channel& ch, const Job& job) {
+  using Unit = typename UnitOf<Kind>::Type;
+  constexpr int kAtOnce = Kind::kHot ? 8 : 2;
+  const Partners partners{job.fingerprint.collective, Kind::root(job), ch.rank()};
+  const uint32_t me = ch.rank();
+  const size_t chunk = ch.shape().chunk_bytes;
+  const auto receives = [&](uint32_t p) { return partners.receives_from(p); };
+  const auto sends = [&](uint32_t p) { return p != me && partners.sends_to(p); };
+  const auto is_unmet = [&](uint32_t p) { return sends(p) && !receives(p) && !ch.has_met(p); };
+  // The part of a share that is sent or received in chunks.
+  const auto out_of = [&](uint32_t p) {
+    return sends(p) && ch.peers()[p].packs_to == 0 ? ch.peers()[p].send : Piece{};
+  };
+  const auto in_of = [&](uint32_t p) {
+    return p != me && receives(p) && ch.peers()[p].packs_from == 0 ? ch.peers()[p].recv : Piece{};
+  };
+  // Every chunk is posted, except that a directly written piece is posted only with its last chunk.
+  const auto is_posted = [&](const Piece& piece, size_t k, bool direct) {
+    return k * chunk < piece.bytes && (!direct || piece.bytes <= (k + 1) * chunk);
+  };
+  size_t puts = ch.me().recv.bytes, gets = 0;
+  NVX_NO_UNROLL
+  for (uint32_t p = 0; p < ch.ranks(); ++p) {
+    const size_t out = out_of(p).bytes, in = in_of(p).bytes;
+    puts = out > puts ? out : puts, gets = in > gets ? in : gets;
   }
-
-  NVX_NOINLINE bool run() {
-    if (!ch_.enter(job_, partners_.pairwise(), table_)) return false;
-    put_small();
-    if (!ch_.meet(job_, partners_.pairwise(), table_, [&](uint32_t p) { return partners_.receives_from(p); }))
-      return false;
-    if (!ch_.meet(job_, /*pairwise=*/false, table_, [&](uint32_t p) { return is_unmet(p) && ch_.may_reach(p); }))
-      return false;
-    const uint32_t me = ch_.rank();
-    const Piece own = ch_.share(job_.recv.of(me, ch_.ranks(), table_));
-    if (own.bytes) copy(ex_, own.data, ch_.share(job_.send.of(me, ch_.ranks(), table_)).data, own.bytes);
-    if (!get_small()) return false;
-    for (size_t k = 0; k < sends_ || k < receives_ + 1; ++k) {
-      if (k < sends_ && !put_chunk(k)) return false;
-      if (k >= 1 && k - 1 < receives_ && !get_chunk(k - 1)) return false;
-    }
-    ch_.leave(job_, /*all_met=*/job_.root < 0);
-    return true;
-  }
-
- private:
-  NVX_HD bool is_small(const Piece& whole) const { return ch_.is_in_packets(job_, whole); }
-  /// A receiver that this rank has not met.
-  NVX_HD bool is_unmet(uint32_t p) const {
-    return partners_.sends_to(p) && !partners_.receives_from(p) && !ch_.has_met(p);
-  }
-  /// The part for a peer that is sent in chunks, and the part from it that is received in chunks.
-  NVX_HD Piece send(uint32_t p) const {
-    const Piece whole = job_.send.of(p, ch_.ranks(), table_);
-    return partners_.sends_to(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
-  }
-  NVX_HD Piece recv(uint32_t p) const {
-    const Piece whole = job_.recv.of(p, ch_.ranks(), table_);
-    return partners_.receives_from(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
-  }
-  /// Whether chunk k is posted. Every chunk is, except that a directly written piece is posted only with its last
-  /// chunk.
-  NVX_HD bool is_posted(const Piece& piece, size_t k, bool direct) const {
-    const size_t most = ch_.shape().chunk_bytes;
-    return k * most < piece.bytes && (!direct || piece.bytes <= (k + 1) * most);
-  }
-
-  NVX_HD void put_small() {
-    for (uint32_t i = 0; i < ch_.others(); ++i) {
-      const uint32_t p = ch_.other(i);
-      const Piece whole = job_.send.of(p, ch_.ranks(), table_), piece = ch_.share(whole);
-      if (partners_.sends_to(p) && is_small(whole))
-        put_packets(ex_, ch_.packets_to(p), piece.data, piece.bytes, ch_.stamp32());
-    }
-  }
-
-  NVX_HD bool get_small() {
-    if (job_.algorithm != DeviceAlgorithm::kExchangePieces) return true;
-    bool ok = true;
-    for (uint32_t i = 0; ok && i < ch_.others(); ++i) {
-      const uint32_t p = ch_.other(i);
-      const Piece whole = job_.recv.of(p, ch_.ranks(), table_), piece = ch_.share(whole);
-      if (partners_.receives_from(p) && is_small(whole))
-        ok = get_packets(ex_, piece.data, ch_.packets_from(p), piece.bytes, ch_.stamp32(), int(p));
-    }
-    return ex_.all(ok);
-  }
-
-  NVX_HD bool put_chunk(size_t k) {
-    const auto whom = [&](uint32_t p) { return is_posted(send(p), k, ch_.writes_to(p)); };
+  if (Kind::has_pieces(job)) put_packets<Unit>(ex, ch, sends);
+  if (!ch.meet(job, /*counts=*/true, receives)) return false;
+  if (!Kind::kHot &&
+      !ch.meet(job, /*counts=*/false, [&](uint32_t p) { return is_unmet(p) && ch.peers()[p].granules != 0; }))
+    return false;
+  if (Kind::has_pieces(job) && !get_packets<Unit>(ex, ch, 0, receives)) return false;
+  NVX_NO_UNROLL
+  for (size_t k = 0; k * chunk < puts || (gets != 0 && k * chunk < gets + chunk); ++k) {
+    const auto plan = [&](uint32_t p, Peer& peer) {
+      const Piece out = ch.chunk_of(out_of(p), k), in = k >= 1 ? ch.chunk_of(in_of(p), k - 1) : Piece{};
+      const bool writes = peer.out != nullptr;
+      Peer& copies = ch.copies(p);
+      copies.put = Copy::of(out.data, writes ? peer.out + k * chunk : ch.slot_to(p, 0), out.bytes);
+      copies.get = Copy::of(ch.slot_from(p, 0), in.data, peer.is_written ? 0 : in.bytes);
+      peer.posts = is_posted(out_of(p), k, writes);
+      peer.takes = k >= 1 && is_posted(in_of(p), k - 1, peer.is_written);
+      if (p != me) return;
+      const Piece own = ch.chunk_of(peer.recv, k);
+      if (own.bytes != 0) copies.put = Copy::of(peer.send.data + k * chunk, own.data, own.bytes);
+    };
     // A rank that called another operation would never make space.
-    const auto unmet = [&](uint32_t p) { return is_unmet(p) && ch_.chunk_of(send(p), k).bytes != 0; };
-    if (k == kChunks && !ch_.meet(job_, /*pairwise=*/false, table_, unmet)) return false;
-    if (!ch_.await_room(whom)) return false;
-    for (uint32_t i = 0; i < ch_.others(); ++i) {
-      const uint32_t p = ch_.other(i);
-      const Piece piece = ch_.chunk_of(send(p), k);
-      if (piece.bytes) copy(ex_, ch_.target(p, k * ch_.shape().chunk_bytes), piece.data, piece.bytes);
-    }
-    ch_.post(whom);
-    return true;
+    const auto unmet = [&](uint32_t p) { return is_unmet(p) && ch.chunk_of(out_of(p), k).bytes != 0; };
+    if (!Kind::kHot && k == kChunks && !ch.meet(job, /*counts=*/false, unmet)) return false;
+    if (!ch.await(plan)) return false;
+    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks(), chunk);
+    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks(), chunk);
+    if (!ch.publish(true)) return false;
   }
-
-  NVX_HD bool get_chunk(size_t k) {
-    const auto whom = [&](uint32_t p) { return is_posted(recv(p), k, ch_.is_written_by(p)); };
-    if (!ch_.await_chunks(whom)) return false;
-    for (uint32_t i = 0; i < ch_.others(); ++i) {
-      const uint32_t p = ch_.other(i);
-      const Piece piece = ch_.chunk_of(recv(p), k);
-      if (piece.bytes && !ch_.is_written_by(p)) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
-    }
-    ch_.release(whom);
-    return true;
-  }
-
-  Exec& ex_;
-  Channel& ch_;
-  const Job& job_;
-  PieceTable table_;
-  const Partners partners_;
-  size_t sends_ = 0, receives_ = 0;  // chunks of the longest piece
-};
+  return true;
+}
 
 /// Copies a block's share of this rank's own pieces, after the host has raised a counter. A kernel copies between host
 /// and device memory here. A stream's copy behind a waiting kernel could occupy a copy engine that the awaited work
 /// needs.
 template <class Exec, class Channel>
-NVX_NOINLINE bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  if (!ch.enter(job, /*pairwise=*/false, table)) return false;
+NVX_HD bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   if (!ch.await_host(job.awaited, job.awaits)) return false;
   for (uint32_t i = 0; i < job.recv.owns(); ++i) {
     const Piece to = ch.share(table[job.recv.index + i]);
-    copy(ex, to.data, ch.share(table[job.send.index + i]).data, to.bytes);
+    copy<void>(ex, Copy::of(ch.share(table[job.send.index + i]).data, to.data, to.bytes));
   }
-  ch.leave(job, /*all_met=*/false);
   return true;
 }
 
 /// Runs one operation of this block to its end. On false, the verdict is recorded, and nothing more may run on the
 /// channel.
 template <class Exec, class Channel>
-NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job) {
   switch (job.algorithm) {
-    case DeviceAlgorithm::kReducePackets: return reduce_packets(ex, ch, job, table);
-    case DeviceAlgorithm::kReducePacketsTwoShot: return reduce_packets_two_shot(ex, ch, job, table);
-    case DeviceAlgorithm::kReduceChunks: return ReduceChunks(ex, ch, job, table).run();
+    case DeviceAlgorithm::kReducePackets: return reduce_packets<AnyOperation>(ex, ch, job);
+    case DeviceAlgorithm::kReducePacketsTwoShot: return reduce_packets_two_shot<AnyOperation>(ex, ch, job);
+    case DeviceAlgorithm::kReduceChunks: return reduce_chunks<AnyOperation>(ex, ch, job);
     default: return false;
   }
 }
@@ -354,9 +291,9 @@ NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job, PieceTable table
 template <class Exec, class Channel>
 NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   switch (job.algorithm) {
-    case DeviceAlgorithm::kExchangePackets: return exchange_packets(ex, ch, job, table);
+    case DeviceAlgorithm::kExchangePackets: return exchange_packets<AnyOperation>(ex, ch, job);
     case DeviceAlgorithm::kExchangeChunks:
-    case DeviceAlgorithm::kExchangePieces: return ExchangeChunks(ex, ch, job, table).run();
+    case DeviceAlgorithm::kExchangePieces: return exchange_chunks<AnyOperation>(ex, ch, job);
     case DeviceAlgorithm::kMoveOwn: return move_own(ex, ch, job, table);
     default: return false;
   }
@@ -364,22 +301,75 @@ NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable tab
 
 template <class Exec, class Channel>
 NVX_HD bool run_device_collective(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  return reduces(job.algorithm) ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
+  return reduces(job.algorithm) ? run_reducing(ex, ch, job) : run_exchanging(ex, ch, job, table);
+}
+
+template <class Exec, class Channel, DeviceAlgorithm kAlgorithm, class T>
+NVX_HD bool run_hot(Exec& ex, Channel& ch, const Job& job, HotOperation<kAlgorithm, T>) {
+  using Kind = HotOperation<kAlgorithm, T>;
+  if constexpr (kAlgorithm == DeviceAlgorithm::kReducePackets) return reduce_packets<Kind>(ex, ch, job);
+  if constexpr (kAlgorithm == DeviceAlgorithm::kReducePacketsTwoShot) return reduce_packets_two_shot<Kind>(ex, ch, job);
+  if constexpr (kAlgorithm == DeviceAlgorithm::kReduceChunks) return reduce_chunks<Kind>(ex, ch, job);
+  if constexpr (kAlgorithm == DeviceAlgorithm::kExchangePackets) return exchange_packets<Kind>(ex, ch, job);
+  if constexpr (kAlgorithm == DeviceAlgorithm::kExchangeChunks || kAlgorithm == DeviceAlgorithm::kExchangePieces)
+    return exchange_chunks<Kind>(ex, ch, job);
+}
+
+/// The hot operations: calls what(HotOperation) with the one that the job is, and returns whether it is one. A launch
+/// that tells the host of its end is not: its blocks must agree on when that is.
+template <class What>
+bool with_hot_operation(const DeviceChannel& channel, const Job& job, PieceTable table, What what) {
+  using enum DeviceAlgorithm;
+  if (channel.told || job.root >= 0) return false;
+  const auto as = [&]<DeviceAlgorithm kAlgorithm, class T = void>() {
+    what(HotOperation<kAlgorithm, T>());
+    return true;
+  };
+  const auto reduced = [&]<DeviceAlgorithm kAlgorithm>() {
+    const Piece in = extent_of(job.send, channel.shape.ranks, table),
+                out = extent_of(job.recv, channel.shape.ranks, table);
+    const ReduceOp op = job.fingerprint.op;
+    const size_t width = size_of(job.fingerprint.dtype);
+    const auto address = reinterpret_cast<uintptr_t>(in.data) | reinterpret_cast<uintptr_t>(out.data);
+    if ((op != ReduceOp::kSum && op != ReduceOp::kAvg) || address % width != 0) return false;
+    switch (job.fingerprint.dtype) {
+      case DType::kF32: return as.template operator()<kAlgorithm, float>();
+      case DType::kBF16: return as.template operator()<kAlgorithm, BF16>();
+      case DType::kF16: return as.template operator()<kAlgorithm, F16>();
+      default: return false;
+    }
+  };
+  switch (job.algorithm) {
+    case kReducePackets: return reduced.template operator()<kReducePackets>();
+    case kReducePacketsTwoShot: return reduced.template operator()<kReducePacketsTwoShot>();
+    case kReduceChunks: return reduced.template operator()<kReduceChunks>();
+    case kExchangePackets: return as.template operator()<kExchangePackets>();
+    case kExchangeChunks: return as.template operator()<kExchangeChunks>();
+    case kExchangePieces: return as.template operator()<kExchangePieces>();
+    case kMoveOwn: return false;
+  }
+  return false;
 }
 
 /// One lane's work in a launch: runs the operations of a rank in order with `run`, which is run_device_collective() or
-/// a part of it. Returns whether all of them succeeded.
-template <class Rules, class Machine, class Run>
-NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const Job* jobs, uint32_t count,
+/// a part of it. `peers`: memory that the lanes of the tile share, for all ranks. Returns whether all of them
+/// succeeded.
+template <class Rules, class Kind = AnyOperation, class Machine, class Run>
+NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, Peer* peers, const Job* jobs, uint32_t count,
                      PieceTable table, Run run) {
   for (uint32_t i = 0; i < count; ++i) {
+    const Job& job = jobs[i];
     auto* rank = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
-    TileExec<Machine> ex(machine, rank, channel.control, jobs[i].patience_ns, jobs[i].call);
-    PushChannel<TileExec<Machine>, Rules> ch(ex, channel);
-    if (!run(ex, ch, jobs[i], table)) {
+    TileExec<Machine> ex(machine, rank, channel.control, job.patience_ns, job.call);
+    PushChannel<TileExec<Machine>, Rules, Kind> ch(ex, channel, peers);
+    if (!ch.enter(job, table) || !run(ex, ch, job, table)) {
       ch.give_up();
       return false;
     }
+    // In these, every rank has met every other one.
+    const bool all_met = Kind::kHot || job.algorithm == DeviceAlgorithm::kReduceChunks ||
+                         (job.root < 0 && job.algorithm != DeviceAlgorithm::kMoveOwn);
+    ch.leave(job, all_met);
     if (i + 1 == count) ch.retire(count);
   }
   return true;

@@ -1,5 +1,6 @@
 #include "kernel/gpu/device_pad.h"
 
+#include <atomic>
 #include <cstring>
 
 namespace nvx::kernel {
@@ -35,6 +36,30 @@ void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_ch
       std::memcpy(state + layout.pipe(block, peer), &pipe, sizeof pipe);
     }
   }
+}
+
+DeviceChannel DeviceChannel::prepared() const {
+  DeviceChannel ready = *this;
+  ready.by_ranks = shape.ranks, ready.by_blocks = shape.blocks;
+  const DevicePad pad{shape};
+  for (uint32_t part = 0; part < uint32_t(Part::kEnd); ++part) {
+    ready.parts[part] = pad.offset(Part(part));
+    ready.cells[part] = uint32_t(pad.cell(Part(part)));
+  }
+  return ready;
+}
+
+BlockEnd least_ended(const Control& control, uint32_t blocks) {
+  const auto end_of = [&](uint32_t block) {
+    auto& word = const_cast<uint64_t&>(control.ended[block]);
+    return BlockEnd::of(std::atomic_ref(word).load(std::memory_order_acquire));
+  };
+  BlockEnd least = end_of(0);
+  for (uint32_t block = 1; block < blocks; ++block) {
+    const BlockEnd end = end_of(block);
+    if (int32_t(end.epoch - least.epoch) < 0) least = end;
+  }
+  return least;
 }
 
 }  // namespace nvx::kernel

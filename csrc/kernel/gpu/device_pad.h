@@ -26,6 +26,11 @@ struct alignas(16) Packet {
 };
 inline constexpr size_t kPacketBytes = 8;
 
+/// Packets lie in rows: the first packets of 32 packs, then their second ones. So the lanes of a warp, which write one
+/// pack each, fill whole sectors with each store. A pack's second packet is kRowPacks behind its first.
+inline constexpr uint32_t kRowPacks = 32, kRowPackets = 2 * kRowPacks;
+constexpr size_t first_packet(size_t pack) { return pack / kRowPacks * kRowPackets + pack % kRowPacks; }
+
 /// The words that every rank sends to every other one at the start of an operation, as packets.
 struct Greeting {
   Fingerprint fingerprint;
@@ -94,8 +99,11 @@ constexpr bool is_power_of_two(uint64_t n) { return n != 0 && (n & (n - 1)) == 0
 static_assert(is_power_of_two(kBuffers) && is_power_of_two(kChunks) && is_power_of_two(kDigests));
 static_assert(is_power_of_two(kRestamp) && kRestamp > kBuffers && uint64_t(kRestamp) < (uint64_t(1) << 31));
 static_assert(kDigests >= 2 * kBuffers);
-// ReduceChunks has two chunks of one pair in flight while it waits for a third and a fourth.
+// reduce_chunks() has two chunks of one pair in flight while it waits for a third and a fourth.
 static_assert(kChunks >= 4);
+
+inline constexpr uint32_t kMostRanks = 192;   ///< what a block keeps of each fits its shared memory
+inline constexpr uint32_t kMostBlocks = 256;  ///< of one rank
 
 /// The dimensions of a channel. All ranks agree on them, and they never change.
 struct DeviceShape {
@@ -107,7 +115,8 @@ struct DeviceShape {
   /// The packs that these packets carry; a pack takes two packets.
   constexpr uint32_t packs() const { return packets / 2; }
   constexpr bool sound() const {
-    return ranks > 0 && blocks > 0 && packets % 2 == 0 && chunk_bytes > 0 && chunk_bytes % sizeof(Pack) == 0;
+    return ranks > 0 && ranks <= kMostRanks && blocks > 0 && blocks <= kMostBlocks && packets % 2 == 0 &&
+           chunk_bytes > 0 && chunk_bytes % sizeof(Pack) == 0;
   }
 };
 
@@ -119,10 +128,12 @@ enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, k
 struct DevicePad {
   DeviceShape shape;
 
+  /// The packets that a cell has room for: whole rows.
+  constexpr size_t packets() const { return (shape.packets + kRowPackets - 1) / kRowPackets * kRowPackets; }
   constexpr size_t cell(Part part) const {
     const size_t bytes[] = {
-        kGreetingPackets * sizeof(Packet), shape.packets * sizeof(Packet), kGreetingPackets * sizeof(Packet),
-        shape.packets * sizeof(Packet),    sizeof(PeerCounters),           size_t(kChunks) * shape.chunk_bytes};
+        kGreetingPackets * sizeof(Packet), packets() * sizeof(Packet), kGreetingPackets * sizeof(Packet),
+        packets() * sizeof(Packet),        sizeof(PeerCounters),       size_t(kChunks) * shape.chunk_bytes};
     return (bytes[size_t(part)] + kCacheLine - 1) / kCacheLine * kCacheLine;
   }
   constexpr size_t offset(Part part) const {
@@ -152,15 +163,14 @@ struct PeerPads {
 
 /// The state of a rank, in memory that no peer has mapped.
 struct alignas(kCacheLine) RankState {
-  uint32_t failed;    ///< 1 after the first failure; blocks of later operations then write nothing
-  uint32_t left;      ///< the number of blocks that have ended the current operation
-  uint32_t replayed;  ///< the number of completed operations from graphs
-  uint32_t direct;    ///< see Control::direct
+  uint32_t failed;  ///< 1 after the first failure; blocks of later operations then write nothing
+  uint32_t left;    ///< the number of blocks that have ended the current launch, if it tells the host
+  uint32_t direct;  ///< see Control::direct
 };
 
 struct alignas(kCacheLine) BlockState {
-  uint32_t epoch;  ///< the last operation of this block
-  uint32_t reserved;
+  uint32_t epoch;              ///< the last operation of this block
+  uint32_t replayed;           ///< the number of completed operations from graphs
   uint64_t history;            ///< hash of all operations so far
   uint32_t digests[kDigests];  ///< ... after each of the last operations, by epoch
 };
@@ -170,19 +180,7 @@ struct PipeState {
   Stamp sent;      ///< total number of chunks
   Stamp taken;     ///< total number of chunks
   uint32_t heard;  ///< the last operation in which the peer was met
-
-  // For this operation, if pieces may bypass staging. Told to the peer:
-  uint32_t granules;  ///< how much of the peer's pool this rank has mapped
-  uint64_t pool;      ///< the address of that pool in this rank
-  // Concluded by both ranks from their greetings. Addresses are those of this block's share; null means to use
-  // staging.
-  std::byte* out;           ///< in the peer's result: the destination of this rank's data
-  const std::byte* in;      ///< this rank's slice of the peer's input
-  uint32_t is_written;      ///< the peer writes directly to this rank's result
-  uint32_t is_read;         ///< the peer reads this rank's input directly
-  const std::byte* source;  ///< the chunk from the peer that is being reduced
 };
-static_assert(sizeof(PipeState) == 64);
 
 struct DeviceState {
   DeviceShape shape;
@@ -217,15 +215,26 @@ struct DeviceVerdict {
   uint64_t theirs[kGreetingWords];  ///< ... and the received one
 };
 
+/// How far a block has come. One word, so that both parts are of the same launch.
+struct BlockEnd {
+  uint32_t epoch;     ///< the last epoch that the block has ended
+  uint32_t replayed;  ///< operations that graphs had begun by then; wraps
+
+  constexpr uint64_t word() const { return uint64_t(replayed) << 32 | epoch; }
+  static constexpr BlockEnd of(uint64_t word) { return {uint32_t(word), uint32_t(word >> 32)}; }
+};
+
 /// Shared by host and device, in pinned host memory.
 struct alignas(kCacheLine) Control {
   uint32_t abort;  ///< set by the host; ends every wait
   alignas(kCacheLine) DeviceVerdict verdict;
-  alignas(kCacheLine) uint64_t finished;  ///< the last epoch that all blocks have ended
-  uint64_t replayed;  ///< operations that graphs had begun by then, written before `finished`; wraps at 32 bits
-  uint32_t begun;     ///< the last epoch that the first block has begun
-  uint32_t direct;    ///< total number of pieces that went to or came from a peer without staging; wraps
+  alignas(kCacheLine) uint32_t begun;  ///< the last epoch that the first block has begun
+  uint32_t direct;  ///< total number of pieces that went to or came from a peer without staging; wraps
+  alignas(kCacheLine) uint64_t ended[kMostBlocks];  ///< a BlockEnd per block
 };
+
+/// How far the block that is behind the others has come: the host's view of what has ended. Tells of progress only.
+BlockEnd least_ended(const Control& control, uint32_t blocks);
 
 /// The part of another rank's pool (memory/gpu/device_pool.h) that this rank's device can access. In pinned host
 /// memory. The host writes it at any time: first `base`, which then never changes, then `mapped`, which only grows.
@@ -238,6 +247,22 @@ struct PoolView {
 constexpr size_t control_bytes(uint32_t ranks) { return sizeof(Control) + ranks * sizeof(PoolView); }
 inline PoolView* pool_views(Control* control) { return reinterpret_cast<PoolView*>(control + 1); }
 
+/// Division by a number that a launch knows, without a division: by the product with its reciprocal. Exact for
+/// dividends below 2^54 and divisors up to 2^10.
+class Divisor {
+ public:
+  constexpr Divisor() = default;
+  constexpr Divisor(uint32_t n) : n_(n), reciprocal_(n == 1 ? 0 : UINT64_MAX / n + 1) {}
+  constexpr uint32_t n() const { return n_; }
+  constexpr uint64_t quotient(uint64_t dividend) const {
+    return n_ == 1 ? dividend : uint64_t((unsigned __int128)(dividend)*reciprocal_ >> 64);
+  }
+
+ private:
+  uint32_t n_ = 1;
+  uint64_t reciprocal_ = 0;
+};
+
 /// One rank's end of a channel, as passed to kernels.
 struct DeviceChannel {
   DeviceShape shape;
@@ -248,6 +273,17 @@ struct DeviceChannel {
   uint32_t by_replays = 0;          ///< 1 if the launch belongs to a graph, whose replays the host does not count
   Stamp* told = nullptr;            ///< in host memory; set to `tells` when the launch has ended without failure
   Stamp tells = 0;
+
+  // Set by prepared(), so that kernels need not compute them:
+  Divisor by_ranks{}, by_blocks{};
+  size_t parts[size_t(Part::kEnd)] = {};    ///< the offset of each part in a pad
+  uint32_t cells[size_t(Part::kEnd)] = {};  ///< the size of its cells
+
+  DeviceChannel prepared() const;
+  /// DevicePad::offset(), from these.
+  constexpr size_t offset(Part part, uint32_t block, uint32_t sender) const {
+    return parts[size_t(part)] + size_t(block * shape.ranks + sender) * cells[size_t(part)];
+  }
 };
 
 /// Initialise a pad and a state for the first operation, whose epoch is first_epoch + 1. Chunk counters begin at

@@ -59,7 +59,7 @@ struct Pieces {
   std::byte* base = nullptr;  ///< no piece has a byte before it
   uint64_t bytes = 0;
 
-  NVX_NOINLINE Piece of(uint32_t rank, uint32_t ranks, const Piece* table) const {
+  NVX_HD Piece of(uint32_t rank, const Divisor& ranks, const Piece* table) const {
     switch (kind) {
       case Kind::kNone:
       case Kind::kOwn: break;
@@ -85,9 +85,9 @@ struct Pieces {
   NVX_HD static size_t fullest(const Piece& piece, uint32_t blocks) { return slice(piece, 0, blocks).bytes; }
 
   /// The i-th of n slices of a piece. They begin between packs, so that no element straddles two slices.
-  NVX_HD static Piece slice(const Piece& piece, uint32_t i, uint32_t n) {
+  NVX_HD static Piece slice(const Piece& piece, uint32_t i, const Divisor& n) {
     const size_t packs = ceil_div(piece.bytes, sizeof(Pack));
-    const size_t share = packs / n, more = packs % n;
+    const size_t share = n.quotient(packs), more = packs - share * n.n();
     const size_t first = (share * i + (i < more ? i : more)) * sizeof(Pack);
     const size_t last = first + (share + (i < more ? 1 : 0)) * sizeof(Pack);
     if (first >= piece.bytes) return {piece.data, 0};

@@ -14,7 +14,6 @@ namespace {
 template <size_t kJobs, size_t kPieces>
 struct KernelArgs {
   DeviceChannel channel;
-  const FusedRank* fused;  ///< several ranks, in device memory, instead of `channel`
   uint32_t count;
   Job jobs[kJobs];
   Piece table[kPieces];
@@ -23,32 +22,25 @@ using Single = KernelArgs<1, 16>;
 using Several = KernelArgs<kLaunchJobs, kLaunchPieces>;
 static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
 
-// Each kernel is compiled for a fixed set of algorithms, so it contains no unreachable code. The launch bounds ask for
-// one block per multiprocessor. Without them, compilers for some architectures make room for two blocks, give each half
-// of the registers, and spill in the loops.
+extern __shared__ Peer shared_peers[];
 
-__global__ void __launch_bounds__(kLanes, 1) run_reduction(const __grid_constant__ Single args) {
-  run_jobs<PushRules>(
-      CudaMachine(int(blockIdx.x), int(gridDim.x)), args.channel, args.jobs, 1, args.table,
-      [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_reducing(ex, ch, job, table); });
+// The launch bounds ask for one block per multiprocessor. Without them, compilers for some architectures make room for
+// two blocks, give each half of the registers, and spill in the loops.
+
+/// One operation of a hot kind: all of its state is in registers, and only failures make calls.
+template <class Kind>
+__global__ void __launch_bounds__(kLanes, 1) run_hot_kind(const __grid_constant__ Single args) {
+  run_jobs<PushRules, Kind>(
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), args.channel, shared_peers, args.jobs, 1, args.table,
+      [](auto& ex, auto& ch, const Job& job, PieceTable) { return run_hot(ex, ch, job, Kind()); });
 }
 
-__global__ void __launch_bounds__(kLanes, 1) run_exchange(const __grid_constant__ Single args) {
+/// Any operations.
+template <class KernelArgs>
+__global__ void __launch_bounds__(kLanes, 1) run_any(const __grid_constant__ KernelArgs args) {
   run_jobs<PushRules>(
-      CudaMachine(int(blockIdx.x), int(gridDim.x)), args.channel, args.jobs, 1, args.table,
-      [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_exchanging(ex, ch, job, table); });
-}
-
-/// Several operations of any kind, or the operations of several ranks.
-__global__ void __launch_bounds__(kLanes, 1) run_several(const __grid_constant__ Several args) {
-  const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable table) {
-    return run_device_collective(ex, ch, job, table);
-  };
-  const uint32_t blocks = args.channel.shape.blocks;
-  const FusedRank self{args.channel, args.jobs, args.count, args.table};
-  const FusedRank& rank = args.fused ? args.fused[blockIdx.x / blocks] : self;
-  const CudaMachine machine(int(blockIdx.x % blocks), int(blocks));
-  run_jobs<PushRules>(machine, rank.channel, rank.jobs, rank.count, rank.table, run);
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), args.channel, shared_peers, args.jobs, args.count, args.table,
+      [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_device_collective(ex, ch, job, table); });
 }
 
 struct Row {
@@ -56,12 +48,31 @@ struct Row {
   const void* kernel;
 };
 
-/// The launch table.
-enum Kernel : size_t { kReduction, kExchange, kSeveral };
+template <class Kernel>
+const void* address_of(Kernel* kernel) {
+  return reinterpret_cast<const void*>(kernel);
+}
+template <DeviceAlgorithm kAlgorithm, class T = void>
+const void* hot_kernel() {
+  return address_of(run_hot_kind<HotOperation<kAlgorithm, T>>);
+}
+
+/// All kernels.
 const Row kRows[] = {
-    {"reduction", reinterpret_cast<const void*>(run_reduction)},
-    {"exchange", reinterpret_cast<const void*>(run_exchange)},
-    {"several", reinterpret_cast<const void*>(run_several)},
+    {"single", address_of(run_any<Single>)},
+    {"several", address_of(run_any<Several>)},
+    {"reduce_packets f32", hot_kernel<DeviceAlgorithm::kReducePackets, float>()},
+    {"reduce_packets bf16", hot_kernel<DeviceAlgorithm::kReducePackets, BF16>()},
+    {"reduce_packets f16", hot_kernel<DeviceAlgorithm::kReducePackets, F16>()},
+    {"reduce_packets_two_shot f32", hot_kernel<DeviceAlgorithm::kReducePacketsTwoShot, float>()},
+    {"reduce_packets_two_shot bf16", hot_kernel<DeviceAlgorithm::kReducePacketsTwoShot, BF16>()},
+    {"reduce_packets_two_shot f16", hot_kernel<DeviceAlgorithm::kReducePacketsTwoShot, F16>()},
+    {"reduce_chunks f32", hot_kernel<DeviceAlgorithm::kReduceChunks, float>()},
+    {"reduce_chunks bf16", hot_kernel<DeviceAlgorithm::kReduceChunks, BF16>()},
+    {"reduce_chunks f16", hot_kernel<DeviceAlgorithm::kReduceChunks, F16>()},
+    {"exchange_packets", hot_kernel<DeviceAlgorithm::kExchangePackets>()},
+    {"exchange_chunks", hot_kernel<DeviceAlgorithm::kExchangeChunks>()},
+    {"exchange_pieces", hot_kernel<DeviceAlgorithm::kExchangePieces>()},
 };
 
 Status status_of(cudaError_t error, const char* what) {
@@ -70,14 +81,15 @@ Status status_of(cudaError_t error, const char* what) {
 }
 
 template <class KernelArgs>
-Status launch(size_t row, const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
+Status launch(const void* kernel, const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
               cudaStream_t stream) {
-  KernelArgs args{channel, nullptr, uint32_t(jobs.size()), {}, {}};
+  KernelArgs args{channel.prepared(), uint32_t(jobs.size()), {}, {}};
   std::copy(jobs.begin(), jobs.end(), args.jobs);
   std::copy(table.begin(), table.end(), args.table);
   void* arguments[] = {&args};
-  return status_of(cudaLaunchKernel(kRows[row].kernel, dim3(channel.shape.blocks), dim3(kLanes), arguments, 0, stream),
-                   kRows[row].name);
+  return status_of(cudaLaunchKernel(kernel, dim3(channel.shape.blocks), dim3(kLanes), arguments,
+                                    channel.shape.ranks * sizeof(Peer), stream),
+                   "a kernel launch");
 }
 
 }  // namespace
@@ -90,8 +102,11 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   if (jobs.empty()) return {};
   const bool single = jobs.size() == 1 && table.size() <= std::size(Single().table);
   const auto on = static_cast<cudaStream_t>(stream);
-  if (!single) return launch<Several>(kSeveral, channel, jobs, table, on);
-  return launch<Single>(reduces(jobs[0].algorithm) ? kReduction : kExchange, channel, jobs, table, on);
+  if (!single) return launch<Several>(address_of(run_any<Several>), channel, jobs, table, on);
+  const void* kernel = address_of(run_any<Single>);
+  with_hot_operation(channel, jobs[0], table.data(),
+                     [&](auto kind) { kernel = address_of(run_hot_kind<decltype(kind)>); });
+  return launch<Single>(kernel, channel, jobs, table, on);
 }
 
 Status load_cuda(std::vector<KernelFacts>* facts) {
@@ -104,7 +119,8 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
     int blocks = 0;
     NVX_TRY(status_of(cudaFuncGetAttributes(&a, row.kernel), row.name));
     NVX_TRY(
-        status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, /*dynamic=*/0), row.name));
+        status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, kMostRanks * sizeof(Peer)),
+                  row.name));
     facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
     most = std::max(most, a.localSizeBytes);
   }
@@ -113,16 +129,6 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
   NVX_TRY(status_of(cudaDeviceGetLimit(&stack, cudaLimitStackSize), "the device's limits"));
   if (stack < most) NVX_TRY(status_of(cudaDeviceSetLimit(cudaLimitStackSize, most), "room for the kernels' stacks"));
   return {};
-}
-
-Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, void* stream) {
-  Several args{};
-  args.fused = ranks;
-  args.channel.shape.blocks = blocks;
-  void* arguments[] = {&args};
-  return status_of(cudaLaunchCooperativeKernel(kRows[kSeveral].kernel, dim3(count * blocks), dim3(kLanes), arguments, 0,
-                                               static_cast<cudaStream_t>(stream)),
-                   "a fused launch");
 }
 
 uint64_t capture_of(void* stream) {

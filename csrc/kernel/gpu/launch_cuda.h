@@ -59,15 +59,4 @@ class KernelLauncher {
   virtual Status facts(std::vector<KernelFacts>* facts) { return load_cuda(facts); }
 };
 
-/// One rank of a fused launch. All pointers are to device memory.
-struct FusedRank {
-  DeviceChannel channel;
-  const Job* jobs;
-  uint32_t count;
-  const Piece* table;
-};
-/// For tests on a single device: runs all ranks in one cooperative launch, so that all blocks are resident at once.
-/// `ranks` is in device memory.
-Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, void* stream);
-
 }  // namespace nvx::kernel

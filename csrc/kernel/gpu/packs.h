@@ -10,9 +10,6 @@
 
 /// The memory operations of a tile, one 16-byte pack per lane at a time: copies, and reductions of peers' chunks or
 /// packets. User pointers may have any alignment; data in pads is aligned and padded to whole packs.
-///
-/// Pack i always belongs to lane i modulo the number of lanes, so a lane may read in one loop what it wrote in the loop
-/// before.
 namespace nvx::kernel {
 
 template <class Word>
@@ -20,85 +17,71 @@ struct [[gnu::may_alias]] Aliased {
   Word word;
 };
 
-template <class Word>
-NVX_HD Pack load_words(const std::byte* from) {
-  struct Words {
-    Word word[sizeof(Pack) / sizeof(Word)];
-  } words;
-  for (size_t i = 0; i < sizeof(Pack) / sizeof(Word); ++i) {
-    words.word[i] = reinterpret_cast<const Aliased<Word>*>(from)[i].word;
-  }
-  return __builtin_bit_cast(Pack, words);
+/// Whether a piece can be read as packs in place.
+NVX_HD inline bool has_packs(const void* at, size_t bytes) {
+  return (reinterpret_cast<uintptr_t>(at) | bytes) % sizeof(Pack) == 0;
 }
-
-template <class Word>
-NVX_HD void store_words(std::byte* to, const Pack& pack) {
-  struct Words {
-    Word word[sizeof(Pack) / sizeof(Word)];
-  };
-  const Words words = __builtin_bit_cast(Words, pack);
-  for (size_t i = 0; i < sizeof(Pack) / sizeof(Word); ++i) {
-    reinterpret_cast<Aliased<Word>*>(to)[i].word = words.word[i];
-  }
-}
-
 NVX_HD inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(Pack) == 0; }
 
-/// The pack at any address of which only the first `bytes` bytes exist. Bytes beyond them are not accessed.
+/// The pack at any address of which only the first `bytes` bytes exist, in units that divide both. Bytes beyond them
+/// are not accessed.
+template <class Unit>
+NVX_HD Pack load_units(const std::byte* from, size_t bytes) {
+  constexpr size_t kUnits = sizeof(Pack) / sizeof(Unit);
+  struct Units {
+    Unit at[kUnits];
+  } units{};
+  NVX_UNROLL
+  for (size_t i = 0; i < kUnits; ++i) {
+    if (i * sizeof(Unit) < bytes) units.at[i] = reinterpret_cast<const Aliased<Unit>*>(from)[i].word;
+  }
+  return __builtin_bit_cast(Pack, units);
+}
+template <class Unit>
+NVX_HD void store_units(std::byte* to, const Pack& pack, size_t bytes) {
+  constexpr size_t kUnits = sizeof(Pack) / sizeof(Unit);
+  struct Units {
+    Unit at[kUnits];
+  };
+  const Units units = __builtin_bit_cast(Units, pack);
+  NVX_UNROLL
+  for (size_t i = 0; i < kUnits; ++i) {
+    if (i * sizeof(Unit) < bytes) reinterpret_cast<Aliased<Unit>*>(to)[i].word = units.at[i];
+  }
+}
+
 NVX_NOINLINE inline Pack load_odd(const std::byte* from, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
-  if (bytes >= sizeof(Pack) && address % 8 == 0) return load_words<uint64_t>(from);
-  if (bytes >= sizeof(Pack) && address % 4 == 0) return load_words<uint32_t>(from);
-  uint64_t words[2] = {0, 0};
-  const size_t n = bytes < sizeof(Pack) ? bytes : sizeof(Pack);
-  for (size_t i = 0; i < n; ++i) words[i / 8] |= uint64_t(from[i]) << (i % 8 * 8);
-  return {{words[0], words[1]}};
+  if (bytes >= sizeof(Pack) && address % 8 == 0) return load_units<uint64_t>(from, sizeof(Pack));
+  if (bytes >= sizeof(Pack) && address % 4 == 0) return load_units<uint32_t>(from, sizeof(Pack));
+  return load_units<uint8_t>(from, bytes);
 }
-
 NVX_NOINLINE inline void store_odd(std::byte* to, Pack pack, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(to);
-  if (bytes >= sizeof(Pack) && address % 8 == 0) return store_words<uint64_t>(to, pack);
-  if (bytes >= sizeof(Pack) && address % 4 == 0) return store_words<uint32_t>(to, pack);
-  const size_t n = bytes < sizeof(Pack) ? bytes : sizeof(Pack);
-  for (size_t i = 0; i < n; ++i) to[i] = std::byte(pack.words[i / 8] >> (i % 8 * 8));
+  if (bytes >= sizeof(Pack) && address % 8 == 0) return store_units<uint64_t>(to, pack, sizeof(Pack));
+  if (bytes >= sizeof(Pack) && address % 4 == 0) return store_units<uint32_t>(to, pack, sizeof(Pack));
+  store_units<uint8_t>(to, pack, bytes);
 }
 
-/// The pack at `from`, in a piece that ends after `bytes`.
-NVX_HD inline Pack load_pack(const std::byte* from, size_t bytes) {
+/// The pack at `from`, in a piece that ends after `bytes`. Unit: of its address and length; void if a call may decide.
+template <class Unit>
+NVX_HD Pack load_pack(const std::byte* from, size_t bytes) {
   if (is_aligned(from) && bytes >= sizeof(Pack)) return *reinterpret_cast<const Pack*>(from);
-  return load_odd(from, bytes);
+  if constexpr (std::is_void_v<Unit>) {
+    return load_odd(from, bytes);
+  } else {
+    return load_units<Unit>(from, bytes);
+  }
 }
-NVX_HD inline void store_pack(std::byte* to, const Pack& pack, size_t bytes) {
+template <class Unit>
+NVX_HD void store_pack(std::byte* to, const Pack& pack, size_t bytes) {
   if (is_aligned(to) && bytes >= sizeof(Pack)) {
     *reinterpret_cast<Pack*>(to) = pack;
-  } else {
+  } else if constexpr (std::is_void_v<Unit>) {
     store_odd(to, pack, bytes);
+  } else {
+    store_units<Unit>(to, pack, bytes);
   }
-}
-
-/// This lane's packs of a copy. The ranges are identical or disjoint.
-NVX_NOINLINE inline void copy_packs(std::byte* to, const std::byte* from, size_t bytes, size_t lane, size_t lanes) {
-  if (to == from) return;
-  constexpr size_t kAtOnce = 4;  // loads in flight before the first store
-  size_t i = lane;
-  if (is_aligned(to) && is_aligned(from)) {
-    const auto* source = reinterpret_cast<const Pack*>(from);
-    auto* target = reinterpret_cast<Pack*>(to);
-    for (; i + (kAtOnce - 1) * lanes < bytes / sizeof(Pack); i += kAtOnce * lanes) {
-      const Pack a = source[i], b = source[i + lanes], c = source[i + 2 * lanes], d = source[i + 3 * lanes];
-      target[i] = a, target[i + lanes] = b, target[i + 2 * lanes] = c, target[i + 3 * lanes] = d;
-    }
-  }
-  for (; i * sizeof(Pack) < bytes; i += lanes) {
-    const size_t at = i * sizeof(Pack);
-    store_pack(to + at, load_pack(from + at, bytes - at), bytes - at);
-  }
-}
-
-/// Copies a range. All lanes call it together.
-template <class Exec>
-NVX_HD void copy(const Exec& ex, std::byte* to, const std::byte* from, size_t bytes) {
-  copy_packs(to, from, bytes, size_t(ex.lane()), size_t(ex.lanes()));
 }
 
 /// Each half of a packet carries four bytes of data, so a pack takes two packets.
@@ -112,109 +95,130 @@ NVX_HD inline Packet packet_of(uint64_t data, uint32_t stamp) {
   return {{(data & 0xffffffffu) | above, data >> 32 | above}};
 }
 
-/// Sends a piece as packets. All lanes call it together.
+/// Sends a pack as packets, and looks whether both packets of a pack have arrived. `pack`: its number in the cell.
 template <class Exec>
-NVX_NOINLINE void put_packets(const Exec& ex, Packet* to, const std::byte* from, size_t bytes, uint32_t stamp) {
-  for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
-    const size_t at = i * sizeof(Pack);
-    const Pack pack = load_pack(from + at, bytes - at);
-    ex.put_packet(to + 2 * i, packet_of(pack.words[0], stamp));
-    ex.put_packet(to + 2 * i + 1, packet_of(pack.words[1], stamp));
-  }
+NVX_HD void put_pack(const Exec& ex, Packet* cell, size_t pack, const Pack& data, uint32_t stamp) {
+  Packet* const to = cell + first_packet(pack);
+  ex.put_packet(to, packet_of(data.words[0], stamp));
+  ex.put_packet(to + kRowPacks, packet_of(data.words[1], stamp));
 }
-
-/// Whether both packets of a pack have arrived.
 template <class Exec>
-NVX_HD bool peek_pack(const Exec& ex, const Packet* from, uint32_t stamp, Pack* pack, Stamp* seen) {
-  const Packet first = ex.peek_packet(from), second = ex.peek_packet(from + 1);
-  *pack = {{data_of(first), data_of(second)}};
+NVX_HD bool peek_pack(const Exec& ex, const Packet* cell, size_t pack, uint32_t stamp, Pack* data, Stamp* seen) {
+  const Packet* const from = cell + first_packet(pack);
+  const Packet first = ex.peek_packet(from), second = ex.peek_packet(from + kRowPacks);
+  *data = {{data_of(first), data_of(second)}};
   *seen = stamp_of(second.halves[1]);
   return is_stamped(first, stamp) && is_stamped(second, stamp);
 }
 
-/// Receives a piece from a peer's packets. All lanes call it together. The result is this lane's alone; combine it with
-/// all().
-template <class Exec>
-NVX_NOINLINE bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t bytes, uint32_t stamp, int peer) {
-  for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
-    Pack pack;
-    PendingWait pending{peer, stamp, 0};
-    if (!ex.wait(pending, [&] { return peek_pack(ex, from + 2 * i, stamp, &pack, &pending.seen); })) return false;
-    store_pack(to + i * sizeof(Pack), pack, bytes - i * sizeof(Pack));
+/// A copy between ranges that are identical or disjoint.
+struct Copy {
+  const std::byte* from;
+  std::byte* to;
+  size_t bytes;
+  uint32_t packs;  ///< of these, the whole packs at even addresses
+
+  NVX_HD static Copy of(const std::byte* from, std::byte* to, size_t bytes) {
+    return {from, to, from == to ? 0 : bytes,
+            from == to || !is_aligned(from) || !is_aligned(to) ? 0 : uint32_t(bytes / sizeof(Pack))};
   }
-  return true;
-}
-
-/// Whether the whole piece can be read as packs in place.
-NVX_HD inline bool has_packs(const std::byte* data, size_t bytes) {
-  return is_aligned(data) && bytes % sizeof(Pack) == 0;
-}
-
-/// The cells that the ranks write for this block in one part of this rank's pads.
-struct Cells {
-  const PeerPads* pads;
-  size_t first;  ///< the offset of rank 0's cell in a pad
-  size_t step;   ///< the distance to the next rank's cell
-
-  NVX_HD const std::byte* of(int rank) const { return pads[rank].mine + first + size_t(rank) * step; }
 };
 
-/// The contributions of all ranks, this one's included: in packets, which may not have arrived yet, or in chunks that
-/// have.
-struct Sources {
-  Cells cells;
-  const PipeState* pipes;  ///< chunks: each peer's source; null for packets
-  uint32_t stamp;
-  const std::byte* own;  ///< chunks: this rank's; null for packets
-  int me;
+/// What a block keeps of each rank during an operation, in memory that its lanes share. One lane writes it; the others
+/// read it after their next sync() or all().
+struct Peer {
+  std::byte* theirs;  ///< see PeerPads
+  const std::byte* mine;
+  Piece send, recv;               ///< this block's share of the pieces for it and from it
+  uint64_t due_to, due_from;      ///< the lengths of these pieces as a whole
+  uint32_t packs_to, packs_from;  ///< in packets: packs of this block's share; else 0
+  Stamp sent, taken;              ///< see PipeState
+
+  // If pieces may bypass staging. Told to the peer:
+  uint64_t pool;      ///< the address of its pool in this rank
+  uint32_t granules;  ///< how much of it this rank has mapped
+  // Concluded by both ranks from their greetings. Addresses are those of this block's share; null means to use
+  // staging.
+  uint32_t is_written : 1;  ///< the peer writes directly to this rank's result
+  uint32_t is_read : 1;     ///< the peer reads this rank's input directly
+  std::byte* out;           ///< in the peer's result: the destination of this rank's data
+  const std::byte* in;      ///< this rank's slice of the peer's input
+
+  uint64_t place_to, place_from;  ///< of these pieces in this rank's pool; 0: none
+
+  // In a round of chunks. `put` and `get` are of another rank: see PushChannel::copies().
+  uint32_t posts, takes;  ///< chunks that this rank writes for the peer, and reads from it
+  Copy put, get;
+  const std::byte* source;  ///< to reduce
+  std::byte* sum;           ///< where the sum goes; null: not there
 };
+static_assert(kMostRanks * sizeof(Peer) <= 48 << 10, "the shared memory of a block");
 
-/// Packs of up to four ranks, loaded before the first one is used.
-struct Ahead {
-  static constexpr int kRanks = 4;
-  Pack a, b, c, d;
-};
-
-NVX_HD inline const std::byte* source_of(const Sources& s, int rank) {
-  if (rank == s.me && s.own) return s.own;
-  return s.pipes ? s.pipes[rank].source : s.cells.of(rank);
-}
-
-/// Loads pack i of the ranks from `first` on, at most Ahead::kRanks of them.
-template <class Exec>
-NVX_HD bool load_ahead(Exec& ex, const Sources& s, int first, int ranks, size_t i, Ahead* packs) {
-  const auto rank = [&](int j) { return first + j < ranks ? first + j : ranks - 1; };
-  if (s.pipes) {
-    const auto load = [&](int j) { return reinterpret_cast<const Pack*>(source_of(s, rank(j)))[i]; };
-    *packs = {load(0), load(1), load(2), load(3)};
-    return true;
+/// The packs of a copy at odd addresses, and its end. All lanes call it together. Pack i belongs to lane i modulo the
+/// number of lanes, here and in copy_all() and in reductions.
+template <class Unit, class Exec>
+NVX_HD void copy_odd(const Exec& ex, const Copy& c) {
+  if (c.packs * sizeof(Pack) == c.bytes) return;
+  NVX_NO_UNROLL
+  for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < c.bytes; i += size_t(ex.lanes())) {
+    const size_t at = i * sizeof(Pack);
+    if (i >= c.packs) store_pack<Unit>(c.to + at, load_pack<Unit>(c.from + at, c.bytes - at), c.bytes - at);
   }
-  PendingWait pending{first, s.stamp, 0};
-  return ex.wait(pending, [&] {
-    const auto peek = [&](int j, Pack* pack) {
-      Stamp seen;
-      const auto* from = reinterpret_cast<const Packet*>(source_of(s, rank(j))) + 2 * i;
-      if (peek_pack(ex, from, s.stamp, pack, &seen)) return true;
-      pending.peer = rank(j), pending.seen = seen;
-      return false;
-    };
-    const bool a = peek(0, &packs->a), b = peek(1, &packs->b), c = peek(2, &packs->c), d = peek(3, &packs->d);
-    return a & b & c & d;
-  });
 }
+
+/// Copies a part of each peer. A lane loads its packs of kAtOnce peers before it stores the first one, so that their
+/// latencies overlap. `most`: the bytes of the longest part.
+template <class Unit, int kAtOnce, class Exec>
+NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*part, uint32_t ranks, size_t most) {
+  const auto count = uint32_t(most / sizeof(Pack));
+  NVX_NO_UNROLL
+  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
+    NVX_NO_UNROLL
+    for (uint32_t r = 0; r < ranks; r += kAtOnce) {
+      Pack packs[kAtOnce] = {};
+      NVX_UNROLL
+      for (uint32_t j = 0; j < kAtOnce; ++j) {
+        const Copy& c = peers[r + j].*part;
+        if (r + j < ranks && i < c.packs) packs[j] = reinterpret_cast<const Pack*>(c.from)[i];
+      }
+      NVX_UNROLL
+      for (uint32_t j = 0; j < kAtOnce; ++j) {
+        const Copy& c = peers[r + j].*part;
+        if (r + j < ranks && i < c.packs) reinterpret_cast<Pack*>(c.to)[i] = packs[j];
+      }
+    }
+  }
+  NVX_NO_UNROLL
+  for (uint32_t p = 0; p < ranks; ++p) copy_odd<Unit>(ex, peers[p].*part);
+}
+
+/// Copies a range. All lanes call it together.
+template <class Unit, class Exec>
+NVX_HD void copy(const Exec& ex, const Copy& c) {
+  NVX_NO_UNROLL
+  for (uint32_t i = uint32_t(ex.lane()); i < c.packs; i += uint32_t(ex.lanes()))
+    reinterpret_cast<Pack*>(c.to)[i] = reinterpret_cast<const Pack*>(c.from)[i];
+  copy_odd<Unit>(ex, c);
+}
+
+/// The packs that the ranks have in packets, counted through: pack i of rank p is number p << shift | i. Lanes share
+/// them evenly, however few a rank has.
+struct PacksInPackets {
+  uint32_t ranks, shift;
+
+  NVX_HD PacksInPackets(uint32_t ranks, uint32_t most)
+      : ranks(ranks), shift(most < 2 ? 0 : 32 - uint32_t(__builtin_clz(most - 1))) {}
+  NVX_HD uint32_t count() const { return ranks << shift; }
+  NVX_HD uint32_t rank(uint32_t i) const { return i >> shift; }
+  NVX_HD uint32_t pack(uint32_t i) const { return i & ((1u << shift) - 1); }
+};
 
 /// The multipliers for premul_sum: this rank's, and those in the others' greetings.
 struct Factors {
   double own;
   int me;
-  Cells greetings;
-
-  template <class Exec>
-  NVX_HD double of(const Exec& ex, int rank) const {
-    if (rank == me) return own;
-    const auto* from = reinterpret_cast<const Packet*>(greetings.of(rank));
-    return __builtin_bit_cast(double, data_of(ex.peek_packet(from + kFactorWord)));
-  }
+  size_t greetings;  ///< the offset of rank 0's cell in this rank's pads
+  size_t step;       ///< the distance to the next rank's cell
 };
 
 /// Eight bools in a word: bools have bitwise operators only, which can process a word at once.
@@ -301,33 +305,125 @@ class Accumulators {
   Acc acc_[kCount] = {};
 };
 
-/// A reduction; each lane reduces its own packs.
+/// A reduction; each lane reduces its own packs. The contributions of all ranks, this one's included, are in packets,
+/// which may not have arrived yet, or in chunks that have.
 struct Fold {
-  std::byte* to;
-  Sources sources;
+  const Peer* peers;
+  uint32_t ranks;
+  uint32_t me;
+  bool in_packets;
+  // In packets:
+  size_t first, step;  ///< the offset of rank 0's cell in this rank's pads, and the distance to the next rank's
+  uint32_t stamp;
+  size_t cell;      ///< the offset of this rank's cell in the other ranks' pads
+  uint32_t second;  ///< the number in the cell at which the sums are sent on; 0: they are not
+
+  size_t bytes;   ///< of a chunk, or of what packets hold; 32 bits count its packs
+  std::byte* to;  ///< of packets; sums of chunks go to each Peer::sum
   Factors factors;
   ReduceOp op;
-  int ranks;
-  size_t bytes;  ///< of a chunk, or of what packets hold; 32 bits count its packs
 };
 
-/// to[i] = op over the ranks' elements in absolute rank order, rounded once. The result is this lane's alone.
+/// Loads pack i of kAhead ranks from `rank` on, as far as there are so many. Chunks are whole packs at even addresses.
+template <int kAhead, class Exec>
+NVX_HD bool load_ahead(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pack* packs) {
+  const auto clamped = [&](int j) { return rank + j < f.ranks ? rank + j : f.ranks - 1; };
+  if (!f.in_packets) {
+    NVX_UNROLL
+    for (int j = 0; j < kAhead; ++j) packs[j] = reinterpret_cast<const Pack*>(f.peers[clamped(j)].source)[i];
+    return true;
+  }
+  PendingWait pending{int(rank), f.stamp, 0};
+  return ex.wait(pending, [&] {
+    bool all = true;
+    NVX_UNROLL
+    for (int j = 0; j < kAhead; ++j) {
+      const uint32_t p = clamped(j);
+      const auto* cell = reinterpret_cast<const Packet*>(f.peers[p].mine + f.first + p * f.step);
+      Stamp seen;
+      if (peek_pack(ex, cell, i, f.stamp, &packs[j], &seen)) continue;
+      pending.peer = int(p), pending.seen = seen;
+      all = false;
+    }
+    return all;
+  });
+}
+
+/// Stores the sum of pack i wherever it belongs, without reading it again.
+template <class Unit, class Exec>
+NVX_HD void store_sum(const Exec& ex, const Fold& f, size_t i, const Pack& sum) {
+  const size_t at = i * sizeof(Pack);
+  if (f.to) store_pack<Unit>(f.to + at, sum, f.bytes - at);
+  NVX_NO_UNROLL
+  for (uint32_t j = 0; j < f.ranks && (f.second != 0 || !f.in_packets); ++j) {
+    const uint32_t p = f.me + j < f.ranks ? f.me + j : f.me + j - f.ranks;
+    if (!f.in_packets) {
+      if (f.peers[p].sum) store_pack<Unit>(f.peers[p].sum + at, sum, f.bytes - at);
+    } else if (p != f.me) {
+      put_pack(ex, reinterpret_cast<Packet*>(f.peers[p].theirs + f.cell), f.second + i, sum, f.stamp);
+    }
+  }
+}
+
+template <class Exec>
+NVX_NOINLINE double factor_of(const Exec& ex, const Fold& f, uint32_t rank) {
+  if (int(rank) == f.factors.me) return f.factors.own;
+  const auto* from = reinterpret_cast<const Packet*>(f.peers[rank].mine + f.factors.greetings + rank * f.factors.step);
+  return __builtin_bit_cast(double, data_of(ex.peek_packet(from + kFactorWord)));
+}
+
+/// The op over the ranks' elements in absolute rank order, rounded once; for hot kernels: sums and averages only, with
+/// kAhead loads in flight. The result is this lane's alone.
+template <class T, int kAhead, class Exec>
+NVX_HD bool fold_hot(Exec& ex, const Fold& f) {
+  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  NVX_NO_UNROLL
+  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
+    Accumulators<T> sum;
+    NVX_NO_UNROLL
+    for (uint32_t r = 0; r < f.ranks; r += kAhead) {
+      Pack packs[kAhead];
+      if (!load_ahead<kAhead>(ex, f, r, i, packs)) return false;
+      NVX_UNROLL
+      for (int j = 0; j < kAhead; ++j) {
+        if (r + j < f.ranks) sum.add(ReduceOp::kSum, packs[j], 1, r + j == 0);
+      }
+    }
+    store_sum<T>(ex, f, i, sum.finish(f.op == ReduceOp::kAvg ? ReduceOp::kAvg : ReduceOp::kSum, int(f.ranks)));
+  }
+  return true;
+}
+
+// For the general kernels, parts that all types share. The packs are in local memory.
+inline constexpr int kPacksAhead = 4;
+
+template <class Exec>
+NVX_NOINLINE bool load_any(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pack* packs) {
+  Pack loaded[kPacksAhead];
+  const bool ok = load_ahead<kPacksAhead>(ex, f, rank, i, loaded);
+  NVX_UNROLL
+  for (int j = 0; j < kPacksAhead; ++j) packs[j] = loaded[j];
+  return ok;
+}
+template <class Exec>
+NVX_NOINLINE void store_any(const Exec& ex, const Fold& f, size_t i, Pack sum) {
+  store_sum<void>(ex, f, i, sum);
+}
+
+/// As fold_hot(), for any operator of a type.
 template <class T, class Exec>
 NVX_NOINLINE bool fold(Exec& ex, const Fold& f, ReduceOp op) {
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
     Accumulators<T> sum;
-    Ahead packs;
-    const auto add = [&](int rank, const Pack& pack) {
-      if (rank >= f.ranks) return;
-      sum.add(op, pack, op == ReduceOp::kPremulSum ? f.factors.of(ex, rank) : 1, rank == 0);
-    };
-    // One after the other by name: an indexed array of packs would be placed in local memory.
-    for (int r = 0; r < f.ranks; r += Ahead::kRanks) {
-      if (!load_ahead(ex, f.sources, r, f.ranks, i, &packs)) return false;
-      add(r, packs.a), add(r + 1, packs.b), add(r + 2, packs.c), add(r + 3, packs.d);
+    Pack packs[kPacksAhead];
+    NVX_NO_UNROLL
+    for (uint32_t r = 0; r < f.ranks; ++r) {
+      if (r % kPacksAhead == 0 && !load_any(ex, f, r, i, packs)) return false;
+      sum.add(op, packs[r % kPacksAhead], op == ReduceOp::kPremulSum ? factor_of(ex, f, r) : 1, r == 0);
     }
-    store_pack(f.to + i * sizeof(Pack), sum.finish(op, f.ranks), f.bytes - i * sizeof(Pack));
+    store_any(ex, f, i, sum.finish(op, int(f.ranks)));
   }
   return true;
 }

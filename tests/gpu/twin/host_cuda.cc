@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "gpu/control.h"
+#include "gpu/fused.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "support/played_stream.h"
@@ -203,18 +204,6 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   return {};
 }
 
-Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stream) {
-  static_cast<cudaStream_t>(stream)->post([ranks, count] {
-    std::vector<std::thread> kernels;
-    for (uint32_t r = 0; r < count; ++r)
-      kernels.emplace_back([&at = ranks[r]] {
-        (void)test::play_kernel(at.channel, {at.jobs, at.count}, at.table, kPlayedLanes);
-      });
-    for (std::thread& kernel : kernels) kernel.join();
-  });
-  return {};
-}
-
 Status call_host(void* stream, void (*what)(void*), void* with) {
   static_cast<cudaStream_t>(stream)->post([what, with] { what(with); });
   return {};
@@ -247,6 +236,18 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
 }  // namespace nvx::kernel
 
 namespace nvx::gpu {
+
+Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stream) {
+  static_cast<cudaStream_t>(stream)->post([ranks, count] {
+    std::vector<std::thread> kernels;
+    for (uint32_t r = 0; r < count; ++r)
+      kernels.emplace_back([&at = ranks[r]] {
+        (void)test::play_kernel<kernel::PushRules>(at.channel, {at.jobs, at.count}, at.table, 2);
+      });
+    for (std::thread& kernel : kernels) kernel.join();
+  });
+  return {};
+}
 
 int launch_empty(uint32_t, void*) { return cudaSuccess; }
 int launch_rounds(const ControlRounds&, void*) { return cudaSuccess; }

@@ -329,12 +329,14 @@ bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
   world.twins.mischief(1).holds = [&](uint32_t n) {
     if (n == await) (void)eventually(std::chrono::seconds(30), [&] { return over.load(); });
   };
-  // No more than the slots hold: the failing rank may have posted all of it.
-  const Play play = play_of(collective, 150, 2, 1);
+  // Whole packs, as nothing else is read in place, and no more than the slots hold: the failing rank may have posted
+  // all of it.
+  const Play play = play_of(collective, 128, 2, 1);
   bool taken_in = false;
   as_threads(2, [&](int rank) {
     Batch batch(world.twins, rank, &world.pools);
-    batch.add(DeviceAlgorithm::kReduceChunks, play, rank == 0 ? patience_ns : 3 * patience_ns, {true, true});
+    // Rank 1's own input is staged; otherwise it would wait for its reader, which has failed.
+    batch.add(DeviceAlgorithm::kReduceChunks, play, rank == 0 ? patience_ns : 3 * patience_ns, {rank == 0, true});
     const std::string text = batch.run<Rules>();
     if (rank == 1) return void(taken_in = text.find("wrong output") != std::string::npos);
     if (!text.empty()) std::memset(batch.in(), 0x77, batch.in_bytes());  // the caller reuses the tensor

@@ -109,7 +109,8 @@ TEST(DeviceCollectivesFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
   });
 }
 
-/// Whether it would have to wait or not: an operation that was aborted before it began leaves no trace.
+/// Whether it would have to wait or not: an operation that was aborted before it began leaves no trace. Hot packets are
+/// on their way before the abort word is, and are all that the peers see of it.
 TEST(DeviceCollectivesFaults, AnAbortedRankBeginsNothing) {
   for (const auto& [algorithm, collective] : kWays) {
     Twins twins(small(2, 41, 2));
@@ -119,7 +120,8 @@ TEST(DeviceCollectivesFaults, AnAbortedRankBeginsNothing) {
     const Bytes before = batch.result(0), there(twins.pad(1).begin(), twins.pad(1).end());
     EXPECT_NE(batch.run().find(": 0 lanes ended well"), std::string::npos);
     EXPECT_EQ(batch.result(0), before);
-    EXPECT_TRUE(std::equal(there.begin(), there.end(), twins.pad(1).begin())) << "it writes to others";
+    const bool sends_first = batch.is_hot() && !kernel::has_chunks(algorithm);
+    EXPECT_EQ(std::equal(there.begin(), there.end(), twins.pad(1).begin()), !sends_first) << "it writes to others";
     const DeviceVerdict& v = twins.control(0).verdict;
     EXPECT_EQ(v.state, DeviceVerdict::kReadable);
     EXPECT_EQ(v.how, Waited::kAlarmed);
@@ -151,7 +153,7 @@ TEST(DeviceCollectivesFaults, AnAbortWithinALaunchEndsIt) {
       cut_short += v.epoch < kJobs;
       for (size_t i = 0; i + 1 < v.epoch; ++i) EXPECT_EQ(batch.verdict(i), "");
       for (size_t i = v.epoch; i < kJobs; ++i) EXPECT_EQ(batch.result(i), before[i]) << "look " << look;
-      EXPECT_EQ(twins.control(0).finished, 0u);
+      EXPECT_EQ(kernel::least_ended(twins.control(0), 1).epoch, 0u);
     }
     EXPECT_GT(last, kJobs) << "each operation asks once at least";
     EXPECT_GE(cut_short, 2u);

@@ -200,7 +200,7 @@ TEST(DeviceAlgorithm, TheHostLearnsWhatHasEnded) {
     twins.mischief(1) = {Mischief::Kind::kNone, 300, 7};
     perform_all(twins, plan, at_once);
     for (int r = 0; r < 2; ++r) {
-      EXPECT_EQ(twins.control(r).finished, 44u);
+      EXPECT_EQ(kernel::least_ended(twins.control(r), 3).epoch, 44u);
       EXPECT_EQ(twins.state(r).left, 0u);
     }
   }

@@ -3,15 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include "gpu/fused.h"
 #include "support/device.h"
 
 namespace nvx::test {
 namespace {
 
+using gpu::FusedRank;
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 using kernel::DeviceShape;
-using kernel::FusedRank;
 using kernel::Job;
 using kernel::Piece;
 
@@ -37,13 +38,13 @@ class Fused {
       std::byte* const at = held.back()->data();
       copy_over(at, &job, sizeof job);
       copy_over(at + sizeof job, table.data(), table.size() * sizeof(Piece));
-      ranks.push_back(
-          {ranks_.channel(r), reinterpret_cast<const Job*>(at), 1, reinterpret_cast<const Piece*>(at + sizeof job)});
+      ranks.push_back({ranks_.channel(r).prepared(), reinterpret_cast<const Job*>(at), 1,
+                       reinterpret_cast<const Piece*>(at + sizeof job)});
     }
     held.push_back(on_device(ranks.size() * sizeof(FusedRank)));
     copy_over(held.back()->data(), ranks.data(), ranks.size() * sizeof(FusedRank));
     const auto* at = reinterpret_cast<const FusedRank*>(held.back()->data());
-    const Status status = kernel::launch_fused(at, present, ranks_.shape().blocks, nullptr);
+    const Status status = gpu::launch_fused(at, present, ranks_.shape().blocks, nullptr);
     if (!status.ok()) return status.what();
     const cudaError_t error = cudaDeviceSynchronize();
     if (error != cudaSuccess) return cudaGetErrorString(error);

@@ -148,7 +148,7 @@ TEST(LaunchCheck, MovesThatAreNone) {
   expect_refused(with_moves([](Launch& l) { l.table[1].data = nullptr; }), "it has a piece without memory");
   expect_refused(with_moves([](Launch& l) { l.jobs[0].send.kind = Pieces::Kind::kSame; }), kinds);
   expect_refused(with_moves([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }), kinds);
-  expect_refused([](Launch& l) { l.jobs[0].awaited = &l.channel.control->finished; }, "its algorithm does not support");
+  expect_refused([](Launch& l) { l.jobs[0].awaited = &l.channel.control->ended[0]; }, "its algorithm does not support");
 }
 
 TEST(LaunchCheck, AllocatesNothing) {

@@ -159,7 +159,8 @@ TEST_F(LaunchCuda, SeveralOperationsInOneLaunch) {
     plan.emplace_back(DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 20'000, round));
   }
   ASSERT_EQ(run(ranks, plan), "");
-  for (uint32_t r = 0; r < kRanks; ++r) EXPECT_EQ(ranks.control(r).finished, plan.size());
+  for (uint32_t r = 0; r < kRanks; ++r)
+    EXPECT_EQ(kernel::least_ended(ranks.control(r), ranks.shape().blocks).epoch, plan.size());
 }
 
 TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
@@ -271,7 +272,8 @@ TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
   std::vector<std::unique_ptr<Graph>> graphs;
   for (uint32_t r = 0; r < kRanks; ++r) graphs.push_back(std::make_unique<Graph>(captured, r, streams_[r]->get()));
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  for (uint32_t r = 0; r < kRanks; ++r) EXPECT_EQ(ranks.control(r).finished, 0u) << "capturing runs nothing";
+  for (uint32_t r = 0; r < kRanks; ++r)
+    EXPECT_EQ(kernel::least_ended(ranks.control(r), ranks.shape().blocks).epoch, 0u) << "capturing runs nothing";
   for (int replay = 0; replay < 3; ++replay) {
     captured.spoil(), eager.spoil();
     for (uint32_t r = 0; r < kRanks; ++r) graphs[r]->launch(streams_[r]->get());

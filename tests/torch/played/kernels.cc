@@ -68,10 +68,6 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
   return {};
 }
 
-Status launch_fused(const FusedRank*, uint32_t, uint32_t, void*) {
-  return {Code::kInvalid, "nvx: fused launches are not played here"};
-}
-
 uint64_t capture_of(void* stream) {
   static auto* const ask = of_device<uint64_t(void*)>("fake_device_capture");
   return ask(stream);

@@ -1,0 +1,128 @@
+// The hot kernels beside the general ones: the same bits, and the same protocol, so that a rank may run the one and its
+// peers the other.
+
+#include <gtest/gtest.h>
+
+#include "support/pushes.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+constexpr std::pair<DeviceAlgorithm, Collective> kHotWays[] = {
+    {DeviceAlgorithm::kReducePackets, Collective::kAllReduce},
+    {DeviceAlgorithm::kReducePackets, Collective::kReduceScatter},
+    {DeviceAlgorithm::kReducePacketsTwoShot, Collective::kAllReduce},
+    {DeviceAlgorithm::kReduceChunks, Collective::kAllReduce},
+    {DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter},
+    {DeviceAlgorithm::kExchangePackets, Collective::kAllGather},
+    {DeviceAlgorithm::kExchangePackets, Collective::kAllToAll},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kAllGather},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kAllToAll},
+    {DeviceAlgorithm::kExchangePieces, Collective::kAllToAll},
+};
+
+/// Which ranks run general kernels.
+using Generals = bool (*)(int rank);
+
+/// The results of the plays by rank, one kernel each. The outputs themselves are checked against the reference.
+std::vector<std::vector<Bytes>> results_of(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, int ranks,
+                                           Generals generals, bool pooled) {
+  Pools pools(ranks, 4);
+  if (pooled) pools.map_all(4);
+  Twins twins({{uint32_t(ranks), 2, 128, 256},
+               3,
+               uint32_t(-20),
+               Stamp(0) - 9,
+               [](int, int) { return false; },
+               [&](int rank) { return pools.views(rank); }});
+  std::vector<std::vector<Bytes>> results(static_cast<size_t>(ranks));
+  as_threads(ranks, [&](int rank) {
+    twins.mischief(rank) = {Mischief::Kind::kNone, 40u << rank, uint64_t(rank)};
+    for (const auto& [algorithm, play] : plays) {
+      Batch batch(twins, rank, &pools);
+      batch.add(algorithm, play, kPatience, {pooled, pooled});
+      ASSERT_TRUE(batch.is_hot()) << describe(play);
+      ASSERT_EQ(batch.run<kernel::PushRules>(generals(rank) ? Played::kGeneral : Played::kAsLaunched), "");
+      results[size_t(rank)].push_back(batch.result(0));
+    }
+  });
+  EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
+  return results;
+}
+
+class HotKernels : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, HotKernels, testing::Values(1, 2, 3, 9));
+
+TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndMeetThem) {
+  const int ranks = GetParam();
+  std::vector<std::pair<DeviceAlgorithm, Play>> plays;
+  uint64_t round = 0;
+  for (const auto& [algorithm, collective] : kHotWays) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const size_t n : {1, 23, 700}) {
+        Play play = play_of(collective, kernel::has_chunks(algorithm) ? n : n % 64, ranks, ++round);
+        play.dtype = dtype, play.op = round % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAvg;
+        play.nature = Nature::kNearOne;  // the sign of a NaN depends on the order in which a processor adds
+        play.shift = round % 4 * size_of(dtype), play.in_place = round % 5 == 0;
+        plays.emplace_back(algorithm, play);
+      }
+    }
+  }
+  for (const bool pooled : {false, true}) {
+    const auto hot = results_of(
+        plays, ranks, [](int) { return false; }, pooled);
+    EXPECT_EQ(hot, results_of(
+                       plays, ranks, [](int) { return true; }, pooled));
+    EXPECT_EQ(hot, results_of(
+                       plays, ranks, [](int rank) { return rank % 2 == 0; }, pooled));
+  }
+}
+
+/// Everything else is run by general kernels.
+TEST(HotKernel, IsChosenByAlgorithmTypeAndOperator) {
+  Twins twins({{2, 1, 128, 256}, 1, 0, 0});
+  const auto is_hot = [&](DeviceAlgorithm algorithm, Play play) {
+    Batch batch(twins, 0);
+    batch.add(algorithm, play);
+    return batch.is_hot();
+  };
+  Play sum = play_of(Collective::kAllReduce, 8, 2, 0);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    sum.dtype = dtype;
+    EXPECT_TRUE(is_hot(DeviceAlgorithm::kReducePackets, sum));
+  }
+  sum.op = ReduceOp::kMax;
+  EXPECT_FALSE(is_hot(DeviceAlgorithm::kReducePackets, sum));
+  sum.op = ReduceOp::kSum, sum.dtype = DType::kI32;
+  EXPECT_FALSE(is_hot(DeviceAlgorithm::kReduceChunks, sum));
+  sum.dtype = DType::kF32, sum.shift = 1;
+  EXPECT_FALSE(is_hot(DeviceAlgorithm::kReducePackets, sum)) << "its elements are not at addresses of their type";
+  EXPECT_FALSE(is_hot(DeviceAlgorithm::kReducePackets, play_of(Collective::kReduce, 8, 2, 0)));
+  EXPECT_FALSE(is_hot(DeviceAlgorithm::kExchangePackets, play_of(Collective::kBroadcast, 8, 2, 0)));
+  EXPECT_TRUE(is_hot(DeviceAlgorithm::kExchangePackets, play_of(Collective::kAllGather, 8, 2, 0)));
+}
+
+/// The lanes of a warp write one pack each: each of their two stores fills whole sectors.
+TEST(PacketRows, FillWholeSectors) {
+  for (size_t pack = 0; pack < 256; ++pack) {
+    const size_t at = kernel::first_packet(pack);
+    if (pack % kernel::kRowPacks != 0) {
+      EXPECT_EQ(at, kernel::first_packet(pack - 1) + 1);
+    }
+    EXPECT_LT(at + kernel::kRowPacks,
+              kernel::first_packet(pack / kernel::kRowPacks * kernel::kRowPacks) + kernel::kRowPackets);
+  }
+}
+
+TEST(Divisor, DividesExactly) {
+  for (const uint32_t n : {1u, 2u, 3u, 7u, 8u, 31u, 255u, 256u}) {
+    const kernel::Divisor by(n);
+    for (const uint64_t dividend : {uint64_t(0), uint64_t(1), uint64_t(n) - 1, uint64_t(n), uint64_t(n) * 12345 - 1,
+                                    (uint64_t(1) << 54) - 1, (uint64_t(1) << 53) / n * n, (uint64_t(1) << 40) + n})
+      EXPECT_EQ(by.quotient(dividend), dividend / n) << dividend << " / " << n;
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test
