@@ -410,9 +410,8 @@ class PushChannel : public ChannelMemory {
     const auto word = [&](uint32_t i) { return data_of(ex_.peek_packet(greetings_from(p) + i)); };
     const Reach theirs = Reach::of(word(kPlaceWord));
     const uint64_t more = word(kMoreWord);
-    // Results are written by element. Inputs are read by pack: of others, only those that consist of whole packs.
-    const uint64_t width = reduces ? size_of(job.fingerprint.dtype) : 1;
-    const auto has_packs = [](uint64_t place, uint64_t bytes) { return ((place - 1) | bytes) % sizeof(Pack) == 0; };
+    // Reductions access others' tensors at even addresses only, and read inputs only as whole packs.
+    const uint64_t width = reduces ? sizeof(Pack) : 1;
     const auto holds = [&](uint64_t granules, uint64_t place, uint64_t bytes) {
       return (place - 1) % width == 0 &&
              Reach::holds(Rules::kReachEnds ? granules : Reach::kMostGranules, place, bytes);
@@ -425,10 +424,10 @@ class PushChannel : public ChannelMemory {
     const uint64_t bytes = reduces ? me().due_to : peer.packs_to != 0 ? 0 : peer.due_to;
     const uint64_t due = peer.packs_from != 0 ? 0 : peer.due_from;
     if (holds(reach, theirs.place, bytes) && (reduces || more == bytes)) peer.out = there(theirs.place, bytes);
-    if (reduces && has_packs(more, bytes) && holds(reach, more, bytes)) peer.in = there(more, bytes);
+    if (reduces && bytes % sizeof(Pack) == 0 && holds(reach, more, bytes)) peer.in = there(more, bytes);
     peer.is_written = holds(theirs.granules, peer.place_from, due);
     const uint64_t read = reduces ? more_of(job, p) : 0;
-    peer.is_read = reduces && has_packs(read, peer.due_to) && holds(theirs.granules, read, peer.due_to);
+    peer.is_read = reduces && peer.due_to % sizeof(Pack) == 0 && holds(theirs.granules, read, peer.due_to);
     touches_ = touches_ || is_direct(p);
     ex_.count_direct((peer.out != nullptr) + (peer.in != nullptr) + peer.is_written + peer.is_read);
   }
