@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "net/bell.h"
+#include "net/ucx/ucx_fetches.h"
 #include "net/ucx/ucx_worker.h"
 #include "net/unreached.h"
 
@@ -25,8 +26,6 @@ using std::chrono::milliseconds;
 /// With its header, the largest message that UCX receives over TCP without reassembly. In measurements it is 1.5 times
 /// as fast as one of 256 KiB.
 constexpr size_t kSegmentBytes = 63 << 10;
-/// The limit of memory that peers can make this side allocate for messages that have no place.
-constexpr size_t kMostUnplaced = 64 << 20;
 /// Remembered links that said hello before add(). Only a post to it notices the loss of any further link.
 constexpr size_t kMostStrangers = 65536;
 /// How long posts to a peer may stay open after the peer is forgotten, and after it is lost or closed.
@@ -37,6 +36,32 @@ constexpr milliseconds kPatienceToFlush{10000};
 constexpr milliseconds kPatienceToClose{500};
 
 enum MessageId : unsigned { kMessage, kSign };
+
+class UcxLink;
+
+/// A post or a sign that UCX is sending. Lives until UCX's callback, even if the post has ended before.
+struct Sent {
+  UcxLink* link;
+  Post* post;
+  PeerId peer;
+  Sign sign;
+  ucp_ep_h closes;  // if set: the endpoint to close when this has ended
+  size_t slot;      // index in open()
+};
+
+/// The sends under way. The memory of ended ones is reused.
+class Sends {
+ public:
+  explicit Sends(UcxWorker& worker) : worker_(worker) {}
+  Sent& take(UcxLink& link, Post* post, PeerId peer);
+  void release(Sent& sent);
+  const std::vector<Sent*>& open() const { return open_; }
+
+ private:
+  UcxWorker& worker_;
+  std::deque<Sent> sent_;
+  std::vector<Sent*> free_, open_;
+};
 
 class UcxLink final : public Link {
  public:
@@ -78,25 +103,6 @@ class UcxLink final : public Link {
     bool lost = false;
     ucs_status_t broken = UCS_OK;  // an error that UCX reported in a callback; handled when UCX may be called again
   };
-  /// A post or a sign that UCX is sending. Lives until UCX's callback, even if the post has ended before.
-  struct Sent {
-    UcxLink* link;
-    Post* post;
-    PeerId peer;
-    Sign sign;
-    ucp_ep_h closes;  // if set: the endpoint to close when this has ended
-    size_t slot;      // index in open_
-  };
-  /// A large message that is being received.
-  struct Fetch {
-    UcxLink* link;
-    std::vector<std::byte> header;
-    std::byte* where;
-    size_t bytes;
-    bool placed;
-    std::vector<std::byte> own;
-    ucs_status_t status;
-  };
   /// An event for progress() to report: the end of a post, or without a post the loss of a peer.
   struct News {
     Post* post;
@@ -112,8 +118,6 @@ class UcxLink final : public Link {
   void send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes = nullptr);
   bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
              size_t bytes);
-  Sent& take_sent(Post* post, PeerId peer);
-  void release(Sent& sent);
   void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
   void end_lost(Post& post) { end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost")); }
   void end_overdue_posts();
@@ -124,20 +128,14 @@ class UcxLink final : public Link {
   void heed(const Sign& sign);
   void greet(Peer& peer);
   bool tell();
-  bool tell_fetches();
   void drain();
-  std::string why(ucs_status_t status) const { return ucx_.explain(status); }
   std::string why(const Peer& peer, ucs_status_t status) const;
 
-  ucs_status_t arrive(std::span<const std::byte> header, void* data, size_t bytes, const ucp_am_recv_param_t& param);
-  ucs_status_t fetch(std::span<const std::byte> header, void* descriptor, size_t bytes);
-  void end_fetch(Fetch& fetch, ucs_status_t status);
   static ucs_status_t on_message(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
                                  const ucp_am_recv_param_t* param) noexcept;
   static ucs_status_t on_sign(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
                               const ucp_am_recv_param_t* param) noexcept;
   static void on_sent(void* request, ucs_status_t status, void* sent) noexcept;
-  static void on_fetched(void* request, ucs_status_t status, size_t bytes, void* fetch) noexcept;
   static void on_broken(void* link, ucp_ep_h endpoint, ucs_status_t status) noexcept;
 
   const LinkNonce nonce_ = random_value<LinkNonce>();
@@ -156,10 +154,9 @@ class UcxLink final : public Link {
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
   std::multimap<LinkNonce, PeerId> by_nonce_;
   std::set<LinkNonce> strangers_;
-  std::deque<Sent> sent_;
-  std::vector<Sent*> free_, open_;
+  Sends sends_{*worker_};
   std::map<PeerId, Clock::time_point> overdue_;  // when open posts to a lost or forgotten peer end at the latest
-  std::vector<Fetch*> fetches_, fetched_;
+  UcxFetches fetches_{*worker_};
   std::vector<Post*> waiting_;                        // for an endpoint
   Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
   std::vector<PeerId> to_greet_;
@@ -217,7 +214,7 @@ void UcxLink::forget(PeerId id) {
   Peer* peer = find(id);
   if (!peer) return;
   if (usable() && peer->endpoint) {
-    const bool open = std::any_of(open_.begin(), open_.end(), [&](const Sent* s) { return s->peer == id && s->post; });
+    const bool open = std::ranges::any_of(sends_.open(), [&](const Sent* s) { return s->peer == id && s->post; });
     const milliseconds patience = open ? kPatienceWithOpen : kPatienceToFlush;
     part(*peer, Sign::kLeave, patience);
     overdue_[id] = Clock::now() + patience + kPatienceWithUcx;
@@ -265,14 +262,14 @@ void UcxLink::post(Post& post) {
 
 void UcxLink::send(Peer& peer, Post& post) {
   if (peer.lost) return end_lost(post);
-  Sent& sent = take_sent(&post, peer.id);
+  Sent& sent = sends_.take(*this, &post, peer.id);
   if (begin(sent, peer.endpoint, kMessage, post.header, post.header_bytes, post.body, post.bytes)) return;
   if (peer.broken == UCS_OK) peer.broken = UCS_ERR_IO_ERROR;
   breakage_ = true;
 }
 
 void UcxLink::send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes) {
-  Sent& sent = take_sent(nullptr, peer.id);
+  Sent& sent = sends_.take(*this, nullptr, peer.id);
   sent.sign = {kind, peer.turn, nonce_};
   sent.closes = closes;
   begin(sent, endpoint, kSign, &sent.sign, sizeof sent.sign, nullptr, 0);
@@ -297,22 +294,23 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
   if (UCS_PTR_IS_PTR(request)) return true;
   const ucs_status_t status = UCS_PTR_RAW_STATUS(request);
   if (Peer* peer = find(sent.peer)) peer->reached |= status == UCS_OK;
-  if (sent.post) end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + why(status)));
-  release(sent);
+  if (sent.post)
+    end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + ucx_.explain(status)));
+  sends_.release(sent);
   return status == UCS_OK;
 }
 
-UcxLink::Sent& UcxLink::take_sent(Post* post, PeerId peer) {
+Sent& Sends::take(UcxLink& link, Post* post, PeerId peer) {
   if (free_.empty()) free_.push_back(&sent_.emplace_back());
   Sent& sent = *free_.back();
   free_.pop_back();
-  sent = {this, post, peer, {}, nullptr, open_.size()};
+  sent = {&link, post, peer, {}, nullptr, open_.size()};
   open_.push_back(&sent);
   return sent;
 }
 
-void UcxLink::release(Sent& sent) {
-  if (sent.closes) worker_->ready_to_close(sent.closes);
+void Sends::release(Sent& sent) {
+  if (sent.closes) worker_.ready_to_close(sent.closes);
   open_.back()->slot = sent.slot;
   std::swap(open_[sent.slot], open_.back());
   open_.pop_back();
@@ -324,7 +322,8 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
   UcxLink& link = *sent.link;
   link.ucx_.request_free(request);
   if (sent.post)
-    link.end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.why(status)));
+    link.end_post(*sent.post,
+                  status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.ucx_.explain(status)));
   // UCX cancels posts of an endpoint that this side has closed. Any other failure means that data was lost.
   Peer* peer = link.find(sent.peer);
   if (peer) peer->reached |= status == UCS_OK;
@@ -332,7 +331,7 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
     peer->broken = status;
     link.breakage_ = true;
   }
-  link.release(sent);
+  link.sends_.release(sent);
 }
 
 void UcxLink::on_broken(void* argument, ucp_ep_h endpoint, ucs_status_t status) noexcept {
@@ -345,49 +344,12 @@ void UcxLink::on_broken(void* argument, ucp_ep_h endpoint, ucs_status_t status) 
 ucs_status_t UcxLink::on_message(void* argument, const void* header, size_t header_bytes, void* data, size_t bytes,
                                  const ucp_am_recv_param_t* param) noexcept {
   UcxLink& link = *static_cast<UcxLink*>(argument);
-  const bool refused = link.closed_ || header_bytes > kMostHeader;
-  if (refused) return param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? UCS_ERR_REJECTED : UCS_OK;
-  return link.arrive({static_cast<const std::byte*>(header), header_bytes}, data, bytes, *param);
-}
-
-ucs_status_t UcxLink::arrive(std::span<const std::byte> header, void* data, size_t bytes,
-                             const ucp_am_recv_param_t& param) {
-  if (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) return fetch(header, data, bytes);
-  receiver_->arrived(header, {static_cast<const std::byte*>(data), bytes});
+  const bool large = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
+  if (link.closed_ || header_bytes > kMostHeader) return large ? UCS_ERR_REJECTED : UCS_OK;
+  const std::span message_header(static_cast<const std::byte*>(header), header_bytes);
+  if (large) return link.fetches_.begin(*link.receiver_, message_header, data, bytes);
+  link.receiver_->arrived(message_header, {static_cast<const std::byte*>(data), bytes});
   return UCS_OK;
-}
-
-ucs_status_t UcxLink::fetch(std::span<const std::byte> header, void* descriptor, size_t bytes) {
-  std::byte* place = receiver_->place(header, bytes);
-  size_t unplaced = bytes;
-  for (const Fetch* open : fetches_) unplaced += open->own.size();
-  if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // the sender gets this status
-  auto fetch = std::make_unique<Fetch>(
-      Fetch{this, {header.begin(), header.end()}, place, bytes, place != nullptr, {}, UCS_INPROGRESS});
-  if (!place) fetch->own.resize(std::max<size_t>(bytes, 1)), fetch->where = fetch->own.data();
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-  param.cb.recv_am = on_fetched;
-  param.user_data = fetch.get();
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
-  // UCX may call back before it returns.
-  Fetch* begun = fetches_.emplace_back(fetch.release());
-  void* request = ucx_.am_recv_data_nbx(worker_->get(), descriptor, begun->where, bytes, &param);
-  if (!UCS_PTR_IS_PTR(request)) end_fetch(*begun, UCS_PTR_RAW_STATUS(request));
-  return UCS_INPROGRESS;
-}
-
-void UcxLink::end_fetch(Fetch& fetch, ucs_status_t status) {
-  fetch.status = status;
-  std::erase(fetches_, &fetch);
-  fetched_.push_back(&fetch);
-}
-
-void UcxLink::on_fetched(void* request, ucs_status_t status, size_t, void* argument) noexcept {
-  Fetch* fetch = static_cast<Fetch*>(argument);
-  UcxLink& link = *fetch->link;
-  link.ucx_.request_free(request);
-  link.end_fetch(*fetch, status);
 }
 
 ucs_status_t UcxLink::on_sign(void* argument, const void* header, size_t header_bytes, void*, size_t,
@@ -430,7 +392,7 @@ void UcxLink::heed(const Sign& sign) {
 
 std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
   const std::string way = peer.their_turn == 0 ? describe_route(peer.reached_at) : "";
-  return why(status) + (way.empty() ? "" : ", " + way);
+  return ucx_.explain(status) + (way.empty() ? "" : ", " + way);
 }
 
 /// Connects back: with an endpoint of its own, this side is also notified when the connection breaks.
@@ -470,7 +432,7 @@ void UcxLink::end_overdue_posts() {
   const auto now = Clock::now();
   std::erase_if(overdue_, [&](const auto& entry) {
     bool any = false;
-    for (Sent* sent : open_) {
+    for (Sent* sent : sends_.open()) {
       if (sent->peer != entry.first || !sent->post) continue;
       any = true;
       if (now < entry.second) return false;
@@ -510,21 +472,9 @@ bool UcxLink::progress() {
   calling_ = false;
   quiet_.store(moved ? 0 : quiet_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   settle();
-  const bool fetched = tell_fetches();
+  const bool fetched = fetches_.fetched();
+  if (fetched) fetches_.tell(*receiver_);
   return tell() || told || fetched || moved;
-}
-
-bool UcxLink::tell_fetches() {
-  const std::vector<Fetch*> fetched = std::exchange(fetched_, {});
-  for (Fetch* item : fetched) {
-    const std::unique_ptr<Fetch> fetch(item);
-    if (fetch->status == UCS_OK && !closed_) {
-      receiver_->arrived(fetch->header, {fetch->where, fetch->bytes});
-    } else if (fetch->placed) {
-      receiver_->dropped(fetch->header, fetch->where);
-    }
-  }
-  return !fetched.empty();
 }
 
 bool UcxLink::tell() {
@@ -543,7 +493,7 @@ bool UcxLink::tell() {
 /// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
   worker_->listeners().look_around();
-  if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
+  if (!news_.empty() || fetches_.fetched() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
   if (!usable()) return true;
   return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;
 }
@@ -570,7 +520,8 @@ void UcxLink::drain() {
   const auto give_up = Clock::now() + kPatienceToClose + kPatienceWithUcx;
   while (Clock::now() < give_up) {
     const bool moved = ucx_.worker_progress(worker_->get()) != 0, buried = worker_->bury();
-    if (buried && fetches_.empty() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; })) break;
+    if (buried && !fetches_.under_way() && std::ranges::all_of(sends_.open(), [](const Sent* s) { return !s->post; }))
+      break;
     if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
   }
 }
@@ -580,14 +531,12 @@ void UcxLink::close() {
   closed_ = true;
   if (worker_->mine()) drain();
   worker_->close();
-  for (Sent* sent : open_) {
+  for (Sent* sent : sends_.open()) {
     if (sent->post) end_post(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
   }
   for (Post* post : unreached_.take_all()) waiting_.push_back(post);
   for (Post* post : waiting_) end_post(*post, Status(Code::kAborted, "nvx: the link was closed"));
-  fetched_.insert(fetched_.end(), fetches_.begin(), fetches_.end());
-  fetches_.clear();
-  tell_fetches();
+  if (receiver_) fetches_.drop(*receiver_);
   tell();
 }
 
