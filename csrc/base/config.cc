@@ -69,6 +69,8 @@ constexpr Variable kVariables[] = {
      "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks, for all sizes or "
      "from a size of the whole on (all_reduce:64M,broadcast); not run over a real NCCL yet",
      kHandOvers},
+    {"NVX_KERNELS", "1", "", "whether nvx's kernels serve CUDA tensors, where they are built; 0: through host memory",
+     "0, 1"},
     {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
      "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
 };
@@ -249,7 +251,8 @@ Config read() {
           .staging_mb = whole("NVX_STAGING_MB"),
           .lease_kb = whole("NVX_LEASE_KB"),
           .one_shot_bytes = whole("NVX_ONE_SHOT_BYTES"),
-          .delegate = hand_overs("NVX_DELEGATE")};
+          .delegate = hand_overs("NVX_DELEGATE"),
+          .kernels = choice("NVX_KERNELS") == "1"};
 }
 
 }  // namespace
@@ -282,7 +285,8 @@ std::string fault(const Variable& v) {
 Agreed Config::agreed() const {
   Hash handed_over;
   for (const HandOver& one : delegate) handed_over.add(one.collective).add(one.least_bytes);
-  return {Hash().add(algorithm).value(), Hash().add(uint64_t(one_shot_bytes)).value(), handed_over.value()};
+  return {Hash().add(algorithm).value(), Hash().add(uint64_t(one_shot_bytes)).value(), handed_over.value(),
+          Hash().add(uint64_t(kernels)).value()};
 }
 
 bool may_be_handed_over(const std::string& collective) {

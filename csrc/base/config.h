@@ -45,7 +45,7 @@ struct HandOver {
 
 /// The variables that affect the choice of an algorithm. Ranks that differ in one of them would choose different
 /// algorithms, so set-up refuses them.
-inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_ONE_SHOT_BYTES", "NVX_DELEGATE"};
+inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_ONE_SHOT_BYTES", "NVX_DELEGATE", "NVX_KERNELS"};
 using Agreed = std::array<uint64_t, kAgreed.size()>;
 
 /// The environment at the first call of config().
@@ -65,6 +65,7 @@ struct Config {
   int64_t lease_kb;
   int64_t one_shot_bytes;
   std::vector<HandOver> delegate;
+  bool kernels;  ///< may serve CUDA tensors
 
   /// One hash per variable of `kAgreed`.
   Agreed agreed() const;

@@ -60,6 +60,16 @@ def played_gpus():
 
 
 @pytest.fixture(scope="session")
+def played_gpus_without_kernels():
+    if played.module() is None:
+        pytest.skip("nvx was not built with NVX_PLAYED")
+    fake_device.build()
+    pool = Ranks(prepare="played.without_kernels")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
 def proxied_gpus():
     if played.module() is None:
         pytest.skip("nvx was not built with NVX_PLAYED")

@@ -14,7 +14,7 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays, slow_fill
-from ranks import meet, on_played_gpus, on_played_threads
+from ranks import meet, on_fake_gpus, on_played_gpus, on_played_threads
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
 DEVICE = test_device
@@ -42,6 +42,15 @@ def test_nothing_is_waited_for_and_nothing_staged(rank, world):
     seen = DEVICE.counts_of_some_calls()
     for waits in ("stream_syncs", "event_syncs", "device_syncs", "device_allocations", "pinned_allocations"):
         assert seen[waits] == 0, seen
+
+
+@on_fake_gpus(2, pool="played_gpus_without_kernels")
+def test_no_kernel_is_launched_if_kernels_are_switched_off(rank, world):
+    reset_counts()
+    tensor = on_gpu(1)
+    dist.all_reduce(tensor)
+    assert_all(tensor, world)
+    assert counts()["launches"] == 0, counts()
 
 
 @on_played_gpus(2)

@@ -12,6 +12,7 @@
 #include "group/device/device_side.h"
 #include "group/meet/store_exchange.h"
 #include "group/meet/store_meeting.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
 
 namespace nvx {
@@ -40,8 +41,9 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   asked_for_ = device;
   std::unique_ptr<DeviceSide> side;
   const auto carry_on_without = [&](const Error& error) {
-    NVX_LOG(kInfo, "group %s: collectives on device %d go through host memory: %s", members_.name.c_str(), device,
-            error.reason().c_str());
+    if (logs(kernel::built_with_cuda() ? LogLevel::kWarn : LogLevel::kInfo))
+      log_line("group %s: collectives on device %d go through host memory: %s", members_.name.c_str(), device,
+               error.reason().c_str());
     // A rank that refuses reports it to all. A rank that timed out, or was interrupted, does not know the decision of
     // the others.
     if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)

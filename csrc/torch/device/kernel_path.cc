@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/reason.h"
@@ -30,14 +31,15 @@ KernelPath::KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::St
 KernelPath::~KernelPath() = default;
 
 bool KernelPath::agree_to_serve(at::Device device) {
-  if (device.type() != kernel_device()) return false;
+  if (device.type() != kernel_device() || !config().kernels) return false;
   const bool yes = served_.answer(device, [&] { return open(device); });
   if (yes && device != served_.device()) refuse_other_device(*group_, served_.device(), device);
   return yes;
 }
 
 bool KernelPath::may_serve(c10::DeviceIndex device) const {
-  if (!served_.is_answered()) return kernel::built_with_cuda() && group_->topology().hosts.size() == 1;
+  if (!served_.is_answered())
+    return kernel::built_with_cuda() && config().kernels && group_->topology().hosts.size() == 1;
   return served_.says_yes() && device == served_.device().index();
 }
 
