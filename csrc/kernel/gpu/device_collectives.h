@@ -326,12 +326,11 @@ bool with_hot_operation(const DeviceChannel& channel, const Job& job, PieceTable
     return true;
   };
   const auto reduced = [&]<DeviceAlgorithm kAlgorithm>() {
-    const Piece in = extent_of(job.send, channel.shape.ranks, table),
-                out = extent_of(job.recv, channel.shape.ranks, table);
     const ReduceOp op = job.fingerprint.op;
-    const size_t width = size_of(job.fingerprint.dtype);
-    const auto address = reinterpret_cast<uintptr_t>(in.data) | reinterpret_cast<uintptr_t>(out.data);
-    if ((op != ReduceOp::kSum && op != ReduceOp::kAvg) || address % width != 0) return false;
+    if (op != ReduceOp::kSum && op != ReduceOp::kAvg) return false;
+    for (const Pieces& pieces : {job.send, job.recv}) {
+      if (!are_aligned(pieces, channel.shape.ranks, table, size_of(job.fingerprint.dtype))) return false;
+    }
     switch (job.fingerprint.dtype) {
       case DType::kF32: return as.template operator()<kAlgorithm, float>();
       case DType::kBF16: return as.template operator()<kAlgorithm, BF16>();

@@ -96,6 +96,15 @@ Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
   return {begin, size_t(end - begin)};
 }
 
+bool are_aligned(const Pieces& pieces, uint32_t ranks, PieceTable table, size_t bytes) {
+  uintptr_t bits = 0;
+  for (uint32_t p = 0; p < pieces.count(ranks); ++p) {
+    const Piece piece = pieces.at(p, ranks, table);
+    if (piece.bytes != 0) bits |= reinterpret_cast<uintptr_t>(piece.data);
+  }
+  return bits % bytes == 0;
+}
+
 /// In an in-place all-to-all, the piece for a peer lies where the piece from that peer belongs. The peer may be ready
 /// to write there before this rank has read its own piece, so received pieces use slots.
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of) {

@@ -125,6 +125,9 @@ Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t 
 /// The range from the first to the last byte of these pieces.
 Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table);
 
+/// Whether every piece that is not empty begins at a multiple of `bytes`, a power of two.
+bool are_aligned(const Pieces& pieces, uint32_t ranks, PieceTable table, size_t bytes);
+
 /// Sets a job's places. `place_of` returns 1 + the offset of a range in this rank's pool, or 0.
 using PlaceOf = std::function<uint64_t(const std::byte* data, size_t bytes)>;
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of);

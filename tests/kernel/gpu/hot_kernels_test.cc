@@ -103,6 +103,22 @@ TEST(HotKernel, IsChosenByAlgorithmTypeAndOperator) {
   EXPECT_TRUE(is_hot(DeviceAlgorithm::kExchangePackets, play_of(Collective::kAllGather, 8, 2, 0)));
 }
 
+/// The pieces of a list may be views of different tensors: each has an alignment of its own.
+TEST(HotKernel, NeedsAllPiecesOfAListAtAddressesOfTheirType) {
+  for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks}) {
+    for (const int odd : {0, 1, 2}) {
+      Twins twins({{3, 1, 128, 256}, 1, 0, 0});
+      Batch batch(twins, 0);
+      batch.add(algorithm, {.collective = Collective::kReduceScatter, .counts = {8, 8, 8}});
+      EXPECT_TRUE(batch.is_hot());
+      batch.piece(odd).data += 1;
+      EXPECT_FALSE(batch.is_hot()) << "piece " << odd;
+      batch.piece(odd).bytes = 0;
+      EXPECT_TRUE(batch.is_hot()) << "an empty piece is not accessed";
+    }
+  }
+}
+
 /// The lanes of a warp write one pack each: each of their two stores fills whole sectors.
 TEST(PacketRows, FillWholeSectors) {
   for (size_t pack = 0; pack < 256; ++pack) {
