@@ -196,7 +196,8 @@ class TileExec : public Machine {
   }
 
   /// One lane of each block calls this once per launch, with the block's progress. It is for watching only: the store
-  /// is not ordered behind what the block has written, which the host may use when the stream has passed the launch.
+  /// is not ordered behind what the block has written here and to peers. All of that is complete when the stream has
+  /// passed the launch; memory is used again, and a rank leaves, only then.
   NVX_HD void end_block(BlockEnd end, bool counts_direct) {
     if (counts_direct && Machine::tile() == 0) Machine::store_host(control_->direct, Machine::load(rank_->direct));
     Machine::store_host(control_->ended[Machine::tile()], end.word());

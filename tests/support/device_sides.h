@@ -87,7 +87,7 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   Status trial_refusal;                ///< the answer to trials, if it fails
   std::chrono::milliseconds delay{0};  ///< before the first kernel
   std::atomic<int> trials{0};
-  bool knows_ends = false;  ///< also of kernels that failed
+  std::atomic<bool> knows_ends{true};  ///< whether it can tell that a kernel has ended
   std::atomic<int> launches{0};
   std::vector<std::function<void()>> graph;  ///< the captured launches
   std::atomic<bool> replays{false};          ///< whether the graph may be running

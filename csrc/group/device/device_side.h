@@ -57,7 +57,8 @@ class DeviceSide {
   /// Whether graphs may exist that contain this side's operations. Their replays are not announced.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
 
-  /// Whether no kernel of this rank can be running, as far as the host knows.
+  /// Whether all operations have ended, as far as the host knows. Kernels may still be storing to memory of peers,
+  /// because their reports are not ordered behind these stores.
   bool settled() const;
 
   /// The algorithm for an operation.
@@ -65,7 +66,8 @@ class DeviceSide {
 
   /// Refuses later launches, and waits for kernels in flight up to the options' `farewell`; then aborts them. If
   /// kernels may still write, or if graphs may exist, all memory that they write to stays until the process ends; later
-  /// replays do nothing. True if all has ended: only then may this rank announce that it has left.
+  /// replays do nothing. True if the streams have passed all launches, and so all stores to memory of peers are
+  /// complete: only then may this rank announce that it has left.
   bool part() EXCLUDES(launch_mutex_);
 
   /// Ends the operations in flight here promptly and refuses later ones. `why` becomes the failure unless there already
@@ -102,6 +104,7 @@ class DeviceSide {
       EXCLUDES(mutex_);
   Status fail(const Status& status) REQUIRES(mutex_);
   bool has_verdict() const;
+  bool has_ended() const;
   bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);

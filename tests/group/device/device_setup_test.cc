@@ -504,6 +504,40 @@ TEST(DeviceGoodbye, WhatIsInFlightEndsFirst) {
   EXPECT_FALSE(contains(world.process(0).driver->open_books(), "pinned")) << world.process(0).driver->open_books();
 }
 
+/// A kernel may report its end before its last stores to peers are complete. So a rank leaves when the stream has
+/// passed the kernel, not when all operations are reported.
+TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
+  DeviceWorld world({.ranks = 1});
+  with_sides(world, [&](DeviceRank& one) {
+    std::atomic<bool>& knows_ends = world.launcher(0)->knows_ends;
+    knows_ends = false;
+    ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
+    ASSERT_TRUE(one.side->settled());
+    std::atomic<bool> told{false};
+    std::thread tells([&] {
+      std::this_thread::sleep_for(milliseconds(100));
+      told = knows_ends = true;
+    });
+    EXPECT_TRUE(one.side->part());
+    EXPECT_TRUE(told);
+    tells.join();
+  });
+}
+
+TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
+  DeviceWorld world({.ranks = 1});
+  world.launcher(0)->knows_ends = false;
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
+        EXPECT_FALSE(one.side->part()) << "it would announce that it has left";
+      },
+      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+  world.arena(0).free(world.arena(0).allocate(1));
+  EXPECT_GT(world.arena(0).used(), size_t(0));
+}
+
 /// A rank that knows that the kernels of a failed group have ended gets its memory back.
 TEST(DeviceGoodbye, WhatIsKnownToHaveEndedIsGivenBackThoughItFailed) {
   for (const bool knows : {false, true}) {
