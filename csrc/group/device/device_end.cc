@@ -95,11 +95,32 @@ void DeviceEnd::let_go() {
 void DeviceEnd::keep(User user) {
   if (!span_) return;
   if (user == User::kKernel) promise_.keep();
+  if (user == User::kReplay) contain("stopping replays of a group that has gone", [&] { stop_replays(); });
   share_->arena().quarantine(std::exchange(span_, Span{}));
   state_->abandon();
   control_->abandon();
   pools_->keep();
   keep_for_ever(std::move(share_));
+}
+
+/// Marks this rank as failed in its state, which a kernel reads before it writes to peers. A hot kernel heeds the abort
+/// word only later, and what it writes until then may belong to another group by now.
+void DeviceEnd::stop_replays() {
+  const DevicePtr failed = state_->base() + DeviceState::rank() + offsetof(kernel::RankState, failed);
+  const DevicePtr one = control_->base() + offsetof(kernel::Control, abort);
+  const Deadline deadline = Deadline::after(home_.patience());
+  const auto write = [driver = home_.driver(), device = options_.device, touches = std::vector{state_, control_},
+                      failed, one, deadline]() -> PairVerdict {
+    DeviceWork work(driver, device, touches);
+    return work.carry_out([&]() -> PairVerdict {
+      work.copy(failed, one, sizeof(uint32_t));
+      if (work.drain(deadline)) return {};
+      return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
+    });
+  };
+  if (const PairVerdict wrote = run_work(write, deadline); !wrote.fine())
+    NVX_LOG(kWarn, "group %s: replays of its graphs on GPU %d may still write to peers: %s", options_.group.c_str(),
+            options_.device, wrote.why.c_str());
 }
 
 void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {

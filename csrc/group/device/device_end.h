@@ -74,10 +74,11 @@ class DeviceEnd {
 
   /// The possible later users of this end.
   enum class User {
-    kReplay,  ///< a later replay of a graph: it sees the abort word and ends
+    kReplay,  ///< a later replay of a graph; no kernel is running. It finds that this rank has failed and writes
+              ///< nothing
     kKernel,  ///< a kernel that may never end, and so keeps its blocks of the GPU too
   };
-  /// Keeps all of the memory until the process ends.
+  /// Keeps all of the memory until the process ends. Requires that the abort word is set.
   void keep(User user);
 
  private:
@@ -90,6 +91,7 @@ class DeviceEnd {
   void meet_pools(Exchange& exchange);
   std::vector<std::shared_ptr<DeviceRegion>> format(const TrialSetting& setting);
   void let_go();
+  void stop_replays();
   template <class Result>
   Result ask_device(const std::string& what, std::function<Result()> call) const;
   std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;

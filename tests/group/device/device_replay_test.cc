@@ -218,6 +218,33 @@ TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneDoesNothing) {
   }
 }
 
+/// The pads of peers may belong to another group by then. Hot kernels write to them before they heed the abort word.
+TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneWritesNothingToPeers) {
+  DeviceWorld world({.ranks = 2});
+  std::atomic<int> gone{0};
+  with_sides(world, [&](DeviceRank& one) {
+    const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
+    Side side(play, one.rank, 2);
+    std::vector<Operation> operations;
+    operations.push_back(operation_of(play, side, 2));
+    ASSERT_EQ(one.side->choose(operations[0]).algorithm, kernel::DeviceAlgorithm::kReducePackets);
+    ASSERT_TRUE(one.capture(operations).ok());
+    one.replay();
+    EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return one.stream.idle(); }));
+    EXPECT_EQ(side.verdict(), "");
+    const kernel::DeviceChannel channel = one.side->end().channel();
+    const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
+    const std::byte* const theirs = pads[1 - one.rank].theirs;
+    EXPECT_TRUE(one.side->part());
+    ++gone;
+    EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return gone == 2; }));
+    const std::vector<std::byte> before(theirs, theirs + kernel::DevicePad{channel.shape}.bytes());
+    for (int i = 0; i < 2; ++i) one.replay();
+    EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return one.stream.idle(); }));
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), theirs));
+  });
+}
+
 TEST(DeviceReplay, WhoGoesWaitsForReplaysAsForCalls) {
   DeviceWorld world({.ranks = 1});
   with_sides(world, [](DeviceRank& one) {
