@@ -96,7 +96,7 @@ class TwinMachine {
     ++awaits_;
     if (mischief_.holds) mischief_.holds(awaits_);
     // Before the first round of chunks, the lanes need what others have written to the memory that they share.
-    const bool alone = mischief_.kind == Mischief::Kind::kLoneVerdicts && awaits_ > 3;
+    const bool alone = mischief_.kind == Mischief::Kind::kLoneVerdicts && awaits_ > 4;
     return alone ? mine : crossing_.meet(mine);
   }
   bool is_check_leader() const { return crossing_.is_turn(); }

@@ -97,9 +97,10 @@ struct Partners {
 ///  counters advance as if slots were used. A rank whose input is read leaves only after its readers are done.
 ///
 ///  7. A rank that fails in such an operation tells the others before its kernel ends, because its tensors may be freed
-///  then. Ranks that access those tensors check for this at every await; if the peer has failed, they go no further and
-///  wait for their own end. So an input that was read is either valid or not used, and a result is written no longer
-///  than until the next await.
+///  then. Ranks that access those tensors check for this at every await and publish, behind a barrier of the tile: no
+///  lane accesses a tensor between that barrier and the end of the checks. If the peer has failed, they go no further
+///  and wait for their own end. So an input that was read is either valid or not used, and a result is written no
+///  longer than until the next check.
 template <class Exec, class Rules = PushRules, class Kind = AnyOperation>
 class PushChannel : public ChannelMemory {
  public:
@@ -163,7 +164,9 @@ class PushChannel : public ChannelMemory {
       decide_direct(job, p);
       ok = ok && (!is_direct(p) || await_ready(p));
     }
-    return !has_places || ex_.all(ok);
+    if (!has_places) return true;
+    touches_ = !ex_.all(!touches_);
+    return ex_.all(ok);
   }
   NVX_HD bool has_met(uint32_t p) const { return pipe(p).heard == epoch_; }
 
@@ -226,17 +229,13 @@ class PushChannel : public ChannelMemory {
       if (Rules::kCredits && peer.posts != 0)
         ok = ex_.wait_for(counters_from(p).credit, peer.sent + peer.posts - kChunks, int(p));
       if (ok && peer.takes != 0) ok = ex_.wait_for(counters_from(p).posted, peer.taken + peer.takes, int(p));
-      ok = ok && has_not_failed(p);
     }
-    return ex_.all(ok);
+    return ex_.all(ok) && none_has_failed();
   }
   /// Ends a round: publishes the chunks that were written, and returns the slots of those that were read, if the inputs
   /// that were read in place are still valid. `ok`: whether this lane has been successful. Release.
   NVX_HD bool publish(bool ok) {
-    NVX_NO_UNROLL
-    for (uint32_t p = uint32_t(ex_.lane()); ok && touches_ && p < ranks_; p += uint32_t(ex_.lanes()))
-      ok = p == rank() || has_not_failed(p);
-    if (!ex_.all(ok)) return false;
+    if (!ex_.all(ok) || !none_has_failed()) return false;
     if (uint32_t(ex_.lane()) < ranks_) ex_.fence();
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
@@ -268,7 +267,17 @@ class PushChannel : public ChannelMemory {
   /// Whether this rank accesses a peer's tensors directly.
   NVX_HD bool is_direct(uint32_t p) const { return peers_[p].out || peers_[p].in; }
 
-  /// Rule 7: true while the peer has not failed. If it has, waits until this rank ends too, and returns false.
+  /// Rule 7: whether no peer whose tensors are accessed has failed. All lanes call it behind a barrier.
+  NVX_HD bool none_has_failed() {
+    if (!touches_) return true;
+    bool ok = true;
+    NVX_NO_UNROLL
+    for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
+      ok = p == rank() || has_not_failed(p);
+    return ex_.all(ok);
+  }
+
+  /// True while the peer has not failed. If it has, waits until this rank ends too, and returns false.
   NVX_HD bool has_not_failed(uint32_t p) {
     if (!touches_ || !is_direct(p)) return true;
     PendingWait pending{int(p), stamp32(), 0};
@@ -443,7 +452,7 @@ class PushChannel : public ChannelMemory {
   uint32_t asked_ = 0;  // the host's abort word
   uint64_t history_ = 0;
   bool shares_ = false;   // other ranks may access this rank's tensors in this operation
-  bool touches_ = false;  // ... and this lane has a peer with direct access
+  bool touches_ = false;  // ... and this block has a peer with direct access; all lanes agree after meet()
 };
 
 }  // namespace nvx::kernel

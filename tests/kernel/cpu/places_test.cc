@@ -350,12 +350,55 @@ template <class Rules>
 int taken_in(uint64_t patience_ns) {
   int times = 0;
   for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
-    for (uint32_t await = 1; await <= 14; ++await) times += is_taken_in<Rules>(collective, await, patience_ns);
+    for (uint32_t await = 1; await <= 18; ++await) times += is_taken_in<Rules>(collective, await, patience_ns);
   }
   return times;
 }
 
 TEST(Place, AnInputWhoseOwnerHasFailedIsNotUsed) { EXPECT_EQ(taken_in<kernel::PushRules>(50 * kMillisecond), 0); }
+
+/// Rank 1 fails while rank 0 is at one of its barriers: after all that its lanes have done before that barrier, and
+/// before anything that they do after it. Tells of the chunks that rank 0 has posted, and whether it has written to
+/// rank 1's result.
+struct Afterwards {
+  Stamp posted;
+  bool written;
+  bool operator==(const Afterwards&) const = default;
+};
+Afterwards after_failure_at(uint32_t barrier) {
+  World world(2, 1);
+  world.pools.map_all(4);
+  const kernel::DevicePad pad{world.twins.shape()};
+  const auto counters = [&](int reader) {
+    const std::byte* const at = world.twins.pad(reader).data() + pad.offset(Part::kCounters, 0, uint32_t(1 - reader));
+    return reinterpret_cast<kernel::PeerCounters*>(const_cast<std::byte*>(at));
+  };
+  const Stamp first = counters(1)->posted;
+  std::atomic<int> came{0};
+  world.twins.mischief(0).holds = [&](uint32_t n) {
+    if (n != barrier || ++came != 2) return;  // the last lane to come
+    std::atomic_ref(counters(0)->quit).store(uint64_t(1) << 32 | 1);
+    for (int rank = 0; rank < 2; ++rank) std::atomic_ref(world.twins.control(rank).abort).store(1);  // ends the waits
+  };
+  bool written = false;
+  as_threads(2, [&](int rank) {
+    Batch batch(world.twins, rank, &world.pools);
+    batch.add(DeviceAlgorithm::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {128, 128}}, kPatience,
+              {true, true});
+    EXPECT_NE(batch.run(), "");
+    if (rank == 1) written = batch.out()[0] != std::byte(0xEE);
+  });
+  return {counters(1)->posted - first, written};
+}
+
+/// One chunk per slice. The barriers: one of enter(), three of meet(), then four per round: of await() when the peers
+/// have come and when none has failed, and the same of publish(). Inputs are read in the second round.
+TEST(Place, APeerIsCheckedWhenNoLaneAccessesItsTensors) {
+  EXPECT_EQ(after_failure_at(9), (Afterwards{1, false})) << "a lane checked a peer while another one still waited";
+  EXPECT_EQ(after_failure_at(10), (Afterwards{1, true}));
+  EXPECT_EQ(after_failure_at(11), (Afterwards{1, true})) << "a lane checked a peer while another one still read";
+  EXPECT_EQ(after_failure_at(12), (Afterwards{2, true})) << "its barriers have moved";
+}
 
 /// The most that was written to a result after its kernel had failed.
 template <class Rules>
