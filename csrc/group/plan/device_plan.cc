@@ -106,11 +106,12 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
 /// ranks, 16 bytes for each of a block's 512 lanes, and 32 KiB for 2 ranks. Greetings and counters of 8 ranks take 48
 /// KiB.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes) {
-  constexpr size_t kFewestPackets = 16, kMostPackets = 4096, kSmallestChunk = 1 << 10, kLargestChunk = 32 << 10;
+  constexpr size_t kFewestPackets = kernel::kRowPackets, kMostPackets = 4096, kSmallestChunk = 1 << 10,
+                   kLargestChunk = 32 << 10;
   const size_t cells = size_t(std::max(ranks, 1u)) * std::max(blocks, 1u), half = pad_bytes / 2;
   kernel::DeviceShape shape{ranks, blocks};
   const size_t packets = half / (kernel::kBuffers * sizeof(kernel::Packet) * cells);
-  shape.packets = uint32_t(std::clamp(down_to(packets, 4), kFewestPackets, kMostPackets));
+  shape.packets = uint32_t(std::clamp(down_to(packets, kernel::kRowPackets), kFewestPackets, kMostPackets));
   const size_t chunk = half / (kernel::kChunks * cells);
   shape.chunk_bytes = uint32_t(std::clamp(down_to(chunk, kernel::kCacheLine), kSmallestChunk, kLargestChunk));
   return shape;
