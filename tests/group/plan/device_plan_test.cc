@@ -155,13 +155,13 @@ TEST(DevicePlan, CutsChannelsOutAsExpected) {
   constexpr Measures kMeasures[] = {
       {1, 16, 8 * M, 4096, 32 << 10, 4102},  // the most that is ever needed
       {2, 16, 8 * M, 4096, 32 << 10, 8204},  //
-      {3, 16, 8 * M, 2728, 21760, 8226},     //
+      {3, 16, 8 * M, 2688, 21760, 8130},     // whole rows of 64
       {8, 16, 8 * M, 1024, 8192, 8240},      // "a few MiB"
       {8, 2, 8 * M, 4096, 32 << 10, 4102},   // a full GPU
       {16, 16, 8 * M, 512, 4096, 8288},      //
-      {72, 16, 8 * M, 112, 1024, 9648},      //
+      {72, 16, 8 * M, 64, 1024, 7344},       //
       {8, 16, 512 * K, 64, 1024, 816},       // a nearly full arena
-      {192, 16, 512 * K, 16, 1024, 19584},   // does not fit, and the arena reports it
+      {192, 16, 512 * K, 64, 1024, 19584},   // does not fit, and the arena reports it
   };
   for (const Measures& m : kMeasures) {
     const DeviceShape shape = device_shape(m.ranks, m.blocks, m.pad);
