@@ -1,6 +1,6 @@
 """torchft over nvx: two replicas train, one is killed and comes back: python examples/torchft_replicas.py
 
-torchft makes its groups by class, so NVX_AS does not reach them: give its Manager a nvx.torchft.ProcessGroupNVX.
+torchft makes its groups by class, so NVX_AS does not reach them: give its Manager an nvx.torchft.ProcessGroupNVX.
 """
 
 import contextlib
