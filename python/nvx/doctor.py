@@ -62,7 +62,8 @@ def check_distribution():
     ours = any(entry.value == "nvx:_autoload" for entry in other.entry_points)
     cause = "an older build of nvx" if ours else "another project's"
     text = f"the distribution nvx {other.version} is {cause}, and both own the package and the command nvx"
-    return Finding("distribution", "WARN", text, "pip uninstall nvx torch-nvx, then install torch-nvx again")
+    advice = "pip uninstall nvx torch-nvx, then `pip install --no-build-isolation .` in nvx's source directory"
+    return Finding("distribution", "WARN", text, advice)
 
 
 def check_build():
@@ -107,20 +108,21 @@ def check_served_names():
     names, strange = nvx.stand_in.parse(os.environ.get("NVX_AS", ""))
     if strange:
         text = f"NVX_AS={os.environ['NVX_AS']}: nvx cannot serve {', '.join(strange)}, and leaves those groups alone"
-        return Finding("NVX_AS", "WARN", text, f"name {' or '.join(nvx.stand_in.NAMES)}")
+        return Finding("NVX_AS", "WARN", text, f"name {' or '.join(nvx.stand_in.names())}")
     if not names:
         return None
     script = (
-        "import sys, torch.distributed as dist, nvx;"
+        "import sys, torch.distributed as dist;"
         "dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1);"
-        "print(dist.get_backend(), nvx._backend(dist.group.WORLD).name())"
+        "import nvx; print(dist.get_backend(), nvx._backend(dist.group.WORLD).name())"
     )
     told = []
     for name in names:
         ended = in_fresh_python(script, name)
         if ended.stdout.split() != [name, "nvx"]:
             advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or call nvx.serve_as in the program"
-            return Finding("NVX_AS", "FAIL", f"a group asked for as {name} {how_it_ended(ended)}", advice)
+            runs = how_it_ended(ended) if ended.returncode else f"runs over {(ended.stdout.split() or ['nothing'])[-1]}"
+            return Finding("NVX_AS", "FAIL", f"a group asked for as {name} {runs}", advice)
         told.append(f"a group asked for as {name} runs over nvx, and get_backend() answers {name}")
     return okay("NVX_AS", "; ".join(told))
 
