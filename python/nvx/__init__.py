@@ -89,23 +89,23 @@ def _check_timeout(timeout):
         raise _load().ArgumentError(f"nvx: a timeout of {timeout.total_seconds():g} s is negative")
 
 
-def _options(given, group):
-    """Completes the user's options with the group's facts. Of another backend's options only the timeout counts."""
+def _timeout(given, timeout):
+    """A group's timeout by its pg_options and by the `timeout` that torch hands over."""
     options_class = _load().ProcessGroupNVX.Options
-    if given is None:
-        options = options_class(timeout=group.timeout)
-    elif isinstance(given, options_class):
+    chosen = isinstance(given, options_class) and given._timeout != options_class()._timeout  # the user set it
+    return given._timeout if chosen else timeout
+
+
+def _options(given, group):
+    """Completes the user's options with the group's facts."""
+    options_class = _load().ProcessGroupNVX.Options
+    if isinstance(given, options_class):
         options = copy.copy(given)  # the caller may make several groups with one object
-        if options._timeout == options_class()._timeout:  # the user did not set it
-            options._timeout = group.timeout
+        options._timeout = _timeout(given, group.timeout)
     else:
-        timeout = getattr(given, "_timeout", None)
-        used = "nothing" if timeout is None else "only the timeout"
-        warnings.warn(
-            f"nvx takes nvx.Options as pg_options; of {type(given).__name__} {used} is used.",
-            stacklevel=4,
-        )
-        options = options_class(timeout=group.timeout if timeout is None else timeout)
+        if given is not None:
+            warnings.warn(f"nvx takes nvx.Options as pg_options; {type(given).__name__} is ignored.", stacklevel=4)
+        options = options_class(timeout=group.timeout)
     _check_timeout(options._timeout)
     options.group_name = group.group_id
     options.global_ranks_in_group = list(group.global_ranks_in_group)
@@ -154,7 +154,7 @@ def _autoload():
             warnings.warn(why_not, RuntimeWarning, stacklevel=2)
         names, strange = stand_in.parse(os.environ.get("NVX_AS", ""))
         if strange:
-            text = f"NVX_AS: nvx can serve {' and '.join(stand_in.NAMES)}, not {', '.join(strange)}"
+            text = f"NVX_AS: nvx can serve {' and '.join(stand_in.names())}, not {', '.join(strange)}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         stand_in.serve(names)
     except Exception as error:  # an exception here would break `import torch` for the whole environment
@@ -169,7 +169,8 @@ def serve_as(*names: str) -> None:
     """
     known, strange = stand_in.parse(",".join(names))
     if strange or not known:
-        raise ValueError(f"nvx.serve_as: {names} are not among the names that nvx can serve: {stand_in.NAMES}")
+        can = " and ".join(stand_in.names())
+        raise ValueError(f"nvx.serve_as: nvx can serve {can}, not {', '.join(map(repr, strange)) or 'no name'}")
     _register()
     stand_in.serve(known)
 
@@ -244,6 +245,8 @@ def __getattr__(name: str) -> Any:
         return _load().ProcessGroupNVX.Options
     if name in ("ArgumentError", "ArgumentTypeError"):
         return getattr(_load(), name)
+    if name == "torchft":
+        return importlib.import_module("nvx.torchft")
     raise AttributeError(f"module 'nvx' has no attribute {name!r}")
 
 

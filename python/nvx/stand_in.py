@@ -1,7 +1,7 @@
 """NVX_AS and `nvx.serve_as`: groups that a program asks for by another backend's name are nvx's.
 
-This is the one place where nvx changes torch, and only on request: it wraps the function with which init_process_group,
-new_group and device meshes make a group. Code that makes a ProcessGroupGloo itself (RPC, the helper of
+On request nvx wraps torch's function with which init_process_group, new_group and device meshes make a group. It changes
+nothing else of torch, but for a handler that it adds to torch's c10d log on every rank (RefusalNamed). Code that makes a ProcessGroupGloo itself (RPC, the helper of
 TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
 """
 
@@ -25,12 +25,27 @@ _groups = 0
 _LENGTH = 6988
 _REFUSAL = struct.pack("=Q3sQ", 3, b"nvx", _LENGTH) + bytes(_LENGTH)
 _LOOKS = 16  # ranks that one rank looks at between two pauses: together they look at all
+_NAMED = 20  # absent ranks that an error names
+_ABSENT = b"-"
+_ADVICE = (
+    "Set NVX_AS=gloo (or call nvx.serve_as) on all ranks, or on none. If it is set everywhere, nvx is not loaded on the"
+    " ranks that use gloo: install it there and unset TORCH_DEVICE_BACKEND_AUTOLOAD."
+)
+
+
+def names():
+    """The names that nvx can serve. A group named nccl takes CUDA tensors only."""
+    import torch
+
+    return NAMES if torch.version.cuda else NAMES[:1]
 
 
 def parse(text):
-    """(names that nvx can serve, the others) of a list such as "gloo,nccl"."""
+    """(names that nvx can serve, the others, with a reason where it is not obvious) of a list such as "gloo,nccl"."""
     asked = [name.strip().lower() for name in text.split(",") if name.strip()]
-    return [name for name in asked if name in NAMES], [name for name in asked if name not in NAMES]
+    others = [name for name in asked if name not in names()]
+    reasons = {"nccl": "nccl (this torch is built without CUDA)"}
+    return [name for name in asked if name in names()], [reasons.get(name, name) for name in others]
 
 
 def serve(names):
@@ -90,9 +105,9 @@ def _name(c10d, group, asked, actual, store):
     if ":" in actual and all(pair.endswith(":nvx") for pair in actual.split(",")):
         group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)  # torch leaves it undefined
     _groups += 1
-    if _groups == 1 and int(os.environ.get("RANK", group.rank())) == 0:
-        names = " and ".join(sorted(_served))
-        print(f"nvx serves the groups that are asked for as {names}; get_backend() still answers so", file=sys.stderr)
+    if _groups == 1 and group.rank() == 0:
+        served_names = " and ".join(sorted(_served))
+        print(f"nvx serves the groups that are asked for as {served_names}; get_backend() still answers so", file=sys.stderr)
 
 
 # --- ranks that differ in NVX_AS ----------------------------------------------------------------------------
@@ -108,38 +123,98 @@ def _meet(c10d, asked, given):
     reconfigured = given.get("enable_reconfigure")  # from torch 2.15 on: a group that has no ranks yet
     if device is None or reconfigured or rank is None or rank < 0 or size < 2:
         return
-    name, timeout = given["group_name"], given.get("timeout") or c10d.default_pg_timeout
-    store = c10d.PrefixStore(f"{device}/", c10d.PrefixStore(f"{name}/", given["store"]))
-    gloos = c10d.PrefixStore("0", store)  # where gloo keeps its ranks' addresses
-    gloos.set(str(rank), _REFUSAL)
-    if store.add("nvx/as/come", 1) >= size:
-        store.set("nvx/as/verdict", "all")
-    others = [(rank + i) % size for i in range(1, size)]
-    end = time.monotonic() + timeout.total_seconds() if timeout > datetime.timedelta(0) else float("inf")
-    pause, longest = 0.001, min(1.0, max(0.02, size / 1000))
-    while not store.check(["nvx/as/verdict"]):
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
-        if pause < longest:
-            continue
-        for other in others[:_LOOKS]:
-            if gloos.check([str(other)]) and gloos.get(str(other)) != _REFUSAL:
-                store.set("nvx/as/verdict", str(other))
-        others = others[_LOOKS:] + others[:_LOOKS]
-        if time.monotonic() > end:
-            absent = [other for other in range(size) if not gloos.check([str(other)])]
-            raise DistBackendError(
-                f"nvx: the ranks of group {name} did not all come in {timeout.total_seconds():g} s:"
-                f" {absent} are missing; this is rank {rank}"
-            )
-    verdict = store.get("nvx/as/verdict").decode()
-    if verdict != "all":
+    timeout = _timeout(c10d, given)  # it loads nvx's module, which may raise: before others count on this rank
+    store = c10d.PrefixStore(f"{device}/", c10d.PrefixStore(f"{given['group_name']}/", given["store"]))
+    meeting = _Meeting(c10d, store, given["group_name"], rank, size)
+    meeting.come()
+    verdict = meeting.wait(timeout)
+    if verdict != b"all":
         raise DistBackendError(
-            f"nvx: NVX_AS differs between ranks: rank {verdict} of group {name} uses gloo itself, and this rank {rank}"
-            " serves gloo by nvx. Set NVX_AS=gloo (or call nvx.serve_as) on all ranks, or on none."
+            f"nvx: NVX_AS differs between ranks: rank {verdict.decode()} of group {given['group_name']} uses gloo"
+            f" itself, and this rank {rank} serves gloo by nvx. {_ADVICE}"
         )
-    with contextlib.suppress(Exception):  # the key has done its work
-        gloos.delete_key(str(rank))
+    meeting.leave()
+
+
+def _timeout(c10d, given):
+    """The timeout that the group will have."""
+    import nvx
+
+    timeout = given.get("timeout")
+    timeout = nvx._timeout(given.get("backend_options"), c10d.default_pg_timeout if timeout is None else timeout)
+    faults = {name: fault for name, _, _, _, fault in nvx._load().config_table()}
+    seconds = os.environ.get("NVX_TIMEOUT_S")
+    if seconds and not faults["NVX_TIMEOUT_S"] and float(seconds) > 0:
+        return datetime.timedelta(seconds=float(seconds))
+    return timeout
+
+
+class _Meeting:
+    """One meeting of the ranks of a group. A store may see several: a group that is made again has the same name."""
+
+    def __init__(self, c10d, store, name, rank, size):
+        self.store, self.name, self.rank, self.size = store, name, rank, size
+        self.gloos = c10d.PrefixStore("0", store)  # where gloo keeps its ranks' addresses
+        self.ours = f"nvx/as/{rank}"  # counts this rank's arrivals and departures
+        self.looks = True
+
+    def come(self):
+        # An address of an earlier group says that those of other ranks may be as old: they prove nothing.
+        self.looks = not self.gloos.check([str(self.rank)])
+        self.gloos.set(str(self.rank), _REFUSAL)
+        moves = self.store.add(self.ours, 1)
+        again = moves % 2 == 0  # this rank came to a meeting that failed: all still count it
+        if again:
+            moves = self.store.add(self.ours, -1)
+        turn = moves // 2  # meetings that succeeded
+        self.verdict = f"nvx/as/verdict/{turn}"
+        if self.store.add("nvx/as/come", 0 if again else 1) >= (turn + 1) * self.size:
+            self.store.set(self.verdict, "all")
+
+    def wait(self, timeout):
+        """The verdict: b"all", or a rank that uses gloo itself."""
+        end = time.monotonic() + timeout.total_seconds() if timeout > datetime.timedelta(0) else float("inf")
+        pause, longest = 0.001, min(1.0, max(0.02, self.size / 1000))
+        others = [(self.rank + i) % self.size for i in range(1, self.size)] if self.looks else []
+        while True:
+            if self.store.check([self.verdict]):
+                verdict = self.store.get(self.verdict)
+                if verdict == b"all" or self.looks:
+                    return verdict
+            if time.monotonic() > end:
+                raise self.absence(timeout)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+            if pause < longest:
+                continue
+            look, others = others[:_LOOKS], others[_LOOKS:]
+            for other in look:
+                address = self.address(other)
+                if address == _ABSENT:
+                    others.append(other)
+                elif address != _REFUSAL:
+                    self.store.set(self.verdict, str(other))
+
+    def address(self, rank):
+        """A rank's entry, or _ABSENT. It never waits: `get` would for a key that its owner deletes after a `check`."""
+        with contextlib.suppress(RuntimeError):  # a store of the user's may lack compare_set
+            return self.gloos.compare_set(str(rank), "-", "-")
+        return _ABSENT
+
+    def absence(self, timeout):
+        from torch.distributed import DistBackendError
+
+        absent = [other for other in range(self.size) if self.address(other) != _REFUSAL]
+        more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+        return DistBackendError(
+            f"nvx: the ranks of group {self.name} did not all come in {timeout.total_seconds():g} s:"
+            f" {absent[:_NAMED]}{more} are missing; this is rank {self.rank}"
+        )
+
+    def leave(self):
+        self.store.add(self.ours, 1)
+        with contextlib.suppress(Exception):  # the key has done its work
+            self.gloos.delete_key(str(self.rank))
 
 
 class RefusalNamed(logging.Handler):
@@ -148,11 +223,12 @@ class RefusalNamed(logging.Handler):
 
     def emit(self, record):
         error = sys.exc_info()[1]
-        if error is None or f" vs {_LENGTH}" not in str(error):
+        by_init = isinstance(record.msg, dict) and record.msg.get("func_name") == "init_process_group"
+        if error is None or not by_init or f" vs {_LENGTH}" not in str(error):
             return
         error.args = (
-            "nvx: NVX_AS differs between ranks: other ranks serve gloo by nvx, and this rank uses gloo itself. Set"
-            f" NVX_AS=gloo (or call nvx.serve_as) on all ranks, or on none. gloo says: {error}",
+            "nvx: NVX_AS differs between ranks: other ranks serve gloo by nvx, and this rank uses gloo itself."
+            f" {_ADVICE} gloo says: {error}",
         )
         time.sleep(2)  # this process may serve the store, where the other ranks look for the cause
 

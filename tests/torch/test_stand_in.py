@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 
@@ -132,14 +134,18 @@ tell(value=value, served=nvx.stand_in.served()[1])
 
 @pytest.mark.parametrize("asked", ["cpu:gloo,cuda:nccl", None])
 def test_strings_by_device_and_no_name_at_all(launch, asked):
+    """This torch may be without CUDA, but nvx then refuses the name nccl."""
     code = f"""
+import nvx
+torch.version.cuda = "13.0"
+nvx.serve_as("gloo", "nccl")
 init({asked!r})
 x = torch.ones(1)
 dist.all_reduce(x)
 tell(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
 dist.destroy_process_group()
 """
-    for ended in launch(code, *[{"NVX_AS": "gloo,nccl"}] * 2):
+    for ended in launch(code, {}, {}):
         assert ended.told == {"sum": 2.0, "name": asked or "undefined", "runs": "nvx"}
 
 
@@ -199,7 +205,7 @@ except dist.DistBackendError as error:
 def test_names_that_nvx_cannot_serve(launch):
     ended = launch("tell(alive=True)", {"NVX_AS": "gloo,mpi"})[0]
     assert ended.told == {"alive": True}
-    assert "NVX_AS: nvx can serve gloo and nccl, not mpi" in ended.errors
+    assert re.search("NVX_AS: nvx can serve gloo( and nccl)?, not mpi", ended.errors)
     code = """
 import nvx
 try:
@@ -208,3 +214,135 @@ except ValueError as error:
     tell(error=str(error))
 """
     assert "'mpi'" in launch(code, {})[0].told["error"]
+
+
+def test_nccl_needs_a_torch_with_cuda(launch):
+    code = """
+import nvx
+tell(served=nvx.stand_in.served()[0], cuda=torch.version.cuda)
+"""
+    ended = launch(code, {"NVX_AS": "gloo,nccl"})[0]
+    with_cuda = bool(ended.told["cuda"])
+    assert ended.told["served"] == (["gloo", "nccl"] if with_cuda else ["gloo"])
+    said = "NVX_AS: nvx can serve gloo, not nccl (this torch is built without CUDA)"
+    assert (said in ended.errors) == (not with_cuda)
+
+
+MANY_TIMES = """
+import nvx
+store = dist.FileStore(os.environ["STORE"], world) if {store!r} == "file" else dist.TCPStore(
+    "localhost", int(os.environ["PORT"]), world, rank == 0)
+def again(late):
+    import time
+    time.sleep(0.5 * (rank == late))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    run.append(runs(dist.group.WORLD))
+    sums.append(x.item())
+    dist.destroy_process_group()
+run, sums = [], []
+again(0)
+nvx.serve_as("gloo")
+for late in (0, 1, 0):  # a late rank has the address that gloo gave it, or none
+    again(late)
+tell(run=run, sums=sums)
+"""
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+def test_groups_are_made_again_over_one_store(launch, store):
+    with socket.create_server(("localhost", 0)) as server:
+        port = str(server.getsockname()[1])
+    for ended in launch(MANY_TIMES.format(store=store), *[{"PORT": port}] * 2):
+        assert ended.told == {"sums": [2.0] * 4, "run": ["gloo"] + ["nvx"] * 3}
+
+
+def test_ranks_meet_again_after_a_meeting_that_failed(launch):
+    code = """
+import nvx
+from torch.distributed import distributed_c10d as c10d
+store, short, verdicts, errors = dist.HashStore(), datetime.timedelta(seconds=0.1), [], []
+def meet(*ranks):
+    meetings = [nvx.stand_in._Meeting(c10d, store, "0", rank, 2) for rank in ranks]
+    for meeting in meetings:
+        meeting.come()
+    for meeting in meetings:
+        try:
+            verdicts.append(meeting.wait(short).decode())
+            meeting.leave()
+        except dist.DistBackendError as error:
+            errors.append(str(error))
+meet(0), meet(0)  # nobody else comes
+meet(1, 0)
+meet(1)  # all have met before: that does not count
+meet(0, 1), meet(0, 1)
+tell(verdicts=verdicts, errors=errors)
+"""
+    told = launch(code, {})[0].told
+    assert told["verdicts"] == ["all"] * 6
+    assert ["[1] are missing" in error for error in told["errors"]] == [True, True, False]
+    assert "[0] are missing" in told["errors"][2]
+
+
+def test_a_rank_that_looks_for_a_key_does_not_wait_for_it(launch):
+    """A rank deletes its key when it has read the verdict, perhaps while another one looks at it."""
+    code = """
+import nvx
+from torch.distributed import distributed_c10d as c10d
+stores = [dist.HashStore(), dist.FileStore(os.environ["STORE"], 1), dist.TCPStore("localhost", 0, 1, True)]
+for store in stores:
+    store.set_timeout(datetime.timedelta(seconds=30))
+    meeting = nvx.stand_in._Meeting(c10d, c10d.PrefixStore("cpu/", store), "0", 0, 2)
+    meeting.come()
+    assert meeting.address(0) == nvx.stand_in._REFUSAL and meeting.address(1) == b"-"
+    assert not meeting.gloos.check(["1"]), "looking makes no key"
+    meeting.gloos.set("1", "gloo")
+    assert meeting.address(1) == b"gloo"
+    assert meeting.wait(datetime.timedelta(seconds=20)) == b"1"
+tell(done=True)
+"""
+    assert launch(code, {})[0].told == {"done": True}
+
+
+@pytest.mark.parametrize(
+    "argument, environment, seconds",
+    [("timeout=limit(1)", {}, 1), ("pg_options=nvx.Options(timeout=limit(1))", {}, 1), ("", {"NVX_TIMEOUT_S": "1.5"}, 1.5)],
+)
+def test_ranks_meet_within_the_timeout_of_the_group(launch, argument, environment, seconds):
+    code = f"""
+import nvx
+def limit(seconds):
+    return datetime.timedelta(seconds=seconds)
+try:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=1, world_size=30, {argument})
+except dist.DistBackendError as error:
+    tell(error=str(error))
+"""
+    error = launch(code, {"NVX_AS": "gloo", **environment})[0].told["error"]
+    named = [rank for rank in range(30) if rank != 1][:20]
+    assert f"did not all come in {seconds} s: {named} and 9 more are missing; this is rank 1" in error
+
+
+def test_a_timeout_of_zero_is_none(launch):
+    code = """
+import nvx
+from torch.distributed import distributed_c10d as c10d
+asked = [None, datetime.timedelta(0), datetime.timedelta(seconds=7)]
+tell(seconds=[nvx.stand_in._timeout(c10d, {"timeout": one}).total_seconds() for one in asked])
+"""
+    assert launch(code, {})[0].told == {"seconds": [1800.0, 0.0, 7.0]}
+
+
+def test_options_of_another_backend_are_ignored(launch):
+    code = """
+import nvx, warnings
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    init("gloo", timeout=datetime.timedelta(seconds=77), pg_options=dist.ProcessGroupGloo._Options())
+seconds = nvx._backend(dist.group.WORLD).options._timeout.total_seconds()
+tell(seconds=seconds, said=[str(one.message) for one in told])
+"""
+    told = launch(code, {"NVX_AS": "gloo"})[0].told
+    assert told["seconds"] == 77
+    assert "nvx takes nvx.Options as pg_options; _Options is ignored." in told["said"]
