@@ -17,7 +17,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent
+SECRETS = "-i --index-url --extra-index-url --index --default-index --proxy --password".split()  # options of pip and uv
 KERNELS = {"": "AUTO", "0": "OFF", "1": "ON"}  # NVX_CUDA, in CMake's words
+FAILURE = re.compile(r"\b(error|fatal|FAILED|cannot find|undefined reference)\b|CMake Error|\*\*\*", re.IGNORECASE)
+CUDA = re.compile(r"\.cu\b|cuda|nvcc|nvlink|ptxas|cicc", re.IGNORECASE)
 
 NO_TORCH = """
 nvx is built against the torch you run, and {python} has none.
@@ -43,6 +46,22 @@ def ancestors():
             return
 
 
+def masked(words):
+    """The words of a command line, without the passwords and tokens of an index or a proxy."""
+    before = ""
+    for word in words:
+        option, given, _ = word.partition("=")
+        if before in SECRETS:
+            yield "..."
+        elif option in SECRETS and given:
+            yield f"{option}=..."
+        elif re.match("-i[^-]", word):
+            yield "-i..."
+        else:
+            yield re.sub(r"://.*@", "://...@", word)
+        before = word
+
+
 def typed_command(words):
     """A command line of pip, uv or build with the option that makes torch visible. None for other programs."""
     names = [pathlib.Path(word).name for word in words]
@@ -57,8 +76,7 @@ def typed_command(words):
             continue
         if option not in rest:
             rest.insert(place, option)
-        command = shlex.join((list(words[: at + 1]) if module else [name]) + rest)
-        return re.sub(r"://[^/@\s]+@", "://...@", command)  # without the password of an index
+        return shlex.join(masked((list(words[: at + 1]) if module else [name]) + rest))
     return None
 
 
@@ -93,19 +111,21 @@ def visible_gpus():
 
 
 def first_error(*commands):
-    """Runs commands up to one that fails. Returns its first line that names an error, or None if none fails."""
+    """Runs commands up to one that fails. Returns its first line that names an error, and whether a line names one of
+    CUDA; (None, False) if none fails."""
     for command in commands:
         print("nvx:", shlex.join(map(str, command)), flush=True)
-        error = None
+        error, of_cuda = None, False
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         with subprocess.Popen(command, **pipes) as process:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 if not error and re.search(r"\b(error|fatal)\b[\w\s#-]*:|CMake Error", line):
                     error = line.strip().replace(f"{ROOT}/", "")
+                of_cuda = of_cuda or bool(FAILURE.search(line) and CUDA.search(line))
         if process.returncode != 0:
-            return error or f"{command[0]} ended with {process.returncode}"
-    return None
+            return error or f"{command[0]} ended with {process.returncode}", of_cuda
+    return None, False
 
 
 class BuildWithCMake(build_ext):
@@ -130,15 +150,17 @@ class BuildWithCMake(build_ext):
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
         build += ["--parallel", jobs]
 
-        error = first_error(configure, build)
+        error, of_cuda = first_error(configure, build)
         # A second build, without the kernels, shows whether they are at fault.
         cache = build_dir / "CMakeCache.txt"
-        if error and facts[3] and cache.exists() and "NVX_CUDA:STRING=AUTO\n" in cache.read_text():
-            error = first_error([*configure, f"-DNVX_CUDA_FAILED={error}"], build)
+        if of_cuda and facts[3] and cache.exists() and "NVX_CUDA:STRING=AUTO\n" in cache.read_text():
+            error, _ = first_error([*configure, f"-DNVX_CUDA_FAILED={error}"], build)
         if error:
             raise SystemExit("nvx: the build failed; the first error above says why")
 
     def definitions(self, output):
+        asked = os.environ.get("TORCH_CUDA_ARCH_LIST")
+        visible = visible_gpus() if facts[3] and not asked else ""
         chosen = {
             "CUDAToolkit_ROOT": os.environ.get("CUDA_HOME", ""),
             "CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Debug" if self.debug else "Release"),
@@ -147,8 +169,9 @@ class BuildWithCMake(build_ext):
             "NVX_OUTPUT_DIR": output,
             "NVX_PYTHON": "ON",
             "NVX_TYPED": typed(),
+            "NVX_VISIBLE_GPUS": "ON" if visible else "OFF",
             "Python_EXECUTABLE": sys.executable,
-            "TORCH_CUDA_ARCH_LIST": os.environ.get("TORCH_CUDA_ARCH_LIST") or (visible_gpus() if facts[3] else ""),
+            "TORCH_CUDA_ARCH_LIST": asked or visible,
         }
         return [f"-D{name}={value}" for name, value in chosen.items()]
 

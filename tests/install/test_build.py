@@ -197,7 +197,16 @@ def test_without_torch_it_says_what_to_type(unpacked, without_torch, work):
         ("bin/pip3.11 install nvx.tar.gz", "pip3.11 install --no-build-isolation nvx.tar.gz"),
         (
             "bin/pip3.11 -v install --no-build-isolation -i https://localhost:secret@localhost 'nvx.tar.gz[test]'",
-            "pip3.11 -v install --no-build-isolation -i https://...@localhost 'nvx.tar.gz[test]'",
+            "pip3.11 -v install --no-build-isolation -i ... 'nvx.tar.gz[test]'",
+        ),
+        (
+            "bin/pip3.11 install --proxy u:secret@localhost --extra-index-url=https://localhost/secret/simple"
+            " -ihttps://localhost/secret git+https://u:p@ss@localhost/nvx",
+            "pip3.11 install --no-build-isolation --proxy ... --extra-index-url=... -i... git+https://...@localhost/nvx",
+        ),
+        (
+            "bin/uv pip install --default-index https://localhost/secret --index=https://localhost/secret nvx.tar.gz",
+            "uv pip install --no-build-isolation --default-index ... --index=... nvx.tar.gz",
         ),
         ("bin/uv pip install nvx.tar.gz", "uv pip install --no-build-isolation nvx.tar.gz"),
         ("-m build --wheel nvx", "{python} -m build --no-isolation --wheel nvx"),

@@ -43,9 +43,10 @@ def program(path, text):
     return path
 
 
-def toolkit(folder, version, error):
-    """A folder whose nvcc has a version and compiles nothing."""
-    says = f'case "$1" in --version) echo "{version}"; exit 0 ;; --list-gpu-code) exit 0 ;; esac'
+def toolkit(folder, version, error, *knows):
+    """A folder whose nvcc has a version, knows architectures, and compiles nothing."""
+    lists = "; ".join(f"echo {architecture}" for architecture in knows) or ":"
+    says = f'case "$1" in --version) echo "{version}"; exit 0 ;; --list-gpu-code) {lists}; exit 0 ;; esac'
     program(folder / "bin" / "nvcc", f'{says}\necho "{error}" >&2\nexit 1')
     return folder
 
@@ -199,7 +200,7 @@ def played(build, tmp_path):
     program(
         tmp_path / "cmake",
         'case "$*" in *--build*) ;; *) echo "$*" >"$0.last"; echo NVX_CUDA:STRING=AUTO >"$4/CMakeCache.txt" ;; esac\n'
-        f'case "$*" in *--build*) grep -q "CUDA_FAILED=nvcc" "$0.last" || {{ echo "{ERROR}"; exit 1; }} ;; esac',
+        f'case "$*" in *--build*) grep -q "CUDA_FAILED=nvcc" "$0.last" || {{ echo "${{FAILS:-{ERROR}}}"; exit 1; }} ;; esac',
     )
     return lambda **how: build(first=tmp_path, **how)
 
@@ -221,7 +222,15 @@ def test_a_build_for_a_torch_without_cuda_is_not_tried_again(played):
     assert ended.returncode != 0 and len(commands(ended)) == 2
 
 
-def test_it_builds_for_the_visible_gpus(played, tmp_path):
+@pytest.mark.parametrize("fails", ["csrc/x.cc:1:2: error: no", "c++: fatal error: Killed signal", "FAILED: x.cc.o"])
+def test_a_build_that_fails_for_the_host_is_not_tried_again(played, fails):
+    ended = played(FAILS=fails)
+    assert ended.returncode != 0 and len(commands(ended)) == 2
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """A folder with a libcuda that shows GPUs of architectures 8.6, 8.3 and 9.0."""
     source = tmp_path / "cuda.c"
     source.write_text("""
 int cuInit(unsigned flags) { return (int)flags; }
@@ -234,6 +243,26 @@ int cuDeviceGetAttribute(int* value, int which, int device) {
     library = tmp_path / "driver" / "libcuda.so.1"
     library.parent.mkdir()
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert "-DTORCH_CUDA_ARCH_LIST=8.3;8.6;9.0+PTX" in commands(played(LD_LIBRARY_PATH=library.parent))[0]
-    asked = played(LD_LIBRARY_PATH=library.parent, TORCH_CUDA_ARCH_LIST="7.5")
+    return library.parent
+
+
+def test_it_builds_for_the_visible_gpus(played, driver):
+    assert "-DTORCH_CUDA_ARCH_LIST=8.3;8.6;9.0+PTX" in commands(played(LD_LIBRARY_PATH=driver))[0]
+    asked = played(LD_LIBRARY_PATH=driver, TORCH_CUDA_ARCH_LIST="7.5")
     assert "-DTORCH_CUDA_ARCH_LIST=7.5" in commands(asked)[0]
+
+
+@pytest.mark.parametrize(
+    "knows, asked, compiled",
+    [
+        (["sm_83", "sm_86"], None, ["83,code=sm_83", "86,code=sm_86", "86,code=compute_86"]),
+        (["sm_90"], None, ["90,code=sm_90", "90,code=compute_90"]),
+        (["sm_70"], None, ["83,code=sm_83", "86,code=sm_86", "90,code=sm_90", "90,code=compute_90"]),
+        (["sm_86"], "8.6+PTX 9.0", ["86,code=sm_86", "90,code=sm_90", "86,code=compute_86"]),
+    ],
+)
+def test_a_gpu_that_nvcc_does_not_know_is_left_out_if_it_was_not_asked_for(build, driver, tmp_path, knows, asked, compiled):
+    home = toolkit(tmp_path / "toolkit", "release 13.0", "error: $*", *knows)
+    asked = {"TORCH_CUDA_ARCH_LIST": asked} if asked else {}
+    line = build.without_kernels(CUDA_HOME=home, LD_LIBRARY_PATH=driver, **asked)
+    assert re.findall(r"-gencode=arch=compute_(\S+)", line) == compiled
