@@ -201,7 +201,7 @@ def test_without_torch_it_says_what_to_type(unpacked, without_torch, work):
         ),
         (
             "bin/pip3.11 install --proxy u:secret@localhost --extra-index-url=https://localhost/secret/simple"
-            " -ihttps://localhost/secret git+https://u:p@ss@localhost/nvx",
+            " -ihttps://localhost/secret git+https://localhost:p@ss@localhost/nvx",
             "pip3.11 install --no-build-isolation --proxy ... --extra-index-url=... -i... git+https://...@localhost/nvx",
         ),
         (

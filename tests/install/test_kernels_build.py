@@ -200,7 +200,8 @@ def played(build, tmp_path):
     program(
         tmp_path / "cmake",
         'case "$*" in *--build*) ;; *) echo "$*" >"$0.last"; echo NVX_CUDA:STRING=AUTO >"$4/CMakeCache.txt" ;; esac\n'
-        f'case "$*" in *--build*) grep -q "CUDA_FAILED=nvcc" "$0.last" || {{ echo "${{FAILS:-{ERROR}}}"; exit 1; }} ;; esac',
+        f'case "$*" in *--build*) grep -q "CUDA_FAILED=nvcc" "$0.last" ||'
+        f' {{ echo "${{FAILS:-{ERROR}}}"; exit 1; }} ;; esac',
     )
     return lambda **how: build(first=tmp_path, **how)
 
@@ -261,7 +262,7 @@ def test_it_builds_for_the_visible_gpus(played, driver):
         (["sm_86"], "8.6+PTX 9.0", ["86,code=sm_86", "90,code=sm_90", "86,code=compute_86"]),
     ],
 )
-def test_a_gpu_that_nvcc_does_not_know_is_left_out_if_it_was_not_asked_for(build, driver, tmp_path, knows, asked, compiled):
+def test_a_gpu_that_nvcc_does_not_know_is_left_out(build, driver, tmp_path, knows, asked, compiled):
     home = toolkit(tmp_path / "toolkit", "release 13.0", "error: $*", *knows)
     asked = {"TORCH_CUDA_ARCH_LIST": asked} if asked else {}
     line = build.without_kernels(CUDA_HOME=home, LD_LIBRARY_PATH=driver, **asked)

@@ -307,7 +307,11 @@ tell(done=True)
 
 @pytest.mark.parametrize(
     "argument, environment, seconds",
-    [("timeout=limit(1)", {}, 1), ("pg_options=nvx.Options(timeout=limit(1))", {}, 1), ("", {"NVX_TIMEOUT_S": "1.5"}, 1.5)],
+    [
+        ("timeout=limit(1)", {}, 1),
+        ("pg_options=nvx.Options(timeout=limit(1))", {}, 1),
+        ("", {"NVX_TIMEOUT_S": "1.5"}, 1.5),
+    ],
 )
 def test_ranks_meet_within_the_timeout_of_the_group(launch, argument, environment, seconds):
     code = f"""
