@@ -1,8 +1,8 @@
 """NVX_AS and `nvx.serve_as`: groups that a program asks for by another backend's name are nvx's.
 
-On request nvx wraps torch's function with which init_process_group, new_group and device meshes make a group. It changes
-nothing else of torch, but for a handler that it adds to torch's c10d log on every rank (RefusalNamed). Code that makes a ProcessGroupGloo itself (RPC, the helper of
-TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
+On request nvx wraps torch's function with which init_process_group, new_group and device meshes make a group. Without a
+request it changes nothing of torch, but for a handler that it adds to torch's c10d log (RefusalNamed). Code that makes a
+ProcessGroupGloo itself (RPC, the helper of TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
 """
 
 import contextlib
@@ -106,8 +106,8 @@ def _name(c10d, group, asked, actual, store):
         group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)  # torch leaves it undefined
     _groups += 1
     if _groups == 1 and group.rank() == 0:
-        served_names = " and ".join(sorted(_served))
-        print(f"nvx serves the groups that are asked for as {served_names}; get_backend() still answers so", file=sys.stderr)
+        these = " and ".join(sorted(_served))
+        print(f"nvx serves the groups that are asked for as {these}; get_backend() still answers so", file=sys.stderr)
 
 
 # --- ranks that differ in NVX_AS ----------------------------------------------------------------------------

@@ -216,6 +216,18 @@ except ValueError as error:
     assert "'mpi'" in launch(code, {})[0].told["error"]
 
 
+def test_torchft_is_reached_by_attribute(launch):
+    code = """
+import nvx
+try:
+    told = nvx.torchft.ProcessGroupNVX.__name__
+except ModuleNotFoundError as error:
+    told = error.name
+tell(told=told)
+"""
+    assert launch(code, {})[0].told["told"] in ("ProcessGroupNVX", "torchft")
+
+
 def test_nccl_needs_a_torch_with_cuda(launch):
     code = """
 import nvx
