@@ -1,8 +1,8 @@
 """NVX_AS and `nvx.serve_as`: groups that a program asks for by another backend's name are nvx's.
 
 On request nvx wraps torch's function with which init_process_group, new_group and device meshes make a group. Without a
-request it only adds a handler to torch's c10d log (RefusalNamed). Code that makes a
-ProcessGroupGloo itself (RPC, the helper of TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
+request it only adds a handler to torch's c10d log (RefusalNamed). Code that makes a ProcessGroupGloo itself (RPC, the
+helper of TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
 """
 
 import contextlib
