@@ -146,4 +146,4 @@ def test_what_is_no_address_is_refused(cluster):
     cluster.start("begin", 2, environment={"NVX_ALLOW_FROM": "10.0.0.7;eth0"})
     for process in cluster.ranks:
         assert process.wait(60) != 0
-    assert "NVX_ALLOW_FROM=10.0.0.7;eth0 is no list of addresses" in cluster.logs()
+    assert "NVX_ALLOW_FROM=10.0.0.7;eth0 is not a list of addresses" in cluster.logs()
