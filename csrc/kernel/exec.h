@@ -27,6 +27,15 @@
 
 namespace nvx::kernel {
 
+/// `data + bytes`, also for an empty piece without memory: the host's language forbids an offset to null.
+NVX_HD inline std::byte* offset(std::byte* data, size_t bytes) {
+#ifdef __CUDA_ARCH__
+  return data + bytes;
+#else
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(data) + bytes);
+#endif
+}
+
 /// The operations in which the CPU algorithms (kernel/cpu/direct.h) are written, for the one host thread that runs a
 /// rank. The loops of the instruction-set level (kernel/reduce/level.h) do the bulk work.
 class CpuExec {

@@ -46,7 +46,7 @@ NVX_HD void put_packets(const Exec& ex, Channel& ch, Whom whom) {
       const Piece& piece = ch.peers()[p].send;
       const bool is_there = n < packs.count() && i < ch.peers()[p].packs_to && whom(p);
       const bool is_whole = is_there && is_aligned(piece.data) && (i + 1) * sizeof(Pack) <= piece.bytes;
-      return InPackets{p, i, is_there, is_whole, piece.data + i * sizeof(Pack), piece.bytes - i * sizeof(Pack)};
+      return InPackets{p, i, is_there, is_whole, offset(piece.data, i * sizeof(Pack)), piece.bytes - i * sizeof(Pack)};
     };
     NVX_UNROLL
     for (int j = 0; j < kAtOnce; ++j) {
