@@ -34,8 +34,8 @@ inline ShareOptions options_of(int rank, int ranks, int device) {
 
 inline std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
-/// What a driver has given and not got back, once other threads have had time to return theirs: the thread that made an
-/// arena holds it until it ends, and a call that was given up holds what it uses.
+/// The resources that a driver has given and not got back, once other threads have had time to return theirs: the
+/// thread that made an arena holds it until it ends, and a call that was given up holds what it uses.
 std::string open_books_at_rest(const FakeDriver& driver);
 
 /// Descriptors of this process.

@@ -49,34 +49,30 @@ def fake_gpus():
     pool.close()
 
 
-@pytest.fixture(scope="session")
-def played_gpus():
+def played_pool(*others, **settings):
+    """A pool on the played device. `others`: build functions of what it needs besides."""
     if played.module() is None:
         pytest.skip("nvx was not built with NVX_PLAYED")
-    fake_device.build()
-    pool = Ranks(prepare="played")
+    for build in (fake_device.build, *others):
+        build()
+    pool = Ranks(**settings)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def played_gpus():
+    yield from played_pool(prepare="played")
 
 
 @pytest.fixture(scope="session")
 def played_gpus_without_kernels():
-    if played.module() is None:
-        pytest.skip("nvx was not built with NVX_PLAYED")
-    fake_device.build()
-    pool = Ranks(prepare="played.without_kernels")
-    yield pool
-    pool.close()
+    yield from played_pool(prepare="played.without_kernels")
 
 
 @pytest.fixture(scope="session")
 def proxied_gpus():
-    if played.module() is None:
-        pytest.skip("nvx was not built with NVX_PLAYED")
-    fake_device.build()
-    pool = Ranks(prepare="played", hosts=2)
-    yield pool
-    pool.close()
+    yield from played_pool(prepare="played", hosts=2)
 
 
 @pytest.fixture(scope="session")
@@ -92,13 +88,7 @@ def fake_nccl_gpus():
 
 @pytest.fixture(scope="session")
 def played_nccl_gpus():
-    if played.module() is None:
-        pytest.skip("nvx was not built with NVX_PLAYED")
-    fake_device.build()
-    fake_nccl.build()
-    pool = Ranks(prepare="fake_nccl.over_kernels")
-    yield pool
-    pool.close()
+    yield from played_pool(fake_nccl.build, prepare="fake_nccl.over_kernels")
 
 
 def why_no_gpu():

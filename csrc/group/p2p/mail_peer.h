@@ -99,7 +99,7 @@ class NearPeer final : public MailPeer {
   void tell_full(bool full) override;
   void poke() const { nvx::poke(core_.members, rank_); }
 
-  // What this rank writes, and what the peer writes.
+  // This rank writes the first two, the peer the others.
   kernel::Outbox& out_;
   kernel::Inbox& in_;
   const kernel::Outbox& their_out_;

@@ -20,7 +20,7 @@ class ChannelMemory {
   NVX_HD uint32_t ranks() const { return ranks_; }
   NVX_HD uint32_t stamp32() const { return epoch_ & stamp_mask_; }
   NVX_HD const DeviceShape& shape() const { return at_.shape; }
-  /// Valid after enter(). What is concluded from greetings is valid after meet().
+  /// Valid after enter(). Conclusions from greetings are valid after meet().
   NVX_HD Peer* peers() const { return peers_; }
   NVX_HD Peer& me() const { return peers_[rank()]; }
   /// The i-th rank after this one. Each rank begins there, so that not all ranks access the same pad at once.

@@ -124,7 +124,7 @@ struct Copy {
   }
 };
 
-/// What a block keeps of each rank during an operation, in memory that its lanes share. One lane writes it; the others
+/// A block's state of one rank during an operation, in memory that its lanes share. One lane writes it; the others
 /// read it after their next sync() or all().
 struct Peer {
   std::byte* theirs;  ///< see PeerPads

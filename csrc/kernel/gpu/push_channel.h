@@ -8,7 +8,7 @@
 
 namespace nvx::kernel {
 
-/// What a kernel is compiled for. Any: every algorithm, type, operator and root, told apart at run time.
+/// The operations that a kernel is compiled for. Any: every algorithm, type, operator and root, told apart at run time.
 struct AnyOperation {
   static constexpr bool kHot = false;
   NVX_HD static bool has_chunks(const Job& job) { return kernel::has_chunks(job.algorithm); }
@@ -293,7 +293,7 @@ class PushChannel : public ChannelMemory {
     }
   }
 
-  /// What the operation's arguments and this rank's memory tell of a rank.
+  /// Fills a rank's state with the facts from the operation's arguments and this rank's memory.
   NVX_HD void describe(const Job& job, PieceTable table, uint32_t p) {
     const auto& pads = reinterpret_cast<const PeerPads*>(at_.state + DeviceState::pads())[p];
     const Piece to = job.send.of(p, at_.by_ranks, table), from = job.recv.of(p, at_.by_ranks, table);

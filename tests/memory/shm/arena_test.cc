@@ -213,7 +213,7 @@ TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
   }
 }
 
-/// What a process finds behind a door that is not nvx's, or lies.
+/// A door that is not nvx's, or lies.
 class FalseDoor {
  public:
   FalseDoor() {
