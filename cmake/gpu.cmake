@@ -30,7 +30,7 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
     nvx_twin_test(${part} ${part} --lean --ranks 2,3 --seconds 200)
   endforeach()
   # What is measured has no meaning here: a few sizes, until their time is over.
-  foreach(part bench product copies)
+  foreach(part bench product host_calls copies)
     nvx_twin_test(${part} ${part} --ranks 2 --seconds 3)
   endforeach()
   foreach(part processes killed)
@@ -45,7 +45,7 @@ if(NOT NVX_GPU_TESTS OR NOT NVX_CUDA_ON)
 endif()
 
 # The control kernels and the fused launches: as in cmake/core.cmake, nvcc knows none of the other flags.
-add_library(nvx_gpu_control OBJECT ${gpu_dir}/control.cu ${gpu_dir}/fused.cu)
+add_library(nvx_gpu_control OBJECT ${gpu_dir}/control.cu ${gpu_dir}/fused.cu ${gpu_dir}/without.cu)
 target_include_directories(nvx_gpu_control PRIVATE ${PROJECT_SOURCE_DIR}/csrc ${PROJECT_SOURCE_DIR}/tests)
 target_compile_options(nvx_gpu_control PRIVATE --fmad=false --expt-relaxed-constexpr)
 set_target_properties(nvx_gpu_control PROPERTIES CUDA_RUNTIME_LIBRARY Static)
@@ -73,7 +73,7 @@ if(TARGET _C)
 endif()
 
 if(NVX_TESTS)
-  foreach(part facts correct streams absent abort killed processes graph bench product copies pairs)
+  foreach(part facts correct streams absent abort killed processes graph bench product host_calls copies pairs)
     add_test(NAME gpu.${part} COMMAND nvx_gpu ${part} --seconds 100)
     set_tests_properties(gpu.${part} PROPERTIES TIMEOUT 300 LABELS gpu RUN_SERIAL ON SKIP_REGULAR_EXPRESSION "\"end\": \"skipped\"")
   endforeach()

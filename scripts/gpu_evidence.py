@@ -181,7 +181,8 @@ PARTS = (
     Part("absent", "kernels", 30, "program", "absent", FEW),
     Part("abort", "kernels", 25, "program", "abort", FEW),
     Part("graph", "kernels", 20, "program", "graph", FEW),
-    Part("product", "kernels", 60, "program", "product", FEW),
+    Part("product", "kernels", 75, "program", "product", FEW),
+    Part("host_calls", "kernels", 20, "program", "host_calls", FEW),
     Part("two_processes", "kernels", 45, "program", "processes --ranks 2", "--seconds 30"),
     Part("killed", "kernels", 35, "program", "killed", "--seconds 30"),
     Part("torch_ddp", "torch", 90, "tests", "two_ranks and ddp and not compile", "first_use and ddp"),
@@ -222,7 +223,7 @@ class Run:
         self.work = Path(tempfile.mkdtemp(prefix="nvx-evidence-"))
         self.end_at = time.monotonic() + arguments.minutes * 60
         self.building: subprocess.Popen | None = None
-        mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(), "dry_run": self.dry}
+        mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(self.folder), "dry_run": self.dry}
         self.document: dict[str, Any] = (
             json.loads(self.file.read_text()) if self.file.exists() else mine | {"parts": {}}
         )
@@ -354,8 +355,12 @@ class Run:
         return int(any(part["state"] not in ("passed", "skipped") for part in found.values()))
 
 
-def commit() -> str:
-    return subprocess.getoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD || echo unknown").splitlines()[-1]
+def commit(folder: Path) -> str:
+    """The commit of the bundle, else of the checkout."""
+    if (noted := folder / "commit").exists():
+        return noted.read_text().strip()
+    described = f"git -C {shlex.quote(str(ROOT))} describe --always --abbrev=40 --dirty || echo unknown"
+    return subprocess.getoutput(described).splitlines()[-1]
 
 
 def bundle(folder: Path) -> int:
@@ -368,7 +373,9 @@ def bundle(folder: Path) -> int:
     shutil.rmtree(build)
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS]
     subprocess.run(pip, check=True)
-    print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {commit()}")
+    (folder / "commit").unlink(missing_ok=True)
+    (folder / "commit").write_text(made_of := commit(folder))
+    print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {made_of}")
     return 0
 
 

@@ -53,6 +53,25 @@ std::string Stream::wait(std::chrono::milliseconds most) const {
   }
 }
 
+Captured::Captured(const Stream& stream, const std::function<void()>& launches) {
+  must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  try {
+    launches();
+  } catch (...) {
+    cudaGraph_t broken = nullptr;
+    (void)cudaStreamEndCapture(stream.get(), &broken);
+    throw;
+  }
+  must(cudaStreamEndCapture(stream.get(), &graph_), "cudaStreamEndCapture");
+  must(cudaGraphInstantiate(&ready_, graph_, 0), "cudaGraphInstantiate");
+  must(cudaGraphUpload(ready_, stream.get()), "cudaGraphUpload");
+}
+
+Captured::~Captured() {
+  cudaGraphExecDestroy(ready_);
+  cudaGraphDestroy(graph_);
+}
+
 Timer::Timer() {
   must(cudaEventCreate(&begin_), "cudaEventCreate");
   must(cudaEventCreate(&end_), "cudaEventCreate");

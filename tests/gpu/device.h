@@ -60,6 +60,19 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// A captured sequence of launches on one stream.
+class Captured {
+ public:
+  Captured(const Stream& stream, const std::function<void()>& launches);
+  ~Captured();
+  Captured(const Captured&) = delete;
+  void replay(const Stream& stream) const { must(cudaGraphLaunch(ready_, stream.get()), "cudaGraphLaunch"); }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t ready_ = nullptr;
+};
+
 /// The time between two points of a stream.
 class Timer {
  public:

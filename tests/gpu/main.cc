@@ -26,6 +26,7 @@ constexpr Part kParts[] = {
     {"graph", graph},
     {"bench", bench},
     {"product", product},
+    {"host_calls", host_calls},
     {"copies", copies},
     {"pairs", pairs},
     {"killed", killed},

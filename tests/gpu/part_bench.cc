@@ -1,16 +1,20 @@
-// Kernel time by size, ranks and algorithm, with all ranks fused in a launch. As baselines: an empty launch, a round of
-// flags, and a plain copy.
+// The time of operations by size, ranks and algorithm: in graphs of the kernels of a group, a stream a rank. As
+// baselines: an empty launch, a round of flags, and a plain copy.
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <span>
 
 #include "base/error.h"
 #include "gpu/control.h"
 #include "gpu/parts.h"
 #include "gpu/script.h"
+#include "gpu/without.h"
 #include "group/plan/device_plan.h"
+#include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpu {
@@ -24,45 +28,63 @@ constexpr size_t kMost = size_t(64) << 20;  // size of the largest message in by
 
 void must_launch(int error, const char* what) { must(cudaError_t(error), what); }
 
-/// In-place all-reduces of floats over all ranks on one device. The values are zero, so repetition does not change
-/// them.
-class FusedBench {
+/// In-place all-reduces of floats by all ranks on one device, each on a stream of its own, as a group launches them. The
+/// values are zero, so repetition does not change them.
+class Bench {
  public:
-  FusedBench(const kernel::DeviceShape& shape, size_t most_bytes)
-      : world_({shape, 0, 0}, World::How::kFused, /*heap_bytes=*/1 << 20),
+  Bench(const kernel::DeviceShape& shape, size_t most_bytes)
+      : world_({shape, 0, 0}, World::How::kStreams, /*heap_bytes=*/1 << 20),
         tensors_(shape.ranks * most_bytes),
         most_bytes_(most_bytes) {}
 
   size_t pad_bytes() const { return world_.pad_bytes(); }
+  const kernel::DeviceShape& shape() const { return world_.shape(); }
 
   bool can(DeviceAlgorithm algorithm, size_t bytes) const {
-    const Job job = job_of(algorithm, bytes, 0);
-    return kernel::can_do(algorithm, job, world_.shape(), nullptr);
+    return kernel::can_do(algorithm, job_of(algorithm, bytes, 0), world_.shape(), nullptr);
   }
 
-  /// The time of one launch of `jobs` operations a rank.
-  double us(DeviceAlgorithm algorithm, size_t bytes, uint32_t jobs, int times) {
-    world_.heap().reset();
-    const uint32_t ranks = world_.shape().ranks;
-    std::vector<FusedRank> fused;
-    for (uint32_t r = 0; r < ranks; ++r) {
-      const std::vector<Job> list(jobs, job_of(algorithm, bytes, r));
-      fused.push_back(
-          {world_.channel(r).prepared(), reinterpret_cast<const Job*>(bring(std::span(list))), jobs, nullptr});
-    }
-    const auto* at = reinterpret_cast<const FusedRank*>(bring(std::span(fused)));
-    const double us = time_of(world_.stream(0), times, 5, [&] {
-      const Status status = launch_fused(at, ranks, world_.shape().blocks, world_.stream(0).get());
-      if (!status.ok()) throw Error(status.code(), status.what());
-    });
-    for (uint32_t r = 0; r < ranks; ++r) {
-      if (const std::string told = verdict_of(world_.control(r)); !told.empty())
-        throw Error(Code::kSystem, "nvx: " + told);
-    }
-    return us;
+  /// The time of one of many operations in a graph. The time to launch the graphs is in a short and in a long one, and
+  /// their difference does not have it.
+  double us(DeviceAlgorithm algorithm, size_t bytes, Without without = Without::kNothing) {
+    const int few = 4, many = bytes <= (1 << 20) ? 104 : 24;
+    return (time_of_graphs(algorithm, bytes, without, many) - time_of_graphs(algorithm, bytes, without, few)) /
+           (many - few);
   }
 
  private:
+  /// The median time of a replay of `count` operations by every rank.
+  double time_of_graphs(DeviceAlgorithm algorithm, size_t bytes, Without without, int count) {
+    std::vector<std::unique_ptr<Captured>> graphs;
+    for (uint32_t r = 0; r < shape().ranks; ++r) {
+      const Job job = job_of(algorithm, bytes, r);
+      graphs.push_back(std::make_unique<Captured>(world_.stream(r), [&] {
+        for (int i = 0; i < count; ++i) {
+          const Status status = without == Without::kNothing
+                                    ? kernel::launch_cuda(world_.channel(r), {&job, 1}, {}, world_.stream(r).get())
+                                    : launch_without(without, world_.channel(r), job, world_.stream(r).get());
+          if (!status.ok()) throw Error(status.code(), status.what());
+        }
+      }));
+    }
+    std::vector<double> us;
+    for (int round = -2; round < 9; ++round) {  // the first rounds are warm-up
+      Timer timer;
+      timer.start(world_.stream(0));
+      for (uint32_t r = 0; r < shape().ranks; ++r) graphs[r]->replay(world_.stream(r));
+      timer.stop(world_.stream(0));
+      if (const std::string wrong = world_.wait(std::chrono::seconds(30)); !wrong.empty())
+        throw Error(Code::kTimeout, "nvx: " + wrong);
+      if (round >= 0) us.push_back(timer.us());
+    }
+    for (uint32_t r = 0; r < shape().ranks; ++r) {
+      if (const std::string told = verdict_of(world_.control(r)); !told.empty())
+        throw Error(Code::kSystem, "nvx: " + told);
+    }
+    std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
+    return us[us.size() / 2];
+  }
+
   Job job_of(DeviceAlgorithm algorithm, size_t bytes, uint32_t rank) const {
     kernel::Work work;
     std::byte* const tensor = tensors_.data() + rank * most_bytes_;
@@ -72,18 +94,44 @@ class FusedBench {
     job.patience_ns = kPatienceNs;
     return job;
   }
-  template <class T>
-  std::byte* bring(std::span<T> list) {
-    std::byte* const at = world_.heap().take(list.size_bytes());
-    must(cudaMemcpy(at, list.data(), list.size_bytes(), cudaMemcpyDefault), "cudaMemcpy");
-    must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    return at;
-  }
 
   World world_;
   Memory tensors_;
   size_t most_bytes_;
 };
+
+constexpr DeviceAlgorithm kAlgorithms[] = {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot,
+                                           DeviceAlgorithm::kReduceChunks};
+
+/// The bytes that one rank sends to the others.
+double sent_bytes(DeviceAlgorithm algorithm, size_t bytes, uint32_t ranks) {
+  // Half of each packet is stamps. In one step, the whole input goes to each peer; in two, a slice in each step.
+  const double slices = 2.0 * double(bytes) * (ranks - 1) / ranks;
+  if (algorithm == DeviceAlgorithm::kReducePackets) return 2.0 * double(bytes) * (ranks - 1);
+  return algorithm == DeviceAlgorithm::kReducePacketsTwoShot ? 2 * slices : slices;
+}
+
+/// Times one operation and adds a row. False: no time is left.
+bool time_one(Report& report, Bench& bench, const char* row, DeviceAlgorithm algorithm, size_t bytes, bool is_chosen,
+              Without without = Without::kNothing) {
+  const kernel::DeviceShape& shape = bench.shape();
+  if (!report.has_time()) {
+    report.cut_short(std::string(short_name(algorithm)) + " of " + std::to_string(shape.ranks) + " ranks, " +
+                     std::to_string(bytes) + " bytes");
+    return false;
+  }
+  const double us = bench.us(algorithm, bytes, without), sent = sent_bytes(algorithm, bytes, shape.ranks);
+  report.check("timed", "");
+  Line line;
+  line.add(row, "all_reduce").add("algorithm", short_name(algorithm)).add("ranks", shape.ranks);
+  line.add("blocks", shape.blocks).add("packets", shape.packets).add("chunk_bytes", shape.chunk_bytes);
+  line.add("pad_bytes", uint64_t(bench.pad_bytes())).add("bytes", uint64_t(bytes)).add("graph_us", us);
+  line.add("bus_gb_s", 2.0 * double(bytes) * (shape.ranks - 1) / shape.ranks / us / 1e3);
+  line.add("processor_gb_s_each_way", sent / shape.blocks / us / 1e3).add("chosen", is_chosen);
+  if (without != Without::kNothing) line.add("without", name_of(without));
+  report.say(line);
+  return true;
+}
 
 /// The time of an empty launch and of launches of flag rounds, for as many ranks and blocks.
 void bench_control(Report& report, uint32_t ranks, uint32_t blocks) {
@@ -115,26 +163,11 @@ struct Spot {
 
 /// One channel, with every size and algorithm that it supports.
 void bench_channel(Report& report, uint32_t ranks, const Spot& spot, std::span<const size_t> sizes) {
-  FusedBench bench({ranks, spot.blocks, spot.packets, spot.chunk_bytes}, sizes.back());
+  Bench bench({ranks, spot.blocks, spot.packets, spot.chunk_bytes}, sizes.back());
   for (const size_t bytes : sizes) {
-    for (const DeviceAlgorithm algorithm :
-         {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
-      if (!bench.can(algorithm, bytes)) continue;
-      if (algorithm == DeviceAlgorithm::kReduceChunks && bytes < 4096) continue;
-      if (!report.has_time()) {
-        report.cut_short(std::string(short_name(algorithm)) + ", " + std::to_string(bytes) + " bytes");
-        continue;
-      }
-      const int times = bytes <= (1 << 16) ? 200 : bytes <= (1 << 20) ? 50 : 5;
-      const double launch = bench.us(algorithm, bytes, 1, times);
-      const double inside =
-          bytes <= (1 << 20) ? (bench.us(algorithm, bytes, 33, 5) - bench.us(algorithm, bytes, 1, 20)) / 32 : -1;
-      report.check("timed", "");
-      Line line;
-      line.add("bench", "all_reduce").add("algorithm", short_name(algorithm)).add("ranks", ranks);
-      line.add("blocks", spot.blocks).add("bytes", uint64_t(bytes)).add("launch_us", launch);
-      if (inside >= 0) line.add("inside_us", inside);
-      report.say(line.add("pad_bytes", uint64_t(bench.pad_bytes())));
+    for (const DeviceAlgorithm algorithm : kAlgorithms) {
+      if (!bench.can(algorithm, bytes) || (algorithm == DeviceAlgorithm::kReduceChunks && bytes < 4096)) continue;
+      time_one(report, bench, "bench", algorithm, bytes, /*is_chosen=*/false);
     }
   }
 }
@@ -171,41 +204,77 @@ int product(const PartOptions& options) {
   Report report("product", options.span);
   constexpr uint32_t kWanted = 16;  // the choice of a group, if the device has room
   constexpr size_t kArena = size_t(64) << 20;
-  constexpr size_t kSizes[] = {8, 1024, 16 << 10, 128 << 10, 512 << 10, 4 << 20, kMost};
+  constexpr size_t kSizes[] = {8,         1024,      16 << 10, 64 << 10, 128 << 10, 256 << 10,
+                               512 << 10, 1 << 20, 4 << 20,  16 << 20, kMost};
   const uint32_t resident = resident_blocks();
-  std::vector<uint32_t> ranks = options.ranks;
-  for (uint32_t n = 2; options.ranks.empty() && n <= std::min(resident, 64u); n *= 2) ranks.push_back(n);
+  std::vector<uint32_t> ranks = options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4, 16, 32} : options.ranks;
   for (const uint32_t n : ranks) {
-    const uint32_t blocks = std::min(kWanted, resident / n);
-    const kernel::DeviceShape shape = device_shape(n, blocks, pad_budget(kArena));
-    FusedBench bench(shape, kMost / n);
-    for (const size_t bytes : kSizes) {
-      if (bytes > kMost / n) continue;
-      const DeviceAlgorithm algorithm = plan(Collective::kAllReduce, bytes, {.shape = shape}).algorithm;
-      if (!report.has_time()) {
-        report.cut_short(std::to_string(n) + " ranks, " + std::to_string(bytes) + " bytes");
-        continue;
+    for (const uint32_t most : {kWanted, 2 * kWanted}) {
+      const uint32_t blocks = std::min(most, resident / n);
+      if (blocks == 0 || (most != kWanted && blocks <= kWanted)) continue;
+      Bench bench(device_shape(n, blocks, pad_budget(kArena)), kMost / n);
+      for (const size_t bytes : kSizes) {
+        if (bytes > kMost / n) continue;
+        const DeviceAlgorithm chosen = plan(Collective::kAllReduce, bytes, {.shape = bench.shape()}).algorithm;
+        for (const DeviceAlgorithm algorithm : kAlgorithms) {
+          const bool is_near = algorithm != DeviceAlgorithm::kReduceChunks || bytes >= (64 << 10);
+          if (algorithm == chosen || (is_near && bench.can(algorithm, bytes)))
+            time_one(report, bench, "product", algorithm, bytes, algorithm == chosen);
+        }
       }
-      const int times = bytes <= (1 << 16) ? 100 : bytes <= (1 << 20) ? 20 : 5;
-      const double us = bench.us(algorithm, bytes, 1, times);
-      // Half of each packet is stamps. In one step, the whole input goes to each peer; in two, a slice in each step.
-      const double sent = algorithm == DeviceAlgorithm::kReducePackets
-                              ? 2.0 * bytes * (n - 1)
-                              : 2.0 * bytes * (n - 1) / n * (algorithm == DeviceAlgorithm::kReduceChunks ? 1 : 2);
-      report.check("timed", "");
-      report.say(Line()
-                     .add("product", "all_reduce")
-                     .add("algorithm", short_name(algorithm))
-                     .add("ranks", n)
-                     .add("blocks", blocks)
-                     .add("packets", shape.packets)
-                     .add("chunk_bytes", shape.chunk_bytes)
-                     .add("pad_bytes", uint64_t(bench.pad_bytes()))
-                     .add("bytes", uint64_t(bytes))
-                     .add("launch_us", us)
-                     .add("processor_gb_s_each_way", sent / blocks / us / 1e3));
+      if (most != kWanted) continue;
+      for (const Without without : {Without::kHostWords, Without::kFences}) {
+        for (const size_t bytes : {size_t(8), size_t(1) << 20}) {
+          const DeviceAlgorithm chosen =
+              bytes == 8 ? DeviceAlgorithm::kReducePackets : DeviceAlgorithm::kReduceChunks;
+          time_one(report, bench, "product", chosen, bytes, /*is_chosen=*/false, without);
+        }
+      }
     }
   }
+  return report.finish();
+}
+
+/// The host's time of the calls that a launch consists of.
+int host_calls(const PartOptions& options) {
+  Report report("host_calls", options.span);
+  constexpr int kCalls = 100;
+  World world({{2, 4, 256, 2048}, 0, 0}, World::How::kStreams, /*heap_bytes=*/1 << 20);
+  const Stream stream, other;
+  kernel::Tail tail;
+  cudaEvent_t event = nullptr;
+  must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  const auto demand = [](const Status& status) {
+    if (!status.ok()) throw Error(status.code(), status.what());
+  };
+  demand(tail.put_behind(stream.get(), false));
+  struct Call {
+    const char* name;
+    std::function<void()> call;
+  };
+  const Call calls[] = {
+      {"an empty launch", [&] { must_launch(launch_empty(1, stream.get()), "an empty launch"); }},
+      {"cudaEventRecord", [&] { must(cudaEventRecord(event, stream.get()), "cudaEventRecord"); }},
+      {"cudaStreamWaitEvent", [&] { must(cudaStreamWaitEvent(other.get(), event, 0), "cudaStreamWaitEvent"); }},
+      {"cudaEventQuery", [&] { (void)cudaEventQuery(event); }},
+      {"capture_of", [&] { (void)kernel::capture_of(stream.get()); }},
+      {"Tail::put_behind", [&] { demand(tail.put_behind(stream.get(), false)); }},
+      {"Tail::hold_back", [&] { demand(tail.hold_back(other.get(), false)); }},
+  };
+  for (const Call& one : calls) {
+    std::vector<double> us;
+    for (int round = -1; round < 9; ++round) {
+      const auto began = Clock::now();
+      for (int i = 0; i < kCalls; ++i) one.call();
+      const double took = std::chrono::duration<double, std::micro>(Clock::now() - began).count() / kCalls;
+      must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+      if (round >= 0) us.push_back(took);
+    }
+    std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
+    report.check(one.name, "");
+    report.say(Line().add("host_call", one.name).add("us", us[us.size() / 2]));
+  }
+  must(cudaEventDestroy(event), "cudaEventDestroy");
   return report.finish();
 }
 

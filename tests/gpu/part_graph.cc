@@ -16,34 +16,6 @@
 namespace nvx::gpu {
 namespace {
 
-/// A captured sequence of launches on one stream.
-class Captured {
- public:
-  Captured(const Stream& stream, const std::function<void()>& launches) {
-    must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    try {
-      launches();
-    } catch (...) {
-      cudaGraph_t broken = nullptr;
-      (void)cudaStreamEndCapture(stream.get(), &broken);
-      throw;
-    }
-    must(cudaStreamEndCapture(stream.get(), &graph_), "cudaStreamEndCapture");
-    must(cudaGraphInstantiate(&ready_, graph_, 0), "cudaGraphInstantiate");
-    must(cudaGraphUpload(ready_, stream.get()), "cudaGraphUpload");
-  }
-  ~Captured() {
-    cudaGraphExecDestroy(ready_);
-    cudaGraphDestroy(graph_);
-  }
-  Captured(const Captured&) = delete;
-  void replay(const Stream& stream) const { must(cudaGraphLaunch(ready_, stream.get()), "cudaGraphLaunch"); }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t ready_ = nullptr;
-};
-
 /// The same operations with the inputs of another round, at the addresses of the first round.
 std::vector<Act> acts_of(uint32_t ranks, const kernel::DeviceShape& shape, uint64_t round) {
   std::vector<Act> acts = some_acts(ranks, shape, 50);

@@ -35,8 +35,9 @@ int absent(const PartOptions& options);
 int abort_word(const PartOptions& options);
 int graph(const PartOptions& options);
 int bench(const PartOptions& options);
-/// The same with a group's own choice of blocks, packets, chunks and algorithm, for as many ranks as fit at once.
+/// The same with a group's own blocks, packets and chunks; and without words in host memory, and without fences.
 int product(const PartOptions& options);
+int host_calls(const PartOptions& options);
 int copies(const PartOptions& options);
 int pairs(const PartOptions& options);
 int processes(const PartOptions& options);

@@ -18,6 +18,7 @@
 
 #include "gpu/control.h"
 #include "gpu/fused.h"
+#include "gpu/without.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "support/played_stream.h"
@@ -147,12 +148,17 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st, cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return stream->begin([=] { return event->record(); }), cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return stream->begin([=] { return event->wait(); }), cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
   *ms = std::chrono::duration<float, std::milli>(end->then - begin->then).count();
@@ -204,6 +210,8 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   return {};
 }
 
+uint64_t capture_of(void*) { return 0; }
+
 Status call_host(void* stream, void (*what)(void*), void* with) {
   static_cast<cudaStream_t>(stream)->post([what, with] { what(with); });
   return {};
@@ -247,6 +255,10 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stre
     for (std::thread& kernel : kernels) kernel.join();
   });
   return {};
+}
+
+Status launch_without(Without, const kernel::DeviceChannel& channel, const kernel::Job& job, void* stream) {
+  return kernel::launch_cuda(channel, {&job, 1}, {}, stream);
 }
 
 int launch_empty(uint32_t, void*) { return cudaSuccess; }

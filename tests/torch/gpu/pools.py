@@ -136,7 +136,8 @@ def beside_ordinary(rank: Rank, counts: tuple[int, ...] = (1 << 18, 1 << 22), ca
 
 def train(rank: Rank, from_pool: bool) -> list[torch.Tensor]:
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(300, 700), nn.ReLU(), nn.Linear(700, 300)).to(rank.device)
+    # Weights of 4 MiB, so that pieces are too large for packets on any GPU: packets always use staging.
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).to(rank.device)
     mesh = DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
@@ -144,7 +145,7 @@ def train(rank: Rank, from_pool: bool) -> list[torch.Tensor]:
             layer.set_allocate_memory_from_process_group_for_comm(True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(4):
-        given = torch.randn(8, 300, generator=torch.Generator().manual_seed(10 * step + rank.number))
+        given = torch.randn(8, 1024, generator=torch.Generator().manual_seed(10 * step + rank.number))
         model(given.to(rank.device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
