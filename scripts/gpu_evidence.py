@@ -223,6 +223,7 @@ class Run:
         self.work = Path(tempfile.mkdtemp(prefix="nvx-evidence-"))
         self.end_at = time.monotonic() + arguments.minutes * 60
         self.building: subprocess.Popen | None = None
+        self.has_mps = False
         mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(self.folder), "dry_run": self.dry}
         self.document: dict[str, Any] = (
             json.loads(self.file.read_text()) if self.file.exists() else mine | {"parts": {}}
@@ -300,18 +301,21 @@ class Run:
             else:
                 yield from map(json.loads, text.splitlines())
 
-    @contextlib.contextmanager
-    def mps(self) -> Iterator[dict[str, str]]:
-        """The environment of MPS clients. Raises Lacking if MPS cannot be started."""
+    def mps(self) -> dict[str, str]:
+        """The environment of MPS clients. The first call starts MPS; go() ends it. Raises Lacking if it cannot be
+        started."""
         place = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(self.work))
         tool = self.tool(MPS)  # without MPS, the GPU time-slices the processes
-        started = run([tool, "-d"], 20, self.signals, self.env | place, leave=True)
-        try:
+        if not self.has_mps:
+            started = run([tool, "-d"], 20, self.signals, self.env | place, leave=True)
             if started.state != "passed":
                 raise Lacking(f"{MPS} -d: {started.why} {started.said[-300:]}")
-            yield place
-        finally:
-            run(["sh", "-c", f"echo quit | {tool}"], 10, None, self.env | place)
+            self.has_mps = True
+        return place
+
+    def end_mps(self) -> None:
+        if self.has_mps:
+            run(["sh", "-c", f"echo quit | {self.tool(MPS)}"], 10, None, self.env | self.mps())
 
     def write(self) -> None:
         draft = self.file.with_name(f".{self.file.name}.{os.getpid()}")
@@ -319,16 +323,15 @@ class Run:
         draft.replace(self.file)
 
     def try_part(self, part: Part) -> Outcome:
-        with contextlib.ExitStack() as stack:
-            try:
-                if part.kind in ("tests", "bench"):
-                    self.wait_for_module()
-                env = self.env | (stack.enter_context(self.mps()) if part.together else {})
-                if (seconds := min(part.seconds, self.end_at - time.monotonic())) < 5:
-                    raise Lacking("time ran out")
-                outcome = run(self.command(part, seconds), seconds, self.signals, env)
-            except Lacking as lacking:
-                return Outcome("interrupted" if self.signals.number else "skipped", str(lacking))
+        try:
+            if part.kind in ("tests", "bench"):
+                self.wait_for_module()
+            env = self.env | (self.mps() if part.together else {})
+            if (seconds := min(part.seconds, self.end_at - time.monotonic())) < 5:
+                raise Lacking("time ran out")
+            outcome = run(self.command(part, seconds), seconds, self.signals, env)
+        except Lacking as lacking:
+            return Outcome("interrupted" if self.signals.number else "skipped", str(lacking))
         outcome.mps = part.together
         with contextlib.suppress(OSError, ValueError, KeyError):
             outcome.rows += self.written()
@@ -350,6 +353,7 @@ class Run:
         finally:
             if self.building:
                 end(self.building)
+            self.end_mps()
             shutil.rmtree(self.work, ignore_errors=True)
         print(f"written: {self.file}")
         return int(any(part["state"] not in ("passed", "skipped") for part in found.values()))

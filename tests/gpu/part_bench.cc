@@ -60,9 +60,7 @@ class Bench {
       const Job job = job_of(algorithm, bytes, r);
       graphs.push_back(std::make_unique<Captured>(world_.stream(r), [&] {
         for (int i = 0; i < count; ++i) {
-          const Status status = without == Without::kNothing
-                                    ? kernel::launch_cuda(world_.channel(r), {&job, 1}, {}, world_.stream(r).get())
-                                    : launch_without(without, world_.channel(r), job, world_.stream(r).get());
+          const Status status = launch_without(without, world_.channel(r), job, world_.stream(r).get());
           if (!status.ok()) throw Error(status.code(), status.what());
         }
       }));
@@ -223,7 +221,8 @@ int product(const PartOptions& options) {
         }
       }
       if (most != kWanted) continue;
-      for (const Without without : {Without::kHostWords, Without::kFences}) {
+      for (const Without without : {Without::kHostWords, Without::kHostReads, Without::kHostWrites, Without::kMoreBlocks,
+                                    Without::kFences}) {
         for (const size_t bytes : {size_t(8), size_t(1) << 20}) {
           const DeviceAlgorithm chosen =
               bytes == 8 ? DeviceAlgorithm::kReducePackets : DeviceAlgorithm::kReduceChunks;

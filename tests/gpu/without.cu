@@ -20,14 +20,21 @@ struct Args {
 
 extern __shared__ kernel::Peer shared_peers[];
 
+/// Accesses host memory only as told. A read that is left out finds 0, as in a group that goes on.
+template <Without kWithout>
 struct HostlessMachine : CudaMachine {
   using CudaMachine::CudaMachine;
-  template <class Word>
-  __device__ Word load_host(const Word&) const {
-    return Word();
+  __device__ bool leaves_out(Without access) const {
+    return kWithout == Without::kHostWords || kWithout == access || (kWithout == Without::kMoreBlocks && tile() != 0);
   }
   template <class Word>
-  __device__ void store_host(Word&, Word) const {}
+  __device__ Word load_host(const Word& at) const {
+    return leaves_out(Without::kHostReads) ? Word() : CudaMachine::load_host(at);
+  }
+  template <class Word>
+  __device__ void store_host(Word& at, Word value) const {
+    if (!leaves_out(Without::kHostWrites)) CudaMachine::store_host(at, value);
+  }
 };
 
 struct FencelessMachine : CudaMachine {
@@ -54,8 +61,15 @@ const void* kernel_of(DeviceAlgorithm algorithm) {
 }  // namespace
 
 Status launch_without(Without without, const kernel::DeviceChannel& channel, const kernel::Job& job, void* stream) {
-  const void* const kernel = without == Without::kHostWords ? kernel_of<HostlessMachine>(job.algorithm)
-                                                            : kernel_of<FencelessMachine>(job.algorithm);
+  const void* kernel = nullptr;
+  switch (without) {
+    case Without::kNothing: return kernel::launch_cuda(channel, {&job, 1}, {}, stream);
+    case Without::kHostWords: kernel = kernel_of<HostlessMachine<Without::kHostWords>>(job.algorithm); break;
+    case Without::kHostReads: kernel = kernel_of<HostlessMachine<Without::kHostReads>>(job.algorithm); break;
+    case Without::kHostWrites: kernel = kernel_of<HostlessMachine<Without::kHostWrites>>(job.algorithm); break;
+    case Without::kMoreBlocks: kernel = kernel_of<HostlessMachine<Without::kMoreBlocks>>(job.algorithm); break;
+    case Without::kFences: kernel = kernel_of<FencelessMachine>(job.algorithm); break;
+  }
   Args args{channel.prepared(), job};
   void* arguments[] = {&args};
   const cudaError_t error =

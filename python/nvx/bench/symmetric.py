@@ -27,7 +27,10 @@ class SymmetricContender(Contender):
             raise Unsupported("symmetric memory only sums floats here, as an all_reduce")
         group = dist.group.WORLD.group_name
         buffer = memory.empty(case.count, dtype=case.dtype, device=self.device)
-        memory.rendezvous(buffer, group=group)
+        try:
+            memory.rendezvous(buffer, group=group)
+        except RuntimeError as error:  # such as ranks that share a GPU
+            raise Unsupported(f"torch's rendezvous of symmetric memory: {str(error).splitlines()[0]}") from None
         ops = torch.ops.symm_mem
         if case.nbytes >= TWO_SHOT_BYTES:
             return buffer, lambda: ops.two_shot_all_reduce_(buffer, "sum", group)
