@@ -138,15 +138,18 @@ class TileExec : public Machine {
     next_check_ns_ = began_ns + Machine::kCheckNs;
   }
 
-  /// The host's abort word, read by one lane of the tile; the other lanes get 0. The read crosses the bus: call it
-  /// early, and heeds() as late as its result is needed.
-  NVX_HD uint32_t ask_host() const { return checks_for_abort() ? Machine::load_host(control_->abort) : 0; }
+  /// The host's abort word, read by one lane of the first block; all others get 0. The read crosses the bus: call it
+  /// early, and heeds() as late as its result is needed. Reads of one word by many blocks come one after another, at
+  /// about a microsecond each, so the other blocks learn of an abort where they wait, or by the rank's failure.
+  NVX_HD uint32_t ask_host() const {
+    return checks_for_abort() && Machine::tile() == 0 ? Machine::load_host(control_->abort) : 0;
+  }
   NVX_HD bool heeds(uint32_t abort) { return abort == 0 || fail(alarm()); }
 
-  /// How far a peer's pool is mapped. Any lane may call it; call it early, because the reads cross the bus. `base`
-  /// never changes once set, and `mapped` only grows, so the two reads need not be atomic together.
-  NVX_HD PoolView ask_host(const PoolView& at) const {
-    return {Machine::load_host(at.base), Machine::load_host(at.mapped)};
+  /// How far a peer's pool is mapped. `base` never changes once set, and `mapped` only grows, so the two reads need not
+  /// be atomic together.
+  NVX_HD PoolView read(const PoolView& at) const {
+    return {Machine::load_view(at.base), Machine::load_view(at.mapped)};
   }
 
   /// Begins an operation: verdicts name it by this epoch, and the host can read it in `Control::begun`. Returns false
@@ -324,6 +327,8 @@ class CudaMachine {
   __device__ Word load_host(const Word& at) const {
     return system_ref<Word>(const_cast<Word&>(at)).load(cuda::std::memory_order_relaxed);
   }
+  /// Part of a PoolView, which a copy of the host may be changing.
+  __device__ uint64_t load_view(const uint64_t& at) const { return load_host(at); }
   template <class Word>
   __device__ void store_host(Word& at, Word value) const {
     system_ref<Word>(at).store(value, cuda::std::memory_order_relaxed);

@@ -28,8 +28,8 @@ constexpr size_t kMost = size_t(64) << 20;  // size of the largest message in by
 
 void must_launch(int error, const char* what) { must(cudaError_t(error), what); }
 
-/// In-place all-reduces of floats by all ranks on one device, each on a stream of its own, as a group launches them. The
-/// values are zero, so repetition does not change them.
+/// In-place all-reduces of floats by all ranks on one device, each on a stream of its own, as a group launches them.
+/// The values are zero, so repetition does not change them.
 class Bench {
  public:
   Bench(const kernel::DeviceShape& shape, size_t most_bytes)
@@ -183,8 +183,8 @@ int bench(const PartOptions& options) {
   constexpr size_t kLarge[] = {1 << 20, 4 << 20, 16 << 20, kMost};
   // A block of a one-shot holds half a packet a byte from each rank. The small channels hold every size up to 16 KiB.
   const Spot small[] = {{1, 2048, 4096}, {2, 1024, 4096}, {4, 1024, 8192}, {8, 2048, 8192}};
-  const Spot large[] = {
-      {4, 64, 32 << 10}, {8, 64, 32 << 10}, {16, 64, 16 << 10}, {16, 64, 64 << 10}, {32, 64, 16 << 10}};
+  const Spot large[] = {{4, 64, 8 << 10},  {4, 64, 16 << 10},  {4, 64, 32 << 10},  {4, 64, 64 << 10},
+                        {8, 64, 32 << 10}, {16, 64, 16 << 10}, {16, 64, 64 << 10}, {32, 64, 16 << 10}};
   for (const uint32_t n : ranks) {
     for (const Spot& spot : small) {
       if (n * spot.blocks > resident || !report.has_time()) continue;
@@ -202,7 +202,7 @@ int product(const PartOptions& options) {
   Report report("product", options.span);
   constexpr uint32_t kWanted = 16;  // the choice of a group, if the device has room
   constexpr size_t kArena = size_t(64) << 20;
-  constexpr size_t kSizes[] = {8,         1024,      16 << 10, 64 << 10, 128 << 10, 256 << 10,
+  constexpr size_t kSizes[] = {8,         1024,    16 << 10, 64 << 10, 128 << 10, 256 << 10,
                                512 << 10, 1 << 20, 4 << 20,  16 << 20, kMost};
   const uint32_t resident = resident_blocks();
   std::vector<uint32_t> ranks = options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4, 16, 32} : options.ranks;
@@ -221,11 +221,9 @@ int product(const PartOptions& options) {
         }
       }
       if (most != kWanted) continue;
-      for (const Without without : {Without::kHostWords, Without::kHostReads, Without::kHostWrites, Without::kMoreBlocks,
-                                    Without::kFences}) {
+      for (const Without without : {Without::kHostWords, Without::kHostReads, Without::kHostWrites, Without::kFences}) {
         for (const size_t bytes : {size_t(8), size_t(1) << 20}) {
-          const DeviceAlgorithm chosen =
-              bytes == 8 ? DeviceAlgorithm::kReducePackets : DeviceAlgorithm::kReduceChunks;
+          const DeviceAlgorithm chosen = bytes == 8 ? DeviceAlgorithm::kReducePackets : DeviceAlgorithm::kReduceChunks;
           time_one(report, bench, "product", chosen, bytes, /*is_chosen=*/false, without);
         }
       }

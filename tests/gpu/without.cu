@@ -24,13 +24,12 @@ extern __shared__ kernel::Peer shared_peers[];
 template <Without kWithout>
 struct HostlessMachine : CudaMachine {
   using CudaMachine::CudaMachine;
-  __device__ bool leaves_out(Without access) const {
-    return kWithout == Without::kHostWords || kWithout == access || (kWithout == Without::kMoreBlocks && tile() != 0);
-  }
+  __device__ bool leaves_out(Without access) const { return kWithout == Without::kHostWords || kWithout == access; }
   template <class Word>
   __device__ Word load_host(const Word& at) const {
     return leaves_out(Without::kHostReads) ? Word() : CudaMachine::load_host(at);
   }
+  __device__ uint64_t load_view(const uint64_t& at) const { return CudaMachine::load_host(at); }
   template <class Word>
   __device__ void store_host(Word& at, Word value) const {
     if (!leaves_out(Without::kHostWrites)) CudaMachine::store_host(at, value);
@@ -67,7 +66,6 @@ Status launch_without(Without without, const kernel::DeviceChannel& channel, con
     case Without::kHostWords: kernel = kernel_of<HostlessMachine<Without::kHostWords>>(job.algorithm); break;
     case Without::kHostReads: kernel = kernel_of<HostlessMachine<Without::kHostReads>>(job.algorithm); break;
     case Without::kHostWrites: kernel = kernel_of<HostlessMachine<Without::kHostWrites>>(job.algorithm); break;
-    case Without::kMoreBlocks: kernel = kernel_of<HostlessMachine<Without::kMoreBlocks>>(job.algorithm); break;
     case Without::kFences: kernel = kernel_of<FencelessMachine>(job.algorithm); break;
   }
   Args args{channel.prepared(), job};

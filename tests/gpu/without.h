@@ -14,12 +14,11 @@ enum class Without : uint8_t {
   kHostWords,   ///< accesses to words in the host's memory: the abort word, the epochs that the host can see
   kHostReads,   ///< ... only the reads
   kHostWrites,  ///< ... only the writes
-  kMoreBlocks,  ///< ... only those of all blocks but the first
   kFences,      ///< the fence of a round of chunks
 };
 constexpr const char* name_of(Without without) {
   constexpr const char* kNames[] = {"nothing", "words in host memory", "reads of host memory", "writes to host memory",
-                                      "words in host memory but for the first block", "fences"};
+                                    "fences"};
   return kNames[size_t(without)];
 }
 

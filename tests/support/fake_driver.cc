@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <atomic>
 
 #include <algorithm>
 #include <cstdio>
@@ -481,6 +482,23 @@ DriverCode FakeDriver::close_queue(int, DeviceQueue queue) {
   return code;
 }
 
+namespace {
+
+/// Kernels may read words while a copy changes them, as on a device.
+void copy_words(void* to, void* from, size_t bytes) {
+  constexpr size_t kWord = sizeof(uint64_t);
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % kWord != 0) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  for (size_t i = 0; i < bytes / kWord; ++i) {
+    const uint64_t word = std::atomic_ref(static_cast<uint64_t*>(from)[i]).load(std::memory_order_relaxed);
+    std::atomic_ref(static_cast<uint64_t*>(to)[i]).store(word, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
 DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "copy")) return code;
@@ -498,7 +516,7 @@ DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DeviceP
   if (worst == Truth::kHangs) queues_[queue].hangs = true;
   if (!came_back_) queues_[queue].busy.insert({base_of(to), base_of(from)});
   if (queues_[queue].hangs && !came_back_) return 0;
-  std::memcpy(pointer(to), pointer(from), bytes);
+  copy_words(pointer(to), pointer(from), bytes);
   if (worst == Truth::kCorrupts || (worst == Truth::kCorruptsWrites && writes))
     static_cast<uint8_t*>(pointer(to))[bytes / 2] ^= 0x10;
   return 0;

@@ -137,7 +137,7 @@ class TwinMachine {
     if (crossing_.count_look() == mischief_.abort_at) store(const_cast<uint32_t&>(at), 1);
     return load(at);
   }
-  uint64_t load_host(const uint64_t& at) const {
+  uint64_t load_view(const uint64_t& at) const {
     return std::atomic_ref(const_cast<uint64_t&>(at)).load(std::memory_order_relaxed);
   }
 

@@ -106,21 +106,28 @@ void DeviceEnd::keep(User user) {
 /// Marks this rank as failed in its state, which a kernel reads before it writes to peers. A hot kernel heeds the abort
 /// word only later, and what it writes until then may belong to another group by now.
 void DeviceEnd::stop_replays() {
-  const DevicePtr failed = state_->base() + DeviceState::rank() + offsetof(kernel::RankState, failed);
-  const DevicePtr one = control_->base() + offsetof(kernel::Control, abort);
-  const Deadline deadline = Deadline::after(home_.patience());
-  const auto write = [driver = home_.driver(), device = options_.device, touches = std::vector{state_, control_},
-                      failed, one, deadline]() -> PairVerdict {
-    DeviceWork work(driver, device, touches);
-    return work.carry_out([&]() -> PairVerdict {
-      work.copy(failed, one, sizeof(uint32_t));
-      if (work.drain(deadline)) return {};
-      return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
-    });
-  };
-  if (const PairVerdict wrote = run_work(write, deadline); !wrote.fine())
+  const auto write = state_writer(DeviceState::rank() + offsetof(kernel::RankState, failed),
+                                  control_->base() + offsetof(kernel::Control, abort), sizeof(uint32_t));
+  if (const PairVerdict wrote = write(); !wrote.fine())
     NVX_LOG(kWarn, "group %s: replays of its graphs on GPU %d may still write to peers: %s", options_.group.c_str(),
             options_.device, wrote.why.c_str());
+}
+
+/// A function that copies from pinned memory into the state, and may be called when this end has gone.
+std::function<PairVerdict()> DeviceEnd::state_writer(size_t to, DevicePtr from, size_t bytes) const {
+  return [driver = home_.driver(), device = options_.device, touches = std::vector{state_, control_},
+          at = state_->base() + to, from, bytes, patience = home_.patience()] {
+    const Deadline deadline = Deadline::after(patience);
+    const auto write = [=]() -> PairVerdict {
+      DeviceWork work(driver, device, touches);
+      return work.carry_out([&]() -> PairVerdict {
+        work.copy(at, from, bytes);
+        if (work.drain(deadline)) return {};
+        return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
+      });
+    };
+    return run_work(write, deadline);
+  };
 }
 
 void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
@@ -242,7 +249,7 @@ void DeviceEnd::take_memory(uint32_t first_epoch) {
   for (uint64_t& ended : control().ended) ended = kernel::BlockEnd{first_epoch, 0}.word();
   channel_.state = pointer(state_->base());
   channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
-  channel_.pools = kernel::pool_views(channel_.control);
+  channel_.pools = reinterpret_cast<const kernel::PoolView*>(channel_.state + DeviceState{channel_.shape}.views());
 }
 
 /// Each rank publishes where its pad is. The location is checked against the size of the peer's mapping.
@@ -278,10 +285,17 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
                   "nvx: " + options_.name(int(r)) + " describes its GPU in the format of another version of nvx",
                   kOneVersion);
     if (int(r) == options_.rank || !shares_virtual_memory(share_->peer(int(r)))) continue;
-    ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &pool_view(int(r)),
+    ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &kernel::pool_views(&control())[r],
                 options_.describe(int(r))};
   }
-  pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news);
+  const auto write = state_writer(DeviceState{channel_.shape}.views(), control_->base() + sizeof(kernel::Control),
+                                  cards.size() * sizeof(kernel::PoolView));
+  const auto show_all = [write, group = options_.group] {
+    if (const PairVerdict wrote = write(); !wrote.fine())
+      NVX_LOG(kWarn, "group %s: transfers stay staged: %s", group.c_str(), wrote.why.c_str());
+  };
+  pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news,
+                                         show_all);
 }
 
 /// Formats a pad wherever a peer writes for this rank: in the arena, in its fallback, or in both. Returns the memory

@@ -57,10 +57,6 @@ class DeviceEnd {
   const kernel::DeviceChannel& channel() const { return channel_; }
   /// The control block, mapped on the host.
   kernel::Control& control() const { return *reinterpret_cast<kernel::Control*>(control_->host()); }
-  /// A peer's pool as this rank's kernels see it. The host writes `base`, then `mapped` with release, so a kernel that
-  /// sees `mapped` also sees `base`. Any thread may write, as long as this end exists; kernels in flight may miss the
-  /// update.
-  kernel::PoolView& pool_view(int peer) const { return kernel::pool_views(&control())[peer]; }
   /// Call before each launch: see `DevicePools`.
   void look_at_pools() { pools_->look(); }
   PoolStats pool_stats(uint32_t direct) const {
@@ -92,6 +88,7 @@ class DeviceEnd {
   std::vector<std::shared_ptr<DeviceRegion>> format(const TrialSetting& setting);
   void let_go();
   void stop_replays();
+  std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;
   template <class Result>
   Result ask_device(const std::string& what, std::function<Result()> call) const;
   std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;

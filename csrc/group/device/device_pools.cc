@@ -9,8 +9,10 @@
 
 namespace nvx {
 
-DevicePools::DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news)
+DevicePools::DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news,
+                         std::function<void()> show_all)
     : news_(std::move(news)), patience_(home.patience()), own_(home.made_pool(device)), peers_(ranks.size()) {
+  bool is_any_mapped = false;  // by another group
   for (size_t r = 0; r < ranks.size(); ++r) {
     if (!ranks[r].owner) continue;
     auto peer = std::make_shared<Peer>();
@@ -21,9 +23,11 @@ DevicePools::DevicePools(DeviceHome& home, int device, std::string group, std::v
       MutexLock lock(peer->mutex);
       peer->view = ranks[r].view;
     }
-    peer->show();  // shows the part that another group has already mapped
+    peer->show_all = show_all;
+    is_any_mapped |= peer->show();
     peers_[r] = std::move(peer);
   }
+  if (is_any_mapped) show_all();
 }
 
 DevicePools::~DevicePools() {
@@ -86,7 +90,7 @@ void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patie
     if (known && known->code() == Code::kTimeout) pool->give_up();
     contain("logging why transfers are staged", [&] { say(without_name(error.what())); });
   }
-  show();
+  if (show()) show_all();
   tried.store(grown, std::memory_order_release);
   busy.store(false, std::memory_order_release);
 }
@@ -101,13 +105,14 @@ void DevicePools::Peer::say(const std::string& why) {
       group.c_str(), who.c_str(), why.c_str());
 }
 
-/// Kernels read `base` only if `mapped` is not 0.
-void DevicePools::Peer::show() {
+/// Whether there is anything for kernels to use.
+bool DevicePools::Peer::show() {
   const uint64_t mapped = pool->mapped();
   MutexLock lock(mutex);
-  if (!view || mapped == 0) return;
+  if (!view || mapped == 0) return false;
   std::atomic_ref(view->base).store(pool->base(), std::memory_order_release);
   std::atomic_ref(view->mapped).store(mapped, std::memory_order_release);
+  return true;
 }
 
 }  // namespace nvx

@@ -34,11 +34,13 @@ class DevicePools {
  public:
   struct Rank {
     std::optional<PoolOwner> owner;  ///< empty if this peer's device memory is not reachable: its pool is never mapped
-    kernel::PoolView* view = nullptr;  ///< for this rank's kernels
+    kernel::PoolView* view = nullptr;  ///< for this rank's kernels, once `show_all` has copied it to them
     std::string who;                   ///< "rank 3 (pid 4711, host a01)"
   };
-  /// `ranks`: by rank; this rank's entry has no owner. `news` is called during `look()` only.
-  DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news);
+  /// `ranks`: by rank; this rank's entry has no owner. `news` is called during `look()` only. `show_all` copies the
+  /// views to where kernels read them. It is called on any thread, also after the group has gone.
+  DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news,
+              std::function<void()> show_all);
   /// Does not wait for mappings in progress. All kernels that use the views must have ended.
   ~DevicePools();
   DevicePools(const DevicePools&) = delete;
@@ -56,6 +58,7 @@ class DevicePools {
   struct Peer {
     std::string who, group;
     std::shared_ptr<PeerPool> pool;
+    std::function<void()> show_all;
     std::atomic<uint64_t> tried{0};  // the size of the last request to map
     std::atomic<bool> busy{false};
     Mutex mutex;
@@ -64,7 +67,7 @@ class DevicePools {
 
     void catch_up(uint64_t grown, std::chrono::milliseconds patience) EXCLUDES(mutex);
     void say(const std::string& why) EXCLUDES(mutex);
-    void show() EXCLUDES(mutex);
+    bool show() EXCLUDES(mutex);
   };
 
   const PoolNews news_;

@@ -193,9 +193,13 @@ struct DeviceState {
   constexpr size_t pipe(uint32_t block, uint32_t peer) const {
     return pipes() + (size_t(block) * shape.ranks + peer) * sizeof(PipeState);
   }
-  constexpr size_t bytes() const { return round(pipe(shape.blocks, 0)); }
+  /// One PoolView per rank: the host copies here what it has mapped. Kernels do not read it from the host's memory,
+  /// where the reads of a launch's blocks would come one after another.
+  constexpr size_t views() const { return round(pipe(shape.blocks, 0)); }
+  constexpr size_t bytes() const { return round(views() + shape.ranks * kViewBytes); }
 
  private:
+  static constexpr size_t kViewBytes = 16;
   static constexpr size_t round(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
 };
 
@@ -236,14 +240,15 @@ struct alignas(kCacheLine) Control {
 /// How far the block that is behind the others has come: the host's view of what has ended. Tells of progress only.
 BlockEnd least_ended(const Control& control, uint32_t blocks);
 
-/// The part of another rank's pool (memory/gpu/device_pool.h) that this rank's device can access. In pinned host
-/// memory. The host writes it at any time: first `base`, which then never changes, then `mapped`, which only grows.
+/// The part of another rank's pool (memory/gpu/device_pool.h) that this rank's device can access. The host writes it at
+/// any time: first `base`, which then never changes, then `mapped`, which only grows.
 struct PoolView {
   uint64_t base;    ///< the address of its first byte; 0: nothing is mapped
   uint64_t mapped;  ///< accessible bytes from there
 };
 
-/// The memory that the host and the kernels of a rank share: a Control, then one PoolView per rank.
+/// The memory that the host and the kernels of a rank share: a Control, then one PoolView per rank, which the host
+/// copies to DeviceState::views().
 constexpr size_t control_bytes(uint32_t ranks) { return sizeof(Control) + ranks * sizeof(PoolView); }
 inline PoolView* pool_views(Control* control) { return reinterpret_cast<PoolView*>(control + 1); }
 
@@ -269,7 +274,7 @@ struct DeviceChannel {
   uint32_t rank = 0;
   std::byte* state = nullptr;
   Control* control = nullptr;
-  const PoolView* pools = nullptr;  ///< by rank; null: everything uses staging
+  const PoolView* pools = nullptr;  ///< by rank, in device memory; null: everything uses staging
   uint32_t by_replays = 0;          ///< 1 if the launch belongs to a graph, whose replays the host does not count
   Stamp* told = nullptr;            ///< in host memory; set to `tells` when the launch has ended without failure
   Stamp tells = 0;

@@ -366,9 +366,7 @@ class PushChannel : public ChannelMemory {
 
   // ---- places
 
-  NVX_HD PoolView view_of(uint32_t p) const {
-    return at_.pools && p < ranks_ ? ex_.ask_host(at_.pools[p]) : PoolView{};
-  }
+  NVX_HD PoolView view_of(uint32_t p) const { return at_.pools && p < ranks_ ? ex_.read(at_.pools[p]) : PoolView{}; }
 
   /// The place of a piece in this rank's pool, as sent in a greeting.
   NVX_HD static uint64_t place_of(const Pieces& pieces, uint64_t first, const Piece& piece) {

@@ -17,10 +17,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
+/// As the kernels of `one` see the peer's pool.
 kernel::PoolView view_of(const DeviceRank& one, int peer) {
-  kernel::PoolView& view = one.side->end().pool_view(peer);
-  const uint64_t mapped = std::atomic_ref(view.mapped).load();  // `mapped` is written after the base
-  return {std::atomic_ref(view.base).load(), mapped};
+  const kernel::PoolView& view = one.side->end().channel().pools[peer];
+  const auto read = [](const uint64_t& word) { return std::atomic_ref(const_cast<uint64_t&>(word)).load(); };
+  return {read(view.base), read(view.mapped)};
 }
 
 /// The ranks of a group as threads: the memory of their pads, and collective calls.

@@ -84,7 +84,7 @@ struct Pooled {
   void see(size_t granules) {
     for (int p = 0; p < one.world.ranks(); ++p) {
       pools.map(one.rank, p, granules);
-      kernel::PoolView& view = one.side->end().pool_view(p);
+      auto& view = const_cast<kernel::PoolView&>(one.side->end().channel().pools[p]);
       std::atomic_ref(view.base).store(pools.views(one.rank)[p].base);
       std::atomic_ref(view.mapped).store(pools.views(one.rank)[p].mapped);
     }
