@@ -333,6 +333,9 @@ class Run:
         except Lacking as lacking:
             return Outcome("interrupted" if self.signals.number else "skipped", str(lacking))
         outcome.mps = part.together
+        if part.together and outcome.state != "passed":
+            with contextlib.suppress(OSError):
+                outcome.said += "\nMPS: " + (self.work / "server.log").read_text()[-1500:]
         with contextlib.suppress(OSError, ValueError, KeyError):
             outcome.rows += self.written()
         return outcome

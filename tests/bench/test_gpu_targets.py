@@ -6,7 +6,11 @@ import gpu_targets
 import pytest
 
 
-def fused(algorithm, size, us, ranks=8):
+def in_graph(algorithm, size, us, ranks=8):
+    return {"bench": "all_reduce", "algorithm": algorithm, "ranks": ranks, "bytes": size, "graph_us": us}
+
+
+def of_processes(algorithm, size, us, ranks=8):
     return {"bench": "all_reduce", "algorithm": algorithm, "ranks": ranks, "bytes": size, "launch_us": us}
 
 
@@ -30,10 +34,10 @@ STEP = [
     for name, us in (("nvx", 3e3), ("gloo", 5e3))
 ]
 GOOD = {
-    "bench": [rounds(6.0), *(fused("one_shot", n, 5.0) for n in (8, 16 << 10)), fused("chunks", 16 << 20, 190.0)],
+    "bench": [rounds(6.0), *(in_graph("one_shot", n, 5.0) for n in (8, 16 << 10)), in_graph("chunks", 16 << 20, 190.0)],
     "copies": [COPY, *(COPY | {"copy": way, "gb_s": 10.0} for way in ("device_to_host", "host_to_device"))],
     "two_processes": [START],
-    "bench_processes": [fused("one_shot", 16 << 10, 5.0)],
+    "bench_processes": [of_processes("one_shot", 16 << 10, 5.0)],
     "symm_mem_8": swept("symm_mem", n16384=5.5),
     "symm_mem_graphs": [*swept("nvx", n64=5.0), *swept("symm_mem", n64=5.0)],
     "torch_calls": [{"profile": "all_reduce", "calls": 20}, {"host": "all_reduce", "over_launch_us": 3.9}],
@@ -57,8 +61,8 @@ def test_without_figures_nothing_is_measured():
 @pytest.mark.parametrize(
     ("name", "part", "rows"),
     [
-        ("one_shot", "bench", [rounds(6.0), fused("one_shot", 8, 5.0), fused("one_shot", 16 << 10, 6.1)]),
-        ("two_shot", "bench", [fused("chunks", 16 << 20, 260.0)]),
+        ("one_shot", "bench", [rounds(6.0), in_graph("one_shot", 8, 5.0), in_graph("one_shot", 16 << 10, 6.1)]),
+        ("two_shot", "bench", [in_graph("chunks", 16 << 20, 260.0)]),
         ("arena", "processes", [START | {"arena_bytes": (64 << 20) + 1}]),
         ("init", "processes", [START | {"init_ms": 201.0}]),
         ("under_mps", "symm_mem_8", swept("symm_mem", n16384=5.0)),

@@ -170,6 +170,31 @@ void bench_channel(Report& report, uint32_t ranks, const Spot& spot, std::span<c
   }
 }
 
+constexpr size_t kArena = size_t(64) << 20;
+
+/// Every size with the algorithm that a group chooses, and with the others that can do it.
+void bench_product(Report& report, Bench& bench) {
+  constexpr size_t kSizes[] = {8,         1024,    16 << 10, 64 << 10, 128 << 10, 256 << 10,
+                               512 << 10, 1 << 20, 4 << 20,  16 << 20, kMost};
+  for (const size_t bytes : kSizes) {
+    if (bytes > kMost / bench.shape().ranks) continue;
+    const DeviceAlgorithm chosen = plan(Collective::kAllReduce, bytes, {.shape = bench.shape()}).algorithm;
+    for (const DeviceAlgorithm algorithm : kAlgorithms) {
+      const bool is_near = algorithm != DeviceAlgorithm::kReduceChunks || bytes >= (64 << 10);
+      if (algorithm == chosen || (is_near && bench.can(algorithm, bytes)))
+        time_one(report, bench, "product", algorithm, bytes, algorithm == chosen);
+    }
+  }
+}
+
+/// A small and a large operation without what costs them time.
+void bench_without(Report& report, Bench& bench) {
+  for (const Without without : {Without::kHostWords, Without::kHostReads, Without::kHostWrites, Without::kFences}) {
+    time_one(report, bench, "product", DeviceAlgorithm::kReducePackets, 8, /*is_chosen=*/false, without);
+    time_one(report, bench, "product", DeviceAlgorithm::kReduceChunks, 1 << 20, /*is_chosen=*/false, without);
+  }
+}
+
 }  // namespace
 
 int bench(const PartOptions& options) {
@@ -200,33 +225,16 @@ int bench(const PartOptions& options) {
 
 int product(const PartOptions& options) {
   Report report("product", options.span);
-  constexpr uint32_t kWanted = 16;  // the choice of a group, if the device has room
-  constexpr size_t kArena = size_t(64) << 20;
-  constexpr size_t kSizes[] = {8,         1024,    16 << 10, 64 << 10, 128 << 10, 256 << 10,
-                               512 << 10, 1 << 20, 4 << 20,  16 << 20, kMost};
   const uint32_t resident = resident_blocks();
-  std::vector<uint32_t> ranks = options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4, 16, 32} : options.ranks;
-  for (const uint32_t n : ranks) {
-    for (const uint32_t most : {kWanted, 2 * kWanted}) {
-      const uint32_t blocks = std::min(most, resident / n);
-      if (blocks == 0 || (most != kWanted && blocks <= kWanted)) continue;
-      Bench bench(device_shape(n, blocks, pad_budget(kArena)), kMost / n);
-      for (const size_t bytes : kSizes) {
-        if (bytes > kMost / n) continue;
-        const DeviceAlgorithm chosen = plan(Collective::kAllReduce, bytes, {.shape = bench.shape()}).algorithm;
-        for (const DeviceAlgorithm algorithm : kAlgorithms) {
-          const bool is_near = algorithm != DeviceAlgorithm::kReduceChunks || bytes >= (64 << 10);
-          if (algorithm == chosen || (is_near && bench.can(algorithm, bytes)))
-            time_one(report, bench, "product", algorithm, bytes, algorithm == chosen);
-        }
-      }
-      if (most != kWanted) continue;
-      for (const Without without : {Without::kHostWords, Without::kHostReads, Without::kHostWrites, Without::kFences}) {
-        for (const size_t bytes : {size_t(8), size_t(1) << 20}) {
-          const DeviceAlgorithm chosen = bytes == 8 ? DeviceAlgorithm::kReducePackets : DeviceAlgorithm::kReduceChunks;
-          time_one(report, bench, "product", chosen, bytes, /*is_chosen=*/false, without);
-        }
-      }
+  for (const uint32_t n : options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4, 16, 32} : options.ranks) {
+    std::vector<uint32_t> blocks{std::min(kBlocks, resident / n)};  // a group's choice, and others for comparison
+    for (const uint32_t other : {16u, 32u}) {
+      if (other != blocks[0] && n * other <= resident) blocks.push_back(other);
+    }
+    for (const uint32_t b : blocks) {
+      Bench bench(device_shape(n, b, pad_budget(kArena)), kMost / n);
+      bench_product(report, bench);
+      if (b == blocks[0]) bench_without(report, bench);
     }
   }
   return report.finish();

@@ -10,6 +10,7 @@
 #include "group/device/device_pools.h"
 #include "group/device/device_rooms.h"
 #include "group/device/device_trial.h"
+#include "group/plan/device_plan.h"
 #include "group/plan/plan.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_share.h"
@@ -24,7 +25,7 @@ struct DeviceSideOptions {
   uint64_t host = 0;                                    ///< ranks with an equal value can pass each other descriptors
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `one_shot_bytes`
   size_t one_shot_bytes = 0;
-  uint32_t blocks = 16;                      ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
+  uint32_t blocks = kBlocks;                 ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
   uint32_t first_epoch = 0;                  ///< tests start near the wrap
   std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
   std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves

@@ -102,9 +102,8 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
 
 /// With M bytes of packets an all-reduce takes two trips up to M / 8 bytes: two buffers of 16 bytes for each 8 bytes,
 /// half of them for each trip. It takes one trip up to M / 4 divided by the number of ranks, as does a piece of an
-/// exchange. For a pad of 8 MiB that is 512 KiB and, with 8 ranks, 128 KiB. With 16 blocks, chunks are 8 KiB for 8
-/// ranks, 16 bytes for each of a block's 512 lanes, and 32 KiB for 2 ranks. Greetings and counters of 8 ranks take 48
-/// KiB.
+/// exchange. For a pad of 16 MiB that is 1 MiB and, with 8 ranks, 256 KiB. With 24 blocks, chunks are 10.6 KiB for 8
+/// ranks and 32 KiB for 2. Greetings and counters of 8 ranks take 72 KiB.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes) {
   constexpr size_t kFewestPackets = kernel::kRowPackets, kMostPackets = 4096, kSmallestChunk = 1 << 10,
                    kLargestChunk = 32 << 10;
@@ -117,10 +116,10 @@ kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_byt
   return shape;
 }
 
-/// The arena serves all groups of the process. Of 64 MiB, each of the first four groups gets the most that pays, 8 MiB
-/// and a little. Later groups get less until others have gone, and nothing only if the arena is nearly full.
+/// The arena serves all groups of the process. Of 64 MiB the first group gets the most that pays, 16 MiB and a little.
+/// Later groups get less until others have gone, and nothing only if the arena is nearly full.
 size_t pad_budget(size_t free_bytes) {
-  constexpr size_t kLeast = 512 << 10, kMost = 8 << 20;
+  constexpr size_t kLeast = 512 << 10, kMost = 16 << 20;
   return std::clamp(free_bytes / 4, kLeast, kMost);
 }
 
