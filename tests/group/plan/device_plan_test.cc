@@ -178,8 +178,8 @@ TEST(DevicePlan, AnArenaServesManyGroups) {
   size_t left = 64 * M;
   int groups = 0;
   for (;; ++groups) {
-    const size_t pad = kernel::DevicePad{device_shape(8, 16, pad_budget(left))}.bytes();
-    EXPECT_TRUE(groups >= 4 || pad > 8 * M) << groups;
+    const size_t pad = kernel::DevicePad{device_shape(8, kBlocks, pad_budget(left))}.bytes();
+    EXPECT_TRUE(groups >= 3 || pad > 8 * M) << groups;
     if (pad > left) break;
     left -= pad;
   }
