@@ -13,7 +13,7 @@ endif()
 
 # Its parts, with a runtime and kernels that threads of the host play. CUDA's headers are wanted, and nothing else of it.
 if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_api.h AND NOT CMAKE_CROSSCOMPILING)
-  add_executable(nvx_gpu_twin ${gpu_sources} ${gpu_dir}/twin/host_cuda.cc)
+  add_executable(nvx_gpu_twin ${gpu_sources} ${gpu_dir}/twin/host_cuda.cc ${PROJECT_SOURCE_DIR}/tests/support/twin.cc)
   target_include_directories(nvx_gpu_twin PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_options(nvx_gpu_twin PRIVATE "SHELL:-idirafter ${NVX_CUDA_HEADER_DIR}")
   target_link_libraries(nvx_gpu_twin PRIVATE nvx_core)

@@ -1,16 +1,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <new>
-#include <random>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "kernel/gpu/device_collectives.h"
@@ -18,41 +12,6 @@
 /// The device algorithms without a device: each lane of each block of each rank is a host thread. Pads, states, epochs
 /// and counters are the device's; only the Machine of a lane differs.
 namespace nvx::test {
-
-/// The barrier of a tile's lanes, and its shared state.
-class Crossing {
- public:
-  explicit Crossing(int lanes) : lanes_(lanes) {}
-
-  /// Returns on all lanes when all have called it. Returns whether all passed true.
-  bool meet(bool mine) {
-    std::unique_lock lock(mutex_);
-    all_ = all_ && mine;
-    const uint64_t round = round_;
-    if (++came_ == lanes_) {
-      verdict_ = all_, all_ = true, came_ = 0, ++round_;
-      met_.notify_all();
-    } else {
-      met_.wait(lock, [&] { return round_ != round; });
-    }
-    return verdict_;
-  }
-
-  /// True for one of as many calls as there are lanes.
-  bool is_turn() { return turn_++ % uint32_t(lanes_) == 0; }
-  /// Counts checks of the host, including this one.
-  uint32_t count_look() { return ++looks_; }
-
- private:
-  const int lanes_;
-  std::atomic<uint32_t> turn_{0}, looks_{0};
-  std::mutex mutex_;
-  std::condition_variable met_;
-  int came_ = 0;
-  bool all_ = true;
-  bool verdict_ = true;
-  uint64_t round_ = 0;
-};
 
 /// A deliberate fault, and its lane.
 struct Mischief {
@@ -67,162 +26,27 @@ struct Mischief {
   std::function<void(uint32_t)> holds = nullptr;  ///< a lane calls it before it reports the result of its n-th await
 };
 
-class TwinMachine {
- public:
-  static constexpr uint32_t kPollsPerCheck = 8;
-  static constexpr uint64_t kCheckNs = 0;
+/// The rules of the kernel that a thread plays. They are variables, so all rules share one compilation of the kernels.
+struct LaneRules {
+  static inline thread_local uint32_t kSlots, kStampMask, kRestampEvery;
+  static inline thread_local bool kCredits, kMeets, kHearsFirst, kReachIsTold, kReachEnds, kReadersFirst, kTellsFailure;
 
-  TwinMachine(int tile, int tiles, int lane, int lanes, Crossing& crossing, const Mischief& mischief)
-      : tile_(tile),
-        tiles_(tiles),
-        lane_(lane),
-        lanes_(lanes),
-        crossing_(crossing),
-        mischief_(mischief),
-        random_(uint32_t(mischief.seed * 1009 + uint64_t(tile) * 31 + uint64_t(lane) + 1)) {}
-
-  int lane() const { return lane_; }
-  int lanes() const { return lanes_; }
-  int tile() const { return tile_; }
-  int tiles() const { return tiles_; }
-  void sync() const {
-    dawdle();
-    is_fenced_ = false;
-    if (mischief_.kind != Mischief::Kind::kNoSync) crossing_.meet(true);
+  template <class Rules>
+  static void follow() {
+    kSlots = Rules::kSlots, kStampMask = Rules::kStampMask, kRestampEvery = Rules::kRestampEvery;
+    kCredits = Rules::kCredits, kMeets = Rules::kMeets;
+    kHearsFirst = Rules::kHearsFirst, kReachIsTold = Rules::kReachIsTold, kReachEnds = Rules::kReachEnds;
+    kReadersFirst = Rules::kReadersFirst, kTellsFailure = Rules::kTellsFailure;
   }
-  bool all(bool mine) const {
-    dawdle();
-    is_fenced_ = false;
-    ++awaits_;
-    if (mischief_.holds) mischief_.holds(awaits_);
-    // Before the first round of chunks, the lanes need what others have written to the memory that they share.
-    const bool alone = mischief_.kind == Mischief::Kind::kLoneVerdicts && awaits_ > 4;
-    return alone ? mine : crossing_.meet(mine);
-  }
-  bool is_check_leader() const { return crossing_.is_turn(); }
-
-  kernel::Packet peek_packet(const kernel::Packet* from) const {
-    auto* p = const_cast<kernel::Packet*>(from);
-    return {{std::atomic_ref(p->halves[0]).load(std::memory_order_relaxed),
-             std::atomic_ref(p->halves[1]).load(std::memory_order_relaxed)}};
-  }
-  void put_packet(kernel::Packet* to, const kernel::Packet& p) const {
-    dawdle();
-    const Mischief::Fate fate = fate_of(Mischief::Store::kPacket, to);
-    if (fate == Mischief::Fate::kGoesAstray) return;
-    const uint64_t bent = fate == Mischief::Fate::kIsBent;
-    std::atomic_ref(to->halves[1]).store(p.halves[1] ^ bent, std::memory_order_relaxed);
-    std::atomic_ref(to->halves[0]).store(p.halves[0], std::memory_order_relaxed);
-  }
-
-  template <class Word, class Value>
-  void signal(Word& at, Value value) const {
-    dawdle();
-    if (mischief_.kind == Mischief::Kind::kLostSignal) return;
-    if (fate_of(Mischief::Store::kFlag, &at) == Mischief::Fate::kGoesAstray) return;
-    const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
-    std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
-  }
-  /// The fence is in the signals themselves: ThreadSanitizer knows no fences. A signal that no fence of its lane
-  /// precedes since the last barrier is relaxed, and so a race.
-  void fence() const { is_fenced_ = true; }
-  void signal_behind(Stamp& at, Stamp value) const {
-    if (is_fenced_) return signal(at, value);
-    std::atomic_ref(at).store(value, std::memory_order_relaxed);
-  }
-  Stamp acquire(const Stamp& at) const {
-    return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
-  }
-  uint32_t load_host(const uint32_t& at) const {
-    if (crossing_.count_look() == mischief_.abort_at) store(const_cast<uint32_t&>(at), 1);
-    return load(at);
-  }
-  uint64_t load_view(const uint64_t& at) const {
-    return std::atomic_ref(const_cast<uint64_t&>(at)).load(std::memory_order_relaxed);
-  }
-
-  uint32_t load(const uint32_t& at) const {
-    return std::atomic_ref(const_cast<uint32_t&>(at)).load(std::memory_order_relaxed);
-  }
-  template <class Word>
-  void store_host(Word& at, Word value) const {
-    std::atomic_ref(at).store(value, std::memory_order_relaxed);
-  }
-  void store(uint32_t& at, uint32_t value) const { std::atomic_ref(at).store(value, std::memory_order_relaxed); }
-  bool claim(uint32_t& at) const {
-    uint32_t free = 0;
-    return std::atomic_ref(at).compare_exchange_strong(free, 1);
-  }
-  uint32_t add(uint32_t& at, uint32_t n = 1) const {
-    return std::atomic_ref(at).fetch_add(n, std::memory_order_acq_rel);
-  }
-
-  uint64_t now_ns() const { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
-  void relax() const { std::this_thread::yield(); }
-
- private:
-  Mischief::Fate fate_of(Mischief::Store store, const void* at) const {
-    return mischief_.fate ? mischief_.fate(store, at) : Mischief::Fate::kArrives;
-  }
-  void dawdle() const {
-    if (mischief_.dawdle_us == 0) return;
-    const uint32_t die = random_() % 8;
-    if (die == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % mischief_.dawdle_us));
-    if (die == 1) std::this_thread::yield();
-  }
-
-  int tile_, tiles_, lane_, lanes_;
-  Crossing& crossing_;
-  const Mischief& mischief_;
-  mutable std::minstd_rand random_;
-  mutable uint32_t awaits_ = 0;
-  mutable bool is_fenced_ = false;
 };
-
-using TwinExec = kernel::TileExec<TwinMachine>;
 
 /// Which kernel of a launch is played: the hot one where there is one, as launches choose, or the general one.
 enum class Played { kAsLaunched, kGeneral };
 
 /// One kernel of one rank: runs jobs in order, with all lanes of all blocks at once. Returns how many lanes succeeded.
-template <class Rules = kernel::PushRules>
 int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
-                int lanes, const Mischief& mischief = {}, Played played = Played::kAsLaunched) {
-  const int blocks = int(channel.shape.blocks);
-  const kernel::DeviceChannel ready = channel.prepared();
-  std::vector<std::unique_ptr<Crossing>> crossings;
-  for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
-  std::vector<kernel::Peer> peers(size_t(blocks) * channel.shape.ranks);
-  std::atomic<int> well{0};
-  const auto play = [&](auto run_lane) {
-    const auto lane = [&](int b, int l) {
-      const TwinMachine machine(b, blocks, l, lanes, *crossings[size_t(b)], mischief);
-      well += run_lane(machine, peers.data() + size_t(b) * channel.shape.ranks);
-    };
-    std::vector<std::thread> threads;
-    for (int i = 1; i < blocks * lanes; ++i) threads.emplace_back(lane, i / lanes, i % lanes);
-    lane(0, 0);
-    for (std::thread& t : threads) t.join();
-  };
-  const bool hot =
-      played == Played::kAsLaunched && jobs.size() == 1 &&
-      kernel::with_hot_operation(channel, jobs[0], table, [&]<class Kind>(Kind kind) {
-        play([&](const TwinMachine& machine, kernel::Peer* shared) {
-          return kernel::run_jobs<Rules, Kind>(machine, ready, shared, jobs.data(), 1, table,
-                                               [kind](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable) {
-                                                 return kernel::run_hot(ex, ch, job, kind);
-                                               });
-        });
-      });
-  if (hot) return well;
-  play([&](const TwinMachine& machine, kernel::Peer* shared) {
-    return kernel::run_jobs<Rules>(machine, ready, shared, jobs.data(), uint32_t(jobs.size()), table,
-                                   [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
-                                     return kernel::run_device_collective(ex, ch, job, pieces);
-                                   });
-  });
-  return well;
-}
+                int lanes, const Mischief& mischief = {}, Played played = Played::kAsLaunched,
+                void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
 
 /// The memory of all ranks of a channel, and threads that run their kernels.
 class Twins {
@@ -292,7 +116,7 @@ class Twins {
   template <class Rules = kernel::PushRules>
   int launch(int rank, const std::vector<kernel::Job>& jobs, kernel::PieceTable table,
              Played played = Played::kAsLaunched) {
-    return play_kernel<Rules>(channel(rank), jobs, table, shape_.lanes, mischief(rank), played);
+    return play_kernel(channel(rank), jobs, table, shape_.lanes, mischief(rank), played, LaneRules::follow<Rules>);
   }
   int lanes_in_all() const { return int(shape_.device.blocks) * shape_.lanes; }
 

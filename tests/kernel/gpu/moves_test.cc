@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <numeric>
+#include <random>
 #include <thread>
 
 #include "support/pushes.h"

@@ -1,0 +1,270 @@
+#include "support/twin.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <thread>
+
+namespace nvx::test {
+namespace {
+
+/// The barrier of a tile's lanes, and its shared state.
+class Crossing {
+ public:
+  explicit Crossing(int lanes) : lanes_(lanes) {}
+
+  /// Returns on all lanes when all have called it. Returns whether all passed true.
+  bool meet(bool mine) {
+    std::unique_lock lock(mutex_);
+    all_ = all_ && mine;
+    const uint64_t round = round_;
+    if (++came_ == lanes_) {
+      verdict_ = all_, all_ = true, came_ = 0, ++round_;
+      met_.notify_all();
+    } else {
+      met_.wait(lock, [&] { return round_ != round; });
+    }
+    return verdict_;
+  }
+
+  /// True for one of as many calls as there are lanes.
+  bool is_turn() { return turn_++ % uint32_t(lanes_) == 0; }
+  /// Counts checks of the host, including this one.
+  uint32_t count_look() { return ++looks_; }
+
+ private:
+  const int lanes_;
+  std::atomic<uint32_t> turn_{0}, looks_{0};
+  std::mutex mutex_;
+  std::condition_variable met_;
+  int came_ = 0;
+  bool all_ = true;
+  bool verdict_ = true;
+  uint64_t round_ = 0;
+};
+
+class TwinMachine {
+ public:
+  static constexpr uint32_t kPollsPerCheck = 8;
+  static constexpr uint64_t kCheckNs = 0;
+
+  TwinMachine(int tile, int tiles, int lane, int lanes, Crossing& crossing, const Mischief& mischief)
+      : tile_(tile),
+        tiles_(tiles),
+        lane_(lane),
+        lanes_(lanes),
+        crossing_(crossing),
+        mischief_(mischief),
+        random_(uint32_t(mischief.seed * 1009 + uint64_t(tile) * 31 + uint64_t(lane) + 1)) {}
+
+  int lane() const { return lane_; }
+  int lanes() const { return lanes_; }
+  int tile() const { return tile_; }
+  int tiles() const { return tiles_; }
+  void sync() const {
+    dawdle();
+    is_fenced_ = false;
+    if (mischief_.kind != Mischief::Kind::kNoSync) crossing_.meet(true);
+  }
+  bool all(bool mine) const {
+    dawdle();
+    is_fenced_ = false;
+    ++awaits_;
+    if (mischief_.holds) mischief_.holds(awaits_);
+    // Before the first round of chunks, the lanes need what others have written to the memory that they share.
+    const bool alone = mischief_.kind == Mischief::Kind::kLoneVerdicts && awaits_ > 4;
+    return alone ? mine : crossing_.meet(mine);
+  }
+  bool is_check_leader() const { return crossing_.is_turn(); }
+
+  kernel::Packet peek_packet(const kernel::Packet* from) const {
+    auto* p = const_cast<kernel::Packet*>(from);
+    return {{std::atomic_ref(p->halves[0]).load(std::memory_order_relaxed),
+             std::atomic_ref(p->halves[1]).load(std::memory_order_relaxed)}};
+  }
+  void put_packet(kernel::Packet* to, const kernel::Packet& p) const {
+    dawdle();
+    const Mischief::Fate fate = fate_of(Mischief::Store::kPacket, to);
+    if (fate == Mischief::Fate::kGoesAstray) return;
+    const uint64_t bent = fate == Mischief::Fate::kIsBent;
+    std::atomic_ref(to->halves[1]).store(p.halves[1] ^ bent, std::memory_order_relaxed);
+    std::atomic_ref(to->halves[0]).store(p.halves[0], std::memory_order_relaxed);
+  }
+
+  template <class Word, class Value>
+  void signal(Word& at, Value value) const {
+    dawdle();
+    if (mischief_.kind == Mischief::Kind::kLostSignal) return;
+    if (fate_of(Mischief::Store::kFlag, &at) == Mischief::Fate::kGoesAstray) return;
+    const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
+    std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
+  }
+  /// The fence is in the signals themselves: ThreadSanitizer knows no fences. A signal that no fence of its lane
+  /// precedes since the last barrier is relaxed, and so a race.
+  void fence() const { is_fenced_ = true; }
+  void signal_behind(Stamp& at, Stamp value) const {
+    if (is_fenced_) return signal(at, value);
+    std::atomic_ref(at).store(value, std::memory_order_relaxed);
+  }
+  Stamp acquire(const Stamp& at) const {
+    return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
+  }
+  uint32_t load_host(const uint32_t& at) const {
+    if (crossing_.count_look() == mischief_.abort_at) store(const_cast<uint32_t&>(at), 1);
+    return load(at);
+  }
+  uint64_t load_view(const uint64_t& at) const {
+    return std::atomic_ref(const_cast<uint64_t&>(at)).load(std::memory_order_relaxed);
+  }
+
+  uint32_t load(const uint32_t& at) const {
+    return std::atomic_ref(const_cast<uint32_t&>(at)).load(std::memory_order_relaxed);
+  }
+  template <class Word>
+  void store_host(Word& at, Word value) const {
+    std::atomic_ref(at).store(value, std::memory_order_relaxed);
+  }
+  void store(uint32_t& at, uint32_t value) const { std::atomic_ref(at).store(value, std::memory_order_relaxed); }
+  bool claim(uint32_t& at) const {
+    uint32_t free = 0;
+    return std::atomic_ref(at).compare_exchange_strong(free, 1);
+  }
+  uint32_t add(uint32_t& at, uint32_t n = 1) const {
+    return std::atomic_ref(at).fetch_add(n, std::memory_order_acq_rel);
+  }
+
+  uint64_t now_ns() const { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
+  void relax() const { std::this_thread::yield(); }
+
+ private:
+  Mischief::Fate fate_of(Mischief::Store store, const void* at) const {
+    return mischief_.fate ? mischief_.fate(store, at) : Mischief::Fate::kArrives;
+  }
+  void dawdle() const {
+    if (mischief_.dawdle_us == 0) return;
+    const uint32_t die = random_() % 8;
+    if (die == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % mischief_.dawdle_us));
+    if (die == 1) std::this_thread::yield();
+  }
+
+  int tile_, tiles_, lane_, lanes_;
+  Crossing& crossing_;
+  const Mischief& mischief_;
+  mutable std::minstd_rand random_;
+  mutable uint32_t awaits_ = 0;
+  mutable bool is_fenced_ = false;
+};
+
+using RunLane = std::function<bool(const TwinMachine& machine, kernel::Peer* shared)>;
+
+/// The threads beside a thread that plays kernels: new ones for each kernel would take longer than most kernels. They
+/// are synchronised with that thread alone, as new ones would be.
+class LaneThreads {
+ public:
+  LaneThreads() = default;
+  LaneThreads(const LaneThreads&) = delete;
+  ~LaneThreads() {
+    for (const auto& one : threads_) one->give(nullptr, /*ends=*/true);
+    for (const auto& one : threads_) one->thread.join();
+  }
+
+  /// Those of this thread. A forked child has none of its parent's.
+  static LaneThreads& mine() {
+    static thread_local std::unique_ptr<LaneThreads> mine;
+    if (mine && mine->process_ != getpid()) (void)mine.release();
+    if (!mine) mine = std::make_unique<LaneThreads>();
+    return *mine;
+  }
+
+  /// Runs lane(0) .. lane(count - 1) at once, the first on this thread.
+  void run(int count, const std::function<void(int)>& lane) {
+    for (int i = 1; i < count; ++i) {
+      if (i > int(threads_.size())) threads_.push_back(std::make_unique<One>(i));
+      threads_[size_t(i) - 1]->give(&lane, /*ends=*/false);
+    }
+    lane(0);
+    for (int i = 1; i < count; ++i) threads_[size_t(i) - 1]->await();
+  }
+
+ private:
+  struct One {
+    explicit One(int number) : thread([this, number] { work(number); }) {}
+    void give(const std::function<void(int)>* lane, bool is_last) {
+      {
+        const std::lock_guard lock(mutex);
+        given = lane, ends = is_last;
+      }
+      changed.notify_one();
+    }
+    void await() {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return !given; });
+    }
+    void work(int number) {
+      std::unique_lock lock(mutex);
+      for (;;) {
+        changed.wait(lock, [&] { return given || ends; });
+        if (!given) return;
+        const auto& lane = *given;
+        lock.unlock();
+        lane(number);
+        lock.lock();
+        given = nullptr;
+        changed.notify_one();
+      }
+    }
+
+    std::mutex mutex;
+    std::condition_variable changed;
+    const std::function<void(int)>* given = nullptr;
+    bool ends = false;
+    std::thread thread;  // last: it uses all of these
+  };
+
+  const pid_t process_ = getpid();
+  std::vector<std::unique_ptr<One>> threads_;
+};
+
+}  // namespace
+
+int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
+                int lanes, const Mischief& mischief, Played played, void (*follow_rules)()) {
+  const int blocks = int(channel.shape.blocks);
+  const kernel::DeviceChannel ready = channel.prepared();
+  std::vector<std::unique_ptr<Crossing>> crossings;
+  for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
+  std::vector<kernel::Peer> peers(size_t(blocks) * channel.shape.ranks);
+  std::atomic<int> well{0};
+  const auto play = [&](const RunLane& run_lane) {
+    LaneThreads::mine().run(blocks * lanes, [&](int i) {
+      follow_rules();
+      const int b = i / lanes;
+      const TwinMachine machine(b, blocks, i % lanes, lanes, *crossings[size_t(b)], mischief);
+      well += run_lane(machine, peers.data() + size_t(b) * channel.shape.ranks);
+    });
+  };
+  const bool hot = played == Played::kAsLaunched && jobs.size() == 1 &&
+                   kernel::with_hot_operation(channel, jobs[0], table, [&]<class Kind>(Kind kind) {
+                     play([&](const TwinMachine& machine, kernel::Peer* shared) {
+                       return kernel::run_jobs<LaneRules, Kind>(
+                           machine, ready, shared, jobs.data(), 1, table,
+                           [kind](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable) {
+                             return kernel::run_hot(ex, ch, job, kind);
+                           });
+                     });
+                   });
+  if (hot) return well;
+  play([&](const TwinMachine& machine, kernel::Peer* shared) {
+    return kernel::run_jobs<LaneRules>(machine, ready, shared, jobs.data(), uint32_t(jobs.size()), table,
+                                       [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
+                                         return kernel::run_device_collective(ex, ch, job, pieces);
+                                       });
+  });
+  return well;
+}
+
+}  // namespace nvx::test
