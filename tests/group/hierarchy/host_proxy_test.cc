@@ -251,7 +251,7 @@ void expect_sums_of_the_channel(size_t count) {
       Group group(store, hosts.options("proxy", rank));
       const std::array all{Sum{DType::kF32, ReduceOp::kAvg}, Sum{DType::kF32, ReduceOp::kSum},
                            Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor}};
-      for (const Sum sum : std::span(all).first(hosts.ranks() == 4 ? all.size() : as_fast(all.size(), 1))) {
+      for (const Sum sum : std::span(all).first(as_fast(all.size(), 1))) {
         std::vector<float> mine = floats(count, rank), want = mine;
         Operation plain = all_reduce(want, count, sum, rank), proxied = all_reduce(mine, count, sum, rank);
         ASSERT_TRUE(group.execute(plain).ok());
@@ -334,7 +334,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelToBlocks) {
                         Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor},
                         Sum{DType::kC64, ReduceOp::kAvg}};
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}}) {
-    const size_t some = host_of.size() == 4 ? as_fast(sums.size(), 2) : 1;
+    const size_t some = host_of.size() == 4 ? as_fast(sums.size(), 1) : 1;
     expect_bits_of_the_channel(host_of, std::vector<size_t>(host_of.size(), n), std::span(sums).first(some));
   }
 }
@@ -396,8 +396,10 @@ struct ByTheHost {
   Operation o;
 };
 
+/// ThreadSanitizer would take a minute for several chunks in every shape.
 TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 1}, {0, 1, 2}}) {
+    const size_t large = as_fast(1'000'001, host_of.size() == 4 ? 300'001 : 4001);
     Hosts hosts(host_of);
     MemoryStore store;
     const auto played = played_hosts(host_of);
@@ -405,7 +407,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
       Group group(store, hosts.options("proxy", rank));
       for (const Collective collective : {Collective::kReduce, Collective::kBroadcast, Collective::kAllToAll,
                                           Collective::kGather, Collective::kScatter}) {
-        for (const size_t count : {size_t(0), size_t(3), size_t(1000), as_fast(1'000'001, 400'001)}) {
+        for (const size_t count : {size_t(0), size_t(3), size_t(1000), large}) {
           ByTheHost plain(collective, count, rank, hosts.ranks()), proxied(collective, count, rank, hosts.ranks());
           ASSERT_TRUE(group.execute(plain.o).ok());
           PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
