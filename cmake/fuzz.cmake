@@ -9,10 +9,15 @@ target_compile_options(nvx_core PRIVATE ${watched})
 file(GLOB schedules CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/schedule/*.cc)
 set_source_files_properties(${schedules} PROPERTIES COMPILE_OPTIONS -fno-sanitize=fuzzer-no-link)  # they parse no input
 
+add_library(nvx_fuzz_support OBJECT ${PROJECT_SOURCE_DIR}/tests/support/stores.cc)
+target_include_directories(nvx_fuzz_support PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+target_link_libraries(nvx_fuzz_support PRIVATE nvx_core)
+target_compile_options(nvx_fuzz_support PRIVATE ${watched})
+
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cc)
 foreach(source ${fuzz_sources})
   get_filename_component(target ${source} NAME_WE)
-  add_executable(${target} ${source} ${PROJECT_SOURCE_DIR}/tests/support/stores.cc)
+  add_executable(${target} ${source} $<TARGET_OBJECTS:nvx_fuzz_support>)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${target} PRIVATE nvx_core)
   target_compile_options(${target} PRIVATE ${watched})
