@@ -197,10 +197,11 @@ def cuda(context):
     """CMake builds the kernels for one architecture; the gate compiles and inspects them for every one."""
     nvcc = find_nvcc()
     folder = context.build_dir / "cuda"
-    told = [by_cmake(context, folder)]
     folder.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
+        built = pool.submit(by_cmake, context, folder)
         *found, _ = pool.map(lambda arch: assemble(context, folder, nvcc, arch), (*ARCHITECTURES, OLDEST))
+    told = [built.result()]
     entries = [entry for _, some in found for entry in some]
     shut_if(resource_breaches(entries), "kernels that use too much")
     told.append(keep_figures(context, nvcc, entries))
@@ -285,8 +286,9 @@ def sass(context, cubins):
     # Cuobjdump calls nvdisasm, which is beside it.
     helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")
     told = [paths(context, cubins[ARCHITECTURES.index("90")], tool)]
-    for cubin, arch in zip(cubins, ARCHITECTURES, strict=True):
-        code = context.run([tool, "-sass", cubin], "cuobjdump", env=helped)
+    with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
+        codes = list(pool.map(lambda cubin: context.run([tool, "-sass", cubin], "cuobjdump", env=helped), cubins))
+    for code, arch in zip(codes, ARCHITECTURES, strict=True):
         shut_if(code_breaches(code), f"things missing in the machine code for {arch}")
         told.append(f"sm_{arch} " + "/".join(str(len(re.findall(pattern, code))) for pattern, _ in WANTED_CODE))
     return f"machine code ({', '.join(what for _, what in WANTED_CODE)}): " + ", ".join(told)

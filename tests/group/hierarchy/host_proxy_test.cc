@@ -241,9 +241,11 @@ std::vector<float> halves(size_t count, int rank) {
   return all;
 }
 
-void expect_sums_of_the_channel(size_t count) {
+/// ThreadSanitizer would take half a minute for several slices in every shape.
+void expect_sums_of_the_channel(size_t most) {
   for (const std::vector<int>& host_of :
        {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1}, {0, 1, 2}, {0, 1, 1}}) {
+    const size_t count = host_of.size() == 4 ? most : as_fast(most, std::min<size_t>(most, 70'000));
     Hosts hosts(host_of);
     MemoryStore store;
     const auto played = played_hosts(host_of);
@@ -267,7 +269,7 @@ void expect_sums_of_the_channel(size_t count) {
   }
 }
 
-TEST(HostProxy, GivesTheBitsOfTheChannel) { expect_sums_of_the_channel(as_fast(1'700'001, 500'001)); }
+TEST(HostProxy, GivesTheBitsOfTheChannel) { expect_sums_of_the_channel(as_fast(1'700'001, 520'001)); }
 
 TEST(HostProxy, GivesTheBitsOfTheChannelToSmallSums) {
   for (const size_t count : {1, 100, 4000, 20'000, 70'000}) expect_sums_of_the_channel(count);
@@ -329,7 +331,7 @@ void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vect
 }
 
 TEST(HostProxy, GivesTheBitsOfTheChannelToBlocks) {
-  const size_t n = as_fast(600'001, 300'001);
+  const size_t n = as_fast(600'001, 150'001);
   const std::array sums{Sum{DType::kF32, ReduceOp::kAvg}, Sum{DType::kF16, ReduceOp::kAvg},
                         Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor},
                         Sum{DType::kC64, ReduceOp::kAvg}};
@@ -340,7 +342,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelToBlocks) {
 }
 
 TEST(HostProxy, GivesTheBitsOfTheChannelToBlocksOfAnySize) {
-  const size_t n = as_fast(600'001, 300'001);
+  const size_t n = as_fast(600'001, 150'001);
   const std::array sums{Sum{DType::kF32, ReduceOp::kSum}};
   expect_bits_of_the_channel({0, 0, 1, 1}, {n, 1, 0, n / 2}, sums);
   expect_bits_of_the_channel({1, 0, 0, 1}, {0, n, n, 7}, sums);
