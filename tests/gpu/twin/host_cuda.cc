@@ -250,7 +250,7 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stre
     std::vector<std::thread> kernels;
     for (uint32_t r = 0; r < count; ++r)
       kernels.emplace_back([&at = ranks[r]] {
-        (void)test::play_kernel<kernel::PushRules>(at.channel, {at.jobs, at.count}, at.table, 2);
+        (void)test::play_kernel(at.channel, {at.jobs, at.count}, at.table, 2);
       });
     for (std::thread& kernel : kernels) kernel.join();
   });
