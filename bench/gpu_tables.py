@@ -1,0 +1,131 @@
+"""The tables of docs/gpu-results.md, from a file of scripts/gpu_evidence.py: `python bench/gpu_tables.py FILE`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "gpu-results.md"
+BEGIN, END = "<!-- made by bench/gpu_tables.py -->\n", "<!-- end of the tables -->\n"
+Row = dict[str, Any]
+
+# What the model of `nvx explain` said before any device was seen: 5 us for a launch, 1.5 us a step, and the bytes that
+# a rank sends at 0.7 of NVLink's 450 GB/s. Steps of: one trip of packets, two trips, chunks.
+STEPS = {"one_shot": 1, "two_shot": 2, "chunks": 3}
+
+
+def predicted_us(algorithm: str, size: int, ranks: int) -> float:
+    slices = 2 * size * (ranks - 1) / ranks
+    sent = {"one_shot": 2 * size * (ranks - 1), "two_shot": 2 * slices, "chunks": slices}[algorithm]
+    return 5 + 1.5 * STEPS[algorithm] + sent / (0.7 * 450e3)
+
+
+def size_text(size: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} B"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+def rows_of(document: Row, part: str, key: str) -> list[Row]:
+    return [row for row in document["parts"].get(part, {}).get("rows", []) if key in row]
+
+
+def all_reduces(document: Row) -> str:
+    found = [row for row in rows_of(document, "product", "product") if row["chosen"]]
+    first: dict[tuple[int, int], Row] = {}
+    for row in found:  # the first channel of a number of ranks is the one that a group chooses
+        first.setdefault((row["ranks"], row["bytes"]), row)
+    ranks = sorted({n for n, _ in first})
+    shapes = {n: next(row for (m, _), row in first.items() if m == n) for n in ranks}
+    head = ["all_reduce of", *(f"{n} ranks, {shapes[n]['blocks']} blocks each" for n in ranks)]
+    cells = []
+    for size in sorted({size for _, size in first}):
+        row = [size_text(size)]
+        for n in ranks:
+            one = first.get((n, size))
+            row.append(f"{one['graph_us']:.1f} us, {one['algorithm'].replace('_', '-')}" if one else "-")
+        cells.append(row)
+    return table(head, cells)
+
+
+def predictions(document: Row) -> str:
+    seen, cells = set(), []
+    for row in rows_of(document, "product", "product"):
+        key = (row["algorithm"], row["bytes"])
+        if row["ranks"] != 8 or "without" in row or not row["chosen"] or key in seen:
+            continue
+        seen.add(key)
+        said, took = predicted_us(row["algorithm"], row["bytes"], 8), row["graph_us"]
+        name = row["algorithm"].replace("_", "-")
+        cells.append([size_text(row["bytes"]), name, f"{said:.1f} us", f"{took:.1f} us", f"{took / said - 1:+.0%}"])
+    return table(["size, 8 ranks", "algorithm", "predicted", "measured", "error"], cells)
+
+
+def costs(document: Row) -> str:
+    cells = []
+    rows = rows_of(document, "product", "product")
+    for row in (row for row in rows if "without" in row and row["ranks"] in (2, 8)):
+        same = ("ranks", "blocks", "bytes", "algorithm")
+        whole = next(
+            (one for one in rows if "without" not in one and all(one[name] == row[name] for name in same)), None
+        )
+        if whole:
+            took, saved = row["graph_us"], whole["graph_us"] - row["graph_us"]
+            what = f"{size_text(row['bytes'])} by {row['algorithm'].replace('_', '-')}, {row['ranks']} ranks"
+            cells.append([what, row["without"], f"{whole['graph_us']:.2f} us", f"{took:.2f} us", f"{saved:+.2f} us"])
+    return table(["operation", "without", "as it is", "without it", "cost"], cells)
+
+
+def throughput(document: Row) -> str:
+    cells = []
+    for row in rows_of(document, "bench", "bench"):
+        if row["algorithm"] == "chunks" and row["bytes"] == 64 << 20:
+            rate = f"{row['processor_gb_s_each_way']:.1f} GB/s"
+            channel = f"{row['ranks']} ranks x {row['blocks']} blocks"
+            cells.append([channel, size_text(row["chunk_bytes"]), f"{row['graph_us']:.0f} us", rate])
+    return table(["64 MiB by chunks", "chunk", "time", "a block sends, and receives"], cells)
+
+
+def calls(document: Row) -> str:
+    cells = [[row["host_call"], f"{row['us']:.2f} us"] for row in rows_of(document, "host_calls", "host_call")]
+    cells += [[f"torch: {row['host']}", f"{row['us']:.1f} us"] for row in rows_of(document, "torch_calls", "host")]
+    return table(["the host's time of", "a call"], cells)
+
+
+def parts(document: Row) -> str:
+    cells = []
+    for name, part in document["parts"].items():
+        tests = [row for row in part["rows"] if "test" in row]
+        counts = f"{len(tests)} tests" if tests else f"{sum('end' not in row for row in part['rows'])} rows"
+        cells.append([f"`{name}`", part["state"], counts, part["why"][:110].replace("|", "/")])
+    return table(["part", "state", "holds", "why"], cells)
+
+
+def tables(document: Row) -> str:
+    sections = (
+        ("All-reduces in a graph", all_reduces),
+        ("Predicted and measured", predictions),
+        ("What an operation pays for", costs),
+        ("Throughput of a block", throughput),
+        ("The host's time", calls),
+        ("The parts of the run", parts),
+    )
+    return "\n".join(f"### {title}\n\n{make(document)}" for title, make in sections)
+
+
+def written(page: str, document: Row) -> str:
+    """The page with its tables made anew."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + tables(document) + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(), json.loads(Path(sys.argv[1]).read_text())))
