@@ -179,10 +179,10 @@ NVX_HD bool reduce_chunks(Exec& ex, Channel& ch, const Job& job) {
       peer.takes = uint32_t(takes) + (back.bytes != 0);
     };
     if (!ch.await(plan)) return false;
-    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks(), chunk);
+    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks());
     const bool ok = mine.bytes == 0 ||
                     reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/false, /*second=*/0, {nullptr, mine.bytes}));
-    if (k >= 2 && gathers) copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks(), chunk);
+    if (k >= 2 && gathers) copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks());
     if (!ch.publish(ok)) return false;
   }
   return ch.await_readers();
@@ -256,8 +256,8 @@ NVX_HD bool exchange_chunks(Exec& ex, Channel& ch, const Job& job) {
     const auto unmet = [&](uint32_t p) { return is_unmet(p) && ch.chunk_of(out_of(p), k).bytes != 0; };
     if (!Kind::kHot && k == kChunks && !ch.meet(job, /*counts=*/false, unmet)) return false;
     if (!ch.await(plan)) return false;
-    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks(), chunk);
-    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks(), chunk);
+    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks());
+    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks());
     if (!ch.publish(true)) return false;
   }
   return true;

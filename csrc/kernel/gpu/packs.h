@@ -166,30 +166,39 @@ NVX_HD void copy_odd(const Exec& ex, const Copy& c) {
   }
 }
 
-/// Copies a part of each peer. A lane loads its packs of kAtOnce peers before it stores the first one, so that their
-/// latencies overlap. `most`: the bytes of the longest part.
+/// Copies a part of each peer. A lane reads the places of kAtOnce peers once, and loads its packs of all of them before
+/// it stores the first one, so that their latencies overlap.
 template <class Unit, int kAtOnce, class Exec>
-NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*part, uint32_t ranks, size_t most) {
-  const auto count = uint32_t(most / sizeof(Pack));
+NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*part, uint32_t ranks) {
   NVX_NO_UNROLL
-  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
+  for (uint32_t r = 0; r < ranks; r += kAtOnce) {
+    const Pack* from[kAtOnce];
+    Pack* to[kAtOnce];
+    uint32_t counts[kAtOnce], most = 0;
+    bool is_odd = false;
+    NVX_UNROLL
+    for (uint32_t j = 0; j < kAtOnce; ++j) {
+      const Copy& c = peers[r + j < ranks ? r + j : r].*part;
+      from[j] = reinterpret_cast<const Pack*>(c.from), to[j] = reinterpret_cast<Pack*>(c.to);
+      counts[j] = r + j < ranks ? c.packs : 0;
+      most = counts[j] > most ? counts[j] : most;
+      is_odd |= c.packs * sizeof(Pack) != c.bytes;
+    }
     NVX_NO_UNROLL
-    for (uint32_t r = 0; r < ranks; r += kAtOnce) {
+    for (uint32_t i = uint32_t(ex.lane()); i < most; i += uint32_t(ex.lanes())) {
       Pack packs[kAtOnce] = {};
       NVX_UNROLL
       for (uint32_t j = 0; j < kAtOnce; ++j) {
-        const Copy& c = peers[r + j].*part;
-        if (r + j < ranks && i < c.packs) packs[j] = reinterpret_cast<const Pack*>(c.from)[i];
+        if (i < counts[j]) packs[j] = from[j][i];
       }
       NVX_UNROLL
       for (uint32_t j = 0; j < kAtOnce; ++j) {
-        const Copy& c = peers[r + j].*part;
-        if (r + j < ranks && i < c.packs) reinterpret_cast<Pack*>(c.to)[i] = packs[j];
+        if (i < counts[j]) to[j][i] = packs[j];
       }
     }
+    NVX_NO_UNROLL
+    for (uint32_t p = r; is_odd && p < ranks && p < r + kAtOnce; ++p) copy_odd<Unit>(ex, peers[p].*part);
   }
-  NVX_NO_UNROLL
-  for (uint32_t p = 0; p < ranks; ++p) copy_odd<Unit>(ex, peers[p].*part);
 }
 
 /// Copies a range. All lanes call it together.
@@ -372,10 +381,54 @@ NVX_NOINLINE double factor_of(const Exec& ex, const Fold& f, uint32_t rank) {
   return __builtin_bit_cast(double, data_of(ex.peek_packet(from + kFactorWord)));
 }
 
+/// Sums and averages of the chunks of at most kMost ranks: a lane reads the places of all ranks once. Chunks of others
+/// are whole packs at even addresses.
+template <class T, int kMost, class Exec>
+NVX_HD void fold_few(const Exec& ex, const Fold& f) {
+  const Pack* from[kMost];
+  std::byte* to[kMost];  // from this rank on, so that not all ranks write to the same pad at once
+  NVX_UNROLL
+  for (uint32_t j = 0; j < kMost; ++j) {
+    from[j] = reinterpret_cast<const Pack*>(f.peers[j < f.ranks ? j : 0].source);
+    to[j] = j < f.ranks ? f.peers[f.me + j < f.ranks ? f.me + j : f.me + j - f.ranks].sum : nullptr;
+  }
+  const ReduceOp op = f.op == ReduceOp::kAvg ? ReduceOp::kAvg : ReduceOp::kSum;
+  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  NVX_NO_UNROLL
+  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
+    Pack packs[kMost];
+    NVX_UNROLL
+    for (uint32_t j = 0; j < kMost; ++j) {
+      if (j < f.ranks) packs[j] = from[j][i];
+    }
+    Accumulators<T> sum;
+    NVX_UNROLL
+    for (uint32_t j = 0; j < kMost; ++j) {
+      if (j < f.ranks) sum.add(ReduceOp::kSum, packs[j], 1, j == 0);
+    }
+    const Pack out = sum.finish(op, int(f.ranks));
+    const size_t at = i * sizeof(Pack);
+    const bool is_whole = at + sizeof(Pack) <= f.bytes;
+    if (to[0]) store_pack<T>(to[0] + at, out, f.bytes - at);
+    NVX_UNROLL
+    for (int j = 1; j < kMost; ++j) {
+      if (is_whole && to[j]) *reinterpret_cast<Pack*>(to[j] + at) = out;
+    }
+    NVX_NO_UNROLL
+    for (uint32_t p = 0; !is_whole && p < f.ranks; ++p) {
+      if (p != f.me && f.peers[p].sum) store_pack<T>(f.peers[p].sum + at, out, f.bytes - at);
+    }
+  }
+}
+
 /// The op over the ranks' elements in absolute rank order, rounded once; for hot kernels: sums and averages only, with
 /// kAhead loads in flight. The result is this lane's alone.
 template <class T, int kAhead, class Exec>
 NVX_HD bool fold_hot(Exec& ex, const Fold& f) {
+  if (!f.in_packets && f.ranks <= kAhead) {
+    fold_few<T, kAhead>(ex, f);
+    return true;
+  }
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
