@@ -126,7 +126,7 @@ at::Device device_of(const TensorOperations& collectives) {
 
 Tensors all_tensors(const TensorOperations& collectives, const Tensors& outputs, const Tensors& inputs) {
   Tensors all = outputs;
-  all.insert(all.end(), inputs.begin(), inputs.end());
+  if (&inputs != &outputs) all.insert(all.end(), inputs.begin(), inputs.end());
   for (const TensorOperation& c : collectives) {
     all.insert(all.end(), c.stand_ins.begin(), c.stand_ins.end());
     for (const Loads* loads : {&c.bring, &c.take_back}) {
@@ -215,7 +215,7 @@ void NvxWork::complete(c10::ivalue::Future& future) {
       last.push_back(stream);
       continue;
     }
-    c10::Event there(stream.device_type());
+    PooledEvent there;
     there.record(stream);
     there.block(*known);
   }

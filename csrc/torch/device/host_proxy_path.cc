@@ -73,7 +73,7 @@ Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, Sta
         mutex_.held_by_caller();
         status = launch(op, *group, staging);
         staging.close(used);
-        if (staging.capture() == 0) context_.hazards.expect(used, device.type())->set_out(staging.stream());
+        if (staging.capture() == 0) context_.hazards.expect(used)->set_out(staging.stream());
         if (status.ok()) op->queue_once();
       },
       [&](const std::exception* error) {  // part of the call may have begun
@@ -98,7 +98,7 @@ HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const s
       raise(status);
     }
   }
-  staging.bring(loads_of(op->collectives, &TensorOperation::bring));
+  staging.bring_on_device(loads_of(op->collectives, &TensorOperation::bring));
   context_.number(op->collectives);
   return op;
 }

@@ -101,7 +101,7 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
       [&] {
         const Tensors used = async ? call.used() : Tensors();
         if (async || heard) staging->close(used);
-        if (async && delegate) context.hazards.expect(used, call.device().type())->set_out(staging->stream());
+        if (async && delegate) context.hazards.expect(used)->set_out(staging->stream());
       },
       [&](const std::exception* error) {
         const Status lost = lose(call.collectives, *staging, error);
@@ -119,7 +119,7 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
 
 IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) {
   SharedStreams::Claim claim = claim_stream(*staging);
-  staging->bring({});  // may throw; then no number has been assigned
+  staging->bring_on_device({});  // may throw; then no number has been assigned
   claim.keep();
   number(call.collectives);
   auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call.outputs,
@@ -171,7 +171,7 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
 
 void KernelPath::prepare(TensorOperations& collectives, StagingCopies& staging) {
   SharedStreams::Claim claim = claim_stream(staging);
-  staging.bring(loads_of(collectives, &TensorOperation::bring));
+  staging.bring_on_device(loads_of(collectives, &TensorOperation::bring));
   claim.keep();
   number(collectives);
 }

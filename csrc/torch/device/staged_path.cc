@@ -67,7 +67,7 @@ IntrusiveWork StagedPath::enqueue(Call&& call) {
     }
   }
   context_.number(call.collectives);
-  auto expected = context_.hazards.expect(call.outputs, call.device().type());
+  auto expected = context_.hazards.expect(call.outputs);
   auto work = c10::make_intrusive<CollectiveWork>(context_.facts(call.kind, group), std::move(call.collectives),
                                                   call.outputs, call.inputs, std::move(staging), std::move(expected));
   context_.enqueue(work, group->lane());

@@ -19,9 +19,6 @@ std::vector<MemorySpan> OutputHazards::Expected::spans_of(const Tensors& tensors
   return spans;
 }
 
-OutputHazards::Expected::Expected(const Tensors& outputs, c10::DeviceType device)
-    : spans_(spans_of(outputs)), there_(device) {}
-
 void OutputHazards::Expected::set_out(const c10::Stream& stream) {
   there_.record(stream);
   is_out_.store(true, std::memory_order_release);
@@ -42,8 +39,8 @@ bool OutputHazards::Expected::meets(const Tensors& tensors) const {
   });
 }
 
-std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const Tensors& outputs, c10::DeviceType device) {
-  auto expected = std::make_shared<Expected>(outputs, device);
+std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const Tensors& outputs) {
+  auto expected = std::make_shared<Expected>(outputs);
   MutexLock lock(mutex_);
   expected_.push_back(expected);
   return expected;

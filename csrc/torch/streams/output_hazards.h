@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
 
 #include <atomic>
 #include <memory>
@@ -9,6 +8,7 @@
 
 #include "base/mutex.h"
 #include "torch/core/tensors.h"
+#include "torch/streams/pooled_event.h"
 
 namespace nvx {
 
@@ -19,7 +19,7 @@ class OutputHazards {
   /// The results of one operation, and the memory that they will be written to.
   class Expected {
    public:
-    Expected(const Tensors& outputs, c10::DeviceType device);
+    explicit Expected(const Tensors& outputs) : spans_(spans_of(outputs)) {}
     /// The work that produces the results is on the stream; if the operation has failed, as much of it as will ever be.
     void set_out(const c10::Stream& stream);
     /// Whether they have arrived.
@@ -34,11 +34,11 @@ class OutputHazards {
     static std::vector<MemorySpan> spans_of(const Tensors& tensors);
 
     const std::vector<MemorySpan> spans_;
-    c10::Event there_;  // recorded before `is_out_` is set, so a thread that loads true finds it recorded
+    PooledEvent there_;  // recorded before `is_out_` is set, so a thread that loads true finds it recorded
     std::atomic<bool> is_out_{false};
   };
 
-  std::shared_ptr<Expected> expect(const Tensors& outputs, c10::DeviceType device) EXCLUDES(mutex_);
+  std::shared_ptr<Expected> expect(const Tensors& outputs) EXCLUDES(mutex_);
   /// Whether some results will be written to memory of these tensors.
   bool awaited_in(const Tensors& tensors) EXCLUDES(mutex_);
   /// Makes the stream wait for results that will be written to memory of these tensors. Returns false if the work that

@@ -181,19 +181,25 @@ StagingCopies::~StagingCopies() {
 }
 
 void StagingCopies::call() {
-  const c10::Stream caller = current_stream(comm_streams_.down.device());
-  if (comm_streams_.capture == 0) refuse_capture(caller.device());
-  caller_ = caller;
-  if (comm_streams_.own) called_.record(caller);
+  caller_ = current_stream(comm_streams_.down.device());
+  if (comm_streams_.own) called_.record(*caller_);
 }
 
 void StagingCopies::bring(const Loads& loads) {
+  refuse_capture(comm_streams_.down.device());
   call();
   if (comm_streams_.own) called_.block(comm_streams_.down);
   fill(loads, comm_streams_.down);
 }
 
+void StagingCopies::bring_on_device(const Loads& loads) {
+  call();
+  if (comm_streams_.own) called_.block(comm_streams_.down);
+  if (!loads.empty()) copy(loads, comm_streams_.down);
+}
+
 void StagingCopies::bring_later(const Loads& loads, bool behind) {
+  refuse_capture(comm_streams_.down.device());
   call();
   later_ = loads;
   behind_ = behind;
@@ -205,7 +211,7 @@ void StagingCopies::bring_more(const Loads& loads) {
   fill(loads, stream);
 }
 
-void StagingCopies::fill(const Loads& loads, const c10::Stream& stream) {
+void StagingCopies::copy(const Loads& loads, const c10::Stream& stream) const {
   const BesideCaptures beside;
   const c10::StreamGuard on(stream);
   const Movement movement;
@@ -215,6 +221,10 @@ void StagingCopies::fill(const Loads& loads, const c10::Stream& stream) {
     stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
     keep(stand_in, stream);
   }
+}
+
+void StagingCopies::fill(const Loads& loads, const c10::Stream& stream) {
+  copy(loads, stream);
   arrived_.record(stream);
 }
 
@@ -236,7 +246,7 @@ std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline
 bool StagingCopies::has_arrived() {
   const BesideCaptures beside;
   if (later_ && called_.query()) {
-    c10::Event back(comm_streams_.up.device_type());
+    PooledEvent back;
     if (behind_) back.record(comm_streams_.up), back.block(comm_streams_.down);
     fill(*std::exchange(later_, std::nullopt), comm_streams_.down);
   }
@@ -256,7 +266,7 @@ void StagingCopies::take_back(const Loads& loads) {
   const BesideCaptures beside;
   const c10::StreamGuard on(comm_streams_.up);
   const Movement movement;
-  if (comm_streams_.own) called_.block(comm_streams_.up);
+  if (comm_streams_.down != comm_streams_.up) called_.block(comm_streams_.up);
   for (const auto& [user, stand_in] : loads) {
     user.copy_(stand_in, /*non_blocking=*/true);
     keep(user, comm_streams_.up);
@@ -283,7 +293,7 @@ void StagingCopies::start_clock() {
 }
 
 std::chrono::duration<float, std::milli> StagingCopies::duration() const {
-  return std::chrono::duration<float, std::milli>(begun_->elapsedTime(returned_));
+  return std::chrono::duration<float, std::milli>(begun_->ms_until(returned_));
 }
 
 void StagingCopies::close(const Tensors& used) {
@@ -296,7 +306,7 @@ void StagingCopies::close(const Tensors& used) {
 }
 
 void StagingCopies::join_streams() {
-  if (!returned_.was_marked_for_recording()) return;
+  if (!returned_.is_recorded()) return;
   const c10::Stream caller = current_stream(comm_streams_.up.device());
   const uint64_t capture = capture_of(caller);
   if (capture != comm_streams_.capture) {

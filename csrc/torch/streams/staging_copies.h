@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
 #include <chrono>
@@ -16,6 +15,7 @@
 #include "group/group.h"
 #include "torch/core/origin.h"
 #include "torch/core/tensors.h"
+#include "torch/streams/pooled_event.h"
 
 /// Stages device tensors in host memory: they are copied to the host on a stream, go through the group like CPU
 /// tensors, and are copied back on a stream. This uses only what c10 offers for every device, so it needs no headers or
@@ -148,13 +148,8 @@ class OwnCommStreams {
 class StagingCopies {
  public:
   /// timed: duration() will be called.
-  explicit StagingCopies(const CommStreams& streams, bool timed = false)
-      : comm_streams_(streams),
-        called_(streams.down.device_type()),
-        arrived_(streams.down.device_type()),
-        returned_(streams.down.device_type(),
-                  timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT) {
-    if (timed) begun_.emplace(streams.down.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+  explicit StagingCopies(const CommStreams& streams, bool timed = false) : comm_streams_(streams), returned_(timed) {
+    if (timed) begun_.emplace(timed);
   }
 
   ~StagingCopies();
@@ -163,6 +158,8 @@ class StagingCopies {
 
   /// Enqueues the copies to the host, after all work on the caller's current stream.
   void bring(const Loads& loads);
+  /// The same for kernels, whose stand-ins are on the device: the host does not wait, and a capture is no obstacle.
+  void bring_on_device(const Loads& loads);
   /// Enqueues more copies to the host, for the first chunks of a call that has begun, after all work on the stream.
   void bring_along(const Loads& loads) { fill(loads, comm_streams_.down); }
   /// Enqueues the copies of a later chunk, into host memory of an earlier chunk, after the copies back of that one.
@@ -203,6 +200,7 @@ class StagingCopies {
  private:
   /// Notes the caller's stream and its position.
   void call();
+  void copy(const Loads& loads, const c10::Stream& stream) const;
   void fill(const Loads& loads, const c10::Stream& stream);
   bool has_arrived();
   Status late(Group& group, const Deadline& deadline) const;
@@ -210,12 +208,12 @@ class StagingCopies {
   void keep(const at::Tensor& tensor, const c10::Stream& stream) const;
 
   const CommStreams comm_streams_;
-  c10::Event called_;                // the device has reached the call; recorded if the streams are nvx's
-  std::optional<Loads> later_;       // copies that look() has yet to enqueue
-  bool behind_ = false;              // `later_` comes after results that are being copied back
-  c10::Event arrived_;               // the copies to the host have completed
-  c10::Event returned_;              // the copies back have completed; recorded only if there were any, or by close()
-  std::optional<c10::Event> begun_;  // recorded by start_clock()
+  PooledEvent called_;                // the device has reached the call; recorded if the streams are nvx's
+  std::optional<Loads> later_;        // copies that look() has yet to enqueue
+  bool behind_ = false;               // `later_` comes after results that are being copied back
+  PooledEvent arrived_;               // the copies to the host have completed
+  PooledEvent returned_;              // the copies back have completed; recorded only if there were any, or by close()
+  std::optional<PooledEvent> begun_;  // recorded by start_clock()
 
   // Used in a capture only. Elsewhere the allocator records the stream's use; in a capture, a recorded use would keep
   // it from reusing the memory within the capture.

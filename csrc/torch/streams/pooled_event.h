@@ -1,0 +1,35 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <optional>
+
+namespace nvx {
+
+/// An event from a pool, to which it returns in the end: to make and to destroy an event costs the host more than to
+/// record it.
+class PooledEvent {
+ public:
+  /// timed: for ms_until().
+  explicit PooledEvent(bool timed = false) : timed_(timed) {}
+  ~PooledEvent();
+  PooledEvent(const PooledEvent&) = delete;
+  PooledEvent& operator=(const PooledEvent&) = delete;
+
+  void record(const c10::Stream& stream);
+  bool is_recorded() const { return event_.has_value(); }
+  /// Makes the stream wait for the event. An event that was not recorded has passed.
+  void block(const c10::Stream& stream) const {
+    if (event_) event_->block(stream);
+  }
+  bool query() const { return !event_ || event_->query(); }
+  /// Both must have been recorded and have passed.
+  double ms_until(const PooledEvent& later) const { return event_->elapsedTime(*later.event_); }
+
+ private:
+  const bool timed_;
+  std::optional<c10::Event> event_;  // empty until the first record
+};
+
+}  // namespace nvx
