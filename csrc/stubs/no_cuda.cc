@@ -22,11 +22,13 @@ uint64_t capture_of(void*) { return 0; }
 
 Status call_host(void*, void (*)(void*), void*) { return refusal(); }
 
+bool is_idle(void*) { return true; }
+
 Status Tail::make() { return refusal(); }
 
 Status Tail::hold_back(void*, bool) { return make(); }
 
-Status Tail::put_behind(void*, bool) { return make(); }
+Status Tail::put_behind(void*, uint64_t) { return make(); }
 
 bool Tail::passed() const { return true; }
 

@@ -90,7 +90,7 @@ class Thirds {
  public:
   Thirds(World& world, uint32_t rank, const Script& script) : world_(world), rank_(rank) {
     for (size_t third = 0; third < graphs_.size(); ++third) {
-      graphs_[third] = std::make_unique<Captured>(stream(third), [&] { put(script, third, /*captured=*/true); });
+      graphs_[third] = std::make_unique<Captured>(stream(third), [&] { put(script, third, /*capture=*/third + 1); });
     }
   }
 
@@ -98,18 +98,18 @@ class Thirds {
 
   /// Each graph is also replayed on the stream of the other.
   void begin(const Script& script, bool eager_first) {
-    if (eager_first) put(script, 2, /*captured=*/false);
+    if (eager_first) put(script, 2, /*capture=*/0);
     for (size_t i = 0; i < graphs_.size(); ++i) graphs_[i]->replay(stream(eager_first ? 1 - i : i));
-    if (!eager_first) put(script, 2, /*captured=*/false);
+    if (!eager_first) put(script, 2, /*capture=*/0);
   }
 
  private:
-  void put(const Script& script, size_t third, bool captured) {
+  void put(const Script& script, size_t third, uint64_t capture) {
     const size_t count = script.jobs().size() / 3;
     cudaStream_t on = stream(third).get();
-    demand(tail_.hold_back(on, captured));
+    demand(tail_.hold_back(on, capture != 0));
     demand(script.launch_some(world_.channel(rank_), third * count, count, on));
-    demand(tail_.put_behind(on, captured));
+    demand(tail_.put_behind(on, capture));
   }
   static void demand(const Status& status) {
     if (!status.ok()) throw Error(status.code(), status.what());

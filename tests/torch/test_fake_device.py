@@ -265,6 +265,8 @@ def test_counts():
         "unreused_frees": 0,
         "pinned_bytes": COUNT * 4,
         "launches": 0,
+        "events_made": 1,
+        "event_records": 1,
     }
     side.synchronize()
     torch.accelerator.synchronize()

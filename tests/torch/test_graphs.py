@@ -130,6 +130,26 @@ def test_every_collective_as_eager(rank, world, asynchronous):
 
 
 @on_played_gpus(2)
+def test_nothing_stands_between_captured_kernels(rank, world):
+    """A foreign node between two kernels would cost each replay about as much as a small collective."""
+    open_device()
+    set_delays(6, 300)
+    tensor, after = on_gpu(rank + 1), on_gpu(0)
+    with captured() as graph:
+        for _ in range(3):
+            dist.all_reduce(tensor)
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(2)]
+        works[-1].wait()
+    assert graph.nodes() == [["wait", "work", "work", "work"], ["work", "work"]]
+    with torch.Stream(GPU):
+        graph.replay()
+    with torch.Stream(GPU):  # no stream waits for the replay, but the group's next kernel does
+        dist.all_reduce(after)
+        after.copy_(tensor)
+        assert_all(after, 48)
+
+
+@on_played_gpus(2)
 def test_graphs_and_calls_in_turn(rank, world):
     open_device()
     set_delays(2, 300)

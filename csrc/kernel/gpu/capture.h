@@ -15,14 +15,20 @@ uint64_t capture_of(void* stream);
 /// waits until it returns.
 Status call_host(void* stream, void (*what)(void*), void* with);
 
+/// Whether the device has completed all work of a stream that is in no capture; true also if it can no longer tell.
+/// The rules of Tail::passed() apply.
+bool is_idle(void* stream);
+
 /// An event after the last launch of a channel, on whatever stream, from a call or a graph. It keeps the launches of a
 /// channel from overlapping. Used on one device, by one thread at a time.
 class Tail {
  public:
   /// Makes the stream's next work wait for the event. Captured: each replay waits for the launches that precede it.
   Status hold_back(void* stream, bool captured);
-  /// Records the event after the stream's current work. Captured: each replay records it again.
-  Status put_behind(void* stream, bool captured);
+  /// Records the event after the stream's current work. capture: of the stream; 0: none. Captured: each replay records
+  /// it again, beside the stream's later work, which does not wait for the record. A capture has one record, behind the
+  /// work of all calls.
+  Status put_behind(void* stream, uint64_t capture);
   /// Whether the device has passed the event; true also if it can no longer tell. Only for threads that may query
   /// events during captures (memory/driver/beside_captures.h).
   bool passed() const;
@@ -30,7 +36,9 @@ class Tail {
  private:
   Status make();
 
-  void* event_ = nullptr;  // never destroyed: graphs may refer to it
+  void* event_ = nullptr;   // never destroyed: graphs may refer to it
+  uint64_t capture_ = 0;    // the last one with a record
+  void* record_ = nullptr;  // the graph node of that record
 };
 
 }  // namespace nvx::kernel

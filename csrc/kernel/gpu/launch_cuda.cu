@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/device_collectives.h"
@@ -161,17 +162,49 @@ Status Tail::hold_back(void* stream, bool captured) {
                    "waiting for an event");
 }
 
-Status Tail::put_behind(void* stream, bool captured) {
+/// cudaEventRecordWithFlags() would put the record between two kernels of the stream.
+Status Tail::put_behind(void* stream, uint64_t capture) {
   NVX_TRY(make());
-  return status_of(cudaEventRecordWithFlags(static_cast<cudaEvent_t>(event_), static_cast<cudaStream_t>(stream),
-                                            captured ? cudaEventRecordExternal : cudaEventRecordDefault),
-                   "recording an event");
+  const auto on = static_cast<cudaStream_t>(stream);
+  const auto event = static_cast<cudaEvent_t>(event_);
+  if (capture == 0) return status_of(cudaEventRecord(event, on), "recording an event");
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+  const cudaGraphNode_t* last = nullptr;
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  NVX_TRY(status_of(cudaStreamGetCaptureInfo(on, &status, nullptr, &graph, &last, nullptr, &count), "a capture's end"));
+#else
+  NVX_TRY(status_of(cudaStreamGetCaptureInfo_v2(on, &status, nullptr, &graph, &last, &count), "a capture's end"));
+#endif
+  if (capture_ != capture) {
+    cudaGraphNode_t record = nullptr;
+    NVX_TRY(
+        status_of(cudaGraphAddEventRecordNode(&record, graph, last, count, event), "recording an event in a graph"));
+    capture_ = capture, record_ = record;
+    return {};
+  }
+  const std::vector<cudaGraphNode_t> to(count, static_cast<cudaGraphNode_t>(record_));
+#if CUDART_VERSION >= 13000
+  return status_of(cudaGraphAddDependencies(graph, last, to.data(), nullptr, count), "ordering a graph's record");
+#else
+  return status_of(cudaGraphAddDependencies(graph, last, to.data(), count), "ordering a graph's record");
+#endif
 }
 
-bool Tail::passed() const {
-  if (!event_) return true;
-  const cudaError_t told = cudaEventQuery(static_cast<cudaEvent_t>(event_));
-  return told != cudaErrorNotReady && told != cudaErrorStreamCaptureUnsupported && told != cudaErrorCapturedEvent;
+namespace {
+
+bool is_over(cudaError_t told) {
+  return told != cudaErrorNotReady && told != cudaErrorStreamCaptureUnsupported && told != cudaErrorCapturedEvent &&
+         told != cudaErrorStreamCaptureImplicit;
+}
+
+}  // namespace
+
+bool Tail::passed() const { return !event_ || is_over(cudaEventQuery(static_cast<cudaEvent_t>(event_))); }
+
+bool is_idle(void* stream) {
+  return capture_of(stream) == 0 && is_over(cudaStreamQuery(static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace nvx::kernel

@@ -230,7 +230,7 @@ Status Tail::hold_back(void* stream, bool) {
   return {};
 }
 
-Status Tail::put_behind(void* stream, bool) {
+Status Tail::put_behind(void* stream, uint64_t) {
   NVX_TRY(make());
   static_cast<cudaStream_t>(stream)->begin([event = static_cast<cudaEvent_t>(event_)] { return event->record(); });
   return {};

@@ -126,6 +126,10 @@ class Graph:
         """Enqueues the graph on the stream (default: the current one)."""
         torch.ops.fake_device.replay(self._number, stream or torch.accelerator.current_stream())
 
+    def nodes(self):
+        """The nodes of each captured stream, in order: "work", and "wait" and "record" for events outside the graph."""
+        return torch.ops.fake_device.graph_nodes(self._number)
+
 
 MODES = ("global", "thread_local", "relaxed")  # of captures and of threads, with CUDA's meaning
 
@@ -161,8 +165,8 @@ def counts():
     stream_waits (a stream was told to wait for an event), data_recorded (record_stream), device_allocations,
     pinned_allocations, pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or
     more), capture_faults (calls that CUDA forbids during a capture), unreused_frees (blocks freed in a capture while a
-    recorded stream of it uses them), and launches (of kernels that other libraries play; a capture counts once, its
-    replays do not count)."""
+    recorded stream of it uses them), launches (of kernels that other libraries play; a capture counts once, its
+    replays do not count), events_made, and event_records (on streams)."""
     return dict(torch.ops.fake_device.counts())
 
 

@@ -35,19 +35,36 @@ int fake_device_exchange_capture_mode(int* mode) {
 
 // Events that graphs and streams share. A capture records the call: each replay records the event or waits for it like
 // the host does.
-void* fake_device_event() { return new fake::Event; }
+void* fake_device_event() {
+  fake::count(fake::kEventsMade);
+  return new fake::Event;
+}
 
 void fake_device_record(void* event, void* stream) {
+  fake::count(fake::kEventRecords);
   auto& queue = *static_cast<fake::Queue*>(stream);
   if (const auto graph = queue.graph()) return graph->record_outside(queue, *static_cast<fake::Event*>(event));
   static_cast<fake::Event*>(event)->set(queue.mark(fake::Pace::kDelayed));
+}
+
+// In a capture only: the record stands beside the stream's work, which does not wait for it. The graph has one such
+// record of an event, behind the work of all calls.
+void fake_device_record_beside(void* event, void* stream) {
+  auto& queue = *static_cast<fake::Queue*>(stream);
+  queue.graph()->record_beside(queue, *static_cast<fake::Event*>(event));
 }
 
 void fake_device_wait(void* event, void* stream) {
   if (fake::is_broken(fake::Rule::kEventWaits)) return;
   auto& queue = *static_cast<fake::Queue*>(stream);
   if (const auto graph = queue.graph()) return graph->wait_outside(queue, *static_cast<fake::Event*>(event));
+  fake::count(fake::kStreamWaits);
   if (fake::MarkPtr mark = static_cast<fake::Event*>(event)->get()) queue.wait_for(std::move(mark));
+}
+
+bool fake_device_idle(void* stream) {
+  const auto& queue = *static_cast<fake::Queue*>(stream);
+  return !queue.graph() && queue.idle();
 }
 
 bool fake_device_passed(void* event) {

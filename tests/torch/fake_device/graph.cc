@@ -62,7 +62,7 @@ void forbid_beside_captures(const char* what) {
 }
 
 Graph::Graph(Queue& origin, Mode mode) : id_(next_id()), mode_(mode), thread_(std::this_thread::get_id()) {
-  comm_streams_.push_back({&origin, {}, {0}});
+  comm_streams_.push_back({&origin, {}, {}, {0}});
 }
 
 std::shared_ptr<Graph> Graph::begin(Queue& origin, Mode mode) {
@@ -89,14 +89,15 @@ void Graph::fault(const std::string& what) {
 size_t Graph::track_of(Queue& queue) {
   for (size_t t = 0; t < comm_streams_.size(); ++t)
     if (comm_streams_[t].queue == &queue) return t;
-  comm_streams_.push_back({&queue, {}, {}});
+  comm_streams_.push_back({&queue, {}, {}, {}});
   comm_streams_.back().seen.resize(comm_streams_.size());
   queue.be_captured(shared_from_this());
   return comm_streams_.size() - 1;
 }
 
-void Graph::add_step(size_t t, Step step) {
+void Graph::add_step(size_t t, const char* node, Step step) {
   Track& track = comm_streams_[t];
+  track.nodes.push_back(node);
   track.steps.push_back(std::move(step));
   if (track.seen.size() <= t) track.seen.resize(t + 1);
   ++track.seen[t];
@@ -104,7 +105,7 @@ void Graph::add_step(size_t t, Step step) {
 
 void Graph::add(Queue& queue, std::function<void()> task, Pace pace) {
   std::lock_guard lock(mutex_);
-  add_step(track_of(queue), [task = std::move(task), pace](Run&) {
+  add_step(track_of(queue), "work", [task = std::move(task), pace](Run&) {
     if (pace == Pace::kDelayed) dawdle();
     task();
   });
@@ -113,11 +114,14 @@ void Graph::add(Queue& queue, std::function<void()> task, Pace pace) {
 // An event in a capture adds no work: it names the steps before it.
 MarkPtr Graph::mark(Queue& queue) {
   std::lock_guard lock(mutex_);
-  Track& track = comm_streams_[track_of(queue)];
-  auto mark = std::make_shared<Mark>(shared_from_this(), marks_.size());
+  return std::make_shared<Mark>(shared_from_this(), add_mark(comm_streams_[track_of(queue)]));
+}
+
+size_t Graph::add_mark(Track& track) {
   marks_.push_back(track.seen);
-  track.steps.push_back([number = mark->number()](Run& run) { run.marks[number]->pass(); });
-  return mark;
+  const size_t number = marks_.size() - 1;
+  track.steps.push_back([number](Run& run) { run.marks[number]->pass(); });
+  return number;
 }
 
 void Graph::wait_for(Queue& queue, const Mark& mark) {
@@ -130,7 +134,7 @@ void Graph::wait_for(Queue& queue, const Mark& mark) {
 void Graph::wait_outside(Queue& queue, Event& event) {
   std::lock_guard lock(mutex_);
   outside_.push_back({&event, /*records=*/false});
-  add_step(track_of(queue), [number = outside_.size() - 1](Run& run) {
+  add_step(track_of(queue), "wait", [number = outside_.size() - 1](Run& run) {
     if (const MarkPtr& mark = run.outside[number]) mark->wait();
   });
 }
@@ -138,7 +142,23 @@ void Graph::wait_outside(Queue& queue, Event& event) {
 void Graph::record_outside(Queue& queue, Event& event) {
   std::lock_guard lock(mutex_);
   outside_.push_back({&event, /*records=*/true});
-  add_step(track_of(queue), [number = outside_.size() - 1](Run& run) { run.outside[number]->pass(); });
+  add_step(track_of(queue), "record", [number = outside_.size() - 1](Run& run) { run.outside[number]->pass(); });
+}
+
+void Graph::record_beside(Queue& queue, Event& event) {
+  std::lock_guard lock(mutex_);
+  const size_t mark = add_mark(comm_streams_[track_of(queue)]);
+  for (Beside& beside : beside_)
+    if (outside_[beside.outside].event == &event) return beside.marks.push_back(mark);
+  outside_.push_back({&event, /*records=*/true});
+  beside_.push_back({outside_.size() - 1, {mark}});
+}
+
+std::vector<std::vector<std::string>> Graph::nodes() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::vector<std::string>> all;
+  for (const Track& track : comm_streams_) all.push_back(track.nodes);
+  return all;
 }
 
 void Graph::end(Queue& origin) {
@@ -166,6 +186,11 @@ void Graph::replay(Queue& on) {
   for (const Outside& outside : outside_) {
     if (outside.records) outside.event->set(std::make_shared<Mark>());
     run->outside.push_back(outside.event->get());
+  }
+  for (const Beside& beside : beside_) {
+    std::vector<MarkPtr> before;
+    for (const size_t mark : beside.marks) before.push_back(run->marks[mark]);
+    when_all(before, [record = run->outside[beside.outside]] { record->pass(); });
   }
   on.push([self = shared_from_this(), run] { self->carry_out(*run); });
 }

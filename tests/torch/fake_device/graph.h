@@ -43,6 +43,9 @@ class Graph : public std::enable_shared_from_this<Graph> {
   // For an event outside the graph: the begin of a replay decides which mark it holds.
   void wait_outside(Queue& queue, Event& event);
   void record_outside(Queue& queue, Event& event);
+  void record_beside(Queue& queue, Event& event);
+  // The nodes of each queue, in order: "work", and "wait" and "record" for events outside.
+  std::vector<std::vector<std::string>> nodes() const;
 
   // Throws if the capture is invalid or did not wait for a queue that joined.
   void end(Queue& origin);
@@ -59,12 +62,14 @@ class Graph : public std::enable_shared_from_this<Graph> {
   struct Track {
     Queue* queue;
     std::vector<Step> steps;
+    std::vector<std::string> nodes;
     std::vector<size_t> seen;  // by track: how many of its steps come before the next step here; all, for this track
   };
 
   Graph(Queue& origin, Mode mode);
   size_t track_of(Queue& queue);
-  void add_step(size_t track, Step step);
+  void add_step(size_t track, const char* node, Step step);
+  size_t add_mark(Track& track);
   void carry_out(Run& run);
 
   friend void forbid_beside_captures(const char* what);
@@ -82,6 +87,11 @@ class Graph : public std::enable_shared_from_this<Graph> {
     bool records;
   };
   std::vector<Outside> outside_;
+  struct Beside {
+    size_t outside;             // its number in `outside_`
+    std::vector<size_t> marks;  // it is recorded behind these
+  };
+  std::vector<Beside> beside_;
   std::mutex running_;
 };
 

@@ -69,7 +69,8 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
               const c10::EventFlag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "an event of fakegpu:", int(device),
                 " cannot be recorded on ", stream);
-    if (*event == nullptr) *event = new Event();
+    if (*event == nullptr) *event = new Event(), count(kEventsMade);
+    count(kEventRecords);
     static_cast<Event*>(*event)->set(queue_of(stream).mark(Pace::kDelayed));
   }
   void block(void* event, const c10::Stream& stream) const override {

@@ -283,6 +283,11 @@ void replay(int64_t number, at::Stream stream) {
   graphs.at(number)->replay(queue_of(stream));
 }
 
+std::vector<std::vector<std::string>> graph_nodes(int64_t number) {
+  std::lock_guard lock(graphs_mutex);
+  return graphs.at(number)->nodes();
+}
+
 c10::Dict<std::string, int64_t> counts() {
   c10::Dict<std::string, int64_t> found;
   for (int i = 0; i < kCounters; ++i) found.insert(counter_names[i], counters[i].load());
@@ -304,6 +309,7 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("fail_questions(bool fail) -> ()", TORCH_FN(fail_questions));
   m.def("end_capture(int graph, Stream stream) -> ()", TORCH_FN(end_capture));
   m.def("replay(int graph, Stream stream) -> ()", TORCH_FN(replay));
+  m.def("graph_nodes(int graph) -> str[][]", TORCH_FN(graph_nodes));
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
   m.def("is_capturing(Stream stream) -> bool",
         [](at::Stream stream) { return c10::impl::VirtualGuardImpl(kFake).isStreamCapturing(stream); });

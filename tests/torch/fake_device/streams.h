@@ -49,6 +49,8 @@ enum Counter {
   kUnreusedFrees,  // blocks freed in a capture after another of its streams used them: the capture does not reuse them
   kPinnedBytes,    // allocated
   kLaunches,       // of kernels that other libraries play
+  kEventsMade,
+  kEventRecords,  // on streams
   kCounters,
 };
 

@@ -78,6 +78,11 @@ Status call_host(void* stream, void (*what)(void*), void* with) {
   return {};
 }
 
+bool is_idle(void* stream) {
+  static auto* const idle = of_device<bool(void*)>("fake_device_idle");
+  return idle(stream);
+}
+
 Status Tail::make() {
   static auto* const event = of_device<void*()>("fake_device_event");
   if (!event_) event_ = event();
@@ -91,10 +96,11 @@ Status Tail::hold_back(void* stream, bool) {
   return {};
 }
 
-Status Tail::put_behind(void* stream, bool) {
+Status Tail::put_behind(void* stream, uint64_t capture) {
   static auto* const record = of_device<void(void*, void*)>("fake_device_record");
+  static auto* const record_beside = of_device<void(void*, void*)>("fake_device_record_beside");
   NVX_TRY(make());
-  record(event_, stream);
+  (capture == 0 ? record : record_beside)(event_, stream);
   return {};
 }
 
