@@ -25,6 +25,22 @@ def empty_launch(rank: Rank) -> Callable[[], Any]:
     return lambda: one.zero_()
 
 
+def floor(rank: Rank) -> dict[str, Callable[[], Any]]:
+    """Calls that cost only torch's own time: a backend that does nothing, and an event of a device."""
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 (registers the backend)
+
+    nothing, x = dist.new_group(backend="fake"), torch.zeros(256)
+    calls: dict[str, Callable[[], Any]] = {
+        "torch alone": lambda: dist.all_reduce(x, group=nothing),
+        "torch alone, async_op": lambda: dist.all_reduce(x, group=nothing, async_op=True).wait(),
+    }
+    if rank.device.type != "cpu":
+        event = torch.Event(rank.device)
+        calls["an event"] = event.record
+        calls["an event, made and destroyed"] = lambda: torch.Event(rank.device).record()
+    return calls
+
+
 def host_us(rank: Rank, call: Callable[[], Any], calls: int, rounds: int) -> float:
     """Host time of one call in a row of `calls`, while the device does not block the host. It is the minimum of the
     rounds' means, because other load only adds time."""
@@ -52,6 +68,8 @@ def host_time(rank: Rank, calls: int = 100, rounds: int = 7) -> None:
     }
     launch = host_us(rank, empty_launch(rank), calls, rounds)
     rank.say(host="an empty launch", us=round(launch, 3))
+    for name, call in floor(rank).items():
+        rank.say(host=name, us=round(host_us(rank, call, calls, rounds), 3))
     for name, call in eager.items():
         us = max(rank.hear(host_us(rank, call, calls, rounds)))
         rank.say(host=name, us=round(us, 3), over_launch_us=round(us - launch, 3))
