@@ -44,6 +44,9 @@ constexpr Variable kVariables[] = {
      "excluded ones behind '^'"},
     {"NVX_ALLOW_FROM", "", "the hosts of a group only",
      "peers that may connect over TCP, besides the hosts of a group: for those behind address translation", kAddresses},
+    {"NVX_JOB_KEY", "", "none: hosts are connected by UCX, without authentication",
+     "the job's secret, or '@' and the path of a file with it: ranks on different hosts are connected by nvx's own TCP "
+     "transport, which admits only processes that hold it; the same on all ranks, at least 16 characters"},
     {"NVX_LIBUCP", "", "one with RDMA if the machine has RDMA, else the newest",
      "the libucp.so.0 to load, or its folder; for groups over several hosts only"},
     {"NVX_ON_ERROR", "raise", "", "effect of a failed operation: raise a Python exception, or abort the process",
@@ -241,6 +244,7 @@ Config read() {
           .host_id = text("NVX_HOST_ID"),
           .socket_ifname = text("NVX_SOCKET_IFNAME"),
           .allow_from = addresses("NVX_ALLOW_FROM"),
+          .job_key = text("NVX_JOB_KEY"),
           .libucp = text("NVX_LIBUCP"),
           .on_error = choice("NVX_ON_ERROR"),
           .algorithm = choice("NVX_ALGO"),

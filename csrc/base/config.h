@@ -54,6 +54,7 @@ struct Config {
   std::string host_id;
   std::string socket_ifname;
   std::string allow_from;
+  std::string job_key;  ///< a secret: for net/tcp/job_key.h only
   std::string libucp;
   std::string on_error;
   std::string algorithm;

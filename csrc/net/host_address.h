@@ -17,7 +17,7 @@ namespace nvx::net {
 /// causes at worst a wait that times out.
 struct HostAddress {
   uint16_t family = 0;  ///< the IP version: 4 or 6
-  uint16_t reserved = 0;
+  uint16_t port = 0;    ///< at which a TCP link listens there
   std::array<uint8_t, 16> address{};
   std::array<char, 16> interface {};
   std::string text() const;  ///< "10.0.0.7 (eth0)"

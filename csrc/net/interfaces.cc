@@ -12,7 +12,10 @@
 #include <string_view>
 
 #include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "base/words.h"
+#include "net/host_address.h"
 
 namespace nvx::net {
 namespace {
@@ -140,6 +143,19 @@ std::vector<std::string> with_rails(const std::string& towards, std::span<const 
     const bool rail = i.hardware && !i.bridge && !i.loopback && leads != present.end() && i.mbits >= leads->mbits;
     if (i.name == towards || rail) chosen.push_back(i.name);
   }
+  return chosen;
+}
+
+std::vector<std::string> chosen_interfaces(const std::string& met_at, bool rails) {
+  const InterfaceRule rule = interface_rule();
+  const std::string towards = rule.variable ? "" : interface_to(met_at);
+  const std::vector<Interface> present = interfaces();
+  std::vector<std::string> chosen;
+  if (rails && !towards.empty()) chosen = with_rails(towards, present);
+  if (chosen.empty()) chosen = choose(rule, present, towards);
+  // Traffic must not leave the interfaces that the user named for nvx. Names for gloo or NCCL may not fit nvx.
+  if (chosen.empty() && rule.own) throw Error(none_named(rule, present));
+  if (chosen.empty() && rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).cause.c_str());
   return chosen;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,9 @@ namespace nvx::net {
 /// A process at the other end of a link. The link numbers peers in the order of add() and never reuses a number.
 using PeerId = uint32_t;
 
+/// Identifies a link, even among links of one process and of processes with recycled ids.
+using LinkNonce = std::array<uint64_t, 2>;
+
 inline constexpr size_t kMostHeader = 80;
 
 /// One outgoing message. The post and its body must stay unchanged in place until done() is called for the post.
@@ -28,7 +32,7 @@ struct Post {
 };
 
 /// The callbacks of a link. They are called inside progress() and close() only, by the thread that runs these, one at a
-/// time. A callback may call post() and no other method of the link.
+/// time. A callback may call post() and sent_by() and no other method of the link.
 class Receiver {
  public:
   virtual ~Receiver() = default;
@@ -80,6 +84,10 @@ class Link {
   /// arrive earlier are dropped. Links that accept connections only from added peers need not implement it. Throws
   /// Error.
   virtual void admit(std::span<const AddressPrefix> addresses) { (void)addresses; }
+
+  /// Whether the message for which place() or arrived() is being called may come from this peer, forgotten or not. A
+  /// link that does not know who sends to it says yes.
+  virtual bool sent_by(PeerId peer) const { return (void)peer, true; }
 
   /// For a peer from which nothing has ever arrived: the likely obstacle and the variable to set; empty if unknown.
   virtual std::string why_unheard(PeerId peer) { return (void)peer, std::string(); }

@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "base/words.h"
 #include "net/group_port.h"
+#include "net/tcp/tcp.h"
 #include "net/ucx/ucx.h"
 
 namespace nvx::net {
@@ -33,12 +34,17 @@ struct Home {
 
 Home& home() { return of_this_process<Home>(); }
 
+std::unique_ptr<Link> open_link(const std::string& met_at) {
+  const JobKey* const key = JobKey::here();
+  return key ? open_tcp(*key, met_at) : open_ucx(met_at);
+}
+
 }  // namespace
 
 std::shared_ptr<Messenger> Messenger::here(const std::string& met_at) {
   Home& h = home();
   MutexLock lock(h.mutex);
-  if (!h.messenger) h.messenger = std::make_shared<Messenger>(open_ucx(met_at), config().liveness);
+  if (!h.messenger) h.messenger = std::make_shared<Messenger>(open_link(met_at), config().liveness);
   return h.messenger;
 }
 
@@ -250,9 +256,13 @@ void Messenger::sleep(std::chrono::microseconds span, std::optional<uint64_t> se
 
 // --- incoming messages
 
+/// The port that a message is for. None if the message names another process's rank as its sender.
 GroupPort* Messenger::port_of(const MessageHeader& header) {
   const auto it = ports_.find({header.group, header.to});
-  return it == ports_.end() ? nullptr : it->second;
+  if (it == ports_.end()) return nullptr;
+  it->second->mutex().held_by_caller();
+  const auto from = it->second->process_of(int(header.from));
+  return from && !link_->sent_by(peers_[*from].link) ? nullptr : it->second;
 }
 
 std::byte* Messenger::place(std::span<const std::byte> bytes, size_t size) {

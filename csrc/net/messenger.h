@@ -38,7 +38,7 @@ using ProcessId = uint64_t;
 class Messenger final : private Receiver {
  public:
   /// This process's messenger. The first call opens it, and it lives until the process ends. Throws Error. `met_at`:
-  /// see open_ucx().
+  /// see open_ucx() and open_tcp(), which it calls if there is a job key.
   static std::shared_ptr<Messenger> here(const std::string& met_at);
   /// The messenger if it is open, otherwise null.
   static std::shared_ptr<Messenger> opened();

@@ -27,6 +27,7 @@ FOLDERS = {
     "memory/driver": set(),
     "memory/gpu": {"memory/shm", "memory/driver"},
     "net": set(),
+    "net/tcp": {"net"},
     "net/ucx": {"net"},
     "group/plan": set(),
     "group/meet": {"group/plan"},
@@ -45,9 +46,9 @@ FOLDERS = {
     "torch/python": {"torch", "torch/core", "torch/streams", "torch/device", "torch/reconfigure"},
 }
 # Single files that a folder may include although their folder or room is not allowed to it: the loops of `level.h`, the
-# factory of the UCX link, and the layouts that the verbs of a tile write to.
+# factories of the links, and the layouts that the verbs of a tile write to.
 HATCHES = {
-    "net": {"kernel/reduce/level.h", "net/ucx/ucx.h"},
+    "net": {"kernel/reduce/level.h", "net/tcp/tcp.h", "net/ucx/ucx.h"},
     "kernel": {"kernel/gpu/device_pad.h"},
 }
 # The number of units (a stem: .h, .cc and .cu together) that a folder may hold.

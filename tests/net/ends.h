@@ -12,6 +12,7 @@
 #include "base/deadline.h"
 #include "net/host_address.h"
 #include "net/link.h"
+#include "net/tcp/tcp.h"
 #include "net/ucx/ucx.h"
 #include "support/loopback.h"
 
@@ -76,6 +77,11 @@ class Diary final : public Receiver {
   std::map<PeerId, int> losses;
   size_t places_asked = 0, drops = 0, failures = 0, ended = 0;
 };
+
+inline const JobKey& some_key() {
+  static const JobKey kKey("sixteen characters or more");
+  return kKey;
+}
 
 /// The source addresses of links on this machine.
 inline std::vector<AddressPrefix> this_machine() {

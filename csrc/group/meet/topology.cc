@@ -19,6 +19,7 @@
 #include "base/hash.h"
 #include "base/words.h"
 #include "group/meet/store.h"
+#include "net/tcp/job_key.h"
 
 namespace nvx {
 namespace {
@@ -81,6 +82,16 @@ std::string differing(const Agreed& a, const Agreed& b) {
   return names;
 }
 
+/// The error for a rank whose job key is not that of rank 0.
+Error different_keys(const Topology& topology, int rank) {
+  const bool has = topology.ranks[size_t(rank)].key_tag != 0, first_has = topology.ranks[0].key_tag != 0;
+  const std::string who = topology.describe(rank), first = topology.describe(0);
+  const std::string what = has && first_has
+                               ? who + " and " + first + " have different keys in NVX_JOB_KEY"
+                               : (has ? who : first) + " has an NVX_JOB_KEY, and " + (has ? first : who) + " has none";
+  return {Code::kMismatch, "nvx: " + what, "set the same NVX_JOB_KEY on all ranks, or on none"};
+}
+
 }  // namespace
 
 std::string read_line(const std::string& path) {
@@ -107,6 +118,7 @@ Hello describe_self(int rank, const std::string& host) {
   hello.host = host_hash(said);
   hello.machine = machine_hash();
   hello.agreed = config().agreed();
+  if (const net::JobKey* const key = net::JobKey::here()) hello.key_tag = key->tag();
   hello.cores = usable_cores();
   hello.l2_bytes = cache_bytes(2);
   hello.l3_bytes = cache_bytes(3);
@@ -228,6 +240,7 @@ Topology Topology::from(std::vector<Hello> ranks) {
                       differing(hello.agreed, first.agreed),
                   "set the same on all ranks, or on none");
     }
+    if (hello.key_tag != first.key_tag) throw different_keys(topology, int(i));
     topology.cores = std::min<size_t>(topology.cores, hello.cores);
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);
     topology.l3_bytes = std::min<size_t>(topology.l3_bytes, hello.l3_bytes);

@@ -17,7 +17,7 @@ namespace nvx {
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire =
-      10;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
+      11;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
 
   uint32_t magic = kMagic;
   uint16_t wire_version = kWire;
@@ -30,6 +30,7 @@ struct Hello {
   uint64_t pad_bytes = 0;
   uint64_t nonce = 0;  // of this set-up; rank 0's names the group
   Agreed agreed = {};  // hashes of the variables that must be equal on all ranks
+  uint64_t key_tag = 0;  // of the job's key; 0: none
   uint64_t l2_bytes = 0;
   uint64_t l3_bytes = 0;
   uint32_t cores = 0;
@@ -40,7 +41,7 @@ struct Hello {
   char door[48] = {};
   char version[16] = {};
 };
-static_assert(sizeof(Hello) == 488);
+static_assert(sizeof(Hello) == 496);
 
 /// This process and its machine, for a Hello. `host` overrides the detected host unless empty.
 Hello describe_self(int rank, const std::string& host = {});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "net/host_address.h"
+#include "net/link.h"
 
 namespace nvx::net {
 
@@ -21,9 +22,6 @@ struct UcxVersion {
 
 /// The oldest version that supports all features that a link uses.
 inline constexpr UcxVersion kOldestUcx{1, 13, 0};
-
-/// Identifies a link, even among links of one process and of processes with recycled ids.
-using LinkNonce = std::array<uint64_t, 2>;
 
 /// The address of a UCX link, for the other side.
 struct UcxAddress {

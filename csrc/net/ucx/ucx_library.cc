@@ -10,9 +10,9 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "net/interfaces.h"
+#include "net/sockets.h"
 #include "net/ucx/ucx.h"
 #include "net/ucx/ucx_search.h"
-#include "net/ucx/ucx_sockets.h"
 
 namespace nvx::net {
 namespace {

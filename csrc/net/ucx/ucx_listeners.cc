@@ -28,8 +28,8 @@
 #include "base/handle.h"
 #include "base/log.h"
 #include "net/host_address.h"
+#include "net/sockets.h"
 #include "net/source_filter.h"
-#include "net/ucx/ucx_sockets.h"
 
 namespace nvx::net {
 namespace {

@@ -18,7 +18,7 @@
 #include "base/per_process.h"
 #include "base/words.h"
 #include "net/interfaces.h"
-#include "net/ucx/ucx_sockets.h"
+#include "net/sockets.h"
 
 namespace nvx::net {
 namespace {
@@ -38,19 +38,9 @@ const char* set_by_user(const std::string& key) {
 /// interface leads to a peer. If `met_at` is unknown, all but the loopback and the bridges of containers.
 std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   if (set_by_user("NET_DEVICES")) return "";
-  const InterfaceRule rule = interface_rule();
-  const std::vector<Interface> present = interfaces();
   const bool asks_the_kernel = version >= UcxVersion{1, 16, 0};
-  const std::string towards = rule.variable ? "" : interface_to(met_at);
-  std::vector<std::string> chosen;
-  if (asks_the_kernel && !towards.empty()) chosen = with_rails(towards, present);
-  if (chosen.empty()) chosen = choose(rule, present, towards);
-  if (chosen.empty()) {
-    // Traffic must not leave the interfaces that the user named for nvx. Names for gloo or NCCL may not fit nvx.
-    if (rule.own) throw Error(none_named(rule, present));
-    if (rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).cause.c_str());
-    return "";
-  }
+  std::vector<std::string> chosen = chosen_interfaces(met_at, asks_the_kernel);
+  if (chosen.empty()) return "";
   // RDMA ports are not interfaces of the system, so a list of interfaces does not exclude them.
   for (std::string& port : rdma_ports()) chosen.push_back(std::move(port));
   return joined(chosen, ",");

@@ -18,7 +18,8 @@ def text():
         state = f"default {default}"
         if os.environ.get(name):
             what = f", which is {fault}: the default ({default}) is used" if fault else f" (default {default})"
-            state = f"set to {os.environ[name]!r}{what}"
+            value = "a secret" if name == "NVX_JOB_KEY" else repr(os.environ[name])
+            state = f"set to {value}{what}"
         lines.append(f"{name}\n    {meaning}\n    accepts {accepted}\n    {state}")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-#include "net/ucx/ucx_sockets.h"
+#include "net/sockets.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -85,14 +85,14 @@ void each_socket(int epoll, void (*act)(int socket), int depth) {
 
 }  // namespace
 
-void close_sockets_on_exec(int sleeps_on) {
+void close_sockets_on_exec(int epoll) {
   each_socket(
-      sleeps_on, [](int socket) { (void)fcntl(socket, F_SETFD, FD_CLOEXEC); }, kDeepest);
+      epoll, [](int socket) { (void)fcntl(socket, F_SETFD, FD_CLOEXEC); }, kDeepest);
 }
 
-void close_sockets(int sleeps_on) {
+void close_sockets(int epoll) {
   each_socket(
-      sleeps_on, [](int socket) { (void)close(socket); }, kDeepest);
+      epoll, [](int socket) { (void)close(socket); }, kDeepest);
 }
 
 std::string why_nothing_opens() {

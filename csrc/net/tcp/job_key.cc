@@ -1,0 +1,105 @@
+#include "net/tcp/job_key.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/handle.h"
+#include "base/library.h"
+#include "base/log.h"
+
+namespace nvx::net {
+namespace {
+
+constexpr size_t kLeast = 16, kMost = 4096;
+constexpr char kHowTo[] = "make one with 'openssl rand -hex 32' and give it to all ranks";
+
+/// OpenSSL's libcrypto, from 1.1 on.
+struct Crypto {
+  Library from;
+  NVX_FUNCTION(const void*, EVP_sha256, );
+  NVX_FUNCTION(unsigned char*, HMAC, const void* digest, const void* key, int key_bytes, const unsigned char* data,
+               size_t bytes, unsigned char* mac, unsigned* mac_bytes);
+  NVX_FUNCTION(int, CRYPTO_memcmp, const void* a, const void* b, size_t bytes);
+};
+
+Crypto load() {
+  std::string last;
+  for (const char* name : {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1", "libcrypto.so"}) {
+    const Library library(name, "nvx needs OpenSSL 1.1 or later");
+    if (library) return Crypto{library};
+    if (last.empty()) last = library.error();
+  }
+  throw Error(Code::kSystem, "nvx: NVX_JOB_KEY needs OpenSSL's libcrypto, which could not be loaded (" + last + ")",
+              "type 'apt-get install libssl3' or 'dnf install openssl-libs', or add its folder to LD_LIBRARY_PATH");
+}
+
+const Crypto& crypto() {
+  static const Crypto* const kCrypto = new Crypto(load());
+  return *kCrypto;
+}
+
+std::string read_key(const std::string& path) {
+  const auto refuse = [&](const std::string& why) -> Error {
+    return {Code::kInvalid, "nvx: the file of the job's key, " + path + " (NVX_JOB_KEY), " + why, kHowTo};
+  };
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat what {};
+  if (!fd || fstat(fd.get(), &what) != 0) throw refuse(std::string("cannot be read: ") + std::strerror(errno));
+  if (!S_ISREG(what.st_mode)) throw refuse("is not a file");
+  if (what.st_mode & S_IROTH)
+    NVX_LOG(kWarn, "every user can read the job's key in %s: type 'chmod o-r %s'", path.c_str(), path.c_str());
+  std::string key(kMost + 1, '\0');
+  const ssize_t got = read(fd.get(), key.data(), key.size());
+  if (got < 0) throw refuse(std::string("cannot be read: ") + std::strerror(errno));
+  key.resize(size_t(got));
+  return key.erase(key.find_last_not_of(" \t\r\n") + 1);
+}
+
+}  // namespace
+
+const JobKey* JobKey::here() {
+  if (config().job_key.empty()) return nullptr;
+  static const JobKey* const kKey = new JobKey(config().job_key);
+  return kKey;
+}
+
+JobKey::JobKey(const std::string& said) : secret_(said.starts_with('@') ? read_key(said.substr(1)) : said) {
+  if (secret_.size() < kLeast || secret_.size() > kMost) {
+    throw Error(Code::kInvalid,
+                "nvx: the job's key (NVX_JOB_KEY) has " + std::to_string(secret_.size()) + " characters; nvx takes " +
+                    std::to_string(kLeast) + " to " + std::to_string(kMost),
+                kHowTo);
+  }
+  crypto();
+}
+
+Mac JobKey::sign(const char* purpose, std::initializer_list<Part> parts) const {
+  const Part label = std::as_bytes(std::span(purpose, std::strlen(purpose) + 1));
+  std::vector<std::byte> all(label.begin(), label.end());
+  for (const Part part : parts) all.insert(all.end(), part.begin(), part.end());
+  Mac mac;
+  unsigned bytes = 0;
+  if (!crypto().HMAC(crypto().EVP_sha256(), secret_.data(), int(secret_.size()),
+                     reinterpret_cast<const unsigned char*>(all.data()), all.size(),
+                     reinterpret_cast<unsigned char*>(mac.data()), &bytes) ||
+      bytes != mac.size())
+    throw Error(Code::kSystem, "nvx: " + crypto().from.path() + " computes no HMAC-SHA-256");
+  return mac;
+}
+
+bool JobKey::same(const Mac& a, const Mac& b) { return crypto().CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+
+uint64_t JobKey::tag() const {
+  const Mac mac = sign("nvx tag of the job's key", {});
+  uint64_t tag;
+  std::memcpy(&tag, mac.data(), sizeof tag);
+  return std::max<uint64_t>(tag, 1);
+}
+
+}  // namespace nvx::net

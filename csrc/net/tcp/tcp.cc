@@ -1,0 +1,480 @@
+#include "net/tcp/tcp.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/per_process.h"
+#include "base/random.h"
+#include "base/words.h"
+#include "net/bell.h"
+#include "net/sockets.h"
+#include "net/tcp/tcp_incoming.h"
+#include "net/tcp/tcp_listeners.h"
+#include "net/tcp/tcp_outgoing.h"
+#include "net/unreached.h"
+
+namespace nvx::net {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr size_t kSegmentBytes = 64 << 10;
+/// The part of a read that is copied once more: what follows the body that is arriving.
+constexpr size_t kScratchBytes = 16 << 10;
+/// Bounds for connections that are not authenticated yet: their number, how long they may take, and how old the oldest
+/// must be before it gives way to another one.
+constexpr size_t kMostPending = 128;
+constexpr milliseconds kHandshake{5000}, kLeastHandshake{100};
+constexpr int kMostAccepted = 16;  // in a call of progress()
+constexpr milliseconds kBetweenTries{100}, kBetweenLooks{50};
+/// How long a connection attempt may take if the peer has other addresses.
+constexpr milliseconds kAttempt{1000};
+/// How long messages that have left a peer may arrive after its death was noticed.
+constexpr milliseconds kLastMessages{1000};
+/// How long posts to a forgotten peer may stay open, and how long a link that closes goes on sending.
+constexpr milliseconds kPatienceWithOpen{250}, kPatienceToFlush{10000}, kPatienceToClose{500};
+
+/// The epolls of this process's links, for its forked children. A place without one has 0, others have one more than
+/// the descriptor.
+constexpr int kNoEpoll = -1;
+std::array<std::atomic<int>, 64> epolls{};
+
+void replace_epoll(int known, int by) {
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
+    for (std::atomic<int>& epoll : epolls) {
+      if (const int place = epoll.exchange(0)) close_sockets(place - 1);
+    }
+  });
+  (void)kRegistered;
+  for (std::atomic<int>& epoll : epolls) {
+    int expected = known + 1;
+    if (epoll.compare_exchange_strong(expected, by + 1)) return;
+  }
+}
+
+Fd new_epoll() {
+  Fd fd(epoll_create1(EPOLL_CLOEXEC));
+  if (!fd) throw system_error("cannot make an epoll for connections to other hosts");
+  return fd;
+}
+
+class TcpLink final : public Link {
+ public:
+  TcpLink(const JobKey& key, const std::string& met_at);
+  ~TcpLink() override {
+    close();
+    if (fork_generation() != generation_) (void)sockets_.release();  // here their numbers may be those of other files
+  }
+
+  void listen(Receiver& receiver) override { receiver_ = &receiver; }
+  void close() override;
+  std::vector<std::byte> address() const override { return encode_address({self_, listening_at_}, key_); }
+  PeerId add(std::span<const std::byte> address) override;
+  void forget(PeerId peer) override;
+  void admit(std::span<const AddressPrefix> addresses) override {
+    if (usable()) sockets_->listeners.admit(addresses);
+  }
+  bool sent_by(PeerId peer) const override {
+    return !reading_ || (peer < nonces_.size() && nonces_[peer] == reading_->from());
+  }
+  std::string why_unheard(PeerId peer) override;
+  void post(Post& post) override;
+  bool progress() override;
+  bool arm() override { return news_.empty() && written_.empty() && !changed_; }
+  void sleep(std::chrono::microseconds span) override;
+  void wake() override { bell_.ring(); }
+  size_t segment_bytes() const override { return kSegmentBytes; }
+  /// progress() is a system call.
+  std::chrono::nanoseconds between_looks() const override { return std::chrono::nanoseconds(800); }
+  std::string describe() const override;
+
+ private:
+  struct Peer {
+    PeerId id;
+    LinkNonce nonce;
+    std::vector<HostAddress> listeners;
+    std::unique_ptr<Outgoing> out{};
+    size_t attempts = 0, refused = 0;  // the latter: in a row
+    Clock::time_point give_up{}, next_try{};
+    bool lost = false;
+    std::string dying{};  // why, if it is lost as soon as its last messages have arrived
+    Clock::time_point dies_at{};
+  };
+  /// A connection to a forgotten peer that still sends.
+  struct Leaving {
+    std::unique_ptr<Outgoing> out;
+    Clock::time_point until;
+  };
+  /// An event for progress() to report: the end of a post that failed, or without a post the loss of a peer.
+  struct News {
+    Post* post;
+    Status status;
+    PeerId peer;
+    std::string why;
+  };
+  struct Sockets {
+    explicit Sockets(const std::string& met_at) : listeners(epoll.get(), met_at) {}
+    Fd epoll = new_epoll();
+    TcpListeners listeners;
+    std::vector<std::unique_ptr<Incoming>> incoming;
+    std::vector<std::unique_ptr<Peer>> peers;  // by PeerId; null: forgotten
+    std::vector<Leaving> leaving;
+  };
+
+  bool usable() const { return !closed_ && fork_generation() == generation_; }
+  Peer* find(PeerId peer) const { return peer < sockets_->peers.size() ? sockets_->peers[peer].get() : nullptr; }
+  bool handle(const epoll_event& event);
+  bool accept(Socket& listener);
+  bool make_room_for_pending();
+  void connect(Peer& peer);
+  void attempt(Peer& peer);
+  void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
+  void end_lost(Post& post) { end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost")); }
+  void end_posts(Outgoing& out) {
+    std::ranges::for_each(out.take_posts(), [&](Post* post) { end_lost(*post); });
+  }
+  void lose(Peer& peer, const std::string& why);
+  void settle();
+  void reap_incoming(Clock::time_point now);
+  void note_end(const Incoming& incoming);
+  void look_after(Peer& peer, Clock::time_point now);
+  void retry(Peer& peer, Clock::time_point now);
+  bool tell();
+  void drain();
+
+  const JobKey& key_;
+  const LinkNonce self_ = random_value<LinkNonce>();
+  const uint32_t generation_ = fork_generation();
+  Bell bell_;
+  Receiver* receiver_ = nullptr;
+  std::atomic<bool> closed_{false};
+  std::unique_ptr<Sockets> sockets_;
+  const std::vector<HostAddress> listening_at_;
+  std::vector<LinkNonce> nonces_;  // by PeerId, forgotten ones too
+  std::array<std::byte, kScratchBytes> scratch_;
+  const Incoming* reading_ = nullptr;
+  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
+  std::vector<Post*> written_;
+  std::vector<News> news_;
+  bool changed_ = false;  // a connection has ended or been opened
+  Clock::time_point next_look_{};
+  uint64_t strangers_ = 0;
+};
+
+TcpLink::TcpLink(const JobKey& key, const std::string& met_at)
+    : key_(key), sockets_(std::make_unique<Sockets>(met_at)), listening_at_(sockets_->listeners.addresses()) {
+  replace_epoll(kNoEpoll, sockets_->epoll.get());
+  NVX_LOG(kInfo, "%s", describe().c_str());
+}
+
+std::string TcpLink::describe() const {
+  std::vector<std::string> at;
+  for (const HostAddress& address : listening_at_)
+    at.push_back(address.text() + " port " + std::to_string(address.port));
+  return "TCP with a job key, at " + joined(at) + ", host memory";
+}
+
+PeerId TcpLink::add(std::span<const std::byte> bytes) {
+  const std::optional<TcpAddress> address = decode_address(bytes, key_);
+  if (!address) {
+    throw Error(Code::kMismatch, "nvx: a peer's address is damaged, or no holder of this job's key has written it",
+                "set NVX_JOB_KEY to the same key on all ranks, and have all ranks use the same nvx");
+  }
+  const auto id = PeerId(sockets_->peers.size());
+  sockets_->peers.push_back(std::make_unique<Peer>(Peer{id, address->nonce, address->listeners}));
+  nonces_.push_back(address->nonce);
+  return id;
+}
+
+std::string TcpLink::why_unheard(PeerId id) {
+  const Peer* peer = usable() ? find(id) : nullptr;
+  if (!peer) return "";
+  const bool in_vain = peer->attempts != 0 && !(peer->out && peer->out->was_open());
+  return why_not_admitted(in_vain ? peer->listeners : std::vector<HostAddress>(), sockets_->listeners.dropped()) +
+         sockets_->listeners.why_paused();
+}
+
+// --- connections to peers
+
+void TcpLink::post(Post& post) {
+  Peer* peer = usable() ? find(post.to) : nullptr;
+  if (!usable()) {
+    end_post(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
+  } else if (!peer || peer->lost || !peer->dying.empty()) {
+    end_lost(post);
+  } else if (!peer->out && unreached_.holds(peer->id, peer->listeners)) {
+    unreached_.keep(post);
+  } else {
+    if (!peer->out) connect(*peer);
+    peer->out->post(post);
+    changed_ |= peer->out->state() == Outgoing::State::kFailed;
+  }
+}
+
+void TcpLink::connect(Peer& peer) {
+  peer.out = std::make_unique<Outgoing>(sockets_->epoll.get(), key_, self_, peer.nonce, written_);
+  peer.give_up = Clock::now() + config().liveness * 19 / 20;
+  attempt(peer);
+}
+
+void TcpLink::attempt(Peer& peer) {
+  peer.next_try = Clock::now() + kBetweenTries;
+  peer.out->connect(peer.listeners[peer.attempts++ % peer.listeners.size()]);
+  changed_ |= peer.out->state() == Outgoing::State::kFailed;
+}
+
+void TcpLink::look_after(Peer& peer, Clock::time_point now) {
+  if (peer.out) {
+    const Outgoing::State state = peer.out->state();
+    if (state == Outgoing::State::kConnecting && peer.listeners.size() > 1 && now - peer.out->begun() > kAttempt)
+      peer.out->fail("no answer");
+    if (peer.out->state() == Outgoing::State::kGreeted && now > peer.give_up)
+      peer.out->fail("its process does not take part in the handshake");
+    if (peer.out->state() == Outgoing::State::kFailed && !peer.out->was_open()) return retry(peer, now);
+    if (peer.out->state() == Outgoing::State::kFailed && peer.dying.empty()) {
+      peer.dying = "its process has ended, or the network to it has failed (" + peer.out->why() + ")";
+      peer.dies_at = now + kLastMessages;
+      end_posts(*peer.out);
+    }
+  }
+  if (peer.dying.empty()) return;
+  const bool may_send = std::ranges::any_of(sockets_->incoming, [&](const auto& incoming) {
+    return incoming->authenticated() && incoming->from() == peer.nonce;
+  });
+  if (!may_send || now > peer.dies_at) lose(peer, peer.dying);
+}
+
+/// No message has been sent on a connection that failed before it was authenticated, so another one may replace it.
+void TcpLink::retry(Peer& peer, Clock::time_point now) {
+  const size_t addresses = peer.listeners.size();
+  const std::string why = peer.out->why();
+  if (peer.out->failure() == Outgoing::Failure::kAlien) return lose(peer, why);
+  if (now < peer.next_try && peer.attempts % addresses == 0) return;
+  peer.refused = peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
+  if (peer.refused >= addresses) return lose(peer, "its process has ended (" + why + ")");
+  if (now < peer.give_up) return attempt(peer);
+  const std::string way = describe_route(peer.listeners);
+  lose(peer, "cannot be connected to (" + why + ")" + (way.empty() ? "" : ", " + way));
+}
+
+void TcpLink::lose(Peer& peer, const std::string& why) {
+  if (peer.lost) return;
+  peer.lost = true;
+  news_.push_back({nullptr, Status(), peer.id, why});
+  for (Post* kept : unreached_.take(peer.id)) end_lost(*kept);
+  if (peer.out) end_posts(*peer.out);
+  peer.out.reset();
+}
+
+void TcpLink::forget(PeerId id) {
+  if (!usable()) return;
+  Peer* peer = find(id);
+  if (!peer) return;
+  for (Post* kept : unreached_.take(id)) end_lost(*kept);
+  if (peer->out) {
+    peer->out->leave(Frame::kLeave);
+    const milliseconds patience = peer->out->idle() ? kPatienceToFlush : kPatienceWithOpen;
+    sockets_->leaving.push_back({std::move(peer->out), Clock::now() + patience});
+  }
+  std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
+  sockets_->peers[id].reset();
+  changed_ = true;
+}
+
+// --- connections of peers
+
+bool TcpLink::accept(Socket& listener) {
+  for (int i = 0; i < kMostAccepted; ++i) {
+    if (!make_room_for_pending()) return i != 0;
+    Fd fd = sockets_->listeners.accept(listener);
+    if (!fd) return i != 0;
+    sockets_->incoming.push_back(std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), key_, self_));
+    sockets_->incoming.back()->read(*receiver_, scratch_);
+  }
+  return true;
+}
+
+/// Bounds the connections that are not authenticated. The oldest one gives way, unless it is so new that the kernel's
+/// queue can wait for it.
+bool TcpLink::make_room_for_pending() {
+  size_t pending = 0;
+  Incoming* oldest = nullptr;
+  for (const auto& incoming : sockets_->incoming) {
+    if (incoming->authenticated() || incoming->ended() != Incoming::End::kNone) continue;
+    if (pending++ == 0) oldest = incoming.get();
+  }
+  if (pending < kMostPending) return true;
+  if (Clock::now() - oldest->since() < kLeastHandshake) return false;
+  oldest->end(Incoming::End::kStranger, "made way for another connection");
+  changed_ = true;
+  return true;
+}
+
+void TcpLink::reap_incoming(Clock::time_point now) {
+  std::erase_if(sockets_->incoming, [&](const std::unique_ptr<Incoming>& incoming) {
+    if (!incoming->authenticated() && now - incoming->since() > kHandshake)
+      incoming->end(Incoming::End::kStranger, "did not complete the handshake");
+    if (incoming->ended() == Incoming::End::kNone) return false;
+    incoming->drop(*receiver_);
+    note_end(*incoming);
+    return true;
+  });
+}
+
+void TcpLink::note_end(const Incoming& incoming) {
+  switch (incoming.ended()) {
+    case Incoming::End::kNone:
+    case Incoming::End::kLeft: return;
+    case Incoming::End::kStranger:
+      if (strangers_++ == 0) {
+        NVX_LOG(kWarn,
+                "closed a connection that was not authenticated with the job's key (NVX_JOB_KEY): its sender %s. It "
+                "has no effect on this job; further ones are not told",
+                incoming.why().c_str());
+      }
+      return;
+    case Incoming::End::kClosed:
+    case Incoming::End::kBroken: break;
+  }
+  const bool closed = incoming.ended() == Incoming::End::kClosed;
+  for (const std::unique_ptr<Peer>& peer : sockets_->peers) {
+    if (!peer || peer->nonce != incoming.from()) continue;
+    lose(*peer,
+         closed ? incoming.why() : "its process has ended, or the network to it has failed (" + incoming.why() + ")");
+  }
+}
+
+// --- progress
+
+bool TcpLink::handle(const epoll_event& event) {
+  auto* const socket = static_cast<Socket*>(event.data.ptr);
+  bool moved = false;
+  switch (socket->kind()) {
+    case Socket::Kind::kListener: return accept(*socket);
+    case Socket::Kind::kIncoming: {
+      auto& incoming = *static_cast<Incoming*>(socket);
+      reading_ = &incoming;
+      moved = incoming.read(*receiver_, scratch_);
+      reading_ = nullptr;
+      changed_ |= incoming.ended() != Incoming::End::kNone;
+      return moved;
+    }
+    case Socket::Kind::kOutgoing: {
+      auto& outgoing = *static_cast<Outgoing*>(socket);
+      const Outgoing::State before = outgoing.state();
+      moved = outgoing.advance(event.events);
+      changed_ |= outgoing.state() != before;
+      return moved;
+    }
+  }
+  return moved;
+}
+
+bool TcpLink::progress() {
+  if (!usable()) return tell();
+  const bool told = tell();  // ends of posts are reported before the answers to these posts arrive
+  std::array<epoll_event, 32> events;
+  bool moved = false;
+  const int n = epoll_wait(sockets_->epoll.get(), events.data(), int(events.size()), 0);
+  for (int i = 0; i < n; ++i) moved |= handle(events[size_t(i)]);
+  settle();
+  return tell() || told || moved;
+}
+
+/// Does the work that no event announces, and that which ends connections: the events of one epoll_wait() may name any
+/// of them.
+void TcpLink::settle() {
+  const auto now = Clock::now();
+  if (!std::exchange(changed_, false) && now < next_look_) return;
+  next_look_ = now + kBetweenLooks;
+  reap_incoming(now);
+  for (const std::unique_ptr<Peer>& peer : sockets_->peers) {
+    if (peer && !peer->lost) look_after(*peer, now);
+  }
+  std::erase_if(sockets_->leaving, [&](const Leaving& leaving) {
+    const Outgoing::State state = leaving.out->state();
+    const bool ended = state == Outgoing::State::kFailed || state == Outgoing::State::kLeft || now > leaving.until ||
+                       (state != Outgoing::State::kOpen && leaving.out->idle());
+    if (ended) end_posts(*leaving.out);
+    return ended;
+  });
+  sockets_->listeners.resume();
+  for (const Unreached::News& item : unreached_.look_again()) {
+    Peer* peer = find(item.peer);
+    if (peer && !item.why.empty()) lose(*peer, item.why);
+    for (Post* post : item.posts) this->post(*post);
+  }
+}
+
+bool TcpLink::tell() {
+  if (news_.empty() && written_.empty()) return false;
+  for (Post* post : std::exchange(written_, {})) receiver_->done(*post, Status());
+  for (const News& item : std::exchange(news_, {})) {
+    if (item.post) {
+      receiver_->done(*item.post, item.status);
+    } else if (!closed_ && find(item.peer)) {
+      receiver_->lost(item.peer, item.why);
+    }
+  }
+  return true;
+}
+
+void TcpLink::sleep(std::chrono::microseconds span) {
+  if (usable()) {
+    bell_.sleep(sockets_->epoll.get(), span);
+  } else {
+    std::this_thread::sleep_for(span);
+  }
+}
+
+/// Sends the remaining messages and the last word, for a bounded time. The kernel sends on after that.
+void TcpLink::drain() {
+  const auto give_up = Clock::now() + kPatienceToClose;
+  for (const std::unique_ptr<Peer>& peer : sockets_->peers) {
+    if (!peer || !peer->out) continue;
+    peer->out->leave(Frame::kClose);
+    sockets_->leaving.push_back({std::move(peer->out), give_up});
+  }
+  const auto waits = [](const Leaving& leaving) {
+    const Outgoing::State state = leaving.out->state();
+    return state == Outgoing::State::kOpen ||
+           (!leaving.out->idle() && state != Outgoing::State::kFailed && state != Outgoing::State::kLeft);
+  };
+  while (std::ranges::any_of(sockets_->leaving, waits) && Clock::now() < give_up) {
+    for (const Leaving& leaving : sockets_->leaving) leaving.out->advance(0);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+void TcpLink::close() {
+  if (closed_.exchange(true)) return;
+  if (fork_generation() != generation_) return;
+  drain();
+  for (const Leaving& leaving : sockets_->leaving) end_posts(*leaving.out);
+  for (Post* post : unreached_.take_all()) end_lost(*post);
+  if (receiver_) {
+    for (const auto& incoming : sockets_->incoming) incoming->drop(*receiver_);
+    tell();
+  }
+  replace_epoll(sockets_->epoll.get(), kNoEpoll);
+  sockets_->listeners.close();
+  sockets_->incoming.clear();
+  sockets_->leaving.clear();
+  sockets_->peers.clear();
+}
+
+}  // namespace
+
+std::unique_ptr<Link> open_tcp(const JobKey& key, const std::string& met_at) {
+  return std::make_unique<TcpLink>(key, met_at);
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,163 @@
+#include "net/tcp/tcp_incoming.h"
+
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+
+#include "base/address_prefix.h"
+#include "base/error.h"
+#include "base/random.h"
+
+namespace nvx::net {
+namespace {
+
+/// Bodies from this size on may be read directly to their place.
+constexpr size_t kLeastPlaced = 16 << 10;
+/// The longest body that a sender can make this side allocate memory for.
+constexpr size_t kMostUnplaced = 64 << 20;
+
+static_assert(sizeof(Greeting) <= sizeof(Frame) + kMostHeader);
+
+}  // namespace
+
+Incoming::Incoming(int epoll, Fd fd, const JobKey& key, const LinkNonce& self)
+    : Socket(Kind::kIncoming, epoll), key_(key), self_(self) {
+  set_options(fd.get());
+  watch(std::move(fd), EPOLLIN | EPOLLRDHUP);
+}
+
+void Incoming::end(End how, const std::string& why) {
+  if (end_ != End::kNone) return;
+  end_ = how;
+  why_ = why;
+  close();
+}
+
+void Incoming::drop(Receiver& receiver) {
+  if (std::exchange(placed_, false)) receiver.dropped(header(), where_);
+}
+
+std::string Incoming::source() const {
+  sockaddr_storage there{};
+  socklen_t bytes = sizeof there;
+  if (getpeername(fd(), reinterpret_cast<sockaddr*>(&there), &bytes) != 0) return "an address that is gone";
+  const auto address = address_bytes(reinterpret_cast<const sockaddr*>(&there));
+  return address ? AddressPrefix::of(*address).text() : "?";
+}
+
+bool Incoming::read(Receiver& receiver, std::span<std::byte> scratch) {
+  if (end_ != End::kNone) return false;
+  if (!authenticated_) return shake_hands();
+  const size_t wanted = where_ ? frame_.bytes - have_ : 0;
+  iovec parts[] = {{where_ ? where_ + have_ : nullptr, wanted}, {scratch.data(), scratch.size()}};
+  msghdr message{};
+  message.msg_iov = wanted ? parts : parts + 1;
+  message.msg_iovlen = wanted ? 2 : 1;
+  const ssize_t n = recvmsg(fd(), &message, MSG_DONTWAIT);
+  if (n < 0 && must_wait(errno)) return false;
+  if (n <= 0) {
+    end(End::kBroken, n < 0 ? std::strerror(errno) : "Connection closed");
+    return true;
+  }
+  const size_t direct = std::min(size_t(n), wanted);
+  have_ += direct;
+  if (where_ && have_ == frame_.bytes) complete(receiver);
+  for (Bytes come = scratch.first(size_t(n) - direct); !come.empty() && end_ == End::kNone;)
+    come = take(receiver, come);
+  return true;
+}
+
+// --- the handshake
+
+bool Incoming::shake_hands() {
+  const size_t size = answered_ ? sizeof(Proof) : sizeof(Greeting);
+  const ssize_t n = recv(fd(), head_.data() + got_, size - got_, MSG_DONTWAIT);
+  if (n < 0 && must_wait(errno)) return false;
+  if (n <= 0) return end(End::kStranger, n < 0 ? std::strerror(errno) : "Connection closed"), true;
+  got_ += size_t(n);
+  if (got_ < size) return true;
+  got_ = 0;
+  try {
+    answer();
+  } catch (const Error& error) {
+    end(End::kStranger, error.reason());
+  }
+  return true;
+}
+
+/// Answers the greeting, or checks the proof.
+void Incoming::answer() {
+  if (answered_) {
+    Proof proof;
+    std::memcpy(&proof, head_.data(), sizeof proof);
+    authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, greeting_, challenge_, key_));
+    if (!authenticated_) end(End::kStranger, "did not prove that it holds the job's key");
+    return;
+  }
+  std::memcpy(&greeting_, head_.data(), sizeof greeting_);
+  if (greeting_.magic != Greeting::kMagic || greeting_.to != self_ || greeting_.from == self_)
+    return end(End::kStranger, "did not ask for this process in nvx's protocol");
+  challenge_ = random_value<Challenge>();
+  const Answer answer{challenge_, mac_of(Role::kAccepts, greeting_, challenge_, key_)};
+  answered_ = true;
+  if (send(fd(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof answer))
+    end(End::kStranger, "took no answer");
+}
+
+// --- messages
+
+/// Adds to the head until it has this size. Returns false if there is too little for it.
+bool Incoming::gather(size_t size, Bytes& from) {
+  if (got_ >= size) return true;
+  const size_t n = std::min(size - got_, from.size());
+  std::memcpy(head_.data() + got_, from.data(), n);
+  from = from.subspan(n);
+  got_ += n;
+  return got_ == size;
+}
+
+/// Takes at most one message. Returns the rest.
+Incoming::Bytes Incoming::take(Receiver& receiver, Bytes come) {
+  const bool fresh = got_ < sizeof frame_;
+  if (!gather(sizeof frame_, come)) return come;
+  if (fresh) std::memcpy(&frame_, head_.data(), sizeof frame_);
+  if (!frame_.valid()) return end(End::kBroken, "sent what is no message of nvx"), come;
+  if (!gather(sizeof frame_ + frame_.header_bytes, come)) return come;
+  if (frame_.kind != Frame::kMessage) {
+    end(frame_.kind == Frame::kLeave ? End::kLeft : End::kClosed, "its process has closed its link");
+  } else if (frame_.bytes < kLeastPlaced && frame_.bytes <= come.size()) {
+    got_ = 0;
+    const Bytes body = come.first(frame_.bytes);
+    come = come.subspan(body.size());
+    receiver.arrived(header(), body);
+  } else {
+    take_body(receiver, come);
+  }
+  return come;
+}
+
+/// Finds the place of a body, and copies what has come of it.
+void Incoming::take_body(Receiver& receiver, Bytes& come) {
+  where_ = frame_.bytes < kLeastPlaced ? nullptr : receiver.place(header(), frame_.bytes);
+  placed_ = where_ != nullptr;
+  if (!placed_) {
+    if (frame_.bytes > kMostUnplaced) return end(End::kBroken, "sent a message that is larger than accepted");
+    own_ = std::make_unique_for_overwrite<std::byte[]>(frame_.bytes);
+    where_ = own_.get();
+  }
+  have_ = std::min<size_t>(frame_.bytes, come.size());
+  std::memcpy(where_, come.data(), have_);
+  come = come.subspan(have_);
+  if (have_ == frame_.bytes) complete(receiver);
+}
+
+void Incoming::complete(Receiver& receiver) {
+  got_ = 0;
+  placed_ = false;
+  const std::unique_ptr<std::byte[]> own = std::move(own_);
+  receiver.arrived(header(), {std::exchange(where_, nullptr), frame_.bytes});
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/deadline.h"
+#include "net/link.h"
+#include "net/tcp/tcp_socket.h"
+#include "net/tcp/tcp_wire.h"
+
+namespace nvx::net {
+
+/// A connection that another process has made. It carries that process's messages to this one; the other way goes one
+/// answer of the handshake. Nothing is read as a message before the other side has proved that it holds the key.
+class Incoming final : public Socket {
+ public:
+  enum class End {
+    kNone,
+    kStranger,  ///< ended before it was authenticated
+    kLeft,      ///< the sender no longer needs it
+    kClosed,    ///< the sender has closed its link
+    kBroken,
+  };
+
+  Incoming(int epoll, Fd fd, const JobKey& key, const LinkNonce& self);
+
+  /// Reads what has come, at most once from the socket. Returns true if anything moved. `scratch` takes what is not
+  /// read to its place directly.
+  bool read(Receiver& receiver, std::span<std::byte> scratch);
+  /// Ends it, and drops the message that is arriving.
+  void end(End how, const std::string& why);
+  void drop(Receiver& receiver);
+
+  bool authenticated() const { return authenticated_; }
+  /// The link at the other side.
+  const LinkNonce& from() const { return greeting_.from; }
+  End ended() const { return end_; }
+  const std::string& why() const { return why_; }
+  Clock::time_point since() const { return since_; }
+  /// "10.0.0.7"
+  std::string source() const;
+
+ private:
+  using Bytes = std::span<const std::byte>;
+  bool shake_hands();
+  void answer();
+  bool gather(size_t size, Bytes& from);
+  Bytes take(Receiver& receiver, Bytes come);
+  void take_body(Receiver& receiver, Bytes& come);
+  void complete(Receiver& receiver);
+  Bytes header() const { return Bytes(head_).subspan(sizeof(Frame), frame_.header_bytes); }
+
+  const JobKey& key_;
+  const LinkNonce& self_;
+  const Clock::time_point since_ = Clock::now();
+  bool authenticated_ = false, answered_ = false;
+  Greeting greeting_;
+  Challenge challenge_{};
+  End end_ = End::kNone;
+  std::string why_;
+
+  std::array<std::byte, sizeof(Frame) + kMostHeader> head_;  // also of the handshake's messages
+  size_t got_ = 0;                                           // of it
+  Frame frame_;
+  std::byte* where_ = nullptr;  // of the body that is arriving
+  size_t have_ = 0;             // of it
+  bool placed_ = false;
+  std::unique_ptr<std::byte[]> own_;
+};
+
+}  // namespace nvx::net

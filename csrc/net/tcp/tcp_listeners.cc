@@ -1,0 +1,129 @@
+#include "net/tcp/tcp_listeners.h"
+
+#include <netinet/in.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/words.h"
+#include "net/interfaces.h"
+#include "net/sockets.h"
+#include "net/source_filter.h"
+
+namespace nvx::net {
+
+class TcpListeners::Listener final : public Socket {
+ public:
+  Listener(int epoll, Fd fd, const HostAddress& at) : Socket(Kind::kListener, epoll), address(at) {
+    watch(std::move(fd), EPOLLIN);
+  }
+  using Socket::change;
+  using Socket::fd;
+  HostAddress address;
+  bool paused = false;
+};
+
+namespace {
+
+uint16_t port_of(int fd) {
+  sockaddr_storage own{};
+  socklen_t bytes = sizeof own;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return 0;
+  return ntohs(own.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(own).sin_port
+                                        : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
+}
+
+/// The addresses at which to listen.
+std::vector<HostAddress> own_listeners(const std::string& met_at) {
+  std::vector<std::string> chosen = chosen_interfaces(met_at, /*rails=*/true);
+  if (chosen.empty()) chosen = choose({}, interfaces());
+  return host_addresses(chosen);
+}
+
+}  // namespace
+
+TcpListeners::TcpListeners(int epoll, const std::string& met_at) {
+  const auto allowed = parse_prefixes(config().allow_from);
+  if (!allowed) {
+    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is not a list of addresses",
+                "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
+  }
+  admitted_.insert(allowed->begin(), allowed->end());
+  filters_ = std::ranges::count(admitted_, 0, &AddressPrefix::bits) != 2;
+  const std::vector<AddressPrefix> admitted(admitted_.begin(), admitted_.end());
+  int error = ENODEV;
+  for (HostAddress& address : own_listeners(met_at)) {
+    Fd fd = new_socket(address);
+    const auto [at, bytes] = sockaddr_of(address);
+    if (!fd || bind(fd.get(), reinterpret_cast<const sockaddr*>(&at), bytes) != 0) {
+      error = errno;  // such as an IPv6 address that is still being checked for duplicates
+      continue;
+    }
+    if (filters_) filters_ = let_in(fd.get(), admitted).has_value();
+    if (listen(fd.get(), SOMAXCONN) != 0) throw system_error("cannot listen for ranks of other hosts");
+    address.port = port_of(fd.get());
+    listeners_.emplace_back(epoll, std::move(fd), address);
+  }
+  if (listeners_.empty()) throw system_error("cannot listen for ranks of other hosts" + why_nothing_opens(), error);
+}
+
+TcpListeners::~TcpListeners() = default;
+
+std::vector<HostAddress> TcpListeners::addresses() const {
+  std::vector<HostAddress> all;
+  for (const Listener& listener : listeners_) all.push_back(listener.address);
+  return all;
+}
+
+void TcpListeners::admit(std::span<const AddressPrefix> more) {
+  admitted_.insert(more.begin(), more.end());
+  const std::vector<AddressPrefix> all(admitted_.begin(), admitted_.end());
+  for (const Listener& listener : listeners_) {
+    if (!filters_ || let_in(listener.fd(), all)) continue;
+    throw system_error("the kernel does not change the filter of a socket");
+  }
+}
+
+uint64_t TcpListeners::dropped() const {
+  uint64_t dropped = 0;
+  for (const Listener& listener : listeners_) dropped += filters_ ? dropped_by(listener.fd()) : 0;
+  return dropped;
+}
+
+Fd TcpListeners::accept(Socket& socket) {
+  auto& listener = static_cast<Listener&>(socket);
+  for (;;) {
+    Fd fd(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd && errno == ECONNABORTED) continue;
+    if (fd || (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)) return fd;
+    constexpr std::chrono::milliseconds kPause{100};
+    const int error = errno;
+    listener.change(0);
+    listener.paused = true;
+    paused_until_ = Clock::now() + kPause;
+    if (!std::exchange(warned_, true))
+      NVX_LOG(kWarn, "a rank cannot connect to this process yet (%s)%s", std::strerror(error),
+              why_nothing_opens().c_str());
+    return fd;
+  }
+}
+
+void TcpListeners::resume() {
+  if (Clock::now() < paused_until_) return;
+  for (Listener& listener : listeners_) {
+    if (std::exchange(listener.paused, false)) listener.change(EPOLLIN);
+  }
+}
+
+std::string TcpListeners::why_paused() const {
+  constexpr std::chrono::seconds kRecently{1};
+  if (Clock::now() > paused_until_ + kRecently) return "";
+  return "; ranks cannot connect to this process, because it has no free descriptor: raise the limit (ulimit -n)";
+}
+
+void TcpListeners::close() { listeners_.clear(); }
+
+}  // namespace nvx::net

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <list>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/address_prefix.h"
+#include "base/deadline.h"
+#include "net/tcp/tcp_socket.h"
+
+namespace nvx::net {
+
+/// The sockets at which a TCP link accepts connections: one for each address of the interfaces that lead to other
+/// hosts. A filter drops packets from addresses that are not admitted, so that strangers cost nothing; the handshake
+/// does not depend on it.
+class TcpListeners {
+ public:
+  /// `met_at`: see open_tcp(). Throws Error.
+  TcpListeners(int epoll, const std::string& met_at);
+  ~TcpListeners();
+  /// Where they listen.
+  std::vector<HostAddress> addresses() const;
+  void admit(std::span<const AddressPrefix> more);
+  /// The number of packets that were dropped; see dropped_by().
+  uint64_t dropped() const;
+
+  /// The next connection at one of them, if one waits. Without a free descriptor it stays in the kernel's queue, and
+  /// the listener pauses.
+  Fd accept(Socket& listener);
+  /// Ends pauses. To be called from time to time.
+  void resume();
+  /// "; ranks cannot connect to this process, ..." if a listener has just paused, otherwise empty.
+  std::string why_paused() const;
+  void close();
+
+ private:
+  class Listener;
+
+  bool filters_ = true;  // false: NVX_ALLOW_FROM names all addresses, or the kernel refuses filters
+  std::set<AddressPrefix> admitted_;
+  std::list<Listener> listeners_;
+  bool warned_ = false;
+  Clock::time_point paused_until_{};
+};
+
+}  // namespace nvx::net

@@ -1,0 +1,135 @@
+#include "net/tcp/tcp_outgoing.h"
+
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include "base/error.h"
+#include "base/random.h"
+#include "net/sockets.h"
+
+namespace nvx::net {
+
+void Outgoing::fail(const std::string& why, Failure failure) {
+  if (state_ == State::kFailed) return;
+  state_ = State::kFailed;
+  failure_ = failure;
+  why_ = why;
+  close();
+}
+
+void Outgoing::connect(const HostAddress& to) {
+  state_ = State::kConnecting;
+  begun_ = Clock::now();
+  got_ = 0;
+  Fd socket = new_socket(to);
+  if (!socket) return fail(std::strerror(errno) + why_nothing_opens());
+  set_options(socket.get());
+  const auto [at, bytes] = sockaddr_of(to);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&at), bytes) != 0 && errno != EINPROGRESS)
+    return fail(std::strerror(errno), errno == ECONNREFUSED ? Failure::kRefused : Failure::kOther);
+  try {
+    greeting_ = {.from = self_, .to = peer_, .challenge = random_value<Challenge>()};
+    watch(std::move(socket), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+  } catch (const Error& error) {
+    fail(error.reason());
+  }
+}
+
+bool Outgoing::advance(uint32_t events) {
+  const State before = state_;
+  const size_t posts = posts_.size(), sent = sent_;
+  if (state_ == State::kConnecting) greet();
+  if (state_ == State::kGreeted) prove();
+  if (state_ == State::kOpen && (before != State::kOpen || (events & ~uint32_t(EPOLLOUT)) != 0)) look_for_end();
+  if (state_ == State::kOpen) flush();
+  return state_ != before || posts_.size() != posts || sent_ != sent;
+}
+
+/// Small messages fit into the empty buffer of a new connection.
+bool Outgoing::send_all(const void* bytes, size_t size) {
+  const ssize_t n = ::send(fd(), bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n == ssize_t(size)) return true;
+  if (n >= 0 || !must_wait(errno)) fail(n >= 0 ? "its handshake was cut" : std::strerror(errno));
+  return false;
+}
+
+void Outgoing::greet() {
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  (void)getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &bytes);
+  if (error != 0) return fail(std::strerror(error), error == ECONNREFUSED ? Failure::kRefused : Failure::kOther);
+  if (send_all(&greeting_, sizeof greeting_)) state_ = State::kGreeted;
+}
+
+void Outgoing::prove() {
+  const ssize_t n = recv(fd(), reinterpret_cast<std::byte*>(&answer_) + got_, sizeof answer_ - got_, MSG_DONTWAIT);
+  if (n < 0 && must_wait(errno)) return;
+  if (n <= 0) return fail(n < 0 ? std::strerror(errno) : "the connection was closed during the handshake");
+  got_ += size_t(n);
+  if (got_ < sizeof answer_) return;
+  try {
+    if (!JobKey::same(answer_.mac, mac_of(Role::kAccepts, greeting_, answer_.challenge, key_)))
+      return fail("did not prove that it holds the job's key (NVX_JOB_KEY)", Failure::kAlien);
+    const Proof proof{mac_of(Role::kConnects, greeting_, answer_.challenge, key_)};
+    if (send_all(&proof, sizeof proof)) state_ = State::kOpen, was_open_ = true;
+  } catch (const Error& error) {
+    fail(error.reason());
+  }
+}
+
+/// The peer sends nothing more, so anything that can be read is the end.
+void Outgoing::look_for_end() {
+  std::byte more;
+  const ssize_t n = recv(fd(), &more, 1, MSG_DONTWAIT);
+  if (n < 0 && must_wait(errno)) return;
+  fail(n < 0 ? std::strerror(errno) : n == 0 ? "Connection closed" : "Unexpected data");
+}
+
+void Outgoing::post(Post& post) {
+  posts_.push_back(&post);
+  if (state_ == State::kOpen && posts_.size() == 1) flush();
+}
+
+void Outgoing::leave(Frame::Kind last_word) {
+  leaves_ = true;
+  last_word_.kind = last_word;
+  if (state_ == State::kOpen) flush();
+}
+
+void Outgoing::flush() {
+  while (!posts_.empty()) {
+    Post& post = *posts_.front();
+    const size_t head = sizeof(Frame) + post.header_bytes;
+    if (sent_ == 0) {
+      const Frame frame{.bytes = post.bytes, .header_bytes = post.header_bytes};
+      std::memcpy(head_.data(), &frame, sizeof frame);
+      std::memcpy(head_.data() + sizeof frame, post.header, post.header_bytes);
+    }
+    iovec parts[] = {{head_.data() + std::min(sent_, head), head - std::min(sent_, head)},
+                     {const_cast<std::byte*>(post.body) + (sent_ > head ? sent_ - head : 0),
+                      post.bytes - (sent_ > head ? sent_ - head : 0)}};
+    msghdr message{};
+    message.msg_iov = sent_ < head ? parts : parts + 1;
+    message.msg_iovlen = (sent_ < head) + (post.bytes != 0);
+    const ssize_t n = sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && must_wait(errno)) return;
+    if (n < 0) return fail(std::strerror(errno));
+    sent_ += size_t(n);
+    if (sent_ < head + post.bytes) continue;
+    sent_ = 0;
+    posts_.pop_front();
+    written_.push_back(&post);
+  }
+  if (leaves_ && send_all(&last_word_, sizeof last_word_)) {
+    state_ = State::kLeft;
+    close();
+  }
+}
+
+std::vector<Post*> Outgoing::take_posts() {
+  std::vector<Post*> posts(posts_.begin(), posts_.end());
+  posts_.clear();
+  return posts;
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <array>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "net/link.h"
+#include "net/tcp/tcp_socket.h"
+#include "net/tcp/tcp_wire.h"
+
+namespace nvx::net {
+
+/// A connection to a peer, which carries this side's messages to it. Messages wait until the peer has proved that it
+/// holds the key.
+class Outgoing final : public Socket {
+ public:
+  enum class State { kFailed, kConnecting, kGreeted, kOpen, kLeft };
+  enum class Failure { kOther, kRefused, kAlien };
+
+  /// `written` gets the posts that the kernel has.
+  Outgoing(int epoll, const JobKey& key, const LinkNonce& self, const LinkNonce& peer, std::vector<Post*>& written)
+      : Socket(Kind::kOutgoing, epoll), key_(key), self_(self), peer_(peer), written_(written) {}
+
+  /// Starts to connect, once more after a failure.
+  void connect(const HostAddress& to);
+  /// Advances as far as it goes without waiting, after these events of the epoll. Returns true if anything moved.
+  bool advance(uint32_t events);
+  void post(Post& post);
+  /// Sends this behind all posts, and closes the connection then.
+  void leave(Frame::Kind last_word);
+  void fail(const std::string& why, Failure failure = Failure::kOther);
+
+  State state() const { return state_; }
+  /// Whether it has been authenticated, so that messages may have been sent on it.
+  bool was_open() const { return was_open_; }
+  Failure failure() const { return failure_; }
+  const std::string& why() const { return why_; }
+  Clock::time_point begun() const { return begun_; }
+  bool idle() const { return posts_.empty(); }
+  /// The posts that are not written, which it forgets.
+  std::vector<Post*> take_posts();
+
+ private:
+  void greet();
+  void prove();
+  void flush();
+  bool send_all(const void* bytes, size_t size);
+  void look_for_end();
+
+  const JobKey& key_;
+  const LinkNonce self_, peer_;
+  std::vector<Post*>& written_;
+  State state_ = State::kFailed;
+  bool was_open_ = false;
+  Failure failure_ = Failure::kOther;
+  std::string why_;
+  Clock::time_point begun_{};
+  Greeting greeting_;
+  Answer answer_;
+  size_t got_ = 0;  // of the answer
+
+  std::deque<Post*> posts_;
+  std::array<std::byte, sizeof(Frame) + kMostHeader> head_;  // of the first post
+  size_t sent_ = 0;                                          // of the first post, with its head
+  bool leaves_ = false;
+  Frame last_word_;
+};
+
+}  // namespace nvx::net

@@ -1,0 +1,65 @@
+#include "net/tcp/tcp_socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/config.h"
+#include "base/error.h"
+
+namespace nvx::net {
+
+void Socket::watch(Fd fd, uint32_t events) {
+  close();
+  fd_ = std::move(fd);
+  epoll_event event{.events = events, .data = {.ptr = this}};
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd_.get(), &event) != 0) throw system_error("cannot watch a socket");
+}
+
+void Socket::change(uint32_t events) {
+  epoll_event event{.events = events, .data = {.ptr = this}};
+  (void)epoll_ctl(epoll_, EPOLL_CTL_MOD, fd_.get(), &event);
+}
+
+void Socket::close() {
+  if (fd_) (void)epoll_ctl(epoll_, EPOLL_CTL_DEL, fd_.get(), nullptr);
+  fd_.reset();
+}
+
+Fd new_socket(const HostAddress& address) {
+  return Fd(socket(address.family == 4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address) {
+  sockaddr_storage storage{};
+  if (address.family == 4) {
+    auto& in = reinterpret_cast<sockaddr_in&>(storage);
+    in.sin_family = AF_INET;
+    in.sin_port = htons(address.port);
+    std::memcpy(&in.sin_addr, address.address.data(), sizeof in.sin_addr);
+    return {storage, sizeof in};
+  }
+  auto& in = reinterpret_cast<sockaddr_in6&>(storage);
+  in.sin6_family = AF_INET6;
+  in.sin6_port = htons(address.port);
+  std::memcpy(&in.sin6_addr, address.address.data(), sizeof in.sin6_addr);
+  return {storage, sizeof in};
+}
+
+void set_options(int connection) {
+  const auto set = [&](int level, int option, int value) {
+    (void)setsockopt(connection, level, option, &value, sizeof value);
+  };
+  const int liveness_s = int(std::chrono::ceil<std::chrono::seconds>(config().liveness).count());
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  set(IPPROTO_TCP, TCP_KEEPCNT, std::clamp((liveness_s - 4) / 2, 3, 127));  // 127: the most that Linux takes
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * std::clamp(liveness_s + 10, 20, 1'000'000));
+}
+
+}  // namespace nvx::net
