@@ -1,5 +1,5 @@
-"""A stranger at the port where UCX accepts TCP connections: it tries to write to a rank's memory, and sends
-malformed data.
+"""A stranger at the port where a rank accepts TCP connections: it tries to write to the rank's memory through UCX, sends
+malformed data, and keeps connections open.
 
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
 
@@ -19,7 +19,9 @@ from pathlib import Path
 
 MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
 PUT = 33
+GREETING = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handshake with a job key
 LISTENS = "0A"
+MOST_KEPT = 500
 
 
 def message(kind: int, body: bytes) -> bytes:
@@ -52,6 +54,7 @@ def attacks(chance: random.Random, memory: Path):
         yield MAGIC + message(chance.randrange(256), chance.randbytes(chance.randrange(64)))
         yield chance.randbytes(chance.randrange(1, 200))
         yield put(0x1000, b"x" * 64)
+        yield GREETING + chance.randbytes(chance.randrange(300))
 
 
 def connect(own: str, there: str, port: int) -> socket.socket | None:
@@ -83,6 +86,8 @@ def main() -> None:
             if connection := connect(own, there, port):
                 made += 1
                 kept.append(connection)
+                if len(kept) > MOST_KEPT:
+                    kept.pop(0).close()
                 with contextlib.suppress(OSError):
                     connection.sendall(attack)
     print(tried, made)

@@ -24,10 +24,17 @@ class Cluster:
         self.ranks: list[subprocess.Popen] = []
 
     def start(
-        self, body: str, ranks: int, environment: dict | None = None, by_name: bool = False, **arguments: object
+        self,
+        body: str,
+        ranks: int,
+        environment: dict | list[dict] | None = None,
+        by_name: bool = False,
+        **arguments: object,
     ) -> Cluster:
-        """`by_name`: every rank is on a host of its own, by `NVX_HOST_ID`."""
+        """`environment`: of all ranks, or one of each. `by_name`: every rank is on a host of its own, by
+        `NVX_HOST_ID`."""
         for rank in range(ranks):
+            more = environment[rank] if isinstance(environment, list) else environment or {}
             variables = {
                 **os.environ,
                 **self.hosts.environment(),
@@ -36,7 +43,7 @@ class Cluster:
                 "WORLD_SIZE": str(ranks),
                 "OMP_NUM_THREADS": "1",
                 **({"NVX_HOST_ID": f"host{rank}"} if by_name else {}),
-                **{name: str(value) for name, value in (environment or {}).items()},
+                **{name: str(value) for name, value in more.items()},
             }
             command = ["-m", "tests.hosts.bodies", body, str(self.folder), json.dumps(arguments)]
             with open(self.folder / f"rank{rank}.log", "wb") as log:

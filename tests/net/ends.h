@@ -83,6 +83,11 @@ inline const JobKey& some_key() {
   return kKey;
 }
 
+/// A link between processes: "tcp" or "ucx".
+inline std::unique_ptr<Link> open_link(const std::string& kind) {
+  return kind == "ucx" ? open_ucx() : open_tcp(some_key());
+}
+
 /// The source addresses of links on this machine.
 inline std::vector<AddressPrefix> this_machine() {
   std::vector<AddressPrefix> all = *parse_prefixes("127.0.0.0/8,::1");

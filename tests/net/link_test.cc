@@ -17,9 +17,7 @@ class Contract : public testing::TestWithParam<const char*> {
 
   bool is_ucx() const { return std::string(GetParam()) == "ucx"; }
   bool is_loopback() const { return std::string(GetParam()) == "loopback"; }
-  std::unique_ptr<Link> open() {
-    return is_ucx() ? open_ucx() : is_loopback() ? net_.open() : open_tcp(some_key());
-  }
+  std::unique_ptr<Link> open() { return is_loopback() ? net_.open() : open_link(GetParam()); }
   End& make() { return ends_.emplace_back(open()); }
 
   LoopbackNet net_;

@@ -15,6 +15,7 @@
 #include "base/random.h"
 #include "base/words.h"
 #include "net/bell.h"
+#include "net/interfaces.h"
 #include "net/sockets.h"
 #include "net/tcp/tcp_incoming.h"
 #include "net/tcp/tcp_listeners.h"
@@ -162,6 +163,7 @@ class TcpLink final : public Link {
   std::array<std::byte, kScratchBytes> scratch_;
   const Incoming* reading_ = nullptr;
   Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
+  std::vector<LinkNonce> forgotten_;  // links whose places progress() is to give back
   std::vector<Post*> written_;
   std::vector<News> news_;
   bool changed_ = false;  // a connection has ended or been opened
@@ -173,6 +175,10 @@ TcpLink::TcpLink(const JobKey& key, const std::string& met_at)
     : key_(key), sockets_(std::make_unique<Sockets>(met_at)), listening_at_(sockets_->listeners.addresses()) {
   replace_epoll(kNoEpoll, sockets_->epoll.get());
   NVX_LOG(kInfo, "%s", describe().c_str());
+  if (const std::vector<std::string> ports = rdma_ports(); !ports.empty()) {
+    NVX_LOG(kWarn, "NVX_JOB_KEY is set, so this process uses TCP to other hosts, although there is RDMA (%s)",
+            joined(ports).c_str());
+  }
 }
 
 std::string TcpLink::describe() const {
@@ -285,7 +291,10 @@ void TcpLink::forget(PeerId id) {
     sockets_->leaving.push_back({std::move(peer->out), Clock::now() + patience});
   }
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
+  const LinkNonce nonce = peer->nonce;
   sockets_->peers[id].reset();
+  const auto same = [&](const auto& other) { return other && other->nonce == nonce; };
+  if (std::ranges::none_of(sockets_->peers, same)) forgotten_.push_back(nonce);
   changed_ = true;
 }
 
@@ -381,6 +390,11 @@ bool TcpLink::handle(const epoll_event& event) {
 bool TcpLink::progress() {
   if (!usable()) return tell();
   const bool told = tell();  // ends of posts are reported before the answers to these posts arrive
+  for (const LinkNonce& nonce : std::exchange(forgotten_, {})) {
+    for (const auto& incoming : sockets_->incoming) {
+      if (incoming->authenticated() && incoming->from() == nonce) incoming->discard(*receiver_);
+    }
+  }
   std::array<epoll_event, 32> events;
   bool moved = false;
   const int n = epoll_wait(sockets_->epoll.get(), events.data(), int(events.size()), 0);

@@ -39,6 +39,11 @@ void Incoming::drop(Receiver& receiver) {
   if (std::exchange(placed_, false)) receiver.dropped(header(), where_);
 }
 
+void Incoming::discard(Receiver& receiver) {
+  discards_ |= placed_;
+  drop(receiver);
+}
+
 std::string Incoming::source() const {
   sockaddr_storage there{};
   socklen_t bytes = sizeof there;
@@ -52,9 +57,10 @@ bool Incoming::read(Receiver& receiver, std::span<std::byte> scratch) {
   if (!authenticated_) return shake_hands();
   const size_t wanted = where_ ? frame_.bytes - have_ : 0;
   iovec parts[] = {{where_ ? where_ + have_ : nullptr, wanted}, {scratch.data(), scratch.size()}};
+  if (discards_) parts[0] = {scratch.data(), std::min(wanted, scratch.size())};
   msghdr message{};
   message.msg_iov = wanted ? parts : parts + 1;
-  message.msg_iovlen = wanted ? 2 : 1;
+  message.msg_iovlen = wanted && !discards_ ? 2 : 1;
   const ssize_t n = recvmsg(fd(), &message, MSG_DONTWAIT);
   if (n < 0 && must_wait(errno)) return false;
   if (n <= 0) {
@@ -157,7 +163,8 @@ void Incoming::complete(Receiver& receiver) {
   got_ = 0;
   placed_ = false;
   const std::unique_ptr<std::byte[]> own = std::move(own_);
-  receiver.arrived(header(), {std::exchange(where_, nullptr), frame_.bytes});
+  const Bytes body(std::exchange(where_, nullptr), frame_.bytes);
+  if (!std::exchange(discards_, false)) receiver.arrived(header(), body);
 }
 
 }  // namespace nvx::net

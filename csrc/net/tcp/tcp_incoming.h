@@ -32,6 +32,8 @@ class Incoming final : public Socket {
   /// Ends it, and drops the message that is arriving.
   void end(End how, const std::string& why);
   void drop(Receiver& receiver);
+  /// Drops the message that is arriving at a place, and reads the rest of it to nowhere.
+  void discard(Receiver& receiver);
 
   bool authenticated() const { return authenticated_; }
   /// The link at the other side.
@@ -66,7 +68,7 @@ class Incoming final : public Socket {
   Frame frame_;
   std::byte* where_ = nullptr;  // of the body that is arriving
   size_t have_ = 0;             // of it
-  bool placed_ = false;
+  bool placed_ = false, discards_ = false;
   std::unique_ptr<std::byte[]> own_;
 };
 

@@ -137,6 +137,20 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES and NVX_DELEGATE.");
 }
 
+TEST(Topology, RanksWithDifferentJobKeysAreRefusedAndNamed) {
+  std::vector<Hello> ranks = hellos(3);
+  for (Hello& hello : ranks) hello.key_tag = 5;
+  EXPECT_EQ(Topology::from(ranks).ranks.size(), 3u);
+  ranks[2].key_tag = 6;
+  expect_refused(ranks, Topology::from(hellos(3)).describe(2) + " and " + Topology::from(hellos(3)).describe(0) +
+                            " have different keys in NVX_JOB_KEY. Next: set the same NVX_JOB_KEY on all ranks");
+  ranks[2].key_tag = 0;
+  expect_refused(ranks, Topology::from(hellos(3)).describe(0) + " has an NVX_JOB_KEY, and " +
+                            Topology::from(hellos(3)).describe(2) + " has none.");
+  for (Hello& hello : ranks) hello.key_tag = hello.rank == 1 ? 5 : 0;
+  expect_refused(ranks, " has an NVX_JOB_KEY, and " + Topology::from(hellos(3)).describe(0) + " has none.");
+}
+
 /// The description fits one line of a log for any number of hosts.
 TEST(Topology, DescribesItself) {
   const auto spread = [](std::vector<uint64_t> hosts) {

@@ -1,0 +1,82 @@
+"""Hosts that are connected with a job key: strangers on an admitted host, and ranks without the key."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.hosts.test_strangers import stranger
+
+KEY = "a secret of the whole job, all ranks"
+WITH_KEY = {"NVX_JOB_KEY": KEY, "NVX_DEBUG": "info"}
+
+
+def test_collectives(cluster):
+    assert len(set(cluster.start("collectives", 4, environment=WITH_KEY).results())) == 1
+    assert "TCP with a job key" in cluster.logs()
+    assert KEY not in cluster.logs()
+
+
+def test_a_key_in_a_file_and_groups_made_later(cluster):
+    path = cluster.folder / "key"
+    path.write_text(KEY + "\n")
+    path.chmod(0o600)
+    environments = [WITH_KEY, {**WITH_KEY, "NVX_JOB_KEY": f"@{path}"}]
+    assert len(set(cluster.start("regroup", 4, environment=environments * 2).results())) == 1
+
+
+def test_strangers_on_a_host_of_the_job_have_no_effect(cluster):
+    cluster.start("keep_a_tensor", 2, environment=WITH_KEY, seconds=4)
+    with stranger(cluster, 1, 0) as first, stranger(cluster, 0, 1) as second:
+        results = cluster.results()
+    assert results == [[float(i) for i in range(16)]] * 2
+    for tried, made in (first, second):
+        assert tried > 100
+        assert made > 100, "they are admitted by address"
+    assert "not authenticated with the job's key" in cluster.logs()
+
+
+def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster):
+    cluster.start("until_failure", 4, environment=WITH_KEY, what="large all_reduce")
+    cluster.wait_for("ready")
+    time.sleep(0.3)
+    killed = time.time()
+    cluster.send(3, signal.SIGKILL)
+    for told in cluster.results(without=(3,))[:3]:
+        dead = rf"rank 3 \(pid {cluster.ranks[-1].pid}, host {re.escape(socket.gethostname())}"
+        assert re.search(dead, told["words"]), told["words"]
+        assert told["when"] - killed < 2, f"heard after {told['when'] - killed:.2f} s"
+
+
+def test_a_link_that_is_down_when_two_processes_first_talk(cluster, hosts):
+    cluster.start("talk_late", 2, environment=WITH_KEY)
+    cluster.wait_for("ready")
+    hosts.set_link(1, "down")
+    (cluster.folder / "go").touch()
+    time.sleep(2)
+    hosts.set_link(1, "up")
+    assert cluster.results() == ["good", "good"]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (KEY + "!", r"rank 1 \(pid \d+, host .*\) and rank 0 \(pid \d+, .*\) have different keys in NVX_JOB_KEY"),
+        ("", r"rank 0 \(pid \d+, .*\) has an NVX_JOB_KEY, and rank 1 \(pid \d+, .*\) has none"),
+    ],
+    ids=["another key", "no key"],
+)
+def test_ranks_without_the_key_are_named(cluster, other, words):
+    cluster.start("begin", 2, environment=[WITH_KEY, {"NVX_JOB_KEY": other}])
+    for rank, process in enumerate(cluster.ranks):
+        assert process.wait(60) != 0
+        log = (cluster.folder / f"rank{rank}.log").read_text()
+        assert re.search(words, log), log
+        assert "set the same NVX_JOB_KEY on all ranks, or on none" in log
+        assert KEY not in log

@@ -1,0 +1,322 @@
+// Properties that only links between processes show: deaths, silence, forks, descriptors and memory.
+
+#include <dirent.h>
+#include <fcntl.h>
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+
+#include "net/child.h"
+#include "support/ranks.h"
+
+namespace nvx::net::test {
+namespace {
+
+class Processes : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == std::string("ucx") && !why_no_ucx().empty()) GTEST_SKIP() << why_no_ucx();
+    if (const char* why = nvx::test::why_no_processes()) GTEST_SKIP() << why;
+  }
+  static std::unique_ptr<Link> open() { return open_link(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Links, Processes, testing::Values("tcp", "ucx"),
+                         [](const auto& info) { return std::string(info.param); });
+
+/// Whether freed memory is reused; AddressSanitizer delays that.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kMemoryIsReal = false;
+#elif defined(__has_feature)
+constexpr bool kMemoryIsReal = !__has_feature(address_sanitizer);
+#else
+constexpr bool kMemoryIsReal = true;
+#endif
+
+size_t open_descriptors() {
+  size_t count = 0;
+  DIR* dir = opendir("/proc/self/fd");
+  while (readdir(dir)) ++count;
+  closedir(dir);
+  return count;
+}
+
+size_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  size_t size = 0, resident = 0;
+  file >> size >> resident;
+  return resident * size_t(sysconf(_SC_PAGESIZE));
+}
+
+TEST_P(Processes, CarriesMessagesBetweenProcesses) {
+  Child child(GetParam(), [](End& end, Line& line) {
+    EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 3; }));
+    for (const Diary::Message& message : end.diary.messages) end.send(0, message.body.size(), 9);
+    EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+    line.hear();
+  });
+  End end(open());
+  const PeerId peer = child.meet(end);
+  for (const size_t bytes : {8, 100'000, 5'000'000}) end.send(peer, bytes, 1);
+  EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 3 && end.all_done_once(); }));
+  EXPECT_EQ(end.diary.failures, 0u);
+  child.line.say(1);
+  EXPECT_TRUE(drive(
+      end, [&] { return end.diary.losses[peer] == 1; }, std::chrono::seconds(2)));
+  EXPECT_EQ(child.wait_for_end(), 0);
+}
+
+TEST_P(Processes, LosesAPeerThatIsKilled) {
+  Child child(GetParam(), live_on);
+  End end(open());
+  const PeerId peer = child.meet(end);
+  end.send(peer, 1000);
+  ASSERT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  drive(
+      end, [] { return false; }, milliseconds(50));
+  child.send_signal(SIGSTOP);  // so that posts stay open
+  for (int i = 0; i < 30; ++i) end.send(peer, i % 2 ? 4 << 20 : 200'000);
+  end.link->progress();
+  const auto began = Clock::now();
+  child.send_signal(SIGKILL);
+  ASSERT_TRUE(drive(end, [&] { return end.diary.losses[peer] == 1 && end.all_done_once(); }));
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
+  EXPECT_GE(end.diary.failures, 1u);
+  end.send(peer, 10);
+  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+}
+
+TEST_P(Processes, ADeathEndsASleep) {
+  Child child(GetParam(), live_on);
+  End end(open());
+  const PeerId peer = child.meet(end);
+  end.send(peer, 1000);
+  ASSERT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  drive(
+      end, [] { return false; }, milliseconds(50));
+  std::thread killer([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    child.send_signal(SIGKILL);
+  });
+  const auto began = Clock::now();
+  while (end.diary.losses[peer] == 0 && Clock::now() - began < std::chrono::seconds(5)) {
+    while (end.link->progress()) {
+    }
+    if (end.link->arm()) end.link->sleep(std::chrono::seconds(5));
+  }
+  killer.join();
+  EXPECT_EQ(end.diary.losses[peer], 1);
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
+}
+
+TEST_P(Processes, LosesAPeerThatIsKilledBeforeAnythingWasSentToIt) {
+  Child child(GetParam(), [](End& end, Line& line) {
+    end.send(0, 10);
+    EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+    line.say(1);
+    live_on(end, line);
+  });
+  End end(open());
+  const PeerId peer = child.meet(end);
+  ASSERT_TRUE(drive(end, [&] { return end.diary.messages.size() == 1; }));
+  child.line.hear();
+  drive(
+      end, [] { return false; }, milliseconds(50));
+  child.send_signal(SIGKILL);
+  EXPECT_TRUE(drive(
+      end, [&] { return end.diary.losses[peer] == 1; }, std::chrono::seconds(2)));
+}
+
+TEST_P(Processes, CannotReachAProcessThatHasEnded) {
+  Child child(GetParam(), [](End&, Line&) {});
+  End end(open());
+  const PeerId peer = child.meet(end);
+  child.wait_for_end();
+  end.send(peer, 10);
+  end.send(peer, 10'000'000);
+  ASSERT_TRUE(drive(end, [&] { return end.diary.losses[peer] == 1 && end.all_done_once(); }));
+}
+
+TEST_P(Processes, GetsAPlaceBackFromASenderThatIsKilled) {
+  Child child(GetParam(), [](End& end, Line& line) {
+    end.send(0, 256 << 20);
+    live_on(end, line);
+  });
+  End end(open());
+  const PeerId peer = child.meet(end);
+  ASSERT_TRUE(drive(end, [&] { return end.diary.places_asked == 1; }));
+  child.send_signal(SIGKILL);
+  EXPECT_TRUE(drive(end, [&] { return end.diary.losses[peer] == 1 && end.diary.drops == 1; }));
+}
+
+TEST_P(Processes, GetsAPlaceBackFromASenderThatIsForgotten) {
+  Child child(GetParam(), [](End& end, Line& line) {
+    end.send(0, 256 << 20);
+    live_on(end, line);
+  });
+  End end(open());
+  const PeerId peer = child.meet(end);
+  ASSERT_TRUE(drive(end, [&] { return end.diary.places_asked == 1; }));
+  child.send_signal(SIGSTOP);
+  drive(
+      end, [] { return false; }, milliseconds(50));
+  const auto began = Clock::now();
+  end.link->forget(peer);
+  EXPECT_TRUE(drive(
+      end, [&] { return end.diary.drops == 1; }, std::chrono::seconds(3)));
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
+}
+
+TEST_P(Processes, ClosesInTimeThoughAPeerHangs) {
+  Child child(GetParam(), live_on);
+  auto end = std::make_unique<End>(open());
+  const PeerId peer = child.meet(*end);
+  end->send(peer, 1000);
+  ASSERT_TRUE(drive(*end, [&] { return end->all_done_once(); }));
+  child.send_signal(SIGSTOP);
+  for (int i = 0; i < 60; ++i) end->send(peer, i % 2 ? 4 << 20 : 200'000);
+  drive(
+      *end, [] { return false; }, milliseconds(50));
+  const auto began = Clock::now();
+  end->link->close();
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
+  EXPECT_TRUE(end->all_done_once());
+}
+
+TEST_P(Processes, ForgettingLeavesNothingBehind) {
+  const auto count_them = [](End& end, Line& line) {
+    // As many descriptors as at the beginning, after its peer has come and gone many times.
+    EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() >= 20; }));
+    const size_t before = open_descriptors();
+    line.say(1);
+    EXPECT_TRUE(drive(
+        end, [&] { return end.diary.messages.size() == 1020; }, std::chrono::seconds(60)));
+    EXPECT_TRUE(drive(end, [&] { return open_descriptors() <= before + 4; })) << open_descriptors() << " " << before;
+    line.hear();
+  };
+  Child child(GetParam(), count_them);
+  End end(open());
+  const std::vector<std::byte> address = child.line.hear();
+  child.line.say(end.link->address());
+  const auto come_and_go = [&](uint32_t times) {
+    for (uint32_t i = 0; i < times; ++i) {
+      const PeerId peer = end.link->add(address);
+      end.send(peer, 100);
+      EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+      end.posts.clear();
+      end.diary.dones.clear();
+      end.link->forget(peer);
+    }
+  };
+  come_and_go(20);
+  child.line.hear();
+  const auto settled = [&](size_t at_most) { return drive(end, [&] { return open_descriptors() <= at_most; }); };
+  drive(
+      end, [] { return false; }, milliseconds(500));
+  const size_t before = open_descriptors(), resident = resident_bytes();
+  come_and_go(1000);
+  EXPECT_TRUE(settled(before + 4)) << open_descriptors() << " descriptors, there were " << before;
+  const size_t grown = resident_bytes() - std::min(resident, resident_bytes());
+  RecordProperty("bytes_per_turn", int(grown / 1000));
+  if (kMemoryIsReal) {
+    EXPECT_LT(grown / 1000, 4096u);
+  }
+  EXPECT_EQ(end.diary.failures, 0u);
+  child.line.say(1);
+  EXPECT_EQ(child.wait_for_end(), 0);
+}
+
+TEST_P(Processes, APeerCostsLittle) {
+  constexpr size_t kPeers = 64;
+  // The peers are links of one process; their cost there does not matter here.
+  Child child(GetParam(), [](End& first, Line& line) {
+    std::deque<End> others;
+    std::vector<Link*> links = {first.link.get()};
+    for (size_t i = 1; i < kPeers; ++i) {
+      links.push_back(others.emplace_back(open()).link.get());
+      line.say(links.back()->address());
+    }
+    line.say(1);
+    test::drive(
+        links, [] { return false; }, std::chrono::seconds(60));
+  });
+  End end(open());
+  std::vector<PeerId> peers = {child.meet(end)};
+  while (peers.size() < kPeers) peers.push_back(end.link->add(child.line.hear()));
+  child.line.hear();
+  const auto reach = [&](size_t from, size_t to) {
+    for (size_t i = from; i < to; ++i) end.send(peers[i], 100);
+    EXPECT_TRUE(drive(
+        end, [&] { return end.all_done_once(); }, std::chrono::seconds(30)));
+    drive(
+        end, [] { return false; }, milliseconds(100));
+  };
+  reach(0, 8);
+  const size_t descriptors = open_descriptors(), resident = resident_bytes();
+  reach(8, kPeers);
+  const double fds_each = double(open_descriptors() - descriptors) / (kPeers - 8);
+  const double bytes_each = (double(resident_bytes()) - double(resident)) / (kPeers - 8);
+  std::printf("a connected peer costs %.2f descriptors and %.0f bytes\n", fds_each, bytes_each);
+  EXPECT_LE(fds_each, 2.0);
+  if (kMemoryIsReal) {
+    EXPECT_LE(bytes_each, 16384.0);
+  }
+}
+
+TEST_P(Processes, AForkedChildLeavesItsParentsLinkAlone) {
+  Child child(GetParam(), live_on);
+  End end(open());
+  const PeerId peer = child.meet(end);
+  end.send(peer, 1000);
+  ASSERT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  const pid_t fork_of_us = fork();
+  if (fork_of_us == 0) {
+    end.send(peer, 10);
+    const auto began = Clock::now();
+    bool well = !end.link->arm() && end.link->progress() && end.all_done_once() && end.diary.failures == 1;
+    end.link->wake();
+    end.link->sleep(milliseconds(20));
+    well = well && Clock::now() - began >= milliseconds(20);
+    end.link->forget(peer);
+    end.link->close();
+    end.link.reset();
+    _exit(well ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(fork_of_us, &status, 0);
+  EXPECT_EQ(status, 0);
+  for (int i = 0; i < 10; ++i) end.send(peer, 100'000);
+  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  EXPECT_EQ(end.diary.failures, 0u);
+  EXPECT_TRUE(end.diary.losses.empty());
+}
+
+bool listens(int fd) {
+  int value = 0;
+  socklen_t bytes = sizeof value;
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &bytes) == 0 && value != 0;
+}
+
+TEST_P(Processes, AForkedChildOrANewProgramDoesNotListen) {
+  constexpr int kMostFds = 1024;
+  std::vector<int> before, made;
+  for (int fd = 0; fd < kMostFds; ++fd) {
+    if (listens(fd)) before.push_back(fd);
+  }
+  End end(open());
+  for (int fd = 0; fd < kMostFds; ++fd) {
+    if (listens(fd) && std::ranges::count(before, fd) == 0) made.push_back(fd);
+  }
+  ASSERT_FALSE(made.empty());
+  for (const int fd : made) EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+  const pid_t fork_of_us = fork();
+  if (fork_of_us == 0) _exit(int(std::ranges::count_if(made, listens)));
+  int status = -1;
+  waitpid(fork_of_us, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(std::ranges::all_of(made, listens)) << "and the parent goes on";
+}
+
+}  // namespace
+}  // namespace nvx::net::test

@@ -1,0 +1,357 @@
+// Links over TCP with a job key, and those who have none.
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+
+#include "net/child.h"
+#include "net/group_port.h"
+#include "net/messenger.h"
+#include "net/tcp/tcp_socket.h"
+#include "net/tcp/tcp_wire.h"
+#include "support/ranks.h"
+
+namespace nvx::net::test {
+namespace {
+
+constexpr char kOtherKey[] = "the key of another job";
+
+std::string why_refused(const std::string& said) {
+  try {
+    const JobKey key(said);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(JobKey, SignsAsHmacSha256) {
+  const std::string data = "abcdef", hex = "4f01be1ee64e8004d799dd781f250a9ff1da7a7e75337980672d0ff7c8c60c18";
+  const auto bytes = std::as_bytes(std::span(data));
+  const Mac mac = some_key().sign("purpose", {bytes.first(2), bytes.subspan(2)});
+  std::string text;
+  for (const std::byte b : mac) text += "0123456789abcdef"[int(b) >> 4], text += "0123456789abcdef"[int(b) & 15];
+  EXPECT_EQ(text, hex);
+  EXPECT_TRUE(JobKey::same(mac, mac));
+  for (size_t i = 0; i < mac.size(); ++i) {
+    Mac other = mac;
+    other[i] ^= std::byte(1);
+    EXPECT_FALSE(JobKey::same(mac, other));
+  }
+  EXPECT_NE(mac, some_key().sign("purposes", {bytes.first(2), bytes.subspan(2)}));
+  EXPECT_NE(some_key().tag(), JobKey(kOtherKey).tag());
+}
+
+TEST(JobKey, IsReadFromAFile) {
+  const std::string path = testing::TempDir() + "nvx_job_key" + std::to_string(getpid());
+  std::ofstream(path) << "sixteen characters or more\n";
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  EXPECT_EQ(JobKey("@" + path).tag(), some_key().tag());
+  std::ofstream(path) << "secret\n";
+  const std::string why = why_refused("@" + path);
+  EXPECT_NE(why.find("has 6 characters; nvx takes 16 to 4096"), why.npos) << why;
+  EXPECT_NE(why.find("openssl rand -hex 32"), why.npos) << why;
+  std::ofstream(path) << std::string(5000, 'x');
+  EXPECT_NE(why_refused("@" + path).find("has 4097 characters"), why.npos);
+  std::remove(path.c_str());
+  EXPECT_NE(why_refused("@" + path).find(path + " (NVX_JOB_KEY), cannot be read: No such file"), why.npos);
+  EXPECT_NE(why_refused("@/").find("is not a file"), why.npos);
+}
+
+TEST(JobKey, IsInNoError) {
+  for (const std::string key : {"short secret", "0123456"}) EXPECT_EQ(why_refused(key).find(key), std::string::npos);
+}
+
+TEST(TcpAddress, IsRefusedUnlessAHolderOfTheKeyHasWrittenAllOfIt) {
+  const TcpAddress address{{5, 7}, {HostAddress{4, 80, {10, 0, 0, 7}, {}}, HostAddress{6, 81, {1}, {}}}};
+  const std::vector<std::byte> bytes = encode_address(address, some_key());
+  const auto back = decode_address(bytes, some_key());
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->nonce, address.nonce);
+  ASSERT_EQ(back->listeners.size(), 2u);
+  EXPECT_EQ(back->listeners[1].port, 81);
+  EXPECT_EQ(back->listeners[0].address, address.listeners[0].address);
+  EXPECT_FALSE(decode_address(bytes, JobKey(kOtherKey)));
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::vector<std::byte> damaged = bytes;
+    damaged[i] ^= std::byte(1);
+    EXPECT_FALSE(decode_address(damaged, some_key())) << i;
+    EXPECT_FALSE(decode_address(std::span(bytes).first(i), some_key())) << i;
+  }
+  for (const size_t count : {0, 17})
+    EXPECT_FALSE(decode_address(encode_address({{5, 7}, std::vector<HostAddress>(count)}, some_key()), some_key()));
+}
+
+/// A connection to a link that does not come from a link.
+class Visitor {
+ public:
+  explicit Visitor(const Link& link) : there_(*decode_address(link.address(), some_key())) {
+    fd_ = Fd(socket(there_.listeners[0].family == 4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto [at, bytes] = sockaddr_of(there_.listeners[0]);
+    EXPECT_EQ(connect(fd_.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+  }
+  const LinkNonce& nonce() const { return there_.nonce; }
+  template <class T>
+  void say(const T& value) {
+    (void)!::send(fd_.get(), &value, sizeof value, MSG_NOSIGNAL);
+  }
+  /// What the link says, while it is driven. False if it closes the connection.
+  template <class T>
+  bool hear(Link& link, T& value) {
+    size_t got = 0;
+    const auto bytes = std::as_writable_bytes(std::span(&value, 1));
+    return test::drive({&link},
+                       [&] {
+                         const ssize_t n = recv(fd_.get(), bytes.data() + got, bytes.size() - got, MSG_DONTWAIT);
+                         ended_ |= n == 0 || (n < 0 && errno != EAGAIN);
+                         got += size_t(std::max<ssize_t>(n, 0));
+                         return ended_ || got == bytes.size();
+                       }) &&
+           got == bytes.size();
+  }
+  bool is_sent_away(Link& link) {
+    std::byte none;
+    return !hear(link, none) && ended_;
+  }
+  /// A holder's handshake, then one message without a body. Returns the bytes that it has sent.
+  std::vector<std::byte> enter(Link& link, const LinkNonce& from, const JobKey& key = some_key()) {
+    const Greeting greeting{.from = from, .to = nonce(), .challenge = {}};
+    Answer answer;
+    say(greeting);
+    if (!hear(link, answer)) return {};
+    EXPECT_EQ(JobKey::same(answer.mac, mac_of(Role::kAccepts, greeting, answer.challenge, key)), &key == &some_key());
+    const struct {
+      Proof proof;
+      Frame frame;
+    } rest{{mac_of(Role::kConnects, greeting, answer.challenge, key)}, {}};
+    say(rest);
+    std::vector<std::byte> all(sizeof greeting + sizeof rest);
+    std::memcpy(all.data(), &greeting, sizeof greeting);
+    std::memcpy(all.data() + sizeof greeting, &rest, sizeof rest);
+    return all;
+  }
+
+ private:
+  const TcpAddress there_;
+  Fd fd_;
+  bool ended_ = false;
+};
+
+class Tcp : public testing::Test {
+ protected:
+  bool drive_all(const std::function<bool()>& until) { return drive({a.link.get(), b.link.get()}, until); }
+  void SetUp() override {
+    a.link->add(b.link->address());
+    b.link->add(a.link->address());
+  }
+  /// Both still hear each other, and b has heard nobody else.
+  void expect_that_only_a_is_heard() {
+    const size_t had = a.diary.messages.size();
+    a.send(0, 100, 77);
+    b.send(0, 50'000, 78);
+    EXPECT_TRUE(
+        drive_all([&] { return a.diary.messages.size() == had + 1 && a.all_done_once() && b.all_done_once(); }));
+    EXPECT_TRUE(drive_all([&] { return !b.diary.messages.empty() && b.diary.messages.back().body.size() == 100; }));
+    EXPECT_TRUE(std::ranges::all_of(b.diary.messages, [](const auto& m) { return m.body.size() == 100; }));
+    EXPECT_TRUE(a.diary.losses.empty() && b.diary.losses.empty());
+  }
+
+  End a{open_tcp(some_key())}, b{open_tcp(some_key())};
+};
+
+TEST_F(Tcp, AHolderOfTheKeyGetsIn) {
+  Visitor visitor(*b.link);
+  ASSERT_FALSE(visitor.enter(*b.link, {1, 2}).empty());
+  EXPECT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; })) << "the tests below test nothing";
+}
+
+TEST_F(Tcp, ARecordedHandshakeIsWorthNothing) {
+  Visitor first(*b.link);
+  const std::vector<std::byte> recorded = first.enter(*b.link, {1, 2});
+  ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
+  b.diary.messages.clear();
+  Visitor again(*b.link);
+  for (const std::byte& one : recorded) again.say(one);
+  Answer answer;
+  EXPECT_TRUE(again.hear(*b.link, answer)) << "it names the right links";
+  EXPECT_TRUE(again.is_sent_away(*b.link));
+  expect_that_only_a_is_heard();
+}
+
+TEST_F(Tcp, StrangersAreSentAway) {
+  struct {
+    Greeting greeting;
+    std::array<std::byte, 100> more;
+  } says{};
+  const auto tries = [&](const Greeting& greeting, const char* what) {
+    Visitor visitor(*b.link);
+    says.greeting = greeting;
+    visitor.say(says);
+    EXPECT_TRUE(visitor.is_sent_away(*b.link)) << what;
+  };
+  const LinkNonce of_b = Visitor(*b.link).nonce(), of_a = Visitor(*a.link).nonce();
+  tries({.magic = 1, .from = {1, 2}, .to = of_b}, "another protocol");
+  tries({.from = {1, 2}, .to = of_a}, "a greeting for another link, as one that is relayed");
+  tries({.from = of_b, .to = of_b}, "a link's own greeting");
+  tries({}, "nothing known");
+  Visitor holder(*b.link);
+  holder.enter(*b.link, of_a, JobKey(kOtherKey));
+  EXPECT_TRUE(holder.is_sent_away(*b.link)) << "another key";
+  expect_that_only_a_is_heard();
+}
+
+/// The code that a link shows is no proof for itself, nor for another link.
+TEST_F(Tcp, AReflectedCodeIsRefused) {
+  const LinkNonce of_a = Visitor(*a.link).nonce();
+  for (Link* const asked : {b.link.get(), a.link.get()}) {
+    Visitor visitor(*b.link), oracle(*asked);
+    const Greeting greeting{.from = of_a, .to = visitor.nonce(), .challenge = {}};
+    Answer answer, other;
+    visitor.say(greeting);
+    ASSERT_TRUE(visitor.hear(*b.link, answer));
+    oracle.say(Greeting{.from = of_a, .to = oracle.nonce(), .challenge = answer.challenge});
+    if (oracle.hear(*asked, other))
+      visitor.say(Proof{other.mac});
+    else
+      visitor.say(Proof{answer.mac});
+    EXPECT_TRUE(visitor.is_sent_away(*b.link));
+  }
+  expect_that_only_a_is_heard();
+}
+
+TEST_F(Tcp, HalfOpenConnectionsAreBounded) {
+  const auto descriptors = [] {
+    int count = 0;
+    for (int fd = 0; fd < 4096; ++fd) count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+  };
+  const int before = descriptors();
+  constexpr int kMany = 300, kMostPending = 128;
+  std::deque<Visitor> visitors;
+  for (int i = 0; i < kMany; ++i) {
+    visitors.emplace_back(*b.link).say('x');
+    b.link->progress();
+  }
+  expect_that_only_a_is_heard();
+  EXPECT_LE(descriptors(), before + kMany + kMostPending + 4);
+}
+
+TEST_F(Tcp, AProcessThatDoesNotProveItsKeyIsNoPeer) {
+  const TcpAddress of_b = *decode_address(b.link->address(), some_key());
+  b.link->close();
+  const Fd impostor(socket(of_b.listeners[0].family == 4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto [at, bytes] = sockaddr_of(of_b.listeners[0]);
+  ASSERT_EQ(bind(impostor.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+  ASSERT_EQ(listen(impostor.get(), 1), 0);
+  a.send(0, 100);
+  a.link->progress();
+  const Fd heard(accept(impostor.get(), nullptr, nullptr));
+  const Answer lie{};
+  ASSERT_EQ(::send(heard.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
+  EXPECT_TRUE(drive({a.link.get()}, [&] { return a.diary.losses[0] == 1 && a.diary.failures == 1; }));
+  std::array<std::byte, 1000> told;
+  EXPECT_EQ(recv(heard.get(), told.data(), told.size(), 0), ssize_t(sizeof(Greeting))) << "and is told nothing";
+}
+
+TEST_F(Tcp, ALinkWithAnotherKeyIsRefused) {
+  const JobKey other(kOtherKey);
+  End c(open_tcp(other));
+  try {
+    a.link->add(c.link->address());
+    FAIL() << "added";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("set NVX_JOB_KEY to the same key"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(Tcp, KnowsWhoSendsAMessage) {
+  End c(open_tcp(some_key()));
+  const PeerId to_c = b.link->add(c.link->address());
+  c.link->add(b.link->address());
+  size_t checked = 0;
+  b.diary.on_arrival = [&](const Diary::Message& message) {
+    const bool from_a = message.body.size() == 100;
+    EXPECT_EQ(b.link->sent_by(0), from_a);
+    EXPECT_EQ(b.link->sent_by(to_c), !from_a);
+    ++checked;
+  };
+  a.send(0, 100);
+  c.send(0, 20'000);
+  EXPECT_TRUE(drive({a.link.get(), b.link.get(), c.link.get()}, [&] { return checked == 2; }));
+}
+
+/// A process speaks for its own ranks only.
+TEST_F(Tcp, AMessageInTheNameOfAnotherProcessIsDropped) {
+  const auto messenger = std::make_shared<Messenger>(open_tcp(some_key()), std::chrono::seconds(10));
+  messenger->admit(this_machine());
+  GroupPort port(messenger, /*group=*/9, /*rank=*/0, /*size=*/3);
+  std::vector<int> failed;
+  const auto address_of = [](uint64_t process, const Link& link) {
+    std::vector<std::byte> address(sizeof process);
+    std::memcpy(address.data(), &process, sizeof process);
+    const std::vector<std::byte> behind = link.address();
+    address.insert(address.end(), behind.begin(), behind.end());
+    return address;
+  };
+  {
+    MutexLock lock(port.mutex());
+    port.connect(1, address_of(1, *a.link));
+    port.connect(2, address_of(2, *b.link));
+    port.on_failure([&](const GroupPort::Told& told) { failed.push_back(told.by); });
+  }
+  const std::vector<std::byte> of_messenger = messenger->address();
+  const auto poison = [&](End& end, uint32_t rank) {
+    MessageHeader header(Kind::kPoison);
+    header.group = 9;
+    header.from = rank;
+    Post& post = end.posts.emplace_back();
+    post.to = end.link->add(std::span(of_messenger).subspan(sizeof(ProcessId)));
+    post.header_bytes = sizeof header;
+    std::memcpy(post.header, &header, sizeof header);
+    end.link->post(post);
+    EXPECT_TRUE(drive({end.link.get()}, [&] { return end.all_done_once(); }));
+  };
+  const auto has_failed = [&] {
+    MutexLock lock(port.mutex());
+    return !failed.empty();
+  };
+  poison(b, 1);
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_FALSE(has_failed()) << "rank 2's process has spoken for rank 1";
+  poison(a, 1);
+  EXPECT_TRUE(drive({a.link.get()}, has_failed));
+  MutexLock lock(port.mutex());
+  EXPECT_EQ(failed, std::vector{1});
+}
+
+TEST_F(Tcp, ConnectionsWaitForAFreeDescriptor) {
+  if (const char* why = nvx::test::why_no_processes()) GTEST_SKIP() << why;
+  Child child("tcp", [](End& end, Line& line) {
+    const Fd lowest(dup(STDIN_FILENO));
+    rlimit limit{};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    const rlim_t before = std::exchange(limit.rlim_cur, rlim_t(lowest.get()));
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_EQ(end.link->why_unheard(0), "");
+    line.say(1);
+    EXPECT_TRUE(drive(end, [&] { return end.link->why_unheard(0).find("(ulimit -n)") != std::string::npos; }));
+    EXPECT_TRUE(end.diary.messages.empty());
+    limit.rlim_cur = before;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 1; }));
+    line.say(2);
+  });
+  const PeerId peer = child.meet(a);
+  EXPECT_EQ(child.line.hear_number(), 1u);
+  a.send(peer, 100);
+  EXPECT_TRUE(drive(a, [&] { return a.all_done_once(); }));
+  EXPECT_EQ(child.line.hear_number(), 2u);
+  EXPECT_EQ(child.wait_for_end(), 0);
+}
+
+}  // namespace
+}  // namespace nvx::net::test
