@@ -1,5 +1,5 @@
-"""A stranger at the port where a rank accepts TCP connections: it tries to write to the rank's memory through UCX, sends
-malformed data, and keeps connections open.
+"""A stranger at the port where a rank accepts TCP connections: it tries to write to the rank's memory through UCX,
+sends malformed data, and keeps connections open.
 
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
 

@@ -28,8 +28,8 @@ struct Hello {
   ArenaId arena;
   uint64_t pad_offset = 0;
   uint64_t pad_bytes = 0;
-  uint64_t nonce = 0;  // of this set-up; rank 0's names the group
-  Agreed agreed = {};  // hashes of the variables that must be equal on all ranks
+  uint64_t nonce = 0;    // of this set-up; rank 0's names the group
+  Agreed agreed = {};    // hashes of the variables that must be equal on all ranks
   uint64_t key_tag = 0;  // of the job's key; 0: none
   uint64_t l2_bytes = 0;
   uint64_t l3_bytes = 0;

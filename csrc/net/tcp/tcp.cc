@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/config.h"
+#include "base/contain.h"
 #include "base/log.h"
 #include "base/per_process.h"
 #include "base/random.h"
@@ -163,12 +164,12 @@ class TcpLink final : public Link {
   std::array<std::byte, kScratchBytes> scratch_;
   const Incoming* reading_ = nullptr;
   Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
-  std::vector<LinkNonce> forgotten_;  // links whose places progress() is to give back
-  std::vector<Post*> written_;
+  std::vector<LinkNonce> forgotten_;                  // links whose places progress() is to give back
+  std::vector<Post*> written_, telling_;
   std::vector<News> news_;
   bool changed_ = false;  // a connection has ended or been opened
   Clock::time_point next_look_{};
-  uint64_t strangers_ = 0;
+  bool warned_of_strangers_ = false;
 };
 
 TcpLink::TcpLink(const JobKey& key, const std::string& met_at)
@@ -305,8 +306,10 @@ bool TcpLink::accept(Socket& listener) {
     if (!make_room_for_pending()) return i != 0;
     Fd fd = sockets_->listeners.accept(listener);
     if (!fd) return i != 0;
-    sockets_->incoming.push_back(std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), key_, self_));
-    sockets_->incoming.back()->read(*receiver_, scratch_);
+    contain("accepting a connection", [&] {
+      auto incoming = std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), key_, self_);
+      sockets_->incoming.push_back(std::move(incoming));
+    });
   }
   return true;
 }
@@ -322,7 +325,7 @@ bool TcpLink::make_room_for_pending() {
   }
   if (pending < kMostPending) return true;
   if (Clock::now() - oldest->since() < kLeastHandshake) return false;
-  oldest->end(Incoming::End::kStranger, "made way for another connection");
+  oldest->end(Incoming::End::kStranger, "it made way for another connection");
   changed_ = true;
   return true;
 }
@@ -330,7 +333,7 @@ bool TcpLink::make_room_for_pending() {
 void TcpLink::reap_incoming(Clock::time_point now) {
   std::erase_if(sockets_->incoming, [&](const std::unique_ptr<Incoming>& incoming) {
     if (!incoming->authenticated() && now - incoming->since() > kHandshake)
-      incoming->end(Incoming::End::kStranger, "did not complete the handshake");
+      incoming->end(Incoming::End::kStranger, "it did not complete the handshake");
     if (incoming->ended() == Incoming::End::kNone) return false;
     incoming->drop(*receiver_);
     note_end(*incoming);
@@ -343,12 +346,11 @@ void TcpLink::note_end(const Incoming& incoming) {
     case Incoming::End::kNone:
     case Incoming::End::kLeft: return;
     case Incoming::End::kStranger:
-      if (strangers_++ == 0) {
-        NVX_LOG(kWarn,
-                "closed a connection that was not authenticated with the job's key (NVX_JOB_KEY): its sender %s. It "
-                "has no effect on this job; further ones are not told",
-                incoming.why().c_str());
-      }
+      if (incoming.why().empty() || std::exchange(warned_of_strangers_, true)) return;
+      NVX_LOG(kWarn,
+              "closed a connection that was not authenticated with the job's key (NVX_JOB_KEY): %s. It has no effect "
+              "on this job. Further ones are not told",
+              incoming.why().c_str());
       return;
     case Incoming::End::kClosed:
     case Incoming::End::kBroken: break;
@@ -390,11 +392,12 @@ bool TcpLink::handle(const epoll_event& event) {
 bool TcpLink::progress() {
   if (!usable()) return tell();
   const bool told = tell();  // ends of posts are reported before the answers to these posts arrive
-  for (const LinkNonce& nonce : std::exchange(forgotten_, {})) {
+  for (const LinkNonce& nonce : forgotten_) {
     for (const auto& incoming : sockets_->incoming) {
       if (incoming->authenticated() && incoming->from() == nonce) incoming->discard(*receiver_);
     }
   }
+  forgotten_.clear();
   std::array<epoll_event, 32> events;
   bool moved = false;
   const int n = epoll_wait(sockets_->epoll.get(), events.data(), int(events.size()), 0);
@@ -430,7 +433,9 @@ void TcpLink::settle() {
 
 bool TcpLink::tell() {
   if (news_.empty() && written_.empty()) return false;
-  for (Post* post : std::exchange(written_, {})) receiver_->done(*post, Status());
+  telling_.swap(written_);  // callbacks may post
+  for (Post* post : telling_) receiver_->done(*post, Status());
+  telling_.clear();
   for (const News& item : std::exchange(news_, {})) {
     if (item.post) {
       receiver_->done(*item.post, item.status);

@@ -1,12 +1,10 @@
 #include "net/tcp/tcp_incoming.h"
 
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 
-#include "base/address_prefix.h"
 #include "base/error.h"
 #include "base/random.h"
 
@@ -15,6 +13,8 @@ namespace {
 
 /// Bodies from this size on may be read directly to their place.
 constexpr size_t kLeastPlaced = 16 << 10;
+/// The memory for bodies that a connection keeps between two of them.
+constexpr size_t kMostKept = 64 << 10;
 /// The longest body that a sender can make this side allocate memory for.
 constexpr size_t kMostUnplaced = 64 << 20;
 
@@ -42,14 +42,6 @@ void Incoming::drop(Receiver& receiver) {
 void Incoming::discard(Receiver& receiver) {
   discards_ |= placed_;
   drop(receiver);
-}
-
-std::string Incoming::source() const {
-  sockaddr_storage there{};
-  socklen_t bytes = sizeof there;
-  if (getpeername(fd(), reinterpret_cast<sockaddr*>(&there), &bytes) != 0) return "an address that is gone";
-  const auto address = address_bytes(reinterpret_cast<const sockaddr*>(&there));
-  return address ? AddressPrefix::of(*address).text() : "?";
 }
 
 bool Incoming::read(Receiver& receiver, std::span<std::byte> scratch) {
@@ -81,7 +73,7 @@ bool Incoming::shake_hands() {
   const size_t size = answered_ ? sizeof(Proof) : sizeof(Greeting);
   const ssize_t n = recv(fd(), head_.data() + got_, size - got_, MSG_DONTWAIT);
   if (n < 0 && must_wait(errno)) return false;
-  if (n <= 0) return end(End::kStranger, n < 0 ? std::strerror(errno) : "Connection closed"), true;
+  if (n <= 0) return end(End::kStranger, ""), true;  // it may have been a peer that has changed its mind
   got_ += size_t(n);
   if (got_ < size) return true;
   got_ = 0;
@@ -99,17 +91,17 @@ void Incoming::answer() {
     Proof proof;
     std::memcpy(&proof, head_.data(), sizeof proof);
     authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, greeting_, challenge_, key_));
-    if (!authenticated_) end(End::kStranger, "did not prove that it holds the job's key");
+    if (!authenticated_) end(End::kStranger, "it did not prove that it holds the key");
     return;
   }
   std::memcpy(&greeting_, head_.data(), sizeof greeting_);
   if (greeting_.magic != Greeting::kMagic || greeting_.to != self_ || greeting_.from == self_)
-    return end(End::kStranger, "did not ask for this process in nvx's protocol");
+    return end(End::kStranger, "it did not ask for this process in nvx's protocol");
   challenge_ = random_value<Challenge>();
   const Answer answer{challenge_, mac_of(Role::kAccepts, greeting_, challenge_, key_)};
   answered_ = true;
   if (send(fd(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof answer))
-    end(End::kStranger, "took no answer");
+    end(End::kStranger, "it took no answer");
 }
 
 // --- messages
@@ -150,7 +142,10 @@ void Incoming::take_body(Receiver& receiver, Bytes& come) {
   placed_ = where_ != nullptr;
   if (!placed_) {
     if (frame_.bytes > kMostUnplaced) return end(End::kBroken, "sent a message that is larger than accepted");
-    own_ = std::make_unique_for_overwrite<std::byte[]>(frame_.bytes);
+    if (own_bytes_ < frame_.bytes) {
+      own_ = std::make_unique_for_overwrite<std::byte[]>(frame_.bytes);
+      own_bytes_ = frame_.bytes;
+    }
     where_ = own_.get();
   }
   have_ = std::min<size_t>(frame_.bytes, come.size());
@@ -162,9 +157,9 @@ void Incoming::take_body(Receiver& receiver, Bytes& come) {
 void Incoming::complete(Receiver& receiver) {
   got_ = 0;
   placed_ = false;
-  const std::unique_ptr<std::byte[]> own = std::move(own_);
   const Bytes body(std::exchange(where_, nullptr), frame_.bytes);
   if (!std::exchange(discards_, false)) receiver.arrived(header(), body);
+  if (std::exchange(own_bytes_, own_bytes_ > kMostKept ? 0 : own_bytes_) > kMostKept) own_.reset();
 }
 
 }  // namespace nvx::net

@@ -39,10 +39,9 @@ class Incoming final : public Socket {
   /// The link at the other side.
   const LinkNonce& from() const { return greeting_.from; }
   End ended() const { return end_; }
+  /// Empty if a stranger has ended it.
   const std::string& why() const { return why_; }
   Clock::time_point since() const { return since_; }
-  /// "10.0.0.7"
-  std::string source() const;
 
  private:
   using Bytes = std::span<const std::byte>;
@@ -70,6 +69,7 @@ class Incoming final : public Socket {
   size_t have_ = 0;             // of it
   bool placed_ = false, discards_ = false;
   std::unique_ptr<std::byte[]> own_;
+  size_t own_bytes_ = 0;
 };
 
 }  // namespace nvx::net
