@@ -243,7 +243,7 @@ void TcpLink::look_after(Peer& peer, Clock::time_point now) {
     const Outgoing::State state = peer.out->state();
     if (state == Outgoing::State::kConnecting && peer.listeners.size() > 1 && now - peer.out->begun() > kAttempt)
       peer.out->fail("no answer");
-    if (peer.out->state() == Outgoing::State::kGreeted && now > peer.give_up)
+    if ((state == Outgoing::State::kGreeted || state == Outgoing::State::kProved) && now > peer.give_up)
       peer.out->fail("its process does not take part in the handshake");
     if (peer.out->state() == Outgoing::State::kFailed && !peer.out->was_open()) return retry(peer, now);
     if (peer.out->state() == Outgoing::State::kFailed && peer.dying.empty()) {

@@ -91,7 +91,10 @@ void Incoming::answer() {
     Proof proof;
     std::memcpy(&proof, head_.data(), sizeof proof);
     authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, greeting_, challenge_, key_));
-    if (!authenticated_) end(End::kStranger, "it did not prove that it holds the key");
+    if (!authenticated_) return end(End::kStranger, "it did not prove that it holds the key");
+    const Welcome welcome;
+    if (send(fd(), &welcome, sizeof welcome, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof welcome))
+      end(End::kLeft, "it took no welcome");
     return;
   }
   std::memcpy(&greeting_, head_.data(), sizeof greeting_);

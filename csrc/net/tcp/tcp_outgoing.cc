@@ -40,6 +40,7 @@ bool Outgoing::advance(uint32_t events) {
   const size_t posts = posts_.size(), sent = sent_;
   if (state_ == State::kConnecting) greet();
   if (state_ == State::kGreeted) prove();
+  if (state_ == State::kProved) enter();
   if (state_ == State::kOpen && (before != State::kOpen || (events & ~uint32_t(EPOLLOUT)) != 0)) look_for_end();
   if (state_ == State::kOpen) flush();
   return state_ != before || posts_.size() != posts || sent_ != sent;
@@ -71,10 +72,20 @@ void Outgoing::prove() {
     if (!JobKey::same(answer_.mac, mac_of(Role::kAccepts, greeting_, answer_.challenge, key_)))
       return fail("did not prove that it holds the job's key (NVX_JOB_KEY)", Failure::kAlien);
     const Proof proof{mac_of(Role::kConnects, greeting_, answer_.challenge, key_)};
-    if (send_all(&proof, sizeof proof)) state_ = State::kOpen, was_open_ = true;
+    if (send_all(&proof, sizeof proof)) state_ = State::kProved;
   } catch (const Error& error) {
     fail(error.reason());
   }
+}
+
+/// No message leaves before the peer says that it accepts the proof, so a connection that it gave up can be replaced.
+void Outgoing::enter() {
+  Welcome welcome;
+  const ssize_t n = recv(fd(), &welcome, sizeof welcome, MSG_DONTWAIT);
+  if (n < 0 && must_wait(errno)) return;
+  if (n <= 0) return fail(n < 0 ? std::strerror(errno) : "the connection was closed during the handshake");
+  state_ = State::kOpen;
+  was_open_ = true;
 }
 
 /// The peer sends nothing more, so anything that can be read is the end.

@@ -16,7 +16,7 @@ namespace nvx::net {
 /// holds the key.
 class Outgoing final : public Socket {
  public:
-  enum class State { kFailed, kConnecting, kGreeted, kOpen, kLeft };
+  enum class State { kFailed, kConnecting, kGreeted, kProved, kOpen, kLeft };
   enum class Failure { kOther, kRefused, kAlien };
 
   /// `written` gets the posts that the kernel has.
@@ -45,6 +45,7 @@ class Outgoing final : public Socket {
  private:
   void greet();
   void prove();
+  void enter();
   void flush();
   bool send_all(const void* bytes, size_t size);
   void look_for_end();

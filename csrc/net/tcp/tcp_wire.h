@@ -26,9 +26,9 @@ std::optional<TcpAddress> decode_address(std::span<const std::byte> bytes, const
 
 using Challenge = std::array<std::byte, 32>;
 
-/// The handshake of a connection has three messages: Greeting, Answer and Proof. The codes in the last two cover the
-/// role of the signer, the identities of both links and the challenges of both, so no code is valid for another role,
-/// pair of links or connection. The side that was connected to shows its code first.
+/// The handshake of a connection has four messages: Greeting, Answer, Proof and Welcome. The codes in two of them cover
+/// the role of the signer, the identities of both links and the challenges of both, so no code is valid for another
+/// role, pair of links or connection. The side that was connected to shows its code first.
 struct Greeting {
   static constexpr uint64_t kMagic = 0x31'70'63'74'78'76'6e'00;  // "\0nvxtcp1"; changes with any layout in this file
   uint64_t magic = kMagic;
@@ -46,6 +46,12 @@ static_assert(sizeof(Answer) == 64);
 struct Proof {
   Mac mac{};
 };
+
+/// Tells the side that connects that its proof is accepted. Only then it sends messages.
+struct Welcome {
+  std::byte yes{1};
+};
+static_assert(sizeof(Welcome) == 1);
 
 enum class Role { kConnects, kAccepts };
 Mac mac_of(Role signer, const Greeting& greeting, const Challenge& answer, const JobKey& key);
