@@ -355,9 +355,11 @@ def test_explain_says_how_messages_travel(capsys, name):
 
 def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
     monkeypatch.setenv("NVX_DEBUG", "warn")
+    monkeypatch.setenv("NVX_JOB_KEY", "of this job alone")
     assert cli.main(["env"]) == 0
     told = capsys.readouterr().out
     assert "NVX_DEBUG\n" in told and "set to 'warn'" in told
+    assert "set to a secret" in told and "of this job alone" not in told
     assert 0 < len(re.findall(r"^NVX_\w+$", told, re.MULTILINE)) <= 25
     assert "accepts a whole number from -1 to 65536\n    default -1: the plan's\n" in told
 
