@@ -35,19 +35,15 @@ KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DTORCH_CUDA_ARCH_LIST=9.0+PT
 WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # in addition to torch, CMake and nvcc
 KEPT = ("passed", "failed", "timed out", "died")  # states of parts that a further call does not run again
 MPS = "nvidia-cuda-mps-control"
-TOOL_PLACES = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 TESTED = re.compile(r"::(\S.*?) (PASSED|FAILED|SKIPPED|ERROR)(?: \((.*)\))?\s*(?:\[ *\d+%\])?$")
-VERSIONS = """import json, torch
-nccl = torch.cuda.nccl.version() if torch.version.cuda else None
-print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}))"""
+VERSIONS = """import json, torch; cuda = torch.version.cuda
+print(json.dumps({"torch": torch.__version__, "cuda": cuda, "nccl": torch.cuda.nccl.version() if cuda else None}))"""
 
 
-class Lacking(Exception):
-    """A part cannot run here; the text gives the reason."""
+class Lacking(Exception): ...  # a part cannot run here; the text gives the reason
 
 
-class Stopped(Lacking):
-    """A signal stopped the run; the text names it."""
+class Stopped(Lacking): ...  # a signal stopped the run; the text names it
 
 
 @dataclasses.dataclass
@@ -163,7 +159,7 @@ class Part(NamedTuple):
     name: str
     group: str
     seconds: float  # the time limit
-    kind: str  # program, sanitizer; tests, bench: of the torch module; tool
+    kind: str  # program, sanitizer, ptx (which the driver compiles); tests, bench: of the torch module; tool
     words: str
     dry: str = ""  # for a dry run: additional words, or other words for tests
     together: bool = False  # its processes run on the GPU concurrently, under MPS
@@ -196,7 +192,6 @@ PARTS = (
     Part("torch_staged", "torch", 60, "tests", "staged", "staging"),
     Part("memcheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
     Part("synccheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
-    Part("symm_mem", "compare", 60, "bench", f"{LADDER} --vs symm_mem", BRIEF, True),
     Part("symm_mem_graphs", "compare", 60, "bench", f"{LADDER} --vs symm_mem -m 20 -G", BRIEF, True),
     Part("symm_mem_8", "compare", 60, "bench", "all_reduce -n 8 --sizes 64,4K,16K --vs symm_mem", BRIEF, True),
     Part("nccl", "compare", 60, "bench", f"{LADDER} --vs nccl", BRIEF),
@@ -210,6 +205,7 @@ PARTS = (
     Part("pairs", "more", 40, "program", "pairs", FEW),
     Part("correct", "more", 60, "program", "correct", f"--lean {FEW}"),
     Part("processes", "more", 60, "program", "processes", "--ranks 2 --seconds 30"),
+    Part("ptx", "more", 60, "ptx", "correct --lean --ranks 2", SOON),
 )
 NAMES = [part.name for part in PARTS]
 
@@ -223,7 +219,8 @@ class Run:
         self.work = Path(tempfile.mkdtemp(prefix="nvx-evidence-"))
         self.end_at = time.monotonic() + arguments.minutes * 60
         self.building: subprocess.Popen | None = None
-        self.has_mps = False
+        self.mps_began, places = "", ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        self.mps_env = dict.fromkeys(places, str(self.work))
         mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(self.folder), "dry_run": self.dry}
         self.document: dict[str, Any] = (
             json.loads(self.file.read_text()) if self.file.exists() else mine | {"parts": {}}
@@ -237,7 +234,13 @@ class Run:
             self.env["LD_LIBRARY_PATH"] = str(self.folder / "played_driver")
             return
         site, given = self.work / "site", self.env.get("PYTHONPATH", "")
-        self.env["PATH"] = os.pathsep.join([str(site / "bin"), self.env["PATH"], *TOOL_PLACES])
+        self.env["PATH"] = os.pathsep.join(
+            [
+                str(site / "bin"),
+                self.env["PATH"],
+                "/usr/local/nvidia/bin:/usr/bin:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer",
+            ]
+        )
         self.env["PYTHONPATH"] = os.pathsep.join([str(site), str(ROOT / "python"), given]).rstrip(os.pathsep)
 
     def tool(self, name: str) -> str:
@@ -284,10 +287,12 @@ class Run:
                 words = [word for word in words if word not in ("symm_mem", "nccl", "--vs", "gloo", "-G")]
             place = ["--backend", "gloo"] if self.dry else ["--device", "cuda"]
             return [sys.executable, "-m", "nvx.bench", *words, *place, "-J", f"{self.work}/bench.json"]
-        watched = [self.tool("compute-sanitizer"), "--tool", part.name] if part.kind == "sanitizer" else []
+        watched = ["env", "CUDA_FORCE_PTX_JIT=1", "CUDA_CACHE_DISABLE=1"] if part.kind == "ptx" else []
+        if part.kind == "sanitizer":
+            watched = [self.tool("compute-sanitizer"), "--error-exitcode", "9", "--tool", part.name]
         program = self.folder / ("nvx_gpu_twin" if self.dry else PROGRAM)
         limit = [] if self.dry else ["--seconds", f"{max(1.0, seconds * 0.9 - 2):.0f}"]
-        return [*watched, *(["--error-exitcode", "9"] if watched else []), str(program), *words, *limit]
+        return [*watched, str(program), *words, *limit]
 
     def written(self) -> Iterator[dict[str, Any]]:
         """The rows that a part wrote to files."""
@@ -302,20 +307,18 @@ class Run:
                 yield from map(json.loads, text.splitlines())
 
     def mps(self) -> dict[str, str]:
-        """The environment of MPS clients. The first call starts MPS; go() ends it. Raises Lacking if it cannot be
-        started."""
-        place = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(self.work))
-        tool = self.tool(MPS)  # without MPS, the GPU time-slices the processes
-        if not self.has_mps:
-            started = run([tool, "-d"], 20, self.signals, self.env | place, leave=True)
+        """The environment of MPS clients. The first call starts MPS, without which the GPU time-slices the processes."""
+        tool = self.tool(MPS)
+        if self.mps_began != "passed":
+            started = run([tool, "-d"], 20, self.signals, self.env | self.mps_env, leave=True)
+            self.mps_began = started.state
             if started.state != "passed":
                 raise Lacking(f"{MPS} -d: {started.why} {started.said[-300:]}")
-            self.has_mps = True
-        return place
+        return self.mps_env
 
-    def end_mps(self) -> None:
-        if self.has_mps:
-            run(["sh", "-c", f"echo quit | {self.tool(MPS)}"], 10, None, self.env | self.mps())
+    def end_mps(self) -> None:  # also after a failed start, which may come up late
+        if self.mps_began:
+            run(["sh", "-c", f"echo quit | {self.tool(MPS)}"], 10, None, self.env | self.mps_env)
 
     def write(self) -> None:
         draft = self.file.with_name(f".{self.file.name}.{os.getpid()}")
@@ -363,11 +366,9 @@ class Run:
 
 
 def commit(folder: Path) -> str:
-    """The commit of the bundle, else of the checkout."""
-    if (noted := folder / "commit").exists():
+    if (noted := folder / "commit").exists():  # of the bundle
         return noted.read_text().strip()
-    described = f"git -C {shlex.quote(str(ROOT))} describe --always --abbrev=40 --dirty || echo unknown"
-    return subprocess.getoutput(described).splitlines()[-1]
+    return subprocess.getoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD || echo unknown").splitlines()[-1]
 
 
 def bundle(folder: Path) -> int:
@@ -380,8 +381,7 @@ def bundle(folder: Path) -> int:
     shutil.rmtree(build)
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS]
     subprocess.run(pip, check=True)
-    (folder / "commit").unlink(missing_ok=True)
-    (folder / "commit").write_text(made_of := commit(folder))
+    (folder / "commit").write_text(made_of := commit(ROOT))
     print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {made_of}")
     return 0
 

@@ -17,7 +17,7 @@ from _pytest.mark.expression import Expression
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "scripts" / "gpu_evidence.py"
 STAND_IN = pathlib.Path(__file__).with_name("gpu_stand_in.py")
-KERNELS = ["correct", "streams", "absent", "abort", "graph", "product", "processes", "killed"]
+KERNELS = ["correct", "streams", "absent", "abort", "graph", "product", "host_calls", "processes", "killed"]
 
 
 def load():
