@@ -307,7 +307,7 @@ class Run:
                 yield from map(json.loads, text.splitlines())
 
     def mps(self) -> dict[str, str]:
-        """The environment of MPS clients. The first call starts MPS, without which the GPU time-slices the processes."""
+        """The environment of MPS clients. The first call starts MPS; without it the GPU time-slices processes."""
         tool = self.tool(MPS)
         if self.mps_began != "passed":
             started = run([tool, "-d"], 20, self.signals, self.env | self.mps_env, leave=True)
