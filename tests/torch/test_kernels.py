@@ -44,54 +44,6 @@ def test_nothing_is_waited_for_and_nothing_staged(rank, world):
         assert seen[waits] == 0, seen
 
 
-@on_played_gpus(2)
-def test_no_event_without_need(rank, world):
-    """An event costs the host about as much as a launch."""
-    tensor, side = on_gpu(rank + 1), torch.Stream(GPU)
-
-    def on_side():
-        with side:
-            dist.all_reduce(tensor)
-
-    calls = {  # by call: launches, events made, records and waits of streams
-        lambda: dist.all_reduce(tensor): [1, 0, 0, 0],
-        lambda: dist.all_reduce(tensor, async_op=True): [1, 0, 2, 1],
-        lambda: dist.all_reduce(tensor, async_op=True).wait(): [1, 0, 2, 2],
-        on_side: [1, 0, 1, 0],  # the program may capture or destroy a stream of its own
-    }
-    for call, wanted in calls.items():
-        call()
-        torch.accelerator.synchronize()
-        reset_counts()
-        for _ in range(5):
-            call()
-        seen = [counts()[what] / 5 for what in ("launches", "events_made", "event_records", "stream_waits")]
-        assert seen == wanted
-
-
-@on_played_gpus(2)
-def test_a_stream_waits_for_no_kernel_of_another_group(rank, world):
-    """Rank 0's side stream waits for the first group's last kernel, and not for the second group's kernel, which rank 1
-    calls only afterwards."""
-    one, two, side = dist.new_group(), dist.new_group(), torch.Stream(GPU)
-    first, second, other = on_gpu(rank + 1), on_gpu(rank + 1), on_gpu(rank + 1)
-    dist.all_reduce(other, group=one)
-    dist.all_reduce(other, group=two)
-    torch.accelerator.synchronize()
-    dist.all_reduce(first, group=one)
-    if rank == 0:
-        dist.all_reduce(other, group=two)
-    with side:
-        dist.all_reduce(second, group=one)
-    if rank == 1:
-        torch.accelerator.current_stream().wait_stream(side)
-        dist.all_reduce(other, group=two)
-    torch.accelerator.synchronize()
-    assert_all(first, 3)
-    assert_all(second, 3)
-    assert_all(other, 12)
-
-
 @on_fake_gpus(2, pool="played_gpus_without_kernels")
 def test_no_kernel_is_launched_if_kernels_are_switched_off(rank, world):
     reset_counts()
@@ -123,20 +75,6 @@ def test_the_host_runs_ahead(rank, world):
         assert not work.is_completed()
     assert_all(tensor, 12)
     assert work.is_completed()
-
-
-@on_played_gpus(2)
-def test_calls_on_several_streams_keep_their_order(rank, world):
-    set_delays(9, 1000)
-    streams = [torch.Stream(GPU) for _ in range(3)]
-    tensors = [on_gpu(rank + i) for i in range(6)]
-    torch.accelerator.synchronize()
-    for i, tensor in enumerate(tensors):
-        with streams[i % 3]:
-            finish(dist.all_reduce(tensor, async_op=i % 2 == 0), i % 2 == 0)
-    torch.accelerator.synchronize()
-    for i, tensor in enumerate(tensors):
-        assert_all(tensor, 2 * i + 1)
 
 
 @on_played_gpus(2, op_timeout=20)
@@ -288,17 +226,6 @@ def test_a_group_that_goes_lets_its_kernels_end(rank, world):
     dist.all_reduce(tensor)
     dist.destroy_process_group()
     assert_all(tensor, 3)
-
-
-@on_played_gpus(2)
-def test_a_group_that_goes_does_not_wait_for_later_work(rank, world):
-    group, tensor = dist.new_group(), on_gpu(rank + 1)
-    dist.all_reduce(tensor, group=group)
-    assert_all(tensor, 3)
-    slow_fill(tensor, 1, 1500)
-    began = time.monotonic()
-    dist.destroy_process_group(group)
-    assert time.monotonic() - began < 1.2
 
 
 @on_played_gpus(2)

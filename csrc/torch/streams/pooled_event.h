@@ -7,8 +7,8 @@
 
 namespace nvx {
 
-/// An event from a pool, to which it returns in the end: to make and to destroy an event costs the host more than to
-/// record it.
+/// An event from a pool, to which it returns in the end, because to make and to destroy an event costs the host more
+/// than to record it.
 class PooledEvent {
  public:
   /// timed: for ms_until().

@@ -19,8 +19,8 @@ class StagingCopies;
 LaunchStream launch_stream(const StagingCopies& staging);
 
 /// Tracks the stream of a group's last launch, and makes another stream wait for that launch. All launches of one order
-/// are on one device. An event behind each launch would cost the host as much as the launch. So the last launch gets
-/// its event when another stream needs it, if its stream lasts and there are no graphs.
+/// are on one device. The last launch gets an event only when another stream needs it, if its stream lasts and there
+/// are no graphs: on one stream a call is one launch and nothing else.
 class TorchStreamOrder final : public StreamOrder, public std::enable_shared_from_this<TorchStreamOrder> {
  public:
   Status follow(const LaunchStream& stream) override EXCLUDES(mutex_);
