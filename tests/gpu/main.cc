@@ -18,20 +18,13 @@ struct Part {
   int (*run)(const PartOptions&);
 };
 constexpr Part kParts[] = {
-    {"facts", facts},
-    {"correct", correct},
-    {"streams", streams},
-    {"absent", absent},
-    {"abort", abort_word},
-    {"graph", graph},
-    {"bench", bench},
-    {"product", product},
-    {"host_calls", host_calls},
-    {"copies", copies},
-    {"pairs", pairs},
-    {"killed", killed},
-    {"processes", processes},
-    {"bench_processes", bench_processes},
+    {"facts", facts},           {"correct", correct},
+    {"streams", streams},       {"absent", absent},
+    {"abort", abort_word},      {"graph", graph},
+    {"bench", bench},           {"product", product},
+    {"host_calls", host_calls}, {"copies", copies},
+    {"pairs", pairs},           {"killed", killed},
+    {"processes", processes},   {"bench_processes", bench_processes},
 };
 
 int usage() {

@@ -249,9 +249,7 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stre
   static_cast<cudaStream_t>(stream)->post([ranks, count] {
     std::vector<std::thread> kernels;
     for (uint32_t r = 0; r < count; ++r)
-      kernels.emplace_back([&at = ranks[r]] {
-        (void)test::play_kernel(at.channel, {at.jobs, at.count}, at.table, 2);
-      });
+      kernels.emplace_back([&at = ranks[r]] { (void)test::play_kernel(at.channel, {at.jobs, at.count}, at.table, 2); });
     for (std::thread& kernel : kernels) kernel.join();
   });
   return {};
