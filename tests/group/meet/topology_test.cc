@@ -22,7 +22,7 @@ std::vector<Hello> hellos(int ranks) {
   return all;
 }
 
-void expect_refused(const std::vector<Hello>& ranks, const char* says) {
+void expect_refused(const std::vector<Hello>& ranks, const std::string& says) {
   try {
     Topology::from(ranks);
     FAIL() << "not refused: " << says;
