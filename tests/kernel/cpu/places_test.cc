@@ -304,10 +304,11 @@ struct Failing {
     });
     if (!well) written_later = extent(*batches[0]) - written;
   }
-  /// The end of the part of its result that has been written.
+  /// The end of the part of its result that has been written; at least the first half, which is the rank's own.
   static size_t extent(Batch& batch) {
-    size_t n = batch.out() ? batch.result(0).size() : 0;
-    while (n > 0 && std::atomic_ref(batch.out()[n - 1]).load() == std::byte(0xEE)) --n;
+    const size_t all = batch.out() ? batch.result(0).size() : 0;
+    size_t n = all;
+    while (n > all / 2 && std::atomic_ref(batch.out()[n - 1]).load() == std::byte(0xEE)) --n;
     return n;
   }
 
