@@ -425,9 +425,11 @@ NVX_HD void fold_few(const Exec& ex, const Fold& f) {
 /// kAhead loads in flight. The result is this lane's alone.
 template <class T, int kAhead, class Exec>
 NVX_HD bool fold_hot(Exec& ex, const Fold& f) {
-  if (!f.in_packets && f.ranks <= kAhead) {
-    fold_few<T, kAhead>(ex, f);
-    return true;
+  if constexpr (!kSame<T, F16>) {  // float16 takes too many instructions to widen
+    if (!f.in_packets && f.ranks <= kAhead) {
+      fold_few<T, kAhead>(ex, f);
+      return true;
+    }
   }
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
