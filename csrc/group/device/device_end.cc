@@ -216,6 +216,7 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
         return facts;
       }).uuid;
   request.resident = resident;
+  request.processes = options_.processes;
   request.wanted = options_.blocks;
   request.arena_free = share_->arena().region().bytes() - share_->arena().used();
   request.first_epoch = options_.first_epoch;

@@ -26,6 +26,7 @@ struct DeviceSideOptions {
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `one_shot_bytes`
   size_t one_shot_bytes = 0;
   uint32_t blocks = kBlocks;                 ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
+  uint32_t processes = 0;                    ///< see `RoomRequest`
   uint32_t first_epoch = 0;                  ///< tests start near the wrap
   std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
   std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves

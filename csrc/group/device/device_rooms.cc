@@ -28,8 +28,8 @@ struct RoomCard {
   uint64_t arena_free = 0;  // bytes
   uint32_t wanted = 0;      // blocks
   uint32_t first_epoch = 0;
-  uint32_t promised = 0;  // blocks promised to other groups; reported by one rank of each process and GPU
-  uint32_t reserved = 0;
+  uint32_t promised = 0;  // blocks that its process has promised to other groups on this GPU
+  uint32_t sharers = 1;   // processes that may use the GPU
 
   /// Ranks whose kernels must be resident on one GPU have the same one. If the driver reports no UUIDs, the process and
   /// the device index identify a GPU.
@@ -40,7 +40,7 @@ struct RoomCard {
 };
 static_assert(sizeof(RoomCard) == 72);
 
-/// Each GPU once, in the order of its first rank: the same on every rank.
+/// Each GPU once, in the order of its first rank: the same on every rank. The process with the least room counts.
 std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
   std::vector<kernel::GpuRoom> rooms;
   std::vector<const RoomCard*> gpus;
@@ -49,22 +49,29 @@ std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
     const size_t index = size_t(known - gpus.begin());
     if (known == gpus.end()) {
       gpus.push_back(&card);
-      rooms.push_back({card.resident, 0, 0});
+      rooms.push_back({card.resident, 0});
     }
     kernel::GpuRoom& room = rooms[index];
-    const uint64_t promised = uint64_t(room.promised) + card.promised;  // avoids an overflow by peers' values
-    room = {std::min(room.resident, int(card.resident)), room.ranks + 1,
-            uint32_t(std::min<uint64_t>(promised, UINT32_MAX))};
+    const auto beside = [&](const RoomCard& other) { return other.home == card.home && other.same_gpu(card); };
+    room = {std::min(room.resident, int(card.resident)),
+            std::max(room.ranks, uint32_t(std::count_if(cards.begin(), cards.end(), beside))),
+            std::max(room.promised, card.promised), std::max(room.processes, card.sharers)};
   }
   return rooms;
 }
 
 using Gpu = std::pair<ArenaId, int>;
 
-/// The promises on all GPUs of this process, including simulated ones of tests.
+/// What this process knows of a GPU, as long as it has promised blocks there.
+struct Ledger {
+  uint32_t promised = 0;
+  std::set<ArenaId> here, elsewhere;  // the arenas that groups have met on this GPU and on others: one a process
+};
+
+/// All GPUs of this process, including simulated ones of tests.
 struct Book {
   Mutex mutex;
-  std::map<Gpu, uint32_t> promised GUARDED_BY(mutex);
+  std::map<Gpu, Ledger> ledgers GUARDED_BY(mutex);
   std::set<Gpu> warned_of GUARDED_BY(mutex);  // of too few connections
 };
 
@@ -86,16 +93,27 @@ bool speaks_for_process(const DeviceShare& share, int rank) {
   return true;
 }
 
-uint32_t ranks_on_gpu(const DeviceShare& share, int ranks) {
+uint32_t ranks_here(const DeviceShare& share, int ranks) {
   uint32_t n = 0;
-  for (int r = 0; r < ranks; ++r) n += share.peer(r).same_gpu;
+  for (int r = 0; r < ranks; ++r) n += is_here(share, r);
   return n;
+}
+
+/// The processes that may use this rank's GPU, as far as this process knows after meeting this group's.
+uint32_t sharers(const DeviceShare& share, const RoomRequest& request) {
+  MutexLock lock(book().mutex);
+  Ledger& ledger = book().ledgers[{request.home, request.device}];
+  for (int r = 0; r < request.ranks; ++r) {
+    const DevicePeer& peer = share.peer(r);
+    (peer.same_gpu ? ledger.here : ledger.elsewhere).insert(peer.arena);
+  }
+  const uint32_t here = uint32_t(ledger.here.size()), met = here + uint32_t(ledger.elsewhere.size());
+  return here == 1 ? 1 : here + (request.processes - std::min(request.processes, met));
 }
 
 /// Warns once per GPU, since CUDA reads the variable only at initialization.
 void warn_of_connections(const DeviceShare& share, const RoomRequest& request) {
-  uint32_t here = 0;
-  for (int r = 0; r < request.ranks; ++r) here += is_here(share, r);
+  const uint32_t here = ranks_here(share, request.ranks);
   const std::string warning = connections_wanted(here, std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   if (warning.empty()) return;
   {
@@ -110,7 +128,7 @@ void warn_of_connections(const DeviceShare& share, const RoomRequest& request) {
 BlockPromise::BlockPromise(const ArenaId& home, int device, const std::function<uint32_t(uint32_t)>& how_many)
     : home_(home), device_(device) {
   MutexLock lock(book().mutex);
-  uint32_t& promised = book().promised[{home_, device_}];
+  uint32_t& promised = book().ledgers[{home_, device_}].promised;
   before_ = promised;
   blocks_ = how_many(before_);
   promised += blocks_;
@@ -127,9 +145,9 @@ BlockPromise& BlockPromise::operator=(BlockPromise&& other) noexcept {
 void BlockPromise::give_back() {
   if (blocks_ == 0) return;
   MutexLock lock(book().mutex);
-  const auto it = book().promised.find({home_, device_});
-  it->second -= std::exchange(blocks_, 0);
-  if (it->second == 0) book().promised.erase(it);
+  const auto it = book().ledgers.find({home_, device_});
+  it->second.promised -= std::exchange(blocks_, 0);
+  if (it->second.promised == 0) book().ledgers.erase(it);
 }
 
 std::string connections_wanted(uint32_t ranks, const char* set) {
@@ -144,8 +162,8 @@ std::string connections_wanted(uint32_t ranks, const char* set) {
 }
 
 /// Processes may set up several groups at once. Before a process publishes its card, its first rank on a GPU claims all
-/// blocks that the group can get there according to this process. So of two groups that share a process, one counts the
-/// other in full, and together they never get more blocks than the GPU has.
+/// blocks that its ranks of the group can get there. So of two groups that share a process, one counts the other in
+/// full, and together they never get more blocks than the process's part of the GPU has.
 Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request) {
   RoomCard card;
   card.rank = request.rank;
@@ -156,10 +174,11 @@ Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomReq
   card.arena_free = request.arena_free;
   card.wanted = std::max(request.wanted, 1u);
   card.first_epoch = request.first_epoch;
+  card.sharers = sharers(share, request);
   Rooms rooms;
   if (speaks_for_process(share, request.rank)) {
     rooms.claim = BlockPromise(request.home, request.device, [&](uint32_t before) {
-      const kernel::GpuRoom room{request.resident, ranks_on_gpu(share, request.ranks), before};
+      const kernel::GpuRoom room{request.resident, ranks_here(share, request.ranks), before, card.sharers};
       return std::min(kernel::share_of(room), card.wanted) * room.ranks;
     });
     card.promised = rooms.claim.before();

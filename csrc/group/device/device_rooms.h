@@ -16,8 +16,7 @@ namespace nvx {
 /// them.
 ///
 /// Processes that share a GPU without MPS take turns, each with all of its blocks; under MPS their kernels run side by
-/// side. So each rank tells its group what its process has promised. Groups that have no process in common do not see
-/// each other's promises.
+/// side. So each process promises at most its part of the GPU: see `RoomRequest::processes`.
 class BlockPromise {
  public:
   BlockPromise() = default;
@@ -49,6 +48,9 @@ struct RoomRequest {
   ArenaId home;                    ///< of this process
   std::array<uint8_t, 16> uuid{};  ///< of the GPU
   int resident = 0;                ///< blocks that are resident at once
+  /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
+  /// no group with a device has met yet count as sharing it too, so that groups of a few of them leave room for all.
+  uint32_t processes = 0;
   uint32_t wanted = 1;             ///< blocks
   uint64_t arena_free = 0;         ///< bytes
   uint32_t first_epoch = 0;
@@ -61,7 +63,7 @@ struct Rooms {
   std::string why_fewer;    ///< the reason for fewer than requested; empty if there are as many
   uint64_t arena_free = 0;  ///< bytes free in the fullest arena
   BlockPromise promise;     ///< of this rank's blocks
-  /// All blocks that the group may get on this rank's GPU, held until the other ranks of this process have their
+  /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this process have their
   /// promises. Give it back once all ranks have reported that they are past this point.
   BlockPromise claim;
 };

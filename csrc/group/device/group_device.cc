@@ -1,6 +1,7 @@
 #include "group/device/group_device.h"
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "base/contain.h"
@@ -28,9 +29,21 @@ std::chrono::milliseconds exchange_timeout(const Waits& waits) {
   return waits.timeout().count() > 0 ? waits.timeout() : std::chrono::hours(24);
 }
 
+/// The most processes of this host that a group of this process has had, including this one.
+std::atomic<uint32_t> most_processes{0};
+
+uint32_t processes_here(const Members& members) {
+  std::set<ArenaId> processes;
+  for (const int rank : members.here()) processes.insert(members.topology.ranks[size_t(rank)].arena);
+  return uint32_t(processes.size());
+}
+
 }  // namespace
 
-GroupDevice::GroupDevice(Core& core) : core_(core), members_(core.members) {}
+GroupDevice::GroupDevice(Core& core) : core_(core), members_(core.members) {
+  const uint32_t here = processes_here(members_);
+  for (uint32_t most = most_processes; most < here && !most_processes.compare_exchange_weak(most, here);) continue;
+}
 
 GroupDevice::~GroupDevice() = default;
 
@@ -171,6 +184,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
   options.ranks = members_.local_ranks();
   options.device = device;
   options.host = 1;  // all ranks are on one host
+  options.processes = most_processes;
   options.force = members_.facts.force;
   options.one_shot_bytes = members_.facts.one_shot_bytes;
   options.first_epoch = members_.first_epoch;

@@ -5,19 +5,23 @@
 namespace nvx::kernel {
 namespace {
 
-/// Blocks that no group has reserved.
-uint32_t left_on(const GpuRoom& gpu) {
-  const uint32_t resident = uint32_t(std::max(gpu.resident, 0));
-  return resident - std::min(resident, gpu.promised);
-}
+/// The part of one process.
+uint32_t part_of(const GpuRoom& gpu) { return uint32_t(std::max(gpu.resident, 0)) / std::max(gpu.processes, 1u); }
+
+/// Blocks of that part that no group has reserved.
+uint32_t left_on(const GpuRoom& gpu) { return part_of(gpu) - std::min(part_of(gpu), gpu.promised); }
 
 /// Why the ranks of this GPU have this many blocks each and not more.
 std::string reason(const GpuRoom& gpu, size_t index, uint32_t share) {
   std::string why =
       "GPU " + std::to_string(index) + " of the group holds " + std::to_string(gpu.resident) + " blocks at once; ";
+  const bool shared = gpu.processes > 1;
+  if (shared)
+    why += std::to_string(part_of(gpu)) + " of them for each of " + std::to_string(gpu.processes) + " processes; ";
   if (gpu.promised > 0) why += std::to_string(gpu.promised) + " of them are reserved for other groups; ";
-  why += gpu.ranks == 1 ? "its rank needs all of its blocks there at once: "
-                        : "its " + std::to_string(gpu.ranks) + " ranks need all of their blocks there at once: ";
+  why += shared ? "a process's " : "its ";
+  why += gpu.ranks == 1 ? "rank needs all of its blocks there at once: "
+                        : std::to_string(gpu.ranks) + " ranks need all of their blocks there at once: ";
   if (share == 0) return why + "not even one per rank fits";
   const bool are_all = share == left_on(gpu) / gpu.ranks;
   return why + std::to_string(share) + (are_all ? " per rank fit" : " per rank, so that later groups find some too");

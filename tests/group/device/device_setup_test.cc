@@ -352,8 +352,12 @@ TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
       const auto a = make_group(world, rank, first, /*blocks=*/4), b = make_group(world, rank, second, /*blocks=*/4);
       EXPECT_EQ(a->shape().blocks, 1u);
       EXPECT_EQ(b->shape().blocks, 1u);
-      EXPECT_TRUE(contains(a->end().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once; its 2 ranks"));
-      EXPECT_TRUE(contains(b->end().why_fewer_blocks(), "2 of them are reserved for other groups"));
+      const std::string whose =
+          processes ? "4 of them for each of 2 processes; a process's rank needs" : "its 2 ranks need";
+      EXPECT_TRUE(contains(a->end().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once; " + whose))
+          << a->end().why_fewer_blocks();
+      EXPECT_TRUE(contains(b->end().why_fewer_blocks(),
+                           (processes ? "1" : "2") + std::string(" of them are reserved for other groups")));
       SharedExchange meet_begun(begun, rank), meet_done(done, rank);
       InFlight of_a, of_b;
       (rank == 0 ? of_a : of_b).begin(rank == 0 ? *a : *b, rank);
@@ -363,6 +367,40 @@ TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
       EXPECT_EQ(of_b.verdict(*b), "");
       (void)meet_done.all_gather({});
     });
+  }
+}
+
+/// Four processes on one GPU, and the groups of a mesh of two by two in the order of their first uses: the world (0), the
+/// pairs of each dimension (1, 2), and all ranks flattened. If pairs counted only their own processes, the later groups
+/// would find nothing left.
+TEST(DeviceRooms, GroupsOfAMeshOnOneGpuAllFindRoom) {
+  constexpr int kGroups = 5, kResident = 4 * kGroups;
+  for (const auto& order : {std::array{0, 1, 2, 3, 4}, std::array{1, 2, 0, 3, 4}}) {
+    DeviceWorld world({.ranks = 4, .gpus = 1, .processes = true, .resident = kResident});
+    std::vector<std::unique_ptr<SharedTable>> tables;  // by turn: two of two ranks, or one of four
+    for (const int group : order) {
+      for (int i = 0; i < 2; ++i) tables.push_back(std::make_unique<SharedTable>(group == 1 || group == 2 ? 2 : 4));
+    }
+    const SharedTable done(4);
+    std::atomic<uint32_t> blocks{0};
+    as_threads(4, [&](int rank) {
+      std::vector<std::unique_ptr<DeviceSide>> sides;
+      for (int turn = 0; turn < kGroups; ++turn) {
+        const int group = order[size_t(turn)], pair = group == 1 ? rank / 2 : group == 2 ? rank % 2 : 0;
+        const SharedTable& table = *tables[size_t(2 * turn + pair)];
+        DeviceSideOptions options = world.options(rank);
+        options.blocks = 16;
+        options.processes = 4;
+        options.rank = group == 1 ? rank % 2 : group == 2 ? rank / 2 : rank;
+        options.ranks = table.ranks();
+        SharedExchange exchange(table, options.rank);
+        sides.push_back(world.make(rank, exchange, options));
+        blocks += sides.back()->shape().blocks;
+      }
+      SharedExchange meet_done(done, rank);
+      (void)meet_done.all_gather({});
+    });
+    EXPECT_EQ(blocks, uint32_t(kResident)) << "all that the GPU holds, and no more";
   }
 }
 

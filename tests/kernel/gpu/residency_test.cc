@@ -34,6 +34,10 @@ TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
       {{{264, 1, 204}}, 16, 15},
       {{{264, 8, 256}}, 16, 1},  // the whole rest
       {{{264, 8, 257}}, 16, 0},
+      {{{264, 1, 0, 4}}, 17, 16},  // a process of several has its part
+      {{{264, 1, 65, 4}}, 16, 1},
+      {{{264, 1, 66, 4}}, 16, 0},
+      {{{3, 1, 0, 4}}, 16, 0},
       {{{264, 1, ~0u}}, 16, 0},      // a value from a peer can be anything
       {{{0, 0}, {264, 1}}, 16, 16},  // a GPU without ranks needs no room
       {{}, 16, 16},
@@ -51,9 +55,9 @@ TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
 }
 
 /// One group after another on one GPU, none of which ends: the blocks that each of its ranks gets.
-std::vector<uint32_t> groups_on(int resident, uint32_t ranks, uint32_t wanted) {
+std::vector<uint32_t> groups_on(int resident, uint32_t ranks, uint32_t wanted, uint32_t processes = 1) {
   std::vector<uint32_t> blocks;
-  for (GpuRoom room{resident, ranks};; room.promised += blocks.back() * ranks) {
+  for (GpuRoom room{resident, ranks, 0, processes};; room.promised += blocks.back() * ranks) {
     const BlockAgreement agreed = agree_on_blocks({&room, 1}, wanted);
     if (agreed.blocks == 0) return blocks;
     blocks.push_back(agreed.blocks);
@@ -66,6 +70,9 @@ TEST(Residency, LeavesRoomForLaterGroups) {
   EXPECT_EQ(groups_on(132, 8, 16), (Blocks{4, 3, 2, 1, 1, 1, 1, 1, 1, 1}));
   EXPECT_EQ(groups_on(40, 1, 16), (Blocks{10, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1}));
   EXPECT_EQ(groups_on(3, 2, 16), (Blocks{1}));
+  EXPECT_EQ(groups_on(132, 1, 16, 2), (Blocks{16, 12, 9, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(groups_on(132, 1, 16, 4), (Blocks{8, 6, 4, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(groups_on(132, 1, 16, 8), (Blocks{4, 3, 2, 1, 1, 1, 1, 1, 1, 1}));
 }
 
 TEST(Residency, SaysWhereNotEvenOneFits) {
@@ -79,6 +86,10 @@ TEST(Residency, SaysWhereNotEvenOneFits) {
   EXPECT_EQ(agree_on_blocks(promised, 4).why_fewer,
             "GPU 0 of the group holds 132 blocks at once; 128 of them are reserved for other groups; its 8 ranks "
             "need all of their blocks there at once: not even one per rank fits");
+  const GpuRoom parts[] = {{132, 1, 33, 4}};
+  EXPECT_EQ(agree_on_blocks(parts, 4).why_fewer,
+            "GPU 0 of the group holds 132 blocks at once; 33 of them for each of 4 processes; 33 of them are reserved "
+            "for other groups; a process's rank needs all of its blocks there at once: not even one per rank fits");
   const GpuRoom less[] = {{16, 1}};
   EXPECT_EQ(
       agree_on_blocks(less, 16).why_fewer,
