@@ -51,8 +51,8 @@ struct RoomRequest {
   /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
   /// no group with a device has met yet count as sharing it too, so that groups of a few of them leave room for all.
   uint32_t processes = 0;
-  uint32_t wanted = 1;             ///< blocks
-  uint64_t arena_free = 0;         ///< bytes
+  uint32_t wanted = 1;      ///< blocks
+  uint64_t arena_free = 0;  ///< bytes
   uint32_t first_epoch = 0;
   RankNames name = of_rank;
 };
@@ -63,8 +63,8 @@ struct Rooms {
   std::string why_fewer;    ///< the reason for fewer than requested; empty if there are as many
   uint64_t arena_free = 0;  ///< bytes free in the fullest arena
   BlockPromise promise;     ///< of this rank's blocks
-  /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this process have their
-  /// promises. Give it back once all ranks have reported that they are past this point.
+  /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this
+  /// process have their promises. Give it back once all ranks have reported that they are past this point.
   BlockPromise claim;
 };
 

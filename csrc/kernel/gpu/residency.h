@@ -15,9 +15,9 @@ namespace nvx::kernel {
 
 /// A GPU that runs ranks of a group.
 struct GpuRoom {
-  int resident = 0;       ///< blocks that it holds at once: resident_at_once() of the facts from load_cuda()
-  uint32_t ranks = 1;     ///< ranks of one process whose kernels may run at once
-  uint32_t promised = 0;  ///< blocks that one process's other groups may use at the same time
+  int resident = 0;        ///< blocks that it holds at once: resident_at_once() of the facts from load_cuda()
+  uint32_t ranks = 1;      ///< ranks of one process whose kernels may run at once
+  uint32_t promised = 0;   ///< blocks that one process's other groups may use at the same time
   uint32_t processes = 1;  ///< processes that may use it; each has an equal part of its blocks
 };
 
@@ -31,9 +31,9 @@ int resident_at_once(std::span<const KernelFacts> facts);
 
 /// The blocks that each rank of a group may have on one GPU, at most. A group gets a quarter of the blocks that its
 /// process has not reserved for others, but at least one per rank. So the first groups get many, later groups still get
-/// some, and together they never exceed the process's part of the GPU. On an H100 (132 blocks) a quarter is more than a single rank wants, for the
-/// first five groups; a GPU on which it is less is slow enough to be saturated by it. Returns 0 if not even one block
-/// per rank is left.
+/// some, and together they never exceed the process's part of the GPU. On an H100 (132 blocks) a quarter is more than a
+/// single rank wants, for the first five groups; a GPU on which it is less is slow enough to be saturated by it.
+/// Returns 0 if not even one block per rank is left.
 uint32_t share_of(const GpuRoom& gpu);
 
 /// A pure function: ranks that pass the same GPUs in the same order get the same result.

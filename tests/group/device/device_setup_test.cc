@@ -370,9 +370,9 @@ TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
   }
 }
 
-/// Four processes on one GPU, and the groups of a mesh of two by two in the order of their first uses: the world (0), the
-/// pairs of each dimension (1, 2), and all ranks flattened. If pairs counted only their own processes, the later groups
-/// would find nothing left.
+/// Four processes on one GPU, and the groups of a mesh of two by two in the order of their first uses: the world (0),
+/// the pairs of each dimension (1, 2), and all ranks flattened. If pairs counted only their own processes, the later
+/// groups would find nothing left.
 TEST(DeviceRooms, GroupsOfAMeshOnOneGpuAllFindRoom) {
   constexpr int kGroups = 5, kResident = 4 * kGroups;
   for (const auto& order : {std::array{0, 1, 2, 3, 4}, std::array{1, 2, 0, 3, 4}}) {
