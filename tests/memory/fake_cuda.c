@@ -51,6 +51,7 @@ int cuInit(unsigned flags) {
 }
 int cuGetErrorName(int error, const char** name) { return *name = error == kInvalid ? "FAKE_INVALID" : 0, *name ? 0 : 1; }
 int cuGetErrorString(int error, const char** text) { return *text = error ? "as a test wants it" : "", 0; }
+int cuDriverGetVersion(int* version) { return *version = 13000, kDone; }
 int cuDeviceGetCount(int* count) { return *count = kDevices, kDone; }
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal + 10, ordinal < kDevices ? kDone : kInvalid; }
 int cuDeviceGetName(char* name, int bytes, int device) { return snprintf(name, bytes, "Fake %d", device) < 0; }
@@ -58,6 +59,7 @@ int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, device, 16)
 int cuDeviceGetPCIBusId(char* id, int bytes, int device) { return snprintf(id, bytes, "0000:%02X:00.0", device) < 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = size_t(device) << 30, kDone; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
+  if (attribute == 75) return *value = 9, kDone;
   return *value = attribute == 102 || attribute == 103 || attribute == 124 || attribute == 19, attribute == 128 ? kInvalid : kDone;
 }
 int cuDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, kDone; }
@@ -122,7 +124,9 @@ int cuIpcCloseMemHandle(void*) { return need(); }
 int cuMemHostRegister_v2(void*, size_t, unsigned flags) { return flags == 3 ? need() : kInvalid; }
 int cuMemHostUnregister(void*) { return need(); }
 int cuMemHostGetDevicePointer_v2(void** at, void* memory, unsigned flags) { return *at = memory, flags ? kInvalid : need(); }
-int cuStreamCreate(long* stream, unsigned flags) { return *stream = 77, flags == 1 ? need() : kInvalid; }
+int cuStreamCreateWithPriority(long* stream, unsigned flags, int priority) {
+  return *stream = 77, flags == 1 && priority < -5 ? need() : kInvalid;
+}
 int cuStreamDestroy_v2(long stream) { return stream == 77 ? need() : kInvalid; }
 int cuStreamQuery(long stream) { return stream != 77 ? kInvalid : polls++ % 3 == 0 ? kNotReady : need(); }
 int cuMemcpyAsync(void* to, const void* from, size_t bytes, long stream) {

@@ -172,12 +172,17 @@ bool FakeDriver::has_odd_kernels() const {
 void FakeDriver::run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel) {
   {
     Lock lock(mutex_);
-    ++queues_.at(queue).kernels;
+    queues_.at(queue).kernels.push_back(std::move(kernel));
+    if (queues_.at(queue).kernels.size() > 1) return;  // the thread of the first runs it
   }
-  std::thread([self, queue, kernel = std::move(kernel)] {
-    kernel();
-    Lock lock(self->mutex_);
-    --self->queues_.at(queue).kernels;
+  std::thread([self, queue] {
+    for (Lock lock(self->mutex_); !self->queues_.at(queue).kernels.empty();) {
+      const std::function<void()> kernel = self->queues_.at(queue).kernels.front();
+      lock.unlock();
+      kernel();
+      lock.lock();
+      self->queues_.at(queue).kernels.pop_front();
+    }
   }).detach();
 }
 
@@ -237,6 +242,7 @@ DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
   facts->bytes = size_t(1) << 30;
   for (int kind = 0; kind < kShareKinds; ++kind) facts->can[kind] = !lacking_.count(ShareKind(kind));
   facts->exports_dma_buf = device % 2 == 0;
+  facts->architecture = 90, facts->cuda = 13000;
   return 0;
 }
 
@@ -477,7 +483,7 @@ DriverCode FakeDriver::open_queue(int device, DeviceQueue* queue) {
 DriverCode FakeDriver::close_queue(int, DeviceQueue queue) {
   Lock lock(mutex_);
   const DriverCode code = enter(lock, "close_queue");
-  if (!queues_.count(queue) || !queues_[queue].busy.empty() || queues_[queue].kernels != 0) std::abort();
+  if (!queues_.count(queue) || !queues_[queue].busy.empty() || !queues_[queue].kernels.empty()) std::abort();
   queues_.erase(queue);
   return code;
 }
@@ -536,7 +542,7 @@ DriverCode FakeDriver::fill(int device, DeviceQueue queue, DevicePtr to, uint8_t
 DriverCode FakeDriver::drained(int, DeviceQueue queue, bool* done) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "drained")) return code;
-  *done = (came_back_ || !queues_.at(queue).hangs) && queues_.at(queue).kernels == 0;
+  *done = (came_back_ || !queues_.at(queue).hangs) && queues_.at(queue).kernels.empty();
   if (*done) queues_.at(queue).busy.clear();
   return 0;
 }

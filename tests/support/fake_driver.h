@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -150,8 +151,8 @@ class FakeDriver : public DeviceDriver {
   struct Queue {
     int device = 0;
     bool hangs = false;
-    int kernels = 0;           // that have not ended
-    std::set<DevicePtr> busy;  // accessed by work that was begun and is not known to have ended
+    std::deque<std::function<void()>> kernels;  // that have not ended, in order
+    std::set<DevicePtr> busy;                   // accessed by work that was begun and is not known to have ended
   };
   std::map<DeviceQueue, Queue> queues_;
 };

@@ -39,6 +39,8 @@ struct DeviceFacts {
   size_t bytes = 0;
   bool can[kShareKinds] = {};    ///< what the driver claims, by kind; only a trial proves it
   bool exports_dma_buf = false;  ///< its memory, so network cards could access it
+  int architecture = 0;          ///< 90 for sm_90
+  int cuda = 0;                  ///< the newest CUDA that the driver serves: 13000 for 13.0
 };
 
 /// The driver calls that nvx makes: of libcuda, or of a test's fake. Each returns the driver's error code. A resource
@@ -85,6 +87,7 @@ class DeviceDriver {
   virtual DriverCode pin(int device, void* memory, size_t bytes, DevicePtr* at) = 0;
   virtual DriverCode unpin(int device, void* memory) = 0;
 
+  /// The queue's work begins before other work of the process that waits for room on the device.
   virtual DriverCode open_queue(int device, DeviceQueue* queue) = 0;
   virtual DriverCode close_queue(int device, DeviceQueue queue) = 0;
   /// copy() and fill() only enqueue work; drained() tells whether all enqueued work is complete.

@@ -25,6 +25,7 @@ constexpr int kCaptureModeRelaxed = 2;
 constexpr Result kPeerAccessAlreadyEnabled = 704;
 
 constexpr int kAttributeCanMapHost = 19;
+constexpr int kAttributeMajor = 75, kAttributeMinor = 76;  // of the compute capability
 constexpr int kAttributeVirtualMemory = 102;
 constexpr int kAttributePosixFd = 103;
 constexpr int kAttributeDmaBuf = 124;
@@ -40,6 +41,7 @@ constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kHostRegisterDeviceMap = 2;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr unsigned kStreamNonBlocking = 1;
+constexpr int kFirst = -1000;  // the driver takes the highest priority that the device has
 
 struct Location {
   int type;
@@ -69,6 +71,7 @@ struct Api {
   NVX_FUNCTION(Result, cuInit, unsigned flags);
   NVX_FUNCTION(Result, cuGetErrorName, Result error, const char** name);
   NVX_FUNCTION(Result, cuGetErrorString, Result error, const char** text);
+  NVX_FUNCTION(Result, cuDriverGetVersion, int* version);
   NVX_FUNCTION(Result, cuDeviceGetCount, int* count);
   NVX_FUNCTION(Result, cuDeviceGet, Device* device, int ordinal);
   NVX_FUNCTION(Result, cuDeviceGetName, char* name, int bytes, Device device);
@@ -104,7 +107,7 @@ struct Api {
   NVX_FUNCTION(Result, cuMemHostRegister_v2, void* memory, size_t bytes, unsigned flags);
   NVX_FUNCTION(Result, cuMemHostUnregister, void* memory);
   NVX_FUNCTION(Result, cuMemHostGetDevicePointer_v2, Pointer* at, void* memory, unsigned flags);
-  NVX_FUNCTION(Result, cuStreamCreate, Stream* stream, unsigned flags);
+  NVX_FUNCTION(Result, cuStreamCreateWithPriority, Stream* stream, unsigned flags, int priority);
   NVX_FUNCTION(Result, cuStreamDestroy_v2, Stream stream);
   NVX_FUNCTION(Result, cuStreamQuery, Stream stream);
   NVX_FUNCTION(Result, cuMemcpyAsync, Pointer to, Pointer from, size_t bytes, Stream stream);

@@ -50,7 +50,8 @@ class DriverLibrary : public DeviceDriver {
     facts->can[int(ShareKind::kPointer)] = true;
     facts->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
     facts->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
-    return cuda::kSuccess;
+    facts->architecture = 10 * value(handle, cuda::kAttributeMajor) + value(handle, cuda::kAttributeMinor);
+    return api_.cuDriverGetVersion(&facts->cuda);
   }
 
   DriverCode granularity(int device, ShareKind kind, size_t* bytes) override {
@@ -139,7 +140,8 @@ class DriverLibrary : public DeviceDriver {
 
   DriverCode open_queue(int device, DeviceQueue* queue) override {
     cuda::Stream stream = nullptr;
-    const DriverCode code = in(device, [&] { return api_.cuStreamCreate(&stream, cuda::kStreamNonBlocking); });
+    const DriverCode code =
+        in(device, [&] { return api_.cuStreamCreateWithPriority(&stream, cuda::kStreamNonBlocking, cuda::kFirst); });
     *queue = reinterpret_cast<DeviceQueue>(stream);
     return code;
   }
@@ -161,10 +163,11 @@ class DriverLibrary : public DeviceDriver {
  private:
   static cuda::Stream stream_of(DeviceQueue queue) { return reinterpret_cast<cuda::Stream>(queue); }
 
-  bool has(cuda::Device device, int attribute) const {
+  int value(cuda::Device device, int attribute) const {
     int value = 0;
-    return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess && value != 0;
+    return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess ? value : 0;
   }
+  bool has(cuda::Device device, int attribute) const { return value(device, attribute) != 0; }
 
   /// Retains the primary context at the first call. Concurrent callers for the same device wait, because the driver may
   /// hang in it.

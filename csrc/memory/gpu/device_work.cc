@@ -11,7 +11,7 @@ namespace nvx {
 DeviceWork::DeviceWork(std::shared_ptr<DeviceDriver> driver, int device,
                        std::vector<std::shared_ptr<DeviceRegion>> touches)
     : driver_(std::move(driver)), device_(device), touches_(std::move(touches)) {
-  demand(*driver_, driver_->open_queue(device_, &queue_), "cuStreamCreate", device_);
+  demand(*driver_, driver_->open_queue(device_, &queue_), "cuStreamCreateWithPriority", device_);
 }
 
 DeviceWork::~DeviceWork() {

@@ -74,6 +74,8 @@ TEST(DriverLibrary, DescribesWhatTheDriverTells) {
   EXPECT_FALSE(facts.can[int(ShareKind::kFabric)]) << "an attribute that an old driver does not know";
   EXPECT_TRUE(facts.can[int(ShareKind::kFd)]);
   EXPECT_TRUE(facts.exports_dma_buf);
+  EXPECT_EQ(facts.architecture, 90);
+  EXPECT_EQ(facts.cuda, 13000);
   EXPECT_NE(driver->describe(2, &facts), 0);
   EXPECT_EQ(driver->words(1), "FAKE_INVALID (as a test wants it)");
   EXPECT_EQ(driver->words(9), "error 9");
@@ -150,6 +152,7 @@ constexpr bool same_shape(R (*)(A...), S (*)(B...)) {
 EXPECT_SHAPE(cuInit, cuInit);
 EXPECT_SHAPE(cuGetErrorName, cuGetErrorName);
 EXPECT_SHAPE(cuGetErrorString, cuGetErrorString);
+EXPECT_SHAPE(cuDriverGetVersion, cuDriverGetVersion);
 EXPECT_SHAPE(cuDeviceGetCount, cuDeviceGetCount);
 EXPECT_SHAPE(cuDeviceGet, cuDeviceGet);
 EXPECT_SHAPE(cuDeviceGetName, cuDeviceGetName);
@@ -181,13 +184,13 @@ EXPECT_SHAPE(cuIpcCloseMemHandle, cuIpcCloseMemHandle);
 EXPECT_SHAPE(cuMemHostRegister_v2, cuMemHostRegister);
 EXPECT_SHAPE(cuMemHostUnregister, cuMemHostUnregister);
 EXPECT_SHAPE(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer);
-EXPECT_SHAPE(cuStreamCreate, cuStreamCreate);
+EXPECT_SHAPE(cuStreamCreateWithPriority, cuStreamCreateWithPriority);
 EXPECT_SHAPE(cuStreamDestroy_v2, cuStreamDestroy);
 EXPECT_SHAPE(cuStreamQuery, cuStreamQuery);
 EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
 EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
 EXPECT_SHAPE(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
-static_assert(sizeof(cuda::Api) == sizeof(Library) + 40 * sizeof(void*),
+static_assert(sizeof(cuda::Api) == sizeof(Library) + 41 * sizeof(void*),
               "whoever adds a function holds it against cuda.h above");
 
 static_assert(cuda::kSuccess == CUDA_SUCCESS);
@@ -195,6 +198,8 @@ static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(cuda::kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(cuda::kPeerAccessAlreadyEnabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 static_assert(cuda::kAttributeCanMapHost == CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);
+static_assert(cuda::kAttributeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+static_assert(cuda::kAttributeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(cuda::kAttributePosixFd == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 static_assert(cuda::kAttributeDmaBuf == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
