@@ -72,8 +72,11 @@ constexpr Variable kVariables[] = {
      "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks, for all sizes or "
      "from a size of the whole on (all_reduce:64M,broadcast); not run over a real NCCL yet",
      kHandOvers},
-    {"NVX_KERNELS", "1", "", "whether nvx's kernels serve CUDA tensors, where they are built; 0: through host memory",
-     "0, 1"},
+    {"NVX_KERNELS", "auto", "",
+     "whether nvx's kernels serve CUDA tensors, where they are built; auto: if a small operation takes less than 1 ms, "
+     "1: "
+     "however long it takes, 0: through host memory",
+     "auto, 0, 1"},
     {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
      "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
 };
@@ -256,12 +259,16 @@ Config read() {
           .lease_kb = whole("NVX_LEASE_KB"),
           .one_shot_bytes = whole("NVX_ONE_SHOT_BYTES"),
           .delegate = hand_overs("NVX_DELEGATE"),
-          .kernels = choice("NVX_KERNELS") == "1"};
+          .kernels = kernels_of(choice("NVX_KERNELS"))};
 }
 
 }  // namespace
 
 std::span<const Variable> variables() { return kVariables; }
+
+Kernels kernels_of(const std::string& word) {
+  return word == "0" ? Kernels::kNever : word == "1" ? Kernels::kAlways : Kernels::kIfFast;
+}
 
 std::string default_of(const Variable& v) {
   return (*v.fallback ? v.fallback : "empty") + (*v.unset ? std::string(": ") + v.unset : "");

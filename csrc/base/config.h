@@ -43,6 +43,11 @@ struct HandOver {
   uint64_t least_bytes = 0;
 };
 
+/// When kernels serve CUDA tensors. They never do if their results are wrong.
+enum class Kernels : uint8_t { kNever, kIfFast, kAlways };
+/// Of a value of `NVX_KERNELS`.
+Kernels kernels_of(const std::string& word);
+
 /// The variables that affect the choice of an algorithm. Ranks that differ in one of them would choose different
 /// algorithms, so set-up refuses them.
 inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_ONE_SHOT_BYTES", "NVX_DELEGATE", "NVX_KERNELS"};
@@ -66,7 +71,7 @@ struct Config {
   int64_t lease_kb;
   int64_t one_shot_bytes;
   std::vector<HandOver> delegate;
-  bool kernels;  ///< may serve CUDA tensors
+  Kernels kernels;
 
   /// One hash per variable of `kAgreed`.
   Agreed agreed() const;

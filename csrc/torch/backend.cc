@@ -15,10 +15,12 @@ namespace nvx {
 namespace {
 
 /// The options of a group that is made from this one. override: torch's.
-NvxOptions options_of_child(const Group& group, const c10::intrusive_ptr<c10d::Backend::Options>& override,
+NvxOptions options_of_child(Group& group, const c10::intrusive_ptr<c10d::Backend::Options>& override,
                             std::vector<uint64_t> global_ranks) {
   NvxOptions options(override ? override->timeout : group.timeout());
   if (override) options.group_name = override->group_name, options.group_desc = override->group_desc;
+  const auto own = c10::dynamic_intrusive_pointer_cast<NvxOptions>(override);
+  options.kernels = own && own->kernels ? own->kernels : group.core().members.kernels;
   options.ranks_unknown = global_ranks.empty();
   options.global_ranks_in_group = std::move(global_ranks);
   return options;
@@ -86,7 +88,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
                                                          const std::vector<int>& ranks,
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto current = now();
-  const Group& group = current->group();
+  Group& group = current->group();
   const auto me = std::find(ranks.begin(), ranks.end(), group.rank());
   if (me == ranks.end()) return nullptr;
   // The ranks in the options are this group's, or none: torch does not update them.
@@ -111,7 +113,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
                                                           const c10::intrusive_ptr<c10d::Backend::Options>& override) {
   constexpr int kAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT
   const auto current = now();
-  const Group& group = current->group();
+  Group& group = current->group();
   const int me = group.rank(), size = group.size();
   std::set<int64_t> gone(excluded.begin(), excluded.end());
   TORCH_CHECK_VALUE(gone.size() == excluded.size() && !gone.empty() && *gone.begin() >= 0 && *gone.rbegin() < size,

@@ -23,10 +23,11 @@ class ProcessGroupNVX(Backend):
         """pg_options of an nvx group."""
 
         timeout: timedelta
+        kernels: str
         group_name: str
         group_desc: str
         global_ranks_in_group: list[int]
-        def __init__(self, timeout: timedelta = ...) -> None: ...
+        def __init__(self, timeout: timedelta = ..., kernels: str = "") -> None: ...
 
     def __init__(self, store: Store, rank: int, size: int, options: ProcessGroupNVX.Options | None = None) -> None: ...
     @property

@@ -238,7 +238,7 @@ TEST(Config, WhatRanksMustAgreeOnIsHashedByItsName) {
   other[0].algorithm = "one_shot";
   other[1].one_shot_bytes = 17;
   other[2].delegate = {{"all_reduce", 1 << 20}};
-  other[3].kernels = !one.kernels;
+  other[3].kernels = Kernels::kAlways;
   for (size_t i = 0; i < kAgreed.size(); ++i) {
     Agreed same = other[i].agreed();
     EXPECT_NE(same[i], one.agreed()[i]) << kAgreed[i];

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -69,7 +70,11 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
     NVX_TRY(kernel::check_launch(channel, jobs, table));
     if (trials++ == 0) std::this_thread::sleep_for(delay);
     NVX_TRY(trial_refusal);
-    driver_->run(driver_, queue, play(channel, jobs, table));
+    driver_->run(driver_, queue, [kernel = play(channel, jobs, table), job = jobs.front(), slow = slow, bends = bends] {
+      std::this_thread::sleep_for(slow);
+      kernel();
+      if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
+    });
     return {};
   }
   Status facts(std::vector<kernel::KernelFacts>* facts) override {
@@ -83,9 +88,11 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   bool ended() override { return knows_ends && *running_ == 0; }
   bool replays_ended() override { return !replays; }
 
-  Status refusal;                      ///< the answer to every call, if it fails
-  Status trial_refusal;                ///< the answer to trials, if it fails
-  std::chrono::milliseconds delay{0};  ///< before the first kernel
+  Status refusal;                                ///< the answer to every call, if it fails
+  Status trial_refusal;                          ///< the answer to trials, if it fails
+  std::chrono::milliseconds delay{0};            ///< before the first kernel
+  std::chrono::milliseconds slow{0};             ///< before each kernel of a trial
+  std::optional<kernel::DeviceAlgorithm> bends;  ///< the kernels of a trial whose first result is wrong
   std::atomic<int> trials{0};
   std::atomic<bool> knows_ends{true};  ///< whether it can tell that a kernel has ended
   std::atomic<int> launches{0};

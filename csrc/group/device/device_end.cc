@@ -1,6 +1,8 @@
 #include "group/device/device_end.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <set>
 #include <utility>
 
@@ -49,6 +51,16 @@ bool shares_virtual_memory(const DevicePeer& peer) {
 }
 
 std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
+
+/// Warns once per process.
+void warn_if_not_shown(const DeviceFacts& facts) {
+  static std::atomic<bool> warned{false};
+  if (is_shown(facts.architecture, facts.cuda) || warned.exchange(true)) return;
+  NVX_LOG(kWarn,
+          "kernels have not been shown on sm_%d (%s) with a driver for CUDA %d.%d; a trial precedes their use. Next: "
+          "scripts/gpu_evidence.py tests this machine",
+          facts.architecture, facts.name.c_str(), facts.cuda / 1000, facts.cuda % 1000 / 10);
+}
 
 /// Keeps the mappings of peers to which a hung device may still write.
 void keep_for_ever(std::unique_ptr<DeviceShare> share) {
@@ -139,8 +151,8 @@ void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
   constexpr int kTries = 4;  // each failed try finds pairs that kernels cannot use, or a late rank
   std::string why;
   for (int tries = 1; !serves(exchange, launcher, open_channel(exchange, resident), &why); ++tries) {
-    NVX_CHECK(tries < kTries, "the first exchange between GPU kernels failed: " + why);
-    NVX_LOG(kInfo, "group %s: the first exchange between GPU kernels failed, so the GPUs are opened again: %s",
+    NVX_CHECK(tries < kTries, "the first operations of GPU kernels failed: " + why);
+    NVX_LOG(kWarn, "group %s: the first operations of GPU kernels failed, so the GPUs are opened again: %s",
             options_.group.c_str(), why.c_str());
     let_go();
     exported_ = false;
@@ -165,8 +177,10 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   TrialSetting setting;
   setting.rank = options_.rank;
   setting.device = options_.device;
-  setting.first_epoch = options_.first_epoch - (options_.ranks > 1 ? kTrialEpochs : 0);
+  setting.first_epoch = options_.first_epoch - kTrialEpochs;
+  setting.busy = options_.busy;
   setting.patience = options_.patience;
+  setting.look = options_.look;
   setting.farewell = home_.patience();
   setting.name = options_.name;
   take_memory(setting.first_epoch);
@@ -186,7 +200,6 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
 /// Whether the trial succeeded for all pairs. Pairs that failed use host memory in the next try.
 bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting,
                        std::string* why) {
-  if (options_.ranks == 1) return true;
   try {
     const TrialVerdict verdict = try_kernels(home_.driver(), exchange, launcher, setting);
     for (int r = 0; r < options_.ranks; ++r) {
@@ -194,12 +207,31 @@ bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, con
       const DevicePeer& peer = share_->peer(r);
       if (!pair.fine()) home_.distrust({peer.arena, peer.kind, options_.device}, pair.why);
     }
+    NVX_CHECK(!verdict.wrong, verdict.why);
+    if (!verdict.failed) check_speed(verdict.each);
     *why = verdict.why;
     return !verdict.failed;
   } catch (const Error& error) {
     if (error.code() == Code::kTimeout) keep(User::kKernel);  // the kernel may still write to the memory
     throw;
   }
+}
+
+/// Throws Error, on all ranks, if the kernels are too slow to be used.
+void DeviceEnd::check_speed(std::chrono::microseconds each) const {
+  char took[32];
+  std::snprintf(took, sizeof took, "%.3g", double(each.count()) / 1e3);
+  NVX_LOG(kInfo, "group %s: a small operation of kernels takes %s ms", options_.group.c_str(), took);
+  if (options_.slowest.count() == 0 || each <= options_.slowest) return;
+  bool shared = false;
+  for (int r = 0; r < options_.ranks; ++r)
+    shared = shared || (share_->peer(r).same_gpu && share_->peer(r).kind != ShareKind::kPointer);
+  throw Error(Code::kInvalid,
+              std::string("nvx: a small operation of kernels takes ") + took + " ms" +
+                  (shared ? ": processes that share a GPU without MPS take turns on it" : ""),
+              std::string(shared ? "start MPS (nvidia-cuda-mps-control -d), or run one process a GPU"
+                                 : "look for other work on the group's GPUs") +
+                  "; NVX_KERNELS=1 uses kernels however slow they are");
 }
 
 /// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
@@ -209,12 +241,14 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
   request.ranks = options_.ranks;
   request.device = options_.device;
   request.home = home_.id();
-  request.uuid =
+  const DeviceFacts facts =
       ask_device<DeviceFacts>("asking for the GPU's UUID", [driver = home_.driver(), device = options_.device] {
         DeviceFacts facts;
         demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
         return facts;
-      }).uuid;
+      });
+  warn_if_not_shown(facts);
+  request.uuid = facts.uuid;
   request.resident = resident;
   request.processes = options_.processes;
   request.wanted = options_.blocks;

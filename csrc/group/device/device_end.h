@@ -29,7 +29,11 @@ struct DeviceSideOptions {
   uint32_t processes = 0;                    ///< see `RoomRequest`
   uint32_t first_epoch = 0;                  ///< tests start near the wrap
   std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
+  std::chrono::milliseconds busy{10'000};    ///< the limit for other work to let the first kernels begin
+  /// Kernels of which a small operation takes longer are not used; 0: whatever it takes.
+  std::chrono::microseconds slowest{0};
   std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves
+  std::function<void()> look = [] {};        ///< see `TrialSetting`
   /// True once no peer's kernel can write to the memory that this rank has exported. Asked after this rank has left,
   /// possibly by threads of other groups; the memory is not reused before.
   std::function<bool()> peers_gone = [] { return false; };
@@ -83,6 +87,7 @@ class DeviceEnd {
   void set_up(Exchange& exchange, kernel::KernelLauncher& launcher);
   TrialSetting open_channel(Exchange& exchange, int resident);
   bool serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting, std::string* why);
+  void check_speed(std::chrono::microseconds each) const;
   Rooms agree(Exchange& exchange, int resident);
   void take_memory(uint32_t first_epoch);
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);

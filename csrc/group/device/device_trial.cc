@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
 #include "base/contain.h"
 #include "base/error.h"
+#include "group/device/device_wait.h"
 #include "group/meet/store.h"
 #include "kernel/gpu/packs.h"
+#include "kernel/reduce/level.h"
 #include "memory/driver/cards.h"
 #include "memory/driver/thread_call.h"
 
@@ -20,32 +23,64 @@ using kernel::DeviceAlgorithm;
 using kernel::DevicePad;
 using kernel::Part;
 
-/// The exchanges in order, and the bytes of each rank's piece that a block takes.
+/// The operations in order. The first two show which pairs are to blame if they fail.
 struct TrialStage {
   DeviceAlgorithm algorithm;
-  size_t share;
-};
-constexpr TrialStage kTrialStages[kTrialEpochs] = {{DeviceAlgorithm::kExchangePackets, 16},
-                                                   {DeviceAlgorithm::kExchangeChunks, 256}};
+  DType dtype = DType::kU8;
+  ReduceOp op = ReduceOp::kSum;
 
-/// The layout of `desk`: the copied part of a pad, then for each stage this rank's piece and all received pieces.
-struct Shared {
+  bool reduces() const { return kernel::reduces(algorithm); }
+  std::string name() const {
+    return kernel::name(algorithm) + (reduces() ? std::string(" of ") + nvx::name(dtype) : "");
+  }
+};
+using enum DeviceAlgorithm;
+constexpr TrialStage kStages[] = {{kExchangePackets},
+                                  {kExchangeChunks},
+                                  {kExchangePieces},
+                                  {kReducePackets, DType::kF32},
+                                  {kReducePackets, DType::kBF16},
+                                  {kReducePackets, DType::kF16},
+                                  {kReducePacketsTwoShot, DType::kF32, ReduceOp::kAvg},
+                                  {kReducePacketsTwoShot, DType::kBF16, ReduceOp::kAvg},
+                                  {kReducePacketsTwoShot, DType::kF16, ReduceOp::kAvg},
+                                  {kReduceChunks, DType::kF32},
+                                  {kReduceChunks, DType::kBF16},
+                                  {kReduceChunks, DType::kF16}};
+static_assert(std::size(kStages) == kTrialEpochs);
+
+/// The layout of `desk`: the copied part of a pad, then for each stage this rank's input and the result.
+struct Desk {
   kernel::DeviceShape shape;
 
   size_t pad_bytes() const { return DevicePad{shape}.offset(Part::kStaging); }
-  size_t piece(uint32_t stage) const { return kTrialStages[stage].share * shape.blocks; }
-  size_t sent(uint32_t stage) const { return stage == 0 ? pad_bytes() : received(stage - 1, shape.ranks); }
-  size_t received(uint32_t stage, uint32_t rank) const { return sent(stage) + (rank + 1) * piece(stage); }
-  size_t bytes() const { return received(kTrialEpochs - 1, shape.ranks); }
+  /// What this rank puts in: in chunks some packs of each block, otherwise one; where ranks reduce slices, of each
+  /// slice.
+  size_t piece(uint32_t stage) const {
+    const DeviceAlgorithm algorithm = kStages[stage].algorithm;
+    const bool sliced = algorithm == kReducePacketsTwoShot || algorithm == kReduceChunks;
+    return size_t(algorithm == kExchangeChunks ? 256 : 16) * shape.blocks * (sliced ? shape.ranks : 1);
+  }
+  size_t result(uint32_t stage) const { return piece(stage) * (kStages[stage].reduces() ? 1 : shape.ranks); }
+  size_t sent(uint32_t stage) const {
+    size_t at = pad_bytes();
+    for (uint32_t before = 0; before < stage; ++before) at += piece(before) + result(before);
+    return at;
+  }
+  size_t received(uint32_t stage) const { return sent(stage) + piece(stage); }
+  size_t bytes() const { return sent(kTrialEpochs); }
 };
 
 /// A rank's progress. Fixed layout; comes from peers.
 struct TrialCard {
   static constexpr uint32_t kMagic = 0x7478766e;  // "nvxt"
+  static constexpr uint32_t kNone = UINT32_MAX;
   uint32_t magic = kMagic;
   int32_t rank = -1;
-  uint32_t ended = 0;  // stages ended well
-  uint32_t whole = 0;  // whether all received data is correct
+  uint32_t ended = 0;      // stages ended
+  uint32_t corrupt = 0;    // whether an exchange has brought other data than was sent
+  uint32_t wrong = kNone;  // the first reduction whose bits are not the host's
+  uint32_t each_us = 0;    // the time of an operation
 };
 
 /// A rank's finding about a peer. Fixed layout; comes from peers.
@@ -55,7 +90,41 @@ struct TrialFinding {
   char why[120] = {};
 };
 
-std::byte pattern(uint32_t rank, uint32_t stage, size_t i) { return std::byte(37 * i + 101 * rank + 11 * stage + 1); }
+/// A rank's input. Floats are normal numbers of either sign between 1/16 and 8, whose sums are rounded.
+void write_input(const TrialStage& stage, uint32_t rank, std::byte* at, size_t bytes) {
+  const size_t width = size_of(stage.dtype);
+  for (size_t i = 0; i < bytes / width; ++i) {
+    uint32_t bits = (uint32_t(i) + 1) * 2654435761u + (rank + 1) * 40503u * 65537u + uint32_t(stage.algorithm);
+    bits ^= bits >> 15;
+    bits *= 2246822519u;
+    bits ^= bits >> 13;
+    const uint32_t mantissa = stage.dtype == DType::kF32 ? 23 : stage.dtype == DType::kBF16 ? 7 : 10;
+    const uint32_t exponents = stage.dtype == DType::kF16 ? 0x1f : 0xff, sign = uint32_t(1) << (8 * width - 1);
+    if (stage.reduces()) {
+      const uint32_t exponent = exponents / 2 - 4 + (bits >> mantissa) % 7;
+      bits = (bits & (sign | ((uint32_t(1) << mantissa) - 1))) | exponent << mantissa;
+    }
+    std::memcpy(at + i * width, &bits, width);  // the low bytes
+  }
+}
+
+/// The result on every rank, as the host computes it.
+std::vector<std::byte> expected(const Desk& desk, uint32_t stage) {
+  const uint32_t ranks = desk.shape.ranks;
+  const TrialStage& what = kStages[stage];
+  const size_t piece = desk.piece(stage);
+  std::vector<std::byte> inputs(piece * ranks);
+  std::vector<const void*> sources;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    write_input(what, r, &inputs[r * piece], piece);
+    sources.push_back(&inputs[r * piece]);
+  }
+  if (!what.reduces()) return inputs;
+  std::vector<std::byte> result(piece);
+  kernel::level().reduce(what.dtype, what.op)(result.data(), sources.data(), int(ranks), piece / size_of(what.dtype),
+                                              nullptr);
+  return result;
+}
 
 /// One rank's part of the trial.
 class DeviceTrial {
@@ -64,7 +133,7 @@ class DeviceTrial {
       : driver_(std::move(driver)),
         exchange_(exchange),
         setting_(setting),
-        shared_{setting.channel.shape},
+        desk_{setting.channel.shape},
         findings_(setting.channel.shape.ranks) {}
 
   /// Closing a queue may hang, so it has a deadline too.
@@ -80,13 +149,27 @@ class DeviceTrial {
   DeviceTrial& operator=(const DeviceTrial&) = delete;
 
   TrialVerdict run(kernel::KernelLauncher& launcher) {
-    write_pieces();
-    launch(launcher);
-    const bool whole = ended() == kTrialEpochs && look_at_pieces();
-    if (tell_end(whole)) return {std::vector<PairVerdict>(ranks()), false, ""};
+    for (uint32_t stage = 0; stage < kTrialEpochs; ++stage)
+      write_input(kStages[stage], me(), desk() + desk_.sent(stage), desk_.piece(stage));
+    try {
+      launch(launcher);
+      // A rank that has begun may have to wait for one whose device is busy. If one of them ended meanwhile, so may
+      // all.
+      watch(Deadline::after(setting_.busy));
+      if (!tell() && any_ended_) {
+        watch(Deadline::after(setting_.patience));
+        (void)tell();
+      }
+    } catch (const std::exception&) {
+      end_kernels();
+      throw;
+    }
+    end_kernels();
+    TrialVerdict verdict{std::vector<PairVerdict>(ranks()), !all_well_, !wrong_.empty(), wrong_, each_};
+    if (all_well_ || verdict.wrong) return verdict;
     // All ranks' kernels have ended, so their stores are now visible here, however late, or were lost.
     if (ended() < kTrialEpochs) look_at_pads();
-    return judge();
+    return judge(std::move(verdict));
   }
 
  private:
@@ -96,42 +179,68 @@ class DeviceTrial {
   std::byte* desk_of_device() const { return reinterpret_cast<std::byte*>(setting_.desk->base()); }
   const kernel::Control& control() const { return *setting_.control; }
 
-  void write_pieces() {
-    for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
-      for (size_t i = 0; i < shared_.piece(stage); ++i) desk()[shared_.sent(stage) + i] = pattern(me(), stage, i);
-    }
+  kernel::Job job(uint32_t stage) const {
+    using Kind = kernel::Pieces::Kind;
+    const TrialStage& what = kStages[stage];
+    const size_t bytes = desk_.piece(stage);
+    kernel::Job job;
+    job.algorithm = what.algorithm;
+    job.fingerprint.collective = what.reduces() ? kernel::Collective::kAllReduce : kernel::Collective::kAllGather;
+    job.fingerprint.dtype = what.dtype;
+    job.fingerprint.op = what.op;
+    job.fingerprint.count = desk_.result(stage) / size_of(what.dtype);
+    const bool whole = !what.reduces() || what.algorithm == kReducePackets;
+    job.send = {whole ? Kind::kSame : Kind::kSplit, 0, desk_of_device() + desk_.sent(stage), bytes};
+    job.recv = {what.reduces() ? job.send.kind : Kind::kEven, 0, desk_of_device() + desk_.received(stage), bytes};
+    // For a host that dies or hangs; otherwise the host ends a late operation.
+    if (setting_.busy.count() > 0) job.patience_ns = uint64_t(std::chrono::nanoseconds(2 * setting_.busy).count());
+    return job;
   }
 
-  std::vector<kernel::Job> jobs() const {
-    std::vector<kernel::Job> jobs(kTrialEpochs);
-    for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
-      kernel::Job& job = jobs[stage];
-      const size_t bytes = shared_.piece(stage);
-      job.algorithm = kTrialStages[stage].algorithm;
-      job.fingerprint.collective = kernel::Collective::kAllGather;
-      job.fingerprint.count = bytes * ranks();
-      job.send = {kernel::Pieces::Kind::kSame, 0, desk_of_device() + shared_.sent(stage), bytes};
-      job.recv = {kernel::Pieces::Kind::kEven, 0, desk_of_device() + shared_.received(stage, 0), bytes};
-      job.patience_ns = uint64_t(std::chrono::nanoseconds(setting_.patience).count());
-    }
-    return jobs;
-  }
-
-  /// Returns when the kernel has ended.
   void launch(kernel::KernelLauncher& launcher) {
-    const Deadline deadline = Deadline::after(kTrialEpochs * setting_.patience + setting_.farewell);
     const auto open = [driver = driver_, device = setting_.device, touches = setting_.touches] {
       return std::make_shared<DeviceWork>(driver, device, touches);
     };
-    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", deadline, open);
-    const Status begun = launcher.launch_on_queue(work_->lend(), setting_.channel, jobs(), {});
-    drain(deadline, "the first exchange between GPU kernels");
-    if (!begun.ok()) throw Error(begun);
+    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(setting_.farewell), open);
+    for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
+      const kernel::Job jobs[] = {job(stage)};
+      const Status begun = launcher.launch_on_queue(work_->lend(), setting_.channel, jobs, {});
+      if (!begun.ok()) throw Error(begun);
+    }
+  }
+
+  /// Waits until all operations have ended, or one has failed; up to `setting_.patience` from their begin, and for that
+  /// up to `to_begin`. Times them.
+  void watch(const Deadline& to_begin) {
+    constexpr std::chrono::milliseconds kGlance{50};
+    std::vector<Clock::duration> gaps;
+    Clock::time_point last = Clock::now();
+    uint32_t seen = progress();
+    Deadline limit = to_begin;
+    bool begun = false;
+    const auto over = [&] {
+      const auto now = Clock::now();
+      if (!begun && has_begun()) begun = true, limit = Deadline::after(setting_.patience);
+      for (const uint32_t ended = progress(); seen < ended; ++seen, last = now) gaps.push_back(now - last);
+      return seen == kTrialEpochs || has_verdict() || limit.passed(now);
+    };
+    while (!look_until(over, Deadline::after(kGlance))) setting_.look();
+    if (gaps.size() < kTrialEpochs / 2) return;
+    gaps.erase(gaps.begin());  // it waited for the last rank to come
+    std::nth_element(gaps.begin(), gaps.begin() + std::ptrdiff_t(gaps.size() / 2), gaps.end());
+    each_ = std::chrono::duration_cast<std::chrono::microseconds>(gaps[gaps.size() / 2]);
+  }
+
+  /// Ends what has not ended, and waits for the device to report it.
+  void end_kernels() {
+    if (!work_) return;
+    if (progress() < kTrialEpochs) std::atomic_ref(setting_.control->abort).store(1, std::memory_order_release);
+    drain(Deadline::after(setting_.farewell), "the first operations of GPU kernels");
   }
 
   /// Starts a copy if `from` is set, and waits for all work in the queue.
   void drain(const Deadline& deadline, const std::string& what, DevicePtr from = 0) {
-    const auto steps = [work = work_, deadline, from, to = setting_.desk->base(), bytes = shared_.pad_bytes()] {
+    const auto steps = [work = work_, deadline, from, to = setting_.desk->base(), bytes = desk_.pad_bytes()] {
       return work->carry_out([&]() -> PairVerdict {
         if (from) work->copy(to, from, bytes);
         if (work->drain(deadline)) return {};
@@ -143,29 +252,69 @@ class DeviceTrial {
     throw Error(ended.state == PairState::kHung ? Code::kTimeout : Code::kSystem, "nvx: " + what + ": " + ended.why);
   }
 
-  /// The number of stages that have ended well here.
-  uint32_t ended() const {
-    if (kernel::least_ended(control(), setting_.channel.shape.blocks).epoch == setting_.first_epoch + kTrialEpochs)
-      return kTrialEpochs;
-    const kernel::DeviceVerdict& verdict = control().verdict;
-    return verdict.state == kernel::DeviceVerdict::kReadable ? verdict.epoch - setting_.first_epoch - 1 : 0;
+  /// The number of operations that all blocks have ended.
+  uint32_t progress() const { return kernel::least_ended(control(), desk_.shape.blocks).epoch - setting_.first_epoch; }
+  bool has_begun() const {
+    auto& begun = const_cast<uint32_t&>(control().begun);
+    return std::atomic_ref(begun).load(std::memory_order_acquire) != setting_.first_epoch;
   }
+  bool has_verdict() const {
+    auto& state = const_cast<uint32_t&>(control().verdict.state);
+    return std::atomic_ref(state).load(std::memory_order_acquire) == kernel::DeviceVerdict::kReadable;
+  }
+  /// The number of stages that have ended well here.
+  uint32_t ended() const { return has_verdict() ? control().verdict.epoch - setting_.first_epoch - 1 : progress(); }
 
-  /// Whether the data received from all ranks is correct.
-  bool look_at_pieces() {
+  /// Compares all results with the host's. Returns whether all exchanges are right; `wrong` receives the first
+  /// reduction that is not.
+  bool look_at_results(uint32_t* wrong) {
     bool whole = true;
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
-      for (uint32_t p = 0; p < ranks(); ++p) {
-        const std::byte* const piece = desk() + shared_.received(stage, p);
-        size_t at = 0;
-        while (at < shared_.piece(stage) && piece[at] == pattern(p, stage, at)) ++at;
-        if (at == shared_.piece(stage)) continue;
-        whole = false;
-        find(p, PairState::kCorrupt, stage,
-             "data that kernels send is corrupt from byte " + std::to_string(at) + " on, but copied data is intact");
+      const std::vector<std::byte> want = expected(desk_, stage);
+      const std::byte* const got = desk() + desk_.received(stage);
+      const size_t at = size_t(std::mismatch(want.begin(), want.end(), got).first - want.begin());
+      if (at == want.size()) continue;
+      if (kStages[stage].reduces()) {
+        *wrong = std::min(*wrong, stage);
+        continue;
       }
+      whole = false;
+      find(uint32_t(at / desk_.piece(stage)), PairState::kCorrupt, stage,
+           "data that kernels send is corrupt from byte " + std::to_string(at % desk_.piece(stage)) +
+               " on, but copied data is intact");
     }
     return whole;
+  }
+
+  /// Publishes this rank's progress, and reads the others'. Returns whether all ranks have ended well.
+  bool tell() {
+    TrialCard card;
+    card.rank = setting_.rank;
+    card.ended = ended();
+    if (card.ended == kTrialEpochs) {
+      end_kernels();  // an end that a kernel reports is not ordered behind its stores
+      card.corrupt = !look_at_results(&card.wrong);
+    }
+    card.each_us = uint32_t(std::min<int64_t>(each_.count(), UINT32_MAX));
+    const auto cards = read_cards<TrialCard>(exchange_.all_gather(bytes_of(card)), 1, setting_.name);
+    all_well_ = true, any_ended_ = false;
+    bool is_corrupt = false;
+    for (uint32_t r = 0; r < ranks(); ++r) {
+      if (cards[r].magic != TrialCard::kMagic || cards[r].rank != int32_t(r))
+        throw Error(Code::kMismatch,
+                    "nvx: " + setting_.name(int(r)) + " describes its GPU in the format of another version of nvx",
+                    kOneVersion);
+      const bool is_over = cards[r].ended == kTrialEpochs, is_wrong = cards[r].wrong < kTrialEpochs;
+      if (is_wrong && wrong_.empty())
+        wrong_ = setting_.name(int(r)) + "'s kernel " + kStages[cards[r].wrong].name() +
+                 " computes other bits than the host";
+      all_well_ = all_well_ && is_over && !is_wrong && cards[r].corrupt == 0;
+      any_ended_ = any_ended_ || is_over;
+      is_corrupt = is_corrupt || cards[r].corrupt != 0;
+      each_ = std::max(each_, std::chrono::microseconds(cards[r].each_us));
+    }
+    if (is_corrupt) wrong_.clear();  // corrupt data makes other results; pairs are to blame
+    return all_well_;
   }
 
   void find(uint32_t peer, PairState state, uint32_t stage, const std::string& why) {
@@ -175,34 +324,17 @@ class DeviceTrial {
     put(findings_[peer].why, why);
   }
 
-  /// Publishes this rank's end. Returns whether all ranks have ended well.
-  bool tell_end(bool whole) {
-    TrialCard card;
-    card.rank = setting_.rank;
-    card.ended = ended();
-    card.whole = whole;
-    const auto cards = read_cards<TrialCard>(exchange_.all_gather(bytes_of(card)), 1, setting_.name);
-    bool well = true;
-    for (uint32_t r = 0; r < ranks(); ++r) {
-      if (cards[r].magic != TrialCard::kMagic || cards[r].rank != int32_t(r))
-        throw Error(Code::kMismatch,
-                    "nvx: " + setting_.name(int(r)) + " describes its GPU in the format of another version of nvx",
-                    kOneVersion);
-      well = well && cards[r].ended == kTrialEpochs && cards[r].whole == 1;
-    }
-    return well;
-  }
-
   /// Finds the peers whose first packets, or in the second stage whose flags, are missing or wrong.
   void look_at_pads() {
     const kernel::DeviceVerdict& verdict = control().verdict;
     const std::string though = ", but copied data is intact";
+    if (!has_verdict() || ended() > 1) return;
     if (verdict.peer >= 0 && verdict.cause != kernel::Verdict::Cause::kWait)
       find(uint32_t(verdict.peer), PairState::kCorrupt, ended(), "data that kernels send is corrupt" + though);
     for (uint32_t p = 0; p < ranks(); ++p) {
       if (p == me()) continue;
       if (copied_ != setting_.pads[p].mine) copy_pad(setting_.pads[p].mine);
-      if (!has_greeted(p))
+      if (ended() == 0 && !has_greeted(p))  // a peer that is ahead overwrites the packets of the first stage
         find(p, PairState::kHung, 0, "no store of a kernel arrives" + though);
       else if (ended() == 1 && verdict.peer == int32_t(p) && has_greeted(p, 1) && !has_posted(p))
         find(p, PairState::kHung, 1, "no signal of a kernel arrives" + though);
@@ -216,13 +348,13 @@ class DeviceTrial {
 
   template <class Cell>
   const Cell& cell(Part part, uint32_t block, uint32_t peer) const {
-    return *reinterpret_cast<const Cell*>(desk() + DevicePad{shared_.shape}.offset(part, block, peer));
+    return *reinterpret_cast<const Cell*>(desk() + DevicePad{desk_.shape}.offset(part, block, peer));
   }
   /// Checks all blocks: a block that saw another one fail does not begin.
   bool has_greeted(uint32_t peer, uint32_t stage = 0) const {
     const uint32_t epoch = setting_.first_epoch + 1 + stage;
     bool greeted = false;
-    for (uint32_t block = 0; block < shared_.shape.blocks; ++block) {
+    for (uint32_t block = 0; block < desk_.shape.blocks; ++block) {
       const auto& packet = cell<kernel::Packet>(DevicePad::of(Part::kGreetings, epoch % kernel::kBuffers), block, peer);
       greeted = greeted || kernel::is_stamped(packet, epoch);
     }
@@ -233,13 +365,13 @@ class DeviceTrial {
   }
 
   /// The first stage with a finding decides, since it also makes later stages fail.
-  TrialVerdict judge() {
+  TrialVerdict judge(TrialVerdict verdict) {
     const auto all =
         read_cards<TrialFinding>(exchange_.all_gather(std::as_bytes(std::span(findings_))), ranks(), setting_.name);
     const auto is_fine = [](const TrialFinding& f) { return f.state == uint32_t(PairState::kFine); };
     uint32_t first = UINT32_MAX;
     for (const TrialFinding& f : all) first = is_fine(f) ? first : std::min(first, f.stage);
-    TrialVerdict verdict{std::vector<PairVerdict>(ranks()), true, "a rank took part too late"};
+    verdict.why = "a rank's GPU was busy, or a kernel did not end";
     for (size_t i = all.size(); i-- > 0;) {
       if (is_fine(all[i]) || all[i].stage != first) continue;
       const size_t by = i / ranks(), of = i % ranks();
@@ -254,15 +386,23 @@ class DeviceTrial {
   const std::shared_ptr<DeviceDriver> driver_;
   Exchange& exchange_;
   const TrialSetting& setting_;
-  const Shared shared_;
-  std::vector<TrialFinding> findings_;  // by peer
-  std::shared_ptr<DeviceWork> work_;    // the queue of the kernel, and then of the copies of pads
-  const std::byte* copied_ = nullptr;   // the pad copied to `desk`
+  const Desk desk_;
+  std::vector<TrialFinding> findings_;         // by peer
+  std::shared_ptr<DeviceWork> work_;           // the queue of the kernel, and then of the copies of pads
+  const std::byte* copied_ = nullptr;          // the pad copied to `desk`
+  std::chrono::microseconds each_{0};          // this rank's operations; then the longest of all ranks'
+  bool all_well_ = false, any_ended_ = false;  // ranks, by their last cards
+  std::string wrong_;                          // which rank's kernel is wrong; empty if none
 };
 
 }  // namespace
 
-size_t trial_bytes(const kernel::DeviceShape& shape) { return Shared{shape}.bytes(); }
+bool is_shown(int architecture, int cuda) {
+  constexpr std::pair<int, int> kShown[] = {{90, 13000}};  // H200, driver 580
+  return std::find(std::begin(kShown), std::end(kShown), std::pair(architecture, cuda)) != std::end(kShown);
+}
+
+size_t trial_bytes(const kernel::DeviceShape& shape) { return Desk{shape}.bytes(); }
 
 TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
                          const TrialSetting& setting) {

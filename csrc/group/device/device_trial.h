@@ -1,7 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/words.h"
@@ -10,36 +12,44 @@
 #include "memory/gpu/device_work.h"
 
 /// The first operations of a channel. Trial copies have shown that two devices reach each other's memory. Only kernels
-/// can show that stores of kernels arrive, and in order. So before its first use, all pairs exchange one piece in
-/// packets and one in chunks, in one launch and in bounded time.
+/// can show that stores of kernels arrive, and in order, and that they compute what the host computes. So before its
+/// first use, all ranks run each hot kernel once on a tiny operation, in bounded time.
 namespace nvx {
 
-/// The number of operations of a trial, and of epochs that it takes.
-constexpr uint32_t kTrialEpochs = 2;
+/// The number of operations of a trial, and of epochs that it takes: one for each hot kernel.
+constexpr uint32_t kTrialEpochs = 12;
 
 struct TrialSetting {
   int rank = 0;
   int device = 0;
   kernel::DeviceChannel channel;
-  const kernel::Control* control = nullptr;  ///< the channel's control block, mapped on the host
+  kernel::Control* control = nullptr;        ///< the channel's control block, mapped on the host
   uint32_t first_epoch = 0;                  ///< the epoch with which the pads were formatted
   std::vector<kernel::PeerPads> pads;        ///< this rank's; its pads and its peers' are formatted
-  std::chrono::milliseconds patience{2000};  ///< the limit for kernels, for each of the two operations
+  std::chrono::milliseconds busy{};          ///< the limit for the device to begin: other work may keep it busy
+  std::chrono::milliseconds patience{2000};  ///< the limit for all operations, once all ranks have begun
   std::chrono::milliseconds farewell{};      ///< the limit for the device to report that they have ended
+  std::function<void()> look = [] {};        ///< called now and then during waits; throws Error if they are pointless
   RankNames name = of_rank;
   /// Pinned host memory of at least `trial_bytes()`. `touches` is all memory that the kernels access, including `desk`.
   std::shared_ptr<DeviceRegion> desk;
   std::vector<std::shared_ptr<DeviceRegion>> touches;
 };
 
+/// Whether a result file shows kernels at work on this architecture (90: sm_90) with a driver for this CUDA (13000: 13.0).
+bool is_shown(int architecture, int cuda);
+
 /// The size of the pinned host memory that a trial needs.
 size_t trial_bytes(const kernel::DeviceShape& shape);
 
 struct TrialVerdict {
   std::vector<PairVerdict> peers;  ///< by rank: the result of this rank's pair with it
-  /// At least one rank's kernels did not end well. If no pair is to blame, a rank may have come too late.
+  /// At least one rank's kernels did not end well. If no pair is to blame, a kernel or a busy device is.
   bool failed = false;
-  std::string why;  ///< one of the reasons, the same on all ranks
+  bool wrong = false;  ///< failed, because a kernel computes other bits than the host: another try would not help
+  std::string why;     ///< one of the reasons, the same on all ranks
+  /// The time of one operation, the same on all ranks: of each rank the median, and of these the longest.
+  std::chrono::microseconds each{0};
 };
 
 /// Collective over all ranks, on a thread whose current device is this rank's, after all pads are formatted. Both ranks

@@ -32,6 +32,9 @@ std::chrono::milliseconds exchange_timeout(const Waits& waits) {
 /// The most processes of this host that a group of this process has had, including this one.
 std::atomic<uint32_t> most_processes{0};
 
+/// Whether this process has told of an agreement not to use kernels.
+std::atomic<bool> said_agreed{false};
+
 uint32_t processes_here(const Members& members) {
   std::set<ArenaId> processes;
   for (const int rank : members.here()) processes.insert(members.topology.ranks[size_t(rank)].arena);
@@ -54,7 +57,10 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   asked_for_ = device;
   std::unique_ptr<DeviceSide> side;
   const auto carry_on_without = [&](const Error& error) {
-    if (logs(kernel::built_with_cuda() ? LogLevel::kWarn : LogLevel::kInfo))
+    // A decision of all ranks is said once, by one rank of each host.
+    const bool agreed = error.code() == Code::kInvalid;
+    const bool is_said = agreed && (members_.local_rank() != 0 || said_agreed.exchange(true));
+    if (logs(kernel::built_with_cuda() && !is_said ? LogLevel::kWarn : LogLevel::kInfo))
       log_line("group %s: collectives on device %d go through host memory: %s", members_.name.c_str(), device,
                error.reason().c_str());
     // A rank that refuses reports it to all. A rank that timed out, or was interrupted, does not know the decision of
@@ -185,6 +191,12 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
   options.device = device;
   options.host = 1;  // all ranks are on one host
   options.processes = most_processes;
+  options.busy = exchange_timeout(core_.waits);
+  if (members_.kernels == Kernels::kIfFast) options.slowest = std::chrono::milliseconds(1);
+  options.look = [this, ranks, turn = size_t(members_.local_rank())]() mutable {
+    turn = (turn + 1) % ranks.size();
+    look_while_waiting(ranks[turn]);
+  };
   options.force = members_.facts.force;
   options.one_shot_bytes = members_.facts.one_shot_bytes;
   options.first_epoch = members_.first_epoch;

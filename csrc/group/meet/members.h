@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "group/meet/topology.h"
 #include "group/plan/plan.h"
@@ -30,6 +31,7 @@ struct Members {
   uint64_t id = 0;           ///< identifies the ranks of this group; unique to it
   Topology topology;
   PlanFacts facts;
+  Kernels kernels = Kernels::kIfFast;
   std::shared_ptr<Neighbours> neighbours;
   Span pad_span;                                  ///< of this rank, in its process's arena
   std::vector<std::shared_ptr<Neighbour>> peers;  ///< by `local_rank`; null for ranks of this process

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/words.h"
@@ -97,6 +98,9 @@ void SetUp::begin() {
 /// Gets all ranks and their hosts from the store.
 void SetUp::find_members(Doorway& door) {
   Hello self = describe_self(rank(), options_.host);
+  Config mine = config();
+  mine.kernels = members_.kernels = options_.kernels.value_or(mine.kernels);
+  self.agreed = mine.agreed();
   self.arena = members_.neighbours->arena().id();
   self.pad_offset = members_.pad_span.offset;
   self.pad_bytes = members_.pad_span.bytes;

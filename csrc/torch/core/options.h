@@ -4,6 +4,10 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <optional>
+
+#include "base/config.h"
+
 namespace nvx {
 
 /// The options of an nvx group: pg_options, and the properties that torch sets.
@@ -12,6 +16,8 @@ struct NvxOptions final : c10d::Backend::Options {
       : c10d::Backend::Options("nvx", timeout) {}
   /// For a group that was merged out of several: its ranks' global ranks are unknown.
   bool ranks_unknown = false;
+  /// Instead of `NVX_KERNELS`.
+  std::optional<Kernels> kernels;
 #ifdef C10D_BACKEND_HAS_HOOKS
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<NvxOptions>(*this); }
 #endif

@@ -3,7 +3,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/ScopeExit.h>
 
-#include "base/config.h"
 #include "base/contain.h"
 #include "base/hash.h"
 #include "group/hierarchy/stream_host_proxy.h"
@@ -22,7 +21,7 @@ bool HostProxyPath::agree_to_serve(const Operation& operation, at::Device device
 
 bool HostProxyPath::agree_to_serve(at::Device device) {
   Group& group = context_.group();
-  if (device.type() != kernel_device() || !config().kernels || group.topology().hosts.size() == 1) return false;
+  if (device.type() != kernel_device() || !may_use_kernels(group) || group.topology().hosts.size() == 1) return false;
   const bool yes = served_.answer(device, [&] {
     refuse_to_open(group, device);
     Group& of_devices = *context_.groups.of_devices();

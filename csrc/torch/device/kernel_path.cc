@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/reason.h"
@@ -20,6 +19,8 @@
 
 namespace nvx {
 
+bool may_use_kernels(Group& group) { return group.core().members.kernels != Kernels::kNever; }
+
 void refuse_other_device(const Group& group, at::Device served, at::Device device) {
   throw_argument_error("nvx: group " + group.name() + " is served by kernels on device " +
                        std::to_string(served.index()) + " of this rank, and this tensor is on " + device.str() +
@@ -32,7 +33,7 @@ KernelPath::KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::St
 KernelPath::~KernelPath() = default;
 
 bool KernelPath::agree_to_serve(at::Device device) {
-  if (device.type() != kernel_device() || !config().kernels) return false;
+  if (device.type() != kernel_device() || !may_use_kernels(*group_)) return false;
   const bool yes = served_.answer(device, [&] { return open(device); });
   if (yes && device != served_.device()) refuse_other_device(*group_, served_.device(), device);
   return yes;
@@ -40,7 +41,7 @@ bool KernelPath::agree_to_serve(at::Device device) {
 
 bool KernelPath::may_serve(c10::DeviceIndex device) const {
   if (!served_.is_answered())
-    return kernel::built_with_cuda() && config().kernels && group_->topology().hosts.size() == 1;
+    return kernel::built_with_cuda() && may_use_kernels(*group_) && group_->topology().hosts.size() == 1;
   return served_.says_yes() && device == served_.device().index();
 }
 

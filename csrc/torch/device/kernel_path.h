@@ -15,6 +15,9 @@
 
 namespace nvx {
 
+/// Whether `NVX_KERNELS` or the group's options let kernels serve it.
+bool may_use_kernels(Group& group);
+
 /// Raises that the group's kernels run on one device of each rank: on `served`, not on `device`.
 [[noreturn]] void refuse_other_device(const Group& group, at::Device served, at::Device device);
 

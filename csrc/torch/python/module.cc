@@ -2,7 +2,10 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
+#include <string>
 
 #include "base/config.h"
 #include "base/flag_round.h"
@@ -210,12 +213,28 @@ constexpr const char* kOptionsText =
 
 timeout: how long an operation, or making the group, may wait: a timedelta. It counts instead of the timeout that
     init_process_group or new_group is given, unless it is the default of 30 minutes; NVX_TIMEOUT_S counts instead of both.
+kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups that split off; "": as NVX_KERNELS says.
+    The same on all ranks.
 group_desc: words of your own for the group, which nvx only keeps.
 group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.)";
 
+constexpr const char* kKernelWords[] = {"0", "auto", "1"};  // by Kernels
+
+void set_kernels(ProcessGroupNVX::Options& options, const std::string& word) {
+  if (word.empty()) return options.kernels.reset();
+  if (std::find(std::begin(kKernelWords), std::end(kKernelWords), word) == std::end(kKernelWords))
+    throw_argument_error("nvx: kernels=\"" + word + "\" is none of \"auto\", \"0\", \"1\" and \"\"");
+  options.kernels = kernels_of(word);
+}
+std::string get_kernels(const ProcessGroupNVX::Options& options) {
+  return options.kernels ? kKernelWords[size_t(*options.kernels)] : "";
+}
+
 py::object shown(const ProcessGroupNVX::Options& options) {
-  return py::str("nvx.Options(timeout={!r}, group_desc={!r}, group_name={!r}, global_ranks_in_group={!r})")
-      .format(options.timeout, options.group_desc, options.group_name, options.global_ranks_in_group);
+  return py::str(
+             "nvx.Options(timeout={!r}, kernels={!r}, group_desc={!r}, group_name={!r}, global_ranks_in_group={!r})")
+      .format(options.timeout, get_kernels(options), options.group_desc, options.group_name,
+              options.global_ranks_in_group);
 }
 
 /// A class that derives from both, made like a class statement does.
@@ -268,7 +287,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
   Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options", kOptionsText)
-      .def(py::init<std::chrono::milliseconds>(), "timeout"_a = kBackendDefaultTimeout)
+      .def(py::init([](std::chrono::milliseconds timeout, const std::string& kernels) {
+             auto options = c10::make_intrusive<ProcessGroupNVX::Options>(timeout);
+             set_kernels(*options, kernels);
+             return options;
+           }),
+           "timeout"_a = kBackendDefaultTimeout, "kernels"_a = "")
+      .def_property("kernels", &get_kernels, &set_kernels)
       .def_readwrite("timeout", &ProcessGroupNVX::Options::timeout)
       .def_readwrite("group_name", &ProcessGroupNVX::Options::group_name)
       .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)

@@ -1,4 +1,5 @@
-"""Prepares a process for ranks on GPUs: `NVX_TEST_MODULE` names a torch module that replaces nvx's own."""
+"""Prepares a process for ranks on GPUs: `NVX_TEST_MODULE` names a torch module that replaces nvx's own. Kernels serve
+also ranks that share a GPU in time slices."""
 
 import importlib.util
 import os
@@ -8,6 +9,7 @@ import torch
 
 
 def load():
+    os.environ.setdefault("NVX_KERNELS", "1")
     if file := os.environ.get("NVX_TEST_MODULE"):
         spec = importlib.util.spec_from_file_location("nvx._C", file)
         sys.modules["nvx._C"] = importlib.util.module_from_spec(spec)
