@@ -244,6 +244,16 @@ inline Operation all_reduce(std::vector<int32_t>& data) {
   return o;
 }
 
+/// Why a `DeviceSide` could not be made; nothing if it could.
+inline std::optional<Error> failure_to_make(DeviceWorld& world, int rank, Exchange& exchange) {
+  try {
+    (void)world.make(rank, exchange, world.options(rank));
+    return {};
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
 /// All ranks of a group as threads: each creates its side and runs the body with it.
 inline void with_sides(
     DeviceWorld& world, const std::function<void(DeviceRank&)>& body,

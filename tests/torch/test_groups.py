@@ -193,6 +193,19 @@ def test_options(rank, world):
 
 @only_nvx
 @on_ranks(2)
+def test_options_for_kernels(rank, world):
+    make = nvx_c().ProcessGroupNVX.Options
+    assert [make(kernels=word).kernels for word in ("", "auto", "0", "1")] == ["", "auto", "0", "1"]
+    with pytest.raises(ValueError, match='kernels="on" is none of'):
+        make().kernels = "on"
+    group = dist.new_group(pg_options=make(kernels="0"))
+    assert sum_over(group) == 1.0
+    with pytest.raises(dist.DistBackendError, match="differ in NVX_KERNELS"):
+        dist.new_group(pg_options=make(kernels=str(rank)))
+
+
+@only_nvx
+@on_ranks(2)
 def test_whose_timeout_counts(rank, world):
     def counts(**given):
         group = dist.new_group(**given)

@@ -36,7 +36,8 @@ struct TrialSetting {
   std::vector<std::shared_ptr<DeviceRegion>> touches;
 };
 
-/// Whether a result file shows kernels at work on this architecture (90: sm_90) with a driver for this CUDA (13000: 13.0).
+/// Whether a result file shows kernels at work on this architecture (90: sm_90) with a driver for this CUDA
+/// (13000: 13.0).
 bool is_shown(int architecture, int cuda);
 
 /// The size of the pinned host memory that a trial needs.

@@ -64,8 +64,8 @@ struct Access {
 static_assert(sizeof(Location) == 8 && sizeof(AllocationProperties) == 32 && sizeof(Access) == 12);
 static_assert(offsetof(AllocationProperties, location) == 8 && offsetof(AllocationProperties, compression) == 24);
 
-/// The functions, named like their exports.
-struct Api {
+/// The functions, named like their exports: questions about devices, and the rest.
+struct Questions {
   Library from;
 
   NVX_FUNCTION(Result, cuInit, unsigned flags);
@@ -80,6 +80,8 @@ struct Api {
   NVX_FUNCTION(Result, cuDeviceTotalMem_v2, size_t* bytes, Device device);
   NVX_FUNCTION(Result, cuDeviceGetAttribute, int* value, int attribute, Device device);
   NVX_FUNCTION(Result, cuDeviceCanAccessPeer, int* can, Device device, Device peer);
+};
+struct Api : Questions {
   NVX_FUNCTION(Result, cuDevicePrimaryCtxRetain, Context* context, Device device);
   NVX_FUNCTION(Result, cuCtxPushCurrent_v2, Context context);
   NVX_FUNCTION(Result, cuCtxPopCurrent_v2, Context* context);

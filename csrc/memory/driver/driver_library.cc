@@ -220,7 +220,7 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
     throw Error(Code::kSystem, "nvx: no NVIDIA driver here (" + library.error() + ")",
                 "in a container, start it with --gpus all");
   }
-  const cuda::Api api{library};
+  const cuda::Api api{{library}};
   auto driver = std::make_shared<DriverLibrary>(api);
   const DriverCode code = call_or_throw<DriverCode>("cuInit of the NVIDIA driver", Deadline::after(patience),
                                                     [start = api.cuInit] { return start(0); });

@@ -231,10 +231,10 @@ std::string get_kernels(const ProcessGroupNVX::Options& options) {
 }
 
 py::object shown(const ProcessGroupNVX::Options& options) {
-  return py::str(
-             "nvx.Options(timeout={!r}, kernels={!r}, group_desc={!r}, group_name={!r}, global_ranks_in_group={!r})")
-      .format(options.timeout, get_kernels(options), options.group_desc, options.group_name,
-              options.global_ranks_in_group);
+  const char* format =
+      "nvx.Options(timeout={!r}, group_desc={!r}, group_name={!r}, global_ranks_in_group={!r}, kernels={!r})";
+  return py::str(format).format(options.timeout, options.group_desc, options.group_name, options.global_ranks_in_group,
+                                get_kernels(options));
 }
 
 /// A class that derives from both, made like a class statement does.

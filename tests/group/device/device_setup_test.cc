@@ -18,16 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Why a `DeviceSide` could not be made; nothing if it could.
-std::optional<Error> failure_of(DeviceWorld& world, int rank, Exchange& exchange) {
-  try {
-    (void)world.make(rank, exchange, world.options(rank));
-    return {};
-  } catch (const Error& error) {
-    return error;
-  }
-}
-
 /// Ranks meet through a store and one of them fails: each must report that rank's reason.
 void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
              const std::function<void(DeviceWorld&)>& hinder) {
@@ -36,7 +26,7 @@ void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
   MemoryStore store;
   as_threads(shape.ranks, [&](int rank) {
     StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = shape.ranks});
-    const auto failure = failure_of(world, rank, exchange);
+    const auto failure = failure_to_make(world, rank, exchange);
     ASSERT_TRUE(failure);
     const std::string said = failure->what();
     EXPECT_TRUE(contains(said, reason)) << said;
@@ -68,7 +58,7 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
     SharedExchange exchange(table, rank);
-    const auto failure = failure_of(world, rank, exchange);
+    const auto failure = failure_to_make(world, rank, exchange);
     ASSERT_TRUE(failure);
     EXPECT_TRUE(
         contains(failure->what(),
@@ -87,7 +77,7 @@ TEST(DeviceSetup, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
       const SharedTable table(3);
       as_threads(3, [&](int rank) {
         SharedExchange exchange(table, rank);
-        EXPECT_FALSE(failure_of(world, rank, exchange));
+        EXPECT_FALSE(failure_to_make(world, rank, exchange));
       });
     }
     const std::string said = testing::internal::GetCapturedStderr();
@@ -118,7 +108,7 @@ TEST(DeviceSetup, WhatHelpsIsSaidByWhoKnowsIt) {
                                        .ending = {nvx::Ending::How::kKilled, 9}};
   const SharedTable table(1);
   SharedExchange exchange(table, 0);
-  const auto error = failure_of(world, 0, exchange);
+  const auto error = failure_to_make(world, 0, exchange);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->reason(),
             "group g cannot use GPU 0 on rank 0: rank 3 has ended; before that, all else had failed. Next: see the log "
@@ -135,13 +125,13 @@ TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
   const auto side = world.make(0, meet_first, world.options(0));
   const Span rest = world.arena(0).allocate(2 * M - world.arena(0).used() - 256 * 1024);
   const size_t used = world.arena(0).used();
-  const auto failure = failure_of(world, 0, meet_second);
+  const auto failure = failure_to_make(world, 0, meet_second);
   ASSERT_TRUE(failure);
   EXPECT_TRUE(contains(failure->what(), "the shared memory of GPU 0 is full (")) << failure->what();
   EXPECT_TRUE(contains(failure->what(), "destroy groups that are no longer needed")) << failure->what();
   EXPECT_EQ(world.arena(0).used(), used);
   world.arena(0).free(rest);
-  EXPECT_FALSE(failure_of(world, 0, meet_third));
+  EXPECT_FALSE(failure_to_make(world, 0, meet_third));
 }
 
 /// Each call of the driver fails in turn. Set-up succeeds or fails. All memory is freed except memory that a device may
@@ -227,131 +217,12 @@ TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
       FalseExchange exchange(honest, [&](int, std::vector<std::byte>& said) {
         if (rank == 1 && said.size() == lie.size) said[lie.at] = std::byte(lie.with);
       });
-      const auto failure = failure_of(world, rank, exchange);
+      const auto failure = failure_to_make(world, rank, exchange);
       ASSERT_TRUE(failure) << lie.at;
       EXPECT_EQ(failure->code(), Code::kMismatch);
       EXPECT_TRUE(contains(failure->what(), lie.reason)) << failure->what();
     });
   }
-}
-
-// ---- trials of kernels
-
-using Truth = FakeDriver::Truth;
-
-/// An all-reduce over all ranks of a world, as the first collective of a group.
-std::string first_sum(DeviceRank& one) { return one.perform({play_of(Collective::kAllReduce, 3000, 3, 1)}); }
-
-TEST(DeviceTrial, IsNoOperationOfTheGroup) {
-  DeviceWorld world({.ranks = 3});
-  with_sides(world, [&](DeviceRank& one) {
-    EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
-    EXPECT_EQ(world.launcher(one.rank)->launches, 0);
-    EXPECT_EQ(one.side->launched(), one.side->finished());
-    EXPECT_EQ(one.side->end().share().complaints(), "");
-    EXPECT_EQ(first_sum(one), "");
-  });
-}
-
-/// Copies between two of three ranks work, but stores by their kernels do not. All ranks learn of it in set-up and the
-/// pair uses host memory, so no operation runs into its timeout. Later groups reuse the finding.
-TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
-  const struct {
-    Truth truth;
-    const char* reason;
-  } kRows[] = {
-      {Truth::kKeepsKernelsOut, "no store of a kernel arrives, but copied data is intact"},
-      {Truth::kLosesFlags, "no signal of a kernel arrives, but copied data is intact"},
-      {Truth::kBendsPackets, "data that kernels send is corrupt, but copied data is intact"},
-  };
-  for (const auto& row : kRows) {
-    for (const bool processes : {false, true}) {
-      DeviceWorld world({.ranks = 3, .processes = processes});
-      // A failure in one direction is enough.
-      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.truth);
-      for (const int trials : {2, 1}) {
-        std::atomic<int> before[3];
-        for (int r = 0; r < 3; ++r) before[r] = world.launcher(r)->trials.load();
-        with_sides(world, [&](DeviceRank& one) {
-          EXPECT_EQ(world.launcher(one.rank)->trials - before[one.rank], trials * int(kTrialEpochs));
-          const DeviceShare& share = one.side->end().share();
-          for (int peer = 0; peer < 3; ++peer) {
-            const bool apart = peer + one.rank == 1;
-            EXPECT_EQ(share.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
-            EXPECT_EQ(contains(share.peer(peer).why_not_better, row.reason), apart) << share.peer(peer).why_not_better;
-          }
-          EXPECT_EQ(first_sum(one), "");
-        });
-      }
-    }
-  }
-}
-
-TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
-  DeviceWorld world({.ranks = 3});
-  world.launcher(1)->delay = 2 * world.options(1).patience;
-  with_sides(world, [&](DeviceRank& one) {
-    EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
-    EXPECT_EQ(one.side->end().share().complaints(), "");
-    EXPECT_EQ(first_sum(one), "");
-  });
-}
-
-/// All ranks take the same decision, and the next try of a group would take it too.
-TEST(DeviceTrial, AKernelThatComputesOtherBitsThanTheHostIsNotUsed) {
-  DeviceWorld world({.ranks = 2});
-  world.launcher(1)->bends = kernel::DeviceAlgorithm::kReduceChunks;
-  const SharedTable table(2);
-  as_threads(2, [&](int rank) {
-    SharedExchange exchange(table, rank);
-    const auto failure = failure_of(world, rank, exchange);
-    ASSERT_TRUE(failure);
-    EXPECT_TRUE(contains(failure->what(), "rank 1's kernel reduce_chunks of f32 computes other bits than the host"))
-        << failure->what();
-    EXPECT_EQ(world.launcher(rank)->trials, int(kTrialEpochs)) << "another try would not help";
-  });
-}
-
-TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreNotUsedUnlessTheyAreInsistedOn) {
-  for (const bool insists : {false, true}) {
-    DeviceWorld world({.ranks = 2, .gpus = 1, .processes = true});
-    world.launcher(1)->slow = milliseconds(20);
-    const SharedTable table(2);
-    as_threads(2, [&](int rank) {
-      SharedExchange exchange(table, rank);
-      DeviceSideOptions options = world.options(rank);
-      if (!insists) options.slowest = milliseconds(10);
-      std::string said;
-      try {
-        (void)world.make(rank, exchange, options);
-      } catch (const Error& error) {
-        said = error.what();
-        EXPECT_EQ(error.code(), Code::kInvalid);
-      }
-      EXPECT_EQ(contains(said, " ms: processes that share a GPU without MPS take turns on it. Next: start MPS"),
-                !insists)
-          << said;
-      EXPECT_EQ(contains(said, "; NVX_KERNELS=1 uses kernels however slow they are"), !insists) << said;
-    });
-  }
-}
-
-TEST(DeviceTrial, KnowsWhereKernelsHaveBeenShown) {
-  EXPECT_TRUE(is_shown(90, 13000));
-  EXPECT_FALSE(is_shown(90, 12080));
-  EXPECT_FALSE(is_shown(100, 13000));
-}
-
-TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
-  DeviceWorld world({.ranks = 3, .processes = true});
-  world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
-  MemoryStore store;
-  as_threads(3, [&](int rank) {
-    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 3});
-    const auto failure = failure_of(world, rank, exchange);
-    ASSERT_TRUE(failure);
-    EXPECT_TRUE(contains(failure->what(), "the device takes no launches")) << failure->what();
-  });
 }
 
 // ---- several groups on one GPU

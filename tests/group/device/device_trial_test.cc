@@ -1,0 +1,136 @@
+// The first operations of a group's kernels: which of them show that kernels must not be used, and what ranks do then.
+
+#include "group/device/device_trial.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "group/meet/store_exchange.h"
+#include "support/device_sides.h"
+#include "support/stores.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+using Truth = FakeDriver::Truth;
+
+/// An all-reduce over all ranks of a world, as the first collective of a group.
+std::string first_sum(DeviceRank& one) { return one.perform({play_of(Collective::kAllReduce, 3000, 3, 1)}); }
+
+TEST(DeviceTrial, IsNoOperationOfTheGroup) {
+  DeviceWorld world({.ranks = 3});
+  with_sides(world, [&](DeviceRank& one) {
+    EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
+    EXPECT_EQ(world.launcher(one.rank)->launches, 0);
+    EXPECT_EQ(one.side->launched(), one.side->finished());
+    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(first_sum(one), "");
+  });
+}
+
+/// Copies between two of three ranks work, but stores by their kernels do not. All ranks learn of it in set-up and the
+/// pair uses host memory, so no operation runs into its timeout. Later groups reuse the finding.
+TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
+  const struct {
+    Truth truth;
+    const char* reason;
+  } kRows[] = {
+      {Truth::kKeepsKernelsOut, "no store of a kernel arrives, but copied data is intact"},
+      {Truth::kLosesFlags, "no signal of a kernel arrives, but copied data is intact"},
+      {Truth::kBendsPackets, "data that kernels send is corrupt, but copied data is intact"},
+  };
+  for (const auto& row : kRows) {
+    for (const bool processes : {false, true}) {
+      DeviceWorld world({.ranks = 3, .processes = processes});
+      // A failure in one direction is enough.
+      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.truth);
+      for (const int trials : {2, 1}) {
+        std::atomic<int> before[3];
+        for (int r = 0; r < 3; ++r) before[r] = world.launcher(r)->trials.load();
+        with_sides(world, [&](DeviceRank& one) {
+          EXPECT_EQ(world.launcher(one.rank)->trials - before[one.rank], trials * int(kTrialEpochs));
+          const DeviceShare& share = one.side->end().share();
+          for (int peer = 0; peer < 3; ++peer) {
+            const bool apart = peer + one.rank == 1;
+            EXPECT_EQ(share.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
+            EXPECT_EQ(contains(share.peer(peer).why_not_better, row.reason), apart) << share.peer(peer).why_not_better;
+          }
+          EXPECT_EQ(first_sum(one), "");
+        });
+      }
+    }
+  }
+}
+
+TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
+  DeviceWorld world({.ranks = 3});
+  world.launcher(1)->delay = 2 * world.options(1).patience;
+  with_sides(world, [&](DeviceRank& one) {
+    EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
+    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(first_sum(one), "");
+  });
+}
+
+/// All ranks take the same decision, and the next try of a group would take it too.
+TEST(DeviceTrial, AKernelThatComputesOtherBitsThanTheHostIsNotUsed) {
+  DeviceWorld world({.ranks = 2});
+  world.launcher(1)->bends = kernel::DeviceAlgorithm::kReduceChunks;
+  const SharedTable table(2);
+  as_threads(2, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const auto failure = failure_to_make(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(), "rank 1's kernel reduce_chunks of f32 computes other bits than the host"))
+        << failure->what();
+    EXPECT_EQ(world.launcher(rank)->trials, int(kTrialEpochs)) << "another try would not help";
+  });
+}
+
+TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreNotUsedUnlessTheyAreInsistedOn) {
+  for (const bool insists : {false, true}) {
+    DeviceWorld world({.ranks = 2, .gpus = 1, .processes = true});
+    world.launcher(1)->slow = milliseconds(20);
+    const SharedTable table(2);
+    as_threads(2, [&](int rank) {
+      SharedExchange exchange(table, rank);
+      DeviceSideOptions options = world.options(rank);
+      if (!insists) options.slowest = milliseconds(10);
+      std::string said;
+      try {
+        (void)world.make(rank, exchange, options);
+      } catch (const Error& error) {
+        said = error.what();
+        EXPECT_EQ(error.code(), Code::kInvalid);
+      }
+      EXPECT_EQ(contains(said, " ms: processes that share a GPU without MPS take turns on it. Next: start MPS"),
+                !insists)
+          << said;
+      EXPECT_EQ(contains(said, "; NVX_KERNELS=1 uses kernels however slow they are"), !insists) << said;
+    });
+  }
+}
+
+TEST(DeviceTrial, KnowsWhereKernelsHaveBeenShown) {
+  EXPECT_TRUE(is_shown(90, 13000));
+  EXPECT_FALSE(is_shown(90, 12080));
+  EXPECT_FALSE(is_shown(100, 13000));
+}
+
+TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
+  DeviceWorld world({.ranks = 3, .processes = true});
+  world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 3});
+    const auto failure = failure_to_make(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(), "the device takes no launches")) << failure->what();
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test
