@@ -303,6 +303,7 @@ int be_rank(const std::vector<std::string>& arguments) {
     if (role == "outlive") outlive(member, voice, place);
     const auto left = std::chrono::milliseconds(std::stoll(arguments[5]) * 8 / 10);
     if (role == "measure") measure(member, voice, place, Deadline::after(left));
+    (void)cudaDeviceReset();  // MPS refuses clients while it clears up after one that has just exited
   } catch (const std::exception& error) {
     try {
       voice.check("its process", error.what());

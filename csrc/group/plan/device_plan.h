@@ -33,9 +33,9 @@ std::vector<kernel::DeviceAlgorithm> algorithms_of(kernel::Collective collective
 /// for algorithms with chunks.
 size_t most_bytes(kernel::DeviceAlgorithm algorithm, const kernel::DeviceShape& shape);
 
-/// The blocks of each rank, if its GPU has room for them. On an H200 a block of a bulk operation sends 14 GB/s with
-/// chunks of 8 KiB and 18 GB/s with 16 KiB, so this many fill the 450 GB/s of NVLink that it has each way. Small
-/// messages are as fast with 32 blocks as with 16.
+/// The blocks of each rank, if its GPU has room for them. On an H200 a block of a bulk operation sends 16 GB/s with
+/// chunks of 8 KiB and 21 GB/s with 16 KiB (`bench/results/gpu_h200.json`, part `bench`), so this many fill most of the
+/// 450 GB/s of NVLink that it has each way. Small messages are as fast with 32 blocks as with 16.
 inline constexpr uint32_t kBlocks = 24;
 
 /// The shape of a channel with a pad of about `pad_bytes`, half for packets and half for chunks. Pure.

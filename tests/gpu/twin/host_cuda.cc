@@ -92,6 +92,7 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaDeviceReset() { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = 0, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int, int) { return *id = 0, cudaSuccess; }
