@@ -144,7 +144,7 @@ def read(outcome: Outcome, text: str) -> Outcome:
             outcome.rows.append(row)
         else:
             said.append(line)
-    outcome.said = "\n".join(said).replace(f"{ROOT}/", "")[-4000:]
+    outcome.said = "\n".join(said).replace(str(ROOT), ".")[-4000:]
     skips = [row for row in outcome.rows if row.get("end") == "skipped" or row.get("state") == "skipped"]
     tried = [row for row in outcome.rows if "end" in row or "test" in row]
     if outcome.state == "passed" and tried and len(skips) == len(tried):
