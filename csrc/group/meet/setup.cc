@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/words.h"
 #include "net/descriptors.h"
+#include "net/tcp/job_key.h"
 
 namespace nvx {
 namespace {
@@ -101,6 +102,7 @@ void SetUp::find_members(Doorway& door) {
   Config mine = config();
   mine.kernels = members_.kernels = options_.kernels.value_or(mine.kernels);
   self.agreed = mine.agreed();
+  if (const net::JobKey* const key = net::JobKey::here()) self.key_tag = key->tag();
   self.arena = members_.neighbours->arena().id();
   self.pad_offset = members_.pad_span.offset;
   self.pad_bytes = members_.pad_span.bytes;

@@ -19,7 +19,6 @@
 #include "base/hash.h"
 #include "base/words.h"
 #include "group/meet/store.h"
-#include "net/tcp/job_key.h"
 
 namespace nvx {
 namespace {
@@ -118,7 +117,6 @@ Hello describe_self(int rank, const std::string& host) {
   hello.host = host_hash(said);
   hello.machine = machine_hash();
   hello.agreed = config().agreed();
-  if (const net::JobKey* const key = net::JobKey::here()) hello.key_tag = key->tag();
   hello.cores = usable_cores();
   hello.l2_bytes = cache_bytes(2);
   hello.l3_bytes = cache_bytes(3);
