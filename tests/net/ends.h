@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "base/deadline.h"
 #include "net/host_address.h"
@@ -61,6 +62,7 @@ class Diary final : public Receiver {
     ++dones[&post];
     if (!status.ok()) ++failures;
     ++ended;
+    if (const auto act = std::exchange(on_done, nullptr)) act();
   }
   void lost(PeerId peer, const std::string& why) override {
     EXPECT_FALSE(why.empty());
@@ -68,7 +70,7 @@ class Diary final : public Receiver {
   }
 
   bool gives_places = true;
-  std::function<void()> on_place;
+  std::function<void()> on_place, on_done;  // the latter once
   std::function<void(const Message&)> on_arrival;
   std::vector<Message> messages;
   std::deque<std::vector<std::byte>> places;

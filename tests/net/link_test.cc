@@ -383,7 +383,9 @@ TEST_P(Pair, ForgettingEndsWhatIsOpen) {
   EXPECT_LT(Clock::now() - began, milliseconds(1500));
   a->send(0, 1);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
+  drive_both([] { return false; }, milliseconds(200));
   EXPECT_TRUE(a->diary.losses.empty());
+  EXPECT_TRUE(b->diary.losses.empty());
 }
 
 TEST_P(Pair, AForgottenPeerIsNotLost) {

@@ -52,8 +52,8 @@ std::string read_key(const std::string& path) {
   struct stat what {};
   if (!fd || fstat(fd.get(), &what) != 0) throw refuse(std::string("cannot be read: ") + std::strerror(errno));
   if (!S_ISREG(what.st_mode)) throw refuse("is not a file");
-  if (what.st_mode & S_IROTH)
-    NVX_LOG(kWarn, "every user can read the job's key in %s: type 'chmod o-r %s'", path.c_str(), path.c_str());
+  if (what.st_mode & 077)
+    NVX_LOG(kWarn, "other users have access to the job's key in %s: type 'chmod 600 %s'", path.c_str(), path.c_str());
   std::string key(kMost + 1, '\0');
   const ssize_t got = read(fd.get(), key.data(), key.size());
   if (got < 0) throw refuse(std::string("cannot be read: ") + std::strerror(errno));

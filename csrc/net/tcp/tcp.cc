@@ -31,13 +31,13 @@ using std::chrono::milliseconds;
 constexpr size_t kSegmentBytes = 64 << 10;
 /// The part of a read that is copied once more: what follows the body that is arriving.
 constexpr size_t kScratchBytes = 16 << 10;
-/// Bounds for connections that are not authenticated yet: their number, how long they may take, and how old the oldest
-/// must be before it gives way to another one.
+/// Bounds for connections that are not authenticated yet: their number besides one of each peer, how long they may
+/// take, and how old the oldest must be before it gives way to another one.
 constexpr size_t kMostPending = 128;
 constexpr milliseconds kHandshake{5000}, kLeastHandshake{100};
 constexpr int kMostAccepted = 16;  // in a call of progress()
 constexpr milliseconds kBetweenTries{100}, kBetweenLooks{50};
-/// How long a connection attempt may take if the peer has other addresses.
+/// How long the peer's host may take to accept a connection. Then another one is tried, at the next address.
 constexpr milliseconds kAttempt{1000};
 /// How long messages that have left a peer may arrive after its death was noticed.
 constexpr milliseconds kLastMessages{1000};
@@ -139,9 +139,8 @@ class TcpLink final : public Link {
   void connect(Peer& peer);
   void attempt(Peer& peer);
   void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
-  void end_lost(Post& post) { end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost")); }
-  void end_posts(Outgoing& out) {
-    std::ranges::for_each(out.take_posts(), [&](Post* post) { end_lost(*post); });
+  void end_posts(const std::vector<Post*>& posts, const Status& status = {Code::kPeerDied, "nvx: the peer is lost"}) {
+    for (Post* post : posts) end_post(*post, status);
   }
   void lose(Peer& peer, const std::string& why);
   void settle();
@@ -216,7 +215,7 @@ void TcpLink::post(Post& post) {
   if (!usable()) {
     end_post(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
   } else if (!peer || peer->lost || !peer->dying.empty()) {
-    end_lost(post);
+    end_posts({&post});
   } else if (!peer->out && unreached_.holds(peer->id, peer->listeners)) {
     unreached_.keep(post);
   } else {
@@ -241,15 +240,15 @@ void TcpLink::attempt(Peer& peer) {
 void TcpLink::look_after(Peer& peer, Clock::time_point now) {
   if (peer.out) {
     const Outgoing::State state = peer.out->state();
-    if (state == Outgoing::State::kConnecting && peer.listeners.size() > 1 && now - peer.out->begun() > kAttempt)
-      peer.out->fail("no answer");
-    if ((state == Outgoing::State::kGreeted || state == Outgoing::State::kProved) && now > peer.give_up)
-      peer.out->fail("its process does not take part in the handshake");
+    const bool greets = state == Outgoing::State::kGreeted || state == Outgoing::State::kProved;
+    if ((greets || state == Outgoing::State::kConnecting) &&
+        (now > peer.give_up || now - peer.out->begun() > (greets ? kHandshake : kAttempt)))
+      peer.out->fail(greets ? "its process does not take part in the handshake" : "no answer");
     if (peer.out->state() == Outgoing::State::kFailed && !peer.out->was_open()) return retry(peer, now);
     if (peer.out->state() == Outgoing::State::kFailed && peer.dying.empty()) {
       peer.dying = "its process has ended, or the network to it has failed (" + peer.out->why() + ")";
       peer.dies_at = now + kLastMessages;
-      end_posts(*peer.out);
+      end_posts(peer.out->take_posts());
     }
   }
   if (peer.dying.empty()) return;
@@ -263,10 +262,10 @@ void TcpLink::look_after(Peer& peer, Clock::time_point now) {
 void TcpLink::retry(Peer& peer, Clock::time_point now) {
   const size_t addresses = peer.listeners.size();
   const std::string why = peer.out->why();
-  if (peer.out->failure() == Outgoing::Failure::kAlien) return lose(peer, why);
   if (now < peer.next_try && peer.attempts % addresses == 0) return;
-  peer.refused = peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
-  if (peer.refused >= addresses) return lose(peer, "its process has ended (" + why + ")");
+  const bool alien = peer.out->failure() == Outgoing::Failure::kAlien;
+  peer.refused = alien || peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
+  if (peer.refused >= addresses) return lose(peer, alien ? why : "its process has ended (" + why + ")");
   if (now < peer.give_up) return attempt(peer);
   const std::string way = describe_route(peer.listeners);
   lose(peer, "cannot be connected to (" + why + ")" + (way.empty() ? "" : ", " + way));
@@ -276,8 +275,8 @@ void TcpLink::lose(Peer& peer, const std::string& why) {
   if (peer.lost) return;
   peer.lost = true;
   news_.push_back({nullptr, Status(), peer.id, why});
-  for (Post* kept : unreached_.take(peer.id)) end_lost(*kept);
-  if (peer.out) end_posts(*peer.out);
+  end_posts(unreached_.take(peer.id));
+  if (peer.out) end_posts(peer.out->take_posts());
   peer.out.reset();
 }
 
@@ -285,7 +284,7 @@ void TcpLink::forget(PeerId id) {
   if (!usable()) return;
   Peer* peer = find(id);
   if (!peer) return;
-  for (Post* kept : unreached_.take(id)) end_lost(*kept);
+  end_posts(unreached_.take(id));
   if (peer->out) {
     peer->out->leave(Frame::kLeave);
     const milliseconds patience = peer->out->idle() ? kPatienceToFlush : kPatienceWithOpen;
@@ -303,29 +302,30 @@ void TcpLink::forget(PeerId id) {
 
 bool TcpLink::accept(Socket& listener) {
   for (int i = 0; i < kMostAccepted; ++i) {
-    if (!make_room_for_pending()) return i != 0;
-    Fd fd = sockets_->listeners.accept(listener);
+    if (!make_room_for_pending()) return sockets_->listeners.pause(listener), i != 0;
+    std::string from;
+    Fd fd = sockets_->listeners.accept(listener, from);
     if (!fd) return i != 0;
     contain("accepting a connection", [&] {
-      auto incoming = std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), key_, self_);
+      auto incoming = std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), from, key_, self_);
       sockets_->incoming.push_back(std::move(incoming));
     });
   }
   return true;
 }
 
-/// Bounds the connections that are not authenticated. The oldest one gives way, unless it is so new that the kernel's
-/// queue can wait for it.
+/// Bounds the connections that are not authenticated. The oldest one gives way, of those that have not greeted if there
+/// are such, unless it is so new that the kernel's queue can wait for it.
 bool TcpLink::make_room_for_pending() {
   size_t pending = 0;
   Incoming* oldest = nullptr;
   for (const auto& incoming : sockets_->incoming) {
     if (incoming->authenticated() || incoming->ended() != Incoming::End::kNone) continue;
-    if (pending++ == 0) oldest = incoming.get();
+    if (pending++ == 0 || (oldest->greeted() && !incoming->greeted())) oldest = incoming.get();
   }
-  if (pending < kMostPending) return true;
+  if (pending < kMostPending + sockets_->peers.size()) return true;
   if (Clock::now() - oldest->since() < kLeastHandshake) return false;
-  oldest->end(Incoming::End::kStranger, "it made way for another connection");
+  oldest->end(Incoming::End::kBroken, "it made way for another connection");
   changed_ = true;
   return true;
 }
@@ -333,7 +333,7 @@ bool TcpLink::make_room_for_pending() {
 void TcpLink::reap_incoming(Clock::time_point now) {
   std::erase_if(sockets_->incoming, [&](const std::unique_ptr<Incoming>& incoming) {
     if (!incoming->authenticated() && now - incoming->since() > kHandshake)
-      incoming->end(Incoming::End::kStranger, "it did not complete the handshake");
+      incoming->end(Incoming::End::kBroken, "it did not complete the handshake");
     if (incoming->ended() == Incoming::End::kNone) return false;
     incoming->drop(*receiver_);
     note_end(*incoming);
@@ -341,25 +341,20 @@ void TcpLink::reap_incoming(Clock::time_point now) {
   });
 }
 
+/// A connection that is cut may be one whose message a living peer has given up, so connecting to that peer decides.
 void TcpLink::note_end(const Incoming& incoming) {
-  switch (incoming.ended()) {
-    case Incoming::End::kNone:
-    case Incoming::End::kLeft: return;
-    case Incoming::End::kStranger:
-      if (incoming.why().empty() || std::exchange(warned_of_strangers_, true)) return;
-      NVX_LOG(kWarn,
-              "closed a connection that was not authenticated with the job's key (NVX_JOB_KEY): %s. It has no effect "
-              "on this job. Further ones are not told",
-              incoming.why().c_str());
-      return;
-    case Incoming::End::kClosed:
-    case Incoming::End::kBroken: break;
+  if (!incoming.authenticated()) {
+    if (incoming.why().empty() || std::exchange(warned_of_strangers_, true)) return;
+    NVX_LOG(kWarn,
+            "closed a connection from %s that was not authenticated with the job's key (NVX_JOB_KEY): %s. It has no "
+            "effect on this job. Further ones are not told",
+            incoming.at().c_str(), incoming.why().c_str());
+    return;
   }
-  const bool closed = incoming.ended() == Incoming::End::kClosed;
   for (const std::unique_ptr<Peer>& peer : sockets_->peers) {
-    if (!peer || peer->nonce != incoming.from()) continue;
-    lose(*peer,
-         closed ? incoming.why() : "its process has ended, or the network to it has failed (" + incoming.why() + ")");
+    if (!peer || peer->lost || peer->nonce != incoming.from()) continue;
+    if (incoming.ended() == Incoming::End::kLost) lose(*peer, incoming.why());
+    if (incoming.ended() == Incoming::End::kBroken && !peer->out) connect(*peer);
   }
 }
 
@@ -373,7 +368,10 @@ bool TcpLink::handle(const epoll_event& event) {
     case Socket::Kind::kIncoming: {
       auto& incoming = *static_cast<Incoming*>(socket);
       reading_ = &incoming;
-      moved = incoming.read(*receiver_, scratch_);
+      contain_and([&] { moved = incoming.read(*receiver_, scratch_); },
+                  [&](const std::exception* error) {
+                    incoming.end(Incoming::End::kLost, error ? error->what() : "an exception of an unknown type");
+                  });
       reading_ = nullptr;
       changed_ |= incoming.ended() != Incoming::End::kNone;
       return moved;
@@ -420,7 +418,7 @@ void TcpLink::settle() {
     const Outgoing::State state = leaving.out->state();
     const bool ended = state == Outgoing::State::kFailed || state == Outgoing::State::kLeft || now > leaving.until ||
                        (state != Outgoing::State::kOpen && leaving.out->idle());
-    if (ended) end_posts(*leaving.out);
+    if (ended) end_posts(leaving.out->take_posts());
     return ended;
   });
   sockets_->listeners.resume();
@@ -477,11 +475,12 @@ void TcpLink::close() {
   if (closed_.exchange(true)) return;
   if (fork_generation() != generation_) return;
   drain();
-  for (const Leaving& leaving : sockets_->leaving) end_posts(*leaving.out);
-  for (Post* post : unreached_.take_all()) end_lost(*post);
+  const Status aborted(Code::kAborted, "nvx: the link was closed");
+  for (const Leaving& leaving : sockets_->leaving) end_posts(leaving.out->take_posts(), aborted);
+  end_posts(unreached_.take_all(), aborted);
   if (receiver_) {
     for (const auto& incoming : sockets_->incoming) incoming->drop(*receiver_);
-    tell();
+    for (int told = 0; told < 2 && tell(); ++told) continue;  // callbacks may post, which fails
   }
   replace_epoll(sockets_->epoll.get(), kNoEpoll);
   sockets_->listeners.close();

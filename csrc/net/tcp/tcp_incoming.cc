@@ -22,8 +22,8 @@ static_assert(sizeof(Greeting) <= sizeof(Frame) + kMostHeader);
 
 }  // namespace
 
-Incoming::Incoming(int epoll, Fd fd, const JobKey& key, const LinkNonce& self)
-    : Socket(Kind::kIncoming, epoll), key_(key), self_(self) {
+Incoming::Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self)
+    : Socket(Kind::kIncoming, epoll), at_(std::move(at)), key_(key), self_(self) {
   set_options(fd.get());
   watch(std::move(fd), EPOLLIN | EPOLLRDHUP);
 }
@@ -73,14 +73,14 @@ bool Incoming::shake_hands() {
   const size_t size = answered_ ? sizeof(Proof) : sizeof(Greeting);
   const ssize_t n = recv(fd(), head_.data() + got_, size - got_, MSG_DONTWAIT);
   if (n < 0 && must_wait(errno)) return false;
-  if (n <= 0) return end(End::kStranger, ""), true;  // it may have been a peer that has changed its mind
+  if (n <= 0) return end(End::kBroken, ""), true;  // it may have been a peer that has changed its mind
   got_ += size_t(n);
   if (got_ < size) return true;
   got_ = 0;
   try {
     answer();
   } catch (const Error& error) {
-    end(End::kStranger, error.reason());
+    end(End::kBroken, error.reason());
   }
   return true;
 }
@@ -91,7 +91,7 @@ void Incoming::answer() {
     Proof proof;
     std::memcpy(&proof, head_.data(), sizeof proof);
     authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, greeting_, challenge_, key_));
-    if (!authenticated_) return end(End::kStranger, "it did not prove that it holds the key");
+    if (!authenticated_) return end(End::kBroken, "it did not prove that it holds the key");
     const Welcome welcome;
     if (send(fd(), &welcome, sizeof welcome, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof welcome))
       end(End::kLeft, "it took no welcome");
@@ -99,12 +99,12 @@ void Incoming::answer() {
   }
   std::memcpy(&greeting_, head_.data(), sizeof greeting_);
   if (greeting_.magic != Greeting::kMagic || greeting_.to != self_ || greeting_.from == self_)
-    return end(End::kStranger, "it did not ask for this process in nvx's protocol");
+    return end(End::kBroken, "it did not ask for this process in nvx's protocol");
   challenge_ = random_value<Challenge>();
   const Answer answer{challenge_, mac_of(Role::kAccepts, greeting_, challenge_, key_)};
   answered_ = true;
   if (send(fd(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof answer))
-    end(End::kStranger, "it took no answer");
+    end(End::kBroken, "it took no answer");
 }
 
 // --- messages
@@ -124,10 +124,10 @@ Incoming::Bytes Incoming::take(Receiver& receiver, Bytes come) {
   const bool fresh = got_ < sizeof frame_;
   if (!gather(sizeof frame_, come)) return come;
   if (fresh) std::memcpy(&frame_, head_.data(), sizeof frame_);
-  if (!frame_.valid()) return end(End::kBroken, "sent what is no message of nvx"), come;
+  if (!frame_.valid()) return end(End::kLost, "sent what is no message of nvx"), come;
   if (!gather(sizeof frame_ + frame_.header_bytes, come)) return come;
   if (frame_.kind != Frame::kMessage) {
-    end(frame_.kind == Frame::kLeave ? End::kLeft : End::kClosed, "its process has closed its link");
+    end(frame_.kind == Frame::kLeave ? End::kLeft : End::kLost, "its process has closed its link");
   } else if (frame_.bytes < kLeastPlaced && frame_.bytes <= come.size()) {
     got_ = 0;
     const Bytes body = come.first(frame_.bytes);
@@ -144,7 +144,7 @@ void Incoming::take_body(Receiver& receiver, Bytes& come) {
   where_ = frame_.bytes < kLeastPlaced ? nullptr : receiver.place(header(), frame_.bytes);
   placed_ = where_ != nullptr;
   if (!placed_) {
-    if (frame_.bytes > kMostUnplaced) return end(End::kBroken, "sent a message that is larger than accepted");
+    if (frame_.bytes > kMostUnplaced) return end(End::kLost, "sent a message that is larger than accepted");
     if (own_bytes_ < frame_.bytes) {
       own_ = std::make_unique_for_overwrite<std::byte[]>(frame_.bytes);
       own_bytes_ = frame_.bytes;
@@ -162,7 +162,9 @@ void Incoming::complete(Receiver& receiver) {
   placed_ = false;
   const Bytes body(std::exchange(where_, nullptr), frame_.bytes);
   if (!std::exchange(discards_, false)) receiver.arrived(header(), body);
-  if (std::exchange(own_bytes_, own_bytes_ > kMostKept ? 0 : own_bytes_) > kMostKept) own_.reset();
+  if (own_bytes_ <= kMostKept) return;
+  own_.reset();
+  own_bytes_ = 0;
 }
 
 }  // namespace nvx::net

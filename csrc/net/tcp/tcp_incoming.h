@@ -12,19 +12,19 @@
 
 namespace nvx::net {
 
-/// A connection that another process has made. It carries that process's messages to this one; the other way goes one
-/// answer of the handshake. Nothing is read as a message before the other side has proved that it holds the key.
+/// A connection that another process has made. It carries that process's messages to this one; the other way goes
+/// nothing but the handshake. Nothing is read as a message before the other side has proved that it holds the key.
 class Incoming final : public Socket {
  public:
   enum class End {
     kNone,
-    kStranger,  ///< ended before it was authenticated
-    kLeft,      ///< the sender no longer needs it
-    kClosed,    ///< the sender has closed its link
-    kBroken,
+    kLeft,    ///< the sender no longer needs it
+    kLost,    ///< the sender has closed its link, or its messages can be read no further
+    kBroken,  ///< cut: the sender has ended, or has given up a message
   };
 
-  Incoming(int epoll, Fd fd, const JobKey& key, const LinkNonce& self);
+  /// `at`: the address of the other side.
+  Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self);
 
   /// Reads what has come, at most once from the socket. Returns true if anything moved. `scratch` takes what is not
   /// read to its place directly.
@@ -35,12 +35,14 @@ class Incoming final : public Socket {
   /// Drops the message that is arriving at a place, and reads the rest of it to nowhere.
   void discard(Receiver& receiver);
 
+  bool greeted() const { return answered_; }
   bool authenticated() const { return authenticated_; }
   /// The link at the other side.
   const LinkNonce& from() const { return greeting_.from; }
   End ended() const { return end_; }
   /// Empty if a stranger has ended it.
   const std::string& why() const { return why_; }
+  const std::string& at() const { return at_; }
   Clock::time_point since() const { return since_; }
 
  private:
@@ -53,6 +55,7 @@ class Incoming final : public Socket {
   void complete(Receiver& receiver);
   Bytes header() const { return Bytes(head_).subspan(sizeof(Frame), frame_.header_bytes); }
 
+  const std::string at_;
   const JobKey& key_;
   const LinkNonce& self_;
   const Clock::time_point since_ = Clock::now();

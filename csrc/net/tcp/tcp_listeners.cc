@@ -23,6 +23,7 @@ class TcpListeners::Listener final : public Socket {
   using Socket::change;
   using Socket::fd;
   HostAddress address;
+  bool filtered = false;  // not if NVX_ALLOW_FROM names all addresses, or if the kernel refuses filters
   bool paused = false;
 };
 
@@ -52,9 +53,10 @@ TcpListeners::TcpListeners(int epoll, const std::string& met_at) {
                 "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
   }
   admitted_.insert(allowed->begin(), allowed->end());
-  filters_ = std::ranges::count(admitted_, 0, &AddressPrefix::bits) != 2;
+  const bool filters = std::ranges::count(admitted_, 0, &AddressPrefix::bits) != 2;
   const std::vector<AddressPrefix> admitted(admitted_.begin(), admitted_.end());
   int error = ENODEV;
+  bool warned = false;
   for (HostAddress& address : own_listeners(met_at)) {
     Fd fd = new_socket(address);
     const auto [at, bytes] = sockaddr_of(address);
@@ -62,10 +64,13 @@ TcpListeners::TcpListeners(int epoll, const std::string& met_at) {
       error = errno;  // such as an IPv6 address that is still being checked for duplicates
       continue;
     }
-    if (filters_) filters_ = let_in(fd.get(), admitted).has_value();
+    const bool filtered = filters && let_in(fd.get(), admitted);
+    if (filters && !filtered && !std::exchange(warned, true))
+      NVX_LOG(kWarn, "the kernel filters no connections (%s), so the job's key alone keeps other hosts out",
+              std::strerror(errno));
     if (listen(fd.get(), SOMAXCONN) != 0) throw system_error("cannot listen for ranks of other hosts");
     address.port = port_of(fd.get());
-    listeners_.emplace_back(epoll, std::move(fd), address);
+    listeners_.emplace_back(epoll, std::move(fd), address).filtered = filtered;
   }
   if (listeners_.empty()) throw system_error("cannot listen for ranks of other hosts" + why_nothing_opens(), error);
 }
@@ -82,33 +87,38 @@ void TcpListeners::admit(std::span<const AddressPrefix> more) {
   admitted_.insert(more.begin(), more.end());
   const std::vector<AddressPrefix> all(admitted_.begin(), admitted_.end());
   for (const Listener& listener : listeners_) {
-    if (!filters_ || let_in(listener.fd(), all)) continue;
+    if (!listener.filtered || let_in(listener.fd(), all)) continue;
     throw system_error("the kernel does not change the filter of a socket");
   }
 }
 
 uint64_t TcpListeners::dropped() const {
   uint64_t dropped = 0;
-  for (const Listener& listener : listeners_) dropped += filters_ ? dropped_by(listener.fd()) : 0;
+  for (const Listener& listener : listeners_) dropped += listener.filtered ? dropped_by(listener.fd()) : 0;
   return dropped;
 }
 
-Fd TcpListeners::accept(Socket& socket) {
+Fd TcpListeners::accept(Socket& listener, std::string& from) {
+  sockaddr_storage source{};
+  auto* const at = reinterpret_cast<sockaddr*>(&source);
+  socklen_t bytes = sizeof source;
+  Fd fd(accept4(static_cast<Listener&>(listener).fd(), at, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (fd) from = AddressPrefix::of(address_bytes(at).value_or(AddressBytes())).text();
+  if (fd || (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)) return fd;
+  if (!std::exchange(warned_, true))
+    NVX_LOG(kWarn, "a rank cannot connect to this process yet (%s)%s", std::strerror(errno),
+            why_nothing_opens().c_str());
+  pause(listener);
+  no_descriptor_ = Clock::now();
+  return fd;
+}
+
+void TcpListeners::pause(Socket& socket) {
+  constexpr std::chrono::milliseconds kPause{100};
   auto& listener = static_cast<Listener&>(socket);
-  for (;;) {
-    Fd fd(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd && errno == ECONNABORTED) continue;
-    if (fd || (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)) return fd;
-    constexpr std::chrono::milliseconds kPause{100};
-    const int error = errno;
-    listener.change(0);
-    listener.paused = true;
-    paused_until_ = Clock::now() + kPause;
-    if (!std::exchange(warned_, true))
-      NVX_LOG(kWarn, "a rank cannot connect to this process yet (%s)%s", std::strerror(error),
-              why_nothing_opens().c_str());
-    return fd;
-  }
+  listener.change(0);
+  listener.paused = true;
+  paused_until_ = Clock::now() + kPause;
 }
 
 void TcpListeners::resume() {
@@ -119,8 +129,8 @@ void TcpListeners::resume() {
 }
 
 std::string TcpListeners::why_paused() const {
-  constexpr std::chrono::seconds kRecently{1};
-  if (Clock::now() > paused_until_ + kRecently) return "";
+  constexpr std::chrono::milliseconds kRecently{1100};
+  if (Clock::now() > no_descriptor_ + kRecently) return "";
   return "; ranks cannot connect to this process, because it has no free descriptor: raise the limit (ulimit -n)";
 }
 

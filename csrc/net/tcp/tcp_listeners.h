@@ -26,23 +26,24 @@ class TcpListeners {
   /// The number of packets that were dropped; see dropped_by().
   uint64_t dropped() const;
 
-  /// The next connection at one of them, if one waits. Without a free descriptor it stays in the kernel's queue, and
-  /// the listener pauses.
-  Fd accept(Socket& listener);
+  /// The next connection at one of them, if one waits, and its source address. Without a free descriptor it stays in
+  /// the kernel's queue, and the listener pauses.
+  Fd accept(Socket& listener, std::string& from);
+  /// Leaves connections in the kernel's queue, and the epoll silent about them, for a moment.
+  void pause(Socket& listener);
   /// Ends pauses. To be called from time to time.
   void resume();
-  /// "; ranks cannot connect to this process, ..." if a listener has just paused, otherwise empty.
+  /// "; ranks cannot connect to this process, ..." if they lacked descriptors just now, otherwise empty.
   std::string why_paused() const;
   void close();
 
  private:
   class Listener;
 
-  bool filters_ = true;  // false: NVX_ALLOW_FROM names all addresses, or the kernel refuses filters
   std::set<AddressPrefix> admitted_;
   std::list<Listener> listeners_;
   bool warned_ = false;
-  Clock::time_point paused_until_{};
+  Clock::time_point paused_until_{}, no_descriptor_{};
 };
 
 }  // namespace nvx::net

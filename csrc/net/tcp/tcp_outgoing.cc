@@ -46,12 +46,19 @@ bool Outgoing::advance(uint32_t events) {
   return state_ != before || posts_.size() != posts || sent_ != sent;
 }
 
-/// Small messages fit into the empty buffer of a new connection.
-bool Outgoing::send_all(const void* bytes, size_t size) {
+/// Sends what the kernel takes now. The messages of the handshake fit into the empty buffer of a new connection.
+size_t Outgoing::say(const void* bytes, size_t size) {
   const ssize_t n = ::send(fd(), bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (n == ssize_t(size)) return true;
-  if (n >= 0 || !must_wait(errno)) fail(n >= 0 ? "its handshake was cut" : std::strerror(errno));
-  return false;
+  if (n < 0 && !must_wait(errno)) fail(std::strerror(errno));
+  return size_t(std::max<ssize_t>(n, 0));
+}
+
+/// Returns 0 if nothing has come.
+size_t Outgoing::hear(void* bytes, size_t size) {
+  const ssize_t n = recv(fd(), bytes, size, MSG_DONTWAIT);
+  if (n == 0) fail(was_open_ ? "Connection closed" : "the connection was closed during the handshake");
+  if (n < 0 && !must_wait(errno)) fail(std::strerror(errno));
+  return size_t(std::max<ssize_t>(n, 0));
 }
 
 void Outgoing::greet() {
@@ -59,20 +66,17 @@ void Outgoing::greet() {
   socklen_t bytes = sizeof error;
   (void)getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &bytes);
   if (error != 0) return fail(std::strerror(error), error == ECONNREFUSED ? Failure::kRefused : Failure::kOther);
-  if (send_all(&greeting_, sizeof greeting_)) state_ = State::kGreeted;
+  if (say(&greeting_, sizeof greeting_) == sizeof greeting_) state_ = State::kGreeted;
 }
 
 void Outgoing::prove() {
-  const ssize_t n = recv(fd(), reinterpret_cast<std::byte*>(&answer_) + got_, sizeof answer_ - got_, MSG_DONTWAIT);
-  if (n < 0 && must_wait(errno)) return;
-  if (n <= 0) return fail(n < 0 ? std::strerror(errno) : "the connection was closed during the handshake");
-  got_ += size_t(n);
+  got_ += hear(reinterpret_cast<std::byte*>(&answer_) + got_, sizeof answer_ - got_);
   if (got_ < sizeof answer_) return;
   try {
     if (!JobKey::same(answer_.mac, mac_of(Role::kAccepts, greeting_, answer_.challenge, key_)))
       return fail("did not prove that it holds the job's key (NVX_JOB_KEY)", Failure::kAlien);
     const Proof proof{mac_of(Role::kConnects, greeting_, answer_.challenge, key_)};
-    if (send_all(&proof, sizeof proof)) state_ = State::kProved;
+    if (say(&proof, sizeof proof) == sizeof proof) state_ = State::kProved;
   } catch (const Error& error) {
     fail(error.reason());
   }
@@ -81,9 +85,7 @@ void Outgoing::prove() {
 /// No message leaves before the peer says that it accepts the proof, so a connection that it gave up can be replaced.
 void Outgoing::enter() {
   Welcome welcome;
-  const ssize_t n = recv(fd(), &welcome, sizeof welcome, MSG_DONTWAIT);
-  if (n < 0 && must_wait(errno)) return;
-  if (n <= 0) return fail(n < 0 ? std::strerror(errno) : "the connection was closed during the handshake");
+  if (hear(&welcome, sizeof welcome) == 0) return;
   state_ = State::kOpen;
   was_open_ = true;
 }
@@ -91,9 +93,7 @@ void Outgoing::enter() {
 /// The peer sends nothing more, so anything that can be read is the end.
 void Outgoing::look_for_end() {
   std::byte more;
-  const ssize_t n = recv(fd(), &more, 1, MSG_DONTWAIT);
-  if (n < 0 && must_wait(errno)) return;
-  fail(n < 0 ? std::strerror(errno) : n == 0 ? "Connection closed" : "Unexpected data");
+  if (hear(&more, 1) != 0) fail("Unexpected data");
 }
 
 void Outgoing::post(Post& post) {
@@ -131,10 +131,11 @@ void Outgoing::flush() {
     posts_.pop_front();
     written_.push_back(&post);
   }
-  if (leaves_ && send_all(&last_word_, sizeof last_word_)) {
-    state_ = State::kLeft;
-    close();
-  }
+  if (!leaves_) return;
+  sent_ += say(reinterpret_cast<const std::byte*>(&last_word_) + sent_, sizeof last_word_ - sent_);
+  if (sent_ < sizeof last_word_) return;
+  state_ = State::kLeft;
+  close();
 }
 
 std::vector<Post*> Outgoing::take_posts() {

@@ -47,7 +47,8 @@ class Outgoing final : public Socket {
   void prove();
   void enter();
   void flush();
-  bool send_all(const void* bytes, size_t size);
+  size_t say(const void* bytes, size_t size);
+  size_t hear(void* bytes, size_t size);
   void look_for_end();
 
   const JobKey& key_;
@@ -64,7 +65,7 @@ class Outgoing final : public Socket {
 
   std::deque<Post*> posts_;
   std::array<std::byte, sizeof(Frame) + kMostHeader> head_;  // of the first post
-  size_t sent_ = 0;                                          // of the first post, with its head
+  size_t sent_ = 0;  // of the first post with its head, behind all posts of the last word
   bool leaves_ = false;
   Frame last_word_;
 };

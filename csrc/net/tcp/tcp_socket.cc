@@ -58,7 +58,6 @@ void set_options(int connection) {
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set(IPPROTO_TCP, TCP_KEEPCNT, std::clamp((liveness_s - 4) / 2, 3, 127));  // 127: the most that Linux takes
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * std::clamp(liveness_s + 10, 20, 1'000'000));
 }
 

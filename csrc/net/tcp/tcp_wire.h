@@ -47,9 +47,9 @@ struct Proof {
   Mac mac{};
 };
 
-/// Tells the side that connects that its proof is accepted. Only then it sends messages.
+/// Tells the side that connects, by its arrival, that the proof is accepted. Only then that side sends messages.
 struct Welcome {
-  std::byte yes{1};
+  std::byte any{};
 };
 static_assert(sizeof(Welcome) == 1);
 

@@ -1,6 +1,7 @@
 // Links over TCP with a job key, and those who have none.
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -143,7 +144,9 @@ class Visitor {
 
 class Tcp : public testing::Test {
  protected:
-  bool drive_all(const std::function<bool()>& until) { return drive({a.link.get(), b.link.get()}, until); }
+  bool drive_all(const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
+    return drive({a.link.get(), b.link.get()}, until, patience);
+  }
   void SetUp() override {
     a.link->add(b.link->address());
     b.link->add(a.link->address());
@@ -236,17 +239,107 @@ TEST_F(Tcp, HalfOpenConnectionsAreBounded) {
     visitors.emplace_back(*b.link).say('x');
     b.link->progress();
   }
+  while (b.link->progress()) continue;
+  const auto asleep = Clock::now();
+  b.link->sleep(milliseconds(50));
+  EXPECT_GT(Clock::now() - asleep, milliseconds(25)) << "those who wait in the kernel's queue keep the link awake";
   expect_that_only_a_is_heard();
   EXPECT_LE(descriptors(), before + kMany + kMostPending + 4);
 }
 
+/// Each peer may be in its handshake at the same time, and strangers make way first.
+TEST_F(Tcp, PeersThatConnectAtOnceAllGetIn) {
+  constexpr int kPeers = 160, kStrangers = 200;
+  for (int i = 0; i < kPeers; ++i) b.link->add(a.link->address());
+  std::deque<Visitor> peers, strangers;
+  std::vector<Proof> proofs;
+  for (uint64_t i = 0; i < kPeers; ++i) {
+    Visitor& peer = peers.emplace_back(*b.link);
+    const Greeting greeting{.from = {7, i}, .to = peer.nonce(), .challenge = {}};
+    Answer answer;
+    peer.say(greeting);
+    ASSERT_TRUE(peer.hear(*b.link, answer));
+    proofs.push_back({mac_of(Role::kConnects, greeting, answer.challenge, some_key())});
+  }
+  for (int i = 0; i < kStrangers; ++i) strangers.emplace_back(*b.link);
+  drive(
+      {b.link.get()}, [] { return false; }, milliseconds(300));
+  for (int i = 0; i < kPeers; ++i) {
+    Welcome welcome;
+    peers[size_t(i)].say(proofs[size_t(i)]);
+    EXPECT_TRUE(peers[size_t(i)].hear(*b.link, welcome)) << i;
+  }
+}
+
+/// Listens at an address, where it takes a port unless there is one.
+Fd impostor_at(HostAddress& address) {
+  Fd fd(socket(address.family == 4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  auto [at, bytes] = sockaddr_of(address);
+  EXPECT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
+  EXPECT_EQ(listen(fd.get(), 1), 0);
+  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
+  static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+  address.port = ntohs(reinterpret_cast<const sockaddr_in&>(at).sin_port);
+  return fd;
+}
+
+TEST_F(Tcp, AnImpostorAtOneAddressDoesNotHideThePeerAtAnother) {
+  TcpAddress of_b = *decode_address(b.link->address(), some_key());
+  HostAddress other = of_b.listeners[0];
+  other.port = 0;
+  const Fd impostor = impostor_at(other);
+  of_b.listeners = {other, of_b.listeners[0]};
+  const PeerId to_b = a.link->add(encode_address(of_b, some_key()));
+  a.send(to_b, 100);
+  a.link->progress();
+  const Fd heard(accept(impostor.get(), nullptr, nullptr));
+  const Answer lie{};
+  ASSERT_EQ(::send(heard.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
+  EXPECT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
+  EXPECT_TRUE(a.diary.losses.empty());
+}
+
+/// The kernel sends a SYN again after 1, 3 and 7 s only.
+TEST_F(Tcp, ConnectsSoonAfterThePeerAdmitsIt) {
+  Diary diary;
+  const std::unique_ptr<Link> late = open_tcp(some_key());
+  late->listen(diary);
+  a.send(a.link->add(late->address()), 100);
+  const std::vector<Link*> both = {a.link.get(), late.get()};
+  drive(
+      both, [] { return false; }, milliseconds(3200));
+  EXPECT_TRUE(diary.messages.empty());
+  late->admit(this_machine());
+  EXPECT_TRUE(drive(
+      both, [&] { return diary.messages.size() == 1; }, milliseconds(2500)));
+}
+
+/// The receiver cannot tell a connection that is cut from a process that has ended, unless it connects itself.
+TEST_F(Tcp, APeerThatGivesUpAMessageIsNotLost) {
+  a.send(0, 1);
+  ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
+  for (int i = 0; i < 4; ++i) a.send(0, 16 << 20);
+  a.link->forget(0);
+  ASSERT_TRUE(drive({a.link.get()}, [&] { return a.all_done_once(); }));
+  EXPECT_NE(a.diary.failures, 0u);
+  drive_all([] { return false; }, milliseconds(300));
+  EXPECT_TRUE(b.diary.losses.empty());
+  a.link->close();
+  EXPECT_TRUE(drive({b.link.get()}, [&] { return b.diary.losses[0] == 1; }));
+}
+
+TEST_F(Tcp, APostByACallbackOfCloseEnds) {
+  a.send(0, 100);
+  a.diary.on_done = [&] { a.send(0, 100); };
+  a.link->close();
+  EXPECT_TRUE(a.all_done_once());
+  EXPECT_EQ(a.diary.failures, 2u);
+}
+
 TEST_F(Tcp, AProcessThatDoesNotProveItsKeyIsNoPeer) {
-  const TcpAddress of_b = *decode_address(b.link->address(), some_key());
+  TcpAddress of_b = *decode_address(b.link->address(), some_key());
   b.link->close();
-  const Fd impostor(socket(of_b.listeners[0].family == 4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const auto [at, bytes] = sockaddr_of(of_b.listeners[0]);
-  ASSERT_EQ(bind(impostor.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
-  ASSERT_EQ(listen(impostor.get(), 1), 0);
+  const Fd impostor = impostor_at(of_b.listeners[0]);
   a.send(0, 100);
   a.link->progress();
   const Fd heard(accept(impostor.get(), nullptr, nullptr));
