@@ -114,6 +114,11 @@ class TcpLink final : public Link {
   struct Leaving {
     std::unique_ptr<Outgoing> out;
     Clock::time_point until;
+    bool goes_on() const {
+      const Outgoing::State state = out->state();
+      const bool ended = state == Outgoing::State::kFailed || state == Outgoing::State::kLeft;
+      return !ended && (state == Outgoing::State::kOpen || !out->idle()) && Clock::now() < until;
+    }
   };
   /// An event for progress() to report: the end of a post that failed, or without a post the loss of a peer.
   struct News {
@@ -138,9 +143,8 @@ class TcpLink final : public Link {
   bool make_room_for_pending();
   void connect(Peer& peer);
   void attempt(Peer& peer);
-  void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
   void end_posts(const std::vector<Post*>& posts, const Status& status = {Code::kPeerDied, "nvx: the peer is lost"}) {
-    for (Post* post : posts) end_post(*post, status);
+    for (Post* post : posts) news_.push_back({post, status, 0, {}});
   }
   void lose(Peer& peer, const std::string& why);
   void settle();
@@ -213,7 +217,7 @@ std::string TcpLink::why_unheard(PeerId id) {
 void TcpLink::post(Post& post) {
   Peer* peer = usable() ? find(post.to) : nullptr;
   if (!usable()) {
-    end_post(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
+    end_posts({&post}, {Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"});
   } else if (!peer || peer->lost || !peer->dying.empty()) {
     end_posts({&post});
   } else if (!peer->out && unreached_.holds(peer->id, peer->listeners)) {
@@ -307,8 +311,7 @@ bool TcpLink::accept(Socket& listener) {
     Fd fd = sockets_->listeners.accept(listener, from);
     if (!fd) return i != 0;
     contain("accepting a connection", [&] {
-      auto incoming = std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), from, key_, self_);
-      sockets_->incoming.push_back(std::move(incoming));
+      sockets_->incoming.push_back(std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), from, key_, self_));
     });
   }
   return true;
@@ -362,28 +365,23 @@ void TcpLink::note_end(const Incoming& incoming) {
 
 bool TcpLink::handle(const epoll_event& event) {
   auto* const socket = static_cast<Socket*>(event.data.ptr);
+  if (socket->kind() == Socket::Kind::kListener) return accept(*socket);
   bool moved = false;
-  switch (socket->kind()) {
-    case Socket::Kind::kListener: return accept(*socket);
-    case Socket::Kind::kIncoming: {
-      auto& incoming = *static_cast<Incoming*>(socket);
-      reading_ = &incoming;
-      contain_and([&] { moved = incoming.read(*receiver_, scratch_); },
-                  [&](const std::exception* error) {
-                    incoming.end(Incoming::End::kLost, error ? error->what() : "an exception of an unknown type");
-                  });
-      reading_ = nullptr;
-      changed_ |= incoming.ended() != Incoming::End::kNone;
-      return moved;
-    }
-    case Socket::Kind::kOutgoing: {
-      auto& outgoing = *static_cast<Outgoing*>(socket);
-      const Outgoing::State before = outgoing.state();
-      moved = outgoing.advance(event.events);
-      changed_ |= outgoing.state() != before;
-      return moved;
-    }
+  if (socket->kind() == Socket::Kind::kOutgoing) {
+    auto& outgoing = *static_cast<Outgoing*>(socket);
+    const Outgoing::State before = outgoing.state();
+    moved = outgoing.advance(event.events);
+    changed_ |= outgoing.state() != before;
+    return moved;
   }
+  auto& incoming = *static_cast<Incoming*>(socket);
+  reading_ = &incoming;
+  contain_and([&] { moved = incoming.read(*receiver_, scratch_); },
+              [&](const std::exception* error) {
+                incoming.end(Incoming::End::kLost, error ? error->what() : "an exception of an unknown type");
+              });
+  reading_ = nullptr;
+  changed_ |= incoming.ended() != Incoming::End::kNone;
   return moved;
 }
 
@@ -415,11 +413,9 @@ void TcpLink::settle() {
     if (peer && !peer->lost) look_after(*peer, now);
   }
   std::erase_if(sockets_->leaving, [&](const Leaving& leaving) {
-    const Outgoing::State state = leaving.out->state();
-    const bool ended = state == Outgoing::State::kFailed || state == Outgoing::State::kLeft || now > leaving.until ||
-                       (state != Outgoing::State::kOpen && leaving.out->idle());
-    if (ended) end_posts(leaving.out->take_posts());
-    return ended;
+    if (leaving.goes_on()) return false;
+    end_posts(leaving.out->take_posts());
+    return true;
   });
   sockets_->listeners.resume();
   for (const Unreached::News& item : unreached_.look_again()) {
@@ -445,11 +441,7 @@ bool TcpLink::tell() {
 }
 
 void TcpLink::sleep(std::chrono::microseconds span) {
-  if (usable()) {
-    bell_.sleep(sockets_->epoll.get(), span);
-  } else {
-    std::this_thread::sleep_for(span);
-  }
+  usable() ? bell_.sleep(sockets_->epoll.get(), span) : std::this_thread::sleep_for(span);
 }
 
 /// Sends the remaining messages and the last word, for a bounded time. The kernel sends on after that.
@@ -460,12 +452,7 @@ void TcpLink::drain() {
     peer->out->leave(Frame::kClose);
     sockets_->leaving.push_back({std::move(peer->out), give_up});
   }
-  const auto waits = [](const Leaving& leaving) {
-    const Outgoing::State state = leaving.out->state();
-    return state == Outgoing::State::kOpen ||
-           (!leaving.out->idle() && state != Outgoing::State::kFailed && state != Outgoing::State::kLeft);
-  };
-  while (std::ranges::any_of(sockets_->leaving, waits) && Clock::now() < give_up) {
+  while (Clock::now() < give_up && std::ranges::any_of(sockets_->leaving, &Leaving::goes_on)) {
     for (const Leaving& leaving : sockets_->leaving) leaving.out->advance(0);
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }

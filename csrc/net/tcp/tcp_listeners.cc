@@ -33,8 +33,7 @@ uint16_t port_of(int fd) {
   sockaddr_storage own{};
   socklen_t bytes = sizeof own;
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return 0;
-  return ntohs(own.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(own).sin_port
-                                        : reinterpret_cast<sockaddr_in6&>(own).sin6_port);
+  return ntohs(reinterpret_cast<sockaddr_in&>(own).sin_port);  // IPv6 has it at the same place
 }
 
 /// The addresses at which to listen.
@@ -105,7 +104,7 @@ Fd TcpListeners::accept(Socket& listener, std::string& from) {
   Fd fd(accept4(static_cast<Listener&>(listener).fd(), at, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd) from = AddressPrefix::of(address_bytes(at).value_or(AddressBytes())).text();
   if (fd || (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)) return fd;
-  if (!std::exchange(warned_, true))
+  if (no_descriptor_ == Clock::time_point{})
     NVX_LOG(kWarn, "a rank cannot connect to this process yet (%s)%s", std::strerror(errno),
             why_nothing_opens().c_str());
   pause(listener);

@@ -42,7 +42,6 @@ class TcpListeners {
 
   std::set<AddressPrefix> admitted_;
   std::list<Listener> listeners_;
-  bool warned_ = false;
   Clock::time_point paused_until_{}, no_descriptor_{};
 };
 

@@ -35,18 +35,16 @@ Fd new_socket(const HostAddress& address) {
 
 std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address) {
   sockaddr_storage storage{};
+  auto& in = reinterpret_cast<sockaddr_in&>(storage);
+  auto& in6 = reinterpret_cast<sockaddr_in6&>(storage);
+  storage.ss_family = address.family == 4 ? AF_INET : AF_INET6;
+  (address.family == 4 ? in.sin_port : in6.sin6_port) = htons(address.port);
   if (address.family == 4) {
-    auto& in = reinterpret_cast<sockaddr_in&>(storage);
-    in.sin_family = AF_INET;
-    in.sin_port = htons(address.port);
     std::memcpy(&in.sin_addr, address.address.data(), sizeof in.sin_addr);
     return {storage, sizeof in};
   }
-  auto& in = reinterpret_cast<sockaddr_in6&>(storage);
-  in.sin6_family = AF_INET6;
-  in.sin6_port = htons(address.port);
-  std::memcpy(&in.sin6_addr, address.address.data(), sizeof in.sin6_addr);
-  return {storage, sizeof in};
+  std::memcpy(&in6.sin6_addr, address.address.data(), sizeof in6.sin6_addr);
+  return {storage, sizeof in6};
 }
 
 void set_options(int connection) {
