@@ -2,6 +2,7 @@
 
 #include "base/per_process.h"
 #include "net/messenger.h"
+#include "net/tcp/job_key.h"
 #include "torch/communicator.h"
 #include "torch/core/hook.h"
 
@@ -44,7 +45,10 @@ void stop_everything() {
     Engine::here().stop(kLast);
   }
   HooksBeside::await_all();
-  if (const auto messenger = net::Messenger::opened()) messenger->finish();
+  const auto messenger = net::Messenger::opened();
+  if (!messenger) return;
+  messenger->finish();
+  if (net::JobKey::here()) messenger->close();  // libcrypto, which its handshakes use, is torn down too
 }
 
 }  // namespace nvx
