@@ -157,8 +157,8 @@ Clock::duration Liveness::silence_of(PeerId peer) const {
   return asked ? now - signs.asked_first : Clock::duration(0);
 }
 
-/// UCX makes a single TCP connection to a peer with one network device. On it, the answer to this last ping proves that
-/// everything before it has arrived.
+/// All messages to a peer use one TCP connection (with UCX, if it uses one network device), so the answer to this last
+/// ping proves that everything before it has arrived.
 void Liveness::ask_last() {
   messenger_.mutex().held_by_caller();
   for (PeerId peer = 0; peer < signs_.size(); ++peer) {
