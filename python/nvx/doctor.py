@@ -352,10 +352,11 @@ def check_smoke():
 
 
 def check_between_hosts():
-    """Runs the smoke tests with each rank as a host of its own, so that data goes over UCX. A single host does not need
-    UCX, so only wrong results and wrong settings are failures."""
+    """Runs the smoke tests with each rank as a host of its own, so that data goes over UCX, or over TCP with a job key.
+    A single host needs neither, so only wrong results and wrong settings are failures."""
     name = "between hosts"
-    if not nvx._load().build_info()["ucx"]:
+    way = "a job key" if os.environ.get("NVX_JOB_KEY") else "UCX"
+    if way == "UCX" and not nvx._load().build_info()["ucx"]:
         text = "built without UCX: a group that spans hosts is refused"
         return Finding(name, "WARN", text, "for several hosts: pip install libucx-cu13, and build nvx again")
     with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
@@ -363,15 +364,15 @@ def check_between_hosts():
             _, wrong = smoke(folder, apart=True)
         except RANK_FAILED as error:
             said = last_line(str(error))
-            blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP") if os.environ.get(v) and v in said]
+            blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP", "NVX_JOB_KEY") if os.environ.get(v) and v in said]
             if blamed:
                 return Finding(name, "FAIL", f"a rank failed: {said}", f"change {blamed[0]}, or unset it")
-            return Finding(name, "WARN", f"a rank failed: {said}", "see docs/hosts.md for the requirements of UCX")
+            return Finding(name, "WARN", f"a rank failed: {said}", f"see docs/hosts.md for the requirements of {way}")
         with open(f"{folder}/0.log") as file:
-            way = re.search(r"between hosts: (.*)", file.read())
+            found = re.search(r"between hosts: (.*)", file.read())
     if wrong:
         return Finding(name, "FAIL", f"wrong results from {', '.join(wrong)}", "please report this")
-    return okay(name, f"{way.group(1) if way else 'UCX'}; the same exact between two hosts by name")
+    return okay(name, f"{found.group(1) if found else way}; the same exact between two hosts by name")
 
 
 def check_gpudirect():

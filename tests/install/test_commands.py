@@ -84,6 +84,13 @@ def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
     assert doctor.check_smoke().state == "FAIL"
     monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"ucx": False})
     assert "pip install libucx" in doctor.check_between_hosts().hint
+    monkeypatch.undo()
+    monkeypatch.setenv("NVX_JOB_KEY", "too short")
+    found = doctor.check_between_hosts()
+    assert (found.state, found.hint) == ("FAIL", "change NVX_JOB_KEY, or unset it")
+    monkeypatch.setenv("NVX_JOB_KEY", "sixteen characters or more")
+    found = doctor.check_between_hosts()
+    assert found.text.startswith("TCP with a job key, at "), found.text
 
 
 @pytest.mark.parametrize("ours", [False, True])
