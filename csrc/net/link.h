@@ -37,8 +37,8 @@ class Receiver {
  public:
   virtual ~Receiver() = default;
   /// Returns the memory into which the link fetches the body of a message, or null to let the link allocate it.
-  /// Called for long messages only: over UCX normally for those above the sender's segment_bytes(), over TCP from 16 KiB
-  /// on. The link owns the memory until it calls arrived() or dropped(), exactly one of them.
+  /// Called for long messages only: over UCX normally for those above the sender's segment_bytes(), over TCP from
+  /// 16 KiB on. The link owns the memory until it calls arrived() or dropped(), exactly one of them.
   virtual std::byte* place(std::span<const std::byte> header, size_t bytes) = 0;
   /// A complete message has arrived. `body` is in the memory from place(), or in memory of the link that is valid
   /// during this call only and may have any alignment.

@@ -60,6 +60,12 @@ def test_doctor_passes_here_and_says_so_in_json():
     assert states["between hosts"] == ("OKAY" if nvx_module._load().build_info()["ucx"] else "WARN")
 
 
+def test_a_bad_job_key_keeps_no_command_from_describing_this_machine(monkeypatch):
+    monkeypatch.setenv("NVX_JOB_KEY", "too short")
+    ended = nvx("explain", "all_reduce", "1M", "-n", "4")
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_doctor_says_why_a_build_has_no_kernels(monkeypatch):
     facts = {name: value for name, value in vars(nvx_module._build_facts()).items() if name.isupper()}
     monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"cuda": False, "ucx": True})

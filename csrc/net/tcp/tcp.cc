@@ -266,10 +266,11 @@ void TcpLink::look_after(Peer& peer, Clock::time_point now) {
 void TcpLink::retry(Peer& peer, Clock::time_point now) {
   const size_t addresses = peer.listeners.size();
   const std::string why = peer.out->why();
-  if (now < peer.next_try && peer.attempts % addresses == 0) return;
   const bool alien = peer.out->failure() == Outgoing::Failure::kAlien;
-  peer.refused = alien || peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
-  if (peer.refused >= addresses) return lose(peer, alien ? why : "its process has ended (" + why + ")");
+  const size_t refused = alien || peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
+  if (refused >= addresses) return lose(peer, alien ? why : "its process has ended (" + why + ")");
+  if (now < peer.next_try && peer.attempts % addresses == 0) return;
+  peer.refused = refused;
   if (now < peer.give_up) return attempt(peer);
   const std::string way = describe_route(peer.listeners);
   lose(peer, "cannot be connected to (" + why + ")" + (way.empty() ? "" : ", " + way));
@@ -441,6 +442,7 @@ bool TcpLink::tell() {
 }
 
 void TcpLink::sleep(std::chrono::microseconds span) {
+  if (usable() && sockets_->listeners.paused()) span = std::min<std::chrono::microseconds>(span, kBetweenLooks);
   usable() ? bell_.sleep(sockets_->epoll.get(), span) : std::this_thread::sleep_for(span);
 }
 

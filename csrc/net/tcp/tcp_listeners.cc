@@ -24,7 +24,6 @@ class TcpListeners::Listener final : public Socket {
   using Socket::fd;
   HostAddress address;
   bool filtered = false;  // not if NVX_ALLOW_FROM names all addresses, or if the kernel refuses filters
-  bool paused = false;
 };
 
 namespace {
@@ -114,17 +113,14 @@ Fd TcpListeners::accept(Socket& listener, std::string& from) {
 
 void TcpListeners::pause(Socket& socket) {
   constexpr std::chrono::milliseconds kPause{100};
-  auto& listener = static_cast<Listener&>(socket);
-  listener.change(0);
-  listener.paused = true;
+  static_cast<Listener&>(socket).change(0);
+  paused_ = true;
   paused_until_ = Clock::now() + kPause;
 }
 
 void TcpListeners::resume() {
-  if (Clock::now() < paused_until_) return;
-  for (Listener& listener : listeners_) {
-    if (std::exchange(listener.paused, false)) listener.change(EPOLLIN);
-  }
+  if (Clock::now() < paused_until_ || !paused_.exchange(false)) return;
+  for (Listener& listener : listeners_) listener.change(EPOLLIN);
 }
 
 std::string TcpListeners::why_paused() const {

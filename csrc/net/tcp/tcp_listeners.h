@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <set>
 #include <span>
@@ -31,6 +32,8 @@ class TcpListeners {
   Fd accept(Socket& listener, std::string& from);
   /// Leaves connections in the kernel's queue, and the epoll silent about them, for a moment.
   void pause(Socket& listener);
+  /// Any thread may call it.
+  bool paused() const { return paused_; }
   /// Ends pauses. To be called from time to time.
   void resume();
   /// "; ranks cannot connect to this process, ..." if they lacked descriptors just now, otherwise empty.
@@ -42,6 +45,7 @@ class TcpListeners {
 
   std::set<AddressPrefix> admitted_;
   std::list<Listener> listeners_;
+  std::atomic<bool> paused_{false};
   Clock::time_point paused_until_{}, no_descriptor_{};
 };
 
