@@ -248,11 +248,13 @@ void TcpLink::look_after(Peer& peer, Clock::time_point now) {
     if ((greets || state == Outgoing::State::kConnecting) &&
         (now > peer.give_up || now - peer.out->begun() > (greets ? kHandshake : kAttempt)))
       peer.out->fail(greets ? "its process does not take part in the handshake" : "no answer");
-    if (peer.out->state() == Outgoing::State::kFailed && !peer.out->was_open()) return retry(peer, now);
     if (peer.out->state() == Outgoing::State::kFailed && peer.dying.empty()) {
-      peer.dying = "its process has ended, or the network to it has failed (" + peer.out->why() + ")";
+      if (!peer.out->was_open())
+        retry(peer, now);
+      else
+        peer.dying = "its process has ended, or the network to it has failed (" + peer.out->why() + ")";
       peer.dies_at = now + kLastMessages;
-      end_posts(peer.out->take_posts());
+      if (!peer.dying.empty()) end_posts(peer.out->take_posts());
     }
   }
   if (peer.dying.empty()) return;
@@ -268,7 +270,8 @@ void TcpLink::retry(Peer& peer, Clock::time_point now) {
   const std::string why = peer.out->why();
   const bool alien = peer.out->failure() == Outgoing::Failure::kAlien;
   const size_t refused = alien || peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
-  if (refused >= addresses) return lose(peer, alien ? why : "its process has ended (" + why + ")");
+  if (refused >= addresses && alien) return lose(peer, why);
+  if (refused >= addresses) return void(peer.dying = "its process has ended (" + why + ")");
   if (now < peer.next_try && peer.attempts % addresses == 0) return;
   peer.refused = refused;
   if (now < peer.give_up) return attempt(peer);

@@ -54,7 +54,6 @@ TcpListeners::TcpListeners(int epoll, const std::string& met_at) {
   const bool filters = std::ranges::count(admitted_, 0, &AddressPrefix::bits) != 2;
   const std::vector<AddressPrefix> admitted(admitted_.begin(), admitted_.end());
   int error = ENODEV;
-  bool warned = false;
   for (HostAddress& address : own_listeners(met_at)) {
     Fd fd = new_socket(address);
     const auto [at, bytes] = sockaddr_of(address);
@@ -63,14 +62,13 @@ TcpListeners::TcpListeners(int epoll, const std::string& met_at) {
       continue;
     }
     const bool filtered = filters && let_in(fd.get(), admitted);
-    if (filters && !filtered && !std::exchange(warned, true))
-      NVX_LOG(kWarn, "the kernel filters no connections (%s), so the job's key alone keeps other hosts out",
-              std::strerror(errno));
     if (listen(fd.get(), SOMAXCONN) != 0) throw system_error("cannot listen for ranks of other hosts");
     address.port = port_of(fd.get());
     listeners_.emplace_back(epoll, std::move(fd), address).filtered = filtered;
   }
   if (listeners_.empty()) throw system_error("cannot listen for ranks of other hosts" + why_nothing_opens(), error);
+  if (filters && !std::ranges::all_of(listeners_, &Listener::filtered))
+    NVX_LOG(kWarn, "the kernel refuses to filter connections, so the job's key alone keeps other hosts out");
 }
 
 TcpListeners::~TcpListeners() = default;

@@ -328,6 +328,17 @@ TEST_F(Tcp, APeerThatGivesUpAMessageIsNotLost) {
   EXPECT_TRUE(drive({b.link.get()}, [&] { return b.diary.losses[0] == 1; }));
 }
 
+TEST_F(Tcp, APeerThatRefusesIsLostBehindItsLastMessages) {
+  a.send(0, 1);
+  ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
+  a.send(0, 2 << 20);
+  ASSERT_TRUE(drive({a.link.get()}, [&] { return a.all_done_once(); })) << "the kernel takes less than 2 MiB";
+  a.link->close();
+  b.send(0, 1);
+  ASSERT_TRUE(drive({b.link.get()}, [&] { return b.diary.losses[0] == 1; }));
+  EXPECT_EQ(b.diary.messages.size(), 2u);
+}
+
 TEST_F(Tcp, APostByACallbackOfCloseEnds) {
   a.send(0, 100);
   a.diary.on_done = [&] { a.send(0, 100); };
