@@ -36,3 +36,19 @@ def heeded() -> Iterator[None]:
     finally:
         for number in changed:
             signal.signal(number, before[number])
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Signals take effect at the end of the block: between the start of a child and its entry in a list, an exception
+    would leave the child behind. Main thread only."""
+    heard: list[int] = []
+    heeds = [number for number in HEEDED if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in heeds}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in heard:
+            signal.raise_signal(number)

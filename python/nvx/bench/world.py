@@ -88,12 +88,12 @@ def _run_mpi(command: list[str], ranks: int) -> int:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     # No binding: it would also hold the helper threads of every other contender on their rank's core.
     start = [mpirun, "-n", str(ranks), "--bind-to", "none", *crowd, *root, *command]
-    return _wait_all([subprocess.Popen(start, env=environment)])
+    return _run_all([(start, environment)])
 
 
 def _run_ranks(command: list[str], ranks: int) -> int:
     port = _name_port()
-    return _wait_all([subprocess.Popen(command, env=rank_environment(rank, ranks, port)) for rank in range(ranks)])
+    return _run_all([(command, rank_environment(rank, ranks, port)) for rank in range(ranks)])
 
 
 def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
@@ -104,7 +104,7 @@ def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
         made = stack.enter_context(hosts.Hosts(count)) if why is None else None
         if made is None:
             print(f"nvx bench: {why}: the ranks only say that they are on {count} hosts, and meet on loopback")
-        children = []
+        starts = []
         for rank in range(ranks):
             host = hosts.host_of(rank, ranks, count)
             environment = rank_environment(rank, ranks, port)
@@ -117,8 +117,8 @@ def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
             else:
                 environment["NVX_HOST_ID"] = f"host{host}"
             line = made.inside(host, command) if made else command
-            children.append(subprocess.Popen(line, env=environment))
-        return _wait_all(children)
+            starts.append((line, environment))
+        return _run_all(starts)
 
 
 def _name_port() -> int:
@@ -126,10 +126,14 @@ def _name_port() -> int:
     return 20000 + os.getpid() % 40000
 
 
-def _wait_all(children: list[subprocess.Popen]) -> int:
-    """The first failure ends all ranks; so does an exception or a signal here."""
+def _run_all(starts: list[tuple[list[str], dict[str, str]]]) -> int:
+    """Runs these commands in these environments. The first failure ends all; so does an exception or a signal here."""
+    children: list[subprocess.Popen] = []
     with interrupts.heeded():
         try:
+            for command, environment in starts:
+                with interrupts.deferred():
+                    children.append(subprocess.Popen(command, env=environment))
             while True:
                 states = [child.poll() for child in children]
                 bad = [state for state in states if state]
