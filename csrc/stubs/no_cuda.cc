@@ -22,8 +22,6 @@ uint64_t capture_of(void*) { return 0; }
 
 Status call_host(void*, void (*)(void*), void*) { return refusal(); }
 
-bool is_idle(void*) { return true; }
-
 Status Tail::make() { return refusal(); }
 
 Status Tail::hold_back(void*, bool) { return make(); }

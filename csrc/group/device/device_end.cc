@@ -325,7 +325,9 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   }
   const auto write = state_writer(DeviceState{channel_.shape}.views(), control_->base() + sizeof(kernel::Control),
                                   cards.size() * sizeof(kernel::PoolView));
-  const auto show_all = [write, group = options_.group] {
+  // One copy at a time: each has all views, and one that read them earlier must not land later.
+  const auto show_all = [write, group = options_.group, one_at_a_time = std::make_shared<Mutex>()] {
+    MutexLock lock(*one_at_a_time);
     if (const PairVerdict wrote = write(); !wrote.fine())
       NVX_LOG(kWarn, "group %s: transfers stay staged: %s", group.c_str(), wrote.why.c_str());
   };

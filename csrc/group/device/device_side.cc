@@ -88,10 +88,7 @@ bool DeviceSide::settled() const {
   return (!unsure_ && finished() >= launched()) || order_->ended();
 }
 
-bool DeviceSide::has_ended() const {
-  if (finished() >= launched()) order_->note_report();
-  return (captured_ == 0 || order_->replays_ended()) && order_->ended();
-}
+bool DeviceSide::has_ended() const { return (captured_ == 0 || order_->replays_ended()) && order_->ended(); }
 
 uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
 

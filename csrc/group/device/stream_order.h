@@ -14,7 +14,6 @@ struct LaunchStream {
   void* native = nullptr;         ///< a `cudaStream_t` of this rank's device
   uint64_t capture = 0;           ///< the stream's current capture; 0: none
   std::array<int64_t, 3> name{};  ///< the stream's id in its StreamOrder
-  bool lasts = false;             ///< nobody can capture or destroy the stream
 };
 
 /// Orders a group's launches on a device across streams, since kernels of a channel must not overlap. Torch implements
@@ -31,9 +30,6 @@ class StreamOrder {
   /// peers, is not reused before this is true: a kernel that ends badly does not report it, and the report of one that
   /// ends well may overtake its last stores.
   virtual bool ended() = 0;
-  /// Call if the device has reported the end of all launches. Then ended() need not wait long for later work of the
-  /// program on their streams.
-  virtual void note_report() {}
   /// Whether no graph that contains launches is running, as far as it can be known.
   virtual bool replays_ended() { return ended(); }
 

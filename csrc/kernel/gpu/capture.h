@@ -15,10 +15,6 @@ uint64_t capture_of(void* stream);
 /// waits until it returns.
 Status call_host(void* stream, void (*what)(void*), void* with);
 
-/// Whether the device has completed all work of a stream that is in no capture; true also if it can no longer tell.
-/// The rules of Tail::passed() apply.
-bool is_idle(void* stream);
-
 /// An event after the last launch of a channel, on whatever stream, from a call or a graph. It keeps the launches of a
 /// channel from overlapping. Used on one device, by one thread at a time.
 class Tail {

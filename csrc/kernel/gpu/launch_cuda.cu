@@ -203,8 +203,4 @@ bool is_over(cudaError_t told) {
 
 bool Tail::passed() const { return !event_ || is_over(cudaEventQuery(static_cast<cudaEvent_t>(event_))); }
 
-bool is_idle(void* stream) {
-  return capture_of(stream) == 0 && is_over(cudaStreamQuery(static_cast<cudaStream_t>(stream)));
-}
-
 }  // namespace nvx::kernel

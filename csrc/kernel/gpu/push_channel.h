@@ -108,9 +108,10 @@ class PushChannel : public ChannelMemory {
       : ChannelMemory(at, peers, uint32_t(ex.tile()), Rules::kSlots, Rules::kStampMask), ex_(ex) {}
 
   /// Begins the next epoch and greets every peer. On true, the buffers that this block writes are free on every rank.
-  /// Writes nothing if the rank has failed or was aborted; but hot packets are sent while the host's abort word is on
-  /// its way, so inputs are read before an abort is heeded. They may be: tensors stay valid until the stream has passed
-  /// the launch. meet() waits for the word, before anything is written to a tensor.
+  /// Writes nothing if the rank has failed. The host's abort word is heeded by the first block: by all blocks only when
+  /// they wait. Hot packets are sent while the word is on its way, so inputs are read before an abort is heeded. They
+  /// may be: tensors stay valid until the stream has passed the launch. meet() waits for the word, before the first
+  /// block writes to a tensor.
   NVX_HD bool enter(const Job& job, PieceTable table) {
     asked_ = ex_.ask_host();  // the host reads are in flight while this rank's own memory is read
     const PoolView view = Kind::has_chunks(job) ? view_of(uint32_t(ex_.lane())) : PoolView{};

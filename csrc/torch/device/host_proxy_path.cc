@@ -111,8 +111,8 @@ std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel
   };
   return std::make_unique<StreamHostProxy>(
       group.core(), group.device(),
-      StreamHostProxy::Setting{collective, order_, launch_stream(staging), staging.stream().device().str(), pinned,
-                               [&op] { return op.queue_early(); }});
+      StreamHostProxy::Setting{collective, order_, launch_stream(staging.stream(), staging.capture()),
+                               staging.stream().device().str(), pinned, [&op] { return op.queue_early(); }});
 }
 
 Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging) {
@@ -155,7 +155,7 @@ Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging
   auto kept = std::make_unique<Op>(op);
   const BesideCaptures beside;
   const c10::StreamGuard on(staging.stream());
-  const LaunchStream stream = launch_stream(staging);
+  const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
   NVX_TRY(order_->follow(stream));
   const Status called = kernel::call_host(stream.native, stream.capture != 0 ? +again : +once, kept.get());
   const Status noted = order_->note(stream);

@@ -1,6 +1,5 @@
 #include "torch/device/kernel_path.h"
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/ScopeExit.h>
 
@@ -149,11 +148,10 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
   before = begin_postponed();
   prepare(collectives, staging);
   try {
-    const c10::DeviceGuard on(staging.stream().device());
+    const c10::StreamGuard on(staging.stream());
     staging.start_clock();
-    const LaunchStream stream = launch_stream(staging);
+    const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
     if (delegate) {
-      const c10::StreamGuard current(staging.stream());
       NVX_TRY(order_->follow(stream));
       const Status begun = delegate->begin(collectives.front(), staging.stream());
       const Status noted = order_->note(stream);  // also if begin() failed
@@ -246,8 +244,9 @@ KernelPath::Works KernelPath::begin_postponed() {
                        "end the coalescing scope, or wait for the operation, inside the capture");
     } else {
       for (const auto& work : works) work->staging_->start_clock();
-      const c10::DeviceGuard on(first.stream().device());
-      outcome = group_->device().launch({operations.data(), operations.size()}, launch_stream(first));
+      const c10::StreamGuard on(first.stream());
+      outcome = group_->device().launch({operations.data(), operations.size()},
+                                        launch_stream(first.stream(), first.capture()));
     }
   } catch (const std::exception& error) {  // part of the launch may have begun
     outcome = group_->fail(system_failure("launching kernels failed", error));

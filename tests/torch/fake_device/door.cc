@@ -62,11 +62,6 @@ void fake_device_wait(void* event, void* stream) {
   if (fake::MarkPtr mark = static_cast<fake::Event*>(event)->get()) queue.wait_for(std::move(mark));
 }
 
-bool fake_device_idle(void* stream) {
-  const auto& queue = *static_cast<fake::Queue*>(stream);
-  return !queue.graph() && queue.idle();
-}
-
 bool fake_device_passed(void* event) {
   const fake::MarkPtr mark = static_cast<fake::Event*>(event)->get();
   return !mark || mark->passed();

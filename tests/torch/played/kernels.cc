@@ -78,11 +78,6 @@ Status call_host(void* stream, void (*what)(void*), void* with) {
   return {};
 }
 
-bool is_idle(void* stream) {
-  static auto* const idle = of_device<bool(void*)>("fake_device_idle");
-  return idle(stream);
-}
-
 Status Tail::make() {
   static auto* const event = of_device<void*()>("fake_device_event");
   if (!event_) event_ = event();
