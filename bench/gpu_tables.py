@@ -1,4 +1,6 @@
-"""The tables of docs/gpu-results.md, from a file of scripts/gpu_evidence.py: `python bench/gpu_tables.py FILE`."""
+"""The tables of docs/gpu-results.md, from a file of scripts/gpu_evidence.py: `python bench/gpu_tables.py FILE`.
+
+With `--plot` also FILE.svg, which needs matplotlib: the time of an all-reduce by size, and what the model predicted."""
 
 from __future__ import annotations
 
@@ -38,11 +40,17 @@ def rows_of(document: Row, part: str, key: str) -> list[Row]:
     return [row for row in document["parts"].get(part, {}).get("rows", []) if key in row]
 
 
-def all_reduces(document: Row) -> str:
-    found = [row for row in rows_of(document, "product", "product") if row["chosen"]]
+def chosen(document: Row) -> dict[tuple[int, int], Row]:
+    """By ranks and size, with the channel and algorithm that a group chooses: the first channel of its ranks."""
     first: dict[tuple[int, int], Row] = {}
-    for row in found:  # the first channel of a number of ranks is the one that a group chooses
-        first.setdefault((row["ranks"], row["bytes"]), row)
+    for row in rows_of(document, "product", "product"):
+        if row["chosen"]:
+            first.setdefault((row["ranks"], row["bytes"]), row)
+    return first
+
+
+def all_reduces(document: Row) -> str:
+    first = chosen(document)
     ranks = sorted({n for n, _ in first})
     shapes = {n: next(row for (m, _), row in first.items() if m == n) for n in ranks}
     head = ["all_reduce of", *(f"{n} ranks, {shapes[n]['blocks']} blocks each" for n in ranks)]
@@ -127,5 +135,27 @@ def written(page: str, document: Row) -> str:
     return before + BEGIN + tables(document) + END + rest.partition(END)[2]
 
 
+def draw(document: Row, file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "nvx"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for ranks in (2, 4, 8):
+        rows = [row for (n, _), row in sorted(chosen(document).items()) if n == ranks]
+        axes.plot([row["bytes"] for row in rows], [row["graph_us"] for row in rows], "o-", label=f"{ranks} ranks")
+    said = [predicted_us(row["algorithm"], row["bytes"], 8) for row in rows]
+    axes.plot([row["bytes"] for row in rows], said, "k--", label="8 ranks, predicted for NVLink")
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="us", title="all_reduce in a graph, ranks on one H200")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, metadata={"Date": None}, bbox_inches="tight")
+
+
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(), json.loads(Path(sys.argv[1]).read_text())))
+    given = json.loads(Path(sys.argv[1]).read_text())
+    PAGE.write_text(written(PAGE.read_text(), given))
+    if "--plot" in sys.argv:
+        draw(given, Path(sys.argv[1]).with_suffix(".svg"))

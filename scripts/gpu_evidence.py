@@ -169,6 +169,7 @@ FEW, SOON, BRIEF = "--ranks 2 --seconds 4", "--seconds 4", "--blocks 1 --iters 2
 LADDER = "all_reduce --sizes 64,4K,16K,64K,256K,1M,16M"
 PARTS = (
     Part("nvidia_smi", "facts", 20, "tool", "nvidia-smi -q"),
+    Part("driver", "facts", 20, "tool", "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"),
     Part("mps", "facts", 10, "tool", f"sh -c 'command -v {MPS} || echo not here'"),
     Part("facts", "facts", 30, "program", "facts"),
     Part("versions", "facts", 60, "tool", shlex.join([sys.executable, "-c", VERSIONS])),
