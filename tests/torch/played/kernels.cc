@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kPlayedLanes = 2;
 /// Resident blocks. The first group of a process gets four of them: two cores cannot run more threads.
-constexpr int kResident = 16;
+constexpr int kResident = 32;
 
 /// A symbol of `fake_device`, which is loaded with `RTLD_GLOBAL`.
 template <class Function>
