@@ -15,7 +15,7 @@ namespace nvx::kernel {
 namespace {
 
 constexpr int kPlayedLanes = 2;
-/// Resident blocks. The first group of a process gets four of them: two cores cannot run more threads.
+/// Resident blocks. Where two processes share them, the first group gets four: two cores cannot run more threads.
 constexpr int kResident = 32;
 
 /// A symbol of `fake_device`, which is loaded with `RTLD_GLOBAL`.
