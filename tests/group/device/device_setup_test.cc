@@ -470,7 +470,8 @@ TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
     std::atomic<bool> told{false};
     std::thread tells([&] {
       std::this_thread::sleep_for(milliseconds(100));
-      told = knows_ends = true;
+      told = true;
+      knows_ends = true;
     });
     EXPECT_TRUE(one.side->part());
     EXPECT_TRUE(told);
