@@ -15,8 +15,8 @@ namespace nvx::kernel {
 namespace {
 
 constexpr int kPlayedLanes = 2;
-/// Resident blocks. Where three processes share them, the first group gets four: two cores cannot run more threads. Groups
-/// of failed tests keep theirs.
+/// Resident blocks. Where three processes share them, the first group gets four: two cores cannot run more threads.
+/// Groups of failed tests keep theirs.
 constexpr int kResident = 48;
 
 /// A symbol of `fake_device`, which is loaded with `RTLD_GLOBAL`.
