@@ -1,6 +1,6 @@
 """The tables of docs/gpu-results.md, from a file of scripts/gpu_evidence.py: `python bench/gpu_tables.py FILE`.
 
-With `--plot` also FILE.svg, which needs matplotlib: the time of an all-reduce by size, and what the model predicted."""
+With `--plot` also FILE.png, which needs matplotlib: the time of an all-reduce by size, and what the model predicted."""
 
 from __future__ import annotations
 
@@ -138,8 +138,7 @@ def written(page: str, document: Row) -> str:
 def draw(document: Row, file: Path) -> None:
     import matplotlib
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "nvx"
+    matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -151,11 +150,11 @@ def draw(document: Row, file: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="us", title="all_reduce in a graph, ranks on one H200")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(file, metadata={"Date": None}, bbox_inches="tight")
+    figure.savefig(file, dpi=110, metadata={"Software": None}, bbox_inches="tight")
 
 
 if __name__ == "__main__":
     given = json.loads(Path(sys.argv[1]).read_text())
     PAGE.write_text(written(PAGE.read_text(), given))
     if "--plot" in sys.argv:
-        draw(given, Path(sys.argv[1]).with_suffix(".svg"))
+        draw(given, Path(sys.argv[1]).with_suffix(".png"))
