@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "gpu-results.md"
 BEGIN, END = "<!-- made by bench/gpu_tables.py -->\n", "<!-- end of the tables -->\n"
 Row = dict[str, Any]
 
-# What the model of `nvx explain` said before any device was seen: 5 us for a launch, 1.5 us a step, and the bytes that
+# The model of `nvx explain` before any device was seen: 5 us for a launch, 1.5 us a step, and the bytes that
 # a rank sends at 0.7 of NVLink's 450 GB/s. Steps of: one trip of packets, two trips, chunks.
 STEPS = {"one_shot": 1, "two_shot": 2, "chunks": 3}
 
@@ -121,7 +121,7 @@ def tables(document: Row) -> str:
     sections = (
         ("All-reduces in a graph", all_reduces),
         ("Predicted and measured", predictions),
-        ("What an operation pays for", costs),
+        ("Costs of an operation", costs),
         ("Throughput of a block", throughput),
         ("The host's time", calls),
         ("The parts of the run", parts),

@@ -62,7 +62,7 @@ std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
 
 using Gpu = std::pair<ArenaId, int>;
 
-/// What this process knows of a GPU, as long as it has promised blocks there.
+/// The knowledge of this process about a GPU, as long as it has promised blocks there.
 struct Ledger {
   uint32_t promised = 0;
   std::set<ArenaId> here, elsewhere;  // the arenas that groups have met on this GPU and on others: one a process

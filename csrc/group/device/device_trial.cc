@@ -54,8 +54,8 @@ struct Desk {
   kernel::DeviceShape shape;
 
   size_t pad_bytes() const { return DevicePad{shape}.offset(Part::kStaging); }
-  /// What this rank puts in: in chunks some packs of each block, otherwise one; where ranks reduce slices, of each
-  /// slice.
+  /// The bytes of this rank's input: in chunks some packs of each block, otherwise one; where ranks reduce slices, of
+  /// each slice.
   size_t piece(uint32_t stage) const {
     const DeviceAlgorithm algorithm = kStages[stage].algorithm;
     const bool sliced = algorithm == kReducePacketsTwoShot || algorithm == kReduceChunks;

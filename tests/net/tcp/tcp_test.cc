@@ -100,7 +100,7 @@ class Visitor {
   void say(const T& value) {
     (void)!::send(fd_.get(), &value, sizeof value, MSG_NOSIGNAL);
   }
-  /// What the link says, while it is driven. False if it closes the connection.
+  /// Reads from the link, which is driven meanwhile. False if it closes the connection.
   template <class T>
   bool hear(Link& link, T& value) {
     size_t got = 0;
