@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
-import datetime
 import json
 import os
 import platform
@@ -86,21 +85,17 @@ def start(command: list[str], out: Any, env: dict[str, str]) -> subprocess.Popen
 
 
 def end(process: subprocess.Popen) -> None:
-    """Kills the process and all of its session. A process that is stuck in the driver cannot be killed and is left
-    behind."""
-    session = process.pid
+    """Kills the process and its session. A process that is stuck in the driver cannot be killed and stays."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == process.pid:
                     os.kill(int(entry.name), signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
 
 
-def run(
-    command: list[str], seconds: float, signals: Signals | None, env: dict[str, str], leave: bool = False
-) -> Outcome:
+def run(command: list[str], seconds: float, signals: Signals | None, env: dict, leave: bool = False) -> Outcome:
     """Runs the command for at most `seconds`, then kills its session unless `leave` is set."""
     began, state, why = time.monotonic(), "", ""
     with tempfile.TemporaryFile("w+", errors="replace") as out:
@@ -145,10 +140,9 @@ def read(outcome: Outcome, text: str) -> Outcome:
         else:
             said.append(line)
     outcome.said = "\n".join(said).replace(str(ROOT), ".")[-4000:]
-    skips = [row for row in outcome.rows if row.get("end") == "skipped" or row.get("state") == "skipped"]
     tried = [row for row in outcome.rows if "end" in row or "test" in row]
-    if outcome.state == "passed" and tried and len(skips) == len(tried):
-        outcome.state, outcome.why = "skipped", skips[0].get("why", "")
+    if outcome.state == "passed" and {row.get("end", row.get("state")) for row in tried} == {"skipped"}:
+        outcome.state, outcome.why = "skipped", tried[0].get("why", "")
     elif outcome.state == "failed":
         wrong = [row for row in outcome.rows if "failed" in row and "why" in row]
         outcome.why += "".join(f"; {row['failed']}: {row['why']}" for row in wrong[:3])
@@ -217,33 +211,28 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace, signals: Signals) -> None:
         self.given, self.signals, self.file = arguments, signals, Path(arguments.json).absolute()
-        self.folder, self.dry = arguments.folder, arguments.dry_run
+        self.folder, self.dry = arguments.folder.absolute(), arguments.dry_run
         self.work = Path(tempfile.mkdtemp(prefix="nvx-evidence-"))
         self.end_at = time.monotonic() + arguments.minutes * 60
         self.building: subprocess.Popen | None = None
         self.mps_began, places = "", ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
         self.mps_env = dict.fromkeys(places, str(self.work))
-        mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(self.folder), "dry_run": self.dry}
-        self.document: dict[str, Any] = (
-            json.loads(self.file.read_text()) if self.file.exists() else mine | {"parts": {}}
-        )
+        mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(arguments.folder), "dry_run": self.dry}
+        self.document: dict[str, Any] = mine | {"parts": {}}
+        if self.file.exists():
+            self.document = json.loads(self.file.read_text())
         if self.document | mine != self.document:
             sys.exit(f"gpu_evidence: {self.file} does not go on from {mine}: name another file with -J")
-        when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        when = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
         self.document |= {"machine": platform.platform(), "python": platform.python_version(), "when": when}
         self.env = os.environ | {"NVX_TEST_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info", "COLUMNS": "300"}
         if self.dry:
             self.env["LD_LIBRARY_PATH"] = str(self.folder / "played_driver")
             return
         site, given = self.work / "site", self.env.get("PYTHONPATH", "")
-        self.env["PATH"] = os.pathsep.join(
-            [
-                str(site / "bin"),
-                self.env["PATH"],
-                "/usr/local/nvidia/bin:/usr/bin:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer",
-            ]
-        )
-        self.env["PYTHONPATH"] = os.pathsep.join([str(site), str(ROOT / "python"), given]).rstrip(os.pathsep)
+        tools = "/usr/local/nvidia/bin:/usr/bin:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+        self.env["PATH"] = f"{site}/bin:{self.env['PATH']}:{tools}"
+        self.env["PYTHONPATH"] = f"{site}:{ROOT}/python:{given}".rstrip(":")
 
     def tool(self, name: str) -> str:
         played = ROOT / "tests" / "gpu" / "tools" / name.replace("-", "_")
@@ -375,15 +364,14 @@ def commit(folder: Path) -> str:
 
 
 def bundle(folder: Path) -> int:
-    """Makes the bundle for a machine with a GPU and no network: the programs, for sm_90 and as PTX, and the
-    packages."""
+    """Makes the bundle for a machine with a GPU and no network: the program for sm_90 and as PTX, and packages."""
     build = folder / "build"
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *KERNELS, "-DNVX_PYTHON=OFF"], check=True)
     subprocess.run(["cmake", "--build", str(build), "--parallel", "--target", PROGRAM], check=True)
     shutil.copy2(build / PROGRAM, folder / PROGRAM)
     shutil.rmtree(build)
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS]
-    subprocess.run(pip, check=True)
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "download", "-q", "--no-deps", "-d", f"{folder}/wheels", *WHEELS], check=True)
     (folder / "commit").write_text(made_of := commit(ROOT))
     print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {made_of}")
     return 0
@@ -391,8 +379,7 @@ def bundle(folder: Path) -> int:
 
 def read_arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    groups = list(dict.fromkeys(part.group for part in PARTS))
-    add = parser.add_argument
+    groups, add = list(dict.fromkeys(part.group for part in PARTS)), parser.add_argument
     add("--bundle", metavar="DIR", type=Path, help="make the bundle, and run nothing")
     add("--from", dest="folder", metavar="DIR", type=Path, help="the bundle; in a dry run, where nvx_gpu_twin is")
     add("-J", "--json", metavar="FILE", default="gpu_evidence.json", help="(default: gpu_evidence.json)")
@@ -404,8 +391,7 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     arguments.parts = set(arguments.parts.split(","))
     if unknown := arguments.parts - {*groups, *NAMES}:
         parser.error(f"--parts: no part or group {', '.join(unknown)}")
-    default = "build/make/cpp" if arguments.dry_run else "build/gpu_bundle"
-    arguments.folder = (arguments.folder or ROOT / default).absolute()
+    arguments.folder = arguments.folder or ROOT / "build" / ("make/cpp" if arguments.dry_run else "gpu_bundle")
     return arguments
 
 
