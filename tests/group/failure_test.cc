@@ -79,14 +79,16 @@ TEST_P(Sizes, RootsThatDifferAreNamedSoon) {
 TEST_P(Sizes, ATimeoutNamesWhoIsMissing) {
   MemoryStore store;
   constexpr int kRanks = 4;
-  std::atomic<int> waiting{kRanks - 2};
+  std::atomic<int> ready{0}, waiting{kRanks - 2};
   as_threads(kRanks, [&](int rank) {
     Group group(store, options("timeout", rank, kRanks));
     if (rank >= 2) {
       EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waiting == 0; }));
       return;
     }
-    group.set_timeout(milliseconds(200));
+    group.set_timeout(milliseconds(500));
+    ++ready;
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return ready == kRanks - 2; }));
     const auto began = Clock::now();
     const Status status = run(group, all_reduce_of(GetParam()));
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
