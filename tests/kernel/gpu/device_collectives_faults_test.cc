@@ -333,8 +333,9 @@ std::vector<std::pair<DeviceAlgorithm, Play>> many_plays(DeviceAlgorithm algorit
 /// Runs this test binary, in one shard, with one test that is disabled otherwise. Returns its exit code and output.
 std::pair<int, std::string> run_apart(const std::string& test) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  const std::string command = "env -u GTEST_TOTAL_SHARDS TSAN_OPTIONS='exitcode=66 halt_on_error=1' '" + self +
-                              "' --gtest_also_run_disabled_tests --gtest_filter='" + test + "' 2>&1";
+  const std::string command =
+      "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX TSAN_OPTIONS='exitcode=66 halt_on_error=1' '" + self +
+      "' --gtest_also_run_disabled_tests --gtest_filter='" + test + "' 2>&1";
   FILE* const pipe = popen(command.c_str(), "r");
   if (!pipe) return {-1, "no pipe"};
   std::string text;
