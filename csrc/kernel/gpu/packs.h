@@ -374,11 +374,19 @@ NVX_HD void store_sum(const Exec& ex, const Fold& f, size_t i, const Pack& sum) 
   }
 }
 
+/// The multiplier of a rank, from its greeting. It has come; a read that did not wait for its stamp would not keep the
+/// peer from writing the greeting of a later epoch.
 template <class Exec>
-NVX_NOINLINE double factor_of(const Exec& ex, const Fold& f, uint32_t rank) {
-  if (int(rank) == f.factors.me) return f.factors.own;
+NVX_NOINLINE bool factor_of(Exec& ex, const Fold& f, uint32_t rank, double* factor) {
+  *factor = f.factors.own;
+  if (int(rank) == f.factors.me) return true;
   const auto* from = reinterpret_cast<const Packet*>(f.peers[rank].mine + f.factors.greetings + rank * f.factors.step);
-  return __builtin_bit_cast(double, data_of(ex.peek_packet(from + kFactorWord)));
+  PendingWait pending{int(rank), f.stamp, 0};
+  return ex.wait(pending, [&] {
+    const Packet packet = ex.peek_packet(from + kFactorWord);
+    *factor = __builtin_bit_cast(double, data_of(packet));
+    return is_stamped(packet, f.stamp);
+  });
 }
 
 /// Sums and averages of the chunks of at most kMost ranks: a lane reads the places of all ranks once. Chunks of others
@@ -475,8 +483,10 @@ NVX_NOINLINE bool fold(Exec& ex, const Fold& f, ReduceOp op) {
     Pack packs[kPacksAhead];
     NVX_NO_UNROLL
     for (uint32_t r = 0; r < f.ranks; ++r) {
+      double factor = 1;
       if (r % kPacksAhead == 0 && !load_any(ex, f, r, i, packs)) return false;
-      sum.add(op, packs[r % kPacksAhead], op == ReduceOp::kPremulSum ? factor_of(ex, f, r) : 1, r == 0);
+      if (op == ReduceOp::kPremulSum && !factor_of(ex, f, r, &factor)) return false;
+      sum.add(op, packs[r % kPacksAhead], factor, r == 0);
     }
     store_any(ex, f, i, sum.finish(op, int(f.ranks)));
   }
