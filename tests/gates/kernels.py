@@ -17,6 +17,7 @@ WANTED = (
     (r"\bst\.relaxed\.sys\.v2\.u64\b", "packets are written in one access of 16 bytes"),
     (r"\bld\.acquire\.sys\.b64\b", "counters of peers are acquired at system scope"),
     (r"\bst\.release\.sys\.b64\b", "counters for peers are released at system scope"),
+    (r"\bfence\.acq_rel\.sys\b", "one fence of system scope publishes a round"),
     (r"\bld(\.global)?\.(v2\.[ubs]64|v4\.[ubs]32)\b", "chunks are read 16 bytes at a time"),
     (r"\bst(\.global)?\.(v2\.[ubs]64|v4\.[ubs]32)\b", "chunks are written 16 bytes at a time"),
 )
@@ -28,6 +29,9 @@ UNWANTED = (
     (r"\b(ld|st)\.volatile\b", "order travels on the flag, not on volatile"),
     (r"\bld\.global\.nc\b", "what peers write is not constant while a kernel runs"),
 )
+# A round's end, PushChannel::publish(), without accesses of memory that a thread or a block has for itself: tests/model
+# proves the protocol of this order.
+PUBLISH = (r"bar\.red\.and\.pred", r"fence\.acq_rel\.sys", r"st\.relaxed\.sys\.b64", r"st\.relaxed\.sys\.b64")
 # Patterns that the machine code must have after all optimisation.
 WANTED_CODE = (
     (r"\bLDG?\.E\.128\.STRONG\.SYS\b", "reads of packets"),
@@ -74,7 +78,18 @@ def text_breaches(ptx):
         hit = re.search(pattern, ptx, re.MULTILINE)
         if hit:
             found.append(f"{hit.group(0).strip()}: {why}")
-    return found
+    return found + order_breaches(ptx)
+
+
+def order_breaches(ptx):
+    """The fences around which PTX has another order than PUBLISH, a sentence each."""
+    accesses = re.findall(r"\b(?:ld|st|atom|red|bar|fence)\.(?!local|shared|param|const)[\w.]+", ptx)
+    around = [accesses[max(i - 1, 0) : i + 3] for i, one in enumerate(accesses) if one.startswith("fence.")]
+    return [
+        f"{' '.join(one)}: a fence stands between the tile's barrier and the flags"
+        for one in around
+        if len(one) != len(PUBLISH) or not all(map(re.fullmatch, PUBLISH, one))
+    ]
 
 
 def code_breaches(code):
@@ -310,11 +325,15 @@ def paths(context, cubin, cuobjdump):
 
 # (PTX, whether it is a breach)
 GOOD = """ld.relaxed.sys.v2.u64 st.relaxed.sys.v2.u64 ld.acquire.sys.b64 st.release.sys.b64
-ld.v2.u64 st.v2.u64 mul.rn.f32"""
+ld.v2.u64 st.v2.u64 mul.rn.f32
+bar.red.and.pred ld.shared.u32 fence.acq_rel.sys st.relaxed.sys.b64 st.shared.u64 st.relaxed.sys.b64"""
 EXAMPLES = (
     (GOOD, False),
     (GOOD.replace("acquire.sys", "acquire.gpu"), True),
     (GOOD.replace("ld.relaxed.sys.v2.u64", "ld.relaxed.sys.u64"), True),
+    (GOOD.replace("acq_rel.sys", "acq_rel.gpu"), True),
+    (GOOD.replace("bar.red.and.pred", "st.v2.u64"), True),
+    (GOOD.replace("st.shared.u64 st.relaxed", "st.u64 st.relaxed"), True),
     (GOOD + " fma.rn.f32", True),
     (GOOD + " add.ftz.f32", True),
     (GOOD + " div.approx.f32", True),

@@ -100,7 +100,7 @@ struct Partners {
 ///  then. Ranks that access those tensors check for this at every await and publish, behind a barrier of the tile: no
 ///  lane accesses a tensor between that barrier and the end of the checks. If the peer has failed, they go no further
 ///  and wait for their own end. So an input that was read is either valid or not used, and a result is written no
-///  longer than until the next check.
+///  longer than until the next check. The former rests on more than the memory model: tests/model/README.md.
 template <class Exec, class Rules = PushRules, class Kind = AnyOperation>
 class PushChannel : public ChannelMemory {
  public:
