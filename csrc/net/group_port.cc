@@ -1,7 +1,6 @@
 #include "net/group_port.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/words.h"

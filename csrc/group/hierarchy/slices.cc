@@ -3,8 +3,6 @@
 
 #include "group/hierarchy/slices.h"
 
-#include <algorithm>
-
 #include "group/hierarchy/host_proxy.h"
 
 namespace nvx {

@@ -1,7 +1,5 @@
 #include "group/hierarchy/stream_host_proxy.h"
 
-#include <array>
-
 #include "base/contain.h"
 #include "group/device/group_device.h"
 #include "kernel/gpu/launch_cuda.h"

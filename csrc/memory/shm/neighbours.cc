@@ -7,19 +7,15 @@
 #include <sys/wait.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "base/per_process.h"
 #include "memory/shm/handout.h"
-#include "memory/shm/unix_socket.h"
 
 namespace nvx {
 namespace {

@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <string>
 #include <thread>
 
 #include "base/error.h"

@@ -4,7 +4,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "base/handle.h"

@@ -1,6 +1,5 @@
 #include "net/tcp/tcp_wire.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace nvx::net {

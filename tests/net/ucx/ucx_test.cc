@@ -3,10 +3,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <future>
-#include <thread>
 
 #include "net/child.h"
 #include "net/ucx/ucx_address.h"
