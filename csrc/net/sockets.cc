@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/handle.h"
@@ -18,34 +20,14 @@ namespace {
 /// UCX nests the epolls of its interfaces in its own epoll.
 constexpr int kDeepest = 3;
 
-/// "/proc/self/fdinfo/17"
-class InfoPath {
- public:
-  explicit InfoPath(int fd) {
-    char digits[12];
-    size_t n = 0;
-    do digits[n++] = char('0' + fd % 10);
-    while ((fd /= 10) != 0);
-    char* end = text_ + std::strlen(text_);
-    while (n != 0) *end++ = digits[--n];
-  }
-  const char* text() const { return text_; }
-
- private:
-  char text_[32] = "/proc/self/fdinfo/";
-};
-
 /// The number after `word` in a line, in this base; -1 if there is none.
 int64_t number_behind(const char* word, const char* line, int base) {
-  const char* at = std::strstr(line, word);
-  if (!at) return -1;
-  for (at += std::strlen(word); *at == ' ';) ++at;
   int64_t number = -1;
-  for (;; ++at) {
-    const int digit = *at >= '0' && *at <= '9' ? *at - '0' : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10 : base;
-    if (digit >= base) return number;
-    number = (number < 0 ? 0 : number * base) + digit;
-  }
+  const char* at = std::strstr(line, word);
+  if (!at) return number;
+  for (at += std::strlen(word); *at == ' ';) ++at;
+  (void)std::from_chars(at, at + std::strlen(at), number, base);
+  return number;
 }
 
 /// Parses a descriptor's line of an epoll: "tfd:  17 events: 19 data: 11  pos:0 ino:2f1c sdev:8". The descriptor's
@@ -59,7 +41,9 @@ bool is_still_there(int fd, const char* line, struct stat* what) {
 
 /// Calls `act` for each socket that an epoll, or a nested epoll, watches.
 void each_socket(int epoll, void (*act)(int socket), int depth) {
-  const int info = open(InfoPath(epoll).text(), O_RDONLY | O_CLOEXEC);
+  char path[32] = "/proc/self/fdinfo/";
+  (void)std::to_chars(path + std::strlen(path), std::end(path) - 1, epoll);
+  const int info = open(path, O_RDONLY | O_CLOEXEC);
   if (info < 0) return;
   char line[256], some[512];
   size_t length = 0;
