@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/config.h"
+#include "base/error.h"
+
 namespace nvx::net {
 namespace {
 
@@ -76,6 +79,17 @@ std::vector<sock_filter> source_filter(std::span<const AddressPrefix> admitted) 
   program.insert(program.end(), of_4.begin(), of_4.end());
   program.insert(program.end(), of_6.begin(), of_6.end());
   return program;
+}
+
+std::set<AddressPrefix> allowed_sources() {
+  const auto allowed = parse_prefixes(config().allow_from);
+  if (allowed) return {allowed->begin(), allowed->end()};
+  throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is not a list of addresses",
+              "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
+}
+
+bool is_everybody(const std::set<AddressPrefix>& admitted) {
+  return std::ranges::count(admitted, 0, &AddressPrefix::bits) == 2;
 }
 
 std::optional<size_t> let_in(int socket, const std::vector<AddressPrefix>& admitted) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,11 @@ namespace nvx::net {
 /// these prefixes. A listener that has it drops all others without an answer, so that no connection comes about; the
 /// connections that it accepts inherit it.
 std::vector<sock_filter> source_filter(std::span<const AddressPrefix> admitted);
+
+/// The sources that NVX_ALLOW_FROM names. Throws Error.
+std::set<AddressPrefix> allowed_sources();
+/// Whether these are all addresses, so that a filter would drop nothing.
+bool is_everybody(const std::set<AddressPrefix>& admitted);
 
 /// Makes a socket admit packets from these addresses only; the change is atomic. If the kernel refuses a filter of that
 /// length, neighbouring addresses are joined to prefixes that hold more addresses. Returns the number of prefixes, or

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/words.h"
@@ -44,15 +43,8 @@ std::vector<HostAddress> own_listeners(const std::string& met_at) {
 
 }  // namespace
 
-TcpListeners::TcpListeners(int epoll, const std::string& met_at) {
-  const auto allowed = parse_prefixes(config().allow_from);
-  if (!allowed) {
-    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is not a list of addresses",
-                "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
-  }
-  admitted_.insert(allowed->begin(), allowed->end());
-  const bool filters = std::ranges::count(admitted_, 0, &AddressPrefix::bits) != 2;
-  const std::vector<AddressPrefix> admitted(admitted_.begin(), admitted_.end());
+TcpListeners::TcpListeners(int epoll, const std::string& met_at) : admitted_(allowed_sources()) {
+  const bool filters = !is_everybody(admitted_);
   int error = ENODEV;
   for (HostAddress& address : own_listeners(met_at)) {
     Fd fd = new_socket(address);
@@ -61,7 +53,7 @@ TcpListeners::TcpListeners(int epoll, const std::string& met_at) {
       error = errno;  // such as an IPv6 address that is still being checked for duplicates
       continue;
     }
-    const bool filtered = filters && let_in(fd.get(), admitted);
+    const bool filtered = filters && let_in(fd.get(), {admitted_.begin(), admitted_.end()});
     if (listen(fd.get(), SOMAXCONN) != 0) throw system_error("cannot listen for ranks of other hosts");
     address.port = port_of(fd.get());
     listeners_.emplace_back(epoll, std::move(fd), address).filtered = filtered;
@@ -81,9 +73,8 @@ std::vector<HostAddress> TcpListeners::addresses() const {
 
 void TcpListeners::admit(std::span<const AddressPrefix> more) {
   admitted_.insert(more.begin(), more.end());
-  const std::vector<AddressPrefix> all(admitted_.begin(), admitted_.end());
   for (const Listener& listener : listeners_) {
-    if (!listener.filtered || let_in(listener.fd(), all)) continue;
+    if (!listener.filtered || let_in(listener.fd(), {admitted_.begin(), admitted_.end()})) continue;
     throw system_error("the kernel does not change the filter of a socket");
   }
 }

@@ -23,7 +23,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/config.h"
 #include "base/error.h"
 #include "base/handle.h"
 #include "base/log.h"
@@ -192,20 +191,9 @@ std::vector<Listener> of_worker(std::vector<Listener> fresh, std::span<const std
   return devices != 0 && told.size() >= devices ? told : fresh;
 }
 
-bool is_everybody(const std::set<AddressPrefix>& admitted) {
-  return std::ranges::count(admitted, 0, &AddressPrefix::bits) == 2;
-}
-
 }  // namespace
 
-UcxListeners::UcxListeners() {
-  const auto allowed = parse_prefixes(config().allow_from);
-  if (!allowed) {
-    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is not a list of addresses",
-                "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
-  }
-  admitted_.insert(allowed->begin(), allowed->end());
-  filters_ = !is_everybody(admitted_);
+UcxListeners::UcxListeners() : admitted_(allowed_sources()), filters_(!is_everybody(admitted_)) {
   for (const Listener& listener : present()) others_.insert(listener.inode);
 }
 
@@ -246,15 +234,14 @@ void UcxListeners::close_in_child() const {
 }
 
 void UcxListeners::attach(const std::set<AddressPrefix>& admitted) {
-  const std::vector<AddressPrefix> wanted(admitted.begin(), admitted.end());
   for (const Listener& listener : listeners_) {
     const Fd own = own_descriptor(listener);
     if (!own && errno == EBADF) continue;  // UCX has closed it
     if (!own) refuse(std::string("nvx gets no descriptor for a socket (") + std::strerror(errno) + ")");
-    const std::optional<size_t> prefixes = let_in(own.get(), wanted);
+    const std::optional<size_t> prefixes = let_in(own.get(), {admitted.begin(), admitted.end()});
     if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
     NVX_LOG(kInfo, "TCP port %u admits %zu prefixes, which hold the %zu addresses of this job", listener.port,
-            *prefixes, wanted.size());
+            *prefixes, admitted.size());
   }
 }
 

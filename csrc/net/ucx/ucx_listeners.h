@@ -48,10 +48,10 @@ class UcxListeners {
   std::vector<Listener> present() const;
   void attach(const std::set<AddressPrefix>& admitted);
 
-  bool filters_ = true;  // false: NVX_ALLOW_FROM names all addresses
+  std::set<AddressPrefix> admitted_;
+  const bool filters_;  // false: NVX_ALLOW_FROM names all addresses
   std::set<ino_t> others_;
   std::vector<Listener> listeners_;
-  std::set<AddressPrefix> admitted_;
   bool warned_of_strangers_ = false, warned_of_end_ = false;
   Clock::time_point next_look_{};
 };
