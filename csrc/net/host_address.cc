@@ -54,20 +54,11 @@ bool is_loopback(const HostAddress& own) {
 }
 
 /// connect() on a datagram socket sends nothing: it only makes the kernel look up the route.
-int connect_to(int fd, const HostAddress& host) {
+int connect_to(int fd, HostAddress host) {
   constexpr uint16_t kDiscard = 9;
-  if (host.family == 4) {
-    sockaddr_in in{};
-    in.sin_family = AF_INET;
-    in.sin_port = htons(kDiscard);
-    std::memcpy(&in.sin_addr, host.address.data(), sizeof in.sin_addr);
-    return connect(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
-  }
-  sockaddr_in6 in{};
-  in.sin6_family = AF_INET6;
-  in.sin6_port = htons(kDiscard);
-  std::memcpy(&in.sin6_addr, host.address.data(), sizeof in.sin6_addr);
-  return connect(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
+  host.port = kDiscard;
+  const auto [at, bytes] = sockaddr_of(host);
+  return connect(fd, reinterpret_cast<const sockaddr*>(&at), bytes);
 }
 
 /// Whether an error means that there is no route. Other errors do not tell: the process has no free descriptor, or a
@@ -96,6 +87,20 @@ std::optional<AddressBytes> address_bytes(const sockaddr* address) {
     return std::nullopt;
   }
   return bytes;
+}
+
+std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address) {
+  sockaddr_storage storage{};
+  auto& in = reinterpret_cast<sockaddr_in&>(storage);
+  auto& in6 = reinterpret_cast<sockaddr_in6&>(storage);
+  storage.ss_family = address.family == 4 ? AF_INET : AF_INET6;
+  (address.family == 4 ? in.sin_port : in6.sin6_port) = htons(address.port);
+  if (address.family == 4) {
+    std::memcpy(&in.sin_addr, address.address.data(), sizeof in.sin_addr);
+    return {storage, sizeof in};
+  }
+  std::memcpy(&in6.sin6_addr, address.address.data(), sizeof in6.sin6_addr);
+  return {storage, sizeof in6};
 }
 
 std::vector<AddressBytes> own_addresses() {

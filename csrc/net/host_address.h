@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/address_prefix.h"
@@ -28,6 +29,8 @@ inline constexpr size_t kMostAddresses = 16;
 
 /// The address in a sockaddr, if it is IPv4 or IPv6.
 std::optional<AddressBytes> address_bytes(const sockaddr* address);
+/// The address as the kernel takes it.
+std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address);
 /// The source addresses of this host's packets, for any interface: all addresses that have a meaning on other hosts, at
 /// most kMostAddresses, IPv4 first.
 std::vector<AddressBytes> own_addresses();

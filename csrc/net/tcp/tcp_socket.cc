@@ -33,20 +33,6 @@ Fd new_socket(const HostAddress& address) {
   return Fd(socket(address.family == 4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
-std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address) {
-  sockaddr_storage storage{};
-  auto& in = reinterpret_cast<sockaddr_in&>(storage);
-  auto& in6 = reinterpret_cast<sockaddr_in6&>(storage);
-  storage.ss_family = address.family == 4 ? AF_INET : AF_INET6;
-  (address.family == 4 ? in.sin_port : in6.sin6_port) = htons(address.port);
-  if (address.family == 4) {
-    std::memcpy(&in.sin_addr, address.address.data(), sizeof in.sin_addr);
-    return {storage, sizeof in};
-  }
-  std::memcpy(&in6.sin6_addr, address.address.data(), sizeof in6.sin6_addr);
-  return {storage, sizeof in6};
-}
-
 void set_options(int connection) {
   const auto set = [&](int level, int option, int value) {
     (void)setsockopt(connection, level, option, &value, sizeof value);

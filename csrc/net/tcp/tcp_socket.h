@@ -1,10 +1,7 @@
 #pragma once
 
-#include <sys/socket.h>
-
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "base/handle.h"
 #include "net/host_address.h"
@@ -36,9 +33,8 @@ class Socket {
   Fd fd_;
 };
 
-/// Makes a socket for an address, and the address as the kernel takes it.
+/// Makes a socket for an address.
 Fd new_socket(const HostAddress& address);
-std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address);
 /// Small messages leave at once, and a silent host is noticed, later if NVX_LIVENESS_S is longer.
 void set_options(int connection);
 
