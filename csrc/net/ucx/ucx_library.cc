@@ -8,25 +8,12 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/mutex.h"
 #include "net/interfaces.h"
 #include "net/sockets.h"
-#include "net/ucx/ucx.h"
 #include "net/ucx/ucx_search.h"
 
 namespace nvx::net {
 namespace {
-
-/// Never destroyed: links may outlive static destructors.
-struct Shelf {
-  Mutex mutex;
-  const UcxLibrary* library GUARDED_BY(mutex) = nullptr;
-};
-
-Shelf& shelf() {
-  static Shelf* const kShelf = new Shelf;
-  return *kShelf;
-}
 
 /// The libraries to try, best first. One that is already loaded comes before all others, because a second one would
 /// share its parts.
@@ -125,11 +112,10 @@ void warn_of_second_ucx(const UcxLibrary& own) {
   }
 }
 
+/// Never destroyed: links may outlive static destructors.
 const UcxLibrary& ucx_library() {
-  Shelf& here = shelf();
-  MutexLock lock(here.mutex);
-  if (!here.library) here.library = new UcxLibrary(load());
-  return *here.library;
+  static const UcxLibrary* const kLibrary = new UcxLibrary(load());
+  return *kLibrary;
 }
 
 }  // namespace nvx::net
