@@ -1,6 +1,5 @@
 #include "net/interfaces.h"
 
-#include <dirent.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <sys/socket.h>
@@ -8,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string_view>
 
@@ -24,12 +24,9 @@ constexpr char kRdmaDevices[] = "/sys/class/infiniband";
 
 std::vector<std::string> listed(const std::string& folder) {
   std::vector<std::string> names;
-  DIR* dir = opendir(folder.c_str());
-  if (!dir) return names;
-  while (const dirent* entry = readdir(dir)) {
-    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
-  }
-  closedir(dir);
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; entry != end; entry.increment(error))
+    names.push_back(entry->path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }
