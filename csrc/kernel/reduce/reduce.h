@@ -12,6 +12,8 @@
 // equal values (0.0 and -0.0) they take the later rank's. PREMUL_SUM multiplies each rank's widened input by that
 // rank's factor before the sum. Undefined pairs (is_defined) are not instantiated.
 
+#include <type_traits>
+
 #include "kernel/reduce/dtype.h"
 #include "kernel/reduce/float_bits.h"
 
@@ -28,12 +30,9 @@ struct Complex {
 };
 
 template <class A, class B>
-inline constexpr bool kSame = false;
-template <class A>
-inline constexpr bool kSame<A, A> = true;
-
+inline constexpr bool kSame = std::is_same_v<A, B>;
 template <class T>
-inline constexpr bool kIsFloat = kSame<T, float> || kSame<T, double>;
+inline constexpr bool kIsFloat = std::is_floating_point_v<T>;
 template <class T>
 inline constexpr bool kIsComplex = false;
 template <class F>
@@ -70,37 +69,11 @@ struct Rule<Bool> {
 /// Integers narrower than int would be promoted to int, whose overflow is undefined. So these rules compute in an
 /// unsigned type.
 template <class A>
-struct Wrapping {
-  using Type = A;
-};
-template <>
-struct Wrapping<uint8_t> {
-  using Type = uint32_t;
-};
-template <>
-struct Wrapping<uint16_t> {
-  using Type = uint32_t;
-};
-template <>
-struct Wrapping<int8_t> {
-  using Type = uint32_t;
-};
-template <>
-struct Wrapping<int16_t> {
-  using Type = uint32_t;
-};
-template <>
-struct Wrapping<int32_t> {
-  using Type = uint32_t;
-};
-template <>
-struct Wrapping<int64_t> {
-  using Type = uint64_t;
-};
+using Wrapping = std::conditional_t<std::is_integral_v<A>, std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>, A>;
 
 template <class A>
 NVX_RULE A add(A a, A b) {
-  using W = typename Wrapping<A>::Type;
+  using W = Wrapping<A>;
   return A(W(a) + W(b));
 }
 template <class F>
@@ -110,7 +83,7 @@ NVX_RULE Complex<F> add(Complex<F> a, Complex<F> b) {
 
 template <class A>
 NVX_RULE A multiply(A a, A b) {
-  using W = typename Wrapping<A>::Type;
+  using W = Wrapping<A>;
   return A(W(a) * W(b));
 }
 template <class F>

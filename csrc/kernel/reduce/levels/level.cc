@@ -302,33 +302,6 @@ inline ReduceFn of_bool(ReduceOp op) {
   }
 }
 
-inline ReduceFn reduce(DType type, ReduceOp op) {
-  switch (type) {
-    case DType::kBytes: return nullptr;
-    case DType::kBool: return of_bool(op);
-    case DType::kU8: return of_integer<uint8_t, uint8_t>(op);
-    case DType::kI8: return of_integer<int8_t, uint8_t>(op);
-    case DType::kU16: return of_integer<uint16_t, uint16_t>(op);
-    case DType::kI16: return of_integer<int16_t, uint16_t>(op);
-    case DType::kU32: return of_integer<uint32_t, uint32_t>(op);
-    case DType::kI32: return of_integer<int32_t, uint32_t>(op);
-    case DType::kU64: return of_integer<uint64_t, uint64_t>(op);
-    case DType::kI64: return of_integer<int64_t, uint64_t>(op);
-    case DType::kF16: return of_float<F16>(op);
-    case DType::kBF16: return of_float<BF16>(op);
-    case DType::kF32: return of_float<float>(op);
-    case DType::kF64: return of_float<double>(op);
-    case DType::kC64: return of_complex<float>(op);
-    case DType::kC128: return of_complex<double>(op);
-    case DType::kF8E4M3FN: return of_float<F8E4M3FN>(op);
-    case DType::kF8E5M2: return of_float<F8E5M2>(op);
-    case DType::kF8E4M3FNUZ: return of_float<F8E4M3FNUZ>(op);
-    case DType::kF8E5M2FNUZ: return of_float<F8E5M2FNUZ>(op);
-    case DType::kF8E8M0FNU: return of_float<F8E8M0FNU>(op);
-  }
-  return nullptr;
-}
-
 template <class T>
 void divide_each(void* data, size_t n, double by) {
   using Acc = typename Rule<T>::Acc;
@@ -346,30 +319,50 @@ void divide_parts(void* data, size_t n, double by) {
   divide_each<F>(data, 2 * n, by);
 }
 
-inline DivideFn divide(DType type) {
+/// The loops of a type. A type without kAvg has no `divide`.
+struct Loops {
+  ReduceFn (*reduce)(ReduceOp) = nullptr;
+  DivideFn divide = nullptr;
+};
+template <class T>
+constexpr Loops kFloat{of_float<T>, divide_each<T>};
+template <class T, class Unsigned>
+constexpr Loops kInteger{of_integer<T, Unsigned>, divide_each<T>};
+template <class F>
+constexpr Loops kComplex{of_complex<F>, divide_parts<F>};
+
+constexpr Loops loops_of(DType type) {
   switch (type) {
-    case DType::kU8: return divide_each<uint8_t>;
-    case DType::kI8: return divide_each<int8_t>;
-    case DType::kU16: return divide_each<uint16_t>;
-    case DType::kI16: return divide_each<int16_t>;
-    case DType::kU32: return divide_each<uint32_t>;
-    case DType::kI32: return divide_each<int32_t>;
-    case DType::kU64: return divide_each<uint64_t>;
-    case DType::kI64: return divide_each<int64_t>;
-    case DType::kF16: return divide_each<F16>;
-    case DType::kBF16: return divide_each<BF16>;
-    case DType::kF32: return divide_each<float>;
-    case DType::kF64: return divide_each<double>;
-    case DType::kC64: return divide_parts<float>;
-    case DType::kC128: return divide_parts<double>;
-    case DType::kF8E4M3FN: return divide_each<F8E4M3FN>;
-    case DType::kF8E5M2: return divide_each<F8E5M2>;
-    case DType::kF8E4M3FNUZ: return divide_each<F8E4M3FNUZ>;
-    case DType::kF8E5M2FNUZ: return divide_each<F8E5M2FNUZ>;
-    case DType::kF8E8M0FNU: return divide_each<F8E8M0FNU>;
-    default: return nullptr;
+    case DType::kBytes: return {};
+    case DType::kBool: return {of_bool};
+    case DType::kU8: return kInteger<uint8_t, uint8_t>;
+    case DType::kI8: return kInteger<int8_t, uint8_t>;
+    case DType::kU16: return kInteger<uint16_t, uint16_t>;
+    case DType::kI16: return kInteger<int16_t, uint16_t>;
+    case DType::kU32: return kInteger<uint32_t, uint32_t>;
+    case DType::kI32: return kInteger<int32_t, uint32_t>;
+    case DType::kU64: return kInteger<uint64_t, uint64_t>;
+    case DType::kI64: return kInteger<int64_t, uint64_t>;
+    case DType::kF16: return kFloat<F16>;
+    case DType::kBF16: return kFloat<BF16>;
+    case DType::kF32: return kFloat<float>;
+    case DType::kF64: return kFloat<double>;
+    case DType::kC64: return kComplex<float>;
+    case DType::kC128: return kComplex<double>;
+    case DType::kF8E4M3FN: return kFloat<F8E4M3FN>;
+    case DType::kF8E5M2: return kFloat<F8E5M2>;
+    case DType::kF8E4M3FNUZ: return kFloat<F8E4M3FNUZ>;
+    case DType::kF8E5M2FNUZ: return kFloat<F8E5M2FNUZ>;
+    case DType::kF8E8M0FNU: return kFloat<F8E8M0FNU>;
   }
+  return {};
 }
+
+inline ReduceFn reduce(DType type, ReduceOp op) {
+  const Loops loops = loops_of(type);
+  return loops.reduce ? loops.reduce(op) : nullptr;
+}
+inline DivideFn divide(DType type) { return loops_of(type).divide; }
 
 inline Words words_at(const char* at) { return reinterpret_cast<const Loose<Words>*>(at)->value; }
 
