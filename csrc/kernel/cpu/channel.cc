@@ -84,17 +84,15 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   ex.signal(here.flag, stamp(epoch_, 0));
 }
 
-/// The value comes from a peer, so it can be anything.
-static CachePolicy policy_of(uint32_t told) {
-  return told == uint32_t(CachePolicy::kPast) ? CachePolicy::kPast : CachePolicy::kCached;
-}
-
 bool Channel::meet(CpuExec& ex, int peer) {
   Arrival& there = pad(peer).arrival(epoch_);
   if (!ex.wait(there.flag, stamp(epoch_, 0), peer)) return false;
   // A rank that has arrived at e is done with e - 1.
   if (!epoch_reached(done_[size_t(peer)], epoch_ - 1)) done_[size_t(peer)] = epoch_ - 1;
-  if (peer == 0) next_policy_ = policy_of(there.next_policy);
+  if (peer == 0) {  // its words can be anything
+    const bool past = there.next_policy == uint32_t(CachePolicy::kPast);
+    next_policy_ = past ? CachePolicy::kPast : CachePolicy::kCached;
+  }
   if (std::memcmp(&there.fingerprint, &mine().arrival(epoch_).fingerprint, sizeof(Fingerprint)) == 0) return true;
   return ex.fail(Verdict::mismatch(peer, stamp(epoch_, 0), 0));
 }
