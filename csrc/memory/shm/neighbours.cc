@@ -33,14 +33,6 @@ struct Home {
   std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
 };
 
-bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd* pidfd) {
-  Fd fds[2];
-  if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
-  *memfd = std::move(fds[0]);
-  *pidfd = std::move(fds[1]);
-  return introduction->magic == Introduction::kMagic && *memfd && is_sealed_memory(memfd->get(), Arena::kBytes);
-}
-
 /// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
 /// process is not visible (0).
 std::string stat_of(pid_t pid) {
@@ -226,9 +218,12 @@ bool Doorway::connect(std::vector<Visit>& open) {
 }
 
 std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
-  Introduction introduction{};
-  Fd memfd, pidfd;
-  if (!receive_introduction(visit.socket.get(), &introduction, &memfd, &pidfd) || introduction.id != visit.want.id) {
+  Introduction came{};
+  Fd fds[2];
+  const bool whole = receive_packet(visit.socket.get(), &came, sizeof came, fds);
+  auto& [memfd, pidfd] = fds;
+  if (!whole || came.magic != Introduction::kMagic || came.id != visit.want.id || !memfd ||
+      !is_sealed_memory(memfd.get(), Arena::kBytes)) {
     throw Error(Code::kPeerDied,
                 "nvx: " + name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",
                 "see its log");
