@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <span>
 #include <sstream>
 #include <utility>
 
@@ -138,19 +139,12 @@ uint32_t own_generation() {
   return fork_generation();
 }
 
-bool is_rdma(const std::string& transport) {
-  for (const char* family : {"rc_", "dc_", "ud_", "srd", "gga_"}) {
-    if (transport.starts_with(family)) return true;
-  }
-  return false;
-}
+/// The families of transports of RDMA, and of those that work inside a host only.
+constexpr const char* kRdma[] = {"rc_", "dc_", "ud_", "srd", "gga_"};
+constexpr const char* kLocal[] = {"self", "posix", "sysv", "cma", "knem", "xpmem", "cuda_", "gdr_", "rocm_", "ze_"};
 
-/// Whether the transport works inside a host only.
-bool is_local(const std::string& transport) {
-  for (const char* family : {"self", "posix", "sysv", "cma", "knem", "xpmem", "cuda_", "gdr_", "rocm_", "ze_"}) {
-    if (transport.starts_with(family)) return true;
-  }
-  return false;
+bool is_in(std::span<const char* const> families, const std::string& transport) {
+  return std::ranges::any_of(families, [&](const char* family) { return transport.starts_with(family); });
 }
 
 /// The user's settings that may exclude all transports: " with UCX_TLS=sm".
@@ -272,8 +266,8 @@ void UcxWorker::look_around() {
   const auto found = resources(ucx_, context_);
   bool all_local = !found.empty();  // an empty list means that this UCX prints it in an unknown way
   for (const auto& [transport, devices] : found) {
-    has_rdma_ |= is_rdma(transport);
-    all_local &= is_local(transport);
+    has_rdma_ |= is_in(kRdma, transport);
+    all_local &= is_in(kLocal, transport);
     if (transport != "self") transports += ", " + transport + " on " + joined(devices, ",");
   }
   const auto tcp = found.find("tcp");
@@ -282,9 +276,7 @@ void UcxWorker::look_around() {
   const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");
-  if (all_local) {
-    throw no_way(description_);
-  }
+  if (all_local) throw no_way(description_);
 }
 
 void UcxWorker::retire(ucp_ep_h endpoint, std::chrono::milliseconds patience) {
