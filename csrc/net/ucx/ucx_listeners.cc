@@ -78,15 +78,6 @@ void each_descriptor(const std::function<void(int fd)>& body) {
   std::ranges::for_each(all, body);
 }
 
-std::vector<Listener> all_listeners() {
-  std::vector<Listener> all;
-  each_descriptor([&](int fd) {
-    if (!listens(fd)) return;
-    if (const auto socket = bound(fd)) all.push_back(*socket);
-  });
-  return all;
-}
-
 /// Whether the number is still that socket's: UCX may have closed it, and the number may be another file's.
 bool is_still(int fd, const Listener& listener) {
   struct stat what {};
@@ -210,12 +201,16 @@ void UcxListeners::shut(std::span<const std::byte> address, size_t devices) {
 
 /// Without filters, listeners that are not found only stay open in children.
 std::vector<Listener> UcxListeners::present() const {
+  std::vector<Listener> all;
   try {
-    return all_listeners();
+    each_descriptor([&](int fd) {
+      if (!listens(fd)) return;
+      if (const auto socket = bound(fd)) all.push_back(*socket);
+    });
   } catch (const Error&) {
     if (filters_) throw;
-    return {};
   }
+  return all;
 }
 
 void UcxListeners::admit(std::span<const AddressPrefix> more) {
