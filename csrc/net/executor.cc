@@ -7,6 +7,8 @@
 namespace nvx::net {
 namespace {
 
+using Cause = ScheduleRun::Verdict::Cause;
+
 constexpr int kLooksBetweenLabels = int(std::chrono::seconds(1) / kWatchInterval);
 
 bool overlap(const std::byte* a, size_t an, const std::byte* b, size_t bn) {
@@ -45,22 +47,18 @@ std::byte* ScheduleRun::at(const schedule::Range& range) const {
 
 Progress ScheduleRun::advance() {
   port_.mutex().held_by_caller();
-  if (verdict_.cause != Verdict::Cause::kNone || port_.failed()) return Progress::kFailed;
+  if (verdict_.cause != Cause::kNone || port_.failed()) return Progress::kFailed;
   do {
     for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMaxDepth]);
-    take_early();
+    // Segments that arrived before their step began, or before the data that they overwrite had been sent.
+    for (uint32_t i = first_; i != behind_; ++i) {
+      Flight& flight = flights_[i % kMaxDepth];
+      if (std::exchange(flight.early, false))
+        port_.flow().offer(*this, rank_of(flight.step.recv_from), flight.in_number);
+    }
   } while (begin_steps());
-  if (verdict_.cause != Verdict::Cause::kNone) return Progress::kFailed;
+  if (verdict_.cause != Cause::kNone) return Progress::kFailed;
   return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
-}
-
-/// Receives segments that arrived before their step began, or before the data that they overwrite had been sent.
-void ScheduleRun::take_early() {
-  port_.mutex().held_by_caller();
-  for (uint32_t i = first_; i != behind_; ++i) {
-    Flight& flight = flights_[i % kMaxDepth];
-    if (std::exchange(flight.early, false)) port_.flow().offer(*this, rank_of(flight.step.recv_from), flight.in_number);
-  }
 }
 
 /// Steps end in the order in which they began, so that the steps in flight form a ring.
@@ -89,7 +87,7 @@ bool ScheduleRun::begin_next() {
 /// Begins the steps that have become possible. Returns false if there were none.
 bool ScheduleRun::begin_steps() {
   reap();
-  if (given_up_ || verdict_.cause != Verdict::Cause::kNone) return false;
+  if (given_up_ || verdict_.cause != Cause::kNone) return false;
   bool began = false;
   while (begin_next()) began = true;
   return began;
@@ -143,15 +141,15 @@ void ScheduleRun::begin(const schedule::Step& step) {
 }
 
 /// Passes segments to the link as far as the receiver's credit allows.
-bool ScheduleRun::post(Flight& flight) {
+void ScheduleRun::post(Flight& flight) {
   port_.mutex().held_by_caller();
-  if (flight.posted_all) return false;
+  if (flight.posted_all) return;
   const int rank = rank_of(flight.step.send_to);
   const std::byte* data = at(flight.step.send);
   const size_t total = flight.step.send.bytes, segment = port_.messenger().segment_bytes();
   do {
     const size_t bytes = std::min(segment, total - flight.posted);
-    if (!port_.flow().take_credit(rank, bytes)) return false;
+    if (!port_.flow().take_credit(rank, bytes)) return;
     MessageHeader header(flight.posted == 0 ? Kind::kFirst : Kind::kNext);
     header.op = args_.op;
     header.run = args_.run;
@@ -165,13 +163,12 @@ bool ScheduleRun::post(Flight& flight) {
     ++flight.unread;
     port_.send(rank, header, behind, {body, bytes}, this, uint64_t(&flight - flights_.data()));
   } while (!flight.posted_all);
-  return true;
 }
 
 void ScheduleRun::sent(uint64_t cookie, const Status& status) {
   Flight& flight = flights_[cookie];
   --flight.unread;
-  if (!status.ok()) refuse(Verdict::lost(rank_of(flight.step.send_to)));
+  if (!status.ok()) refuse({Cause::kLost, rank_of(flight.step.send_to)});
 }
 
 ScheduleRun::Flight* ScheduleRun::flight_of(uint32_t rank, uint16_t number) {
@@ -184,12 +181,12 @@ ScheduleRun::Flight* ScheduleRun::flight_of(uint32_t rank, uint16_t number) {
 }
 
 ScheduleRun::Outcome ScheduleRun::refuse(const Verdict& verdict) {
-  if (verdict_.cause == Verdict::Cause::kNone) verdict_ = verdict;
+  if (verdict_.cause == Cause::kNone) verdict_ = verdict;
   return Outcome::kNever;
 }
 
 void ScheduleRun::compare(uint32_t from, const First& first) {
-  if (first.label != args_.label) refuse(Verdict::mismatch(int(from), first.label));
+  if (first.label != args_.label) refuse({Cause::kMismatch, int(from), first.label});
 }
 
 /// Whether the message has such a segment, of this length.
@@ -231,12 +228,13 @@ ScheduleRun::Outcome ScheduleRun::verdict_on(Flight* flight, const MessageHeader
                                              bool fetched) {
   const int from = int(header.from);
   if (given_up_) return Outcome::kNever;
-  if (first.has_value() != (header.segment == 0)) return refuse(Verdict::garbage(from));
-  if (first && first->label != args_.label) return refuse(Verdict::mismatch(from, first->label));
+  if (first.has_value() != (header.segment == 0)) return refuse({Cause::kGarbage, from});
+  if (first && first->label != args_.label) return refuse({Cause::kMismatch, from, first->label});
   if (!flight) return Outcome::kLater;
   const schedule::Step& step = flight->step;
-  if (first && first->bytes != step.recv.bytes) return refuse(Verdict::counts(from, step.recv.bytes, first->bytes));
-  if (!fits(*flight, header.segment, body.size())) return refuse(Verdict::garbage(from));
+  if (first && first->bytes != step.recv.bytes)
+    return refuse({Cause::kCounts, from, {}, step.recv.bytes, first->bytes});
+  if (!fits(*flight, header.segment, body.size())) return refuse({Cause::kGarbage, from});
   // The outgoing message of the same step must be read before it is overwritten.
   const std::byte* to = at(step.recv) + size_t(header.segment) * port_.messenger().segment_bytes();
   const size_t unsent = step.send_to >= 0 ? step.send.bytes : 0;
@@ -244,7 +242,7 @@ ScheduleRun::Outcome ScheduleRun::verdict_on(Flight* flight, const MessageHeader
     flight->early = true;
     return Outcome::kLater;
   }
-  if (!fetched && !claim(*flight, header.segment)) return refuse(Verdict::garbage(from));
+  if (!fetched && !claim(*flight, header.segment)) return refuse({Cause::kGarbage, from});
   return Outcome::kYes;
 }
 
@@ -310,14 +308,14 @@ void ScheduleRun::look() {
   port_.mutex().held_by_caller();
   for (const int rank : waits_for()) {
     if (port_.fate(rank)) {
-      refuse(Verdict::lost(rank));
+      refuse({Cause::kLost, rank});
       continue;
     }
     port_.ask(rank);
     if (looks_ % kLooksBetweenLabels == 0) port_.show_label(rank, args_.op);
   }
   ++looks_;
-  if (const auto clash = port_.calls().clash(args_.op)) refuse(Verdict::mismatch(clash->rank, clash->label));
+  if (const auto clash = port_.calls().clash(args_.op)) refuse({Cause::kMismatch, clash->rank, clash->label});
 }
 
 /// The number of segments that the link reads or writes.

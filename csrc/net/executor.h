@@ -45,11 +45,6 @@ class ScheduleRun final : public Sender {
     int rank = -1;
     Label theirs{};
     uint64_t mine = 0, other = 0;  ///< kCounts: the bytes expected here, and those offered
-
-    static Verdict mismatch(int rank, const Label& theirs) { return {Cause::kMismatch, rank, theirs, 0, 0}; }
-    static Verdict counts(int rank, uint64_t mine, uint64_t other) { return {Cause::kCounts, rank, {}, mine, other}; }
-    static Verdict garbage(int rank) { return {Cause::kGarbage, rank, {}, 0, 0}; }
-    static Verdict lost(int rank) { return {Cause::kLost, rank, {}, 0, 0}; }
   };
 
   ScheduleRun(GroupPort& port, ScheduleArgs args);
@@ -109,13 +104,12 @@ class ScheduleRun final : public Sender {
   int in_link() const;
   void disconnect();
   void sent(uint64_t cookie, const Status& status) override;
-  void take_early();
   bool begin_steps();
   bool begin_next();
   bool clear_for(const schedule::Step& step) const;
   void move_inside(const schedule::Step& step);
   void begin(const schedule::Step& step);
-  bool post(Flight& flight);
+  void post(Flight& flight);
   void reap();
   Flight* flight_of(uint32_t rank, uint16_t number);
   bool fits(const Flight& flight, uint32_t segment, size_t bytes) const;
