@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -98,10 +99,7 @@ constexpr bool contiguous(std::span<const Block> blocks) {
 }
 
 constexpr bool equally_long(std::span<const Block> blocks) {
-  for (const Block& b : blocks) {
-    if (b.bytes != blocks[0].bytes) return false;
-  }
-  return true;
+  return std::ranges::all_of(blocks, [&](const Block& b) { return b.bytes == blocks[0].bytes; });
 }
 
 constexpr size_t longest(std::span<const Block> blocks) {
