@@ -87,13 +87,11 @@ class Child {
 };
 
 /// Receives everything, until it is killed.
-inline void live_on(End& end, Line&) {
-  drive(
-      {end.link.get()}, [] { return false; }, std::chrono::seconds(60));
-}
+inline void live_on(End& end, Line&) { drive_for(std::chrono::seconds(60), {end.link.get()}); }
 
-inline bool drive(End& end, const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
-  return test::drive({end.link.get()}, until, patience);
+inline bool drive(End& end, milliseconds patience, const std::function<bool()>& until) {
+  return test::drive({end.link.get()}, patience, until);
 }
+inline bool drive(End& end, const std::function<bool()>& until) { return test::drive({end.link.get()}, until); }
 
 }  // namespace nvx::net::test

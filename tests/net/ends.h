@@ -135,8 +135,7 @@ struct End {
 };
 
 /// Drives links until `until` holds; false on a timeout.
-inline bool drive(const std::vector<Link*>& links, const std::function<bool()>& until,
-                  milliseconds patience = std::chrono::seconds(10)) {
+inline bool drive(const std::vector<Link*>& links, milliseconds patience, const std::function<bool()>& until) {
   const auto stop = Clock::now() + patience;
   while (!until()) {
     if (Clock::now() > stop) return false;
@@ -145,6 +144,13 @@ inline bool drive(const std::vector<Link*>& links, const std::function<bool()>& 
     if (!moved && links.front()->arm()) links.front()->sleep(std::chrono::microseconds(links.size() == 1 ? 1000 : 100));
   }
   return true;
+}
+
+inline bool drive(const std::vector<Link*>& links, const std::function<bool()>& until) {
+  return drive(links, std::chrono::seconds(10), until);
+}
+inline void drive_for(milliseconds span, const std::vector<Link*>& links) {
+  drive(links, span, [] { return false; });
 }
 
 /// Why there is no UCX here, or an empty text. An installed UCX that does not work is not a reason.

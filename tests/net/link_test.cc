@@ -36,7 +36,7 @@ class Pair : public Contract {
     b->link->add(a->link->address());
   }
   bool drive_both(const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
-    return drive({a->link.get(), b->link.get()}, until, patience);
+    return drive({a->link.get(), b->link.get()}, patience, until);
   }
   /// Connects both.
   void meet() {
@@ -392,8 +392,7 @@ TEST_P(Pair, AForgottenPeerIsNotLost) {
   meet();
   a->link->forget(0);
   b->link->close();
-  drive(
-      {a->link.get()}, [] { return false; }, milliseconds(200));
+  drive_for(milliseconds(200), {a->link.get()});
   EXPECT_TRUE(a->diary.losses.empty());
   a->link->forget(0);
   a->link->forget(99);
@@ -466,11 +465,9 @@ TEST_P(Contract, NoticesTheLossOfAPeerThatOnlyEverSent) {
   const std::vector<Link*> both = {a.link.get(), b.link.get()};
   ASSERT_TRUE(drive(both, [&] { return b.diary.messages.size() == 1; }));  // before b knows a
   b.link->add(a.link->address());
-  drive(
-      both, [] { return false; }, milliseconds(100));
+  drive_for(milliseconds(100), both);
   a.link->close();
-  EXPECT_TRUE(drive(
-      {b.link.get()}, [&] { return b.diary.losses[0] == 1; }, std::chrono::seconds(2)));
+  EXPECT_TRUE(drive({b.link.get()}, std::chrono::seconds(2), [&] { return b.diary.losses[0] == 1; }));
 }
 
 TEST_P(Contract, RefusesWhatIsNoAddress) {

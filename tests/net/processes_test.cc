@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "net/child.h"
@@ -20,6 +21,31 @@ class Processes : public testing::TestWithParam<const char*> {
     if (const char* why = nvx::test::why_no_processes()) GTEST_SKIP() << why;
   }
   static std::unique_ptr<Link> open() { return open_link(GetParam()); }
+  /// Starts a process with a link, and meets it.
+  void begin(const Child::Life& life) {
+    child.emplace(GetParam(), life);
+    end.emplace(open());
+    peer = child->meet(*end);
+  }
+  /// The same, and connects both links.
+  void connect() {
+    begin(live_on);
+    end->send(peer, 1000);
+    ASSERT_TRUE(drive(*end, [&] { return end->all_done_once(); }));
+    drive_for(milliseconds(50), {end->link.get()});
+  }
+  /// The same, and waits for the beginning of a message that takes a while.
+  void begin_to_receive() {
+    begin([](End& end, Line& line) {
+      end.send(0, 256 << 20);
+      live_on(end, line);
+    });
+    ASSERT_TRUE(drive(*end, [&] { return end->diary.places_asked == 1; }));
+  }
+
+  std::optional<Child> child;
+  std::optional<End> end;
+  PeerId peer = 0;
 };
 
 INSTANTIATE_TEST_SUITE_P(Links, Processes, testing::Values("tcp", "ucx"),
@@ -50,134 +76,94 @@ size_t resident_bytes() {
 }
 
 TEST_P(Processes, CarriesMessagesBetweenProcesses) {
-  Child child(GetParam(), [](End& end, Line& line) {
+  begin([](End& end, Line& line) {
     EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 3; }));
     for (const Diary::Message& message : end.diary.messages) end.send(0, message.body.size(), 9);
     EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
     line.hear();
   });
-  End end(open());
-  const PeerId peer = child.meet(end);
-  for (const size_t bytes : {8, 100'000, 5'000'000}) end.send(peer, bytes, 1);
-  EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 3 && end.all_done_once(); }));
-  EXPECT_EQ(end.diary.failures, 0u);
-  child.line.say(1);
-  EXPECT_TRUE(drive(
-      end, [&] { return end.diary.losses[peer] == 1; }, std::chrono::seconds(2)));
-  EXPECT_EQ(child.wait_for_end(), 0);
+  for (const size_t bytes : {8, 100'000, 5'000'000}) end->send(peer, bytes, 1);
+  EXPECT_TRUE(drive(*end, [&] { return end->diary.messages.size() == 3 && end->all_done_once(); }));
+  EXPECT_EQ(end->diary.failures, 0u);
+  child->line.say(1);
+  EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->diary.losses[peer] == 1; }));
+  EXPECT_EQ(child->wait_for_end(), 0);
 }
 
 TEST_P(Processes, LosesAPeerThatIsKilled) {
-  Child child(GetParam(), live_on);
-  End end(open());
-  const PeerId peer = child.meet(end);
-  end.send(peer, 1000);
-  ASSERT_TRUE(drive(end, [&] { return end.all_done_once(); }));
-  drive(
-      end, [] { return false; }, milliseconds(50));
-  child.send_signal(SIGSTOP);  // so that posts stay open
-  for (int i = 0; i < 30; ++i) end.send(peer, i % 2 ? 4 << 20 : 200'000);
-  end.link->progress();
+  connect();
+  child->send_signal(SIGSTOP);  // so that posts stay open
+  for (int i = 0; i < 30; ++i) end->send(peer, i % 2 ? 4 << 20 : 200'000);
+  end->link->progress();
   const auto began = Clock::now();
-  child.send_signal(SIGKILL);
-  ASSERT_TRUE(drive(end, [&] { return end.diary.losses[peer] == 1 && end.all_done_once(); }));
+  child->send_signal(SIGKILL);
+  ASSERT_TRUE(drive(*end, [&] { return end->diary.losses[peer] == 1 && end->all_done_once(); }));
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
-  EXPECT_GE(end.diary.failures, 1u);
-  end.send(peer, 10);
-  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  EXPECT_GE(end->diary.failures, 1u);
+  end->send(peer, 10);
+  EXPECT_TRUE(drive(*end, [&] { return end->all_done_once(); }));
 }
 
 TEST_P(Processes, ADeathEndsASleep) {
-  Child child(GetParam(), live_on);
-  End end(open());
-  const PeerId peer = child.meet(end);
-  end.send(peer, 1000);
-  ASSERT_TRUE(drive(end, [&] { return end.all_done_once(); }));
-  drive(
-      end, [] { return false; }, milliseconds(50));
+  connect();
   std::thread killer([&] {
     std::this_thread::sleep_for(milliseconds(50));
-    child.send_signal(SIGKILL);
+    child->send_signal(SIGKILL);
   });
   const auto began = Clock::now();
-  while (end.diary.losses[peer] == 0 && Clock::now() - began < std::chrono::seconds(5)) {
-    while (end.link->progress()) {
+  while (end->diary.losses[peer] == 0 && Clock::now() - began < std::chrono::seconds(5)) {
+    while (end->link->progress()) {
     }
-    if (end.diary.losses[peer] == 0 && end.link->arm()) end.link->sleep(std::chrono::seconds(5));
+    if (end->diary.losses[peer] == 0 && end->link->arm()) end->link->sleep(std::chrono::seconds(5));
   }
   killer.join();
-  EXPECT_EQ(end.diary.losses[peer], 1);
+  EXPECT_EQ(end->diary.losses[peer], 1);
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
 }
 
 TEST_P(Processes, LosesAPeerThatIsKilledBeforeAnythingWasSentToIt) {
-  Child child(GetParam(), [](End& end, Line& line) {
+  begin([](End& end, Line& line) {
     end.send(0, 10);
     EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
     line.say(1);
     live_on(end, line);
   });
-  End end(open());
-  const PeerId peer = child.meet(end);
-  ASSERT_TRUE(drive(end, [&] { return end.diary.messages.size() == 1; }));
-  child.line.hear();
-  drive(
-      end, [] { return false; }, milliseconds(50));
-  child.send_signal(SIGKILL);
-  EXPECT_TRUE(drive(
-      end, [&] { return end.diary.losses[peer] == 1; }, std::chrono::seconds(2)));
+  ASSERT_TRUE(drive(*end, [&] { return end->diary.messages.size() == 1; }));
+  child->line.hear();
+  drive_for(milliseconds(50), {end->link.get()});
+  child->send_signal(SIGKILL);
+  EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->diary.losses[peer] == 1; }));
 }
 
 TEST_P(Processes, CannotReachAProcessThatHasEnded) {
-  Child child(GetParam(), [](End&, Line&) {});
-  End end(open());
-  const PeerId peer = child.meet(end);
-  child.wait_for_end();
-  end.send(peer, 10);
-  end.send(peer, 10'000'000);
-  ASSERT_TRUE(drive(end, [&] { return end.diary.losses[peer] == 1 && end.all_done_once(); }));
+  begin([](End&, Line&) {});
+  child->wait_for_end();
+  end->send(peer, 10);
+  end->send(peer, 10'000'000);
+  ASSERT_TRUE(drive(*end, [&] { return end->diary.losses[peer] == 1 && end->all_done_once(); }));
 }
 
 TEST_P(Processes, GetsAPlaceBackFromASenderThatIsKilled) {
-  Child child(GetParam(), [](End& end, Line& line) {
-    end.send(0, 256 << 20);
-    live_on(end, line);
-  });
-  End end(open());
-  const PeerId peer = child.meet(end);
-  ASSERT_TRUE(drive(end, [&] { return end.diary.places_asked == 1; }));
-  child.send_signal(SIGKILL);
-  EXPECT_TRUE(drive(end, [&] { return end.diary.losses[peer] == 1 && end.diary.drops == 1; }));
+  begin_to_receive();
+  child->send_signal(SIGKILL);
+  EXPECT_TRUE(drive(*end, [&] { return end->diary.losses[peer] == 1 && end->diary.drops == 1; }));
 }
 
 TEST_P(Processes, GetsAPlaceBackFromASenderThatIsForgotten) {
-  Child child(GetParam(), [](End& end, Line& line) {
-    end.send(0, 256 << 20);
-    live_on(end, line);
-  });
-  End end(open());
-  const PeerId peer = child.meet(end);
-  ASSERT_TRUE(drive(end, [&] { return end.diary.places_asked == 1; }));
-  child.send_signal(SIGSTOP);
-  drive(
-      end, [] { return false; }, milliseconds(50));
+  begin_to_receive();
+  child->send_signal(SIGSTOP);
+  drive_for(milliseconds(50), {end->link.get()});
   const auto began = Clock::now();
-  end.link->forget(peer);
-  EXPECT_TRUE(drive(
-      end, [&] { return end.diary.drops == 1; }, std::chrono::seconds(3)));
+  end->link->forget(peer);
+  EXPECT_TRUE(drive(*end, std::chrono::seconds(3), [&] { return end->diary.drops == 1; }));
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
 }
 
 TEST_P(Processes, ClosesInTimeThoughAPeerHangs) {
-  Child child(GetParam(), live_on);
-  auto end = std::make_unique<End>(open());
-  const PeerId peer = child.meet(*end);
-  end->send(peer, 1000);
-  ASSERT_TRUE(drive(*end, [&] { return end->all_done_once(); }));
-  child.send_signal(SIGSTOP);
+  connect();
+  child->send_signal(SIGSTOP);
   for (int i = 0; i < 60; ++i) end->send(peer, i % 2 ? 4 << 20 : 200'000);
-  drive(
-      *end, [] { return false; }, milliseconds(50));
+  drive_for(milliseconds(50), {end->link.get()});
   const auto began = Clock::now();
   end->link->close();
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
@@ -190,8 +176,7 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
     EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() >= 20; }));
     const size_t before = open_descriptors();
     line.say(1);
-    EXPECT_TRUE(drive(
-        end, [&] { return end.diary.messages.size() == 1020; }, std::chrono::seconds(60)));
+    EXPECT_TRUE(drive(end, std::chrono::seconds(60), [&] { return end.diary.messages.size() == 1020; }));
     EXPECT_TRUE(drive(end, [&] { return open_descriptors() <= before + 4; })) << open_descriptors() << " " << before;
     line.hear();
   };
@@ -212,8 +197,7 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
   come_and_go(20);
   child.line.hear();
   const auto settled = [&](size_t at_most) { return drive(end, [&] { return open_descriptors() <= at_most; }); };
-  drive(
-      end, [] { return false; }, milliseconds(500));
+  drive_for(milliseconds(500), {end.link.get()});
   const size_t before = open_descriptors(), resident = resident_bytes();
   come_and_go(1000);
   EXPECT_TRUE(settled(before + 4)) << open_descriptors() << " descriptors, there were " << before;
@@ -230,7 +214,7 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
 TEST_P(Processes, APeerCostsLittle) {
   constexpr size_t kPeers = 64;
   // The peers are links of one process; their cost there does not matter here.
-  Child child(GetParam(), [](End& first, Line& line) {
+  begin([](End& first, Line& line) {
     std::deque<End> others;
     std::vector<Link*> links = {first.link.get()};
     for (size_t i = 1; i < kPeers; ++i) {
@@ -238,19 +222,15 @@ TEST_P(Processes, APeerCostsLittle) {
       line.say(links.back()->address());
     }
     line.say(1);
-    test::drive(
-        links, [] { return false; }, std::chrono::seconds(60));
+    drive_for(std::chrono::seconds(60), links);
   });
-  End end(open());
-  std::vector<PeerId> peers = {child.meet(end)};
-  while (peers.size() < kPeers) peers.push_back(end.link->add(child.line.hear()));
-  child.line.hear();
+  std::vector<PeerId> peers = {peer};
+  while (peers.size() < kPeers) peers.push_back(end->link->add(child->line.hear()));
+  child->line.hear();
   const auto reach = [&](size_t from, size_t to) {
-    for (size_t i = from; i < to; ++i) end.send(peers[i], 100);
-    EXPECT_TRUE(drive(
-        end, [&] { return end.all_done_once(); }, std::chrono::seconds(30)));
-    drive(
-        end, [] { return false; }, milliseconds(100));
+    for (size_t i = from; i < to; ++i) end->send(peers[i], 100);
+    EXPECT_TRUE(drive(*end, std::chrono::seconds(30), [&] { return end->all_done_once(); }));
+    drive_for(milliseconds(100), {end->link.get()});
   };
   reach(0, 8);
   const size_t descriptors = open_descriptors(), resident = resident_bytes();
@@ -265,31 +245,27 @@ TEST_P(Processes, APeerCostsLittle) {
 }
 
 TEST_P(Processes, AForkedChildLeavesItsParentsLinkAlone) {
-  Child child(GetParam(), live_on);
-  End end(open());
-  const PeerId peer = child.meet(end);
-  end.send(peer, 1000);
-  ASSERT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  connect();
   const pid_t fork_of_us = fork();
   if (fork_of_us == 0) {
-    end.send(peer, 10);
+    end->send(peer, 10);
     const auto began = Clock::now();
-    bool well = !end.link->arm() && end.link->progress() && end.all_done_once() && end.diary.failures == 1;
-    end.link->wake();
-    end.link->sleep(milliseconds(20));
+    bool well = !end->link->arm() && end->link->progress() && end->all_done_once() && end->diary.failures == 1;
+    end->link->wake();
+    end->link->sleep(milliseconds(20));
     well = well && Clock::now() - began >= milliseconds(20);
-    end.link->forget(peer);
-    end.link->close();
-    end.link.reset();
+    end->link->forget(peer);
+    end->link->close();
+    end->link.reset();
     _exit(well ? 0 : 1);
   }
   int status = -1;
   waitpid(fork_of_us, &status, 0);
   EXPECT_EQ(status, 0);
-  for (int i = 0; i < 10; ++i) end.send(peer, 100'000);
-  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
-  EXPECT_EQ(end.diary.failures, 0u);
-  EXPECT_TRUE(end.diary.losses.empty());
+  for (int i = 0; i < 10; ++i) end->send(peer, 100'000);
+  EXPECT_TRUE(drive(*end, [&] { return end->all_done_once(); }));
+  EXPECT_EQ(end->diary.failures, 0u);
+  EXPECT_TRUE(end->diary.losses.empty());
 }
 
 bool listens(int fd) {

@@ -144,7 +144,7 @@ class Visitor {
 class Tcp : public testing::Test {
  protected:
   bool drive_all(const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
-    return drive({a.link.get(), b.link.get()}, until, patience);
+    return drive({a.link.get(), b.link.get()}, patience, until);
   }
   void SetUp() override {
     a.link->add(b.link->address());
@@ -261,8 +261,7 @@ TEST_F(Tcp, PeersThatConnectAtOnceAllGetIn) {
     proofs.push_back({mac_of(Role::kConnects, greeting, answer.challenge, some_key())});
   }
   for (int i = 0; i < kStrangers; ++i) strangers.emplace_back(*b.link);
-  drive(
-      {b.link.get()}, [] { return false; }, milliseconds(300));
+  drive_for(milliseconds(300), {b.link.get()});
   for (int i = 0; i < kPeers; ++i) {
     Welcome welcome;
     peers[size_t(i)].say(proofs[size_t(i)]);
@@ -305,12 +304,10 @@ TEST_F(Tcp, ConnectsSoonAfterThePeerAdmitsIt) {
   late->listen(diary);
   a.send(a.link->add(late->address()), 100);
   const std::vector<Link*> both = {a.link.get(), late.get()};
-  drive(
-      both, [] { return false; }, milliseconds(5200));
+  drive_for(milliseconds(5200), both);
   EXPECT_TRUE(diary.messages.empty());
   late->admit(this_machine());
-  EXPECT_TRUE(drive(
-      both, [&] { return diary.messages.size() == 1; }, milliseconds(1300)));
+  EXPECT_TRUE(drive(both, milliseconds(1300), [&] { return diary.messages.size() == 1; }));
 }
 
 /// The receiver cannot tell a connection that is cut from a process that has ended, unless it connects itself.

@@ -51,8 +51,8 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsSaid) {
   EXPECT_EQ(child.line.hear_number(), 1u);
   end.send(peer, 100);
   auto said = std::async(std::launch::async, [&] { return child.line.hear_number(); });
-  EXPECT_TRUE(drive(
-      end, [&] { return said.wait_for(milliseconds(0)) == std::future_status::ready; }, std::chrono::seconds(20)));
+  EXPECT_TRUE(drive(end, std::chrono::seconds(20),
+                    [&] { return said.wait_for(milliseconds(0)) == std::future_status::ready; }));
   EXPECT_EQ(said.get(), 2u);
   EXPECT_EQ(child.wait_for_end(), 0);
 }
