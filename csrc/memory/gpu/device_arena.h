@@ -21,7 +21,7 @@ namespace nvx {
 
 /// The memory of one device that this process shares. It is created once and allocated in spans to all groups. Other
 /// processes may keep it mapped as long as they live, so none of it returns to the driver before the process ends.
-class DeviceArena : public SpanSource {
+class DeviceArena {
  public:
   /// How long this process waits for its own device.
   static constexpr std::chrono::milliseconds kPatience{20'000};
@@ -43,9 +43,9 @@ class DeviceArena : public SpanSource {
 
   /// Allocates a zeroed span; its part of the fallback is zeroed too. Throws Error if the arena is full or the device
   /// does not answer.
-  Span allocate(size_t bytes) override;
-  void free(Span span) override { spans_.free(span); }
-  void free_when(Span span, std::function<bool()> released) override { spans_.free_when(span, std::move(released)); }
+  Span allocate(size_t bytes);
+  void free(Span span) { spans_.free(span); }
+  void free_when(Span span, std::function<bool()> released) { spans_.free_when(span, std::move(released)); }
   /// Retires a span for ever, because a hanging device may still write to it. Its memory is never returned.
   void quarantine(Span span);
   size_t used() { return spans_.used(); }

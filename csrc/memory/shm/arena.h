@@ -43,7 +43,7 @@ class Mapping {
 /// The memory that this process shares with the other ranks of its host: one sparse memfd, sealed against shrinking. It
 /// has no name in the file system, so nothing is left over after a crash. Pages cost nothing until they are touched,
 /// and return to the kernel when their span is freed.
-class Arena : public SpanSource {
+class Arena {
  public:
   static constexpr size_t kBytes = size_t(1) << 30;
 
@@ -54,9 +54,10 @@ class Arena : public SpanSource {
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
 
   /// Returns zeroed pages. Throws Error if the arena is full.
-  Span allocate(size_t bytes) override { return spans_.allocate(bytes); }
-  void free_when(Span span, std::function<bool()> released) override { spans_.free_when(span, std::move(released)); }
-  void free(Span span) override { spans_.free(span); }
+  Span allocate(size_t bytes) { return spans_.allocate(bytes); }
+  /// See SpanAllocator.
+  void free_when(Span span, std::function<bool()> released) { spans_.free_when(span, std::move(released)); }
+  void free(Span span) { spans_.free(span); }
 
   /// Bytes in spans, retired ones included.
   size_t used() { return spans_.used(); }

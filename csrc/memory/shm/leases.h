@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "memory/shm/spans.h"
+#include "memory/shm/arena.h"
 
 namespace nvx {
 
@@ -22,7 +22,7 @@ class LeasePool {
  public:
   static constexpr size_t kSmallest = 256 << 10;
 
-  LeasePool(SpanSource& arena, size_t most) : arena_(arena), most_(most) {}
+  LeasePool(Arena& arena, size_t most) : arena_(arena), most_(most) {}
 
   Span acquire(size_t wanted, LeaseHolder* asker) EXCLUDES(mutex_);
   void release(Span span) EXCLUDES(mutex_);
@@ -35,7 +35,7 @@ class LeasePool {
  private:
   void reclaim(size_t wanted, const LeaseHolder* asker) REQUIRES(mutex_);
 
-  SpanSource& arena_;
+  Arena& arena_;
   const size_t most_;
   Mutex mutex_;
   std::atomic<size_t> leased_{0};                         // retired spans included

@@ -20,18 +20,6 @@ struct Span {
 /// The largest base page that Linux uses. Spans are multiples of it, so two spans never share a page.
 inline constexpr size_t kSpanPage = 65536;
 
-/// A memory that allocates spans.
-class SpanSource {
- public:
-  virtual ~SpanSource() = default;
-  /// Throws Error if there is no space.
-  virtual Span allocate(size_t bytes) = 0;
-  virtual void free(Span span) = 0;
-  /// Frees a span once no peer can still access it. Calls released() now and at each later allocation until it returns
-  /// true.
-  virtual void free_when(Span span, std::function<bool()> released) = 0;
-};
-
 /// The allocator of the spans of one memory.
 class SpanAllocator {
  public:
@@ -39,11 +27,14 @@ class SpanAllocator {
   /// `name`: the name of the memory in error texts.
   SpanAllocator(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
 
+  /// Throws Error if there is no space.
   Span allocate(size_t bytes) EXCLUDES(mutex_);
   /// Like allocate(), but returns an empty span if there is no space.
   Span find(size_t bytes) EXCLUDES(mutex_);
   /// Adds a span by which the memory has grown.
   void add(Span span) EXCLUDES(mutex_);
+  /// Frees a span once no peer can still access it. Calls released() now and at each later allocation until it returns
+  /// true.
   void free_when(Span span, std::function<bool()> released) EXCLUDES(mutex_);
   void free(Span span) EXCLUDES(mutex_);
   size_t used() EXCLUDES(mutex_);

@@ -10,7 +10,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "memory/shm/leases.h"
 #include "support/fake_driver.h"
 #include "support/gpu_processes.h"
 #include "support/sizes.h"
@@ -460,17 +459,16 @@ TEST(DeviceShare, WhatPeersSayIsNotBelieved) {
   }
 }
 
-TEST(DeviceArena, SpansAreZeroedAndLeased) {
+TEST(DeviceArena, SpansAreZeroed) {
   Process process(1, 4 * M);
   DeviceArena& arena = process.home->arena(0, ShareKind::kFd);
-  LeasePool pool(arena, 4 * M);
-  const Span span = pool.acquire(M, nullptr);
+  const Span span = arena.allocate(M);
   std::memset(memory(arena.at(span.offset)), 0xff, span.bytes);
-  pool.release(span);
-  const Span again = pool.acquire(M, nullptr);
+  arena.free(span);
+  const Span again = arena.allocate(M);
   EXPECT_EQ(again.offset, span.offset);
   for (size_t i = 0; i < again.bytes; i += 511) ASSERT_EQ(*memory(arena.at(again.offset + i)), std::byte(0));
-  pool.release(again);
+  arena.free(again);
   EXPECT_THROW((void)arena.allocate(5 * M), Error);
   arena.quarantine(arena.allocate(3 * M));
   EXPECT_THROW((void)arena.allocate(2 * M), Error) << "what is quarantined stays so";
