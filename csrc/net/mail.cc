@@ -52,16 +52,16 @@ void Mail::announce(int rank, const MailHead& head, std::span<const std::byte> b
   port_.send(rank, {Kind::kMail}, std::as_bytes(std::span(&head, 1)), body);
 }
 
-void Mail::grant(int rank, uint64_t number, std::byte* data, size_t bytes) {
+void Mail::grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner) {
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
-  incoming_.push_back({next_id_++, rank, number, data, bytes});
+  incoming_.push_back({next_id_++, rank, number, data, bytes, std::move(owner)});
   incoming_.back().seen.resize((bytes + segment - 1) / segment);
   port_.send(rank, {Kind::kGrant, number});
 }
 
-void Mail::send(int rank, uint64_t number, const std::byte* data, size_t bytes) {
-  outgoing_.push_back({next_id_++, rank, number, const_cast<std::byte*>(data), bytes});
+void Mail::send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner) {
+  outgoing_.push_back({next_id_++, rank, number, const_cast<std::byte*>(data), bytes, std::move(owner)});
   push();
 }
 
@@ -94,7 +94,7 @@ void Mail::sent(uint64_t cookie, const Status& status) {
   --it->busy;
   it->failed |= !status.ok();  // the loss of the rank is reported elsewhere
   if (it->busy == 0 && it->moved == it->bytes && !it->failed) {
-    sent_.emplace_back(it->rank, it->number);
+    done_.push_back(std::move(it->owner));
     outgoing_.erase(it);
   }
   notify_();  // a segment can be sent, or a transfer is complete
@@ -144,17 +144,15 @@ void Mail::take_segment(const MessageHeader& header, std::span<const std::byte> 
   }
   transfer->moved += body.size();
   if (transfer->moved != transfer->bytes) return;
-  received_.emplace_back(transfer->rank, transfer->number);
+  done_.push_back(std::move(transfer->owner));
   std::erase_if(incoming_, [&](const Transfer& p) { return &p == transfer; });
   notify_();
 }
 
-std::optional<Mail::Message> Mail::next_sent() {
+Mail::Owner Mail::next_done() {
   push();
-  return pop(sent_);
+  return pop(done_).value_or(nullptr);
 }
-
-std::optional<Mail::Message> Mail::next_received() { return pop(received_); }
 
 int Mail::busy() const {
   int segments = 0;
@@ -184,8 +182,7 @@ void Mail::drop() {
   letters_.clear();
   outgoing_.clear();
   incoming_.clear();
-  sent_.clear();
-  received_.clear();
+  done_.clear();
 }
 
 }  // namespace nvx::net

@@ -3,8 +3,8 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "net/messenger.h"
@@ -26,8 +26,8 @@ class Mail final : private Sender {
     MailHead head;
     std::vector<std::byte> body;
   };
-  /// A large message between this rank and another one: the other rank, and the message's number.
-  using Message = std::pair<int, uint64_t>;
+  /// The caller's object for a large message: next_done() returns it.
+  using Owner = std::shared_ptr<void>;
 
   Mail(GroupPort& port, int ranks) : port_(port), unread_(size_t(ranks)) {}
   Mail(const Mail&) = delete;
@@ -43,13 +43,12 @@ class Mail final : private Sender {
   /// Announces a message, and sends it with the announcement if it is small.
   void announce(int rank, const MailHead& head, std::span<const std::byte> body);
   /// Grants a large message, which is then written to this memory.
-  void grant(int rank, uint64_t number, std::byte* data, size_t bytes);
+  void grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner = nullptr);
   /// Sends a large message that its receiver has granted.
-  void send(int rank, uint64_t number, const std::byte* data, size_t bytes);
-  /// A large message whose body the link has read, so its memory may change.
-  std::optional<Message> next_sent();
-  /// A large message that has arrived completely.
-  std::optional<Message> next_received();
+  void send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner = nullptr);
+  /// The owner of a large message that has arrived completely, or whose body the link has read, so that its memory may
+  /// change. Null if there is none.
+  Owner next_done();
   /// Drops all letters, and releases the memory of all messages in bounded time. Nothing more of them is sent or
   /// received.
   void drop();
@@ -71,6 +70,7 @@ class Mail final : private Sender {
     uint64_t number;
     std::byte* data;
     size_t bytes;
+    Owner owner;
     size_t moved = 0;
     int busy = 0;  // segments that the link still reads or writes
     bool failed = false;
@@ -90,7 +90,7 @@ class Mail final : private Sender {
   std::list<Transfer> outgoing_;
   std::list<Transfer> incoming_;
   uint64_t next_id_ = 0;
-  std::deque<Message> sent_, received_;
+  std::deque<Owner> done_;
 };
 
 }  // namespace nvx::net

@@ -112,7 +112,7 @@ void play(FuzzedDataProvider& from) {
     switch (from.ConsumeIntegralInRange(0, 15)) {
       case 0: link->finish_fetches(); break;
       case 1: (void)port.mail().next_letter(); break;
-      case 2: (void)port.mail().next_sent(), (void)port.mail().next_received(); break;
+      case 2: (void)port.mail().next_done(); break;
       case 3: run->look(); break;
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
       case 5: link->reads_posts = from.ConsumeBool(); break;

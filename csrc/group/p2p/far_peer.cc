@@ -14,12 +14,6 @@ bool FarPeer::move() {
   return grant() || moved;
 }
 
-void FarPeer::clear() {
-  MailPeer::clear();
-  transfers_out_.clear();
-  transfers_in_.clear();
-}
-
 bool FarPeer::announce() {
   if (unannounced_.empty()) return false;
   MutexLock lock(core_.port->mutex());
@@ -47,16 +41,10 @@ bool FarPeer::announce() {
 bool FarPeer::grant() {
   if (to_grant_.empty()) return false;
   MutexLock lock(core_.port->mutex());
-  for (const auto& [message, number] : to_grant_) {
-    transfers_in_[number] = message;
-    core_.port->mail().grant(rank_, number, message->data, message->bytes);
-  }
+  for (const auto& [message, number] : to_grant_)
+    core_.port->mail().grant(rank_, number, message->data, message->bytes, message);
   to_grant_.clear();
   return true;
-}
-
-void FarPeer::end(Messages& transfers, uint64_t number) {
-  if (const auto found = transfers.extract(number)) finish(found.mapped(), {});
 }
 
 /// Takes announcements in the order of sending, each once, even if the link reorders or repeats them.
@@ -91,10 +79,9 @@ void FarPeer::read(net::Mail::Letter&& letter) {
     case net::Kind::kGrant: {
       const auto found = ungranted_.extract(letter.value);
       if (!found) return;
-      const std::shared_ptr<Message>& message = transfers_out_[letter.value] = found.mapped();
+      const std::shared_ptr<Message>& message = found.mapped();
       MutexLock lock(core_.port->mutex());
-      core_.port->mail().send(rank_, letter.value, message->data, message->bytes);
-      return;
+      return core_.port->mail().send(rank_, letter.value, message->data, message->bytes, message);
     }
     default: return;
   }

@@ -57,8 +57,6 @@ class MailPeer {
   uint32_t untold = 0;  ///< standing receives that are done and whose `finished()` has not returned
 
  protected:
-  using Messages = std::unordered_map<uint64_t, std::shared_ptr<Message>>;  // by number
-
   /// Whether a message travels in its announcement. An empty one has no data that could follow later.
   static bool carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
   virtual void tell_full(bool full) = 0;
@@ -70,7 +68,7 @@ class MailPeer {
   const int rank_;
   std::deque<std::shared_ptr<Message>> unannounced_;
   uint64_t announced_ = 0;
-  Messages ungranted_;
+  std::unordered_map<uint64_t, std::shared_ptr<Message>> ungranted_;  // by number
   std::deque<std::pair<std::shared_ptr<Message>, uint64_t>> to_grant_;
   uint64_t taken_ = 0;
 
@@ -120,11 +118,7 @@ class FarPeer final : public MailPeer {
  public:
   using MailPeer::MailPeer;
   bool move() override;
-  void clear() override;
   void read(net::Mail::Letter&& letter);
-  /// The port has sent, or received, the message with this number.
-  void sent(uint64_t number) { end(transfers_out_, number); }
-  void received(uint64_t number) { end(transfers_in_, number); }
 
  private:
   bool announce();
@@ -132,12 +126,10 @@ class FarPeer final : public MailPeer {
   void take(net::Mail::Letter&& letter);
   void tell_taken();
   void tell_full(bool full) override;
-  void end(Messages& transfers, uint64_t number);
 
   net::Taken there_;                 // announcements that the peer has reported as read
   net::Taken told_;                  // announcements that this rank has reported as read
   std::map<uint64_t, Early> ahead_;  // announcements that arrived before earlier ones, by number
-  Messages transfers_out_, transfers_in_;
 };
 
 }  // namespace nvx

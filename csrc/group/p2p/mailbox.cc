@@ -155,18 +155,16 @@ bool Mailbox::read_port() {
   bool moved = false;
   for (;;) {
     std::optional<net::Mail::Letter> letter;
-    std::optional<std::pair<int, uint64_t>> sent, received;
+    net::Mail::Owner done;
     {
       MutexLock lock(core_.port->mutex());
       letter = core_.port->mail().next_letter();
-      sent = core_.port->mail().next_sent();
-      received = core_.port->mail().next_received();
+      done = core_.port->mail().next_done();
     }
-    if (!letter && !sent && !received) return moved;
+    if (!letter && !done) return moved;
     moved = true;
-    if (letter && far(letter->from)) far_peer(letter->from).read(std::move(*letter));
-    if (sent) far_peer(sent->first).sent(sent->second);
-    if (received) far_peer(received->first).received(received->second);
+    if (letter && far(letter->from)) static_cast<FarPeer&>(peer(letter->from)).read(std::move(*letter));
+    if (done) finish(std::static_pointer_cast<Message>(done), {});
   }
 }
 

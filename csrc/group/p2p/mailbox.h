@@ -127,7 +127,6 @@ class Mailbox : public LeaseHolder {
   void finish(const std::shared_ptr<Message>& message, Status status) REQUIRES(mutex_);
   void fail_all(const Status& status) REQUIRES(mutex_);
   MailPeer& peer(int rank) REQUIRES(mutex_) { return *peers_[size_t(rank)]; }
-  FarPeer& far_peer(int rank) REQUIRES(mutex_) { return static_cast<FarPeer&>(peer(rank)); }
   bool far(int rank) const { return rank >= 0 && members_.local_rank_of(rank) < 0; }
 
   std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
