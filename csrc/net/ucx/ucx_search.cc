@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <sstream>
 #include <utility>
 
@@ -31,7 +31,6 @@ std::string contents(const std::string& path) {
 
 /// libucp contains its version once as a separate string; strings after a '_' are symbol versions.
 UcxVersion version_in(const std::string& path) {
-  static const std::regex kVersion(R"(^([0-9]+)\.([0-9]+)\.([0-9]+)$)");
   const std::string bytes = contents(path);
   for (size_t dot = bytes.find('.'); dot != std::string::npos; dot = bytes.find('.', dot + 1)) {
     size_t begin = dot, end = dot;
@@ -41,10 +40,11 @@ UcxVersion version_in(const std::string& path) {
     dot = end - 1;
     if (end == bytes.size() || bytes[end] != '\0' || end - begin > 12) continue;
     if (begin > 0 && bytes[begin - 1] == '_') continue;
-    std::cmatch parts;
-    if (!std::regex_match(bytes.data() + begin, bytes.data() + end, parts, kVersion)) continue;
-    const auto part = [&](int i) { return uint32_t(std::strtoul(parts[i].str().c_str(), nullptr, 10)); };
-    return {part(1), part(2), part(3)};
+    UcxVersion found;
+    int length = 0;
+    if (std::sscanf(bytes.data() + begin, "%u.%u.%u%n", &found.major, &found.minor, &found.patch, &length) == 3 &&
+        begin + size_t(length) == end)
+      return found;
   }
   return {};
 }
