@@ -68,10 +68,7 @@ std::shared_ptr<Message> Window::put(int rank, uint64_t offset, const std::byte*
   const size_t bytes = size_t(elements) * there.element_bytes;
   std::shared_ptr<Message> note = note_to(rank, {Kind::kPut, 0, offset * there.element_bytes, bytes}, "put");
   if (bytes == 0) return note;
-  auto message = std::make_shared<Message>();
-  message->called = "put";
-  message->peer = rank;
-  message->tag = tag(Channel::kNotes);
+  std::shared_ptr<Message> message = message_of(rank, Channel::kNotes, "put");
   message->data = const_cast<std::byte*>(data);  // a sent message is only read
   message->bytes = bytes;
   message->ahead = std::move(note);
@@ -85,7 +82,7 @@ std::shared_ptr<Message> Window::signal(int rank) const {
 
 std::shared_ptr<Message> Window::wait_signal(int rank) const {
   check_rank(rank);
-  return receive_from(rank, Channel::kSignals, "wait_signal");
+  return message_of(rank, Channel::kSignals, "wait_signal");
 }
 
 /// The message owns its note.
@@ -103,7 +100,7 @@ std::shared_ptr<Message> Window::note_to(int rank, Note note, const char* called
   return noted;
 }
 
-std::shared_ptr<Message> Window::receive_from(int rank, Channel channel, const char* called) const {
+std::shared_ptr<Message> Window::message_of(int rank, Channel channel, const char* called) const {
   auto message = std::make_shared<Message>();
   message->called = called;
   message->peer = rank;
@@ -126,7 +123,7 @@ void Window::expect_note(int rank) {
 }
 
 void Window::expect_data(int rank, const Note& note) {
-  const std::shared_ptr<Message> message = receive_from(rank, Channel::kNotes, "window");
+  const std::shared_ptr<Message> message = message_of(rank, Channel::kNotes, "window");
   message->data = mine_.data + note.offset;
   message->bytes = size_t(note.bytes);
   message->stands = true;
@@ -157,7 +154,7 @@ Status Window::close() {
   std::vector<std::shared_ptr<Message>> ends;
   for (int rank = 0; rank < members_.size(); ++rank) {
     const auto end = note_to(rank, {Kind::kClose}, "tensor_deregister");
-    const auto heard = receive_from(rank, Channel::kEnds, "tensor_deregister");
+    const auto heard = message_of(rank, Channel::kEnds, "tensor_deregister");
     mail_.receive(heard, Carrier::kPool);
     mail_.send(end, Carrier::kPool);
     ends.insert(ends.end(), {heard, end});

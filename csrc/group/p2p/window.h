@@ -80,7 +80,7 @@ class Window : public std::enable_shared_from_this<Window> {
   }
   void check_rank(int rank) const;
   std::shared_ptr<Message> note_to(int rank, Note note, const char* called) const;
-  std::shared_ptr<Message> receive_from(int rank, Channel channel, const char* called) const;
+  std::shared_ptr<Message> message_of(int rank, Channel channel, const char* called) const;
   void expect_note(int rank);
   void expect_data(int rank, const Note& note);
   void follow(int rank, const Note& note);
