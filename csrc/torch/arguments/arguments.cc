@@ -252,11 +252,8 @@ TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tenso
   const auto fail = [this](const std::string& what) { invalid(what); };
   TensorOperation c =
       begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
-  if (root != rank_) {
-    none_here(outputs, "output", root);
-    return c;
-  }
-  one_per_rank(outputs, "output");
+  check_lists_at_root(outputs, "output", root);
+  if (root != rank_) return c;
   const Outputs written(outputs[0]);
   for (size_t p = 0; p < outputs[0].size(); ++p) {
     at::Tensor& out = outputs[0][p];
@@ -286,11 +283,8 @@ TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<Tensors>& 
   c.operation.send = Pieces(size_t(size_));
   c.operation.recv = Pieces(size_t(size_));
   c.operation.recv[size_t(root)] = {output(c, out), bytes_of(out)};
-  if (root != rank_) {
-    none_here(inputs, "input", root);
-    return c;
-  }
-  one_per_rank(inputs, "input");
+  check_lists_at_root(inputs, "input", root);
+  if (root != rank_) return c;
   for (size_t p = 0; p < inputs[0].size(); ++p) {
     check_tensor(inputs[0][p]);
     c10d::assertTypeMatch(fail, out.options(), inputs[0], p);

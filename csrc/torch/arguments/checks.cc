@@ -49,18 +49,16 @@ void Checks::check_place(const at::Tensor& tensor) const {
     invalid("only supports CPU tensors and those of accelerators, not one on ", tensor.device());
 }
 
-void Checks::one_per_rank(const std::vector<Tensors>& lists, const std::string& side) const {
+void Checks::check_lists_at_root(const std::vector<Tensors>& lists, const std::string& side, int64_t root) const {
+  if (root != rank_ && !lists.empty())
+    invalid("requires empty ", side, " on non-root: this is rank ", rank_, ", the root is rank ", root);
+  if (root != rank_) return;
   if (lists.size() != 1)
     invalid("requires a single-element ", side, " list containing a list with ", size_, " tensors. It has ",
             lists.size(), " elements");
   if (lists[0].size() != size_t(size_))
     invalid("Incorrect ", side, " list size ", lists[0].size(), ". ", side == "input" ? "Input" : "Output",
             " list size should be ", size_, ", same as size of the process group.");
-}
-
-void Checks::none_here(const std::vector<Tensors>& lists, const char* side, int64_t root) const {
-  if (!lists.empty())
-    invalid("requires empty ", side, " on non-root: this is rank ", rank_, ", the root is rank ", root);
 }
 
 void Checks::check_root(int64_t root) const {

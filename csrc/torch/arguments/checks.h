@@ -47,10 +47,9 @@ class Checks {
   void check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const;
   void check_writable(const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
-  /// Checks that there is one list, with a tensor for each rank. side: "input" or "output".
-  void one_per_rank(const std::vector<Tensors>& lists, const std::string& side) const;
-  /// Checks that a list that one of the other ranks needs is empty here. side: as above.
-  void none_here(const std::vector<Tensors>& lists, const char* side, int64_t root) const;
+  /// Checks that there is one list on the root, with a tensor for each rank, and none on the other ranks. side: "input"
+  /// or "output".
+  void check_lists_at_root(const std::vector<Tensors>& lists, const std::string& side, int64_t root) const;
 
   const char* name_;
   int rank_;

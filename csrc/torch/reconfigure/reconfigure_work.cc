@@ -61,11 +61,10 @@ bool ReconfigureWork::take_in(const std::shared_ptr<Communicator>& made) {
 }
 
 bool ReconfigureWork::hand_over() {
+  std::shared_ptr<Communicator> made;  // ends, if this holds it last, without the lock
   MutexLock lock(made_mutex_);
-  const std::shared_ptr<Communicator> made = std::exchange(made_, nullptr);
-  const bool wanted = !called_off();
-  lock.unlock();
-  return wanted;
+  made.swap(made_);
+  return !called_off();
 }
 
 void ReconfigureWork::end(const std::exception_ptr& error) {

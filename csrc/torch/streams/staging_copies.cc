@@ -76,13 +76,11 @@ at::Tensor tensor_over(std::byte* memory, int64_t count, const at::TensorOptions
 }
 
 uint64_t Leftovers::next_place(uint64_t capture) {
-  std::vector<Entry> gone;
+  std::vector<Entry> gone;  // freed without the lock
   MutexLock lock(mutex_);
   if (capture_ != capture) gone.swap(entries_);
   capture_ = capture;
-  const uint64_t place = ++places_;
-  lock.unlock();
-  return place;
+  return ++places_;
 }
 
 void Leftovers::add(uint64_t place, const c10::Stream& owner, Tensors tensors) {
@@ -91,13 +89,12 @@ void Leftovers::add(uint64_t place, const c10::Stream& owner, Tensors tensors) {
 }
 
 void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
-  std::vector<Entry> gone;
+  std::vector<Entry> gone;  // freed without the lock
   MutexLock lock(mutex_);
   const auto first = std::stable_partition(entries_.begin(), entries_.end(),
                                            [&](const Entry& e) { return e.place > place || e.owner != owner; });
   gone.assign(std::move_iterator(first), std::move_iterator(entries_.end()));
   entries_.erase(first, entries_.end());
-  lock.unlock();
 }
 
 namespace {
