@@ -24,8 +24,7 @@ Status all_reduce(Group& group, size_t n) {
 Status mail(Group& group, bool receives) {
   Bytes memory(10);
   const auto one = message(1 - group.rank(), 0, memory.data(), memory.size());
-  receives ? group.mail().receive(one, Carrier::kCaller) : group.mail().send(one, Carrier::kCaller);
-  return group.mail().wait(*one);
+  return receives ? receive_now(group, one) : send_now(group, one);
 }
 
 #define EXPECT_SAYS_NOT(status, text) \

@@ -247,8 +247,7 @@ TEST(Failure, WhoHasLeftFailsNobody) {
     Bytes memory(10);
     if (rank == 2) std::this_thread::sleep_for(milliseconds(300));  // the other rank looks around meanwhile
     const auto mail = message(3 - rank, 0, memory.data(), memory.size());
-    rank == 2 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
-    const Status status = group.mail().wait(*mail);
+    const Status status = rank == 2 ? send_now(group, mail) : receive_now(group, mail);
     EXPECT_TRUE(status.ok()) << status.what();
   });
 }

@@ -124,8 +124,7 @@ TEST(Group, GivesBackAllItsMemory) {
       ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {as_fast(1'000'000, 200'000), 0}}), "");
       Bytes bytes(100'000);
       const auto mail = message(1 - rank, 7, bytes.data(), bytes.size());
-      rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      ASSERT_TRUE((rank == 0 ? send_now(group, mail) : receive_now(group, mail)).ok());
       ASSERT_TRUE(barrier(group).ok());
     });
     here->arena().free(here->arena().allocate(1));  // `allocate` collects buried memory

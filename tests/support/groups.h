@@ -79,6 +79,16 @@ inline std::shared_ptr<Message> message(int peer, int64_t tag, std::byte* data, 
   return message;
 }
 
+/// Sends or receives a message, and waits for its end.
+inline Status send_now(Group& group, const std::shared_ptr<Message>& message, Carrier carrier = Carrier::kCaller) {
+  group.mail().send(message, carrier);
+  return group.mail().wait(*message);
+}
+inline Status receive_now(Group& group, const std::shared_ptr<Message>& message, Carrier carrier = Carrier::kCaller) {
+  group.mail().receive(message, carrier);
+  return group.mail().wait(*message);
+}
+
 /// The error of creating the group, which must come long before the set-up's timeout.
 inline std::string set_up_error(Store& store, const GroupOptions& options) {
   const auto began = Clock::now();

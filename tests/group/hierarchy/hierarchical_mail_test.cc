@@ -37,8 +37,7 @@ TEST_P(Messages, ComeToAnotherHostWhole) {
       Bytes out = input(DType::kU8, GetParam(), rank, 1), in(GetParam());
       const auto sending = mail(1 - rank, 5, out), receiving = mail(1 - rank, 5, in);
       group.mail().send(sending, Carrier::kCaller);
-      group.mail().receive(receiving, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*receiving).ok()) << receiving->status().what();
+      ASSERT_TRUE(receive_now(group, receiving).ok()) << receiving->status().what();
       ASSERT_TRUE(group.mail().wait(*sending).ok()) << sending->status().what();
       EXPECT_EQ(in, input(DType::kU8, GetParam(), 1 - rank, 1));
       ASSERT_TRUE(barrier(group).ok());
@@ -104,8 +103,7 @@ TEST(HierarchicalMail, AnySourceEndsWhenNobodyIsLeftToSend) {
     }
     Bytes memory(10);
     const auto message = mail(kAnySource, 1, memory);
-    group.mail().receive(message, Carrier::kCaller);
-    EXPECT_EQ(group.mail().wait(*message).code(), Code::kPeerLeft);
+    EXPECT_EQ(receive_now(group, message).code(), Code::kPeerLeft);
     over = true;
   });
 }
@@ -120,16 +118,14 @@ TEST(HierarchicalMail, AnySourceTakesFromBothSides) {
     for (int i = 0; rank == 0 && i < (kRanks - 1) * kEach; ++i) {
       Bytes in(3000);
       const auto receiving = mail(kAnySource, 1, in);
-      group.mail().receive(receiving, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*receiving).ok()) << receiving->status().what();
+      ASSERT_TRUE(receive_now(group, receiving).ok()) << receiving->status().what();
       const int from = receiving->peer;
       ASSERT_EQ(in, input(DType::kU8, 3000, from, uint64_t(seen[size_t(from)]++)));
     }
     for (int i = 0; rank != 0 && i < kEach; ++i) {
       Bytes out = input(DType::kU8, 3000, rank, uint64_t(i));
       const auto sending = mail(0, 1, out);
-      group.mail().send(sending, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*sending).ok()) << sending->status().what();
+      ASSERT_TRUE(send_now(group, sending).ok()) << sending->status().what();
     }
     EXPECT_TRUE(rank != 0 || (seen[1] == kEach && seen[2] == kEach && seen[3] == kEach));
     ASSERT_TRUE(barrier(group).ok());
@@ -144,8 +140,7 @@ TEST(HierarchicalMail, AnotherSizeIsAMismatchThatNamesBoth) {
       Group group(store, hosts.options("sizes", rank));
       Bytes memory(bytes + size_t(rank));
       const auto one = mail(1 - rank, 5, memory);
-      rank == 0 ? group.mail().send(one, Carrier::kCaller) : group.mail().receive(one, Carrier::kCaller);
-      Status status = group.mail().wait(*one);
+      Status status = rank == 0 ? send_now(group, one) : receive_now(group, one);
       if (rank == 0 && status.ok()) status = barrier(group);
       ASSERT_FALSE(status.ok());
       EXPECT_NE(status.what().find("send/recv mismatch"), std::string::npos) << status.what();
@@ -178,8 +173,7 @@ TEST(HierarchicalMail, AFloodWaitsForItsReceiver) {
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return flooded.load(); }));
     for (int i = 0; rank == 1 && i < kCount; ++i) {
       const auto one = mail(0, 5, memory);
-      group.mail().receive(one, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*one).ok()) << one->status().what();
+      ASSERT_TRUE(receive_now(group, one).ok()) << one->status().what();
     }
     for (const auto& one : all) ASSERT_TRUE(group.mail().wait(*one).ok()) << one->status().what();
   });
@@ -216,8 +210,7 @@ TEST(HierarchicalMail, WhatFitsIntoALetterIsSentAtOnce) {
       ASSERT_TRUE(barrier(group).ok());
     } else {
       ASSERT_TRUE(barrier(group).ok());
-      group.mail().receive(one, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*one).ok()) << one->status().what();
+      ASSERT_TRUE(receive_now(group, one).ok()) << one->status().what();
     }
   });
 }
@@ -231,9 +224,8 @@ TEST(HierarchicalMail, ALostPeerEndsWhatIsOpen) {
       if (rank == 1) return hosts.net().kill(1);
       Bytes memory(1 << 20);
       const auto one = mail(1, 5, memory);
-      sends ? group.mail().send(one, Carrier::kCaller) : group.mail().receive(one, Carrier::kCaller);
       const auto began = Clock::now();
-      const Status status = group.mail().wait(*one);
+      const Status status = sends ? send_now(group, one) : receive_now(group, one);
       EXPECT_LT(Clock::now() - began, milliseconds(3000));
       ASSERT_FALSE(status.ok());
       EXPECT_NE(status.what().find("rank 1 (pid"), std::string::npos) << status.what();

@@ -36,8 +36,7 @@ TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
         Tensor in(bytes, number % 3);
         const Mail mail =
             rank == sender ? message(1 - rank, 0, out.data(), bytes) : message(sender, 0, in.data(), bytes);
-        rank == sender ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
-        const Status status = group.mail().wait(*mail);
+        const Status status = rank == sender ? send_now(group, mail) : receive_now(group, mail);
         ASSERT_TRUE(status.ok()) << status.what();
         if (rank == sender) continue;
         EXPECT_TRUE(in.holds(out)) << bytes;
@@ -100,8 +99,7 @@ TEST(Mailbox, WhatIsPostedKeepsItsPlaceUntilItIsPushed) {
       for (const Bytes& wanted : {first, second}) {
         Bytes in(100);
         const Mail mail = message(0, 0, in.data(), in.size());
-        group.mail().receive(mail, Carrier::kCaller);
-        ASSERT_TRUE(group.mail().wait(*mail).ok());
+        ASSERT_TRUE(receive_now(group, mail).ok());
         EXPECT_TRUE(in == wanted);
       }
     }
@@ -117,15 +115,13 @@ TEST(Mailbox, AReceiveFromAnybodyTellsWhom) {
     if (rank != 0) {
       Bytes out = letter(rank, 0, 0, 4000);
       const Mail mail = message(0, 5, out.data(), out.size());
-      group.mail().send(mail, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      ASSERT_TRUE(send_now(group, mail).ok());
     } else {
       std::vector<bool> heard(kRanks);
       for (int i = 1; i < kRanks; ++i) {
         Bytes in(4000);
         const Mail mail = message(kAnySource, 5, in.data(), in.size());
-        group.mail().receive(mail, Carrier::kCaller);
-        ASSERT_TRUE(group.mail().wait(*mail).ok());
+        ASSERT_TRUE(receive_now(group, mail).ok());
         ASSERT_GE(mail->peer, 1);
         EXPECT_FALSE(heard[size_t(mail->peer)]);
         heard[size_t(mail->peer)] = true;
@@ -317,8 +313,7 @@ TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
     for (int round = 0; round < 2; ++round) {
       Bytes memory = rank == 0 ? letter(0, 1, 0, 1'000'000) : Bytes(1'000'000);
       const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
-      rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      ASSERT_TRUE((rank == 0 ? send_now(group, mail) : receive_now(group, mail)).ok());
       EXPECT_TRUE(memory == letter(0, 1, 0, 1'000'000));
       ASSERT_TRUE(barrier(group).ok());
       const Span span = group.mail().yield();
@@ -340,8 +335,7 @@ void flood(const std::function<GroupOptions(int)>& options_of) {
     std::vector<Mail> mails;
     for (size_t i = 0; i < kFlood; ++i) mails.push_back(message(1 - rank, 7, all.data() + i * kLetter, kLetter));
     if (rank == 0) {
-      group.mail().receive(mail, Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      ASSERT_TRUE(receive_now(group, mail).ok());
       ASSERT_TRUE(barrier(group).ok());
       for (const Mail& one : mails) group.mail().receive(one, Carrier::kCaller);
     } else {
@@ -375,8 +369,7 @@ TEST(MailFailure, SizesThatDifferAreNamed) {
     Group group(store, options("differ", rank, 2));
     Bytes memory(rank == 0 ? 2000 : 1999);
     const Mail mail = message(1 - rank, 3, memory.data(), memory.size());
-    rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
-    const Status status = group.mail().wait(*mail);
+    const Status status = rank == 0 ? send_now(group, mail) : receive_now(group, mail);
     ASSERT_FALSE(status.ok());
     EXPECT_NE(status.what().find("sends 2000 elements"), std::string::npos) << status.what();
     EXPECT_NE(status.what().find("receives 1999 elements"), std::string::npos) << status.what();
@@ -395,9 +388,8 @@ TEST(MailFailure, ATimeoutNamesTheSender) {
     Bytes memory(10);
     const Mail mail = message(1, 3, memory.data(), memory.size());
     mail->timeout = milliseconds(150);
-    group.mail().receive(mail, Carrier::kCaller);
     const auto began = Clock::now();
-    const Status status = group.mail().wait(*mail);
+    const Status status = receive_now(group, mail);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kTimeout);
@@ -417,8 +409,7 @@ TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
       const auto end = Clock::now() + std::chrono::seconds(20);
       while (!over && Clock::now() < end) {
         const Mail mail = message(0, 1, memory.data(), memory.size());
-        group.mail().send(mail, Carrier::kCaller);
-        if (!group.mail().wait(*mail).ok()) break;
+        if (!send_now(group, mail).ok()) break;
       }
       return;
     }
@@ -428,8 +419,7 @@ TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
     const auto began = Clock::now();
     while (!late->done() && Clock::now() - began < std::chrono::seconds(15)) {
       const Mail mail = message(1, 1, other.data(), other.size());
-      group.mail().receive(mail, Carrier::kCaller);
-      if (!group.mail().wait(*mail).ok()) break;
+      if (!receive_now(group, mail).ok()) break;
     }
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
     ASSERT_TRUE(late->done());
@@ -448,8 +438,7 @@ TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
     Bytes memory(50, std::byte(rank));
     if (rank == 2) std::this_thread::sleep_for(milliseconds(400));
     const Mail mail = message(rank == 2 ? 0 : kAnySource, 0, memory.data(), memory.size());
-    rank == 2 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
-    const Status status = group.mail().wait(*mail);
+    const Status status = rank == 2 ? send_now(group, mail) : receive_now(group, mail);
     EXPECT_TRUE(status.ok()) << status.what();
     EXPECT_EQ(memory[0], std::byte(2));
   });
@@ -462,8 +451,7 @@ TEST(MailFailure, AReceiveFromAnybodyEndsWhenAllHaveLeft) {
     if (rank != 0) return;
     Bytes memory(50);
     const Mail mail = message(kAnySource, 0, memory.data(), memory.size());
-    group.mail().receive(mail, Carrier::kCaller);
-    EXPECT_EQ(group.mail().wait(*mail).code(), Code::kPeerLeft);
+    EXPECT_EQ(receive_now(group, mail).code(), Code::kPeerLeft);
   });
 }
 
@@ -486,9 +474,8 @@ TEST(MailFailure, AKilledSenderIsNamedWhateverItWasDoing) {
         }
         raise(SIGKILL);
       }
-      group.mail().receive(mail, Carrier::kCaller);
       const auto began = Clock::now();
-      const Status status = group.mail().wait(*mail);
+      const Status status = receive_now(group, mail);
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
       ASSERT_FALSE(status.ok());
       EXPECT_NE(status.what().find("rank 1 (pid"), std::string::npos) << status.what();
@@ -503,7 +490,12 @@ class Liar : public testing::Test {
   Liar() : group_(impostor_, options("liar", 0, 2)) {}
   ~Liar() override { impostor_.leave(); }
 
-  kernel::Envelope& envelope() { return impostor_.pad().outbox(0).envelopes[0]; }
+  /// Announces a message of so many bytes, in the envelope or granted.
+  void announce(uint64_t bytes, DType dtype, bool carried) {
+    impostor_.pad().outbox(0).envelopes[0] = {
+        .message = 1, .tag = 0, .bytes = bytes, .dtype = dtype, .carries_data = carried, .reserved = {}, .payload = {}};
+    post(1);
+  }
   void post(uint64_t posted) { signal(impostor_.pad().outbox(0).posted.flag, posted); }
 
   /// Receives some bytes from rank 1 with a short timeout.
@@ -512,8 +504,7 @@ class Liar : public testing::Test {
     const Mail mail = message(1, 0, memory.data(), bytes);
     mail->dtype = dtype;
     mail->timeout = milliseconds(150);
-    group_.mail().receive(mail, Carrier::kCaller);
-    const Status status = group_.mail().wait(*mail);
+    const Status status = receive_now(group_, mail);
     EXPECT_TRUE(memory.guards_are_whole());
     return status;
   }
@@ -523,21 +514,12 @@ class Liar : public testing::Test {
 };
 
 TEST_F(Liar, AnUnknownTypeIsRefused) {
-  envelope() = {
-      .message = 1, .tag = 0, .bytes = 8, .dtype = DType(201), .carries_data = 1, .reserved = {}, .payload = {}};
-  post(1);
+  announce(8, DType(201), /*carried=*/true);
   EXPECT_FALSE(receive(8, DType::kF32).ok());
 }
 
 TEST_F(Liar, MoreCarriedThanAnEnvelopeHoldsIsRefused) {
-  envelope() = {.message = 1,
-                .tag = 0,
-                .bytes = 1u << 30,
-                .dtype = DType::kBytes,
-                .carries_data = 1,
-                .reserved = {},
-                .payload = {}};
-  post(1);
+  announce(1u << 30, DType::kBytes, /*carried=*/true);
   EXPECT_FALSE(receive(2000).ok());
 }
 
@@ -547,24 +529,15 @@ TEST_F(Liar, MoreEnvelopesThanThereAreIsRefused) {
 }
 
 TEST_F(Liar, AStreamFromOutsideItsMemoryIsRefused) {
-  envelope() = {.message = 1,
-                .tag = 0,
-                .bytes = 100'000,
-                .dtype = DType::kBytes,
-                .carries_data = 0,
-                .reserved = {},
-                .payload = {}};
   impostor_.pad().outbox(0).lease_offset = Arena::kBytes - 4096;
   impostor_.pad().outbox(0).lease_bytes = 1 << 20;
-  post(1);
+  announce(100'000, DType::kBytes, /*carried=*/false);
   signal(impostor_.pad().outbox(0).streamed.flag, 4);
   EXPECT_FALSE(receive(100'000).ok());
 }
 
 TEST_F(Liar, AHonestEnvelopeIsTaken) {
-  envelope() = {
-      .message = 1, .tag = 0, .bytes = 8, .dtype = DType::kBytes, .carries_data = 1, .reserved = {}, .payload = {}};
-  post(1);
+  announce(8, DType::kBytes, /*carried=*/true);
   const Status status = receive(8);
   EXPECT_TRUE(status.ok()) << status.what();
 }

@@ -26,20 +26,14 @@ struct Place {
     return group.open_window(Window::Memory{memory.data(), {elements, element_bytes, 7}, nullptr});
   }
   Status put(int rank, uint64_t offset, const Bytes& data) const {
-    const Mail mail = window->put(rank, offset, data.data(), data.size() / window->share(rank).element_bytes);
-    group.mail().send(mail, Carrier::kPool);
-    return group.mail().wait(*mail);
+    const size_t elements = data.size() / window->share(rank).element_bytes;
+    return send_now(group, window->put(rank, offset, data.data(), elements), Carrier::kPool);
   }
-  Status signal(int rank) const {
-    const Mail mail = window->signal(rank);
-    group.mail().send(mail, Carrier::kPool);
-    return group.mail().wait(*mail);
-  }
+  Status signal(int rank) const { return send_now(group, window->signal(rank), Carrier::kPool); }
   Status wait_signal(int rank, milliseconds timeout = milliseconds(0)) const {
     const Mail mail = window->wait_signal(rank);
     mail->timeout = timeout;
-    group.mail().receive(mail, Carrier::kPool);
-    return group.mail().wait(*mail);
+    return receive_now(group, mail, Carrier::kPool);
   }
 
   Group& group;
@@ -430,8 +424,7 @@ TEST(WindowFailure, OtherMailIsNotBlamed) {
     Bytes memory(10);
     const Mail mail = message(1, 3, memory.data(), memory.size());
     mail->timeout = milliseconds(150);
-    group.mail().receive(mail, Carrier::kCaller);
-    const Status status = group.mail().wait(*mail);
+    const Status status = receive_now(group, mail);
     EXPECT_EQ(status.code(), Code::kTimeout);
     EXPECT_EQ(status.what().find("it has sent"), std::string::npos) << status.what();
     over = true;
