@@ -3,12 +3,74 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "base/handle.h"
 
 namespace nvx::net {
+namespace {
+
+/// UCX nests the epolls of its interfaces in its own epoll.
+constexpr int kDeepest = 3;
+
+/// The number after `word` in a line, in this base; -1 if there is none.
+int64_t number_behind(const char* word, const char* line, int base) {
+  int64_t number = -1;
+  const char* at = std::strstr(line, word);
+  if (!at) return number;
+  for (at += std::strlen(word); *at == ' ';) ++at;
+  (void)std::from_chars(at, at + std::strlen(at), number, base);
+  return number;
+}
+
+/// Parses a descriptor's line of an epoll: "tfd:  17 events: 19 data: 11  pos:0 ino:2f1c sdev:8". The descriptor's
+/// number may refer to another file by now, here or in another process that has the epoll. Newer kernels give the
+/// inode, which identifies the file.
+bool is_still_there(int fd, const char* line, struct stat* what) {
+  if (fd < 0 || fstat(fd, what) != 0) return false;
+  const int64_t inode = number_behind(" ino:", line, 16);
+  return inode < 0 || uint64_t(inode) == uint64_t(what->st_ino);
+}
+
+/// Calls `act` for each socket that an epoll, or a nested epoll, watches.
+void each_socket(int epoll, void (*act)(int socket), int depth) {
+  char path[32] = "/proc/self/fdinfo/";
+  (void)std::to_chars(path + std::strlen(path), std::end(path) - 1, epoll);
+  const int info = open(path, O_RDONLY | O_CLOEXEC);
+  if (info < 0) return;
+  char line[256], some[512];
+  size_t length = 0;
+  for (ssize_t n; (n = read(info, some, sizeof some)) > 0;) {
+    for (ssize_t i = 0; i < n; ++i) {
+      if (some[i] != '\n') {
+        if (length + 1 < sizeof line) line[length++] = some[i];
+        continue;
+      }
+      line[std::exchange(length, 0)] = '\0';
+      const auto fd = int(number_behind("tfd:", line, 10));
+      struct stat what;
+      if (fd == epoll || !is_still_there(fd, line, &what)) continue;
+      if (S_ISSOCK(what.st_mode)) {
+        act(fd);
+      } else if (depth > 1) {
+        each_socket(fd, act, depth - 1);
+      }
+    }
+  }
+  close(info);
+}
+
+}  // namespace
 
 void make_room_for_descriptors(size_t more) {
   const Fd lowest(eventfd(0, EFD_CLOEXEC));  // takes the lowest free number
@@ -16,6 +78,22 @@ void make_room_for_descriptors(size_t more) {
   if (!lowest || getrlimit(RLIMIT_NOFILE, &allowed) != 0) return;
   const auto wanted = std::min<rlim_t>(rlim_t(lowest.get()) + more, allowed.rlim_cur - 1);
   const Fd high(fcntl(lowest.get(), F_DUPFD_CLOEXEC, int(std::min<rlim_t>(wanted, 1 << 20))));
+}
+
+void close_sockets_on_exec(int epoll) {
+  each_socket(
+      epoll, [](int socket) { (void)fcntl(socket, F_SETFD, FD_CLOEXEC); }, kDeepest);
+}
+
+void close_sockets(int epoll) {
+  each_socket(
+      epoll, [](int socket) { (void)close(socket); }, kDeepest);
+}
+
+std::string why_nothing_opens() {
+  const Fd any(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (any || (errno != EMFILE && errno != ENFILE)) return "";
+  return "; this process can open no more files, nor connections: raise the limit (ulimit -n)";
 }
 
 }  // namespace nvx::net

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 namespace nvx::net {
 
@@ -10,5 +11,16 @@ namespace nvx::net {
 /// for a lock of the opener. This takes milliseconds, but seconds if many processes share few processors, and peers
 /// hear nothing meanwhile.
 void make_room_for_descriptors(size_t more);
+
+/// The sockets that an epoll watches, itself or through epolls inside it, such as the event descriptor of a UCX worker.
+/// While a child lives that was forked from this process, or started with its sockets open, peers do not notice the end
+/// of this process. Sets close-on-exec on the sockets that exist now.
+void close_sockets_on_exec(int epoll);
+/// Closes the sockets in a newly forked child. Allocates nothing and takes no lock.
+void close_sockets(int epoll);
+
+/// "; this process can open no more files, nor connections: raise the limit (ulimit -n)" if that is so, otherwise
+/// empty. UCX's own error does not give this cause.
+std::string why_nothing_opens();
 
 }  // namespace nvx::net

@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/words.h"
+#include "net/descriptors.h"
 #include "net/interfaces.h"
-#include "net/sockets.h"
 #include "net/source_filter.h"
 
 namespace nvx::net {

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "net/sockets.h"
+#include "net/descriptors.h"
 
 namespace nvx::net {
 

@@ -8,8 +8,8 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "net/descriptors.h"
 #include "net/interfaces.h"
-#include "net/sockets.h"
 #include "net/ucx/ucx_search.h"
 
 namespace nvx::net {

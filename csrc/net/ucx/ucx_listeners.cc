@@ -26,8 +26,8 @@
 #include "base/error.h"
 #include "base/handle.h"
 #include "base/log.h"
+#include "net/descriptors.h"
 #include "net/host_address.h"
-#include "net/sockets.h"
 #include "net/source_filter.h"
 
 namespace nvx::net {

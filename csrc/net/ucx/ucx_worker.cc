@@ -18,8 +18,8 @@
 #include "base/log.h"
 #include "base/per_process.h"
 #include "base/words.h"
+#include "net/descriptors.h"
 #include "net/interfaces.h"
-#include "net/sockets.h"
 
 namespace nvx::net {
 namespace {
