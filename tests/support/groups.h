@@ -24,6 +24,15 @@ inline GroupOptions options(const std::string& name, int rank, int size, uint32_
   return options;
 }
 
+/// Runs the body on each rank of a group, as threads.
+inline void in_group(const std::string& name, int ranks, const std::function<void(Group& group, int rank)>& body) {
+  MemoryStore store;
+  as_threads(ranks, [&](int rank) {
+    Group group(store, options(name, rank, ranks));
+    body(group, rank);
+  });
+}
+
 /// The operation of one rank's side of a play.
 inline Operation operation_of(const Play& play, const Side& side, int ranks) {
   const kernel::Fingerprint f = side.fingerprint();

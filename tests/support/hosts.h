@@ -34,6 +34,14 @@ class Hosts {
     o.messenger = [messenger = messenger_[who]] { return messenger; };
     return o;
   }
+  /// As test::in_group(), of all of them.
+  void in_group(const std::string& name, const std::function<void(Group& group, int rank)>& body) const {
+    MemoryStore store;
+    as_threads(ranks(), [&](int rank) {
+      Group group(store, options(name, rank));
+      body(group, rank);
+    });
+  }
 
  private:
   std::vector<int> host_of_;

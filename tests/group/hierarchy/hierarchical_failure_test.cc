@@ -36,10 +36,8 @@ INSTANTIATE_TEST_SUITE_P(Elements, FarSizes,
 
 TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
   Hosts hosts({0, 1, 1, 2});
-  MemoryStore store;
   std::atomic<int> past{0}, over{0};
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("dies", rank));
+  hosts.in_group("dies", [&](Group& group, int rank) {
     ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 4)), "");
     ++past;  // a rank that dies loses the data it has in flight, so all must have their sums
     if (rank == 3) {
@@ -87,9 +85,7 @@ TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
 
 TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
   Hosts hosts(kTwoOfTwo);
-  MemoryStore store;
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("mismatch", rank));
+  hosts.in_group("mismatch", [&](Group& group, int rank) {
     Play play = play_of(Collective::kAllReduce, GetParam(), 4);
     if (rank >= 2) play.op = ReduceOp::kMax;
     const Within time(milliseconds(4000));
@@ -107,9 +103,7 @@ TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
 /// The error comes from this operation or, on a rank that has already returned, from its next one.
 TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
   Hosts hosts({0, 1});
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, hosts.options("roots", rank));
+  hosts.in_group("roots", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
     Status status = run(group, play_of(Collective::kBroadcast, GetParam(), 2, rank));
     if (status.ok()) status = barrier(group);
@@ -123,9 +117,7 @@ TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
 
 TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
   Hosts hosts(kTwoOfTwo);
-  MemoryStore store;
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("others", rank));
+  hosts.in_group("others", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
     const Collective mine = rank < 2 ? Collective::kReduceScatter : Collective::kAllGather;
     Status status = run(group, play_of(mine, GetParam(), 4));
@@ -139,9 +131,7 @@ TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
 TEST_P(FarSizes, OtherSplitSizesAreToldPairByPair) {
   for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
     Hosts hosts({0, 1});
-    MemoryStore store;
-    as_threads(2, [&](int rank) {
-      Group group(store, hosts.options("splits", rank));
+    hosts.in_group("splits", [&](Group& group, int rank) {
       const bool all = collective == Collective::kAllToAll;
       Play play = play_of(collective, GetParam(), 2, all ? -1 : 0);
       if (rank == 1) play.counts = {GetParam() + 1, GetParam() + 1};
@@ -157,9 +147,7 @@ TEST_P(FarSizes, OtherSplitSizesAreToldPairByPair) {
 
 TEST_P(FarSizes, WhoLeavesWhileWaitedForIsNamed) {
   Hosts hosts({0, 1, 1});
-  MemoryStore store;
-  as_threads(3, [&](int rank) {
-    Group group(store, hosts.options("left", rank));
+  hosts.in_group("left", [&](Group& group, int rank) {
     ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 3)), "");
     if (rank == 0) return;
     const Within time(milliseconds(4000));
@@ -174,9 +162,7 @@ TEST_P(FarSizes, WhoLeavesWhileWaitedForIsNamed) {
 TEST(HierarchicalFailure, LeavingAfterTheLastOperationIsNone) {
   Hosts hosts({0, 0, 1, 2});
   for (int round = 0; round < 15; ++round) {
-    MemoryStore store;
-    as_threads(4, [&](int rank) {
-      Group group(store, hosts.options("last", rank));
+    hosts.in_group("last", [&](Group& group, int) {
       ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, round % 2 ? 50'000 : 100, 4)), "");
       ASSERT_EQ(perform(group, play_of(Collective::kBroadcast, 3000, 4, round % 4)), "");
     });
@@ -185,10 +171,8 @@ TEST(HierarchicalFailure, LeavingAfterTheLastOperationIsNone) {
 
 TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
   Hosts hosts({0, 0, 1, 1, 2, 2});
-  MemoryStore store;
   std::atomic<int> over{0};
-  as_threads(6, [&](int rank) {
-    Group group(store, hosts.options("aborted", rank));
+  hosts.in_group("aborted", [&](Group& group, int rank) {
     ASSERT_TRUE(barrier(group).ok());
     if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(200));
@@ -210,10 +194,8 @@ TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
 /// A rank that waits for a busy rank of its own host also hears of the abort.
 TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
   Hosts hosts(kTwoOfTwo);
-  MemoryStore store;
   std::atomic<bool> over{false};
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("busy", rank));
+  hosts.in_group("busy", [&](Group& group, int rank) {
     ASSERT_TRUE(barrier(group).ok());
     if (rank == 0) {
       std::this_thread::sleep_for(milliseconds(200));
@@ -236,10 +218,8 @@ TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
 
 TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
   Hosts hosts({0, 0, 1, 2});
-  MemoryStore store;
   std::atomic<int> waiting{3};
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("timeout", rank));
+  hosts.in_group("timeout", [&](Group& group, int rank) {
     if (rank == 3) {
       EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waiting == 0; }));
       return;
@@ -262,10 +242,8 @@ TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
 /// whom it waits.
 TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
   Hosts hosts({0, 1, 1});
-  MemoryStore store;
   std::atomic<int> waiting{2};
-  as_threads(3, [&](int rank) {
-    Group group(store, hosts.options("chain", rank));
+  hosts.in_group("chain", [&](Group& group, int rank) {
     if (rank == 2) {
       EXPECT_TRUE(eventually(milliseconds(60'000), [&] { return waiting == 0; }));
       return;
@@ -286,9 +264,7 @@ TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
 
 TEST(HierarchicalFailure, SilenceIsLossAfterAWhile) {
   Hosts hosts({0, 1}, {}, milliseconds(1500));
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, hosts.options("silent", rank));
+  hosts.in_group("silent", [&](Group& group, int rank) {
     ASSERT_TRUE(barrier(group).ok());
     net::Faults deaf;
     deaf.lose = 1;
@@ -306,10 +282,8 @@ TEST(HierarchicalFailure, SilenceIsLossAfterAWhile) {
 /// Buffers that runs still write to when an operation fails outlive the runs. AddressSanitizer checks it.
 TEST(HierarchicalFailure, LeavesNothingToWriteToFreedMemory) {
   Hosts hosts({0, 0, 0, 1});
-  MemoryStore store;
   std::atomic<int> past{0};
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("freed", rank));
+  hosts.in_group("freed", [&](Group& group, int rank) {
     ASSERT_TRUE(barrier(group).ok());
     ++past;
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 4; }));
@@ -320,10 +294,8 @@ TEST(HierarchicalFailure, LeavesNothingToWriteToFreedMemory) {
 
 TEST(HierarchicalFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
   Hosts hosts(kTwoOfTwo);
-  MemoryStore store;
   std::atomic<bool> over{false};
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("monitored", rank));
+  hosts.in_group("monitored", [&](Group& group, int rank) {
     ASSERT_TRUE(group.monitored_barrier(milliseconds(10'000), /*name_all=*/true).ok());
     const bool missing = rank == 1 || rank == 3;
     EXPECT_TRUE(!missing || eventually(milliseconds(10'000), [&] { return over.load(); }));

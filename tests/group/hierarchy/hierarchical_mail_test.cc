@@ -31,9 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Bytes, Messages,
 TEST_P(Messages, ComeToAnotherHostWhole) {
   for (const bool calm : {true, false}) {
     Hosts hosts({0, 1}, calm ? net::LoopbackNet::Options() : disorderly());
-    MemoryStore store;
-    as_threads(2, [&](int rank) {
-      Group group(store, hosts.options("mail", rank));
+    hosts.in_group("mail", [&](Group& group, int rank) {
       Bytes out = input(DType::kU8, GetParam(), rank, 1), in(GetParam());
       const auto sending = mail(1 - rank, 5, out), receiving = mail(1 - rank, 5, in);
       group.mail().send(sending, Carrier::kCaller);
@@ -49,9 +47,7 @@ TEST_P(Messages, ComeToAnotherHostWhole) {
 TEST(HierarchicalMail, OfOneTagKeepsItsOrder) {
   constexpr int kCount = 300;
   Hosts hosts({0, 1}, disorderly());
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, hosts.options("order", rank));
+  hosts.in_group("order", [&](Group& group, int rank) {
     const auto bytes = [](int i) { return size_t(i % 7 == 3 ? 5000 : 8); };
     std::vector<Bytes> memory;
     std::vector<std::shared_ptr<Message>> all;
@@ -71,9 +67,7 @@ TEST(HierarchicalMail, OfOneTagKeepsItsOrder) {
 
 TEST(HierarchicalMail, TagsAreApart) {
   Hosts hosts({0, 1});
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, hosts.options("tags", rank));
+  hosts.in_group("tags", [&](Group& group, int rank) {
     std::vector<Bytes> memory(20);
     std::vector<std::shared_ptr<Message>> all;
     for (int i = 0; i < 20; ++i) {
@@ -91,10 +85,8 @@ TEST(HierarchicalMail, TagsAreApart) {
 
 TEST(HierarchicalMail, AnySourceEndsWhenNobodyIsLeftToSend) {
   Hosts hosts({0, 1, 2});
-  MemoryStore store;
   std::atomic<bool> over{false};
-  as_threads(3, [&](int rank) {
-    Group group(store, hosts.options("nobody", rank));
+  hosts.in_group("nobody", [&](Group& group, int rank) {
     ASSERT_TRUE(barrier(group).ok());
     if (rank != 0) {
       group.leave();
@@ -111,9 +103,7 @@ TEST(HierarchicalMail, AnySourceEndsWhenNobodyIsLeftToSend) {
 TEST(HierarchicalMail, AnySourceTakesFromBothSides) {
   constexpr int kRanks = 4, kEach = 20;
   Hosts hosts({0, 0, 1, 1});
-  MemoryStore store;
-  as_threads(kRanks, [&](int rank) {
-    Group group(store, hosts.options("any", rank));
+  hosts.in_group("any", [&](Group& group, int rank) {
     std::vector<int> seen(kRanks);
     for (int i = 0; rank == 0 && i < (kRanks - 1) * kEach; ++i) {
       Bytes in(3000);
@@ -135,9 +125,7 @@ TEST(HierarchicalMail, AnySourceTakesFromBothSides) {
 TEST(HierarchicalMail, AnotherSizeIsAMismatchThatNamesBoth) {
   for (const size_t bytes : {size_t(8), size_t(5000)}) {
     Hosts hosts({0, 1});
-    MemoryStore store;
-    as_threads(2, [&](int rank) {
-      Group group(store, hosts.options("sizes", rank));
+    hosts.in_group("sizes", [&](Group& group, int rank) {
       Bytes memory(bytes + size_t(rank));
       const auto one = mail(1 - rank, 5, memory);
       Status status = rank == 0 ? send_now(group, one) : receive_now(group, one);
@@ -155,10 +143,8 @@ TEST(HierarchicalMail, AnotherSizeIsAMismatchThatNamesBoth) {
 TEST(HierarchicalMail, AFloodWaitsForItsReceiver) {
   constexpr int kCount = 3000;
   Hosts hosts({0, 1});
-  MemoryStore store;
   std::atomic<bool> flooded{false};
-  as_threads(2, [&](int rank) {
-    Group group(store, hosts.options("flood", rank));
+  hosts.in_group("flood", [&](Group& group, int rank) {
     Bytes memory(500);
     std::vector<std::shared_ptr<Message>> all;
     if (rank == 0) {
@@ -199,9 +185,7 @@ TEST(HierarchicalMail, OldNewsChangeNothing) {
 /// A message that fits into a letter needs no grant: one message over the network and no reply.
 TEST(HierarchicalMail, WhatFitsIntoALetterIsSentAtOnce) {
   Hosts hosts({0, 1});
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, hosts.options("letter", rank));
+  hosts.in_group("letter", [&](Group& group, int rank) {
     Bytes memory(net::Messenger::kMostCopied);
     const auto one = mail(1 - rank, 5, memory);
     if (rank == 0) {
@@ -218,9 +202,7 @@ TEST(HierarchicalMail, WhatFitsIntoALetterIsSentAtOnce) {
 TEST(HierarchicalMail, ALostPeerEndsWhatIsOpen) {
   for (const bool sends : {true, false}) {
     Hosts hosts({0, 1});
-    MemoryStore store;
-    as_threads(2, [&](int rank) {
-      Group group(store, hosts.options("lost", rank));
+    hosts.in_group("lost", [&](Group& group, int rank) {
       if (rank == 1) return hosts.net().kill(1);
       Bytes memory(1 << 20);
       const auto one = mail(1, 5, memory);
@@ -311,9 +293,7 @@ TEST(HierarchicalSums, OfWholeNumbersAreExact) {
   const std::vector<int> shapes[] = {{0, 0, 1, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}};
   for (const std::vector<int>& shape : shapes) {
     Hosts hosts(shape);
-    MemoryStore store;
-    as_threads(4, [&](int rank) {
-      Group group(store, hosts.options("sums", rank));
+    hosts.in_group("sums", [&](Group& group, int rank) {
       for (const DType dtype : {DType::kI32, DType::kF32, DType::kF64, DType::kC64, DType::kBF16, DType::kF16,
                                 DType::kF8E4M3FN, DType::kF8E5M2}) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum}) {

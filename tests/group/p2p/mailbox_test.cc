@@ -25,9 +25,7 @@ constexpr size_t kCarried = kernel::kEnvelopePayload;  // the longest message th
 Bytes letter(int from, int to, size_t n, size_t bytes) { return input(DType::kBytes, bytes, from * 64 + to, n); }
 
 TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, options("sizes", rank, 2));
+  in_group("sizes", 2, [&](Group& group, int rank) {
     size_t number = 0;
     for (const size_t bytes :
          {size_t(0), size_t(1), kCarried - 1, kCarried, kCarried + 1, size_t(65'537), size_t(5'000'001)}) {
@@ -49,9 +47,7 @@ TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
 
 /// Within a pair and tag, messages match in order; across tags in any order.
 TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, options("tags", rank, 2));
+  in_group("tags", 2, [&](Group& group, int rank) {
     constexpr size_t kEach = 40, kTags = 3;
     const auto bytes_of = [](size_t n) { return n % 4 == 0 ? size_t(20'000) : size_t(16); };
     std::vector<Bytes> memory;
@@ -78,9 +74,7 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
 
 /// A message takes its place before it is pushed, and the peer is not told before that.
 TEST(Mailbox, WhatIsPostedKeepsItsPlaceUntilItIsPushed) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, options("post", rank, 2));
+  in_group("post", 2, [&](Group& group, int rank) {
     Bytes first = letter(0, 1, 1, 100), second = letter(0, 1, 2, 100);
     if (rank == 0) {
       bool told = false;
@@ -108,10 +102,8 @@ TEST(Mailbox, WhatIsPostedKeepsItsPlaceUntilItIsPushed) {
 }
 
 TEST(Mailbox, AReceiveFromAnybodyTellsWhom) {
-  MemoryStore store;
   constexpr int kRanks = 4;
-  as_threads(kRanks, [&](int rank) {
-    Group group(store, options("anybody", rank, kRanks));
+  in_group("anybody", kRanks, [&](Group& group, int rank) {
     if (rank != 0) {
       Bytes out = letter(rank, 0, 0, 4000);
       const Mail mail = message(0, 5, out.data(), out.size());
@@ -161,9 +153,7 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
       const size_t bytes = random() % 3 == 0 ? random() % 200'000 : random() % 1500;
       letters.push_back({int(random() % uint32_t(ranks)), int(random() % uint32_t(ranks)), n, bytes});
     }
-    MemoryStore store;
-    as_threads(ranks, [&](int rank) {
-      Group group(store, options("random", rank, ranks));
+    in_group("random", ranks, [&](Group& group, int rank) {
       std::mt19937 mine(seed * 16 + uint32_t(rank));
       struct Posted {
         MailMessage letter;
@@ -198,9 +188,7 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
 
 /// An asynchronous send and receive end although no thread waits for them.
 TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, options("attendant", rank, 2));
+  in_group("attendant", 2, [&](Group& group, int rank) {
     Bytes memory = rank == 0 ? letter(0, 1, 0, 3'000'000) : Bytes(3'000'000);
     const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
     rank == 0 ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
@@ -214,9 +202,7 @@ TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
 /// A callback waits for an effect of another message, on any thread.
 TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
   for (const Carrier carrier : {Carrier::kPool, Carrier::kCaller}) {
-    MemoryStore store;
-    as_threads(2, [&](int rank) {
-      Group group(store, options("blocks", rank, 2));
+    in_group("blocks", 2, [&](Group& group, int rank) {
       std::atomic<bool> waited{false};
       std::vector<Bytes> memory(2, Bytes(3'000'000));
       std::vector<Mail> mails;
@@ -285,10 +271,8 @@ TEST(Mailbox, ACallbackThatThrowsHarmsNobody) {
 
 /// If no thread can be created, the waiters progress the mail.
 TEST(Mailbox, GoesOnWithoutThreads) {
-  MemoryStore store;
   Engine::here().limit(0);
-  as_threads(2, [&](int rank) {
-    Group group(store, options("no threads", rank, 2));
+  in_group("no threads", 2, [&](Group& group, int rank) {
     Bytes out = letter(rank, 1 - rank, 0, 3'000'000), in(3'000'000);
     const Mail receive = message(1 - rank, 0, in.data(), in.size()),
                send = message(1 - rank, 0, out.data(), out.size());
@@ -307,9 +291,7 @@ TEST(Mailbox, GoesOnWithoutThreads) {
 
 /// Staging that no message needs is available to other groups.
 TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, options("rests", rank, 2));
+  in_group("rests", 2, [&](Group& group, int rank) {
     for (int round = 0; round < 2; ++round) {
       Bytes memory = rank == 0 ? letter(0, 1, 0, 1'000'000) : Bytes(1'000'000);
       const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
@@ -364,9 +346,7 @@ TEST(Mailbox, AFloodFromAnotherHostIsBounded) {
 // ---- failures
 
 TEST(MailFailure, SizesThatDifferAreNamed) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, options("differ", rank, 2));
+  in_group("differ", 2, [&](Group& group, int rank) {
     Bytes memory(rank == 0 ? 2000 : 1999);
     const Mail mail = message(1 - rank, 3, memory.data(), memory.size());
     const Status status = rank == 0 ? send_now(group, mail) : receive_now(group, mail);
@@ -379,10 +359,8 @@ TEST(MailFailure, SizesThatDifferAreNamed) {
 }
 
 TEST(MailFailure, ATimeoutNamesTheSender) {
-  MemoryStore store;
   std::atomic<bool> over{false};
-  as_threads(2, [&](int rank) {
-    Group group(store, options("late", rank, 2));
+  in_group("late", 2, [&](Group& group, int rank) {
     EXPECT_TRUE(rank == 0 || eventually(milliseconds(20'000), [&] { return over.load(); }));
     if (rank == 1) return;
     Bytes memory(10);
@@ -400,10 +378,8 @@ TEST(MailFailure, ATimeoutNamesTheSender) {
 
 /// A receive times out although other mail keeps coming.
 TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
-  MemoryStore store;
   std::atomic<bool> over{false};
-  as_threads(2, [&](int rank) {
-    Group group(store, options("steady", rank, 2));
+  in_group("steady", 2, [&](Group& group, int rank) {
     Bytes memory(100), other(100);
     if (rank == 1) {
       const auto end = Clock::now() + std::chrono::seconds(20);
@@ -430,9 +406,7 @@ TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
 
 /// While other ranks remain, a rank that left in good order does not end a receive from any source.
 TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
-  MemoryStore store;
-  as_threads(3, [&](int rank) {
-    Group group(store, options("outlives", rank, 3));
+  in_group("outlives", 3, [&](Group& group, int rank) {
     ASSERT_TRUE(barrier(group).ok());
     if (rank == 1) return;
     Bytes memory(50, std::byte(rank));
@@ -445,9 +419,7 @@ TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
 }
 
 TEST(MailFailure, AReceiveFromAnybodyEndsWhenAllHaveLeft) {
-  MemoryStore store;
-  as_threads(3, [&](int rank) {
-    Group group(store, options("all left", rank, 3));
+  in_group("all left", 3, [&](Group& group, int rank) {
     if (rank != 0) return;
     Bytes memory(50);
     const Mail mail = message(kAnySource, 0, memory.data(), memory.size());

@@ -87,9 +87,7 @@ TEST(Window, ServesProcesses) {
 
 TEST(Window, ServesRanksOfOtherHosts) {
   Hosts hosts({0, 1, 0, 1});
-  MemoryStore store;
-  as_threads(4, [&](int rank) {
-    Group group(store, hosts.options("hosts", rank));
+  hosts.in_group("hosts", [&](Group& group, int) {
     for (const size_t each : {size_t(0), size_t(100), size_t(300'001)}) all_write_to_all(group, each, 3);
   });
 }
