@@ -68,8 +68,6 @@ Messenger::Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silen
   }
 }
 
-Messenger::~Messenger() { close(); }
-
 void Messenger::close() {
   {
     MutexLock lock(mutex_);
@@ -102,8 +100,6 @@ std::string Messenger::describe() {
   MutexLock lock(mutex_);
   return link_->describe();
 }
-
-void Messenger::add_port(uint64_t group, int rank, GroupPort& port) { ports_[{group, uint32_t(rank)}] = &port; }
 
 void Messenger::remove_port(uint64_t group, int rank, const GroupPort& port) {
   const auto it = ports_.find({group, uint32_t(rank)});

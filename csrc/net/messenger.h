@@ -45,7 +45,7 @@ class Messenger final : private Receiver {
 
   /// `silence`: see Liveness.
   Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
-  ~Messenger() override;
+  ~Messenger() override { close(); }
   /// Stops the thread and closes the link, in bounded time. Nothing moves afterwards.
   void close() EXCLUDES(mutex_);
 
@@ -60,7 +60,7 @@ class Messenger final : private Receiver {
   void admit(std::span<const AddressPrefix> addresses) EXCLUDES(mutex_);
 
   /// Routes messages for a rank of a group to its port, until remove_port().
-  void add_port(uint64_t group, int rank, GroupPort& port) REQUIRES(mutex_);
+  void add_port(uint64_t group, int rank, GroupPort& port) REQUIRES(mutex_) { ports_[{group, uint32_t(rank)}] = &port; }
   void remove_port(uint64_t group, int rank, const GroupPort& port) REQUIRES(mutex_);
 
   /// The peer of a process's address. Throws Error if the link can never reach it.

@@ -166,7 +166,6 @@ TEST(Told, AFailureComesWithItsFactsAndIsThisRanksOwn) {
   EXPECT_EQ(told->failure.code, Code::kTimeout);
   EXPECT_EQ(told->failure.met_as(), Code::kPeerFailed);
   EXPECT_EQ(told->failure.awaited, (std::vector<int>{0, 2}));
-  alone.end();
 }
 
 /// A damaged report of another group's failure is ignored.
@@ -183,7 +182,6 @@ TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
     ASSERT_TRUE(told);
     EXPECT_EQ(told->failure.cause, "the failure note of rank 1 is damaged or from another version of nvx");
     EXPECT_EQ(told->failure.who, kNobody);
-    alone.end();
   }
 }
 
@@ -196,7 +194,6 @@ TEST(Signs, WhoSendsHearsUnaskedThatItComes) {
   alone.link().sent.clear();
   alone.come({alone.segment(2)});
   EXPECT_FALSE(pong(alone.link(), 1)) << "once a second is enough";
-  alone.end();
 }
 
 TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
@@ -208,7 +205,6 @@ TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
   alone.come({from_process(Kind::kPing, 0), from_process(Kind::kPing, 0)});
   EXPECT_EQ(pong(alone.link(), 2), "the test says so");
   EXPECT_EQ(alone.link().sent.size(), 1u) << "once";
-  alone.end();
 }
 
 TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
@@ -219,7 +215,6 @@ TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
   EXPECT_EQ(fate->why, "considers this process lost: has been silent");
-  alone.end();
 }
 
 TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
@@ -231,7 +226,6 @@ TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
   ASSERT_TRUE(fate);
   EXPECT_NE(fate->why.find("lost: a b [2J?xxx"), std::string::npos) << fate->why;
   EXPECT_LT(fate->why.size(), 1200u);
-  alone.end();
 }
 
 /// A report that arrived from rank 1 before it was lost, and this process's report to it.
@@ -251,7 +245,6 @@ TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
   Sent question = from_process(Kind::kPing, 0);
   alone.come({question, question});
   EXPECT_EQ(told(), 1);
-  alone.end();
 }
 
 TEST(Signs, WhoAsksLaterIsToldOfTroublesToo) {
@@ -292,7 +285,6 @@ TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
   ASSERT_TRUE(fate);
   EXPECT_TRUE(fate->left()) << "that group";
   EXPECT_EQ(alone.lost_because(), "") << "not the process";
-  alone.end();
 }
 
 /// A segment as rank 1 sends it, with one change.

@@ -66,11 +66,6 @@ void Channel::refresh(CpuExec& ex) {
   if (!epoch_reached(leased_epoch(), done_by_all)) leased_epoch_.store(done_by_all, std::memory_order_release);
 }
 
-void Channel::lease(size_t offset, size_t bytes) {
-  lease_offset_ = offset;
-  lease_bytes_ = bytes;
-}
-
 void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   Arrival& here = mine().arrival(epoch_);
   here.fingerprint = call.fingerprint;
@@ -103,8 +98,6 @@ bool Channel::meet_all(CpuExec& ex) {
   }
   return true;
 }
-
-void Channel::leave(CpuExec& ex) { ex.signal(mine().done(), stamp(epoch_, 0)); }
 
 bool Channel::own_staging(CpuExec& ex, std::span<std::byte>* out) {
   if (!wait_done(ex, leased_epoch())) return false;

@@ -67,7 +67,7 @@ class Channel {
   bool meet(CpuExec& ex, int peer);
   bool meet_all(CpuExec& ex);
   /// Ends the epoch: this rank reads none of its data any more.
-  void leave(CpuExec& ex);
+  void leave(CpuExec& ex) { ex.signal(mine().done(), stamp(epoch_, 0)); }
 
   /// The place of a small message of this epoch: inside the arrival, or in the slot.
   std::byte* slot(int rank, size_t bytes) {
@@ -76,7 +76,7 @@ class Channel {
   }
 
   /// Sets the staging that this rank may use; an empty range removes it.
-  void lease(size_t offset, size_t bytes);
+  void lease(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes; }
   /// This rank's staging. Waits until no rank reads data of an earlier epoch in it.
   bool own_staging(CpuExec& ex, std::span<std::byte>* out);
   /// The staging of a rank that has been met. Fails if the announced range is not inside that rank's arena.

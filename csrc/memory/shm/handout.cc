@@ -69,8 +69,6 @@ void Handout::serve() {
   }
 }
 
-Receipt::Receipt(const std::string& name) : name_(name) { connect(); }
-
 void Receipt::connect() {
   socket_ = connect_to(name_);
   open_ = socket_ || backlog_is_full();

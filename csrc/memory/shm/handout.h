@@ -42,7 +42,7 @@ class Handout {
 /// The receiving side: takes the sheets as they come.
 class Receipt {
  public:
-  explicit Receipt(const std::string& name);
+  explicit Receipt(const std::string& name) : name_(name) { connect(); }
   /// False once its handout is gone: no further sheets will come.
   bool open() const { return open_; }
   /// The next sheet; nothing if none comes within the span.

@@ -24,8 +24,6 @@ void OutputHazards::Expected::set_out(const c10::Stream& stream) {
   is_out_.store(true, std::memory_order_release);
 }
 
-bool OutputHazards::Expected::is_over() { return is_out_.load(std::memory_order_acquire) && there_.query(); }
-
 bool OutputHazards::Expected::hold_back(const c10::Stream& stream) {
   if (!is_out_.load(std::memory_order_acquire)) return false;
   there_.block(stream);
