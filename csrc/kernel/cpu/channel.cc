@@ -29,11 +29,11 @@ Channel::Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epo
       factors_(peers.size(), 1.0),
       leased_epoch_(first_epoch) {
   for (const PeerMemory& peer : memory_) pads_.emplace_back(peer.pad, peers.size());
+  for (int i = 1; i < size(); ++i) others_.push_back((rank + i) % size());
 }
 
 bool Channel::wait_done(CpuExec& ex, uint32_t epoch) {
-  for (int i = 0; i < others(); ++i) {
-    const int peer = other(i);
+  for (const int peer : others()) {
     if (epoch_reached(done_[size_t(peer)], epoch)) continue;
     if (!ex.wait(pad(peer).done(), stamp(epoch, 0), peer)) return false;
     done_[size_t(peer)] = epoch;
@@ -93,8 +93,8 @@ bool Channel::meet(CpuExec& ex, int peer) {
 }
 
 bool Channel::meet_all(CpuExec& ex) {
-  for (int i = 0; i < others(); ++i) {
-    if (!meet(ex, other(i))) return false;
+  for (const int peer : others()) {
+    if (!meet(ex, peer)) return false;
   }
   return true;
 }

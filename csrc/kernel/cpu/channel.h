@@ -48,10 +48,8 @@ class Channel {
 
   int rank() const { return rank_; }
   int size() const { return int(pads_.size()); }
-  /// The i-th of the other ranks, from 0. Each rank begins after itself, so that not all ranks access the same pad at
-  /// once.
-  int other(int i) const { return (rank_ + 1 + i) % size(); }
-  int others() const { return size() - 1; }
+  /// The other ranks. Each rank begins after itself, so that not all ranks access the same pad at once.
+  const std::vector<int>& others() const { return others_; }
   uint32_t epoch() const { return epoch_; }
 
   Pad& pad(int rank) { return pads_[size_t(rank)]; }
@@ -110,6 +108,7 @@ class Channel {
   uint32_t epoch_;
   std::vector<PeerMemory> memory_;
   std::vector<Pad> pads_;
+  std::vector<int> others_;
   std::vector<uint32_t> done_;  // the last epoch that each rank is known to have completed
   std::vector<std::byte*> staging_;
   std::vector<const void*> sources_;

@@ -94,8 +94,7 @@ bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* 
   if (writes) ex.stage(ch.slot(ch.rank(), bytes), in, bytes);
   ch.arrive(ex, call, Staging::kSlot);
   if (writes) ex.copy(out[ch.rank()].data, in, bytes);
-  for (int i = 0; i < ch.others(); ++i) {
-    const int p = ch.other(i);
+  for (const int p : ch.others()) {
     if (root == ch.rank() || (root >= 0 && root != p)) continue;
     if (!ch.meet(ex, p)) return false;
     ex.copy(out[p].data, ch.slot(p, out[p].bytes), out[p].bytes);
@@ -192,9 +191,9 @@ class ReducePipeline {
     collect_factors(ch_, call);
     if (!ch_.own_staging(ex_, &mine_)) return false;
     size_t least = mine_.size();
-    for (int i = 0; i < ch_.others(); ++i) {
+    for (const int p : ch_.others()) {
       std::span<std::byte> theirs;
-      if (!ch_.staging(ex_, ch_.other(i), &theirs)) return false;
+      if (!ch_.staging(ex_, p, &theirs)) return false;
       least = std::min(least, theirs.size());
     }
     geometry_ = Geometry::of(least, slices_.longest(), ranks_);
@@ -217,14 +216,12 @@ class ReducePipeline {
 
   bool stage(size_t k) {
     if (k >= geometry_.depth) {
-      for (int i = 0; i < ch_.others(); ++i) {
-        const int p = ch_.other(i);
-        const Stamp freed = step(k - geometry_.depth + 1);
+      const Stamp freed = step(k - geometry_.depth + 1);
+      for (const int p : ch_.others()) {
         if (!ex_.wait(ch_.pad(p).reduced(), freed, p) || !ex_.wait(ch_.pad(p).fetched(), freed, p)) return false;
       }
     }
-    for (int i = 0; i < ch_.others(); ++i) {
-      const int p = ch_.other(i);
+    for (const int p : ch_.others()) {
       ex_.stage(part(ch_.rank(), k, p), slices_.source(geometry_, k, p), slices_.count(geometry_, k, p));
     }
     ex_.signal(ch_.mine().staged(), step(k + 1));
@@ -232,8 +229,7 @@ class ReducePipeline {
   }
 
   bool reduce(size_t k) {
-    for (int i = 0; i < ch_.others(); ++i) {
-      const int p = ch_.other(i);
+    for (const int p : ch_.others()) {
       if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
     }
     const int me = ch_.rank();
@@ -254,8 +250,8 @@ class ReducePipeline {
   }
 
   bool fetch(size_t k) {
-    for (int i = 0; fetches_ && i < ch_.others(); ++i) {
-      const int p = ch_.other(i);
+    for (const int p : ch_.others()) {
+      if (!fetches_) break;
       if (!ex_.wait(ch_.pad(p).reduced(), step(k + 1), p)) return false;
       ex_.copy(slices_.target(geometry_, k, p), part(p, k, p), slices_.count(geometry_, k, p));
     }
@@ -301,8 +297,8 @@ class PublishPipeline {
     ch_.arrive(ex_, call, writes_ ? Staging::kLeased : Staging::kSlot);
     if (writes_ && !prepare()) return false;
     size_t rounds = own_.chunks;
-    for (int i = 0; i < ch_.others(); ++i) {
-      if (listens(ch_.other(i)) && !begin(ch_.other(i), &rounds)) return false;
+    for (const int p : ch_.others()) {
+      if (listens(p) && !begin(p, &rounds)) return false;
     }
     for (size_t k = 0; k < rounds + 1; ++k) {
       if (k < own_.chunks && !stage(k)) return false;
@@ -338,8 +334,8 @@ class PublishPipeline {
 
   bool stage(size_t k) {
     const Piece& out = out_[ch_.rank()];
-    for (int i = 0; k >= own_.depth && i < ch_.others(); ++i) {
-      const int p = ch_.other(i);
+    for (const int p : ch_.others()) {
+      if (k < own_.depth) break;
       if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // a rank that called another operation would never fetch
       if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
     }
@@ -351,8 +347,7 @@ class PublishPipeline {
   }
 
   bool fetch(size_t k) {
-    for (int i = 0; i < ch_.others(); ++i) {
-      const int p = ch_.other(i);
+    for (const int p : ch_.others()) {
       std::span<std::byte> theirs;
       if (!listens(p)) continue;
       if (!ch_.staging(ex_, p, &theirs)) return false;
@@ -417,8 +412,8 @@ class ExchangePipeline {
     }
     ex_.copy(what_.recv[ch_.rank()].data, what_.send[ch_.rank()].data, what_.recv[ch_.rank()].bytes);
     size_t rounds = own_.chunks;
-    for (int i = 0; i < ch_.others(); ++i) {
-      if (!begin(ch_.other(i), &rounds)) return false;
+    for (const int p : ch_.others()) {
+      if (!begin(p, &rounds)) return false;
     }
     for (size_t k = 0; k < rounds + 1; ++k) {
       if (k < own_.chunks && !stage(k)) return false;
@@ -480,8 +475,7 @@ class ExchangePipeline {
   }
 
   bool stage(size_t k) {
-    for (int i = 0; i < ch_.others(); ++i) {
-      const int p = ch_.other(i);
+    for (const int p : ch_.others()) {
       // The receiver of a part of the chunk that this one replaces must have fetched it.
       if (k >= own_.depth && what_.send[p].bytes > (k - own_.depth) * own_.part) {
         if (k == own_.depth && !ch_.meet(ex_, p))
@@ -497,8 +491,7 @@ class ExchangePipeline {
   }
 
   bool fetch(size_t k) {
-    for (int i = 0; i < ch_.others(); ++i) {
-      const int p = ch_.other(i);
+    for (const int p : ch_.others()) {
       if (!meets(p) || ch_.pad(p).arrival(ch_.epoch()).lease_bytes == 0) continue;
       Geometry g{};
       std::span<std::byte> theirs;
