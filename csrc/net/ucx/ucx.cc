@@ -46,21 +46,7 @@ struct Sent {
   PeerId peer;
   Sign sign;
   ucp_ep_h closes;  // if set: the endpoint to close when this has ended
-  size_t slot;      // index in open()
-};
-
-/// The sends under way. The memory of ended ones is reused.
-class Sends {
- public:
-  explicit Sends(UcxWorker& worker) : worker_(worker) {}
-  Sent& take(UcxLink& link, Post* post, PeerId peer);
-  void release(Sent& sent);
-  const std::vector<Sent*>& open() const { return open_; }
-
- private:
-  UcxWorker& worker_;
-  std::deque<Sent> sent_;
-  std::vector<Sent*> free_, open_;
+  size_t slot;      // index in open_
 };
 
 class UcxLink final : public Link {
@@ -114,6 +100,8 @@ class UcxLink final : public Link {
   Peer* find(PeerId peer) const { return peer < peers_.size() ? peers_[peer].get() : nullptr; }
 
   bool connect(Peer& peer);
+  Sent& take(Post* post, PeerId peer);
+  void release(Sent& sent);
   void send(Peer& peer, Post& post);
   void send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes = nullptr);
   bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
@@ -154,7 +142,8 @@ class UcxLink final : public Link {
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
   std::multimap<LinkNonce, PeerId> by_nonce_;
   std::set<LinkNonce> strangers_;
-  Sends sends_{*worker_};
+  std::deque<Sent> sent_;  // the sends under way, and ended ones, whose memory is reused
+  std::vector<Sent*> free_, open_;
   std::map<PeerId, Clock::time_point> overdue_;  // when open posts to a lost or forgotten peer end at the latest
   UcxFetches fetches_{*worker_};
   std::vector<Post*> waiting_;                        // for an endpoint
@@ -214,7 +203,7 @@ void UcxLink::forget(PeerId id) {
   Peer* peer = find(id);
   if (!peer) return;
   if (usable() && peer->endpoint) {
-    const bool open = std::ranges::any_of(sends_.open(), [&](const Sent* s) { return s->peer == id && s->post; });
+    const bool open = std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
     const milliseconds patience = open ? kPatienceWithOpen : kPatienceToFlush;
     part(*peer, Sign::kLeave, patience);
     overdue_[id] = Clock::now() + patience + kPatienceWithUcx;
@@ -262,14 +251,14 @@ void UcxLink::post(Post& post) {
 
 void UcxLink::send(Peer& peer, Post& post) {
   if (peer.lost) return end_lost(post);
-  Sent& sent = sends_.take(*this, &post, peer.id);
+  Sent& sent = take(&post, peer.id);
   if (begin(sent, peer.endpoint, kMessage, post.header, post.header_bytes, post.body, post.bytes)) return;
   if (peer.broken == UCS_OK) peer.broken = UCS_ERR_IO_ERROR;
   breakage_ = true;
 }
 
 void UcxLink::send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes) {
-  Sent& sent = sends_.take(*this, nullptr, peer.id);
+  Sent& sent = take(nullptr, peer.id);
   sent.sign = {kind, peer.turn, nonce_};
   sent.closes = closes;
   begin(sent, endpoint, kSign, &sent.sign, sizeof sent.sign, nullptr, 0);
@@ -296,21 +285,21 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
   if (Peer* peer = find(sent.peer)) peer->reached |= status == UCS_OK;
   if (sent.post)
     end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + ucx_.explain(status)));
-  sends_.release(sent);
+  release(sent);
   return status == UCS_OK;
 }
 
-Sent& Sends::take(UcxLink& link, Post* post, PeerId peer) {
+Sent& UcxLink::take(Post* post, PeerId peer) {
   if (free_.empty()) free_.push_back(&sent_.emplace_back());
   Sent& sent = *free_.back();
   free_.pop_back();
-  sent = {&link, post, peer, {}, nullptr, open_.size()};
+  sent = {this, post, peer, {}, nullptr, open_.size()};
   open_.push_back(&sent);
   return sent;
 }
 
-void Sends::release(Sent& sent) {
-  if (sent.closes) worker_.ready_to_close(sent.closes);
+void UcxLink::release(Sent& sent) {
+  if (sent.closes) worker_->ready_to_close(sent.closes);
   open_.back()->slot = sent.slot;
   std::swap(open_[sent.slot], open_.back());
   open_.pop_back();
@@ -331,7 +320,7 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
     peer->broken = status;
     link.breakage_ = true;
   }
-  link.sends_.release(sent);
+  link.release(sent);
 }
 
 void UcxLink::on_broken(void* argument, ucp_ep_h endpoint, ucs_status_t status) noexcept {
@@ -432,7 +421,7 @@ void UcxLink::end_overdue_posts() {
   const auto now = Clock::now();
   std::erase_if(overdue_, [&](const auto& entry) {
     bool any = false;
-    for (Sent* sent : sends_.open()) {
+    for (Sent* sent : open_) {
       if (sent->peer != entry.first || !sent->post) continue;
       any = true;
       if (now < entry.second) return false;
@@ -520,8 +509,7 @@ void UcxLink::drain() {
   const auto give_up = Clock::now() + kPatienceToClose + kPatienceWithUcx;
   while (Clock::now() < give_up) {
     const bool moved = ucx_.worker_progress(worker_->get()) != 0, buried = worker_->bury();
-    if (buried && !fetches_.under_way() && std::ranges::all_of(sends_.open(), [](const Sent* s) { return !s->post; }))
-      break;
+    if (buried && !fetches_.under_way() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; })) break;
     if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
   }
 }
@@ -531,7 +519,7 @@ void UcxLink::close() {
   closed_ = true;
   if (worker_->mine()) drain();
   worker_->close();
-  for (Sent* sent : sends_.open()) {
+  for (Sent* sent : open_) {
     if (sent->post) end_post(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
   }
   for (Post* post : unreached_.take_all()) waiting_.push_back(post);
