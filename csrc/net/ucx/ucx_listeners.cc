@@ -1,6 +1,5 @@
 #include "net/ucx/ucx_listeners.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/membarrier.h>
 #include <netinet/in.h>
@@ -14,8 +13,8 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -68,13 +67,11 @@ bool listens(int fd) {
 
 /// Throws Error if the kernel does not list them.
 void each_descriptor(const std::function<void(int fd)>& body) {
-  DIR* dir = opendir("/proc/self/fd");
-  if (!dir) refuse("nvx cannot read /proc/self/fd");
-  std::vector<int> all;
-  while (const dirent* entry = readdir(dir)) {
-    if (entry->d_name[0] != '.' && std::atoi(entry->d_name) != dirfd(dir)) all.push_back(std::atoi(entry->d_name));
-  }
-  closedir(dir);
+  std::error_code error;
+  std::vector<int> all;  // that of this list too, which is closed by then
+  for (std::filesystem::directory_iterator entry("/proc/self/fd", error), end; entry != end; entry.increment(error))
+    all.push_back(std::stoi(entry->path().filename()));
+  if (error) refuse("nvx cannot read /proc/self/fd");
   std::ranges::for_each(all, body);
 }
 
