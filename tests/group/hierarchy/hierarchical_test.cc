@@ -80,10 +80,8 @@ TEST_P(Hierarchical, RunEveryCollectiveOverASlowAndDisorderlyNet) {
   options.faults.most_delay = 5;
   options.faults.reorder = 0.2;
   Hosts hosts(GetParam().host_of, options);
-  MemoryStore store;
   const auto plays = integer_plays_at({1, 7, 3000, as_fast(20'001, 8'001)}, hosts.ranks());
-  as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("spread", rank));
+  hosts.in_group("spread", [&](Group& group, int) {
     for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
     ASSERT_TRUE(barrier(group).ok());
   });

@@ -247,10 +247,8 @@ void expect_sums_of_the_channel(size_t most) {
        {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1}, {0, 1, 2}, {0, 1, 1}}) {
     const size_t count = host_of.size() == 4 ? most : as_fast(most, std::min<size_t>(most, 70'000));
     Hosts hosts(host_of);
-    MemoryStore store;
     const auto played = played_hosts(host_of);
-    as_threads(hosts.ranks(), [&](int rank) {
-      Group group(store, hosts.options("proxy", rank));
+    hosts.in_group("proxy", [&](Group& group, int rank) {
       const std::array all{Sum{DType::kF32, ReduceOp::kAvg}, Sum{DType::kF32, ReduceOp::kSum},
                            Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor}};
       for (const Sum sum : std::span(all).first(as_fast(all.size(), 1))) {
@@ -304,10 +302,8 @@ struct InBlocks {
 void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vector<size_t>& counts,
                                 std::span<const Sum> sums) {
   Hosts hosts(host_of);
-  MemoryStore store;
   const auto played = played_hosts(host_of);
-  as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("proxy", rank));
+  hosts.in_group("proxy", [&](Group& group, int rank) {
     for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
       for (const Sum sum : sums.first(collective == Collective::kAllGather ? 1 : sums.size())) {
         InBlocks plain(collective, counts, sum, rank), proxied(collective, counts, sum, rank);
@@ -403,10 +399,8 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 1}, {0, 1, 2}}) {
     const size_t large = as_fast(1'000'001, host_of.size() == 4 ? 300'001 : 4001);
     Hosts hosts(host_of);
-    MemoryStore store;
     const auto played = played_hosts(host_of);
-    as_threads(hosts.ranks(), [&](int rank) {
-      Group group(store, hosts.options("proxy", rank));
+    hosts.in_group("proxy", [&](Group& group, int rank) {
       for (const Collective collective : {Collective::kReduce, Collective::kBroadcast, Collective::kAllToAll,
                                           Collective::kGather, Collective::kScatter}) {
         for (const size_t count : {size_t(0), size_t(3), size_t(1000), large}) {
@@ -430,10 +424,8 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
 TEST(HostProxy, IsHeardWhereItsEndFails) {
   const std::vector<int> host_of{0, 0, 1, 1};
   Hosts hosts(host_of);
-  MemoryStore store;
   const auto played = played_hosts(host_of);
-  as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("proxy", rank));
+  hosts.in_group("proxy", [&](Group& group, int rank) {
     const Sum sum{DType::kF32, ReduceOp::kSum};
     std::vector<float> data = floats(100'000, rank);
     InBlocks scattered(Collective::kReduceScatter, std::vector<size_t>(4, 1000), sum, rank);
@@ -461,10 +453,8 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
     Status see_end(const Deadline&) override { return {}; }
   };
   Hosts hosts({0, 0, 1, 1});
-  MemoryStore store;
   const auto played = played_hosts({0, 0, 1, 1});
-  as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("proxy", rank));
+  hosts.in_group("proxy", [&](Group& group, int rank) {
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, data.size(), {DType::kF32, ReduceOp::kSum}, rank);
     Broken broken;
@@ -478,9 +468,7 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
 /// Ranks that call different operations are told before any step begins.
 TEST(HostProxy, DoesNothingWhereRanksCallDifferentThings) {
   Hosts hosts({0, 0, 1, 1});
-  MemoryStore store;
-  as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("proxy", rank));
+  hosts.in_group("proxy", [&](Group& group, int rank) {
     OneHost host(1);
     PlayedHostProxy proxy(host, 0);
     std::vector<float> data(100'000);
