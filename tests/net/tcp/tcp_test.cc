@@ -11,7 +11,6 @@
 #include "net/child.h"
 #include "net/group_port.h"
 #include "net/messenger.h"
-#include "net/tcp/tcp_socket.h"
 #include "net/tcp/tcp_wire.h"
 #include "support/ranks.h"
 
