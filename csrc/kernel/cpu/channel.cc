@@ -84,7 +84,7 @@ bool Channel::meet(CpuExec& ex, int peer) {
   if (!ex.wait(there.flag, stamp(epoch_, 0), peer)) return false;
   // A rank that has arrived at e is done with e - 1.
   if (!epoch_reached(done_[size_t(peer)], epoch_ - 1)) done_[size_t(peer)] = epoch_ - 1;
-  if (peer == 0) {  // its words can be anything
+  if (peer == 0) {  // the value comes from a peer, so it can be anything
     const bool past = there.next_policy == uint32_t(CachePolicy::kPast);
     next_policy_ = past ? CachePolicy::kPast : CachePolicy::kCached;
   }
