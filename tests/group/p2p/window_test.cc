@@ -67,9 +67,7 @@ void all_write_to_all(Group& group, size_t each, int rounds) {
 
 TEST(Window, WhatWasWrittenIsThereAfterTheSignal) {
   for (const int ranks : {1, 2, 3}) {
-    MemoryStore store;
-    as_threads(ranks, [&](int rank) {
-      Group group(store, test::options("all to all", rank, ranks));
+    in_group("all to all", ranks, [&](Group& group, int) {
       for (const size_t each : {size_t(0), size_t(1), size_t(500), size_t(70'001), as_fast(3'000'001, 300'001)})
         all_write_to_all(group, each, 4);
     });
@@ -94,10 +92,8 @@ TEST(Window, ServesRanksOfOtherHosts) {
 
 /// Neither side of a write waits for a call of the other: here each writes before it looks.
 TEST(Window, AWriteNeedsNothingOfItsTarget) {
-  MemoryStore store;
   std::atomic<int> written{0};
-  as_threads(2, [&](int rank) {
-    Group group(store, test::options("one-sided", rank, 2));
+  in_group("one-sided", 2, [&](Group& group, int rank) {
     const Bytes mine = filled(3'000'000, rank, 0);
     Place place(group, mine.size());
     ASSERT_TRUE(place.put(1 - rank, 0, mine).ok());
@@ -113,10 +109,8 @@ TEST(Window, AWriteNeedsNothingOfItsTarget) {
 
 /// Signals are counted, not queued, and each is waited for once.
 TEST(Window, SignalsAreCountedByPair) {
-  MemoryStore store;
   const auto of = [](int rank) { return rank == 1 ? int(as_fast(20'000, 2'000)) : 100; };
-  as_threads(3, [&](int rank) {
-    Group group(store, test::options("count", rank, 3));
+  in_group("count", 3, [&](Group& group, int rank) {
     Place place(group, 8);
     if (rank != 0) {
       for (int i = 0; i < of(rank); ++i) ASSERT_TRUE(place.signal(0).ok());
@@ -144,9 +138,7 @@ TEST(Window, SignalsAreCountedByPair) {
 
 /// Sizes, types and bounds are local to each rank.
 TEST(Window, WritesStayWithinTheirTarget) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, test::options("bounds", rank, 2));
+  in_group("bounds", 2, [&](Group& group, int rank) {
     Place place(group, rank == 0 ? 3 : 10, rank == 0 ? 8 : 4);
     EXPECT_EQ(place.window->share(0).elements, 3u);
     EXPECT_EQ(place.window->share(1).element_bytes, 4u);
@@ -180,9 +172,7 @@ TEST(Window, WritesStayWithinTheirTarget) {
 }
 
 TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
-  MemoryStore store;
-  as_threads(3, [&](int rank) {
-    Group group(store, test::options("nothing", rank, 3));
+  in_group("nothing", 3, [&](Group& group, int rank) {
     std::byte memory{};
     const Window::Memory mine{&memory, {1, 1, 0}, nullptr};
     try {
@@ -198,9 +188,7 @@ TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
 
 /// The windows of one group are independent, and a window releases its memory when it is closed.
 TEST(Window, SeveralAreApartAndAreLetGoOf) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, test::options("several", rank, 2));
+  in_group("several", 2, [&](Group& group, int rank) {
     Place first(group, 100), second(group, 100);
     auto owner = std::make_shared<const int>(0);
     const std::weak_ptr<const int> kept = owner;
@@ -226,10 +214,8 @@ TEST(Window, SeveralAreApartAndAreLetGoOf) {
 // --- failures
 
 TEST(WindowFailure, AWaitThatIsTooLongNamesThePeer) {
-  MemoryStore store;
   std::atomic<bool> over{false};
-  as_threads(2, [&](int rank) {
-    Group group(store, test::options("late", rank, 2));
+  in_group("late", 2, [&](Group& group, int rank) {
     const Place place(group, 10);
     EXPECT_TRUE(rank == 0 || eventually(milliseconds(20'000), [&] { return over.load(); }));
     if (rank == 1) return;
@@ -361,9 +347,7 @@ TEST(WindowFailure, APeerThatHasGoneIsNoFailureByItself) {
 }
 
 TEST(WindowFailure, AnAbortEndsWhoWaits) {
-  MemoryStore store;
-  as_threads(2, [&](int rank) {
-    Group group(store, test::options("abort", rank, 2));
+  in_group("abort", 2, [&](Group& group, int rank) {
     const Place place(group, 10);
     std::thread aborts;
     if (rank == 1) {
@@ -389,9 +373,7 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
   };
   for (const Forged& lie :
        {Forged{1, 0, 90, 11}, Forged{1, 0, UINT64_MAX, 2}, Forged{1, 0, 101, 0}, Forged{9, 0, 0, 0}}) {
-    MemoryStore store;
-    as_threads(2, [&](int rank) {
-      Group group(store, test::options("liar", rank, 2));
+    in_group("liar", 2, [&](Group& group, int rank) {
       const Place place(group, 100);
       Forged note = lie;
       if (rank == 1) {
@@ -408,10 +390,8 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
 
 /// The error of a late receive of the user's names only the user's messages.
 TEST(WindowFailure, OtherMailIsNotBlamed) {
-  MemoryStore store;
   std::atomic<bool> over{false};
-  as_threads(2, [&](int rank) {
-    Group group(store, test::options("other", rank, 2));
+  in_group("other", 2, [&](Group& group, int rank) {
     const Place place(group, 10);
     if (rank == 1) {
       ASSERT_TRUE(place.signal(0).ok());
@@ -431,12 +411,8 @@ TEST(WindowFailure, OtherMailIsNotBlamed) {
 
 /// If no thread can be created, writes arrive when the owner of the window waits.
 TEST(WindowFailure, GoesOnWithoutThreads) {
-  MemoryStore store;
   Engine::here().limit(0);
-  as_threads(2, [&](int rank) {
-    Group group(store, test::options("no threads", rank, 2));
-    all_write_to_all(group, 100, 2);
-  });
+  in_group("no threads", 2, [&](Group& group, int) { all_write_to_all(group, 100, 2); });
   Engine::here().limit(SIZE_MAX);
 }
 
