@@ -123,6 +123,11 @@ class Alone {
   std::unique_ptr<net::ScheduleRun> run_;
 };
 
+/// The same, with a run that has begun.
+struct Begun : Alone {
+  Begun() { begin(); }
+};
+
 /// The body of the pong with this value that this side has posted, if any.
 std::optional<std::string> pong(const ScriptedLink& link, uint64_t value) {
   for (const Sent& sent : link.sent) {
@@ -154,8 +159,7 @@ Sent from_rank(Kind kind, std::span<const std::byte> body) {
 }
 
 TEST(Told, AFailureComesWithItsFactsAndIsThisRanksOwn) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   const Failure late{.code = Code::kTimeout, .cause = "timed out", .context = "there", .awaited = {0, 2}};
   alone.come({from_rank(Kind::kPoison, FailureNote::of(late).used())});
   const auto told = alone.told();
@@ -173,8 +177,7 @@ TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
   const Failure lost{.code = Code::kPeerDied, .cause = "is lost", .who = 3};  // of ranks 0 to 2
   const FailureNote note = FailureNote::of(lost);
   for (const size_t bytes : {size_t(0), size_t(20), note.used().size() - 1, note.used().size()}) {
-    Alone alone;
-    alone.begin();
+    Begun alone;
     alone.come({from_rank(Kind::kTrouble, note.used().first(bytes))});
     EXPECT_EQ(alone.trouble(1), "");
     alone.come({from_rank(Kind::kPoison, note.used().first(bytes))});
@@ -186,8 +189,7 @@ TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
 }
 
 TEST(Signs, WhoSendsHearsUnaskedThatItComes) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   EXPECT_FALSE(pong(alone.link(), 1));
   alone.come({alone.segment(0), alone.segment(1)});
   EXPECT_TRUE(pong(alone.link(), 1)) << "the answer to a question would come behind all that is on its way";
@@ -197,8 +199,7 @@ TEST(Signs, WhoSendsHearsUnaskedThatItComes) {
 }
 
 TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   alone.link().to_lose.push_back(0);
   alone.advance();
   alone.link().sent.clear();
@@ -208,8 +209,7 @@ TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
 }
 
 TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   alone.ask();
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
@@ -218,8 +218,7 @@ TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
 }
 
 TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   alone.ask();
   alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'))});
   const auto fate = alone.fate();
@@ -230,8 +229,7 @@ TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
 
 /// A report that arrived from rank 1 before it was lost, and this process's report to it.
 TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   alone.come({from_rank(Kind::kTrouble, FailureNote::of({Code::kTimeout, "its group 9 had failed\n"}).used())});
   EXPECT_EQ(alone.trouble(1), "its group 9 had failed ");
   EXPECT_EQ(alone.trouble(2), "");
@@ -278,8 +276,7 @@ TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
 
 /// An answer to a ping from before this group concerns an earlier one.
 TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
@@ -297,16 +294,14 @@ Sent changed(Sent message, Change change) {
 }
 
 TEST(RunFaults, AnyOrderOfSegmentsIsRight) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   EXPECT_EQ(alone.come({alone.segment(2), alone.segment(0)}), Progress::kPending);
   EXPECT_EQ(alone.run().waits_for(), std::vector<int>{1});
   EXPECT_EQ(alone.come({alone.segment(1)}), Progress::kDone);
 }
 
 TEST(RunFaults, AnotherLabelIsAMismatchThatTellsIt) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   Sent other = alone.segment(0);
   other.header[sizeof(MessageHeader)] = std::byte(9);
   EXPECT_EQ(alone.come({other}), Progress::kFailed);
@@ -316,8 +311,7 @@ TEST(RunFaults, AnotherLabelIsAMismatchThatTellsIt) {
 }
 
 TEST(RunFaults, AnotherLengthIsTold) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   EXPECT_EQ(alone.come({alone.segment(0, 1, 4000)}), Progress::kFailed);
   EXPECT_EQ(alone.run().verdict().cause, Cause::kCounts);
   EXPECT_EQ(alone.run().verdict().mine, Alone::kBytes);
@@ -326,8 +320,7 @@ TEST(RunFaults, AnotherLengthIsTold) {
 
 TEST(RunFaults, WhatBelongsToNoMessageIsGarbage) {
   const auto verdict_on = [](auto make) {
-    Alone alone;
-    alone.begin();
+    Begun alone;
     EXPECT_EQ(alone.come(make(alone)), Progress::kFailed);
     EXPECT_EQ(alone.run().verdict().rank, 1);
     return alone.run().verdict().cause;
@@ -369,8 +362,7 @@ TEST(RunFaults, WhatBelongsToNoMessageIsGarbage) {
 
 /// A message for another run neither fails nor completes this one.
 TEST(RunFaults, WhatIsForNobodyHereIsLeftAlone) {
-  Alone alone;
-  alone.begin();
+  Begun alone;
   std::vector<Sent> strangers;
   const auto stranger = [&](auto change) { strangers.push_back(changed(alone.segment(0), change)); };
   stranger([](MessageHeader& h) { h.magic ^= 1; });
@@ -509,8 +501,7 @@ TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
 /// A correct peer stops at its credit. One that does not is disconnected before it has filled the memory.
 TEST(RunFaults, WhoIgnoresTheCreditIsGivenUp) {
   for (const bool of_bytes : {true, false}) {
-    Alone alone;
-    alone.begin();
+    Begun alone;
     size_t kept = 0;
     alone.hold();
     for (uint32_t op = 2; op < 20'000 && !alone.fate(); ++op) {
