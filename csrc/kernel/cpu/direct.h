@@ -21,8 +21,7 @@
 namespace nvx::kernel {
 
 /// No rank leaves before all ranks have arrived.
-template <class Exec, class Channel>
-bool barrier(Exec& ex, Channel& ch, const Call& call) {
+bool barrier(auto& ex, auto& ch, const Call& call) {
   if (!ch.enter(ex)) return false;
   ch.arrive(ex, call, Staging::kSlot);
   if (!ch.meet_all(ex)) return false;
@@ -31,16 +30,14 @@ bool barrier(Exec& ex, Channel& ch, const Call& call) {
 }
 
 /// Collects the multipliers from the arrivals, on a rank that reduces.
-template <class Channel>
-void collect_factors(Channel& ch, const Call& call) {
+void collect_factors(auto& ch, const Call& call) {
   if (call.fingerprint.op != ReduceOp::kPremulSum) return;
   for (int p = 0; p < ch.size(); ++p) ch.factors()[size_t(p)] = ch.pad(p).arrival(ch.epoch()).factor;
 }
 
 /// Each rank stages its input in its slot and reduces all slots in rank order. With a root, only the root reads, and no
 /// rank waits for the root.
-template <class Exec, class Channel>
-bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
+bool reduce_one_shot(auto& ex, auto& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
   const size_t bytes = n * ex.width();
   const int root = call.root;
   const bool reads = root < 0 || root == ch.rank();
@@ -59,8 +56,7 @@ bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* i
 
 /// Each rank stages its whole input in its slot and reduces its own part of all slots. `in` has one piece per rank, of
 /// the same sizes on all ranks.
-template <class Exec, class Channel>
-bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
+bool reduce_scatter_one_shot(auto& ex, auto& ch, const Call& call, const Piece* in, std::byte* out) {
   size_t total = 0, mine = 0;
   for (int p = 0; p < ch.size(); ++p) {
     if (p == ch.rank()) mine = total;
@@ -85,8 +81,7 @@ bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, const Piec
 
 /// Each rank stages its data in its slot and copies from all slots: all-gather. With a root it is a broadcast: only the
 /// root stages, and it waits for no reader. `out` has one piece per rank; with a root, all ranks use the root's.
-template <class Exec, class Channel>
-bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
+bool publish_one_shot(auto& ex, auto& ch, const Call& call, const std::byte* in, const Piece* out) {
   const int root = call.root;
   const bool writes = root < 0 || root == ch.rank();
   const size_t bytes = out[ch.rank()].bytes;
@@ -271,15 +266,13 @@ class ReducePipeline {
   alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, not yet staged
 };
 
-template <class Exec, class Channel>
-bool reduce_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
+bool reduce_pipelined(auto& ex, auto& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
   const WholeSlices slices{in, out, n * ex.width(), size_t(ch.size())};
   const int root = call.root;
   return ReducePipeline(ex, ch, slices, root < 0 ? Fetch::kEverybody : Fetch::kRoot, root).run(call);
 }
 
-template <class Exec, class Channel>
-bool reduce_scatter_pipelined(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
+bool reduce_scatter_pipelined(auto& ex, auto& ch, const Call& call, const Piece* in, std::byte* out) {
   const BlockSlices slices{in, out, size_t(ch.size())};
   return ReducePipeline(ex, ch, slices, Fetch::kNobody, -1).run(call);
 }
@@ -371,8 +364,7 @@ class PublishPipeline {
   std::span<std::byte> mine_;
 };
 
-template <class Exec, class Channel>
-bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
+bool publish_pipelined(auto& ex, auto& ch, const Call& call, const std::byte* in, const Piece* out) {
   return PublishPipeline(ex, ch, in, out, call.root).run(call);
 }
 
@@ -516,8 +508,7 @@ class ExchangePipeline {
   std::span<std::byte> mine_;
 };
 
-template <class Exec, class Channel>
-bool exchange(Exec& ex, Channel& ch, const Call& call, const ExchangeTask& what) {
+bool exchange(auto& ex, auto& ch, const Call& call, const ExchangeTask& what) {
   return ExchangePipeline(ex, ch, what).run(call);
 }
 
