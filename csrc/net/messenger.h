@@ -81,9 +81,8 @@ class Messenger final : private Receiver {
   /// counts the link's remaining accesses. If they do not end by themselves, `disconnect` closes the connections that
   /// hold them. At last the senders are detached, so they are not notified any more. Releases the lock from time to
   /// time. Do not call it from a callback of the link.
-  template <class Senders>
-  void release_from_link(const Senders& senders, const std::function<int()>& open,
-                         const std::function<void()>& disconnect) REQUIRES(mutex_) {
+  void release_from_link(const auto& senders, const std::function<int()>& open, const std::function<void()>& disconnect)
+      REQUIRES(mutex_) {
     if (await_end(open, disconnect)) return;
     for (const Sender* sender : senders) detach(sender);
   }
@@ -92,8 +91,7 @@ class Messenger final : private Receiver {
 
   /// Waits until ready(), which is called with the lock held, or until the deadline passes or the watch alarms. Drives
   /// the link meanwhile. A sleeper calls look(), with the lock held, about fifty times a second.
-  template <class Ready, class Look>
-  Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
+  Waited wait(auto ready, auto look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
   /// Sleeps in the link until another thread that drives it has found something, at most for `span`. Returns at once if
   /// events_ has changed since `seen` was read.
@@ -178,8 +176,7 @@ inline constexpr std::chrono::microseconds kMostSleep{1000};
 /// adaptive spin time would never grow again.
 inline constexpr std::chrono::microseconds kLeastSpin{50};
 
-template <class Ready, class Look>
-Waited Messenger::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
+Waited Messenger::wait(auto ready, auto look, int peer, const WaitRules& rules) {
   uint64_t seen = 0;
   bool moved = false;
   const auto attempt = [&] {

@@ -58,8 +58,7 @@ class Hierarchical final : private Driver {
   /// Issues the slices in order. Retires a slice when `lag` younger ones have been issued, or none is left to issue: so
   /// `lag` slices are between hosts while the ranks of a host work on the next one. `issue(k)`: before the run of slice
   /// k; `retire(k)`: after it.
-  template <class Issue, class Retire>
-  Status overlap(Call& call, const Slices& slices, size_t lag, const Issue& issue, const Retire& retire) {
+  Status overlap(Call& call, const Slices& slices, size_t lag, const auto& issue, const auto& retire) {
     for (size_t k = 0; k < slices.count() + lag; ++k) {
       if (k < slices.count()) {
         NVX_TRY(issue(k));

@@ -382,22 +382,18 @@ class InChunks final : public Slices {
   StagedChunk staged(size_t k) const { return land(o_, cut_, k, rank_, at(k)); }
 };
 
-template <class Made>
-std::unique_ptr<Slices> make(const Slices::Source& source) {
-  return std::make_unique<Made>(source);
-}
-
 }  // namespace
 
 std::unique_ptr<Slices> slices_of(const Slices::Source& source) {
   const Operation& o = source.o;
-  if (o.proxy && why_not_by_kernels(o.collective, o.dtype, o.count, source.facts)) return make<InChunks>(source);
+  if (o.proxy && why_not_by_kernels(o.collective, o.dtype, o.count, source.facts))
+    return std::make_unique<InChunks>(source);
   switch (o.collective) {
-    case Collective::kAllReduce: return make<AllReduce>(source);
-    case Collective::kReduce: return make<Reduce>(source);
-    case Collective::kReduceScatter: return make<ReduceScatter>(source);
-    case Collective::kAllGather: return make<AllGather>(source);
-    default: return make<Broadcast>(source);
+    case Collective::kAllReduce: return std::make_unique<AllReduce>(source);
+    case Collective::kReduce: return std::make_unique<Reduce>(source);
+    case Collective::kReduceScatter: return std::make_unique<ReduceScatter>(source);
+    case Collective::kAllGather: return std::make_unique<AllGather>(source);
+    default: return std::make_unique<Broadcast>(source);
   }
 }
 

@@ -8,8 +8,7 @@
 namespace nvx {
 namespace {
 
-template <class Wanted, class There>
-std::string at_index(size_t index, const Wanted& wanted, const There& there) {
+std::string at_index(size_t index, const auto& wanted, const auto& there) {
   return c10::str(" at index ", index, " (expected ", wanted, ", got ", there, ")");
 }
 

@@ -17,14 +17,8 @@ class Checks {
   /// name: the prefix of error texts, such as "ProcessGroupNVX::allreduce".
   Checks(const char* name, int rank, int size) : name_(name), rank_(rank), size_(size) {}
 
-  template <class... Parts>
-  [[noreturn]] void invalid(const Parts&... what) const {
-    throw_argument_error(name_, ": ", what...);
-  }
-  template <class... Parts>
-  [[noreturn]] void invalid_type(const Parts&... what) const {
-    throw_argument_type_error(name_, ": ", what...);
-  }
+  [[noreturn]] void invalid(const auto&... what) const { throw_argument_error(name_, ": ", what...); }
+  [[noreturn]] void invalid_type(const auto&... what) const { throw_argument_type_error(name_, ": ", what...); }
 
   /// The only tensor of a list; raises if there is not exactly one.
   at::Tensor& single(Tensors& tensors) const;

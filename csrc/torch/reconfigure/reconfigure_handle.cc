@@ -45,8 +45,7 @@ std::vector<std::string_view> fields_of(std::string_view text) {
   return fields;
 }
 
-template <class Number>
-bool read(std::string_view text, Number* number, int base = 10) {
+bool read(std::string_view text, auto* number, int base = 10) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number, base);
   return error == std::errc() && end == text.data() + text.size();
 }
