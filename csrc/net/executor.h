@@ -50,7 +50,6 @@ class ScheduleRun final : public Sender {
   ScheduleRun(GroupPort& port, ScheduleArgs args);
   ~ScheduleRun() override;
   ScheduleRun(const ScheduleRun&) = delete;
-  ScheduleRun& operator=(const ScheduleRun&) = delete;
 
   Progress advance();
   const Verdict& verdict() const { return verdict_; }

@@ -31,7 +31,6 @@ class Mail final : private Sender {
 
   Mail(GroupPort& port, int ranks) : port_(port), unread_(size_t(ranks)) {}
   Mail(const Mail&) = delete;
-  Mail& operator=(const Mail&) = delete;
 
   /// `notify` is called when there may be a letter or a completed message, and when the group fails. The messenger's
   /// lock may be held.

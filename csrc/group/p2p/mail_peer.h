@@ -38,7 +38,6 @@ class MailPeer {
   MailPeer(Mailbox& box, Core& core, int rank) : box_(box), core_(core), rank_(rank) {}
   virtual ~MailPeer() = default;
   MailPeer(const MailPeer&) = delete;
-  MailPeer& operator=(const MailPeer&) = delete;
 
   void send(const std::shared_ptr<Message>& message) { unannounced_.push_back(message); }
   /// The message that the peer has announced with this number has a receive.

@@ -13,8 +13,6 @@ class Socket {
  public:
   enum class Kind { kListener, kIncoming, kOutgoing };
 
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
   Kind kind() const { return kind_; }
 
  protected:

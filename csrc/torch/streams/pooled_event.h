@@ -14,8 +14,6 @@ class PooledEvent {
   /// timed: for ms_until().
   explicit PooledEvent(bool timed = false) : timed_(timed) {}
   ~PooledEvent();
-  PooledEvent(const PooledEvent&) = delete;
-  PooledEvent& operator=(const PooledEvent&) = delete;
 
   void record(const c10::Stream& stream);
   bool is_recorded() const { return event_.has_value(); }

@@ -105,10 +105,7 @@ enum class StreamFor { kCopies, kKernels, kCaptures };
 /// stream that this process's kernels use.
 class OwnCommStreams {
  public:
-  OwnCommStreams() = default;
   ~OwnCommStreams();
-  OwnCommStreams(const OwnCommStreams&) = delete;
-  OwnCommStreams& operator=(const OwnCommStreams&) = delete;
 
   CommStreams of(at::Device device) EXCLUDES(mutex_);
   CommStreams of_messages(at::Device device) EXCLUDES(mutex_);
@@ -153,8 +150,6 @@ class StagingCopies {
   }
 
   ~StagingCopies();
-  StagingCopies(const StagingCopies&) = delete;
-  StagingCopies& operator=(const StagingCopies&) = delete;
 
   /// Enqueues the copies to the host, after all work on the caller's current stream.
   void bring(const Loads& loads);
