@@ -108,8 +108,7 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
                                 const std::string& towards) {
   const auto leads = [&](const Interface& interface) { return interface.name == towards && !interface.loopback; };
   if (!rule.variable && std::any_of(present.begin(), present.end(), leads)) return {towards};
-  const bool anything_else =
-      std::any_of(present.begin(), present.end(), [](const Interface& i) { return !i.loopback; });
+  const bool anything_else = std::ranges::any_of(present, [](const Interface& i) { return !i.loopback; });
   std::string_view text = rule.text;
   const auto begins_with = [&](char mark) {
     if (rule.exact || !text.starts_with(mark)) return false;

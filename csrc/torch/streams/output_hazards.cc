@@ -57,8 +57,7 @@ bool OutputHazards::awaited_in(const Tensors& tensors) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
-  return std::any_of(expected_.begin(), expected_.end(),
-                     [&](const auto& expected) { return expected->meets(tensors); });
+  return std::ranges::any_of(expected_, [&](const auto& expected) { return expected->meets(tensors); });
 }
 
 }  // namespace nvx
