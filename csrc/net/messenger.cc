@@ -312,9 +312,7 @@ void Messenger::finish() {
     if (closed_ || Clock::now() - began >= kMost || !open) return;
     if (!said && Clock::now() - began > kSayAfter) {
       said = true;
-      NVX_LOG(kInfo,
-              "this process ends when %s has received everything, or after %.0f s without a "
-              "sign of life",
+      NVX_LOG(kInfo, "this process ends when %s has received everything, or after %.0f s without a sign of life",
               liveness_.name_of(*open).c_str(), std::chrono::duration<double>(patience).count());
     }
     const uint64_t seen = events_;

@@ -77,8 +77,7 @@ std::string why_not_together(const UcxVersion& mine, const UcxVersion& theirs) {
   if ((mine < kWatershed) == (theirs < kWatershed)) return "";
   return "this process runs UCX " + mine.text() + " and the peer UCX " + theirs.text() +
          ", which cannot read each other's addresses: have all ranks use one version, or set NVX_LIBUCP on each host "
-         "to "
-         "the libucp.so.0 that it should load";
+         "to the libucp.so.0 that it should load";
 }
 
 }  // namespace nvx::net

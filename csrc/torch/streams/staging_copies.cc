@@ -310,8 +310,7 @@ void StagingCopies::join_streams() {
     if (capture == 0) return;
     throw_argument_error(
         "nvx: this stream is being captured into a graph, and the operation that it would wait for began outside of "
-        "the "
-        "capture. Next: wait for it before the capture");
+        "the capture. Next: wait for it before the capture");
   }
   if (caller != comm_streams_.up) returned_.block(caller);
   // If the waiting stream owns the tensors, they can be freed: its later work is ordered after their use. Otherwise
