@@ -23,13 +23,11 @@ ScheduleRun::ScheduleRun(GroupPort& port, ScheduleArgs args)
       steps_(args_.row->steps(args_.layout, args_.place)),
       sent_to_(args_.members.size()),
       got_from_(args_.members.size()) {
-  port_.mutex().held_by_caller();
   args_.depth = std::clamp(args_.depth, 1, kMaxDepth);
   port_.open(*this);
 }
 
 ScheduleRun::~ScheduleRun() {
-  port_.mutex().held_by_caller();
   ScheduleRun* const self[] = {this};
   abandon(port_, self);
   port_.close(*this);
@@ -46,7 +44,6 @@ std::byte* ScheduleRun::at(const schedule::Range& range) const {
 }
 
 Progress ScheduleRun::advance() {
-  port_.mutex().held_by_caller();
   if (verdict_.cause != Cause::kNone || port_.failed()) return Progress::kFailed;
   do {
     for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMaxDepth]);
@@ -123,7 +120,6 @@ void ScheduleRun::move_inside(const schedule::Step& step) {
 }
 
 void ScheduleRun::begin(const schedule::Step& step) {
-  port_.mutex().held_by_caller();
   Flight& flight = flights_[behind_ % kMaxDepth];
   flight = Flight{};
   flight.step = step;
@@ -292,7 +288,6 @@ std::vector<int> ScheduleRun::waits_for() const {
 }
 
 std::vector<int> ScheduleRun::unheard() const {
-  port_.mutex().held_by_caller();
   std::vector<int> ranks;
   for (uint32_t i = first_; i != behind_; ++i) {
     const Flight& flight = flights_[i % kMaxDepth];
@@ -335,7 +330,6 @@ void ScheduleRun::disconnect() {
 }
 
 void ScheduleRun::abandon(GroupPort& port, std::span<ScheduleRun* const> runs) {
-  port.mutex().held_by_caller();
   port.messenger().mutex().held_by_caller();
   for (ScheduleRun* run : runs) run->given_up_ = true;
   const auto in_link = [&] {
