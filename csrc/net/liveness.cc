@@ -71,7 +71,7 @@ void Liveness::answer(const MessageHeader& header, std::span<const std::byte> wh
   const auto it = messenger_.by_process_.find(sign->process);
   if (it == messenger_.by_process_.end()) return;
   const PeerId from = it->second;
-  if (!messenger_.link_->sent_by(messenger_.peers_[from].link)) return;
+  if (!messenger_.link_->sent_by(from)) return;
   if (header.kind == Kind::kPing && !messenger_.lost_because(from).empty()) {
     const auto same = [&](const auto& told) { return told.second == from; };
     const bool told = messenger_.peers_[from].spare || std::ranges::any_of(given_up_, same);

@@ -112,22 +112,16 @@ PeerId Messenger::connect(std::span<const std::byte> address) {
   std::memcpy(&process, address.data(), sizeof process);
   const auto it = by_process_.find(process);
   if (it != by_process_.end() && peers_[it->second].lost.empty()) return liveness_.joined(it->second), it->second;
-  const PeerId id = PeerId(peers_.size());
   const std::span<const std::byte> of_link = address.subspan(sizeof process);
-  peers_.push_back({.process = process, .address = {of_link.begin(), of_link.end()}});
-  liveness_.joined(id);
   // If send_to_lost() opened a connection to this process, reuse it.
   const std::optional<PeerId> spare =
       it == by_process_.end() ? std::nullopt : std::exchange(peers_[it->second].spare, {});
-  peers_.back().link = spare ? *spare : link_->add(of_link);
+  const PeerId id = spare ? *spare : link_->add(of_link);
+  peers_.resize(std::max<size_t>(peers_.size(), id + 1));
+  peers_[id] = {.process = process, .address = {of_link.begin(), of_link.end()}};
+  liveness_.joined(id);
   by_process_[process] = id;
-  know(peers_.back().link, id);
   return id;
-}
-
-void Messenger::know(PeerId link, PeerId peer) {
-  by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
-  by_link_[link] = peer;
 }
 
 void Messenger::send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind,
@@ -137,7 +131,7 @@ void Messenger::send(PeerId to, const MessageHeader& header, std::span<const std
     return;
   }
   peers_[to].has_sent = true;
-  Outgoing& out = outgoing(peers_[to].link, header, behind);
+  Outgoing& out = outgoing(to, header, behind);
   out.sender = sender;
   out.cookie = cookie;
   out.post.body = body.data();
@@ -149,14 +143,14 @@ void Messenger::send(PeerId to, const MessageHeader& header, std::span<const std
   link_->post(out.post);
 }
 
-Messenger::Outgoing& Messenger::outgoing(PeerId link, const MessageHeader& header, std::span<const std::byte> behind) {
+Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header, std::span<const std::byte> behind) {
   if (free_.empty()) {
     outgoing_.emplace_back();
     free_.push_back(&outgoing_.back());
   }
   Outgoing& out = *free_.back();
   free_.pop_back();
-  out.post.to = link;
+  out.post.to = to;
   out.post.owner = &out;
   std::memcpy(out.post.header, &header, sizeof header);
   if (!behind.empty()) std::memcpy(out.post.header + sizeof header, behind.data(), behind.size());
@@ -258,7 +252,7 @@ GroupPort* Messenger::port_of(const MessageHeader& header) {
   if (it == ports_.end()) return nullptr;
   it->second->mutex().held_by_caller();
   const auto from = it->second->process_of(int(header.from));
-  return from && !link_->sent_by(peers_[*from].link) ? nullptr : it->second;
+  return from && !link_->sent_by(*from) ? nullptr : it->second;
 }
 
 std::byte* Messenger::place(std::span<const std::byte> bytes, size_t size) {
@@ -291,7 +285,8 @@ void Messenger::arrived(std::span<const std::byte> whole, std::span<const std::b
 void Messenger::send_to_lost(PeerId id, const MessageHeader& header, std::span<const std::byte> behind) {
   Peer& peer = peers_[id];
   peer.spare = link_->add(peer.address);
-  know(*peer.spare, id);
+  peers_.resize(std::max<size_t>(peers_.size(), *peer.spare + 1));
+  peers_[*peer.spare].spare_of = id;
   Outgoing& out = outgoing(*peer.spare, header, behind);
   out.post.body = out.copied.data();
   out.post.bytes = std::min(peer.lost.size(), kMostCopied);
@@ -326,16 +321,14 @@ void Messenger::finish() {
 
 // --- failure
 
-std::string Messenger::unheard(PeerId id) {
-  return liveness_.has_heard(id) || closed_ ? "" : link_->why_unheard(peers_[id].link);
-}
+std::string Messenger::unheard(PeerId id) { return liveness_.has_heard(id) || closed_ ? "" : link_->why_unheard(id); }
 
-void Messenger::lost(PeerId link, const std::string& why) {
-  if (link >= by_link_.size()) return;
-  Peer& peer = peers_[by_link_[link]];
-  if (peer.spare != link) return disconnect(by_link_[link], why);
-  peer.spare.reset();
-  to_forget_.push_back(link);
+void Messenger::lost(PeerId id, const std::string& why) {
+  if (id >= peers_.size()) return;
+  const std::optional<PeerId> owner = peers_[id].spare_of;
+  if (!owner) return disconnect(id, why);
+  peers_[*owner].spare.reset();
+  to_forget_.push_back(id);
 }
 
 void Messenger::disconnect(PeerId id, const std::string& why) {
@@ -344,7 +337,7 @@ void Messenger::disconnect(PeerId id, const std::string& why) {
   peer.lost = (why.empty() ? "is lost" : why) + unheard(id);
   // Traced only: a thread that waits for the peer reports the loss, and otherwise the peer may have left in good order.
   NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());
-  to_forget_.push_back(peer.link);  // this may be a callback of the link
+  to_forget_.push_back(id);  // this may be a callback of the link
   wake_sleepers();
 }
 

@@ -110,10 +110,10 @@ class Messenger final : private Receiver {
   friend class Liveness;
   struct Peer {
     ProcessId process = 0;
-    PeerId link = 0;
     std::vector<std::byte> address{};  // of the link
     std::string lost{};                // the reason, if it is lost
     std::optional<PeerId> spare{};     // a second connection, over which it was told that it is lost
+    std::optional<PeerId> spare_of{};  // set if this is such a connection
     bool has_sent = false;             // whether anything was sent to it
   };
   /// An outgoing message with space for a copied body.
@@ -137,10 +137,9 @@ class Messenger final : private Receiver {
   /// Detaches a sender, which is not notified any more.
   void detach(const Sender* sender) REQUIRES(mutex_);
 
-  Outgoing& outgoing(PeerId link, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
+  Outgoing& outgoing(PeerId to, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
   /// Tells a lost peer the reason over a second connection, which stays.
   void send_to_lost(PeerId peer, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
-  void know(PeerId link, PeerId peer) REQUIRES(mutex_);
   GroupPort* port_of(const MessageHeader& header) REQUIRES(mutex_);
   bool progress_all() REQUIRES(mutex_);
   void wake_sleepers() REQUIRES(mutex_);
@@ -152,13 +151,12 @@ class Messenger final : private Receiver {
   const size_t segment_bytes_;
   const std::chrono::nanoseconds between_looks_;
   const ProcessId process_;
-  std::deque<Peer> peers_ GUARDED_BY(mutex_);  // by PeerId
+  std::deque<Peer> peers_ GUARDED_BY(mutex_);  // by PeerId, as the link numbers them
   std::unordered_map<ProcessId, PeerId> by_process_ GUARDED_BY(mutex_);
-  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);  // the link's numbers differ from these
   std::map<GroupPortKey, GroupPort*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
-  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);  // by the link's numbers
+  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);
   Liveness liveness_;
   std::condition_variable event_;
   uint64_t events_ GUARDED_BY(mutex_) = 0;  // changes with every arrived or completed message
