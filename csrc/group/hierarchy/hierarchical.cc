@@ -125,8 +125,8 @@ Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabel
 std::optional<net::CallLabels::Theirs> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
-  for (const auto& active : active_) {
-    if (active->run) open.push_back(active->run.get());
+  for (const Active& active : active_) {
+    if (active.run) open.push_back(active.run.get());
   }
   if (!open.empty()) net::ScheduleRun::abandon(port_, open);
   active_.clear();
@@ -143,8 +143,8 @@ void Hierarchical::drive() {
   bool moved = true;
   for (int i = 0; moved && i < kMostMoves; ++i) {
     moved = port_.messenger().progress();
-    for (const auto& active : active_) {
-      if (active->run) active->run->advance();
+    for (const Active& active : active_) {
+      if (active.run) active.run->advance();
     }
   }
   port_.mutex().unlock();
@@ -168,8 +168,7 @@ Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row
     NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", members_.name.c_str(), members_.rank,
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
   }
-  active_.push_back(std::make_unique<Active>());
-  Active& active = *active_.back();
+  Active& active = active_.emplace_back();
   active.members = peers.members;
   net::ScheduleArgs& e = active.args;
   e.row = row;
@@ -210,11 +209,11 @@ void Hierarchical::begin(Call& call, const Slices& slices, size_t k) {
 }
 
 Status Hierarchical::finish(Call& call) {
-  net::ScheduleRun& run = *active_.front()->run;
+  net::ScheduleRun& run = *active_.front().run;
   net::Progress progress = net::Progress::kPending;
   const auto ended = [&] {
-    for (const auto& active : active_) {
-      if (active->run) active->run->advance();
+    for (const Active& active : active_) {
+      if (active.run) active.run->advance();
     }
     progress = run.advance();
     return progress != net::Progress::kPending;

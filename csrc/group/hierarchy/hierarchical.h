@@ -101,7 +101,7 @@ class Hierarchical final : private Driver {
   net::GroupPort& port_;
   const Rails rails_;
   uint32_t op_ = 0;
-  std::deque<std::unique_ptr<Active>> active_;
+  std::deque<Active> active_;
   std::vector<std::byte> scratch_;
 };
 

@@ -74,7 +74,7 @@ class UcxLink final : public Link {
   std::chrono::nanoseconds between_looks() const override {
     return std::chrono::nanoseconds(worker_->has_rdma() ? 0 : 800);
   }
-  std::string describe() const override { return description_; }
+  std::string describe() const override { return worker_->describe(); }
 
  private:
   struct Peer {
@@ -129,7 +129,6 @@ class UcxLink final : public Link {
   const LinkNonce nonce_ = random_value<LinkNonce>();
   const std::unique_ptr<UcxWorker> worker_;
   const UcxLibrary& ucx_;
-  const std::string description_;
   const std::vector<std::byte> address_;
 
   Bell bell_;
@@ -156,7 +155,6 @@ class UcxLink final : public Link {
 UcxLink::UcxLink(const std::string& met_at)
     : worker_(std::make_unique<UcxWorker>(met_at)),
       ucx_(worker_->ucx()),
-      description_(worker_->describe()),
       address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->reached_at()})) {
   const auto handle = [&](unsigned id, ucp_am_recv_callback_t callback) {
     ucp_am_handler_param_t param{};
@@ -171,7 +169,7 @@ UcxLink::UcxLink(const std::string& met_at)
   };
   handle(kMessage, on_message);
   handle(kSign, on_sign);
-  NVX_LOG(kInfo, "%s", description_.c_str());
+  NVX_LOG(kInfo, "%s", worker_->describe().c_str());
 }
 
 PeerId UcxLink::add(std::span<const std::byte> bytes) {

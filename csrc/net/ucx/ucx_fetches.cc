@@ -17,8 +17,7 @@ ucs_status_t UcxFetches::begin(Receiver& receiver, std::span<const std::byte> he
   size_t unplaced = bytes;
   for (const Fetch* open : fetches_) unplaced += open->own.size();
   if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // the sender gets this status
-  auto fetch = std::make_unique<Fetch>(
-      Fetch{this, {header.begin(), header.end()}, place, bytes, place != nullptr, {}, UCS_INPROGRESS});
+  auto fetch = std::make_unique<Fetch>(Fetch{this, {header.begin(), header.end()}, place, bytes, {}, UCS_INPROGRESS});
   if (!place) fetch->own.resize(std::max<size_t>(bytes, 1)), fetch->where = fetch->own.data();
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
@@ -49,7 +48,7 @@ void UcxFetches::tell(Receiver& receiver) {
     const std::unique_ptr<Fetch> fetch(item);
     if (fetch->status == UCS_OK) {
       receiver.arrived(fetch->header, {fetch->where, fetch->bytes});
-    } else if (fetch->placed) {
+    } else if (fetch->own.empty()) {
       receiver.dropped(fetch->header, fetch->where);
     }
   }

@@ -29,8 +29,7 @@ class UcxFetches {
     std::vector<std::byte> header;
     std::byte* where;
     size_t bytes;
-    bool placed;
-    std::vector<std::byte> own;
+    std::vector<std::byte> own;  // empty if the receiver has given a place
     ucs_status_t status;
   };
   void end(Fetch& fetch, ucs_status_t status);
