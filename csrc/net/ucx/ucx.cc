@@ -106,8 +106,9 @@ class UcxLink final : public Link {
   void send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes = nullptr);
   bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
              size_t bytes);
-  void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
-  void end_lost(Post& post) { end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost")); }
+  void end_post(Post& post, Status status = {Code::kPeerDied, "nvx: the peer is lost"}) {
+    news_.push_back({&post, std::move(status), 0, {}});
+  }
   void end_overdue_posts();
   void lose(Peer& peer, const std::string& why);
   void part(Peer& peer, Sign::Kind last_word, milliseconds patience);
@@ -206,7 +207,7 @@ void UcxLink::forget(PeerId id) {
     part(*peer, Sign::kLeave, patience);
     overdue_[id] = Clock::now() + patience + kPatienceWithUcx;
   }
-  for (Post* kept : unreached_.take(id)) end_lost(*kept);
+  for (Post* kept : unreached_.take(id)) end_post(*kept);
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
   const auto [first, last] = by_nonce_.equal_range(peer->nonce);
   by_nonce_.erase(std::find_if(first, last, [id](const auto& entry) { return entry.second == id; }));
@@ -236,7 +237,7 @@ void UcxLink::post(Post& post) {
   if (!usable()) {
     end_post(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
   } else if (!peer || peer->lost || peer->broken != UCS_OK) {
-    end_lost(post);
+    end_post(post);
   } else if (!peer->endpoint && calling_) {
     waiting_.push_back(&post);
   } else if (!peer->endpoint && unreached_.holds(peer->id, peer->reached_at)) {
@@ -248,7 +249,7 @@ void UcxLink::post(Post& post) {
 }
 
 void UcxLink::send(Peer& peer, Post& post) {
-  if (peer.lost) return end_lost(post);
+  if (peer.lost) return end_post(post);
   Sent& sent = take(&post, peer.id);
   if (begin(sent, peer.endpoint, kMessage, post.header, post.header_bytes, post.body, post.bytes)) return;
   if (peer.broken == UCS_OK) peer.broken = UCS_ERR_IO_ERROR;
@@ -391,7 +392,7 @@ void UcxLink::lose(Peer& peer, const std::string& why) {
   if (peer.lost) return;
   peer.lost = true;
   news_.push_back({nullptr, Status(), peer.id, why});
-  for (Post* kept : unreached_.take(peer.id)) end_lost(*kept);
+  for (Post* kept : unreached_.take(peer.id)) end_post(*kept);
   drop(peer);
   overdue_[peer.id] = Clock::now() + kPatienceWithUcx;
 }
@@ -423,7 +424,7 @@ void UcxLink::end_overdue_posts() {
       if (sent->peer != entry.first || !sent->post) continue;
       any = true;
       if (now < entry.second) return false;
-      end_lost(*std::exchange(sent->post, nullptr));
+      end_post(*std::exchange(sent->post, nullptr));
     }
     return !any || now >= entry.second;
   });
