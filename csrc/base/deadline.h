@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 
 namespace nvx {
 
@@ -30,6 +31,8 @@ class Watch {
   virtual bool alarmed(int peer) = 0;
   /// Called when that last check failed. Records the cause.
   virtual void alarm(int peer) = 0;
+  /// A wait for this peer (-1: for any) begins to sleep after its spin, or `slept` for so long.
+  virtual void sleeps(int /*peer*/, std::optional<Clock::duration> /*slept*/) {}
 };
 
 /// Work that a waiter advances while it waits, because the awaited event may depend on messages from another host.

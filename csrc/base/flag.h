@@ -100,6 +100,24 @@ inline bool writer_is_on_this_core(const Flag& flag) {
   return core != 0 && core == this_core();
 }
 
+/// Tells a watch of the sleep of a wait.
+class ToldSleep {
+ public:
+  ToldSleep(Watch* watch, int peer) : watch_(watch), peer_(peer) {
+    if (watch_) watch_->sleeps(peer_, std::nullopt);
+  }
+  ~ToldSleep() {
+    if (watch_) watch_->sleeps(peer_, Clock::now() - began_);
+  }
+  ToldSleep(const ToldSleep&) = delete;
+  ToldSleep& operator=(const ToldSleep&) = delete;
+
+ private:
+  Watch* const watch_;
+  const int peer_;
+  const Clock::time_point began_ = Clock::now();
+};
+
 /// How long a waiter that must not spin yields its core before it sleeps.
 inline constexpr std::chrono::microseconds kYieldFor{50};
 
@@ -135,6 +153,7 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
       if (rules.driver) rules.driver->drive();
     } while (Clock::now() < stop);
   }
+  const ToldSleep told(rules.watch, peer);
   auto next_look = Clock::time_point::min();
   for (;;) {
     if (rules.driver) rules.driver->drive();

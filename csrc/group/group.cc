@@ -65,8 +65,9 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
   try {
-    if (hierarchical_) return hierarchical_->run(o, carrier);
-    return intra_host_->run(o, o, core_->waits.rules_of(o, carrier));
+    const WaitRules rules = core_->waits.rules_of(o, carrier);
+    const CallStatus call(*core_->status, o, o.whole ? Clock::now() : rules.deadline.start);
+    return hierarchical_ ? hierarchical_->run(o, rules) : intra_host_->run(o, o, rules);
   } catch (const std::bad_alloc&) {
     return failures.fail(core_->diagnosis.no_memory(describe(o.fingerprint())));
   }

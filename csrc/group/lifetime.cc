@@ -26,8 +26,9 @@ void log_description(const Members& members) {
 }  // namespace
 
 Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared<Lane>()) {
+  auto status = std::make_unique<GroupStatus>(options.name, options.rank, options.size);
   SetUp set_up(store, options);
-  core_ = std::make_unique<Core>(options, set_up.meet(), [this] { return weak_from_this(); });
+  core_ = std::make_unique<Core>(options, std::move(status), set_up.meet(), [this] { return weak_from_this(); });
   net::GroupPort* const port = core_->port.get();
   try {
     device_ = std::make_unique<GroupDevice>(*core_);
@@ -41,6 +42,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
       port->on_failure([this](const net::GroupPort::Told& told) { core_->failures.pass_on(told); });
     }
     log_description(core_->members);
+    core_->status->open(core_->members.id);
     Roster::here().join(core_->failures);  // last: other threads may use the group from here on
   } catch (const std::exception& error) {
     unmake();
@@ -99,6 +101,10 @@ void Group::leave() {
 void Group::part() {
   parts_later_ = false;
   if (!failed()) intra_host_->warn_of_differing_calls();
+  core_->status->leave();
+  if (const std::string lates = core_->status->lates(); !lates.empty()) {
+    NVX_LOG(kInfo, "group %s rank %d waited for: %s", core_->members.name.c_str(), rank(), lates.c_str());
+  }
   mailbox_->close();
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());

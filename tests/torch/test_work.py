@@ -271,6 +271,8 @@ def test_profiler_events(rank, world):
     events = profiler.events()
     names = [event.name for event in events]
     assert names.count(f"{BACKEND}:all_reduce") == 2, sorted(set(names))
+    counted = [row.count for row in profiler.key_averages() if row.key == f"{BACKEND}:all_reduce"]
+    assert counted == [2], "key_averages() counts synchronous and asynchronous calls in one row"
     assert names.count(f"{BACKEND}:broadcast") == 1, sorted(set(names))
     if OVER_NVX:
         assert "record_param_comms" in names, sorted(set(names))

@@ -7,6 +7,7 @@
 
 #include "group/core/diagnosis.h"
 #include "group/core/failure_state.h"
+#include "group/core/status.h"
 #include "group/core/waits.h"
 #include "group/meet/group_options.h"
 #include "group/meet/members.h"
@@ -21,22 +22,28 @@ struct Core {
   /// Locks to the group if it is alive. For threads that may outlive it.
   using Owner = std::function<std::weak_ptr<const void>()>;
 
-  Core(const GroupOptions& options, SetUp::Made made, Owner owner)
+  Core(const GroupOptions& options, std::unique_ptr<GroupStatus> own_status, SetUp::Made made, Owner owner)
       : options(options),
+        status(std::move(own_status)),
         members(std::move(made.members)),
         port(std::move(made.port)),
         diagnosis(members),
-        failures(members, diagnosis, port.get(), std::move(made.standing)),
+        failures(members, diagnosis, *status, port.get(), std::move(made.standing)),
         waits(members.facts, options.timeout, failures),
         owner(std::move(owner)) {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
   /// Numbers an operation when it is issued, in the order of the program.
-  uint64_t next_number() { return sequence.fetch_add(1, std::memory_order_relaxed) + 1; }
+  uint64_t next_number() {
+    const uint64_t number = sequence.fetch_add(1, std::memory_order_relaxed) + 1;
+    status->issued(number);
+    return number;
+  }
   Neighbours& neighbours() const { return *members.neighbours; }
 
   const GroupOptions options;
+  const std::unique_ptr<GroupStatus> status;  ///< never null
   const Members members;
   std::unique_ptr<net::GroupPort> port;  ///< null if all ranks are on one host
   const Diagnosis diagnosis;

@@ -36,10 +36,11 @@ std::string trouble_of(const Members& members, net::GroupPort* port, int rank) {
 
 }  // namespace
 
-FailureState::FailureState(const Members& members, const Diagnosis& diagnosis, net::GroupPort* port,
-                           std::shared_ptr<bool> standing)
+FailureState::FailureState(const Members& members, const Diagnosis& diagnosis, GroupStatus& status,
+                           net::GroupPort* port, std::shared_ptr<bool> standing)
     : members_(members),
       diagnosis_(diagnosis),
+      status_(status),
       port_(port),
       fork_generation_(nvx::fork_generation()),
       standing_(std::move(standing)) {}
@@ -67,6 +68,7 @@ Status FailureState::fail(Failure failure) {
   }
   const Status first = failure_;
   lock.unlock();
+  status_.fail(failure.cause);
   act_(first);
   if (port_ && !closed()) tell_other_hosts(*port_, members_.topology, failure);
   tell_other_groups(failure);
@@ -264,6 +266,11 @@ void FailureState::alarm(int local_rank, Clock::duration clarity) {
     if (s == members_.local_rank() || (local_rank >= 0 && s != local_rank) || !members_.gone(s)) continue;
     return fail_as_gone(s);
   }
+}
+
+void FailureState::sleeps(int local_rank, std::optional<Clock::duration> slept) {
+  const int rank = local_rank < 0 ? -1 : members_.here()[size_t(local_rank)];
+  slept ? status_.slept(rank, *slept) : status_.sleeps(rank);
 }
 
 Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {

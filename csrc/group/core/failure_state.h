@@ -13,6 +13,7 @@
 #include "base/flag.h"
 #include "base/mutex.h"
 #include "group/core/diagnosis.h"
+#include "group/core/status.h"
 #include "group/meet/members.h"
 #include "net/group_port.h"
 
@@ -25,7 +26,7 @@ class FailureState final : public Watch {
  public:
   /// `port`: null if all ranks are on one host. `standing`: released when this rank leaves or fails; see
   /// `Neighbours::meet`. The referenced objects must outlive this one, except in a forked child.
-  FailureState(const Members& members, const Diagnosis& diagnosis, net::GroupPort* port,
+  FailureState(const Members& members, const Diagnosis& diagnosis, GroupStatus& status, net::GroupPort* port,
                std::shared_ptr<bool> standing);
 
   /// `act` runs once, when the group fails, with no lock held. Call this before other threads know the group.
@@ -87,6 +88,7 @@ class FailureState final : public Watch {
 
   bool alarmed(int local_rank) override;
   void alarm(int local_rank) override { alarm(local_rank, kClarity); }
+  void sleeps(int local_rank, std::optional<Clock::duration> slept) override;
   /// `clarity`: as for `told()`.
   void alarm(int local_rank, Clock::duration clarity);
   /// The status of a wait that ended without success. An empty `whom`: any rank.
@@ -121,6 +123,7 @@ class FailureState final : public Watch {
 
   const Members& members_;
   const Diagnosis& diagnosis_;
+  GroupStatus& status_;
   net::GroupPort* const port_;
   const uint32_t fork_generation_;
   std::function<void(const Status&)> act_ = [](const Status&) {};

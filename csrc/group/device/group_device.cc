@@ -244,6 +244,9 @@ Status GroupDevice::launch(std::span<const Operation* const> operations, const L
   DeviceSide& side = *opened();
   const Status status = side.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), tells);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
+  const bool is_call = !tells.at && stream.capture == 0;  // otherwise a round of a host proxy, or a graph's
+  for (size_t i = 0; status.ok() && is_call && i < operations.size(); ++i)
+    core_.status->launched(*operations[i], side.launched());
   if (status.ok()) (void)watcher_->wake();
   if (core_.failures.failed())
     side.abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
@@ -284,6 +287,7 @@ Status GroupDevice::look() {
 bool GroupDevice::needs_watching() {
   DeviceSide& kernels = *opened();
   look_after(kernels);
+  core_.status->completed(kernels.finished());
   if (core_.failures.failed()) {
     kernels.abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
     return false;

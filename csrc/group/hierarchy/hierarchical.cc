@@ -48,8 +48,8 @@ Hierarchical::~Hierarchical() {
   active_.clear();
 }
 
-Status Hierarchical::run(Operation& o, Carrier carrier) {
-  Call call{o, core_.waits.rules_of(o, carrier), std::bit_cast<net::Label>(o.fingerprint()),
+Status Hierarchical::run(Operation& o, const WaitRules& rules) {
+  Call call{o, rules, std::bit_cast<net::Label>(o.fingerprint()),
             terms_of(o.dtype, o.op, o.factor, size_t(members_.size()))};
   call.rules.driver = this;
   core_.failures.doubt(std::chrono::milliseconds(0));
@@ -219,8 +219,14 @@ Status Hierarchical::finish(Call& call) {
     return progress != net::Progress::kPending;
   };
   core_.failures.doubt(kDoubtOfHosts);
-  const Waited how = port_.messenger().wait(
-      ended, [&] { run.look(); }, -1, call.rules);
+  const auto look = [&] {
+    run.look();
+    const std::vector<int> unheard = run.unheard(), awaited = unheard.empty() ? run.waits_for() : unheard;
+    if (awaited.empty()) return;
+    core_.status->slept(awaited.front(), kWatchInterval);
+    core_.status->sleeps(awaited.front());
+  };
+  const Waited how = port_.messenger().wait(ended, look, -1, call.rules);
   if (how != Waited::kReached || progress == net::Progress::kFailed) return explain(call, run, how);
   MutexLock lock(port_.mutex());
   active_.pop_front();

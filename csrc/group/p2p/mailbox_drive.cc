@@ -125,6 +125,11 @@ void Mailbox::check_times() {
     for (const auto& message : open_) {
       if (!message->stands || failures_.failed()) open.emplace_back(message, message->peer);
     }
+    const auto oldest = std::min_element(open.begin(), open.end(), [](const auto& a, const auto& b) {
+      return a.first->deadline_.start < b.first->deadline_.start;
+    });
+    if (oldest != open.end())
+      core_.status->messages(open.size(), oldest->first->describe(), oldest->first->deadline_.start);
   }
   for (const auto& [message, peer] : open) {
     const bool late = message->deadline_.passed(Clock::now());

@@ -1,0 +1,270 @@
+#include "group/core/status.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+
+#include "base/handle.h"
+#include "base/log.h"
+#include "base/per_process.h"
+#include "base/words.h"
+#include "group/plan/plan.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Collective;
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr size_t kSends = size_t(Collective::kBarrier) + 1;
+static_assert(kSends + 2 == StatusSlot::kKinds);
+
+constexpr int kSealFutureWrite = 0x0010;  // F_SEAL_FUTURE_WRITE, which older headers lack
+
+uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(at.time_since_epoch()).count()); }
+
+/// For a counter with one writer at a time.
+void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.store(counter.load(kRelaxed) + n, kRelaxed); }
+
+template <size_t N>
+void put(char (&to)[N], const std::string& text) {
+  const size_t n = std::min(text.size(), N - 1);
+  std::memcpy(to, text.data(), n);
+  std::memset(to + n, 0, N - n);
+}
+
+/// The elements of all ranks together, as nccl-tests count them; of a chunk and of pieces that only their two ranks
+/// know, what this rank sends or receives.
+uint64_t bytes_of(const Operation& o) {
+  if (o.count != 0 && (!o.whole || reduces(o.collective))) return o.count * size_of(o.dtype);
+  if (o.collective == Collective::kBroadcast) return o.recv.longest();
+  size_t sent = 0, received = 0;
+  for (size_t r = 0; r < o.send.size(); ++r) sent += o.send[r].bytes;
+  for (size_t r = 0; r < o.recv.size(); ++r) received += o.recv[r].bytes;
+  return std::max(sent, received);
+}
+
+void put(StatusSlot::Call& call, const Operation& o) {
+  const kernel::Fingerprint f = o.fingerprint();
+  call.number.store(o.number, kRelaxed);
+  call.count.store(f.count, kRelaxed);
+  call.what.store(uint32_t(f.collective) | uint32_t(f.dtype) << 8 | uint32_t(f.op) << 16 | uint32_t(f.form) << 24,
+                  kRelaxed);
+  call.root.store(f.root, kRelaxed);
+}
+
+}  // namespace
+
+GroupStatus::GroupStatus(const std::string& name, int rank, int size)
+    : slot_([&] {
+        if (StatusSlot* const slot = StatusPage::here().claim()) return slot;
+        unseen_ = std::make_unique<StatusSlot>();
+        return unseen_.get();
+      }()) {
+  slot_->rank = rank, slot_->size = size;
+  put(slot_->name, name);
+  state(StatusSlot::kMeeting);
+}
+
+GroupStatus::~GroupStatus() {
+  if (!unseen_) StatusPage::here().release(slot_);
+}
+
+/// Release: a reader that sees the state sees what it is about.
+void GroupStatus::state(StatusSlot::State state) {
+  slot_->since.store(ns_of(Clock::now()), kRelaxed);
+  slot_->state.store(state, std::memory_order_release);
+}
+
+void GroupStatus::open(uint64_t id) {
+  slot_->id.store(id, kRelaxed);
+  state(StatusSlot::kOpen);
+}
+
+void GroupStatus::fail(const std::string& cause) {
+  put(slot_->failure, cause);
+  if (slot_->state.load(kRelaxed) != StatusSlot::kLeft) state(StatusSlot::kFailed);
+}
+
+// --- calls
+
+/// A reader loads `begun` and `ended` before and after it reads the two records: if they have not changed, neither has
+/// the record of the current call, nor, during a call, that of the last finished one.
+void GroupStatus::begin(const Operation& o, Clock::time_point now) {
+  const StatusSlot::Call& before = slot_->calls[turn_ % 2];
+  const bool goes_on = o.whole && turn_ != 0 && before.number.load(kRelaxed) == o.number;
+  StatusSlot::Call& call = slot_->calls[++turn_ % 2];
+  put(call, o);
+  call.began.store(ns_of(now), kRelaxed);
+  call.bytes.store(bytes_of(o), kRelaxed);
+  if (!goes_on) add(slot_->totals[call.what.load(kRelaxed) & 0xff].calls, 1);
+  slot_->begun.store(turn_, std::memory_order_release);
+}
+
+void GroupStatus::end() {
+  const uint64_t now = ns_of(Clock::now());
+  StatusSlot::Call& call = slot_->calls[turn_ % 2];
+  call.ended.store(now, kRelaxed);
+  sleeps(-1);
+  StatusSlot::Total& total = slot_->totals[call.what.load(kRelaxed) & 0xff];
+  add(total.bytes, call.bytes.load(kRelaxed));
+  add(total.ns, now - call.began.load(kRelaxed));
+  slot_->ended.store(turn_, std::memory_order_release);
+  if (last_.load(kRelaxed) >= 0) count_last();
+}
+
+void GroupStatus::launched(const Operation& o, uint64_t count) {
+  put(slot_->launch, o);
+  slot_->launch.began.store(ns_of(Clock::now()), kRelaxed);
+  StatusSlot::Total& total = slot_->totals[slot_->launch.what.load(kRelaxed) & 0xff];
+  add(total.calls, 1);
+  add(total.bytes, bytes_of(o));
+  slot_->launched.store(count, kRelaxed);
+}
+
+void GroupStatus::message_ended(bool receives, size_t bytes, Clock::time_point began) {
+  StatusSlot::Total& total = slot_->totals[kSends + size_t(receives)];
+  add(total.calls, 1);
+  add(total.bytes, bytes);
+  add(total.ns, uint64_t(std::chrono::nanoseconds(Clock::now() - began).count()));
+}
+
+void GroupStatus::messages(size_t open, const std::string& oldest, Clock::time_point since) {
+  put(slot_->message, oldest);
+  slot_->oldest.store(ns_of(since), kRelaxed);
+  slot_->messages.store(open, kRelaxed);
+}
+
+// --- ranks that came late
+
+void GroupStatus::slept(int rank, Clock::duration span) {
+  sleeps(-1);
+  if (rank < 0) return;
+  if (span >= kLate) last_.store(rank, kRelaxed);
+  MutexLock lock(mutex_);
+  auto account = std::find_if(accounts_.begin(), accounts_.end(), [&](const Account& a) { return a.rank == rank; });
+  if (account == accounts_.end()) account = accounts_.insert(account, Account{rank});
+  account->slept += span;
+  show(*account);
+}
+
+void GroupStatus::count_last() {
+  const int rank = last_.exchange(-1, kRelaxed);
+  MutexLock lock(mutex_);
+  for (Account& account : accounts_) {
+    if (account.rank != rank) continue;
+    ++account.times;
+    show(account);
+  }
+}
+
+/// Replaces the entry with the shortest sleep if the account is not among those shown.
+void GroupStatus::show(const Account& account) {
+  StatusSlot::Late* place = &slot_->lates[0];
+  for (StatusSlot::Late& late : slot_->lates) {
+    if (late.rank.load(kRelaxed) == uint32_t(account.rank + 1)) {
+      place = &late;
+      break;
+    }
+    if (late.ns.load(kRelaxed) < place->ns.load(kRelaxed)) place = &late;
+  }
+  const auto ns = uint64_t(std::chrono::nanoseconds(account.slept).count());
+  if (ns < place->ns.load(kRelaxed)) return;
+  place->rank.store(uint32_t(account.rank + 1), kRelaxed);
+  place->times.store(uint32_t(account.times), kRelaxed);
+  place->ns.store(ns, kRelaxed);
+}
+
+std::string GroupStatus::lates() {
+  constexpr size_t kMost = 4;
+  MutexLock lock(mutex_);
+  std::vector<Account> longest = accounts_;
+  lock.unlock();
+  std::sort(longest.begin(), longest.end(), [](const Account& a, const Account& b) { return a.slept > b.slept; });
+  std::string text;
+  for (size_t i = 0; i < std::min(longest.size(), kMost); ++i) {
+    const Account& a = longest[i];
+    text += (i ? ", rank " : "rank ") + std::to_string(a.rank) + " " +
+            seconds(std::chrono::duration<double>(a.slept).count()) + " (last in " + std::to_string(a.times) +
+            (a.times == 1 ? " call)" : " calls)");
+  }
+  return text;
+}
+
+// --- the page
+
+StatusPage& StatusPage::here() { return of_this_process<StatusPage>(); }
+
+bool StatusPage::make() {
+  if (std::exchange(made_, true)) return base_ != nullptr;
+  constexpr size_t kBytes = kTextBytes + kSlots * kSlotBytes;
+  const std::string text = layout();
+  Fd fd(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  void* base = MAP_FAILED;
+  if (fd && text.size() < kTextBytes && ftruncate(fd.get(), off_t(kBytes)) == 0)
+    base = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  if (base == MAP_FAILED) {
+    NVX_LOG(kInfo, "this process has no memory for `nvx status`: %s", std::strerror(errno));
+    return false;
+  }
+  madvise(base, kBytes, MADV_DONTDUMP);
+  base_ = static_cast<std::byte*>(base);
+  std::memcpy(base_, text.data(), text.size());
+  constexpr int kSize = F_SEAL_SHRINK | F_SEAL_GROW;
+  if (fcntl(fd.get(), F_ADD_SEALS, kSize | kSealFutureWrite) != 0) (void)fcntl(fd.get(), F_ADD_SEALS, kSize);
+  static_cast<void>(new Fd(std::move(fd)));  // readers need it as long as the process lives
+  return true;
+}
+
+StatusSlot* StatusPage::claim() {
+  MutexLock lock(mutex_);
+  if (!make()) return nullptr;
+  const auto free = std::find(taken_.begin(), taken_.end(), false);
+  if (free == taken_.end()) return nullptr;
+  *free = true;
+  return new (base_ + kTextBytes + size_t(free - taken_.begin()) * kSlotBytes) StatusSlot();
+}
+
+void StatusPage::release(StatusSlot* slot) {
+  slot->state.store(StatusSlot::kFree, kRelaxed);
+  MutexLock lock(mutex_);
+  taken_[size_t(reinterpret_cast<std::byte*>(slot) - base_ - kTextBytes) / kSlotBytes] = false;
+}
+
+/// The sections of a slot: place, number of records, their format in the words of Python's struct, and their fields.
+std::string StatusPage::layout() {
+  const auto list = [](size_t n, auto name_of) {
+    std::string text;
+    for (size_t i = 0; i < n; ++i) text += (i ? " " : "") + std::string(name_of(i));
+    return "\"" + text + "\"";
+  };
+  const auto section = [](const char* name, size_t at, size_t records, const char* format, const char* fields) {
+    return "\"" + std::string(name) + "\":[" + std::to_string(at) + "," + std::to_string(records) + ",\"" + format +
+           "\",\"" + fields + "\"]";
+  };
+  constexpr const char *kCall = "5Q4Bi", *kCallFields = "number began ended count bytes collective dtype op form root";
+  static_assert(sizeof(StatusSlot::Call) == 48 && sizeof(StatusSlot::Total) == 24 && sizeof(StatusSlot::Late) == 16 &&
+                offsetof(StatusSlot, calls) == 88 && std::endian::native == std::endian::little);
+  const auto text = offsetof(StatusSlot, name);
+  return "{\"version\":" + std::to_string(kVersion) + ",\"pid\":" + std::to_string(getpid()) +
+         ",\"at\":" + std::to_string(kTextBytes) + ",\"slots\":" + std::to_string(kSlots) +
+         ",\"bytes\":" + std::to_string(kSlotBytes) +
+         ",\"collectives\":" + list(kSends, [](size_t i) { return nvx::name(Collective(i)); }) +
+         ",\"types\":" + list(kernel::kDTypeCount, [](size_t i) { return nvx::name(DType(i)); }) +
+         ",\"operators\":" + list(kernel::kReduceOpCount, [](size_t i) { return nvx::name(ReduceOp(i)); }) +
+         ",\"sections\":{" +
+         section("group", 0, 1, "2I2i9Q",
+                 "state awaited rank size id since issued begun ended launched completed messages oldest") +
+         "," + section("calls", offsetof(StatusSlot, calls), 2, kCall, kCallFields) + "," +
+         section("launch", offsetof(StatusSlot, launch), 1, kCall, kCallFields) + "," +
+         section("totals", offsetof(StatusSlot, totals), StatusSlot::kKinds, "3Q", "calls bytes ns") + "," +
+         section("lates", offsetof(StatusSlot, lates), StatusSlot::kLates, "2IQ", "rank times ns") + "," +
+         section("texts", text, 1, "96s96s256s", "name message failure") + "}}";
+}
+
+}  // namespace nvx

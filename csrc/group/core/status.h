@@ -1,0 +1,142 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/mutex.h"
+#include "group/plan/operation.h"
+
+namespace nvx {
+
+/// One group of this process as `nvx status` reads it, in another process and without a lock. The rank only writes
+/// here, and decides nothing by it. Times are nanoseconds of Clock. A rank is stored plus one; 0: none.
+struct StatusSlot {
+  enum State : uint32_t { kFree, kMeeting, kOpen, kFailed, kLeft };
+  struct Call {
+    std::atomic<uint64_t> number, began, ended, count, bytes;
+    std::atomic<uint32_t> what;  ///< the first four bytes of the fingerprint
+    std::atomic<int32_t> root;
+  };
+  struct Total {
+    std::atomic<uint64_t> calls, bytes, ns;
+  };
+  struct Late {
+    std::atomic<uint32_t> rank, times;  ///< times: the calls in which it was the last to come
+    std::atomic<uint64_t> ns;           ///< how long this rank slept for it
+  };
+  static constexpr size_t kKinds = 12;  ///< by kernel::Collective, then sends and receives
+  static constexpr size_t kLates = 8;
+
+  std::atomic<uint32_t> state;
+  std::atomic<uint32_t> awaited;  ///< the rank for which the current call sleeps
+  int32_t rank, size;
+  std::atomic<uint64_t> id, since, issued;
+  std::atomic<uint64_t> begun, ended;         ///< calls of the lane; call n is calls[n % 2]
+  std::atomic<uint64_t> launched, completed;  ///< operations that kernels carry out
+  std::atomic<uint64_t> messages, oldest;     ///< open ones as of the last look; when the oldest began
+  Call calls[2], launch;
+  Total totals[kKinds];
+  Late lates[kLates];
+  char name[96], message[96], failure[256];
+};
+
+/// Writes the slot of one group. Costs a call one reading of the clock, and no access to memory that another process
+/// writes.
+class GroupStatus {
+ public:
+  GroupStatus(const std::string& name, int rank, int size);
+  ~GroupStatus();
+  GroupStatus(const GroupStatus&) = delete;
+  GroupStatus& operator=(const GroupStatus&) = delete;
+
+  /// The ranks have met.
+  void open(uint64_t id);
+  void fail(const std::string& cause);
+  void leave() { state(StatusSlot::kLeft); }
+
+  void issued(uint64_t number) { slot_->issued.store(number, std::memory_order_relaxed); }
+  /// Around a collective, for the holder of the lane. The chunks of an operation count as one call.
+  void begin(const Operation& operation, Clock::time_point now);
+  void end();
+  void launched(const Operation& operation, uint64_t count);
+  void completed(uint64_t count) { slot_->completed.store(count, std::memory_order_relaxed); }
+  /// The caller holds the mailbox's lock.
+  void message_ended(bool receives, size_t bytes, Clock::time_point began);
+  void messages(size_t open, const std::string& oldest, Clock::time_point since);
+  void no_messages() { slot_->messages.store(0, std::memory_order_relaxed); }
+
+  /// A wait sleeps for this rank, and has slept. -1: for any.
+  void sleeps(int rank) { slot_->awaited.store(uint32_t(rank + 1), std::memory_order_relaxed); }
+  void slept(int rank, Clock::duration span) EXCLUDES(mutex_);
+  /// "rank 3 12.4 s (last in 20 calls), rank 1 0.2 s (last in 1 call)": the ranks for which this one slept longest.
+  std::string lates() EXCLUDES(mutex_);
+
+  const StatusSlot& slot() const { return *slot_; }
+
+ private:
+  struct Account {
+    int rank = -1;
+    uint64_t times = 0;
+    Clock::duration slept{0};
+  };
+  /// Shorter sleeps do not make a rank the last one: waking a thread takes some time too.
+  static constexpr std::chrono::milliseconds kLate{1};
+
+  void state(StatusSlot::State state);
+  void count_last() EXCLUDES(mutex_);
+  void show(const Account& account) REQUIRES(mutex_);
+
+  std::unique_ptr<StatusSlot> unseen_;  // if the process's page has no room
+  StatusSlot* const slot_;
+  uint64_t turn_ = 0;
+  std::atomic<int> last_{-1};  // the last rank for which the current call slept long
+  Mutex mutex_;
+  std::vector<Account> accounts_ GUARDED_BY(mutex_);
+};
+
+/// A collective of the lane's holder, from its begin to its end.
+class CallStatus {
+ public:
+  CallStatus(GroupStatus& status, const Operation& operation, Clock::time_point began) : status_(status) {
+    status_.begin(operation, began);
+  }
+  ~CallStatus() { status_.end(); }
+  CallStatus(const CallStatus&) = delete;
+  CallStatus& operator=(const CallStatus&) = delete;
+
+ private:
+  GroupStatus& status_;
+};
+
+/// The slots of this process: a memfd that processes of the same user find and open in /proc/PID/fd. It has no name in
+/// the file system, so nothing is left over, and others cannot write to it. It begins with a description of itself in
+/// JSON, so the layout is stated here only. Made with the first group.
+class StatusPage {
+ public:
+  static constexpr uint32_t kVersion = 1;
+  static constexpr size_t kSlots = 256, kSlotBytes = 2048, kTextBytes = 4096;
+  static constexpr const char* kName = "nvx-status";
+
+  static StatusPage& here();
+  /// Null if all slots are taken, or there is no memory for them.
+  StatusSlot* claim() EXCLUDES(mutex_);
+  void release(StatusSlot* slot) EXCLUDES(mutex_);
+
+ private:
+  static std::string layout();
+  bool make() REQUIRES(mutex_);
+
+  Mutex mutex_;
+  bool made_ GUARDED_BY(mutex_) = false;
+  std::byte* base_ GUARDED_BY(mutex_) = nullptr;  // never unmapped, and its descriptor never closed
+  std::array<bool, kSlots> taken_ GUARDED_BY(mutex_) = {};
+};
+static_assert(sizeof(StatusSlot) <= StatusPage::kSlotBytes && std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace nvx

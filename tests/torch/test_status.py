@@ -1,0 +1,236 @@
+"""`nvx status`: what it reads of running ranks, and of processes that are none."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import warm
+from nvx.commands import status
+from ranks import only_nvx
+
+pytestmark = only_nvx
+
+PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist
+import nvx
+rank = int(sys.argv[2])
+dist.init_process_group("nvx", store=dist.FileStore(sys.argv[1], 2), rank=rank, world_size=2)
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+print("ready", flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+os._exit(0)
+"""
+
+
+class Job:
+    """Two ranks that run the lines which a test gives them."""
+
+    def __init__(self, folder):
+        pipe = subprocess.PIPE
+        self.ranks = [
+            warm.Popen(["-c", PROGRAM, folder / "store", rank], stdin=pipe, stdout=pipe, text=True) for rank in range(2)
+        ]
+        for rank in range(2):
+            assert self.answer(rank) == "ready"
+
+    def pid(self, rank):
+        return self.ranks[rank].pid
+
+    def tell(self, rank, line):
+        self.ranks[rank].stdin.write(line + "\n")
+        self.ranks[rank].stdin.flush()
+
+    def answer(self, rank):
+        return self.ranks[rank].stdout.readline().strip()
+
+    def both(self, line):
+        for rank in range(2):
+            self.tell(rank, line)
+        assert [self.answer(rank) for rank in range(2)] == ["done", "done"]
+
+    def group(self, rank):
+        (found,) = status.gather(self.pid(rank))["ranks"]
+        (group,) = found["groups"]
+        return group
+
+    def text(self):
+        ranks = [rank for each in range(2) for rank in status.gather(self.pid(each))["ranks"]]
+        return status.text({"ranks": ranks, "unread": []})
+
+    def page(self):
+        page, _ = status.open_page(self.pid(0))
+        copy = os.pread(page, 1 << 22, 0)
+        os.close(page)
+        return copy
+
+    def end(self):
+        for rank in self.ranks:
+            rank.kill()
+            rank.communicate()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    job = Job(tmp_path_factory.mktemp("status"))
+    yield job
+    job.end()
+
+
+def until(what, seconds=20):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def page_of(content):
+    """A descriptor of a page with this content, as a rank has one."""
+    page = os.memfd_create("nvx-status", os.MFD_CLOEXEC)
+    os.pwrite(page, content, 0)
+    return page
+
+
+def test_an_idle_rank_shows_its_last_call_and_totals(job):
+    job.both("dist.all_reduce(tensor); dist.broadcast(tensor, 0)")
+    for rank in range(2):
+        group = job.group(rank)
+        assert (group["rank"], group["size"], group["state"], group["call"]) == (rank, 2, "open", None)
+        assert group["last_finished"]["call"] == "broadcast(f32, 4 elements, root 0)"
+        assert group["last_finished"]["number"] == group["issued"]
+        assert group["totals"]["broadcast"]["bytes"] == 16 * group["totals"]["broadcast"]["calls"]
+        assert group["totals"]["all_reduce"]["calls"] >= 2
+        assert 0 < group["totals"]["all_reduce"]["seconds"] < 60
+
+
+def test_a_rank_that_never_calls_is_named(job, capsys):
+    number = job.group(0)["issued"] + 1
+    job.tell(0, "dist.all_reduce(tensor)")
+    until(lambda: job.group(0)["waits_for"] == 1)
+    group = job.group(0)
+    assert (group["call"]["number"], group["call"]["call"]) == (number, "all_reduce(sum, f32, 4 elements)")
+    time.sleep(0.1)
+    assert job.group(0)["call"]["since_s"] > group["call"]["since_s"] + 0.09
+    assert (job.group(1)["call"], job.group(1)["waits_for"]) == (None, None)
+    shown = job.text()
+    assert re.search(rf"^  0 +{job.pid(0)} +#{number} all_reduce.* rank 1  ", shown, re.MULTILINE), shown
+    assert f"rank 1 (pid {job.pid(1)}) is waited for, and has not made that call" in shown
+    os.kill(job.pid(1), signal.SIGSTOP)
+    try:
+        until(lambda: "rank 1" in job.text() and "is stopped" in job.text())
+    finally:
+        os.kill(job.pid(1), signal.SIGCONT)
+    assert status.main([str(job.pid(0)), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["schema"], printed["ranks"][0]["groups"][0]["waits_for"]) == (status.SCHEMA, 1)
+    job.tell(1, "dist.all_reduce(tensor)")
+    assert [job.answer(rank) for rank in range(2)] == ["done", "done"]
+    late = job.group(0)["waited_for"][0]
+    assert (late["rank"], late["last_in"]) == (1, 1)
+    assert late["seconds"] > 0.1
+    assert job.group(0)["waits_for"] is None
+    assert "waited for rank 1: " in job.text()
+
+
+def test_a_receive_without_a_send_is_shown(job):
+    job.tell(0, "dist.recv(tensor, 1)")
+    until(lambda: job.group(0)["messages"])
+    assert job.group(0)["messages"]["oldest"] == "recv(f32, 4 elements, from rank 1)"
+    assert "recv(f32, 4 elements, from rank 1)" in job.text()
+    job.tell(1, "dist.send(tensor, 0)")
+    assert [job.answer(rank) for rank in range(2)] == ["done", "done"]
+    assert job.group(0)["messages"] is None
+    assert job.group(0)["totals"]["recv"] | {"seconds": 0} == {"calls": 1, "bytes": 16, "seconds": 0}
+
+
+def test_a_rank_at_full_speed_is_read_without_a_tear(job):
+    first = job.group(0)["issued"]
+    for rank in range(2):
+        sums = "dist.all_reduce(tensor); dist.all_reduce(tensor.double(), dist.ReduceOp.MAX)"
+        job.tell(rank, f"for _ in range(4000): {sums}")
+    kinds = ("all_reduce(max, f64, 4 elements)", "all_reduce(sum, f32, 4 elements)")
+    for _ in range(50):
+        group = job.group(0)
+        last, call = group["last_finished"], group["call"]
+        for each in (last, call):
+            if each and each["number"] > first:
+                assert each["call"] == kinds[(each["number"] - first) % 2]
+        if call:
+            assert call["number"] == last["number"] + 1
+    assert [job.answer(rank) for rank in range(2)] == ["done", "done"]
+
+
+def test_groups_come_and_go(job):
+    job.both("other = dist.new_group([0, 1]); dist.barrier(other)")
+    (found,) = status.gather(job.pid(0))["ranks"]
+    assert [group["name"] for group in found["groups"]] == ["0", "1"]
+    job.both("dist.destroy_process_group(other)")
+    assert job.group(0)["rank"] == 0
+
+
+def test_a_damaged_page_is_refused_or_shown_but_harms_nobody(job):
+    whole, rng = job.page(), random.Random(1)
+    outcomes = set()
+    for _ in range(300):
+        torn = bytearray(whole[: rng.choice([0, 100, 4096, 5000, 1 << 20, 1 << 22])])
+        for _ in range(rng.choice([0, 1, 10, 3000])):
+            if torn:
+                torn[rng.randrange(min(len(torn), rng.choice([600, 1 << 20])))] = rng.randrange(256)
+        page = page_of(bytes(torn))
+        try:
+            groups = status.groups_of(page, status.layout_of(page))
+            rank = {"pid": 1, "command": "", "stopped": False, "groups": groups}
+            shown = status.text({"ranks": [rank], "unread": []}) + json.dumps(groups)
+            assert shown.replace("\n", "").isprintable()
+            outcomes.add("shown")
+        except status.Refused as why:
+            outcomes.add(str(why))
+        finally:
+            os.close(page)
+    assert {"shown", "its page is damaged"} <= outcomes, outcomes
+
+
+def test_a_page_of_another_version_is_refused(job):
+    page = page_of(job.page().replace(b'"version":1', b'"version":2', 1))
+    with pytest.raises(status.Refused, match="version 2 of this page and this command reads version 1: use the nvx"):
+        status.layout_of(page)
+    os.close(page)
+
+
+def test_a_process_without_nvx_and_a_job_that_has_ended_are_told_apart(tmp_path, capsys):
+    job = Job(tmp_path)
+    pid = job.pid(0)
+    assert status.main([str(pid)]) == 0
+    job.end()
+    assert status.main([str(pid)]) == 1
+    assert f"there is no process {pid}: it has ended" in capsys.readouterr().err
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        assert status.main([str(sleeper.pid)]) == 1
+        sleeper.kill()
+    assert "no group of nvx at present" in capsys.readouterr().err
+
+
+def test_another_user_is_refused(job):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        with open(writer, "w") as sys.stderr:
+            ended = status.main([str(job.pid(0))])
+        os._exit(ended)
+    os.close(writer)
+    with open(reader) as said:
+        text = said.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert f"process {job.pid(0)} belongs to user root. Next: run this as that user, or as root" in text
