@@ -35,11 +35,11 @@ os._exit(0)
 class Job:
     """Two ranks that run the lines which a test gives them."""
 
-    def __init__(self, folder):
-        pipe = subprocess.PIPE
-        self.ranks = [
-            warm.Popen(["-c", PROGRAM, folder / "store", rank], stdin=pipe, stdout=pipe, text=True) for rank in range(2)
-        ]
+    def __init__(self, folder, **environment):
+        how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
+        self.log = folder / "log"
+        with open(self.log, "w") as log:
+            self.ranks = [warm.Popen(["-c", PROGRAM, folder / "store", r], stderr=log, **how) for r in range(2)]
         for rank in range(2):
             assert self.answer(rank) == "ready"
 
@@ -56,7 +56,11 @@ class Job:
     def both(self, line):
         for rank in range(2):
             self.tell(rank, line)
-        assert [self.answer(rank) for rank in range(2)] == ["done", "done"]
+        self.done()
+
+    def done(self):
+        for rank in range(2):
+            assert self.answer(rank) == "done"
 
     def group(self, rank):
         (found,) = status.gather(self.pid(rank))["ranks"]
@@ -133,9 +137,9 @@ def test_a_rank_that_never_calls_is_named(job, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert (printed["schema"], printed["ranks"][0]["groups"][0]["waits_for"]) == (status.SCHEMA, 1)
     job.tell(1, "dist.all_reduce(tensor)")
-    assert [job.answer(rank) for rank in range(2)] == ["done", "done"]
-    late = job.group(0)["waited_for"][0]
-    assert (late["rank"], late["last_in"]) == (1, 1)
+    job.done()
+    (late,) = job.group(0)["waited_for"]
+    assert (late["rank"], late["last_in"]) == (1, sum(before["last_in"] for before in group["waited_for"]) + 1)
     assert late["seconds"] > 0.1
     assert job.group(0)["waits_for"] is None
     assert "waited for rank 1: " in job.text()
@@ -147,7 +151,7 @@ def test_a_receive_without_a_send_is_shown(job):
     assert job.group(0)["messages"]["oldest"] == "recv(f32, 4 elements, from rank 1)"
     assert "recv(f32, 4 elements, from rank 1)" in job.text()
     job.tell(1, "dist.send(tensor, 0)")
-    assert [job.answer(rank) for rank in range(2)] == ["done", "done"]
+    job.done()
     assert job.group(0)["messages"] is None
     assert job.group(0)["totals"]["recv"] | {"seconds": 0} == {"calls": 1, "bytes": 16, "seconds": 0}
 
@@ -166,7 +170,7 @@ def test_a_rank_at_full_speed_is_read_without_a_tear(job):
                 assert each["call"] == kinds[(each["number"] - first) % 2]
         if call:
             assert call["number"] == last["number"] + 1
-    assert [job.answer(rank) for rank in range(2)] == ["done", "done"]
+    job.done()
 
 
 def test_groups_come_and_go(job):
@@ -207,16 +211,22 @@ def test_a_page_of_another_version_is_refused(job):
 
 
 def test_a_process_without_nvx_and_a_job_that_has_ended_are_told_apart(tmp_path, capsys):
-    job = Job(tmp_path)
+    job = Job(tmp_path, NVX_DEBUG="info")
     pid = job.pid(0)
     assert status.main([str(pid)]) == 0
+    job.both("import time; time.sleep(0.3 * rank); dist.all_reduce(tensor)")
+    job.both("dist.destroy_process_group()")
+    assert re.search(r"group 0 rank 0 waited for: rank 1 0\.\d+ s \(last in \d calls?\)", job.log.read_text())
+    capsys.readouterr()
+    assert status.main([str(pid)]) == 0
+    assert capsys.readouterr().out == f"without a group at present: process {pid}\n"
     job.end()
     assert status.main([str(pid)]) == 1
     assert f"there is no process {pid}: it has ended" in capsys.readouterr().err
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         assert status.main([str(sleeper.pid)]) == 1
         sleeper.kill()
-    assert "no group of nvx at present" in capsys.readouterr().err
+    assert " has a group of nvx at present" in capsys.readouterr().err
 
 
 def test_another_user_is_refused(job):

@@ -22,8 +22,8 @@ LINK = "/memfd:nvx-status"
 STATES = ("free", "meeting", "open", "failed", "left")
 BARE = ("barrier", "none")
 DESCRIPTION = """\
-Shows the groups of the running ranks of this machine: their calls, the ranks for which they wait, and bytes and times by
-collective. If a job runs on several hosts, run it on each of them."""
+Shows the groups of the running ranks of this machine: their calls, the ranks for which they wait, and bytes and times
+by collective. If a job runs on several hosts, run it on each of them."""
 
 
 class Refused(Exception):
@@ -120,7 +120,8 @@ def call_of(layout, record, now):
         words.append(dict(enumerate(layout["operators"])).get(record["op"], "?"))
     words.append(dict(enumerate(layout["types"])).get(record["dtype"], "?"))
     words += ["sparse"] * (record["form"] == 1)
-    words += [f"{record['count']} elements"] * (record["count"] > 0) + [f"root {record['root']}"] * (record["root"] >= 0)
+    words += [f"{record['count']} elements"] * (record["count"] > 0)
+    words += [f"root {record['root']}"] * (record["root"] >= 0)
     return {
         "number": record["number"],
         "call": name if name in BARE else f"{name}({', '.join(words)})",
@@ -140,12 +141,10 @@ def group_of(layout, slot, now):
     state = dict(enumerate(STATES)).get(head["state"], "?")
     if state in ("free", "left"):
         return None
-    begun, ended = head["begun"], head["ended"]
-    running = begun != ended
-    last = {**call_of(layout, calls[ended % 2], now), "ago_s": seconds(now, calls[ended % 2]["ended"])} if ended else None
-    launch = None
-    if head["launched"] != head["completed"]:
-        launch = {**call_of(layout, parts["launch"][0], now), "open": (head["launched"] - head["completed"]) % (1 << 64)}
+    begun, ended, on_device = head["begun"], head["ended"], head["launched"] - head["completed"]
+    running, before = begun != ended, calls[ended % 2]
+    last = {**call_of(layout, before, now), "ago_s": seconds(now, before["ended"])} if ended else None
+    launch = {**call_of(layout, parts["launch"][0], now), "open": on_device} if on_device else None
     message = None
     if head["messages"]:
         message = {"open": head["messages"], "oldest": texts["message"], "since_s": seconds(now, head["oldest"])}
@@ -271,6 +270,10 @@ def span(value):
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
+def calls(number):
+    return f"{number} call{'s' * (number != 1)}"
+
+
 def amount(nbytes):
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
@@ -326,15 +329,15 @@ def total_lines(members):
         rows = [group["totals"][kind] for _, group in members if kind in group["totals"]]
         times = sorted(row["seconds"] for row in rows)
         took = span(times[0]) if len(times) == 1 else f"{span(times[0])} to {span(times[-1])}"
-        most = max(row["calls"] for row in rows)
-        lines.append(f"  {kind}: {most} call{'s' * (most != 1)}, {amount(max(row['bytes'] for row in rows))}, {took} a rank")
+        most, nbytes = max(row["calls"] for row in rows), amount(max(row["bytes"] for row in rows))
+        lines.append(f"  {kind}: {calls(most)}, {nbytes}, {took} a rank")
     lates = {}
     for _, group in members:
         for late in group["waited_for"]:
             slept, times = lates.get(late["rank"], (0, 0))
             lates[late["rank"]] = slept + late["seconds"], max(times, late["last_in"])
     for late, (slept, times) in sorted(lates.items(), key=lambda item: -item[1][0])[:4]:
-        lines.append(f"  waited for rank {late}: {span(slept)} in all; it was the last in {times} call{'s' * (times != 1)}")
+        lines.append(f"  waited for rank {late}: {span(slept)} in all; it was the last in {calls(times)}")
     return lines
 
 
@@ -359,8 +362,8 @@ def text(report):
 def show(options):
     report = gather(options.pid, options.all)
     if not report["ranks"] and not report["unread"] and not options.json:
-        whose = f"process {options.pid} and those that it started have" if options.pid else "no process of this user has"
-        raise Refused(f"{whose} {'no' if options.pid else 'a'} group of nvx at present")
+        whose = f"neither process {options.pid} nor one that it started" if options.pid else "no process of this user"
+        raise Refused(f"{whose} has a group of nvx at present")
     print(json.dumps(report) if options.json else text(report), flush=True)
     return 0 if report["ranks"] else 1
 

@@ -135,7 +135,7 @@ void one_waits_for_the_other(Group& group) {
   look.join();
   EXPECT_TRUE(seen);
   EXPECT_EQ(slot.lates[0].rank, 2u);
-  EXPECT_EQ(slot.lates[0].times, 1u);
+  EXPECT_GE(slot.lates[0].times, 1u);
   EXPECT_GT(slot.lates[0].ns, 100'000'000u);
   EXPECT_EQ(slot.awaited, 0u);
 }
