@@ -1,1 +1,1 @@
-"""What `nvx explain`, `nvx env` and `nvx topo` run."""
+"""What `nvx status`, `nvx topo`, `nvx explain` and `nvx env` run."""
