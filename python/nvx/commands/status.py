@@ -337,6 +337,8 @@ def total_lines(members):
             slept, times = lates.get(late["rank"], (0, 0))
             lates[late["rank"]] = slept + late["seconds"], max(times, late["last_in"])
     for late, (slept, times) in sorted(lates.items(), key=lambda item: -item[1][0])[:4]:
+        if slept < 0.001:
+            break
         lines.append(f"  waited for rank {late}: {span(slept)} in all; it was the last in {calls(times)}")
     return lines
 

@@ -38,7 +38,7 @@ TEST(Status, KeepsTheCurrentCallAndTheLastOne) {
     EXPECT_EQ(slot.begun, n);
     EXPECT_EQ(slot.ended, n - 1);
     EXPECT_EQ(slot.calls[n % 2].number, n);
-    if (n > 1) EXPECT_EQ(slot.calls[(n - 1) % 2].bytes, 40 * (n - 1));
+    EXPECT_EQ(slot.calls[(n - 1) % 2].bytes, 40 * (n - 1));
   }
   EXPECT_EQ(slot.ended, 3u);
   const StatusSlot::Total& total = slot.totals[size_t(Collective::kAllReduce)];
