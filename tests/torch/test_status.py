@@ -113,7 +113,7 @@ def test_an_idle_rank_shows_its_last_call_and_totals(job):
         assert group["last_finished"]["number"] == group["issued"]
         assert group["totals"]["broadcast"]["bytes"] == 16 * group["totals"]["broadcast"]["calls"]
         assert group["totals"]["all_reduce"]["calls"] >= 2
-        assert 0 < group["totals"]["all_reduce"]["seconds"] < 60
+        assert 0 < group["totals"]["all_reduce"]["seconds"] < 60, "of few calls all are timed"
 
 
 def test_a_rank_that_never_calls_is_named(job, capsys):
@@ -138,6 +138,7 @@ def test_a_rank_that_never_calls_is_named(job, capsys):
     assert (printed["schema"], printed["ranks"][0]["groups"][0]["waits_for"]) == (status.SCHEMA, 1)
     job.tell(1, "dist.all_reduce(tensor)")
     job.done()
+    assert job.group(0)["totals"]["all_reduce"]["seconds"] > 0.1
     (late,) = job.group(0)["waited_for"]
     assert (late["rank"], late["last_in"]) == (1, sum(before["last_in"] for before in group["waited_for"]) + 1)
     assert late["seconds"] > 0.1

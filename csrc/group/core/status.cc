@@ -106,16 +106,24 @@ void GroupStatus::begin(const Operation& o, Clock::time_point now) {
   slot_->begun.store(turn_, std::memory_order_release);
 }
 
+/// Reading the clock would cost a short call 1 %. So of those one in 16 on average is timed, by a hash of its number
+/// that no period of a program follows, and counts 16 times.
 void GroupStatus::end() {
-  const uint64_t now = ns_of(Clock::now());
+  constexpr uint64_t kAllOf = 64, kFewBytes = 64 << 10;
   StatusSlot::Call& call = slot_->calls[turn_ % 2];
-  call.ended.store(now, kRelaxed);
-  sleeps(-1);
+  const uint64_t bytes = call.bytes.load(kRelaxed), began = call.began.load(kRelaxed);
   StatusSlot::Total& total = slot_->totals[call.what.load(kRelaxed) & 0xff];
-  add(total.bytes, call.bytes.load(kRelaxed));
-  add(total.ns, now - call.began.load(kRelaxed));
+  const bool slept = slept_.load(kRelaxed);
+  uint64_t weight = 1, ended = began;
+  if (!slept && bytes < kFewBytes && turn_ > kAllOf) weight = turn_ * 0x9e3779b97f4a7c15u >> 60 == 0 ? 16 : 0;
+  if (weight != 0) {
+    ended = ns_of(Clock::now());
+    add(total.ns, weight * (ended - began));
+  }
+  call.ended.store(ended, kRelaxed);
+  add(total.bytes, bytes);
   slot_->ended.store(turn_, std::memory_order_release);
-  if (last_.load(kRelaxed) >= 0) count_last();
+  if (slept) after_sleep();
 }
 
 void GroupStatus::launched(const Operation& o, uint64_t count) {
@@ -144,6 +152,7 @@ void GroupStatus::messages(size_t open, const std::string& oldest, Clock::time_p
 
 void GroupStatus::slept(int rank, Clock::duration span) {
   sleeps(-1);
+  slept_.store(true, kRelaxed);
   if (rank < 0) return;
   if (span >= kLate) last_.store(rank, kRelaxed);
   MutexLock lock(mutex_);
@@ -153,8 +162,12 @@ void GroupStatus::slept(int rank, Clock::duration span) {
   show(*account);
 }
 
-void GroupStatus::count_last() {
+/// At the end of a call that slept: counts the last rank, if it came late.
+void GroupStatus::after_sleep() {
+  sleeps(-1);
+  slept_.store(false, kRelaxed);
   const int rank = last_.exchange(-1, kRelaxed);
+  if (rank < 0) return;
   MutexLock lock(mutex_);
   for (Account& account : accounts_) {
     if (account.rank != rank) continue;
