@@ -287,12 +287,13 @@ Status GroupDevice::look() {
 bool GroupDevice::needs_watching() {
   DeviceSide& kernels = *opened();
   look_after(kernels);
-  core_.status->completed(kernels.finished());
   if (core_.failures.failed()) {
     kernels.abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
     return false;
   }
-  return may_run(kernels);
+  const bool more = may_run(kernels);
+  core_.status->completed(kernels.finished());  // not before: the last look must see the last end
+  return more;
 }
 
 void GroupDevice::look_after(DeviceSide& kernels) {

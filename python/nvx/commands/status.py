@@ -141,7 +141,7 @@ def group_of(layout, slot, now):
     state = dict(enumerate(STATES)).get(head["state"], "?")
     if state in ("free", "left"):
         return None
-    begun, ended, on_device = head["begun"], head["ended"], head["launched"] - head["completed"]
+    begun, ended, on_device = head["begun"], head["ended"], max(0, head["launched"] - head["completed"])
     running, before = begun != ended, calls[ended % 2]
     last = {**call_of(layout, before, now), "ago_s": seconds(now, before["ended"])} if ended else None
     launch = {**call_of(layout, parts["launch"][0], now), "open": on_device} if on_device else None
