@@ -8,6 +8,8 @@
 #include <bit>
 #include <cstring>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "base/handle.h"
 #include "base/log.h"
@@ -155,11 +157,20 @@ void GroupStatus::slept(int rank, Clock::duration span) {
   slept_.store(true, kRelaxed);
   if (rank < 0) return;
   if (span >= kLate) last_.store(rank, kRelaxed);
-  MutexLock lock(mutex_);
-  auto account = std::find_if(accounts_.begin(), accounts_.end(), [&](const Account& a) { return a.rank == rank; });
-  if (account == accounts_.end()) account = accounts_.insert(account, Account{rank});
-  account->slept += span;
-  show(*account);
+  const uint32_t stored = uint32_t(rank + 1);
+  const auto ns = uint64_t(std::chrono::nanoseconds(span).count());
+  StatusSlot::Late* place = &slot_->lates[0];
+  for (StatusSlot::Late& late : slot_->lates) {
+    if (late.rank.load(kRelaxed) == stored || late.ns.load(kRelaxed) < place->ns.load(kRelaxed)) place = &late;
+    if (late.rank.load(kRelaxed) == stored) break;
+  }
+  if (place->rank.load(kRelaxed) != stored) {
+    if (ns <= place->ns.load(kRelaxed)) return;
+    place->rank.store(stored, kRelaxed);
+    place->times.store(0, kRelaxed);
+    place->ns.store(0, kRelaxed);
+  }
+  add(place->ns, ns);
 }
 
 /// At the end of a call that slept: counts the last rank, if it came late.
@@ -167,44 +178,21 @@ void GroupStatus::after_sleep() {
   sleeps(-1);
   slept_.store(false, kRelaxed);
   const int rank = last_.exchange(-1, kRelaxed);
-  if (rank < 0) return;
-  MutexLock lock(mutex_);
-  for (Account& account : accounts_) {
-    if (account.rank != rank) continue;
-    ++account.times;
-    show(account);
-  }
-}
-
-/// Replaces the entry with the shortest sleep if the account is not among those shown.
-void GroupStatus::show(const Account& account) {
-  StatusSlot::Late* place = &slot_->lates[0];
   for (StatusSlot::Late& late : slot_->lates) {
-    if (late.rank.load(kRelaxed) == uint32_t(account.rank + 1)) {
-      place = &late;
-      break;
-    }
-    if (late.ns.load(kRelaxed) < place->ns.load(kRelaxed)) place = &late;
+    if (rank >= 0 && late.rank.load(kRelaxed) == uint32_t(rank + 1)) late.times.fetch_add(1, kRelaxed);
   }
-  const auto ns = uint64_t(std::chrono::nanoseconds(account.slept).count());
-  if (ns < place->ns.load(kRelaxed)) return;
-  place->rank.store(uint32_t(account.rank + 1), kRelaxed);
-  place->times.store(uint32_t(account.times), kRelaxed);
-  place->ns.store(ns, kRelaxed);
 }
 
-std::string GroupStatus::lates() {
-  constexpr size_t kMost = 4;
-  MutexLock lock(mutex_);
-  std::vector<Account> longest = accounts_;
-  lock.unlock();
-  std::sort(longest.begin(), longest.end(), [](const Account& a, const Account& b) { return a.slept > b.slept; });
+std::string GroupStatus::lates() const {
+  std::vector<std::array<uint64_t, 3>> longest;
+  for (const StatusSlot::Late& late : slot_->lates)
+    longest.push_back({late.ns.load(kRelaxed), late.rank.load(kRelaxed), late.times.load(kRelaxed)});
+  std::sort(longest.rbegin(), longest.rend());
   std::string text;
-  for (size_t i = 0; i < std::min(longest.size(), kMost); ++i) {
-    const Account& a = longest[i];
-    text += (i ? ", rank " : "rank ") + std::to_string(a.rank) + " " +
-            seconds(std::chrono::duration<double>(a.slept).count()) + " (last in " + std::to_string(a.times) +
-            (a.times == 1 ? " call)" : " calls)");
+  for (const auto& [ns, rank, times] : longest) {
+    if (ns == 0) break;
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank - 1) + " " + seconds(double(ns) / 1e9) +
+            " (last in " + std::to_string(times) + (times == 1 ? " call)" : " calls)");
   }
   return text;
 }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "base/deadline.h"
 #include "base/mutex.h"
@@ -31,7 +30,7 @@ struct StatusSlot {
     std::atomic<uint64_t> ns;           ///< how long this rank slept for it
   };
   static constexpr size_t kKinds = 12;  ///< by kernel::Collective, then sends and receives
-  static constexpr size_t kLates = 8;
+  static constexpr size_t kLates = 8;   ///< another rank takes the place of the least of them once it is later
 
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> awaited;  ///< the rank for which the current call sleeps
@@ -74,32 +73,24 @@ class GroupStatus {
 
   /// A wait sleeps for this rank, and has slept. -1: for any.
   void sleeps(int rank) { slot_->awaited.store(uint32_t(rank + 1), std::memory_order_relaxed); }
-  void slept(int rank, Clock::duration span) EXCLUDES(mutex_);
+  void slept(int rank, Clock::duration span);
   /// "rank 3 12.4 s (last in 20 calls), rank 1 0.2 s (last in 1 call)": the ranks for which this one slept longest.
-  std::string lates() EXCLUDES(mutex_);
+  std::string lates() const;
 
   const StatusSlot& slot() const { return *slot_; }
 
  private:
-  struct Account {
-    int rank = -1;
-    uint64_t times = 0;
-    Clock::duration slept{0};
-  };
   /// Shorter sleeps do not make a rank the last one: waking a thread takes some time too.
   static constexpr std::chrono::milliseconds kLate{1};
 
   void state(StatusSlot::State state);
-  void after_sleep() EXCLUDES(mutex_);
-  void show(const Account& account) REQUIRES(mutex_);
+  void after_sleep();
 
   std::unique_ptr<StatusSlot> unseen_;  // if the process's page has no room
   StatusSlot* const slot_;
   uint64_t turn_ = 0;
   std::atomic<bool> slept_{false};  // the current call slept
   std::atomic<int> last_{-1};       // the last rank for which it slept long
-  Mutex mutex_;
-  std::vector<Account> accounts_ GUARDED_BY(mutex_);
 };
 
 /// A collective of the lane's holder, from its begin to its end.
