@@ -182,6 +182,15 @@ def test_groups_come_and_go(job):
     assert job.group(0)["rank"] == 0
 
 
+def test_watch_repeats_until_ctrl_c(job):
+    arguments = ["-m", "nvx.cli", "status", job.pid(0), "--watch", "--json"]
+    with warm.Popen(arguments, stdout=subprocess.PIPE, text=True) as watch:
+        shown = [json.loads(watch.stdout.readline()) for _ in range(2)]
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(30) == 0
+    assert [report["ranks"][0]["pid"] for report in shown] == [job.pid(0)] * 2
+
+
 def test_a_damaged_page_is_refused_or_shown_but_harms_nobody(job):
     whole, rng = job.page(), random.Random(1)
     outcomes = set()
