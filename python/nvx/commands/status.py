@@ -1,8 +1,8 @@
 """`nvx status [PID]`: the groups of the running ranks of this machine, their calls, and whom they wait for.
 
 Each rank writes to a memfd of its own, and this command reads it through /proc/PID/fd: a rank opens no port, starts no
-thread and is not interrupted. The memory begins with its own description (csrc/group/core/status.h). Whatever it
-contains, reading it is harmless: everything is copied, checked, and printed without control characters.
+thread and is not interrupted. The memory begins with its own description (csrc/group/core/status.h). A damaged
+page is harmless: everything is copied, checked, and printed without control characters.
 """
 
 import argparse
