@@ -51,13 +51,17 @@ uint64_t bytes_of(const Operation& o) {
   return std::max(sent, received);
 }
 
-void put(StatusSlot::Call& call, const Operation& o) {
+/// Release: none of these stores overtakes the one that told of the end of the call before.
+void put(StatusSlot::Call& call, const Operation& o, Clock::time_point began) {
+  constexpr auto kRelease = std::memory_order_release;
   const kernel::Fingerprint f = o.fingerprint();
-  call.number.store(o.number, kRelaxed);
-  call.count.store(f.count, kRelaxed);
+  call.number.store(o.number, kRelease);
+  call.began.store(ns_of(began), kRelease);
+  call.count.store(f.count, kRelease);
+  call.bytes.store(bytes_of(o), kRelease);
   call.what.store(uint32_t(f.collective) | uint32_t(f.dtype) << 8 | uint32_t(f.op) << 16 | uint32_t(f.form) << 24,
-                  kRelaxed);
-  call.root.store(f.root, kRelaxed);
+                  kRelease);
+  call.root.store(f.root, kRelease);
 }
 
 }  // namespace
@@ -101,9 +105,7 @@ void GroupStatus::begin(const Operation& o, Clock::time_point now) {
   const StatusSlot::Call& before = slot_->calls[turn_ % 2];
   const bool goes_on = o.whole && turn_ != 0 && before.number.load(kRelaxed) == o.number;
   StatusSlot::Call& call = slot_->calls[++turn_ % 2];
-  put(call, o);
-  call.began.store(ns_of(now), kRelaxed);
-  call.bytes.store(bytes_of(o), kRelaxed);
+  put(call, o, now);
   if (!goes_on) add(slot_->totals[call.what.load(kRelaxed) & 0xff].calls, 1);
   slot_->begun.store(turn_, std::memory_order_release);
 }
@@ -129,11 +131,10 @@ void GroupStatus::end() {
 }
 
 void GroupStatus::launched(const Operation& o, uint64_t count) {
-  put(slot_->launch, o);
-  slot_->launch.began.store(ns_of(Clock::now()), kRelaxed);
+  put(slot_->launch, o, Clock::now());
   StatusSlot::Total& total = slot_->totals[slot_->launch.what.load(kRelaxed) & 0xff];
   add(total.calls, 1);
-  add(total.bytes, bytes_of(o));
+  add(total.bytes, slot_->launch.bytes.load(kRelaxed));
   slot_->launched.store(count, kRelaxed);
 }
 
