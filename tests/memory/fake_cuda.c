@@ -121,7 +121,9 @@ int cuIpcOpenMemHandle_v2(void** at, struct handle handle, unsigned flags) {
   return memcpy(at, &handle, sizeof *at), flags == 1 ? need() : kInvalid;
 }
 int cuIpcCloseMemHandle(void*) { return need(); }
-int cuMemHostRegister_v2(void*, size_t, unsigned flags) { return flags == 3 ? need() : kInvalid; }
+int cuMemHostRegister_v2(void*, size_t, unsigned flags) {
+  return flags != 3 ? kInvalid : refuses("cuMemHostRegister") ? kNoMemory : need();
+}
 int cuMemHostUnregister(void*) { return need(); }
 int cuMemHostGetDevicePointer_v2(void** at, void* memory, unsigned flags) { return *at = memory, flags ? kInvalid : need(); }
 int cuStreamCreateWithPriority(long* stream, unsigned flags, int priority) {

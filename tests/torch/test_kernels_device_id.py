@@ -1,14 +1,18 @@
 """A group made with `device_id` opens that device at once: kernels are played on it."""
 
+import ctypes
 import time
 from datetime import timedelta
 
+import fake_device
 import nvx
+import played
 import pytest
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
 from ranks import on_played_gpus
+from test_delegate import stderr_lines
 from test_device import GPU, assert_all, on_gpu
 
 
@@ -65,3 +69,35 @@ def test_a_device_id_that_is_none_is_an_error_of_all_when_the_group_is_made(rank
     said = "device_id is .*99, and this process sees" if rank == 0 else "rank 0 .*failed: device_id is .*99"
     with pytest.raises(nvx.ArgumentError if rank == 0 else dist.DistBackendError, match=said):
         device_groups(rank, (0, 1), index=99 if rank == 0 else 0)
+
+
+@on_played_gpus(2)
+def test_the_first_operation_may_be_captured(rank, world):
+    """A graph waits for the group's last launch, of which there is none."""
+    group = device_groups(rank, (0, 1))
+    tensor = on_gpu(rank + 1)
+    with fake_device.capture() as graph:
+        dist.all_reduce(tensor, group=group)
+    for total in (3, 6):
+        graph.replay()
+        assert_all(tensor, total)
+
+
+@on_played_gpus(2)
+def test_a_driver_that_pins_no_memory_is_one_warning(rank, world):
+    """As where a GPU computes confidentially: nvx's route through host memory needs no such memory."""
+    driver = ctypes.CDLL(str(played.BUILT / "libnvx_fake_cuda.so"))
+    driver.fake_refuse(b"cuMemHostRegister")
+    try:
+        with stderr_lines() as lines:
+            for _ in range(2):
+                group = dist.new_group(backend=f"{GPU}:nvx")
+                tensor = on_gpu(rank + 1)
+                dist.all_reduce(tensor, group=group)
+                assert_all(tensor, 3)
+                assert nvx.pool_stats(group) is None
+        said = [line for line in lines if "go through host memory" in line]
+        assert len(said) == (rank == 0), lines
+        assert all("cuMemHostRegister on GPU 0" in line for line in said), lines
+    finally:
+        driver.fake_refuse(b"")

@@ -32,8 +32,13 @@ std::chrono::milliseconds exchange_timeout(const Waits& waits) {
 /// The most processes of this host that a group of this process has had, including this one.
 std::atomic<uint32_t> most_processes{0};
 
-/// Whether this process has told of an agreement not to use kernels.
-std::atomic<bool> said_agreed{false};
+/// Whether this process has not said so before.
+bool is_news(const std::string& what) {
+  static Mutex mutex;
+  static auto* const kSaid = new std::set<std::string>;
+  MutexLock lock(mutex);
+  return kSaid->insert(what).second;
+}
 
 uint32_t processes_here(const Members& members) {
   std::set<ArenaId> processes;
@@ -57,16 +62,15 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   asked_for_ = device;
   std::unique_ptr<DeviceSide> side;
   const auto carry_on_without = [&](const Error& error) {
-    // A decision of all ranks is said once, by one rank of each host.
-    const bool agreed = error.code() == Code::kInvalid;
-    const bool is_said = agreed && (members_.local_rank() != 0 || said_agreed.exchange(true));
-    if (logs(kernel::built_with_cuda() && !is_said ? LogLevel::kWarn : LogLevel::kInfo))
+    // A rank that refuses reports it to all, and one rank of each host warns, once. A rank that timed out, or was
+    // interrupted, does not know the decision of the others.
+    const Code code = error.code();
+    const bool alone = code == Code::kTimeout || code == Code::kInterrupted || code == Code::kPeerDied;
+    const bool warns = alone || (members_.local_rank() == 0 && is_news(error.reason()));
+    if (logs(kernel::built_with_cuda() && warns ? LogLevel::kWarn : LogLevel::kInfo))
       log_line("group %s: collectives on device %d go through host memory: %s", members_.name.c_str(), device,
                error.reason().c_str());
-    // A rank that refuses reports it to all. A rank that timed out, or was interrupted, does not know the decision of
-    // the others.
-    if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
-      (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
+    if (alone) (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
   try {
     side = make_side(store, device, order);
@@ -249,7 +253,7 @@ Status GroupDevice::launch(std::span<const Operation* const> operations, const L
     core_.status->launched(*operations[i], side.launched());
   if (status.ok()) (void)watcher_->wake();
   if (core_.failures.failed())
-    side.abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
+    abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
   return status;
 }
 
@@ -288,7 +292,7 @@ bool GroupDevice::needs_watching() {
   DeviceSide& kernels = *opened();
   look_after(kernels);
   if (core_.failures.failed()) {
-    kernels.abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
+    abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
     return false;
   }
   const bool more = may_run(kernels);
@@ -317,7 +321,12 @@ bool GroupDevice::waits_in_vain(const DeviceSide& kernels, int local_rank) const
 }
 
 void GroupDevice::abort(const Status& why) {
-  if (DeviceSide* const kernels = opened()) kernels->abort(why);
+  DeviceSide* const kernels = opened();
+  if (!kernels) return;
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s != members_.local_rank() && members_.dead(s)) kernels->lose(s);
+  }
+  kernels->abort(why);
 }
 
 bool GroupDevice::part() {

@@ -29,6 +29,7 @@ bool HostProxyPath::agree_to_serve(at::Device device) {
     const c10::OptionalDeviceGuard on(device);
     TorchStore store(context_.groups.store_of_devices(), of_devices.size());
     const bool opened = of_devices.device().open(store, device.index(), order_);
+    if (opened) (void)order_->begin(device);  // if the device fails here, so does the first launch
     if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
     return opened;
   });

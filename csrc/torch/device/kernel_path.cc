@@ -56,6 +56,7 @@ bool KernelPath::open(at::Device device) {
   shared_ = SharedStreams::join(group_->core().members.id);  // before any rank can make its next call
   TorchStore store(store_, group_->size());
   const bool yes = group_->device().open(store, device.index(), order_);
+  if (yes) (void)order_->begin(device);  // if the device fails here, so does the first launch, which tells the peers
   if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
   return yes;
 }

@@ -42,6 +42,12 @@ Status TorchStreamOrder::put_behind(const LaunchStream& stream) {
   return {};
 }
 
+Status TorchStreamOrder::begin(at::Device device) {
+  OwnCommStreams drawn;
+  MutexLock lock(mutex_);
+  return put_behind(launch_stream(drawn.of_kernels(device, /*capture=*/0).down, /*capture=*/0));
+}
+
 /// Kernels on another stream than the last launch wait for that launch. If there are graphs, kernels wait for the last
 /// replay.
 Status TorchStreamOrder::follow(const LaunchStream& stream) {

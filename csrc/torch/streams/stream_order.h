@@ -18,6 +18,8 @@ LaunchStream launch_stream(const c10::Stream& stream, uint64_t capture);
 /// are on one device.
 class TorchStreamOrder final : public StreamOrder {
  public:
+  /// Call when the device opens: records the event, on an idle stream. A graph may be the first to wait for it.
+  Status begin(at::Device device) EXCLUDES(mutex_);
   Status follow(const LaunchStream& stream) override EXCLUDES(mutex_);
   Status note(const LaunchStream& stream) override EXCLUDES(mutex_);
   bool ended() override EXCLUDES(mutex_);

@@ -57,7 +57,10 @@ void fake_device_record_beside(void* event, void* stream) {
 void fake_device_wait(void* event, void* stream) {
   if (fake::is_broken(fake::Rule::kEventWaits)) return;
   auto& queue = *static_cast<fake::Queue*>(stream);
-  if (const auto graph = queue.graph()) return graph->wait_outside(queue, *static_cast<fake::Event*>(event));
+  if (const auto graph = queue.graph()) {
+    if (!static_cast<fake::Event*>(event)->get()) graph->fault("a graph waits for an event that was never recorded");
+    return graph->wait_outside(queue, *static_cast<fake::Event*>(event));
+  }
   fake::count(fake::kStreamWaits);
   if (fake::MarkPtr mark = static_cast<fake::Event*>(event)->get()) queue.wait_for(std::move(mark));
 }
