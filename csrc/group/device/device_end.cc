@@ -82,11 +82,11 @@ DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptio
     contain("telling the other ranks that GPUs cannot be used", [&] { exchange.give_up(failure_of(error)); });
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kPeerFailed) throw;
-    throw Error(reason_for("group " + options_.group + " cannot use GPU " + std::to_string(options_.device) + " on " +
-                               options_.describe(options_.rank),
-                           failure_of(error),
-                           "scripts/gpu_evidence.py tests this machine's GPUs; the backend \"cpu:nvx,cuda:nccl\" "
-                           "uses NCCL for CUDA tensors"));
+    throw Error(
+        reason_for("GPU " + std::to_string(options_.device) + " cannot be used on " + options_.describe(options_.rank),
+                   failure_of(error),
+                   "scripts/gpu_evidence.py tests this machine's GPUs; the backend \"cpu:nvx,cuda:nccl\" "
+                   "uses NCCL for CUDA tensors"));
   }
 }
 
@@ -96,6 +96,7 @@ DeviceEnd::~DeviceEnd() { let_go(); }
 void DeviceEnd::let_go() {
   pools_.reset();  // before the memory that contains its views
   if (!span_) return;
+  (void)await_stop();
   const Span span = std::exchange(span_, Span{});
   if (exported_) {
     share_->arena().free_when(span, options_.peers_gone);
@@ -107,7 +108,13 @@ void DeviceEnd::let_go() {
 void DeviceEnd::keep(User user) {
   if (!span_) return;
   if (user == User::kKernel) promise_.keep();
-  if (user == User::kReplay) contain("stopping replays of a group that has gone", [&] { stop_replays(); });
+  stop_kernels();
+  if (user == User::kReplay) {
+    const auto stopped = await_stop();
+    if (!stopped || !stopped->fine())
+      NVX_LOG(kWarn, "group %s: replays of its graphs on GPU %d may still write to peers: %s", options_.group.c_str(),
+              options_.device, stopped ? stopped->why.c_str() : "no thread could be started");
+  }
   share_->arena().quarantine(std::exchange(span_, Span{}));
   state_->abandon();
   control_->abandon();
@@ -115,14 +122,19 @@ void DeviceEnd::keep(User user) {
   keep_for_ever(std::move(share_));
 }
 
-/// Marks this rank as failed in its state, which a kernel reads before it writes to peers. A hot kernel heeds the abort
-/// word only later, and what it writes until then may belong to another group by now.
-void DeviceEnd::stop_replays() {
-  const auto write = state_writer(DeviceState::rank() + offsetof(kernel::RankState, failed),
-                                  control_->base() + offsetof(kernel::Control, abort), sizeof(uint32_t));
-  if (const PairVerdict wrote = write(); !wrote.fine())
-    NVX_LOG(kWarn, "group %s: replays of its graphs on GPU %d may still write to peers: %s", options_.group.c_str(),
-            options_.device, wrote.why.c_str());
+void DeviceEnd::stop_kernels() {
+  MutexLock lock(stop_mutex_);
+  if (stop_) return;
+  contain("stopping the kernels of a group", [&] {
+    stop_.emplace(state_writer(DeviceState::rank() + offsetof(kernel::RankState, failed),
+                               control_->base() + offsetof(kernel::Control, abort), sizeof(uint32_t)));
+  });
+}
+
+/// The outcome of stop_kernels(), which ends within the device's patience; nothing if it did not begin.
+std::optional<PairVerdict> DeviceEnd::await_stop() {
+  MutexLock lock(stop_mutex_);
+  return stop_ ? stop_->get(Clock::time_point::max()) : std::nullopt;
 }
 
 /// A function that copies from pinned memory into the state, and may be called when this end has gone.

@@ -3,9 +3,11 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/words.h"
 #include "group/device/device_pools.h"
 #include "group/device/device_rooms.h"
@@ -13,6 +15,7 @@
 #include "group/plan/device_plan.h"
 #include "group/plan/plan.h"
 #include "kernel/gpu/launch_cuda.h"
+#include "memory/driver/thread_call.h"
 #include "memory/gpu/device_share.h"
 
 namespace nvx {
@@ -74,6 +77,10 @@ class DeviceEnd {
   /// The reason why the ranks have fewer blocks than requested; empty if they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }
 
+  /// Begins to mark this rank as failed in its state, which every block of a kernel reads before it writes; the abort
+  /// word, on the host, only the first block reads at once. Does not wait: the device may hang. Any thread may call it.
+  void stop_kernels() EXCLUDES(stop_mutex_);
+
   /// The possible later users of this end.
   enum class User {
     kReplay,  ///< a later replay of a graph; no kernel is running. It finds that this rank has failed and writes
@@ -94,7 +101,7 @@ class DeviceEnd {
   void meet_pools(Exchange& exchange);
   std::vector<std::shared_ptr<DeviceRegion>> format(const TrialSetting& setting);
   void let_go();
-  void stop_replays();
+  std::optional<PairVerdict> await_stop() EXCLUDES(stop_mutex_);
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;
   template <class Result>
   Result ask_device(const std::string& what, std::function<Result()> call) const;
@@ -112,6 +119,8 @@ class DeviceEnd {
   bool exported_ = false;  // `state_` and `control_`: the destructor frees them, with a deadline
   std::shared_ptr<DeviceRegion> state_, control_;
   MappedRegions own_;  // `state_` and `control_`, to return to the cache
+  Mutex stop_mutex_;
+  std::optional<ThreadCall<PairVerdict>> stop_ GUARDED_BY(stop_mutex_);
 };
 
 }  // namespace nvx

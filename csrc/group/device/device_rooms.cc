@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -72,7 +73,9 @@ struct Ledger {
 struct Book {
   Mutex mutex;
   std::map<Gpu, Ledger> ledgers GUARDED_BY(mutex);
-  std::set<Gpu> warned_of GUARDED_BY(mutex);  // of too few connections
+  std::map<Gpu, std::set<std::pair<const void*, const StreamsInUse*>>> streams GUARDED_BY(mutex);
+  // Of too few connections: for ranks that are threads, and for groups.
+  std::set<Gpu> warned_of_ranks GUARDED_BY(mutex), warned_of_streams GUARDED_BY(mutex);
 };
 
 Book& book() {
@@ -111,16 +114,27 @@ uint32_t sharers(const DeviceShare& share, const RoomRequest& request) {
   return here == 1 ? 1 : here + (request.processes - std::min(request.processes, met));
 }
 
-/// Warns once per GPU, since CUDA reads the variable only at initialization.
-void warn_of_connections(const DeviceShare& share, const RoomRequest& request) {
+constexpr const char *kConnections = "CUDA_DEVICE_MAX_CONNECTIONS", *kLoading = "CUDA_MODULE_LOADING";
+constexpr int kMostConnections = 32, kUnsetConnections = 8;  // CUDA's; all streams of the process share the connections
+
+std::string is(const char* name, const char* set) { return std::string(name) + " is " + (set ? set : "not set"); }
+std::string set_to(const char* name, const std::string& value) {
+  return std::string(". Next: set ") + name + "=" + value + " in the environment before CUDA is initialized";
+}
+
+/// Warns once per GPU, since CUDA reads the variables only at initialization.
+void warn_of_shared_gpu(const DeviceShare& share, const RoomRequest& request) {
   const uint32_t here = ranks_here(share, request.ranks);
-  const std::string warning = connections_wanted(here, std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
-  if (warning.empty()) return;
+  const std::string warnings[] = {connections_wanted(here, std::getenv(kConnections)),
+                                  eager_loading_wanted(here, std::getenv(kLoading))};
+  if (warnings[0].empty() && warnings[1].empty()) return;
   {
     MutexLock lock(book().mutex);
-    if (!book().warned_of.insert({request.home, request.device}).second) return;
+    if (!book().warned_of_ranks.insert({request.home, request.device}).second) return;
   }
-  NVX_LOG(kWarn, "GPU %d: %s", request.device, warning.c_str());
+  for (const std::string& warning : warnings) {
+    if (!warning.empty()) NVX_LOG(kWarn, "GPU %d: %s", request.device, warning.c_str());
+  }
 }
 
 }  // namespace
@@ -150,15 +164,56 @@ void BlockPromise::give_back() {
   if (it->second.promised == 0) book().ledgers.erase(it);
 }
 
+StreamsInUse::~StreamsInUse() {
+  MutexLock lock(book().mutex);
+  const auto it = book().streams.find(gpu_);
+  if (it == book().streams.end()) return;
+  for (const void* stream : known_) it->second.erase({stream, this});
+}
+
+void StreamsInUse::add(const void* stream) {
+  known_.push_back(stream);
+  std::string warning;
+  {
+    MutexLock lock(book().mutex);
+    auto& all = book().streams[gpu_];
+    all.insert({stream, this});
+    std::set<const void*> streams;
+    std::set<const StreamsInUse*> groups;
+    for (const auto& [used, by] : all) streams.insert(used), groups.insert(by);
+    warning = connections_wanted_for(groups.size(), streams.size(), std::getenv(kConnections));
+    if (warning.empty() || book().warned_of_ranks.contains(gpu_)) return;
+    if (!book().warned_of_streams.insert(gpu_).second) return;
+  }
+  NVX_LOG(kWarn, "GPU %d: %s", gpu_.second, warning.c_str());
+}
+
 std::string connections_wanted(uint32_t ranks, const char* set) {
-  constexpr const char* kName = "CUDA_DEVICE_MAX_CONNECTIONS";
-  constexpr int kMost = 32;  // CUDA's limit; all streams of the process share the connections
-  if (ranks < 2 || (set && std::atoi(set) >= kMost)) return "";
-  return std::to_string(ranks) + " ranks of this process share it, and " + kName + " is " +
-         (set ? std::string(set) : "not set") +
-         ": the hardware may queue one rank's kernel behind another's that waits for it, until both time out. Next: "
-         "set " +
-         kName + "=" + std::to_string(kMost) + " in the environment before CUDA is initialized";
+  if (ranks < 2 || (set && std::atoi(set) >= kMostConnections)) return "";
+  return std::to_string(ranks) + " ranks of this process share it, and " + is(kConnections, set) +
+         ": the hardware may queue one rank's kernel behind another's that waits for it, until both time out" +
+         set_to(kConnections, std::to_string(kMostConnections));
+}
+
+std::string eager_loading_wanted(uint32_t ranks, const char* set) {
+  if (ranks < 2 || (set && std::string_view(set) == "EAGER")) return "";
+  return is(kLoading, set) + ", and " + std::to_string(ranks) + " ranks of this process share it" +
+         ": the first launch of any other kernel loads it, which may wait for a rank's kernel that waits for the "
+         "launching rank, until it times out" +
+         set_to(kLoading, "EAGER");
+}
+
+std::string connections_wanted_for(size_t groups, size_t streams, const char* set) {
+  const int connections = set ? std::clamp(std::atoi(set), 1, kMostConnections) : kUnsetConnections;
+  if (groups < 2 || streams <= size_t(connections)) return "";
+  const std::string one_order = "call the groups in one order on all ranks";
+  return std::to_string(groups) + " groups of this process use " + std::to_string(streams) +
+         " of its streams, more than the " + std::to_string(connections) + " hardware queues, and " +
+         is(kConnections, set) +
+         ": where ranks call groups in different orders, the hardware may queue a kernel behind one that waits for it, "
+         "until both time out" +
+         (connections < kMostConnections ? set_to(kConnections, std::to_string(kMostConnections)) + ", or " + one_order
+                                         : ". Next: " + one_order);
 }
 
 /// Processes may set up several groups at once. Before a process publishes its card, its first rank on a GPU claims all
@@ -199,7 +254,7 @@ Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomReq
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer ranks on it, or "
                                    "destroy groups that are no longer needed");
-  if (speaks_for_process(share, request.rank)) warn_of_connections(share, request);
+  if (speaks_for_process(share, request.rank)) warn_of_shared_gpu(share, request);
   rooms.blocks = agreed.blocks;
   rooms.why_fewer = std::move(agreed.why_fewer);
   rooms.promise = BlockPromise(request.home, request.device, [&](uint32_t) { return rooms.blocks; });

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "memory/gpu/device_share.h"
 #include "memory/shm/arena.h"
@@ -68,9 +70,35 @@ struct Rooms {
   BlockPromise claim;
 };
 
-/// For ranks that are threads of one process and share a GPU: the advice if `CUDA_DEVICE_MAX_CONNECTIONS` is too small
-/// for them, otherwise empty. `set` is the value of the variable; nullptr if it is not set.
+/// The streams on which one group launches kernels on a GPU. Kernels of different groups may wait for each other's
+/// ranks in any order, so those of different streams need a hardware queue (a connection) each: the first stream too
+/// many makes the process warn, once per GPU.
+class StreamsInUse {
+ public:
+  StreamsInUse(const ArenaId& home, int device) : gpu_(home, device) {}
+  ~StreamsInUse();
+  StreamsInUse(const StreamsInUse&) = delete;
+  StreamsInUse& operator=(const StreamsInUse&) = delete;
+
+  /// Call before each launch. Takes a lock at the first one on each stream only.
+  void note(const void* stream) {
+    if (std::find(known_.begin(), known_.end(), stream) == known_.end()) add(stream);
+  }
+
+ private:
+  void add(const void* stream);
+
+  const std::pair<ArenaId, int> gpu_;
+  std::vector<const void*> known_;
+};
+
+/// Advice, or empty if none is needed. `set` is the value of an environment variable; nullptr if it is not set.
+/// For ranks that are threads of one process and share a GPU: whether `CUDA_DEVICE_MAX_CONNECTIONS` is too small for
+/// them, and whether `CUDA_MODULE_LOADING` lets a kernel's first launch wait for kernels that run.
 std::string connections_wanted(uint32_t ranks, const char* set);
+std::string eager_loading_wanted(uint32_t ranks, const char* set);
+/// For groups of one process that use this many streams of a GPU.
+std::string connections_wanted_for(size_t groups, size_t streams, const char* set);
 
 /// Collective over all ranks. `share` is of this group. Throws Error, and then on all ranks unless one has exited: also
 /// if a GPU has no room for one block of each of its ranks.

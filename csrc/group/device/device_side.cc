@@ -48,6 +48,7 @@ DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOpt
       facts_{end_.channel().shape, options.force, options.one_shot_bytes},
       diagnosis_(options.group, options.rank, options.name, options.describe),
       launched_(options.first_epoch),
+      streams_(home.id(), options.device),
       batch_(end_.channel().shape.ranks),
       calls_(kCalls) {}
 
@@ -118,14 +119,20 @@ Status DeviceSide::verdict() {
 void DeviceSide::abort(const Status& why) {
   (void)verdict();  // an earlier failure stays
   shared(end_.control().abort).store(1, std::memory_order_release);
+  end_.stop_kernels();
   MutexLock lock(mutex_);
   if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
+}
+
+void DeviceSide::lose(int rank) {
+  shared(end_.control().gone[rank / 64]).fetch_or(Stamp(1) << rank % 64, std::memory_order_release);
 }
 
 Status DeviceSide::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                           milliseconds timeout, const Tells& tells) {
   MutexLock lock(launch_mutex_);
   if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
+  if (stream.capture == 0) streams_.note(stream.native);
   end_.look_at_pools();
   const Status behind = order_->follow(stream);
   if (!behind.ok()) return refused(behind, begins_on(stream), /*is_first=*/true);

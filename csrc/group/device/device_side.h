@@ -71,8 +71,12 @@ class DeviceSide {
   bool part() EXCLUDES(launch_mutex_);
 
   /// Ends the operations in flight here promptly and refuses later ones. `why` becomes the failure unless there already
-  /// is one. Any thread may call it, at any time.
+  /// is one. Any thread may call it, at any time; it does not wait. A kernel that begins, also in a replay, once the
+  /// device has carried out a small copy that this starts writes nothing; `part()` waits for that copy.
   void abort(const Status& why = {}) EXCLUDES(mutex_);
+
+  /// Marks a rank as dead. Call it before `abort()`: kernels that give up then do not write to its memory.
+  void lose(int rank);
 
   const kernel::DeviceShape& shape() const { return end_.channel().shape; }
   const DeviceEnd& end() const { return end_; }
@@ -127,6 +131,7 @@ class DeviceSide {
   std::atomic<bool> parted_{false};  // a launch that begins after it is set launches nothing
 
   Mutex launch_mutex_;  // held during a launch in the driver, which may block
+  StreamsInUse streams_ GUARDED_BY(launch_mutex_);
   LaunchBatch batch_ GUARDED_BY(launch_mutex_);
 
   Mutex mutex_;  // never held during a wait

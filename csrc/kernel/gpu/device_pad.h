@@ -230,7 +230,8 @@ struct BlockEnd {
 
 /// Shared by host and device, in pinned host memory.
 struct alignas(kCacheLine) Control {
-  uint32_t abort;  ///< set by the host; ends every wait
+  uint32_t abort;                      ///< set by the host; ends every wait
+  Stamp gone[(kMostRanks + 63) / 64];  ///< a bit per rank: the host has found it dead; set before `abort`
   alignas(kCacheLine) DeviceVerdict verdict;
   alignas(kCacheLine) uint32_t begun;  ///< the last epoch that the first block has begun
   uint32_t direct;  ///< total number of pieces that went to or came from a peer without staging; wraps

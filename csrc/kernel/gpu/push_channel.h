@@ -202,9 +202,11 @@ class PushChannel : public ChannelMemory {
     if (!Kind::kHot) ex_.sync();  // another operation may follow in this launch
   }
 
-  /// All lanes call it after a failed operation: rule 7.
+  /// All lanes call it after a failed operation: rule 7. Does not write to dead ranks: memory that was shared by legacy
+  /// IPC ends with its owner, and a store to it would fail this process's context.
   NVX_HD void give_up() {
-    if (Rules::kTellsFailure && shares_) signal_peers(ex_, *this, &PeerCounters::quit, stamp(epoch_, 1));
+    if (Rules::kTellsFailure && shares_)
+      signal_peers(ex_, *this, &PeerCounters::quit, stamp(epoch_, 1), at_.control->gone);
   }
 
   /// Ends a launch of `operations` operations.
@@ -286,11 +288,13 @@ class PushChannel : public ChannelMemory {
     return ex_.wait(pending, [&] { return ex_.acquire(counters_from(p).quit) != stamp(epoch_, 1); });
   }
 
-  /// Sets this block's counter at every peer.
-  NVX_COLD static void signal_peers(Lane lane, ChannelMemory memory, Stamp PeerCounters::*counter, Stamp value) {
+  /// Sets this block's counter at every peer, but for those in `gone`, in host memory.
+  NVX_COLD static void signal_peers(Lane lane, ChannelMemory memory, Stamp PeerCounters::*counter, Stamp value,
+                                    const Stamp* gone = nullptr) {
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(lane.lane()); p < memory.ranks(); p += uint32_t(lane.lanes())) {
-      if (p != memory.rank()) lane.signal(memory.counters_at(p).*counter, value);
+      const bool skips = p == memory.rank() || (gone && lane.acquire(gone[p / 64]) >> p % 64 & 1);
+      if (!skips) lane.signal(memory.counters_at(p).*counter, value);
     }
   }
 

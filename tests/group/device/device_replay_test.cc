@@ -218,6 +218,31 @@ TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneDoesNothing) {
   }
 }
 
+/// Only the first block of a kernel reads the host's abort word at once. The others see that the rank has failed, which
+/// nobody waits for: the device may hang.
+TEST(DeviceReplay, WhatBeginsAfterAnAbortWritesNothing) {
+  DeviceWorld world({.ranks = 1});
+  with_sides(world, [&](DeviceRank& one) {
+    std::vector<int32_t> in(1000, 1), out(1000, 0);
+    std::vector<Operation> operations;
+    operations.push_back(all_reduce(out));
+    operations.back().in = reinterpret_cast<std::byte*>(in.data());
+    ASSERT_TRUE(one.capture(operations).ok());
+    FakeDriver& driver = *world.process(0).driver;
+    driver.block("copy");
+    const auto began = Clock::now();
+    one.side->abort();
+    EXPECT_LT(Clock::now() - began, milliseconds(1000));
+    driver.come_back();
+    auto& state = *reinterpret_cast<kernel::RankState*>(one.side->end().channel().state + kernel::DeviceState::rank());
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return std::atomic_ref(state.failed).load() == 1; }));
+    one.replay();
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); }));
+    EXPECT_EQ(out, std::vector<int32_t>(1000, 0));
+    EXPECT_EQ(one.side->verdict().code(), Code::kAborted);
+  });
+}
+
 /// The pads of peers may belong to another group by then. Hot kernels write to them before they heed the abort word.
 TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneWritesNothingToPeers) {
   DeviceWorld world({.ranks = 2});

@@ -32,7 +32,7 @@ void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
     EXPECT_TRUE(contains(said, reason)) << said;
     EXPECT_TRUE(contains(said, "rank 1")) << said;
     const bool is_told = failure->code() == Code::kPeerFailed;
-    EXPECT_TRUE(is_told || contains(said, "group g cannot use GPU " + std::to_string(rank) + " on rank " +
+    EXPECT_TRUE(is_told || contains(said, "GPU " + std::to_string(rank) + " cannot be used on rank " +
                                               std::to_string(rank) + ": "))
         << said;
     EXPECT_TRUE(is_told || contains(said, ". Next: ")) << said;
@@ -97,6 +97,55 @@ TEST(DeviceSetup, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
   EXPECT_TRUE(contains(one, "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32")) << one;
 }
 
+/// CUDA loads a kernel at its first launch, unless told otherwise; that may wait for what runs.
+TEST(DeviceSetup, RanksOfOneProcessOnOneGpuNeedTheirKernelsLoaded) {
+  DeviceWorld world({.ranks = 2, .gpus = 1});
+  const SharedTable table(2);
+  testing::internal::CaptureStderr();
+  as_threads(2, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    EXPECT_FALSE(failure_to_make(world, rank, exchange));
+  });
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(said, "GPU 0: CUDA_MODULE_LOADING is not set, and 2 ranks of this process share it: ")) << said;
+  EXPECT_TRUE(contains(said, "Next: set CUDA_MODULE_LOADING=EAGER")) << said;
+  EXPECT_EQ(eager_loading_wanted(1, nullptr), "");
+  EXPECT_EQ(eager_loading_wanted(2, "EAGER"), "");
+  EXPECT_NE(eager_loading_wanted(2, "LAZY"), "");
+}
+
+TEST(DeviceSetup, GroupsThatUseMoreStreamsThanThereAreConnectionsAreToldOnce) {
+  DeviceWorld world({.ranks = 1});
+  const SharedTable tables[2] = {SharedTable(1), SharedTable(1)};
+  std::vector<std::unique_ptr<DeviceRank>> groups;
+  for (const SharedTable& table : tables) {
+    SharedExchange exchange(table, 0);
+    groups.push_back(std::make_unique<DeviceRank>(world, 0, world.make(0, exchange, world.options(0))));
+  }
+  std::array<PlayedStream, 11> streams;
+  const auto launch_on = [&](size_t first, size_t end, size_t group) {
+    testing::internal::CaptureStderr();
+    for (size_t i = first; i < end; ++i) {
+      std::vector<int32_t> data(10, 1);
+      const Operation sum = all_reduce(data);
+      const Operation* const list[] = {&sum};
+      EXPECT_TRUE(groups[group]->side->launch(list, {.native = &streams[i]}, milliseconds(0)).ok());
+      EXPECT_TRUE(groups[group]->await().ok());
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return streams[i].idle(); }));
+    }
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(launch_on(0, 9, 0), "") << "kernels of one group wait for each other in any case";
+  EXPECT_TRUE(contains(launch_on(8, 9, 1),
+                       "GPU 0: 2 groups of this process use 9 of its streams, more than the 8 hardware queues, and "
+                       "CUDA_DEVICE_MAX_CONNECTIONS is not set: "));
+  EXPECT_EQ(launch_on(9, 11, 1), "");
+  EXPECT_EQ(connections_wanted_for(2, 8, nullptr), "");
+  EXPECT_EQ(connections_wanted_for(2, 32, "32"), "");
+  EXPECT_TRUE(contains(connections_wanted_for(2, 2, "1"), "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32"));
+  EXPECT_TRUE(contains(connections_wanted_for(3, 33, "32"), "Next: call the groups in one order on all ranks"));
+}
+
 /// The advice comes from the rank that knows the cause: a refusal by the system, or the end of another rank.
 TEST(DeviceSetup, WhatHelpsIsSaidByWhoKnowsIt) {
   DeviceWorld world({.ranks = 1});
@@ -111,7 +160,7 @@ TEST(DeviceSetup, WhatHelpsIsSaidByWhoKnowsIt) {
   const auto error = failure_to_make(world, 0, exchange);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->reason(),
-            "group g cannot use GPU 0 on rank 0: rank 3 has ended; before that, all else had failed. Next: see the log "
+            "GPU 0 cannot be used on rank 0: rank 3 has ended; before that, all else had failed. Next: see the log "
             "of global rank 3");
   EXPECT_EQ(error->code(), Code::kPeerDied);
   EXPECT_EQ(error->failure().who, 3);
@@ -148,7 +197,7 @@ TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
       try {
         DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0), world.launcher(0));
       } catch (const Error& error) {
-        EXPECT_TRUE(contains(error.what(), "group g cannot use GPU 0 on rank 0: ")) << error.what();
+        EXPECT_TRUE(contains(error.what(), "GPU 0 cannot be used on rank 0: ")) << error.what();
       }
     }
     struck = process.driver->struck();

@@ -269,6 +269,31 @@ TEST(DeviceSide, AnyThreadMayAbort) {
   });
 }
 
+/// Memory of legacy IPC ends with its owner: a store to it would fail all later work of this process on the GPU.
+TEST(DeviceSide, NothingIsWrittenToARankThatIsDead) {
+  for (const bool is_dead : {false, true}) {
+    DeviceWorld world({.ranks = 2});
+    const auto body = [&](DeviceRank& one) {
+      if (one.rank == 1) return;
+      const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
+      Side side(play, 0, 2);
+      std::vector<Operation> operations;
+      operations.push_back(operation_of(play, side, 2));
+      ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
+      ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return one.side->begun_epoch() == 1; }));
+      if (is_dead) one.side->lose(1);
+      one.side->abort();
+      ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); }));
+      const kernel::DeviceChannel channel = one.side->end().channel().prepared();
+      const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
+      const auto& counters = *reinterpret_cast<const kernel::PeerCounters*>(
+          pads[1].theirs + channel.offset(kernel::Part::kCounters, /*block=*/0, /*sender=*/0));
+      EXPECT_EQ(counters.quit >> 32, is_dead ? 0u : 1u) << "that its tensors may be gone";
+    };
+    with_sides(world, body, [](DeviceSideOptions& options) { options.force = PlanFacts::Force::kPipelined; });
+  }
+}
+
 TEST(DeviceSide, WhatNobodyCanServeIsRefusedAndTheGroupStays) {
   DeviceWorld world({.ranks = 2});
   with_sides(world, [](DeviceRank& one) {
