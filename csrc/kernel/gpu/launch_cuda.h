@@ -12,7 +12,8 @@
 /// so.
 namespace nvx::kernel {
 
-inline constexpr int kLanes = 512;  ///< threads per block
+inline constexpr int kLanes = 512;           ///< threads per block
+inline constexpr int kRegisters = 64 << 10;  ///< of an SM, which a block may take all of
 
 /// The most jobs and listed pieces of one launch.
 inline constexpr size_t kLaunchJobs = 16;

@@ -13,7 +13,9 @@
 #include "base/log.h"
 #include "group/device/device_pools.h"
 #include "group/device_explain.h"
+#include "group/plan/device_plan.h"
 #include "kernel/gpu/launch_cuda.h"
+#include "memory/gpu/device_arena.h"
 #include "net/ucx/ucx.h"
 #include "net/ucx/ucx_search.h"
 #include "torch/backend.h"
@@ -99,6 +101,17 @@ py::list ways_on_device(const std::string& collective, size_t bytes, size_t rank
                                 kernel::built_with_cuda(), no_nccl, slowest_link(gpus),
                                 carrier_of(rdma_gb_s)};
   return listed(explain_on_device(question));
+}
+
+/// The resources of a GPU that a group's kernels take: the blocks while a collective runs, the memory as long as the
+/// group lives. Of a process's first group; later ones may get less.
+py::dict taken_on_device(size_t ranks) {
+  const kernel::DeviceShape shape = device_shape(uint32_t(ranks), kBlocks, pad_budget(DeviceHome::kArenaBytes));
+  if (!shape.sound()) return {};
+  return py::dict("blocks"_a = shape.blocks, "threads"_a = kernel::kLanes,
+                  "registers"_a = kernel::kRegisters / kernel::kLanes,
+                  "gpu_bytes"_a = kernel::DevicePad{shape}.bytes() + kernel::DeviceState{shape}.bytes(),
+                  "pinned_bytes"_a = kernel::control_bytes(shape.ranks));
 }
 
 /// (name, default with its effect, meaning, accepted values, why the current value is invalid).
@@ -320,6 +333,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("explain", &explain_choice, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1);
   m.def("ways", &ways_on_cpu, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1, "rdma_gb_s"_a = 0.0,
         "cores"_a = 0, "l3_bytes"_a = 0);
+  m.def("taken_on_device", &taken_on_device, "ranks"_a);
   m.def("ways_on_device", &ways_on_device, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1, "no_nccl"_a = "",
         "rdma_gb_s"_a = 0.0);
   m.def("flag_round", &time_flag_round, "shared"_a, "side"_a, "rounds"_a);

@@ -62,6 +62,7 @@ def ask(collective, nbytes, options):
     else:
         said = nvx.explain(collective, nbytes, ranks, hosts)
         ways = core.ways(collective, nbytes, ranks, hosts, rdma_gb_s())
+    by_kernels = any(way["by"].startswith("kernels") for way in ways)
     return {
         "collective": collective,
         "bytes": nbytes,
@@ -70,7 +71,18 @@ def ask(collective, nbytes, options):
         "device": options.device,
         "said": said,
         "ways": ways,
+        "taken": core.taken_on_device(-(-ranks // hosts)) if by_kernels else {},
     }
+
+
+def taken_text(taken):
+    """What a group of kernels takes from a computation on the same GPU."""
+    return (
+        f"  kernels take {taken['blocks']} SMs while they run: a block of {taken['threads']} threads on each, with up to"
+        f" {taken['registers']} registers a thread, which are all of an SM's; and as long as the group lives"
+        f" {taken['gpu_bytes'] / (1 << 20):.1f} MiB of the GPU and {taken['pinned_bytes'] / 1024:.0f} KiB of pinned host"
+        " memory. A process's later groups get fewer SMs and less memory"
+    )
 
 
 def took(microseconds):
@@ -90,7 +102,8 @@ def text(answer):
             + [way[key] for key in ("by", "algorithm", "why", "set_by")]
         )
     bases = dict.fromkeys(way["basis"] for way in answer["ways"] if way["basis"])
-    return "\n".join([answer["said"], *columns(rows), *(f"  estimates: {basis}" for basis in bases)])
+    taken = [taken_text(answer["taken"])] if answer["taken"] else []
+    return "\n".join([answer["said"], *columns(rows), *taken, *(f"  estimates: {basis}" for basis in bases)])
 
 
 def main(arguments=None):
