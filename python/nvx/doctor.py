@@ -5,6 +5,7 @@ success, 1 for warnings under --strict, 2 for a failure.
 """
 
 import argparse
+import collections
 import dataclasses
 import datetime
 import json
@@ -375,6 +376,92 @@ def check_between_hosts():
     return okay(name, f"{found.group(1) if found else way}; the same exact between two hosts by name")
 
 
+def exact_on_device(device, group=None):
+    """Calls collectives of the device's tensors, of sizes for packets in one trip and in two, and for chunks. Returns
+    whether kernels serve the group, and the names of calls with wrong results."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    wrong = set()
+    for count in (1_000, 50_000, 500_000):
+        numbers = torch.arange(float(count)) % 100
+        total, mine = (numbers + rank).to(device), (numbers + rank).to(device)
+        whole = torch.empty(ranks * count, device=device)
+        dist.all_reduce(total, group=group)
+        dist.all_gather_into_tensor(whole, mine, group=group)
+        if not torch.equal(total.cpu(), ranks * numbers + sum(range(ranks))):
+            wrong.add("all_reduce")
+        if not torch.equal(whole.cpu(), torch.cat([numbers + r for r in range(ranks)])):
+            wrong.add("all_gather")
+    return {"kernels": nvx.pool_stats(group) is not None, "wrong": sorted(wrong)}
+
+
+def run_on_gpu(rank, ranks, folder, gpus):
+    """One rank, on one of these GPUs. Writes its verdict to a file, and its log to another."""
+    warnings.simplefilter("ignore", FutureWarning)
+    os.dup2(os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
+    if ranks > len(gpus):  # they take turns on it, which kernels are otherwise too slow for
+        os.environ.setdefault("NVX_KERNELS", "1")
+    device = torch.device("cuda", gpus[rank % len(gpus)])
+    torch.cuda.set_device(device)
+    limit = datetime.timedelta(seconds=60)
+    dist.init_process_group("nvx", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=limit)
+    verdict = exact_on_device(device)
+    dist.destroy_process_group()
+    with open(f"{folder}/{rank}.json", "w") as file:
+        json.dump(verdict, file)
+
+
+def try_gpus(gpus):
+    """A finding about these GPUs: one rank on each, or two on a single one."""
+    ranks = max(len(gpus), 2)
+    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
+        try:
+            torch.multiprocessing.spawn(run_on_gpu, args=(ranks, folder, gpus), nprocs=ranks)
+        except RANK_FAILED as error:
+            return Finding("GPUs", "FAIL", f"a rank failed: {last_line(str(error))}", "nvidia-smi shows the GPUs' state")
+        verdicts, log = [], ""
+        for rank in range(ranks):
+            with open(f"{folder}/{rank}.json") as verdict, open(f"{folder}/{rank}.log") as said:
+                verdicts.append(json.load(verdict))
+                log += said.read()
+    return judge_gpus(verdicts, log)
+
+
+def judge_gpus(verdicts, log):
+    """The finding that the ranks' verdicts and their log make."""
+    if wrong := sorted({name for v in verdicts for name in v["wrong"]}):
+        return Finding("GPUs", "FAIL", f"wrong results from {', '.join(wrong)}", "set NVX_KERNELS=0, and report this")
+    exact = f"exact on {len(verdicts)} ranks"
+    if not all(v["kernels"] for v in verdicts):
+        found = re.search(r"go through host memory: (.*)", log)
+        cause, _, advice = (found.group(1) if found else "NVX_KERNELS=0").partition(". Next: ")
+        text = f"collectives go through host memory, {exact}: {cause}"
+        return Finding("GPUs", "WARN", text, advice or "NVX_KERNELS=1 insists on kernels")
+    if slow := sorted(set(re.findall(r"rank \d+ is reached through pinned host memory.*", log))):
+        text = f"kernels, {exact}; {'; '.join(slow)}"
+        return Finding("GPUs", "WARN", text, "`nvidia-smi topo -p2p r` shows which GPUs reach each other")
+    return okay("GPUs", f"kernels, {exact}")
+
+
+def check_gpus():
+    """Runs the kernels on every GPU that this process sees. If not all work together, tries each alone."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return okay("GPUs", "none here" if torch.version.cuda else "none here that this torch, without CUDA, could use")
+    names = collections.Counter(torch.cuda.get_device_name(gpu) for gpu in range(count))
+    these = ", ".join(f"{n} x {name}" for name, n in names.items())
+    if not nvx._load().build_info()["cuda"]:
+        why = getattr(nvx._build_facts(), "NO_KERNELS", "") or "without CUDA"
+        text = f"{these}: collectives go through host memory, because this build has no kernels ({why})"
+        return Finding("GPUs", "WARN", text, "build nvx again where nvcc is: docs/install.md, CUDA kernels")
+    found = try_gpus(list(range(count)))
+    if found.state != "OKAY" and count > 1:
+        for gpu in range(count):
+            alone = try_gpus([gpu])
+            if alone.state != "OKAY":
+                found.text += f"; GPU {gpu} alone: {alone.text}"
+    return dataclasses.replace(found, text=f"{these}: {found.text}")
+
+
 def check_gpudirect():
     """GPUDirect facts. None is a fault, because nvx does not use GPUDirect yet."""
     return [okay(fact["name"], fact["text"]) for fact in gpudirect.facts(nvx._load())]
@@ -392,6 +479,7 @@ def examine():
     if all(finding.state != "FAIL" for finding in findings):
         yield check_smoke()
         yield check_between_hosts()
+        yield check_gpus()
         yield from check_gpudirect()
 
 

@@ -75,6 +75,35 @@ def test_doctor_says_why_a_build_has_no_kernels(monkeypatch):
         assert doctor.check_build().text == text
 
 
+def test_doctor_says_what_the_gpus_do_and_what_to_type(monkeypatch):
+    if not torch.cuda.is_available():
+        assert doctor.check_gpus().text.startswith("none here")
+    verdict = {"kernels": True, "wrong": []}
+    assert doctor.judge_gpus([verdict] * 2, "").line() == "[OKAY] GPUs: kernels, exact on 2 ranks"
+    found = doctor.judge_gpus([verdict, verdict | {"wrong": ["all_reduce"]}], "")
+    assert (found.state, found.text) == ("FAIL", "wrong results from all_reduce")
+    host = {"kernels": False, "wrong": []}
+    log = "[nvx] group 0: collectives on device 0 go through host memory: a kernel takes 3 ms. Next: start MPS\n"
+    found = doctor.judge_gpus([host] * 2, log)
+    expected = "[WARN] GPUs: collectives go through host memory, exact on 2 ranks: a kernel takes 3 ms -> start MPS"
+    assert found.line() == expected
+    assert doctor.judge_gpus([host] * 2, "").text.endswith(": NVX_KERNELS=0")
+    found = doctor.judge_gpus([verdict] * 2, "rank 1 is reached through pinned host memory, which is slower: no P2P\n" * 2)
+    assert found.text.count("rank 1 is reached through pinned host memory") == 1
+    assert "nvidia-smi topo" in found.hint
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: "NVIDIA H100")
+    monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"cuda": False})
+    found = doctor.check_gpus()
+    assert "2 x NVIDIA H100: collectives go through host memory, because this build has no kernels" in found.text
+    monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"cuda": True})
+    broken = doctor.Finding("GPUs", "WARN", "slow", "reboot it")
+    monkeypatch.setattr(doctor, "try_gpus", lambda gpus: doctor.okay("GPUs", "fine") if gpus == [0] else broken)
+    assert doctor.check_gpus().line() == "[WARN] GPUs: 2 x NVIDIA H100: slow; GPU 1 alone: slow -> reboot it"
+
+
 def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
     found = doctor.check_between_hosts()
     if found.state == "OKAY":
@@ -185,6 +214,7 @@ def test_doctor_fails_on_warnings_only_when_strict(monkeypatch):
     monkeypatch.setattr(doctor, "CHECKS", (lambda: doctor.Finding("disk", "WARN", "warm", "open a window"),))
     monkeypatch.setattr(doctor, "check_smoke", lambda: doctor.okay("collectives", "not run"))
     monkeypatch.setattr(doctor, "check_between_hosts", lambda: doctor.okay("between hosts", "not run"))
+    monkeypatch.setattr(doctor, "check_gpus", lambda: doctor.okay("GPUs", "not run"))
     assert doctor.main([]) == 0
     assert doctor.main(["--strict"]) == 1
 
@@ -319,6 +349,9 @@ def test_explain_says_what_cuda_tensors_would_do_and_what_else_they_could(monkey
     for way in ("NCCL", "kernels", "host memory", "NVX_DELEGATE", "NVX_ALGO"):
         assert sum(way in line for line in lines) >= 2, way
     assert sum("not measured on a device" in line for line in lines) >= 2
+    (taken,) = {line for line in lines if line.startswith("  kernels take ")}
+    assert "take 24 SMs while they run: a block of 512 threads on each, with up to 128 registers" in taken
+    assert re.search(r" lives 1\d\.\d MiB of the GPU and \d+ KiB of pinned host memory", taken), taken
     assert all(re.match(r"  runs +\d+ [um]s ", line) for line in running), running
 
 
