@@ -417,7 +417,7 @@ def try_gpus(gpus):
         try:
             torch.multiprocessing.spawn(run_on_gpu, args=(ranks, folder, gpus), nprocs=ranks)
         except RANK_FAILED as error:
-            return Finding("GPUs", "FAIL", f"a rank failed: {last_line(str(error))}", "nvidia-smi shows the GPUs' state")
+            return Finding("GPUs", "FAIL", f"a rank failed: {last_line(str(error))}", "look at `nvidia-smi -q`")
         verdicts, log = [], ""
         for rank in range(ranks):
             with open(f"{folder}/{rank}.json") as verdict, open(f"{folder}/{rank}.log") as said:

@@ -88,7 +88,8 @@ def test_doctor_says_what_the_gpus_do_and_what_to_type(monkeypatch):
     expected = "[WARN] GPUs: collectives go through host memory, exact on 2 ranks: a kernel takes 3 ms -> start MPS"
     assert found.line() == expected
     assert doctor.judge_gpus([host] * 2, "").text.endswith(": NVX_KERNELS=0")
-    found = doctor.judge_gpus([verdict] * 2, "rank 1 is reached through pinned host memory, which is slower: no P2P\n" * 2)
+    slow = "rank 1 is reached through pinned host memory, which is slower: no P2P\n"
+    found = doctor.judge_gpus([verdict] * 2, slow * 2)
     assert found.text.count("rank 1 is reached through pinned host memory") == 1
     assert "nvidia-smi topo" in found.hint
 

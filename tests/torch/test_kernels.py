@@ -14,6 +14,7 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays, slow_fill
+from nvx import doctor
 from ranks import meet, on_fake_gpus, on_played_gpus, on_played_threads
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
@@ -563,3 +564,13 @@ def test_two_ranks_on_one_stream_are_told(pg, rank, world):
                     pg.allreduce([tensor], options)
                 finish(pg.allreduce([tensor], options), options.asyncOp)  # the group still works
             assert_all(tensor, 3)
+
+
+@on_played_gpus(2, 3)
+def test_nvx_doctor_tells_whether_kernels_serve_and_are_exact(rank, world):
+    assert doctor.exact_on_device(torch.device(GPU)) == {"kernels": True, "wrong": []}
+
+
+@on_fake_gpus(2, pool="played_gpus_without_kernels")
+def test_nvx_doctor_tells_that_kernels_do_not_serve(rank, world):
+    assert doctor.exact_on_device(torch.device(GPU)) == {"kernels": False, "wrong": []}

@@ -2,10 +2,11 @@
 
 import time
 
+import fake_nccl
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts, set_delays, slow_fill
-from ranks import on_played_gpus
+from ranks import on_fake_gpus, on_played_gpus
 from test_device import GPU, assert_all, finish, on_gpu
 
 
@@ -80,3 +81,26 @@ def test_a_group_that_goes_does_not_wait_for_later_work(rank, world):
     began = time.monotonic()
     dist.destroy_process_group(group)
     assert time.monotonic() - began < 1.2
+
+
+@on_fake_gpus(2, pool="played_nccl_gpus")
+def test_several_groups_run_beside_each_other_and_beside_nccl(rank, world):
+    """Each group has a stream, on which kernels serve its small calls and NCCL its large ones."""
+    set_delays(5, 500)
+    groups = [dist.new_group() for _ in range(3)]
+    streams = [torch.Stream(GPU) for _ in groups]
+    tensors = [(on_gpu(rank + 1, 10), on_gpu(rank + 1, 5000)) for _ in groups]
+    torch.accelerator.synchronize()
+    nccl_before = len(fake_nccl.made)
+    reset_counts()
+    for turn in range(4):
+        for group, stream, both in zip(groups, streams, tensors, strict=True):
+            with stream:
+                for tensor in both[:: 1 if turn % 2 else -1]:
+                    finish(dist.all_reduce(tensor, group=group, async_op=turn > 1), turn > 1)
+    torch.accelerator.synchronize()
+    for both in tensors:
+        for tensor in both:
+            assert_all(tensor, 3 * 2**3)
+    assert counts()["launches"] == 3 * 4, "of kernels"
+    assert len(fake_nccl.made) == nccl_before + 3

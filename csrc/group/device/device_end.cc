@@ -116,7 +116,6 @@ void DeviceEnd::keep(User user) {
               options_.device, stopped ? stopped->why.c_str() : "no thread could be started");
   }
   share_->arena().quarantine(std::exchange(span_, Span{}));
-  state_->abandon();
   control_->abandon();
   pools_->keep();
   keep_for_ever(std::move(share_));
@@ -124,11 +123,7 @@ void DeviceEnd::keep(User user) {
 
 void DeviceEnd::stop_kernels() {
   MutexLock lock(stop_mutex_);
-  if (stop_) return;
-  contain("stopping the kernels of a group", [&] {
-    stop_.emplace(state_writer(DeviceState::rank() + offsetof(kernel::RankState, failed),
-                               control_->base() + offsetof(kernel::Control, abort), sizeof(uint32_t)));
-  });
+  if (!stop_) contain("stopping the kernels of a group", [&] { stop_.emplace(mark_failed_); });
 }
 
 /// The outcome of stop_kernels(), which ends within the device's patience; nothing if it did not begin.
@@ -139,8 +134,8 @@ std::optional<PairVerdict> DeviceEnd::await_stop() {
 
 /// A function that copies from pinned memory into the state, and may be called when this end has gone.
 std::function<PairVerdict()> DeviceEnd::state_writer(size_t to, DevicePtr from, size_t bytes) const {
-  return [driver = home_.driver(), device = options_.device, touches = std::vector{state_, control_},
-          at = state_->base() + to, from, bytes, patience = home_.patience()] {
+  return [driver = home_.driver(), device = options_.device, touches = std::vector{share_->arena().hold(), control_},
+          at = state_at() + to, from, bytes, patience = home_.patience()] {
     const Deadline deadline = Deadline::after(patience);
     const auto write = [=]() -> PairVerdict {
       DeviceWork work(driver, device, touches);
@@ -285,18 +280,15 @@ std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t byt
 }
 
 void DeviceEnd::take_memory(uint32_t first_epoch) {
-  span_ = share_->arena().allocate(pad_bytes());
-  const auto make = [driver = home_.driver(), device = options_.device,
-                     bytes = DeviceState{channel_.shape}.bytes()]() -> std::shared_ptr<DeviceRegion> {
-    return DeviceRegion::make(driver, device, ShareKind::kPointer, bytes);
-  };
-  own_.add(state_ = ask_device<std::shared_ptr<DeviceRegion>>("allocating the channel's state", make));
+  span_ = share_->arena().allocate(pad_bytes() + DeviceState{channel_.shape}.bytes());
   own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
   control().begun = first_epoch;
   for (uint64_t& ended : control().ended) ended = kernel::BlockEnd{first_epoch, 0}.word();
-  channel_.state = pointer(state_->base());
+  channel_.state = pointer(state_at());
   channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
   channel_.pools = reinterpret_cast<const kernel::PoolView*>(channel_.state + DeviceState{channel_.shape}.views());
+  mark_failed_ = state_writer(DeviceState::rank() + offsetof(kernel::RankState, failed),
+                              control_->base() + offsetof(kernel::Control, abort), sizeof(uint32_t));
 }
 
 /// Each rank publishes where its pad is. The location is checked against the size of the peer's mapping.
@@ -356,12 +348,12 @@ std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting&
   kernel::format_state(channel_.shape, setting.first_epoch, 0, setting.pads.data(), image->host() + pad);
   std::set<DevicePtr> homes;
   for (const kernel::PeerPads& p : setting.pads) homes.insert(reinterpret_cast<DevicePtr>(p.mine));
-  std::vector<std::shared_ptr<DeviceRegion>> touches{image, state_, control_, share_->arena().hold()};
+  std::vector<std::shared_ptr<DeviceRegion>> touches{image, control_, share_->arena().hold()};
   if (*homes.begin() != share_->arena().at(span_.offset) || homes.size() > 1)
     touches.push_back(share_->arena().hold_fallback());
   const Deadline deadline = Deadline::after(home_.patience());
   const auto write = [driver = home_.driver(), device = options_.device, touches, homes, pad, state, deadline,
-                      from = image->base(), to = state_->base()]() -> PairVerdict {
+                      from = image->base(), to = state_at()]() -> PairVerdict {
     DeviceWork work(driver, device, touches);
     return work.carry_out([&]() -> PairVerdict {
       for (const DevicePtr home : homes) work.copy(home, from, pad);

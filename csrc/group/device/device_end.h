@@ -51,8 +51,10 @@ struct DeviceSideOptions {
   RankNames describe = of_rank;
 };
 
-/// The memory of one rank's end of a channel between GPUs: the pad, which peers write to; the state, which only its own
-/// kernels use; the control, through which host and kernels communicate.
+/// The memory of one rank's end of a channel between GPUs: the pad, which peers write to, and behind it the state,
+/// which only its own kernels use; the control, through which host and kernels communicate. Pad and state are in the
+/// arena: the driver may free memory only when all kernels have ended, and those of other groups may wait for this
+/// rank.
 class DeviceEnd {
  public:
   /// Collective over all ranks, on a thread whose current device is this rank's. On return, every rank's end is ready
@@ -107,6 +109,7 @@ class DeviceEnd {
   Result ask_device(const std::string& what, std::function<Result()> call) const;
   std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;
   size_t pad_bytes() const { return kernel::DevicePad{channel_.shape}.bytes(); }
+  DevicePtr state_at() const { return share_->arena().at(span_.offset + pad_bytes()); }
 
   DeviceHome& home_;
   const DeviceSideOptions options_;
@@ -116,9 +119,10 @@ class DeviceEnd {
   std::unique_ptr<DeviceShare> share_;
   std::unique_ptr<DevicePools> pools_;
   Span span_;
-  bool exported_ = false;  // `state_` and `control_`: the destructor frees them, with a deadline
-  std::shared_ptr<DeviceRegion> state_, control_;
-  MappedRegions own_;  // `state_` and `control_`, to return to the cache
+  bool exported_ = false;
+  MappedRegions own_;  // `control_`; the last owner, which unpins it with a deadline
+  std::shared_ptr<DeviceRegion> control_;
+  std::function<PairVerdict()> mark_failed_;  // in the state
   Mutex stop_mutex_;
   std::optional<ThreadCall<PairVerdict>> stop_ GUARDED_BY(stop_mutex_);
 };

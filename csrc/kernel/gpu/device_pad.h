@@ -161,7 +161,7 @@ struct PeerPads {
   std::byte* mine;    ///< this rank's pad, which the peer has as its `theirs`; this rank reads it
 };
 
-/// The state of a rank, in memory that no peer has mapped.
+/// The state of a rank, in memory that no peer writes.
 struct alignas(kCacheLine) RankState {
   uint32_t failed;  ///< 1 after the first failure; blocks of later operations then write nothing
   uint32_t left;    ///< the number of blocks that have ended the current launch, if it tells the host

@@ -67,6 +67,7 @@ ShareProbe DeviceHome::probe(int device, std::chrono::milliseconds patience) {
     MutexLock lock(mutex_);
     before = probes_[device];
   }
+  if (before.has(ShareKind::kHost) && made(device)) return before;
   ShareProbe now = probe_share_kinds(driver_, device, {patience_, patience}, before);
   MutexLock lock(mutex_);
   now.hung |= probes_[device].hung;  // found by another group meanwhile

@@ -85,7 +85,8 @@ class DeviceHome {
 
   std::chrono::milliseconds patience() const { return patience_; }
 
-  /// Like probe_share_kinds(), but does not try a kind again that has hung before.
+  /// Like probe_share_kinds(), but does not try a kind again that has hung before, nor any once there is an arena: the
+  /// driver may free memory only when all kernels have ended, and those of other groups may wait for this rank.
   ShareProbe probe(int device, std::chrono::milliseconds patience) EXCLUDES(mutex_);
 
   /// The arena of a device, shared by all groups. The first call creates it, with the kind that its ranks agreed on. A

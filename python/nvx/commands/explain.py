@@ -76,12 +76,12 @@ def ask(collective, nbytes, options):
 
 
 def taken_text(taken):
-    """What a group of kernels takes from a computation on the same GPU."""
+    """The part of a GPU that a group's kernels take from other work on it."""
+    memory = f"{taken['gpu_bytes'] / (1 << 20):.1f} MiB of the GPU and {taken['pinned_bytes'] / 1024:.0f} KiB of pinned"
     return (
-        f"  kernels take {taken['blocks']} SMs while they run: a block of {taken['threads']} threads on each, with up to"
-        f" {taken['registers']} registers a thread, which are all of an SM's; and as long as the group lives"
-        f" {taken['gpu_bytes'] / (1 << 20):.1f} MiB of the GPU and {taken['pinned_bytes'] / 1024:.0f} KiB of pinned host"
-        " memory. A process's later groups get fewer SMs and less memory"
+        f"  kernels take {taken['blocks']} SMs while they run: a block of {taken['threads']} threads on each, with up"
+        f" to {taken['registers']} registers a thread, which are all of an SM's; and as long as the group lives"
+        f" {memory} host memory. A process's later groups get fewer SMs and less memory"
     )
 
 

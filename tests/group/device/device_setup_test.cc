@@ -49,8 +49,8 @@ TEST(DeviceSetup, WhatOneRankLacksAllSay) {
     world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
   });
   all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
-  all_say("allocating the channel's state", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
-          [](DeviceWorld& world) { world.process(1).driver->block("allocate"); });
+  all_say("pinning the channel's control", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
+          [](DeviceWorld& world) { world.process(1).driver->block("pin"); });
 }
 
 TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
@@ -475,6 +475,50 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   EXPECT_EQ(world.arena(0).used(), used);
   EXPECT_EQ(channel.control->abort, 1u) << "it was called off";
   std::memset(channel.state, 0xff, kernel::DeviceState{channel.shape}.bytes());
+}
+
+/// The driver may free memory only when all kernels of the process have ended, and those of other groups may wait for a
+/// rank that comes and goes here.
+TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
+  DeviceWorld world({.ranks = 2, .processes = true});
+  const SharedTable first(2), second(2), begun(2), gone(2);
+  as_threads(2, [&](int rank) {
+    SharedExchange meet_begun(begun, rank), meet_gone(gone, rank);
+    const auto a = make_group(world, rank, first, /*blocks=*/2);
+    InFlight of_a;
+    if (rank == 0) of_a.begin(*a, rank);
+    (void)meet_begun.all_gather({});
+    const FakeDriver& driver = *world.process(rank).driver;
+    const auto frees = [&] { return driver.calls_of("free") + driver.calls_of("unmap") + driver.calls_of("release"); };
+    const int before = frees();
+    {
+      SharedExchange exchange(second, rank);
+      const auto launcher = std::make_shared<PlayedLauncher>(world.process(rank).driver, rank,
+                                                             std::make_shared<PlayedRoom>(/*blocks=*/64));
+      DeviceSide b(*world.process(rank).home, exchange, world.options(rank), launcher, launcher);
+      EXPECT_TRUE(b.part());
+    }
+    EXPECT_EQ(frees(), before);
+    (void)meet_gone.all_gather({});
+    if (rank == 1) of_a.begin(*a, rank);
+    EXPECT_EQ(of_a.verdict(*a), "");
+  });
+}
+
+/// As while a kernel of another group waits for a rank that is late.
+TEST(DeviceGoodbye, ADriverThatDoesNotUnpinHoldsNobodyUp) {
+  DeviceWorld world({.ranks = 1});
+  const SharedTable table(1);
+  auto side = make_group(world, 0, table, /*blocks=*/2);
+  world.process(0).driver->block("unpin");
+  std::atomic<bool> left{false};
+  std::thread leaves([&] {
+    side.reset();
+    left = true;
+  });
+  EXPECT_TRUE(eventually(milliseconds(as_fast(5000, 10'000)), [&] { return left.load(); }));
+  world.process(0).driver->come_back();
+  leaves.join();
 }
 
 TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
