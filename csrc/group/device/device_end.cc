@@ -96,9 +96,16 @@ DeviceEnd::~DeviceEnd() { let_go(); }
 void DeviceEnd::let_go() {
   pools_.reset();  // before the memory that contains its views
   if (!span_) return;
-  (void)await_stop();
+  bool hung = false;
+  {
+    MutexLock lock(writes_->mutex);
+    writes_->closed = true;
+    hung = writes_->hung;
+  }
   const Span span = std::exchange(span_, Span{});
-  if (exported_) {
+  if (hung) {
+    share_->arena().quarantine(span);
+  } else if (exported_) {
     share_->arena().free_when(span, options_.peers_gone);
   } else {
     share_->arena().free(span);
@@ -110,7 +117,11 @@ void DeviceEnd::keep(User user) {
   if (user == User::kKernel) promise_.keep();
   stop_kernels();
   if (user == User::kReplay) {
-    const auto stopped = await_stop();
+    auto stop = [&] {
+      MutexLock lock(stop_mutex_);
+      return stop_;
+    }();
+    const auto stopped = stop ? stop->get(Clock::time_point::max()) : std::nullopt;
     if (!stopped || !stopped->fine())
       NVX_LOG(kWarn, "group %s: replays of its graphs on GPU %d may still write to peers: %s", options_.group.c_str(),
               options_.device, stopped ? stopped->why.c_str() : "no thread could be started");
@@ -123,19 +134,19 @@ void DeviceEnd::keep(User user) {
 
 void DeviceEnd::stop_kernels() {
   MutexLock lock(stop_mutex_);
-  if (!stop_) contain("stopping the kernels of a group", [&] { stop_.emplace(mark_failed_); });
-}
-
-/// The outcome of stop_kernels(), which ends within the device's patience; nothing if it did not begin.
-std::optional<PairVerdict> DeviceEnd::await_stop() {
-  MutexLock lock(stop_mutex_);
-  return stop_ ? stop_->get(Clock::time_point::max()) : std::nullopt;
+  if (stop_) return;
+  std::optional<ThreadCall<PairVerdict>> begun;
+  contain("stopping the kernels of a group", [&] { begun.emplace(mark_failed_); });
+  if (begun) stop_.emplace(*begun);
 }
 
 /// A function that copies from pinned memory into the state, and may be called when this end has gone.
 std::function<PairVerdict()> DeviceEnd::state_writer(size_t to, DevicePtr from, size_t bytes) const {
-  return [driver = home_.driver(), device = options_.device, touches = std::vector{share_->arena().hold(), control_},
-          at = state_at() + to, from, bytes, patience = home_.patience()] {
+  return [writes = writes_, driver = home_.driver(), device = options_.device,
+          touches = std::vector{share_->arena().hold(), control_}, at = state_at() + to, from, bytes,
+          patience = home_.patience()]() -> PairVerdict {
+    MutexLock lock(writes->mutex);
+    if (writes->closed) return {};
     const Deadline deadline = Deadline::after(patience);
     const auto write = [=]() -> PairVerdict {
       DeviceWork work(driver, device, touches);
@@ -145,7 +156,9 @@ std::function<PairVerdict()> DeviceEnd::state_writer(size_t to, DevicePtr from, 
         return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
       });
     };
-    return run_work(write, deadline);
+    const PairVerdict wrote = run_work(write, deadline);
+    writes->hung |= wrote.state == PairState::kHung;
+    return wrote;
   };
 }
 
@@ -281,6 +294,7 @@ std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t byt
 
 void DeviceEnd::take_memory(uint32_t first_epoch) {
   span_ = share_->arena().allocate(pad_bytes() + DeviceState{channel_.shape}.bytes());
+  writes_ = std::make_shared<StateWrites>();
   own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
   control().begun = first_epoch;
   for (uint64_t& ended : control().ended) ended = kernel::BlockEnd{first_epoch, 0}.word();
@@ -329,9 +343,7 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   }
   const auto write = state_writer(DeviceState{channel_.shape}.views(), control_->base() + sizeof(kernel::Control),
                                   cards.size() * sizeof(kernel::PoolView));
-  // One copy at a time: each has all views, and one that read them earlier must not land later.
-  const auto show_all = [write, group = options_.group, one_at_a_time = std::make_shared<Mutex>()] {
-    MutexLock lock(*one_at_a_time);
+  const auto show_all = [write, group = options_.group] {
     if (const PairVerdict wrote = write(); !wrote.fine())
       NVX_LOG(kWarn, "group %s: transfers stay staged: %s", group.c_str(), wrote.why.c_str());
   };

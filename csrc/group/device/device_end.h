@@ -103,7 +103,6 @@ class DeviceEnd {
   void meet_pools(Exchange& exchange);
   std::vector<std::shared_ptr<DeviceRegion>> format(const TrialSetting& setting);
   void let_go();
-  std::optional<PairVerdict> await_stop() EXCLUDES(stop_mutex_);
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;
   template <class Result>
   Result ask_device(const std::string& what, std::function<Result()> call) const;
@@ -122,6 +121,14 @@ class DeviceEnd {
   bool exported_ = false;
   MappedRegions own_;  // `control_`; the last owner, which unpins it with a deadline
   std::shared_ptr<DeviceRegion> control_;
+  /// The host's writes to the state, until its memory goes to others. One at a time: each has all views of pools, and
+  /// one that read them earlier must not land later.
+  struct StateWrites {
+    Mutex mutex;
+    bool closed GUARDED_BY(mutex) = false;
+    bool hung GUARDED_BY(mutex) = false;  // one may still land
+  };
+  std::shared_ptr<StateWrites> writes_ = std::make_shared<StateWrites>();
   std::function<PairVerdict()> mark_failed_;  // in the state
   Mutex stop_mutex_;
   std::optional<ThreadCall<PairVerdict>> stop_ GUARDED_BY(stop_mutex_);
