@@ -49,10 +49,10 @@ TEST(DeviceSetup, WhatOneRankLacksAllSay) {
     world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
   });
   all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
-  all_say("pinning the channel's control", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
+  all_say("asking for the GPU's UUID", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
           [](DeviceWorld& world) {
-            with_sides(world, [](DeviceRank&) {});  // later groups pin nothing else
-            world.process(1).driver->block("pin");
+            with_sides(world, [](DeviceRank&) {});  // later groups do not probe
+            world.process(1).driver->block("describe");
           });
 }
 
