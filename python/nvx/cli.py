@@ -12,6 +12,7 @@ COMMANDS = {
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
     "bench": ("nvx.bench", "time collectives against another backend, in nccl-tests' columns, and plot them"),
     "status": ("nvx.commands.status", "show the calls of the running ranks of this machine, and whom they wait for"),
+    "drill": ("nvx.commands.drill", "inject faults into jobs, and judge how soon and how well the other ranks learn"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
     "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and their current values"),

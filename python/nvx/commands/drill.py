@@ -1,0 +1,374 @@
+"""`nvx drill`: injects faults into jobs of fresh processes, and judges the errors that the other ranks get.
+
+A cell is one fault in one phase over one backend. The last rank of the job has the fault. The others must get an error
+in time that names that rank, destroy the group, make another one without that rank, and leave nothing behind. The exit
+status is 1 if a cell of nvx falls short.
+"""
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import datetime
+import functools
+import gc
+import json
+import mmap
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+
+import nvx
+
+from .. import interrupts
+from ..bench import hosts, machine
+
+PHASES = ("init", "first", "steady", "new_group", "async", "destroy")
+CALLS = ("first", "steady", "async")
+# name: (kind, description, phases in which it makes sense)
+FAULTS = {
+    "kill": ("ends", "SIGKILL", PHASES),
+    "segv": ("ends", "SIGSEGV", PHASES),
+    "exit": ("ends", "os._exit(3)", PHASES),
+    "raise": ("ends", "an exception that ends the program", PHASES),
+    "exec": ("silent", "exec of another program", PHASES),
+    "stop": ("silent", "SIGSTOP", PHASES),
+    "absent": ("silent", "lives and never makes the call", PHASES),
+    "op": ("differs", "calls another collective", (*CALLS, "new_group")),
+    "dtype": ("differs", "another dtype", CALLS),
+    "size": ("differs", "another number of elements; of ranks in init and new_group", (*CALLS, "init", "new_group")),
+    "root": ("differs", "another root", CALLS),
+    "order": ("differs", "two collectives in the other order", CALLS),
+    "memory": ("lacks", "may map no more memory", PHASES),
+    "descriptors": ("lacks", "may open no more descriptors", PHASES),
+    "link": ("link", "the link of its host goes down; needs root", PHASES),
+}
+LEAD = 0.15  # seconds between the others' call and the fault
+SETTLES = 6.0  # seconds that an idle thread of nvx lives
+GRACE = 40.0  # seconds beyond the limit after which a rank hangs
+LIVENESS = 2.0  # NVX_LIVENESS_S in the cells with a link
+SUBREAPER, DEATH_SIGNAL = 36, 1  # of prctl(2)
+prctl = ctypes.CDLL(None).prctl
+
+
+@dataclasses.dataclass
+class Cell:
+    backend: str
+    fault: str
+    phase: str
+    ranks: int
+    folder: str = ""
+
+    def __post_init__(self):
+        self.kind = FAULTS[self.fault][0]
+        # A rank that lives may still make its call, so only a timeout tells.
+        waits = self.kind == "silent" or (self.kind == "differs" and self.phase in ("init", "new_group"))
+        self.timeout = 2.0 if waits else 6.0
+        told = self.timeout if waits else LIVENESS + 1 if self.kind == "link" else 0.0
+        self.limit = 1.0 + (told if self.phase != "destroy" else 0.0)  # seconds from the fault to the last error
+
+
+def held():
+    """The descriptors of this process by kind, and its threads."""
+    kinds = collections.Counter(threads=len(os.listdir("/proc/self/task")))
+    for file in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            kinds[re.sub(r"[\d\[\]]", "", os.readlink(f"/proc/self/fd/{file}")).strip(":")] += 1
+    return kinds
+
+
+def fail():
+    raise RuntimeError("injected")
+
+
+def forbid_memory():
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (256 << 10), resource.RLIM_INFINITY))
+
+
+def forbid_descriptors():
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+STRIKES = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "exit": lambda: os._exit(3),
+    "raise": fail,
+    "exec": lambda: os.execvp("sleep", ["sleep", "60"]),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "absent": lambda: time.sleep(60),
+    "memory": forbid_memory,
+    "descriptors": forbid_descriptors,
+}
+
+
+class StruckStore(dist.Store):
+    """Calls `strike` after this rank's first record: the others know the rank, which never completes the set-up."""
+
+    def __init__(self, store, strike):
+        super().__init__()
+        self.store, self.strike = store, strike
+
+    def set(self, key, value):
+        self.store.set(key, value)
+        self.strike()
+
+
+for _name in ("get", "add", "check", "wait", "compare_set", "delete_key", "append", "multi_get", "multi_set"):
+    setattr(StruckStore, _name, lambda self, *given, name=_name: getattr(self.store, name)(*given))
+
+
+class Rank:
+    """`shared`: the time of the fault, and the port of the store."""
+
+    def __init__(self, cell, rank, shared, network):
+        torch.set_num_threads(1)
+        self.cell, self.rank, self.shared, self.network = cell, rank, shared, network
+        self.faulty = rank == cell.ranks - 1
+        self.fault = cell.fault if self.faulty else ""
+        if network:
+            hosts.enter(network.name(int(self.faulty)))
+            os.environ.update(network.environment(), NVX_LIVENESS_S=str(LIVENESS))
+            self.store = dist.FileStore(os.path.join(cell.folder, "store"), cell.ranks)
+        else:
+            while not shared[1]:
+                time.sleep(0.001)
+            self.store = dist.TCPStore("127.0.0.1", int(shared[1]), is_master=False, wait_for_workers=False)
+            self.store.set_timeout(datetime.timedelta(seconds=cell.timeout))
+
+    def begin(self, store, ranks, seconds):
+        limit = datetime.timedelta(seconds=seconds)
+        dist.init_process_group(self.cell.backend, store=store, rank=self.rank, world_size=ranks, timeout=limit)
+
+    def strike(self):
+        """In `destroy` the fault comes before the others' call, otherwise while they are inside."""
+        time.sleep(LEAD if self.faulty == (self.cell.phase != "destroy") else 0)
+        self.entered = time.monotonic()
+        if self.faulty:
+            self.shared[0] = self.entered
+            self.network.set_link(1, "down") if self.network else STRIKES.get(self.fault, bool)()
+
+    def calls(self, size):
+        """The collectives of a phase. Those of the faulty rank differ if that is the fault."""
+        kind = torch.int32 if self.fault == "dtype" else torch.float32
+        self.sums = [torch.ones(size + (self.fault == "size"), dtype=kind) for _ in range(2)]
+        sums = [functools.partial(dist.all_reduce, x) for x in self.sums]
+        broadcast = functools.partial(dist.broadcast, torch.ones(size), int(self.fault == "root"))
+        if self.cell.fault == "root" or self.fault == "op":
+            return [broadcast]
+        if self.cell.fault == "order":
+            return [broadcast, sums[0]] if self.faulty else [sums[0], broadcast]
+        return sums
+
+    def enter(self, phase):
+        """The phase, with the fault. Returns whether the results are right."""
+        calls, store, kind = self.calls(1000 if phase == "first" else 1 << 20), self.store, self.cell.kind
+        inside = phase == "async" and kind in ("ends", "silent", "link")
+        if phase == "init" and kind in ("ends", "silent") and self.fault not in ("", "absent"):
+            store = StruckStore(store, self.strike)
+        elif not inside:
+            self.strike()
+        if phase == "destroy":
+            dist.destroy_process_group()
+            return True
+        if phase == "init":
+            self.begin(store, self.cell.ranks + (self.fault == "size"), self.cell.timeout)
+        if phase == "new_group" and self.fault != "op":
+            members = [0, self.rank] if self.fault == "size" else None
+            group = dist.new_group(members, timeout=datetime.timedelta(seconds=self.cell.timeout))
+            dist.all_reduce(torch.ones(1000), group=group)
+        works = [call(async_op=phase == "async") for call in calls]
+        if inside:
+            self.strike()
+        for work in filter(None, works):
+            work.wait()
+        dist.barrier()  # a rank whose own call could return gets the error here
+        return all(bool(x.eq(self.cell.ranks).all()) for x in self.sums)
+
+    def play(self):
+        if self.network:
+            self.begin(dist.PrefixStore("before", self.store), self.cell.ranks, self.cell.timeout)
+            dist.barrier()
+            dist.destroy_process_group()  # a process keeps its link to other hosts until it ends
+        before, told = held(), {"error": "", "right": True}
+        if self.cell.phase != "init":
+            self.begin(self.store, self.cell.ranks, self.cell.timeout)
+        for _ in range(0 if self.cell.phase in ("init", "first") else 50):
+            dist.all_reduce(torch.ones(1000))
+        self.entered = time.monotonic()
+        try:
+            told["right"] = self.enter(self.cell.phase)
+        except Exception as error:
+            if self.fault == "raise":
+                raise
+            told["error"] = str(error) or type(error).__name__
+        told["seconds"] = time.monotonic() - max(self.entered, self.shared[0])
+        yield told
+        if self.faulty:
+            time.sleep(60)  # until the drill ends it
+        began, ranks, total = time.monotonic(), self.cell.ranks - 1, torch.ones(1000)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.begin(dist.PrefixStore("again", self.store), ranks, 12)
+        dist.all_reduce(total)
+        told["again_s"] = time.monotonic() - began if bool(total.eq(ranks).all()) else None
+        dist.destroy_process_group()
+        gc.collect()
+        end = time.monotonic() + SETTLES
+        while (left := held() - before) and time.monotonic() < end:
+            time.sleep(0.02)
+        yield told | {"left": left}
+
+
+def start_rank(cell, rank, shared, network):
+    """Forks a rank, which dies with the command. It ends as programs end: through the frames of its parent."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    prctl(DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    log = os.open(os.path.join(cell.folder, f"log{rank}"), os.O_CREAT | os.O_WRONLY, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for told in Rank(cell, rank, shared, network).play():
+        with open(os.path.join(cell.folder, f"told{rank}"), "w") as file:
+            json.dump(told, file)
+    sys.exit(0)
+
+
+def await_ranks(pids, seconds):
+    """The exit codes of the survivors; None for those that still run when the time is up. Ends all ranks."""
+    codes, end = {}, time.monotonic() + seconds
+    while len(codes) < len(pids) - 1 and time.monotonic() < end:
+        for rank, pid in enumerate(pids[:-1]):
+            if rank not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                codes[rank] = os.waitstatus_to_exitcode(ended[1])
+        time.sleep(0.005)
+    for rank in set(range(len(pids))) - set(codes):
+        os.kill(pids[rank], signal.SIGKILL)
+        os.waitpid(pids[rank], 0)
+    return [codes.get(rank) for rank in range(len(pids) - 1)]
+
+
+def run(cell):
+    """Runs a cell and returns its row. This process is the parent of all processes that ranks leave behind."""
+    os.mkdir(cell.folder)
+    names, shared = set(os.listdir("/dev/shm")), memoryview(mmap.mmap(-1, 4096)).cast("d")
+    network = hosts.Hosts(2).__enter__() if cell.kind == "link" else None
+    pids = [start_rank(cell, rank, shared, network) for rank in range(cell.ranks)]
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared[1] = server.port
+    codes = await_ranks(pids, cell.limit + GRACE)
+    if network:
+        network.__exit__()
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        orphans = [int(pid) for pid in file.read().split()]
+    left = collections.Counter(processes=len(orphans), shm=len(set(os.listdir("/dev/shm")) - names))
+    for pid in orphans:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    told = [{} for _ in codes]
+    for rank, report in enumerate(told):
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(cell.folder, f"told{rank}")) as file:
+            report.update(json.load(file))
+    return judge(cell, pids[-1], told, codes, left)
+
+
+def judge(cell, pid, told, codes, left):
+    """The row of a cell. `short` lists in what it falls short; `works` means that the fault had no effect."""
+    errors, times = [one.get("error", "") for one in told], [one.get("seconds") for one in told]
+    again = [one.get("again_s") for one in told]
+    named = all(re.search(rf"\b(rank {cell.ranks - 1}|pid {pid})\b", error) for error in errors)
+    row = {"fault": cell.fault, "phase": cell.phase, "backend": cell.backend, "limit": cell.limit, "named": named}
+    row |= {"seconds": None, "error": next(filter(None, errors), "")[:500], "works": False}
+    for one in told:
+        left.update(one.get("left", {}))
+    row |= {"again_s": None if None in again else round(max(again), 3), "left": {k: n for k, n in left.items() if n}}
+    if None in times:
+        code = codes[times.index(None)]
+        return row | {"short": ["hangs" if code is None else f"another rank dies ({code})"]}
+    row["seconds"], quiet = round(max(0.0, *times), 3), not any(errors)
+    row["works"] = quiet and cell.kind == "lacks" and cell.phase != "destroy" and all(one["right"] for one in told)
+    faults = {
+        "an error": cell.phase == "destroy" and not quiet,
+        "no error": cell.phase != "destroy" and quiet and not row["works"],
+        "no name": not quiet and not named,
+        "late": row["seconds"] > (GRACE if row["works"] else cell.limit),
+        "no new group": row["again_s"] is None,
+        f"ends with {codes}": any(code != 0 for code in codes),
+        "leaves " + ", ".join(f"{n} {k}" for k, n in row["left"].items()): bool(row["left"]),
+    }
+    return row | {"short": [words for words, holds in faults.items() if holds]}
+
+
+def verdict(row):
+    """A row in a few words."""
+    took = "works" if row["works"] else "" if row["seconds"] is None else f"{row['seconds']:.2f} s"
+    return "; ".join(filter(None, [took, *row["short"]]))
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    obstacle = nvx.obstacle()
+    if obstacle is not None:
+        print(f"nvx drill: {obstacle}", file=sys.stderr)
+        return 2
+    if "link" in options.fault and (why := hosts.why_no_namespaces()):
+        options.fault.remove("link")
+        print(f"nvx drill: no faults of links: {why}")
+    nvx._load()
+    gc.collect()
+    gc.freeze()  # halves the time of a rank's exit
+    prctl(SUBREAPER, 1)
+    own, folder, rows = os.getpid(), tempfile.mkdtemp(prefix="nvx-drill-"), []
+    with interrupts.heeded():
+        try:
+            for fault, phase in [(one, phase) for one in options.fault for phase in options.phase]:
+                if phase not in FAULTS[fault][2]:
+                    continue
+                print(f"{fault:12}{phase:10}", end="", flush=True)
+                for backend in filter(None, ["nvx", options.vs]):
+                    rows.append(run(Cell(backend, fault, phase, options.ranks, f"{folder}/{len(rows)}")))
+                    print(f" {backend}: {verdict(rows[-1]):36}", end="", flush=True)
+                print(flush=True)
+        finally:
+            if os.getpid() == own:  # not in a rank that ends
+                shutil.rmtree(folder, ignore_errors=True)
+    if options.json:
+        command = shlex.join(["nvx", "drill", *(sys.argv[2:] if arguments is None else arguments)])
+        machine.write(options.json, machine.document("drill", command, vars(options), rows=rows))
+    nvx_rows = [row for row in rows if row["backend"] == "nvx"]
+    short = sum(bool(row["short"]) for row in nvx_rows)
+    print(f"{len(nvx_rows)} cells of nvx, {short} fall short")
+    return 1 if short else 0
+
+
+def parse(arguments):
+    about, _, how = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(prog="nvx drill", description=about.partition(": ")[2].capitalize(), epilog=how)
+    names = "; ".join(f"{name}: {text}" for name, (_, text, _) in FAULTS.items())
+    parser.add_argument("--fault", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT", help=names)
+    parser.add_argument("--phase", nargs="+", choices=PHASES, default=PHASES, metavar="PHASE", help=", ".join(PHASES))
+    parser.add_argument("--vs", metavar="BACKEND", help="also run every cell over this backend, such as gloo")
+    parser.add_argument("-n", "--ranks", type=int, default=3, help="processes of a job (default 3)")
+    parser.add_argument("-J", "--json", metavar="FILE", help="write the rows and the errors to this file")
+    options = parser.parse_args(arguments)
+    if options.ranks < 2:
+        parser.error("needs at least 2 ranks")
+    return options

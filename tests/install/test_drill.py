@@ -1,0 +1,102 @@
+"""`nvx drill`: cells that pass, and each way in which a cell can fall short."""
+
+import json
+import os
+import threading
+from collections import Counter
+
+import pytest
+import warm
+from nvx.commands import drill
+
+
+def run(*arguments, script="import sys; from nvx.commands import drill; sys.exit(drill.main(sys.argv[1:]))"):
+    return warm.run(["-c", script, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_faults_are_told_in_time_and_gloo_names_no_rank(tmp_path):
+    file = tmp_path / "rows.json"
+    ended = run("--fault", "kill", "descriptors", "--phase", "steady", "destroy", "--vs", "gloo", "-J", file)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "4 cells of nvx, 0 fall short" in ended.stdout
+    rows = {(row["backend"], row["fault"], row["phase"]): row for row in json.loads(file.read_text())["rows"]}
+    assert len(rows) == 8
+    told = rows["nvx", "kill", "steady"]
+    assert told["named"] and "rank 2 (pid" in told["error"] and "signal 9" in told["error"]
+    assert rows["nvx", "descriptors", "steady"]["works"] and not rows["nvx", "kill", "destroy"]["error"]
+    for (backend, *_), row in rows.items():
+        assert backend == "gloo" or (row["seconds"] < 1 and row["again_s"] < 1 and row["left"] == {})
+    assert "no name" in rows["gloo", "kill", "steady"]["short"]
+
+
+LITTER = """
+import os, sys, time
+from nvx.commands import drill
+kill = drill.STRIKES["kill"]
+def litter():
+    if os.fork() == 0:
+        time.sleep(60)
+    open(f"/dev/shm/nvx-drill-test-{os.getppid()}", "w").close()
+    kill()
+drill.STRIKES["kill"] = litter
+sys.exit(drill.main(sys.argv[1:]))
+"""
+
+
+def test_leftovers_are_seen(tmp_path):
+    file = tmp_path / "rows.json"
+    try:
+        ended = run("--fault", "kill", "--phase", "first", "-n", "2", "-J", file, script=LITTER)
+    finally:
+        for name in os.listdir("/dev/shm"):
+            if name.startswith("nvx-drill-test-"):
+                os.remove(f"/dev/shm/{name}")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["short"] == ["leaves 1 processes, 1 shm"] and row["named"]
+
+
+GOOD = {"error": "rank 2 (pid 9) has ended", "right": True, "seconds": 0.1, "again_s": 0.1, "left": {}}
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase", "told", "codes", "short"),
+    [
+        ("kill", "steady", {}, [0, 0], []),
+        ("kill", "steady", {"error": "the process with pid 77 has ended"}, [0, 0], []),
+        ("kill", "steady", {"error": "Connection closed by peer"}, [0, 0], ["no name"]),
+        ("kill", "steady", {"error": "rank 20 has ended"}, [0, 0], ["no name"]),
+        ("kill", "steady", {"error": ""}, [0, 0], ["no error"]),
+        ("kill", "steady", {"seconds": 1.2}, [0, 0], ["late"]),
+        ("stop", "steady", {"seconds": 2.5}, [0, 0], []),
+        ("kill", "steady", {"again_s": None}, [0, 0], ["no new group"]),
+        ("kill", "steady", {}, [0, 3], ["ends with [0, 3]"]),
+        ("kill", "steady", {"left": {"socket": 2, "threads": 1}}, [0, 0], ["leaves 2 socket, 1 threads"]),
+        ("kill", "steady", {"seconds": None}, [0, None], ["hangs"]),
+        ("size", "steady", {"seconds": None}, [0, -6], ["another rank dies (-6)"]),
+        ("kill", "destroy", {"error": ""}, [0, 0], []),
+        ("kill", "destroy", {"error": "rank 2 has ended"}, [0, 0], ["an error"]),
+        ("memory", "steady", {"error": ""}, [0, 0], []),
+        ("memory", "steady", {"error": "", "right": False}, [0, 0], ["no error"]),
+    ],
+)
+def test_a_cell_falls_short(fault, phase, told, codes, short):
+    same = {"error": told.get("error", GOOD["error"])}  # the ranks hear the same; one of them has the flaw
+    reports = [GOOD | same, GOOD | told]
+    row = drill.judge(drill.Cell("nvx", fault, phase, 3), 77, reports, codes, Counter())
+    assert row["short"] == short, row
+    assert row["works"] == (fault == "memory" and not short)
+    assert all(words in drill.verdict(row) for words in short)
+
+
+def test_descriptors_and_threads_of_a_process_are_counted():
+    before = drill.held()
+    ends = os.pipe()
+    thread = threading.Thread(target=os.read, args=(ends[0], 1))
+    thread.start()
+    assert drill.held() - before == {"pipe": 2, "threads": 1}
+    os.write(ends[1], b"1")
+    thread.join()
+    for end in ends:
+        os.close(end)
+    assert not drill.held() - before
