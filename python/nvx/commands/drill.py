@@ -124,7 +124,8 @@ class StruckStore(dist.Store):
 
     def set(self, key, value):
         self.store.set(key, value)
-        self.strike()
+        strike, self.strike = self.strike, bool
+        strike()
 
 
 for _name in ("get", "add", "check", "wait", "compare_set", "delete_key", "append", "multi_get", "multi_set"):
@@ -222,7 +223,8 @@ class Rank:
         began, ranks, total = time.monotonic(), self.cell.ranks - 1, torch.ones(1000)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.begin(dist.PrefixStore("again", self.store), ranks, 12)
+        self.store.set_timeout(datetime.timedelta(seconds=GRACE))  # another survivor may learn of the fault much later
+        self.begin(dist.PrefixStore("again", self.store), ranks, GRACE)
         dist.all_reduce(total)
         told["again_s"] = time.monotonic() - began if bool(total.eq(ranks).all()) else None
         dist.destroy_process_group()
@@ -274,7 +276,7 @@ def run(cell):
     pids = [start_rank(cell, rank, shared, network) for rank in range(cell.ranks)]
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared[1] = server.port
-    codes = await_ranks(pids, cell.limit + GRACE)
+    codes = await_ranks(pids, cell.limit + 2 * GRACE)
     if network:
         network.__exit__()
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -309,7 +311,7 @@ def judge(cell, pid, told, codes, left):
         "an error": cell.phase == "destroy" and not quiet,
         "no error": cell.phase != "destroy" and quiet and not row["works"],
         "no name": not quiet and not named,
-        "late": row["seconds"] > (GRACE if row["works"] else cell.limit),
+        "late": row["seconds"] > cell.limit and not row["works"],
         "no new group": row["again_s"] is None,
         f"ends with {codes}": any(code != 0 for code in codes),
         "leaves " + ", ".join(f"{n} {k}" for k, n in row["left"].items()): bool(row["left"]),
