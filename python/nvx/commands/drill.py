@@ -298,7 +298,8 @@ def judge(cell, pid, told, codes, left):
     again = [one.get("again_s") for one in told]
     named = all(re.search(rf"\b(rank {cell.ranks - 1}|pid {pid})\b", error) for error in errors)
     row = {"fault": cell.fault, "phase": cell.phase, "backend": cell.backend, "limit": cell.limit, "named": named}
-    row |= {"seconds": None, "error": next(filter(None, errors), "")[:500], "works": False}
+    said = re.split(r"\n|  At: ", next(filter(None, errors), ""))[0]  # without the frames of Python or C++
+    row |= {"seconds": None, "error": said[:500], "works": False}
     for one in told:
         left.update(one.get("left", {}))
     row |= {"again_s": None if None in again else round(max(again), 3), "left": {k: n for k, n in left.items() if n}}
@@ -349,6 +350,8 @@ def main(arguments=None):
                     rows.append(run(Cell(backend, fault, phase, options.ranks, f"{folder}/{len(rows)}")))
                     print(f" {backend}: {verdict(rows[-1]):36}", end="", flush=True)
                 print(flush=True)
+        except KeyboardInterrupt:
+            return 130
         finally:
             if os.getpid() == own:  # not in a rank that ends
                 shutil.rmtree(folder, ignore_errors=True)
