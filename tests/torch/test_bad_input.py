@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from bad_input import COLLECTIVES, Call, by, oddities, slots, spoilers
-from ranks import only_nvx
+from ranks import one_host, only_nvx
 from reference import assert_same, bytes_of
 
 pytestmark = only_nvx
@@ -17,7 +17,7 @@ OF_WORLD = ["message", "all_gather_into_tensor_coalesced", "reduce_scatter_tenso
 MORE = [torch.float32, torch.complex64, torch.bfloat16, torch.int64, torch.bool]
 SETTINGS = [  # the type and the roots
     pytest.param(torch.float32, [1], id="float32"),
-    pytest.param(torch.complex64, [2], id="complex64"),
+    pytest.param(torch.complex64, [2], id="complex64", marks=one_host),
     *(pytest.param(t, range(WORLD), id=f"{t}, all roots", marks=pytest.mark.slow) for t in MORE),
 ]
 

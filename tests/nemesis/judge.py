@@ -1,0 +1,83 @@
+"""The invariants of a world, judged from the histories of its ranks.
+
+I1  No call succeeds with a wrong result, or without a rank that it needs.
+I2  No call succeeds that a rank begins after its group has failed there.
+I3  Every survivor ends within a bound, with errors that are nvx's and name a rank at fault.
+I4  Nothing is left behind: descriptors, threads, shared mappings, children. No rank ends otherwise than by its fault.
+I5  Groups without a rank at fault do not notice.
+"""
+
+import re
+
+from tests.nemesis.program import DEADLY, DIFFERING, HARMLESS
+from tests.nemesis.rank import SETUP
+
+PROMPT = 5.0  # seconds in which a death or a leave is noticed, on a busy machine
+SLACK = 5.0  # beyond a timeout
+
+
+def faulty_in(program, group):
+    """The ranks whose faults the group may notice, but for ranks that are only late."""
+    members = program.groups[group]
+    ranks = set()
+    for fault in program.faults:
+        own = program.steps[fault.step].group == group or fault.kind in (*DEADLY, "leaves", "long stop")
+        if fault.kind not in HARMLESS and own and fault.rank in members:
+            ranks.add(fault.rank)
+    return ranks
+
+
+def judge(program, histories):
+    """The violations that the histories show: lines of text. `histories`: lists of Events by rank."""
+    kinds = {f.kind for f in program.faults}
+    orderly = not kinds & {*DIFFERING, "long stop"}  # the others wait for nobody in vain
+    early_death = "SIGKILL from outside" in kinds
+    found = []
+    for rank, events in histories.items():
+        for event in events:
+            found += [
+                f"{rule} rank {rank}, step {event.step}, g{event.group}: {text}"
+                for rule, text in violations(program, event, orderly, early_death)
+            ]
+    return found
+
+
+def violations(program, event, orderly, early_death):
+    faulty = faulty_in(program, event.group)
+    if event.outcome == "wrong":
+        yield "I1", event.text
+    elif event.outcome == "ok" and event.issued_after_failure:
+        yield "I2", "succeeded after the group had failed"
+    elif event.outcome == "error":
+        yield from bad_errors(program, event, faulty, orderly, early_death)
+    bound = PROMPT if orderly and not early_death else program.timeout + SLACK
+    if makes_group(program, event):
+        bound = 3 * program.timeout + SLACK
+    if event.seconds > bound + sum(f.value for f in program.faults):
+        yield "I3", f"took {event.seconds:.1f} s: {event.outcome} {event.text}"
+
+
+def makes_group(program, event):
+    return event.step == SETUP or program.steps[event.step].kind == "new_group"
+
+
+def bad_errors(program, event, faulty, orderly, early_death):
+    if orderly and not faulty and not (early_death and makes_group(program, event)):
+        if not early_death:
+            yield "I5", f"failed, and no rank of it is at fault: {event.text}"
+        return
+    if makes_group(program, event):
+        return  # torch's own store may be what ends the wait
+    if not event.text.startswith("DistBackendError: nvx: "):
+        yield "I3", f"not an error of nvx: {event.text}"
+    members = program.groups[event.group]
+    names = [members.index(rank) for rank in faulty]
+    if orderly and not early_death and not any(re.search(rf"\brank {index}\b", event.text) for index in names):
+        yield "I3", f"names no rank at fault: {event.text}"
+
+
+def unexpected_ends(program, codes):
+    """`codes`: exit codes of the processes that ended, by rank."""
+    for rank, code in codes.items():
+        if not any(f.rank == rank and f.kind in DEADLY for f in program.faults):
+            yield f"I4 rank {rank} ended with exit code {code}"

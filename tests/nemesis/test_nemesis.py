@@ -1,0 +1,93 @@
+"""A few seconds of worlds, and whether the judge sees what it looks for."""
+
+import time
+
+import pytest
+import torch
+
+from tests.nemesis import program as programs
+from tests.nemesis.judge import judge, unexpected_ends
+from tests.nemesis.program import Fault, Program, Step, make
+from tests.nemesis.rank import Event, differs
+from tests.nemesis.world import Worlds
+
+_C = pytest.importorskip("nvx._C", reason="nvx is not built")
+SECONDS = 12.0  # for each number of hosts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_worlds(hosts):
+    """Worlds of consecutive seeds. More of them: python -m tests.nemesis --seed S --worlds N."""
+    if hosts > 1 and not _C.build_info()["ucx"]:
+        pytest.skip("this nvx was built without UCX")
+    worlds, began, seed = Worlds(), time.monotonic(), 0
+    try:
+        while time.monotonic() - began < SECONDS:
+            program = make(seed, hosts)
+            found = worlds.run(program)
+            replay = f"python -m tests.nemesis --seed {seed} --hosts {hosts}"
+            assert not found, "\n".join([replay, *found, "its program:", str(program)])
+            seed += 1
+    finally:
+        worlds.close()
+    assert seed >= 5, f"only {seed} worlds in {SECONDS} s"
+
+
+def test_a_program_is_a_function_of_its_seed():
+    made = [make(seed) for seed in range(200)]
+    assert made == [make(seed) for seed in range(200)]
+    assert len({str(program) for program in made}) == 200
+    assert {f.kind for program in made for f in program.faults} == set(programs.FAULTS)
+    kinds = {*programs.SYMMETRIC, *programs.ROOTED, *programs.MESSAGES, "wait", "new_group"}
+    assert {s.kind for program in made for s in program.steps} == kinds
+
+
+STEPS = (Step(0, "all_reduce", count=3), Step(1, "broadcast", count=3, root=1), Step(2, "send", count=2, peer=1))
+
+
+def with_fault(kind, step):
+    return Program(0, 2, 1, 6.0, ((0, 1),), 1, STEPS, (Fault(kind, 1, step),))
+
+
+def test_what_cannot_succeed_is_known():
+    """Rank 1 does not come to a step, or comes with another call: what needs it there cannot succeed."""
+    for kind in ("SIGKILL", "leaves", "count", "dtype", "op", "kind"):
+        assert not programs.Expected(with_fault(kind, 0)).of_collective(0, STEPS[0])[0], kind
+    expected = programs.Expected(with_fault("skips", 0))
+    assert not expected.of_collective(0, STEPS[0])[0], "its broadcast meets this all_reduce"
+    possible, (total,) = programs.Expected(with_fault("SIGKILL", 1)).of_collective(0, STEPS[0])
+    assert possible and total.tolist() == [3, 2, 6], total
+    assert programs.Expected(with_fault("SIGKILL", 2)).of_collective(0, STEPS[1])[0]
+
+
+def test_wrong_results_are_seen():
+    assert "wrong result" in differs(STEPS[0], True, [torch.tensor([1, 2])], [torch.tensor([1, 3])])
+    assert "made no such call" in differs(STEPS[0], False, [], [])
+    assert differs(STEPS[0], True, [torch.tensor([1, 2])], [torch.tensor([1, 2])]) is None
+
+
+NAMED = "DistBackendError: nvx: rank 1 (pid 7, host vm) has ended"
+VIOLATIONS = {
+    "I1": Event(0, 0, "wrong", "wrong result"),
+    "I2": Event(1, 0, "ok", issued_after_failure=True),
+    "I3 slow": Event(0, 0, "error", NAMED, seconds=30),
+    "I3 unnamed": Event(0, 0, "error", "DistBackendError: nvx: something is wrong"),
+    "I3 of torch": Event(0, 0, "error", "ValueError: rank 1"),
+}
+
+
+@pytest.mark.parametrize("rule", VIOLATIONS)
+def test_each_violation_is_seen(rule):
+    program = with_fault("SIGKILL", 0)
+    fine = Event(0, 0, "error", NAMED)
+    assert judge(program, {0: [fine]}) == []
+    found = judge(program, {0: [fine, VIOLATIONS[rule]]})
+    assert found and found[0].startswith(rule[:2]), found
+
+
+def test_innocent_groups_and_unexpected_ends_are_seen():
+    harmless = with_fault("late", 0)
+    assert judge(harmless, {0: [Event(0, 0, "error", NAMED)]})[0].startswith("I5")
+    assert list(unexpected_ends(harmless, {1: -11})) == ["I4 rank 1 ended with exit code -11"]
+    assert not list(unexpected_ends(with_fault("SIGKILL", 0), {1: -9}))
