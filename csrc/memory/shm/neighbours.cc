@@ -38,7 +38,8 @@ struct Home {
 std::string stat_of(pid_t pid) {
   if (pid == 0) return "";
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string stat;
+  std::getline(file, stat, '\0');  // as an iterator does not, it catches the error of a process that ends meanwhile
   const size_t name_end = stat.rfind(')');
   return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
 }
