@@ -61,6 +61,11 @@ ucred peer_of(int socket) {
   return peer;
 }
 
+/// Whether the last call failed for want of a resource of this process or host, which is no fault of the peer.
+bool ran_out() {
+  return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS || errno == ETOOMANYREFS;
+}
+
 }  // namespace
 
 std::string fresh_socket_name() {
@@ -126,7 +131,7 @@ std::string words_of(const Strangers& strangers) {
 void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers* strangers) {
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
     Fd guest(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
+    if (!guest && ran_out())
       throw system_error(
           "cannot accept a connection of another process of this host");  // it would wait until its timeout
     if (!guest) return;
@@ -155,7 +160,9 @@ bool send_packet(int socket, const void* data, size_t bytes, std::span<const int
     head->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
   }
-  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(bytes);
+  if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(bytes)) return true;
+  if (ran_out()) throw system_error("cannot pass memory to another process of this host");  // it would read of an end
+  return false;
 }
 
 bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
@@ -179,10 +186,9 @@ bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
       if (i < fds.size()) fds[i] = std::move(owned);
     }
   }
-  if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds) {  // the message had room
-    errno = EMFILE;
-    throw system_error("cannot receive the memory of another process of this host");
-  }
+  const bool cut = got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds;  // the message had room
+  if (cut) errno = EMFILE;
+  if (cut || (got < 0 && ran_out())) throw system_error("cannot receive the memory of another process of this host");
   return got == ssize_t(bytes);
 }
 
