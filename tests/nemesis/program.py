@@ -13,6 +13,7 @@ import torch
 SYMMETRIC = ("all_reduce", "all_gather", "into_tensor", "reduce_scatter", "all_to_all", "all_to_all_v", "barrier")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MESSAGES = ("send", "exchange")
+EXCHANGING = ("all_to_all", "all_to_all_v")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 DTYPES = ("float32", "int64", "bfloat16", "uint8", "float64", "int32")
 OPS = ("sum", "min", "max")
@@ -39,11 +40,14 @@ class Step:
     asynchronous: bool = False
 
     def alike(self):
-        """All that ranks must call alike. A barrier has no data."""
+        """All that ranks must call alike. A barrier has no data; an all-to-all has sizes of each pair's own."""
         if self.kind == "barrier":
             return (self.kind,)
+        if self.kind in EXCHANGING:
+            return "all_to_all", self.dtype
+        kind = "all_gather" if self.kind == "into_tensor" else self.kind
         root = self.root if self.kind in ROOTED else 0
-        return self.kind, self.count, self.dtype, self.op if self.kind in REDUCING else "", root
+        return kind, self.count, self.dtype, self.op if self.kind in REDUCING else "", root
 
     def __str__(self):
         at = {"send": f"{self.root} -> {self.peer} tag {self.tag}", "exchange": f"tag {self.tag}"}
@@ -201,6 +205,8 @@ class Expected:
             if place >= len(calls) or calls[place].alike() != step.alike():
                 return False, []
             met[index] = calls[place]
+        if step.kind in EXCHANGING and any(len(part_of(met[m], m, me)) != len(part_of(step, m, me)) for m in met):
+            return False, []
         return True, result(step, me, met, len(members))
 
     def of_receive(self, rank, step, source):
@@ -233,7 +239,10 @@ def numbers(step, member, parts=1, salt=0):
     return ((torch.arange(count) * 7 + member * 3 + step.number + salt) % 5).to(getattr(torch, step.dtype))
 
 
-def part_v(step, source, target):
+def part_of(step, source, target):
+    """A member's part for another one in an all-to-all."""
+    if step.kind == "all_to_all":
+        return numbers(step, source, target + 1)[target * step.count :]
     return numbers(step, source, salt=target)[: (step.count * (source + 1) + target) % (step.count + 1)]
 
 
@@ -258,8 +267,7 @@ def result(step, me, met, size):
         return [numbers(met[step.root], step.root, size)[mine]]
     if step.kind == "reduce_scatter":
         return [total(step, met, size)[mine]]
-    if step.kind == "all_to_all":
-        return [torch.cat([numbers(met[m], m, size)[mine] for m in range(size)])]
-    if step.kind == "all_to_all_v":
-        return [part_v(met[m], m, me) for m in range(size)]
+    if step.kind in EXCHANGING:
+        parts = [part_of(met[m], m, me) for m in range(size)]
+        return [torch.cat(parts)] if step.kind == "all_to_all" else parts
     return []

@@ -213,8 +213,8 @@ class Player:
             out = empty(size)
             return dist.all_to_all_single(out, many, **how), [out]
         if s.kind == "all_to_all_v":
-            given = [programs.part_v(s, me, m).clone() for m in range(size)]
-            outs = [torch.full_like(programs.part_v(s, m, me), 99) for m in range(size)]
+            given = [programs.part_of(s, me, m).clone() for m in range(size)]
+            outs = [torch.full_like(programs.part_of(s, m, me), 99) for m in range(size)]
             return dist.all_to_all(outs, given, **how), outs
         return dist.barrier(**how), []
 

@@ -1,6 +1,7 @@
 """A few seconds of worlds, and whether the judge sees what it looks for."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.nemesis.rank import Event, differs
 from tests.nemesis.world import Worlds
 
 _C = pytest.importorskip("nvx._C", reason="nvx is not built")
-SECONDS = 12.0  # for each number of hosts
+SECONDS, TIMEOUT = 9.0, 4.0  # for each number of hosts
 
 
 @pytest.mark.slow
@@ -24,9 +25,9 @@ def test_worlds(hosts):
     worlds, began, seed = Worlds(), time.monotonic(), 0
     try:
         while time.monotonic() - began < SECONDS:
-            program = make(seed, hosts)
+            program = make(seed, hosts, TIMEOUT)
             found = worlds.run(program)
-            replay = f"python -m tests.nemesis --seed {seed} --hosts {hosts}"
+            replay = f"python -m tests.nemesis --seed {seed} --hosts {hosts} --timeout {TIMEOUT:g}"
             assert not found, "\n".join([replay, *found, "its program:", str(program)])
             seed += 1
     finally:
@@ -56,6 +57,10 @@ def test_what_cannot_succeed_is_known():
         assert not programs.Expected(with_fault(kind, 0)).of_collective(0, STEPS[0])[0], kind
     expected = programs.Expected(with_fault("skips", 0))
     assert not expected.of_collective(0, STEPS[0])[0], "its broadcast meets this all_reduce"
+    unequal = (Step(0, "all_to_all_v", count=7), Step(1, "barrier"))
+    program = Program(0, 2, 1, 6.0, ((0, 1),), 1, unequal, (Fault("count", 1, 0),))
+    assert not programs.Expected(program).of_collective(0, unequal[0])[0], "it gets 7 elements, not 6"
+    assert programs.Expected(program).of_collective(1, replace(unequal[0], count=8))[0], "it gets none, as it expects"
     possible, (total,) = programs.Expected(with_fault("SIGKILL", 1)).of_collective(0, STEPS[0])
     assert possible and total.tolist() == [3, 2, 6], total
     assert programs.Expected(with_fault("SIGKILL", 2)).of_collective(0, STEPS[1])[0]

@@ -1,0 +1,202 @@
+"""Runs out of resources: python -m tests.nemesis.resources [FUNCTION ...]
+
+For each function of the C library and n = 1, 2, ..., the n-th call that nvx makes of it fails on rank 0 of two. Then
+both ranks must have the right results, or errors that say why; nothing may hang, crash or leak, and both must work in
+another group afterwards. Ends where nvx makes no n-th call.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+FUNCTIONS = """memfd_create ftruncate fallocate mmap socket bind listen connect accept4 sendmsg recvmsg eventfd
+epoll_create1 epoll_ctl pthread_create pidfd_open""".split()
+REASONS = "Too many open files|Cannot allocate memory|No space left|No buffer space|Resource temporarily|not permitted"
+HERE = Path(__file__).parent
+LIMIT = 20.0  # seconds that a pair of ranks may take
+TIMEOUT = 3.0
+MOST = 40  # calls of a function that are tried
+
+
+def build(folder):
+    """The library to preload."""
+    library = Path(folder) / "failing_calls.so"
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, HERE / "failing_calls.cc", "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+def environment(library):
+    return {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
+
+
+# --- a rank -------------------------------------------------------------------------------------------------
+
+
+def group_of(where, rank, name):
+    from datetime import timedelta
+
+    import torch.distributed as dist
+    from nvx._C import ProcessGroupNVX
+
+    options = ProcessGroupNVX.Options(timeout=timedelta(seconds=TIMEOUT))
+    options.group_name = name
+    return ProcessGroupNVX(dist.PrefixStore(name, dist.FileStore(where, 2)), rank, 2, options)
+
+
+def use(where, rank, name):
+    """Everything once: makes a group, and collectives, asynchronous ones and messages of it, small and large."""
+    import torch
+
+    group = group_of(where, rank, name)
+    try:
+        for count in (3, 300_000):
+            total = torch.full((count,), rank + 1.0)
+            group.allreduce([total]).wait()
+            assert total.eq(3).all(), "wrong result"
+            works = [group.allreduce([torch.ones(count)]) for _ in range(2)]
+            got = torch.zeros(count)
+            works += [group.send([total], 1 - rank, 0), group.recv([got], 1 - rank, 0)]
+            for work in works:
+                work.wait()
+            assert got.eq(3).all(), "wrong message"
+    finally:
+        group.shutdown()
+
+
+def rank_of(where, rank, function, n):
+    """What a rank tells: how each group ended, whether the call has failed, how many descriptors it holds."""
+    shim = ctypes.CDLL(None)
+    told = {"ended": []}
+    for turn in range(2):
+        if rank == 0:
+            shim.nvx_fail(function.encode() if turn == 0 else b"", n)
+        began = time.monotonic()
+        try:
+            use(f"{where}.{turn}", rank, f"turn {turn}")
+            ended = "ok"
+        except Exception as error:
+            ended = f"{type(error).__name__}: {error}"
+        told["ended"].append([ended, round(time.monotonic() - began, 2)])
+        if turn == 0:
+            told["failed"] = rank == 0 and bool(shim.nvx_failed())
+            meet(where, rank)
+    told["descriptors"] = min(descriptors() for _ in range(5))  # a thread that ends may still close one
+    return told
+
+
+def descriptors():
+    time.sleep(0.02)
+    return len(os.listdir("/proc/self/fd"))
+
+
+def meet(where, rank):
+    """Both come here before the next group, so that none waits there for the other's timeout."""
+    Path(f"{where}.met{rank}").touch()
+    end = time.monotonic() + LIMIT
+    while not Path(f"{where}.met{1 - rank}").exists() and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+# --- the pair -----------------------------------------------------------------------------------------------
+
+
+def pair(folder, function, n):
+    """Forks two ranks from this process, which has loaded nvx, and returns what they tell, or how they ended."""
+    where, ranks = f"{folder}/{function}.{n}", []
+    for rank in range(2):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            os.write(writer, json.dumps(rank_of(where, rank, function, n)).encode())
+            os._exit(0)
+        os.close(writer)
+        ranks.append((pid, reader))
+    end, told = time.monotonic() + LIMIT, []
+    for pid, reader in ranks:
+        ready, _, _ = select.select([reader], [], [], max(0.0, end - time.monotonic()))
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+        text = os.read(reader, 1 << 16) if ready else b""
+        os.close(reader)
+        _, status = os.waitpid(pid, 0)
+        told.append(json.loads(text) if text else {"status": status, "hung": not ready})
+    return told
+
+
+def sweep(functions):
+    """One line of JSON for each pair."""
+    import nvx._C  # noqa: F401
+    import torch  # noqa: F401
+
+    with tempfile.TemporaryDirectory() as folder:
+        for function in functions:
+            for n in range(MOST + 1):
+                told = pair(folder, function, n)
+                print(json.dumps({"function": function, "n": n, "told": told}), flush=True)
+                if n and "failed" in told[0] and not told[0]["failed"]:
+                    break
+
+
+def run(functions, library):
+    """The lines of all sweeps. n = 0 is a pair without a failure."""
+    command = [sys.executable, "-m", "tests.nemesis.resources", "--sweep", *functions]
+    out = subprocess.run(command, env=environment(library), capture_output=True, text=True, cwd=HERE.parents[1])
+    yield from map(json.loads, out.stdout.splitlines())
+    if out.returncode:
+        yield {"function": "all", "n": -1, "told": [], "broken": out.stderr[-2000:]}
+
+
+def wrong(line, usual):
+    """Why a line shows a defect, or None. `usual`: what the ranks hold without a failure."""
+    import re
+
+    if "broken" in line:
+        return line["broken"]
+    for rank, told in enumerate(line["told"]):
+        if "status" in told:
+            return f"rank {rank} {'hangs' if told['hung'] else 'ended with status ' + str(told['status'])}"
+        (first, _), (second, _) = told["ended"]
+        if second != "ok":
+            return f"rank {rank} cannot make another group: {second}"
+        if first != "ok" and "nvx" not in first:
+            return f"rank {rank}'s error is not nvx's: {first}"
+        if told["descriptors"] > usual[rank]["descriptors"]:
+            return f"rank {rank} holds {told['descriptors']} descriptors, not {usual[rank]['descriptors']}"
+    errors = [told["ended"][0][0] for told in line["told"]]
+    if line["told"][0]["failed"] and errors != ["ok", "ok"] and not any(re.search(REASONS, e) for e in errors):
+        return f"no error names the reason: {errors}"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.nemesis.resources", description=__doc__.partition(":")[2])
+    parser.add_argument("functions", nargs="*", default=FUNCTIONS)
+    parser.add_argument("--sweep", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sweep:
+        sweep(options.functions)
+        return 0
+    defects, usual = 0, None
+    with tempfile.TemporaryDirectory() as folder:
+        for line in run(options.functions, build(folder)):
+            usual = line["told"] if line["n"] == 0 else usual
+            why = wrong(line, usual)
+            defects += bool(why)
+            ends = [t.get("ended", ["?"])[0] for t in line["told"]]
+            print(f"{line['function']} {line['n']}: {'DEFECT ' + why if why else 'fine'} {ends}")
+    return bool(defects)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

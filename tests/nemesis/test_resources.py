@@ -1,0 +1,23 @@
+"""Each resource that nvx asks the kernel for runs out once: a named error, and nothing lost. See resources.py."""
+
+import tempfile
+
+import pytest
+
+from tests.nemesis import resources
+
+pytest.importorskip("nvx._C", reason="nvx is not built")
+
+
+@pytest.mark.slow
+def test_each_resource_that_runs_out_is_named():
+    """Two processes for each call that fails: 10 s on 2 cores."""
+    usual, failed, defects = None, {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        for line in resources.run(resources.FUNCTIONS, resources.build(folder)):
+            usual = line["told"] if line["n"] == 0 else usual
+            failed[line["function"]] = line["n"]
+            if why := resources.wrong(line, usual):
+                defects.append(f"{line['function']} {line['n']}: {why}")
+    assert not defects, "\n".join(defects)
+    assert failed["memfd_create"] > 1 and failed["sendmsg"] > 1, f"the calls of nvx do not fail: {failed}"
