@@ -36,6 +36,13 @@ Function* real(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
+template <class Result, class... Arguments>
+Result call(const char* name, const void* caller, int error, Arguments... arguments) {
+  if (!fails(name, caller)) return real<Result(Arguments...)>(name)(arguments...);
+  errno = error;
+  return (Result)-1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -49,33 +56,60 @@ void nvx_fail(const char* name, long n) {
 /// Whether it has failed.
 int nvx_failed() { return left <= 0; }
 
-#define FAILING(result, name, parameters, arguments, error)                \
-  result name parameters {                                                 \
-    static auto* const next = real<result parameters>(#name);              \
-    if (!fails(#name, __builtin_return_address(0))) return next arguments; \
-    errno = error;                                                         \
-    return (result)-1;                                                     \
-  }
+int memfd_create(const char* name, unsigned flags) {
+  return call<int>("memfd_create", __builtin_return_address(0), EMFILE, name, flags);
+}
 
-FAILING(int, memfd_create, (const char* name, unsigned flags), (name, flags), EMFILE)
-FAILING(int, ftruncate, (int fd, off_t size), (fd, size), ENOSPC)
-FAILING(int, fallocate, (int fd, int mode, off_t at, off_t size), (fd, mode, at, size), ENOSPC)
-FAILING(void*, mmap, (void* at, size_t size, int prot, int flags, int fd, off_t from),
-        (at, size, prot, flags, fd, from), ENOMEM)
-FAILING(int, socket, (int domain, int type, int protocol), (domain, type, protocol), EMFILE)
-FAILING(int, bind, (int fd, const sockaddr* to, socklen_t size), (fd, to, size), ENOMEM)
-FAILING(int, listen, (int fd, int backlog), (fd, backlog), ENOMEM)
-FAILING(int, connect, (int fd, const sockaddr* to, socklen_t size), (fd, to, size), ENOMEM)
-FAILING(int, accept4, (int fd, sockaddr* from, socklen_t* size, int flags), (fd, from, size, flags), EMFILE)
-FAILING(ssize_t, sendmsg, (int fd, const msghdr* message, int flags), (fd, message, flags), ENOBUFS)
-FAILING(ssize_t, recvmsg, (int fd, msghdr* message, int flags), (fd, message, flags), ENOMEM)
-FAILING(int, eventfd, (unsigned value, int flags), (value, flags), EMFILE)
-FAILING(int, epoll_create1, (int flags), (flags), EMFILE)
-FAILING(int, epoll_ctl, (int fd, int what, int other, epoll_event* event), (fd, what, other, event), ENOSPC)
+int ftruncate(int fd, off_t size) { return call<int>("ftruncate", __builtin_return_address(0), ENOSPC, fd, size); }
+
+int fallocate(int fd, int mode, off_t at, off_t size) {
+  return call<int>("fallocate", __builtin_return_address(0), ENOSPC, fd, mode, at, size);
+}
+
+void* mmap(void* at, size_t size, int prot, int flags, int fd, off_t from) {
+  return call<void*>("mmap", __builtin_return_address(0), ENOMEM, at, size, prot, flags, fd, from);
+}
+
+int socket(int domain, int type, int protocol) {
+  return call<int>("socket", __builtin_return_address(0), EMFILE, domain, type, protocol);
+}
+
+int bind(int fd, const sockaddr* to, socklen_t size) {
+  return call<int>("bind", __builtin_return_address(0), ENOMEM, fd, to, size);
+}
+
+int listen(int fd, int backlog) { return call<int>("listen", __builtin_return_address(0), ENOMEM, fd, backlog); }
+
+int connect(int fd, const sockaddr* to, socklen_t size) {
+  return call<int>("connect", __builtin_return_address(0), ENOMEM, fd, to, size);
+}
+
+int accept4(int fd, sockaddr* from, socklen_t* size, int flags) {
+  return call<int>("accept4", __builtin_return_address(0), EMFILE, fd, from, size, flags);
+}
+
+ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  return call<ssize_t>("sendmsg", __builtin_return_address(0), ENOBUFS, fd, message, flags);
+}
+
+ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  return call<ssize_t>("recvmsg", __builtin_return_address(0), ENOMEM, fd, message, flags);
+}
+
+int eventfd(unsigned value, int flags) {
+  return call<int>("eventfd", __builtin_return_address(0), EMFILE, value, flags);
+}
+
+int epoll_create1(int flags) { return call<int>("epoll_create1", __builtin_return_address(0), EMFILE, flags); }
+
+int epoll_ctl(int fd, int what, int other, epoll_event* event) {
+  return call<int>("epoll_ctl", __builtin_return_address(0), ENOSPC, fd, what, other, event);
+}
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* how, void* (*run)(void*), void* with) {
-  static auto* const next = real<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
-  return fails("pthread_create", __builtin_return_address(0)) ? EAGAIN : next(thread, how, run, with);
+  if (fails("pthread_create", __builtin_return_address(0))) return EAGAIN;
+  return real<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create")(thread, how, run,
+                                                                                                 with);
 }
 
 /// Of the calls that have no function of the C library: pidfd_open.
