@@ -1,4 +1,4 @@
-"""Runs out of resources: python -m tests.nemesis.resources [FUNCTION ...]
+"""Runs out of resources: python -m tests.nemesis.resources [--hosts 2] [FUNCTION ...]
 
 For each function of the C library and n = 1, 2, ..., the n-th call that nvx makes of it fails on rank 0 of two. Then
 both ranks must have the right results, or errors that say why; nothing may hang, crash or leak, and both must work in
@@ -73,8 +73,10 @@ def use(where, rank, name):
         group.shutdown()
 
 
-def rank_of(where, rank, function, n):
+def rank_of(where, rank, hosts, function, n):
     """What a rank tells: how each group ended, whether the call has failed, how many descriptors it holds."""
+    if hosts > 1:
+        os.environ["NVX_HOST_ID"] = f"host{rank}"
     shim = ctypes.CDLL(None)
     told = {"ended": []}
     for turn in range(2):
@@ -110,7 +112,7 @@ def meet(where, rank):
 # --- the pair -----------------------------------------------------------------------------------------------
 
 
-def pair(folder, function, n):
+def pair(folder, hosts, function, n):
     """Forks two ranks from this process, which has loaded nvx, and returns what they tell, or how they ended."""
     where, ranks = f"{folder}/{function}.{n}", []
     for rank in range(2):
@@ -118,7 +120,7 @@ def pair(folder, function, n):
         pid = os.fork()
         if pid == 0:
             os.close(reader)
-            os.write(writer, json.dumps(rank_of(where, rank, function, n)).encode())
+            os.write(writer, json.dumps(rank_of(where, rank, hosts, function, n)).encode())
             os._exit(0)
         os.close(writer)
         ranks.append((pid, reader))
@@ -134,7 +136,7 @@ def pair(folder, function, n):
     return told
 
 
-def sweep(functions):
+def sweep(functions, hosts):
     """One line of JSON for each pair."""
     import nvx._C  # noqa: F401
     import torch  # noqa: F401
@@ -142,15 +144,15 @@ def sweep(functions):
     with tempfile.TemporaryDirectory() as folder:
         for function in functions:
             for n in range(MOST + 1):
-                told = pair(folder, function, n)
+                told = pair(folder, hosts, function, n)
                 print(json.dumps({"function": function, "n": n, "told": told}), flush=True)
                 if n and "failed" in told[0] and not told[0]["failed"]:
                     break
 
 
-def run(functions, library):
+def run(functions, library, hosts=1):
     """The lines of all sweeps. n = 0 is a pair without a failure."""
-    command = [sys.executable, "-m", "tests.nemesis.resources", "--sweep", *functions]
+    command = [sys.executable, "-m", "tests.nemesis.resources", "--sweep", "--hosts", str(hosts), *functions]
     out = subprocess.run(command, env=environment(library), capture_output=True, text=True, cwd=HERE.parents[1])
     yield from map(json.loads, out.stdout.splitlines())
     if out.returncode:
@@ -182,14 +184,15 @@ def wrong(line, usual):
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.nemesis.resources", description=__doc__.partition(":")[2])
     parser.add_argument("functions", nargs="*", default=FUNCTIONS)
+    parser.add_argument("--hosts", type=int, default=1, help="2: each rank on a host of its own, by name")
     parser.add_argument("--sweep", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sweep:
-        sweep(options.functions)
+        sweep(options.functions, options.hosts)
         return 0
     defects, usual = 0, None
     with tempfile.TemporaryDirectory() as folder:
-        for line in run(options.functions, build(folder)):
+        for line in run(options.functions, build(folder), options.hosts):
             usual = line["told"] if line["n"] == 0 else usual
             why = wrong(line, usual)
             defects += bool(why)

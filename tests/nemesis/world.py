@@ -47,12 +47,13 @@ class Seen:
     left: dict | None = None
     code: int | None = None
     continues_at: float | None = None
+    killed: bool = False
 
     @property
     def reusable(self):
         """torch numbers groups anew only after an init_process_group that succeeded."""
         set_up = self.history is not None and all(e.outcome == "ok" for e in self.history if e.step == SETUP)
-        return self.left is not None and set_up
+        return self.left is not None and set_up and not self.killed
 
     @property
     def over(self):
@@ -138,6 +139,7 @@ class Worlds:
             _, fault = due.pop(0)
             seen = ranks[fault.rank]
             if fault.kind.startswith("SIGKILL"):
+                seen.killed = True
                 os.kill(seen.member.process.pid, signal.SIGKILL)
             elif not seen.over and not seen.continues_at:
                 os.kill(seen.member.process.pid, signal.SIGSTOP)
