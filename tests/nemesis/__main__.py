@@ -1,6 +1,7 @@
 """python -m tests.nemesis --seed S [--worlds N] [--hosts 2]: worlds of random calls with faults; see README.md."""
 
 import argparse
+import importlib.util
 import subprocess
 import sys
 import time
@@ -70,6 +71,8 @@ def main():
         for seed in range(options.seed, options.seed + options.worlds):
             print(make(seed, options.hosts, options.timeout), end="\n\n")
         return 0
+    if importlib.util.find_spec("nvx") is None:
+        sys.exit("nvx is not importable: build it, and put it on PYTHONPATH")
     return bool(run_beside(options) if options.jobs > 1 else run_here(options))
 
 

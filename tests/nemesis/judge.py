@@ -4,7 +4,7 @@ I1  No call succeeds with a wrong result, or without a rank that it needs.
 I2  No call succeeds that a rank begins after its group has failed there.
 I3  Every survivor ends within a bound, with errors that are nvx's and name a rank at fault.
 I4  Nothing is left behind: descriptors, threads, shared mappings, children. No rank ends otherwise than by its fault.
-I5  Groups without a rank at fault do not notice.
+I5  Groups without a rank at fault do not notice. The survivors of deaths make a group without the dead.
 """
 
 import re

@@ -91,6 +91,11 @@ class Program:
     def faults_of(self, rank, step):
         return [f for f in self.faults if f.rank == rank and f.step == step and "outside" not in f.kind]
 
+    def surely_dead(self):
+        """The ranks that die at a step, if the other faults are harmless."""
+        dying = [f for f in self.faults if f.kind in DEADLY and "outside" not in f.kind]
+        return sorted({f.rank for f in dying}) if all(f in dying or f.kind in HARMLESS for f in self.faults) else []
+
 
 def make(seed, hosts=1, timeout=6.0, faults=None):
     """The program of a seed. `faults`: how many, instead of none to two by chance."""

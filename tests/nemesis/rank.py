@@ -48,7 +48,8 @@ class Player:
             for members in self.program.groups[1 : self.program.early]:
                 self.groups.append(dist.new_group(list(members), timeout=period))
 
-        return self.noted(SETUP, 0, make)
+        self.set_up_well = self.noted(SETUP, 0, make)
+        return self.set_up_well
 
     def play(self):
         for step in self.program.steps:
@@ -98,6 +99,22 @@ class Player:
         event.seconds, event.issued_after_failure = time.monotonic() - began, after_failure
         self.events.append(event)
         return event.outcome == "ok"
+
+    def go_on(self):
+        """The survivors of deaths, and of nothing else, make a group without the dead and use it."""
+        dead = self.program.surely_dead()
+        if not dead:
+            return
+
+        def shrink():
+            dist.shrink_group(dead, shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+            total = torch.tensor([self.rank + 1])
+            dist.all_reduce(total)
+            left = sum(rank + 1 for rank in range(self.program.world) if rank not in dead)
+            return None if total.item() == left else f"the survivors' sum is {total.item()}, not {left}"
+
+        if not self.noted(SETUP, 0, shrink, False):
+            self.events[-1].outcome = "wrong"
 
     # --- faults
 
@@ -323,7 +340,8 @@ def play(connection, program, rank, port, prefix):
         connection.recv()  # until all have played: nobody leaves while another still calls
     player.pending.clear()
     player.groups.clear()
-    began = time.monotonic()
+    if player.set_up_well:
+        player.go_on()
     if dist.is_initialized():
         dist.destroy_process_group()
-    connection.send(("done", leftovers(), time.monotonic() - began))
+    connection.send(("done", leftovers(), player.events))

@@ -163,13 +163,13 @@ class Worlds:
                 seen.code = seen.member.process.exitcode
 
     def _take(self, seen, message):
-        kind, value, *_ = message
+        kind, value, *more = message
         if kind == "stopped":
             seen.continues_at = time.monotonic() + value
         elif kind == "played":
             seen.history = value
         else:
-            seen.left = value
+            seen.left, seen.history = value, *more
 
     def _hung(self, rank, seen):
         os.kill(seen.member.process.pid, signal.SIGCONT)
