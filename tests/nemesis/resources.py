@@ -145,7 +145,7 @@ def sweep(functions, hosts):
         for function in functions:
             for n in range(MOST + 1):
                 told = pair(folder, hosts, function, n)
-                print(json.dumps({"function": function, "n": n, "told": told}), flush=True)
+                print(json.dumps({"function": function, "hosts": hosts, "n": n, "told": told}), flush=True)
                 if n and "failed" in told[0] and not told[0]["failed"]:
                     break
 
@@ -173,7 +173,8 @@ def wrong(line, usual):
             return f"rank {rank} cannot make another group: {second}"
         if first != "ok" and "nvx" not in first:
             return f"rank {rank}'s error is not nvx's: {first}"
-        if told["descriptors"] > usual[rank]["descriptors"]:
+        # Connections to other hosts are made as they are needed, and close in the background.
+        if told["descriptors"] > usual[rank]["descriptors"] + (0 if line["hosts"] == 1 else 4):
             return f"rank {rank} holds {told['descriptors']} descriptors, not {usual[rank]['descriptors']}"
     errors = [told["ended"][0][0] for told in line["told"]]
     if line["told"][0]["failed"] and errors != ["ok", "ok"] and not any(re.search(REASONS, e) for e in errors):
