@@ -321,11 +321,13 @@ def fake(tensor):
 
 
 def freed(tensor):
+    tensor = tensor.clone()  # torch resizes no memory that is numpy's
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
 def shrunk(tensor):
+    tensor = tensor.clone()
     tensor.untyped_storage().resize_(tensor.nbytes - tensor.element_size())
     return tensor
 
