@@ -13,7 +13,7 @@ from tests.nemesis.rank import Event, differs
 from tests.nemesis.world import Worlds
 
 _C = pytest.importorskip("nvx._C", reason="nvx is not built")
-SECONDS, TIMEOUT = 9.0, 4.0  # for each number of hosts
+SECONDS, TIMEOUT = 9.0, 8.0  # for each number of hosts
 
 
 @pytest.mark.slow
