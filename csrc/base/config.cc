@@ -1,8 +1,6 @@
 #include "base/config.h"
 
 #include <algorithm>
-#include <cctype>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -52,20 +50,19 @@ constexpr Variable kVariables[] = {
     {"NVX_ON_ERROR", "raise", "", "effect of a failed operation: raise a Python exception, or abort the process",
      "raise, abort"},
     {"NVX_TIMEOUT_S", "0", "the group's timeout", "seconds an operation may wait, instead of the group's timeout",
-     kSeconds, 0, kMost},
+     kSeconds, 0},
     {"NVX_LIVENESS_S", "10", "",
-     "seconds after which a rank of another host that is waited for and gives no sign is lost", kSeconds, 1, kMost},
+     "seconds after which a rank of another host that is waited for and gives no sign is lost", kSeconds, 1},
     {"NVX_SPIN_US", "-1", "200, or 0 where ranks outnumber cores", "microseconds a waiter spins before it sleeps",
-     kWhole, -1, kMost},
+     kWhole, -1},
     {"NVX_ALGO", "", "size and ranks decide", "forces one_shot or pipelined wherever both are possible",
      "one_shot, pipelined"},
-    {"NVX_ONE_SHOT_BYTES", "-1", "the plan's", "largest message that goes through the one-shot slots", kWhole, -1,
-     64 << 10},
+    {"NVX_TUNE", "", "the table that `nvx explain` prints",
+     "keys of that table with other values, and '@' with the path of a file that `nvx tune` wrote "
+     "(@two.tune,all_reduce.one_shot=16K); groups are refused where a key is unknown or a value out of its bounds"},
     // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the
     // pads included.
-    {"NVX_STAGING_MB", "30", "", "most staging memory a process exports for all its groups", kWhole, 1, kMost},
-    {"NVX_LEASE_KB", "0", "sized from the caches and the rank count", "staging that one large operation leases", kWhole,
-     0, kMost},
+    {"NVX_STAGING_MB", "30", "", "most staging memory a process exports for all its groups", kWhole, 1},
     {"NVX_CPU_LEVEL", "", "the best that the processor has", "instruction-set level of the copy and reduce loops",
      "base, v3, v4"},
     {"NVX_DELEGATE", "none", "",
@@ -120,24 +117,8 @@ std::string fault_of_number(const Variable& v, const std::string& set) {
   if (!value) return "not a number";
   if (v.takes == kWhole && *value != std::floor(*value)) return "not a whole number";
   if (*value < v.least) return "less than " + decimal(v.least);
-  if (*value > v.most) return "more than " + decimal(v.most);
+  if (*value > kMost) return "more than " + decimal(kMost);
   return "";
-}
-
-/// Parses a size in bytes: 4096, 4K, 64M or 1G.
-std::optional<uint64_t> as_size(const std::string& set) {
-  constexpr char kUnits[] = "KMG";
-  if (set.empty() || !std::isdigit(uint8_t(set[0]))) return std::nullopt;
-  char* end = nullptr;
-  errno = 0;
-  const uint64_t value = std::strtoull(set.c_str(), &end, 10);
-  if (errno == ERANGE) return std::nullopt;
-  if (*end == '\0') return value;
-  const char* unit = std::strchr(kUnits, std::toupper(uint8_t(*end)));
-  if (!unit || end[1] != '\0') return std::nullopt;
-  const auto bits = 10 * (unit - kUnits + 1);
-  if (value > UINT64_MAX >> bits) return std::nullopt;
-  return value << bits;
 }
 
 /// Parses a list that names each collective at most once. Returns nothing if any item is wrong.
@@ -150,7 +131,7 @@ std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
     const size_t sign = one.find(':');
     const std::string name = trimmed(one.substr(0, sign));
     const auto same = [&](const HandOver& other) { return other.collective == name; };
-    const auto least = sign == std::string::npos ? 0 : as_size(trimmed(one.substr(sign + 1)));
+    const auto least = sign == std::string::npos ? 0 : size_of_text(trimmed(one.substr(sign + 1)));
     if (!least || std::count(known.begin(), known.end(), name) == 0 || std::any_of(all.begin(), all.end(), same))
       return std::nullopt;
     all.push_back({name, *least});
@@ -256,8 +237,7 @@ Config read() {
           .liveness = seconds("NVX_LIVENESS_S"),
           .spin_us = whole("NVX_SPIN_US"),
           .staging_mb = whole("NVX_STAGING_MB"),
-          .lease_kb = whole("NVX_LEASE_KB"),
-          .one_shot_bytes = whole("NVX_ONE_SHOT_BYTES"),
+          .tune = text("NVX_TUNE"),
           .delegate = hand_overs("NVX_DELEGATE"),
           .kernels = kernels_of(choice("NVX_KERNELS"))};
 }
@@ -278,7 +258,7 @@ std::string accepted(const Variable& v) {
   if (!*v.takes) return "any text";
   if (v.takes == kHandOvers) return "none, or a list of " + std::string(kHandOvers) + ", each with a size if wanted";
   if (!is_number(v)) return v.takes;
-  return std::string(v.takes) + " from " + decimal(v.least) + (v.most < kMost ? " to " + decimal(v.most) : " on");
+  return std::string(v.takes) + " from " + decimal(v.least) + " on";
 }
 
 std::string fault(const Variable& v) {
@@ -296,7 +276,7 @@ std::string fault(const Variable& v) {
 Agreed Config::agreed() const {
   Hash handed_over;
   for (const HandOver& one : delegate) handed_over.add(one.collective).add(one.least_bytes);
-  return {Hash().add(algorithm).value(), Hash().add(uint64_t(one_shot_bytes)).value(), handed_over.value(),
+  return {Hash().add(algorithm).value(), Hash().add(tune).value(), handed_over.value(),
           Hash().add(uint64_t(kernels)).value()};
 }
 

@@ -15,8 +15,8 @@ struct Variable {
   const char* fallback;
   const char* unset;  ///< the effect of the default, unless its value says so
   const char* meaning;
-  const char* takes = "";      ///< the accepted words, or a kind of value, as kWhole; empty: any text
-  double least = 0, most = 0;  ///< bounds of a number
+  const char* takes = "";  ///< the accepted words, or a kind of value, as kWhole; empty: any text
+  double least = 0;        ///< of a number
 };
 
 std::span<const Variable> variables();
@@ -50,7 +50,7 @@ Kernels kernels_of(const std::string& word);
 
 /// The variables that affect the choice of an algorithm. Ranks that differ in one of them would choose different
 /// algorithms, so set-up refuses them.
-inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_ONE_SHOT_BYTES", "NVX_DELEGATE", "NVX_KERNELS"};
+inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_TUNE", "NVX_DELEGATE", "NVX_KERNELS"};
 using Agreed = std::array<uint64_t, kAgreed.size()>;
 
 /// The environment at the first call of config().
@@ -68,8 +68,7 @@ struct Config {
   std::chrono::milliseconds liveness;
   int64_t spin_us;
   int64_t staging_mb;
-  int64_t lease_kb;
-  int64_t one_shot_bytes;
+  std::string tune;  ///< as set; set-up puts the values that it names in its place
   std::vector<HandOver> delegate;
   Kernels kernels;
 

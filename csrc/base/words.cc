@@ -1,7 +1,11 @@
 #include "base/words.h"
 
+#include <cctype>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <sstream>
 
 namespace nvx {
@@ -38,6 +42,21 @@ std::string joined(const std::vector<std::string>& names, const std::string& bet
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : between) + name;
   return text;
+}
+
+std::optional<uint64_t> size_of_text(const std::string& text) {
+  constexpr char kUnits[] = "KMG";
+  if (text.empty() || !std::isdigit(uint8_t(text[0]))) return std::nullopt;
+  char* end = nullptr;
+  errno = 0;
+  const uint64_t value = std::strtoull(text.c_str(), &end, 10);
+  if (errno == ERANGE) return std::nullopt;
+  if (*end == '\0') return value;
+  const char* unit = std::strchr(kUnits, std::toupper(uint8_t(*end)));
+  if (!unit || end[1] != '\0') return std::nullopt;
+  const auto bits = 10 * (unit - kUnits + 1);
+  if (value > UINT64_MAX >> bits) return std::nullopt;
+  return value << bits;
 }
 
 std::string seconds(double span) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,9 @@ std::string printable(std::string text);
 std::vector<std::string> items(const std::string& list);
 /// "eth0, eth1"
 std::string joined(const std::vector<std::string>& names, const std::string& between = ", ");
+
+/// The bytes that "4096", "4K", "64M" or "1G" means.
+std::optional<uint64_t> size_of_text(const std::string& text);
 
 /// "1.50 s"
 std::string seconds(double span);

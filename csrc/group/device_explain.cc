@@ -65,16 +65,20 @@ DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const DeviceQuestion& q, con
                                                                                    : DeviceAlgorithm::kExchangeChunks;
 }
 
-/// For a channel of the size that the first groups of a process get.
+/// The channel that the first groups of a process get.
+kernel::DeviceShape shape_for(const PlanFacts& facts) {
+  return device_shape(uint32_t(facts.ranks), uint32_t(facts.tuned(Tune::kBlocks)), pad_budget(SIZE_MAX, facts.tuning),
+                      facts.tuning);
+}
+
 std::vector<Way> by_kernels(const DeviceQuestion& q) {
-  const DevicePlanFacts facts{device_shape(uint32_t(q.facts.ranks), DeviceSideOptions().blocks, pad_budget(SIZE_MAX)),
-                              q.facts.force, q.facts.one_shot_bytes};
+  const DevicePlanFacts facts{shape_for(q.facts), q.facts.force, q.facts.tuning};
   const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
   std::vector<Way> ways;
   for (const DeviceAlgorithm algorithm : algorithms_of(q.collective)) {
     const bool chosen = algorithm == choice.algorithm;
     Way way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),
-            "NVX_ALGO, NVX_ONE_SHOT_BYTES", chosen && q.has_kernels};
+            "NVX_ALGO, NVX_TUNE", chosen && q.has_kernels};
     if (kernel_can(algorithm, q, facts.shape))
       way.estimate =
           estimate_device_algorithm(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
@@ -142,7 +146,7 @@ Way by_host(const DeviceQuestion& q) {
   if (in_chunks) why += "; in chunks of " + std::to_string(kChunk >> 20) + " MiB";
   const Estimate there = estimate_inside(choice.algorithm, q.collective, q.bytes, q.facts);
   return {"host memory", kernel::name(choice.algorithm),
-          why,           "NVX_ALGO, NVX_ONE_SHOT_BYTES",
+          why,           "NVX_ALGO, NVX_TUNE",
           true,          estimate_through_host(there, q.collective, q.bytes, q.facts.ranks)};
 }
 
@@ -164,6 +168,16 @@ DeviceLink slowest_link(const GpuTopology& topology) {
   if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, who + ", of unknown speed: assumes PCIe 3.0 x16"};
   const bool nvlink = pair.lanes > 0 && pair.no_peer_access.empty();
   return {nvlink ? Kind::kNvlink : Kind::kPcie, pair.expected_gb_s, who};
+}
+
+uint64_t tuned(Tune key, const PlanFacts& facts) {
+  switch (key) {
+    case Tune::kLease: return most_lease(facts);
+    case Tune::kPastCaches: return past_caches(facts);
+    case Tune::kPackets: return shape_for(facts).packets;
+    case Tune::kChunkBytes: return shape_for(facts).chunk_bytes;
+    default: return facts.tuned(key);
+  }
 }
 
 std::vector<Way> explain_on_device(const DeviceQuestion& question) {

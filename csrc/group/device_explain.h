@@ -24,6 +24,9 @@ struct DeviceQuestion {
 /// captures. Marks the one that runs.
 std::vector<Way> explain_on_device(const DeviceQuestion& question);
 
+/// The value by which a group decides, also where the table leaves it to the machine.
+uint64_t tuned(Tune key, const PlanFacts& facts);
+
 /// The slowest link between the GPUs of this machine, by its data sheet; without GPUs, an NVLink that is named as an
 /// assumption.
 DeviceLink slowest_link(const GpuTopology& topology);

@@ -21,6 +21,7 @@ NvxOptions options_of_child(Group& group, const c10::intrusive_ptr<c10d::Backend
   if (override) options.group_name = override->group_name, options.group_desc = override->group_desc;
   const auto own = c10::dynamic_intrusive_pointer_cast<NvxOptions>(override);
   options.kernels = own && own->kernels ? own->kernels : group.core().members.kernels;
+  options.tune = own && !own->tune.empty() ? own->tune : group.core().members.tune;
   options.ranks_unknown = global_ranks.empty();
   options.global_ranks_in_group = std::move(global_ranks);
   return options;

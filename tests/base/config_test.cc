@@ -83,9 +83,7 @@ TEST(Config, SaysWhichNumbersItDoesNotTake) {
       {"NVX_STAGING_MB", "1.5", "not a whole number"},
       {"NVX_STAGING_MB", "0", "less than 1"},
       {"NVX_STAGING_MB", "99999999999999999999", "more than 1000000000"},
-      {"NVX_LEASE_KB", "-4", "less than 0"},
-      {"NVX_ONE_SHOT_BYTES", "65537", "more than 65536"},
-      {"NVX_ONE_SHOT_BYTES", "0x10", "not a number"},
+      {"NVX_STAGING_MB", "0x10", "not a number"},
   };
   for (const Row& row : kRows) {
     const auto v = std::find_if(variables().begin(), variables().end(),
@@ -128,7 +126,7 @@ TEST(Config, SaysTheAcceptedValuesAndTheDefaultOfEachVariable) {
   }
   EXPECT_EQ(takes["NVX_DEBUG"], "warn, info, trace");
   EXPECT_EQ(takes["NVX_TIMEOUT_S"], "a number from 0 on");
-  EXPECT_EQ(takes["NVX_ONE_SHOT_BYTES"], "a whole number from -1 to 65536");
+  EXPECT_EQ(takes["NVX_SPIN_US"], "a whole number from -1 on");
   EXPECT_EQ(takes["NVX_HOST_ID"], "any text");
   EXPECT_EQ(unset["NVX_DEBUG"], "warn");
   EXPECT_EQ(unset["NVX_SPIN_US"], "-1: 200, or 0 where ranks outnumber cores");
@@ -236,7 +234,7 @@ TEST(Config, WhatRanksMustAgreeOnIsHashedByItsName) {
   std::array<Config, kAgreed.size()> other;
   other.fill(one);
   other[0].algorithm = "one_shot";
-  other[1].one_shot_bytes = 17;
+  other[1].tune = "lease=1M";
   other[2].delegate = {{"all_reduce", 1 << 20}};
   other[3].kernels = Kernels::kAlways;
   for (size_t i = 0; i < kAgreed.size(); ++i) {

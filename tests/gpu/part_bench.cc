@@ -227,7 +227,8 @@ int product(const PartOptions& options) {
   Report report("product", options.span);
   const uint32_t resident = resident_blocks();
   for (const uint32_t n : options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4, 16, 32} : options.ranks) {
-    std::vector<uint32_t> blocks{std::min(kBlocks, resident / n)};  // a group's choice, and others for comparison
+    std::vector<uint32_t> blocks{std::min(uint32_t(Tuning().of(Tune::kBlocks, n)),
+                                          resident / n)};  // a group's choice, and others for comparison
     for (const uint32_t other : {16u, 32u}) {
       if (other != blocks[0] && n * other <= resident) blocks.push_back(other);
     }

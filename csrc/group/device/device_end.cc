@@ -192,7 +192,8 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   Rooms rooms = agree(exchange, resident);
   promise_ = std::move(rooms.promise);
   why_fewer_ = std::move(rooms.why_fewer);
-  channel_.shape = device_shape(uint32_t(options_.ranks), rooms.blocks, pad_budget(rooms.arena_free));
+  channel_.shape = device_shape(uint32_t(options_.ranks), rooms.blocks, pad_budget(rooms.arena_free, options_.tuning),
+                                options_.tuning);
   channel_.rank = uint32_t(options_.rank);
   TrialSetting setting;
   setting.rank = options_.rank;

@@ -26,13 +26,14 @@ struct DeviceSideOptions {
   int ranks = 1;
   int device = 0;
   uint64_t host = 0;                                    ///< ranks with an equal value can pass each other descriptors
-  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `one_shot_bytes`
-  size_t one_shot_bytes = 0;
-  uint32_t blocks = kBlocks;                 ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
-  uint32_t processes = 0;                    ///< see `RoomRequest`
-  uint32_t first_epoch = 0;                  ///< tests start near the wrap
-  std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
-  std::chrono::milliseconds busy{10'000};    ///< the limit for other work to let the first kernels begin
+  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `tuning`
+  Tuning tuning = {};
+  uint32_t blocks =
+      uint32_t(Tuning().of(Tune::kBlocks, 2));  ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
+  uint32_t processes = 0;                       ///< see `RoomRequest`
+  uint32_t first_epoch = 0;                     ///< tests start near the wrap
+  std::chrono::milliseconds patience{2000};     ///< the limit for each trial of a kind of memory with a peer
+  std::chrono::milliseconds busy{10'000};       ///< the limit for other work to let the first kernels begin
   /// Kernels of which a small operation takes longer are not used; 0: whatever it takes.
   std::chrono::microseconds slowest{0};
   std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves

@@ -45,7 +45,7 @@ DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOpt
     : launcher_(std::move(launcher)),
       order_(std::move(order)),
       end_(home, exchange, options, *launcher_),
-      facts_{end_.channel().shape, options.force, options.one_shot_bytes},
+      facts_{end_.channel().shape, options.force, options.tuning},
       diagnosis_(options.group, options.rank, options.name, options.describe),
       launched_(options.first_epoch),
       streams_(home.id(), options.device),

@@ -202,7 +202,8 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
     look_while_waiting(ranks[turn]);
   };
   options.force = members_.facts.force;
-  options.one_shot_bytes = members_.facts.one_shot_bytes;
+  options.tuning = members_.facts.tuning;
+  options.blocks = uint32_t(members_.facts.tuned(Tune::kBlocks));
   options.first_epoch = members_.first_epoch;
   options.peers_gone = members_.everybody_gone();
   options.pool_news = {

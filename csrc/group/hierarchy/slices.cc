@@ -11,9 +11,6 @@ namespace {
 using kernel::Collective;
 using kernel::Piece;
 
-/// Bytes of a rail, up to which a copy costs less than a step inside the host.
-constexpr size_t kMostPacked = 16 << 10;
-
 InterHostPlan plan_for(const Slices::Source& s) {
   const Operation& o = s.o;
   const schedule::Collective between = across(o.collective);
@@ -281,7 +278,7 @@ class AllGather final : public Slices {
     carries_ = rails_.carries();
     cut_by(o_.proxy ? proxy_slice(plan_, facts_) : plan_.slice, o_.recv.longest());
     rounds_ = rails_.rounds();
-    packed_ = !o_.proxy && !rails_.alone() && cut_.bytes * rails_.hosts() <= kMostPacked;
+    packed_ = !o_.proxy && !rails_.alone() && cut_.bytes * rails_.hosts() <= facts_.tuned(Tune::kAllGatherPacked);
     if (o_.proxy || packed_) room_ = rails_.hosts() * std::min(cut_.slice, cut_.bytes);
     if (packed_) room_ *= rails_.count();
   }

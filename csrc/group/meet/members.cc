@@ -1,8 +1,12 @@
 #include "group/meet/members.h"
 
 #include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <sstream>
 
 #include "base/config.h"
+#include "base/log.h"
 #include "group/meet/store_meeting.h"
 #include "group/plan/operation.h"
 #include "net/group_port.h"
@@ -57,7 +61,19 @@ std::function<bool()> Members::everybody_gone() const {
   };
 }
 
-PlanFacts facts_of(const Topology& topology, int rank) {
+Overrides tuning_of(const std::string& option) {
+  const Overrides::Read read = [](const std::string& path) -> std::optional<std::string> {
+    std::ostringstream content;
+    if (std::ifstream file(path); !file || !(content << file.rdbuf())) return std::nullopt;
+    return content.str();
+  };
+  Overrides overrides;
+  overrides.add(config().tune, SetBy::kVariable, "NVX_TUNE", read);
+  overrides.add(option, SetBy::kOption, "nvx.Options(tune=...)", read);
+  return overrides;
+}
+
+PlanFacts facts_of(const Topology& topology, int rank, const Overrides& overrides) {
   PlanFacts facts;
   facts.ranks = topology.hosts[size_t(topology.host_of[size_t(rank)])].size();
   facts.hosts = topology.hosts.size();
@@ -66,11 +82,14 @@ PlanFacts facts_of(const Topology& topology, int rank) {
   facts.cores = topology.cores;
   if (topology.l2_bytes) facts.l2_bytes = topology.l2_bytes;
   if (topology.l3_bytes) facts.l3_bytes = topology.l3_bytes;
-  const bool no_one_shot = config().one_shot_bytes == 0;
-  if (config().algorithm == "pipelined" || no_one_shot) facts.force = PlanFacts::Force::kPipelined;
+  size_t most = 0;  // not this host's: all hosts choose alike between hosts
+  for (const std::vector<int>& host : topology.hosts) most = std::max(most, host.size());
+  facts.tuning = overrides.of(most);
+  static std::atomic<bool> said{false};
+  if (most > 1 && overrides.misses(most) && !said.exchange(true))
+    NVX_LOG(kWarn, "no file of NVX_TUNE is for %zu ranks on a host: groups of so many use the defaults", most);
+  if (config().algorithm == "pipelined") facts.force = PlanFacts::Force::kPipelined;
   if (config().algorithm == "one_shot") facts.force = PlanFacts::Force::kOneShot;
-  facts.one_shot_bytes = size_t(std::max<int64_t>(config().one_shot_bytes, 0));
-  facts.lease_bytes = size_t(config().lease_kb) << 10;
   return facts;
 }
 

@@ -32,6 +32,7 @@ struct Members {
   Topology topology;
   PlanFacts facts;
   Kernels kernels = Kernels::kIfFast;
+  std::string tune;  ///< the option of the group; groups that split off inherit it
   std::shared_ptr<Neighbours> neighbours;
   Span pad_span;                                  ///< of this rank, in its process's arena
   std::vector<std::shared_ptr<Neighbour>> peers;  ///< by `local_rank`; null for ranks of this process
@@ -70,9 +71,12 @@ struct Members {
   std::function<bool()> everybody_gone() const;
 };
 
+/// The values that `NVX_TUNE` and a group's option set. Reads the files that they name. Throws Error.
+Overrides tuning_of(const std::string& option = {});
+
 /// The facts on which a rank's plans depend. If hosts have different numbers of ranks, each host plans for its own
 /// number; hosts need not agree on it.
-PlanFacts facts_of(const Topology& topology, int rank);
+PlanFacts facts_of(const Topology& topology, int rank, const Overrides& overrides = {});
 
 /// Tells ranks of other hosts why the group has failed here: the ranks with which this one has exchanged data, and one
 /// rank of each host, which tells its host. Best effort. A failure reported by another rank goes only to the former.

@@ -101,6 +101,9 @@ void SetUp::find_members(Doorway& door) {
   Hello self = describe_self(rank(), options_.host);
   Config mine = config();
   mine.kernels = members_.kernels = options_.kernels.value_or(mine.kernels);
+  members_.tune = options_.tune;
+  const Overrides overrides = tuning_of(options_.tune);
+  mine.tune = overrides.text();
   self.agreed = mine.agreed();
   if (const net::JobKey* const key = net::JobKey::here()) self.key_tag = key->tag();
   self.arena = members_.neighbours->arena().id();
@@ -112,7 +115,8 @@ void SetUp::find_members(Doorway& door) {
   members_.topology.global_ranks = options_.global_ranks;
   members_.generation = meeting_.generation();
   door.hand_out(meeting_.handout());
-  members_.facts = facts_of(members_.topology, rank());
+  members_.facts = facts_of(members_.topology, rank(), overrides);
+  if (!mine.tune.empty()) NVX_LOG(kInfo, "group %s: tuned: %s", name().c_str(), mine.tune.c_str());
   members_.id = members_.topology.ranks[0].nonce;
   kernel::Pad own(members_.neighbours->arena().at(members_.pad_span.offset), size());
   own.header().group = members_.id;

@@ -13,7 +13,6 @@ namespace {
 using kernel::kEnvelopes;
 
 constexpr size_t kStreamDepth = 4;
-constexpr size_t kMostStream = 2 << 20;
 constexpr uint64_t kMostGranted = kEnvelopes;  // the size of the ring of grants
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
@@ -123,7 +122,8 @@ bool NearPeer::read_grants() {
 }
 
 bool NearPeer::lease(size_t bytes) {
-  const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, kMostStream);
+  const size_t wanted =
+      std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, core_.members.facts.tuned(Tune::kMessageLease));
   if (lease_ && lease_wanted_ >= wanted) return true;
   if (lease_) {
     // Only between messages: the receiver reads the lease's location with its next chunk.

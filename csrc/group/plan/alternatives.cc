@@ -14,8 +14,8 @@ std::vector<Way> inside(Collective collective, size_t bytes, const PlanFacts& fa
   std::vector<Way> ways;
   for (const kernel::Algorithm algorithm : algorithms) {
     const bool is_small = has_choice && algorithm == algorithms.front();
-    Way way{"shared memory", kernel::name(algorithm), choice.why,
-            has_choice ? "NVX_ALGO, NVX_ONE_SHOT_BYTES" : "nothing", algorithm == choice.algorithm};
+    Way way{"shared memory", kernel::name(algorithm), choice.why, has_choice ? "NVX_ALGO, NVX_TUNE" : "nothing",
+            algorithm == choice.algorithm};
     if (!way.runs) way.why = is_small ? "for shorter messages" : "for longer messages";
     if (is_small && bytes > kernel::kSlotBytes) {
       way.why = "a slot holds " + std::to_string(kernel::kSlotBytes) + " bytes";

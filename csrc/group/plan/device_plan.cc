@@ -48,15 +48,6 @@ const DeviceRow& device_row(Collective collective) {
   return kDeviceTable[std::size(kDeviceTable) - 1];
 }
 
-/// The sizes up to which one trip beats two. One trip sends every rank's whole message to every other rank, n / 2 times
-/// the bytes of two trips, and saves 1 to 2 us. With two ranks it never sends more. Derived from published figures for
-/// GPUs on NVLink, not measured.
-struct Trip {
-  size_t most_ranks;
-  size_t bytes;
-};
-constexpr Trip kOneTrip[] = {{2, kNoLimit}, {4, 64 << 10}, {8, 32 << 10}, {kNoLimit, 16 << 10}};
-
 bool is_whole(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduce;
 }
@@ -64,11 +55,7 @@ bool is_whole(Collective collective) {
 size_t one_trip_limit(const DeviceRow& row, const DevicePlanFacts& facts) {
   const size_t held = most_bytes(row.packets, facts.shape);
   if (facts.force == PlanFacts::Force::kOneShot) return held;
-  if (facts.one_shot_bytes) return std::min(held, facts.one_shot_bytes);
-  if (!is_whole(row.collective)) return held;
-  const auto* trip = std::find_if(std::begin(kOneTrip), std::end(kOneTrip),
-                                  [&](const Trip& t) { return facts.shape.ranks <= t.most_ranks; });
-  return std::min(held, trip->bytes);
+  return std::min(held, facts.tuned(is_whole(row.collective) ? Tune::kOneShot : Tune::kPiece));
 }
 
 constexpr size_t down_to(size_t n, size_t multiple) { return n / multiple * multiple; }
@@ -95,7 +82,9 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
   if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "NVX_ALGO asks for chunks"};
   if (r.pair_by_pair()) return {r.packets, "each pair decides: packets if its piece fits, otherwise chunks"};
   if (bytes <= one_trip_limit(r, facts)) return {r.packets, "it fits into packets: one trip"};
-  if (r.trips == PacketTrips::kTwo && bytes <= most_bytes(DeviceAlgorithm::kReducePacketsTwoShot, facts.shape))
+  const size_t two_shot =
+      std::min(most_bytes(DeviceAlgorithm::kReducePacketsTwoShot, facts.shape), facts.tuned(Tune::kTwoShot));
+  if (r.trips == PacketTrips::kTwo && bytes <= two_shot)
     return {DeviceAlgorithm::kReducePacketsTwoShot, "every rank's slice fits into packets: two trips, for fewer bytes"};
   return {r.chunks, "too large for packets: chunks"};
 }
@@ -104,7 +93,7 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
 /// half of them for each trip. It takes one trip up to M / 4 divided by the number of ranks, as does a piece of an
 /// exchange. For a pad of 16 MiB that is 1 MiB and, with 8 ranks, 256 KiB. With 24 blocks, chunks are 10.6 KiB for 8
 /// ranks and 32 KiB for 2. Greetings and counters of 8 ranks take 72 KiB.
-kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes) {
+kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes, const Tuning& tuning) {
   constexpr size_t kFewestPackets = kernel::kRowPackets, kMostPackets = 4096, kSmallestChunk = 1 << 10,
                    kLargestChunk = 32 << 10;
   const size_t cells = size_t(std::max(ranks, 1u)) * std::max(blocks, 1u), half = pad_bytes / 2;
@@ -113,14 +102,16 @@ kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_byt
   shape.packets = uint32_t(std::clamp(down_to(packets, kernel::kRowPackets), kFewestPackets, kMostPackets));
   const size_t chunk = half / (kernel::kChunks * cells);
   shape.chunk_bytes = uint32_t(std::clamp(down_to(chunk, kernel::kCacheLine), kSmallestChunk, kLargestChunk));
+  if (const uint64_t own = tuning.of(Tune::kPackets, ranks)) shape.packets = uint32_t(own);
+  if (const uint64_t own = tuning.of(Tune::kChunkBytes, ranks)) shape.chunk_bytes = uint32_t(own);
   return shape;
 }
 
 /// The arena serves all groups of the process. Of 64 MiB the first group gets the most that pays, 16 MiB and a little.
 /// Later groups get less until others have gone, and nothing only if the arena is nearly full.
-size_t pad_budget(size_t free_bytes) {
-  constexpr size_t kLeast = 512 << 10, kMost = 16 << 20;
-  return std::clamp(free_bytes / 4, kLeast, kMost);
+size_t pad_budget(size_t free_bytes, const Tuning& tuning) {
+  constexpr size_t kLeast = 512 << 10;
+  return std::clamp(free_bytes / 4, kLeast, size_t(tuning.of(Tune::kPad, 2)));
 }
 
 }  // namespace nvx

@@ -13,7 +13,9 @@ namespace nvx {
 struct DevicePlanFacts {
   kernel::DeviceShape shape;
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< kOneShot: one trip wherever packets can hold the data
-  size_t one_shot_bytes = 0;                            ///< the user's limit for one trip; 0: the table's
+  Tuning tuning = {};
+
+  size_t tuned(Tune key) const { return size_t(tuning.of(key, shape.ranks)); }
 };
 
 struct DeviceChoice {
@@ -33,15 +35,11 @@ std::vector<kernel::DeviceAlgorithm> algorithms_of(kernel::Collective collective
 /// for algorithms with chunks.
 size_t most_bytes(kernel::DeviceAlgorithm algorithm, const kernel::DeviceShape& shape);
 
-/// The blocks of each rank, if its GPU has room for them. On an H200 a block of a bulk operation sends 16 GB/s with
-/// chunks of 8 KiB and 21 GB/s with 16 KiB (`bench/results/gpu_h200.json`, part `bench`), so this many fill most of the
-/// 450 GB/s of NVLink that it has each way. Small messages are as fast with 32 blocks as with 16.
-inline constexpr uint32_t kBlocks = 24;
-
-/// The shape of a channel with a pad of about `pad_bytes`, half for packets and half for chunks. Pure.
-kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes);
+/// The shape of a channel with a pad of about `pad_bytes`, half for packets and half for chunks, unless these are
+/// tuned. Pure.
+kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes, const Tuning& tuning = {});
 
 /// The size of a pad, given the free bytes of the fullest arena.
-size_t pad_budget(size_t free_bytes);
+size_t pad_budget(size_t free_bytes, const Tuning& tuning = {});
 
 }  // namespace nvx

@@ -13,29 +13,30 @@ namespace {
 using kernel::Algorithm;
 using kernel::Collective;
 
+constexpr size_t kSlot = kernel::kSlotBytes;
+
 /// One row per collective: its algorithm for messages up to the limit, and for larger ones.
 struct Row {
   Collective collective;
   const char* name;
-  Algorithm small;
-  size_t limit_for_2;   ///< bytes up to which 2 ranks use `small` ...
-  size_t limit_beyond;  ///< ... and more ranks: in one-shot every rank reads all messages
-  Algorithm large;
+  Algorithm small, large;
+  Tune limit = {};  ///< where `small` and `large` differ
 };
 
-constexpr size_t kSlot = kernel::kSlotBytes;
-
 constexpr Row kTable[] = {
-    {Collective::kAllReduce, "all_reduce", Algorithm::kReduceOneShot, kSlot, 16 << 10, Algorithm::kReducePipelined},
-    {Collective::kReduce, "reduce", Algorithm::kReduceOneShot, 32 << 10, 16 << 10, Algorithm::kReducePipelined},
-    {Collective::kReduceScatter, "reduce_scatter", Algorithm::kReduceScatterOneShot, kSlot, kSlot,
-     Algorithm::kReduceScatterPipelined},
-    {Collective::kAllGather, "all_gather", Algorithm::kPublishOneShot, kSlot, kSlot, Algorithm::kPublishPipelined},
-    {Collective::kBroadcast, "broadcast", Algorithm::kPublishOneShot, kSlot, kSlot, Algorithm::kPublishPipelined},
-    {Collective::kAllToAll, "all_to_all", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
-    {Collective::kGather, "gather", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
-    {Collective::kScatter, "scatter", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
-    {Collective::kBarrier, "barrier", Algorithm::kBarrier, kSlot, kSlot, Algorithm::kBarrier},
+    {Collective::kAllReduce, "all_reduce", Algorithm::kReduceOneShot, Algorithm::kReducePipelined,
+     Tune::kAllReduceOneShot},
+    {Collective::kReduce, "reduce", Algorithm::kReduceOneShot, Algorithm::kReducePipelined, Tune::kReduceOneShot},
+    {Collective::kReduceScatter, "reduce_scatter", Algorithm::kReduceScatterOneShot, Algorithm::kReduceScatterPipelined,
+     Tune::kReduceScatterOneShot},
+    {Collective::kAllGather, "all_gather", Algorithm::kPublishOneShot, Algorithm::kPublishPipelined,
+     Tune::kAllGatherOneShot},
+    {Collective::kBroadcast, "broadcast", Algorithm::kPublishOneShot, Algorithm::kPublishPipelined,
+     Tune::kBroadcastOneShot},
+    {Collective::kAllToAll, "all_to_all", Algorithm::kExchange, Algorithm::kExchange},
+    {Collective::kGather, "gather", Algorithm::kExchange, Algorithm::kExchange},
+    {Collective::kScatter, "scatter", Algorithm::kExchange, Algorithm::kExchange},
+    {Collective::kBarrier, "barrier", Algorithm::kBarrier, Algorithm::kBarrier},
 };
 
 const Row& row(Collective collective) {
@@ -45,20 +46,20 @@ const Row& row(Collective collective) {
   return kTable[std::size(kTable) - 1];
 }
 
-/// A chunk should pass between cores while it is in the second-level cache, and the staging of all ranks together
-/// should fit the last-level cache.
-size_t most_lease(const PlanFacts& facts) {
-  if (facts.lease_bytes) return std::max(facts.lease_bytes, LeasePool::kSmallest);
-  const size_t share = facts.l3_bytes * 3 / 4 / std::max<size_t>(facts.ranks, 1);
-  return std::clamp<size_t>(std::min(share, kernel::kDepth * facts.l2_bytes), 1 << 20, 12 << 20);
-}
-
 size_t lease_for(size_t bytes, const PlanFacts& facts) {
   const size_t padded = bytes + 64 * facts.ranks;  // every part begins on a cache line
   return std::clamp(std::bit_ceil(padded), LeasePool::kSmallest, most_lease(facts));
 }
 
 }  // namespace
+
+/// A chunk should pass between cores while it is in the second-level cache, and the staging of all ranks together
+/// should fit the last-level cache.
+size_t most_lease(const PlanFacts& facts) {
+  if (const size_t own = facts.tuned(Tune::kLease)) return own;
+  const size_t share = facts.l3_bytes * 3 / 4 / std::max<size_t>(facts.ranks, 1);
+  return std::clamp<size_t>(std::min(share, kernel::kDepth * facts.l2_bytes), 1 << 20, 12 << 20);
+}
 
 const char* name(Collective collective) { return collective == Collective::kNone ? "nothing" : row(collective).name; }
 
@@ -73,13 +74,16 @@ size_t one_shot_limit(Collective collective, const PlanFacts& facts) {
   if (r.small == r.large) return kSlot;
   if (facts.force == PlanFacts::Force::kOneShot) return kSlot;
   if (facts.force == PlanFacts::Force::kPipelined) return 0;
-  if (facts.one_shot_bytes) return std::min(facts.one_shot_bytes, kSlot);
-  return facts.ranks <= 2 ? r.limit_for_2 : r.limit_beyond;
+  return facts.tuned(r.limit);
+}
+
+size_t past_caches(const PlanFacts& facts) {
+  if (facts.tuning.set_by(Tune::kPastCaches) != SetBy::kDefault) return facts.tuned(Tune::kPastCaches);
+  return facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1);
 }
 
 kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts) {
-  return bytes >= facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1) ? kernel::CachePolicy::kPast
-                                                                        : kernel::CachePolicy::kCached;
+  return bytes >= past_caches(facts) ? kernel::CachePolicy::kPast : kernel::CachePolicy::kCached;
 }
 
 Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
@@ -92,6 +96,16 @@ namespace {
 
 using Across = schedule::Collective;
 
+/// A tuned number, or a fixed one.
+struct Limit {
+  constexpr Limit(Tune tuned) : key(tuned), is_tuned(true) {}
+  constexpr Limit(size_t number) : fixed(number) {}
+  bool allows(size_t n, const PlanFacts& facts) const { return n <= (is_tuned ? facts.tuned(key) : fixed); }
+
+  Tune key = {};
+  bool is_tuned = false;
+  size_t fixed = 0;
+};
 constexpr size_t kAny = SIZE_MAX;
 
 /// Whether one rank per host carries all data between hosts, or all rails carry one part each.
@@ -101,8 +115,8 @@ enum class By { kLeader, kRails };
 /// beyond a few hosts the steps cost more than the bytes.
 struct InterHostRow {
   Across collective;
-  size_t most_bytes;
-  size_t most_hosts;
+  Limit most_bytes;
+  Limit most_hosts;
   const char* schedule;
   By by;
   const char* why;
@@ -110,22 +124,28 @@ struct InterHostRow {
 };
 
 constexpr InterHostRow kInterHostPlans[] = {
-    {Across::kAllReduce, 16 << 10, 2, "pair", By::kLeader, "small, two hosts: one exchange"},
-    {Across::kAllReduce, 16 << 10, kAny, "recursive_doubling", By::kLeader, "small: the fewest steps"},
-    {Across::kAllReduce, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
+    {Across::kAllReduce, Tune::kAllReduceFewestSteps, size_t(2), "pair", By::kLeader, "small, two hosts: one exchange"},
+    {Across::kAllReduce, Tune::kAllReduceFewestSteps, kAny, "recursive_doubling", By::kLeader,
+     "small: the fewest steps"},
+    {Across::kAllReduce, kAny, Tune::kAllReduceRingHosts, "ring", By::kRails,
+     "large, few hosts: every byte is reduced once"},
     {Across::kAllReduce, kAny, kAny, "halving_doubling", By::kRails,
      "large, many hosts: the fewest steps for the fewest bytes"},
-    {Across::kReduceScatter, 16 << 10, kAny, "halving", By::kRails, "small: the fewest steps"},
-    {Across::kReduceScatter, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
+    {Across::kReduceScatter, Tune::kReduceScatterFewestSteps, kAny, "halving", By::kRails, "small: the fewest steps"},
+    {Across::kReduceScatter, kAny, Tune::kReduceScatterRingHosts, "ring", By::kRails,
+     "large, few hosts: every byte is reduced once"},
     {Across::kReduceScatter, kAny, kAny, "halving", By::kRails,
      "large, many hosts: the fewest steps for the fewest bytes"},
-    {Across::kAllGather, kAny, 4, "direct", By::kRails, "few hosts: every block goes directly to its destination"},
-    {Across::kAllGather, 16 << 10, kAny, "bruck", By::kRails, "small: the fewest steps", /*wants_alike=*/true},
+    {Across::kAllGather, kAny, Tune::kAllGatherDirectHosts, "direct", By::kRails,
+     "few hosts: every block goes directly to its destination"},
+    {Across::kAllGather, Tune::kAllGatherFewestSteps, kAny, "bruck", By::kRails, "small: the fewest steps",
+     /*wants_alike=*/true},
     {Across::kAllGather, kAny, kAny, "ring", By::kRails, "large: the fewest bytes, one neighbour"},
-    {Across::kBroadcast, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
-    {Across::kBroadcast, kAny, 8, "chain", By::kLeader, "large, few hosts: slices follow each other down the chain"},
+    {Across::kBroadcast, Tune::kBroadcastFewestSteps, kAny, "binomial", By::kLeader, "small: the fewest steps"},
+    {Across::kBroadcast, kAny, Tune::kBroadcastChainHosts, "chain", By::kLeader,
+     "large, few hosts: slices follow each other down the chain"},
     {Across::kBroadcast, kAny, kAny, "scatter_all_gather", By::kLeader, "large, many hosts: the fewest bytes a host"},
-    {Across::kReduce, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
+    {Across::kReduce, Tune::kReduceFewestSteps, kAny, "binomial", By::kLeader, "small: the fewest steps"},
     {Across::kReduce, kAny, kAny, "chain", By::kLeader, "large: slices follow each other up the chain"},
     {Across::kGather, kAny, kAny, "linear", By::kRails, "every block goes directly to its destination"},
     {Across::kScatter, kAny, kAny, "linear", By::kRails, "every block goes directly to its destination"},
@@ -158,20 +178,18 @@ const InsideRow& inside(Across collective, By by) {
                        [&](const InsideRow& r) { return r.collective == collective && r.by == by; });
 }
 
-/// A slice is just large enough that headers are negligible for every rail's messages: shorter slices overlap the steps
-/// inside and between hosts better. Whole TCP segments, so that none is short.
-constexpr size_t kMessage = 8 * (63 << 10);
-
 }  // namespace
 
 InterHostPlan plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blocks blocks) {
   for (const InterHostRow& r : kInterHostPlans) {
-    if (r.collective != collective || bytes > r.most_bytes || facts.hosts > r.most_hosts) continue;
+    if (r.collective != collective || !r.most_bytes.allows(bytes, facts)) continue;
+    if (!r.most_hosts.allows(facts.hosts, facts)) continue;
     if (r.wants_alike && blocks != Blocks::kAlike) continue;
     const bool cuts = collective == Across::kAllReduce || collective == Across::kReduceScatter;
     const size_t parts = cuts ? std::max<size_t>(std::min<size_t>(facts.hosts, 8), 1) : 1;
     const size_t rails = collective == Across::kAllReduce ? std::max<size_t>(facts.rails, 1) : 1;
-    const size_t slice = collective == Across::kReduceScatter ? kMessage : kMessage * parts * rails;
+    const size_t message = facts.tuned(Tune::kSlice);
+    const size_t slice = collective == Across::kReduceScatter ? message : message * parts * rails;
     const InsideRow& in = inside(collective, r.by);
     return {schedule::find(collective, r.schedule), slice, r.by == By::kLeader, in.before, in.after, r.why};
   }
@@ -242,10 +260,9 @@ std::string explain_inside(Collective collective, size_t bytes, const PlanFacts&
   const Choice choice = plan(collective, bytes, facts);
   std::string text = asked(collective, bytes) + ranks_of(facts.ranks) +
                      " on one host: " + kernel::name(choice.algorithm) + " (" + choice.why + "; one-shot up to " +
-                     std::to_string(one_shot_limit(collective, facts)) +
-                     " bytes, override with NVX_ALGO or NVX_ONE_SHOT_BYTES";
+                     std::to_string(one_shot_limit(collective, facts)) + " bytes, override with NVX_ALGO or NVX_TUNE";
   if (choice.lease_bytes) {
-    text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, override with NVX_LEASE_KB";
+    text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, at most the lease of NVX_TUNE";
   }
   if (policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast) text += "; results are written past the caches";
   return text + ")";

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "group/plan/tuning.h"
 #include "kernel/cpu/launch.h"
 #include "kernel/cpu/pad.h"
 #include "schedule/catalog.h"
@@ -20,8 +21,9 @@ struct PlanFacts {
   size_t l2_bytes = 1 << 20;
   size_t l3_bytes = 32 << 20;
   enum class Force { kNothing, kOneShot, kPipelined } force = Force::kNothing;
-  size_t one_shot_bytes = 0;  ///< the user's limit; 0: the table's
-  size_t lease_bytes = 0;     ///< the user's staging; 0: sized here
+  Tuning tuning = {};
+
+  size_t tuned(Tune key) const { return size_t(tuning.of(key, ranks)); }
 };
 
 struct Choice {
@@ -34,6 +36,11 @@ struct Choice {
 /// and write no longer fits the last-level cache: otherwise lines would be fetched only to be overwritten, and would
 /// evict data that is needed next. `kernel/reduce/cache_policy.h` decides for data that other ranks read.
 kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
+
+/// The most staging that a large operation leases.
+size_t most_lease(const PlanFacts& facts);
+/// The bytes from which `policy_to_keep()` bypasses the caches.
+size_t past_caches(const PlanFacts& facts);
 
 /// Pure: every rank gets the same answer to the same question. `bytes`: the most that one rank puts into its slot, or
 /// stages in total.

@@ -15,6 +15,7 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
   facts.size = size;
   facts.timeout = options.timeout;
   facts.kernels = options.kernels;
+  facts.tune = options.tune;
   facts.global_ranks = options.global_ranks_in_group;
   if (facts.global_ranks.empty() && !options.ranks_unknown) {  // the default group
     for (int r = 0; r < size; ++r) facts.global_ranks.push_back(uint64_t(r));

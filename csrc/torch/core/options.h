@@ -18,6 +18,8 @@ struct NvxOptions final : c10d::Backend::Options {
   bool ranks_unknown = false;
   /// Instead of `NVX_KERNELS`.
   std::optional<Kernels> kernels;
+  /// As `NVX_TUNE`; a key here counts instead of the same key there.
+  std::string tune;
 #ifdef C10D_BACKEND_HAS_HOOKS
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<NvxOptions>(*this); }
 #endif

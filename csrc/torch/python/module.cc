@@ -57,7 +57,11 @@ PlanFacts facts_of_some(size_t ranks, size_t hosts) {
     hellos[r].rank = int32_t(r);
     hellos[r].host = r * hosts / ranks;
   }
-  return facts_of(Topology::from(std::move(hellos)), 0);
+  try {
+    return facts_of(Topology::from(std::move(hellos)), 0, tuning_of());
+  } catch (const Error& error) {
+    C10_THROW_ERROR(ValueError, error.what());
+  }
 }
 
 std::string explain_choice(const std::string& collective, size_t bytes, size_t ranks, size_t hosts) {
@@ -112,6 +116,18 @@ py::dict taken_on_device(size_t ranks) {
                   "registers"_a = kernel::kRegisters / kernel::kLanes,
                   "gpu_bytes"_a = kernel::DevicePad{shape}.bytes() + kernel::DeviceState{shape}.bytes(),
                   "pinned_bytes"_a = kernel::control_bytes(shape.ranks));
+}
+
+/// One dict per key of `NVX_TUNE`.
+py::list tuning(size_t ranks, size_t hosts) {
+  const PlanFacts facts = facts_of_some(ranks, hosts);
+  py::list told;
+  for (const TuneRow& row : tune_rows()) {
+    told.append(py::dict("key"_a = row.name, "link"_a = row.link, "value"_a = tuned(row.key, facts),
+                         "set_by"_a = name(facts.tuning.set_by(row.key)), "least"_a = row.least, "most"_a = row.most,
+                         "multiple"_a = row.multiple, "meaning"_a = row.meaning));
+  }
+  return told;
 }
 
 /// (name, default with its effect, meaning, accepted values, why the current value is invalid).
@@ -228,6 +244,8 @@ timeout: how long an operation, or making the group, may wait: a timedelta. It c
     init_process_group or new_group is given, unless it is the default of 30 minutes; NVX_TIMEOUT_S counts instead of both.
 kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups that split off; "": as NVX_KERNELS says.
     The same on all ranks.
+tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of NVX_TUNE,
+    and inherited by groups that split off. The same on all ranks.
 group_desc: words of your own for the group, which nvx only keeps.
 group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.)";
 
@@ -243,11 +261,28 @@ std::string get_kernels(const ProcessGroupNVX::Options& options) {
   return options.kernels ? kKernelWords[size_t(*options.kernels)] : "";
 }
 
+void set_tune(ProcessGroupNVX::Options& options, const py::object& keys) {
+  std::string text;
+  if (py::isinstance<py::dict>(keys)) {
+    for (const auto& [key, value] : keys.cast<py::dict>())
+      text += (text.empty() ? "" : ",") + py::str(key).cast<std::string>() + '=' + py::str(value).cast<std::string>();
+  } else {
+    text = keys.cast<std::string>();
+  }
+  try {
+    if (!text.empty()) (void)tuning_of(text);
+  } catch (const Error& error) {
+    throw_argument_error(error.what());
+  }
+  options.tune = text;
+}
+
 py::object shown(const ProcessGroupNVX::Options& options) {
   const char* format =
-      "nvx.Options(timeout={!r}, group_desc={!r}, group_name={!r}, global_ranks_in_group={!r}, kernels={!r})";
+      "nvx.Options(timeout={!r}, group_desc={!r}, group_name={!r}, global_ranks_in_group={!r}, kernels={!r}, "
+      "tune={!r})";
   return py::str(format).format(options.timeout, options.group_desc, options.group_name, options.global_ranks_in_group,
-                                get_kernels(options));
+                                get_kernels(options), options.tune);
 }
 
 /// A class that derives from both, made like a class statement does.
@@ -300,13 +335,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
   Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options", kOptionsText)
-      .def(py::init([](std::chrono::milliseconds timeout, const std::string& kernels) {
+      .def(py::init([](std::chrono::milliseconds timeout, const std::string& kernels, const py::object& tune) {
              auto options = c10::make_intrusive<ProcessGroupNVX::Options>(timeout);
              set_kernels(*options, kernels);
+             set_tune(*options, tune);
              return options;
            }),
-           "timeout"_a = kBackendDefaultTimeout, "kernels"_a = "")
+           "timeout"_a = kBackendDefaultTimeout, "kernels"_a = "", "tune"_a = "")
       .def_property("kernels", &get_kernels, &set_kernels)
+      .def_property(
+          "tune", [](const ProcessGroupNVX::Options& options) { return options.tune; }, &set_tune)
       .def_readwrite("timeout", &ProcessGroupNVX::Options::timeout)
       .def_readwrite("group_name", &ProcessGroupNVX::Options::group_name)
       .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)
@@ -331,6 +369,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_timeout", &set_timeout, "backend"_a, "timeout"_a, py::call_guard<py::gil_scoped_release>());
   m.def("pool_stats", &pool_stats, "backend"_a);
   m.def("explain", &explain_choice, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1);
+  m.def("tuning", &tuning, "ranks"_a = 2, "hosts"_a = 1);
   m.def("ways", &ways_on_cpu, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1, "rdma_gb_s"_a = 0.0,
         "cores"_a = 0, "l3_bytes"_a = 0);
   m.def("taken_on_device", &taken_on_device, "ranks"_a);

@@ -259,6 +259,7 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   facts.size = int(plan->members.size());
   facts.timeout = plan->timeout;
   facts.kernels = options.kernels;
+  facts.tune = options.tune;
   facts.unwanted = [plan, work] {
     look_at(*plan);
     return work->called_off() || exiting.load();

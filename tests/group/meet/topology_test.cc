@@ -132,9 +132,9 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   EXPECT_EQ(Topology::from(apart).hosts.size(), 2u);
   std::vector<Hello> otherwise = hellos(2);
   otherwise[1].agreed[1] ^= 1;
-  expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES. Next: set the same on all ranks");
+  expect_refused(otherwise, "differ in NVX_TUNE. Next: set the same on all ranks");
   otherwise[1].agreed[2] ^= 1;
-  expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES and NVX_DELEGATE.");
+  expect_refused(otherwise, "differ in NVX_TUNE and NVX_DELEGATE.");
 }
 
 TEST(Topology, RanksWithDifferentJobKeysAreRefusedAndNamed) {

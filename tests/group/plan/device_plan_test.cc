@@ -80,7 +80,11 @@ TEST(DevicePlan, IsTheExpectedTable) {
 TEST(DevicePlan, WhatTheUserForcedDecides) {
   const DeviceShape shape = device_shape(8, 16, kPad);
   const DevicePlanFacts one_shot{shape, PlanFacts::Force::kOneShot}, chunks{shape, PlanFacts::Force::kPipelined};
-  const DevicePlanFacts limited{.shape = shape, .one_shot_bytes = 1000}, huge{.shape = shape, .one_shot_bytes = 64 * M};
+  DevicePlanFacts limited{.shape = shape}, huge{.shape = shape};
+  limited.tuning.set(Tune::kOneShot, 1000);
+  limited.tuning.set(Tune::kTwoShot, 4000);
+  limited.tuning.set(Tune::kPiece, 100);
+  huge.tuning.set(Tune::kOneShot, 64 * M);
   const auto all_reduce = [](size_t bytes, const DevicePlanFacts& facts) {
     return plan(Collective::kAllReduce, bytes, facts).algorithm;
   };
@@ -90,6 +94,11 @@ TEST(DevicePlan, WhatTheUserForcedDecides) {
   EXPECT_EQ(all_reduce(8, chunks), DeviceAlgorithm::kReduceChunks);
   EXPECT_EQ(all_reduce(1000, limited), DeviceAlgorithm::kReducePackets);
   EXPECT_EQ(all_reduce(1001, limited), DeviceAlgorithm::kReducePacketsTwoShot);
+  EXPECT_EQ(all_reduce(4000, limited), DeviceAlgorithm::kReducePacketsTwoShot);
+  EXPECT_EQ(all_reduce(4001, limited), DeviceAlgorithm::kReduceChunks);
+  EXPECT_EQ(plan(Collective::kReduce, 1001, limited).algorithm, DeviceAlgorithm::kReduceChunks);
+  EXPECT_EQ(plan(Collective::kAllGather, 100, limited).algorithm, DeviceAlgorithm::kExchangePackets);
+  EXPECT_EQ(plan(Collective::kAllGather, 101, limited).algorithm, DeviceAlgorithm::kExchangeChunks);
   EXPECT_EQ(all_reduce(128 * K + 1, huge), DeviceAlgorithm::kReducePacketsTwoShot)
       << "what packets do not hold they do not";
   EXPECT_EQ(plan(Collective::kBroadcast, 8, chunks).algorithm, DeviceAlgorithm::kExchangeChunks);
@@ -172,13 +181,23 @@ TEST(DevicePlan, CutsChannelsOutAsExpected) {
     EXPECT_EQ(shape.chunk_bytes, m.chunk_bytes) << m.ranks;
     EXPECT_EQ(kernel::DevicePad{shape}.bytes() >> 10, m.pad_kb) << m.ranks;
   }
+  Tuning own;
+  own.set(Tune::kPad, 1 * M);
+  EXPECT_EQ(pad_budget(64 * M, own), 1 * M);
+  own.set(Tune::kPackets, 128);
+  own.set(Tune::kChunkBytes, 64 << 10);
+  const DeviceShape shape = device_shape(8, 16, 8 * M, own);
+  EXPECT_TRUE(shape.sound());
+  EXPECT_EQ(shape.packets, 128u);
+  EXPECT_EQ(shape.chunk_bytes, 64u << 10);
 }
 
 TEST(DevicePlan, AnArenaServesManyGroups) {
   size_t left = 64 * M;
   int groups = 0;
   for (;; ++groups) {
-    const size_t pad = kernel::DevicePad{device_shape(8, kBlocks, pad_budget(left))}.bytes();
+    const size_t pad =
+        kernel::DevicePad{device_shape(8, uint32_t(Tuning().of(Tune::kBlocks, 8)), pad_budget(left))}.bytes();
     EXPECT_TRUE(groups >= 3 || pad > 8 * M) << groups;
     if (pad > left) break;
     left -= pad;

@@ -94,10 +94,11 @@ TEST(Plan, TheUsersChoiceIsKeptWhereItIsPossible) {
   EXPECT_EQ(plan(Collective::kAllReduce, 8, facts).algorithm, Algorithm::kReducePipelined);
   EXPECT_EQ(plan(Collective::kBarrier, 0, facts).algorithm, Algorithm::kBarrier);
   facts.force = PlanFacts::Force::kNothing;
-  facts.one_shot_bytes = 100;
+  facts.tuning.set(Tune::kAllReduceOneShot, 100);
   EXPECT_EQ(plan(Collective::kAllReduce, 100, facts).algorithm, Algorithm::kReduceOneShot);
   EXPECT_EQ(plan(Collective::kAllReduce, 101, facts).algorithm, Algorithm::kReducePipelined);
-  facts.lease_bytes = 512 * K;
+  EXPECT_EQ(plan(Collective::kReduce, 101, facts).algorithm, Algorithm::kReduceOneShot);
+  facts.tuning.set(Tune::kLease, 512 * K);
   EXPECT_EQ(plan(Collective::kAllReduce, 64 * M, facts).lease_bytes, 512 * K);
 }
 
@@ -129,7 +130,7 @@ TEST(Plan, StaysWithinTheSlotsAndTheStaging) {
 
 TEST(Plan, ExplainsItself) {
   const std::string text = explain(Collective::kAllReduce, 1 * M, machine(2));
-  for (const char* part : {"all_reduce", "1048576 bytes", "2 ranks", "reduce_pipelined", "NVX_ALGO", "NVX_LEASE_KB"}) {
+  for (const char* part : {"all_reduce", "1048576 bytes", "2 ranks", "reduce_pipelined", "NVX_ALGO", "NVX_TUNE"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
   EXPECT_EQ(explain(Collective::kAllReduce, 8, machine(1)),

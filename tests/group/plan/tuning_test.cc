@@ -1,0 +1,206 @@
+// The values that plans decide by: their defaults, as a table, and what users set instead.
+
+#include "group/plan/tuning.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/error.h"
+#include "group/plan/plan.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+constexpr uint64_t kAny = uint64_t(1) << 40;
+
+/// With 2, 4, 8 and 16 ranks on a host. Between them the next larger count decides.
+struct ExpectedDefault {
+  const char* key;
+  uint64_t by_2, by_4, by_8, by_16;
+};
+// clang-format off
+constexpr ExpectedDefault kDefaults[] = {
+    {"all_reduce.one_shot",             64 * K, 16 * K, 16 * K, 16 * K},
+    {"reduce.one_shot",                 32 * K, 16 * K, 16 * K, 16 * K},
+    {"reduce_scatter.one_shot",         64 * K, 64 * K, 64 * K, 64 * K},
+    {"all_gather.one_shot",             64 * K, 64 * K, 64 * K, 64 * K},
+    {"broadcast.one_shot",              64 * K, 64 * K, 64 * K, 64 * K},
+    {"lease",                                0,      0,      0,      0},
+    {"send.lease",                       2 * M,  2 * M,  2 * M,  2 * M},
+    {"past_caches",                          0,      0,      0,      0},
+    {"all_reduce.fewest_steps",         16 * K, 16 * K, 16 * K, 16 * K},
+    {"reduce.fewest_steps",             64 * K, 64 * K, 64 * K, 64 * K},
+    {"reduce_scatter.fewest_steps",     16 * K, 16 * K, 16 * K, 16 * K},
+    {"all_gather.fewest_steps",         16 * K, 16 * K, 16 * K, 16 * K},
+    {"broadcast.fewest_steps",          64 * K, 64 * K, 64 * K, 64 * K},
+    {"all_reduce.ring_hosts",                8,      8,      8,      8},
+    {"reduce_scatter.ring_hosts",            8,      8,      8,      8},
+    {"all_gather.direct_hosts",              4,      4,      4,      4},
+    {"broadcast.chain_hosts",                8,      8,      8,      8},
+    {"all_gather.packed",               16 * K, 16 * K, 16 * K, 16 * K},
+    {"slice",                          504 * K, 504 * K, 504 * K, 504 * K},
+    {"kernels.blocks",                      24,     24,     24,     24},
+    {"kernels.pad",                     16 * M, 16 * M, 16 * M, 16 * M},
+    {"kernels.packets",                      0,      0,      0,      0},
+    {"kernels.chunk",                        0,      0,      0,      0},
+    {"kernels.one_shot",                  kAny, 64 * K, 32 * K, 16 * K},
+    {"kernels.two_shot",                  kAny,   kAny,   kAny,   kAny},
+    {"kernels.piece",                     kAny,   kAny,   kAny,   kAny},
+};
+// clang-format on
+
+TEST(Tuning, DefaultsAreThisTable) {
+  ASSERT_EQ(std::size(kDefaults), tune_rows().size());
+  std::set<std::string> names;
+  for (size_t i = 0; i < std::size(kDefaults); ++i) {
+    const TuneRow& row = tune_rows()[i];
+    const ExpectedDefault& e = kDefaults[i];
+    EXPECT_STREQ(row.name, e.key);
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    const std::pair<size_t, uint64_t> kByRanks[] = {{1, e.by_2}, {2, e.by_2}, {3, e.by_4},  {4, e.by_4},
+                                                    {5, e.by_8}, {8, e.by_8}, {9, e.by_16}, {1000, e.by_16}};
+    for (const auto& [ranks, value] : kByRanks) {
+      EXPECT_EQ(Tuning().of(row.key, ranks), value) << row.name << " of " << ranks;
+      const bool derived = value == 0;
+      EXPECT_TRUE(derived || (value >= row.least && value <= row.most && value % row.multiple == 0)) << row.name;
+    }
+    EXPECT_EQ(Tuning().set_by(row.key), SetBy::kDefault);
+  }
+}
+
+const Overrides::Read kNoFile = [](const std::string&) { return std::nullopt; };
+
+Overrides overrides_of(const std::string& variable, const std::string& option = "",
+                       const std::map<std::string, std::string>& files = {}) {
+  const Overrides::Read read = [&](const std::string& path) -> std::optional<std::string> {
+    const auto file = files.find(path);
+    return file == files.end() ? std::nullopt : std::optional(file->second);
+  };
+  Overrides overrides;
+  overrides.add(variable, SetBy::kVariable, "NVX_TUNE", read);
+  overrides.add(option, SetBy::kOption, "nvx.Options(tune=...)", read);
+  return overrides;
+}
+
+std::string refused(const std::string& list) {
+  try {
+    Overrides().add(list, SetBy::kVariable, "NVX_TUNE", kNoFile);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kInvalid);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Tuning, TheBoundsAreAllowedAndNothingBeyondThem) {
+  for (const TuneRow& row : tune_rows()) {
+    const auto with = [&](uint64_t value) { return std::string(row.name) + "=" + std::to_string(value); };
+    EXPECT_EQ(refused(with(row.least)), "");
+    EXPECT_EQ(refused(with(row.most)), "");
+    const std::string bounds = "is not a number from " + std::to_string(row.least) + " to " + std::to_string(row.most);
+    EXPECT_NE(refused(with(row.most + 1)).find("nvx: NVX_TUNE: " + with(row.most + 1) + " " + bounds),
+              std::string::npos);
+    if (row.least > 0) {
+      EXPECT_NE(refused(with(row.least - 1)).find(bounds), std::string::npos);
+    }
+    if (row.multiple > 1) {
+      EXPECT_NE(refused(with(row.most - 1)).find("a multiple of "), std::string::npos);
+    }
+  }
+}
+
+TEST(Tuning, WhatIsNoSettingIsRefusedWithTheKeys) {
+  for (const char* item : {"all_reduce", "=1", "ALL_REDUCE.one_shot=1", "one_shot=1", "lease=", "lease=-1",
+                           "lease=1.5M", "lease=much", "lease=1M=2", "lease=99999999999999999999"}) {
+    const std::string text = refused(std::string("slice=504K, ") + item);
+    EXPECT_TRUE(text.starts_with("nvx: NVX_TUNE: ")) << item << ": " << text;
+    for (const TuneRow& row : tune_rows()) EXPECT_NE(text.find(row.name), std::string::npos) << item << ": " << text;
+  }
+  EXPECT_NE(refused("@nowhere").find("names nowhere, which cannot be read"), std::string::npos);
+}
+
+TEST(Tuning, AnOptionCountsBeforeTheVariableBeforeAFile) {
+  const std::map<std::string, std::string> files = {
+      {"two",
+       "# made by hand\nranks = 2\nhost = a, b\nlease = 1M  # best of three\nslice=64K\nall_reduce.one_shot = 1\n"},
+      {"four", "ranks = 4\nlease = 3M\n"},
+      {"any", "kernels.blocks = 7\n"}};
+  const Overrides all = overrides_of("slice=128K, @two,@four,@any", "all_reduce.one_shot=2,slice=192K", files);
+  const Tuning two = all.of(2), four = all.of(4);
+  EXPECT_EQ(two.of(Tune::kLease, 2), 1 * M);
+  EXPECT_EQ(two.set_by(Tune::kLease), SetBy::kFile);
+  EXPECT_EQ(four.of(Tune::kLease, 4), 3 * M);
+  EXPECT_EQ(two.of(Tune::kSlice, 2), 192 * K);
+  EXPECT_EQ(two.set_by(Tune::kSlice), SetBy::kOption);
+  EXPECT_EQ(two.of(Tune::kAllReduceOneShot, 2), 2u);
+  EXPECT_EQ(two.of(Tune::kBlocks, 2), 7u);
+  EXPECT_EQ(overrides_of("slice=128K,@two", "", files).of(2).set_by(Tune::kSlice), SetBy::kVariable);
+  EXPECT_EQ(two.set_by(Tune::kReduceOneShot), SetBy::kDefault);
+  EXPECT_STREQ(name(two.set_by(Tune::kSlice)), "option");
+}
+
+TEST(Tuning, AFileIsForItsOwnRanksAndVersion) {
+  const std::map<std::string, std::string> files = {{"two", "nvx = " NVX_VERSION "\nranks = 2\nlease = 1M\n"},
+                                                    {"old", "nvx = 0.0.1\nranks = 2\nno_such_key = 1\n"},
+                                                    {"bad", "ranks = none\n"},
+                                                    {"wrong", "ranks = 2\nlease = 1\n"}};
+  const Overrides two = overrides_of("@two", "", files);
+  EXPECT_FALSE(two.misses(2));
+  EXPECT_TRUE(two.misses(4));
+  EXPECT_EQ(two.of(4).set_by(Tune::kLease), SetBy::kDefault);
+  testing::internal::CaptureStderr();
+  const Overrides old = overrides_of("@old", "", files);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("old was written by `nvx tune` of nvx 0.0.1"), std::string::npos) << said;
+  EXPECT_EQ(old.text(), "");
+  EXPECT_FALSE(old.misses(4));
+  EXPECT_THROW(overrides_of("@bad", "", files), Error);
+  EXPECT_THROW(overrides_of("@wrong", "", files), Error);
+}
+
+/// Ranks compare this text: it names values, not where they come from.
+TEST(Tuning, TheTextIsThatOfTheValues) {
+  const std::map<std::string, std::string> files = {{"a", "ranks = 2\nlease = 1M\n"},
+                                                    {"b", "lease = 1024K\nranks = 2"}};
+  EXPECT_EQ(overrides_of("@a", "", files).text(), "lease=1048576 for 2 ranks");
+  EXPECT_EQ(overrides_of("@b", "", files).text(), overrides_of("@a", "", files).text());
+  EXPECT_EQ(overrides_of("slice=64K,lease=1M").text(), "lease=1048576, slice=65536");
+  EXPECT_EQ(overrides_of("lease=1M", "slice=64K").text(), overrides_of("slice=64K,lease=1M").text());
+  EXPECT_EQ(overrides_of("").text(), "");
+}
+
+TEST(Tuning, DecidesBetweenHostsToo) {
+  PlanFacts facts{.ranks = 2, .hosts = 4, .rails = 2, .world = 8};
+  const auto chosen = [&](schedule::Collective c, size_t bytes) {
+    return std::string(plan_between(c, bytes, facts).row->name);
+  };
+  using Across = schedule::Collective;
+  EXPECT_EQ(chosen(Across::kAllReduce, 16 * K), "recursive_doubling");
+  facts.tuning.set(Tune::kAllReduceFewestSteps, 100);
+  facts.tuning.set(Tune::kReduceFewestSteps, 100);
+  facts.tuning.set(Tune::kBroadcastFewestSteps, 100);
+  EXPECT_EQ(chosen(Across::kAllReduce, 100), "recursive_doubling");
+  EXPECT_EQ(chosen(Across::kAllReduce, 101), "ring");
+  EXPECT_EQ(chosen(Across::kReduce, 101), "chain");
+  EXPECT_EQ(chosen(Across::kBroadcast, 101), "chain");
+  facts.tuning.set(Tune::kAllReduceRingHosts, 3);
+  facts.tuning.set(Tune::kReduceScatterRingHosts, 3);
+  facts.tuning.set(Tune::kAllGatherDirectHosts, 3);
+  facts.tuning.set(Tune::kBroadcastChainHosts, 3);
+  EXPECT_EQ(chosen(Across::kAllReduce, 1 * M), "halving_doubling");
+  EXPECT_EQ(chosen(Across::kReduceScatter, 1 * M), "halving");
+  EXPECT_EQ(chosen(Across::kAllGather, 1 * M), "ring");
+  EXPECT_EQ(chosen(Across::kAllGather, 16 * K), "bruck");
+  EXPECT_EQ(chosen(Across::kBroadcast, 1 * M), "scatter_all_gather");
+  EXPECT_EQ(plan_between(Across::kBroadcast, 1 * M, facts).slice, 504 * K);
+  facts.tuning.set(Tune::kSlice, 64 * K);
+  EXPECT_EQ(plan_between(Across::kBroadcast, 1 * M, facts).slice, 64 * K);
+  EXPECT_EQ(policy_to_keep(1 * M, facts), kernel::CachePolicy::kCached);
+  facts.tuning.set(Tune::kPastCaches, 1 * M);
+  EXPECT_EQ(policy_to_keep(1 * M, facts), kernel::CachePolicy::kPast);
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,122 @@
+"""Tuned values: the same bits for all of them on one host, and options that ranks must share."""
+
+import copy
+import importlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_played_gpus, on_ranks, on_two_hosts, only_nvx
+
+
+def nvx_options(**given):
+    return importlib.import_module("nvx._C").ProcessGroupNVX.Options(**given)
+
+
+LIMITED = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
+
+
+def limits(size):
+    return {f"{collective}.one_shot": size for collective in LIMITED}
+
+
+ON_CPU = [
+    {},
+    limits(0) | {"lease": "256K"},
+    limits("64K") | {"lease": "1M", "past_caches": 0},
+    limits("4K") | {"lease": "8M", "past_caches": 1 << 40, "send.lease": "256K"},
+]
+ON_GPU = [
+    {},
+    {"kernels.one_shot": 0, "kernels.piece": 0, "kernels.blocks": 3, "kernels.chunk": "1K"},
+    {"kernels.one_shot": 0, "kernels.two_shot": 0, "kernels.blocks": 2, "kernels.pad": "512K"},
+    {"kernels.one_shot": "1G", "kernels.packets": 64, "kernels.blocks": 1, "kernels.chunk": "64K"},
+]
+
+
+def random(count, dtype, seed, device):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    return values.to(dtype).to(device)
+
+
+def results(group, count, dtype, device):
+    """The bytes of every collective's result. The sums depend on the order of their terms."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = random(count * world, dtype, 10 * count + rank, device)
+    summed, reduced, sent = mine.clone(), mine.clone(), mine.clone()
+    part, parts = mine[:count].clone(), torch.empty_like(mine)
+    dist.all_reduce(summed, group=group)
+    dist.reduce(reduced, 0, group=group)
+    dist.broadcast(sent, 1, group=group)
+    dist.all_gather_into_tensor(parts, part, group=group)
+    dist.reduce_scatter_tensor(part, mine, group=group)
+    kept = [summed, sent, parts, part, *([reduced] if rank == 0 else [])]
+    return [tensor.cpu().view(torch.uint8) for tensor in kept]
+
+
+def same_bits(settings, counts, device):
+    expected = {}
+    for tune in settings:
+        group = dist.new_group(pg_options=nvx_options(tune=tune))
+        for count in counts:
+            for dtype in (torch.float32, torch.bfloat16):
+                found = results(group, count, dtype, device)
+                for one, other in zip(found, expected.setdefault((count, dtype), found), strict=True):
+                    assert torch.equal(one, other), (tune, count, dtype)
+        dist.destroy_process_group(group)
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_every_setting_gives_the_same_bits(rank, world):
+    same_bits(ON_CPU, (1, 1000, 5000, 12345, 300_001), "cpu")
+
+
+@on_played_gpus(2)
+def test_every_setting_of_kernels_gives_the_same_bits(rank, world):
+    same_bits(ON_GPU, (1, 1000, 20_001), "fakegpu")
+
+
+@only_nvx
+@on_two_hosts(4)
+def test_hosts_follow_it_too(rank, world):
+    tune = {"slice": "64K", "all_reduce.fewest_steps": 0, "all_reduce.ring_hosts": 1, "all_gather.packed": 0}
+    group = dist.new_group(pg_options=nvx_options(tune=tune))
+    for count in (2, 100_000):
+        tensor = torch.full((count,), float(rank))
+        dist.all_reduce(tensor, group=group)
+        assert torch.equal(tensor, torch.full((count,), 6.0))
+        parts = torch.empty(count * world)
+        dist.all_gather_into_tensor(parts, torch.full((count,), float(rank)), group=group)
+        assert torch.equal(parts, torch.arange(4.0).repeat_interleave(count))
+
+
+@only_nvx
+@on_ranks(2)
+def test_options(rank, world):
+    assert nvx_options().tune == ""
+    options = nvx_options(tune={"lease": "1M", "all_reduce.one_shot": 8})
+    assert options.tune == copy.copy(options).tune == "lease=1M,all_reduce.one_shot=8"
+    assert repr(options).endswith("tune='lease=1M,all_reduce.one_shot=8')")
+    for wrong, why in (
+        ({"lease": "1K"}, r"tune=\.\.\.\): lease=1K is not a number from 262144 to 1073741824"),
+        ("leese=1M", r'there is no key "leese". Next: use the keys all_reduce.one_shot, '),
+        ("@/nowhere", "names /nowhere, which cannot be read"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            options.tune = wrong
+        with pytest.raises(ValueError, match=why):
+            nvx_options(tune=wrong)
+    assert options.tune == "lease=1M,all_reduce.one_shot=8"
+
+
+@only_nvx
+@on_ranks(2)
+def test_ranks_must_agree(rank, world):
+    spelled = ("lease=1M,slice=64K", {"slice": 65536, "lease": "1024K"})
+    group = dist.new_group(pg_options=nvx_options(tune=spelled[rank]))
+    dist.barrier(group)
+    with pytest.raises(dist.DistBackendError, match="differ in NVX_TUNE. Next: set the same on all ranks"):
+        dist.new_group(pg_options=nvx_options(tune={"lease": f"{rank + 1}M"}))
+    with pytest.raises(dist.DistBackendError, match="differ in NVX_TUNE"):
+        dist.new_group(pg_options=nvx_options(tune="slice=64K" if rank else ""))
