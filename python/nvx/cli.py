@@ -15,6 +15,7 @@ COMMANDS = {
     "drill": ("nvx.commands.drill", "inject faults into jobs, and judge how soon and how well the other ranks learn"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
+    "tune": ("nvx.commands.tune", "measure the sizes at which algorithms change, and write them for NVX_TUNE"),
     "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and their current values"),
 }
 

@@ -13,6 +13,7 @@ import torch
 import warm
 from nvx import cli, demo, doctor
 from nvx.bench import collectives
+from nvx.commands import tune
 
 
 def nvx(*arguments, timeout=300):
@@ -166,10 +167,10 @@ def variables_told(**environment):
 
 
 def test_doctor_says_which_variables_are_wrong():
-    told = variables_told(NVX_SPIN_US="much", NVX_ONE_SHOT_BYTES="70000", NVX_TIMOUT_S="3", NVX_ALGO="one_shot")
+    told = variables_told(NVX_SPIN_US="much", NVX_STAGING_MB="0", NVX_TIMOUT_S="3", NVX_ALGO="one_shot")
     assert told.startswith("WARN ")
     assert "NVX_SPIN_US=much is not a number: the default (-1: 200, or 0 where" in told
-    assert "NVX_ONE_SHOT_BYTES=70000 is more than 65536: the default (-1: the plan's) is used" in told
+    assert "NVX_STAGING_MB=0 is less than 1: the default (30) is used" in told
     assert "NVX_TIMOUT_S is not a variable of nvx (did you mean NVX_TIMEOUT_S?)" in told
     assert "NVX_ALGO" not in told
     assert variables_told(NVX_ALGO="one_shot").startswith("OKAY ")
@@ -356,6 +357,103 @@ def test_explain_says_what_cuda_tensors_would_do_and_what_else_they_could(monkey
     assert all(re.match(r"  runs +\d+ [um]s ", line) for line in running), running
 
 
+def test_explain_lists_the_keys_with_their_values_and_where_these_come_from(monkeypatch, tmp_path):
+    file = tmp_path / "two.tune"
+    file.write_text("ranks = 2\nbroadcast.one_shot = 8K\nslice = 64K\n")
+    monkeypatch.setenv("NVX_TUNE", f"@{file},slice=128K")
+    rows = {line.split()[0]: line.split()[1:] for line in nvx("explain", "-n", "2").stdout.splitlines()}
+    assert rows["key"] == "value from at least at most between meaning".split()
+    assert rows["broadcast.one_shot"][:6] == ["8K", "file", "0", "64K", "shared", "memory"]
+    assert rows["slice"][:5] == ["128K", "variable", "64K", "64M", "hosts"]
+    assert rows["all_reduce.one_shot"][:2] == ["64K", "default"]
+    assert rows["kernels.two_shot"][:5] == ["any", "default", "0", "any", "GPUs"]
+    assert rows["kernels.chunk"][0] == "32K" and rows["kernels.packets"][0] == "4K"
+    assert len(rows) == len(nvx_module._load().tuning()) + 1
+    four = nvx("explain", "all_reduce", "8", "-n", "4", "--json")
+    assert "no file of NVX_TUNE is for 4 ranks on a host" in four.stderr
+    values = {row["key"]: (row["value"], row["set_by"]) for row in json.loads(four.stdout)["keys"]}
+    assert values["broadcast.one_shot"] == (65536, "default") and values["slice"] == (131072, "variable")
+    assert values["all_reduce.one_shot"] == (16384, "default")
+    assert nvx("explain", "broadcast", "8K").stdout.endswith("tuned: slice = 128K (variable)\n")
+    monkeypatch.setenv("NVX_TUNE", "slice=1")
+    refused = nvx("explain", "all_reduce", "8")
+    assert refused.returncode == 2 and refused.stderr.startswith("nvx explain: NVX_TUNE: slice=1 is not a number from")
+
+
+def test_tune_chooses_the_limits_that_take_the_least_time():
+    options = types.SimpleNamespace(device="cpu", ranks=2)
+    cases = [("reduce", size) for size in (8, 1024, 2048, 4096)]
+    columns = {
+        "one_shot": dict(zip(cases, (1, 2, 4, 9), strict=True)),
+        "pipelined": dict(zip(cases, (3, 3, 5, 8), strict=True)),
+        "another": dict(zip(cases, (9, 9, 9, 4), strict=True)),
+    }
+    first = dict(list(columns.items())[:2])
+    limit = {"limit": 4096}
+    assert tune.best_limits(("limit",), ("reduce",), first, limit, options) == {"limit": 2048}
+    assert tune.best_limits(("limit",), ("reduce",), first, {"limit": 2048}, options) == {"limit": 2048}
+    close = {"one_shot": first["one_shot"], "pipelined": first["one_shot"] | {cases[3]: 8.9}}
+    assert tune.best_limits(("limit",), ("reduce",), close, limit, options) == limit, "within the noise"
+    keys, defaults = ("small", "middle"), {"small": 1 << 40, "middle": 1 << 40}
+    assert tune.best_limits(keys, ("reduce",), columns, defaults, options) == {"small": 2048, "middle": 2048}
+    numbers = {"": {("all_reduce", 8): 10.0}, "1M": {("all_reduce", 8): 9.9}, "8M": {("all_reduce", 8): 9.0}}
+    assert tune.best_number("lease", numbers, 3 << 20) == {"lease": 8 << 20}
+    del numbers["8M"]
+    assert tune.best_number("lease", numbers, 3 << 20) == {"lease": 3 << 20}
+    assert tune.planned("all_gather", 64, options) == 32 and tune.planned("reduce_scatter", 64, options) == 64
+
+
+JOB = """
+import sys, torch, torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("nvx", init_method=f"file://{store}", rank=rank, world_size=2)
+for size in map(int, sys.argv[3:]):
+    dist.all_reduce(torch.ones(size // 4))
+dist.destroy_process_group()
+"""
+
+
+def algorithms(tmp_path, *sizes):
+    """The trace of a job: the algorithm of each all_reduce on rank 0."""
+    store = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
+    how = {"env": os.environ | {"NVX_DEBUG": "trace"}, "stderr": subprocess.PIPE, "text": True}
+    ranks = [warm.Popen(["-c", JOB, str(rank), str(store), *map(str, sizes)], **how) for rank in range(2)]
+    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return re.findall(r"rank 0 #\d+ all_reduce \d+ bytes: (\w+)", said[0])
+
+
+def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
+    file = tmp_path / "two.tune"
+    limited = ("--sizes", "4K,32K", "--rounds", "1", "--write", file)
+    told = nvx("tune", "all_reduce.one_shot", "-n", "2", *map(str, limited))
+    assert told.returncode == 0, told.stderr
+    heading, *rows, verdict = told.stdout.splitlines()
+    assert heading.split() == ["collective", "size", "one_shot", "pipelined"]
+    assert [row.split()[:2] for row in rows] == [["all_reduce", "4K"], ["all_reduce", "32K"]]
+    chosen = re.fullmatch(r"all_reduce\.one_shot = (\w+) \(default 64K\)", verdict)[1]
+    assert chosen in ("0", "4K", "32K", "64K")
+    text = file.read_text()
+    assert f"\nnvx = {nvx_module.__version__}\n" in text and "\nhost = " in text and "\nranks = 2\n" in text
+    monkeypatch.setenv("NVX_TUNE", f"@{file}")
+    row = next(line for line in nvx("explain").stdout.splitlines() if line.startswith("all_reduce.one_shot"))
+    assert row.split()[1:3] == [chosen, "file"]
+    file.write_text(re.sub(r"(all_reduce\.one_shot =) \d+", r"\1 8192", text))  # 64 KiB without the file
+    assert algorithms(tmp_path, 8192, 32768) == ["reduce_one_shot", "reduce_pipelined"]
+    file.write_text(file.read_text().replace(f"nvx = {nvx_module.__version__}", "nvx = 0.0.1"))
+    assert algorithms(tmp_path, 32768) == ["reduce_one_shot"], "a file of another version counts for nothing"
+
+
+def test_tune_says_what_it_cannot_measure():
+    for arguments, why in (
+        (["slice"], "nothing measures slice with --device cpu"),
+        (["-n", "1"], "--ranks must be at least 2"),
+        (["--device", "cuda", "kernels.blocks"], "--device cuda: this torch has no CUDA"),
+    ):
+        ended = nvx("tune", *arguments)
+        assert ended.returncode == 2 and why in ended.stderr, ended
+
+
 def test_explain_says_plainly_that_there_is_no_nccl(monkeypatch, capsys):
     why = "torch 2.0 was built without NCCL: nvx cannot delegate to it"
     lines, _ = explained(monkeypatch, capsys, "all_reduce", "1M", why_no_nccl=why)
@@ -408,18 +506,18 @@ def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
     assert "NVX_DEBUG\n" in told and "set to 'warn'" in told
     assert "set to a secret" in told and "of this job alone" not in told
     assert 0 < len(re.findall(r"^NVX_\w+$", told, re.MULTILINE)) <= 25
-    assert "accepts a whole number from -1 to 65536\n    default -1: the plan's\n" in told
+    assert "accepts a whole number from 1 on\n    default 30\n" in told
 
 
 def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
     monkeypatch.setenv("NVX_DEBUG", "bla")
-    monkeypatch.setenv("NVX_LEASE_KB", "much")
+    monkeypatch.setenv("NVX_SPIN_US", "much")
     monkeypatch.setenv("NVX_TIMEOUT_S", "-1")
     monkeypatch.setenv("NVX_ON_ERROR", "Abort")
     assert cli.main(["env"]) == 0
     told = capsys.readouterr().out
     assert "set to 'bla', which is none of warn, info, trace: the default (warn) is used\n" in told
-    assert "set to 'much', which is not a number: the default (0: sized" in told
+    assert "set to 'much', which is not a number: the default (-1: 200, or" in told
     assert "set to '-1', which is less than 0: the default (0: the group's timeout) is used\n" in told
     assert "set to 'Abort' (default raise)\n" in told
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 import test_device
+import test_tune
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays, slow_fill
@@ -35,6 +36,7 @@ test_barrier = on_played_gpus(2)(DEVICE.test_a_barrier_waits_for_the_current_str
 test_groups = on_played_gpus(2)(DEVICE.test_groups_and_objects.body)
 test_cpu_beside = on_played_gpus(2)(DEVICE.test_tensors_of_the_cpu_have_an_order_of_their_own.body)
 test_ddp = on_played_gpus(2)(DEVICE.test_ddp.body)
+test_tune_kernels = on_played_gpus(2)(test_tune.settings_of_kernels_give_the_same_bits)
 
 
 @on_played_gpus(2)

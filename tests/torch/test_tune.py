@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_played_gpus, on_ranks, on_two_hosts, only_nvx
+from ranks import on_ranks, on_two_hosts, only_nvx
 
 
 def nvx_options(**given):
@@ -72,8 +72,7 @@ def test_every_setting_gives_the_same_bits(rank, world):
     same_bits(ON_CPU, (1, 1000, 5000, 12345, 300_001), "cpu")
 
 
-@on_played_gpus(2)
-def test_every_setting_of_kernels_gives_the_same_bits(rank, world):
+def settings_of_kernels_give_the_same_bits(rank, world):
     same_bits(ON_GPU, (1, 1000, 20_001), "fakegpu")
 
 

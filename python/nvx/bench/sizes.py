@@ -39,10 +39,10 @@ def missed_end(scanned: list[int], largest: int) -> str:
     """A note that the steps do not end on the largest size asked for; empty if they do."""
     if scanned[-1] == largest:
         return ""
-    return f"{_whole(largest)} is no step of this scan: the largest size is {_whole(scanned[-1])}"
+    return f"{exact(largest)} is no step of this scan: the largest size is {exact(scanned[-1])}"
 
 
-def _whole(size: int) -> str:
+def exact(size: int) -> str:
     """The exact size, in the largest unit that can express it."""
     unit = next((name for name in "gmk" if size and size % _UNITS[name] == 0), "")
     return f"{size // _UNITS[unit]}{unit.upper()}"

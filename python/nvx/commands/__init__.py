@@ -1,1 +1,1 @@
-"""What `nvx status`, `nvx topo`, `nvx explain` and `nvx env` run."""
+"""The commands `nvx status`, `nvx drill`, `nvx tune`, `nvx explain`, `nvx topo` and `nvx env`."""

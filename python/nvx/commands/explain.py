@@ -1,5 +1,7 @@
 """`nvx explain all_reduce 1M -n 2`: the algorithm that nvx would choose and why, the alternatives, estimated times.
 
+Without a collective it prints the values that the choice follows: the keys of NVX_TUNE.
+
 `--device cuda` asks about CUDA tensors. The lines below a table name the source of its estimates, and the last lines
 explain the columns.
 """
@@ -13,6 +15,7 @@ import nvx
 
 from .. import delegate
 from ..bench.collectives import ALIASES
+from ..bench.sizes import exact
 from .topo import columns, first_line
 
 SCHEMA = 1
@@ -106,6 +109,19 @@ def text(answer):
     return "\n".join([answer["said"], *columns(rows), *taken, *(f"  estimates: {basis}" for basis in bases)])
 
 
+def shown(number):
+    return "any" if number == 1 << 40 else exact(number)
+
+
+def keys_table(rows):
+    """Every key of NVX_TUNE: its value, and where that comes from."""
+    cells = [["key", "value", "from", "at least", "at most", "between", "meaning"]]
+    for row in rows:
+        bounds = [shown(row[name]) for name in ("least", "most")]
+        cells.append([row["key"], shown(row["value"]), row["set_by"], *bounds, row["link"], row["meaning"]])
+    return "\n".join(columns(cells))
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="nvx explain",
@@ -113,7 +129,9 @@ def main(arguments=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=LEGEND,
     )
-    parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
+    parser.add_argument(
+        "collective", nargs="?", help="all_reduce, all_gather, broadcast, ...; none: the keys of NVX_TUNE"
+    )
     parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes per rank: 4096, 4K, 64M")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
     parser.add_argument("--hosts", type=int, default=1, help="hosts like this one; ranks are spread evenly")
@@ -132,17 +150,23 @@ def main(arguments=None):
         return 0
     if collective == "barrier":
         options.sizes = [0]  # a barrier has no size
-    if not options.sizes:
+    if collective and not options.sizes:
         parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
     try:
+        rows = nvx._load().tuning(options.ranks, options.hosts)
         answers = [ask(collective, nbytes, options) for nbytes in options.sizes]
     except (ValueError, RuntimeError) as error:
         print(f"nvx explain: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({"schema": SCHEMA, "answers": answers}, indent=2))
+        print(json.dumps({"schema": SCHEMA, "answers": answers, "keys": rows}, indent=2))
+    elif collective is None:
+        print(keys_table(rows))
     else:
         print("\n".join(text(answer) for answer in answers))
         if any(answer["ways"] for answer in answers):
             print(LEGEND)
+        for row in rows:
+            if row["set_by"] != "default":
+                print(f"tuned: {row['key']} = {shown(row['value'])} ({row['set_by']})")
     return 0

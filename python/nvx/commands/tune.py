@@ -1,0 +1,219 @@
+"""`nvx tune`: measures on this machine the values that nvx's choices of algorithms follow, and writes them to a file.
+
+Every candidate runs `nvx bench` in fresh rank processes, in turns. A default stays unless another value is faster by
+more than 3 %.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+
+import nvx
+
+from .._version import __version__
+from ..bench import sizes, world
+from ..bench.machine import cpu_model
+from .topo import columns
+
+GAIN = 0.03
+ONE_SHOT = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast")
+SMALL = [8, *(1 << bits for bits in range(10, 17))]
+PACKETS = [1 << bits for bits in range(12, 21)]
+LARGE = [1 << 20, 16 << 20]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Cases that every candidate runs. `keys`: those that the times of some of the collectives decide. Their values are
+    limits: the candidates are the algorithms up to the first key's limit, up to the second's and so on, and beyond. Or
+    the candidates are the values of one key, and "" is the default."""
+
+    keys: dict[tuple[str, ...], tuple[str, ...]]  # keys: collectives
+    sizes: list[int]
+    candidates: dict[str, str]  # name: NVX_TUNE
+
+
+def numbers(key, sizes, values):
+    return Step({(key,): ("all_reduce",)}, sizes, {"": "", **{value: f"{key}={value}" for value in values.split()}})
+
+
+STEPS = {
+    "cpu": [
+        Step(
+            {(f"{c}.one_shot",): (c,) for c in ONE_SHOT},
+            SMALL,
+            {
+                name: ",".join(f"{c}.one_shot={n}" for c in ONE_SHOT)
+                for name, n in (("one_shot", "64K"), ("pipelined", 0))
+            },
+        ),
+        numbers("lease", LARGE, "1M 2M 8M"),
+    ],
+    "cuda": [
+        Step(
+            {("kernels.one_shot", "kernels.two_shot"): ("all_reduce",)},
+            PACKETS,
+            {
+                "one_shot": "kernels.one_shot=1G",
+                "two_shot": "kernels.one_shot=0",
+                "chunks": "kernels.one_shot=0,kernels.two_shot=0",
+            },
+        ),
+        Step(
+            {("kernels.piece",): ("reduce_scatter", "all_gather", "broadcast")},
+            PACKETS,
+            {"packets": "kernels.piece=1G", "chunks": "kernels.piece=0"},
+        ),
+        numbers("kernels.blocks", [64 << 10, *LARGE], "8 16 32 48"),
+    ],
+}
+
+
+def planned(collective, size, options):
+    """The bytes that nvx's choice follows: of pieces on GPUs, and of an all_gather, one rank's."""
+    in_pieces = collective == "all_gather" or (collective == "reduce_scatter" and options.device == "cuda")
+    return size // options.ranks if in_pieces else size
+
+
+def run(step, tune, options):
+    """{(collective, size): microseconds} of one `nvx bench`."""
+    with tempfile.TemporaryDirectory(prefix="nvx-tune-") as folder:
+        file = f"{folder}/results.json"
+        asked = options.sizes or step.sizes
+        collectives = itertools.chain(*step.keys.values())
+        command = [sys.executable, "-m", "nvx.bench", *collectives, "-n", str(options.ranks), "-J", file]
+        command += ["--device", options.device, "--primary", "--blocks", "3", "--sizes", ",".join(map(str, asked))]
+        environment = dict(os.environ, NVX_TUNE=tune, NVX_ALGO="")
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise RuntimeError((ended.stderr or ended.stdout).strip() or f"nvx bench ended with {ended.returncode}")
+        with open(file) as results:
+            rows = json.load(results)["results"]
+    return {(row["collective"], row["size"]): row["time_us"] for row in rows}
+
+
+def measure(step, options):
+    """{candidate: {(collective, size): median}}. The candidates take turns, each time in another order."""
+    found = {name: [] for name in step.candidates}
+    for turn in range(options.rounds):
+        order = list(step.candidates)
+        for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            found[name].append(run(step, step.candidates[name], options))
+    return {name: {case: statistics.median(r[case] for r in runs) for case in runs[0]} for name, runs in found.items()}
+
+
+def slower(before, after):
+    """How much longer the first times are, as the mean logarithm of the ratios that are not 1."""
+    ratios = [math.log(b / a) for b, a in zip(before, after, strict=True) if b != a]
+    return statistics.fmean(ratios) if ratios else 0.0
+
+
+def best_number(key, medians, default):
+    gain = {name: slower(medians[""].values(), times.values()) for name, times in medians.items()}
+    best = max(gain, key=gain.get)
+    return {key: sizes.parse_size(best) if gain[best] > GAIN else default}
+
+
+def best_limits(keys, collectives, medians, defaults, options):
+    cases = [case for case in next(iter(medians.values())) if case[0] in collectives]
+
+    def times(limits):
+        for case in cases:
+            bounds = zip(medians, [*limits, math.inf], strict=True)
+            yield medians[next(name for name, limit in bounds if planned(*case, options) <= limit)][case]
+
+    own = [defaults[key] for key in keys]
+    found = sorted({0, *(planned(*case, options) for case in cases)})
+    candidates = itertools.combinations_with_replacement(found, len(keys))
+    best = min(candidates, key=lambda limits: math.prod(times(limits)))
+    return dict(zip(keys, best if slower(times(own), times(best)) > GAIN else own, strict=True))
+
+
+def chosen(step, medians, defaults, options):
+    """{key: value}"""
+    if "" in medians:
+        ((key,),) = step.keys
+        return best_number(key, medians, defaults[key])
+    found = {}
+    for keys, collectives in step.keys.items():
+        found |= best_limits(keys, collectives, medians, defaults, options)
+    return found
+
+
+def table(step, medians):
+    names = [name or "default" for name in medians]
+    rows = [["collective", "size", *names]]
+    for collective, size in next(iter(medians.values())):
+        times = [f"{medians[name][collective, size]:.1f} us" for name in medians]
+        rows.append([collective, sizes.short_size(size), *times])
+    return columns(rows)
+
+
+def file_text(values, options):
+    core = nvx._load()
+    host = f"{cpu_model()}, {core.processor()['cores']} cores"
+    if options.device == "cuda":
+        host += "".join(f", {gpu['name']}" for gpu in core.gpu_topology(False)["gpus"])
+    head = [
+        f"# Written by `nvx tune -n {options.ranks} --device {options.device}`.",
+        "# nvx reads it where NVX_TUNE=@FILE names it, the same on all ranks.",
+        f"nvx = {__version__}",
+        f"host = {host}",
+        f"ranks = {options.ranks}",
+    ]
+    return "\n".join([*head, *(f"{key} = {value}" for key, value in values.items())]) + "\n"
+
+
+def selected(steps, keys):
+    """The steps that measure any of these keys, or all."""
+    if not keys:
+        return steps
+    kept = [replace(step, keys={k: c for k, c in step.keys.items() if set(k) & set(keys)}) for step in steps]
+    return [step for step in kept if step.keys]
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="nvx tune", description=__doc__.partition(": ")[2])
+    known = [key for steps in STEPS.values() for step in steps for keys in step.keys for key in keys]
+    parser.add_argument("keys", nargs="*", metavar="key", help=f"only these: {', '.join(known)}")
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks of the group, all on this host (default 2)")
+    parser.add_argument("-d", "--device", choices=tuple(STEPS), default="cpu", help="of the tensors (default cpu)")
+    parser.add_argument("-w", "--write", metavar="FILE", help="write the values there, for NVX_TUNE=@FILE")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each candidate (default 3)")
+    parser.add_argument("--sizes", type=lambda text: [sizes.parse_size(one) for one in text.split(",")], help="4K,64K")
+    options = parser.parse_args(arguments)
+    steps = selected(STEPS[options.device], options.keys)
+    if strange := set(options.keys) - {key for step in steps for keys in step.keys for key in keys}:
+        parser.error(f"nothing measures {', '.join(sorted(strange))} with --device {options.device}")
+    if options.ranks < 2 or options.rounds < 1:
+        parser.error("--ranks must be at least 2 and --rounds at least 1")
+    if why := world.why_no(options.device):
+        parser.error(f"--device {options.device}: {why}")
+    os.environ["NVX_TUNE"] = ""  # the candidates are compared with the defaults, not with the user's values
+    if (obstacle := nvx.obstacle()) is not None:
+        print(f"nvx tune: {obstacle}", file=sys.stderr)
+        return 2
+    values = {}
+    try:
+        defaults = {row["key"]: row["value"] for row in nvx._load().tuning(options.ranks)}
+        for step in steps:
+            medians = measure(step, options)
+            found = chosen(step, medians, defaults, options)
+            print(*table(step, medians), sep="\n")
+            for key, value in found.items():
+                print(f"{key} = {sizes.exact(value)} (default {sizes.exact(defaults[key])})", flush=True)
+            values |= found
+        if options.write:
+            with open(options.write, "w") as file:
+                file.write(file_text(values, options))
+    except (RuntimeError, OSError) as error:
+        print(f"nvx tune: {error}", file=sys.stderr)
+        return 2
+    return 0
