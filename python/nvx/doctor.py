@@ -88,6 +88,11 @@ def check_variables():
         module = nvx._load()
     except (ImportError, RuntimeError):
         return None  # check_build says so
+    try:
+        module.tuning()
+    except ValueError as error:
+        why = str(error).removeprefix("nvx: ").partition(" Next: ")[0]
+        return Finding("variables", "FAIL", why, "correct NVX_TUNE, or unset it; `nvx explain` lists its keys")
     rows = module.config_table()
     wrong = [
         f"{name}={os.environ.get(name)} is {fault}: the default ({default}) is used"

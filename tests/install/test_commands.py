@@ -174,6 +174,7 @@ def test_doctor_says_which_variables_are_wrong():
     assert "NVX_TIMOUT_S is not a variable of nvx (did you mean NVX_TIMEOUT_S?)" in told
     assert "NVX_ALGO" not in told
     assert variables_told(NVX_ALGO="one_shot").startswith("OKAY ")
+    assert variables_told(NVX_TUNE="lease=1").startswith("FAIL NVX_TUNE: lease=1 is not a number from 262144")
     assert variables_told(NVX_CPU_LEVEL="BASE").startswith("OKAY "), "any case will do"
 
 

@@ -34,7 +34,7 @@ std::vector<Way> between(Collective collective, size_t bytes, const PlanFacts& f
   std::vector<Way> ways;
   for (const schedule::Row& row : schedule::catalog()) {
     if (row.collective != what) continue;
-    Way way{"between hosts", row.name, inter_host.why, "nothing: sizes and hosts decide", &row == inter_host.row};
+    Way way{"between hosts", row.name, inter_host.why, "NVX_TUNE", &row == inter_host.row};
     if (!way.runs) way.why = "nvx's table of sizes and hosts names " + std::string(inter_host.row->name);
     way.estimate = estimate_between(row, collective, bytes, facts, medium);
     if (way.estimate.basis.empty()) way.why = "not for so many hosts";

@@ -39,7 +39,7 @@ enum class Tune : uint8_t {
   kChunkBytes,
   kOneShot,
   kTwoShot,
-  kPiece,
+  kPiece
 };
 inline constexpr size_t kTunes = size_t(Tune::kPiece) + 1;
 

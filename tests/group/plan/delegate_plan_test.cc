@@ -105,6 +105,12 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held + 8), "kernels reduce_chunks;");
   EXPECT_EQ(runs_of(Collective::kAllGather, held), "kernels exchange_packets;");
   EXPECT_EQ(runs_of(Collective::kAllToAll, 8), "kernels exchange_pieces;") << "each pair knows its own";
+  facts.tuning.set(Tune::kPiece, 100);
+  EXPECT_EQ(runs_of(Collective::kAllGather, 101), "kernels exchange_chunks;");
+  EXPECT_EQ(tuned(Tune::kPackets, facts), 1344u);
+  facts.tuning.set(Tune::kPackets, 64);
+  EXPECT_EQ(tuned(Tune::kPackets, facts), 64u);
+  EXPECT_EQ(tuned(Tune::kLease, facts), most_lease(facts));
   EXPECT_TRUE(runs_of(Collective::kBarrier, 0).starts_with("host memory"));
 }
 
