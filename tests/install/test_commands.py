@@ -405,19 +405,20 @@ def test_tune_chooses_the_limits_that_take_the_least_time():
 
 
 JOB = """
-import sys, torch, torch.distributed as dist
+import os, sys, nvx, torch, torch.distributed as dist
 rank, store = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("nvx", init_method=f"file://{store}", rank=rank, world_size=2)
+dist.init_process_group("nvx", init_method=f"file://{store}", rank=rank, world_size=2,
+                        pg_options=nvx.Options(tune=os.environ.get("OPTION", "")))
 for size in map(int, sys.argv[3:]):
     dist.all_reduce(torch.ones(size // 4))
 dist.destroy_process_group()
 """
 
 
-def algorithms(tmp_path, *sizes):
+def algorithms(tmp_path, *sizes, option=""):
     """The trace of a job: the algorithm of each all_reduce on rank 0."""
     store = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
-    how = {"env": os.environ | {"NVX_DEBUG": "trace"}, "stderr": subprocess.PIPE, "text": True}
+    how = {"env": os.environ | {"NVX_DEBUG": "trace", "OPTION": option}, "stderr": subprocess.PIPE, "text": True}
     ranks = [warm.Popen(["-c", JOB, str(rank), str(store), *map(str, sizes)], **how) for rank in range(2)]
     said = [rank.communicate(timeout=100)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
@@ -441,6 +442,8 @@ def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
     assert row.split()[1:3] == [chosen, "file"]
     file.write_text(re.sub(r"(all_reduce\.one_shot =) \d+", r"\1 8192", text))  # 64 KiB without the file
     assert algorithms(tmp_path, 8192, 32768) == ["reduce_one_shot", "reduce_pipelined"]
+    told = algorithms(tmp_path, 8192, option="all_reduce.one_shot=4K")
+    assert told == ["reduce_pipelined"], "an option counts before a file"
     file.write_text(file.read_text().replace(f"nvx = {nvx_module.__version__}", "nvx = 0.0.1"))
     assert algorithms(tmp_path, 32768) == ["reduce_one_shot"], "a file of another version counts for nothing"
 

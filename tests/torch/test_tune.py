@@ -74,6 +74,10 @@ def test_every_setting_gives_the_same_bits(rank, world):
 
 def settings_of_kernels_give_the_same_bits(rank, world):
     same_bits(ON_GPU, (1, 1000, 20_001), "fakegpu")
+    group = dist.new_group(pg_options=nvx_options(tune=ON_GPU[2]))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(8).to("fakegpu"), group=group)
+    assert "nvx:by_kernels:reduce_chunks" in {event.name for event in profile.events()}
 
 
 @only_nvx

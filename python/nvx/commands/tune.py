@@ -186,7 +186,7 @@ def main(arguments=None):
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks of the group, all on this host (default 2)")
     parser.add_argument("-d", "--device", choices=tuple(STEPS), default="cpu", help="of the tensors (default cpu)")
     parser.add_argument("-w", "--write", metavar="FILE", help="write the values there, for NVX_TUNE=@FILE")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each candidate (default 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default 5)")
     parser.add_argument("--sizes", type=lambda text: [sizes.parse_size(one) for one in text.split(",")], help="4K,64K")
     options = parser.parse_args(arguments)
     steps = selected(STEPS[options.device], options.keys)
