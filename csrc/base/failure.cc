@@ -19,6 +19,7 @@ const char* name(Code code) {
 
 std::string words_of(const Ending& ending, const std::string& before, const std::string& behind) {
   if (!ending.known()) return "";
+  if (ending.how == Ending::How::kReplaced) return before + "exec of another program" + behind;
   const bool killed = ending.how == Ending::How::kKilled;
   return before + (killed ? "signal " : "exit code ") + std::to_string(ending.number) + behind;
 }

@@ -23,8 +23,13 @@ const char* name(Code code);
 
 /// How a process ended.
 struct Ending {
-  enum class How : uint8_t { kUnknown, kExited, kKilled };
-  static constexpr size_t kHows = size_t(How::kKilled) + 1;
+  enum class How : uint8_t {
+    kUnknown,
+    kExited,
+    kKilled,
+    kReplaced,  ///< it lives, and runs another program
+  };
+  static constexpr size_t kHows = size_t(How::kReplaced) + 1;
   How how = How::kUnknown;
   int32_t number = 0;  ///< the exit code or the signal number
 
@@ -32,7 +37,7 @@ struct Ending {
   bool operator==(const Ending&) const = default;
 };
 
-/// "signal 9" or "exit code 1" between the two texts. Empty if the ending is unknown.
+/// "signal 9", "exit code 1" or "exec of another program" between the two texts. Empty if the ending is unknown.
 std::string words_of(const Ending& ending, const std::string& before = "", const std::string& behind = "");
 
 inline constexpr int kNobody = -1;

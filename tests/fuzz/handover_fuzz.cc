@@ -44,7 +44,7 @@ struct FalseDoor {
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof fds)] = {};
     std::vector<uint8_t> bytes(data + 1, data + size);
     if (data[0] & 0x80) {
-      const uint32_t magic = 0x4e565831;
+      const uint32_t magic = 0x4e565832;
       bytes.resize(std::max<size_t>(bytes.size(), 24));
       std::memcpy(bytes.data(), &magic, sizeof magic);
       std::memcpy(bytes.data() + 8, &kWanted, sizeof kWanted);

@@ -345,5 +345,43 @@ TEST_P(Elsewhere, AFailureIsToldOfWhoMetIt) {
   for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
 }
 
+TEST(Failure, ARankThatRunsAnotherProgramIsNamed) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  const auto endings = as_processes(2, [&](int rank) {
+    Group group(store, options("replaced", rank, 2));
+    if (rank == 1) execlp("sleep", "sleep", "1", nullptr);
+    const auto began = Clock::now();
+    const Status status = barrier(group);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
+    EXPECT_SAYS(status, "rank 1 (pid");
+    EXPECT_SAYS(status, "has ended (exec of another program)");
+  });
+  for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
+}
+
+TEST(Failure, AStoppedRankIsToldToThoseWhoWaitForIt) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  all_end_well(2, [&](int rank) {
+    Group group(store, options("stopped", rank, 2));
+    if (rank == 1) {
+      const pid_t self = getpid();
+      if (fork() == 0) {  // wakes it
+        std::this_thread::sleep_for(milliseconds(1'900));
+        _exit(kill(self, SIGCONT));
+      }
+      raise(SIGSTOP);
+    }
+    testing::internal::CaptureStderr();
+    const Status status = barrier(group);
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(status.ok()) << status.what();
+    if (rank == 1) return;
+    EXPECT_NE(log.find(" is stopped by a signal (state T); rank 0 waits for it in group stopped"), std::string::npos)
+        << log;
+  });
+}
+
 }  // namespace
 }  // namespace nvx::test

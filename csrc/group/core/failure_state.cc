@@ -230,6 +230,7 @@ Status FailureState::look_around() {
   const bool looks = !closed();  // after that, peers may reuse the memory
   if (looks && !failed()) (void)told();
   for (int s = 0; looks && s < members_.local_ranks() && !failed(); ++s) {
+    members_.warn_if_stopped(s);
     if (members_.died(s)) fail_as_gone(s);
   }
   return failed() ? failure() : Status();
@@ -247,12 +248,17 @@ bool FailureState::alarmed(int local_rank) {
   if (failed() || closed() || told_by() >= 0 || (port_ && port_->failed())) return true;
   if (look_for_interrupt()) return true;
   const int own = members_.local_rank(), ranks = members_.local_ranks();
-  if (local_rank >= 0) return local_rank != own && members_.gone(local_rank);
+  if (local_rank >= 0) {
+    if (local_rank == own) return false;
+    members_.warn_if_stopped(local_rank);
+    return members_.gone(local_rank);
+  }
   // A wait for any rank: a rank that has died may be the one. Ranks that left in good order count once all have left.
   bool somebody = port_ != nullptr || ranks == 1;
   for (int s = 0; s < ranks; ++s) {
     if (s == own) continue;
     if (members_.died(s)) return true;
+    members_.warn_if_stopped(s);
     somebody |= !members_.gone(s);
   }
   return !somebody;

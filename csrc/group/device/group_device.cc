@@ -305,6 +305,7 @@ void GroupDevice::look_after(DeviceSide& kernels) {
   (void)look();
   if (!core_.failures.failed()) (void)core_.failures.fail_as_told();
   for (int s = 0; s < members_.local_ranks() && !core_.failures.failed(); ++s) {
+    members_.warn_if_stopped(s);
     if (waits_in_vain(kernels, s)) core_.failures.fail_as_gone(s);
   }
 }

@@ -25,8 +25,8 @@ std::string Members::describe_progress(int local_rank) const {
   for (uint32_t e = 0; e < kernel::kEpochs; ++e) {
     if (!reached(announced(last), announced(e))) last = e;
   }
-  const bool stopped = peers[size_t(local_rank)] && peers[size_t(local_rank)]->stopped();
-  std::string state = stopped ? ", stopped by a signal or a debugger" : "";
+  std::string state = peers[size_t(local_rank)] ? peers[size_t(local_rank)]->process().state() : "";
+  if (!state.empty()) state = ", " + state;
   if (there.header().group == id) {  // otherwise the pad belongs to another group by now
     const kernel::Fingerprint called = there.arrival(last).fingerprint;
     const bool nothing = called.collective == kernel::Collective::kNone;
@@ -36,6 +36,14 @@ std::string Members::describe_progress(int local_rank) const {
                         : ", still in " + describe(called);
   }
   return topology.describe(here()[size_t(local_rank)], state);
+}
+
+void Members::warn_if_stopped(int local_rank) const {
+  const std::shared_ptr<Neighbour>& peer = peers[size_t(local_rank)];
+  const std::string news = peer ? peer->process().news() : "";
+  if (!news.empty())
+    NVX_LOG(kWarn, "%s %s; %s waits for it in group %s", describe_local_rank(local_rank).c_str(), news.c_str(),
+            rank_name(rank).c_str(), name.c_str());
 }
 
 bool Members::died(int local_rank) const {

@@ -1,30 +1,27 @@
 #include "memory/shm/neighbours.h"
 
 #include <poll.h>
-#include <signal.h>
-#include <sys/ioctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <optional>
 
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/per_process.h"
 #include "memory/shm/handout.h"
+#include "memory/shm/unix_socket.h"
 
 namespace nvx {
 namespace {
 
 /// The message that passes through a doorway, with the two descriptors.
 struct Introduction {
-  static constexpr uint32_t kMagic = 0x4e565831;  // "NVX1"
+  static constexpr uint32_t kMagic = 0x4e565832;  // "NVX2"
   uint32_t magic;
-  uint32_t has_pidfd;
+  uint32_t has_life;
   ArenaId id;
 };
 
@@ -33,87 +30,24 @@ struct Home {
   std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
 };
 
-/// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
-/// process is not visible (0).
-std::string stat_of(pid_t pid) {
-  if (pid == 0) return "";
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat;
-  std::getline(file, stat, '\0');  // as an iterator does not, it catches the error of a process that ends meanwhile
-  const size_t name_end = stat.rfind(')');
-  return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
-}
-
-/// A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
-std::optional<int> status_of_unreaped(pid_t pid) {
-  const std::string stat = stat_of(pid);
-  if (!stat.starts_with('Z')) return std::nullopt;
-  return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1);
-}
-
-/// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it tells how the process
-/// ended, even after its parent has reaped it.
-struct PidfdInfo {
-  static constexpr uint64_t kExit = 1 << 3;
-  uint64_t mask = kExit;
-  uint64_t cgroup = 0;
-  uint32_t ids[11] = {};
-  int32_t status = 0;
-};
-static_assert(sizeof(PidfdInfo) == 64);
-
-std::optional<int> status_of_reaped(int pidfd) {
-  PidfdInfo info;
-  if (ioctl(pidfd, _IOWR(0xff, 11, PidfdInfo), &info) != 0 || !(info.mask & PidfdInfo::kExit)) return std::nullopt;
-  return info.status;
+bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd* life) {
+  Fd fds[2];
+  if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
+  *memfd = std::move(fds[0]);
+  *life = std::move(fds[1]);
+  return introduction->magic == Introduction::kMagic && *memfd && is_sealed_memory(memfd->get(), Arena::kBytes);
 }
 
 std::string name_of(const Doorway::Wanted& wanted) {
   return wanted.who.empty() ? "the process " + std::to_string(wanted.pid) + " of this host" : wanted.who;
 }
 
-Fd open_pidfd(pid_t pid) {
-#ifdef SYS_pidfd_open
-  return Fd(int(syscall(SYS_pidfd_open, pid, 0)));
-#else
-  (void)pid;
-  return Fd();
-#endif
-}
-
 }  // namespace
 
-Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid, pid_t pid_here)
-    : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid), pid_here_(pid_here) {
-  if (!pidfd_ && pid_here_ == 0) {
-    NVX_LOG(kWarn,
-            "nvx cannot notice the end of process %d: it is in another pid namespace, and pidfd_open is not available "
-            "there. Permit pidfd_open, or run all ranks of a host in one pid namespace",
-            int(pid_));
-  }
-}
+Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid)
+    : id_(id), mapping_(memfd, bytes), process_(std::move(process)), pid_(pid) {}
 
-bool Neighbour::dead() const {
-  // A kernel or a sandbox without pidfds: an unreaped process still has an entry in the process table.
-  if (!pidfd_) return pid_here_ != 0 && ((kill(pid_here_, 0) != 0 && errno == ESRCH) || ending().known());
-  pollfd ask{pidfd_.get(), POLLIN, 0};
-  return poll(&ask, 1, 0) == 1;
-}
-
-bool Neighbour::stopped() const {
-  const std::string stat = stat_of(pid_here_);
-  return stat.starts_with('T') || stat.starts_with('t');
-}
-
-Ending Neighbour::ending() const {
-  std::optional<int> status = status_of_unreaped(pid_here_);
-  if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
-  if (!status) return {};
-  if (WIFSIGNALED(*status)) return {Ending::How::kKilled, WTERMSIG(*status)};
-  return {Ending::How::kExited, WEXITSTATUS(*status)};
-}
-
-Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), own_pidfd_(open_pidfd(getpid())) {}
+Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20) {}
 
 std::shared_ptr<Neighbours> Neighbours::here() {
   Home& h = of_this_process<Home>();
@@ -136,13 +70,14 @@ std::shared_ptr<Neighbour> Neighbours::adopt(std::shared_ptr<Neighbour> neighbou
   return neighbour;
 }
 
-void Neighbours::meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing) {
+void Neighbours::meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing,
+                      std::function<bool()> has_left_job) {
   MutexLock lock(mutex_);
   std::vector<Met>& met = met_[global_rank];
   std::erase_if(met, [&](const Met& m) {
     return m.standing.expired() || m.neighbour.lock() != neighbour;  // its place has been taken by another process
   });
-  met.push_back({neighbour, std::move(standing)});
+  met.push_back({neighbour, std::move(standing), std::move(has_left_job)});
 }
 
 std::shared_ptr<Neighbour> Neighbours::met(uint64_t global_rank) {
@@ -153,18 +88,28 @@ std::shared_ptr<Neighbour> Neighbours::met(uint64_t global_rank) {
   return it->second.empty() ? nullptr : it->second.back().neighbour.lock();
 }
 
+bool Neighbours::has_left_job(uint64_t global_rank) {
+  MutexLock lock(mutex_);
+  const auto it = met_.find(global_rank);
+  return it != met_.end() && std::ranges::any_of(it->second, [](const Met& m) {
+           const auto standing = m.standing.lock();
+           const auto neighbour = m.neighbour.lock();  // keeps the memory that `has_left_job` reads
+           return standing && neighbour && m.has_left_job && m.has_left_job();
+         });
+}
+
 Doorway::Doorway(Neighbours& neighbours)
     : neighbours_(neighbours), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
 
 void Doorway::answer() {
   const Arena& arena = neighbours_.arena();
-  const int fds[] = {arena.fd(), neighbours_.own_pidfd().get()};
-  const bool has_pidfd = fds[1] >= 0;
-  const Introduction introduction{Introduction::kMagic, has_pidfd, arena.id()};
   accept_guests(
       listener_.get(),
       [&](const Fd& guest) {
-        (void)send_packet(guest.get(), &introduction, sizeof introduction, std::span(fds, has_pidfd ? 2 : 1));
+        const int fds[] = {arena.fd(), ProcessWatch::own_life(process_at(guest.get()))};
+        const bool has_life = fds[1] >= 0;
+        const Introduction introduction{Introduction::kMagic, has_life, arena.id()};
+        (void)send_packet(guest.get(), &introduction, sizeof introduction, std::span(fds, has_life ? 2 : 1));
       },
       &strangers_);
   if (handout_) handout_->serve();
@@ -177,7 +122,8 @@ void Doorway::serve(std::chrono::microseconds span) {
 }
 
 std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<Wanted>& wanted,
-                                                             const Deadline& deadline) {
+                                                             const Deadline& deadline,
+                                                             const std::function<void()>& look) {
   std::map<ArenaId, std::shared_ptr<Neighbour>> got;
   std::vector<Visit> open;
   for (const Wanted& want : wanted) open.push_back({want, {}});
@@ -185,6 +131,7 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
   while (!open.empty()) {
     const bool all_connected = connect(open);
     if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
+    if (look) look();
     if (deadline.passed(Clock::now())) end_as_late(open);
     polls.assign({{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}});
     const size_t first = polls.size();
@@ -208,10 +155,11 @@ bool Doorway::connect(std::vector<Visit>& open) {
     if (visit.socket) continue;
     visit.socket = connect_to(visit.want.door);
     if (!visit.socket && !backlog_is_full()) {
-      throw Error(Code::kPeerDied,
-                  "nvx: " + name_of(visit.want) + " cannot be reached over its Unix socket (" + std::strerror(errno) +
-                      "): it has ended, or belongs to another user",
-                  "see its log; run all ranks of a host as one user");
+      throw Error(Failure{.code = Code::kPeerDied,
+                          .cause = name_of(visit.want) + " cannot be reached over its Unix socket (" +
+                                   std::strerror(errno) + "): it has ended, or belongs to another user",
+                          .advice = "see its log; run all ranks of a host as one user",
+                          .who = visit.want.rank});
     }
     all = all && visit.socket;
   }
@@ -219,18 +167,18 @@ bool Doorway::connect(std::vector<Visit>& open) {
 }
 
 std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
-  Introduction came{};
-  Fd fds[2];
-  const bool whole = receive_packet(visit.socket.get(), &came, sizeof came, fds);
-  auto& [memfd, pidfd] = fds;
-  if (!whole || came.magic != Introduction::kMagic || came.id != visit.want.id || !memfd ||
-      !is_sealed_memory(memfd.get(), Arena::kBytes)) {
-    throw Error(Code::kPeerDied,
-                "nvx: " + name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",
-                "see its log");
+  Introduction introduction{};
+  Fd memfd, life;
+  if (!receive_introduction(visit.socket.get(), &introduction, &memfd, &life) || introduction.id != visit.want.id) {
+    throw Error(
+        Failure{.code = Code::kPeerDied,
+                .cause = name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",
+                .advice = "see its log",
+                .who = visit.want.rank});
   }
-  return neighbours_.adopt(std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(pidfd),
-                                                       visit.want.pid, listener_of(visit.socket.get())));
+  ProcessWatch process(std::move(life), process_at(visit.socket.get()));
+  return neighbours_.adopt(
+      std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(process), visit.want.pid));
 }
 
 void Doorway::end_as_late(const std::vector<Visit>& open) const {

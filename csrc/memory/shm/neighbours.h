@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,34 +15,32 @@
 #include "base/per_process.h"
 #include "memory/shm/arena.h"
 #include "memory/shm/leases.h"
+#include "memory/shm/process_watch.h"
 #include "memory/shm/unix_socket.h"
 
 namespace nvx {
 
 class Handout;
 
-/// Another process of this host: its arena, mapped here, and a descriptor that reports its end.
+/// Another process of this host: its arena, mapped here, and whether it has ended.
 class Neighbour {
  public:
-  /// `pid`: as the process knows it. `pid_here`: in this process's namespace; 0 if it is not visible here.
-  Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid, pid_t pid_here);
+  /// `pid`: as the process knows it.
+  Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid);
 
   const ArenaId& id() const { return id_; }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
-  /// Always false without a pidfd, for a process that is not visible here.
-  bool dead() const;
-  /// Whether a signal or a debugger has stopped it, according to /proc.
-  bool stopped() const;
-  /// How it ended, if the kernel still knows.
-  Ending ending() const;
+  const ProcessWatch& process() const { return process_; }
+  bool dead() const { return process_.ended(); }
+  Ending ending() const { return process_.ending(); }
   pid_t pid() const { return pid_; }
 
  private:
   ArenaId id_;
   Mapping mapping_;
-  Fd pidfd_;
-  const pid_t pid_, pid_here_;
+  ProcessWatch process_;
+  const pid_t pid_;
 };
 
 /// The memory that this process shares with the others of its host: its own arena and the arenas of the processes it
@@ -52,33 +51,35 @@ class Neighbours {
 
   Arena& arena() { return arena_; }
   LeasePool& leases() { return leases_; }
-  const Fd& own_pidfd() const { return own_pidfd_; }
 
   std::shared_ptr<Neighbour> find(const ArenaId& id) EXCLUDES(mutex_);
   std::shared_ptr<Neighbour> adopt(std::shared_ptr<Neighbour> neighbour) EXCLUDES(mutex_);
 
   /// Notes that this process is that rank of the whole job, as long as the group `standing` exists: a job may renumber
-  /// its ranks after a failure.
-  void meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing)
-      EXCLUDES(mutex_);
+  /// its ranks after a failure. `has_left_job`, for the group of the whole job: whether the rank has destroyed it;
+  /// reads memory of the neighbour.
+  void meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing,
+            std::function<bool()> has_left_job = {}) EXCLUDES(mutex_);
   std::shared_ptr<Neighbour> met(uint64_t global_rank) EXCLUDES(mutex_);
+  /// Whether the rank has destroyed the group of the whole job, which stands here.
+  bool has_left_job(uint64_t global_rank) EXCLUDES(mutex_);
 
   Neighbours();
 
  private:
   Arena arena_;
   LeasePool leases_;
-  Fd own_pidfd_;
   Mutex mutex_;
   std::map<ArenaId, std::weak_ptr<Neighbour>> known_ GUARDED_BY(mutex_);
   struct Met {
     std::weak_ptr<Neighbour> neighbour;
     std::weak_ptr<void> standing;
+    std::function<bool()> has_left_job;
   };
   std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
 };
 
-/// An abstract Unix socket on which this process passes its memfd and its pidfd to processes of the same user. Open
+/// An abstract Unix socket on which this process passes its memfd and its life to processes of the same user. Open
 /// only during the set-up of one group.
 class Doorway {
  public:
@@ -86,7 +87,8 @@ class Doorway {
     ArenaId id;
     std::string door;  ///< the name of that process's doorway
     pid_t pid;
-    std::string who{};  ///< describes the process in errors
+    std::string who{};   ///< describes the process in errors
+    int rank = kNobody;  ///< in its group
   };
 
   explicit Doorway(Neighbours& neighbours);
@@ -95,8 +97,10 @@ class Doorway {
   /// From now on, also serves the guests of this handout.
   void hand_out(Handout* handout) { handout_ = handout; }
 
-  /// Fetches the wanted neighbours and serves the requests of others meanwhile. Throws at the deadline.
-  std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline);
+  /// Fetches the wanted neighbours and serves the requests of others meanwhile. Throws at the deadline. `look`: called
+  /// repeatedly; throws if the wait has become pointless.
+  std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline,
+                                                      const std::function<void()>& look = {});
 
   /// Waits at most this long, and serves the requests that come meanwhile.
   void serve(std::chrono::microseconds span);

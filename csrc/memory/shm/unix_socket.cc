@@ -103,7 +103,7 @@ Fd connect_to(const std::string& name) {
   return {};
 }
 
-pid_t listener_of(int socket) { return peer_of(socket).pid; }
+pid_t process_at(int socket) { return peer_of(socket).pid; }
 
 bool backlog_is_full() { return errno == EAGAIN; }
 

@@ -25,9 +25,8 @@ Fd listen_on(const std::string& name);
 /// Empty if no process listens there, if a process of another user does, or if the backlog is full; errno tells which.
 Fd connect_to(const std::string& name);
 
-/// The process that listens at the other end of a connection, by its pid in this process's namespace; 0 if it is not
-/// visible here.
-pid_t listener_of(int socket);
+/// The process at the other end of a connection, by its pid in this process's namespace; 0 if it is not visible here.
+pid_t process_at(int socket);
 
 /// Whether errno after connect_to() means that the backlog is full: another attempt may succeed.
 bool backlog_is_full();

@@ -197,7 +197,7 @@ TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
     }
     Fd memfd(memfd_create("nvx test", MFD_CLOEXEC));
     ASSERT_EQ(ftruncate(memfd.get(), 4096), 0);
-    const Neighbour neighbour({}, memfd.get(), 4096, Fd(int(syscall(SYS_pidfd_open, child, 0))), child, child);
+    const Neighbour neighbour({}, memfd.get(), 4096, ProcessWatch(Fd(), child), child);
     siginfo_t info{};
     ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
     EXPECT_EQ(words_of(neighbour.ending(), "<", ">"), said);
@@ -255,7 +255,7 @@ TEST(Neighbours, WhatIsNoArenaIsRefused) {
   const auto here = Neighbours::here();
   const ArenaId id{1, 2};
   std::vector<char> right(24);
-  const uint32_t magic = 0x4e565831;
+  const uint32_t magic = 0x4e565832;
   std::memcpy(right.data(), &magic, 4);
   std::memcpy(right.data() + 8, &id, 16);
   std::vector<char> wrong = right;
@@ -281,7 +281,7 @@ TEST(Neighbours, WhatIsNoArenaIsRefused) {
 /// A rank stays known while any group stands that has shown it, whichever of them ends first.
 TEST(Neighbours, AreKnownAsLongAsAGroupStands) {
   const auto here = Neighbours::here();
-  const auto neighbour = std::make_shared<Neighbour>(ArenaId{5, 6}, here->arena().fd(), 4096, Fd(), getpid(), getpid());
+  const auto neighbour = std::make_shared<Neighbour>(ArenaId{5, 6}, here->arena().fd(), 4096, ProcessWatch(), getpid());
   auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
   here->meet(3, neighbour, first);
   here->meet(3, neighbour, second);
@@ -308,25 +308,6 @@ TEST(Neighbours, ASilentProcessEndsTheFetchInTime) {
   const auto began = Clock::now();
   EXPECT_THROW((void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(300))), Error);
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
-}
-
-/// Where the kernel or a sandbox has no pidfds, a parent that does not reap keeps nobody alive.
-TEST(Neighbours, AProcessThatHasEndedIsDeadWithoutAPidfdThoughNobodyHasReapedIt) {
-  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const auto here = Neighbours::here();
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  ASSERT_GT(child, 0);
-  const Neighbour neighbour(ArenaId{7, 8}, here->arena().fd(), 4096, Fd(), child, child);
-  EXPECT_FALSE(neighbour.dead());
-  kill(child, SIGKILL);
-  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return neighbour.dead(); }));
-  EXPECT_EQ(neighbour.ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
-  EXPECT_EQ(waitpid(child, nullptr, 0), child);
-  EXPECT_TRUE(neighbour.dead());
 }
 
 /// As the seccomp profiles of older container runtimes do.
@@ -386,7 +367,7 @@ TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
       const auto own = Neighbours::here();
       Doorway door(*own);
       const auto outer = meet(meeting, 1, door);
-      const bool alive = outer && !outer->dead() && !outer->stopped() && !outer->ending().known();
+      const bool alive = outer && !outer->dead() && outer->process().state().empty() && !outer->ending().known();
       meeting.verdict = alive && getpid() == 1 ? 1 : 2;
       for (;;) pause();
     }
@@ -403,6 +384,74 @@ TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
     EXPECT_EQ(waitpid(inner, nullptr, 0), inner);
   });
   munmap(shared, sizeof(Meeting));
+}
+
+/// A process that calls exec() keeps its pid, and its memory is gone. Its own child has inherited all of its
+/// descriptors.
+TEST(Neighbours, AProcessThatRunsAnotherProgramHasEnded) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  void* const shared = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  Meeting& meeting = *new (shared) Meeting{};
+  all_end_well(1, [&](int) {
+    const auto here = Neighbours::here();
+    const pid_t child = fork();
+    if (child == 0) {
+      const auto own = Neighbours::here();
+      Doorway door(*own);
+      (void)meet(meeting, 1, door);
+      if (fork() == 0) _exit(int(sleep(1)));
+      execlp("sleep", "sleep", "20", nullptr);
+      _exit(1);
+    }
+    Doorway door(*here);
+    const auto neighbour = meet(meeting, 0, door);
+    ASSERT_TRUE(neighbour);
+    EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return neighbour->dead(); }));
+    EXPECT_EQ(words_of(neighbour->ending(), "<", ">"), "<exec of another program>");
+    EXPECT_EQ(kill(child, SIGKILL), 0) << "the process itself lives";
+    EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  });
+  munmap(shared, sizeof(Meeting));
+}
+
+/// The news of a process, once there are some.
+std::string news_of(const ProcessWatch& process) {
+  std::string news;
+  (void)eventually(milliseconds(2'000), [&] { return !(news = process.news()).empty(); });
+  return news;
+}
+
+TEST(ProcessWatch, TellsThatAProcessIsStoppedAndThatItRunsAgain) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) pause();
+  }
+  const ProcessWatch process(Fd(), child);
+  EXPECT_EQ(process.news(), "");
+  kill(child, SIGSTOP);
+  EXPECT_EQ(news_of(process), "is stopped by a signal (state T)");
+  EXPECT_EQ(process.news(), "") << "once";
+  kill(child, SIGCONT);
+  EXPECT_EQ(news_of(process), "runs again");
+  EXPECT_FALSE(process.ended());
+  kill(child, SIGKILL);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(process.ended());
+}
+
+TEST(ProcessWatch, TellsThatTheMainThreadHasEnded) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const pid_t child = fork();
+  if (child == 0) {
+    std::thread([] { std::this_thread::sleep_for(std::chrono::seconds(20)), _exit(0); }).detach();
+    syscall(SYS_exit, 0);
+  }
+  const ProcessWatch process(Fd(), child);
+  EXPECT_EQ(news_of(process), "is without its main thread, which has ended while others run (state Z)");
+  EXPECT_FALSE(process.ended());
+  kill(child, SIGKILL);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 }  // namespace

@@ -1,0 +1,148 @@
+#include "memory/shm/process_watch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <thread>
+
+#include "base/mutex.h"
+#include "base/per_process.h"
+
+namespace nvx {
+namespace {
+
+struct Life {
+  Mutex mutex;
+  Fd file GUARDED_BY(mutex);
+};
+
+struct flock whole_file() {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
+/// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
+/// process is not visible (0).
+std::string stat_of(pid_t pid) {
+  if (pid == 0) return "";
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
+}
+
+/// A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
+std::optional<int> status_of_unreaped(pid_t pid) {
+  const std::string stat = stat_of(pid);
+  if (!stat.starts_with('Z')) return std::nullopt;
+  return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1);
+}
+
+/// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it tells how the process
+/// ended, even after its parent has reaped it.
+struct PidfdInfo {
+  static constexpr uint64_t kExit = 1 << 3;
+  uint64_t mask = kExit;
+  uint64_t cgroup = 0;
+  uint32_t ids[11] = {};
+  int32_t status = 0;
+};
+static_assert(sizeof(PidfdInfo) == 64);
+
+std::optional<int> status_of_reaped(int pidfd) {
+  PidfdInfo info;
+  if (ioctl(pidfd, _IOWR(0xff, 11, PidfdInfo), &info) != 0 || !(info.mask & PidfdInfo::kExit)) return std::nullopt;
+  return info.status;
+}
+
+Fd open_pidfd(pid_t pid) {
+#ifdef SYS_pidfd_open
+  if (pid != 0) return Fd(int(syscall(SYS_pidfd_open, pid, 0)));
+#endif
+  return Fd();
+}
+
+/// Whether all threads of the process have ended. Without a pidfd, the main thread counts.
+bool all_threads_ended(int pidfd, pid_t pid, std::chrono::milliseconds span) {
+  if (pidfd >= 0) {
+    pollfd ask{pidfd, POLLIN, 0};
+    return poll(&ask, 1, int(span.count())) == 1;
+  }
+  const auto end = Clock::now() + span;
+  while (!status_of_unreaped(pid)) {
+    if (Clock::now() >= end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+}  // namespace
+
+int ProcessWatch::own_life(pid_t to) {
+  if (to == getpid()) return -1;
+  Life& own = of_this_process<Life>();
+  MutexLock lock(own.mutex);
+  if (own.file) return own.file.get();
+  Fd file(memfd_create("nvx-life", MFD_CLOEXEC));
+  struct flock whole = whole_file();
+  if (file && fcntl(file.get(), F_SETLK, &whole) == 0) own.file = std::move(file);
+  return own.file.get();
+}
+
+ProcessWatch::ProcessWatch(Fd life, pid_t pid) : life_(std::move(life)), pidfd_(open_pidfd(pid)), pid_(pid) {}
+
+ProcessWatch& ProcessWatch::operator=(ProcessWatch&& other) noexcept {
+  life_ = std::move(other.life_);
+  pidfd_ = std::move(other.pidfd_);
+  pid_ = other.pid_;
+  return *this;
+}
+
+bool ProcessWatch::ended() const {
+  if (!life_) return pidfd_ && all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0));
+  struct flock held = whole_file();
+  return fcntl(life_.get(), F_GETLK, &held) == 0 && held.l_type == F_UNLCK;
+}
+
+Ending ProcessWatch::ending() const {
+  constexpr std::chrono::milliseconds kMoment{50};  // between the end of its files and its own
+  if (pid_ == 0 || !ended()) return {};
+  if (!all_threads_ended(pidfd_.get(), pid_, kMoment)) return {pidfd_ ? Ending::How::kReplaced : Ending::How::kUnknown};
+  std::optional<int> status = status_of_unreaped(pid_);
+  if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
+  if (!status) return {};
+  if (WIFSIGNALED(*status)) return {Ending::How::kKilled, WTERMSIG(*status)};
+  return {Ending::How::kExited, WEXITSTATUS(*status)};
+}
+
+std::string ProcessWatch::state() const {
+  const std::string stat = stat_of(pid_);
+  if (stat.starts_with('T')) return "stopped by a signal (state T)";
+  if (stat.starts_with('t')) return "stopped by a debugger (state t)";
+  if (stat.starts_with('Z') && !ended()) return "without its main thread, which has ended while others run (state Z)";
+  return "";
+}
+
+std::string ProcessWatch::news() const {
+  constexpr std::chrono::milliseconds kInterval{250};
+  constexpr int kLooks = 3;
+  const auto now = Clock::now().time_since_epoch().count();
+  auto next = next_look_.load(std::memory_order_relaxed);
+  if (now < next || !next_look_.compare_exchange_strong(next, now + Clock::duration(kInterval).count())) return "";
+  const std::string found = state();
+  const int looks = found.empty() ? looks_.exchange(0) : ++looks_;
+  if (found.empty()) return looks >= kLooks ? "runs again" : "";
+  return looks == kLooks ? "is " + found : "";
+}
+
+}  // namespace nvx

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <string>
+
+#include "base/deadline.h"
+#include "base/failure.h"
+#include "base/handle.h"
+
+namespace nvx {
+
+/// Another process of this host, watched through the kernel.
+///
+/// Every process locks a file of its own, its life, and passes the file to the processes that watch it. The kernel
+/// releases the lock when the process ends, and when it calls exec(). A forked child does not inherit the lock. So no
+/// pid is compared, which may belong to another process by then, or in another pid namespace.
+class ProcessWatch {
+ public:
+  /// Nothing is known of the process: it never ends.
+  ProcessWatch() = default;
+  /// `life`: from the process; none if it could not lock one. `pid`: in this process's namespace; 0 if it is not
+  /// visible here.
+  ProcessWatch(Fd life, pid_t pid);
+  ProcessWatch(ProcessWatch&& other) noexcept : ProcessWatch() { *this = std::move(other); }
+  ProcessWatch& operator=(ProcessWatch&& other) noexcept;
+
+  /// The life of this process, to send to that one; -1 if there is none. A process sends none to itself: the lock goes
+  /// with the first descriptor of the file that the process closes.
+  static int own_life(pid_t to);
+
+  /// Whether it has ended, or runs another program.
+  bool ended() const;
+  /// How it ended, if the kernel still knows. The kernel knows a moment after `ended()`, for which this waits.
+  Ending ending() const;
+  /// Why it does not run, according to /proc: "stopped by a signal (state T)". Empty if it runs, or is not visible.
+  std::string state() const;
+  /// For waiters, which call it as often as they like: a text, once, when the process has had a `state()` for half a
+  /// second, and when it runs again; otherwise empty.
+  std::string news() const;
+
+ private:
+  Fd life_, pidfd_;
+  pid_t pid_ = 0;
+  mutable std::atomic<Clock::duration::rep> next_look_{0};
+  mutable std::atomic<int> looks_{0};  // in a row that found a state()
+};
+
+}  // namespace nvx
