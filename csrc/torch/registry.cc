@@ -34,7 +34,7 @@ void Registry::abort_all() {
 
 /// Threads of the pool must not run while the process and its stores are torn down. The slowest thread is rank 0's
 /// while it makes a group: it notices within one slice of its wait for the store that the group is unwanted. Then it
-/// waits up to 1.5 s until the other ranks know, because it may serve their store.
+/// waits up to 0.8 s until the other ranks know, because it may serve their store.
 void stop_everything() {
   constexpr std::chrono::milliseconds kLast{2500};
   exiting.store(true);

@@ -4,7 +4,7 @@
 #include <signal.h>
 
 #include "base/interrupt.h"
-#include "support/groups.h"
+#include "support/hosts.h"
 
 namespace nvx::test {
 namespace {
@@ -441,15 +441,17 @@ class BadStore : public Store {
 
 [[noreturn]] void lose_the_store() { throw Error(Code::kSystem, "nvx: the store is gone"); }
 
-/// ... also on a rank that waits for another, late rank.
+/// ... also on a rank that waits for another, late rank. Both are alone on their hosts, so they read the store
+/// themselves.
 TEST(SetUp, ARankThatFailsIsNamedWithTheReason) {
+  Hosts hosts({0, 1, 0, 2});
   MemoryStore store;
   std::atomic<int> told{0};
   BadStore late(store, [&] { EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return told == 3; })); });
   BadStore bad(store, lose_the_store);
   as_threads(4, [&](int rank) {
     Store& mine = rank == 1 ? static_cast<Store&>(late) : rank == 3 ? static_cast<Store&>(bad) : store;
-    const std::string error = set_up_error(mine, options("named", rank, 4));
+    const std::string error = set_up_error(mine, hosts.options("named", rank));
     ++told;
     EXPECT_NE(error.find("the store is gone"), std::string::npos) << error;
     if (rank != 3) {
@@ -585,6 +587,7 @@ TEST(SetUp, AHelloThatDescribesImpossibleMemoryIsRefused) {
     Hello liar = describe_self(1);
     liar.arena = Neighbours::here()->arena().id();
     liar.pad_offset = offset;
+    liar.ranks = 2;
     store.set("nvx/1/1", encode({&liar, 1}));
     EXPECT_THROW(Group(store, options("liar", 0, 2)), Error) << offset;
   }

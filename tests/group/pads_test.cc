@@ -13,6 +13,7 @@ class Crowd : public MemoryStore {
   Crowd(int ranks, const std::vector<std::byte>& address) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(address.data());
     Hello hello = describe_self(1, "elsewhere");
+    hello.ranks = uint32_t(ranks);
     for (int r = 1; r < ranks; ++r) {
       hello.rank = r;
       set("nvx/1/" + std::to_string(r), encode({&hello, 1}));

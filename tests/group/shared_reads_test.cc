@@ -1,6 +1,8 @@
-// If a group has many ranks, one rank of each host reads the store for all ranks of that host.
+// One rank of each host reads the store for all ranks of that host.
 
 #include <gtest/gtest.h>
+
+#include <cstring>
 
 #include "memory/shm/handout.h"
 #include "support/hosts.h"
@@ -36,51 +38,47 @@ TEST(SharedReads, AreOneAHost) {
   Hosts hosts(kThreeHosts);
   CountingStore store;
   as_threads(hosts.ranks(), [&](int rank) {
-    GroupOptions options = hosts.options("shared", rank);
-    options.shared_reads_from = 2;
-    Group group(store, options);
+    Group group(store, hosts.options("shared", rank));
     Play play{.collective = kernel::Collective::kAllReduce, .dtype = DType::kI32, .counts = {1000}};
     ASSERT_EQ(perform(group, play), "");
     ASSERT_TRUE(barrier(group).ok());
   });
-  EXPECT_EQ(store.reads("nvx/1/table"), 3);
-  EXPECT_EQ(store.reads("nvx/1/addresses"), 3);
+  for (const char* key : {"nvx/1/table", "nvx/1/addresses"}) {
+    EXPECT_LE(store.reads(key), 3) << key;  // rank 0, which wrote it, may be the one of its host
+    EXPECT_GE(store.reads(key), 2) << key;
+  }
 }
 
-TEST(SharedReads, SmallGroupsDoWithout) {
+/// A leader that has gone away before the others came must have ended, or the store holds its reason.
+TEST(SharedReads, AReaderThatIsGoneIsNamed) {
   CountingStore store;
-  as_threads(3, [&](int rank) {
-    Group group(store, options("small", rank, 3));
-    ASSERT_TRUE(barrier(group).ok());
-  });
-  EXPECT_EQ(store.reads("nvx/1/table"), 2);
-}
-
-/// If the rank that reads for others ends or lies, the others read for themselves.
-TEST(SharedReads, AReaderThatIsGoneIsDoneWithout) {
-  CountingStore store;
-  const std::string reader = "nvx/1/reader/" + std::to_string(describe_self(0, "host").host);
-  store.add(reader + "/asked", 1);
-  store.set(reader, {'n', 'o', 'b', 'o', 'd', 'y'});
-  as_threads(3, [&](int rank) {
+  const Hello self = describe_self(0, "host");
+  const std::string place = "nvx/1/host/" + std::to_string(self.host) + "/" + std::to_string(self.machine) + "/3";
+  store.add(place + "/asked", 1);
+  const Card card = Card::of(2, "rank 2 (pid 4711, host host)");
+  std::vector<uint8_t> lead(sizeof card + 48);
+  std::memcpy(lead.data(), &card, sizeof card);
+  std::memcpy(lead.data() + sizeof card, "nobody", 6);
+  store.set(place, lead);
+  as_threads(2, [&](int rank) {
     GroupOptions o = options("gone", rank, 3);
     o.host = "host";
-    o.shared_reads_from = 2;
-    Group group(store, o);
-    ASSERT_TRUE(barrier(group).ok());
+    const std::string error = set_up_error(store, o);
+    EXPECT_NE(error.find("rank 2 (pid 4711, host host) has ended while group gone was being created"),
+              std::string::npos)
+        << error;
   });
-  EXPECT_EQ(store.reads("nvx/1/table"), 2);
 }
 
 TEST(Handout, GivesItsSheetsInTheirOrderAlsoToThoseWhoComeLate) {
   const std::vector<uint8_t> first(300'000, 7), second{}, third{1, 2, 3};
-  Handout handout;
-  Receipt early(handout.name());
+  Handout handout(Card::of(0, "rank 0"));
+  Receipt early(handout.name(), Card::of(1, "rank 1"));
   EXPECT_FALSE(early.next(milliseconds(1)));
   EXPECT_TRUE(early.open());
   handout.give(first);
   handout.give(second);
-  Receipt late(handout.name());
+  Receipt late(handout.name(), Card::of(2, "rank 2"));
   handout.serve();
   handout.give(third);
   for (Receipt* receipt : {&early, &late}) {
@@ -91,14 +89,33 @@ TEST(Handout, GivesItsSheetsInTheirOrderAlsoToThoseWhoComeLate) {
 }
 
 TEST(Handout, IsMissedWhenItIsGone) {
-  auto handout = std::make_unique<Handout>();
-  Receipt receipt(handout->name()), nobody("nvx-nobody");
+  auto handout = std::make_unique<Handout>(Card::of(0, "rank 0"));
+  const Card own = Card::of(1, "rank 1");
+  Receipt receipt(handout->name(), own), nobody("nvx-nobody", own);
   handout->give(std::vector<uint8_t>{5});
   handout.reset();
   EXPECT_EQ(receipt.next(milliseconds(1000)), std::vector<uint8_t>{5});
   EXPECT_FALSE(receipt.next(milliseconds(1000)));
   EXPECT_FALSE(receipt.open());
   EXPECT_FALSE(nobody.open());
+}
+
+TEST(Handout, KnowsWhoHasComeAndGivesTheReasonWhenItGivesUp) {
+  Handout handout(Card::of(0, "rank 0"));
+  auto receipt = std::make_unique<Receipt>(handout.name(), Card::of(1, "rank 1"));
+  handout.serve();
+  ASSERT_EQ(handout.guests().size(), 1u);
+  EXPECT_EQ(handout.guests().front().card.rank, 1);
+  EXPECT_STREQ(handout.guests().front().card.who, "rank 1");
+  handout.give_up(std::vector<uint8_t>{9});
+  EXPECT_FALSE(receipt->next(milliseconds(1000)));
+  EXPECT_FALSE(receipt->open());
+  EXPECT_EQ(receipt->reason(), std::vector<uint8_t>{9});
+  EXPECT_FALSE(handout.has_lost_guests());
+  receipt.reset();
+  handout.serve();
+  EXPECT_TRUE(handout.has_lost_guests());
+  EXPECT_FALSE(handout.has_lost_guests());
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ class Impostor : public MemoryStore {
   Impostor() : neighbours_(Neighbours::here()) {
     span_ = neighbours_->arena().allocate(kernel::PadLayout(2).bytes());
     Hello hello = describe_self(1);
+    hello.ranks = 2;
     hello.arena = neighbours_->arena().id();
     hello.pad_offset = span_.offset;
     hello.pad_bytes = span_.bytes;

@@ -21,14 +21,15 @@ struct GroupOptions {
   std::string name;
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{0};  ///< for operations and set-up; 0: none
-  std::vector<uint64_t> global_ranks;    ///< of the ranks, if known; set-up watches their processes
-  std::optional<Kernels> kernels;        ///< instead of `NVX_KERNELS`; the same on all ranks
-  std::string tune;                      ///< as `NVX_TUNE`, and instead of it key by key
-  uint32_t first_epoch = 0;              ///< first value of the counters; tests start near the wrap
-  std::string host;                      ///< overrides the host that this rank detects; for tests
-  int shared_reads_from = 32;            ///< from this many ranks on, one rank per host reads the store for its host
-  std::function<bool()> unwanted;        ///< called during set-up; true: give up
+  std::chrono::milliseconds timeout{0};        ///< for operations and set-up; 0: none
+  std::vector<uint64_t> global_ranks;          ///< of the ranks, if known; set-up watches their processes
+  std::optional<Kernels> kernels;              ///< instead of `NVX_KERNELS`; the same on all ranks
+  std::string tune;                            ///< as `NVX_TUNE`, and instead of it key by key
+  uint32_t first_epoch = 0;                    ///< first value of the counters; tests start near the wrap
+  std::string host;                            ///< overrides the host that this rank detects; for tests
+  bool whole_job = false;                      ///< all other groups consist of ranks of this one
+  std::chrono::milliseconds reminder{10'000};  ///< between log lines that name the ranks that set-up waits for
+  std::function<bool()> unwanted;              ///< called during set-up; true: give up
   std::function<std::shared_ptr<net::Messenger>()> messenger;  ///< overrides the messenger of the process; for tests
 };
 

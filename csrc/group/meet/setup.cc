@@ -35,18 +35,20 @@ void begin_counters(kernel::Pad pad, uint32_t epoch) {
 }  // namespace
 
 SetUp::Made SetUp::meet() {
+  const std::shared_ptr<Neighbours> neighbours = members_.neighbours = Neighbours::here();
+  std::optional<Doorway> door;  // closes after give_up(): a rank that finds it closed finds the note, too
   try {
-    begin();
-    Doorway door(*members_.neighbours);
-    find_members(door);
+    door.emplace(*neighbours);
+    begin(*door);
     try {
-      map_peers(door);
-      await_ready(door);
+      find_members(*door);
+      map_peers(*door);
+      await_ready(*door);
+      if (members_.topology.hosts.size() > 1) open_port();
     } catch (const Error& error) {
-      if (error.code() == Code::kPeerDied || error.code() == Code::kPeerLeft) meeting_.look_for_failures();
+      meeting_.look_for_cause(error.code());
       throw;
     }
-    if (members_.topology.hosts.size() > 1) open_port();
     meeting_.stop_sharing();
   } catch (const std::exception& error) {
     give_up(made(), failure_of(error));
@@ -81,23 +83,18 @@ void SetUp::give_up(Made made, const Failure& why) {
   arena.free_when(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
 }
 
-/// Counts this set-up, and allocates the pad. The pad has room for all ranks until the ranks of this host are known.
-void SetUp::begin() {
-  meeting_.begin();
+/// Allocates the pad, and comes to the set-up. The pad has room for all ranks until the ranks of this host are known.
+void SetUp::begin(const Doorway& door) {
+  Arena& arena = members_.neighbours->arena();
   members_.name = name();
   members_.rank = rank();
   members_.first_epoch = options_.first_epoch;
-  members_.neighbours = Neighbours::here();
-  members_.pad_span = members_.neighbours->arena().allocate(kernel::PadLayout(size()).bytes());
+  members_.pad_span = arena.allocate(kernel::PadLayout(size()).bytes());
   deadline_ = Deadline::after(set_up_time(options_));
-  kernel::Pad own(members_.neighbours->arena().at(members_.pad_span.offset), size());
+  kernel::Pad own(arena.at(members_.pad_span.offset), size());
   own.header().rank = rank();
   own.header().presence.store(kernel::Presence::kHere);
   begin_counters(own, options_.first_epoch);
-}
-
-/// Gets all ranks and their hosts from the store.
-void SetUp::find_members(Doorway& door) {
   Hello self = describe_self(rank(), options_.host);
   Config mine = config();
   mine.kernels = members_.kernels = options_.kernels.value_or(mine.kernels);
@@ -106,12 +103,18 @@ void SetUp::find_members(Doorway& door) {
   mine.tune = overrides.text();
   self.agreed = mine.agreed();
   if (const net::JobKey* const key = net::JobKey::here()) self.key_tag = key->tag();
-  self.arena = members_.neighbours->arena().id();
+  self.arena = arena.id();
   self.pad_offset = members_.pad_span.offset;
   self.pad_bytes = members_.pad_span.bytes;
+  self.ranks = uint32_t(size());
   std::ranges::copy(net::own_addresses(), self.addresses.begin());
   std::memcpy(self.door, door.name().data(), std::min(door.name().size(), sizeof self.door - 1));
-  members_.topology = Topology::from(meeting_.exchange_hellos(self, deadline_));
+  meeting_.begin(self);
+}
+
+/// Gets all ranks and their hosts from the store.
+void SetUp::find_members(Doorway& door) {
+  members_.topology = Topology::from(meeting_.exchange_hellos(deadline_));
   members_.topology.global_ranks = options_.global_ranks;
   members_.generation = meeting_.generation();
   door.hand_out(meeting_.handout());
@@ -145,9 +148,12 @@ void SetUp::map_peers(Doorway& door) {
     if (hello.arena == own || (peers[s] = neighbours.find(hello.arena))) continue;
     const auto same = [&](const Doorway::Wanted& w) { return w.id == hello.arena; };
     if (std::none_of(wanted.begin(), wanted.end(), same))
-      wanted.push_back({hello.arena, hello.door, pid_t(hello.pid), topology.describe(here[s])});
+      wanted.push_back({hello.arena, hello.door, pid_t(hello.pid), topology.describe(here[s]), here[s]});
   }
-  const auto fetched = door.fetch(wanted, deadline_);
+  const auto look = [&] {
+    meeting_.look_around([] { return std::string("the memory of a rank of this host has not arrived"); });
+  };
+  const auto fetched = door.fetch(wanted, deadline_, look);
   const size_t bytes = kernel::PadLayout(peers.size()).bytes();
   for (size_t s = 0; s < peers.size(); ++s) {
     const size_t r = size_t(here[s]);
@@ -157,10 +163,18 @@ void SetUp::map_peers(Doorway& door) {
       throw Error(Code::kMismatch, "nvx: " + topology.describe(int(r)) + " reports memory outside its arena",
                   kOneVersion);
     }
-    if (r < options_.global_ranks.size() && peers[s]) neighbours.meet(options_.global_ranks[r], peers[s], standing_);
     std::byte* arena = peers[s] ? peers[s]->at(0) : neighbours.arena().at(0);
     members_.memory.push_back({arena, Arena::kBytes, arena + hello.pad_offset});
+    if (r >= options_.global_ranks.size() || !peers[s]) continue;
+    std::function<bool()> has_left;
+    if (options_.whole_job) {
+      has_left = [&header = kernel::Pad(arena + hello.pad_offset, peers.size()).header(), id = members_.id] {
+        return header.group == id && header.presence.load() == kernel::Presence::kLeft;
+      };
+    }
+    neighbours.meet(options_.global_ranks[r], peers[s], standing_, std::move(has_left));
   }
+  meeting_.watch([this] { check_local_ranks(); });
 }
 
 void SetUp::await_ready(Doorway& door) {
@@ -175,8 +189,7 @@ void SetUp::await_ready(Doorway& door) {
       }
       door.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
       if (looks % 64 != 0) continue;
-      meeting_.stop_if_unwanted();
-      check_local_ranks();
+      meeting_.look_around([&] { return members_.topology.describe(r) + " has not mapped the memory of the others"; });
       if (deadline_.passed(Clock::now())) {
         throw Error(Code::kTimeout,
                     "nvx: " + members_.topology.describe(r) + " did not finish creating group " + name() + " in time",
@@ -195,6 +208,7 @@ void SetUp::await_ready(Doorway& door) {
 void SetUp::check_local_ranks() {
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s == members_.local_rank()) continue;
+    members_.warn_if_stopped(s);
     const kernel::PadHeader& header = members_.pad(s).header();
     const std::string who = "nvx: " + members_.describe_local_rank(s);
     const std::string advice = see_log_of(rank_name(members_.here()[size_t(s)]));
@@ -211,7 +225,7 @@ void SetUp::check_local_ranks() {
     if (members_.dead(s) && presence == kernel::Presence::kHere) {
       const Ending ending = members_.peers[size_t(s)]->ending();
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = members_.describe_local_rank(s) + " ended" + words_of(ending, " (", ")") +
+                          .cause = members_.describe_local_rank(s) + " has ended" + words_of(ending, " (", ")") +
                                    " while group " + name() + " was being created",
                           .advice = advice,
                           .who = members_.here()[size_t(s)],

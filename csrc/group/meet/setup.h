@@ -36,7 +36,7 @@ class SetUp {
 
  private:
   Made made();
-  void begin();
+  void begin(const Doorway& door);
   void find_members(Doorway& door);
   void shrink_pad();
   void map_peers(Doorway& door);

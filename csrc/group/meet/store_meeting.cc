@@ -16,37 +16,43 @@
 namespace nvx {
 namespace {
 
-constexpr const char* kHellos = "table";
 constexpr const char* kSize = "size";             // of the group, as written by rank 0
-constexpr std::chrono::seconds kBetweenLooks{2};  // between reads of the store if another rank reads for this one
+constexpr std::chrono::seconds kBetweenReads{2};  // of the store if another rank reads for this one
 constexpr int64_t kMostDoubles = 8;               // set-ups of duplicate processes that get a note
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
-std::string generation_of(int rank) { return "nvx/generation/" + std::to_string(rank); }
 
 }  // namespace
 
-std::string key_in(int64_t generation, const std::string& what) {
-  return "nvx/" + std::to_string(generation) + "/" + what;
-}
-
-void StoreMeeting::begin() {
-  if (size() > 1) generation_ = store_.add(generation_of(rank()), 1);
+void StoreMeeting::begin(const Hello& own) {
+  own_ = own;
+  if (size() == 1) return;
+  const int64_t next = store_.add(generation_of(rank()), 0) + 1;
+  enter(next);
+  generation_ = store_.add(generation_of(rank()), 1);
+  if (generation_ != next) enter(generation_);  // another process has counted as this rank
   tell_size();
 }
 
-std::vector<Hello> StoreMeeting::exchange_hellos(const Hello& own, const Deadline& deadline) {
-  if (size() == 1) return {own};
-  return rank() == 0 ? collect_hellos(own, deadline) : read_hellos(own, deadline);
+/// Lets the ranks of this host see this process, then writes its hello.
+void StoreMeeting::enter(int64_t generation) {
+  host_.enter(generation, own_);
+  store_.set(key_in(generation, hello_of(rank())), encode({&own_, 1}));
+}
+
+std::vector<Hello> StoreMeeting::exchange_hellos(const Deadline& deadline) {
+  if (size() == 1) return {own_};
+  return rank() == 0 ? collect_hellos(deadline) : read_hellos(deadline);
 }
 
 /// For rank 0, which writes one table for all ranks.
-std::vector<Hello> StoreMeeting::collect_hellos(const Hello& own, const Deadline& deadline) {
-  if (generation_ > 1) say(hello_of(0), encode({&own, 1}));  // for ranks that began earlier
-  std::vector<Hello> hellos{own};
+std::vector<Hello> StoreMeeting::collect_hellos(const Deadline& deadline) {
+  std::vector<Hello> hellos{own_};
   for (int r = 1; r < size(); ++r) {
-    if (const auto hello = fetch(hello_of(r), r, deadline)) {
-      hellos.push_back(decode(*hello, 1).front());
+    if (const auto value = fetch(hello_of(r), r, deadline)) {
+      const Hello hello = decode(*value, 1).front();
+      if (hello.ranks != own_.ranks) throw different_sizes(r, hello.ranks, own_.ranks);
+      hellos.push_back(hello);
       continue;
     }
     catch_up(r);
@@ -57,13 +63,11 @@ std::vector<Hello> StoreMeeting::collect_hellos(const Hello& own, const Deadline
   return hellos;
 }
 
-std::vector<Hello> StoreMeeting::read_hellos(const Hello& own, const Deadline& deadline) {
+std::vector<Hello> StoreMeeting::read_hellos(const Deadline& deadline) {
   for (;;) {
-    say(hello_of(rank()), encode({&own, 1}));
-    choose_reader(own.host);
     if (const auto table = fetch(kHellos, 0, deadline)) {
       try {
-        return read_table(*table, own.nonce);
+        return read_table(*table);
       } catch (const Error&) {
         if (!rank_0_begins_anew(deadline)) throw;
       }
@@ -73,9 +77,9 @@ std::vector<Hello> StoreMeeting::read_hellos(const Hello& own, const Deadline& d
 }
 
 /// The hellos of all ranks, as rank 0 wrote them. Throws Error if this rank's current one is not among them.
-std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table, uint64_t own_nonce) const {
+std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table) const {
   std::vector<Hello> hellos = decode(table, size_t(size()));
-  if (hellos[size_t(rank())].nonce == own_nonce) return hellos;
+  if (hellos[size_t(rank())].nonce == own_.nonce) return hellos;
   throw Error(Code::kMismatch, "nvx: the store holds the table of an earlier group " + options_.name, kNewStore);
 }
 
@@ -85,6 +89,7 @@ void StoreMeeting::catch_up(int rank) {
   look_for_a_double();
   const int64_t theirs = store_.add(generation_of(rank), 0);
   generation_ = store_.add(generation_of(this->rank()), theirs - generation_);
+  enter(generation_);
   tell_size();
 }
 
@@ -121,19 +126,27 @@ bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
   return true;
 }
 
-/// Waits in slices, and checks in between for ranks that have ended or given up. All ranks check, so a long wait checks
-/// the store less often.
+void StoreMeeting::say(const std::string& what, const std::vector<uint8_t>& value) {
+  store_.set(key(what), value);
+  if (rank() == 0) host_.give(value);  // what rank 0 says is for all
+}
+
+/// Waits in slices, and checks in between for ranks that have ended or given up.
 std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, int writer, const Deadline& deadline) {
-  constexpr std::chrono::milliseconds kSlice{200};
-  for (int slice = 0;; ++slice) {
-    if (auto value = take(what, kSlice)) return value;
+  constexpr std::chrono::milliseconds kSlice{20}, kSpan{200};
+  for (;;) {
+    if (auto value = take(what, writer, kSlice)) return value;
     stop_if_unwanted();
-    if (slice < 10 || slice % 5 == 0) {
+    if (due(&next_count_, Clock::now() - began_ < std::chrono::seconds(2))) {
       look_for_a_double();
-      if (store_.add(generation_of(writer), 0) > generation_) return store_.get(key(what), kSlice);
-      look_for_failures();
+      if (store_.add(generation_of(writer), 0) > generation_) return store_.get(key(what), kSpan);
     }
-    look_for_deaths(options_, writer);
+    look_around([&] { return missing(writer); });
+    if (Clock::now() >= next_deaths_) {
+      next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
+      const bool another = rank() == 0 && ++asked_ % 2 == 0;
+      look_for_deaths(options_, another ? asked_ / 2 % size() : writer);
+    }
     if (deadline.passed(Clock::now())) {
       NVX_LOG(kInfo, "group %s: the key %s is not in the store", options_.name.c_str(), key(what).c_str());
       throw Error(Code::kTimeout,
@@ -145,46 +158,72 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
   }
 }
 
-/// A value that rank 0 writes for all ranks, from the store or from the rank that reads it for this host. The store is
-/// the fallback if another user floods that rank with connections.
-std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, std::chrono::milliseconds span) {
-  if (receipt_ && receipt_->open()) {
-    auto value = receipt_->next(span);
-    if (value || (receipt_->open() && Clock::now() < next_look_)) return value;
-    next_look_ = Clock::now() + kBetweenLooks;
-    if (receipt_->open() && !(value = store_.get(key(what), std::chrono::milliseconds(0)))) return value;
-    receipt_.reset();
+/// Whether the time has come to ask the store again: often on the rank that leads its host, for all of that host.
+bool StoreMeeting::due(Clock::time_point* next, bool often) const {
+  constexpr std::chrono::milliseconds kOften{200}, kSeldom{1000};
+  const auto now = Clock::now();
+  if (now < *next) return false;
+  *next = now + (often || !host_.follows() ? kOften : kSeldom);
+  return true;
+}
+
+/// A value from the store, or from the rank that reads it for this host. The store is the fallback if another user
+/// floods that rank with connections.
+std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, int writer,
+                                                      std::chrono::milliseconds span) {
+  const bool for_all = writer == 0 && rank() != 0;
+  if (for_all && host_.is_given()) {
+    auto value = host_.next(span);
+    if (value || (host_.follows() && Clock::now() < next_read_)) return value;
+    next_read_ = Clock::now() + kBetweenReads;
+    if (host_.follows() && !(value = store_.get(key(what), std::chrono::milliseconds(0)))) return value;
+    host_.read_itself();
     if (value) return value;
   }
   auto value = store_.get(key(what), span);
-  try {
-    if (value && handout_) handout_->give(*value);
-  } catch (const Error&) {
-    handout_.reset();  // the others read the store themselves
-  }
+  if (value && for_all) host_.give(*value);
   return value;
 }
 
-/// In large groups the first rank of each host reads the store for its host, so the store sends one table per host. If
-/// that rank has ended or is late, the others read the store themselves.
-void StoreMeeting::choose_reader(uint64_t host) {
-  constexpr std::chrono::milliseconds kSpan{2000};
-  handout_.reset();
-  receipt_.reset();
-  if (size() < options_.shared_reads_from || rank() == 0) return;
-  const std::string reader = key("reader/" + std::to_string(host));
-  if (store_.add(reader + "/asked", 1) == 1) {
-    handout_ = std::make_unique<Handout>();
-    store_.set(reader, {handout_->name().begin(), handout_->name().end()});
-  } else if (const auto named = store_.get(reader, kSpan)) {
-    receipt_ = std::make_unique<Receipt>(std::string(named->begin(), named->end()));
-    next_look_ = Clock::now() + kBetweenLooks;
+// --- the other ranks
+
+void StoreMeeting::look_around(const std::function<std::string()>& awaited) {
+  stop_if_unwanted();
+  if (size() == 1) return;
+  if (rank() == 0 && host_.follows()) (void)host_.next(std::chrono::milliseconds(0));  // shows when the leader goes
+  const bool left = host_.proceed();
+  if (const auto reason = host_.reason()) end_as_told(*reason);
+  look_for_ended();
+  if (due(&next_note_, /*often=*/false) || left) look_for_failures();
+  if (host_.follows() || Clock::now() < next_reminder_) return;
+  next_reminder_ += options_.reminder;
+  NVX_LOG(kWarn, "group %s of %d ranks is not complete after %s: %s; this is %s (host %s)", options_.name.c_str(),
+          size(), seconds(Deadline{began_}).c_str(), awaited().c_str(), rank_name(rank()).c_str(),
+          printable(own_.host_name).c_str());
+}
+
+/// Throws if a process has ended; its rank may have said why.
+void StoreMeeting::look_for_ended() {
+  try {
+    look_here_ ? look_here_() : host_.look();
+  } catch (const Error& error) {
+    if (error.code() == Code::kPeerDied) look_for_failures();
+    throw;
   }
 }
 
-void StoreMeeting::stop_sharing() {
-  handout_.reset();
-  receipt_.reset();
+void StoreMeeting::look_for_cause(Code code) {
+  if (code == Code::kPeerDied || code == Code::kPeerLeft) {
+    look_for_failures();
+    look_for_ended();
+  }
+  if (code != Code::kSystem) return;
+  constexpr std::chrono::milliseconds kMoment{50}, kPause{5};  // between the end of the store and of its process
+  for (const auto end = Clock::now() + kMoment; Clock::now() < end; std::this_thread::sleep_for(kPause)) {
+    if (host_.follows()) (void)host_.next(std::chrono::milliseconds(0));
+    if (const auto reason = host_.reason()) end_as_told(*reason);
+    look_here_ ? look_here_() : host_.look();
+  }
 }
 
 /// Names the ranks, among the first 256, that have not begun this set-up. A rank first counts its set-up in the store.
@@ -264,37 +303,61 @@ void StoreMeeting::stop_if_unwanted() const {
 }
 
 void StoreMeeting::leave_notes(const Failure& note) {
+  host_.give_up(note);
+  if (size() > 1 && generation_ == 0) generation_ = store_.add(generation_of(rank()), 1);
   for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
     leave_note(store_, key_in(g, ""), note);
   }
   if (const int64_t ahead = set_up_ahead()) leave_note(store_, key_in(ahead, ""), note);
-  // Rank 0 usually serves the store, and the others check it once a second.
-  constexpr std::chrono::milliseconds kMost{1500};
+  // Rank 0 usually serves the store, and the others read it at least once a second.
+  constexpr std::chrono::milliseconds kMost{800};
   if (rank() == 0 && generation_ != 0 && note.met_as() != Code::kInterrupted)
-    await_notes(store_, key(""), size(), kMost);
+    await_notes(store_, key(""), ranks_to_tell(note), kMost);
 }
 
-void look_for_deaths(const GroupOptions& options, int writer) {
+/// The number of ranks that have come to this set-up and live: each of them leaves a note too.
+int64_t StoreMeeting::ranks_to_tell(const Failure& note) {
+  constexpr int kMostAsked = 256;
+  int64_t ranks = std::max(0, size() - kMostAsked);
+  for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
+    const bool named = note.code == Code::kPeerDied && note.who == r;
+    if (!named && !host_.has_ended(r) && store_.add(generation_of(r), 0) >= generation_) ++ranks;
+  }
+  return ranks;
+}
+
+void look_for_deaths(const GroupOptions& options, int far) {
   const std::shared_ptr<Neighbours> neighbours = Neighbours::here();
   const std::shared_ptr<net::Messenger> messenger = options.messenger ? options.messenger() : net::Messenger::opened();
   for (size_t r = 0; r < options.global_ranks.size(); ++r) {
     const uint64_t global = options.global_ranks[r];
-    const std::string who = "global rank " + std::to_string(global);
     const std::string when = " while group " + options.name + " was being created";
-    const std::shared_ptr<Neighbour> met = neighbours->met(global);
-    if (met && met->dead()) {
-      const Ending ending = met->ending();
-      throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = who + " (pid " + std::to_string(met->pid()) + ", host " +
-                                   own_host_name(options.host) + ") has ended" + words_of(ending, " (", ")") + when,
-                          .advice = see_log_of(who),
-                          .who = int(r),
-                          .ending = ending});
+    if (const std::shared_ptr<Neighbour> met = neighbours->met(global)) {
+      const std::string name = "global " + of_rank(int(global));
+      const std::string who =
+          name + " (pid " + std::to_string(met->pid()) + ", host " + own_host_name(options.host) + ")";
+      if (met->dead()) {
+        const Ending ending = met->ending();
+        throw Error(Failure{.code = Code::kPeerDied,
+                            .cause = who + " has ended" + words_of(ending, " (", ")") + when,
+                            .advice = see_log_of(name),
+                            .who = int(r),
+                            .ending = ending});
+      }
+      if (!options.whole_job && neighbours->has_left_job(global)) {
+        throw Error(Failure{.code = Code::kPeerLeft,
+                            .cause = who + " has destroyed the group of the whole job," + when,
+                            .advice = see_log_of(name),
+                            .who = int(r)});
+      }
+      if (const std::string news = met->process().news(); !news.empty())
+        NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", who.c_str(), news.c_str(),
+                options.name.c_str());
     }
-    if (!messenger || int(r) != writer) continue;
+    if (!messenger || int(r) != far) continue;
     MutexLock lock(messenger->mutex());
-    const std::string lost = messenger->liveness().fate(global);
-    if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + who + " " + lost + "," + when, see_log_of(who));
+    const std::string lost = messenger->liveness().fate(global), name = "global " + of_rank(int(global));
+    if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + name + " " + lost + "," + when, see_log_of(name));
   }
 }
 

@@ -127,6 +127,13 @@ Hello describe_self(int rank, const std::string& host) {
   return hello;
 }
 
+Error different_sizes(int rank, size_t theirs, size_t mine) {
+  return {Code::kMismatch,
+          "nvx: rank " + std::to_string(rank) + " creates this group with " + std::to_string(theirs) +
+              " ranks, this rank with " + std::to_string(mine),
+          "give all ranks the same world size, or list of ranks"};
+}
+
 std::vector<uint8_t> encode(std::span<const Hello> hellos) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(hellos.data());
   return {bytes, bytes + hellos.size_bytes()};
@@ -137,12 +144,8 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
     const bool whole = !value.empty() && value.size() % sizeof(Hello) == 0;
     Hello first;
     if (whole) std::memcpy(&first, value.data(), sizeof first);
-    if (whole && first.magic == Hello::kMagic && first.wire_version == Hello::kWire) {
-      throw Error(Code::kMismatch,
-                  "nvx: rank " + std::to_string(first.rank) + " creates this group with " +
-                      std::to_string(value.size() / sizeof(Hello)) + " ranks, this rank with " + std::to_string(count),
-                  "give all ranks the same world size, or list of ranks");
-    }
+    if (whole && first.magic == Hello::kMagic && first.wire_version == Hello::kWire)
+      throw different_sizes(first.rank, value.size() / sizeof(Hello), count);
     throw Error(Code::kMismatch,
                 "nvx: the store holds " + std::to_string(value.size()) + " bytes where " +
                     std::to_string(count * sizeof(Hello)) +

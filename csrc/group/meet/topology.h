@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/error.h"
 #include "memory/shm/arena.h"
 #include "net/host_address.h"
 
@@ -35,13 +36,15 @@ struct Hello {
   uint64_t l3_bytes = 0;
   uint32_t cores = 0;
   uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees
+  uint32_t ranks = 0;    // of the group, as this rank creates it
+  uint32_t reserved = 0;
   /// The source addresses of this rank's connections to other hosts; ends with 0.
   std::array<AddressBytes, net::kMostAddresses> addresses = {};
   char host_name[48] = {};
   char door[48] = {};
   char version[16] = {};
 };
-static_assert(sizeof(Hello) == 496);
+static_assert(sizeof(Hello) == 504);
 
 /// This process and its machine, for a Hello. `host` overrides the detected host unless empty.
 Hello describe_self(int rank, const std::string& host = {});
@@ -51,6 +54,9 @@ std::vector<uint8_t> encode(std::span<const Hello> hellos);
 
 /// The hellos in a value that another rank wrote. Throws Error with the defect and the rank.
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
+
+/// The error of a rank that creates the group with `mine` ranks, where that rank creates it with `theirs`.
+Error different_sizes(int rank, size_t theirs, size_t mine);
 
 /// All ranks' network addresses as one value, and back. Throws Error if it is damaged.
 std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses);

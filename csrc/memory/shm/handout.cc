@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <thread>
 
 #include "base/deadline.h"
@@ -17,9 +19,27 @@
 namespace nvx {
 namespace {
 
-constexpr uint64_t kMagic = 0x746565687378766e;  // "nvxsheet"
+constexpr uint64_t kSheet = 0x746565687378766e;   // "nvxsheet"
+constexpr uint64_t kReason = 0x6e6f73616572786e;  // "nxreason"
 constexpr size_t kMostBytes = size_t(1) << 30;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+std::span<const int> only_if(const int& fd) { return {&fd, fd >= 0 ? size_t(1) : 0}; }
+
+/// Sends this process's card with its life.
+bool introduce(int socket, const Card& card) {
+  const int life = ProcessWatch::own_life(process_at(socket));
+  return send_packet(socket, &card, sizeof card, only_if(life));
+}
+
+/// Whether a card has come. `process` watches its sender.
+bool receive_card(int socket, Card* card, ProcessWatch* process) {
+  Fd life;
+  if (!receive_packet(socket, card, sizeof *card, {&life, 1}) || card->magic != Card::kMagic) return false;
+  card->who[sizeof card->who - 1] = '\0';
+  *process = ProcessWatch(std::move(life), process_at(socket));
+  return true;
+}
 
 Fd written(std::span<const uint8_t> sheet) {
   Fd fd(memfd_create("nvx-sheet", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -50,41 +70,88 @@ std::optional<std::vector<uint8_t>> read_all(int fd) {
 
 }  // namespace
 
-Handout::Handout() : name_(fresh_socket_name()), listener_(listen_on(name_)) {}
+Card Card::of(int rank, const std::string& who) {
+  Card card;
+  card.rank = rank;
+  std::memcpy(card.who, who.data(), std::min(who.size(), sizeof card.who - 1));
+  return card;
+}
 
-void Handout::give(std::span<const uint8_t> sheet) {
-  sheets_.push_back(written(sheet));
+Handout::Handout(const Card& own) : own_(own), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
+
+void Handout::give(std::span<const uint8_t> sheet) { add(sheet, /*is_reason=*/false); }
+
+void Handout::give_up(std::span<const uint8_t> reason) { add(reason, /*is_reason=*/true); }
+
+void Handout::add(std::span<const uint8_t> sheet, bool is_reason) {
+  sheets_.push_back({written(sheet), is_reason});
   serve();
 }
 
 void Handout::serve() {
-  accept_guests(listener_.get(), [this](Fd guest) { guests_.push_back({std::move(guest), 0}); });
-  for (Guest& guest : guests_) {
-    for (; guest.socket && guest.given < sheets_.size(); ++guest.given) {
-      const int fd = sheets_[guest.given].get();
-      if (send_packet(guest.socket.get(), &kMagic, sizeof kMagic, {&fd, 1})) continue;
-      if (errno == EAGAIN) break;  // it has yet to read earlier sheets
-      guest.socket.reset();        // it has ended
-    }
-  }
+  accept_guests(listener_.get(), [this](Fd guest) {
+    if (introduce(guest.get(), own_)) guests_.push_back({std::move(guest)});
+  });
+  std::erase_if(guests_, [this](Guest& guest) { return !attend(guest); });
 }
+
+/// False if the guest has gone away. It stays known: its process may be about to end.
+bool Handout::attend(Guest& guest) {
+  if (!guest.known) {
+    Acquaintance rank;
+    guest.known = receive_card(guest.socket.get(), &rank.card, &rank.process);
+    if (guest.known) known_.push_back(std::move(rank));
+  }
+  char more = 0;
+  bool here = recv(guest.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  for (; here && guest.given < sheets_.size(); ++guest.given) {
+    const Sheet& sheet = sheets_[guest.given];
+    const int fd = sheet.file.get();
+    const uint64_t kind = sheet.is_reason ? kReason : kSheet;
+    if (send_packet(guest.socket.get(), &kind, sizeof kind, {&fd, 1})) continue;
+    if (errno == EAGAIN) return true;  // it has yet to read earlier sheets
+    here = false;
+  }
+  lost_ |= !here;
+  return here;
+}
+
+Receipt::Receipt(const std::string& name, const Card& own) : name_(name), own_(own) { connect(); }
 
 void Receipt::connect() {
   socket_ = connect_to(name_);
   open_ = socket_ || backlog_is_full();
+  if (!socket_) return;
+  process_ = ProcessWatch({}, process_at(socket_.get()));  // until the handout has introduced itself
+  if (!introduce(socket_.get(), own_)) open_ = false;
 }
 
 std::optional<std::vector<uint8_t>> Receipt::next(std::chrono::milliseconds span) {
   const Deadline deadline{Clock::now(), Clock::now() + span};
   for (; open_ && !socket_ && !deadline.passed(Clock::now()); std::this_thread::sleep_for(kConnectPause)) connect();
-  if (!socket_) return std::nullopt;
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
-  pollfd ask{socket_.get(), POLLIN, 0};
-  if (poll(&ask, 1, int(std::max<int64_t>(left.count(), 0))) != 1) return std::nullopt;
-  uint64_t magic = 0;
+  if (!socket_ || !open_) return std::nullopt;
+  do {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
+    pollfd ask{socket_.get(), POLLIN, 0};
+    if (poll(&ask, 1, int(std::max<int64_t>(left.count(), 0))) != 1) return std::nullopt;
+    if (auto sheet = take()) return sheet;
+  } while (open_);
+  return std::nullopt;
+}
+
+/// The sheet that has arrived; nothing if it is the handout's card, or the end.
+std::optional<std::vector<uint8_t>> Receipt::take() {
+  if (!met_) {
+    Card card;
+    met_ = open_ = receive_card(socket_.get(), &card, &process_);
+    return std::nullopt;
+  }
+  uint64_t kind = 0;
   Fd sheet;
-  if (receive_packet(socket_.get(), &magic, sizeof magic, {&sheet, 1}) && magic == kMagic && sheet) {
-    if (auto value = read_all(sheet.get())) return value;
+  if (receive_packet(socket_.get(), &kind, sizeof kind, {&sheet, 1}) && (kind == kSheet || kind == kReason) && sheet) {
+    auto value = read_all(sheet.get());
+    if (value && kind == kSheet) return value;
+    reason_ = std::move(value);
   }
   open_ = false;
   return std::nullopt;

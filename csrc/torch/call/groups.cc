@@ -18,6 +18,7 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
   facts.tune = options.tune;
   facts.global_ranks = options.global_ranks_in_group;
   if (facts.global_ranks.empty() && !options.ranks_unknown) {  // the default group
+    facts.whole_job = !options.group_name.empty();  // torch names its groups; a program's own may be of any ranks
     for (int r = 0; r < size; ++r) facts.global_ranks.push_back(uint64_t(r));
   }
   return facts;

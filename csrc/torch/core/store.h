@@ -61,6 +61,14 @@ class TorchStore final : public Store {
   int64_t add(const std::string& key, int64_t n) override {
     return ask_store([&] { return store_->add(key, n); });
   }
+  /// In one step, so no rank ends between its claim and its value.
+  std::vector<uint8_t> claim(const std::string& key, const std::vector<uint8_t>& value) override {
+    try {
+      return store_->compareSet(key, {}, value);
+    } catch (const std::exception&) {  // not every store supports compareSet()
+      return Store::claim(key, value);
+    }
+  }
   std::string host() const override {
     const c10::intrusive_ptr<c10d::Store> store = innermost();
     const auto* served = dynamic_cast<c10d::TCPStore*>(store.get());

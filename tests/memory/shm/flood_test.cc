@@ -93,8 +93,8 @@ TEST(Handout, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
   int queued = 10;
   std::ifstream("/proc/sys/net/unix/max_dgram_qlen") >> queued;
   const int sheets = std::min(queued + 20, 2000);
-  Handout handout;
-  Receipt slow(handout.name()), quick(handout.name());
+  Handout handout(nvx::Card::of(0, "rank 0"));
+  Receipt slow(handout.name(), nvx::Card::of(1, "rank 1")), quick(handout.name(), nvx::Card::of(2, "rank 2"));
   for (int i = 0; i < sheets; ++i) {
     handout.give(std::vector<uint8_t>{uint8_t(i)});
     ASSERT_EQ(quick.next(seconds(20)), std::vector<uint8_t>{uint8_t(i)});
@@ -106,9 +106,9 @@ TEST(Handout, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
 }
 
 TEST(Handout, IsReachedOnceItsBacklogHasRoom) {
-  Handout handout;
+  Handout handout(nvx::Card::of(0, "rank 0"));
   fill_backlog(handout.name());
-  Receipt receipt(handout.name());
+  Receipt receipt(handout.name(), nvx::Card::of(1, "rank 1"));
   EXPECT_TRUE(receipt.open());
   EXPECT_FALSE(receipt.next(milliseconds(20)));
   EXPECT_TRUE(receipt.open());

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/failure.h"
+#include "group/meet/group_options.h"
+#include "group/meet/store.h"
+#include "group/meet/topology.h"
+#include "memory/shm/handout.h"
+#include "memory/shm/neighbours.h"
+
+namespace nvx {
+
+/// The ranks of one host in a set-up. The first rank to come leads the others: it watches their processes, and these
+/// watch its own, so a death before the ranks know each other is noticed too. It also reads the store for the others.
+class HostMeeting {
+ public:
+  using Value = std::vector<uint8_t>;
+
+  /// `store` and `options` must outlive it.
+  HostMeeting(Store& store, const GroupOptions& options) : store_(store), options_(options) {}
+
+  /// Meets the ranks of this host in that set-up. After it, the end of this process is noticed.
+  void enter(int64_t generation, const Hello& own);
+  void leave();
+  /// Whether another rank leads this one, and is there.
+  bool follows() const { return receipt_ && receipt_->open(); }
+
+  /// What the leader reads for the others; null on these.
+  Handout* handout() { return handout_.get(); }
+  /// For the leader: passes a value on to the others.
+  void give(const Value& value);
+  /// Whether this rank gets values from its leader.
+  bool is_given() const { return follows() && !reads_itself_; }
+  std::optional<Value> next(std::chrono::milliseconds span) { return receipt_->next(span); }
+  /// From now on, this rank reads the store itself: some value did not come.
+  void read_itself() { reads_itself_ = true; }
+  /// For the leader: tells the others why it gives up.
+  void give_up(const Failure& why);
+
+  /// Exchanges data with the others, without blocking. Returns true if one of them has gone away since the last call;
+  /// it may have left a note in the store.
+  bool proceed();
+  /// Why the leader has given up.
+  std::optional<Failure> reason() const;
+  /// Throws if the process of one of the others has ended. Logs that one is stopped.
+  void look();
+  /// Whether the process of a rank, as far as this rank has met it, has ended.
+  bool has_ended(int rank) const;
+
+ private:
+  void look_at(const ProcessWatch& process, const Card& card);
+  void look_for_leader();
+  [[noreturn]] void end_as_died(const Card& card, const Ending& ending);
+  std::shared_ptr<Neighbour> met(int rank) const;
+
+  Store& store_;
+  const GroupOptions& options_;
+  int64_t generation_ = 0;
+  std::unique_ptr<Handout> handout_;  // on the leader
+  std::unique_ptr<Receipt> receipt_;  // on the other ranks
+  Card leader_;                       // the other ranks' leader
+  bool leader_was_there_ = false;     // at the last proceed()
+  bool reads_itself_ = false;
+};
+
+}  // namespace nvx

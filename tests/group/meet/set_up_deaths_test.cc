@@ -1,0 +1,121 @@
+// A rank of this host ends while others create a group with it, before all ranks have come: the others name it at once.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "support/groups.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kDelay{300};  // after which it ends; the others are waiting by then
+constexpr int kRanks = 5;            // of the group; the last one never comes
+
+struct End {
+  const char* name;
+  void (*act)();
+  const char* said;
+};
+void PrintTo(const End& end, std::ostream* out) { *out << end.name; }
+
+const End kKilled{"killed", [] { raise(SIGKILL); }, " has ended (signal 9) while group early was being created"};
+const End kExited{"exited", [] { _exit(3); }, " has ended (exit code 3) while group early was being created"};
+const End kReplaced{"replaced",
+                    [] {
+                      prctl(PR_SET_PDEATHSIG, SIGKILL);
+                      execlp("sleep", "sleep", "1", nullptr);
+                    },
+                    " has ended (exec of another program) while group early was being created"};
+
+class EarlyEnd : public testing::TestWithParam<std::tuple<int, End, int>> {};
+INSTANTIATE_TEST_SUITE_P(Rank, EarlyEnd,
+                         testing::Combine(testing::Values(0, 1), testing::Values(kKilled), testing::Values(1, 2)));
+INSTANTIATE_TEST_SUITE_P(How, EarlyEnd,
+                         testing::Combine(testing::Values(2), testing::Values(kExited, kReplaced), testing::Values(1)));
+
+/// `hosts`: ranks are assigned by turns. The only other rank on the host of the one that ends sees it end, and tells
+/// the others through the store.
+TEST_P(EarlyEnd, IsNamedByAllWhoWait) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const auto& [victim, end, hosts] = GetParam();
+  FolderStore store;
+  const auto endings = as_processes(kRanks - 1, [&, victim = victim, end = end, hosts = hosts](int rank) {
+    GroupOptions own = options("early", rank, kRanks);
+    own.host = "host" + std::to_string(rank % hosts);
+    const auto began = Clock::now();
+    if (rank == victim) std::thread([end] { std::this_thread::sleep_for(kDelay), end.act(); }).detach();
+    const std::string error = set_up_error(store, own);
+    EXPECT_LT(Clock::now() - began, kDelay + milliseconds(1500)) << error;
+    EXPECT_NE(error.find("rank " + std::to_string(victim) + " (pid "), std::string::npos) << error;
+    EXPECT_NE(error.find(end.said), std::string::npos) << error;
+  });
+  for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
+}
+
+/// The log of what `act` does.
+template <class Act>
+std::string log_of(Act act) {
+  testing::internal::CaptureStderr();
+  act();
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(SetUp, TellsFromTimeToTimeWhoIsMissing) {
+  MemoryStore store;
+  GroupOptions alone = options("waiting", 1, 3);
+  alone.host = "host";
+  alone.timeout = milliseconds(1000);
+  alone.reminder = milliseconds(300);
+  const std::string log = log_of([&] { (void)set_up_error(store, alone); });
+  EXPECT_NE(log.find("group waiting of 3 ranks is not complete after 0."), std::string::npos) << log;
+  EXPECT_NE(log.find(": ranks 0, 2 have not joined"), std::string::npos) << log;
+  EXPECT_NE(log.find("; this is rank 1 (host host)"), std::string::npos) << log;
+  size_t lines = 0;
+  for (size_t at = 0; (at = log.find("is not complete", at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 3u) << log;
+}
+
+TEST(SetUp, TellsThatARankIsStopped) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  const auto endings = as_processes(2, [&](int rank) {
+    GroupOptions own = options("stopped", rank, 3);
+    own.timeout = milliseconds(2'500);
+    if (rank == 1) {
+      const pid_t self = getpid();
+      std::thread([self] { std::this_thread::sleep_for(kDelay), kill(self, SIGSTOP); }).detach();
+      if (fork() == 0) {  // wakes it
+        std::this_thread::sleep_for(milliseconds(2'000));
+        _exit(kill(self, SIGCONT));
+      }
+    }
+    const std::string log = log_of([&] { (void)set_up_error(store, own); });
+    if (rank == 1) return;
+    EXPECT_NE(log.find("rank 1 (pid "), std::string::npos) << log;
+    EXPECT_NE(log.find(" is stopped by a signal (state T); this rank waits for it to create group stopped"),
+              std::string::npos)
+        << log;
+    EXPECT_NE(log.find(" runs again; "), std::string::npos) << log;
+  });
+  for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
+}
+
+/// A rank that creates the group with another number of ranks is refused as soon as rank 0 sees it.
+TEST(SetUp, RanksThatCountDifferentlyAreRefusedThoughAnotherIsMissing) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    const auto began = Clock::now();
+    const std::string error = set_up_error(store, options("sizes", rank, rank == 0 ? 4 : 3));
+    EXPECT_LT(Clock::now() - began, milliseconds(1500));
+    EXPECT_NE(error.find("rank 1 creates this group with 3 ranks, this rank with 4"), std::string::npos) << error;
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test
