@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -117,6 +118,19 @@ finally:
     assert code == 1
     assert "KeyError: 'the reason'" in err
     assert "nvx" not in err.split("KeyError")[-1], err
+
+
+@only_nvx
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("phase", ["init", "new_group"])
+def test_a_rank_that_is_killed_in_set_up(phase, hosts):
+    """At random moments. `python tests/torch/set_up_kills.py --help`: hundreds of them, and other ways to end."""
+    code = "import set_up_kills; set_up_kills.main()"
+    settings = ["--worlds", "4", "--phase", phase, "--hosts", str(hosts), "--limit", str(hosts)]
+    settings += ["--timeout", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    done = warm.run(["-c", code, *settings], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @only_nvx

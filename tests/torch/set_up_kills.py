@@ -1,0 +1,221 @@
+"""Ends a rank at a random moment of a job's set-up. Measures when the other ranks raise, and which rank they name.
+
+    python tests/torch/set_up_kills.py --worlds 300 --phase new_group --hosts 2
+
+Every world is a handful of processes that make the default group ("init"), or groups one after another ("new_group").
+The ranks start up to `--spread` seconds apart. A world is replayed by its seed, which its line begins with.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "exit": None, "exec": None}
+GROUPS = 1000  # far more than a rank makes before its end
+
+
+@dataclass
+class Plan:
+    seed: int
+    phase: str = "init"
+    ranks: int = 4
+    hosts: int = 1
+    store: str = "file"
+    how: str = "SIGKILL"
+    spread: float = 0.1
+    span: float = 0.06  # the end comes within this many seconds of the victim's start
+    timeout: float = 5.0
+
+
+@dataclass
+class Outcome:
+    plan: Plan
+    victim: int
+    moment: float  # of the end, in seconds after the victim's start
+    seconds: float  # until the last of the others raised, from the end or from their own start
+    named: bool  # in the first words of every error
+    came: bool  # the victim was seen: no rank says that it has not joined
+    texts: list
+
+
+def end_itself(how, moment):
+    """For `how` that a signal cannot do: a thread, because the main one is in the set-up."""
+
+    def act():
+        time.sleep(max(0.0, moment - time.monotonic()))
+        if how == "exec":
+            os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(20)"])
+        os._exit(3)
+
+    threading.Thread(target=act, daemon=True).start()
+
+
+def store_of(plan, where):
+    if plan.store == "file":
+        return dist.FileStore(where, plan.ranks)
+    port, prefix = where
+    return dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+
+
+def be_rank(plan, rank, where, start, ended_by, pipe):
+    if plan.hosts > 1:
+        os.environ["NVX_HOST_ID"] = f"host{rank % plan.hosts}"
+    torch.set_num_threads(1)
+    store = store_of(plan, where)
+    time.sleep(max(0.0, start - time.monotonic()))
+    if ended_by:
+        end_itself(*ended_by)
+    text = "nothing"
+    try:
+        timeout = timedelta(seconds=plan.timeout)
+        dist.init_process_group("nvx", store=store, rank=rank, world_size=plan.ranks, timeout=timeout)
+        os.write(pipe, b"made\n")
+        for _ in range(GROUPS if plan.phase == "new_group" else 0):
+            dist.new_group()
+        while True:
+            dist.all_reduce(torch.ones(8))
+    except Exception as error:
+        text = str(error)
+    os.write(pipe, json.dumps([time.monotonic(), text]).encode() + b"\n")
+    os._exit(0)
+
+
+def start_rank(*arguments):
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(theirs)
+        try:
+            be_rank(*arguments, ours)
+        finally:
+            os._exit(1)
+    os.close(ours)
+    return pid, os.fdopen(theirs)
+
+
+def play(plan, folder, port=None):
+    dice = random.Random(f"{plan.seed} {plan.phase} {plan.how}")
+    victim = dice.randrange(plan.ranks)
+    starts = [dice.random() * plan.spread for _ in range(plan.ranks)]
+    moment = dice.random() * plan.span
+    name = f"{plan.phase}-{plan.hosts}-{plan.how}-{plan.seed}-{time.monotonic_ns()}"
+    where = os.path.join(folder, name) if plan.store == "file" else (port, name)
+    began = time.monotonic() + 0.05 + 0.02 * plan.ranks
+    end = began + starts[victim] + moment
+    by_itself = ENDS[plan.how] is None
+    ranks = []
+    for rank in range(plan.ranks):
+        ended_by = (plan.how, end) if by_itself and rank == victim and plan.phase == "init" else None
+        ranks.append(start_rank(plan, rank, where, began + starts[rank], ended_by))
+    pid, lines = ranks[victim]
+    if plan.phase == "new_group":
+        assert lines.readline() == "made\n"
+        end = time.monotonic() + moment
+    time.sleep(max(0.0, end - time.monotonic()))
+    if not by_itself:
+        os.kill(pid, ENDS[plan.how])
+    end = time.monotonic()
+    others = [rank for rank in range(plan.ranks) if rank != victim]
+    said = [(rank, json.loads(ranks[rank][1].read().splitlines()[-1])) for rank in others]
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for process, lines in ranks:
+        os.waitpid(process, 0)
+        lines.close()
+    seconds = max(at - max(end, began + starts[rank]) for rank, (at, _) in said)
+    texts = [text for _, (_, text) in said]
+    return Outcome(
+        plan,
+        victim,
+        moment,
+        seconds,
+        all(f"rank {victim}" in text.split(";")[0] for text in texts),
+        not any("has not joined" in text or "have not joined" in text for text in texts),
+        texts,
+    )
+
+
+@contextlib.contextmanager
+def store_server(kind):
+    """The port of a TCPStore in a process of its own, as a launcher serves it; None for a file."""
+    if kind == "file":
+        yield None
+        return
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(ours, f"{server.port}\n".encode())
+        signal.pause()
+    try:
+        with os.fdopen(theirs) as line:
+            yield int(line.readline())
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ours)
+
+
+def play_all(plans):
+    """The outcomes, one after another. The plans have one kind of store."""
+    import nvx  # noqa: F401, PLC0415  the children are forked with it
+
+    folder = tempfile.mkdtemp(prefix="nvx-kills-")
+    try:
+        with store_server(plans[0].store) as port:
+            for plan in plans:
+                yield play(plan, folder, port)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def summary(outcomes):
+    seconds = sorted(o.seconds for o in outcomes)
+    at = lambda part: seconds[min(len(seconds) - 1, int(part * len(seconds)))]  # noqa: E731
+    named = sum(o.named for o in outcomes)
+    return (
+        f"{len(outcomes)} worlds: p50 {statistics.median(seconds):.3f} s, p99 {at(0.99):.3f} s, "
+        f"max {seconds[-1]:.3f} s; the rank is named in {named}"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=20)
+    parser.add_argument("--limit", type=float, default=1.0, help="fail if a world that saw the rank took longer")
+    for name, default in asdict(Plan(seed=1)).items():
+        choices = {"phase": ["init", "new_group"], "store": ["file", "tcp"], "how": list(ENDS)}.get(name)
+        parser.add_argument(f"--{name}", type=type(default), default=default, choices=choices)
+    given = vars(parser.parse_args())
+    worlds, limit, seed = given.pop("worlds"), given.pop("limit"), given.pop("seed")
+    seen, unseen, failed = [], [], 0
+    for outcome in play_all([Plan(seed=seed + i, **given) for i in range(worlds)]):
+        (seen if outcome.came else unseen).append(outcome)
+        if not outcome.came or (outcome.seconds <= limit and outcome.named):
+            continue
+        failed += 1
+        others = [t for t in outcome.texts if f"rank {outcome.victim}" not in t.split(";")[0]]
+        where = f"rank {outcome.victim} after {outcome.moment:.4f} s"
+        print(f"{outcome.plan.seed}: {where}: {outcome.seconds:.2f} s: {(others or outcome.texts)[0]}")
+    for name, some in (("ended before it came:", unseen), ("ended later:", seen)):
+        if some:
+            print(name, summary(some))
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
