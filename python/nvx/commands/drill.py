@@ -41,7 +41,7 @@ FAULTS = {
     "segv": ("ends", "SIGSEGV", PHASES),
     "exit": ("ends", "os._exit(3)", PHASES),
     "raise": ("ends", "an exception that ends the program", PHASES),
-    "exec": ("silent", "exec of another program", PHASES),
+    "exec": ("ends", "exec of another program", PHASES),
     "stop": ("silent", "SIGSTOP", PHASES),
     "absent": ("silent", "lives and never makes the call", PHASES),
     "op": ("differs", "calls another collective", (*CALLS, "new_group")),
