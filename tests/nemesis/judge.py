@@ -30,7 +30,10 @@ def faulty_in(program, group):
 def judge(program, histories):
     """The violations that the histories show: lines of text. `histories`: lists of Events by rank."""
     kinds = {f.kind for f in program.faults}
-    orderly = not kinds & {*DIFFERING, "long stop"}  # the others wait for nobody in vain
+    meets_late = kinds & {*DEADLY} and any(
+        step.kind == "new_group" for step in program.steps
+    )  # torch waits for the dead
+    orderly = not kinds & {*DIFFERING, "long stop"} and not meets_late  # the others wait for nobody in vain
     early_death = "SIGKILL from outside" in kinds
     found = []
     for rank, events in histories.items():
@@ -50,8 +53,7 @@ def violations(program, event, orderly, early_death):
         yield "I2", "succeeded after the group had failed"
     elif event.outcome == "error":
         yield from bad_errors(program, event, faulty, orderly, early_death)
-    waits = any(step.kind == "new_group" for step in program.steps)  # where torch waits for the dead, to its timeout
-    bound = PROMPT if orderly and not early_death and not waits else program.timeout + SLACK
+    bound = PROMPT if orderly and not early_death else program.timeout + SLACK
     if makes_group(program, event):
         bound = 3 * program.timeout + SLACK
     if event.seconds > bound + sum(f.value for f in program.faults):

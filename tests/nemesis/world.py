@@ -17,7 +17,7 @@ from tests.nemesis.rank import SETUP, serve
 
 LIMIT = 60.0  # seconds that a world may take
 WARM = 4  # worlds after which a process holds what it keeps
-GROWTH = {"descriptors": 12, "threads": 4, "mappings": 8, "children": 0}  # beyond that
+GROWTH = {"descriptors": 12, "threads": 16, "mappings": 8, "children": 0}  # beyond that
 
 
 @dataclass(eq=False)
@@ -30,6 +30,11 @@ class Member:
     host: str
     worlds: int = 0
     held: dict = field(default_factory=dict)
+
+    def said(self):
+        """What the process has written to stderr, and its stacks."""
+        with open(self.stacks) as log:
+            return log.read()
 
     def end(self):
         with contextlib.suppress(ProcessLookupError):
@@ -87,7 +92,8 @@ class Worlds:
             seen.member.connection.send((program, rank, self.server.port, f"world{self.number}"))
         found = self._watch(program, ranks)
         found += judge(program, {r: s.history for r, s in ranks.items() if s.history is not None})
-        found += unexpected_ends(program, {r: s.code for r, s in ranks.items() if s.code is not None})
+        ended = list(unexpected_ends(program, {r: s.code for r, s in ranks.items() if s.code is not None}))
+        found += ended + [s.member.said() for s in ranks.values() if ended and s.code is not None]
         for rank, seen in ranks.items():
             if seen.left is not None:
                 found += self._grown(rank, seen)
@@ -175,8 +181,7 @@ class Worlds:
         os.kill(seen.member.process.pid, signal.SIGCONT)
         os.kill(seen.member.process.pid, signal.SIGUSR1)
         time.sleep(0.3)
-        with open(seen.member.stacks) as log:
-            return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{log.read()}"
+        return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{seen.member.said()}"
 
     def _grown(self, rank, seen):
         """What the process holds beyond what it held when it was warm."""
