@@ -99,8 +99,8 @@ void SetUp::begin(const Doorway& door) {
   Config mine = config();
   mine.kernels = members_.kernels = options_.kernels.value_or(mine.kernels);
   members_.tune = options_.tune;
-  const Overrides overrides = tuning_of(options_.tune);
-  mine.tune = overrides.text();
+  tuning_ = tuning_of(options_.tune);
+  mine.tune = tuning_.text();
   self.agreed = mine.agreed();
   if (const net::JobKey* const key = net::JobKey::here()) self.key_tag = key->tag();
   self.arena = arena.id();
@@ -118,8 +118,9 @@ void SetUp::find_members(Doorway& door) {
   members_.topology.global_ranks = options_.global_ranks;
   members_.generation = meeting_.generation();
   door.hand_out(meeting_.handout());
-  members_.facts = facts_of(members_.topology, rank(), overrides);
-  if (!mine.tune.empty()) NVX_LOG(kInfo, "group %s: tuned: %s", name().c_str(), mine.tune.c_str());
+  members_.facts = facts_of(members_.topology, rank(), tuning_);
+  if (const std::string tuned = tuning_.text(); !tuned.empty())
+    NVX_LOG(kInfo, "group %s: tuned: %s", name().c_str(), tuned.c_str());
   members_.id = members_.topology.ranks[0].nonce;
   kernel::Pad own(members_.neighbours->arena().at(members_.pad_span.offset), size());
   own.header().group = members_.id;

@@ -54,6 +54,7 @@ class SetUp {
   const GroupOptions& options_;
   StoreMeeting meeting_;
   Deadline deadline_;  // set when the set-up begins
+  Overrides tuning_;
   Members members_;
   std::unique_ptr<net::GroupPort> port_;
   std::shared_ptr<bool> standing_ = std::make_shared<bool>(true);
