@@ -84,7 +84,8 @@ def held():
     for file in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             kinds[re.sub(r"[\d\[\]]", "", os.readlink(f"/proc/self/fd/{file}")).strip(":")] += 1
-    kinds.pop("/memfd:nvx-life (deleted)", None)  # one for a process, whose lock tells the others that it lives
+    for name in ("life", "status"):  # one of each for a process: the lock that shows that it lives, and its page
+        kinds.pop(f"/memfd:nvx-{name} (deleted)", None)
     return kinds
 
 
