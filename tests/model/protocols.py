@@ -111,7 +111,7 @@ ORDERS = {
     "has_not_failed": "wait acquire(quit)",
     "give_up": "signal_peers(quit)",
     # the ends
-    "signal_peers": "signal",
+    "signal_peers": "acquire signal",
     "await_host": "may_continue wait_for all",
     "retire": "end_block tell",
     "run_jobs": "enter give_up leave retire",
