@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -234,23 +233,6 @@ def keep_a_tensor(seconds, served_at=""):
         dist.broadcast(go_on, 0)
     dist.destroy_process_group()
     return x.tolist()
-
-
-def wait_for_a_rank_that_never_comes(victim):
-    """The victim is killed meanwhile. Returns the error of the others, and how long after that it came."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) + 1
-    store = dist.FileStore(str(FOLDER / "store"), world)
-
-    def die():
-        (FOLDER / "died").write_text(str(time.time()))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if rank == victim:
-        threading.Timer(1.0, die).start()
-    try:
-        dist.init_process_group("nvx", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=20))
-    except dist.DistBackendError as error:
-        return {"words": str(error), "seconds": time.time() - float((FOLDER / "died").read_text())}
 
 
 def regroup():

@@ -37,14 +37,6 @@ def test_who_failed_for_another_one_is_not_blamed_in_its_other_groups(cluster, f
         assert "global rank 3, pid" in told[rank]["words"], told[rank]["words"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_alone_on_its_host_that_dies_before_all_have_come(cluster, victim):
-    cluster.start("wait_for_a_rank_that_never_comes", 2, victim=victim)
-    told = cluster.results(without=(victim,))[1 - victim]
-    assert f"rank {victim} (pid " in told["words"] and " has ended while group " in told["words"], told["words"]
-    assert told["seconds"] < 2
-
-
 def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
     """Rank 0 waits for rank 2, which learns of the death in a group of two and stays alive."""
     dead = kill_the_last(cluster, [[2, 3], [0, 2, 3]], [[1, 2], None, [0, 3], None], stay=5)

@@ -6,7 +6,6 @@
 #include "base/failure_note.h"
 #include "base/log.h"
 #include "base/words.h"
-#include "net/messenger.h"
 
 namespace nvx {
 namespace {
@@ -47,8 +46,6 @@ void HostMeeting::enter(int64_t generation, const Hello& own) {
   const Value first = store_.claim(key_in(generation, "host/" + place), mine);
   if (first == mine) {
     handout_ = std::move(handout);
-    // An open messenger knows the other hosts, from other groups.
-    if (!options_.messenger && !net::Messenger::opened()) link_hosts(card, own);
   } else if (first.size() == sizeof leader) {
     std::memcpy(&leader, first.data(), sizeof leader);
     leader.name[sizeof leader.name - 1] = leader.card.who[sizeof leader.card.who - 1] = '\0';
@@ -58,8 +55,6 @@ void HostMeeting::enter(int64_t generation, const Hello& own) {
 }
 
 void HostMeeting::leave() {
-  links_.reset();
-  lost_.reset();
   handout_.reset();
   receipt_.reset();
 }
@@ -139,41 +134,6 @@ bool HostMeeting::has_ended(int rank) const {
   return handout_ && std::ranges::any_of(handout_->guests(), [&](const Acquaintance& guest) {
            return guest.card.rank == rank && guest.process.ended();
          });
-}
-
-// --- other hosts
-
-/// The key of the number of leaders.
-std::string HostMeeting::leaders() const { return key_in(generation_, "leaders/" + std::to_string(options_.size)); }
-
-void HostMeeting::link_hosts(const Card& card, const Hello& own) {
-  constexpr std::chrono::milliseconds kSpan{100}, kMostToConnect{300};
-  links_ = std::make_unique<HostLinks>(card, own.addresses, store_.host());
-  const int64_t number = store_.add(leaders(), 1);
-  leaders_known_ = number == 1 ? 1 : 0;
-  if (const auto first = number == 1 ? std::nullopt : leader_of_host(1, kSpan)) links_->listen(*first);
-  store_.set(leaders() + "/" + std::to_string(number), bytes_of(links_->own()));
-  if (number != 1) links_->await(kMostToConnect);
-}
-
-std::optional<HostLeader> HostMeeting::leader_of_host(int64_t number, std::chrono::milliseconds span) {
-  const auto value = store_.get(leaders() + "/" + std::to_string(number), span);
-  HostLeader leader;
-  if (!value || value->size() != sizeof leader) return std::nullopt;
-  std::memcpy(&leader, value->data(), sizeof leader);
-  leader.card.who[sizeof leader.card.who - 1] = '\0';
-  return leader;
-}
-
-/// Leaves the other ranks of that host, if there are any, a moment to say how the process has ended.
-void HostMeeting::look_at_hosts() {
-  constexpr std::chrono::milliseconds kSpan{100}, kClarity{100};
-  if (!links_) return;
-  for (int64_t all = leaders_known_ ? store_.add(leaders(), 0) : 0; leaders_known_ < all;) {
-    if (const auto leader = leader_of_host(++leaders_known_, kSpan)) links_->connect(*leader);
-  }
-  if (const auto lost = links_->look(); lost && !lost_) lost_ = Lost{*lost, Clock::now() + kClarity};
-  if (lost_ && Clock::now() >= lost_->until) end_as_died(lost_->card, {});
 }
 
 }  // namespace nvx

@@ -9,7 +9,6 @@
 
 #include "base/failure.h"
 #include "group/meet/group_options.h"
-#include "group/meet/host_links.h"
 #include "group/meet/store.h"
 #include "group/meet/topology.h"
 #include "memory/shm/handout.h"
@@ -51,31 +50,19 @@ class HostMeeting {
   std::optional<Failure> reason() const;
   /// Throws if the process of one of the others has ended. Logs that one is stopped.
   void look();
-  /// The same for the leaders of other hosts, if this rank leads its host.
-  void look_at_hosts();
   /// Whether the process of a rank, as far as this rank has met it, has ended.
   bool has_ended(int rank) const;
 
  private:
-  void link_hosts(const Card& card, const Hello& own);
-  std::optional<HostLeader> leader_of_host(int64_t number, std::chrono::milliseconds span);
   void look_at(const ProcessWatch& process, const Card& card);
   void look_for_leader();
   [[noreturn]] void end_as_died(const Card& card, const Ending& ending);
   std::shared_ptr<Neighbour> met(int rank) const;
-  std::string leaders() const;
 
   Store& store_;
   const GroupOptions& options_;
   int64_t generation_ = 0;
   std::unique_ptr<Handout> handout_;  // on the leader
-  std::unique_ptr<HostLinks> links_;  // on the leader
-  struct Lost {
-    Card card;
-    Clock::time_point until;
-  };
-  std::optional<Lost> lost_;          // the leader of another host whose process has ended
-  int64_t leaders_known_ = 0;         // on the first leader: those to which it has connected; otherwise 0
   std::unique_ptr<Receipt> receipt_;  // on the other ranks
   Card leader_;                       // the other ranks' leader
   bool leader_was_there_ = false;     // at the last proceed()

@@ -133,10 +133,9 @@ void StoreMeeting::say(const std::string& what, const std::vector<uint8_t>& valu
 
 /// Waits in slices, and checks in between for ranks that have ended or given up.
 std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, int writer, const Deadline& deadline) {
-  constexpr std::chrono::milliseconds kSlice{20}, kShort{5}, kSpan{200};
+  constexpr std::chrono::milliseconds kSlice{20}, kSpan{200};
   for (;;) {
-    const bool began_just_now = Clock::now() - began_ < std::chrono::seconds(1);  // other hosts may come
-    if (auto value = take(what, writer, began_just_now ? kShort : kSlice)) return value;
+    if (auto value = take(what, writer, kSlice)) return value;
     stop_if_unwanted();
     if (due(&next_count_, Clock::now() - began_ < std::chrono::seconds(2))) {
       look_for_a_double();
@@ -207,7 +206,6 @@ void StoreMeeting::look_around(const std::function<std::string()>& awaited) {
 void StoreMeeting::look_for_ended() {
   try {
     look_here_ ? look_here_() : host_.look();
-    host_.look_at_hosts();
   } catch (const Error& error) {
     if (error.code() == Code::kPeerDied) look_for_failures();
     throw;
