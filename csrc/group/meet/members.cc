@@ -59,7 +59,7 @@ bool Members::gone(int local_rank) const {
 std::function<bool()> Members::everybody_gone() const {
   return [peers = peers, memory = memory, id = id, own = local_rank()] {
     for (size_t r = 0; r < peers.size(); ++r) {
-      if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
+      if (int(r) == own || (peers[r] && peers[r]->torn_down())) continue;
       const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();
       const uint64_t group = header.group;
       const bool of_this_group = group == id || group == 0;  // 0: the rank has not met the others yet

@@ -35,9 +35,10 @@ void begin_counters(kernel::Pad pad, uint32_t epoch) {
 }  // namespace
 
 SetUp::Made SetUp::meet() {
-  const std::shared_ptr<Neighbours> neighbours = members_.neighbours = Neighbours::here();
+  std::shared_ptr<Neighbours> neighbours;
   std::optional<Doorway> door;  // closes after give_up(): a rank that finds it closed finds the note, too
   try {
+    neighbours = members_.neighbours = Neighbours::here();
     door.emplace(*neighbours);
     begin(*door);
     try {

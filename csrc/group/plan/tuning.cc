@@ -20,7 +20,7 @@ constexpr std::array<uint64_t, 4> alike(uint64_t value) { return {value, value, 
 /// (`bench/results/gpu_h200.json`, part `bench`), so 24 blocks fill most of the 450 GB/s of NVLink that it has each
 /// way. Small messages are as fast with 32 blocks as with 16. One shot sends every rank's whole message to every other
 /// rank, n / 2 times the bytes of two shots, and saves 1 to 2 us; with two ranks it never sends more. Its limits are
-/// derived from published figures for GPUs on NVLink.
+/// derived from published figures for GPUs on NVLink, not measured.
 constexpr TuneRow kTuneRows[] = {
     // clang-format off
     {Tune::kAllReduceOneShot, "all_reduce.one_shot", kMemory, {64 * K, 16 * K, 16 * K, 16 * K}, 0, 64 * K, 1,

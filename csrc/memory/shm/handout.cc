@@ -103,7 +103,8 @@ bool Handout::attend(Guest& guest) {
     if (guest.known) known_.push_back(std::move(rank));
   }
   char more = 0;
-  bool here = recv(guest.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  const ssize_t got = recv(guest.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT);
+  bool here = got < 0 ? errno == EAGAIN : got > 0 && !guest.known;  // its card may have come in between
   for (; here && guest.given < sheets_.size(); ++guest.given) {
     const Sheet& sheet = sheets_[guest.given];
     const int fd = sheet.file.get();
@@ -120,7 +121,7 @@ Receipt::Receipt(const std::string& name, const Card& own) : name_(name), own_(o
 
 void Receipt::connect() {
   socket_ = connect_to(name_);
-  open_ = socket_ || backlog_is_full();
+  open_ = socket_ || errno != ECONNREFUSED;  // refused: the process has ended. Otherwise its door will tell
   if (!socket_) return;
   process_ = ProcessWatch({}, process_at(socket_.get()));  // until the handout has introduced itself
   if (!introduce(socket_.get(), own_)) open_ = false;

@@ -33,6 +33,8 @@ class Neighbour {
   size_t size() const { return mapping_.size(); }
   const ProcessWatch& process() const { return process_; }
   bool dead() const { return process_.ended(); }
+  /// Nothing that the process began, such as a kernel on a GPU, accesses memory any more.
+  bool torn_down() const { return process_.torn_down(); }
   Ending ending() const { return process_.ending(); }
   pid_t pid() const { return pid_; }
 

@@ -9,8 +9,9 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <optional>
+#include <sstream>
+#include <string>
 #include <thread>
 
 #include "base/mutex.h"
@@ -36,7 +37,8 @@ struct flock whole_file() {
 std::string stat_of(pid_t pid) {
   if (pid == 0) return "";
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string stat;
+  std::getline(file, stat);  // fails without an exception if the process is reaped meanwhile
   const size_t name_end = stat.rfind(')');
   return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
 }
@@ -46,6 +48,16 @@ std::optional<int> status_of_unreaped(pid_t pid) {
   const std::string stat = stat_of(pid);
   if (!stat.starts_with('Z')) return std::nullopt;
   return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1);
+}
+
+/// Whether the process runs on. The kernel flags one that is ending (PF_EXITING).
+bool runs_on(pid_t pid) {
+  constexpr unsigned kExiting = 0x4;
+  std::istringstream stat(stat_of(pid));
+  std::string skipped;
+  unsigned flags = kExiting;
+  for (int field = 0; field < 6; ++field) stat >> skipped;
+  return stat >> flags && (flags & kExiting) == 0;
 }
 
 /// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it tells how the process
@@ -114,10 +126,15 @@ bool ProcessWatch::ended() const {
   return fcntl(life_.get(), F_GETLK, &held) == 0 && held.l_type == F_UNLCK;
 }
 
+bool ProcessWatch::torn_down() const {
+  return ended() && (!pidfd_ || all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0)));
+}
+
 Ending ProcessWatch::ending() const {
   constexpr std::chrono::milliseconds kMoment{50};  // between the end of its files and its own
   if (pid_ == 0 || !ended()) return {};
-  if (!all_threads_ended(pidfd_.get(), pid_, kMoment)) return {pidfd_ ? Ending::How::kReplaced : Ending::How::kUnknown};
+  if (!all_threads_ended(pidfd_.get(), pid_, kMoment))
+    return {pidfd_ && runs_on(pid_) ? Ending::How::kReplaced : Ending::How::kUnknown};
   std::optional<int> status = status_of_unreaped(pid_);
   if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
   if (!status) return {};

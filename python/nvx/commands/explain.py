@@ -22,8 +22,8 @@ SCHEMA = 1
 LEGEND = """\
 steps: how often a rank waits for others, one wait after another.
 bytes: all that a rank reads, writes, sends and receives; inside a host several times the message.
-estimate: calculated from steps, bytes and measured times of other sizes. nvx chooses by fixed tables that come from
-measurements, not by estimates, so the row that runs need not have the lowest one."""
+estimate: calculated from steps, bytes and measured times of other sizes. nvx chooses by a table of values,
+not by estimates, so the row that runs need not have the lowest one."""
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 OF_MESSAGES = (
