@@ -71,8 +71,10 @@ std::function<bool()> Members::everybody_gone() const {
 
 Overrides tuning_of(const std::string& option) {
   const Overrides::Read read = [](const std::string& path) -> std::optional<std::string> {
+    std::ifstream file(path);
+    if (!file || (file.peek(), file.bad())) return std::nullopt;  // a directory opens, and fails when it is read
     std::ostringstream content;
-    if (std::ifstream file(path); !file || !(content << file.rdbuf())) return std::nullopt;
+    content << file.rdbuf();
     return content.str();
   };
   Overrides overrides;

@@ -84,8 +84,9 @@ const TuneRow* tune_row(const std::string& name) {
 }
 
 std::string trimmed(const std::string& text) {
-  const std::vector<std::string> all = items(text);
-  return all.empty() ? "" : all.front();
+  constexpr char kSpace[] = " \t\r\n\v\f";
+  const size_t first = text.find_first_not_of(kSpace);
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
 }
 
 /// "key = value". Throws Error unless the key is known and the value within its bounds.
@@ -128,7 +129,10 @@ void Overrides::add(const std::string& list, SetBy by, const std::string& said, 
     if (item.starts_with('@')) {
       const std::string path = item.substr(1);
       const std::optional<std::string> content = read(path);
-      if (!content) throw Error(Code::kInvalid, "nvx: " + said + " names " + path + ", which cannot be read");
+      if (!content)
+        throw Error(Code::kInvalid, "nvx: " + said + " names " + path + ", which cannot be read",
+                    std::string("give a path that this process can read, on every host, or ") +
+                        (by == SetBy::kVariable ? "unset NVX_TUNE" : "name no file"));
       add_file(path, *content);
     } else {
       const auto [key, value] = setting(item, said);
@@ -157,7 +161,9 @@ void Overrides::add_file(const std::string& path, const std::string& content) {
     }
     if (name == "ranks") {
       const std::optional<uint64_t> number = size_of_text(value);
-      if (!number || *number == kAny) throw Error(Code::kInvalid, "nvx: " + path + ": ranks = " + printable(value));
+      if (!number || *number == kAny)
+        throw Error(Code::kInvalid, "nvx: " + path + ": ranks = " + printable(value) + " is not a number from 1 on",
+                    "correct the line, or run `nvx tune` again");
       ranks = size_t(*number);
     } else if (name != "nvx") {
       const auto [key, number] = setting(line, path);
@@ -170,11 +176,14 @@ void Overrides::add_file(const std::string& path, const std::string& content) {
   }
 }
 
+/// A file for this number of ranks counts before a file for any.
 Tuning Overrides::of(size_t ranks) const {
   Tuning tuning;
   for (const size_t whose : {ranks, kAny}) {
     for (const auto& [at, value] : values_) {
-      if (at.first == whose) tuning.set(at.second, value.first, value.second);
+      if (at.first != whose) continue;
+      const bool yields = value.second == SetBy::kFile && tuning.set_by(at.second) != SetBy::kDefault;
+      if (!yields) tuning.set(at.second, value.first, value.second);
     }
   }
   return tuning;

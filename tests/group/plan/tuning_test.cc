@@ -118,7 +118,7 @@ TEST(Tuning, WhatIsNoSettingIsRefusedWithTheKeys) {
     EXPECT_TRUE(text.starts_with("nvx: NVX_TUNE: ")) << item << ": " << text;
     for (const TuneRow& row : tune_rows()) EXPECT_NE(text.find(row.name), std::string::npos) << item << ": " << text;
   }
-  EXPECT_NE(refused("@nowhere").find("names nowhere, which cannot be read"), std::string::npos);
+  EXPECT_NE(refused("@nowhere").find("names nowhere, which cannot be read. Next: give a path"), std::string::npos);
 }
 
 TEST(Tuning, AnOptionCountsBeforeTheVariableBeforeAFile) {
@@ -139,6 +139,40 @@ TEST(Tuning, AnOptionCountsBeforeTheVariableBeforeAFile) {
   EXPECT_EQ(overrides_of("slice=128K,@two", "", files).of(2).set_by(Tune::kSlice), SetBy::kVariable);
   EXPECT_EQ(two.set_by(Tune::kReduceOneShot), SetBy::kDefault);
   EXPECT_STREQ(name(two.set_by(Tune::kSlice)), "option");
+}
+
+TEST(Tuning, AFileForTheseRanksCountsBeforeAFileForAny) {
+  const std::map<std::string, std::string> files = {{"two", "ranks = 2\nlease = 1M\n"},
+                                                    {"any", "lease = 2M\nslice = 64K\n"}};
+  for (const char* list : {"@two,@any", "@any,@two"}) {
+    const Overrides both = overrides_of(list, "", files);
+    EXPECT_EQ(both.of(2).of(Tune::kLease, 2), 1 * M) << list;
+    EXPECT_EQ(both.of(2).of(Tune::kSlice, 2), 64 * K) << list;
+    EXPECT_EQ(both.of(4).of(Tune::kLease, 4), 2 * M) << list;
+    EXPECT_EQ(overrides_of(std::string("lease=3M,") + list, "", files).of(2).of(Tune::kLease, 2), 3 * M) << list;
+    EXPECT_EQ(overrides_of(list, "lease=4M", files).of(2).of(Tune::kLease, 2), 4 * M) << list;
+  }
+}
+
+TEST(Tuning, ALineOfAFileIsOneSetting) {
+  const auto why = [](const std::string& content) -> std::string {
+    try {
+      overrides_of("@file", "", {{"file", content}});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const Overrides crlf =
+      overrides_of("@file", "", {{"file", "nvx = " NVX_VERSION "\r\nranks = 2\r\n\r\nlease = 1M\r\n"}});
+  EXPECT_EQ(crlf.text(), "lease=1048576 for 2 ranks");
+  EXPECT_TRUE(why("lease = 1M, slice = 64K\n").starts_with("nvx: file: lease=1M, slice = 64K is not a number from "));
+  for (const char* ranks : {"none", "0", "2, 4"}) {
+    EXPECT_EQ(why(std::string("ranks = ") + ranks + "\n"),
+              std::string("nvx: file: ranks = ") + ranks +
+                  " is not a number from 1 on. Next: correct the line, or run `nvx tune` again");
+  }
+  EXPECT_EQ(why(""), "");
 }
 
 TEST(Tuning, AFileIsForItsOwnRanksAndVersion) {
