@@ -131,11 +131,12 @@ void GroupStatus::end() {
 }
 
 void GroupStatus::launched(const Operation& o, uint64_t count) {
+  MutexLock lock(launch_mutex_);
   put(slot_->launch, o, Clock::now());
   StatusSlot::Total& total = slot_->totals[slot_->launch.what.load(kRelaxed) & 0xff];
-  add(total.calls, 1);
-  add(total.bytes, slot_->launch.bytes.load(kRelaxed));
-  slot_->launched.store(count, kRelaxed);
+  total.calls.fetch_add(1, kRelaxed);
+  total.bytes.fetch_add(slot_->launch.bytes.load(kRelaxed), kRelaxed);
+  slot_->launched.store(std::max(count, slot_->launched.load(kRelaxed)), std::memory_order_release);
 }
 
 void GroupStatus::message_ended(bool receives, size_t bytes, Clock::time_point began) {

@@ -64,7 +64,9 @@ class GroupStatus {
   /// timed ends when it began.
   void begin(const Operation& operation, Clock::time_point now);
   void end();
-  void launched(const Operation& operation, uint64_t count);
+  /// For any thread that launches. The totals may lose such a call while another thread carries out a collective of the
+  /// same kind on the host: begin() and end() write them without read-modify-write, which would cost short calls more.
+  void launched(const Operation& operation, uint64_t count) EXCLUDES(launch_mutex_);
   void completed(uint64_t count) { slot_->completed.store(count, std::memory_order_relaxed); }
   /// The caller holds the mailbox's lock.
   void message_ended(bool receives, size_t bytes, Clock::time_point began);
@@ -88,6 +90,7 @@ class GroupStatus {
 
   std::unique_ptr<StatusSlot> unseen_;  // if the process's page has no room
   StatusSlot* const slot_;
+  Mutex launch_mutex_;  // one writer of slot_->launch at a time
   uint64_t turn_ = 0;
   std::atomic<bool> slept_{false};  // the current call slept
   std::atomic<int> last_{-1};       // the last rank for which it slept long
