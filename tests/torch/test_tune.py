@@ -2,6 +2,8 @@
 
 import copy
 import importlib
+import pathlib
+import tempfile
 
 import pytest
 import torch
@@ -110,7 +112,21 @@ def test_options(rank, world):
             options.tune = wrong
         with pytest.raises(ValueError, match=why):
             nvx_options(tune=wrong)
+    for wrong, kind in ((5, "int"), (None, "NoneType"), (["lease=1M"], "list")):
+        with pytest.raises(TypeError, match=rf"nvx\.Options\(tune=\.\.\.\) takes text or a dict, not {kind}$"):
+            nvx_options(tune=wrong)
     assert options.tune == "lease=1M,all_reduce.one_shot=8"
+
+
+@only_nvx
+@on_ranks(2)
+def test_files(rank, world):
+    with tempfile.TemporaryDirectory() as folder:
+        empty = pathlib.Path(folder, "empty.tune")
+        empty.touch()
+        assert nvx_options(tune=f"@{empty}").tune == f"@{empty}"
+        with pytest.raises(ValueError, match="which cannot be read. Next: give a path"):
+            nvx_options(tune=f"@{folder}")
 
 
 @only_nvx

@@ -268,6 +268,8 @@ void set_tune(ProcessGroupNVX::Options& options, const py::object& keys) {
   if (py::isinstance<py::dict>(keys)) {
     for (const auto& [key, value] : keys.cast<py::dict>())
       text += (text.empty() ? "" : ",") + py::str(key).cast<std::string>() + '=' + py::str(value).cast<std::string>();
+  } else if (!py::isinstance<py::str>(keys)) {
+    throw_argument_type_error("nvx: nvx.Options(tune=...) takes text or a dict, not ", Py_TYPE(keys.ptr())->tp_name);
   } else {
     text = keys.cast<std::string>();
   }
