@@ -1,5 +1,5 @@
-"""What the kernels' source says: the instruction of each operation of CudaMachine, and the order of the operations and
-of the steps around them in each function that has any."""
+"""Reads the kernels' source: the instruction of each operation of CudaMachine, and the order of the operations and of
+the steps around them in each function that has any."""
 
 import pathlib
 import re

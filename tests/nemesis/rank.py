@@ -296,7 +296,7 @@ def differs(step, possible, got, want):
 
 
 def leftovers():
-    """What this process holds: descriptors, threads, shared mappings, children."""
+    """Returns the numbers of descriptors, threads, shared mappings and children of this process."""
     with open("/proc/self/maps") as maps:
         shared = sum("memfd:" in line for line in maps)
     with open(f"/proc/self/task/{os.getpid()}/children") as children:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 FUNCTIONS = """memfd_create ftruncate fallocate mmap socket bind listen connect accept4 sendmsg recvmsg eventfd
@@ -74,7 +75,7 @@ def use(where, rank, name):
 
 
 def rank_of(where, rank, hosts, function, n):
-    """What a rank tells: how each group ended, whether the call has failed, how many descriptors it holds."""
+    """Returns how each group of a rank ended, whether the call has failed, and how many descriptors the rank holds."""
     if hosts > 1:
         os.environ["NVX_HOST_ID"] = f"host{rank}"
     shim = ctypes.CDLL(None)
@@ -119,9 +120,15 @@ def pair(folder, hosts, function, n):
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(reader)
-            os.write(writer, json.dumps(rank_of(where, rank, hosts, function, n)).encode())
-            os._exit(0)
+            code = 1
+            try:
+                os.close(reader)
+                os.write(writer, json.dumps(rank_of(where, rank, hosts, function, n)).encode())
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)  # the sweep is the parent's
         os.close(writer)
         ranks.append((pid, reader))
     end, told = time.monotonic() + LIMIT, []

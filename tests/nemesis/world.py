@@ -32,7 +32,7 @@ class Member:
     held: dict = field(default_factory=dict)
 
     def said(self):
-        """What the process has written to stderr, and its stacks."""
+        """Returns the text that the process has written to stderr, with its stacks."""
         with open(self.stacks) as log:
             return log.read()
 
@@ -184,7 +184,7 @@ class Worlds:
         return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{seen.member.said()}"
 
     def _grown(self, rank, seen):
-        """What the process holds beyond what it held when it was warm."""
+        """Returns a line for each resource of which the process holds more than when it was warm."""
         member = seen.member
         member.worlds += 1
         if member.worlds <= WARM:
