@@ -390,13 +390,15 @@ def test_tune_chooses_the_limits_that_take_the_least_time():
         "another": dict(zip(cases, (9, 9, 9, 4), strict=True)),
     }
     first = dict(list(columns.items())[:2])
-    limit = {"limit": 4096}
-    assert tune.best_limits(("limit",), ("reduce",), first, limit, options) == {"limit": 2048}
-    assert tune.best_limits(("limit",), ("reduce",), first, {"limit": 2048}, options) == {"limit": 2048}
+    limit, most = {"limit": 4096}, {"limit": 1 << 20, "small": 1 << 40, "middle": 1 << 40}
+    assert tune.best_limits(("limit",), ("reduce",), first, limit, most, options) == {"limit": 2048}
+    assert tune.best_limits(("limit",), ("reduce",), first, {"limit": 2048}, most, options) == {"limit": 2048}
     close = {"one_shot": first["one_shot"], "pipelined": first["one_shot"] | {cases[3]: 8.9}}
-    assert tune.best_limits(("limit",), ("reduce",), close, limit, options) == limit, "within the noise"
+    assert tune.best_limits(("limit",), ("reduce",), close, limit, most, options) == limit, "within the noise"
     keys, defaults = ("small", "middle"), {"small": 1 << 40, "middle": 1 << 40}
-    assert tune.best_limits(keys, ("reduce",), columns, defaults, options) == {"small": 2048, "middle": 2048}
+    assert tune.best_limits(keys, ("reduce",), columns, defaults, most, options) == {"small": 2048, "middle": 2048}
+    bounded = tune.best_limits(("limit",), ("reduce",), first, limit, {"limit": 1500}, options)
+    assert bounded == {"limit": 1500}, "a job refuses a value above the key's bound"
     numbers = {"": {("all_reduce", 8): 10.0}, "1M": {("all_reduce", 8): 9.9}, "8M": {("all_reduce", 8): 9.0}}
     assert tune.best_number("lease", numbers, 3 << 20) == {"lease": 8 << 20}
     del numbers["8M"]
@@ -453,6 +455,8 @@ def test_tune_says_what_it_cannot_measure():
         (["slice"], "nothing measures slice with --device cpu"),
         (["-n", "1"], "--ranks must be at least 2"),
         (["--device", "cuda", "kernels.blocks"], "--device cuda: this torch has no CUDA"),
+        (["--sizes", "4K,x"], "argument --sizes: 'x' is not a size: write 8, 64K, 1M or 2G"),
+        (["--write", "/no/such/folder/two.tune"], "No such file or directory: '/no/such/folder/two.tune'"),
     ):
         ended = nvx("tune", *arguments)
         assert ended.returncode == 2 and why in ended.stderr, ended

@@ -202,7 +202,7 @@ def test_a_damaged_page_is_refused_or_shown_but_harms_nobody(job):
         page = page_of(bytes(torn))
         try:
             groups = status.groups_of(page, status.layout_of(page))
-            rank = {"pid": 1, "command": "", "stopped": False, "groups": groups}
+            rank = {"pid": 1, "parent": 0, "command": "", "stopped": False, "groups": groups}
             shown = status.text({"ranks": [rank], "unread": []}) + json.dumps(groups)
             assert shown.replace("\n", "").isprintable()
             outcomes.add("shown")
@@ -211,6 +211,52 @@ def test_a_damaged_page_is_refused_or_shown_but_harms_nobody(job):
         finally:
             os.close(page)
     assert {"shown", "its page is damaged"} <= outcomes, outcomes
+
+
+def test_control_characters_of_a_page_are_not_printed(job):
+    job.both("dist.all_reduce(tensor)")
+    whole = job.page()
+    for name in (b"all_reduce", b"f32", b"sum", b'"version":1'):
+        evil = b'"version":"\\u001b[2J"' if b"version" in name else name + b"\\u001b[2J\\u009b"
+        changed = whole[:4096].split(b"\0")[0].replace(name, evil, 1)
+        page = page_of(changed.ljust(4096, b"\0") + whole[4096:])
+        try:
+            shown = json.dumps(status.groups_of(page, status.layout_of(page)), ensure_ascii=False)
+        except status.Refused as why:
+            shown = str(why)
+        os.close(page)
+        assert shown.isprintable() and "?[2J" in shown, shown
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b'"2I2i', b'"2I4si'), (b'"5Q4Bi', b'"5Q4Bf'), (b'"96s96s256s', b'"96B96s256s')],
+)
+def test_a_page_whose_fields_have_another_type_is_refused(job, before, after):
+    whole = job.page()
+    layout = whole[:4096].split(b"\0")[0].replace(before, after, 1)
+    page = page_of(layout.ljust(4096, b"\0") + whole[4096:])
+    with pytest.raises(status.Refused, match="page is damaged"):
+        status.groups_of(page, status.layout_of(page))
+    os.close(page)
+
+
+def test_two_jobs_in_set_up_are_told_apart(job):
+    group = {**job.group(0), "state": "meeting", "id": "0" * 16, "call": None, "waits_for": None}
+    ranks = [{"pid": p, "parent": p // 10, "command": "", "stopped": False, "groups": [group]} for p in (10, 11, 20)]
+    shown = status.text({"ranks": ranks, "unread": []})
+    assert re.findall(r"group 0: (\d) of 2 ranks", shown) == ["2", "1"], shown
+
+
+def test_a_process_that_ends_meanwhile_and_a_machine_without_proc_are_named(monkeypatch, capsys):
+    assert "there is no process 4194305 on this machine" in status.refusal(4194305, PermissionError(13, "denied"))
+
+    def missing(path):
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(status.os, "listdir", missing)
+    assert status.main([]) == 1
+    assert "/proc cannot be read: No such file or directory. Next: mount it" in capsys.readouterr().err
 
 
 def test_a_page_of_another_version_is_refused(job):
@@ -232,7 +278,7 @@ def test_a_process_without_nvx_and_a_job_that_has_ended_are_told_apart(tmp_path,
     assert capsys.readouterr().out == f"without a group at present: process {pid}\n"
     job.end()
     assert status.main([str(pid)]) == 1
-    assert f"there is no process {pid}: it has ended" in capsys.readouterr().err
+    assert f"there is no process {pid} on this machine. Next: `nvx status` without a PID" in capsys.readouterr().err
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         assert status.main([str(sleeper.pid)]) == 1
         sleeper.kill()

@@ -129,6 +129,15 @@ def _holds_rows(value: Any) -> bool:
     return isinstance(value, dict) and any(_holds_rows(one) for one in value.values())
 
 
+def check_writable(path: str) -> None:
+    """Raises OSError if the file cannot be written, before what it is to hold takes minutes. Makes no file."""
+    real = os.path.realpath(path)
+    existed = os.path.exists(real)
+    os.close(os.open(real, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666))
+    if not existed:
+        os.remove(real)
+
+
 def write(path: str, contents: dict[str, Any]) -> None:
     """Writes atomically: a reader never sees half a file. A pipe or a device such as /dev/stdout is written to
     directly, and a link stays a link to the written file."""

@@ -54,6 +54,7 @@ FAULTS = {
     "link": ("link", "the link of its host goes down; needs root", PHASES),
 }
 LEAD = 0.15  # seconds between the others' call and the fault
+LEAVES = 2.0  # seconds after which a new name in /dev/shm is left over; those of other programs come and go
 SETTLES = 6.0  # seconds that an idle thread of nvx lives
 GRACE = 40.0  # seconds beyond the limit after which a rank hangs
 LIVENESS = 2.0  # NVX_LIVENESS_S in the cells with a link
@@ -270,20 +271,36 @@ def await_ranks(pids, seconds):
     return [codes.get(rank) for rank in range(len(pids) - 1)]
 
 
+@contextlib.contextmanager
+def network_of(cell):
+    """The hosts of a cell with a link, otherwise None. A rank ends through this frame too, and removes nothing."""
+    if cell.kind != "link":
+        yield None
+        return
+    own, network = os.getpid(), hosts.Hosts(2).__enter__()
+    try:
+        yield network
+    finally:
+        if os.getpid() == own:
+            network.__exit__()
+
+
 def run(cell):
     """Runs a cell and returns its row. This process is the parent of all processes that ranks leave behind."""
     os.mkdir(cell.folder)
     names, shared = set(os.listdir("/dev/shm")), memoryview(mmap.mmap(-1, 4096)).cast("d")
-    network = hosts.Hosts(2).__enter__() if cell.kind == "link" else None
-    pids = [start_rank(cell, rank, shared, network) for rank in range(cell.ranks)]
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared[1] = server.port
-    codes = await_ranks(pids, cell.limit + 2 * GRACE)
-    if network:
-        network.__exit__()
+    with network_of(cell) as network:
+        pids = [start_rank(cell, rank, shared, network) for rank in range(cell.ranks)]
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        shared[1] = server.port
+        codes = await_ranks(pids, cell.limit + 2 * GRACE)
+    made, end = set(os.listdir("/dev/shm")) - names, time.monotonic() + LEAVES
+    while made and time.monotonic() < end:
+        time.sleep(0.02)
+        made.intersection_update(os.listdir("/dev/shm"))
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         orphans = [int(pid) for pid in file.read().split()]
-    left = collections.Counter(processes=len(orphans), shm=len(set(os.listdir("/dev/shm")) - names))
+    left = collections.Counter(processes=len(orphans), shm=len(made))
     for pid in orphans:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -335,8 +352,22 @@ def main(arguments=None):
         print(f"nvx drill: {obstacle}", file=sys.stderr)
         return 2
     if "link" in options.fault and (why := hosts.why_no_namespaces()):
-        options.fault.remove("link")
-        print(f"nvx drill: no faults of links: {why}")
+        options.fault = [fault for fault in options.fault if fault != "link"]
+        print(f"nvx drill: no faults of links: {why}", file=sys.stderr)
+    cells = [(fault, phase) for fault in options.fault for phase in options.phase if phase in FAULTS[fault][2]]
+    if not cells:
+        sense = "; ".join(f"{fault}: {', '.join(FAULTS[fault][2])}" for fault in options.fault)
+        print(
+            "nvx drill: no cell was run" + f". Phases in which a fault makes sense: {sense}" * bool(sense),
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        if options.json:
+            machine.check_writable(options.json)
+    except OSError as error:
+        print(f"nvx drill: {error}", file=sys.stderr)
+        return 2
     nvx._load()
     gc.collect()
     gc.freeze()  # halves the time of a rank's exit
@@ -344,9 +375,7 @@ def main(arguments=None):
     own, folder, rows = os.getpid(), tempfile.mkdtemp(prefix="nvx-drill-"), []
     with interrupts.heeded():
         try:
-            for fault, phase in [(one, phase) for one in options.fault for phase in options.phase]:
-                if phase not in FAULTS[fault][2]:
-                    continue
+            for fault, phase in cells:
                 print(f"{fault:12}{phase:10}", end="", flush=True)
                 for backend in filter(None, ["nvx", options.vs]):
                     rows.append(run(Cell(backend, fault, phase, options.ranks, f"{folder}/{len(rows)}")))

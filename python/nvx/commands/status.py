@@ -67,14 +67,14 @@ def layout_of(page):
         version = layout["version"]
         if version != VERSION:
             raise Refused(
-                f"its nvx writes version {version} of this page and this command reads version {VERSION}:"
-                " use the nvx command of that rank's installation"
+                f"its nvx writes version {printable(str(version))} of this page and this command reads version"
+                f" {VERSION}: use the nvx command of that rank's installation"
             )
         for name, most in (("pid", 1 << 32), ("at", 1 << 20), ("slots", 1 << 12), ("bytes", 1 << 16)):
             if type(layout[name]) is not int or not 0 < layout[name] <= most:
                 raise ValueError(name)
         for name in ("collectives", "types", "operators"):
-            layout[name] = layout[name].split()
+            layout[name] = printable(layout[name]).split()
         for name, (at, records, form, fields) in layout["sections"].items():
             size = struct.calcsize("<" + form)
             if not 0 <= at <= at + records * size <= layout["bytes"] or records > 64:
@@ -85,18 +85,20 @@ def layout_of(page):
         raise Refused("its page is damaged") from error
 
 
-def printable(raw):
-    return "".join(c if c.isprintable() else "?" for c in raw.split(b"\0")[0].decode(errors="replace"))
+def printable(text):
+    return "".join(c if c.isprintable() else "?" for c in text.split("\0")[0])
 
 
 def unpacked(layout, slot):
-    """The sections of a slot, each a list of records."""
+    """The sections of a slot, each a list of records. Raises ValueError if one has fields of another type."""
     found = {}
     for name, (at, records, form, fields) in layout["sections"].items():
         rows = [form.unpack_from(slot, at + i * form.size) for i in range(records)]
-        found[name] = [
-            {f: printable(v) if isinstance(v, bytes) else v for f, v in zip(fields, row, strict=True)} for row in rows
-        ]
+        if any(type(value) is not (bytes if name == "texts" else int) for row in rows for value in row):
+            raise ValueError(name)
+        if name == "texts":
+            rows = [[printable(value.decode(errors="replace")) for value in row] for row in rows]
+        found[name] = [dict(zip(fields, row, strict=True)) for row in rows]
     return found
 
 
@@ -196,20 +198,22 @@ def process(pid):
         groups = groups_of(*opened)
     finally:
         os.close(opened[0])
-    stopped = first_lines(pid, "stat").rpartition(")")[2].split()[0] in "Tt"
-    command = printable(first_lines(pid, "cmdline").replace("\0", " ").strip().encode())
-    return {"pid": pid, "command": command, "stopped": stopped, "groups": groups}
+    state, parent = first_lines(pid, "stat").rpartition(")")[2].split()[:2]
+    command = printable(first_lines(pid, "cmdline").replace("\0", " ").strip())
+    return {"pid": pid, "parent": int(parent), "command": command, "stopped": state in "Tt", "groups": groups}
 
 
 # --- finding processes
 
 
 def parents():
-    """The parent of each process."""
+    """The parent of each process. Raises Refused."""
     found = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    try:
+        names = os.listdir("/proc")
+    except OSError as error:
+        raise Refused(f"/proc cannot be read: {error.strerror}. Next: mount it (mount -t proc proc /proc)") from error
+    for name in filter(str.isdigit, names):
         try:
             found[int(name)] = int(first_lines(name, "stat").rpartition(")")[2].split()[1])
         except (OSError, IndexError, ValueError):  # it has ended
@@ -225,13 +229,22 @@ def below(pid, parent):
     return family
 
 
+def absent(pid):
+    return (
+        f"there is no process {pid} on this machine. Next: `nvx status` without a PID lists the ranks;"
+        " if it was a rank, see its log"
+    )
+
+
 def refusal(pid, error):
-    owner = os.stat(f"/proc/{pid}").st_uid
-    if owner == os.geteuid():
-        return f"process {pid} cannot be read: {error.strerror}. Next: run this as root"
     try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+        if owner == os.geteuid():
+            return f"process {pid} cannot be read: {error.strerror}. Next: run this as root"
         owner = pwd.getpwuid(owner).pw_name
-    except KeyError:
+    except OSError:
+        return absent(pid)
+    except KeyError:  # a user without a name
         pass
     return f"process {pid} belongs to user {owner}. Next: run this as that user, or as root"
 
@@ -240,7 +253,7 @@ def gather(pid=None, everybody=False):
     """The whole report, in the form that --json prints. Raises Refused if `pid` cannot be shown."""
     parent = parents()
     if pid is not None and pid not in parent:
-        raise Refused(f"there is no process {pid}: it has ended. Next: see its log")
+        raise Refused(absent(pid))
     report = {"schema": SCHEMA, "host": socket.gethostname(), "ranks": [], "unread": []}
     others = 0
     for each in sorted(parent if pid is None else below(pid, parent)):
@@ -347,9 +360,10 @@ def text(report):
     groups = {}
     for rank in report["ranks"]:
         for group in rank["groups"]:
-            groups.setdefault((group["name"], group["id"], group["size"]), []).append((rank, group))
+            job = rank["parent"] if group["state"] == "meeting" else None  # a group has no id before its ranks have met
+            groups.setdefault((group["name"], group["id"], group["size"], job), []).append((rank, group))
     lines = []
-    for (name, _, size), members in groups.items():
+    for (name, _, size, _), members in groups.items():
         members.sort(key=lambda member: member[1]["rank"])
         lines.append(f"group {name}: {len(members)} of {size} ranks are on this host")
         rows = [["  rank", "pid", "call", "for", "waits for", "last finished", "issued"]]

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 import nvx
 
+from .. import interrupts
 from .._version import __version__
-from ..bench import sizes, world
-from ..bench.machine import cpu_model
+from ..bench import machine, sizes, world
 from .topo import columns
 
 GAIN = 0.03
@@ -121,7 +121,8 @@ def best_number(key, medians, default):
     return {key: sizes.parse_size(best) if gain[best] > GAIN else default}
 
 
-def best_limits(keys, collectives, medians, defaults, options):
+def best_limits(keys, collectives, medians, defaults, most, options):
+    """Limits that nvx accepts: none is above its `most`."""
     cases = [case for case in next(iter(medians.values())) if case[0] in collectives]
 
     def times(limits):
@@ -131,19 +132,20 @@ def best_limits(keys, collectives, medians, defaults, options):
 
     own = [defaults[key] for key in keys]
     found = sorted({0, *(planned(*case, options) for case in cases)})
-    candidates = itertools.combinations_with_replacement(found, len(keys))
+    rising = itertools.combinations_with_replacement(found, len(keys))
+    candidates = ([min(limit, most[key]) for key, limit in zip(keys, limits, strict=True)] for limits in rising)
     best = min(candidates, key=lambda limits: math.prod(times(limits)))
     return dict(zip(keys, best if slower(times(own), times(best)) > GAIN else own, strict=True))
 
 
-def chosen(step, medians, defaults, options):
+def chosen(step, medians, defaults, most, options):
     """{key: value}"""
     if "" in medians:
         ((key,),) = step.keys
         return best_number(key, medians, defaults[key])
     found = {}
     for keys, collectives in step.keys.items():
-        found |= best_limits(keys, collectives, medians, defaults, options)
+        found |= best_limits(keys, collectives, medians, defaults, most, options)
     return found
 
 
@@ -158,7 +160,7 @@ def table(step, medians):
 
 def file_text(values, options):
     core = nvx._load()
-    host = f"{cpu_model()}, {core.processor()['cores']} cores"
+    host = f"{machine.cpu_model()}, {core.processor()['cores']} cores"
     if options.device == "cuda":
         host += "".join(f", {gpu['name']}" for gpu in core.gpu_topology(False)["gpus"])
     head = [
@@ -179,7 +181,15 @@ def selected(steps, keys):
     return [step for step in kept if step.keys]
 
 
-def main(arguments=None):
+def list_of_sizes(text):
+    try:
+        return [sizes.parse_size(one) for one in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parse(arguments):
+    """The options, and the steps to measure."""
     parser = argparse.ArgumentParser(prog="nvx tune", description=__doc__.partition(": ")[2])
     known = [key for steps in STEPS.values() for step in steps for keys in step.keys for key in keys]
     parser.add_argument("keys", nargs="*", metavar="key", help=f"only these: {', '.join(known)}")
@@ -187,7 +197,8 @@ def main(arguments=None):
     parser.add_argument("-d", "--device", choices=tuple(STEPS), default="cpu", help="of the tensors (default cpu)")
     parser.add_argument("-w", "--write", metavar="FILE", help="write the values there, for NVX_TUNE=@FILE")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default 5)")
-    parser.add_argument("--sizes", type=lambda text: [sizes.parse_size(one) for one in text.split(",")], help="4K,64K")
+    asked = "sizes to measure instead of the default ones, such as 4K,64K"
+    parser.add_argument("--sizes", type=list_of_sizes, help=asked)
     options = parser.parse_args(arguments)
     steps = selected(STEPS[options.device], options.keys)
     if strange := set(options.keys) - {key for step in steps for keys in step.keys for key in keys}:
@@ -196,23 +207,39 @@ def main(arguments=None):
         parser.error("--ranks must be at least 2 and --rounds at least 1")
     if why := world.why_no(options.device):
         parser.error(f"--device {options.device}: {why}")
+    return options, steps
+
+
+def tune(options, steps):
+    """Measures, prints and writes. Raises RuntimeError, OSError."""
+    if options.write:
+        machine.check_writable(options.write)
+    rows = nvx._load().tuning(options.ranks)
+    defaults, most = ({row["key"]: row[what] for row in rows} for what in ("value", "most"))
+    values = {}
+    for step in steps:
+        medians = measure(step, options)
+        found = chosen(step, medians, defaults, most, options)
+        print(*table(step, medians), sep="\n")
+        for key, value in found.items():
+            print(f"{key} = {sizes.exact(value)} (default {sizes.exact(defaults[key])})", flush=True)
+        values |= found
+    if options.write:
+        with open(options.write, "w") as file:
+            file.write(file_text(values, options))
+
+
+def main(arguments=None):
+    options, steps = parse(arguments)
     os.environ["NVX_TUNE"] = ""  # the candidates are compared with the defaults, not with the user's values
     if (obstacle := nvx.obstacle()) is not None:
         print(f"nvx tune: {obstacle}", file=sys.stderr)
         return 2
-    values = {}
     try:
-        defaults = {row["key"]: row["value"] for row in nvx._load().tuning(options.ranks)}
-        for step in steps:
-            medians = measure(step, options)
-            found = chosen(step, medians, defaults, options)
-            print(*table(step, medians), sep="\n")
-            for key, value in found.items():
-                print(f"{key} = {sizes.exact(value)} (default {sizes.exact(defaults[key])})", flush=True)
-            values |= found
-        if options.write:
-            with open(options.write, "w") as file:
-                file.write(file_text(values, options))
+        with interrupts.heeded():
+            tune(options, steps)
+    except KeyboardInterrupt:
+        return 130
     except (RuntimeError, OSError) as error:
         print(f"nvx tune: {error}", file=sys.stderr)
         return 2
