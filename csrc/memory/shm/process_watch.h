@@ -32,8 +32,8 @@ class ProcessWatch {
 
   /// Whether it has ended, or runs another program.
   bool ended() const;
-  /// Whether the kernel has also finished with it: a GPU's driver stops its kernels after `ended()`. False for a process
-  /// that runs another program.
+  /// Whether the kernel has also finished with it: a GPU's driver stops its kernels after `ended()`. False for a
+  /// process that runs another program.
   bool torn_down() const;
   /// How it ended, if the kernel still knows. The kernel knows a moment after `ended()`, for which this waits.
   Ending ending() const;
