@@ -8,6 +8,8 @@ from tests.nemesis import resources
 
 pytest.importorskip("nvx._C", reason="nvx is not built")
 
+NOT_CALLED = {"fallocate", "eventfd", "epoll_create1", "epoll_ctl"}  # by ranks of one host
+
 
 @pytest.mark.slow
 def test_each_resource_that_runs_out_is_named():
@@ -20,4 +22,5 @@ def test_each_resource_that_runs_out_is_named():
             if why := resources.wrong(line, usual):
                 defects.append(f"{line['function']} {line['n']}: {why}")
     assert not defects, "\n".join(defects)
-    assert failed["memfd_create"] > 1 and failed["sendmsg"] > 1, f"the calls of nvx do not fail: {failed}"
+    missed = {function for function in resources.FUNCTIONS if failed.get(function, 0) <= 1}
+    assert missed <= NOT_CALLED, f"the calls of nvx do not fail: {failed}"
