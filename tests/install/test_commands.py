@@ -398,7 +398,7 @@ def test_tune_chooses_the_limits_that_take_the_least_time():
     keys, defaults = ("small", "middle"), {"small": 1 << 40, "middle": 1 << 40}
     assert tune.best_limits(keys, ("reduce",), columns, defaults, most, options) == {"small": 2048, "middle": 2048}
     bounded = tune.best_limits(("limit",), ("reduce",), first, {"limit": 0}, {"limit": 1500}, options)
-    assert bounded == {"limit": 1500}, "a job refuses a value above the key's bound"
+    assert bounded == {"limit": 1024}, "a job refuses a value above the key's bound"
     numbers = {"": {("all_reduce", 8): 10.0}, "1M": {("all_reduce", 8): 9.9}, "8M": {("all_reduce", 8): 9.0}}
     assert tune.best_number("lease", numbers, 3 << 20) == {"lease": 8 << 20}
     del numbers["8M"]
