@@ -220,7 +220,7 @@ bool StatusPage::make() {
   std::memcpy(base_, text.data(), text.size());
   constexpr int kSize = F_SEAL_SHRINK | F_SEAL_GROW;
   if (fcntl(fd.get(), F_ADD_SEALS, kSize | kSealFutureWrite) != 0) (void)fcntl(fd.get(), F_ADD_SEALS, kSize);
-  static_cast<void>(new Fd(std::move(fd)));  // readers need it as long as the process lives
+  file_ = std::move(fd);
   return true;
 }
 
