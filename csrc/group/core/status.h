@@ -132,7 +132,7 @@ class StatusPage {
   Mutex mutex_;
   bool made_ GUARDED_BY(mutex_) = false;
   std::byte* base_ GUARDED_BY(mutex_) = nullptr;  // never unmapped, and its descriptor never closed
-  Fd file_;  // readers open it through /proc as long as the process lives
+  Fd file_;                                       // readers open it through /proc as long as the process lives
   std::array<bool, kSlots> taken_ GUARDED_BY(mutex_) = {};
 };
 static_assert(sizeof(StatusSlot) <= StatusPage::kSlotBytes && std::atomic<uint64_t>::is_always_lock_free);
