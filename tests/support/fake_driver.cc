@@ -490,17 +490,19 @@ DriverCode FakeDriver::close_queue(int, DeviceQueue queue) {
 
 namespace {
 
+template <class Word>
+bool copy_as(void* to, void* from, size_t bytes) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % sizeof(Word) != 0) return false;
+  for (size_t i = 0; i < bytes / sizeof(Word); ++i) {
+    const Word word = std::atomic_ref(static_cast<Word*>(from)[i]).load(std::memory_order_relaxed);
+    std::atomic_ref(static_cast<Word*>(to)[i]).store(word, std::memory_order_relaxed);
+  }
+  return true;
+}
+
 /// Kernels may read words while a copy changes them, as on a device.
 void copy_words(void* to, void* from, size_t bytes) {
-  constexpr size_t kWord = sizeof(uint64_t);
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % kWord != 0) {
-    std::memcpy(to, from, bytes);
-    return;
-  }
-  for (size_t i = 0; i < bytes / kWord; ++i) {
-    const uint64_t word = std::atomic_ref(static_cast<uint64_t*>(from)[i]).load(std::memory_order_relaxed);
-    std::atomic_ref(static_cast<uint64_t*>(to)[i]).store(word, std::memory_order_relaxed);
-  }
+  if (!copy_as<uint64_t>(to, from, bytes) && !copy_as<uint32_t>(to, from, bytes)) std::memcpy(to, from, bytes);
 }
 
 }  // namespace
