@@ -146,7 +146,7 @@ def path_of(blocks):
 
 
 def costs_of(path):
-    """What the path of an operation contains."""
+    """Counts the instructions on the path of an operation."""
 
     def count(pattern):
         return sum(1 for line in path if re.match(pattern, line))

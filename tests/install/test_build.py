@@ -171,7 +171,7 @@ def without_torch(tmp_path):
 
 
 def said_without_torch(unpacked, without_torch, work, *typed):
-    """What a build says that a program named pip, uv or build starts, or that nobody starts."""
+    """The output of a build that a program named pip, uv or build starts, or that nobody starts."""
     python, tools = without_torch
     hook = [str(python), "-c", HOOK.format(kind="wheel"), str(work / "none")]
     (tools / "build").mkdir(exist_ok=True)

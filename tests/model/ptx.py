@@ -76,8 +76,8 @@ def holds(test, value):
 
 
 class Path:
-    """What the threads execute if some end early: at `stops`, by thread the index of a poll that never ends, or of an
-    `if` that does not hold, or None."""
+    """The operations of the threads, some of which end early. `stops` has for each thread the index of a poll that
+    never ends or of an `if` that does not hold, or None."""
 
     def __init__(self, threads, init, stops):
         self.threads, self.events, self.stops = threads, [], stops

@@ -183,7 +183,7 @@ def calls_of(program, rank):
 
 
 class Expected:
-    """What each call gives that succeeds."""
+    """The results of the calls that succeed."""
 
     def __init__(self, program):
         self.program = program

@@ -19,7 +19,7 @@ COUNT = 6  # divisible by 2 and 3, for matrices
 
 @dataclass
 class Call:
-    """What one rank passes. `tensors`: a tensor, a list or a list of lists by name. `want`: the results by name."""
+    """One rank's arguments. `tensors`: a tensor, a list or a list of lists by name. `want`: the results by name."""
 
     rank: int
     world: int

@@ -31,7 +31,7 @@ class HostMeeting {
   /// Whether another rank leads this one, and is there.
   bool follows() const { return receipt_ && receipt_->open(); }
 
-  /// What the leader reads for the others; null on these.
+  /// The values that the leader reads from the store for the others; null on these.
   Handout* handout() { return handout_.get(); }
   /// For the leader: passes a value on to the others.
   void give(const Value& value);
