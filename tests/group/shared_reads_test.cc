@@ -118,5 +118,15 @@ TEST(Handout, KnowsWhoHasComeAndGivesTheReasonWhenItGivesUp) {
   EXPECT_FALSE(handout.has_lost_guests());
 }
 
+/// On a busy host the leader may be late: the card has come, and the answer cannot be sent.
+TEST(Handout, KnowsAGuestThatWasGoneBeforeItLooked) {
+  Handout handout(Card::of(0, "rank 0"));
+  { const Receipt gone(handout.name(), Card::of(1, "rank 1")); }
+  for (int i = 0; i < 2; ++i) handout.serve();
+  ASSERT_EQ(handout.guests().size(), 1u);
+  EXPECT_EQ(handout.guests().front().card.rank, 1);
+  EXPECT_TRUE(handout.has_lost_guests());
+}
+
 }  // namespace
 }  // namespace nvx::test

@@ -90,7 +90,8 @@ void Handout::add(std::span<const uint8_t> sheet, bool is_reason) {
 
 void Handout::serve() {
   accept_guests(listener_.get(), [this](Fd guest) {
-    if (introduce(guest.get(), own_)) guests_.push_back({std::move(guest)});
+    (void)introduce(guest.get(), own_);  // fails if its process has ended; its card may have come before
+    guests_.push_back({std::move(guest)});
   });
   std::erase_if(guests_, [this](Guest& guest) { return !attend(guest); });
 }
