@@ -49,10 +49,11 @@ struct FalseDoor {
       std::memcpy(bytes.data(), &magic, sizeof magic);
       std::memcpy(bytes.data() + 8, &kWanted, sizeof kWanted);
     }
-    iovec part{bytes.data(), bytes.size()};
+    Word word{};  // its name has none
+    iovec parts[] = {{word.data(), sizeof word}, {bytes.data(), bytes.size()}};
     msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
     if (count != 0) {
       message.msg_control = control;
       message.msg_controllen = CMSG_SPACE(count * sizeof(int));

@@ -89,9 +89,9 @@ void Meeting::send_fd(int fd, const std::vector<bool>& to) {
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
     const std::string other = options_.name(int(r));
-    const Fd guest = connect_or_throw(text_of(cards_[r].door), "the Unix socket of " + other, deadline);
+    const LocalSocket guest = connect_or_throw(text_of(cards_[r].door), "the Unix socket of " + other, deadline);
     const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
-    if (!send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
+    if (!send_packet(guest, &handover, sizeof handover, {&fd, 1}))
       throw Error(Code::kPeerDied, "nvx: " + other + " ended before it received this rank's memory");
   }
 }
@@ -136,11 +136,11 @@ bool Meeting::exchange_offers(const Offer& mine) {
 }
 
 /// Handles a connection to this rank's door, on the door's thread.
-void Meeting::receive_fd(const Fd& guest) {
+void Meeting::receive_fd(const LocalSocket& guest) {
   Handover handover;
   Fd fd;
   try {
-    if (!receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) return;
+    if (!receive_packet(guest, &handover, sizeof handover, {&fd, 1})) return;
   } catch (const Error& error) {  // the process has reached its descriptor limit
     MutexLock lock(mutex_);
     refused_ = error.failure();

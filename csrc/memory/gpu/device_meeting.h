@@ -64,7 +64,7 @@ class Meeting {
         options_(options),
         door_name_(fresh_socket_name()),
         budget_(Deadline::after(options.patience + std::chrono::milliseconds(1))),
-        door_(door_name_, [this](const Fd& guest) { receive_fd(guest); }) {}
+        door_(door_name_, [this](const LocalSocket& guest) { receive_fd(guest); }) {}
   ~Meeting();
 
   /// Each rank sends its properties, and all agree on a kind.
@@ -91,7 +91,7 @@ class Meeting {
   std::optional<std::vector<Fd>> trade(Offer mine, const std::function<void(Offer&)>& fill,
                                        const std::vector<bool>& over_socket);
   bool exchange_offers(const Offer& mine);
-  void receive_fd(const Fd& guest) EXCLUDES(mutex_);
+  void receive_fd(const LocalSocket& guest) EXCLUDES(mutex_);
   std::vector<Fd> collect(const std::vector<bool>& from) EXCLUDES(mutex_);
   std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind);
   std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd);

@@ -14,12 +14,12 @@
 namespace nvx {
 
 PoolDoor::PoolDoor(const std::string& name, Answer answer)
-    : answer_(std::move(answer)), door_(name, [this](const Fd& guest) { hear(guest); }) {}
+    : answer_(std::move(answer)), door_(name, [this](const LocalSocket& guest) { hear(guest); }) {}
 
 /// Each guest asks one question only, so its socket is empty before the answer, and sending the answer never blocks.
-void PoolDoor::hear(const Fd& guest) {
+void PoolDoor::hear(const LocalSocket& guest) {
   PoolQuestion question;
-  if (!receive_packet(guest.get(), &question, sizeof question, {})) return;
+  if (!receive_packet(guest, &question, sizeof question, {})) return;
   if (question.magic != PoolQuestion::kMagic) return;
   PoolAnswer answer;
   Fd fd;
@@ -30,12 +30,12 @@ void PoolDoor::hear(const Fd& guest) {
     put(answer.said, error.reason());
   }
   const int number = fd.get();
-  (void)send_packet(guest.get(), &answer, sizeof answer, {&number, fd ? size_t(1) : size_t(0)});
+  (void)send_packet(guest, &answer, sizeof answer, {&number, fd ? size_t(1) : size_t(0)});
 }
 
 PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline) {
-  const Fd guest = connect_or_throw(name, "its Unix socket", deadline);
-  if (!send_packet(guest.get(), &question, sizeof question, {}))
+  const LocalSocket guest = connect_or_throw(name, "its Unix socket", deadline);
+  if (!send_packet(guest, &question, sizeof question, {}))
     throw Error(Code::kPeerDied, "nvx: it ended before it was asked");
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now()).count();
@@ -46,7 +46,7 @@ PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd
     if (errno != EINTR) throw system_error("cannot wait for a Unix socket");
   }
   PoolAnswer answer;
-  if (!receive_packet(guest.get(), &answer, sizeof answer, {fd, 1}))
+  if (!receive_packet(guest, &answer, sizeof answer, {fd, 1}))
     throw Error(Code::kPeerDied, "nvx: it ended before it answered");
   if (answer.magic != PoolAnswer::kMagic) throw Error(Code::kMismatch, "nvx: it runs another version of nvx");
   if (answer.state != PoolAnswer::kHere) throw Error(Code::kPeerFailed, "nvx: it says: " + text_of(answer.said));

@@ -49,7 +49,7 @@ class PoolDoor {
   PoolDoor(const std::string& name, Answer answer);
 
  private:
-  void hear(const Fd& guest);
+  void hear(const LocalSocket& guest);
 
   const Answer answer_;
   ServedDoor door_;

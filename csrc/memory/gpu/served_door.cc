@@ -11,7 +11,6 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "memory/driver/beside_captures.h"
-#include "memory/shm/unix_socket.h"
 
 namespace nvx {
 
@@ -37,7 +36,7 @@ void ServedDoor::serve() {
   bool rests = false;
   for (;;) {
     std::vector<pollfd> asked{{end_.get(), POLLIN, 0}, {listener_.get(), short(rests ? 0 : POLLIN), 0}};
-    for (const Fd& guest : guests_) asked.push_back({guest.get(), POLLIN, 0});
+    for (const LocalSocket& guest : guests_) asked.push_back({guest.get(), POLLIN, 0});
     const int came = poll(asked.data(), asked.size(), rests ? kRestMs : -1);
     if (came < 0 && errno != EINTR) return;
     if (came < 0) continue;
@@ -62,7 +61,7 @@ void ServedDoor::serve() {
 }
 
 void ServedDoor::let_in() {
-  accept_guests(listener_.get(), [this](Fd guest) {
+  accept_guests(listener_, [this](LocalSocket guest) {
     guests_.push_back(std::move(guest));
     if (guests_.size() <= kMostGuests) return;
     hear(guests_.front());  // its packet may have arrived meanwhile
@@ -70,7 +69,7 @@ void ServedDoor::let_in() {
   });
 }
 
-void ServedDoor::hear(const Fd& guest) {
+void ServedDoor::hear(const LocalSocket& guest) {
   contain("handing over GPU memory", [&] { hear_(guest); });
 }
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/handle.h"
+#include "memory/shm/unix_socket.h"
 
 namespace nvx {
 
@@ -14,7 +15,7 @@ namespace nvx {
 class ServedDoor {
  public:
   /// Reads the packet, and may answer, on the door's thread. Exceptions are logged.
-  using Hear = std::function<void(const Fd& guest)>;
+  using Hear = std::function<void(const LocalSocket& guest)>;
 
   /// Throws Error if the door cannot be opened.
   ServedDoor(const std::string& name, Hear hear);
@@ -25,15 +26,15 @@ class ServedDoor {
  private:
   void serve();
   void let_in();
-  void hear(const Fd& guest);
+  void hear(const LocalSocket& guest);
 
   /// Above this number, the oldest guests that have sent nothing are closed to make room.
   static constexpr size_t kMostGuests = 64;
 
   const Hear hear_;
-  Fd listener_;
+  LocalSocket listener_;
   Fd end_;  // readable when the thread must end
-  std::list<Fd> guests_;
+  std::list<LocalSocket> guests_;
   std::thread thread_;
 };
 

@@ -27,17 +27,17 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 std::span<const int> only_if(const int& fd) { return {&fd, fd >= 0 ? size_t(1) : 0}; }
 
 /// Sends this process's card with its life.
-bool introduce(int socket, const Card& card) {
-  const int life = ProcessWatch::own_life(process_at(socket));
+bool introduce(const LocalSocket& socket, const Card& card) {
+  const int life = ProcessWatch::own_life(process_at(socket.get()));
   return send_packet(socket, &card, sizeof card, only_if(life));
 }
 
 /// Whether a card has come. `process` watches its sender.
-bool receive_card(int socket, Card* card, ProcessWatch* process) {
+bool receive_card(const LocalSocket& socket, Card* card, ProcessWatch* process) {
   Fd life;
   if (!receive_packet(socket, card, sizeof *card, {&life, 1}) || card->magic != Card::kMagic) return false;
   card->who[sizeof card->who - 1] = '\0';
-  *process = ProcessWatch(std::move(life), process_at(socket));
+  *process = ProcessWatch(std::move(life), process_at(socket.get()));
   return true;
 }
 
@@ -89,10 +89,7 @@ void Handout::add(std::span<const uint8_t> sheet, bool is_reason) {
 }
 
 void Handout::serve() {
-  accept_guests(listener_.get(), [this](Fd guest) {
-    (void)introduce(guest.get(), own_);  // fails if its process has ended; its card may have come before
-    guests_.push_back({std::move(guest)});
-  });
+  accept_guests(listener_, [this](LocalSocket guest) { guests_.push_back({std::move(guest)}); });
   std::erase_if(guests_, [this](Guest& guest) { return !attend(guest); });
 }
 
@@ -100,17 +97,19 @@ void Handout::serve() {
 bool Handout::attend(Guest& guest) {
   if (!guest.known) {
     Acquaintance rank;
-    guest.known = receive_card(guest.socket.get(), &rank.card, &rank.process);
+    guest.known = receive_card(guest.socket, &rank.card, &rank.process);
+    if (!guest.known && errno == EAGAIN) return true;
     if (guest.known) known_.push_back(std::move(rank));
+    guest.known = guest.known && introduce(guest.socket, own_);
   }
   char more = 0;
-  const ssize_t got = recv(guest.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT);
-  bool here = got < 0 ? errno == EAGAIN : got > 0 && !guest.known;  // its card may have come in between
+  bool here =
+      guest.known && recv(guest.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
   for (; here && guest.given < sheets_.size(); ++guest.given) {
     const Sheet& sheet = sheets_[guest.given];
     const int fd = sheet.file.get();
     const uint64_t kind = sheet.is_reason ? kReason : kSheet;
-    if (send_packet(guest.socket.get(), &kind, sizeof kind, {&fd, 1})) continue;
+    if (send_packet(guest.socket, &kind, sizeof kind, {&fd, 1})) continue;
     if (errno == EAGAIN) return true;  // it has yet to read earlier sheets
     here = false;
   }
@@ -125,7 +124,7 @@ void Receipt::connect() {
   open_ = socket_ || errno != ECONNREFUSED;  // refused: the process has ended. Otherwise its door will tell
   if (!socket_) return;
   process_ = ProcessWatch({}, process_at(socket_.get()));  // until the handout has introduced itself
-  if (!introduce(socket_.get(), own_)) open_ = false;
+  if (!introduce(socket_, own_)) open_ = false;
 }
 
 std::optional<std::vector<uint8_t>> Receipt::next(std::chrono::milliseconds span) {
@@ -145,12 +144,12 @@ std::optional<std::vector<uint8_t>> Receipt::next(std::chrono::milliseconds span
 std::optional<std::vector<uint8_t>> Receipt::take() {
   if (!met_) {
     Card card;
-    met_ = open_ = receive_card(socket_.get(), &card, &process_);
+    met_ = open_ = receive_card(socket_, &card, &process_);
     return std::nullopt;
   }
   uint64_t kind = 0;
   Fd sheet;
-  if (receive_packet(socket_.get(), &kind, sizeof kind, {&sheet, 1}) && (kind == kSheet || kind == kReason) && sheet) {
+  if (receive_packet(socket_, &kind, sizeof kind, {&sheet, 1}) && (kind == kSheet || kind == kReason) && sheet) {
     auto value = read_all(sheet.get());
     if (value && kind == kSheet) return value;
     reason_ = std::move(value);

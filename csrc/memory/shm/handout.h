@@ -10,6 +10,7 @@
 
 #include "base/handle.h"
 #include "memory/shm/process_watch.h"
+#include "memory/shm/unix_socket.h"
 
 namespace nvx {
 
@@ -53,7 +54,7 @@ class Handout {
 
  private:
   struct Guest {
-    Fd socket;
+    LocalSocket socket;
     size_t given = 0;
     bool known = false;  // its card has come
   };
@@ -66,7 +67,7 @@ class Handout {
 
   const Card own_;
   std::string name_;
-  Fd listener_;
+  LocalSocket listener_;
   std::vector<Sheet> sheets_;
   std::vector<Guest> guests_;
   std::vector<Acquaintance> known_;
@@ -95,8 +96,8 @@ class Receipt {
   const std::string name_;
   const Card own_;
   bool open_ = false;
-  bool met_ = false;  // the handout has introduced itself
-  Fd socket_;         // none while the handout's backlog is full
+  bool met_ = false;    // the handout has introduced itself
+  LocalSocket socket_;  // none while the handout's backlog is full
   ProcessWatch process_;
   std::optional<std::vector<uint8_t>> reason_;
 };

@@ -30,7 +30,7 @@ struct Home {
   std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
 };
 
-bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd* life) {
+bool receive_introduction(const LocalSocket& socket, Introduction* introduction, Fd* memfd, Fd* life) {
   Fd fds[2];
   if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
   *memfd = std::move(fds[0]);
@@ -102,23 +102,28 @@ Doorway::Doorway(Neighbours& neighbours)
     : neighbours_(neighbours), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
 
 void Doorway::answer() {
-  const Arena& arena = neighbours_.arena();
   accept_guests(
-      listener_.get(),
-      [&](const Fd& guest) {
-        const int fds[] = {arena.fd(), ProcessWatch::own_life(process_at(guest.get()))};
-        const bool has_life = fds[1] >= 0;
-        const Introduction introduction{Introduction::kMagic, has_life, arena.id()};
-        (void)send_packet(guest.get(), &introduction, sizeof introduction, std::span(fds, has_life ? 2 : 1));
-      },
-      &strangers_);
+      listener_, [this](LocalSocket guest) { guests_.push_back(std::move(guest)); }, &strangers_);
+  std::erase_if(guests_, [this](const LocalSocket& guest) { return answer(guest); });
+  if (guests_.size() > kMostSilent) guests_.erase(guests_.begin(), guests_.end() - kMostSilent);
   if (handout_) handout_->serve();
+}
+
+/// False if the guest has yet to ask.
+bool Doorway::answer(const LocalSocket& guest) {
+  if (!receive_packet(guest, nullptr, 0, {})) return errno != EAGAIN;
+  const Arena& arena = neighbours_.arena();
+  const int fds[] = {arena.fd(), ProcessWatch::own_life(process_at(guest.get()))};
+  const bool has_life = fds[1] >= 0;
+  const Introduction introduction{Introduction::kMagic, has_life, arena.id()};
+  (void)send_packet(guest, &introduction, sizeof introduction, std::span(fds, has_life ? 2 : 1));
+  return true;
 }
 
 void Doorway::serve(std::chrono::microseconds span) {
   pollfd asks[] = {{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}};
   const timespec time{0, long(span.count()) * 1000};
-  if (ppoll(asks, 2, &time, nullptr) >= 1) answer();
+  if (ppoll(asks, 2, &time, nullptr) >= 1 || !guests_.empty()) answer();
 }
 
 std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<Wanted>& wanted,
@@ -134,11 +139,13 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     if (look) look();
     if (deadline.passed(Clock::now())) end_as_late(open);
     polls.assign({{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}});
+    for (const LocalSocket& guest : guests_) polls.push_back({guest.get(), POLLIN, 0});
     const size_t first = polls.size();
     for (const Visit& visit : open) polls.push_back({visit.socket.get(), POLLIN, 0});
     const auto span = all_connected ? std::chrono::milliseconds(100) : kConnectPause;
     if (poll(polls.data(), polls.size(), int(span.count())) < 0 && errno != EINTR) throw system_error("poll failed");
-    if (polls[0].revents || polls[1].revents) answer();
+    if (std::any_of(polls.begin(), polls.begin() + ptrdiff_t(first), [](const pollfd& p) { return p.revents != 0; }))
+      answer();
     for (size_t i = first; i < polls.size(); ++i) {
       if (polls[i].revents) got[open[i - first].want.id] = receive(open[i - first]);
     }
@@ -147,8 +154,8 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
   return got;
 }
 
-/// Whether all are connected now. The backlog of the others is full of connections of another user, or of many
-/// processes that came at once.
+/// Asks for the memory of the others. Whether all are connected now. The backlog of the others is full of connections
+/// of another user, or of many processes that came at once.
 bool Doorway::connect(std::vector<Visit>& open) {
   bool all = true;
   for (Visit& visit : open) {
@@ -161,6 +168,7 @@ bool Doorway::connect(std::vector<Visit>& open) {
                           .advice = "see its log; run all ranks of a host as one user",
                           .who = visit.want.rank});
     }
+    if (visit.socket) (void)send_packet(visit.socket, nullptr, 0, {});  // receive() finds out if the other is gone
     all = all && visit.socket;
   }
   return all;
@@ -169,7 +177,7 @@ bool Doorway::connect(std::vector<Visit>& open) {
 std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
   Introduction introduction{};
   Fd memfd, life;
-  if (!receive_introduction(visit.socket.get(), &introduction, &memfd, &life) || introduction.id != visit.want.id) {
+  if (!receive_introduction(visit.socket, &introduction, &memfd, &life) || introduction.id != visit.want.id) {
     throw Error(
         Failure{.code = Code::kPeerDied,
                 .cause = name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",

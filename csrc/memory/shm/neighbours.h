@@ -110,17 +110,22 @@ class Doorway {
  private:
   struct Visit {
     Wanted want;
-    Fd socket;  // none while the other process's backlog is full
+    LocalSocket socket;  // none while the other process's backlog is full
   };
 
+  /// Above this number, the oldest guests that have asked nothing are closed.
+  static constexpr ptrdiff_t kMostSilent = 1024;
+
   void answer();
+  bool answer(const LocalSocket& guest);
   static bool connect(std::vector<Visit>& open);
   std::shared_ptr<Neighbour> receive(const Visit& visit);
   [[noreturn]] void end_as_late(const std::vector<Visit>& open) const;
 
   Neighbours& neighbours_;
   std::string name_;
-  Fd listener_;
+  LocalSocket listener_;
+  std::vector<LocalSocket> guests_;  // that have yet to ask
   Handout* handout_ = nullptr;
   Strangers strangers_;
 };

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <thread>
@@ -26,10 +25,11 @@ union Control {
   char bytes[CMSG_SPACE(kMostFds * sizeof(int))];
 };
 
+/// `name`: with or without its words.
 sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const size_t n = std::min(name.size(), sizeof(address.sun_path) - 1);
+  const size_t n = std::min(name.find('.'), std::min(name.size(), sizeof(address.sun_path) - 1));
   std::memcpy(address.sun_path + 1, name.data(), n);
   *length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + n);
   return address;
@@ -37,17 +37,16 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
 
 constexpr uid_t kNobodyKnown = uid_t(-1);  ///< no process has it
 
-/// Whether the user namespace maps this process's user. The kernel reports all users that it does not map by one number
-/// (overflowuid), so a peer with that number may be of any user.
+/// Whether no other user has the number of this process's user. The kernel reports all users that the user namespace
+/// does not map by one number (overflowuid), so a peer with that number may be of any user.
 bool knows_own_user() {
-  uint64_t own = geteuid(), overflow = 0, first = 0, outside = 0, count = 0;
+  constexpr uint64_t kAllUsers = 0xffffffff;
+  uint64_t overflow = 0, first = 0, outside = 0, count = 0, mapped = 0;
   if (!(std::ifstream("/proc/sys/kernel/overflowuid") >> overflow)) overflow = 65534;
-  if (own != overflow || access("/proc/self/uid_map", F_OK) != 0) return true;  // a kernel without user namespaces
+  if (geteuid() != overflow || access("/proc/self/uid_map", F_OK) != 0) return true;  // no user namespaces
   std::ifstream map("/proc/self/uid_map");
-  while (map >> first >> outside >> count) {
-    if (own - first < count) return true;
-  }
-  return false;
+  while (map >> first >> outside >> count) mapped += count;
+  return mapped >= kAllUsers;
 }
 
 /// Whether a process of this user may receive memory.
@@ -61,6 +60,30 @@ ucred peer_of(int socket) {
   return peer;
 }
 
+/// The two words of a name: the guests' and the listener's. Zeros if it has none.
+std::array<Word, 2> words_in(const std::string& name) {
+  std::array<Word, 2> words{};
+  const size_t dot = name.find('.');
+  if (dot != std::string::npos && name.size() - dot - 1 == sizeof words)
+    std::memcpy(words.data(), name.data() + dot + 1, sizeof words);
+  return words;
+}
+
+/// Whether two words are equal, in a time that does not depend on their content.
+bool same(const Word& a, const Word& b) {
+  volatile unsigned differing = 0;
+  for (size_t i = 0; i < a.size(); ++i) differing = differing | unsigned(a[i] ^ b[i]);
+  return differing == 0;
+}
+
+template <size_t N>
+std::string random_characters() {
+  constexpr char kCharacters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ+_";
+  std::string text;
+  for (const uint8_t byte : random_value<std::array<uint8_t, N>>()) text += kCharacters[byte % 64];
+  return text;
+}
+
 /// Whether the last call failed for want of a resource of this process or host, which is no fault of the peer.
 bool ran_out() {
   return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS || errno == ETOOMANYREFS;
@@ -68,18 +91,18 @@ bool ran_out() {
 
 }  // namespace
 
+/// At most 47 characters, for which messages have room: a pid has at most 7.
 std::string fresh_socket_name() {
-  char name[40];
-  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), random_value<unsigned long long>());
-  return name;
+  return "nvx-" + std::to_string(getpid()) + "-" + random_characters<6>() + "." + random_characters<2 * sizeof(Word)>();
 }
 
-Fd listen_on(const std::string& name) {
+LocalSocket listen_on(const std::string& name) {
   if (!knows_own_user()) {
     throw Error(Code::kSystem,
-                "nvx: the user namespace of this process does not map its user (uid " + std::to_string(geteuid()) +
-                    "), so nvx cannot tell its own processes from those of other users",
-                "map the user (/proc/self/uid_map), or run as a user that is mapped");
+                "nvx: uid " + std::to_string(geteuid()) +
+                    ", that of this process, is also the number of all users that its user namespace does not map, so "
+                    "nvx cannot tell its own processes from those of other users",
+                "run as another user that /proc/self/uid_map maps");
   }
   Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener) throw system_error("cannot make a Unix socket");
@@ -89,16 +112,18 @@ Fd listen_on(const std::string& name) {
       listen(listener.get(), 4096) != 0) {
     throw system_error("cannot listen on a Unix socket");
   }
-  return listener;
+  const auto [guests, own] = words_in(name);
+  return {std::move(listener), own, guests};
 }
 
-Fd connect_to(const std::string& name) {
+LocalSocket connect_to(const std::string& name) {
   Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!guest) throw system_error("cannot make a Unix socket");
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
   if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
-  if (is_own(peer_of(guest.get()).uid)) return guest;
+  const auto [own, listeners] = words_in(name);
+  if (is_own(peer_of(guest.get()).uid)) return {std::move(guest), own, listeners};
   errno = EPERM;
   return {};
 }
@@ -107,9 +132,9 @@ pid_t process_at(int socket) { return peer_of(socket).pid; }
 
 bool backlog_is_full() { return errno == EAGAIN; }
 
-Fd connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline) {
+LocalSocket connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline) {
   for (;;) {
-    if (Fd guest = connect_to(name)) return guest;
+    if (LocalSocket guest = connect_to(name)) return guest;
     if (!backlog_is_full()) {
       throw Error(Code::kPeerDied, "nvx: " + called + " cannot be reached (" + std::strerror(errno) +
                                        "): its process has ended, or belongs to another user");
@@ -128,16 +153,16 @@ std::string words_of(const Strangers& strangers) {
          std::to_string(strangers.count) + " connections to that of this process";
 }
 
-void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers* strangers) {
+void accept_guests(const LocalSocket& listener, const std::function<void(LocalSocket)>& take, Strangers* strangers) {
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
-    Fd guest(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Fd guest(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!guest && ran_out())
       throw system_error(
           "cannot accept a connection of another process of this host");  // it would wait until its timeout
     if (!guest) return;
     const uid_t user = peer_of(guest.get()).uid;
     if (is_own(user)) {
-      take(std::move(guest));
+      take({std::move(guest), listener.says, listener.hears});
     } else if (strangers && user != kNobodyKnown) {
       ++strangers->count;
       strangers->last_user = user;
@@ -145,12 +170,13 @@ void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers*
   }
 }
 
-bool send_packet(int socket, const void* data, size_t bytes, std::span<const int> fds) {
+bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds) {
   Control control{};
-  iovec part{const_cast<void*>(data), bytes};
+  Word word = socket.says;
+  iovec parts[] = {{word.data(), sizeof word}, {const_cast<void*>(data), bytes}};
   msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
   if (!fds.empty()) {
     message.msg_control = control.bytes;
     message.msg_controllen = CMSG_SPACE(fds.size_bytes());
@@ -160,20 +186,21 @@ bool send_packet(int socket, const void* data, size_t bytes, std::span<const int
     head->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
   }
-  if (sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(bytes)) return true;
+  if (sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(sizeof word + bytes)) return true;
   if (ran_out()) throw system_error("cannot pass memory to another process of this host");  // it would read of an end
   return false;
 }
 
-bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
+bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::span<Fd> fds) {
   Control control{};
-  iovec part{data, bytes};
+  Word word{};
+  iovec parts[] = {{word.data(), sizeof word}, {data, bytes}};
   msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
   message.msg_control = control.bytes;
   message.msg_controllen = sizeof control.bytes;
-  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  const ssize_t got = recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   size_t taken = 0;
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
     if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
@@ -189,7 +216,9 @@ bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
   const bool cut = got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds;  // the message had room
   if (cut) errno = EMFILE;
   if (cut || (got < 0 && ran_out())) throw system_error("cannot receive the memory of another process of this host");
-  return got == ssize_t(bytes);
+  if (got == ssize_t(sizeof word + bytes) && same(word, socket.hears)) return true;
+  if (got >= 0) errno = EPROTO;
+  return false;
 }
 
 }  // namespace nvx

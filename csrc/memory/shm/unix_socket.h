@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -10,20 +11,34 @@
 #include "base/deadline.h"
 #include "base/handle.h"
 
-/// Abstract Unix sockets between processes of one user. They leave no name in the file system. Other users can connect,
-/// and fill a listener's backlog, but they receive and send no data. So no call here blocks, and each handles a bounded
-/// number of connections.
+/// Abstract Unix sockets between processes of one job and one user. They leave no name in the file system. Every
+/// process of the network namespace sees their names (/proc/net/unix), can connect, and can fill a listener's backlog,
+/// but it receives and sends no data. So no call here blocks, and each handles a bounded number of connections.
 namespace nvx {
 
-/// A name that no other socket has.
+/// A secret of 14 random characters, of 6 bits each. Every packet of a listener begins with one word and every packet
+/// of its guests with another; packets that do not are dropped.
+using Word = std::array<char, 14>;
+
+/// A listener, or one end of a connection.
+struct LocalSocket {
+  Fd fd;
+  Word says{}, hears{};  ///< the words of this end and of the other
+
+  int get() const { return fd.get(); }
+  explicit operator bool() const { return bool(fd); }
+};
+
+/// A name that no other socket has, and after a dot the two words of the socket. Other processes see the name, but not
+/// the words; the ranks of a job get both through the store.
 std::string fresh_socket_name();
 
-/// A listening socket that never blocks. Throws Error if it cannot be made, and if the user namespace does not map the
-/// user of this process, because other users that it does not map would look like this one.
-Fd listen_on(const std::string& name);
+/// A listening socket that never blocks. Throws Error if it cannot be made, and if the number of this process's user
+/// is also that of other users, which its user namespace does not map.
+LocalSocket listen_on(const std::string& name);
 
 /// Empty if no process listens there, if a process of another user does, or if the backlog is full; errno tells which.
-Fd connect_to(const std::string& name);
+LocalSocket connect_to(const std::string& name);
 
 /// The process at the other end of a connection, by its pid in this process's namespace; 0 if it is not visible here.
 pid_t process_at(int socket);
@@ -32,7 +47,7 @@ pid_t process_at(int socket);
 bool backlog_is_full();
 
 /// Retries while the backlog is full, until the deadline. Throws Error; `called`: "the Unix socket of rank 3".
-Fd connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline);
+LocalSocket connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline);
 
 /// The pause between attempts to connect to a listener whose backlog is full.
 constexpr std::chrono::milliseconds kConnectPause{1};
@@ -49,14 +64,16 @@ std::string words_of(const Strangers& strangers);
 /// Accepts at most this many connections per call, so that a flood delays the caller by about a millisecond ...
 constexpr int kAcceptedAtOnce = 256;
 /// ... and passes those of the same user to take(). Throws Error if the process has no free descriptors for them.
-void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers* strangers = nullptr);
+void accept_guests(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
+                   Strangers* strangers = nullptr);
 
 /// Sends one packet with up to two descriptors. Returns false if there is no room for it now (errno is EAGAIN), or if
 /// the peer is gone.
-bool send_packet(int socket, const void* data, size_t bytes, std::span<const int> fds);
+bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds);
 
-/// Returns true if a packet of this length has arrived. `fds` owns received descriptors, even if the packet is
-/// rejected. Throws Error if this process has reached its descriptor limit.
-bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds);
+/// Returns true if a packet of this length with the other end's word has arrived; errno is EAGAIN if none has yet.
+/// `fds` owns received descriptors, even if the packet is rejected. Throws Error if this process has reached its
+/// descriptor limit.
+bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::span<Fd> fds);
 
 }  // namespace nvx

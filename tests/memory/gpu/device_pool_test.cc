@@ -378,7 +378,8 @@ TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
 TEST(PeerPool, ADoorThatNeverAnswersIsNotWaitedForLong) {
   Process mine(1);
   const std::string name = fresh_socket_name();
-  const Fd nobody = listen_on(name);  // like that of a process that hangs, or of a forked child that survives it
+  const LocalSocket nobody =
+      listen_on(name);  // like that of a process that hangs, or of a forked child that survives it
   const auto seen = mine.home->peer_pool(0, {random_arena_id(), 0, name});
   const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon(50)); });
   EXPECT_EQ(code, Code::kTimeout);
@@ -409,24 +410,24 @@ TEST(PoolDoor, OpensWithTheFirstMemory) {
 TEST(PoolDoor, WhoeverSaysNothingOrNonsenseOrGoesKeepsNobodyOut) {
   Process mine(1), theirs(1);
   (void)theirs.home->pool(0).allocate(2 * M);
-  std::vector<Fd> silent;
+  std::vector<LocalSocket> silent;
   for (int i = 0; i < 200; ++i) {
     silent.push_back(connect_to(theirs.home->pool_door()));
     ASSERT_TRUE(silent.back());
   }
-  const Fd nonsense = connect_to(theirs.home->pool_door()), wrong = connect_to(theirs.home->pool_door());
-  ASSERT_TRUE(send_packet(nonsense.get(), "?", 1, {}));
+  const LocalSocket nonsense = connect_to(theirs.home->pool_door()), wrong = connect_to(theirs.home->pool_door());
+  ASSERT_TRUE(send_packet(nonsense, "?", 1, {}));
   const PoolQuestion other{0, 0, theirs.home->id(), 0};
-  ASSERT_TRUE(send_packet(wrong.get(), &other, sizeof other, {}));
+  ASSERT_TRUE(send_packet(wrong, &other, sizeof other, {}));
   {
-    const Fd hasty = connect_to(theirs.home->pool_door());
+    const LocalSocket hasty = connect_to(theirs.home->pool_door());
     const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.home->id(), 0};
-    ASSERT_TRUE(send_packet(hasty.get(), &question, sizeof question, {}));
+    ASSERT_TRUE(send_packet(hasty, &question, sizeof question, {}));
   }
   const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
   seen->catch_up(2 * M, soon());
   EXPECT_EQ(seen->mapped(), 2 * M);
-  for (const Fd* shown_out : std::initializer_list<const Fd*>{&nonsense, &wrong, &silent.front()}) {
+  for (const LocalSocket* shown_out : std::initializer_list<const LocalSocket*>{&nonsense, &wrong, &silent.front()}) {
     char byte = 0;
     pollfd asked{shown_out->get(), POLLIN, 0};
     ASSERT_EQ(poll(&asked, 1, 10'000), 1);
@@ -443,7 +444,7 @@ TEST(PoolDoor, CostsNothingWhileNobodyComes) {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return double(now.tv_sec) + double(now.tv_nsec) / 1e9;
   };
-  const Fd silent = connect_to(process.home->pool_door());
+  const LocalSocket silent = connect_to(process.home->pool_door());
   const double before = cpu();
   std::this_thread::sleep_for(milliseconds(400));
   EXPECT_LT(cpu() - before, 0.1);
@@ -498,9 +499,9 @@ TEST(PoolDoor, WhoDiesWhileItAsksLeavesItOpen) {
   (void)theirs.home->pool(0).allocate(2 * M);
   theirs.driver->block("export_fd");  // so that it is in the middle of the call
   const auto endings = as_processes(1, [&](int) {
-    const Fd guest = connect_to(theirs.home->pool_door());
+    const LocalSocket guest = connect_to(theirs.home->pool_door());
     const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.home->id(), 0};
-    EXPECT_TRUE(send_packet(guest.get(), &question, sizeof question, {}));
+    EXPECT_TRUE(send_packet(guest, &question, sizeof question, {}));
     kill(getpid(), SIGKILL);
   });
   EXPECT_EQ(endings[0].signal, SIGKILL);

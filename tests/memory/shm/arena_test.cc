@@ -227,11 +227,12 @@ class FalseDoor {
   }
   std::string name() const { return "nvx-false-door-" + std::to_string(getpid()); }
 
-  /// Hands over these bytes with this descriptor to the next guest.
-  void answer(const std::vector<char>& bytes, int fd) {
+  /// Hands over these bytes with this descriptor to the next guest. Its name has no words: they are zeros.
+  void answer(std::vector<char> bytes, int fd) {
+    bytes.insert(bytes.begin(), sizeof(Word), '\0');
     Fd guest(accept(listener_.get(), nullptr, nullptr));
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+    iovec part{bytes.data(), bytes.size()};
     msghdr message{};
     message.msg_iov = &part;
     message.msg_iovlen = 1;

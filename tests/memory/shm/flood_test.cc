@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,7 +38,7 @@ std::optional<Code> refusal_of(const std::string& name, milliseconds span) {
 
 TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
   const std::string name = fresh_socket_name();
-  const Fd listener = listen_on(name);
+  const LocalSocket listener = listen_on(name);
   const auto began = Clock::now();
   fill_backlog(name);
   EXPECT_FALSE(connect_to(name));
@@ -45,7 +46,7 @@ TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
   EXPECT_EQ(refusal_of(name, milliseconds(50)), Code::kTimeout);
   EXPECT_LT(Clock::now() - began, seconds(20));
   int taken = 0;
-  accept_guests(listener.get(), [&](const Fd&) { ++taken; });
+  accept_guests(listener, [&](const LocalSocket&) { ++taken; });
   EXPECT_EQ(taken, kAcceptedAtOnce) << "and no more, however many there are";
   EXPECT_TRUE(connect_to(name));
   EXPECT_EQ(refusal_of(fresh_socket_name(), seconds(20)), Code::kPeerDied) << "nobody listens";
@@ -54,7 +55,7 @@ TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
 TEST(UnixSocket, AUserThatTheNamespaceDoesNotMapIsRefused) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const std::string name = fresh_socket_name();
-  const Fd listener = listen_on(name);
+  const LocalSocket listener = listen_on(name);
   const pid_t child = fork();
   if (child == 0) {
     if (unshare(CLONE_NEWUSER) != 0) _exit(1);
@@ -62,7 +63,9 @@ TEST(UnixSocket, AUserThatTheNamespaceDoesNotMapIsRefused) {
       (void)listen_on(fresh_socket_name());
       _exit(2);
     } catch (const Error& error) {
-      if (std::string(error.what()).find("does not map its user (uid 65534)") == std::string::npos) _exit(3);
+      if (std::string(error.what()).find("uid 65534, that of this process, is also the number of all users") ==
+          std::string::npos)
+        _exit(3);
     }
     // A process of that number on the other side: the same user and any other one look alike.
     _exit(connect_to(name) || errno != EPERM ? 4 : 0);
@@ -73,20 +76,99 @@ TEST(UnixSocket, AUserThatTheNamespaceDoesNotMapIsRefused) {
   EXPECT_EQ(status, 0);
 }
 
+/// As in a container whose namespace maps some users, and that one among them.
+TEST(UnixSocket, TheNumberOfAllUnmappedUsersIsRefusedWhereSomeAreUnmapped) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const pid_t child = fork();
+  if (child == 0) {
+    const uid_t outside = geteuid();
+    if (unshare(CLONE_NEWUSER) != 0) _exit(1);
+    std::ofstream("/proc/self/uid_map") << "65534 " << outside << " 1\n";
+    if (geteuid() != 65534) _exit(1);
+    try {
+      (void)listen_on(fresh_socket_name());
+      _exit(2);
+    } catch (const Error& error) {
+      _exit(error.failure().advice.find("/proc/self/uid_map") == std::string::npos ? 3 : 0);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (status == 1 << 8) GTEST_SKIP() << "this user cannot make a user namespace";
+  EXPECT_EQ(status, 0);
+}
+
+/// Everybody on the host can read a socket's name, but not its words.
+std::string without_words(const std::string& name) { return name.substr(0, name.find('.')); }
+
+TEST(UnixSocket, AnEndThatDoesNotKnowTheWordsIsNotHeard) {
+  const std::string name = fresh_socket_name();
+  EXPECT_LE(name.size(), 47u) << "messages have no more room";
+  EXPECT_EQ(name.size() - without_words(name).size(), 1 + 2 * sizeof(Word));
+  for (const bool real_listener : {true, false}) {
+    const LocalSocket listener = listen_on(real_listener ? name : without_words(name));
+    const LocalSocket guest = connect_to(real_listener ? without_words(name) : name);
+    std::vector<LocalSocket> host;
+    accept_guests(listener, [&](LocalSocket accepted) { host.push_back(std::move(accepted)); });
+    ASSERT_EQ(host.size(), 1u);
+    const LocalSocket& stranger = real_listener ? guest : host[0];
+    const LocalSocket& other = real_listener ? host[0] : guest;
+    uint64_t word = 7;
+    ASSERT_TRUE(send_packet(stranger, &word, sizeof word, {}));
+    EXPECT_FALSE(receive_packet(other, &word, sizeof word, {}));
+    EXPECT_EQ(errno, EPROTO);
+  }
+  const LocalSocket listener = listen_on(name), guest = connect_to(name);
+  accept_guests(listener, [&](const LocalSocket& host) {
+    const int fds[] = {STDIN_FILENO};
+    ASSERT_TRUE(send_packet(guest, "abc", 3, fds));
+    char text[3];
+    Fd fd;
+    EXPECT_TRUE(receive_packet(host, text, sizeof text, {&fd, 1})) << "its packets are those of the right words";
+    EXPECT_TRUE(fd);
+    ASSERT_TRUE(send_packet({Fd(dup(guest.get())), guest.hears, guest.says}, "abc", 3, {}));
+    EXPECT_FALSE(receive_packet(host, text, sizeof text, {})) << "nobody repeats what it has been told";
+  });
+}
+
+/// A process of the same user, in another container for example, that reads names in /proc/net/unix.
+TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfADoorOrAHandout) {
+  const auto here = Neighbours::here();
+  Doorway door(*here);
+  Handout handout(nvx::Card::of(0, "rank 0"));
+  door.hand_out(&handout);
+  handout.give(std::vector<uint8_t>{1, 2, 3});
+  const auto card = nvx::Card::of(1, "rank 1");
+  std::vector<LocalSocket> strangers;
+  for (const std::string& name : {door.name(), handout.name()}) {
+    strangers.push_back(connect_to(without_words(name)));  // says nothing
+    strangers.push_back(connect_to(without_words(name)));
+    ASSERT_TRUE(send_packet(strangers.back(), &card, name == door.name() ? 0 : sizeof card, {}));
+  }
+  for (int i = 0; i < 3; ++i) door.serve(milliseconds(1));
+  EXPECT_TRUE(handout.guests().empty());
+  for (size_t i = 0; i < strangers.size(); ++i) {
+    char byte = 0;
+    const ssize_t got = recv(strangers[i].get(), &byte, sizeof byte, MSG_DONTWAIT);
+    EXPECT_LE(got, 0) << i;
+    EXPECT_TRUE(i % 2 == 0 || got == 0) << i << " said something wrong, so its connection is closed";
+  }
+}
+
 TEST(UnixSocket, NeitherSendsNorReceivesBlock) {
   const std::string name = fresh_socket_name();
-  const Fd listener = listen_on(name);
-  const Fd one = connect_to(name);
-  Fd other;
-  accept_guests(listener.get(), [&](Fd guest) { other = std::move(guest); });
+  const LocalSocket listener = listen_on(name);
+  const LocalSocket one = connect_to(name);
+  LocalSocket other;
+  accept_guests(listener, [&](LocalSocket guest) { other = std::move(guest); });
   ASSERT_TRUE(one && other);
   uint64_t word = 7;
-  EXPECT_FALSE(receive_packet(other.get(), &word, sizeof word, {}));
+  EXPECT_FALSE(receive_packet(other, &word, sizeof word, {}));
   EXPECT_EQ(errno, EAGAIN);
   int sent = 0;
-  while (sent < 1'000'000 && send_packet(one.get(), &word, sizeof word, {})) ++sent;
+  while (sent < 1'000'000 && send_packet(one, &word, sizeof word, {})) ++sent;
   EXPECT_EQ(errno, EAGAIN) << "after " << sent;
-  for (int i = 0; i < sent; ++i) ASSERT_TRUE(receive_packet(other.get(), &word, sizeof word, {}));
+  for (int i = 0; i < sent; ++i) ASSERT_TRUE(receive_packet(other, &word, sizeof word, {}));
 }
 
 TEST(Handout, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
@@ -124,7 +206,7 @@ TEST(Handout, IsReachedOnceItsBacklogHasRoom) {
 
 TEST(PoolDoor, AFullBacklogIsNotWaitedForLong) {
   const std::string name = fresh_socket_name();
-  const Fd nobody = listen_on(name);
+  const LocalSocket nobody = listen_on(name);
   fill_backlog(name);
   Fd fd;
   try {
