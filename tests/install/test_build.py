@@ -5,6 +5,7 @@ import configparser
 import email
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -119,6 +120,19 @@ def test_module_exports_what_is_looked_up_alone_and_carries_no_path(installed):
     dynamic = run(["readelf", "-d", module], cwd=installed).stdout
     assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
     assert "libnccl" not in dynamic and "libcudart" not in dynamic
+
+
+def test_module_is_hardened(installed):
+    """Its tables of addresses are read-only once it is loaded, its stack is not executable, and its functions check
+    their stacks and buffers. The flags are in cmake/flags.cmake."""
+    (module,) = (installed / "nvx").glob("_C.*.so")
+    headers = run(["readelf", "-W", "-l", "-d", module], cwd=installed).stdout
+    assert "BIND_NOW" in headers and "GNU_RELRO" in headers and "TEXTREL" not in headers
+    flags = dict(re.findall(r"^ +(LOAD|GNU_STACK) .* ([R ][W ][E ]) 0x", headers, re.MULTILINE))
+    assert flags.keys() == {"LOAD", "GNU_STACK"}
+    assert not re.search(r"^ +(LOAD|GNU_STACK) .* .WE 0x", headers, re.MULTILINE), "no memory to write and to execute"
+    called = run(["nm", "-D", "--undefined-only", module], cwd=installed).stdout
+    assert "__stack_chk_fail" in called and "__vsnprintf_chk" in called
 
 
 def test_wheel_works_by_itself(python, installed):
