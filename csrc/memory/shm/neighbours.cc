@@ -168,7 +168,8 @@ bool Doorway::connect(std::vector<Visit>& open) {
                           .advice = "see its log; run all ranks of a host as one user",
                           .who = visit.want.rank});
     }
-    if (visit.socket) (void)send_packet(visit.socket, nullptr, 0, {});  // receive() finds out if the other is gone
+    // If the other has closed the connection, receive() notices.
+    if (visit.socket && !send_packet(visit.socket, nullptr, 0, {}) && errno == EAGAIN) visit.socket = {};
     all = all && visit.socket;
   }
   return all;
