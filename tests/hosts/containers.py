@@ -53,11 +53,12 @@ def check(result):
 
 
 def namespaces(*kinds):
-    """A rank with a pid namespace is its process 1, and sees a /proc of its own."""
-    check(LIBC.unshare(sum(NAMESPACES[kind] for kind in {*kinds, "mount"} - {"user"})))
+    """With "pid", the rank is process 1 of its pid namespace; with "proc" too, /proc shows that one."""
+    check(LIBC.unshare(sum(NAMESPACES[kind] for kind in {*kinds, "mount"} - {"proc"})))
     check(LIBC.mount(None, b"/", None, MS_REC_PRIVATE, None))
     if "pid" in kinds:
         go_on_in_child()
+    if "proc" in kinds:
         mount("proc", "/proc")
 
 

@@ -18,7 +18,8 @@ from tests.hosts.world import ROOT
 
 WORKS = "works"
 OPEN = []
-ALL = ["namespaces", "pid", "ipc", "uts"]
+ALL = ["namespaces", "pid", "proc", "ipc", "uts"]
+ANOTHER_PROC = ["namespaces", "pid"]
 OLD_PROFILE = ["forbid", *"pidfd_open process_vm_readv process_vm_writev ptrace kcmp membarrier mbind".split()]
 NO_USER = "is also the number of all users .* Next: run as another user"
 FEW_FILES = "Too many open files|rank [01] .*see its log"  # a rank that can open no file cannot tell the others so
@@ -35,6 +36,10 @@ CELLS = {
     "one ends, nobody has pidfd_open": (
         [[ALL, OLD_PROFILE], [ALL, OLD_PROFILE, ["end"]]],
         ["rank 1 .* has ended.*Next: ", "ended with 0"],
+    ),
+    "one ends, /proc shows other processes": (
+        [[ANOTHER_PROC], [ANOTHER_PROC, ["end"]], [ANOTHER_PROC]],
+        ["rank 1 .* has ended.*Next: ", "ended with 0", "rank 1 .* has ended.*Next: "],
     ),
     "no memfd_create": ([[["forbid", "memfd_create"]]] * 2, NO_MEMORY),
     "no memfd_create on one": ([OPEN, [["forbid", "memfd_create"]]], NO_MEMORY),
