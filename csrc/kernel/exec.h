@@ -73,6 +73,7 @@ class CpuExec {
   void stage_by(CachePolicy policy) { stage_ = level_.copy_by(policy); }
   /// Sets how copy() writes, which is to memory that this rank alone reads.
   void keep_by(CachePolicy policy) { keep_ = level_.copy_by(policy); }
+  bool keeps_past() const { return keep_ == level_.copy_past; }
   bool stages_past() const { return stage_ == level_.copy_past; }
   bool has_choice() const { return level_.copy_past != nullptr; }
 
@@ -90,6 +91,11 @@ class CpuExec {
     return false;
   }
   const Verdict& verdict() const { return verdict_; }
+  /// Fails the operation because of a peer that has failed or left.
+  bool alarm(int peer) {
+    if (rules_.watch) rules_.watch->alarm(peer);
+    return fail(Verdict::wait(Waited::kAlarmed, peer, 0, 0));
+  }
 
   /// A caller that runs two bulk operations over the same data alternates between them at this block size, so that the
   /// second one finds the data in the nearest cache.

@@ -32,6 +32,16 @@ c10::intrusive_ptr<c10d::Backend> child(Communicator& parent, const c10::intrusi
   return c10::make_intrusive<ProcessGroupNVX>(store, parent.child(store, options, rank, size), options);
 }
 
+/// A tensor that the other ranks of this host read in place. Any other memory serves too, so one without room is an
+/// ordinary tensor.
+at::Tensor host_tensor(const std::shared_ptr<Neighbours>& neighbours, int64_t size, const at::TensorOptions& options) {
+  const size_t bytes = size_t(std::max<int64_t>(size, 0)) * options.dtype().itemsize();
+  const Span span = bytes != 0 ? neighbours->tensors().allocate(bytes) : Span{};
+  if (!span) return at::empty({size}, options);
+  const auto free = [neighbours, span](void*) { neighbours->tensors().free(span); };
+  return at::from_blob(neighbours->tensors().at(span), {size}, free, options);
+}
+
 }  // namespace
 
 ProcessGroupNVX::ProcessGroupNVX(int rank, int size) : Backend(rank, size), told_rank_(rank) { init(); }
@@ -150,6 +160,7 @@ void ProcessGroupNVX::registerOnCompletionHook(Listeners::OnCompletion&& hook) {
 at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options) {
   const auto current = now();
   const at::Device device = options.device();
+  if (device.is_cpu()) return host_tensor(current->group().core().members.neighbours, size, options);
   if (device.type() != kernel_device() || !current->has_memory_of(device.index())) {
     throw_argument_error("nvx: group " + current->group().name() + " has no memory to hand out on " + device.str() +
                          ": supports_tensor_alloc says so before. Next: torch.empty; any tensor will do");

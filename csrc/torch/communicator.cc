@@ -78,7 +78,8 @@ std::shared_ptr<Group> Communicator::child(const c10::intrusive_ptr<c10d::Store>
 }
 
 bool Communicator::has_memory_of(c10::DeviceIndex device) {
-  return device >= 0 && issuer.kernels().may_serve(device) && has_pool(device);
+  if (device < 0) return group().core().members.local_ranks() > 1 && group().core().neighbours().tensors().available();
+  return issuer.kernels().may_serve(device) && has_pool(device);
 }
 
 void Communicator::wait_for_pending_works() {

@@ -11,6 +11,7 @@
 namespace nvx {
 
 using kernel::Collective;
+using kernel::Piece;
 
 IntraHost::IntraHost(Core& core)
     : core_(core), members_(core.members), channel_(members_.local_rank(), members_.memory, members_.first_epoch) {
@@ -27,7 +28,9 @@ IntraHost::~IntraHost() {
 Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules& rules) {
   const size_t staged = staged_bytes(step);
   const Choice choice = plan(step.collective, staged, members_.facts);
-  const bool leases = choice.lease_bytes != 0;
+  const std::optional<size_t> lends = choice.lease_bytes != 0 ? lendable(step) : std::nullopt;
+  const bool leases = choice.lease_bytes != 0 && !lends;
+  if (lends) channel_.lend(*lends, choice.lease_bytes);
   if (leases) {
     try {
       hold_lease(choice.lease_bytes);
@@ -61,8 +64,14 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
     work.meets_all = false;
     if (step.root != members_.local_rank()) work.meets = step.root;
   }
-  const bool ended_well = kernel::launch_cpu(choice.algorithm, ex, channel_, work);
+  bool ended_well = false;
+  try {
+    ended_well = kernel::launch_cpu(choice.algorithm, ex, channel_, work);
+  } catch (const Error& error) {  // the memory of a peer's tensors cannot be mapped
+    return core_.failures.fail(error.failure());
+  }
   if (leases) rest_lease();
+  if (lends) channel_.lease(0, 0);
   if (ended_well) return {};
   return explain(ex.verdict(), o, rules.deadline);
 }
@@ -82,6 +91,60 @@ size_t IntraHost::staged_bytes(const Operation& step) const {
       for (size_t s = 0; s < step.send.size(); ++s) bytes += int(s) == members_.local_rank() ? 0 : step.send[s].bytes;
       return bytes;
   }
+}
+
+namespace {
+
+bool apart(const Piece& a, const Piece& b) {
+  return a.bytes == 0 || b.bytes == 0 || a.data + a.bytes <= b.data || b.data + b.bytes <= a.data;
+}
+
+/// The pieces as one, if they lie one after another.
+std::optional<Piece> joined(const Pieces& pieces) {
+  Piece all = pieces[0];
+  for (size_t p = 1; p < pieces.size(); ++p) {
+    if (pieces[p].bytes != 0 && pieces[p].data != all.data + all.bytes) return std::nullopt;
+    all.bytes += pieces[p].bytes;
+  }
+  return all;
+}
+
+}  // namespace
+
+/// The place of the data that this rank gives in its process's `TensorMemory`, if it can lend the data: the operation
+/// writes to none of it that peers may still read.
+std::optional<size_t> IntraHost::lendable(const Operation& step) const {
+  const auto me = size_t(members_.local_rank());
+  Piece given{const_cast<std::byte*>(step.in), 0};
+  bool writes_apart = true;
+  switch (step.collective) {
+    case Collective::kAllReduce:
+      given.bytes = step.count * size_of(step.dtype);
+      writes_apart = step.in == step.out;
+      break;
+    case Collective::kBroadcast:
+      if (step.root != int(me)) return std::nullopt;
+      [[fallthrough]];
+    case Collective::kAllGather:
+      given.bytes = step.recv[me].bytes;
+      for (size_t p = 0; p < step.recv.size(); ++p) {
+        const bool own = step.recv[p].data == given.data && (p == me || step.collective == Collective::kBroadcast);
+        writes_apart &= own || apart(step.recv[p], given);
+      }
+      break;
+    case Collective::kReduceScatter:
+    case Collective::kAllToAll: {
+      const std::optional<Piece> all = joined(step.send);
+      if (!all) return std::nullopt;
+      given = *all;
+      const bool own = step.out == step.send[me].data;
+      if (step.collective == Collective::kReduceScatter) writes_apart = own || apart({step.out, step.send[me].bytes}, given);
+      for (size_t p = 0; p < step.recv.size(); ++p) writes_apart &= apart(step.recv[p], given);
+      break;
+    }
+    default: return std::nullopt;
+  }
+  return writes_apart ? core_.neighbours().tensors().find(given.data, given.bytes) : std::nullopt;
 }
 
 /// A lease that is too small is replaced once no peer reads it. Until then the smaller one remains in use.

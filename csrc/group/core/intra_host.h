@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "base/mutex.h"
 #include "group/core/core.h"
@@ -34,6 +35,7 @@ class IntraHost final : public LeaseHolder {
 
  private:
   size_t staged_bytes(const Operation& step) const;
+  std::optional<size_t> lendable(const Operation& step) const;
   void hold_lease(size_t bytes) EXCLUDES(lease_mutex_);
   void rest_lease() EXCLUDES(lease_mutex_);
   bool read_by_all(uint32_t epoch) const;

@@ -166,7 +166,9 @@ void SetUp::map_peers(Doorway& door) {
                   kOneVersion);
     }
     std::byte* arena = peers[s] ? peers[s]->at(0) : neighbours.arena().at(0);
-    members_.memory.push_back({arena, Arena::kBytes, arena + hello.pad_offset});
+    members_.memory.push_back({arena, Arena::kBytes, arena + hello.pad_offset, [&neighbours, peer = peers[s].get()] {
+                                 return peer ? peer->tensors() : neighbours.tensors().all();
+                               }});
     if (r >= options_.global_ranks.size() || !peers[s]) continue;
     std::function<bool()> has_left;
     if (options_.whole_job) {

@@ -25,6 +25,7 @@ Channel::Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epo
       memory_(peers.begin(), peers.end()),
       done_(peers.size(), first_epoch),
       staging_(peers.size()),
+      lent_(peers.size()),
       sources_(peers.size()),
       factors_(peers.size(), 1.0),
       leased_epoch_(first_epoch) {
@@ -72,6 +73,8 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   here.fingerprint.history = history_;
   here.lease_offset = lease_offset_;
   here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
+  here.in_place = staging == Staging::kLeased && in_place_;
+  reads_lent_ = false;
   here.factor = call.factor;
   here.next_policy = uint32_t(next_policy_);
   mine().recent(epoch_) = here.fingerprint;
@@ -100,6 +103,10 @@ bool Channel::meet_all(CpuExec& ex) {
 }
 
 bool Channel::own_staging(CpuExec& ex, std::span<std::byte>* out) {
+  if (in_place_) {
+    *out = {static_cast<std::byte*>(nullptr), size_t(lease_bytes_)};
+    return true;
+  }
   if (!wait_done(ex, leased_epoch())) return false;
   leased_epoch_.store(epoch_, std::memory_order_release);
   staging_[size_t(rank_)] = memory_[size_t(rank_)].arena + lease_offset_;
@@ -107,17 +114,41 @@ bool Channel::own_staging(CpuExec& ex, std::span<std::byte>* out) {
   return true;
 }
 
-bool Channel::staging(CpuExec& ex, int rank, std::span<std::byte>* out) {
+bool Channel::staging(CpuExec& ex, int rank, size_t data, std::span<std::byte>* out) {
   const Arrival& there = pad(rank).arrival(epoch_);
   const uint64_t offset = there.lease_offset;
   const uint64_t bytes = there.lease_bytes;
   const PeerMemory& memory = memory_[size_t(rank)];
+  lent_[size_t(rank)] = nullptr;
+  if (there.in_place != 0) {
+    const std::span<std::byte> tensors = memory.tensors ? memory.tensors() : std::span<std::byte>();
+    if (bytes == 0 || offset >= tensors.size() || data > tensors.size() - offset) {
+      return ex.fail(Verdict::bad_lease(rank));
+    }
+    lent_[size_t(rank)] = tensors.data() + offset;
+    reads_lent_ = true;
+    *out = {static_cast<std::byte*>(nullptr), size_t(bytes)};
+    return true;
+  }
   if (bytes == 0 || offset > memory.arena_bytes || bytes > memory.arena_bytes - offset) {
     return ex.fail(Verdict::bad_lease(rank));
   }
   staging_[size_t(rank)] = memory.arena + offset;
   *out = {memory.arena + offset, size_t(bytes)};
   return true;
+}
+
+bool Channel::leave_lenders(CpuExec& ex) {
+  if (reads_lent_) {
+    ex.signal(mine().fetched(), stamp(epoch_, UINT32_MAX));  // orders what follows behind all that this rank has read
+    for (const int peer : others()) {
+      const PadHeader& header = pad(peer).header();
+      const bool stands = header.presence.load() != Presence::kLeft && !header.failure.readable();
+      if (!stands && !ex.alarm(peer)) return false;
+    }
+  }
+  leave(ex);
+  return !in_place_ || wait_done(ex, epoch_);
 }
 
 }  // namespace nvx::kernel

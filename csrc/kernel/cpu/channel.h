@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct PeerMemory {
   std::byte* arena = nullptr;
   size_t arena_bytes = 0;
   std::byte* pad = nullptr;
+  /// The memory of its process's tensors that peers read in place. May throw Error.
+  std::function<std::span<std::byte>()> tensors{};
 };
 
 /// An operation as ranks compare it, and this rank's parameters of it.
@@ -40,7 +43,11 @@ enum class Staging { kSlot, kLeased };
 ///  3. Staging is leased memory, and the arrival says where it is. A rank writes to it again only when all ranks are
 ///  done with the last epoch that used it.
 ///
-///  4. Ranks that meet compare their calls. Ranks that do not meet, such as the non-root ranks of a broadcast, compare
+///  4. A rank may lend its data instead of staging it: the arrival says where the data is in the memory of its process's
+///  tensors. It ends the epoch when all others are done, so none reads data that the caller changes. If it fails before,
+///  the others may read changed data. They find out before they are done.
+///
+///  5. Ranks that meet compare their calls. Ranks that do not meet, such as the non-root ranks of a broadcast, compare
 ///  when they take the credit: each compares the other one's call at e - kEpochs with its own.
 class Channel {
  public:
@@ -66,6 +73,8 @@ class Channel {
   bool meet_all(CpuExec& ex);
   /// Ends the epoch: this rank reads none of its data any more.
   void leave(CpuExec& ex) { ex.signal(mine().done(), stamp(epoch_, 0)); }
+  /// The same for an epoch in which ranks may lend.
+  bool leave_lenders(CpuExec& ex);
 
   /// The place of a small message of this epoch: inside the arrival, or in the slot.
   std::byte* slot(int rank, size_t bytes) {
@@ -74,11 +83,18 @@ class Channel {
   }
 
   /// Sets the staging that this rank may use; an empty range removes it.
-  void lease(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes; }
-  /// This rank's staging. Waits until no rank reads data of an earlier epoch in it.
+  void lease(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes, in_place_ = false; }
+  /// Instead of staging: this rank's data begins at this offset of its process's tensors. `bytes`: the staging that sets
+  /// the size of the chunks.
+  void lend(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes, in_place_ = true; }
+  bool lends() const { return in_place_; }
+  /// This rank's staging. Waits until no rank reads data of an earlier epoch in it. Without memory if the rank lends.
   bool own_staging(CpuExec& ex, std::span<std::byte>* out);
-  /// The staging of a rank that has been met. Fails if the announced range is not inside that rank's arena.
-  bool staging(CpuExec& ex, int rank, std::span<std::byte>* out);
+  /// The staging of a rank that has been met; without memory if the rank lends `data` bytes, see lent(). Fails if the
+  /// announced range is not inside that rank's memory.
+  bool staging(CpuExec& ex, int rank, size_t data, std::span<std::byte>* out);
+  /// After staging() in this epoch: the data that the rank lends, or null.
+  const std::byte* lent(int rank) const { return lent_[size_t(rank)]; }
   /// The last epoch that used this rank's lease. Any thread may call it.
   uint32_t leased_epoch() const { return leased_epoch_.load(std::memory_order_acquire); }
 
@@ -111,6 +127,8 @@ class Channel {
   std::vector<int> others_;
   std::vector<uint32_t> done_;  // the last epoch that each rank is known to have completed
   std::vector<std::byte*> staging_;
+  std::vector<const std::byte*> lent_;
+  bool reads_lent_ = false;  // in this epoch
   std::vector<const void*> sources_;
   std::vector<double> factors_;
   uint64_t history_ = 0;
@@ -118,6 +136,7 @@ class Channel {
   CachePolicy next_policy_ = CachePolicy::kCached;
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
+  bool in_place_ = false;
   std::atomic<uint32_t> leased_epoch_;  // read by threads that want the lease
 };
 

@@ -136,6 +136,9 @@ struct WholeSlices {
   size_t ranks;
 
   size_t longest() const { return ceil_div(bytes, ranks); }
+  size_t total() const { return bytes; }
+  /// The place of a slice in a rank's input.
+  size_t place(const Geometry& g, size_t k, int p) const { return first(g, k, p); }
   size_t first(const Geometry& g, size_t k, int p) const { return std::min(bytes, (k * ranks + size_t(p)) * g.part); }
   size_t count(const Geometry& g, size_t k, int p) const { return std::min(g.part, bytes - first(g, k, p)); }
   const std::byte* source(const Geometry& g, size_t k, int p) const { return in + first(g, k, p); }
@@ -153,6 +156,13 @@ struct BlockSlices {
     for (size_t p = 0; p < ranks; ++p) most = std::max(most, in[p].bytes);
     return most;
   }
+  size_t before(int rank) const {
+    size_t sum = 0;
+    for (int p = 0; p < rank; ++p) sum += in[p].bytes;
+    return sum;
+  }
+  size_t total() const { return before(int(ranks)); }
+  size_t place(const Geometry& g, size_t k, int p) const { return before(p) + first(g, k, p); }
   size_t first(const Geometry& g, size_t k, int p) const { return std::min(in[p].bytes, k * g.part); }
   size_t count(const Geometry& g, size_t k, int p) const { return std::min(g.part, in[p].bytes - first(g, k, p)); }
   const std::byte* source(const Geometry& g, size_t k, int p) const { return advance(in[p], first(g, k, p)); }
@@ -164,6 +174,9 @@ enum class Fetch { kNobody, kRoot, kEverybody };
 /// For each chunk: stage the other ranks' slices of this rank's input; reduce this rank's slice of all inputs; fetch
 /// the slices that the others reduced. The three stages run one chunk behind each other. All ranks fetch in all-reduce,
 /// the root in reduce, none in reduce-scatter.
+///
+/// A rank that lends stages nothing: the others read its input, and the slices that it has reduced, where they are. If
+/// all ranks fetch, its input is its output.
 ///
 /// A slot holds one part per rank. The place of this rank's own part holds the slice that it has reduced. The slot is
 /// staged again when all ranks have reduced from it and fetched from it.
@@ -188,7 +201,7 @@ class ReducePipeline {
     size_t least = mine_.size();
     for (const int p : ch_.others()) {
       std::span<std::byte> theirs;
-      if (!ch_.staging(ex_, p, &theirs)) return false;
+      if (!ch_.staging(ex_, p, slices_.total(), &theirs)) return false;
       least = std::min(least, theirs.size());
     }
     geometry_ = Geometry::of(least, slices_.longest(), ranks_);
@@ -198,8 +211,7 @@ class ReducePipeline {
       if (k >= 1 && k - 1 < geometry_.chunks && !reduce(k - 1)) return false;
       if (k >= 2 && !fetch(k - 2)) return false;
     }
-    ch_.leave(ex_);
-    return true;
+    return ch_.leave_lenders(ex_);
   }
 
  private:
@@ -209,7 +221,14 @@ class ReducePipeline {
     return ch_.staging_base(owner) + geometry_.slot(k, ranks_) + size_t(p) * geometry_.part;
   }
 
+  /// Slice p of chunk k, as its owner staged, reduced or lends it.
+  const std::byte* shared(int owner, size_t k, int p) {
+    const std::byte* lent = ch_.lent(owner);
+    return lent ? lent + slices_.place(geometry_, k, p) : part(owner, k, p);
+  }
+
   bool stage(size_t k) {
+    if (ch_.lends()) return true;
     if (k >= geometry_.depth) {
       const Stamp freed = step(k - geometry_.depth + 1);
       for (const int p : ch_.others()) {
@@ -225,20 +244,23 @@ class ReducePipeline {
 
   bool reduce(size_t k) {
     for (const int p : ch_.others()) {
-      if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
+      if (!ch_.lent(p) && !ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
     }
     const int me = ch_.rank();
     const size_t bytes = slices_.count(geometry_, k, me);
-    std::byte* shared = part(me, k, me);
-    const bool apart = !keeps_ && ex_.stages_past();
+    std::byte* const own = keeps_ ? slices_.target(geometry_, k, me) : nullptr;
+    std::byte* const staged = ch_.lends() || (keeps_ && fetch_ != Fetch::kEverybody) ? nullptr : part(me, k, me);
+    const bool apart = own ? fetch_ == Fetch::kNobody && ex_.keeps_past() : ex_.stages_past();
+    for (int p = 0; p < ch_.size(); ++p) {
+      ch_.sources()[size_t(p)] = p == me ? slices_.source(geometry_, k, me) : shared(p, k, me);
+    }
     for (size_t at = 0; at < bytes; at += Exec::kBlock) {
       const size_t block = std::min(Exec::kBlock, bytes - at);
-      for (int p = 0; p < ch_.size(); ++p) {
-        ch_.sources()[size_t(p)] = (p == me ? slices_.source(geometry_, k, me) : part(p, k, me)) + at;
-      }
-      std::byte* first = apart ? block_.data() : keeps_ ? slices_.target(geometry_, k, me) + at : shared + at;
+      std::byte* first = apart ? block_.data() : (own ? own : staged) + at;
       ex_.reduce(first, ch_.sources().data(), ch_.size(), block / ex_.width());
-      if (apart || (keeps_ && fetch_ == Fetch::kEverybody)) ex_.stage(shared + at, first, block);
+      if (apart && own) ex_.copy(own + at, first, block);
+      if (staged && (apart || own)) ex_.stage(staged + at, first, block);
+      for (const void*& source : ch_.sources()) source = static_cast<const std::byte*>(source) + block;
     }
     ex_.signal(ch_.mine().reduced(), step(k + 1));
     return true;
@@ -248,7 +270,7 @@ class ReducePipeline {
     for (const int p : ch_.others()) {
       if (!fetches_) break;
       if (!ex_.wait(ch_.pad(p).reduced(), step(k + 1), p)) return false;
-      ex_.copy(slices_.target(geometry_, k, p), part(p, k, p), slices_.count(geometry_, k, p));
+      ex_.copy(slices_.target(geometry_, k, p), shared(p, k, p), slices_.count(geometry_, k, p));
     }
     ex_.signal(ch_.mine().fetched(), step(k + 1));
     return true;
@@ -263,7 +285,7 @@ class ReducePipeline {
   bool keeps_;    // this rank stores its own slice in its output
   Geometry geometry_{};
   std::span<std::byte> mine_;
-  alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, not yet staged
+  alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, not yet staged or kept
 };
 
 bool reduce_pipelined(auto& ex, auto& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
@@ -278,7 +300,7 @@ bool reduce_scatter_pipelined(auto& ex, auto& ch, const Call& call, const Piece*
 }
 
 /// Every writer stages its piece chunk by chunk; all ranks copy chunk k while chunk k + 1 is being staged. With a root,
-/// only the root writes and is read.
+/// only the root writes and is read. Data that a writer lends is copied at once.
 template <class Exec, class Channel>
 class PublishPipeline {
  public:
@@ -297,8 +319,7 @@ class PublishPipeline {
       if (k < own_.chunks && !stage(k)) return false;
       if (k >= 1 && !fetch(k - 1)) return false;
     }
-    ch_.leave(ex_);
-    return true;
+    return ch_.leave_lenders(ex_);
   }
 
  private:
@@ -311,6 +332,7 @@ class PublishPipeline {
   bool prepare() {
     const int me = ch_.rank();
     if (!ch_.own_staging(ex_, &mine_)) return false;
+    if (ch_.lends()) return ex_.copy(out_[me].data, in_, out_[me].bytes), true;
     own_ = geometry(mine_, me);
     return own_.possible(out_[me].bytes) || ex_.fail(Verdict::bad_lease(me));
   }
@@ -318,7 +340,8 @@ class PublishPipeline {
   /// Meets a writer and determines how many rounds its piece takes.
   bool begin(int p, size_t* rounds) {
     std::span<std::byte> theirs;
-    if (!ch_.meet(ex_, p) || !ch_.staging(ex_, p, &theirs)) return false;
+    if (!ch_.meet(ex_, p) || !ch_.staging(ex_, p, out_[p].bytes, &theirs)) return false;
+    if (const std::byte* lent = ch_.lent(p)) return ex_.copy(out_[p].data, lent, out_[p].bytes), true;
     const Geometry g = geometry(theirs, p);
     if (!g.possible(out_[p].bytes)) return ex_.fail(Verdict::bad_lease(p));
     *rounds = std::max(*rounds, g.chunks);
@@ -342,8 +365,8 @@ class PublishPipeline {
   bool fetch(size_t k) {
     for (const int p : ch_.others()) {
       std::span<std::byte> theirs;
-      if (!listens(p)) continue;
-      if (!ch_.staging(ex_, p, &theirs)) return false;
+      if (!listens(p) || ch_.lent(p)) continue;
+      if (!ch_.staging(ex_, p, out_[p].bytes, &theirs)) return false;
       const Geometry g = geometry(theirs, p);
       if (k >= g.chunks) continue;
       const size_t at = k * g.part;
@@ -377,7 +400,8 @@ struct ExchangeTask {
 };
 
 /// Exchanges pieces of any sizes, which are compared pair by pair. A sender whose pieces fit into its slot stages them
-/// there one after another; otherwise each receiver has a part of every chunk. Receivers follow the sender's choice.
+/// there one after another; otherwise each receiver has a part of every chunk, or the sender lends the pieces, which then
+/// lie one after another. Receivers follow the sender's choice.
 template <class Exec, class Channel>
 class ExchangePipeline {
  public:
@@ -390,8 +414,8 @@ class ExchangePipeline {
     size_t total = 0;
     for (int p = 0; p < ch_.size(); ++p) {
       const bool travels = p != ch_.rank();
-      counts[p] = travels ? what_.send[p].bytes : 0;
-      total += counts[p];
+      counts[p] = travels || ch_.lends() ? what_.send[p].bytes : 0;
+      total += travels ? counts[p] : 0;
       longest_ = std::max<size_t>(longest_, counts[p]);
     }
     leased_ = total > kSlotBytes;
@@ -399,8 +423,8 @@ class ExchangePipeline {
     ch_.arrive(ex_, call, leased_ ? Staging::kLeased : Staging::kSlot);
     if (leased_) {
       if (!ch_.own_staging(ex_, &mine_)) return false;
-      own_ = Geometry::of(mine_.size(), longest_, ranks_);
-      if (!own_.possible(longest_)) return ex_.fail(Verdict::bad_lease(ch_.rank()));
+      own_ = ch_.lends() ? Geometry{0, 0, 1} : Geometry::of(mine_.size(), longest_, ranks_);
+      if (!ch_.lends() && !own_.possible(longest_)) return ex_.fail(Verdict::bad_lease(ch_.rank()));
     }
     ex_.copy(what_.recv[ch_.rank()].data, what_.send[ch_.rank()].data, what_.recv[ch_.rank()].bytes);
     size_t rounds = own_.chunks;
@@ -411,8 +435,7 @@ class ExchangePipeline {
       if (k < own_.chunks && !stage(k)) return false;
       if (k >= 1 && !fetch(k - 1)) return false;
     }
-    ch_.leave(ex_);
-    return true;
+    return ch_.leave_lenders(ex_);
   }
 
  private:
@@ -442,7 +465,11 @@ class ExchangePipeline {
       Geometry g{};
       std::span<std::byte> theirs;
       if (!geometry(p, &g, &theirs)) return false;
-      *rounds = std::max(*rounds, ceil_div(offered, g.part));
+      if (ch_.lent(p)) {
+        ex_.copy(what_.recv[p].data, ch_.lent(p) + before_me(p), offered);
+      } else {
+        *rounds = std::max(*rounds, ceil_div(offered, g.part));
+      }
       return true;
     }
     uint64_t before = 0, total = 0;
@@ -457,8 +484,15 @@ class ExchangePipeline {
     return true;
   }
 
+  /// Where this rank's piece begins in the data that a rank lends.
+  size_t before_me(int p) {
+    size_t bytes = 0;
+    for (int q = 0; q < ch_.rank(); ++q) bytes += std::min<size_t>(ch_.pad(p).counts(ch_.epoch())[q], kLongest);
+    return bytes;
+  }
+
   bool geometry(int p, Geometry* g, std::span<std::byte>* theirs) {
-    if (!ch_.staging(ex_, p, theirs)) return false;
+    if (!ch_.staging(ex_, p, before_me(p) + what_.recv[p].bytes, theirs)) return false;
     uint64_t longest = 0;
     for (int q = 0; q < ch_.size(); ++q) longest = std::max(longest, ch_.pad(p).counts(ch_.epoch())[q]);
     *g = Geometry::of(theirs->size(), longest, ranks_);
@@ -484,7 +518,7 @@ class ExchangePipeline {
 
   bool fetch(size_t k) {
     for (const int p : ch_.others()) {
-      if (!meets(p) || ch_.pad(p).arrival(ch_.epoch()).lease_bytes == 0) continue;
+      if (!meets(p) || ch_.pad(p).arrival(ch_.epoch()).lease_bytes == 0 || ch_.lent(p)) continue;
       Geometry g{};
       std::span<std::byte> theirs;
       if (!geometry(p, &g, &theirs)) return false;

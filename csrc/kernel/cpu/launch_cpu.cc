@@ -70,7 +70,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   };
   CachePolicies& policies = channel.cache_policies();
   const bool both_ways = goes_both_ways(algorithm, work.call);
-  const bool chooses = work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
+  const bool chooses = !channel.lends() && work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
                        (both_ways || writes(algorithm, work.call, channel.rank()));
   if (policies.only() || !chooses) {
     channel.tell(CachePolicy::kCached);  // for ranks that have more bytes than this one

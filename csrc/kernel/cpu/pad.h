@@ -65,7 +65,7 @@ struct alignas(kCacheLine) Arrival {
   uint64_t lease_bytes;
   double factor;         ///< this rank's multiplier for premul_sum
   uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all ranks
-  uint32_t reserved;
+  uint32_t in_place;     ///< 1: peers read the data where it is: see Channel::lend()
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(Arrival) == 2 * kCacheLine);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "memory/shm/tensor_memory.h"
 
 namespace nvx {
 
@@ -19,17 +21,18 @@ Fd sealed_memory(const char* name, size_t bytes) {
   return fd;
 }
 
-bool is_sealed_memory(int fd, size_t bytes) {
+size_t sealed_bytes(int fd) {
   struct stat facts {};
   const int seals = fcntl(fd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &facts) == 0 && uint64_t(facts.st_size) == bytes;
+  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(fd, &facts) == 0 ? size_t(facts.st_size) : 0;
 }
 
-Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+Mapping::Mapping(int fd, size_t bytes, size_t offset, Forks forks) : bytes_(bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, off_t(offset));
   if (base == MAP_FAILED) throw system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory");
   base_ = static_cast<std::byte*>(base);
-  madvise(base, bytes, MADV_DONTFORK);  // forked children, such as DataLoader workers, must not use it
+  // Forked children, such as DataLoader workers, must not use the memory of a group.
+  if (forks == Forks::kLose) madvise(base, bytes, MADV_DONTFORK);
   madvise(base, bytes, MADV_DONTDUMP);
 }
 
@@ -40,9 +43,26 @@ Mapping::~Mapping() {
 Mapping::Mapping(Mapping&& other) noexcept
     : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+namespace {
+
+/// A larger file than the process may have would kill it, by SIGXFSZ.
+size_t file_bytes() {
+  rlimit most{};
+  const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < Arena::kBytes + TensorMemory::kMost;
+  return limited ? Arena::kBytes : Arena::kBytes + TensorMemory::kMost;
+}
+
+}  // namespace
+
 Arena::Arena()
     : id_(random_arena_id()),
-      fd_(sealed_memory("nvx", kBytes)),
+      fd_(sealed_memory("nvx", file_bytes())),
       mapping_(fd_.get(), kBytes),
       spans_(kBytes, kSpanPage, "the shared arena of this process", [this](Span span) { punch(span); }) {}
 

@@ -20,17 +20,22 @@ inline ArenaId random_arena_id() { return random_value<ArenaId>(); }
 
 /// A memfd that neither shrinks nor grows, so that no access to a mapping of it can fault. Throws Error.
 Fd sealed_memory(const char* name, size_t bytes);
+/// The size of such a memory that another process has sent; 0 if the descriptor is of anything else.
+size_t sealed_bytes(int fd);
 /// Whether a descriptor from another process is such a memory of this size.
-bool is_sealed_memory(int fd, size_t bytes);
+inline bool is_sealed_memory(int fd, size_t bytes) { return sealed_bytes(fd) == bytes; }
+
+/// Whether children that this process forks inherit a mapping.
+enum class Forks { kLose, kInherit };
 
 /// A mapping of a memfd that unmaps itself. Mappings in other processes are not affected.
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(int fd, size_t bytes);
+  Mapping(int fd, size_t bytes, size_t offset = 0, Forks forks = Forks::kLose);
   ~Mapping();
   Mapping(Mapping&& other) noexcept;
-  Mapping& operator=(Mapping&&) = delete;
+  Mapping& operator=(Mapping&& other) noexcept;
 
   std::byte* base() const { return base_; }
   size_t size() const { return bytes_; }
@@ -42,7 +47,7 @@ class Mapping {
 
 /// The memory that this process shares with the other ranks of its host: one sparse memfd, sealed against shrinking. It
 /// has no name in the file system, so nothing is left over after a crash. Pages cost nothing until they are touched,
-/// and return to the kernel when their span is freed.
+/// and return to the kernel when their span is freed. The tensors of `TensorMemory` are behind it in the same file.
 class Arena {
  public:
   static constexpr size_t kBytes = size_t(1) << 30;

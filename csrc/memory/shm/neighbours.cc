@@ -35,7 +35,7 @@ bool receive_introduction(const LocalSocket& socket, Introduction* introduction,
   if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
   *memfd = std::move(fds[0]);
   *life = std::move(fds[1]);
-  return introduction->magic == Introduction::kMagic && *memfd && is_sealed_memory(memfd->get(), Arena::kBytes);
+  return introduction->magic == Introduction::kMagic && *memfd && sealed_bytes(memfd->get()) >= Arena::kBytes;
 }
 
 std::string name_of(const Doorway::Wanted& wanted) {
@@ -44,10 +44,17 @@ std::string name_of(const Doorway::Wanted& wanted) {
 
 }  // namespace
 
-Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid)
-    : id_(id), mapping_(memfd, bytes), process_(std::move(process)), pid_(pid) {}
+Neighbour::Neighbour(ArenaId id, Fd memfd, ProcessWatch process, pid_t pid)
+    : id_(id), memfd_(std::move(memfd)), mapping_(memfd_.get(), Arena::kBytes), process_(std::move(process)), pid_(pid) {}
 
-Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20) {}
+std::span<std::byte> Neighbour::tensors() {
+  MutexLock lock(mutex_);
+  const size_t bytes = sealed_bytes(memfd_.get()) - Arena::kBytes;
+  if (!tensors_.base() && bytes != 0) tensors_ = Mapping(memfd_.get(), bytes, Arena::kBytes);
+  return {tensors_.base(), tensors_.size()};
+}
+
+Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), tensors_(arena_) {}
 
 std::shared_ptr<Neighbours> Neighbours::here() {
   Home& h = of_this_process<Home>();
@@ -187,7 +194,7 @@ std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
   }
   ProcessWatch process(std::move(life), process_at(visit.socket.get()));
   return neighbours_.adopt(
-      std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(process), visit.want.pid));
+      std::make_shared<Neighbour>(visit.want.id, std::move(memfd), std::move(process), visit.want.pid));
 }
 
 void Doorway::end_as_late(const std::vector<Visit>& open) const {

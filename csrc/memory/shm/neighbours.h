@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "memory/shm/arena.h"
 #include "memory/shm/leases.h"
 #include "memory/shm/process_watch.h"
+#include "memory/shm/tensor_memory.h"
 #include "memory/shm/unix_socket.h"
 
 namespace nvx {
@@ -26,11 +28,13 @@ class Handout;
 class Neighbour {
  public:
   /// `pid`: as the process knows it.
-  Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid);
+  Neighbour(ArenaId id, Fd memfd, ProcessWatch process, pid_t pid);
 
   const ArenaId& id() const { return id_; }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
+  /// Its `TensorMemory`, mapped here at the first call. Throws Error.
+  std::span<std::byte> tensors() EXCLUDES(mutex_);
   const ProcessWatch& process() const { return process_; }
   bool dead() const { return process_.ended(); }
   /// Nothing that the process began, such as a kernel on a GPU, accesses memory any more.
@@ -40,7 +44,10 @@ class Neighbour {
 
  private:
   ArenaId id_;
+  const Fd memfd_;
   Mapping mapping_;
+  Mutex mutex_;
+  Mapping tensors_ GUARDED_BY(mutex_);
   ProcessWatch process_;
   const pid_t pid_;
 };
@@ -53,6 +60,7 @@ class Neighbours {
 
   Arena& arena() { return arena_; }
   LeasePool& leases() { return leases_; }
+  TensorMemory& tensors() { return tensors_; }
 
   std::shared_ptr<Neighbour> find(const ArenaId& id) EXCLUDES(mutex_);
   std::shared_ptr<Neighbour> adopt(std::shared_ptr<Neighbour> neighbour) EXCLUDES(mutex_);
@@ -71,6 +79,7 @@ class Neighbours {
  private:
   Arena arena_;
   LeasePool leases_;
+  TensorMemory tensors_;
   Mutex mutex_;
   std::map<ArenaId, std::weak_ptr<Neighbour>> known_ GUARDED_BY(mutex_);
   struct Met {
