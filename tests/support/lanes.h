@@ -30,7 +30,7 @@ class Lanes {
       arenas_.emplace_back(new (std::align_val_t(4096)) std::byte[bytes]{});
       std::byte* base = arenas_.back().get();
       std::memset(base + layout.bytes() + lease_bytes, kPaint, kGuard);
-      memory_.push_back({base, layout.bytes() + lease_bytes, base});
+      memory_.push_back({base, layout.bytes() + lease_bytes, base, [] { return everything(); }});
     }
     begin(first_epoch);
   }
@@ -46,8 +46,15 @@ class Lanes {
       for (Flag* flag : {&p.done(), &p.staged(), &p.reduced(), &p.fetched()}) flag->value = stamp(first_epoch, 0);
       for (uint32_t e = 0; e < kernel::kEpochs; ++e) p.arrival(e).flag.value = stamp(first_epoch, 0);
       channels_.push_back(std::make_unique<Channel>(r, memory_, first_epoch));
-      channels_.back()->lease(layout.bytes(), lease_bytes_);
+      lease(r);
     }
+  }
+
+  /// The rank stages its data, as it does unless it lends data.
+  void lease(int rank) { (*this)[rank].lease(kernel::PadLayout(memory_.size()).bytes(), lease_bytes_); }
+  /// The rank lends its data, which may be anywhere, in an algorithm that leases.
+  void lend(int rank, const std::byte* data) {
+    (*this)[rank].lend(uintptr_t(data) - uintptr_t(everything().data()), lease_bytes_);
   }
 
   int size() const { return int(channels_.size()); }
@@ -65,6 +72,8 @@ class Lanes {
   }
 
  private:
+  static std::span<std::byte> everything() { return {reinterpret_cast<std::byte*>(4096), size_t(1) << 62}; }
+
   static constexpr size_t kGuard = 4096;
   static constexpr int kPaint = 0xA5;
   struct Free {

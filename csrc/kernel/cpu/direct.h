@@ -414,12 +414,13 @@ class ExchangePipeline {
     size_t total = 0;
     for (int p = 0; p < ch_.size(); ++p) {
       const bool travels = p != ch_.rank();
-      counts[p] = travels || ch_.lends() ? what_.send[p].bytes : 0;
-      total += travels ? counts[p] : 0;
+      counts[p] = travels ? what_.send[p].bytes : 0;
+      total += counts[p];
       longest_ = std::max<size_t>(longest_, counts[p]);
     }
     leased_ = total > kSlotBytes;
     if (!leased_) fill_slot(total);
+    if (leased_ && ch_.lends()) counts[ch_.rank()] = what_.send[ch_.rank()].bytes;
     ch_.arrive(ex_, call, leased_ ? Staging::kLeased : Staging::kSlot);
     if (leased_) {
       if (!ch_.own_staging(ex_, &mine_)) return false;

@@ -25,11 +25,12 @@ from .world import World
 WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 10)
 BATCH = 4
 KINDS = ("ddp", "fsdp2")
+LENT = "fsdp2-lent"  # FSDP2 with buffers from the group's memory, where the backend has some
 ALONE = "alone"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kinds", default=",".join(KINDS), help="ddp,fsdp2")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"any of {', '.join((*KINDS, LENT))}")
     parser.add_argument("--iters", type=int, default=20, help="steps of each contender (default 20)")
     parser.add_argument("--blocks", type=int, default=5, help="blocks of each contender, taking turns (default 5)")
 
@@ -52,10 +53,9 @@ def wrapped(kind: str, contender: TorchContender) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = DeviceMesh.from_group(contender.group, contender.world.device.type)
-    for layer in plain:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(plain, mesh=mesh)
+    for layer in (*plain, plain):
+        if isinstance(layer, nn.Linear) or layer is plain:
+            fully_shard(layer, mesh=mesh).set_allocate_memory_from_process_group_for_comm(kind == LENT)
     return plain
 
 
@@ -117,7 +117,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     world.say(report.opening(command, document, shown, names))
     round_trip = flag_round(world)
     world.say(report.state(round_trip))
-    world.say(f"# {'step':>6}  {'backend':>12}  {'time (ms)':>10}  {'p50':>8}  {'p99':>8}  {'times':>6}  weights")
+    world.say(f"# {'step':>10}  {'backend':>12}  {'time (ms)':>10}  {'p50':>8}  {'p99':>8}  {'times':>6}  weights")
     results: list[dict[str, Any]] = []
     for kind in arguments.kinds.split(","):
         results += _kind(world, kind, usable, effort)
@@ -151,6 +151,6 @@ def _kind(world: World, kind: str, usable: list[TorchContender], effort: Effort)
 
 def _row(kind: str, name: str, timing: Timing, first: Timing) -> str:
     return (
-        f"  {kind:>6}  {name:>12}  {timing.time * 1e3:10.2f}  {timing.p50 * 1e3:8.2f}  "
+        f"  {kind:>10}  {name:>12}  {timing.time * 1e3:10.2f}  {timing.p50 * 1e3:8.2f}  "
         f"{timing.p99 * 1e3:8.2f}  {timing.time / first.time:6.2f}  "
     )

@@ -54,6 +54,58 @@ TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   }
 }
 
+/// The lender's caller may change its data once the operation has failed there, or the rank has left.
+TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
+  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  enum class Lender { kStands, kFails, kLeaves };
+  for (const Lender lender : {Lender::kStands, Lender::kFails, Lender::kLeaves}) {
+    Lanes lanes(2);
+    Side root(play, 0, 2), reader(play, 1, 2);
+    lanes.lend(0, root.in());
+    const WaitRules rules = rules_of(milliseconds(1000));
+    CpuExec ex(root.width(), nullptr, nullptr, rules);
+    ASSERT_TRUE(lanes[0].enter(ex));
+    lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+    if (lender == Lender::kFails) lanes.pad(0).header().failure.write({.code = Code::kTimeout});
+    if (lender == Lender::kLeaves) lanes.pad(0).header().presence = kernel::Presence::kLeft;
+    const Verdict verdict = run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
+    if (lender == Lender::kStands) {
+      EXPECT_EQ(verdict.cause, Verdict::Cause::kNone);
+      EXPECT_EQ(reader.verdict(), "");
+      continue;
+    }
+    EXPECT_EQ(verdict.how, Waited::kAlarmed);
+    EXPECT_EQ(verdict.peer, 0);
+    EXPECT_FALSE(reached(lanes.pad(1).done().value, stamp(1, 0))) << "the lender would take its data as read";
+  }
+}
+
+TEST(Faults, ALenderEndsWhenAllHaveReadItsData) {
+  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  Lanes lanes(2);
+  Side root(play, 0, 2);
+  lanes.lend(0, root.in());
+  const Verdict verdict = run(lanes, 0, Algorithm::kPublishPipelined, root, milliseconds(50));
+  EXPECT_EQ(verdict.how, Waited::kTimedOut);
+  EXPECT_EQ(verdict.peer, 1);
+}
+
+TEST(Faults, DataThatIsLentFromOutsideTheMemoryOfTensorsIsRefused) {
+  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  for (const uint64_t offset : {uint64_t(1) << 62, (uint64_t(1) << 62) - 11999, ~uint64_t(0)}) {
+    Lanes lanes(2);
+    Side root(play, 0, 2), reader(play, 1, 2);
+    lanes[0].lend(offset, Lanes::kLease);
+    const WaitRules rules = rules_of(milliseconds(1000));
+    CpuExec ex(root.width(), nullptr, nullptr, rules);
+    ASSERT_TRUE(lanes[0].enter(ex));
+    lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+    const Verdict verdict = run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
+    EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease);
+    EXPECT_EQ(verdict.peer, 0);
+  }
+}
+
 TEST(Faults, AnAbsentRootIsNamedByThoseWhoListen) {
   constexpr int kRoot = 1;
   for (const HostAlgorithm& row : kHostAlgorithms) {

@@ -17,8 +17,10 @@ using kernel::Algorithm;
 using kernel::Collective;
 
 /// Runs a play on one rank in the lane's next epoch.
-std::string perform(Lanes& lanes, int rank, const Play& play, Algorithm algorithm, Watch* watch = nullptr) {
+std::string perform(Lanes& lanes, int rank, const Play& play, Algorithm algorithm, Watch* watch = nullptr,
+                    bool lends = false) {
   Side side(play, rank, lanes.size());
+  lends ? lanes.lend(rank, side.in()) : lanes.lease(rank);
   const WaitRules rules = rules_of(std::chrono::seconds(20), watch);
   const kernel::ReduceFn reduce = reduces(play.collective) ? kernel::level().reduce(play.dtype, play.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
@@ -74,6 +76,34 @@ TEST_P(Grid, EveryCollectiveAtEveryCount) {
   for (const kernel::CachePolicy policy : {kernel::CachePolicy::kCached, kernel::CachePolicy::kPast}) {
     if (!HasFailure()) perform_all(lanes, plays, policy);
   }
+}
+
+/// All ranks lend their data, or some do and the others stage theirs.
+TEST_P(Grid, RanksThatLendTheirData) {
+  Lanes lanes(ranks(), first_epoch());
+  Alarm failed;
+  as_threads(ranks(), [&](int rank) {
+    uint64_t round = 0;
+    for (const size_t n : {size_t(2049), size_t(30000)}) {
+      for (const auto& [collective, algorithm, through, _] : kHostAlgorithms) {
+        const bool rooted = collective == Collective::kBroadcast;
+        if (through != Through::kLeases || (is_rooted(collective) && !rooted)) continue;
+        for (const int apart : {1, 2, 3}) {
+          Play play{.collective = collective, .counts = counts_around(n, ranks(), collective), .round = ++round};
+          if (rooted) play.root = int(round) % ranks();
+          play.shift = round % 4;
+          play.in_place =
+              collective == Collective::kAllReduce || (collective == Collective::kAllGather && round % 2 == 0);
+          const bool lends = int(round + uint64_t(rank)) % apart == 0 && (!rooted || play.root == rank);
+          const std::string wrong = perform(lanes, rank, play, algorithm, &failed, lends);
+          if (wrong.empty()) continue;
+          if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ", lenders " << apart << ": " << wrong;
+          return;
+        }
+      }
+    }
+  });
+  EXPECT_TRUE(lanes.guards_are_whole());
 }
 
 TEST_P(Grid, EveryTypeAndOperatorByEveryAlgorithm) {

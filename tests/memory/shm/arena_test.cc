@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/utsname.h>
@@ -68,6 +69,30 @@ TEST(Arena, SaysWhenItIsFullAndGoesOn) {
   }
   EXPECT_EQ(arena.allocate(M).bytes, M);
   arena.free(most);
+}
+
+TEST(TensorMemory, FreedPagesBehindTheKeptOnesReturnToTheKernel) {
+  Arena arena;
+  const auto held = [&] {
+    struct stat facts {};
+    EXPECT_EQ(fstat(arena.fd(), &facts), 0);
+    return size_t(facts.st_blocks) * 512;
+  };
+  TensorMemory tensors(arena);
+  EXPECT_FALSE(tensors.find(arena.at(0), 1));
+  const Span kept = tensors.allocate(TensorMemory::kKept), behind = tensors.allocate(8 * M);
+  const size_t before = held();
+  std::memset(tensors.at(behind), 1, 8 * M);
+  tensors.at(kept)[0] = std::byte(1);
+  EXPECT_EQ(tensors.find(tensors.at(behind) + 5, 8 * M - 5), behind.offset + 5);
+  EXPECT_FALSE(tensors.find(tensors.all().data() + tensors.all().size() - 5, 6));
+  EXPECT_FALSE(tensors.find(arena.at(0), 1));
+  EXPECT_GE(held(), before + 8 * M);
+  tensors.free(behind);
+  tensors.free(kept);
+  EXPECT_LE(held(), before + 2 * M);
+  EXPECT_EQ(tensors.allocate(M).offset, kept.offset) << "freed memory serves again";
+  EXPECT_FALSE(tensors.allocate(TensorMemory::kMost)) << "more than there is";
 }
 
 TEST(Arena, TheBuriedComeBackWhenNobodyCanTouchThem) {
