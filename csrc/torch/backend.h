@@ -96,7 +96,8 @@ class ProcessGroupNVX : public c10d::Backend {
   /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
   void eagerConnectSingleDevice(at::Device device) override { now()->connect(device); }
   c10d::ErrorType getError() override { return now()->error(); }
-  /// Whether allocateTensor() returns memory that is used without staging. Does not ask the other ranks. -1: of the CPU.
+  /// Whether allocateTensor() returns memory that is used without staging. Does not ask the other ranks. -1: of the
+  /// CPU.
   bool supportsTensorAlloc(c10::DeviceIndex device) override {
     const auto current = standing();
     return current && current->has_memory_of(device);

@@ -138,7 +138,8 @@ std::optional<size_t> IntraHost::lendable(const Operation& step) const {
       if (!all) return std::nullopt;
       given = *all;
       const bool own = step.out == step.send[me].data;
-      if (step.collective == Collective::kReduceScatter) writes_apart = own || apart({step.out, step.send[me].bytes}, given);
+      if (step.collective == Collective::kReduceScatter)
+        writes_apart = own || apart({step.out, step.send[me].bytes}, given);
       for (size_t p = 0; p < step.recv.size(); ++p) writes_apart &= apart(step.recv[p], given);
       break;
     }

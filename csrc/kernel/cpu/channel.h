@@ -43,9 +43,9 @@ enum class Staging { kSlot, kLeased };
 ///  3. Staging is leased memory, and the arrival says where it is. A rank writes to it again only when all ranks are
 ///  done with the last epoch that used it.
 ///
-///  4. A rank may lend its data instead of staging it: the arrival says where the data is in the memory of its process's
-///  tensors. It ends the epoch when all others are done, so none reads data that the caller changes. If it fails before,
-///  the others may read changed data. They find out before they are done.
+///  4. A rank may lend its data instead of staging it: the arrival says where the data is in the memory of its
+///  process's tensors. It ends the epoch when all others are done, so none reads data that the caller changes. If it
+///  fails before, the others may read changed data. They find out before they are done.
 ///
 ///  5. Ranks that meet compare their calls. Ranks that do not meet, such as the non-root ranks of a broadcast, compare
 ///  when they take the credit: each compares the other one's call at e - kEpochs with its own.
@@ -84,8 +84,8 @@ class Channel {
 
   /// Sets the staging that this rank may use; an empty range removes it.
   void lease(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes, in_place_ = false; }
-  /// Instead of staging: this rank's data begins at this offset of its process's tensors. `bytes`: the staging that sets
-  /// the size of the chunks.
+  /// Instead of staging: this rank's data begins at this offset of its process's tensors. `bytes`: the staging that
+  /// sets the size of the chunks.
   void lend(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes, in_place_ = true; }
   bool lends() const { return in_place_; }
   /// This rank's staging. Waits until no rank reads data of an earlier epoch in it. Without memory if the rank lends.

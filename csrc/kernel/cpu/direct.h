@@ -400,8 +400,8 @@ struct ExchangeTask {
 };
 
 /// Exchanges pieces of any sizes, which are compared pair by pair. A sender whose pieces fit into its slot stages them
-/// there one after another; otherwise each receiver has a part of every chunk, or the sender lends the pieces, which then
-/// lie one after another. Receivers follow the sender's choice.
+/// there one after another; otherwise each receiver has a part of every chunk, or the sender lends the pieces, which
+/// then lie one after another. Receivers follow the sender's choice.
 template <class Exec, class Channel>
 class ExchangePipeline {
  public:

@@ -45,7 +45,11 @@ std::string name_of(const Doorway::Wanted& wanted) {
 }  // namespace
 
 Neighbour::Neighbour(ArenaId id, Fd memfd, ProcessWatch process, pid_t pid)
-    : id_(id), memfd_(std::move(memfd)), mapping_(memfd_.get(), Arena::kBytes), process_(std::move(process)), pid_(pid) {}
+    : id_(id),
+      memfd_(std::move(memfd)),
+      mapping_(memfd_.get(), Arena::kBytes),
+      process_(std::move(process)),
+      pid_(pid) {}
 
 std::span<std::byte> Neighbour::tensors() {
   MutexLock lock(mutex_);
