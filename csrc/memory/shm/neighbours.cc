@@ -1,5 +1,6 @@
 #include "memory/shm/neighbours.h"
 
+#include <fcntl.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -44,17 +45,17 @@ std::string name_of(const Doorway::Wanted& wanted) {
 
 }  // namespace
 
-Neighbour::Neighbour(ArenaId id, Fd memfd, ProcessWatch process, pid_t pid)
+Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid)
     : id_(id),
-      memfd_(std::move(memfd)),
-      mapping_(memfd_.get(), Arena::kBytes),
+      memfd_(fcntl(memfd, F_DUPFD_CLOEXEC, 0)),
+      mapping_(memfd, bytes),
       process_(std::move(process)),
       pid_(pid) {}
 
 std::span<std::byte> Neighbour::tensors() {
   MutexLock lock(mutex_);
-  const size_t bytes = sealed_bytes(memfd_.get()) - Arena::kBytes;
-  if (!tensors_.base() && bytes != 0) tensors_ = Mapping(memfd_.get(), bytes, Arena::kBytes);
+  const size_t bytes = sealed_bytes(memfd_.get());
+  if (!tensors_.base() && bytes > Arena::kBytes) tensors_ = Mapping(memfd_.get(), bytes - Arena::kBytes, Arena::kBytes);
   return {tensors_.base(), tensors_.size()};
 }
 
@@ -198,7 +199,7 @@ std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
   }
   ProcessWatch process(std::move(life), process_at(visit.socket.get()));
   return neighbours_.adopt(
-      std::make_shared<Neighbour>(visit.want.id, std::move(memfd), std::move(process), visit.want.pid));
+      std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(process), visit.want.pid));
 }
 
 void Doorway::end_as_late(const std::vector<Visit>& open) const {

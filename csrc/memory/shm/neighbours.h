@@ -28,7 +28,7 @@ class Handout;
 class Neighbour {
  public:
   /// `pid`: as the process knows it.
-  Neighbour(ArenaId id, Fd memfd, ProcessWatch process, pid_t pid);
+  Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid);
 
   const ArenaId& id() const { return id_; }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
