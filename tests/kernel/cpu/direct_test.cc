@@ -79,31 +79,31 @@ TEST_P(Grid, EveryCollectiveAtEveryCount) {
 }
 
 /// All ranks lend their data, or some do and the others stage theirs.
-TEST_P(Grid, RanksThatLendTheirData) {
-  Lanes lanes(ranks(), first_epoch());
-  Alarm failed;
-  as_threads(ranks(), [&](int rank) {
-    uint64_t round = 0;
-    for (const size_t n : {size_t(2049), size_t(30000)}) {
+TEST(Lending, GivesTheSameResults) {
+  for (const int ranks : {2, 3, 5}) {
+    Lanes lanes(ranks, uint32_t(-2));
+    Alarm failed;
+    as_threads(ranks, [&](int rank) {
+      uint64_t round = 0;
       for (const auto& [collective, algorithm, through, _] : kHostAlgorithms) {
         const bool rooted = collective == Collective::kBroadcast;
         if (through != Through::kLeases || (is_rooted(collective) && !rooted)) continue;
-        for (const int apart : {1, 2, 3}) {
-          Play play{.collective = collective, .counts = counts_around(n, ranks(), collective), .round = ++round};
-          if (rooted) play.root = int(round) % ranks();
+        for (const int every : {1, 2}) {
+          const size_t n = collective == Collective::kAllToAll ? 20000 : 5001;  // too large for the slots
+          Play play{.collective = collective, .counts = counts_around(n, ranks, collective), .round = ++round};
+          if (rooted) play.root = int(round) % ranks;
           play.shift = round % 4;
-          play.in_place =
-              collective == Collective::kAllReduce || (collective == Collective::kAllGather && round % 2 == 0);
-          const bool lends = int(round + uint64_t(rank)) % apart == 0 && (!rooted || play.root == rank);
+          play.in_place = collective == Collective::kAllReduce || (collective == Collective::kAllGather && every == 2);
+          const bool lends = rank % every == 0 && (!rooted || play.root == rank);
           const std::string wrong = perform(lanes, rank, play, algorithm, &failed, lends);
           if (wrong.empty()) continue;
-          if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ", lenders " << apart << ": " << wrong;
+          if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ", every " << every << ": " << wrong;
           return;
         }
       }
-    }
-  });
-  EXPECT_TRUE(lanes.guards_are_whole());
+    });
+    EXPECT_TRUE(lanes.guards_are_whole());
+  }
 }
 
 TEST_P(Grid, EveryTypeAndOperatorByEveryAlgorithm) {
