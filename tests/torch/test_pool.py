@@ -265,12 +265,13 @@ def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
 @on_played_gpus(2)
 def test_who_has_it(rank, world):
     assert backend().supports_tensor_alloc(torch.device(GPU, 0)), "before the device is opened, without the other ranks"
-    assert not backend().supports_tensor_alloc(torch.device("cpu"))
+    assert backend().supports_tensor_alloc(torch.device("cpu"))
     assert nvx.pool_stats() is None
     tensor = empty(10, torch.int64)
     assert tensor.shape == (10,) and tensor.dtype == torch.int64 and tensor.device == torch.device(GPU, 0)
-    with pytest.raises(nvx.ArgumentError, match="no memory to hand out on cpu.*any tensor will do"):
-        backend().allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu"))
+    assert backend().allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu")).is_cpu
+    with pytest.raises(nvx.ArgumentError, match="no memory to hand out on meta.*any tensor will do"):
+        backend().allocate_tensor(10, dtype=torch.float32, device=torch.device("meta"))
     dist.all_reduce(on_gpu(1))
     assert not backend().supports_tensor_alloc(torch.device(GPU, 1)), "the group's is another one"
     with pytest.raises(nvx.ArgumentError, match=f"no memory to hand out on {GPU}:1"):
