@@ -7,7 +7,7 @@
 
 export T PYTHON TORCH_VERSION MAX_JOBS
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance clean
+.PHONY: help demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance wheels clean
 
 help:
 	@echo "make demo            train a small model over nvx and over gloo, side by side (a few minutes the first time)"
@@ -21,9 +21,10 @@ help:
 	@echo "make check           the gates: formats, warnings, sanitizers, fuzzing, other architectures"
 	@echo "make bench           all_reduce over nvx and gloo from 8 B to 64 MiB; 'nvx bench --help' has the rest"
 	@echo "make conformance     torch's own DistributedTest over nvx, on 4 ranks"
+	@echo "make wheels          wheels for Python 3.10 to 3.13 and torch 2.11 to 2.15, audited and tried (5 minutes each on 2 cores)"
 	@echo "make clean           remove what these have built (.venv stays)"
 
-demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance:
+demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance wheels:
 	@scripts/run.sh $@
 
 clean:

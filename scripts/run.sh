@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
-targets="demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance"
+targets="demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance wheels"
 target=${1:?usage: scripts/run.sh TARGET, one of: $targets}
 jobs=${MAX_JOBS:-$(nproc)}
 logs=$root/build/logs results=$root/build/results
@@ -33,6 +33,7 @@ source scripts/test.sh
 run_demo() { "$py" -m nvx.demo; }
 run_bench() { "$py" -m nvx.bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo; }
 run_check() { "$py" tests/gates/run --install --jobs "$jobs"; }
+run_wheels() { "$py" scripts/wheels.py; }
 run_conformance() { "$py" -m tests.conformance --quiet --junit "$results/conformance.xml"; }
 
 if [ "$target" = test ] && [ -n "${T:-}" ]; then

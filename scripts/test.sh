@@ -63,7 +63,7 @@ run_selected() {
 
 # What runs in Python runs in an interpreter with torch, and with nvx.
 needs_nvx() {
-  case $target in quick) return 1 ;; selected) [ ${#pytest_arguments[@]} -gt 0 ] ;; esac
+  case $target in quick | wheels) return 1 ;; selected) [ ${#pytest_arguments[@]} -gt 0 ] ;; esac
 }
 
 # --- make test -----------------------------------------------------------------------------------------------------------

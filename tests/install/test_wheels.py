@@ -1,0 +1,36 @@
+"""scripts/wheels.py: which wheels it plans, and why the others cannot be."""
+
+import importlib.util
+import pathlib
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "wheels.py"
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("wheels", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_plan_has_each_python_and_torch_and_says_why_not():
+    pythons = {"3.10": "/usr/bin/python3.10", "3.12": "/usr/bin/python3.12"}
+    offers = {"/usr/bin/python3.10": {"2.11": "2.11.0"}, "/usr/bin/python3.12": {"2.11": "2.11.0", "2.14": "2.14.1"}}
+    wheels = load().plan(["3.10", "3.11", "3.12"], ["2.11", "2.14"], pythons.get, offers.get)
+    assert [(wheel.python, wheel.version, wheel.result) for wheel in wheels] == [
+        ("3.10", "2.11.0", "planned"),
+        ("3.10", None, "not built: pip has no torch 2.14 for it"),
+        ("3.11", None, "not built: no interpreter with venv and headers"),
+        ("3.11", None, "not built: no interpreter with venv and headers"),
+        ("3.12", "2.11.0", "planned"),
+        ("3.12", "2.14.1", "planned"),
+    ]
+
+
+def test_of_each_minor_it_takes_the_newest_that_pip_offers(monkeypatch):
+    wheels = load()
+    said = "torch (2.14.1)\nAvailable versions: 2.14.1, 2.14.0, 2.13.0+cpu, 2.13.0, 2.9.1\n  INSTALLED: 2.13.0"
+    monkeypatch.setattr(wheels, "output_of", lambda *command: said)
+    assert wheels.offered("python") == {"2.14": "2.14.1", "2.13": "2.13.0+cpu", "2.9": "2.9.1"}
+    monkeypatch.setattr(wheels, "output_of", lambda *command: "")
+    assert "2.14" not in wheels.offered("python")
