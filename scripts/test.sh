@@ -127,7 +127,7 @@ run_test_frameworks() {
     "${pip[@]}" --no-deps -r tests/frameworks/requirements_alone.txt &&
     "${pip[@]}" --no-deps --no-build-isolation --force-reinstall .; } >"$logs/frameworks.log" 2>&1 ||
     { tail -n 20 "$logs/frameworks.log" >&2; die "the frameworks could not be installed"; }
-  env -u PYTHONPATH PATH="$venv/bin:$PATH" "$venv/bin/python" -m pytest -q -s --junitxml="$results/frameworks.xml" \
+  env -u PYTHONPATH PATH="$venv/bin:$PATH" "$venv/bin/python" -m pytest -q -s -o junit_family=xunit1 --junitxml="$results/frameworks.xml" \
     --durations=0 -rs tests/frameworks
 }
 

@@ -59,11 +59,12 @@ def obstacle() -> str | None:
             f"nvx {__version__} has no compiled module: build it with `pip install --no-build-isolation .`"
             " in its source directory."
         )
-    if built.TORCH != ".".join(torch.__version__.split(".")[:2]):
+    here = ".".join(torch.__version__.split(".")[:2])
+    if built.TORCH != here:
         return (
             f"nvx {__version__} was built for torch {built.TORCH} and cannot serve torch {torch.__version__}:"
             " build it again with `pip install --no-build-isolation --force-reinstall --no-deps .`"
-            " in its source directory."
+            f" in its source directory, or install the wheel for torch {here}."
         )
     return None
 
@@ -115,7 +116,7 @@ def _options(given, group):
 def _create(group, pg_options):
     """Creates a group for torch. `group` is a c10d `DistributedBackendOptions`."""
     options = _options(pg_options, group)
-    wanted = (getattr(asked, "enable_reconfigure", False) for asked in (group, pg_options))  # from torch 2.15 on
+    wanted = (getattr(asked, "enable_reconfigure", False) for asked in (group, pg_options))  # from torch 2.14 on
     kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX
     return kind(group.store, group.group_rank, group.group_size, options)
 

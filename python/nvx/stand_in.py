@@ -120,7 +120,7 @@ def _meet(c10d, asked, given):
     size, rank = given["group_size"], given["group_rank"]
     by_device = c10d.BackendConfig(asked).get_device_backend_map()
     device = next((device for device, name in by_device.items() if name == "gloo" and name in _served), None)
-    reconfigured = given.get("enable_reconfigure")  # from torch 2.15 on: a group that has no ranks yet
+    reconfigured = given.get("enable_reconfigure")  # from torch 2.14 on: a group that has no ranks yet
     if device is None or reconfigured or rank is None or rank < 0 or size < 2:
         return
     timeout = _timeout(c10d, given)  # it loads nvx's module, which may raise: before others count on this rank
