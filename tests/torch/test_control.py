@@ -51,7 +51,7 @@ def monitored(group, seconds, wait_all_ranks=False):
 def test_monitored_barrier(rank, world):
     for _ in range(5):
         monitored(None, 10)
-    if TORCH >= (2, 15) or not OVER_NVX:
+    if TORCH >= (2, 14) or not OVER_NVX:
         dist.monitored_barrier(timeout=timedelta(seconds=10))
 
 
@@ -161,7 +161,8 @@ def test_timeout_set_later(rank, world, how):
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
-        return
+        if TORCH < (2, 14):
+            return
     if rank == 0:
         late(1.0, lambda: dist.all_reduce(torch.ones(3), group=group))
     meet("done")
@@ -194,7 +195,7 @@ def test_sequence_numbers(rank, world):
     starts = [None] * world
     dist.all_gather_object(starts, start)
     assert starts == [start] * world
-    if TORCH >= (2, 15):
+    if TORCH >= (2, 14):
         assert group._get_sequence_number_for_group() == backend._get_sequence_number_for_group()
 
 

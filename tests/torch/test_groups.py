@@ -274,7 +274,7 @@ def test_a_group_of_one(rank, world):
 
 
 def split(ranks_lists, name):
-    """`split_group` as this torch offers it on the CPU: up to 2.13 its Python part requires an accelerator."""
+    """`split_group` as this torch offers it on the CPU: up to 2.14 its Python part requires an accelerator."""
     if TORCH >= (2, 15):
         return dist.split_group(split_ranks=ranks_lists, group_desc=name)
     world = dist.group.WORLD

@@ -1,4 +1,4 @@
-"""Windows of torch 2.15 (`dist._new_window`): CPU tensors that other ranks write to."""
+"""Windows of torch 2.14 (`dist._new_window`): CPU tensors that other ranks write to."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ranks import OVER_NVX, TORCH, eventually, meet, on_ranks, on_two_hosts
 from reference import assert_same, wild_bits
 
-pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 15), reason="for nvx on torch 2.15 and later")
+pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 14), reason="for nvx on torch 2.14 and later")
 SECOND = timedelta(seconds=1)
 
 

@@ -1,4 +1,4 @@
-"""Groups whose ranks change: `init_process_group(enable_reconfigure=True)` and `dist._reconfigure` of torch 2.15."""
+"""Groups whose ranks change: `init_process_group(enable_reconfigure=True)` and `dist._reconfigure` of torch 2.14."""
 
 import gc
 import os
@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, SEVERAL_HOSTS, eventually, only_nvx
+from ranks import OVER_NVX, SEVERAL_HOSTS, TORCH, eventually, only_nvx
 from reconfiguring import arrive, begin, check_group, come_together, connect, exchange, here, reconfigure, runner
 
 pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure")
@@ -343,7 +343,8 @@ def hooked(rank, world, port):
         check_group(rank, world)
         dist.all_reduce(torch.ones(3), async_op=True).wait()
         eventually(lambda before=before: len(done) >= before + 4)
-        eventually(lambda: recorded() == ["completed"] * 2)
+        if TORCH >= (2, 15):  # earlier torch records its own backends only
+            eventually(lambda: recorded() == ["completed"] * 2)
         group.unregister_abort_hook(904)
     assert aborts == []  # nothing has failed
     if rank == 0:
