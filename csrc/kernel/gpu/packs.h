@@ -230,59 +230,21 @@ struct Factors {
   size_t step;       ///< the distance to the next rank's cell
 };
 
-/// Eight bools in a word: bools have bitwise operators only, which can process a word at once.
-struct Bools {
-  uint64_t bytes;
-};
-template <>
-struct Rule<Bools> {
-  using Acc = uint64_t;
-  NVX_RULE static Acc widen(Bools x) {  // 1 in each byte that is not 0
-    constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7f, kOnes = 0x0101010101010101;
-    return (((x.bytes & kLow) + kLow) | x.bytes) >> 7 & kOnes;
-  }
-  NVX_RULE static Bools round(Acc a) { return {a}; }
-};
-
-/// The accumulators of a pack's elements. The operator is a run-time argument, checked once per pack: as a template
-/// parameter it would make the kernels ten times as large.
+/// The sum of packs of T, in registers, for hot kernels.
 template <class T>
-class Accumulators {
+class Sum {
  public:
-  using Acc = typename Rule<T>::Acc;
-  static constexpr int kCount = int(sizeof(Pack) / sizeof(T));
-
-  NVX_HD void add(ReduceOp op, const Pack& pack, double factor, bool is_first) {
+  NVX_HD void add(const Pack& pack, bool is_first) {
     const auto x = __builtin_bit_cast(Elements, pack);
-    Acc next[kCount] = {};
-    for (int k = 0; k < kCount; ++k) next[k] = Rule<T>::widen(x.at[k]);
-    if constexpr (kScales) {
-      if (op == ReduceOp::kPremulSum) {
-        for (int k = 0; k < kCount; ++k) next[k] = next[k] * Acc(factor);
-      }
-    }
-    if (is_first) {
-      for (int k = 0; k < kCount; ++k) acc_[k] = next[k];
-      return;
-    }
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg:
-      case ReduceOp::kPremulSum: return each<ReduceOp::kSum>(next);
-      case ReduceOp::kProduct: return each<ReduceOp::kProduct>(next);
-      case ReduceOp::kMin: return each<ReduceOp::kMin>(next);
-      case ReduceOp::kMax: return each<ReduceOp::kMax>(next);
-      case ReduceOp::kBand: return each<ReduceOp::kBand>(next);
-      case ReduceOp::kBor: return each<ReduceOp::kBor>(next);
-      case ReduceOp::kBxor: return each<ReduceOp::kBxor>(next);
+    for (int k = 0; k < kCount; ++k) {
+      const Acc next = Rule<T>::widen(x.at[k]);
+      acc_[k] = is_first ? next : kernel::add(acc_[k], next);
     }
   }
 
   NVX_HD Pack finish(ReduceOp op, int ranks) {
-    if constexpr (!kSame<T, Bools> && !kIsComplex<T>) {
-      if (op == ReduceOp::kAvg) {
-        for (int k = 0; k < kCount; ++k) acc_[k] = divide(acc_[k], ranks);
-      }
+    if (op == ReduceOp::kAvg) {
+      for (int k = 0; k < kCount; ++k) acc_[k] = divide(acc_[k], ranks);
     }
     Elements out;
     for (int k = 0; k < kCount; ++k) out.at[k] = Rule<T>::round(acc_[k]);
@@ -290,26 +252,11 @@ class Accumulators {
   }
 
  private:
+  using Acc = typename Rule<T>::Acc;
+  static constexpr int kCount = int(sizeof(Pack) / sizeof(T));
   struct Elements {
     T at[kCount];
   };
-  static constexpr bool kFloats = kIsFloat<Acc>;
-  static constexpr bool kScales = kFloats;
-  /// reduce() below never asks for an operator that a type does not have or leaves to the unsigned type.
-  static constexpr bool has(ReduceOp op) {
-    const bool bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
-    if (kSame<T, Bools>) return bitwise;
-    if (kIsComplex<T>) return op == ReduceOp::kProduct;
-    if (kFloats) return !bitwise;
-    return std::is_unsigned_v<T> || !(bitwise || op == ReduceOp::kProduct);
-  }
-
-  template <ReduceOp kOp>
-  NVX_HD void each(const Acc* next) {
-    if constexpr (has(kOp)) {
-      for (int k = 0; k < kCount; ++k) acc_[k] = combine<kOp>(acc_[k], next[k]);
-    }
-  }
 
   Acc acc_[kCount] = {};
 };
@@ -400,7 +347,6 @@ NVX_HD void fold_few(const Exec& ex, const Fold& f) {
     from[j] = reinterpret_cast<const Pack*>(f.peers[j < f.ranks ? j : 0].source);
     to[j] = j < f.ranks ? f.peers[f.me + j < f.ranks ? f.me + j : f.me + j - f.ranks].sum : nullptr;
   }
-  const ReduceOp op = f.op == ReduceOp::kAvg ? ReduceOp::kAvg : ReduceOp::kSum;
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
@@ -409,12 +355,12 @@ NVX_HD void fold_few(const Exec& ex, const Fold& f) {
     for (uint32_t j = 0; j < kMost; ++j) {
       if (j < f.ranks) packs[j] = from[j][i];
     }
-    Accumulators<T> sum;
+    Sum<T> sum;
     NVX_UNROLL
     for (uint32_t j = 0; j < kMost; ++j) {
-      if (j < f.ranks) sum.add(ReduceOp::kSum, packs[j], 1, j == 0);
+      if (j < f.ranks) sum.add(packs[j], j == 0);
     }
-    const Pack out = sum.finish(op, int(f.ranks));
+    const Pack out = sum.finish(f.op, int(f.ranks));
     const size_t at = i * sizeof(Pack);
     const bool is_whole = at + sizeof(Pack) <= f.bytes;
     if (to[0]) store_pack<T>(to[0] + at, out, f.bytes - at);
@@ -442,22 +388,121 @@ NVX_HD bool fold_hot(Exec& ex, const Fold& f) {
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
-    Accumulators<T> sum;
+    Sum<T> sum;
     NVX_NO_UNROLL
     for (uint32_t r = 0; r < f.ranks; r += kAhead) {
       Pack packs[kAhead];
       if (!load_ahead<kAhead>(ex, f, r, i, packs)) return false;
       NVX_UNROLL
       for (int j = 0; j < kAhead; ++j) {
-        if (r + j < f.ranks) sum.add(ReduceOp::kSum, packs[j], 1, r + j == 0);
+        if (r + j < f.ranks) sum.add(packs[j], r + j == 0);
       }
     }
-    store_sum<T>(ex, f, i, sum.finish(f.op == ReduceOp::kAvg ? ReduceOp::kAvg : ReduceOp::kSum, int(f.ranks)));
+    store_sum<T>(ex, f, i, sum.finish(f.op, int(f.ranks)));
   }
   return true;
 }
 
-// For the general kernels, parts that all types share. The packs are in local memory.
+// For general kernels: all types and operators, told apart at run time, one element at a time. Code for each of them
+// would make these kernels ten times as large.
+
+/// The types that accumulate as F, float or double. A complex number is two elements.
+template <class F>
+struct Floats {
+  using Acc = F;
+  DType type;
+
+  NVX_HD bool is_complex() const { return type == DType::kC64 || type == DType::kC128; }
+  NVX_HD uint32_t bits() const {
+    if (sizeof(F) == sizeof(double)) return 64;
+    if (type == DType::kF32 || type == DType::kC64) return 32;
+    return type == DType::kF16 || type == DType::kBF16 ? 16 : 8;
+  }
+  NVX_HD F widen(uint64_t x) const {
+    if constexpr (sizeof(F) == sizeof(double)) return __builtin_bit_cast(double, x);
+    return with_narrow(float_of(uint32_t(x)), [&](auto t) {
+      using T = decltype(t);
+      return T::widen({decltype(t.bits)(x)});
+    });
+  }
+  NVX_HD uint64_t round(F a) const {
+    if constexpr (sizeof(F) == sizeof(double)) return __builtin_bit_cast(uint64_t, a);
+    return with_narrow(bits_of(a), [&](auto t) { return uint32_t(decltype(t)::round(a).bits); });
+  }
+  NVX_HD F combine(ReduceOp op, F a, F b) const {
+    switch (op) {
+      case ReduceOp::kProduct: return multiply(a, b);
+      case ReduceOp::kMin: return lower(a, b);
+      case ReduceOp::kMax: return higher(a, b);
+      default: return add(a, b);
+    }
+  }
+  NVX_HD F average(F a, uint32_t ranks) const { return divide(a, int(ranks)); }
+
+ private:
+  template <class Result, class What>
+  NVX_HD Result with_narrow(Result otherwise, What what) const {
+    switch (type) {
+      case DType::kF16: return what(F16());
+      case DType::kBF16: return what(BF16());
+      case DType::kF8E4M3FN: return what(F8E4M3FN());
+      case DType::kF8E5M2: return what(F8E5M2());
+      case DType::kF8E4M3FNUZ: return what(F8E4M3FNUZ());
+      case DType::kF8E5M2FNUZ: return what(F8E5M2FNUZ());
+      case DType::kF8E8M0FNU: return what(F8E8M0FNU());
+      default: return otherwise;
+    }
+  }
+};
+
+/// Integers and bools, in 64 bits: the lower bits of sums and products are those of any narrower type.
+struct Integers {
+  using Acc = uint64_t;
+  DType type;
+
+  NVX_HD bool is_complex() const { return false; }
+  NVX_HD bool is_signed() const {
+    return type == DType::kI8 || type == DType::kI16 || type == DType::kI32 || type == DType::kI64;
+  }
+  NVX_HD uint32_t bits() const {
+    switch (type) {
+      case DType::kU16:
+      case DType::kI16: return 16;
+      case DType::kU32:
+      case DType::kI32: return 32;
+      case DType::kU64:
+      case DType::kI64: return 64;
+      default: return 8;
+    }
+  }
+  NVX_HD uint64_t widen(uint64_t x) const {
+    const uint32_t above = 64 - bits();
+    x <<= above;
+    if (type == DType::kBool) return x != 0;
+    return is_signed() ? uint64_t(int64_t(x) >> above) : x >> above;
+  }
+  NVX_HD uint64_t round(uint64_t a) const { return a; }
+  NVX_HD uint64_t combine(ReduceOp op, uint64_t a, uint64_t b) const {
+    const uint64_t sign = is_signed() ? uint64_t(1) << 63 : 0;
+    const bool is_bool = type == DType::kBool, is_lower = (a ^ sign) < (b ^ sign);
+    switch (op) {
+      case ReduceOp::kProduct: return a * b;
+      case ReduceOp::kMin: return is_lower ? a : b;
+      case ReduceOp::kMax: return is_lower ? b : a;
+      case ReduceOp::kBand: return a & b;
+      case ReduceOp::kBor: return a | b;
+      case ReduceOp::kBxor: return a ^ b;
+      default: return is_bool ? a | b : a + b;
+    }
+  }
+  NVX_HD uint64_t average(uint64_t a, uint32_t ranks) const {
+    a = widen(a);
+    const bool is_negative = is_signed() && int64_t(a) < 0;
+    const uint64_t quotient = (is_negative ? -a : a) / ranks;
+    return is_negative ? -quotient : quotient;
+  }
+};
+
 inline constexpr int kPacksAhead = 4;
 
 template <class Exec>
@@ -473,98 +518,70 @@ NVX_NOINLINE void store_any(const Exec& ex, const Fold& f, size_t i, Pack sum) {
   store_sum<void>(ex, f, i, sum);
 }
 
+/// Combines a rank's pack with the accumulators of its elements.
+template <class Elements, class Acc = typename Elements::Acc>
+NVX_HD void combine_pack(const Elements& elements, ReduceOp op, const Pack& pack, double factor, bool is_first,
+                         Acc* sum) {
+  const uint32_t bits = elements.bits();
+  Acc x_before{}, a_before{};
+  NVX_NO_UNROLL
+  for (uint32_t k = 0, at = 0; at < 8 * sizeof(Pack); ++k, at += bits) {
+    Acc x = elements.widen(pack.words[at / 64] >> at % 64);
+    if constexpr (kIsFloat<Acc>) {
+      if (op == ReduceOp::kPremulSum) x = x * Acc(factor);
+    }
+    const Acc a = sum[k];
+    if (is_first) {
+      sum[k] = x;
+    } else if (op != ReduceOp::kProduct || !elements.is_complex()) {
+      sum[k] = elements.combine(op, a, x);
+    } else if (k % 2 != 0) {
+      const auto product = multiply(Complex<Acc>{a_before, a}, Complex<Acc>{x_before, x});
+      sum[k - 1] = product.re, sum[k] = product.im;
+    }
+    x_before = x, a_before = a;
+  }
+}
+
+/// The pack of the rounded accumulators.
+template <class Elements, class Acc = typename Elements::Acc>
+NVX_HD Pack round_pack(const Elements& elements, ReduceOp op, uint32_t ranks, const Acc* sum) {
+  const uint32_t bits = elements.bits();
+  Pack out{};
+  NVX_NO_UNROLL
+  for (uint32_t k = 0, at = 0; at < 8 * sizeof(Pack); ++k, at += bits) {
+    const uint64_t x = elements.round(op == ReduceOp::kAvg ? elements.average(sum[k], ranks) : sum[k]);
+    out.words[at / 64] |= (x & ~uint64_t(0) >> (64 - bits)) << at % 64;
+  }
+  return out;
+}
+
 /// As fold_hot(), for any operator of a type.
-template <class T, class Exec>
-NVX_NOINLINE bool fold(Exec& ex, const Fold& f, ReduceOp op) {
+template <class Elements, class Exec>
+NVX_NOINLINE bool fold(Exec& ex, const Fold& f, Elements elements) {
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
-    Accumulators<T> sum;
+    typename Elements::Acc sum[sizeof(Pack)];
     Pack packs[kPacksAhead];
     NVX_NO_UNROLL
     for (uint32_t r = 0; r < f.ranks; ++r) {
       double factor = 1;
       if (r % kPacksAhead == 0 && !load_any(ex, f, r, i, packs)) return false;
-      if (op == ReduceOp::kPremulSum && !factor_of(ex, f, r, &factor)) return false;
-      sum.add(op, packs[r % kPacksAhead], factor, r == 0);
+      if (f.op == ReduceOp::kPremulSum && !factor_of(ex, f, r, &factor)) return false;
+      combine_pack(elements, f.op, packs[r % kPacksAhead], factor, r == 0, sum);
     }
-    store_any(ex, f, i, sum.finish(op, int(f.ranks)));
+    store_any(ex, f, i, round_pack(elements, f.op, f.ranks, sum));
   }
   return true;
 }
 
-/// Where the sign does not matter, the signed type shares the code of the unsigned one; so do the bitwise operators.
-template <class T, class Unsigned, class Exec>
-NVX_HD bool fold_integers(Exec& ex, const Fold& f) {
-  switch (f.op) {
-    case ReduceOp::kAvg:
-    case ReduceOp::kMin:
-    case ReduceOp::kMax: return fold<T>(ex, f, f.op);
-    case ReduceOp::kPremulSum: return false;
-    default: return fold<Unsigned>(ex, f, f.op);
-  }
-}
-
-template <class T, class Exec>
-NVX_HD bool fold_floats(Exec& ex, const Fold& f) {
-  const bool bitwise = f.op == ReduceOp::kBand || f.op == ReduceOp::kBor || f.op == ReduceOp::kBxor;
-  return !bitwise && fold<T>(ex, f, f.op);
-}
-
-/// Complex numbers add and scale like twice as many real numbers.
-template <class F, class Exec>
-NVX_HD bool fold_complex(Exec& ex, const Fold& f) {
-  switch (f.op) {
-    case ReduceOp::kProduct: return fold<Complex<F>>(ex, f, f.op);
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-    case ReduceOp::kPremulSum: return fold<F>(ex, f, f.op);
-    default: return false;
-  }
-}
-
+/// Reduces elements of this type, by an operator that the type has. All lanes call it together. The result is this
+/// lane's alone.
 template <class Exec>
-NVX_HD bool fold_bools(Exec& ex, const Fold& f) {
-  switch (f.op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kMax:
-    case ReduceOp::kBor: return fold<Bools>(ex, f, ReduceOp::kBor);
-    case ReduceOp::kProduct:
-    case ReduceOp::kMin:
-    case ReduceOp::kBand: return fold<Bools>(ex, f, ReduceOp::kBand);
-    case ReduceOp::kBxor: return fold<Bools>(ex, f, ReduceOp::kBxor);
-    default: return false;
-  }
-}
-
-/// Reduces elements of this type. All lanes call it together. The result is this lane's alone. Returns false also if
-/// the type does not have the operator, exactly when the host's loops do not have it.
-template <class Exec>
-NVX_NOINLINE bool reduce(Exec& ex, DType type, const Fold& f) {
-  switch (type) {
-    case DType::kBytes: return false;
-    case DType::kBool: return fold_bools(ex, f);
-    case DType::kU8: return fold_integers<uint8_t, uint8_t>(ex, f);
-    case DType::kI8: return fold_integers<int8_t, uint8_t>(ex, f);
-    case DType::kU16: return fold_integers<uint16_t, uint16_t>(ex, f);
-    case DType::kI16: return fold_integers<int16_t, uint16_t>(ex, f);
-    case DType::kU32: return fold_integers<uint32_t, uint32_t>(ex, f);
-    case DType::kI32: return fold_integers<int32_t, uint32_t>(ex, f);
-    case DType::kU64: return fold_integers<uint64_t, uint64_t>(ex, f);
-    case DType::kI64: return fold_integers<int64_t, uint64_t>(ex, f);
-    case DType::kF16: return fold_floats<F16>(ex, f);
-    case DType::kBF16: return fold_floats<BF16>(ex, f);
-    case DType::kF32: return fold_floats<float>(ex, f);
-    case DType::kF64: return fold_floats<double>(ex, f);
-    case DType::kC64: return fold_complex<float>(ex, f);
-    case DType::kC128: return fold_complex<double>(ex, f);
-    case DType::kF8E4M3FN: return fold_floats<F8E4M3FN>(ex, f);
-    case DType::kF8E5M2: return fold_floats<F8E5M2>(ex, f);
-    case DType::kF8E4M3FNUZ: return fold_floats<F8E4M3FNUZ>(ex, f);
-    case DType::kF8E5M2FNUZ: return fold_floats<F8E5M2FNUZ>(ex, f);
-    case DType::kF8E8M0FNU: return fold_floats<F8E8M0FNU>(ex, f);
-  }
-  return false;
+NVX_HD bool reduce(Exec& ex, DType type, const Fold& f) {
+  if (type == DType::kF64 || type == DType::kC128) return fold(ex, f, Floats<double>{type});
+  return type < DType::kF16 ? fold(ex, f, Integers{type}) : fold(ex, f, Floats<float>{type});
 }
 
 }  // namespace nvx::kernel
