@@ -27,6 +27,19 @@
 
 namespace nvx::kernel {
 
+template <class Body>
+NVX_NOINLINE auto call(Body& body) {
+  return body();
+}
+/// A part of the algorithms: inline in hot kernels; in general ones a function that all its callers share.
+template <bool kHot, class Body>
+NVX_HD auto part(Body body) {
+  if constexpr (kHot)
+    return body();
+  else
+    return call(body);
+}
+
 /// `data + bytes`, also for an empty piece without memory: the host's language forbids an offset to null.
 NVX_HD inline std::byte* offset(std::byte* data, size_t bytes) {
 #ifdef __CUDA_ARCH__

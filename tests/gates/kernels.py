@@ -55,7 +55,7 @@ COLD = ("record", "look_up", "mismatch", "restamp", "signal_peers")
 SLOW_DIVISION = r"__cuda_sm\w+_slowpath"
 MOST_INSTRUCTIONS = 4000
 MOST_FENCES = 2  # of system scope: one before `ready`, which only chunks signal, and one a round
-MOST_GENERAL = 26000  # a general kernel with all that it calls; with a copy of everything for each type, 54,832
+MOST_GENERAL = 10000  # a general kernel with all that it calls; with a copy of everything for each type, 54,832
 HOT_PARTS = (
     "reduce_packets",
     "reduce_packets_two_shot",

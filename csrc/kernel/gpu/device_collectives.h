@@ -16,10 +16,6 @@
 /// The results and everything that peers see are the same.
 namespace nvx::kernel {
 
-NVX_HD inline auto everybody() {
-  return [](uint32_t) { return true; };
-}
-
 /// A pack of a peer's piece. Whole: it can be read at once.
 struct InPackets {
   uint32_t peer, pack;
@@ -28,65 +24,82 @@ struct InPackets {
   size_t bytes;  ///< up to the end of the piece
 };
 
-/// Sends the peers in `whom` their pieces as packets. A lane has several packs in flight, of whatever peers.
-template <class Unit, class Exec, class Channel, class Whom>
-NVX_HD void put_packets(const Exec& ex, Channel& ch, Whom whom) {
-  constexpr int kAtOnce = 4;
-  uint32_t most = 0;
-  for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].packs_to > most ? ch.peers()[p].packs_to : most;
-  const PacksInPackets packs(ch.ranks(), most);
-  NVX_NO_UNROLL
-  for (uint32_t first = uint32_t(ex.lane()); most != 0 && first < packs.count();
-       first += kAtOnce * uint32_t(ex.lanes())) {
-    Pack data[kAtOnce] = {};
-    bool is_odd = false;
-    const auto at = [&](int j) {
-      const uint32_t n = first + uint32_t(j) * uint32_t(ex.lanes()), i = packs.pack(n);
-      const uint32_t p = n < packs.count() ? ch.after(packs.rank(n)) : ch.rank();
-      const Piece& piece = ch.peers()[p].send;
-      const bool is_there = n < packs.count() && i < ch.peers()[p].packs_to && whom(p);
-      const bool is_whole = is_there && is_aligned(piece.data) && (i + 1) * sizeof(Pack) <= piece.bytes;
-      return InPackets{p, i, is_there, is_whole, offset(piece.data, i * sizeof(Pack)), piece.bytes - i * sizeof(Pack)};
-    };
-    NVX_UNROLL
-    for (int j = 0; j < kAtOnce; ++j) {
-      const InPackets one = at(j);
-      if (one.is_whole) data[j] = *reinterpret_cast<const Pack*>(one.from);
-      is_odd |= one.is_there & !one.is_whole;
-    }
-    NVX_UNROLL
-    for (int j = 0; j < kAtOnce; ++j) {
-      const InPackets one = at(j);
-      if (one.is_whole) put_pack(ex, ch.packets_to(one.peer), one.pack, data[j], ch.stamp32());
-    }
+/// The units in which a kernel accesses tensors at odd addresses.
+template <class Kind>
+struct UnitOf {
+  using Type = void;
+};
+template <DeviceAlgorithm kAlgorithm, class T>
+struct UnitOf<HotOperation<kAlgorithm, T>> {
+  using Type = std::conditional_t<std::is_void_v<T>, uint8_t, T>;
+};
+
+/// Sends the pieces as packets. A lane has several packs in flight, of whatever peers.
+template <class Kind, class Exec, class Channel>
+NVX_HD void put_packets(const Exec& ex, Channel& ch, const Job& job) {
+  using Unit = typename UnitOf<Kind>::Type;
+  constexpr int kAtOnce = Kind::kHot ? 4 : 1;
+  part<Kind::kHot>([&] {
+    uint32_t most = 0;
+    for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].packs_to > most ? ch.peers()[p].packs_to : most;
+    const PacksInPackets packs(ch.ranks(), most);
     NVX_NO_UNROLL
-    for (int j = 0; is_odd && j < kAtOnce; ++j) {
-      const InPackets one = at(j);
-      if (one.is_there && !one.is_whole)
-        put_pack(ex, ch.packets_to(one.peer), one.pack, load_pack<Unit>(one.from, one.bytes), ch.stamp32());
+    for (uint32_t first = uint32_t(ex.lane()); most != 0 && first < packs.count();
+         first += kAtOnce * uint32_t(ex.lanes())) {
+      Pack data[kAtOnce] = {};
+      bool is_odd = false;
+      const auto at = [&](int j) {
+        const uint32_t n = first + uint32_t(j) * uint32_t(ex.lanes()), i = packs.pack(n);
+        const uint32_t p = n < packs.count() ? ch.after(packs.rank(n)) : ch.rank();
+        const Piece& piece = ch.peers()[p].send;
+        const bool is_there = n < packs.count() && i < ch.peers()[p].packs_to && ch.sends_to(job, p);
+        const bool is_whole = is_there && is_aligned(piece.data) && (i + 1) * sizeof(Pack) <= piece.bytes;
+        const size_t begin = i * sizeof(Pack);
+        return InPackets{p, i, is_there, is_whole, offset(piece.data, begin), piece.bytes - begin};
+      };
+      NVX_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        const InPackets one = at(j);
+        if (one.is_whole) data[j] = *reinterpret_cast<const Pack*>(one.from);
+        is_odd |= one.is_there & !one.is_whole;
+      }
+      NVX_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        const InPackets one = at(j);
+        if (one.is_whole) put_pack(ex, ch.packets_to(one.peer), one.pack, data[j], ch.stamp32());
+      }
+      NVX_NO_UNROLL
+      for (int j = 0; is_odd && j < kAtOnce; ++j) {
+        const InPackets one = at(j);
+        if (one.is_there && !one.is_whole)
+          put_pack(ex, ch.packets_to(one.peer), one.pack, load_pack<Unit>(one.from, one.bytes), ch.stamp32());
+      }
     }
-  }
+  });
 }
 
-/// Receives the pieces of the peers in `whom` from packets, which begin at `first` of a peer's. `ok`: whether this lane
-/// has been successful so far. Returns whether all lanes have been.
-template <class Unit, class Exec, class Channel, class Whom>
-NVX_HD bool get_packets(Exec& ex, Channel& ch, uint32_t first, Whom whom, bool ok = true) {
-  uint32_t most = 0;
-  for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].packs_from > most ? ch.peers()[p].packs_from : most;
-  const PacksInPackets packs(ch.ranks(), most);
-  NVX_NO_UNROLL
-  for (uint32_t n = uint32_t(ex.lane()); ok && most != 0 && n < packs.count(); n += uint32_t(ex.lanes())) {
-    const uint32_t p = ch.after(packs.rank(n)), i = packs.pack(n);
-    if (p == ch.rank() || i >= ch.peers()[p].packs_from || !whom(p)) continue;
-    const Packet* const from = ch.packets_from(p);
-    Pack pack;
-    PendingWait pending{int(p), ch.stamp32(), 0};
-    ok = ex.wait(pending, [&] { return peek_pack(ex, from, first + i, ch.stamp32(), &pack, &pending.seen); });
-    const Piece& piece = ch.peers()[p].recv;
-    if (ok) store_pack<Unit>(piece.data + i * sizeof(Pack), pack, piece.bytes - i * sizeof(Pack));
-  }
-  return ex.all(ok);
+/// Receives the pieces from packets, which begin at `first` of a peer's. `ok`: whether this lane has been successful so
+/// far. Returns whether all lanes have been.
+template <class Kind, class Exec, class Channel>
+NVX_HD bool get_packets(Exec& ex, Channel& ch, const Job& job, uint32_t first, bool ok = true) {
+  using Unit = typename UnitOf<Kind>::Type;
+  return part<Kind::kHot>([&] {
+    uint32_t most = 0;
+    for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].packs_from > most ? ch.peers()[p].packs_from : most;
+    const PacksInPackets packs(ch.ranks(), most);
+    NVX_NO_UNROLL
+    for (uint32_t n = uint32_t(ex.lane()); ok && most != 0 && n < packs.count(); n += uint32_t(ex.lanes())) {
+      const uint32_t p = ch.after(packs.rank(n)), i = packs.pack(n);
+      if (p == ch.rank() || i >= ch.peers()[p].packs_from || !ch.receives_from(job, p)) continue;
+      const Packet* const from = ch.packets_from(p);
+      Pack pack;
+      PendingWait pending{int(p), ch.stamp32(), 0};
+      ok = ex.wait(pending, [&] { return peek_pack(ex, from, first + i, ch.stamp32(), &pack, &pending.seen); });
+      const Piece& piece = ch.peers()[p].recv;
+      if (ok) store_pack<Unit>(piece.data + i * sizeof(Pack), pack, piece.bytes - i * sizeof(Pack));
+    }
+    return ex.all(ok);
+  });
 }
 
 /// The result is this lane's alone.
@@ -101,25 +114,13 @@ NVX_HD bool reduce_as(Exec& ex, const Job& job, const Fold& f) {
   }
 }
 
-/// The units in which a kernel accesses tensors at odd addresses.
-template <class Kind>
-struct UnitOf {
-  using Type = void;
-};
-template <DeviceAlgorithm kAlgorithm, class T>
-struct UnitOf<HotOperation<kAlgorithm, T>> {
-  using Type = std::conditional_t<std::is_void_v<T>, uint8_t, T>;
-};
-
 /// One step: each rank sends its data to every reader, and the readers reduce in rank order. For all_reduce, reduce,
 /// and reduce_scatter, in which each rank is sent only its own piece.
 template <class Kind, class Exec, class Channel>
 NVX_HD bool reduce_packets(Exec& ex, Channel& ch, const Job& job) {
-  const int32_t root = Kind::root(job);
-  const auto reads = [&](uint32_t p) { return root < 0 || uint32_t(root) == p; };
-  put_packets<typename UnitOf<Kind>::Type>(ex, ch, reads);
-  if (!reads(ch.rank())) return true;
-  if (!ch.meet(job, /*counts=*/false, everybody())) return false;
+  put_packets<Kind>(ex, ch, job);
+  if (!ch.sends_to(job, ch.rank())) return true;
+  if (!ch.meet(job)) return false;
   return ex.all(reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/true, /*second=*/0, ch.me().recv)));
 }
 
@@ -127,12 +128,11 @@ NVX_HD bool reduce_packets(Exec& ex, Channel& ch, const Job& job) {
 /// are for each step.
 template <class Kind, class Exec, class Channel>
 NVX_HD bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job) {
-  using Unit = typename UnitOf<Kind>::Type;
   const uint32_t second = ch.shape().packs() / 2;
-  put_packets<Unit>(ex, ch, everybody());
-  if (!ch.meet(job, /*counts=*/false, everybody())) return false;
+  put_packets<Kind>(ex, ch, job);
+  if (!ch.meet(job)) return false;
   const bool ok = reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/true, second, ch.me().recv));
-  return get_packets<Unit>(ex, ch, second, everybody(), ok);
+  return get_packets<Kind>(ex, ch, job, second, ok);
 }
 
 /// For each chunk: send the other ranks their slices of this rank's input; reduce this rank's slice of all inputs and
@@ -156,7 +156,7 @@ NVX_HD bool reduce_chunks(Exec& ex, Channel& ch, const Job& job) {
   size_t most = 0;
   NVX_NO_UNROLL
   for (uint32_t p = 0; p < ch.ranks(); ++p) most = ch.peers()[p].send.bytes > most ? ch.peers()[p].send.bytes : most;
-  if (!ch.meet(job, /*counts=*/false, everybody())) return false;
+  if (!ch.meet(job)) return false;
   NVX_NO_UNROLL
   for (size_t k = 0; most != 0 && k * chunk < most + (passes_on ? 2 : 1) * chunk; ++k) {
     const Piece mine = k >= 1 ? ch.chunk_of(ch.me().send, k - 1) : Piece{};
@@ -191,36 +191,28 @@ NVX_HD bool reduce_chunks(Exec& ex, Channel& ch, const Job& job) {
 /// Sends each piece to its receiver as packets.
 template <class Kind, class Exec, class Channel>
 NVX_HD bool exchange_packets(Exec& ex, Channel& ch, const Job& job) {
-  using Unit = typename UnitOf<Kind>::Type;
-  const Partners partners{job.fingerprint.collective, Kind::root(job), ch.rank()};
-  const auto receives = [&](uint32_t p) { return partners.receives_from(p); };
-  put_packets<Unit>(ex, ch, [&](uint32_t p) { return p != ch.rank() && partners.sends_to(p); });
-  if (!ch.meet(job, /*counts=*/true, receives)) return false;
-  copy<Unit>(ex, Copy::of(ch.me().send.data, ch.me().recv.data, ch.me().recv.bytes));
-  return get_packets<Unit>(ex, ch, 0, receives);
+  put_packets<Kind>(ex, ch, job);
+  if (!ch.meet(job)) return false;
+  copy<typename UnitOf<Kind>::Type>(ex, Copy::of(ch.me().send.data, ch.me().recv.data, ch.me().recv.bytes));
+  return get_packets<Kind>(ex, ch, job, 0);
 }
 
 /// Sends each piece to its receiver in chunks; a chunk is read while the next one is written. In kExchangePieces,
 /// pieces that fit use packets: both ranks of a pair know the length of the piece and compare it before they use its
 /// data. A sender that has mapped the receiver's result writes there, and posts once, when the whole piece is written.
-/// To do so it must meet the receiver first. In a collective with a root, a sender with staging need not meet the
-/// receiver before the slots are full; so there, a piece that fits the slots uses them.
+/// To do so it must meet the receiver first; so in a collective with a root, a piece that fits the slots uses them.
 template <class Kind, class Exec, class Channel>
 NVX_HD bool exchange_chunks(Exec& ex, Channel& ch, const Job& job) {
   using Unit = typename UnitOf<Kind>::Type;
   constexpr int kAtOnce = Kind::kHot ? 8 : 2;
-  const Partners partners{job.fingerprint.collective, Kind::root(job), ch.rank()};
   const uint32_t me = ch.rank();
   const size_t chunk = ch.shape().chunk_bytes;
-  const auto receives = [&](uint32_t p) { return partners.receives_from(p); };
-  const auto sends = [&](uint32_t p) { return p != me && partners.sends_to(p); };
-  const auto is_unmet = [&](uint32_t p) { return sends(p) && !receives(p) && !ch.has_met(p); };
   // The part of a share that is sent or received in chunks.
   const auto out_of = [&](uint32_t p) {
-    return sends(p) && ch.peers()[p].packs_to == 0 ? ch.peers()[p].send : Piece{};
+    return ch.sends_to(job, p) && ch.peers()[p].packs_to == 0 ? ch.peers()[p].send : Piece{};
   };
   const auto in_of = [&](uint32_t p) {
-    return p != me && receives(p) && ch.peers()[p].packs_from == 0 ? ch.peers()[p].recv : Piece{};
+    return p != me && ch.receives_from(job, p) && ch.peers()[p].packs_from == 0 ? ch.peers()[p].recv : Piece{};
   };
   // Every chunk is posted, except that a directly written piece is posted only with its last chunk.
   const auto is_posted = [&](const Piece& piece, size_t k, bool direct) {
@@ -232,12 +224,9 @@ NVX_HD bool exchange_chunks(Exec& ex, Channel& ch, const Job& job) {
     const size_t out = out_of(p).bytes, in = in_of(p).bytes;
     puts = out > puts ? out : puts, gets = in > gets ? in : gets;
   }
-  if (Kind::has_pieces(job)) put_packets<Unit>(ex, ch, sends);
-  if (!ch.meet(job, /*counts=*/true, receives)) return false;
-  if (!Kind::kHot &&
-      !ch.meet(job, /*counts=*/false, [&](uint32_t p) { return is_unmet(p) && ch.peers()[p].granules != 0; }))
-    return false;
-  if (Kind::has_pieces(job) && !get_packets<Unit>(ex, ch, 0, receives)) return false;
+  if (Kind::has_pieces(job)) put_packets<Kind>(ex, ch, job);
+  if (!ch.meet(job)) return false;
+  if (Kind::has_pieces(job) && !get_packets<Kind>(ex, ch, job, 0)) return false;
   NVX_NO_UNROLL
   for (size_t k = 0; k * chunk < puts || (gets != 0 && k * chunk < gets + chunk); ++k) {
     const auto plan = [&](uint32_t p, Peer& peer) {
@@ -252,9 +241,6 @@ NVX_HD bool exchange_chunks(Exec& ex, Channel& ch, const Job& job) {
       const Piece own = ch.chunk_of(peer.recv, k);
       if (own.bytes != 0) copies.put = Copy::of(peer.send.data + k * chunk, own.data, own.bytes);
     };
-    // A rank that called another operation would never make space.
-    const auto unmet = [&](uint32_t p) { return is_unmet(p) && ch.chunk_of(out_of(p), k).bytes != 0; };
-    if (!Kind::kHot && k == kChunks && !ch.meet(job, /*counts=*/false, unmet)) return false;
     if (!ch.await(plan)) return false;
     copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks());
     copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks());

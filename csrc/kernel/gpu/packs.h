@@ -169,45 +169,49 @@ NVX_HD void copy_odd(const Exec& ex, const Copy& c) {
 /// Copies a part of each peer. A lane reads the places of kAtOnce peers once, and loads its packs of all of them before
 /// it stores the first one, so that their latencies overlap.
 template <class Unit, int kAtOnce, class Exec>
-NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*part, uint32_t ranks) {
-  NVX_NO_UNROLL
-  for (uint32_t r = 0; r < ranks; r += kAtOnce) {
-    const Pack* from[kAtOnce];
-    Pack* to[kAtOnce];
-    uint32_t counts[kAtOnce], most = 0;
-    bool is_odd = false;
-    NVX_UNROLL
-    for (uint32_t j = 0; j < kAtOnce; ++j) {
-      const Copy& c = peers[r + j < ranks ? r + j : r].*part;
-      from[j] = reinterpret_cast<const Pack*>(c.from), to[j] = reinterpret_cast<Pack*>(c.to);
-      counts[j] = r + j < ranks ? c.packs : 0;
-      most = counts[j] > most ? counts[j] : most;
-      is_odd |= c.packs * sizeof(Pack) != c.bytes;
-    }
+NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*which, uint32_t ranks) {
+  part<!std::is_void_v<Unit>>([&] {
     NVX_NO_UNROLL
-    for (uint32_t i = uint32_t(ex.lane()); i < most; i += uint32_t(ex.lanes())) {
-      Pack packs[kAtOnce] = {};
+    for (uint32_t r = 0; r < ranks; r += kAtOnce) {
+      const Pack* from[kAtOnce];
+      Pack* to[kAtOnce];
+      uint32_t counts[kAtOnce], most = 0;
+      bool is_odd = false;
       NVX_UNROLL
       for (uint32_t j = 0; j < kAtOnce; ++j) {
-        if (i < counts[j]) packs[j] = from[j][i];
+        const Copy& c = peers[r + j < ranks ? r + j : r].*which;
+        from[j] = reinterpret_cast<const Pack*>(c.from), to[j] = reinterpret_cast<Pack*>(c.to);
+        counts[j] = r + j < ranks ? c.packs : 0;
+        most = counts[j] > most ? counts[j] : most;
+        is_odd |= c.packs * sizeof(Pack) != c.bytes;
       }
-      NVX_UNROLL
-      for (uint32_t j = 0; j < kAtOnce; ++j) {
-        if (i < counts[j]) to[j][i] = packs[j];
+      NVX_NO_UNROLL
+      for (uint32_t i = uint32_t(ex.lane()); i < most; i += uint32_t(ex.lanes())) {
+        Pack packs[kAtOnce] = {};
+        NVX_UNROLL
+        for (uint32_t j = 0; j < kAtOnce; ++j) {
+          if (i < counts[j]) packs[j] = from[j][i];
+        }
+        NVX_UNROLL
+        for (uint32_t j = 0; j < kAtOnce; ++j) {
+          if (i < counts[j]) to[j][i] = packs[j];
+        }
       }
+      NVX_NO_UNROLL
+      for (uint32_t p = r; is_odd && p < ranks && p < r + kAtOnce; ++p) copy_odd<Unit>(ex, peers[p].*which);
     }
-    NVX_NO_UNROLL
-    for (uint32_t p = r; is_odd && p < ranks && p < r + kAtOnce; ++p) copy_odd<Unit>(ex, peers[p].*part);
-  }
+  });
 }
 
 /// Copies a range. All lanes call it together.
 template <class Unit, class Exec>
 NVX_HD void copy(const Exec& ex, const Copy& c) {
-  NVX_NO_UNROLL
-  for (uint32_t i = uint32_t(ex.lane()); i < c.packs; i += uint32_t(ex.lanes()))
-    reinterpret_cast<Pack*>(c.to)[i] = reinterpret_cast<const Pack*>(c.from)[i];
-  copy_odd<Unit>(ex, c);
+  part<!std::is_void_v<Unit>>([&] {
+    NVX_NO_UNROLL
+    for (uint32_t i = uint32_t(ex.lane()); i < c.packs; i += uint32_t(ex.lanes()))
+      reinterpret_cast<Pack*>(c.to)[i] = reinterpret_cast<const Pack*>(c.from)[i];
+    copy_odd<Unit>(ex, c);
+  });
 }
 
 /// The packs that the ranks have in packets, counted through: pack i of rank p is number p << shift | i. Lanes share
@@ -562,7 +566,7 @@ NVX_NOINLINE bool fold(Exec& ex, const Fold& f, Elements elements) {
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
-    typename Elements::Acc sum[sizeof(Pack)];
+    typename Elements::Acc sum[sizeof(Pack)] = {};
     Pack packs[kPacksAhead];
     NVX_NO_UNROLL
     for (uint32_t r = 0; r < f.ranks; ++r) {

@@ -45,28 +45,6 @@ struct PushRules {
   static constexpr bool kTellsFailure = true;  ///< a failed rank reports it before its kernel ends
 };
 
-/// Which ranks wait for whose greetings in an exchange: all for all, or with a root the receivers for the senders.
-struct Partners {
-  Collective collective;
-  int32_t root;
-  uint32_t me;
-
-  NVX_HD bool receives_from(uint32_t p) const {
-    if (root < 0) return true;
-    return collective == Collective::kGather ? uint32_t(root) == me : uint32_t(root) == p;
-  }
-  NVX_HD bool sends_to(uint32_t p) const {
-    if (root < 0) return true;
-    return collective == Collective::kGather ? uint32_t(root) == p : uint32_t(root) == me;
-  }
-  /// Whether lengths are compared pair by pair. For all-gather and broadcast the fingerprint contains them.
-  NVX_HD static bool pairwise(const Job& job) {
-    const Collective collective = job.fingerprint.collective;
-    return collective == Collective::kAllToAll || collective == Collective::kGather ||
-           collective == Collective::kScatter;
-  }
-};
-
 /// One block of a rank's end of a channel, used by all lanes of a tile together. Each lane has its own object.
 ///
 /// Protocol:
@@ -138,39 +116,53 @@ class PushChannel : public ChannelMemory {
     return true;
   }
 
-  /// Waits for the greetings of the peers in `whom` and compares them. Only pieces of peers that were met may bypass
-  /// staging. `counts`: whether lengths are compared, in a collective that does so pair by pair.
-  template <class Whom>
-  NVX_HD bool meet(const Job& job, bool counts, Whom whom) {
-    bool ok = !asks_late(job) || ex_.heeds(asked_);
-    const bool has_places = Kind::has_chunks(job);
-    const uint32_t words = kGreetingWords + (has_places ? kReachWords : 0);
-    NVX_NO_UNROLL
-    for (uint32_t i = uint32_t(ex_.lane()); Rules::kMeets && ok && i < ranks_ * kGreetingPackets;
-         i += uint32_t(ex_.lanes())) {
-      const uint32_t p = i / kGreetingPackets, word = i % kGreetingPackets;
-      if (p == rank() || word >= words || !whom(p) || !Rules::kHearsFirst) continue;
-      const uint64_t due = counts && is_pairwise(job) ? peers_[p].due_from : 0;
-      uint64_t theirs = 0;
-      ok = await_word(ex_, greetings_from(p) + word, int(p), stamp32(), &theirs);
-      if (ok && word != kFactorWord && word < kGreetingWords && theirs != word_of(job, history_, word, due))
-        ok = mismatch(ex_, job, history_, greetings_from(p), int(p), stamp32(), due);
-    }
-    if (!ex_.all(ok)) return false;
-    if (!Rules::kMeets) return true;
-    NVX_NO_UNROLL
-    for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
-      if (p == rank() || !whom(p)) continue;
-      pipe(p).heard = epoch_;
-      if (!has_places) continue;
-      decide_direct(job, p);
-      ok = ok && (!is_direct(p) || await_ready(p));
-    }
-    if (!has_places) return true;
-    touches_ = !ex_.all(!touches_);
-    return ex_.all(ok);
+  /// Whether an operation has data for a peer, or from it. Packets of a reduction go to this rank itself too.
+  NVX_HD bool sends_to(const Job& job, uint32_t p) const {
+    const int32_t root = Kind::root(job);
+    if (Kind::reduces(job)) return root < 0 || uint32_t(root) == p;
+    return p != rank() && (root < 0 || uint32_t(root) == (is_gather(job) ? p : rank()));
   }
-  NVX_HD bool has_met(uint32_t p) const { return pipe(p).heard == epoch_; }
+  NVX_HD bool receives_from(const Job& job, uint32_t p) const {
+    const int32_t root = Kind::root(job);
+    return Kind::reduces(job) || root < 0 || uint32_t(root) == (is_gather(job) ? rank() : p);
+  }
+
+  /// Waits for the greetings of the peers that this rank receives from, or must meet before it sends to them, and
+  /// compares them. Only pieces of peers that were met may bypass staging.
+  NVX_HD bool meet(const Job& job) {
+    return part<Kind::kHot>([&] {
+      bool ok = !asks_late(job) || ex_.heeds(asked_);
+      const auto meets = [&](uint32_t p) {
+        return p != rank() && (receives_from(job, p) || (sends_to(job, p) && meets_first(job, p)));
+      };
+      const bool has_places = Kind::has_chunks(job);
+      const uint32_t words = kGreetingWords + (has_places ? kReachWords : 0);
+      NVX_NO_UNROLL
+      for (uint32_t i = uint32_t(ex_.lane()); Rules::kMeets && ok && i < ranks_ * kGreetingPackets;
+           i += uint32_t(ex_.lanes())) {
+        const uint32_t p = i / kGreetingPackets, word = i % kGreetingPackets;
+        if (word >= words || !meets(p) || !Rules::kHearsFirst) continue;
+        const uint64_t due = is_pairwise(job) ? peers_[p].due_from : 0;
+        uint64_t theirs = 0;
+        ok = await_word(ex_, greetings_from(p) + word, int(p), stamp32(), &theirs);
+        if (ok && word != kFactorWord && word < kGreetingWords && theirs != word_of(job, history_, word, due))
+          ok = mismatch(ex_, job, history_, greetings_from(p), int(p), stamp32(), due);
+      }
+      if (!ex_.all(ok)) return false;
+      if (!Rules::kMeets) return true;
+      NVX_NO_UNROLL
+      for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
+        if (!meets(p)) continue;
+        pipe(p).heard = epoch_;
+        if (!has_places) continue;
+        decide_direct(job, p);
+        ok = ok && (!is_direct(p) || await_ready(p));
+      }
+      if (!has_places) return true;
+      touches_ = !ex_.all(!touches_);
+      return ex_.all(ok);
+    });
+  }
 
   /// Acquire: waits until the host has raised a counter to `want`. Everything that the host wrote before is then
   /// visible to all lanes.
@@ -229,25 +221,24 @@ class PushChannel : public ChannelMemory {
       Peer& peer = peers_[p];
       peer.posts = peer.takes = 0;
       plan(p, peer);
-      if (p == rank()) continue;
-      if (Rules::kCredits && peer.posts != 0)
-        ok = ex_.wait_for(counters_from(p).credit, peer.sent + peer.posts - kChunks, int(p));
-      if (ok && peer.takes != 0) ok = ex_.wait_for(counters_from(p).posted, peer.taken + peer.takes, int(p));
+      if (p != rank()) ok = await_chunks(p);
     }
     return ex_.all(ok) && none_has_failed();
   }
   /// Ends a round: publishes the chunks that were written, and returns the slots of those that were read, if the inputs
   /// that were read in place are still valid. `ok`: whether this lane has been successful. Release.
   NVX_HD bool publish(bool ok) {
-    if (!ex_.all(ok) || !none_has_failed()) return false;
-    if (uint32_t(ex_.lane()) < ranks_) ex_.fence();
-    NVX_NO_UNROLL
-    for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
-      Peer& peer = peers_[p];
-      if (peer.posts != 0) ex_.signal_behind(counters_at(p).posted, peer.sent += peer.posts);
-      if (peer.takes != 0) ex_.signal_behind(counters_at(p).credit, peer.taken += peer.takes);
-    }
-    return true;
+    return part<Kind::kHot>([&] {
+      if (!ex_.all(ok) || !none_has_failed()) return false;
+      if (uint32_t(ex_.lane()) < ranks_) ex_.fence();
+      NVX_NO_UNROLL
+      for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
+        Peer& peer = peers_[p];
+        if (peer.posts != 0) ex_.signal_behind(counters_at(p).posted, peer.sent += peer.posts);
+        if (peer.takes != 0) ex_.signal_behind(counters_at(p).credit, peer.taken += peer.takes);
+      }
+      return true;
+    });
   }
   /// Waits until the peers that read this rank's input directly have read it.
   NVX_HD bool await_readers() {
@@ -266,19 +257,39 @@ class PushChannel : public ChannelMemory {
 
   NVX_HD static bool asks_late(const Job& job) { return Kind::kHot && !Kind::has_chunks(job); }
   NVX_HD bool is_restamp_due() const { return epoch_ % Rules::kRestampEvery < kBuffers; }
-  NVX_HD static bool is_pairwise(const Job& job) { return !Kind::reduces(job) && Partners::pairwise(job); }
+  NVX_HD static bool is_gather(const Job& job) { return job.fingerprint.collective == Collective::kGather; }
+  /// Whether lengths are compared pair by pair. For all-gather and broadcast the fingerprint contains them.
+  NVX_HD static bool is_pairwise(const Job& job) {
+    const Collective collective = job.fingerprint.collective;
+    return !Kind::reduces(job) &&
+           (collective == Collective::kAllToAll || collective == Collective::kScatter || is_gather(job));
+  }
+
+  /// Waits until a peer has space for what this rank will post in this round and has posted what it will take.
+  NVX_HD bool await_chunks(uint32_t p) {
+    return part<Kind::kHot>([&] {
+      const Peer& peer = peers_[p];
+      bool ok = true;
+      if (Rules::kCredits && peer.posts != 0)
+        ok = ex_.wait_for(counters_from(p).credit, peer.sent + peer.posts - kChunks, int(p));
+      if (ok && peer.takes != 0) ok = ex_.wait_for(counters_from(p).posted, peer.taken + peer.takes, int(p));
+      return ok;
+    });
+  }
 
   /// Whether this rank accesses a peer's tensors directly.
   NVX_HD bool is_direct(uint32_t p) const { return peers_[p].out || peers_[p].in; }
 
   /// Rule 7: whether no peer whose tensors are accessed has failed. All lanes call it behind a barrier.
   NVX_HD bool none_has_failed() {
-    if (!touches_) return true;
-    bool ok = true;
-    NVX_NO_UNROLL
-    for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
-      ok = p == rank() || has_not_failed(p);
-    return ex_.all(ok);
+    return part<Kind::kHot>([&] {
+      if (!touches_) return true;
+      bool ok = true;
+      NVX_NO_UNROLL
+      for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
+        ok = p == rank() || has_not_failed(p);
+      return ex_.all(ok);
+    });
   }
 
   /// True while the peer has not failed. If it has, waits until this rank ends too, and returns false.
@@ -359,6 +370,7 @@ class PushChannel : public ChannelMemory {
                                 uint64_t due) {
     GreetingPair greetings;
     bool alike = true;
+    NVX_NO_UNROLL
     for (uint32_t word = 0; word < kGreetingWords; ++word) {
       greetings.mine[word] = word_of(job, history, word, due);
       if (!await_word(ex, from + word, p, stamp, &greetings.theirs[word])) return false;
@@ -383,7 +395,8 @@ class PushChannel : public ChannelMemory {
   }
 
   /// Whether this rank meets the peer before it sends to it. With a root, pieces that fit the slots are sent without
-  /// meeting the receiver, so only longer pieces may go directly.
+  /// meeting the receiver, so only longer pieces may go directly. These wait for the receiver in any case: one that has
+  /// called another operation would never make space.
   NVX_HD bool meets_first(const Job& job, uint32_t p) const {
     if (Kind::reduces(job) || Kind::root(job) < 0) return true;
     return peers_[p].packs_to == 0 && peers_[p].send.bytes > size_t(kChunks) * at_.shape.chunk_bytes;
