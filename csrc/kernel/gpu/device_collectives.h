@@ -265,29 +265,17 @@ NVX_HD bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
 /// Runs one operation of this block to its end. On false, the verdict is recorded, and nothing more may run on the
 /// channel.
 template <class Exec, class Channel>
-NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job) {
+NVX_HD bool run_device_collective(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   switch (job.algorithm) {
     case DeviceAlgorithm::kReducePackets: return reduce_packets<AnyOperation>(ex, ch, job);
     case DeviceAlgorithm::kReducePacketsTwoShot: return reduce_packets_two_shot<AnyOperation>(ex, ch, job);
     case DeviceAlgorithm::kReduceChunks: return reduce_chunks<AnyOperation>(ex, ch, job);
-    default: return false;
-  }
-}
-
-template <class Exec, class Channel>
-NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  switch (job.algorithm) {
     case DeviceAlgorithm::kExchangePackets: return exchange_packets<AnyOperation>(ex, ch, job);
     case DeviceAlgorithm::kExchangeChunks:
     case DeviceAlgorithm::kExchangePieces: return exchange_chunks<AnyOperation>(ex, ch, job);
     case DeviceAlgorithm::kMoveOwn: return move_own(ex, ch, job, table);
-    default: return false;
   }
-}
-
-template <class Exec, class Channel>
-NVX_HD bool run_device_collective(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  return reduces(job.algorithm) ? run_reducing(ex, ch, job) : run_exchanging(ex, ch, job, table);
+  return false;
 }
 
 template <class Exec, class Channel, DeviceAlgorithm kAlgorithm, class T>

@@ -312,17 +312,19 @@ NVX_HD bool load_ahead(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pack* p
 /// Stores the sum of pack i wherever it belongs, without reading it again.
 template <class Unit, class Exec>
 NVX_HD void store_sum(const Exec& ex, const Fold& f, size_t i, const Pack& sum) {
-  const size_t at = i * sizeof(Pack);
-  if (f.to) store_pack<Unit>(f.to + at, sum, f.bytes - at);
-  NVX_NO_UNROLL
-  for (uint32_t j = 0; j < f.ranks && (f.second != 0 || !f.in_packets); ++j) {
-    const uint32_t p = f.me + j < f.ranks ? f.me + j : f.me + j - f.ranks;
-    if (!f.in_packets) {
-      if (f.peers[p].sum) store_pack<Unit>(f.peers[p].sum + at, sum, f.bytes - at);
-    } else if (p != f.me) {
-      put_pack(ex, reinterpret_cast<Packet*>(f.peers[p].theirs + f.cell), f.second + i, sum, f.stamp);
+  part<!std::is_void_v<Unit>>([&] {
+    const size_t at = i * sizeof(Pack);
+    if (f.to) store_pack<Unit>(f.to + at, sum, f.bytes - at);
+    NVX_NO_UNROLL
+    for (uint32_t j = 0; j < f.ranks && (f.second != 0 || !f.in_packets); ++j) {
+      const uint32_t p = f.me + j < f.ranks ? f.me + j : f.me + j - f.ranks;
+      if (!f.in_packets) {
+        if (f.peers[p].sum) store_pack<Unit>(f.peers[p].sum + at, sum, f.bytes - at);
+      } else if (p != f.me) {
+        put_pack(ex, reinterpret_cast<Packet*>(f.peers[p].theirs + f.cell), f.second + i, sum, f.stamp);
+      }
     }
-  }
+  });
 }
 
 /// The multiplier of a rank, from its greeting. It has come; a read that did not wait for its stamp would not keep the
@@ -511,15 +513,7 @@ inline constexpr int kPacksAhead = 4;
 
 template <class Exec>
 NVX_NOINLINE bool load_any(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pack* packs) {
-  Pack loaded[kPacksAhead];
-  const bool ok = load_ahead<kPacksAhead>(ex, f, rank, i, loaded);
-  NVX_UNROLL
-  for (int j = 0; j < kPacksAhead; ++j) packs[j] = loaded[j];
-  return ok;
-}
-template <class Exec>
-NVX_NOINLINE void store_any(const Exec& ex, const Fold& f, size_t i, Pack sum) {
-  store_sum<void>(ex, f, i, sum);
+  return load_ahead<kPacksAhead>(ex, f, rank, i, packs);
 }
 
 /// Combines a rank's pack with the accumulators of its elements.
@@ -575,7 +569,7 @@ NVX_NOINLINE bool fold(Exec& ex, const Fold& f, Elements elements) {
       if (f.op == ReduceOp::kPremulSum && !factor_of(ex, f, r, &factor)) return false;
       combine_pack(elements, f.op, packs[r % kPacksAhead], factor, r == 0, sum);
     }
-    store_any(ex, f, i, round_pack(elements, f.op, f.ranks, sum));
+    store_sum<void>(ex, f, i, round_pack(elements, f.op, f.ranks, sum));
   }
   return true;
 }

@@ -132,16 +132,14 @@ class PushChannel : public ChannelMemory {
   NVX_HD bool meet(const Job& job) {
     return part<Kind::kHot>([&] {
       bool ok = !asks_late(job) || ex_.heeds(asked_);
-      const auto meets = [&](uint32_t p) {
-        return p != rank() && (receives_from(job, p) || (sends_to(job, p) && meets_first(job, p)));
-      };
+      const auto meets = [&](uint32_t p) { return receives_from(job, p) || (sends_to(job, p) && meets_first(job, p)); };
       const bool has_places = Kind::has_chunks(job);
       const uint32_t words = kGreetingWords + (has_places ? kReachWords : 0);
       NVX_NO_UNROLL
       for (uint32_t i = uint32_t(ex_.lane()); Rules::kMeets && ok && i < ranks_ * kGreetingPackets;
            i += uint32_t(ex_.lanes())) {
         const uint32_t p = i / kGreetingPackets, word = i % kGreetingPackets;
-        if (word >= words || !meets(p) || !Rules::kHearsFirst) continue;
+        if (p == rank() || word >= words || !meets(p) || !Rules::kHearsFirst) continue;
         const uint64_t due = is_pairwise(job) ? peers_[p].due_from : 0;
         uint64_t theirs = 0;
         ok = await_word(ex_, greetings_from(p) + word, int(p), stamp32(), &theirs);
@@ -152,7 +150,7 @@ class PushChannel : public ChannelMemory {
       if (!Rules::kMeets) return true;
       NVX_NO_UNROLL
       for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
-        if (!meets(p)) continue;
+        if (p == rank() || !meets(p)) continue;
         pipe(p).heard = epoch_;
         if (!has_places) continue;
         decide_direct(job, p);
@@ -262,7 +260,7 @@ class PushChannel : public ChannelMemory {
   NVX_HD static bool is_pairwise(const Job& job) {
     const Collective collective = job.fingerprint.collective;
     return !Kind::reduces(job) &&
-           (collective == Collective::kAllToAll || collective == Collective::kScatter || is_gather(job));
+           (collective == Collective::kAllToAll || is_gather(job) || collective == Collective::kScatter);
   }
 
   /// Waits until a peer has space for what this rank will post in this round and has posted what it will take.
