@@ -97,8 +97,7 @@ ORDERS = {
     "reduce_packets_two_shot": "put_packets meet reduce_as get_packets",
     "exchange_packets": "put_packets meet get_packets",
     # chunks
-    "await": "may_continue await_chunks all none_has_failed",
-    "await_chunks": "wait_for(credit) wait_for(posted)",
+    "await": "may_continue wait_for(credit) wait_for(posted) all none_has_failed",
     "publish": "all none_has_failed fence signal_behind(posted) signal_behind(credit)",
     "await_readers": "may_continue wait_for(credit) has_not_failed all",
     "reduce_chunks": "meet await copy_all reduce_as copy_all publish await_readers",
@@ -246,7 +245,7 @@ PROTOCOLS = [
     ),
     Protocol(
         "the lanes of a reader see the chunk that a peer posted, and a slot is written again after they have read it",
-        ("await", "await_chunks", "publish", "wait_for", "reduce_chunks", "exchange_chunks"),
+        ("await", "publish", "wait_for", "reduce_chunks", "exchange_chunks"),
         """
         a0: write slot 1; all 0; all 1; write slot 2; all 2
         a1: all 0; fence; signal_behind posted 1; wait_for c credit >=1; all 1; all 2; fence; signal_behind posted 2

@@ -206,12 +206,10 @@ NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*which, uint3
 /// Copies a range. All lanes call it together.
 template <class Unit, class Exec>
 NVX_HD void copy(const Exec& ex, const Copy& c) {
-  part<!std::is_void_v<Unit>>([&] {
-    NVX_NO_UNROLL
-    for (uint32_t i = uint32_t(ex.lane()); i < c.packs; i += uint32_t(ex.lanes()))
-      reinterpret_cast<Pack*>(c.to)[i] = reinterpret_cast<const Pack*>(c.from)[i];
-    copy_odd<Unit>(ex, c);
-  });
+  NVX_NO_UNROLL
+  for (uint32_t i = uint32_t(ex.lane()); i < c.packs; i += uint32_t(ex.lanes()))
+    reinterpret_cast<Pack*>(c.to)[i] = reinterpret_cast<const Pack*>(c.from)[i];
+  copy_odd<Unit>(ex, c);
 }
 
 /// The packs that the ranks have in packets, counted through: pack i of rank p is number p << shift | i. Lanes share
@@ -412,18 +410,24 @@ NVX_HD bool fold_hot(Exec& ex, const Fold& f) {
 // For general kernels: all types and operators, told apart at run time, one element at a time. Code for each of them
 // would make these kernels ten times as large.
 
-/// The types that accumulate as F, float or double. A complex number is two elements.
+/// log2 of the bytes of each type's elements, two bits each. A complex number is two elements.
+inline constexpr uint64_t kElementBytes = [] {
+  uint64_t all = 0;
+  for (size_t t = 0; t < kDTypeCount; ++t) {
+    const size_t bytes = kDTypes[t].bytes / (DType(t) == DType::kC64 || DType(t) == DType::kC128 ? 2 : 1);
+    all |= uint64_t(bytes == 8 ? 3 : bytes / 2) << 2 * t;
+  }
+  return all;
+}();
+NVX_HD inline uint32_t element_bits(DType type) { return 8u << (kElementBytes >> 2 * uint32_t(type) & 3); }
+
+/// The types that accumulate as F, float or double.
 template <class F>
 struct Floats {
   using Acc = F;
   DType type;
 
   NVX_HD bool is_complex() const { return type == DType::kC64 || type == DType::kC128; }
-  NVX_HD uint32_t bits() const {
-    if (sizeof(F) == sizeof(double)) return 64;
-    if (type == DType::kF32 || type == DType::kC64) return 32;
-    return type == DType::kF16 || type == DType::kBF16 ? 16 : 8;
-  }
   NVX_HD F widen(uint64_t x) const {
     if constexpr (sizeof(F) == sizeof(double)) return __builtin_bit_cast(double, x);
     return with_narrow(float_of(uint32_t(x)), [&](auto t) {
@@ -470,19 +474,8 @@ struct Integers {
   NVX_HD bool is_signed() const {
     return type == DType::kI8 || type == DType::kI16 || type == DType::kI32 || type == DType::kI64;
   }
-  NVX_HD uint32_t bits() const {
-    switch (type) {
-      case DType::kU16:
-      case DType::kI16: return 16;
-      case DType::kU32:
-      case DType::kI32: return 32;
-      case DType::kU64:
-      case DType::kI64: return 64;
-      default: return 8;
-    }
-  }
   NVX_HD uint64_t widen(uint64_t x) const {
-    const uint32_t above = 64 - bits();
+    const uint32_t above = 64 - element_bits(type);
     x <<= above;
     if (type == DType::kBool) return x != 0;
     return is_signed() ? uint64_t(int64_t(x) >> above) : x >> above;
@@ -520,7 +513,7 @@ NVX_NOINLINE bool load_any(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pac
 template <class Elements, class Acc = typename Elements::Acc>
 NVX_HD void combine_pack(const Elements& elements, ReduceOp op, const Pack& pack, double factor, bool is_first,
                          Acc* sum) {
-  const uint32_t bits = elements.bits();
+  const uint32_t bits = element_bits(elements.type);
   Acc x_before{}, a_before{};
   NVX_NO_UNROLL
   for (uint32_t k = 0, at = 0; at < 8 * sizeof(Pack); ++k, at += bits) {
@@ -544,7 +537,7 @@ NVX_HD void combine_pack(const Elements& elements, ReduceOp op, const Pack& pack
 /// The pack of the rounded accumulators.
 template <class Elements, class Acc = typename Elements::Acc>
 NVX_HD Pack round_pack(const Elements& elements, ReduceOp op, uint32_t ranks, const Acc* sum) {
-  const uint32_t bits = elements.bits();
+  const uint32_t bits = element_bits(elements.type);
   Pack out{};
   NVX_NO_UNROLL
   for (uint32_t k = 0, at = 0; at < 8 * sizeof(Pack); ++k, at += bits) {

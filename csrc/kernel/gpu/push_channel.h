@@ -219,24 +219,25 @@ class PushChannel : public ChannelMemory {
       Peer& peer = peers_[p];
       peer.posts = peer.takes = 0;
       plan(p, peer);
-      if (p != rank()) ok = await_chunks(p);
+      if (p == rank()) continue;
+      if (Rules::kCredits && peer.posts != 0)
+        ok = ex_.wait_for(counters_from(p).credit, peer.sent + peer.posts - kChunks, int(p));
+      if (ok && peer.takes != 0) ok = ex_.wait_for(counters_from(p).posted, peer.taken + peer.takes, int(p));
     }
     return ex_.all(ok) && none_has_failed();
   }
   /// Ends a round: publishes the chunks that were written, and returns the slots of those that were read, if the inputs
   /// that were read in place are still valid. `ok`: whether this lane has been successful. Release.
   NVX_HD bool publish(bool ok) {
-    return part<Kind::kHot>([&] {
-      if (!ex_.all(ok) || !none_has_failed()) return false;
-      if (uint32_t(ex_.lane()) < ranks_) ex_.fence();
-      NVX_NO_UNROLL
-      for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
-        Peer& peer = peers_[p];
-        if (peer.posts != 0) ex_.signal_behind(counters_at(p).posted, peer.sent += peer.posts);
-        if (peer.takes != 0) ex_.signal_behind(counters_at(p).credit, peer.taken += peer.takes);
-      }
-      return true;
-    });
+    if (!ex_.all(ok) || !none_has_failed()) return false;
+    if (uint32_t(ex_.lane()) < ranks_) ex_.fence();
+    NVX_NO_UNROLL
+    for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
+      Peer& peer = peers_[p];
+      if (peer.posts != 0) ex_.signal_behind(counters_at(p).posted, peer.sent += peer.posts);
+      if (peer.takes != 0) ex_.signal_behind(counters_at(p).credit, peer.taken += peer.takes);
+    }
+    return true;
   }
   /// Waits until the peers that read this rank's input directly have read it.
   NVX_HD bool await_readers() {
@@ -261,18 +262,6 @@ class PushChannel : public ChannelMemory {
     const Collective collective = job.fingerprint.collective;
     return !Kind::reduces(job) &&
            (collective == Collective::kAllToAll || is_gather(job) || collective == Collective::kScatter);
-  }
-
-  /// Waits until a peer has space for what this rank will post in this round and has posted what it will take.
-  NVX_HD bool await_chunks(uint32_t p) {
-    return part<Kind::kHot>([&] {
-      const Peer& peer = peers_[p];
-      bool ok = true;
-      if (Rules::kCredits && peer.posts != 0)
-        ok = ex_.wait_for(counters_from(p).credit, peer.sent + peer.posts - kChunks, int(p));
-      if (ok && peer.takes != 0) ok = ex_.wait_for(counters_from(p).posted, peer.taken + peer.takes, int(p));
-      return ok;
-    });
   }
 
   /// Whether this rank accesses a peer's tensors directly.
