@@ -229,13 +229,17 @@ class PushChannel : public ChannelMemory {
   /// Ends a round: publishes the chunks that were written, and returns the slots of those that were read, if the inputs
   /// that were read in place are still valid. `ok`: whether this lane has been successful. Release.
   NVX_HD bool publish(bool ok) {
+    // Computed here, so that no read comes between the fence and the flags.
+    const auto at = [own = at_.offset(Part::kCounters, block_, rank())](Peer& peer) -> PeerCounters& {
+      return *reinterpret_cast<PeerCounters*>(peer.theirs + own);
+    };
     if (!ex_.all(ok) || !none_has_failed()) return false;
     if (uint32_t(ex_.lane()) < ranks_) ex_.fence();
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
-      Peer& peer = peers_[p];
-      if (peer.posts != 0) ex_.signal_behind(counters_at(p).posted, peer.sent += peer.posts);
-      if (peer.takes != 0) ex_.signal_behind(counters_at(p).credit, peer.taken += peer.takes);
+      Peer& peer = peers()[p];
+      if (peer.posts != 0) ex_.signal_behind(at(peer).posted, peer.sent += peer.posts);
+      if (peer.takes != 0) ex_.signal_behind(at(peer).credit, peer.taken += peer.takes);
     }
     return true;
   }
