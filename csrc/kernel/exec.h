@@ -49,6 +49,15 @@ NVX_HD inline std::byte* offset(std::byte* data, size_t bytes) {
 #endif
 }
 
+/// `at`, which the lanes of a block share: tells the compiler so.
+template <class T>
+NVX_HD T* in_block(T* at) {
+#ifdef __CUDA_ARCH__
+  __builtin_assume(__isShared(at));
+#endif
+  return at;
+}
+
 /// The operations in which the CPU algorithms (kernel/cpu/direct.h) are written, for the one host thread that runs a
 /// rank. The loops of the instruction-set level (kernel/reduce/level.h) do the bulk work.
 class CpuExec {

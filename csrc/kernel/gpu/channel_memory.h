@@ -21,12 +21,7 @@ class ChannelMemory {
   NVX_HD uint32_t stamp32() const { return epoch_ & stamp_mask_; }
   NVX_HD const DeviceShape& shape() const { return at_.shape; }
   /// Valid after enter(). Conclusions from greetings are valid after meet().
-  NVX_HD Peer* peers() const {
-#ifdef __CUDA_ARCH__
-    __builtin_assume(__isShared(peers_));
-#endif
-    return peers_;
-  }
+  NVX_HD Peer* peers() const { return in_block(peers_); }
   NVX_HD Peer& me() const { return peers_[rank()]; }
   /// The i-th rank after this one. Each rank begins there, so that not all ranks access the same pad at once.
   NVX_HD uint32_t after(uint32_t i) const { return rank() + i < ranks_ ? rank() + i : rank() + i - ranks_; }
