@@ -138,7 +138,13 @@ class TwinMachine {
   }
 
   uint64_t now_ns() const { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
-  void relax() const { std::this_thread::yield(); }
+  /// A lane that has waited long sleeps. Lanes that only yield keep threads of low priority from the cores, and the
+  /// awaited rank may need one of these: khugepaged holds a process's mmap_lock while it scans it.
+  void relax() const {
+    constexpr uint32_t kAtOnce = 1024;
+    if (++relaxed_ < kAtOnce) return std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 
  private:
   Mischief::Fate fate_of(Mischief::Store store, const void* at) const {
@@ -155,7 +161,7 @@ class TwinMachine {
   Crossing& crossing_;
   const Mischief& mischief_;
   mutable std::minstd_rand random_;
-  mutable uint32_t awaits_ = 0;
+  mutable uint32_t awaits_ = 0, relaxed_ = 0;
   mutable bool is_fenced_ = false;
 };
 

@@ -64,6 +64,7 @@ PRELOAD = [
     "torch.nn.parallel",
 ]
 PR_SET_PDEATHSIG = 1
+PR_SET_THP_DISABLE = 41
 
 SEVERAL_HOSTS = HOSTS > 1 or bool(NAMESPACES)
 one_host = pytest.mark.skipif(
@@ -232,7 +233,11 @@ def serve(conn, paths, stacks, host, prepare):
         enter_namespace(host)
     elif host:
         os.environ["NVX_HOST_ID"] = host
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # On a busy machine, khugepaged is preempted while it holds a rank's mmap_lock. The rank then waits in brk() or mmap()
+    # until its peers time out.
+    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = [path for path in paths if path not in sys.path]
     with open(stacks, "w") as log:
