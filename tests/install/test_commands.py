@@ -532,12 +532,12 @@ def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
 
 def test_make_help_names_every_target(root):
     told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
-    for target in ("demo", "quick", "test", "test-two-hosts", "check", "bench", "conformance"):
+    for target in ("demo", "quick", "test", "test-two-hosts", "check", "bench", "conformance", "wheels"):
         assert f"make {target} " in told
 
 
 def test_the_script_refuses_an_unknown_target(root):
     ended = subprocess.run([root / "scripts" / "run.sh", "dance"], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    targets = "demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance"
+    targets = "demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance wheels"
     assert ended.stderr == f"nvx: no target dance: one of {targets}\n"
