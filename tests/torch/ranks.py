@@ -235,8 +235,8 @@ def serve(conn, paths, stacks, host, prepare):
         os.environ["NVX_HOST_ID"] = host
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # On a busy machine, khugepaged is preempted while it holds a rank's mmap_lock. The rank then waits in brk() or mmap()
-    # until its peers time out.
+    # On a busy machine khugepaged is preempted while it holds a rank's mmap_lock. The rank then waits in brk() until
+    # its peers time out.
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = [path for path in paths if path not in sys.path]
