@@ -4,6 +4,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <pthread.h>
 #include <torch/version.h>
 
 #include "graph.h"
@@ -21,7 +22,11 @@ MarkPtr mark_of(void* event) { return event == nullptr ? nullptr : static_cast<E
 // For queries from the host, which a capture may forbid.
 MarkPtr asked_for(void* event) {
   MarkPtr mark = mark_of(event);
-  if (mark && mark->graph()) mark->graph()->fault("nobody can ask for an event of a capture");
+  if (mark && mark->graph()) {
+    char thread[16] = "";
+    pthread_getname_np(pthread_self(), thread, sizeof thread);
+    mark->graph()->fault("nobody can ask for an event of a capture, but this thread did: " + std::string(thread));
+  }
   check_question();
   if (mark) forbid_beside_captures("nobody may ask for an event beside this capture");
   return mark;
