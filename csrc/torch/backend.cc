@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "group/device/device_pools.h"
 #include "torch/core/argument_error.h"
 #include "torch/device/kernel_path.h"
@@ -35,10 +36,14 @@ c10::intrusive_ptr<c10d::Backend> child(Communicator& parent, const c10::intrusi
 /// A tensor that the other ranks of this host read in place. Any other memory serves too, so one without room is an
 /// ordinary tensor.
 at::Tensor host_tensor(const std::shared_ptr<Neighbours>& neighbours, int64_t size, const at::TensorOptions& options) {
-  const size_t bytes = size_t(std::max<int64_t>(size, 0)) * options.dtype().itemsize();
+  const bool fits = size > 0 && size_t(size) <= TensorMemory::kMost / options.dtype().itemsize();
+  const size_t bytes = fits ? size_t(size) * options.dtype().itemsize() : 0;
   const Span span = bytes != 0 ? neighbours->tensors().allocate(bytes) : Span{};
   if (!span) return at::empty({size}, options);
-  const auto free = [neighbours, span](void*) { neighbours->tensors().free(span); };
+  const auto free = [neighbours, span, made = fork_generation()](void*) mutable {
+    neighbours->tensors().free(span);
+    if (fork_generation() != made) new auto(std::move(neighbours));  // a forked child did not inherit the arena
+  };
   return at::from_blob(neighbours->tensors().at(span), {size}, free, options);
 }
 
@@ -161,7 +166,7 @@ at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options)
   const auto current = now();
   const at::Device device = options.device();
   if (device.is_cpu()) return host_tensor(current->group().core().members.neighbours, size, options);
-  if (device.type() != kernel_device() || !current->has_memory_of(device.index())) {
+  if (device.type() != kernel_device() || device.index() < 0 || !current->has_memory_of(device.index())) {
     throw_argument_error("nvx: group " + current->group().name() + " has no memory to hand out on " + device.str() +
                          ": supports_tensor_alloc says so before. Next: torch.empty; any tensor will do");
   }

@@ -68,6 +68,7 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
   try {
     ended_well = kernel::launch_cpu(choice.algorithm, ex, channel_, work);
   } catch (const Error& error) {  // the memory of a peer's tensors cannot be mapped
+    if (lends) channel_.lease(0, 0);
     return core_.failures.fail(error.failure());
   }
   if (leases) rest_lease();

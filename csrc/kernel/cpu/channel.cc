@@ -1,6 +1,8 @@
 #include "kernel/cpu/channel.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/hash.h"
 
@@ -74,7 +76,7 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   here.lease_offset = lease_offset_;
   here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
   here.in_place = staging == Staging::kLeased && in_place_;
-  reads_lent_ = false;
+  if (std::exchange(reads_lent_, false)) std::fill(lent_.begin(), lent_.end(), nullptr);
   here.factor = call.factor;
   here.next_policy = uint32_t(next_policy_);
   mine().recent(epoch_) = here.fingerprint;
@@ -141,10 +143,11 @@ bool Channel::staging(CpuExec& ex, int rank, size_t data, std::span<std::byte>* 
 bool Channel::leave_lenders(CpuExec& ex) {
   if (reads_lent_) {
     ex.signal(mine().fetched(), stamp(epoch_, UINT32_MAX));  // orders what follows behind all that this rank has read
-    for (const int peer : others()) {
+    for (const int peer : others()) {                        // a rank that staged may have ended and left
+      if (!lent(peer)) continue;
       const PadHeader& header = pad(peer).header();
       const bool stands = header.presence.load() != Presence::kLeft && !header.failure.readable();
-      if (!stands && !ex.alarm(peer)) return false;
+      if (!stands) return ex.alarm(peer);
     }
   }
   leave(ex);

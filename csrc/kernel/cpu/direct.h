@@ -367,6 +367,7 @@ class PublishPipeline {
       std::span<std::byte> theirs;
       if (!listens(p) || ch_.lent(p)) continue;
       if (!ch_.staging(ex_, p, out_[p].bytes, &theirs)) return false;
+      if (ch_.lent(p)) return ex_.fail(Verdict::bad_lease(p));  // it staged when this rank met it
       const Geometry g = geometry(theirs, p);
       if (k >= g.chunks) continue;
       const size_t at = k * g.part;
@@ -465,9 +466,10 @@ class ExchangePipeline {
     if (ch_.pad(p).arrival(ch_.epoch()).lease_bytes != 0) {
       Geometry g{};
       std::span<std::byte> theirs;
-      if (!geometry(p, &g, &theirs)) return false;
+      const size_t before = before_me(p);
+      if (!geometry(p, before, &g, &theirs)) return false;
       if (ch_.lent(p)) {
-        ex_.copy(what_.recv[p].data, ch_.lent(p) + before_me(p), offered);
+        ex_.copy(what_.recv[p].data, ch_.lent(p) + before, offered);
       } else {
         *rounds = std::max(*rounds, ceil_div(offered, g.part));
       }
@@ -492,8 +494,9 @@ class ExchangePipeline {
     return bytes;
   }
 
-  bool geometry(int p, Geometry* g, std::span<std::byte>* theirs) {
-    if (!ch_.staging(ex_, p, before_me(p) + what_.recv[p].bytes, theirs)) return false;
+  /// `before`: the bytes before this rank's piece, if the rank lends.
+  bool geometry(int p, size_t before, Geometry* g, std::span<std::byte>* theirs) {
+    if (!ch_.staging(ex_, p, before + what_.recv[p].bytes, theirs)) return false;
     uint64_t longest = 0;
     for (int q = 0; q < ch_.size(); ++q) longest = std::max(longest, ch_.pad(p).counts(ch_.epoch())[q]);
     *g = Geometry::of(theirs->size(), longest, ranks_);
@@ -522,7 +525,8 @@ class ExchangePipeline {
       if (!meets(p) || ch_.pad(p).arrival(ch_.epoch()).lease_bytes == 0 || ch_.lent(p)) continue;
       Geometry g{};
       std::span<std::byte> theirs;
-      if (!geometry(p, &g, &theirs)) return false;
+      if (!geometry(p, 0, &g, &theirs)) return false;
+      if (ch_.lent(p)) return ex_.fail(Verdict::bad_lease(p));  // it staged when this rank met it
       const size_t at = k * g.part;
       if (at >= what_.recv[p].bytes) continue;
       if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;

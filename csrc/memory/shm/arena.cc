@@ -51,10 +51,12 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 namespace {
 
-/// A larger file than the process may have would kill it, by SIGXFSZ.
+/// A larger file than the process may have would kill it, by SIGXFSZ. With a limit on addresses, an operation might
+/// find no room to map the tensors of a peer.
 size_t file_bytes() {
-  rlimit most{};
-  const bool limited = getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur < Arena::kBytes + TensorMemory::kMost;
+  rlimit file{}, addresses{};
+  const bool limited = (getrlimit(RLIMIT_FSIZE, &file) == 0 && file.rlim_cur < Arena::kBytes + TensorMemory::kMost) ||
+                       (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY);
   return limited ? Arena::kBytes : Arena::kBytes + TensorMemory::kMost;
 }
 

@@ -50,12 +50,16 @@ Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, 
       memfd_(fcntl(memfd, F_DUPFD_CLOEXEC, 0)),
       mapping_(memfd, bytes),
       process_(std::move(process)),
-      pid_(pid) {}
+      pid_(pid) {
+  if (!memfd_) throw system_error("cannot keep the descriptor of another process's memory");
+}
 
 std::span<std::byte> Neighbour::tensors() {
   MutexLock lock(mutex_);
-  const size_t bytes = sealed_bytes(memfd_.get());
-  if (!tensors_.base() && bytes > Arena::kBytes) tensors_ = Mapping(memfd_.get(), bytes - Arena::kBytes, Arena::kBytes);
+  if (!tensors_.base()) {
+    const size_t bytes = sealed_bytes(memfd_.get());
+    if (bytes > Arena::kBytes) tensors_ = Mapping(memfd_.get(), bytes - Arena::kBytes, Arena::kBytes);
+  }
   return {tensors_.base(), tensors_.size()};
 }
 

@@ -47,7 +47,7 @@ void TensorMemory::punch(Span span) {
 std::optional<size_t> TensorMemory::find(const std::byte* at, size_t bytes) const {
   const auto base = reinterpret_cast<uintptr_t>(base_.load(std::memory_order_acquire));
   const size_t offset = reinterpret_cast<uintptr_t>(at) - base;  // wraps below the base
-  if (base == 0 || offset > bytes_ || bytes > bytes_ - offset) return std::nullopt;
+  if (base == 0 || offset >= bytes_ || bytes > bytes_ - offset) return std::nullopt;
   return offset;
 }
 

@@ -80,6 +80,19 @@ TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
   }
 }
 
+TEST(Faults, ARankThatStagesMayLeaveBeforeOthersHaveReadLentData) {
+  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  Lanes lanes(3);
+  Side root(play, 0, 3), reader(play, 1, 3);
+  lanes.lend(0, root.in());
+  const WaitRules rules = rules_of(milliseconds(1000));
+  CpuExec ex(root.width(), nullptr, nullptr, rules);
+  ASSERT_TRUE(lanes[0].enter(ex));
+  lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+  lanes.pad(2).header().presence = kernel::Presence::kLeft;
+  EXPECT_EQ(run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000)).cause, Verdict::Cause::kNone);
+}
+
 TEST(Faults, ALenderEndsWhenAllHaveReadItsData) {
   const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
   Lanes lanes(2);
