@@ -18,6 +18,11 @@ TensorMemory::TensorMemory(const Arena& arena)
       fork_generation_(fork_generation()),
       spans_(bytes_, kSpanPage, "the tensor memory of this process", [this](Span span) { punch(span); }) {}
 
+TensorMemory::~TensorMemory() {
+  if (!base_.load(std::memory_order_acquire) || fork_generation_ != fork_generation()) return;
+  (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(Arena::kBytes), off_t(kKept));
+}
+
 std::byte* TensorMemory::mapped() {
   if (std::byte* base = base_.load(std::memory_order_acquire)) return base;
   MutexLock lock(mutex_);

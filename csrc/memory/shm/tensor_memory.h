@@ -22,6 +22,9 @@ class TensorMemory {
   static constexpr size_t kKept = size_t(1) << 30;
 
   explicit TensorMemory(const Arena& arena);
+  TensorMemory(const TensorMemory&) = delete;
+  /// Frees all pages: peers that stay may keep the file.
+  ~TensorMemory();
 
   /// Whether there is any. Maps it.
   bool available() { return mapped() != nullptr; }
