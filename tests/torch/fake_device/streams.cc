@@ -14,8 +14,8 @@ namespace fake {
 
 namespace {
 
-constexpr int64_t kPool = 7;       // streams of one priority
-constexpr int64_t kFirstNew = 16;  // above the default stream's 0, and the pools' numbers
+constexpr int64_t kPool = 14;      // streams of one priority: as many as two groups use, twice
+constexpr int64_t kFirstNew = 32;  // above the default stream's 0, and the pools' numbers
 constexpr int64_t kMostNew = 32;
 
 struct Device {
