@@ -366,8 +366,8 @@ void UcxLink::heed(const Sign& sign) {
     peer.their_turn = std::max(peer.their_turn, sign.turn);
     switch (sign.kind) {
       case Sign::kHello:
-        worker_->keep_sockets_to_itself();  // by now the sockets of both directions exist
         greet(peer);
+        worker_->keep_sockets_to_itself();  // by now the sockets of both directions exist
         return;  // one connection, one peer
       case Sign::kLeave:
         drop(peer);
