@@ -368,7 +368,7 @@ void UcxLink::heed(const Sign& sign) {
       case Sign::kHello:
         greet(peer);
         worker_->keep_sockets_to_itself();  // by now the sockets of both directions exist
-        return;  // one connection, one peer
+        return;                             // one connection, one peer
       case Sign::kLeave:
         drop(peer);
         if (peer.their_turn > sign.turn) greet(peer);
