@@ -54,6 +54,15 @@ TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   }
 }
 
+/// Rank 0 arrives in its first operation, and does no more.
+bool arrive(Lanes& lanes, Side& root) {
+  const WaitRules rules = rules_of(milliseconds(1000));
+  CpuExec ex(root.width(), nullptr, nullptr, rules);
+  if (!lanes[0].enter(ex)) return false;
+  lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+  return true;
+}
+
 /// The lender's caller may change its data once the operation has failed there, or the rank has left.
 TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
   const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
@@ -62,10 +71,7 @@ TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
     Lanes lanes(2);
     Side root(play, 0, 2), reader(play, 1, 2);
     lanes.lend(0, root.in());
-    const WaitRules rules = rules_of(milliseconds(1000));
-    CpuExec ex(root.width(), nullptr, nullptr, rules);
-    ASSERT_TRUE(lanes[0].enter(ex));
-    lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+    ASSERT_TRUE(arrive(lanes, root));
     if (lender == Lender::kFails) lanes.pad(0).header().failure.write({.code = Code::kTimeout});
     if (lender == Lender::kLeaves) lanes.pad(0).header().presence = kernel::Presence::kLeft;
     const Verdict verdict = run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
@@ -85,10 +91,7 @@ TEST(Faults, ARankThatStagesMayLeaveBeforeOthersHaveReadLentData) {
   Lanes lanes(3);
   Side root(play, 0, 3), reader(play, 1, 3);
   lanes.lend(0, root.in());
-  const WaitRules rules = rules_of(milliseconds(1000));
-  CpuExec ex(root.width(), nullptr, nullptr, rules);
-  ASSERT_TRUE(lanes[0].enter(ex));
-  lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+  ASSERT_TRUE(arrive(lanes, root));
   lanes.pad(2).header().presence = kernel::Presence::kLeft;
   EXPECT_EQ(run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000)).cause, Verdict::Cause::kNone);
 }
@@ -109,10 +112,7 @@ TEST(Faults, DataThatIsLentFromOutsideTheMemoryOfTensorsIsRefused) {
     Lanes lanes(2);
     Side root(play, 0, 2), reader(play, 1, 2);
     lanes[0].lend(offset, Lanes::kLease);
-    const WaitRules rules = rules_of(milliseconds(1000));
-    CpuExec ex(root.width(), nullptr, nullptr, rules);
-    ASSERT_TRUE(lanes[0].enter(ex));
-    lanes[0].arrive(ex, root.work().call, kernel::Staging::kLeased);
+    ASSERT_TRUE(arrive(lanes, root));
     const Verdict verdict = run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
     EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease);
     EXPECT_EQ(verdict.peer, 0);
