@@ -34,7 +34,7 @@ class Plan:
     phase: str = "init"
     ranks: int = 4
     hosts: int = 1
-    store: str = "file"
+    store: str = "tcp"  # torch's FileStore waits for ever for the rest of a record whose writer was killed
     how: str = "SIGKILL"
     spread: float = 0.1
     span: float = 0.06  # the end comes within this many seconds of the victim's start

@@ -399,7 +399,9 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   world.arena(0).free(world.arena(0).allocate(1));
   EXPECT_EQ(world.arena(0).used(), used);
   EXPECT_EQ(channel.control->abort, 1u) << "it was called off";
-  std::memset(channel.state, 0xff, kernel::DeviceState{channel.shape}.bytes());
+  auto* const words = reinterpret_cast<uint64_t*>(channel.state);  // atomic: the kernels are being stopped by a copy
+  for (size_t i = 0; i < kernel::DeviceState{channel.shape}.bytes() / sizeof *words; ++i)
+    std::atomic_ref(words[i]).store(~uint64_t(0));
 }
 
 /// The driver may free memory only when all kernels of the process have ended, and those of other groups may wait for a

@@ -279,15 +279,25 @@ TEST(DeviceSide, NothingIsWrittenToARankThatIsDead) {
       Side side(play, 0, 2);
       std::vector<Operation> operations;
       operations.push_back(operation_of(play, side, 2));
+      const kernel::DeviceChannel channel = one.side->end().channel().prepared();
+      const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
+      const auto theirs = [&](kernel::Part part) {
+        return pads[1].theirs + channel.offset(part, /*block=*/0, /*sender=*/0);
+      };
+      const auto greetings = [&] {
+        std::vector<uint64_t> words;
+        for (const kernel::Part part : {kernel::Part::kGreetings, kernel::Part::kGreetingsOdd})
+          words.push_back(std::atomic_ref(reinterpret_cast<kernel::Packet*>(theirs(part))->halves[0]).load());
+        return words;
+      };
+      const std::vector<uint64_t> before = greetings();
       ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
-      ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return one.side->begun_epoch() == 1; }));
+      // A block that an abort finds at its begin writes nothing at all; one that has greeted shares its tensors.
+      ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return greetings() != before; }));
       if (is_dead) one.side->lose(1);
       one.side->abort();
       ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); }));
-      const kernel::DeviceChannel channel = one.side->end().channel().prepared();
-      const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
-      const auto& counters = *reinterpret_cast<const kernel::PeerCounters*>(
-          pads[1].theirs + channel.offset(kernel::Part::kCounters, /*block=*/0, /*sender=*/0));
+      const auto& counters = *reinterpret_cast<const kernel::PeerCounters*>(theirs(kernel::Part::kCounters));
       EXPECT_EQ(counters.quit >> 32, is_dead ? 0u : 1u) << "that its tensors may be gone";
     };
     with_sides(world, body, [](DeviceSideOptions& options) { options.force = PlanFacts::Force::kPipelined; });
