@@ -8,20 +8,30 @@ no_gtest() {
   ! has_header gtest/gtest.h && note "C++ tests SKIPPED: no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
 }
 
+# CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more. The first
+# failure is printed all the same.
+second_try=${SECOND_TRY:-}
+
 # Half of what they do is to wait, so one more than there are cores runs at once. Arguments are ctest's.
 run_ctest() {
-  ctest --test-dir $cpp -j $((jobs + 1)) --no-tests=error --output-on-failure --output-junit "$results/cpp.xml" "$@" |
+  ctest --test-dir $cpp -j $((jobs + 1)) ${second_try:+--repeat until-pass:2} --no-tests=error --output-on-failure --output-junit "$results/cpp.xml" "$@" |
     tee "$logs/ctest.log" | awk '
       /^ *Start +[0-9]+: / { next }
       / Test +#[0-9]+: .*(Passed|\*\*\*Skipped) +[0-9.]+ sec$/ { if (++well % 100 == 0) print "    " well " tests"; fflush(); next }
       { print; fflush() }'
 }
 
-# run_pytest NAME ARGUMENTS: leaves NAME.xml.
+# run_pytest NAME ARGUMENTS: leaves NAME.xml, and NAME-again.xml if tests ran twice: the second time one after another, when
+# no other tests run beside them.
 run_pytest() {
-  local name=$1
+  local name=$1 failed=0
   shift
-  "$py" -m pytest -q --timeout 600 --junitxml="$results/$name.xml" "$@"
+  local pytest=("$py" -m pytest -q --timeout 600 -o cache_dir="$root/build/pytest/$name")
+  "${pytest[@]}" --junitxml="$results/$name.xml" "$@" || failed=$?
+  [ $failed = 1 ] && [ -n "$second_try" ] || return $failed
+  [ -z "${beside:-}" ] || tail --pid "$beside" -f /dev/null
+  say "Once more, one after another: the tests that failed"
+  "${pytest[@]}" --junitxml="$results/$name-again.xml" "$@" -n 0 --last-failed --last-failed-no-failures none
 }
 
 in_parallel=(-n "$((jobs < 8 ? jobs : 8))" --dist loadfile)

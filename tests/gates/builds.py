@@ -30,6 +30,9 @@ def _gcc():
 
 GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
 
+# Of a sanitizer. A test that fails without one may have been too slow.
+REPORT = re.compile(r"Sanitizer|runtime error")
+
 # There are no suppressions: a sanitizer's finding in our code is fixed, not muted.
 SANITIZER_RULES = {
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
@@ -71,6 +74,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
     parts = [part for program in programs for part in parts_of(program, context.jobs)]
     parts.sort(key=lambda part: part.of, reverse=True)
     environment = {**os.environ, **SANITIZER_RULES, "GTEST_BRIEF": "1", "GTEST_FAIL_FAST": "1"}
+    again = []
 
     def run(part):
         program = part.program
@@ -91,6 +95,10 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
             said = (late.stdout or b"").decode(errors="replace")
             raise Failed(f"{program.name} took more than {minutes} minutes", said[-4000:]) from None
         if done.returncode != 0:
+            if os.environ.get("SECOND_TRY") and part not in again and not REPORT.search(done.stdout):
+                again.append(part)
+                print(telling_lines(done.stdout), flush=True)
+                return run(part)
             raise Failed(f"{program.name} failed (exit code {done.returncode})", telling_lines(done.stdout))
         return [sum(map(int, re.findall(rf"{end}\s+\] (\d+) test", done.stdout))) for end in ("PASSED", "SKIPPED")]
 
@@ -99,7 +107,8 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
         passed, skipped = map(sum, zip(*pool.map(run, parts), strict=True))
     if passed == 0:
         raise Failed("the test programs ran no test")
-    return f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
+    note = f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
+    return note + (f"; {len(again)} programs passed only the second time" if again else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,8 +212,15 @@ def played(context):
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", *tests]
-    said = context.run(command, "testing", env=surroundings)
+    cache = f"cache_dir={folder}/pytest"
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", cache, *tests]
+    try:
+        said = context.run(command, "testing", env=surroundings)
+    except Failed as failed:
+        if not os.environ.get("SECOND_TRY"):
+            raise
+        print(failed.details, flush=True)
+        said = context.run([*command, "--last-failed"], "testing", env=surroundings)
     shut_if(["its tests were skipped"] if "passed" not in said else [], "nothing was tried")
     return said.strip().splitlines()[-1].strip("= ")
 
