@@ -1,6 +1,7 @@
 """The process around the ranks: exit, children, interrupts, leaks."""
 
 import atexit
+import contextlib
 import os
 import re
 import signal
@@ -405,6 +406,15 @@ def belongings():
     }
 
 
+def opened():
+    """The targets of this process's descriptors."""
+    targets = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            targets.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(targets)
+
+
 def assert_nothing_leaked(before, what):
     end = time.monotonic() + 15  # idle threads of the pool exit after some seconds
     while True:
@@ -414,7 +424,7 @@ def assert_nothing_leaked(before, what):
         leaks = {name: more for name, more in grown.items() if more > allowed.get(name, 0)}
         if not leaks:
             return
-        assert time.monotonic() < end, f"{what} leaked {leaks}"
+        assert time.monotonic() < end, f"{what} leaked {leaks}; open now: {opened()}"
         time.sleep(0.05)
 
 

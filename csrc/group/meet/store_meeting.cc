@@ -145,7 +145,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
     if (Clock::now() >= next_deaths_) {
       next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
       const bool another = rank() == 0 && ++asked_ % 2 == 0;
-      look_for_deaths(options_, another ? asked_ / 2 % size() : writer);
+      unless_told([&] { look_for_deaths(options_, another ? asked_ / 2 % size() : writer); });
     }
     if (deadline.passed(Clock::now())) {
       NVX_LOG(kInfo, "group %s: the key %s is not in the store", options_.name.c_str(), key(what).c_str());
@@ -193,7 +193,7 @@ void StoreMeeting::look_around(const std::function<std::string()>& awaited) {
   if (rank() == 0 && host_.follows()) (void)host_.next(std::chrono::milliseconds(0));  // shows when the leader goes
   const bool left = host_.proceed();
   if (const auto reason = host_.reason()) end_as_told(*reason);
-  look_for_ended();
+  unless_told([&] { look_here_ ? look_here_() : host_.look(); });
   if (due(&next_note_, /*often=*/false) || left) look_for_failures();
   if (host_.follows() || Clock::now() < next_reminder_) return;
   next_reminder_ += options_.reminder;
@@ -202,10 +202,10 @@ void StoreMeeting::look_around(const std::function<std::string()>& awaited) {
           printable(own_.host_name).c_str());
 }
 
-/// Throws if a process has ended; its rank may have said why.
-void StoreMeeting::look_for_ended() {
+/// Calls `look`, which throws if a process has ended. If its rank has said why, or another has, throws that.
+void StoreMeeting::unless_told(const std::function<void()>& look) {
   try {
-    look_here_ ? look_here_() : host_.look();
+    look();
   } catch (const Error& error) {
     if (error.code() == Code::kPeerDied) look_for_failures();
     throw;
@@ -215,7 +215,7 @@ void StoreMeeting::look_for_ended() {
 void StoreMeeting::look_for_cause(Code code) {
   if (code == Code::kPeerDied || code == Code::kPeerLeft) {
     look_for_failures();
-    look_for_ended();
+    look_here_ ? look_here_() : host_.look();
   }
   if (code != Code::kSystem) return;
   constexpr std::chrono::milliseconds kMoment{50}, kPause{5};  // between the end of the store and of its process

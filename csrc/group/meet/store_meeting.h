@@ -71,7 +71,7 @@ class StoreMeeting {
   void tell_size();
   int64_t set_up_ahead();
   bool rank_0_begins_anew(const Deadline& deadline);
-  void look_for_ended();
+  void unless_told(const std::function<void()>& look);
   void look_for_failures();
   void look_for_a_double();
   void stop_if_unwanted() const;
