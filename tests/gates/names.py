@@ -59,6 +59,7 @@ FOREIGN_FUNCTIONS = {
 # Names of CUDA's runtime, in the code that plays it for tests.
 PLAYED_CUDA = "tests/gpu/twin/"
 CUDA_NAME = re.compile(r"(cuda[A-Z][A-Za-z]+|CU[A-Za-z]+_st)$")
+SEEDS = "tests/fuzz/seeds"  # libFuzzer names them by their hash
 OVERRIDES = ("csrc/torch/", "tests/torch/fake_device/", "tests/torch/fake_nccl/")
 GTEST = {
     "TEST",
@@ -75,7 +76,9 @@ GTEST = {
 
 def file_breaches(path):
     name = path.name
-    if name in FIXED_FILES or name.startswith(".") or path.parts[0] in LOOSE_FOLDERS or FILE.match(name):
+    if path.is_relative_to(SEEDS) or path.parts[0] in LOOSE_FOLDERS:
+        return []
+    if name in FIXED_FILES or name.startswith(".") or FILE.match(name):
         return []
     return [f"{path}: files are snake_case"]
 
