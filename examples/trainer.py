@@ -25,7 +25,7 @@ def train():
     data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 512, (320, 32))]
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, use_cpu=True, ddp_backend="gloo", max_steps=30, per_device_train_batch_size=4, save_strategy="no",
+            folder, use_cpu=True, ddp_backend="gloo", max_steps=100, per_device_train_batch_size=4, save_strategy="no",
             report_to=[], disable_tqdm=True, seed=1,
         )  # fmt: skip
         model = GPT2LMHeadModel(config)
