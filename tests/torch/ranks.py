@@ -169,6 +169,7 @@ def call(body, **offered):
 
 
 def run_in_group(job):
+    body = body_of(job)  # before there is a group, which a module of torch would keep as a default argument
     if job.kind == "group":
         dist.init_process_group(
             job.backend,
@@ -178,7 +179,7 @@ def run_in_group(job):
             timeout=timedelta(seconds=job.op_timeout),
         )
     offered = {"store": job.store, **job.kwargs}
-    value = call(body_of(job), rank=job.rank, world=job.world, **offered)
+    value = call(body, rank=job.rank, world=job.world, **offered)
     if dist.is_initialized():
         dist.destroy_process_group()
     return value
@@ -421,9 +422,9 @@ def _as_test(body, worlds, run, pool="ranks"):
     return pytest.mark.parametrize("world", worlds)(test)
 
 
-def on_ranks(*worlds, **settings):
+def on_ranks(*worlds, pool="ranks", **settings):
     """Runs the decorated body in every rank of a pool of processes, once for each world size."""
-    return lambda body: _as_test(body, worlds, lambda ranks, test, **given: ranks.run(test, **settings, **given))
+    return lambda body: _as_test(body, worlds, lambda ranks, test, **given: ranks.run(test, **settings, **given), pool)
 
 
 def on_two_hosts(*worlds, **settings):

@@ -166,9 +166,13 @@ void SetUp::map_peers(Doorway& door) {
                   kOneVersion);
     }
     std::byte* arena = peers[s] ? peers[s]->at(0) : neighbours.arena().at(0);
-    members_.memory.push_back({arena, Arena::kBytes, arena + hello.pad_offset, [&neighbours, peer = peers[s].get()] {
-                                 return peer ? peer->tensors() : neighbours.tensors().all();
-                               }});
+    // `held`: its users' copies of the function keep the mapping.
+    const auto tensors = [&neighbours, peer = peers[s].get(), held = std::shared_ptr<const Mapping>()]() mutable {
+      if (!peer) return neighbours.tensors().all();
+      if (!held) held = peer->tensors();
+      return std::span(held->base(), held->size());
+    };
+    members_.memory.push_back({arena, Arena::kBytes, arena + hello.pad_offset, tensors});
     if (r >= options_.global_ranks.size() || !peers[s]) continue;
     std::function<bool()> has_left;
     if (options_.whole_job) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <span>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -54,13 +55,15 @@ Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, 
   if (!memfd_) throw system_error("cannot keep the descriptor of another process's memory");
 }
 
-std::span<std::byte> Neighbour::tensors() {
+std::shared_ptr<const Mapping> Neighbour::tensors() {
   MutexLock lock(mutex_);
-  if (!tensors_.base()) {
-    const size_t bytes = sealed_bytes(memfd_.get());
-    if (bytes > Arena::kBytes) tensors_ = Mapping(memfd_.get(), bytes - Arena::kBytes, Arena::kBytes);
-  }
-  return {tensors_.base(), tensors_.size()};
+  std::shared_ptr<const Mapping> there = tensors_.lock();
+  if (there) return there;
+  const size_t bytes = sealed_bytes(memfd_.get());
+  there = bytes > Arena::kBytes ? std::make_shared<Mapping>(memfd_.get(), bytes - Arena::kBytes, Arena::kBytes)
+                                : std::make_shared<Mapping>();
+  tensors_ = there;
+  return there;
 }
 
 Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), tensors_(arena_) {}

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -33,8 +32,8 @@ class Neighbour {
   const ArenaId& id() const { return id_; }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
-  /// Its `TensorMemory`, mapped here at the first call. Throws Error.
-  std::span<std::byte> tensors() EXCLUDES(mutex_);
+  /// Its `TensorMemory`, mapped here while somebody refers to it. Throws Error.
+  std::shared_ptr<const Mapping> tensors() EXCLUDES(mutex_);
   const ProcessWatch& process() const { return process_; }
   bool dead() const { return process_.ended(); }
   /// Nothing that the process began, such as a kernel on a GPU, accesses memory any more.
@@ -47,7 +46,7 @@ class Neighbour {
   const Fd memfd_;
   Mapping mapping_;
   Mutex mutex_;
-  Mapping tensors_ GUARDED_BY(mutex_);
+  std::weak_ptr<const Mapping> tensors_ GUARDED_BY(mutex_);
   ProcessWatch process_;
   const pid_t pid_;
 };
