@@ -2,12 +2,10 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <thread>
-#include <vector>
 
 #include "base/mutex.h"
 

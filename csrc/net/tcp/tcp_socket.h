@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cerrno>
-#include <cstring>
 
 #include "base/handle.h"
 #include "net/host_address.h"

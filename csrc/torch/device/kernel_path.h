@@ -3,7 +3,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 
 #include "base/mutex.h"
