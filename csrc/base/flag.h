@@ -110,7 +110,6 @@ class ToldSleep {
     if (watch_) watch_->sleeps(peer_, Clock::now() - began_);
   }
   ToldSleep(const ToldSleep&) = delete;
-  ToldSleep& operator=(const ToldSleep&) = delete;
 
  private:
   Watch* const watch_;

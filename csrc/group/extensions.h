@@ -47,7 +47,6 @@ class Extensions : public std::enable_shared_from_this<Extensions> {
     Owner(std::shared_ptr<Extensions> whose, int64_t span) : whose(std::move(whose)), span(span) {}
     ~Owner() { whose->end(span); }
     Owner(const Owner&) = delete;
-    Owner& operator=(const Owner&) = delete;
 
     const std::shared_ptr<Extensions> whose;
     const int64_t span;

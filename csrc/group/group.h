@@ -27,8 +27,6 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Meets the other ranks through the store; returns when all have mapped each other. Throws Error.
   Group(Store& store, const GroupOptions& options);
   ~Group();
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
 
   int rank() const { return core_->members.rank; }
   int size() const { return core_->members.size(); }

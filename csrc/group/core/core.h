@@ -31,8 +31,6 @@ struct Core {
         failures(members, diagnosis, *status, port.get(), std::move(made.standing)),
         waits(members.facts, options.timeout, failures),
         owner(std::move(owner)) {}
-  Core(const Core&) = delete;
-  Core& operator=(const Core&) = delete;
 
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() {

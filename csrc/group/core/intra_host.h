@@ -18,8 +18,6 @@ class IntraHost final : public LeaseHolder {
  public:
   explicit IntraHost(Core& core);
   ~IntraHost() override;
-  IntraHost(const IntraHost&) = delete;
-  IntraHost& operator=(const IntraHost&) = delete;
 
   /// Runs a step of a call, or the call itself if all ranks are on one host. The step's ranks and pieces are by
   /// `local_rank`. `call`: for the fingerprint and for errors.

@@ -1,6 +1,5 @@
 #include "group/core/roster.h"
 
-
 #include "base/contain.h"
 #include "base/per_process.h"
 

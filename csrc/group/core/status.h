@@ -52,8 +52,6 @@ class GroupStatus {
  public:
   GroupStatus(const std::string& name, int rank, int size);
   ~GroupStatus();
-  GroupStatus(const GroupStatus&) = delete;
-  GroupStatus& operator=(const GroupStatus&) = delete;
 
   /// The ranks have met.
   void open(uint64_t id);
@@ -105,7 +103,6 @@ class CallStatus {
   }
   ~CallStatus() { status_.end(); }
   CallStatus(const CallStatus&) = delete;
-  CallStatus& operator=(const CallStatus&) = delete;
 
  private:
   GroupStatus& status_;

@@ -62,8 +62,6 @@ class DeviceEnd {
   /// for kernels. Throws Error, and then on all ranks unless one has exited.
   DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, kernel::KernelLauncher& launcher);
   ~DeviceEnd();
-  DeviceEnd(const DeviceEnd&) = delete;
-  DeviceEnd& operator=(const DeviceEnd&) = delete;
 
   const DeviceSideOptions& options() const { return options_; }
   const kernel::DeviceChannel& channel() const { return channel_; }

@@ -43,8 +43,6 @@ class DevicePools {
               std::function<void()> show_all);
   /// Does not wait for mappings in progress. All kernels that use the views must have ended.
   ~DevicePools();
-  DevicePools(const DevicePools&) = delete;
-  DevicePools& operator=(const DevicePools&) = delete;
 
   /// Call before a launch: publishes this rank's size and starts the mapping of missing parts. Non-blocking; allocates
   /// only if a pool has grown.

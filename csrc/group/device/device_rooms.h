@@ -78,7 +78,6 @@ class StreamsInUse {
   StreamsInUse(const ArenaId& home, int device) : gpu_(home, device) {}
   ~StreamsInUse();
   StreamsInUse(const StreamsInUse&) = delete;
-  StreamsInUse& operator=(const StreamsInUse&) = delete;
 
   /// Call before each launch. Takes a lock at the first one on each stream only.
   void note(const void* stream) {

@@ -30,8 +30,6 @@ class DeviceSide {
              std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
   /// Local.
   ~DeviceSide();
-  DeviceSide(const DeviceSide&) = delete;
-  DeviceSide& operator=(const DeviceSide&) = delete;
 
   /// Launches operations in order. Their pointers are addresses of this rank's device; the memory must stay valid until
   /// the stream has passed the operations. `timeout` applies to each operation without its own; 0: none. Non-blocking,

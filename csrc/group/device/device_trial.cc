@@ -146,7 +146,6 @@ class DeviceTrial {
     });
   }
   DeviceTrial(const DeviceTrial&) = delete;
-  DeviceTrial& operator=(const DeviceTrial&) = delete;
 
   TrialVerdict run(kernel::KernelLauncher& launcher) {
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage)

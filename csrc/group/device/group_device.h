@@ -30,8 +30,6 @@ class GroupDevice {
  public:
   explicit GroupDevice(Core& core);
   ~GroupDevice();
-  GroupDevice(const GroupDevice&) = delete;
-  GroupDevice& operator=(const GroupDevice&) = delete;
 
   /// Opens this rank's device on the first call. Collective over all ranks of the group, on a thread whose current
   /// device is `device`. True if all ranks have kernels. Otherwise tensors go through host memory on all ranks, and the

@@ -1,6 +1,5 @@
 // Drives the slices of collectives on device data: a proxy performs the steps inside each host, in rounds of kernels.
 
-
 #include "group/hierarchy/hierarchical.h"
 #include "group/hierarchy/host_proxy.h"
 

@@ -10,10 +10,9 @@ class BesideCaptures {
   BesideCaptures();
   ~BesideCaptures();
   BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
 
  private:
-  int before_;
+  const int before_;
 };
 
 }  // namespace nvx

@@ -27,7 +27,6 @@ class Undo {
   Undo() = default;
   ~Undo() { all(); }
   Undo(Undo&& other) noexcept : steps_(std::move(other.steps_)) { other.steps_.clear(); }
-  Undo& operator=(Undo&&) = delete;
 
   void add(std::function<void()> step) { steps_.push_back(std::move(step)); }
   /// Runs none of the steps and keeps what they own, because a hanging device may still use it.
@@ -117,7 +116,6 @@ class MappedRegions {
   explicit MappedRegions(std::chrono::milliseconds patience) : patience_(patience) {}
   ~MappedRegions();
   MappedRegions(const MappedRegions&) = delete;
-  MappedRegions& operator=(const MappedRegions&) = delete;
 
   void add(std::shared_ptr<DeviceRegion> region) { regions_.push_back(std::move(region)); }
 

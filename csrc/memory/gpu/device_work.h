@@ -34,7 +34,6 @@ class DeviceWork {
   DeviceWork(std::shared_ptr<DeviceDriver> driver, int device, std::vector<std::shared_ptr<DeviceRegion>> touches);
   ~DeviceWork();
   DeviceWork(const DeviceWork&) = delete;
-  DeviceWork& operator=(const DeviceWork&) = delete;
 
   /// copy() and fill() begin work. They throw Error if the driver refuses; that work has then not begun.
   void copy(DevicePtr to, DevicePtr from, size_t bytes);

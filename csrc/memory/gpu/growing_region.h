@@ -23,9 +23,6 @@ class GrowingRegion {
 
   /// Reserves `room` bytes of addresses, a multiple of the device's granularity. Throws Error.
   GrowingRegion(std::shared_ptr<DeviceDriver> driver, int device, uint64_t room);
-  ~GrowingRegion() = default;
-  GrowingRegion(const GrowingRegion&) = delete;
-  GrowingRegion& operator=(const GrowingRegion&) = delete;
 
   /// Maps the next segment for this device. The region owns `memory` from here on, even if this throws Error.
   void append(DeviceMemory memory, uint64_t bytes) EXCLUDES(mutex_);

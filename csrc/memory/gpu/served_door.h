@@ -20,8 +20,6 @@ class ServedDoor {
   /// Throws Error if the door cannot be opened.
   ServedDoor(const std::string& name, Hear hear);
   ~ServedDoor();
-  ServedDoor(const ServedDoor&) = delete;
-  ServedDoor& operator=(const ServedDoor&) = delete;
 
  private:
   void serve();

@@ -25,7 +25,6 @@ class UcxWorker {
   /// False in a forked child.
   bool mine() const;
   UcxWorker(const UcxWorker&) = delete;
-  UcxWorker& operator=(const UcxWorker&) = delete;
 
   const UcxLibrary& ucx() const { return ucx_; }
   ucp_worker_h get() const { return worker_; }

@@ -148,7 +148,6 @@ struct NvxWork::Telling {
   explicit Telling(const NvxWork& work) : work(work), outer(std::exchange(innermost_, this)) {}
   ~Telling() { innermost_ = outer; }
   Telling(const Telling&) = delete;
-  Telling& operator=(const Telling&) = delete;
 
   const NvxWork& work;
   const Telling* const outer;

@@ -39,8 +39,6 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store, GroupOfDevices of_devices)
       : group_(std::move(group)), store_(std::move(store)), of_devices_(std::move(of_devices)) {}
   ~Delegate();
-  Delegate(const Delegate&) = delete;
-  Delegate& operator=(const Delegate&) = delete;
 
   /// Whether the delegate runs this collective on this thread's current stream. Type and operator must be set. May be a
   /// step of all ranks: the first call for a collective that NVX_DELEGATE names connects them. bytes: of the whole
