@@ -147,16 +147,8 @@ std::function<PairVerdict()> DeviceEnd::state_writer(size_t to, DevicePtr from, 
           patience = home_.patience()]() -> PairVerdict {
     MutexLock lock(writes->mutex);
     if (writes->closed) return {};
-    const Deadline deadline = Deadline::after(patience);
-    const auto write = [=]() -> PairVerdict {
-      DeviceWork work(driver, device, touches);
-      return work.carry_out([&]() -> PairVerdict {
-        work.copy(at, from, bytes);
-        if (work.drain(deadline)) return {};
-        return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
-      });
-    };
-    const PairVerdict wrote = run_work(write, deadline);
+    const auto write = [=](DeviceWork& work) { work.copy(at, from, bytes); };
+    const PairVerdict wrote = work_now(driver, device, touches, "a copy", write, Deadline::after(patience));
     writes->hung |= wrote.state == PairState::kHung;
     return wrote;
   };
@@ -263,11 +255,12 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
   request.device = options_.device;
   request.home = home_.id();
   const DeviceFacts facts =
-      ask_device<DeviceFacts>("asking for the GPU's UUID", [driver = home_.driver(), device = options_.device] {
-        DeviceFacts facts;
-        demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
-        return facts;
-      });
+      call_or_throw<DeviceFacts>("asking for the GPU's UUID", Deadline::after(home_.patience()),
+                                 [driver = home_.driver(), device = options_.device] {
+                                   DeviceFacts facts;
+                                   demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
+                                   return facts;
+                                 });
   warn_if_not_shown(facts);
   request.uuid = facts.uuid;
   request.resident = resident;
@@ -279,18 +272,13 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
   return agree_on_rooms(exchange, *share_, request);
 }
 
-template <class Result>
-Result DeviceEnd::ask_device(const std::string& what, std::function<Result()> call) const {
-  return call_or_throw<Result>(what, Deadline::after(home_.patience()), std::move(call));
-}
-
 std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t bytes) const {
   constexpr size_t kPage = 65536;
   bytes = (bytes + kPage - 1) / kPage * kPage;
   const auto make = [driver = home_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
     return DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
   };
-  return ask_device<std::shared_ptr<DeviceRegion>>("pinning " + what, make);
+  return call_or_throw<std::shared_ptr<DeviceRegion>>("pinning " + what, Deadline::after(home_.patience()), make);
 }
 
 void DeviceEnd::take_memory(uint32_t first_epoch) {
@@ -335,9 +323,7 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   std::vector<DevicePools::Rank> ranks(cards.size());
   for (size_t r = 0; r < cards.size(); ++r) {
     if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))
-      throw Error(Code::kMismatch,
-                  "nvx: " + options_.name(int(r)) + " describes its GPU in the format of another version of nvx",
-                  kOneVersion);
+      throw of_another_version(options_.name(int(r)));
     if (int(r) == options_.rank || !shares_virtual_memory(share_->peer(int(r)))) continue;
     ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &kernel::pool_views(&control())[r],
                 options_.describe(int(r))};
@@ -364,18 +350,12 @@ std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting&
   std::vector<std::shared_ptr<DeviceRegion>> touches{image, control_, share_->arena().hold()};
   if (*homes.begin() != share_->arena().at(span_.offset) || homes.size() > 1)
     touches.push_back(share_->arena().hold_fallback());
-  const Deadline deadline = Deadline::after(home_.patience());
-  const auto write = [driver = home_.driver(), device = options_.device, touches, homes, pad, state, deadline,
-                      from = image->base(), to = state_at()]() -> PairVerdict {
-    DeviceWork work(driver, device, touches);
-    return work.carry_out([&]() -> PairVerdict {
-      for (const DevicePtr home : homes) work.copy(home, from, pad);
-      work.copy(to, from + pad, state);
-      if (work.drain(deadline)) return {};
-      return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
-    });
+  const auto write = [homes, pad, state, from = image->base(), to = state_at()](DeviceWork& work) {
+    for (const DevicePtr home : homes) work.copy(home, from, pad);
+    work.copy(to, from + pad, state);
   };
-  const PairVerdict wrote = run_work(write, deadline);
+  const PairVerdict wrote =
+      work_now(home_.driver(), options_.device, touches, "a copy", write, Deadline::after(home_.patience()));
   if (wrote.fine()) return touches;
   const bool hung = wrote.state == PairState::kHung;  // the device may still write to the pad
   if (hung) share_->arena().quarantine(std::exchange(span_, Span{}));

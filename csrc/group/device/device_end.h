@@ -103,8 +103,6 @@ class DeviceEnd {
   std::vector<std::shared_ptr<DeviceRegion>> format(const TrialSetting& setting);
   void let_go();
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;
-  template <class Result>
-  Result ask_device(const std::string& what, std::function<Result()> call) const;
   std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;
   size_t pad_bytes() const { return kernel::DevicePad{channel_.shape}.bytes(); }
   DevicePtr state_at() const { return share_->arena().at(span_.offset + pad_bytes()); }

@@ -244,9 +244,7 @@ Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomReq
   for (size_t r = 0; r < cards.size(); ++r) {
     const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
     if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
-      throw Error(Code::kMismatch,
-                  "nvx: " + request.name(int(r)) + " describes its GPU in the format of another version of nvx",
-                  kOneVersion);
+      throw of_another_version(request.name(int(r)));
     rooms.arena_free = std::min(rooms.arena_free, cards[r].arena_free);
     wanted = std::min(wanted, cards[r].wanted);
   }

@@ -300,9 +300,7 @@ class DeviceTrial {
     bool is_corrupt = false;
     for (uint32_t r = 0; r < ranks(); ++r) {
       if (cards[r].magic != TrialCard::kMagic || cards[r].rank != int32_t(r))
-        throw Error(Code::kMismatch,
-                    "nvx: " + setting_.name(int(r)) + " describes its GPU in the format of another version of nvx",
-                    kOneVersion);
+        throw of_another_version(setting_.name(int(r)));
       const bool is_over = cards[r].ended == kTrialEpochs, is_wrong = cards[r].wrong < kTrialEpochs;
       if (is_wrong && wrong_.empty())
         wrong_ = setting_.name(int(r)) + "'s kernel " + kStages[cards[r].wrong].name() +

@@ -31,6 +31,12 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
+/// For a card that does not have this version's layout.
+inline Error of_another_version(const std::string& who) {
+  return {Code::kMismatch, "nvx: " + who + " describes its GPU in the format of another version of nvx",
+          "install one version of nvx on all hosts"};
+}
+
 /// Decodes each rank's cards and checks their size.
 template <class T>
 std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each, const RankNames& name_of) {

@@ -7,18 +7,12 @@
 #include "memory/gpu/device_work.h"
 
 namespace nvx {
-namespace {
-
-std::string name_of(int device) { return "the shared memory of GPU " + std::to_string(device); }
-
-}  // namespace
-
 DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes,
                          std::chrono::milliseconds patience)
     : driver_(std::move(driver)),
       region_(DeviceRegion::make(driver_, device, kind, bytes)),
       patience_(patience),
-      spans_(bytes, kSpanPage, name_of(device), [](Span) {}) {}
+      spans_(bytes, kSpanPage, "the shared memory of GPU " + std::to_string(device), [](Span) {}) {}
 
 DeviceArena::HostFallback& DeviceArena::open_fallback() {
   const std::string what =
@@ -34,7 +28,9 @@ DeviceArena::HostFallback& DeviceArena::open_fallback() {
 
 Span DeviceArena::allocate(size_t bytes) {
   const Span span = spans_.allocate(bytes);
-  const PairVerdict filled = fill_now(driver_, region_, span.offset, 0, span.bytes, Deadline::after(patience_));
+  const PairVerdict filled = work_now(
+      driver_, region_->device(), {region_}, "filling",
+      [at = at(span.offset), span](DeviceWork& work) { work.fill(at, 0, span.bytes); }, Deadline::after(patience_));
   const std::string what = "nvx: GPU " + std::to_string(region_->device()) + " did not fill " +
                            std::to_string(span.bytes >> 10) + " KiB of its memory: " + filled.why;
   switch (filled.state) {

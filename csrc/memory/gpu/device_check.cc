@@ -4,17 +4,12 @@
 #include <string>
 #include <utility>
 
-#include "memory/driver/thread_call.h"
+#include "base/hash.h"
 
 namespace nvx {
 namespace {
 
-uint64_t word_of(uint64_t seed, uint64_t i) {
-  uint64_t x = seed + (i + 1) * 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
+uint64_t word_of(uint64_t seed, uint64_t i) { return Hash().add(seed + i * 0x9e3779b97f4a7c15).value(); }
 
 void write_pattern(std::byte* at, uint64_t seed) {
   for (size_t i = 0; i < kCheckBytes / sizeof(uint64_t); ++i) {

@@ -40,9 +40,7 @@ void Meeting::introduce() {
   for (size_t r = 0; r < ranks(); ++r) {
     const DeviceCard& other = cards_[r];
     if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
-      throw Error(Code::kMismatch,
-                  "nvx: " + options_.name(int(r)) + " describes its GPU as another version of nvx does",
-                  "have all ranks use the same nvx");
+      throw of_another_version(options_.name(int(r)));
   }
   share_.agreement_ = agree_on_kind(cards_, options_.name);
 }

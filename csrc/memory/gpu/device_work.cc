@@ -59,14 +59,15 @@ PairVerdict run_work(std::function<PairVerdict()> work, const Deadline& deadline
   }
 }
 
-PairVerdict fill_now(const std::shared_ptr<DeviceDriver>& driver, const std::shared_ptr<DeviceRegion>& region,
-                     size_t offset, uint8_t value, size_t bytes, const Deadline& deadline) {
+PairVerdict work_now(const std::shared_ptr<DeviceDriver>& driver, int device,
+                     const std::vector<std::shared_ptr<DeviceRegion>>& touches, const std::string& what,
+                     const std::function<void(DeviceWork&)>& begin, const Deadline& deadline) {
   const auto work = [=]() -> PairVerdict {
-    DeviceWork fill(driver, region->device(), {region});
-    return fill.carry_out([&]() -> PairVerdict {
-      fill.fill(region->base() + offset, value, bytes);
-      if (fill.drain(deadline)) return {};
-      return {PairState::kHung, "filling did not end within " + how_long(deadline)};
+    DeviceWork work(driver, device, touches);
+    return work.carry_out([&]() -> PairVerdict {
+      begin(work);
+      if (work.drain(deadline)) return {};
+      return {PairState::kHung, what + " did not end within " + how_long(deadline)};
     });
   };
   return run_work(work, deadline);

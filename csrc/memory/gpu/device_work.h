@@ -62,8 +62,10 @@ class DeviceWork {
 /// throws Error if the driver refuses.
 PairVerdict run_work(std::function<PairVerdict()> work, const Deadline& deadline);
 
-/// Fills a part of a region and waits for completion. If it hangs, the region stays until the process ends.
-PairVerdict fill_now(const std::shared_ptr<DeviceDriver>& driver, const std::shared_ptr<DeviceRegion>& region,
-                     size_t offset, uint8_t value, size_t bytes, const Deadline& deadline);
+/// Begins work, by `begin`, on a queue of its own, and waits until it is complete. `what`: the work, for messages. If
+/// it hangs, the memory that it touches stays until the process ends.
+PairVerdict work_now(const std::shared_ptr<DeviceDriver>& driver, int device,
+                     const std::vector<std::shared_ptr<DeviceRegion>>& touches, const std::string& what,
+                     const std::function<void(DeviceWork&)>& begin, const Deadline& deadline);
 
 }  // namespace nvx

@@ -429,8 +429,8 @@ TEST(DeviceShare, WhatPeersSayIsNotBelieved) {
     size_t byte, bytes;
     const char* says;
   } kSpoilt[] = {
-      {0, 0, 1, "describes its GPU as another version of nvx does"},
-      {0, 8, 1, "describes its GPU as another version of nvx does"},
+      {0, 0, 1, "describes its GPU in the format of another version of nvx"},
+      {0, 8, 1, "describes its GPU in the format of another version of nvx"},
       {0, 100, 0, "is damaged"},
       {1, 0, 1, "GPU memory that it cannot have"},
       {1, 12, 1, "GPU memory that it cannot have"},
