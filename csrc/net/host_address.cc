@@ -1,7 +1,6 @@
 #include "net/host_address.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -9,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <functional>
 
 #include "base/handle.h"
 #include "base/words.h"
@@ -37,13 +35,6 @@ HostAddress address_at(const sockaddr* address, const char* interface) {
   return host;
 }
 
-void each_interface(const std::function<void(const ifaddrs&)>& body) {
-  ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return;
-  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) body(*entry);
-  freeifaddrs(first);
-}
-
 bool is_loopback(const HostAddress& own) {
   bool loopback = false;
   each_interface([&](const ifaddrs& entry) {
@@ -68,6 +59,13 @@ bool says_no_way(int error) {
 }
 
 }  // namespace
+
+void each_interface(const std::function<void(const ifaddrs&)>& body) {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return;
+  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) body(*entry);
+  freeifaddrs(first);
+}
 
 std::string HostAddress::text() const {
   char text[INET6_ADDRSTRLEN] = "?";

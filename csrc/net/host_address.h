@@ -1,9 +1,11 @@
 #pragma once
 
+#include <ifaddrs.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,6 +33,9 @@ inline constexpr size_t kMostAddresses = 16;
 std::optional<AddressBytes> address_bytes(const sockaddr* address);
 /// The address as the kernel takes it.
 std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address);
+/// Calls `body` for each address of each interface.
+void each_interface(const std::function<void(const ifaddrs&)>& body);
+
 /// The source addresses of this host's packets, for any interface: all addresses that have a meaning on other hosts, at
 /// most kMostAddresses, IPv4 first.
 std::vector<AddressBytes> own_addresses();

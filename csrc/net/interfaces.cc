@@ -1,8 +1,6 @@
 #include "net/interfaces.h"
 
-#include <ifaddrs.h>
 #include <net/if.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,19 +63,14 @@ const char* set_in_environment(const char* name) {
 
 std::vector<Interface> interfaces() {
   std::vector<Interface> found;
-  ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return found;
-  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) {
+  each_interface([&](const ifaddrs& entry) {
     constexpr unsigned kActive = IFF_UP | IFF_RUNNING;
-    if (!entry->ifa_addr || (entry->ifa_flags & kActive) != kActive) continue;
-    if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6) continue;
-    const auto same = [&](const Interface& known) { return known.name == entry->ifa_name; };
-    if (std::any_of(found.begin(), found.end(), same)) continue;
-    const std::string name = entry->ifa_name;
-    const bool loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
+    const std::string name = entry.ifa_name;
+    if (!address_bytes(entry.ifa_addr) || (entry.ifa_flags & kActive) != kActive) return;
+    if (std::ranges::find(found, name, &Interface::name) != found.end()) return;
+    const bool loopback = (entry.ifa_flags & IFF_LOOPBACK) != 0;
     found.push_back({name, loopback, is_bridge(name), is_hardware(name), mbits_of(name)});
-  }
-  freeifaddrs(first);
+  });
   return found;
 }
 
