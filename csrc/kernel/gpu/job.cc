@@ -12,16 +12,6 @@ constexpr const char* kNames[] = {"reduce_packets",  "reduce_packets_two_shot", 
                                   "exchange_chunks", "exchange_pieces",         "move_own"};
 static_assert(std::size(kNames) == kDeviceAlgorithmCount);
 
-Job message_job(DeviceAlgorithm algorithm, size_t bytes, DType dtype, uint32_t sender) {
-  Job job;
-  job.fingerprint.collective = Collective::kBroadcast;
-  job.fingerprint.dtype = dtype;
-  job.fingerprint.root = job.root = int32_t(sender);
-  job.fingerprint.count = bytes / size_of(dtype);
-  job.algorithm = algorithm;
-  return job;
-}
-
 }  // namespace
 
 const char* name(DeviceAlgorithm algorithm) { return kNames[size_t(algorithm)]; }
@@ -124,18 +114,6 @@ Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_
   std::copy(to.begin(), to.end(), table + from.size());
   job.send = {Kind::kOwn, index, nullptr, from.size()};
   job.recv = {Kind::kOwn, index + uint32_t(from.size()), nullptr, to.size()};
-  return job;
-}
-
-Job job_of_send(DeviceAlgorithm algorithm, const Piece& message, DType dtype, uint32_t rank) {
-  Job job = message_job(algorithm, message.bytes, dtype, rank);
-  job.send = {Kind::kOnly, 1 - rank, message.data, message.bytes};
-  return job;
-}
-
-Job job_of_recv(DeviceAlgorithm algorithm, const Piece& room, DType dtype, uint32_t rank) {
-  Job job = message_job(algorithm, room.bytes, dtype, 1 - rank);
-  job.recv = {Kind::kOnly, 1 - rank, room.data, room.bytes};
   return job;
 }
 

@@ -15,7 +15,7 @@ enum class DeviceAlgorithm : uint8_t {
   kReducePackets,         ///< all to all readers: all_reduce and reduce in one step; reduce_scatter
   kReducePacketsTwoShot,  ///< all_reduce in two steps, for more than a few KiB
   kReduceChunks,          ///< the same in chunks, for any length: all_reduce, reduce, reduce_scatter
-  kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier; messages
+  kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier
   kExchangeChunks,        ///< the same in chunks
   kExchangePieces,        ///< the same, pair by pair: packets if the piece fits, otherwise chunks
   kMoveOwn,               ///< copies between pieces of this rank alone; no peer takes part
@@ -135,11 +135,6 @@ void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place
 /// A job that copies each piece of `from` to the same piece of `to`. Both are listed in `table`, as if it began at
 /// `index`.
 Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table);
-
-/// The sender's and the receiver's job of a message, on a channel of these two ranks that serves only this direction.
-/// The message is a broadcast whose root is the sender. The fingerprint, with type and number of elements, must match.
-Job job_of_send(DeviceAlgorithm algorithm, const Piece& message, DType dtype, uint32_t rank);
-Job job_of_recv(DeviceAlgorithm algorithm, const Piece& room, DType dtype, uint32_t rank);
 
 /// Whether the algorithm can run the job: its collective, its type and, for packets, its length. Launches refuse other
 /// jobs. If counts differ by rank, the answer may differ too; kExchangePieces and chunks are the algorithms that all
