@@ -3,6 +3,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/collective.h"
 #include "schedule/step.h"
 
 /// All schedules, one row each. Tests prove the rows, simulations run them, and a plan chooses among them.
@@ -23,17 +24,7 @@ namespace nvx::schedule {
 /// Inputs stay unchanged, and nothing outside the listed output is written, in particular no output of a rank that
 /// receives no result. Except in all_to_all, input and output may share memory: bytes of the input may be at the place
 /// of the same bytes of the output.
-enum class Collective : uint8_t {
-  kAllReduce,
-  kReduceScatter,
-  kAllGather,
-  kBroadcast,
-  kReduce,
-  kGather,
-  kScatter,
-  kAllToAll,
-  kBarrier
-};
+using nvx::Collective;
 
 /// The order in which the terms of an element are combined. It depends on the layout alone, never on the arrival of
 /// messages. All ranks that receive an element receive the same bits, provided that combining a with b gives the same
@@ -67,8 +58,6 @@ std::span<const Row> catalog();
 
 /// Null if there is no such row.
 const Row* find(Collective collective, std::string_view name);
-
-const char* name(Collective collective);
 
 /// The defaults of a schedule: no scratch, any layout, no sums.
 struct AnyLayout {

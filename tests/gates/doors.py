@@ -46,8 +46,9 @@ FOLDERS = {
     "torch/python": {"torch", "torch/core", "torch/streams", "torch/device", "torch/reconfigure"},
 }
 # Single files that a folder may include although their folder or room is not allowed to it: the loops of `level.h`, the
-# factories of the links, and the layouts that the verbs of a tile write to.
+# factories of the links, the layouts that the verbs of a tile write to, and the names of the collectives.
 HATCHES = {
+    "schedule": {"base/collective.h"},
     "net": {"kernel/reduce/level.h", "net/tcp/tcp.h", "net/ucx/ucx.h"},
     "kernel": {"kernel/gpu/device_pad.h"},
 }
@@ -133,6 +134,7 @@ EXAMPLES = (
     ("base/error.cc", "#include <sys/socket.h>\n#include <linux/futex.h>", False),
     ("schedule/ring.h", '#include "base/error.h"', True),
     ("schedule/ring.h", '#include "schedule/step.h"\n#include <cstdint>', False),
+    ("schedule/catalog.h", '#include "base/collective.h"', False),
     ("net/executor.cc", '#include "kernel/reduce/level.h"', False),
     ("net/executor.cc", '#include "kernel/reduce/dtype.h"', True),
     ("net/executor.cc", '#include "kernel/cpu/launch.h"', True),

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <string_view>
 
 #include "kernel/cpu/direct.h"
 #include "memory/shm/leases.h"
@@ -18,25 +17,21 @@ constexpr size_t kSlot = kernel::kSlotBytes;
 /// One row per collective: its algorithm for messages up to the limit, and for larger ones.
 struct Row {
   Collective collective;
-  const char* name;
   Algorithm small, large;
   Tune limit = {};  ///< where `small` and `large` differ
 };
 
 constexpr Row kTable[] = {
-    {Collective::kAllReduce, "all_reduce", Algorithm::kReduceOneShot, Algorithm::kReducePipelined,
-     Tune::kAllReduceOneShot},
-    {Collective::kReduce, "reduce", Algorithm::kReduceOneShot, Algorithm::kReducePipelined, Tune::kReduceOneShot},
-    {Collective::kReduceScatter, "reduce_scatter", Algorithm::kReduceScatterOneShot, Algorithm::kReduceScatterPipelined,
+    {Collective::kAllReduce, Algorithm::kReduceOneShot, Algorithm::kReducePipelined, Tune::kAllReduceOneShot},
+    {Collective::kReduce, Algorithm::kReduceOneShot, Algorithm::kReducePipelined, Tune::kReduceOneShot},
+    {Collective::kReduceScatter, Algorithm::kReduceScatterOneShot, Algorithm::kReduceScatterPipelined,
      Tune::kReduceScatterOneShot},
-    {Collective::kAllGather, "all_gather", Algorithm::kPublishOneShot, Algorithm::kPublishPipelined,
-     Tune::kAllGatherOneShot},
-    {Collective::kBroadcast, "broadcast", Algorithm::kPublishOneShot, Algorithm::kPublishPipelined,
-     Tune::kBroadcastOneShot},
-    {Collective::kAllToAll, "all_to_all", Algorithm::kExchange, Algorithm::kExchange},
-    {Collective::kGather, "gather", Algorithm::kExchange, Algorithm::kExchange},
-    {Collective::kScatter, "scatter", Algorithm::kExchange, Algorithm::kExchange},
-    {Collective::kBarrier, "barrier", Algorithm::kBarrier, Algorithm::kBarrier},
+    {Collective::kAllGather, Algorithm::kPublishOneShot, Algorithm::kPublishPipelined, Tune::kAllGatherOneShot},
+    {Collective::kBroadcast, Algorithm::kPublishOneShot, Algorithm::kPublishPipelined, Tune::kBroadcastOneShot},
+    {Collective::kAllToAll, Algorithm::kExchange, Algorithm::kExchange},
+    {Collective::kGather, Algorithm::kExchange, Algorithm::kExchange},
+    {Collective::kScatter, Algorithm::kExchange, Algorithm::kExchange},
+    {Collective::kBarrier, Algorithm::kBarrier, Algorithm::kBarrier},
 };
 
 const Row& row(Collective collective) {
@@ -60,8 +55,6 @@ size_t most_lease(const PlanFacts& facts) {
   const size_t share = facts.l3_bytes * 3 / 4 / std::max<size_t>(facts.ranks, 1);
   return std::clamp<size_t>(std::min(share, kernel::kDepth * facts.l2_bytes), 1 << 20, 12 << 20);
 }
-
-const char* name(Collective collective) { return collective == Collective::kNone ? "nothing" : row(collective).name; }
 
 std::vector<Algorithm> host_algorithms_of(Collective collective) {
   const Row& r = row(collective);
@@ -196,12 +189,7 @@ InterHostPlan plan_between(Across collective, size_t bytes, const PlanFacts& fac
   return {nullptr, 0, false, Collective::kNone, Collective::kNone, ""};
 }
 
-Across across(Collective collective) {
-  for (int c = 0; c <= int(Across::kBarrier); ++c) {
-    if (std::string_view(schedule::name(Across(c))) == name(collective)) return Across(c);
-  }
-  return Across::kBarrier;
-}
+Across across(Collective collective) { return collective == Collective::kNone ? Across::kBarrier : collective; }
 
 /// Must match the slices and staged bytes of `group/hierarchy/slices.h`; a test compares them.
 Sizes sizes(Across collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts) {

@@ -79,8 +79,6 @@ Sizes sizes(schedule::Collective collective, size_t bytes, const InterHostPlan& 
 /// The largest size for one-shot, in bytes.
 size_t one_shot_limit(kernel::Collective collective, const PlanFacts& facts);
 
-const char* name(kernel::Collective collective);
-
 /// The plan in words, for a rank of the host with the most ranks.
 std::string explain(kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 

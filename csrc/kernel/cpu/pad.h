@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "base/collective.h"
 #include "base/failure_note.h"
 #include "base/flag.h"
 #include "kernel/reduce/dtype.h"
@@ -16,23 +17,7 @@ namespace nvx::kernel {
 /// There is one pad per rank and group, in the rank's own arena. Its owner is the only writer of every field, except
 /// where noted.
 
-enum class Collective : uint8_t {
-  kNone,
-  kAllReduce,
-  kReduce,
-  kReduceScatter,
-  kAllGather,
-  kBroadcast,
-  kAllToAll,
-  kGather,
-  kScatter,
-  kBarrier,
-};
-
-/// Whether the collective combines the ranks' elements.
-constexpr bool reduces(Collective c) {
-  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
-}
+using nvx::Collective;
 
 /// How tensors store their elements. Sparse tensors use host memory, in several steps of one collective.
 enum class Form : uint8_t { kDense, kSparse };

@@ -185,9 +185,8 @@ constexpr ExpectedInterHost kInterHostPlans[] = {
 
 std::string row_between(const ExpectedInterHost& e, const char* schedule, size_t slice_kb, bool by_leader) {
   char text[160];
-  std::snprintf(text, sizeof text, "%-15s %4zu hosts %2zu rails %9zu B  %-20s slices of %6zu KiB%s",
-                schedule::name(e.collective), e.hosts, e.rails, e.bytes, schedule, slice_kb,
-                by_leader ? ", one rank of each host" : "");
+  std::snprintf(text, sizeof text, "%-15s %4zu hosts %2zu rails %9zu B  %-20s slices of %6zu KiB%s", name(e.collective),
+                e.hosts, e.rails, e.bytes, schedule, slice_kb, by_leader ? ", one rank of each host" : "");
   return text;
 }
 
@@ -255,14 +254,13 @@ TEST(PlanBetween, ExplainsItself) {
 
 /// The steps inside a host have a name for every collective between hosts.
 TEST(PlanBetween, NamesWhatGoesOnInsideForEveryQuestion) {
-  for (int c = 0; c <= int(Across::kBarrier); ++c) {
+  for (int c = int(Across::kAllReduce); c <= int(Across::kBarrier); ++c) {
     for (const size_t hosts : {2, 9}) {
       for (const size_t bytes : {size_t(8), 1 * M}) {
         PlanFacts facts = machine(2);
         facts.hosts = hosts;
         const InterHostPlan inter_host = plan_between(Across(c), bytes, facts);
-        EXPECT_TRUE(inter_host.before != Collective::kNone || inter_host.after != Collective::kNone)
-            << schedule::name(Across(c));
+        EXPECT_TRUE(inter_host.before != Collective::kNone || inter_host.after != Collective::kNone) << name(Across(c));
       }
     }
   }
@@ -279,7 +277,7 @@ TEST(PlanBetween, BlocksOfAnySizeTakeAScheduleThatServesThem) {
 
 /// Every collective has a schedule between any number of hosts, with slices that are not empty, and a reason.
 TEST(PlanBetween, ServesEveryQuestion) {
-  for (int c = 0; c <= int(Across::kBarrier); ++c) {
+  for (int c = int(Across::kAllReduce); c <= int(Across::kBarrier); ++c) {
     for (const size_t hosts : {1, 2, 3, 8, 9, 10'000}) {
       for (const size_t rails : {1, 2, 8}) {
         PlanFacts facts = machine(rails);
