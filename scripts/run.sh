@@ -30,7 +30,7 @@ source scripts/build.sh
 # shellcheck source=scripts/test.sh
 source scripts/test.sh
 
-run_demo() { "$py" -m nvx.demo; }
+run_demo() { "$py" -m nvx demo; }
 run_bench() { "$py" -m nvx.bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo; }
 run_check() { "$py" tests/gates/run --install --jobs "$jobs"; }
 run_wheels() { "$py" scripts/wheels.py; }

@@ -20,6 +20,8 @@ import torch.nn as nn
 
 import nvx
 
+from .bench.train import wrapped
+
 BATCH = 4
 BATCHES = 2  # so few that the loss falls within the demo
 BACKENDS = ("nvx", "gloo")
@@ -27,34 +29,11 @@ STRATEGIES = ("DDP", "FSDP2")
 TURN = 4  # steps that one backend trains before the other continues
 
 
-def make_model():
-    """The same weights in every process and every call."""
-    torch.manual_seed(0)
-    widths = [512, 2048, 2048, 2048, 2048, 2048]
-    layers = []
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
-        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
-
-
-def wrap(model, strategy, group):
-    if strategy == "DDP":
-        return nn.parallel.DistributedDataParallel(model, process_group=group)
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = DeviceMesh.from_group(group, "cpu")
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
 class Trainer:
     """One model under one strategy over one backend."""
 
     def __init__(self, strategy, group):
-        self.model = wrap(make_model(), strategy, group)
+        self.model = wrapped(strategy.lower(), group, torch.device("cpu"))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2)
         generator = torch.Generator().manual_seed(1 + dist.get_rank(group))
         self.inputs = torch.randn(BATCHES, BATCH, 512, generator=generator)
@@ -204,7 +183,3 @@ def main(arguments=None):
             print(f"nvx demo: a rank failed\n{raised}", file=sys.stderr)
             return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

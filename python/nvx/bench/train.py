@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from . import machine, report
@@ -44,15 +45,15 @@ def model() -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def wrapped(kind: str, contender: TorchContender) -> nn.Module:
-    """The model as DDP or FSDP2 runs it over this contender's group."""
-    plain = model().to(contender.world.device)
+def wrapped(kind: str, group: dist.ProcessGroup, device: torch.device) -> nn.Module:
+    """The model as DDP or FSDP2 runs it over this group."""
+    plain = model().to(device)
     if kind == "ddp":
-        return nn.parallel.DistributedDataParallel(plain, process_group=contender.group)
+        return nn.parallel.DistributedDataParallel(plain, process_group=group)
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = DeviceMesh.from_group(contender.group, contender.world.device.type)
+    mesh = DeviceMesh.from_group(group, device.type)
     for layer in (*plain, plain):
         if isinstance(layer, nn.Linear) or layer is plain:
             fully_shard(layer, mesh=mesh).set_allocate_memory_from_process_group_for_comm(kind == LENT)
@@ -70,7 +71,7 @@ def silent(kind: str, contender: TorchContender) -> nn.Module:
         whole.set_result(bucket.buffer())
         return whole
 
-    trained = wrapped(kind, contender)
+    trained = wrapped(kind, contender.group, contender.world.device)
     trained.register_comm_hook(None, hand_back)
     return trained
 
@@ -131,7 +132,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
 
 
 def _kind(world: World, kind: str, usable: list[TorchContender], effort: Effort) -> list[dict[str, Any]]:
-    models = [wrapped(kind, contender) for contender in usable]
+    models = [wrapped(kind, contender.group, world.device) for contender in usable]
     steps = [stepper(trained, world.rank, world.device) for trained in [*models, silent(kind, usable[0])]]
     *timings, alone = measure(world, steps, effort)
     ends = [weights(trained) for trained in models]
