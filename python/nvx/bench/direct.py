@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .peers import Call, Case, Contender, Unsupported, repeat
+from .peers import Call, Case, Contender, Unsupported, ping_pong, repeat
 from .world import World, under_mpi
 
 DEEPSPEED_OP = "nvx_bench_deepspeed_shm"
@@ -110,15 +111,15 @@ class MpiContender(Contender):
         return [m.memory.fromaddress(tensor.data_ptr(), tensor.nbytes), kind]
 
     def _op(self, op: str) -> Any:
-        names = {"prod": "PROD"}
         if op == "avg":
             raise Unsupported("MPI has no AVG")
-        return getattr(self.mpi, names.get(op, op.upper()))
+        return getattr(self.mpi, op.upper())
 
     def _call(self, case: Case) -> Call:
         world, root, name = self.world, case.root, case.row.name
         send, receive = self._buffer(case, case.send), self._buffer(case, case.receive)
         in_place, at_root = self.mpi.IN_PLACE, case.world.rank == root
+        peer = case.world.rank ^ 1
         source = in_place if case.variant == "in-place" else send
         if name == "all_reduce":
             op = self._op(case.op)
@@ -137,23 +138,8 @@ class MpiContender(Contender):
             "all_to_all": lambda: world.Alltoall(send, receive),
             "gather": lambda: world.Gather(send, receive if at_root else None, root),
             "scatter": lambda: world.Scatter(send if at_root else None, receive, root),
-            "sendrecv": self._ping_pong(case, send, receive),
+            "sendrecv": ping_pong(case, partial(world.Send, send, peer), partial(world.Recv, receive, peer)),
         }[name]
-
-    def _ping_pong(self, case: Case, send: list, receive: list) -> Call:
-        world, peer = self.world, case.world.rank ^ 1
-
-        def first() -> None:
-            world.Send(send, peer)
-            world.Recv(receive, peer)
-
-        def second() -> None:
-            world.Recv(receive, peer)
-            world.Send(send, peer)
-
-        if peer >= case.world.size:
-            return lambda: None
-        return first if case.world.rank < peer else second
 
     def close(self) -> None:
         self.world.Free()

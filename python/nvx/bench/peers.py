@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,8 +164,7 @@ def repeat(call: Call, times: int) -> Call:
 
 
 def _reduce_op(op: str) -> dist.ReduceOp:
-    names = {"prod": "PRODUCT", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-    return getattr(dist.ReduceOp, names.get(op, op.upper()))
+    return getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
 
 
 def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -> Callable[[], dist.Work | None]:
@@ -172,7 +172,8 @@ def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -
     send, receive, root, a = case.send, case.receive, case.root, async_op
     name, at_root = case.row.name, case.world.rank == case.root
     if name == "sendrecv":
-        return _ping_pong(case, group)
+        peer = case.world.rank ^ 1
+        return ping_pong(case, partial(dist.send, send, peer, group), partial(dist.recv, receive, peer, group))
     op = _reduce_op(case.op) if case.row.reduces else None
     parts = None
     if at_root and name in ("gather", "scatter"):
@@ -193,21 +194,17 @@ def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -
     }[name]
 
 
-def _ping_pong(case: Case, group: dist.ProcessGroup) -> Callable[[], None]:
-    """A send and a recv on each of two neighbours, one after the other; a rank without a neighbour does nothing."""
-    send, receive, peer = case.send, case.receive, case.world.rank ^ 1
-
-    def first() -> None:
-        dist.send(send, peer, group)
-        dist.recv(receive, peer, group)
-
-    def second() -> None:
-        dist.recv(receive, peer, group)
-        dist.send(send, peer, group)
-
-    if peer >= case.world.size:
+def ping_pong(case: Case, send: Call, receive: Call) -> Call:
+    """A send and a receive on each of two neighbours, one after the other; a rank without a neighbour does nothing."""
+    if (case.world.rank ^ 1) >= case.world.size:
         return lambda: None
-    return first if case.world.rank < peer else second
+    first, second = (receive, send) if case.world.rank & 1 else (send, receive)
+
+    def exchange() -> None:
+        first()
+        second()
+
+    return exchange
 
 
 def native() -> Any:
