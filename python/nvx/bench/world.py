@@ -189,9 +189,6 @@ class World:
         """Element by element, the largest over the ranks."""
         return self._reduced(values, "max")
 
-    def smallest(self, values: Sequence[float]) -> list[float]:
-        return self._reduced(values, "min")
-
     def total(self, values: Sequence[float]) -> list[float]:
         return self._reduced(values, "sum")
 
@@ -199,7 +196,7 @@ class World:
         import torch
         import torch.distributed as dist
 
-        ops = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "sum": dist.ReduceOp.SUM}
+        ops = {"max": dist.ReduceOp.MAX, "sum": dist.ReduceOp.SUM}
         numbers = torch.tensor(list(values), dtype=torch.float64)
         dist.all_reduce(numbers, op=ops[how])
         return numbers.tolist()
@@ -221,10 +218,10 @@ class World:
         dist.all_gather_object(reasons, reason)
         return next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text), "")
 
-    def say(self, text: str = "", end: str = "\n") -> None:
+    def say(self, text: str) -> None:
         """Prints on rank 0 only."""
         if self.rank == 0:
-            print(text, end=end, flush=True)
+            print(text, flush=True)
 
     def leave(self) -> None:
         import torch.distributed as dist
