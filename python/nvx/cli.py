@@ -1,7 +1,6 @@
 """The `nvx` command: `nvx COMMAND [arguments]`."""
 
 import importlib
-import importlib.util
 import os
 import select
 import sys
@@ -10,7 +9,7 @@ import sys
 COMMANDS = {
     "demo": ("nvx.demo", "train a small model over nvx and over gloo, side by side"),
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
-    "bench": ("nvx.bench", "time collectives against another backend, in nccl-tests' columns, and plot them"),
+    "bench": ("nvx.bench.cli", "time collectives against another backend, in nccl-tests' columns, and plot them"),
     "status": ("nvx.commands.status", "show the calls of the running ranks of this machine, and whom they wait for"),
     "drill": ("nvx.commands.drill", "inject faults into jobs, and judge how soon and how well the other ranks learn"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
@@ -20,14 +19,9 @@ COMMANDS = {
 }
 
 
-def commands():
-    """The rows of COMMANDS whose modules are installed."""
-    return {name: row for name, row in COMMANDS.items() if importlib.util.find_spec(row[0]) is not None}
-
-
 def usage():
     lines = ["usage: nvx COMMAND [arguments]   (nvx COMMAND --help says more)", ""]
-    lines += [f"  {name:10}{purpose}" for name, (_, purpose) in commands().items()]
+    lines += [f"  {name:10}{purpose}" for name, (_, purpose) in COMMANDS.items()]
     return "\n".join(lines)
 
 
@@ -53,7 +47,7 @@ def run(arguments):
 
         print(__version__)
         return 0
-    row = commands().get(arguments[0])
+    row = COMMANDS.get(arguments[0])
     if row is None:
         print(f"nvx: no command {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2

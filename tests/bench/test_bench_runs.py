@@ -135,7 +135,7 @@ def test_a_wrong_result_is_counted_and_fails(tmp_path):
         "    real(self, *given)\n"
         "    self.exact = True\n"
         "peers.TorchContender.__init__ = lie\n"
-        "from nvx.bench import main\n"
+        "from nvx.bench.cli import main\n"
         "sys.exit(main())\n"
     )
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), str(WHERE)]))

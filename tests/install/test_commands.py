@@ -13,6 +13,7 @@ import torch
 import warm
 from nvx import cli, demo, doctor
 from nvx.bench import collectives
+from nvx.bench.sizes import parse_size
 from nvx.commands import tune
 
 
@@ -23,15 +24,13 @@ def nvx(*arguments, timeout=300):
 def test_usage_lists_the_commands_there_are(capsys):
     assert cli.main([]) == 0
     listed = re.findall(r"^  (\w+) ", capsys.readouterr().out, re.MULTILINE)
-    assert listed == list(cli.commands())
+    assert listed == list(cli.COMMANDS)
     assert {"demo", "doctor", "explain", "env"} <= set(listed)
 
 
-def test_a_command_that_is_not_installed_is_not_listed(monkeypatch, capsys):
-    monkeypatch.setitem(cli.COMMANDS, "absent", ("nvx.no_such_module", "does nothing"))
+def test_a_command_that_does_not_exist_is_named(capsys):
     assert cli.main(["absent"]) == 2
     assert "no command 'absent'" in capsys.readouterr().err
-    assert "absent" not in cli.commands()
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
@@ -43,7 +42,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", list(cli.commands()))
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
 def test_every_command_has_help(command):
     ended = nvx(command, "--help")
     assert ended.returncode == 0, ended.stderr
@@ -256,9 +255,7 @@ def test_demo_sees_a_difference_in_the_weights():
 
 
 def test_explain_reads_sizes_as_people_write_them():
-    from nvx.commands.explain import size
-
-    assert [size(text) for text in ("8", "4K", "64m", "1G")] == [8, 4096, 64 << 20, 1 << 30]
+    assert [parse_size(text) for text in ("8", "4K", "64m", "1G")] == [8, 4096, 64 << 20, 1 << 30]
     ended = nvx("explain", "all_reduce", "8", "64M", "-n", "2")
     assert ended.returncode == 0, ended.stderr
     assert len(ended.stdout.strip().splitlines()) >= 2
