@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import collectives, payload, sizes, world
+from .sizes import argument
 from .world import RENDEZVOUS, LaunchError
 
 ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
@@ -47,18 +48,6 @@ class _NotHere(argparse.Action):
         parser.error(f"nccl-tests' {option_string} is not here: {self.const}")
 
 
-def _argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A converter that shows the text of its ValueError to the user."""
-
-    def checked(text: str) -> Any:
-        try:
-            return convert(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return checked
-
-
 def _above(least: float, kind: type = int) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         value = kind(text)
@@ -66,7 +55,7 @@ def _above(least: float, kind: type = int) -> Callable[[str], Any]:
             raise ValueError(f"{text} is below {least}")
         return value
 
-    return _argument(convert)
+    return argument(convert)
 
 
 def _names(text: str) -> list[str]:
@@ -98,7 +87,7 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
     )  # fmt: skip
     parser.add_argument("--backend", default="nvx", help="the backend under test (default nvx)")
     parser.add_argument(
-        "--vs", type=_argument(_names), default=_names(versus), metavar="A,B",
+        "--vs", type=argument(_names), default=_names(versus), metavar="A,B",
         help=f"contenders measured beside it: {VERSUS_HELP} (default: {versus or 'none'})",
     )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default cpu)")
@@ -132,7 +121,7 @@ def _sweep_parser() -> argparse.ArgumentParser:
         prog="nvx bench", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Times collectives and checks every element of their results.",
     )  # fmt: skip
-    size = _argument(sizes.parse_size)
+    size = sizes.size_argument
     add = parser.add_argument
     add("collectives", nargs="*", metavar="collective", help=", ".join(collectives.COLLECTIVES))
     add("--all", action="store_true", help="every collective")
@@ -141,30 +130,17 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("-e", "--maxbytes", type=size, default=32 << 20, help="largest size (default 32M)")
     add("-f", "--stepfactor", type=_above(0, float), default=0, help="factor between sizes")
     add("-i", "--stepbytes", type=size, default=1 << 20, help="step between sizes, where there is no factor")
-    add(
-        "--sizes",
-        type=_argument(lambda text: [sizes.parse_size(name) for name in _names(text)]),
-        help="a list instead",
-    )
-    add(
-        "--iters",
-        type=_above(0),
-        default=0,
-        help="iterations of each contender; 0 (default): as many as fill the blocks",
-    )
-    add(
-        "-w",
-        "--warmup_iters",
-        type=_above(0),
-        default=2,
-        help="calls not timed, before each block (default 2)",
-    )
+    add("--sizes", type=sizes.sizes_argument, help="a list instead")
+    iterations = "iterations of each contender; 0 (default): as many as fill the blocks"
+    add("--iters", type=_above(0), default=0, help=iterations)
+    calls = "calls not timed, before each block (default 2)"
+    add("-w", "--warmup_iters", type=_above(0), default=2, help=calls)
     add("-m", "--agg_iters", type=_above(1), default=1, help="operations in flight together in one iteration")
     add("--blocks", type=_above(1), default=7, help="blocks of each contender, taking turns (default 7)")
     add("--block-ms", type=_above(0, float), default=20.0, help="length of a block (default 20)")
-    add("-o", "--op", type=_argument(_ops), default=["sum"], help=f"{'/'.join(payload.OPS)}/all")
-    add("-d", "--datatype", type=_argument(_dtypes), default=["float"], help=f"{'/'.join(payload.DTYPES)}/all")
-    add("-r", "--root", type=_argument(_roots), default=[0], help="root ranks, or all")
+    add("-o", "--op", type=argument(_ops), default=["sum"], help=f"{'/'.join(payload.OPS)}/all")
+    add("-d", "--datatype", type=argument(_dtypes), default=["float"], help=f"{'/'.join(payload.DTYPES)}/all")
+    add("-r", "--root", type=argument(_roots), default=[0], help="root ranks, or all")
     add("-c", "--check", type=_above(0), default=1, help="checked runs before timing (default 1)")
     add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="columns of single iterations")
     add("-u", "--unalign", type=_above(0), default=0, help="index of the first element in its buffer")

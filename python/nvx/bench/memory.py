@@ -22,7 +22,7 @@ from .world import World
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", type=int, default=64, help="groups held at once (default 64)")
     parser.add_argument(
-        "-b", "--bytes", type=sizes.parse_size, default=16 << 20, help="all_reduced on each (default 16M)"
+        "-b", "--bytes", type=sizes.size_argument, default=16 << 20, help="all_reduced on each (default 16M)"
     )
     parser.add_argument("--idle", type=float, default=2.0, help="seconds of doing nothing (default 2)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -28,7 +28,7 @@ ALONE = "alone"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-b", "--bytes", type=sizes.parse_size, default=16 << 20, help="of the all_reduce (default 16M)"
+        "-b", "--bytes", type=sizes.size_argument, default=16 << 20, help="of the all_reduce (default 16M)"
     )
     parser.add_argument("--side", type=int, default=512, help="rows and columns of the product (default 512)")
     parser.add_argument("--iters", type=int, default=35, help="rounds of each contender (default 35)")

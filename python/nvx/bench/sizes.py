@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
+from typing import Any
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -13,9 +17,25 @@ def parse_size(text: str) -> int:
         size = float(body.removesuffix(unit)) * _UNITS[unit]
     except ValueError:
         raise ValueError(f"'{text}' is not a size: write 8, 64K, 1M or 2G") from None
-    if size < 0 or size != int(size):
+    if not 0 <= size < 1 << 62 or size != int(size):
         raise ValueError(f"'{text}' is not a whole number of bytes")
     return int(size)
+
+
+def argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A converter for argparse, which shows the text of its ValueError to the user."""
+
+    def checked(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+size_argument = argument(parse_size)
+sizes_argument = argument(lambda text: [parse_size(one) for one in text.split(",") if one.strip()])
 
 
 def scan(smallest: int, largest: int, factor: float = 0, step: int = 0) -> list[int]:

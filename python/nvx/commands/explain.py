@@ -15,7 +15,7 @@ import nvx
 
 from .. import delegate
 from ..bench.collectives import ALIASES
-from ..bench.sizes import exact
+from ..bench.sizes import exact, size_argument
 from .topo import columns, first_line
 
 SCHEMA = 1
@@ -24,23 +24,11 @@ steps: how often a rank waits for others, one wait after another.
 bytes: all that a rank reads, writes, sends and receives; inside a host several times the message.
 estimate: calculated from steps, bytes and measured times of other sizes. nvx chooses by a table of values,
 not by estimates, so the row that runs need not have the lowest one."""
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 OF_MESSAGES = (
     "send and recv have one algorithm: a small message is sent eagerly with its header, a large one by rendezvous when"
     " the receiver is ready; inside a host through shared staging, between hosts over UCX"
 )
-
-
-def size(text):
-    """Parses a size in bytes: 4096, 4K, 64M or 1G."""
-    unit = text[-1:].upper() if text[-1:].isalpha() else ""
-    number = text[: len(text) - len(unit)]
-    if unit not in UNITS or not number.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 4096, 4K, 64M or 1G")
-    if int(number) * UNITS[unit] >= 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text} is too large")
-    return int(number) * UNITS[unit]
 
 
 def rdma_gb_s(folder="/sys/class/infiniband"):
@@ -132,7 +120,7 @@ def main(arguments=None):
     parser.add_argument(
         "collective", nargs="?", help="all_reduce, all_gather, broadcast, ...; none: the keys of NVX_TUNE"
     )
-    parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes per rank: 4096, 4K, 64M")
+    parser.add_argument("sizes", nargs="*", type=size_argument, metavar="size", help="bytes per rank: 4096, 4K, 64M")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
     parser.add_argument("--hosts", type=int, default=1, help="hosts like this one; ranks are spread evenly")
     parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default cpu)")

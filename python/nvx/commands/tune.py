@@ -181,13 +181,6 @@ def selected(steps, keys):
     return [step for step in kept if step.keys]
 
 
-def list_of_sizes(text):
-    try:
-        return [sizes.parse_size(one) for one in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def parse(arguments):
     """The options, and the steps to measure."""
     parser = argparse.ArgumentParser(prog="nvx tune", description=__doc__.partition(": ")[2])
@@ -198,7 +191,7 @@ def parse(arguments):
     parser.add_argument("-w", "--write", metavar="FILE", help="write the values there, for NVX_TUNE=@FILE")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default 5)")
     asked = "sizes to measure instead of the default ones, such as 4K,64K"
-    parser.add_argument("--sizes", type=list_of_sizes, help=asked)
+    parser.add_argument("--sizes", type=sizes.sizes_argument, help=asked)
     options = parser.parse_args(arguments)
     steps = selected(STEPS[options.device], options.keys)
     if strange := set(options.keys) - {key for step in steps for keys in step.keys for key in keys}:
