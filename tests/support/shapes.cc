@@ -79,7 +79,8 @@ size_t Shape::input_bytes(int rank) const {
     case Collective::kAllGather:
     case Collective::kGather: return blocks[size_t(rank)].bytes;
     case Collective::kAllToAll: return end_of(of_rank(to, rank));
-    case Collective::kBarrier: return 0;
+    case Collective::kBarrier:
+    case Collective::kNone: break;
   }
   return 0;
 }
@@ -148,7 +149,8 @@ std::vector<Due> contract(const Shape& s, int rank) {
       for (Due& d : due) d.input_offset = of_rank(s.to, d.source)[size_t(rank)].offset;
       return due;
     }
-    case Collective::kBarrier: return {};
+    case Collective::kBarrier:
+    case Collective::kNone: break;
   }
   return {};
 }

@@ -50,6 +50,7 @@ inline size_t most_sent(const schedule::Row& row, const schedule::Layout& l) {
     case kScatter: return schedule::total(l.blocks) - l.block(l.root).bytes;
     case kAllToAll: return all_but_one(l.to);
     case kBarrier: return rounds;
+    case kNone: break;
   }
   return 0;
 }
