@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
@@ -21,6 +23,14 @@ std::string joined(const std::vector<std::string>& names, const std::string& bet
 
 /// The bytes that "4096", "4K", "64M" or "1G" means.
 std::optional<uint64_t> size_of_text(const std::string& text);
+
+/// Writes the text to a field of a fixed layout: cut to its size, and zeros behind it.
+template <size_t N>
+void put(char (&field)[N], const std::string& text) {
+  const size_t n = std::min(text.size(), N - 1);
+  std::memcpy(field, text.data(), n);
+  std::memset(field + n, 0, N - n);
+}
 
 /// "1.50 s"
 std::string seconds(double span);

@@ -33,13 +33,6 @@ uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(
 /// For a counter with one writer at a time.
 void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.store(counter.load(kRelaxed) + n, kRelaxed); }
 
-template <size_t N>
-void put(char (&to)[N], const std::string& text) {
-  const size_t n = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), n);
-  std::memset(to + n, 0, N - n);
-}
-
 /// The elements of all ranks together, as nccl-tests count them; of a chunk and of pieces that only their two ranks
 /// know, what this rank sends or receives.
 uint64_t bytes_of(const Operation& o) {

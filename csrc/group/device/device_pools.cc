@@ -31,18 +31,12 @@ DevicePools::DevicePools(DeviceHome& home, int device, std::string group, std::v
 }
 
 DevicePools::~DevicePools() {
-  const auto last = std::make_shared<std::vector<std::shared_ptr<Peer>>>(std::move(peers_));
-  for (const auto& peer : *last) {
+  for (const auto& peer : peers_) {
     if (!peer) continue;
     MutexLock lock(peer->mutex);
     peer->view = nullptr;
   }
-  contain("unmapping other ranks' memory pools", [&] {
-    (void)call_or_throw<bool>("the driver", Deadline::after(patience_), [last] {
-      last->clear();
-      return true;
-    });
-  });
+  destroy_on_thread("unmapping other ranks' memory pools", std::move(peers_), patience_);
 }
 
 void DevicePools::keep() {

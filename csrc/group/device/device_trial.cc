@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "base/contain.h"
 #include "base/error.h"
 #include "group/device/device_wait.h"
 #include "group/meet/store.h"
@@ -138,12 +137,8 @@ class DeviceTrial {
 
   /// Closing a queue may hang, so it has a deadline too.
   ~DeviceTrial() {
-    contain("closing the queue of the first exchange between GPU kernels", [&] {
-      (void)call_or_throw<bool>("the driver", Deadline::after(setting_.farewell), [work = std::move(work_)]() mutable {
-        work.reset();
-        return true;
-      });
-    });
+    destroy_on_thread("closing the queue of the first exchange between GPU kernels", std::move(work_),
+                      setting_.farewell);
   }
   DeviceTrial(const DeviceTrial&) = delete;
 

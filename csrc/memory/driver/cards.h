@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -12,13 +11,6 @@
 
 /// The fixed layouts in which ranks describe their GPUs to each other.
 namespace nvx {
-
-template <size_t N>
-void put(char (&field)[N], const std::string& text) {
-  const size_t n = std::min(text.size(), N - 1);
-  std::memcpy(field, text.data(), n);
-  std::memset(field + n, 0, N - n);
-}
 
 /// The text of a field. It comes from a peer, so it is made printable.
 template <size_t N>

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/contain.h"
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/words.h"
@@ -85,6 +86,15 @@ Result call_or_throw(const std::string& what, const Deadline& deadline, std::fun
     throw system_error("cannot start a thread for " + what, error.code().value());
   }
   throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
+}
+
+/// Destroys an object on a thread of its own, because the driver may hang in that, and waits for it. Logs a failure.
+template <class T>
+void destroy_on_thread(const char* doing, T object, std::chrono::milliseconds patience) {
+  contain(doing, [&] {
+    (void)call_or_throw<bool>("the driver", Deadline::after(patience),
+                              [last = std::make_shared<T>(std::move(object))]() mutable { return last.reset(), true; });
+  });
 }
 
 /// An object that the first caller creates. Concurrent callers wait for it. If the creation fails, the next caller

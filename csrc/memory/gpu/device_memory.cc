@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/contain.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -229,14 +228,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
 }
 
 MappedRegions::~MappedRegions() {
-  if (regions_.empty()) return;
-  const auto last = std::make_shared<std::vector<std::shared_ptr<DeviceRegion>>>(std::move(regions_));
-  contain("unmapping other ranks' GPU memory", [&] {
-    (void)call_or_throw<bool>("the driver", Deadline::after(patience_), [last] {
-      last->clear();
-      return true;
-    });
-  });
+  if (!regions_.empty()) destroy_on_thread("unmapping other ranks' GPU memory", std::move(regions_), patience_);
 }
 
 }  // namespace nvx
