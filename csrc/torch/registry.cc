@@ -19,17 +19,9 @@ void Registry::remove(Communicator& one) {
   all_.erase(&one);
 }
 
-void Registry::see_off_proxies() {
-  const Deadline deadline = Deadline::after(Communicator::kMostForProxies);
+void Registry::each(const std::function<void(Communicator&)>& body) {
   MutexLock lock(mutex_);
-  for (Communicator* one : all_) one->issuer.see_off(deadline);
-}
-
-void Registry::abort_all() {
-  MutexLock lock(mutex_);
-  for (Communicator* one : all_) {
-    for (const auto& group : one->context.groups.all()) group->abort("its process exits");
-  }
+  for (Communicator* one : all_) body(*one);
 }
 
 /// Threads of the pool must not run while the process and its stores are torn down. The slowest thread is rank 0's
@@ -38,10 +30,13 @@ void Registry::abort_all() {
 void stop_everything() {
   constexpr std::chrono::milliseconds kLast{2500};
   exiting.store(true);
-  Registry::here().see_off_proxies();
+  const Deadline deadline = Deadline::after(Communicator::kMostForProxies);
+  Registry::here().each([&](Communicator& one) { one.issuer.see_off(deadline); });
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() != 0) {
-    Registry::here().abort_all();
+    Registry::here().each([](Communicator& one) {
+      for (const auto& group : one.context.groups.all()) group->abort("its process exits");
+    });
     Engine::here().stop(kLast);
   }
   HooksBeside::await_all();

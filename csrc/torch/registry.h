@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <set>
 
 #include "base/mutex.h"
@@ -16,8 +17,7 @@ class Registry {
   static Registry& here();
   void add(Communicator& one) EXCLUDES(mutex_);
   void remove(Communicator& one) EXCLUDES(mutex_);
-  void see_off_proxies() EXCLUDES(mutex_);
-  void abort_all() EXCLUDES(mutex_);
+  void each(const std::function<void(Communicator&)>& body) EXCLUDES(mutex_);
 
  private:
   Mutex mutex_;
