@@ -183,12 +183,10 @@ def set_timeout(timeout: timedelta, group: _Group | None = None) -> None:
     """
     import datetime
 
-    import torch.distributed as dist
-
     if not isinstance(timeout, datetime.timedelta):
         raise TypeError(f"nvx.set_timeout: timeout must be a datetime.timedelta, not {type(timeout).__name__}")
     _check_timeout(timeout)
-    _load().set_timeout(_backend(group if group is not None else dist.group.WORLD), timeout)
+    _load().set_timeout(_backend(group), timeout)
 
 
 def monitored_barrier(
@@ -197,16 +195,13 @@ def monitored_barrier(
     """`torch.distributed.monitored_barrier` for nvx groups. Up to 2.13, torch allows it for gloo groups only."""
     import torch.distributed as dist
 
-    group = group if group is not None else dist.group.WORLD
-    backend = _backend(group)
+    backend, group = _backend(group), dist.group.WORLD if group is None else group
     group.monitored_barrier(timeout if timeout is not None else backend.options._timeout, wait_all_ranks)
 
 
 def sequence_number(group: _Group | None = None) -> int:
     """The number of collectives that this rank has issued in `group`. torch up to 2.13 hides it for other backends."""
-    import torch.distributed as dist
-
-    return _backend(group if group is not None else dist.group.WORLD)._get_sequence_number_for_group()
+    return _backend(group)._get_sequence_number_for_group()
 
 
 def pool_stats(group: _Group | None = None) -> dict[str, Any] | None:
@@ -216,15 +211,15 @@ def pool_stats(group: _Group | None = None) -> dict[str, Any] | None:
     torch holds. `mapped`: for each rank, bytes of its pool that this rank's kernels can reach. `direct`: pieces that
     were sent or received without staging.
     """
-    import torch.distributed as dist
-
-    return _load().pool_stats(_backend(group if group is not None else dist.group.WORLD))
+    return _load().pool_stats(_backend(group))
 
 
 def _backend(group):
-    """The nvx backend of a group, also under the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds."""
+    """The nvx backend of a group, of the default group if None; also under the wrapper that
+    TORCH_DISTRIBUTED_DEBUG=DETAIL adds."""
     import torch.distributed as dist
 
+    group = dist.group.WORLD if group is None else group
     if group is None:
         raise ValueError("nvx: there is no default group: call torch.distributed.init_process_group first")
     if not isinstance(group, dist.ProcessGroup):

@@ -16,7 +16,7 @@ def namespaces():
 
 @pytest.fixture(scope="module")
 def hosts(namespaces):
-    from nvx.bench.hosts import Hosts
+    from tests.hosts.network import Hosts
 
     with Hosts(2) as made:
         yield made

@@ -17,7 +17,9 @@ import subprocess
 import sys
 import time
 
-from nvx.bench.hosts import INTERFACE, Hosts, enter
+from nvx.bench.hosts import INTERFACE, enter
+
+from tests.hosts.network import Hosts
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 

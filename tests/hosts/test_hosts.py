@@ -20,8 +20,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nvx.bench.hosts import Hosts
-
+from tests.hosts.network import Hosts
 from tests.hosts.shaker import ShakenHosts
 from tests.hosts.world import ROOT, Cluster
 

@@ -13,9 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nvx.bench.hosts import Hosts
-
 from tests.hosts.nat import SEEN_AS, TranslatedHosts
+from tests.hosts.network import Hosts
 from tests.hosts.stranger import listening
 from tests.hosts.test_failures import LIBRARIES
 from tests.hosts.world import ROOT, Cluster

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import warm
-from nvx.bench.hosts import Hosts, host_of
+from nvx.bench.hosts import host_of
+
+from tests.hosts.network import Hosts
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 import os
 import re
 import shutil
@@ -34,7 +33,7 @@ def why_no_namespaces() -> str | None:
     return None
 
 
-def _ip(*arguments: str, inside: str | None = None) -> None:
+def ip(*arguments: str, inside: str | None = None) -> None:
     within = ["-n", inside] if inside else []
     done = subprocess.run(["ip", *within, *arguments], capture_output=True, text=True)
     if done.returncode != 0:
@@ -88,65 +87,35 @@ class Hosts:
         """Variables that make every backend use the interface between the hosts."""
         return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
 
-    def add_idle_interface(self, name: str) -> None:
-        """Gives each host one more interface: it is up, has an address in its own network, and leads nowhere."""
-        for host in range(self.count):
-            inside = self.name(host)
-            _ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-far", inside=inside)
-            _ip("address", "add", f"10.{78 + host}.0.1/24", "dev", name, inside=inside)
-            _ip("link", "set", name, "up", inside=inside)
-            _ip("link", "set", f"{name}-far", "up", inside=inside)
-
-    def add_address(self, host: int, address: str) -> None:
-        """Adds an address, such as "10.77.0.9/24", to the interface between the hosts."""
-        _ip("address", "add", address, "dev", INTERFACE, *(["nodad"] if ":" in address else []), inside=self.name(host))
-
-    def route_from(self, host: int, network: str, address: str) -> None:
-        """Makes the host use `address`, one of its own, as source of packets to `network`."""
-        _ip("route", "replace", network, "dev", INTERFACE, "src", address, inside=self.name(host))
-
-    def remove_address(self, host: int, address: str) -> None:
-        _ip("address", "del", address, "dev", INTERFACE, inside=self.name(host))
-
     def set_link(self, host: int, state: str) -> None:
         """`state`: up or down."""
-        _ip("link", "set", INTERFACE, state, inside=self.name(host))
-
-    def sent_bytes(self, host: int) -> int:
-        """Bytes sent from a host's interface, by the kernel's counter."""
-        shown = subprocess.run(
-            ["ip", "-n", self.name(host), "-s", "-j", "link", "show", "dev", INTERFACE],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"]
+        ip("link", "set", INTERFACE, state, inside=self.name(host))
 
     def _make(self) -> None:
         for host in range(self.count):
-            _ip("netns", "add", self.name(host))
+            ip("netns", "add", self.name(host))
         self._join()
         for host in range(self.count):
-            _ip("address", "add", f"{self.address(host)}/24", "dev", INTERFACE, inside=self.name(host))
-            _ip("link", "set", INTERFACE, "up", inside=self.name(host))
-            _ip("link", "set", "lo", "up", inside=self.name(host))
+            ip("address", "add", f"{self.address(host)}/24", "dev", INTERFACE, inside=self.name(host))
+            ip("link", "set", INTERFACE, "up", inside=self.name(host))
+            ip("link", "set", "lo", "up", inside=self.name(host))
 
     def _join(self) -> None:
         """Gives each host its interface: two hosts are joined by a veth pair, more by a bridge."""
         if self.count == 2:
-            _ip("link", "add", INTERFACE, "type", "veth", "peer", "name", "peer0", inside=self.name(0))
-            _ip("link", "set", "peer0", "netns", self.name(1), inside=self.name(0))
-            _ip("link", "set", "peer0", "name", INTERFACE, inside=self.name(1))
+            ip("link", "add", INTERFACE, "type", "veth", "peer", "name", "peer0", inside=self.name(0))
+            ip("link", "set", "peer0", "netns", self.name(1), inside=self.name(0))
+            ip("link", "set", "peer0", "name", INTERFACE, inside=self.name(1))
             return
         switch = f"{self.tag}-s"
-        _ip("netns", "add", switch)
-        _ip("link", "add", "bridge0", "type", "bridge", inside=switch)
-        _ip("link", "set", "bridge0", "up", inside=switch)
+        ip("netns", "add", switch)
+        ip("link", "add", "bridge0", "type", "bridge", inside=switch)
+        ip("link", "set", "bridge0", "up", inside=switch)
         for host in range(self.count):
             port = f"port{host}"
-            _ip("link", "add", port, "type", "veth", "peer", "name", INTERFACE, inside=switch)
-            _ip("link", "set", INTERFACE, "netns", self.name(host), inside=switch)
-            _ip("link", "set", port, "master", "bridge0", "up", inside=switch)
+            ip("link", "add", port, "type", "veth", "peer", "name", INTERFACE, inside=switch)
+            ip("link", "set", INTERFACE, "netns", self.name(host), inside=switch)
+            ip("link", "set", port, "master", "bridge0", "up", inside=switch)
 
     def _remove(self) -> None:
         for name in [*(self.name(host) for host in range(self.count)), f"{self.tag}-s"]:

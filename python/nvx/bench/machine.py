@@ -18,10 +18,12 @@ SCHEMA = 1
 NVX = __version__  # also in a checkout, which has no package metadata
 
 
-def _first_line(path: str) -> str:
+def first_line(path: str) -> str:
+    """The first line of a file; empty if there is none."""
     try:
-        return Path(path).read_text().strip().splitlines()[0]
-    except (OSError, IndexError):
+        with open(path) as file:
+            return file.readline().strip()
+    except OSError:
         return ""
 
 
@@ -39,10 +41,10 @@ def _field(path: str, name: str) -> str:
 def _caches() -> dict[str, str]:
     found: dict[str, str] = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        kind = _first_line(f"{index}/type")
-        name = f"L{_first_line(f'{index}/level')}{'' if kind == 'Unified' else kind[:1].lower()}"
-        shared = _first_line(f"{index}/shared_cpu_list")
-        found[name] = f"{_first_line(f'{index}/size')} shared by cpus {shared}"
+        kind = first_line(f"{index}/type")
+        name = f"L{first_line(f'{index}/level')}{'' if kind == 'Unified' else kind[:1].lower()}"
+        shared = first_line(f"{index}/shared_cpu_list")
+        found[name] = f"{first_line(f'{index}/size')} shared by cpus {shared}"
     return found
 
 
@@ -63,7 +65,7 @@ def describe() -> dict[str, Any]:
         "caches": _caches(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": f"{platform.system()} {platform.release()}",
-        "governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "governor": first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
 

@@ -92,8 +92,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     world.say(report.state(round_trip))
     results = _rounds(world, arguments, times, tensor, usable, alone)
     if arguments.json and world.rank == 0:
-        flags = None if round_trip is None else round(round_trip * 1e6, 4)
-        rest = {"ranks": world.size, "products": times, "flag_round_us": [flags], "results": results}
+        rest = {"ranks": world.size, "products": times, "flag_round_us": [round_trip], "results": results}
         machine.write(arguments.json, document | rest)
     for contender in contenders:
         contender.close()

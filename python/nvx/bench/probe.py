@@ -13,7 +13,7 @@ ROUNDS, TRIES = 200, 9
 
 
 def flag_round(world: World) -> float | None:
-    """Seconds for one round between ranks 0 and 1 (the median of some tries); None if nvx's C++ part is not built."""
+    """Microseconds of one round between ranks 0 and 1, the median of some tries; None without nvx's C++ part."""
     bounce = getattr(native(), "flag_round", None)
     if world.agreed("" if bounce else "not built") or world.size < 2 or bounce is None:
         return None
@@ -21,7 +21,7 @@ def flag_round(world: World) -> float | None:
         tries = sorted(bounce(page, world.rank, ROUNDS) for _ in range(TRIES)) if world.rank < 2 else [0.0]
         world.barrier()
     middle = world.from_first(tries[len(tries) // 2])
-    return middle if middle >= 0 else None
+    return round(middle * 1e6, 4) if middle >= 0 else None
 
 
 def _shared_page(world: World) -> mmap.mmap:

@@ -106,7 +106,7 @@ def state(round_trip: float | None) -> str:
     """The present latency between the cores, which limits small messages."""
     if round_trip is None:
         return "# flag round between ranks 0 and 1: not measured (one rank, or nvx's C++ part is not built)"
-    return f"# flag round between ranks 0 and 1: {round_trip * 1e6:.3f} us"
+    return f"# flag round between ranks 0 and 1: {round_trip:.3f} us"
 
 
 def closing(what: str, wrong: int, checked: bool, busbw: list[float]) -> str:

@@ -54,7 +54,7 @@ class Sweep:
             "ranks": self.world.size,
             "hosts": hosts.layout().removeprefix(" on ") or "1 host",
             "effort": asdict(self.effort),
-            "flag_round_us": [None if value is None else round(value * 1e6, 4) for value in self.rounds],
+            "flag_round_us": self.rounds,
             "notes": self.notes,
             "results": self.results,
         }

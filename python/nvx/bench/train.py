@@ -123,9 +123,8 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     for kind in arguments.kinds.split(","):
         results += _kind(world, kind, usable, effort)
     if arguments.json and world.rank == 0:
-        flags = None if round_trip is None else round(round_trip * 1e6, 4)
         rest = {"gradient_bytes": 4 * sum(p.numel() for p in model().parameters()), "results": results}
-        machine.write(arguments.json, document | {"ranks": world.size, "flag_round_us": [flags]} | rest)
+        machine.write(arguments.json, document | {"ranks": world.size, "flag_round_us": [round_trip]} | rest)
     for contender in contenders:
         contender.close()
     return 0 if all(result["same_weights"] is not False for result in results) else 1

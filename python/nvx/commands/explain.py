@@ -15,8 +15,9 @@ import nvx
 
 from .. import delegate
 from ..bench.collectives import ALIASES
+from ..bench.machine import first_line
 from ..bench.sizes import exact, size_argument
-from .topo import columns, first_line
+from .topo import columns
 
 SCHEMA = 1
 LEGEND = """\

@@ -12,6 +12,7 @@ import sys
 import nvx
 
 from .. import gpudirect
+from ..bench.machine import first_line
 
 SCHEMA = 1
 SIZES = (4 << 10, 1 << 20, 64 << 20)
@@ -30,14 +31,6 @@ RULE_OF_THUMB = (
     "(The expected time of a small copy is a copy measured within the first GPU plus a rule of thumb of 1 to 4 us for"
     " the link.)"
 )
-
-
-def first_line(path):
-    try:
-        with open(path) as file:
-            return file.readline().strip()
-    except OSError:
-        return ""
 
 
 def numbered(pattern):
