@@ -126,7 +126,7 @@ class ProcessGroupNVX : public c10d::Backend {
   IntrusiveWork reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
 #ifdef C10D_BACKEND_HAS_WINDOW
-  /// One-sided writes to CPU tensors: see `window.h`.
+  /// One-sided writes to CPU tensors: see `window.cc`.
   bool supportsWindow() const override { return true; }
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor = std::nullopt) override;
 #endif
