@@ -8,12 +8,12 @@
 #include <string>
 
 #include "base/config.h"
-#include "base/flag_round.h"
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "group/device/device_pools.h"
 #include "group/device_explain.h"
 #include "group/plan/device_plan.h"
+#include "kernel/cpu/flag_round.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
 #include "net/ucx/ucx.h"

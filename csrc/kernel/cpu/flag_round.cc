@@ -1,4 +1,4 @@
-#include "base/flag_round.h"
+#include "kernel/cpu/flag_round.h"
 
 #include <atomic>
 #include <cstdint>
