@@ -124,8 +124,9 @@ void HostMeeting::end_as_died(const Card& card, const Ending& ending) {
 }
 
 std::shared_ptr<Neighbour> HostMeeting::met(int rank) const {
-  const bool known = rank >= 0 && size_t(rank) < options_.global_ranks.size();
-  return known ? Neighbours::here()->met(options_.global_ranks[size_t(rank)]) : nullptr;
+  const std::shared_ptr<Neighbours> neighbours = Neighbours::opened();
+  const bool known = neighbours && rank >= 0 && size_t(rank) < options_.global_ranks.size();
+  return known ? neighbours->met(options_.global_ranks[size_t(rank)]) : nullptr;
 }
 
 bool HostMeeting::has_ended(int rank) const {

@@ -76,6 +76,12 @@ std::shared_ptr<Neighbours> Neighbours::here() {
   return neighbours;
 }
 
+std::shared_ptr<Neighbours> Neighbours::opened() {
+  Home& h = of_this_process<Home>();
+  MutexLock lock(h.mutex);
+  return h.neighbours.lock();
+}
+
 std::shared_ptr<Neighbour> Neighbours::find(const ArenaId& id) {
   MutexLock lock(mutex_);
   const auto it = known_.find(id);

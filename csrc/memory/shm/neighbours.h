@@ -56,6 +56,8 @@ class Neighbour {
 class Neighbours {
  public:
   static std::shared_ptr<Neighbours> here();
+  /// The same if it exists, otherwise null.
+  static std::shared_ptr<Neighbours> opened();
 
   Arena& arena() { return arena_; }
   LeasePool& leases() { return leases_; }

@@ -7,6 +7,7 @@
 
 #include <thread>
 
+#include "group/meet/host_meeting.h"
 #include "support/groups.h"
 
 namespace nvx::test {
@@ -56,6 +57,17 @@ TEST_P(EarlyEnd, IsNamedByAllWhoWait) {
     EXPECT_NE(error.find(end.said), std::string::npos) << error;
   });
   for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
+}
+
+/// A rank that could not make its memory tells the others so, and does not try again.
+TEST(SetUp, LooksForAnEndWithoutMemoryOfItsOwn) {
+  MemoryStore store;
+  GroupOptions own = options("without", 0, 2);
+  own.global_ranks = {0, 1};
+  EXPECT_FALSE(HostMeeting(store, own).has_ended(1));
+  EXPECT_EQ(Neighbours::opened(), nullptr);
+  const auto neighbours = Neighbours::here();
+  EXPECT_EQ(Neighbours::opened(), neighbours);
 }
 
 /// The log of what `act` does.
