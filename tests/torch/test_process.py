@@ -134,6 +134,40 @@ def test_a_rank_that_is_killed_in_set_up(phase, hosts):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+DESCRIPTORS = """
+import os, resource, sys
+from datetime import timedelta
+import torch.distributed as dist, nvx._C
+for spare in range(1, 8):
+    if os.fork() == 0:
+        store, held = dist.FileStore(f"{sys.argv[1]}-{spare}", 2), []
+        most = max(map(int, os.listdir("/proc/self/fd"))) + 1 + spare
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        try:
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            for number in held[-spare:]:
+                os.close(number)
+        try:
+            dist.init_process_group("nvx", store=store, rank=0, world_size=2, timeout=timedelta(seconds=0.3))
+        except Exception as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@only_nvx
+def test_a_store_without_a_descriptor(tmp_path):
+    """A FileStore opens its file for each call. Each process may open one file more than the one before."""
+    done = warm.run(["-c", DESCRIPTORS, str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
+    errors = [line for line in done.stdout.splitlines() if "Too many open files" in line]
+    of_store = r"nvx: process \d+ cannot use the store, .*: Too many open files. Next: raise .* \(ulimit -n\)"
+    assert any(re.match(of_store, error) for error in errors), done.stdout + done.stderr
+    assert all("ulimit -n" in error for error in errors if error.startswith("nvx: ")), done.stdout
+
+
 @only_nvx
 def test_interrupt(tmp_path, exit_limit):
     """Ctrl-C in a rank that waits for a peer."""

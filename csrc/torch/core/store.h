@@ -4,7 +4,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <thread>
 
@@ -24,6 +28,11 @@ auto ask_store(Call call) {
     std::string what = error.what_without_backtrace();
     what.resize(std::min(what.size(), what.find('\n')));
     while (what.ends_with('.') || what.ends_with('?')) what.pop_back();
+    for (const int lack : {EMFILE, ENFILE}) {  // a FileStore opens its file for each call
+      if (what.find(std::strerror(lack)) == std::string::npos) continue;
+      throw system_error("process " + std::to_string(getpid()) + " cannot use the store, in which the ranks meet",
+                         lack);
+    }
     throw Error(Code::kSystem, "nvx: the store, in which the ranks meet, has failed: " + what,
                 "is the process that serves it, as a rule rank 0, still there? See its log");
   }
