@@ -22,6 +22,8 @@ ALL = ["namespaces", "pid", "proc", "ipc", "uts"]
 ANOTHER_PROC = ["namespaces", "pid"]
 OLD_PROFILE = ["forbid", *"pidfd_open process_vm_readv process_vm_writev ptrace kcmp membarrier mbind".split()]
 NO_USER = "is also the number of all users .* Next: run as another user"
+NO_PROC = [["namespaces"], ["mount", "tmpfs", "/proc"]]
+TWO_HOSTS = "rank 1 .* cannot read /proc/.*/boot_id, so it .* another host than rank 0 .* Next: if they are on one"
 FEW_FILES = "Too many open files|rank [01] .*see its log"  # a rank that can open no file cannot tell the others so
 NO_MEMORY = "memfd_create.*Next: check whether .* the container's seccomp profile forbids"
 
@@ -55,7 +57,9 @@ CELLS = {
     ),
     "a read-only /dev/shm": ([[["namespaces"], ["mount", "tmpfs", "/dev/shm", "ro"]]] * 2, WORKS),
     "a /dev/shm of a page": ([[["namespaces"], ["mount", "tmpfs", "/dev/shm", "size=4k"]]] * 2, WORKS),
-    "no /proc": ([[["namespaces"], ["mount", "tmpfs", "/proc"]]] * 2, WORKS),
+    "no /proc": ([NO_PROC] * 2, WORKS),
+    "no /proc on one": ([OPEN, NO_PROC], TWO_HOSTS),
+    "no /proc on one, one host by name": ([[["host", "a"]], [["host", "a"], *NO_PROC]], WORKS),
     "no /sys": ([[["namespaces"], ["mount", "tmpfs", "/sys"]]] * 2, WORKS),
     "40 descriptors": ([[["limit", "NOFILE", 40]]] * 2, WORKS),
     "12 descriptors": ([[["limit", "NOFILE", 12]]] * 2, FEW_FILES),

@@ -25,8 +25,7 @@ std::vector<uint8_t> bytes_of(const T& value) {
 /// "rank 3 (pid 4711, host a01)", or "rank 1 (global rank 3, pid 4711, host a01)".
 std::string description_of(const Hello& hello, const std::string& name) {
   const bool has_global = name.ends_with(')');
-  return (has_global ? name.substr(0, name.size() - 1) + ", " : name + " (") + "pid " + std::to_string(hello.pid) +
-         ", host " + printable(hello.host_name) + ")";
+  return (has_global ? name.substr(0, name.size() - 1) + ", " : name + " (") + place_of(hello) + ")";
 }
 
 }  // namespace

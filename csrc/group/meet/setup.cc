@@ -118,6 +118,9 @@ void SetUp::find_members(Doorway& door) {
   members_.topology = Topology::from(meeting_.exchange_hellos(deadline_));
   members_.topology.global_ranks = options_.global_ranks;
   members_.generation = meeting_.generation();
+  static std::atomic<bool> said{false};
+  const std::string doubt = rank() == 0 ? members_.topology.doubt() : "";
+  if (!doubt.empty() && !said.exchange(true)) NVX_LOG(kWarn, "%s. Next: %s", doubt.c_str(), Topology::kIfInDoubt);
   door.hand_out(meeting_.handout());
   members_.facts = facts_of(members_.topology, rank(), tuning_);
   if (const std::string tuned = tuning_.text(); !tuned.empty())
@@ -242,29 +245,32 @@ void SetUp::check_local_ranks() {
   }
 }
 
-/// The source addresses of connections from ranks on other hosts. Ranks of the same machine (hosts by `NVX_HOST_ID`)
-/// may connect over its loopback interface.
+/// The source addresses of connections from ranks on other hosts.
 std::vector<AddressPrefix> SetUp::sources() const {
   std::vector<AddressPrefix> sources;
   const std::vector<Hello>& hellos = members_.topology.ranks;
   for (int r = 0; r < options_.size; ++r) {
     if (members_.local_rank_of(r) >= 0) continue;
-    const Hello& hello = hellos[size_t(r)];
-    for (const AddressBytes& address : hello.addresses) {
-      if (address != AddressBytes{}) sources.push_back(AddressPrefix::of(address));
-    }
-    if (hello.machine != hellos[size_t(rank())].machine) continue;
-    const auto loopback = parse_prefixes("127.0.0.0/8,::1");
-    sources.insert(sources.end(), loopback->begin(), loopback->end());
+    const std::vector<AddressPrefix> more = sources_of(hellos[size_t(r)], hellos[size_t(rank())]);
+    sources.insert(sources.end(), more.begin(), more.end());
   }
   return sources;
+}
+
+std::shared_ptr<net::Messenger> SetUp::messenger() const {
+  try {
+    return options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());
+  } catch (const Error& error) {
+    const std::string doubt = members_.topology.doubt();
+    if (doubt.empty()) throw;
+    throw Error(error.code(), "nvx: " + doubt + ", and " + error.failure().cause, Topology::kIfInDoubt);
+  }
 }
 
 /// A rank publishes its address after it has opened its port and its link admits all peers. So no message arrives for
 /// an unknown group, and no connection of a peer is dropped.
 void SetUp::open_port() {
-  const std::shared_ptr<net::Messenger> messenger =
-      options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());
+  const std::shared_ptr<net::Messenger> messenger = this->messenger();
   messenger->admit(sources());
   port_ = std::make_unique<net::GroupPort>(messenger, members_.id, rank(), options_.size);
   net::make_room_for_descriptors(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));

@@ -43,6 +43,7 @@ class SetUp {
   void await_ready(Doorway& door);
   void check_local_ranks();
   std::vector<AddressPrefix> sources() const;
+  std::shared_ptr<net::Messenger> messenger() const;
   void open_port();
   std::vector<std::vector<std::byte>> exchange_addresses(const std::vector<std::byte>& own);
   int rank() const { return options_.rank; }

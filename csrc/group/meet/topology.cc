@@ -23,21 +23,30 @@
 namespace nvx {
 namespace {
 
-/// Ranks with one `NVX_HOST_ID` share a host; without it, ranks that share a kernel and a network namespace.
-uint64_t host_hash(const std::string& said) {
-  if (!said.empty()) return Hash().add(said).value();
+constexpr const char* kBootId = "/proc/sys/kernel/random/boot_id";
+
+/// Hash of the kernel and the network namespace; nothing if this process cannot see them.
+std::optional<uint64_t> machine_seen() {
   struct stat net {};
   stat("/proc/self/ns/net", &net);
   errno = 0;
-  const std::string boot = read_line("/proc/sys/kernel/random/boot_id");
-  // Without `/proc` no rank of the host has a boot id. But a rank that cannot open a file would seem to be on another
-  // host.
+  const std::string boot = read_line(kBootId);
   if (boot.empty() && (errno == EMFILE || errno == ENFILE)) throw system_error("cannot read the boot id of this host");
+  if (boot.empty()) return std::nullopt;
   return Hash().add(boot).add(uint64_t(net.st_ino)).value();
 }
 
-/// `NVX_HOST_ID` cannot change the machine: ranks of one host must share memory, so they must be on one machine.
-uint32_t machine_hash() { return uint32_t(host_hash({})); }
+/// Ranks with one `NVX_HOST_ID` share a host; without it, ranks that share a kernel and a network namespace, or that
+/// see neither and share a host name.
+uint64_t host_hash(const std::string& said, const std::optional<uint64_t>& machine) {
+  if (said.empty() && machine) return *machine;
+  return Hash().add(said.empty() ? own_host_name() : said).value();
+}
+
+/// Ranks of one host must share memory, so they must be on one machine, whatever `NVX_HOST_ID` says.
+bool on_different_machines(const Hello& a, const Hello& b) {
+  return a.machine != b.machine && a.machine != 0 && b.machine != 0;
+}
 
 /// The number of cores within the cgroup's quota, rounded.
 uint32_t quota_cores(uint32_t cores) {
@@ -114,8 +123,9 @@ Hello describe_self(int rank, const std::string& host) {
   hello.bytes = sizeof(Hello);
   hello.rank = rank;
   hello.pid = int32_t(getpid());
-  hello.host = host_hash(said);
-  hello.machine = machine_hash();
+  const std::optional<uint64_t> machine = machine_seen();
+  hello.host = host_hash(said, machine);
+  hello.machine = machine ? std::max<uint32_t>(uint32_t(*machine), 1) : 0;
   hello.agreed = config().agreed();
   hello.cores = usable_cores();
   hello.l2_bytes = cache_bytes(2);
@@ -260,13 +270,37 @@ void Topology::sort_by_host() {
     local_rank_of.push_back(int(there.size()));
     const size_t first = there.empty() ? i : size_t(there.front());
     there.push_back(int(i));
-    if (ranks[first].machine == ranks[i].machine) continue;
+    if (!on_different_machines(ranks[first], ranks[i])) continue;
     throw Error(Code::kMismatch,
                 "nvx: " + describe(int(first)) + " and " + describe(int(i)) +
                     " have the same NVX_HOST_ID, but they run on different machines "
                     "or in different network namespaces, where they cannot share memory",
                 "give the ranks of each machine, or container, an NVX_HOST_ID of their own, or unset it");
   }
+}
+
+std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own) {
+  std::vector<AddressPrefix> sources;
+  for (const AddressBytes& address : rank.addresses) {
+    if (address != AddressBytes{}) sources.push_back(AddressPrefix::of(address));
+  }
+  if (on_different_machines(rank, own)) return sources;
+  const auto loopback = parse_prefixes("127.0.0.0/8,::1");
+  sources.insert(sources.end(), loopback->begin(), loopback->end());
+  return sources;
+}
+
+std::string Topology::doubt() const {
+  for (size_t blind = 0; blind < ranks.size(); ++blind) {
+    if (ranks[blind].machine != 0) continue;
+    for (size_t seeing = 0; seeing < ranks.size(); ++seeing) {
+      const bool same_name = std::string(ranks[blind].host_name) == ranks[seeing].host_name;
+      if (ranks[seeing].machine == 0 || !same_name || host_of[blind] == host_of[seeing]) continue;
+      return describe(int(blind)) + " cannot read " + kBootId + ", so it counts as on another host than " +
+             describe(int(seeing));
+    }
+  }
+  return "";
 }
 
 std::string Topology::describe() const {
@@ -291,11 +325,11 @@ std::optional<uint64_t> global_name(int rank, const std::vector<uint64_t>& globa
 
 std::string in_the_job(uint64_t global) { return "global rank " + std::to_string(global); }
 
-std::string place_of(const Hello& hello) {
-  return "pid " + std::to_string(hello.pid) + ", host " + std::string(hello.host_name);
-}
-
 }  // namespace
+
+std::string place_of(const Hello& hello) {
+  return "pid " + std::to_string(hello.pid) + ", host " + printable(hello.host_name);
+}
 
 std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks) {
   const std::optional<uint64_t> global = global_name(rank, global_ranks);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/address_prefix.h"
 #include "base/config.h"
 #include "base/error.h"
 #include "memory/shm/arena.h"
@@ -35,7 +36,7 @@ struct Hello {
   uint64_t l2_bytes = 0;
   uint64_t l3_bytes = 0;
   uint32_t cores = 0;
-  uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees
+  uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees; 0 if it cannot see them
   uint32_t ranks = 0;    // of the group, as this rank creates it
   uint32_t reserved = 0;
   /// The source addresses of this rank's connections to other hosts; ends with 0.
@@ -65,6 +66,13 @@ std::vector<std::vector<std::byte>> decode_addresses(std::span<const uint8_t> va
 /// "rank 3", or "rank 1 (global rank 3)" if the global rank differs.
 std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks);
 
+/// "pid 4711, host a01"
+std::string place_of(const Hello& hello);
+
+/// The source addresses of connections from that rank to this one. A rank of this machine (hosts by `NVX_HOST_ID`) may
+/// connect over the loopback interface.
+std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own);
+
 /// The first line of a file; empty if it cannot be read.
 std::string read_line(const std::string& path);
 
@@ -87,7 +95,11 @@ struct Topology {
   /// follows inside the parentheses, such as ", stopped".
   std::string describe(int rank, const std::string& more = "") const;
   std::string whereabouts(int rank) const;  ///< "(pid 4711, host a01)"
-  std::string describe() const;             ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
+  /// That ranks with one host name count as two hosts, because one of them cannot read /proc; otherwise empty.
+  std::string doubt() const;
+  static constexpr const char* kIfInDoubt =
+      "if they are on one machine, mount all of /proc for both, or give both the same NVX_HOST_ID";
+  std::string describe() const;  ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
 
  private:
   void sort_by_host();
