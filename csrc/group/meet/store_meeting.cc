@@ -34,9 +34,10 @@ void StoreMeeting::begin(const Hello& own) {
   tell_size();
 }
 
-/// Lets the ranks of this host see this process, then writes its hello.
+/// Lets the ranks of this host, and rank 0, see this process, then writes its hello.
 void StoreMeeting::enter(int64_t generation) {
   host_.enter(generation, own_);
+  far_.enter(generation, own_, host_.handout() != nullptr);
   store_.set(key_in(generation, hello_of(rank())), encode({&own_, 1}));
 }
 
@@ -145,7 +146,16 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
     if (Clock::now() >= next_deaths_) {
       next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
       const bool another = rank() == 0 && ++asked_ % 2 == 0;
-      unless_told([&] { look_for_deaths(options_, another ? asked_ / 2 % size() : writer); });
+      const int far = options_.whole_job ? kNobody : another ? asked_ / 2 % size() : writer;  // else `far_` looks
+      try {
+        unless_told([&] {
+          far_.look();
+          look_for_deaths(options_, far);
+        });
+      } catch (const Error&) {
+        if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;  // it wrote that, and ended
+        throw;
+      }
     }
     if (deadline.passed(Clock::now())) {
       NVX_LOG(kInfo, "group %s: the key %s is not in the store", options_.name.c_str(), key(what).c_str());
@@ -192,6 +202,7 @@ void StoreMeeting::look_around(const std::function<std::string()>& awaited) {
   if (size() == 1) return;
   if (rank() == 0 && host_.follows()) (void)host_.next(std::chrono::milliseconds(0));  // shows when the leader goes
   const bool left = host_.proceed();
+  far_.proceed();
   if (const auto reason = host_.reason()) end_as_told(*reason);
   unless_told([&] { look_here_ ? look_here_() : host_.look(); });
   if (due(&next_note_, /*often=*/false) || left) look_for_failures();
@@ -223,6 +234,7 @@ void StoreMeeting::look_for_cause(Code code) {
     if (host_.follows()) (void)host_.next(std::chrono::milliseconds(0));
     if (const auto reason = host_.reason()) end_as_told(*reason);
     look_here_ ? look_here_() : host_.look();
+    far_.look();
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "group/meet/far_meeting.h"
 #include "group/meet/group_options.h"
 #include "group/meet/host_meeting.h"
 #include "group/meet/store.h"
@@ -22,7 +23,8 @@ namespace nvx {
 /// become pointless.
 class StoreMeeting {
  public:
-  StoreMeeting(Store& store, const GroupOptions& options) : store_(store), options_(options), host_(store, options) {}
+  StoreMeeting(Store& store, const GroupOptions& options)
+      : store_(store), options_(options), host_(store, options), far_(store, options) {}
 
   /// Comes to this set-up: first the ranks of this host can see this rank's process, then its hello is in the store,
   /// then the set-up is counted.
@@ -89,6 +91,7 @@ class StoreMeeting {
   const GroupOptions& options_;
   Hello own_;
   HostMeeting host_;
+  FarMeeting far_;
   std::function<void()> look_here_;  // see watch()
   int64_t generation_ = 0;           // number of set-ups of this rank in its store, including this one
   int64_t doubled_until_ = 0;        // another process has counted up to here for this rank

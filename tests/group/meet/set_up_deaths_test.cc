@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "group/meet/host_meeting.h"
+#include "net/ends.h"
 #include "support/groups.h"
 
 namespace nvx::test {
@@ -55,6 +56,35 @@ TEST_P(EarlyEnd, IsNamedByAllWhoWait) {
     EXPECT_LT(Clock::now() - began, kDelay + milliseconds(1500)) << error;
     EXPECT_NE(error.find("rank " + std::to_string(victim) + " (pid "), std::string::npos) << error;
     EXPECT_NE(error.find(end.said), std::string::npos) << error;
+  });
+  for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
+}
+
+class LoneEnd : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Rank, LoneEnd, testing::Values(0, 1));
+
+/// Every rank is alone on its host, and the last one never comes. No process of the victim's host can tell the others.
+TEST_P(LoneEnd, IsNamedByTheRanksOfOtherHosts) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
+  const int victim = GetParam();
+  FolderStore store;
+  const auto endings = as_processes(3, [&](int rank) {
+    GroupOptions own = options("lone", rank, 4);
+    own.host = "host" + std::to_string(rank);
+    own.whole_job = true;
+    own.global_ranks = {0, 1, 2, 3};
+    if (rank == victim) {
+      std::thread([&store, key = key_in(1, std::to_string(rank))] {
+        (void)store.get(key, milliseconds(60'000));  // it has come
+        std::this_thread::sleep_for(kDelay);
+        raise(SIGKILL);
+      }).detach();
+    }
+    const std::string error = set_up_error(store, own);
+    EXPECT_NE(error.find("rank " + std::to_string(victim) + " (pid "), std::string::npos) << error;
+    EXPECT_NE(error.find(" is lost: "), std::string::npos) << error;
+    EXPECT_NE(error.find(" while group lone was being created"), std::string::npos) << error;
   });
   for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
 }

@@ -1,0 +1,103 @@
+#include "group/meet/far_meeting.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/contain.h"
+#include "base/words.h"
+
+namespace nvx {
+namespace {
+
+constexpr const char* kHosts = "hosts";  // the number of hosts that have come
+constexpr const char* kRank0 = "hosts/0";
+std::string place_of_host(int64_t number) { return "hosts/" + std::to_string(number); }
+
+/// Whether the job has other hosts, according to the launcher or to the name that was given to this one. Otherwise the
+/// first rank to come learns of them only when they come, and nobody notices if it has ended by then.
+bool has_other_hosts(const GroupOptions& options) {
+  const char* const here = std::getenv("LOCAL_WORLD_SIZE");
+  const int ranks = here ? std::atoi(here) : 0;
+  return !options.host.empty() || !config().host_id.empty() || (ranks > 0 && ranks < options.size);
+}
+
+}  // namespace
+
+void FarMeeting::enter(int64_t generation, const Hello& own, bool leads) {
+  generation_ = generation;
+  own_ = own;
+  known_.clear();
+  met_.clear();
+  messenger_.reset();
+  standing_ = std::make_shared<bool>(true);
+  looks_ = options_.whole_job;  // the ranks of other groups have met
+  if (!looks_) return;
+  const int64_t hosts = leads ? store_.add(key(kHosts), 1) : 0;
+  own_place_ = options_.rank == 0 ? kRank0 : leads ? place_of_host(hosts) : "";
+  if (leads && hosts == 1 && has_other_hosts(options_)) open();
+  next_ = {};
+  proceed();
+}
+
+void FarMeeting::proceed() {
+  constexpr std::chrono::milliseconds kPause{200};
+  if (!looks_ || Clock::now() < next_) return;
+  next_ = Clock::now() + kPause;
+  looks_ = !own_place_.empty() && !known_.contains(kRank0);
+  const int64_t hosts = store_.add(key(kHosts), 0);
+  if (hosts < 2) return;
+  if (!messenger_) open();
+  if (!messenger_) return;
+  if (options_.rank != 0 && !own_place_.empty()) meet(kRank0);
+  for (int64_t host = 1; options_.rank == 0 && host <= std::min<int64_t>(hosts, options_.size); ++host)
+    meet(place_of_host(host));
+}
+
+void FarMeeting::look() {
+  constexpr std::chrono::milliseconds kTheirTurn{1000};
+  for (const auto& [rank, peer, since] : met_) {
+    MutexLock lock(messenger_->mutex());
+    // Until the other side has met this one too, it drops packets from here, and warns.
+    if (Clock::now() - since < kTheirTurn && !messenger_->liveness().has_heard(peer)) continue;
+    const std::string lost = messenger_->liveness().fate(options_.global_ranks[size_t(rank)]);
+    if (lost.empty()) continue;
+    const std::string name = rank_name(rank, options_.global_ranks);
+    throw Error(Failure{.code = Code::kPeerDied,
+                        .cause = name + " " + lost + ", while group " + options_.name + " was being created",
+                        .advice = see_log_of(name),
+                        .who = rank});
+  }
+}
+
+/// Leaves errors to SetUp::open_port(), which throws them once all hosts are known.
+void FarMeeting::open() {
+  contain_and([this] { messenger_ = options_.messenger ? options_.messenger() : net::Messenger::here(store_.host()); },
+              [this](const std::exception*) { looks_ = false; });
+  if (!messenger_ || own_place_.empty()) return;
+  std::vector<uint8_t> value = encode({&own_, 1});
+  for (const std::byte byte : messenger_->address()) value.push_back(uint8_t(byte));
+  store_.set(key(own_place_), value);
+}
+
+/// Meets the rank that has written this. A rank of this host is known through its process.
+void FarMeeting::meet(const std::string& what) {
+  if (known_.contains(what)) return;
+  const auto value = store_.get(key(what), std::chrono::milliseconds(0));
+  if (!value) return;
+  known_.insert(what);
+  const std::span<const uint8_t> said(*value);
+  const Hello hello = decode(said.first(std::min(said.size(), sizeof(Hello))), 1).front();
+  if (hello.host == own_.host || hello.rank < 0 || size_t(hello.rank) >= options_.global_ranks.size()) return;
+  messenger_->admit(sources_of(hello, own_));
+  contain_and([&] { know(hello, std::as_bytes(said.subspan(sizeof hello))); },
+              [](const std::exception*) {});  // SetUp::open_port() throws it
+}
+
+void FarMeeting::know(const Hello& hello, std::span<const std::byte> address) {
+  MutexLock lock(messenger_->mutex());
+  const net::PeerId peer = messenger_->connect(address);
+  messenger_->liveness().meet(options_.global_ranks[size_t(hello.rank)], peer, standing_, "(" + place_of(hello) + ")");
+  met_.push_back({hello.rank, peer, Clock::now()});
+}
+
+}  // namespace nvx
