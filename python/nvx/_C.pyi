@@ -58,6 +58,16 @@ def ways(
 def ways_on_device(
     collective: str, nbytes: int, ranks: int = 2, hosts: int = 1, no_nccl: str = "", rdma_gb_s: float = 0.0
 ) -> list[dict[str, Any]]: ...
+def simulate(
+    collective: str,
+    nbytes: int,
+    hosts: int,
+    ranks_per_host: int,
+    inside: float,
+    between: float,
+    latency: float,
+    cards: int = 1,
+) -> dict[str, Any]: ...
 def taken_on_device(ranks: int) -> dict[str, int]: ...
 def flag_round(shared: Any, side: int, rounds: int) -> float: ...
 def config_table() -> Sequence[tuple[str, str, str, str, str]]: ...

@@ -14,6 +14,10 @@ COMMANDS = {
     "drill": ("nvx.commands.drill", "inject faults into jobs, and judge how soon and how well the other ranks learn"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
+    "simulate": (
+        "nvx.commands.simulate",
+        "play a collective's schedule on hosts that are not there: time, bytes, bottleneck",
+    ),
     "tune": ("nvx.commands.tune", "measure the sizes at which algorithms change, and write them for NVX_TUNE"),
     "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and their current values"),
 }

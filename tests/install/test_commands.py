@@ -306,6 +306,47 @@ def test_explain_knows_of_several_hosts(capsys):
         assert "nvx explain: error: " in capsys.readouterr().err
 
 
+def test_simulate_plays_what_explain_names(capsys):
+    asked = ["simulate", "allreduce", "4M", "--hosts", "4", "--ranks-per-host", "2", "--inter", "1GB/s"]
+    assert cli.main(asked) == 0
+    said, header, row, *legend = capsys.readouterr().out.splitlines()
+    assert said.startswith("all_reduce of 4194304 bytes a rank, 8 ranks on 4 hosts, 2 on each: ") and " ring (" in said
+    assert header.split()[:5] == ["hosts", "ranks", "size", "time", "schedule"] and legend
+    assert row.split()[:3] == ["4", "8", "4M"] and " ring " in row and row.endswith("between hosts")
+    assert cli.main([*asked, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["between_bytes"] == 4 * row["bytes"] * 3 // 8 and row["all_bytes"] == 4 * row["between_bytes"]
+    assert 0.99 < row["between_seconds"] / (row["between_bytes"] / 1e9) < 1.01 < row["seconds"] / row["between_seconds"]
+
+
+def test_simulate_over_hosts_and_sizes(capsys):
+    links = ["--inter", "50GB/s", "--intra", "450GB/s", "--latency", "3us", "--cards", "8", "--json"]
+    asked = ["simulate", "all_reduce", "64M", "--hosts", "1250", "--ranks-per-host", "8", *links]
+    assert cli.main([*asked, "--over", "hosts"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["hosts"] for row in rows] == [*(1 << k for k in range(1, 11)), 1250]
+    assert {row["schedule"] for row in rows} == {"ring", "halving_doubling"}
+    assert cli.main([*asked, "--over", "sizes"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["bytes"] for row in rows] == [4**k for k in range(5, 14)]
+    assert sorted(row["seconds"] for row in rows) == [row["seconds"] for row in rows]
+    assert rows[0]["bottleneck"] == "latency" and rows[-1]["ranks"] == 10000
+    assert cli.main(["simulate", "barrier", "--hosts", "10000", *links[:2]]) == 0
+    assert "dissemination" in capsys.readouterr().out
+
+
+def test_simulate_refuses_nonsense(capsys):
+    for given in (["8M"], ["--hosts", "2"], ["--hosts", "4", "--inter", "5"], ["--hosts", "1", "--inter", "1GB/s"]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["simulate", "all_reduce", *given])
+        assert "nvx simulate: error: " in capsys.readouterr().err
+    for given in (["--inter", "0GB/s"], ["--inter", "1GB/s", "--cards", "2"]):
+        assert cli.main(["simulate", "all_reduce", "8M", "--hosts", "2", *given]) == 2
+        assert capsys.readouterr().err.startswith("nvx simulate: ")
+    assert cli.main(["simulate", "sum", "8M", "--hosts", "2", "--inter", "1GB/s"]) == 2
+    assert "there is no collective sum" in capsys.readouterr().err
+
+
 def test_python_m_nvx_is_the_command():
     ended = warm.run(["-m", "nvx", "--version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, nvx_module.__version__ + "\n"), ended.stderr

@@ -278,7 +278,7 @@ class AllGather final : public Slices {
     carries_ = rails_.carries();
     cut_by(o_.proxy ? proxy_slice(plan_, facts_) : plan_.slice, o_.recv.longest());
     rounds_ = rails_.rounds();
-    packed_ = !o_.proxy && !rails_.alone() && cut_.bytes * rails_.hosts() <= facts_.tuned(Tune::kAllGatherPacked);
+    packed_ = !o_.proxy && !rails_.alone() && packs_all_gather(cut_.bytes, facts_);
     if (o_.proxy || packed_) room_ = rails_.hosts() * std::min(cut_.slice, cut_.bytes);
     if (packed_) room_ *= rails_.count();
   }

@@ -41,11 +41,6 @@ constexpr double kRound = 5 * kMicro;                                 ///< of ch
 constexpr double kOfLink = 0.7;                                       ///< the share of a link's rate that blocks reach
 constexpr double kHostCopy = 1 / 20e9, kHostCopyBegins = 10 * kMicro;
 
-double seen_by(const PlanFacts& facts) {
-  const double peers = double(std::max<size_t>(facts.ranks, 2) - 2) * kPeer;
-  return (facts.ranks > facts.cores ? kHandOver : kStep) + peers;
-}
-
 /// The busiest rank's reads and writes, in units of `bytes`, as in `kernel/cpu/direct.h`. A copied byte counts twice; a
 /// reduced one counts once per term and once for the result.
 double passes(Algorithm algorithm, Collective collective, double n) {
@@ -82,49 +77,12 @@ uint64_t steps_of(Algorithm algorithm, Collective collective, size_t bytes, cons
 
 /// The duration of a call without torch's own part.
 Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
-  Estimate e;
-  if (facts.ranks > 1 && collective != Collective::kNone) {
-    e.steps = steps_of(algorithm, collective, bytes, facts);
-    e.bytes = size_t(passes(algorithm, collective, double(facts.ranks)) * double(bytes));
-    const double a_byte = policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast ? kPast : kCached;
-    const double crowd = std::max(1.0, double(facts.ranks) / double(std::max<size_t>(facts.cores, 1)));
-    e.seconds = double(e.steps) * seen_by(facts) + double(e.bytes) * a_byte * crowd;
-  }
+  Estimate e = count_inside(algorithm, collective, bytes, facts);
+  const double a_byte = policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast ? kPast : kCached;
+  const double crowd = std::max(1.0, double(facts.ranks) / double(std::max<size_t>(facts.cores, 1)));
+  e.seconds = double(e.steps) * seen_inside(facts) + double(e.bytes) * a_byte * crowd;
   e.basis = kInsideBasis;
   return e;
-}
-
-/// The transfers between hosts, as their ranks see them. `blocks` outlives the layout.
-struct Between {
-  Layout layout;
-  int near = 1;       ///< ranks of one host among those of the layout
-  double slices = 1;  ///< runs of this kind; the last one is shorter
-};
-
-Between between(Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts,
-                std::vector<Block>& blocks) {
-  Between b;
-  const auto all_alike = [&](size_t ranks, size_t each) {
-    b.layout.size = int(ranks);
-    for (size_t i = 0; i < ranks; ++i) blocks.push_back({i * each, each});
-    b.layout.blocks = b.layout.to = b.layout.from = blocks;
-  };
-  const Sizes size = sizes(across(collective), bytes, inter_host, facts);
-  const size_t slice = std::min(size.sliced, inter_host.slice);
-  if (slice != 0) b.slices = double(size.sliced) / double(slice);
-  b.layout.size = int(facts.hosts);
-  switch (collective) {
-    case Collective::kAllReduce: b.layout.bytes = inter_host.by_leader ? slice : size.after; break;
-    case Collective::kBroadcast:
-    case Collective::kReduce: b.layout.bytes = slice; break;
-    case Collective::kReduceScatter:
-    case Collective::kAllGather: all_alike(facts.hosts, slice); break;
-    case Collective::kBarrier: break;
-    default:  // directly to the destination rank
-      b.near = int(facts.ranks);
-      all_alike(facts.world, collective == Collective::kGather ? bytes : bytes / facts.world);
-  }
-  return b;
 }
 
 /// A collective of GPUs: the bytes that the busiest rank pushes or receives, in units of `bytes`, and the number of
@@ -171,7 +129,7 @@ double senders(Collective collective, const InterHostPlan& inter_host, const Pla
 Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t bytes, const InterHostPlan& inter_host,
                      const PlanFacts& facts, const Medium& medium, double* slices = nullptr) {
   std::vector<Block> blocks;
-  const Between b = between(collective, bytes, inter_host, facts, blocks);
+  const RunBetween b = run_between(collective, bytes, inter_host, facts, blocks);
   if (slices) *slices = std::max(1.0, b.slices);
   if (!row.legal(b.layout)) return {};
   const Moved moved = moved_by(row, b.layout, b.near);
@@ -189,6 +147,45 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
 }
 
 }  // namespace
+
+double seen_inside(const PlanFacts& facts) {
+  const double peers = double(std::max<size_t>(facts.ranks, 2) - 2) * kPeer;
+  return (facts.ranks > facts.cores ? kHandOver : kStep) + peers;
+}
+
+Estimate count_inside(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
+  Estimate e;
+  if (facts.ranks == 1 || collective == Collective::kNone) return e;
+  e.steps = steps_of(algorithm, collective, bytes, facts);
+  e.bytes = size_t(passes(algorithm, collective, double(facts.ranks)) * double(bytes));
+  return e;
+}
+
+RunBetween run_between(Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts,
+                       std::vector<Block>& blocks) {
+  RunBetween b;
+  const auto all_alike = [&](size_t ranks, size_t each) {
+    b.layout.size = int(ranks);
+    for (size_t i = 0; i < ranks; ++i) blocks.push_back({i * each, each});
+    b.layout.blocks = b.layout.to = b.layout.from = blocks;
+  };
+  const Sizes size = sizes(across(collective), bytes, inter_host, facts);
+  const size_t slice = std::min(size.sliced, inter_host.slice);
+  if (slice != 0) b.slices = double(size.sliced) / double(slice);
+  b.layout.size = int(facts.hosts);
+  switch (collective) {
+    case Collective::kAllReduce: b.layout.bytes = inter_host.by_leader ? slice : size.after; break;
+    case Collective::kBroadcast:
+    case Collective::kReduce: b.layout.bytes = slice; break;
+    case Collective::kReduceScatter:
+    case Collective::kAllGather: all_alike(facts.hosts, slice); break;
+    case Collective::kBarrier: break;
+    default:  // directly to the destination rank
+      b.near = int(facts.ranks);
+      all_alike(facts.world, collective == Collective::kGather ? bytes : bytes / facts.world);
+  }
+  return b;
+}
 
 Medium tcp() {
   return {kTcpMessage, kTcpByte,

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "group/plan/plan.h"
 #include "kernel/gpu/job.h"
@@ -59,6 +60,21 @@ Estimate estimate_nccl(kernel::Collective collective, size_t bytes, size_t ranks
 
 /// Copies to host memory, the collective there, and copies back.
 Estimate estimate_through_host(const Estimate& inside, kernel::Collective collective, size_t bytes, size_t ranks);
+
+/// Steps and bytes of a collective inside a host, without a duration.
+Estimate count_inside(kernel::Algorithm algorithm, kernel::Collective collective, size_t bytes, const PlanFacts& facts);
+/// Seconds until a rank sees that another one of its host has come to a step.
+double seen_inside(const PlanFacts& facts);
+
+/// The transfers of a collective between hosts, as their ranks see them.
+struct RunBetween {
+  schedule::Layout layout;
+  int near = 1;       ///< ranks of one host among those of the layout
+  double slices = 1;  ///< runs of this kind; the last one is shorter
+};
+/// The layout refers to `blocks`.
+RunBetween run_between(kernel::Collective collective, size_t bytes, const InterHostPlan& inter_host,
+                       const PlanFacts& facts, std::vector<schedule::Block>& blocks);
 
 /// One run of a schedule: the traffic between hosts of its busiest rank, counted step by step.
 struct Moved {

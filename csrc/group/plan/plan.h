@@ -76,6 +76,11 @@ struct Sizes {
 };
 Sizes sizes(schedule::Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts);
 
+/// Whether the ranks of a host distribute the blocks of all hosts in one step, in a copy, rather than a host at a time.
+inline bool packs_all_gather(size_t block, const PlanFacts& facts) {
+  return block * facts.hosts <= facts.tuned(Tune::kAllGatherPacked);
+}
+
 /// The largest size for one-shot, in bytes.
 size_t one_shot_limit(kernel::Collective collective, const PlanFacts& facts);
 

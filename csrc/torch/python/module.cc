@@ -13,6 +13,7 @@
 #include "group/device/device_pools.h"
 #include "group/device_explain.h"
 #include "group/plan/device_plan.h"
+#include "group/plan/simulate.h"
 #include "kernel/cpu/flag_round.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
@@ -92,6 +93,23 @@ py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, 
   if (cores) facts.cores = cores;
   if (l3_bytes) facts.l3_bytes = l3_bytes;
   return listed(ways_of(collective_of(collective), bytes, facts, carrier_of(rdma_gb_s)));
+}
+
+/// Hosts like this one, with a core for each rank.
+py::dict simulate_on(const std::string& collective, size_t bytes, size_t hosts, size_t ranks_per_host, double inside,
+                     double between, double latency, size_t cards) {
+  TORCH_CHECK_VALUE(hosts >= 2, "nvx: a simulation needs two hosts or more");
+  TORCH_CHECK_VALUE(inside > 0 && between > 0 && latency >= 0, "nvx: rates are above 0, a latency is not below it");
+  TORCH_CHECK_VALUE(cards >= 1 && cards <= ranks_per_host, "nvx: a host has 1 to ", ranks_per_host, " network cards");
+  PlanFacts facts = facts_of_some(hosts * ranks_per_host, hosts);
+  facts.cores = std::max(facts.cores, ranks_per_host);
+  const kernel::Collective what = collective_of(collective);
+  const std::optional<Simulation> s = simulate(what, bytes, facts, {inside, between, latency, cards});
+  TORCH_CHECK_VALUE(s, "nvx: too many messages to simulate: ask about fewer hosts");
+  return py::dict("schedule"_a = plan_between(across(what), bytes, facts).row->name, "slices"_a = s->slices,
+                  "seconds"_a = s->seconds, "inside_bytes"_a = s->inside_bytes, "between_bytes"_a = s->between_bytes,
+                  "all_bytes"_a = s->all_bytes, "inside_seconds"_a = s->inside_seconds,
+                  "between_seconds"_a = s->between_seconds);
 }
 
 /// For CUDA tensors, in the order in which the paths are asked.
@@ -376,6 +394,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("tuning", &tuning, "ranks"_a = 2, "hosts"_a = 1);
   m.def("ways", &ways_on_cpu, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1, "rdma_gb_s"_a = 0.0,
         "cores"_a = 0, "l3_bytes"_a = 0);
+  m.def("simulate", &simulate_on, "collective"_a, "nbytes"_a, "hosts"_a, "ranks_per_host"_a, "inside"_a, "between"_a,
+        "latency"_a, "cards"_a = 1);
   m.def("taken_on_device", &taken_on_device, "ranks"_a);
   m.def("ways_on_device", &ways_on_device, "collective"_a, "nbytes"_a, "ranks"_a = 2, "hosts"_a = 1, "no_nccl"_a = "",
         "rdma_gb_s"_a = 0.0);

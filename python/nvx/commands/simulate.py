@@ -1,0 +1,146 @@
+"""`nvx simulate all_reduce 64M --hosts 1024 --ranks-per-host 8 --inter 50GB/s`: a collective on hosts that are not there.
+
+The plan and the schedules are those that run. docs/performance.md states the model and its error.
+"""
+
+import argparse
+import json
+import re
+import sys
+
+import nvx
+
+from ..bench.collectives import ALIASES
+from ..bench.sizes import exact
+from .explain import size
+from .topo import columns
+
+SCHEMA = 1
+RATES = {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
+TIMES = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+LEGEND = """\
+time: of one call, without torch's own part.
+between: bytes that the busiest host sends or receives, and the part of the time in which its network card does.
+inside: bytes that a rank reads and writes for the steps inside its host, and the part of the time that these take.
+bottleneck: the link that is busy longest; latency, if both are idle for most of the time."""
+
+
+def quantity(units):
+    """Parses a number with one of these units."""
+
+    def parse(text):
+        number, unit = re.fullmatch(r"([\d.]*)(.*)", text).groups()
+        try:
+            return float(number) * units[unit]
+        except (ValueError, KeyError):
+            known = ", ".join(units)
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number with one of the units {known}") from None
+
+    return parse
+
+
+def scaled(value, units):
+    """The value in the unit, each 1000 times the one before, that leaves at least 1."""
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}" if value < 999.5 else f"{value:.0f} {units[0]}"
+
+
+def ask(options, hosts, nbytes):
+    links = (options.intra, options.inter, options.latency, options.cards)
+    said = nvx._load().simulate(options.collective, nbytes, hosts, options.ranks_per_host, *links)
+    busy = {"between hosts": said["between_seconds"], "inside hosts": said["inside_seconds"]}
+    worst = max(busy, key=busy.get)
+    worst = worst if busy[worst] > said["seconds"] / 2 else "latency"
+    return {"hosts": hosts, "ranks": hosts * options.ranks_per_host, "bytes": nbytes, **said, "bottleneck": worst}
+
+
+def table(rows):
+    cells = [["hosts", "ranks", "size", "time", "schedule", "slices", "between", "", "inside", "", "bottleneck"]]
+    for row in rows:
+        cells.append([str(row["hosts"]), str(row["ranks"]), exact(row["bytes"])])
+        cells[-1] += [scaled(row["seconds"] * 1e6, ("us", "ms", "s")), row["schedule"], str(row["slices"])]
+        for where in ("between", "inside"):
+            cells[-1].append(scaled(row[f"{where}_bytes"], ("B", "KB", "MB", "GB", "TB")))
+            cells[-1].append(f"{row[f'{where}_seconds'] / row['seconds']:.0%}")
+        cells[-1].append(row["bottleneck"])
+    return "\n".join(columns(cells))
+
+
+def plot(path, rows, options):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5.5, 3.6))
+    over = "hosts" if options.over == "hosts" else "bytes"
+    axes.loglog([row[over] for row in rows], [row["seconds"] * 1e3 for row in rows], marker="o", markersize=3)
+    title = f"{options.collective}, {options.ranks_per_host} a host, simulated"
+    axes.set(title=title, xlabel=over, ylabel="time (ms)")
+    axes.grid(True, alpha=0.25)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def asked(options):
+    """(hosts, bytes) of every row."""
+    if options.over == "hosts":
+        powers = [1 << k for k in range(1, 32) if 1 << k < options.hosts]
+        return [(hosts, options.size) for hosts in [*powers, options.hosts]]
+    powers = [4**k for k in range(5, 32) if 4**k < options.size and options.over == "sizes"]
+    return [(options.hosts, nbytes) for nbytes in [*powers, options.size]]
+
+
+def arguments_of(arguments):
+    parser = argparse.ArgumentParser(
+        prog="nvx simulate",
+        description="Plays the schedule of a collective of CPU tensors on hosts that are not there.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=LEGEND,
+    )
+    rate, time, show = quantity(RATES), quantity(TIMES), parser.add_argument
+    show("collective", help="all_reduce, all_gather, broadcast, ...")
+    show("size", nargs="?", type=size, default=0, help="bytes per rank: 4096, 4K, 64M")
+    show("--hosts", type=int, required=True)
+    show("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
+    show("--intra", type=rate, default=50e9, metavar="RATE", help="of a rank's reads and writes; default 50GB/s")
+    show("--inter", type=rate, required=True, metavar="RATE", help="of a network card, in each direction: 50GB/s")
+    show("--cards", type=int, default=1, metavar="N", help="network cards of a host, shared by its ranks; default 1")
+    show("--latency", type=time, default=3e-6, metavar="TIME", help="of a message between hosts; default 3us")
+    show("--over", choices=("hosts", "sizes"), help="a row for each power of 2 up to --hosts, or of 4 up to the size")
+    show("--plot", metavar="FILE.svg", help="draws the rows of --over (needs matplotlib)")
+    show("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(arguments)
+    options.collective = ALIASES.get(options.collective, options.collective)
+    if options.collective == "barrier":
+        options.size = 0
+    elif options.size == 0:
+        parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
+    if options.hosts < 2 or options.ranks_per_host < 1 or options.cards < 1:
+        parser.error("there are two hosts or more, each with a rank and a network card")
+    if options.plot and not options.over:
+        parser.error("--plot draws the rows of --over")
+    return options
+
+
+def main(arguments=None):
+    options = arguments_of(arguments)
+    obstacle = nvx.obstacle()
+    if obstacle is not None:
+        print(f"nvx simulate: {obstacle}", file=sys.stderr)
+        return 2
+    try:
+        rows = [ask(options, *one) for one in asked(options)]
+        if options.plot:
+            plot(options.plot, rows, options)
+    except (ImportError, ValueError, RuntimeError, OSError) as error:
+        print(f"nvx simulate: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({"schema": SCHEMA, "collective": options.collective, "rows": rows}, indent=2))
+        return 0
+    if not options.over:
+        print(nvx.explain(options.collective, options.size, rows[0]["ranks"], options.hosts))
+    print(f"{table(rows)}\n{LEGEND}")
+    return 0

@@ -1,0 +1,127 @@
+// Simulations against the traffic of the schedules and against closed forms. bench/simulation.py compares them with
+// real runs.
+
+#include "group/plan/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "group/plan/estimate.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+
+constexpr double kRate = 1e9, kLatency = 10e-6;
+constexpr Fabric kFabric{.inside = 100e9, .between = kRate, .latency = kLatency};
+
+PlanFacts facts_of(size_t hosts, size_t ranks = 1) {
+  return {.ranks = ranks, .hosts = hosts, .rails = ranks, .world = ranks * hosts, .cores = ranks};
+}
+
+Simulation on(Collective collective, size_t bytes, const PlanFacts& facts, const Fabric& fabric = kFabric) {
+  const auto s = nvx::simulate(collective, bytes, facts, fabric);
+  EXPECT_TRUE(s.has_value());
+  return s.value_or(Simulation{});
+}
+
+TEST(Simulate, ARingMovesTwiceAllButOnePart) {
+  for (const size_t hosts : {2, 3, 4, 8}) {
+    const size_t bytes = 3 * 64 * 5 * 7 * K;
+    const Simulation s = on(Collective::kAllReduce, bytes, facts_of(hosts));
+    const double moved = 2 * double(bytes) * double(hosts - 1) / double(hosts);
+    EXPECT_NEAR(double(s.between_bytes), moved, 64);
+    EXPECT_NEAR(double(s.all_bytes), moved * double(hosts), 512);
+    EXPECT_NEAR(s.between_seconds, moved / kRate, 1e-6);
+    EXPECT_GT(s.seconds, s.between_seconds);
+    EXPECT_LT(s.seconds, s.between_seconds * 1.1) << hosts;
+  }
+}
+
+/// All that a slice's schedule sends to other hosts, step by step of every place.
+size_t sent(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const InterHostPlan plan = plan_between(across(collective), bytes, facts);
+  std::vector<schedule::Block> blocks;
+  const RunBetween run = run_between(collective, bytes, plan, facts, blocks);
+  EXPECT_LE(run.slices, 1);
+  size_t sum = 0;
+  for (int place = 0; place < run.layout.size; ++place) {
+    for (uint64_t i = 0; i < plan.row->steps(run.layout, place); ++i) {
+      const schedule::Step step = plan.row->at(run.layout, place, i);
+      if (step.send_to >= 0 && step.send_to / run.near != place / run.near) sum += step.send.bytes;
+    }
+  }
+  return sum * (plan.by_leader || run.near > 1 ? 1 : facts.rails);
+}
+
+TEST(Simulate, MovesWhatTheSchedulesMove) {
+  for (int c = int(Collective::kAllReduce); c <= int(Collective::kBarrier); ++c) {
+    for (const size_t hosts : {2, 3, 4, 8, 13, 32}) {
+      for (const size_t ranks : {1, 2, 3}) {
+        for (const size_t each : {size_t(64), 1 * K}) {
+          const PlanFacts facts = facts_of(hosts, ranks);
+          const size_t bytes = c == int(Collective::kBarrier) ? 0 : each * facts.world;
+          const Simulation s = on(Collective(c), bytes, facts);
+          EXPECT_EQ(s.all_bytes, sent(Collective(c), bytes, facts)) << name(Collective(c)) << hosts << "x" << ranks;
+          EXPECT_GE(s.all_bytes, s.between_bytes);
+          EXPECT_GE(s.seconds * 1.000001, s.between_seconds + kLatency);
+          EXPECT_TRUE(std::isfinite(s.seconds));
+        }
+      }
+    }
+  }
+}
+
+TEST(Simulate, TakesWhatFormulasSay) {
+  const auto seconds = [](Collective collective, size_t bytes, size_t hosts) {
+    return on(collective, bytes, facts_of(hosts)).seconds;
+  };
+  EXPECT_NEAR(seconds(Collective::kBarrier, 0, 1000), 10 * (kLatency + 1 / kRate), 1e-9);
+  const double whole = double(4 * M) / kRate;
+  EXPECT_NEAR(seconds(Collective::kAllToAll, 4 * M, 64), whole * 63 / 64 + kLatency, 1e-6);
+  EXPECT_NEAR(seconds(Collective::kGather, 4 * M, 64), whole * 63 + kLatency, 1e-6) << "one card receives all";
+  EXPECT_NEAR(seconds(Collective::kScatter, 4 * M, 64), whole * 63 / 64 + kLatency, 1e-6);
+  EXPECT_NEAR(seconds(Collective::kAllGather, 128 * K, 64), 63 * (double(128 * K) / kRate + kLatency), 1e-6);
+  // 6 rounds of the whole, each reduced at 3 reads and writes a byte
+  const double round = double(8 * K) / kRate + kLatency + 3 * double(8 * K) / kFabric.inside;
+  EXPECT_NEAR(seconds(Collective::kAllReduce, 8 * K, 64), 6 * round, 1e-9);
+}
+
+TEST(Simulate, PlaysSomeOfManySlices) {
+  const auto seconds = [](size_t bytes, size_t hosts) {
+    return on(Collective::kBroadcast, bytes, facts_of(hosts)).seconds;
+  };
+  const double all_links = double(64 * M) / kRate;
+  EXPECT_NEAR(seconds(64 * M, 8), all_links * (1 + 6.0 * 504 * K / double(64 * M)), all_links / 100) << "a chain";
+  const double many = seconds(128 * M, 50);
+  EXPECT_NEAR(many, 2 * seconds(64 * M, 50), many / 50) << "a scatter and an all-gather";
+}
+
+TEST(Simulate, RanksShareTheCardsOfTheirHost) {
+  for (const Collective collective : {Collective::kAllReduce, Collective::kAllToAll, Collective::kAllGather}) {
+    const PlanFacts facts = facts_of(4, 8);
+    const Simulation one = on(collective, 64 * M, facts);
+    Fabric fabric = kFabric;
+    fabric.cards = 8;
+    const Simulation eight = on(collective, 64 * M, facts, fabric);
+    EXPECT_EQ(one.all_bytes, eight.all_bytes);
+    EXPECT_NEAR(one.between_seconds, 8 * eight.between_seconds, one.between_seconds / 1000);
+    EXPECT_LT(eight.seconds * 4, one.seconds) << name(collective);
+  }
+}
+
+TEST(Simulate, TenThousandRanks) {
+  for (int c = int(Collective::kAllReduce); c <= int(Collective::kBarrier); ++c) {
+    if (Collective(c) == Collective::kBroadcast) continue;  // its last schedule has a step for each pair of hosts
+    const Simulation s = on(Collective(c), c == int(Collective::kBarrier) ? 0 : 64 * K, facts_of(10000));
+    EXPECT_GT(s.seconds, kLatency) << name(Collective(c));
+  }
+  EXPECT_FALSE(nvx::simulate(Collective::kBroadcast, 1 * M, facts_of(100000), kFabric))
+      << "refused, not played for ever";
+}
+
+}  // namespace
+}  // namespace nvx::test
