@@ -75,11 +75,9 @@ class Player {
     while (!events_.empty()) {
       const Event e = events_.top();
       events_.pop();
-      switch (e.kind) {
-        case Event::kAdvance: advance(e.place, e.slice, e.at); break;
-        case Event::kLeave: leave(e); break;
-        case Event::kArrive: arrive(e); break;
-      }
+      if (e.kind == Event::kAdvance) advance(e.place, e.slice, e.at);
+      if (e.kind == Event::kLeave) leave(e);
+      if (e.kind == Event::kArrive) arrive(e);
     }
     double ends = 0;
     for (const Rank& r : ranks_) ends = std::max(ends, r.free);
@@ -105,7 +103,7 @@ class Player {
   }
 
  private:
-  /// `from` and `to` are places of the layout, as this event's place names them.
+  /// `peer`: a place of the layout, as `place` names it.
   struct Event {
     double at;
     size_t bytes;
@@ -225,11 +223,7 @@ class Player {
       f.sent = card.out = at + double(step.send.bytes) * byte_;
       card.sent[k + 1 == count_] += double(step.send.bytes);
       const Event e{at, step.send.bytes, place, step.send_to, uint32_t(k), Event::kLeave};
-      if (at > now) {
-        events_.push(e);
-      } else {
-        leave(e);
-      }
+      at > now ? events_.push(e) : leave(e);
     }
     if (step.recv_from >= 0) {
       const auto early = early_.find(key(place, k, step.recv_from));

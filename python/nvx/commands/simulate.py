@@ -1,4 +1,4 @@
-"""`nvx simulate all_reduce 64M --hosts 1024 --ranks-per-host 8 --inter 50GB/s`: a collective on hosts that are not there.
+"""`nvx simulate all_reduce 64M --hosts 1024 --ranks-per-host 8 --inter 50GB/s`: a collective on imagined hosts.
 
 The plan and the schedules are those that run. docs/performance.md states the model and its error.
 """
