@@ -18,7 +18,7 @@ using kernel::Collective;
 constexpr double kRate = 1e9, kLatency = 10e-6;
 constexpr Fabric kFabric{.inside = 100e9, .between = kRate, .latency = kLatency};
 
-PlanFacts facts_of(size_t hosts, size_t ranks = 1) {
+PlanFacts alike_hosts(size_t hosts, size_t ranks = 1) {
   return {.ranks = ranks, .hosts = hosts, .rails = ranks, .world = ranks * hosts, .cores = ranks};
 }
 
@@ -31,7 +31,7 @@ Simulation on(Collective collective, size_t bytes, const PlanFacts& facts, const
 TEST(Simulate, ARingMovesTwiceAllButOnePart) {
   for (const size_t hosts : {2, 3, 4, 8}) {
     const size_t bytes = 3 * 64 * 5 * 7 * K;
-    const Simulation s = on(Collective::kAllReduce, bytes, facts_of(hosts));
+    const Simulation s = on(Collective::kAllReduce, bytes, alike_hosts(hosts));
     const double moved = 2 * double(bytes) * double(hosts - 1) / double(hosts);
     EXPECT_NEAR(double(s.between_bytes), moved, 64);
     EXPECT_NEAR(double(s.all_bytes), moved * double(hosts), 512);
@@ -42,7 +42,7 @@ TEST(Simulate, ARingMovesTwiceAllButOnePart) {
 }
 
 /// All that a slice's schedule sends to other hosts, step by step of every place.
-size_t sent(Collective collective, size_t bytes, const PlanFacts& facts) {
+size_t sent_in_slice(Collective collective, size_t bytes, const PlanFacts& facts) {
   const InterHostPlan plan = plan_between(across(collective), bytes, facts);
   std::vector<schedule::Block> blocks;
   const RunBetween run = run_between(collective, bytes, plan, facts, blocks);
@@ -62,10 +62,11 @@ TEST(Simulate, MovesWhatTheSchedulesMove) {
     for (const size_t hosts : {2, 3, 4, 8, 13, 32}) {
       for (const size_t ranks : {1, 2, 3}) {
         for (const size_t each : {size_t(64), 1 * K}) {
-          const PlanFacts facts = facts_of(hosts, ranks);
+          const PlanFacts facts = alike_hosts(hosts, ranks);
           const size_t bytes = c == int(Collective::kBarrier) ? 0 : each * facts.world;
           const Simulation s = on(Collective(c), bytes, facts);
-          EXPECT_EQ(s.all_bytes, sent(Collective(c), bytes, facts)) << name(Collective(c)) << hosts << "x" << ranks;
+          EXPECT_EQ(s.all_bytes, sent_in_slice(Collective(c), bytes, facts))
+              << name(Collective(c)) << hosts << "x" << ranks;
           EXPECT_GE(s.all_bytes, s.between_bytes);
           EXPECT_GE(s.seconds * 1.000001, s.between_seconds + kLatency);
           EXPECT_TRUE(std::isfinite(s.seconds));
@@ -77,7 +78,7 @@ TEST(Simulate, MovesWhatTheSchedulesMove) {
 
 TEST(Simulate, TakesWhatFormulasSay) {
   const auto seconds = [](Collective collective, size_t bytes, size_t hosts) {
-    return on(collective, bytes, facts_of(hosts)).seconds;
+    return on(collective, bytes, alike_hosts(hosts)).seconds;
   };
   EXPECT_NEAR(seconds(Collective::kBarrier, 0, 1000), 10 * (kLatency + 1 / kRate), 1e-9);
   const double whole = double(4 * M) / kRate;
@@ -92,7 +93,7 @@ TEST(Simulate, TakesWhatFormulasSay) {
 
 TEST(Simulate, PlaysSomeOfManySlices) {
   const auto seconds = [](size_t bytes, size_t hosts) {
-    return on(Collective::kBroadcast, bytes, facts_of(hosts)).seconds;
+    return on(Collective::kBroadcast, bytes, alike_hosts(hosts)).seconds;
   };
   const double all_links = double(64 * M) / kRate;
   EXPECT_NEAR(seconds(64 * M, 8), all_links * (1 + 6.0 * 504 * K / double(64 * M)), all_links / 100) << "a chain";
@@ -102,7 +103,7 @@ TEST(Simulate, PlaysSomeOfManySlices) {
 
 TEST(Simulate, RanksShareTheCardsOfTheirHost) {
   for (const Collective collective : {Collective::kAllReduce, Collective::kAllToAll, Collective::kAllGather}) {
-    const PlanFacts facts = facts_of(4, 8);
+    const PlanFacts facts = alike_hosts(4, 8);
     const Simulation one = on(collective, 64 * M, facts);
     Fabric fabric = kFabric;
     fabric.cards = 8;
@@ -116,10 +117,10 @@ TEST(Simulate, RanksShareTheCardsOfTheirHost) {
 TEST(Simulate, TenThousandRanks) {
   for (int c = int(Collective::kAllReduce); c <= int(Collective::kBarrier); ++c) {
     if (Collective(c) == Collective::kBroadcast) continue;  // its last schedule has a step for each pair of hosts
-    const Simulation s = on(Collective(c), c == int(Collective::kBarrier) ? 0 : 64 * K, facts_of(10000));
+    const Simulation s = on(Collective(c), c == int(Collective::kBarrier) ? 0 : 64 * K, alike_hosts(10000));
     EXPECT_GT(s.seconds, kLatency) << name(Collective(c));
   }
-  EXPECT_FALSE(nvx::simulate(Collective::kBroadcast, 1 * M, facts_of(100000), kFabric))
+  EXPECT_FALSE(nvx::simulate(Collective::kBroadcast, 1 * M, alike_hosts(100000), kFabric))
       << "refused, not played for ever";
 }
 
