@@ -9,9 +9,7 @@
 namespace nvx {
 namespace {
 
-constexpr const char* kHosts = "hosts";  // the number of hosts that have come
-constexpr const char* kRank0 = "hosts/0";
-std::string place_of_host(int64_t number) { return "hosts/" + std::to_string(number); }
+constexpr int64_t kMostHosts = 128;  // that rank 0 meets: each takes two sockets of it
 
 /// Whether the job has other hosts, according to the launcher or to the name that was given to this one. Otherwise the
 /// first rank to come learns of them only when they come, and nobody notices if it has ended by then.
@@ -30,27 +28,33 @@ void FarMeeting::enter(int64_t generation, const Hello& own, bool leads) {
   met_.clear();
   messenger_.reset();
   standing_ = std::make_shared<bool>(true);
-  looks_ = options_.whole_job;  // the ranks of other groups have met
+  looks_ = options_.whole_job && (leads || options_.rank == 0);  // the ranks of other groups have met
   if (!looks_) return;
-  const int64_t hosts = leads ? store_.add(key(kHosts), 1) : 0;
-  own_place_ = options_.rank == 0 ? kRank0 : leads ? place_of_host(hosts) : "";
+  const int64_t hosts = leads ? store_.add(key(kCount), 1) : 0;
+  looks_ = options_.rank == 0 || hosts <= kMostHosts;
+  if (!looks_) return;
+  own_place_ = options_.rank == 0 ? kRank0 : std::to_string(hosts);
   if (leads && hosts == 1 && has_other_hosts(options_)) open();
   next_ = {};
   proceed();
 }
 
 void FarMeeting::proceed() {
-  constexpr std::chrono::milliseconds kPause{200};
+  const auto pause = std::max<Clock::duration>(std::chrono::milliseconds(200),
+                                               options_.size * std::chrono::microseconds(200));  // a store serves all
   if (!looks_ || Clock::now() < next_) return;
-  next_ = Clock::now() + kPause;
-  looks_ = !own_place_.empty() && !known_.contains(kRank0);
-  const int64_t hosts = store_.add(key(kHosts), 0);
+  next_ = Clock::now() + pause;
+  looks_ = !known_.contains(kRank0);
+  const int64_t hosts = store_.add(key(kCount), 0);
   if (hosts < 2) return;
   if (!messenger_) open();
   if (!messenger_) return;
-  if (options_.rank != 0 && !own_place_.empty()) meet(kRank0);
-  for (int64_t host = 1; options_.rank == 0 && host <= std::min<int64_t>(hosts, options_.size); ++host)
-    meet(place_of_host(host));
+  if (options_.rank != 0) meet(kRank0);
+  for (int64_t host = 1; options_.rank == 0 && host <= std::min(hosts, kMostHosts); ++host) meet(std::to_string(host));
+}
+
+bool FarMeeting::has_met(int rank) const {
+  return std::ranges::any_of(met_, [&](const Met& met) { return met.rank == rank; });
 }
 
 void FarMeeting::look() {
@@ -73,7 +77,7 @@ void FarMeeting::look() {
 void FarMeeting::open() {
   contain_and([this] { messenger_ = options_.messenger ? options_.messenger() : net::Messenger::here(store_.host()); },
               [this](const std::exception*) { looks_ = false; });
-  if (!messenger_ || own_place_.empty()) return;
+  if (!messenger_) return;
   std::vector<uint8_t> value = encode({&own_, 1});
   for (const std::byte byte : messenger_->address()) value.push_back(uint8_t(byte));
   store_.set(key(own_place_), value);
@@ -87,7 +91,9 @@ void FarMeeting::meet(const std::string& what) {
   known_.insert(what);
   const std::span<const uint8_t> said(*value);
   const Hello hello = decode(said.first(std::min(said.size(), sizeof(Hello))), 1).front();
-  if (hello.host == own_.host || hello.rank < 0 || size_t(hello.rank) >= options_.global_ranks.size()) return;
+  if (hello.host == own_.host || hello.ranks != own_.ranks || hello.rank < 0 ||
+      size_t(hello.rank) >= options_.global_ranks.size())
+    return;
   messenger_->admit(sources_of(hello, own_));
   contain_and([&] { know(hello, std::as_bytes(said.subspan(sizeof hello))); },
               [](const std::exception*) {});  // SetUp::open_port() throws it

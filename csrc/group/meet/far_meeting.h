@@ -15,9 +15,10 @@
 
 namespace nvx {
 
-/// The hosts of a job in the set-up of its first group. Rank 0 and the rank that leads another host exchange addresses
-/// before all ranks have come, and ping each other, so a rank that ends alone on its host is noticed too. A job on one
-/// host opens no messenger.
+/// The hosts of a job in the set-up of a group of all its ranks. Rank 0 and the rank that leads another host, for the
+/// first 128 hosts, exchange addresses before all ranks have come, and ping each other, so a rank that ends alone on
+/// its host is noticed too. A job on one host opens no messenger, unless `NVX_HOST_ID` or the launcher tells of other
+/// hosts.
 class FarMeeting {
  public:
   /// `store` and `options` must outlive it.
@@ -29,19 +30,26 @@ class FarMeeting {
   void proceed();
   /// Throws if a rank that this one has met is lost.
   void look();
+  bool has_met(int rank) const;
 
  private:
   void open();
   void meet(const std::string& what);
   void know(const Hello& hello, std::span<const std::byte> address);
-  std::string key(const std::string& what) const { return key_in(generation_, what); }
+  /// Worlds of several sizes may meet over one store.
+  std::string key(const std::string& what) const {
+    return key_in(generation_, "hosts/" + std::to_string(options_.size) + "/" + what);
+  }
+
+  static constexpr const char* kCount = "count";  // of the hosts that have come
+  static constexpr const char* kRank0 = "0";
 
   Store& store_;
   const GroupOptions& options_;
   Hello own_;
   int64_t generation_ = 0;
   bool looks_ = false;           // for other hosts
-  std::string own_place_;        // the key of its address; empty if no other host connects to it
+  std::string own_place_;        // the key of its address
   std::set<std::string> known_;  // the keys that it has read
   struct Met {
     int rank;

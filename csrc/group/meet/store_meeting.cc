@@ -146,13 +146,14 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
     if (Clock::now() >= next_deaths_) {
       next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
       const bool another = rank() == 0 && ++asked_ % 2 == 0;
-      const int far = options_.whole_job ? kNobody : another ? asked_ / 2 % size() : writer;  // else `far_` looks
+      const int far = another ? asked_ / 2 % size() : writer;
       try {
         unless_told([&] {
           far_.look();
-          look_for_deaths(options_, far);
+          look_for_deaths(options_, far_.has_met(far) ? kNobody : far);
         });
       } catch (const Error&) {
+        if (told_) throw;
         if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;  // it wrote that, and ended
         throw;
       }
@@ -235,6 +236,7 @@ void StoreMeeting::look_for_cause(Code code) {
     if (const auto reason = host_.reason()) end_as_told(*reason);
     look_here_ ? look_here_() : host_.look();
     far_.look();
+    look_for_deaths(options_, kNobody);
   }
 }
 

@@ -37,7 +37,7 @@ std::optional<uint64_t> machine_seen() {
 }
 
 /// Ranks with one `NVX_HOST_ID` share a host; without it, ranks that share a kernel and a network namespace, or that
-/// see neither and share a host name.
+/// cannot read the boot id and share a host name.
 uint64_t host_hash(const std::string& said, const std::optional<uint64_t>& machine) {
   if (said.empty() && machine) return *machine;
   return Hash().add(said.empty() ? own_host_name() : said).value();
@@ -284,7 +284,8 @@ std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own) {
   for (const AddressBytes& address : rank.addresses) {
     if (address != AddressBytes{}) sources.push_back(AddressPrefix::of(address));
   }
-  if (on_different_machines(rank, own)) return sources;
+  const bool knows = rank.machine != 0 && own.machine != 0;
+  if (knows ? rank.machine != own.machine : std::strcmp(rank.host_name, own.host_name) != 0) return sources;
   const auto loopback = parse_prefixes("127.0.0.0/8,::1");
   sources.insert(sources.end(), loopback->begin(), loopback->end());
   return sources;

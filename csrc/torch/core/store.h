@@ -28,7 +28,7 @@ auto ask_store(Call call) {
     std::string what = error.what_without_backtrace();
     what.resize(std::min(what.size(), what.find('\n')));
     while (what.ends_with('.') || what.ends_with('?')) what.pop_back();
-    for (const int lack : {EMFILE, ENFILE}) {  // a FileStore opens its file for each call
+    for (const int lack : {ENFILE, EMFILE}) {  // a FileStore opens its file for each call; one text contains the other
       if (what.find(std::strerror(lack)) == std::string::npos) continue;
       throw system_error("process " + std::to_string(getpid()) + " cannot use the store, in which the ranks meet",
                          lack);
@@ -52,6 +52,7 @@ class TorchStore final : public Store {
   }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
     // Not Store::wait(): torch logs to stderr when that times out, and here it often times out.
+    if (span.count() == 0) return ask_store([&] { return look(key); });  // perhaps while another key is waited for
     const auto end = Clock::now() + span;
     if (key != asked_for_) {
       asked_for_ = key;

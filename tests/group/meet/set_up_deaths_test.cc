@@ -89,6 +89,26 @@ TEST_P(LoneEnd, IsNamedByTheRanksOfOtherHosts) {
   for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
 }
 
+/// The ranks know each other from an earlier group of the whole job, and the victim does not come to the next.
+TEST(SetUp, ARankOfAnotherHostThatEndsBetweenTwoGroupsIsNamed) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
+  FolderStore first, second;
+  const auto endings = as_processes(2, [&](int rank) {
+    GroupOptions own = options("first", rank, 2);
+    own.host = "host" + std::to_string(rank);
+    own.whole_job = true;
+    own.global_ranks = {0, 1};
+    Group group(first, own);
+    if (rank == 1) raise(SIGKILL);
+    own.name = "second";
+    const std::string error = set_up_error(second, own);
+    EXPECT_NE(error.find("rank 1 (pid "), std::string::npos) << error;
+    EXPECT_NE(error.find(" is lost: "), std::string::npos) << error;
+  });
+  EXPECT_TRUE(endings[0].well());
+}
+
 /// A rank that could not make its memory tells the others so, and does not try again.
 TEST(SetUp, LooksForAnEndWithoutMemoryOfItsOwn) {
   MemoryStore store;
