@@ -2,7 +2,8 @@
 results/simulation.json.
 
 Hosts are network namespaces, and `tc` limits each one's link in both directions, so that the link limits, not the CPU.
-The model is given the rate and the latency that a raw TCP socket has on these links, and nothing of nvx's own times.
+The model is given the rate and the latency that a raw TCP socket has on these links, and none of nvx's times between
+hosts.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ COMMANDS = {
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
     "simulate": (
         "nvx.commands.simulate",
-        "play a collective's schedule on hosts that are not there: time, bytes, bottleneck",
+        "simulate a collective on hosts and links of given rates: time, bytes, bottleneck",
     ),
     "tune": ("nvx.commands.tune", "measure the sizes at which algorithms change, and write them for NVX_TUNE"),
     "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and their current values"),

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/error.h"
 #include "group/plan/estimate.h"
 #include "net/executor.h"
 
@@ -20,7 +21,7 @@ using schedule::Range;
 using schedule::Step;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr uint64_t kMessages = 1'000'000, kMost = 20'000'000;  ///< steps of all slices played, and of one
+constexpr uint64_t kMessages = 1'000'000, kMost = 20'000'000;  ///< steps to play, if one turn of slices has no more
 constexpr double kReducedByte = 3;                             ///< reads and writes: two terms and the result
 
 /// One slice: its run between hosts, and the seconds of the steps inside a host.
@@ -56,7 +57,7 @@ bool all_alike(const schedule::Row& row, const RunBetween& run) {
 /// host 0.
 class Player {
  public:
-  /// `crowd`: ranks that share a card and of which one is played.
+  /// `crowd`: ranks that share a card and of which one is played. Requires at most 2^32 slices.
   Player(const schedule::Row& row, const Slice& each, const Slice& last, size_t slices, bool alike, double crowd,
          const Fabric& fabric)
       : row_(row),
@@ -80,19 +81,24 @@ class Player {
       if (e.kind == Event::kArrive) arrive(e);
     }
     double ends = 0;
-    for (const Rank& r : ranks_) ends = std::max(ends, r.free);
+    for (const Rank& r : ranks_) {
+      NVX_CHECK(r.turn == count_ + kSlicesInFlight, "a simulated rank waits for a message that nobody sends");
+      ends = std::max(ends, r.free);
+    }
     return ends;
   }
   /// Of `slices` slices, as large as those played.
   void add_up(size_t slices, Simulation& s) const {
-    double sent = 0;
-    const auto scaled = [&](const Card& c, const double(Card::*bytes)[2]) {
-      return (c.*bytes)[0] * double(slices - 1) / double(std::max<size_t>(count_ - 1, 1)) + (c.*bytes)[1];
+    double sent = 0, reduced = 0;
+    const auto scaled = [&](const double(&bytes)[2]) {
+      return bytes[0] * double(slices - 1) / double(std::max<size_t>(count_ - 1, 1)) + bytes[1];
     };
+    for (const Rank& r : ranks_) reduced = std::max(reduced, scaled(r.reduced));
+    s.inside_bytes += size_t(reduced), s.inside_seconds += reduced / fabric_.inside;
     for (size_t c = 0; c < cards_.size(); c += fabric_.cards) {
       double out = 0, in = 0;
       for (size_t i = c; i < c + fabric_.cards; ++i) {
-        const double o = scaled(cards_[i], &Card::sent), g = scaled(cards_[i], &Card::got);
+        const double o = scaled(cards_[i].sent), g = scaled(cards_[i].got);
         s.between_seconds = std::max(s.between_seconds, std::max(o, g) * byte_);
         out += o, in += g;
       }
@@ -124,10 +130,11 @@ class Player {
     std::vector<Flight> flights = {};
     bool over = false;
   };
-  /// The thread of a rank does the steps inside its host, and waits for runs.
+  /// The thread of a rank does the steps inside its host, and waits for runs. Another one reduces what arrives.
   struct Rank {
     Run runs[kSlicesInFlight + 1];
-    double free = 0;
+    double free = 0, reduces = 0;  // until then
+    double reduced[2] = {};        // bytes read and written for that: of the equal slices, and of the last one
     size_t turn = 0;
     bool issued = false;
   };
@@ -227,7 +234,7 @@ class Player {
     }
     if (step.recv_from >= 0) {
       const auto early = early_.find(key(place, k, step.recv_from));
-      f.stored = early == early_.end() ? kNever : now + reduced(step);
+      f.stored = early == early_.end() ? kNever : reduced(place, k, step, now);
       if (early != early_.end() && --early->second == 0) early_.erase(early);
     }
     run.flights.push_back(f);
@@ -250,12 +257,17 @@ class Player {
       ++early_[key(e.place, e.slice, e.peer)];
       return;
     }
-    flight->stored = e.at + reduced(flight->step);
+    flight->stored = reduced(e.place, e.slice, flight->step, e.at);
     advance(e.place, e.slice, e.at);
   }
 
-  double reduced(const Step& step) const {
-    return step.reduce ? kReducedByte * double(step.recv.bytes) / fabric_.inside : 0;
+  /// When a message that has arrived is reduced, if it is to be.
+  double reduced(int place, size_t k, const Step& step, double now) {
+    if (!step.reduce) return now;
+    Rank& r = ranks_[size_t(place)];
+    const double bytes = kReducedByte * double(step.recv.bytes);
+    r.reduced[k + 1 == count_] += bytes;
+    return r.reduces = std::max(r.reduces, now) + bytes / fabric_.inside;
   }
 
   const schedule::Row& row_;
@@ -284,8 +296,9 @@ struct Inside {
   }
 };
 
-/// `bytes`: of the collective, if it is `slices` such slices.
-Slice slice_of(Collective collective, size_t bytes, double slices, const InterHostPlan& plan, Inside& inside) {
+/// `bytes`: of the collective, if it is `slices` such slices. `packs`: an all-gather's ranks pack what they have.
+Slice slice_of(Collective collective, size_t bytes, double slices, bool packs, const InterHostPlan& plan,
+               Inside& inside) {
   const PlanFacts& facts = inside.facts;
   Slice s;
   s.run = run_between(collective, bytes, plan, facts, s.blocks);
@@ -298,7 +311,6 @@ Slice slice_of(Collective collective, size_t bytes, double slices, const InterHo
     return s;
   }
   const bool by_host = collective == Collective::kReduceScatter || collective == Collective::kAllGather;
-  const bool packs = collective == Collective::kAllGather && packs_all_gather(bytes, facts);
   const size_t times = by_host && !packs ? facts.hosts : 1, after = size.after * (packs ? facts.hosts : 1);
   s.before = inside.step(plan.before, size.before, size.before, slices, times);
   s.after = inside.step(plan.after, after, after, slices, times);
@@ -311,18 +323,22 @@ std::optional<Simulation> simulate(Collective collective, size_t bytes, const Pl
   const InterHostPlan plan = plan_between(across(collective), bytes, facts);
   const Sizes size = sizes(across(collective), bytes, plan, facts);
   const size_t slices = size.sliced ? (size.sliced + plan.slice - 1) / plan.slice : 1;
-  const size_t whole = size.sliced ? bytes / size.sliced : 1;  // reduce_scatter: blocks in all
+  const size_t whole = collective == Collective::kReduceScatter ? facts.world : 1;  // blocks of this size
   const size_t rest = slices > 1 ? (size.sliced - (slices - 1) * plan.slice) * whole : bytes;
   Inside inside{facts, fabric};
-  const Slice last = slice_of(collective, rest, 1, plan, inside);
-  const Slice each = slices > 1 ? slice_of(collective, plan.slice * whole, double(slices - 1), plan, inside) : last;
+  const bool packs = collective == Collective::kAllGather && packs_all_gather(bytes, facts);
+  const Slice last = slice_of(collective, rest, 1, packs, plan, inside);
+  const Slice each =
+      slices > 1 ? slice_of(collective, plan.slice * whole, double(slices - 1), packs, plan, inside) : last;
   const bool rails = !plan.by_leader && each.run.near == 1, alike = all_alike(*plan.row, each.run);
   const double crowd = rails ? std::ceil(double(facts.rails) / double(fabric.cards)) : 1;
   const int places = alike ? each.run.near : each.run.layout.size;
   uint64_t steps = 1;
   for (int place = 0; place < places; ++place) steps += plan.row->steps(each.run.layout, place);
-  if (steps > kMost) return {};
-  const size_t played = std::min(slices, std::max<size_t>(kMessages / steps, 2 * kSlicesInFlight));
+  // Slices run in turns of kSlicesInFlight + 1, so whole turns are played and half of them.
+  constexpr size_t kTurns = 2 * (kSlicesInFlight + 1);
+  const size_t played = std::min(slices, std::max<size_t>(kMessages / steps / kTurns, 1) * kTurns);
+  if (steps * played > kMost) return {};
   Player player(*plan.row, each, last, played, alike, crowd, fabric);
   Simulation s;
   s.seconds = player.play();
@@ -332,7 +348,7 @@ std::optional<Simulation> simulate(Collective collective, size_t bytes, const Pl
   }
   player.add_up(slices, s);
   s.slices = slices;
-  s.inside_bytes = size_t(inside.bytes), s.inside_seconds = inside.seconds;
+  s.inside_bytes += size_t(inside.bytes), s.inside_seconds += inside.seconds;
   if (rails) s.between_bytes *= facts.rails, s.all_bytes *= facts.rails;  // one rail was played
   return s;
 }

@@ -19,10 +19,10 @@ struct Fabric {
 struct Simulation {
   double seconds = 0;  ///< of a call, without torch's own part
   size_t slices = 1;
-  size_t inside_bytes = 0;     ///< read and written by a rank for the steps inside its host
+  size_t inside_bytes = 0;     ///< read and written by a rank for the steps inside its host and for reductions
   size_t between_bytes = 0;    ///< sent or received by the busiest host
   size_t all_bytes = 0;        ///< sent by all hosts
-  double inside_seconds = 0;   ///< of the steps inside a host
+  double inside_seconds = 0;   ///< of these
   double between_seconds = 0;  ///< in which the busiest card sends or receives
 };
 

@@ -98,9 +98,12 @@ py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, 
 /// Hosts like this one, with a core for each rank.
 py::dict simulate_on(const std::string& collective, size_t bytes, size_t hosts, size_t ranks_per_host, double inside,
                      double between, double latency, size_t cards) {
-  TORCH_CHECK_VALUE(hosts >= 2, "nvx: a simulation needs two hosts or more");
-  TORCH_CHECK_VALUE(inside > 0 && between > 0 && latency >= 0, "nvx: rates are above 0, a latency is not below it");
-  TORCH_CHECK_VALUE(cards >= 1 && cards <= ranks_per_host, "nvx: a host has 1 to ", ranks_per_host, " network cards");
+  TORCH_CHECK_VALUE(hosts >= 2, "nvx: --hosts must be at least 2, not ", hosts);
+  TORCH_CHECK_VALUE(inside > 0, "nvx: --intra must be above 0, not ", inside);
+  TORCH_CHECK_VALUE(between > 0, "nvx: --inter must be above 0, not ", between);
+  TORCH_CHECK_VALUE(latency >= 0, "nvx: --latency must be at least 0, not ", latency);
+  TORCH_CHECK_VALUE(cards >= 1 && cards <= ranks_per_host, "nvx: --cards must be 1 to --ranks-per-host (",
+                    ranks_per_host, "), not ", cards);
   PlanFacts facts = facts_of_some(hosts * ranks_per_host, hosts);
   facts.cores = std::max(facts.cores, ranks_per_host);
   const kernel::Collective what = collective_of(collective);

@@ -1,4 +1,4 @@
-"""`nvx simulate all_reduce 64M --hosts 1024 --ranks-per-host 8 --inter 50GB/s`: a collective on imagined hosts.
+"""`nvx simulate all_reduce 64M --hosts 1024 --ranks-per-host 8 --inter 50GB/s`: a collective on hosts of given links.
 
 The plan and the schedules are those that run. docs/performance.md states the model and its error.
 """
@@ -11,8 +11,7 @@ import sys
 import nvx
 
 from ..bench.collectives import ALIASES
-from ..bench.sizes import exact
-from .explain import size
+from ..bench.sizes import exact, size_argument
 from .topo import columns
 
 SCHEMA = 1
@@ -21,8 +20,9 @@ TIMES = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 LEGEND = """\
 time: of one call, without torch's own part.
 between: bytes that the busiest host sends or receives, and the part of the time in which its network card does.
-inside: bytes that a rank reads and writes for the steps inside its host, and the part of the time that these take.
-bottleneck: the link that is busy longest; latency, if both are idle for most of the time."""
+inside: bytes that a rank reads and writes inside its host and, on another thread, for reductions; and the part of the
+time that both take together.
+bottleneck: the largest of the two and of the rest of the time, which is latency."""
 
 
 def quantity(units):
@@ -50,9 +50,9 @@ def ask(options, hosts, nbytes):
     links = (options.intra, options.inter, options.latency, options.cards)
     said = nvx._load().simulate(options.collective, nbytes, hosts, options.ranks_per_host, *links)
     busy = {"between hosts": said["between_seconds"], "inside hosts": said["inside_seconds"]}
-    worst = max(busy, key=busy.get)
-    worst = worst if busy[worst] > said["seconds"] / 2 else "latency"
-    return {"hosts": hosts, "ranks": hosts * options.ranks_per_host, "bytes": nbytes, **said, "bottleneck": worst}
+    busy["latency"] = said["seconds"] - sum(busy.values())
+    ranks = hosts * options.ranks_per_host
+    return {"hosts": hosts, "ranks": ranks, "bytes": nbytes, **said, "bottleneck": max(busy, key=busy.get)}
 
 
 def table(rows):
@@ -62,7 +62,7 @@ def table(rows):
         cells[-1] += [scaled(row["seconds"] * 1e6, ("us", "ms", "s")), row["schedule"], str(row["slices"])]
         for where in ("between", "inside"):
             cells[-1].append(scaled(row[f"{where}_bytes"], ("B", "KB", "MB", "GB", "TB")))
-            cells[-1].append(f"{row[f'{where}_seconds'] / row['seconds']:.0%}")
+            cells[-1].append(f"{row[f'{where}_seconds'] / (row['seconds'] or 1):.0%}")
         cells[-1].append(row["bottleneck"])
     return "\n".join(columns(cells))
 
@@ -95,13 +95,13 @@ def asked(options):
 def arguments_of(arguments):
     parser = argparse.ArgumentParser(
         prog="nvx simulate",
-        description="Plays the schedule of a collective of CPU tensors on hosts that are not there.",
+        description="Simulates a collective of CPU tensors between hosts.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=LEGEND,
     )
     rate, time, show = quantity(RATES), quantity(TIMES), parser.add_argument
     show("collective", help="all_reduce, all_gather, broadcast, ...")
-    show("size", nargs="?", type=size, default=0, help="bytes per rank: 4096, 4K, 64M")
+    show("size", nargs="?", type=size_argument, default=0, help="bytes per rank: 4096, 4K, 64M")
     show("--hosts", type=int, required=True)
     show("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
     show("--intra", type=rate, default=50e9, metavar="RATE", help="of a rank's reads and writes; default 50GB/s")
@@ -118,7 +118,7 @@ def arguments_of(arguments):
     elif options.size == 0:
         parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
     if options.hosts < 2 or options.ranks_per_host < 1 or options.cards < 1:
-        parser.error("there are two hosts or more, each with a rank and a network card")
+        parser.error("--hosts must be at least 2, --ranks-per-host and --cards at least 1")
     if options.plot and not options.over:
         parser.error("--plot draws the rows of --over")
     return options

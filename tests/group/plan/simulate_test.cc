@@ -101,6 +101,30 @@ TEST(Simulate, PlaysSomeOfManySlices) {
   EXPECT_NEAR(many, 2 * seconds(64 * M, 50), many / 50) << "a scatter and an all-gather";
 }
 
+TEST(Simulate, SlicesOfBlocksThatDivideUnevenly) {
+  const double even = on(Collective::kReduceScatter, 63 * M, alike_hosts(3)).seconds;
+  EXPECT_NEAR(on(Collective::kReduceScatter, 64 * M, alike_hosts(3)).seconds, even * 64 / 63, even / 50);
+}
+
+TEST(Simulate, ARankReducesOneMessageAfterAnother) {
+  constexpr size_t kBytes = 64 * M;
+  const Simulation s = on(Collective::kAllReduce, kBytes, alike_hosts(2), {.inside = 1e9, .between = 1e15});
+  EXPECT_GE(s.seconds, 3 * double(kBytes) / 2 / 1e9);
+  EXPECT_NEAR(s.inside_seconds, 3 * double(kBytes) / 2 / 1e9, 1e-3);
+}
+
+/// Five slices run at once, so where latency decides, the time grows by turns of five.
+TEST(Simulate, WholeTurnsOfSlicesAreExtrapolated) {
+  Fabric slow = kFabric;
+  slow.latency = 0.1;
+  const auto seconds = [&](size_t slices) {
+    return on(Collective::kAllGather, slices * 504 * K, alike_hosts(5000), slow).seconds;
+  };
+  const double turn = seconds(5);
+  EXPECT_NEAR(turn, 4999 * slow.latency, turn / 50);
+  EXPECT_NEAR(seconds(1000), 200 * turn, 4 * turn);
+}
+
 TEST(Simulate, RanksShareTheCardsOfTheirHost) {
   for (const Collective collective : {Collective::kAllReduce, Collective::kAllToAll, Collective::kAllGather}) {
     const PlanFacts facts = alike_hosts(4, 8);
