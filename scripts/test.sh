@@ -8,8 +8,8 @@ no_gtest() {
   ! has_header gtest/gtest.h && note "C++ tests SKIPPED: no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
 }
 
-# CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more. The first
-# failure is printed all the same.
+# CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more, but not one
+# that crashes. The first failure is printed all the same.
 second_try=${SECOND_TRY:-}
 
 # Half of what they do is to wait, so one more than there are cores runs at once. Arguments are ctest's.
@@ -18,15 +18,17 @@ run_ctest() {
     tee "$logs/ctest.log" | awk '
       /^ *Start +[0-9]+: / { next }
       / Test +#[0-9]+: .*(Passed|\*\*\*Skipped) +[0-9.]+ sec$/ { if (++well % 100 == 0) print "    " well " tests"; fflush(); next }
-      { print; fflush() }'
+      { print; fflush() }' || return
+  ! grep -F '***Exception' "$logs/ctest.log"
 }
 
-# run_pytest NAME ARGUMENTS: leaves NAME.xml, and NAME-again.xml if tests ran twice: the second time one after another, when
-# no other tests run beside them.
+# run_pytest NAME ARGUMENTS: leaves NAME.xml, and NAME-again.xml if tests ran twice: the second time one after another, and
+# those of ranks when no other tests run beside them.
 run_pytest() {
   local name=$1 failed=0
   shift
   local pytest=("$py" -m pytest -q --timeout 600 -o cache_dir="$root/build/pytest/$name")
+  rm -rf "$root/build/pytest/$name"
   "${pytest[@]}" --junitxml="$results/$name.xml" "$@" || failed=$?
   [ $failed = 1 ] && [ -n "$second_try" ] || return $failed
   [ -z "${beside:-}" ] || tail --pid "$beside" -f /dev/null

@@ -36,8 +36,8 @@ REPORT = re.compile(r"Sanitizer|runtime error")
 # There are no suppressions: a sanitizer's finding in our code is fixed, not muted.
 SANITIZER_RULES = {
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-    "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1:detect_leaks=1",
-    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1:detect_leaks=1:exitcode=66",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1:exitcode=66",
 }
 
 
@@ -95,7 +95,8 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
             said = (late.stdout or b"").decode(errors="replace")
             raise Failed(f"{program.name} took more than {minutes} minutes", said[-4000:]) from None
         if done.returncode != 0:
-            if os.environ.get("SECOND_TRY") and part not in again and not REPORT.search(done.stdout):
+            assertion = done.returncode == 1 and not REPORT.search(done.stdout)
+            if os.environ.get("SECOND_TRY") and assertion and part not in again:
                 again.append(part)
                 print(telling_lines(done.stdout), flush=True)
                 return run(part)
@@ -212,17 +213,20 @@ def played(context):
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
-    cache = f"cache_dir={folder}/pytest"
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", cache, *tests]
+    cache, again = folder / "pytest", ""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}", *tests]
+    shutil.rmtree(cache, ignore_errors=True)
     try:
         said = context.run(command, "testing", env=surroundings)
     except Failed as failed:
-        if not os.environ.get("SECOND_TRY"):
+        if not os.environ.get("SECOND_TRY") or "(exit code 1)" not in failed.summary:
             raise
         print(failed.details, flush=True)
-        said = context.run([*command, "--last-failed"], "testing", env=surroundings)
+        again = "; others passed before, these only the second time"
+        lost = ("--last-failed", "--last-failed-no-failures", "none")
+        said = context.run([*command, *lost], "testing", env=surroundings)
     shut_if(["its tests were skipped"] if "passed" not in said else [], "nothing was tried")
-    return said.strip().splitlines()[-1].strip("= ")
+    return said.strip().splitlines()[-1].strip("= ") + again
 
 
 def alone(context):
