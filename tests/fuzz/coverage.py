@@ -52,6 +52,7 @@ def grow(program, seeds, seconds):
     quiet = {"LLVM_PROFILE_FILE": os.devnull}
     run(program, f"-max_total_time={seconds}", "-max_len=2048", "-timeout=60", found, seeds, **quiet)
     kept = seeds.with_suffix(".new")
+    shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir()
     run(program, "-set_cover_merge=1", "-use_counters=0", "-timeout=60", kept, seeds, found, **quiet)
     shutil.rmtree(seeds)
@@ -81,12 +82,16 @@ def main():
     export = (tool("llvm-cov"), "export", "-summary-only", "-format=lcov", f"-instr-profile={folder}/all.profdata")
     report = run(*export, programs[0], *objects)
     reached = total = 0
+    unseen = set(DECODERS)
     for record in report.split("end_of_record"):
         name, lines, hit = (re.search(rf"^{key}:(.+)$", record, re.M) for key in ("SF", "LF", "LH"))
         if not name or name[1].split("/csrc/")[-1] not in DECODERS:
             continue
+        unseen.discard(name[1].split("/csrc/")[-1])
         reached, total = reached + int(hit[1]), total + int(lines[1])
         print(f"{int(hit[1]) / int(lines[1]):6.1%} of {int(lines[1]):4} lines  {name[1].split('/csrc/')[1]}")
+    if unseen:
+        sys.exit(f"coverage.py: no target has {', '.join(sorted(unseen))}")
     print(f"{reached / total:6.1%} of {total:4} lines")
 
 
