@@ -91,9 +91,12 @@ def main(train, ranks=2, command=None):
     script = sys.argv[0]
     command = command or torchrun(script, ranks)
     name = pathlib.Path(script).stem
-    pairs = [[run(command, served) for served in (False, True)] for _ in range(int(os.environ.get(PAIRS, "1")))]
-    if any((gloo["runs"], nvx["runs"], gloo["sha256"]) != ("gloo", "nvx", nvx["sha256"]) for gloo, nvx in pairs):
-        raise SystemExit(f"{name}: weights DIFFER, or another backend ran: {pairs}")
+    pairs = [[run(command, served) for served in (False, True)] for _ in range(max(1, int(os.environ.get(PAIRS, "1"))))]
+    for gloo, nvx in pairs:
+        if (gloo["runs"], nvx["runs"]) != ("gloo", "nvx"):
+            raise SystemExit(f"{name}: {gloo['runs']} and {nvx['runs']} ran instead of gloo and nvx")
+        if gloo["sha256"] != nvx["sha256"]:
+            raise SystemExit(f"{name}: weights DIFFER: gloo {gloo}, nvx {nvx}")
     gloo, nvx, ratio = (
         statistics.median(figures)
         for figures in zip(*((g["step_ms"], n["step_ms"], g["step_ms"] / n["step_ms"]) for g, n in pairs), strict=True)

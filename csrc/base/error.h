@@ -36,6 +36,9 @@ class [[nodiscard]] Status {
   std::shared_ptr<const State> state_;
 };
 
+/// The advice where ranks exchange formats of different versions.
+inline constexpr const char* kOneVersion = "install one version of nvx on all hosts";
+
 /// The exception of set-up. Its text begins with "nvx: ".
 class Error : public std::runtime_error {
  public:

@@ -183,3 +183,7 @@ def main(arguments=None):
             print(f"nvx demo: a rank failed\n{raised}", file=sys.stderr)
             return 2
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

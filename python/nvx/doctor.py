@@ -507,3 +507,7 @@ def main(arguments=None):
             )
         )
     return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,7 +9,6 @@
 namespace nvx {
 
 /// The advice if ranks write in different formats.
-inline constexpr const char* kOneVersion = "install one version of nvx on all hosts";
 /// The advice if a store still holds values of an earlier job.
 inline constexpr const char* kNewStore = "use a new store, or another prefix in it";
 

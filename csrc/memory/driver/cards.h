@@ -25,8 +25,7 @@ std::span<const std::byte> bytes_of(const T& value) {
 
 /// For a card that does not have this version's layout.
 inline Error of_another_version(const std::string& who) {
-  return {Code::kMismatch, "nvx: " + who + " describes its GPU in the format of another version of nvx",
-          "install one version of nvx on all hosts"};
+  return {Code::kMismatch, "nvx: " + who + " describes its GPU in the format of another version of nvx", kOneVersion};
 }
 
 /// Decodes each rank's cards and checks their size.

@@ -35,7 +35,7 @@ def argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 size_argument = argument(parse_size)
-sizes_argument = argument(lambda text: [parse_size(one) for one in text.split(",") if one.strip()])
+sizes_argument = argument(lambda text: [parse_size(one) for one in text.split(",")])
 
 
 def scan(smallest: int, largest: int, factor: float = 0, step: int = 0) -> list[int]:
