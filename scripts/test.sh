@@ -9,17 +9,21 @@ no_gtest() {
 }
 
 # CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more, but not one
-# that crashes. The first failure is printed all the same.
+# of a process that crashed. The first failure is printed all the same.
 second_try=${SECOND_TRY:-}
 
 # Half of what they do is to wait, so one more than there are cores runs at once. Arguments are ctest's.
 run_ctest() {
-  ctest --test-dir $cpp -j $((jobs + 1)) ${second_try:+--repeat until-pass:2} --no-tests=error --output-on-failure --output-junit "$results/cpp.xml" "$@" |
+  ctest --test-dir $cpp -j $((jobs + 1)) ${second_try:+--repeat until-pass:2} --no-tests=error --output-on-failure \
+    --output-junit "$results/cpp.xml" "$@" |
     tee "$logs/ctest.log" | awk '
       /^ *Start +[0-9]+: / { next }
       / Test +#[0-9]+: .*(Passed|\*\*\*Skipped) +[0-9.]+ sec$/ { if (++well % 100 == 0) print "    " well " tests"; fflush(); next }
       { print; fflush() }' || return
-  ! grep -F '***Exception' "$logs/ctest.log"
+  if grep -aF '***Exception' "$logs/ctest.log"; then
+    note "a test crashed, and may have passed the second time"
+    return 1
+  fi
 }
 
 # run_pytest NAME ARGUMENTS: leaves NAME.xml, and NAME-again.xml if tests ran twice: the second time one after another, and
@@ -31,6 +35,7 @@ run_pytest() {
   rm -rf "$root/build/pytest/$name"
   "${pytest[@]}" --junitxml="$results/$name.xml" "$@" || failed=$?
   [ $failed = 1 ] && [ -n "$second_try" ] || return $failed
+  grep -qE 'died, exit code -(4|6|7|8|11)|worker .gw[0-9]+. crashed' "$results/$name.xml" && return $failed
   [ -z "${beside:-}" ] || tail --pid "$beside" -f /dev/null
   say "Once more, one after another: the tests that failed"
   "${pytest[@]}" --junitxml="$results/$name-again.xml" "$@" -n 0 --last-failed --last-failed-no-failures none

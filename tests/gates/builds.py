@@ -31,7 +31,7 @@ def _gcc():
 GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
 
 # Of a sanitizer. A test that fails without one may have been too slow.
-REPORT = re.compile(r"Sanitizer|runtime error")
+REPORT = re.compile(r"(ERROR|WARNING|SUMMARY|FATAL): \w+Sanitizer|runtime error:")
 
 # There are no suppressions: a sanitizer's finding in our code is fixed, not muted.
 SANITIZER_RULES = {

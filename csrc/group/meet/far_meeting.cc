@@ -39,11 +39,14 @@ void FarMeeting::enter(int64_t generation, const Hello& own, bool leads) {
   proceed();
 }
 
+/// One store serves all ranks.
+Clock::duration FarMeeting::pause() const {
+  return std::max<Clock::duration>(std::chrono::milliseconds(200), options_.size * std::chrono::microseconds(200));
+}
+
 void FarMeeting::proceed() {
-  const auto pause = std::max<Clock::duration>(std::chrono::milliseconds(200),
-                                               options_.size * std::chrono::microseconds(200));  // a store serves all
   if (!looks_ || Clock::now() < next_) return;
-  next_ = Clock::now() + pause;
+  next_ = Clock::now() + pause();
   looks_ = !known_.contains(kRank0);
   const int64_t hosts = store_.add(key(kCount), 0);
   if (hosts < 2) return;
@@ -58,11 +61,11 @@ bool FarMeeting::has_met(int rank) const {
 }
 
 void FarMeeting::look() {
-  constexpr std::chrono::milliseconds kTheirTurn{1000};
+  const auto their_turn = std::max<Clock::duration>(std::chrono::seconds(1), 2 * pause());
   for (const auto& [rank, peer, since] : met_) {
     MutexLock lock(messenger_->mutex());
     // Until the other side has met this one too, it drops packets from here, and warns.
-    if (Clock::now() - since < kTheirTurn && !messenger_->liveness().has_heard(peer)) continue;
+    if (Clock::now() - since < their_turn && !messenger_->liveness().has_heard(peer)) continue;
     const std::string lost = messenger_->liveness().fate(options_.global_ranks[size_t(rank)]);
     if (lost.empty()) continue;
     const std::string name = rank_name(rank, options_.global_ranks);

@@ -33,6 +33,7 @@ class FarMeeting {
   bool has_met(int rank) const;
 
  private:
+  Clock::duration pause() const;
   void open();
   void meet(const std::string& what);
   void know(const Hello& hello, std::span<const std::byte> address);

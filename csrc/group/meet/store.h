@@ -8,7 +8,6 @@
 
 namespace nvx {
 
-/// The advice if ranks write in different formats.
 /// The advice if a store still holds values of an earlier job.
 inline constexpr const char* kNewStore = "use a new store, or another prefix in it";
 

@@ -154,6 +154,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
         });
       } catch (const Error&) {
         if (told_) throw;
+        next_read_ = {};  // of the store, whoever reads it for this rank
         if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;  // it wrote that, and ended
         throw;
       }
@@ -236,7 +237,7 @@ void StoreMeeting::look_for_cause(Code code) {
     if (const auto reason = host_.reason()) end_as_told(*reason);
     look_here_ ? look_here_() : host_.look();
     far_.look();
-    look_for_deaths(options_, kNobody);
+    look_for_deaths(options_, far_.has_met(0) ? kNobody : 0);  // rank 0, as a rule, served the store
   }
 }
 
@@ -371,7 +372,9 @@ void look_for_deaths(const GroupOptions& options, int far) {
     if (!messenger || int(r) != far) continue;
     MutexLock lock(messenger->mutex());
     const std::string lost = messenger->liveness().fate(global), name = "global " + of_rank(int(global));
-    if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + name + " " + lost + "," + when, see_log_of(name));
+    if (lost.empty()) continue;
+    throw Error(Failure{
+        .code = Code::kPeerDied, .cause = name + " " + lost + "," + when, .advice = see_log_of(name), .who = int(r)});
   }
 }
 

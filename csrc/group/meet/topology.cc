@@ -284,8 +284,7 @@ std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own) {
   for (const AddressBytes& address : rank.addresses) {
     if (address != AddressBytes{}) sources.push_back(AddressPrefix::of(address));
   }
-  const bool knows = rank.machine != 0 && own.machine != 0;
-  if (knows ? rank.machine != own.machine : std::strcmp(rank.host_name, own.host_name) != 0) return sources;
+  if (on_different_machines(rank, own)) return sources;
   const auto loopback = parse_prefixes("127.0.0.0/8,::1");
   sources.insert(sources.end(), loopback->begin(), loopback->end());
   return sources;

@@ -69,8 +69,8 @@ std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks);
 /// "pid 4711, host a01"
 std::string place_of(const Hello& hello);
 
-/// The source addresses of connections from that rank to this one. A rank of this machine (hosts by `NVX_HOST_ID`) may
-/// connect over the loopback interface.
+/// The source addresses of connections from that rank to this one. A rank of this machine (hosts by `NVX_HOST_ID`), or
+/// of one that cannot be told from it, may connect over the loopback interface.
 std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own);
 
 /// The first line of a file; empty if it cannot be read.

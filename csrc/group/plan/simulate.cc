@@ -21,7 +21,7 @@ using schedule::Range;
 using schedule::Step;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr uint64_t kMessages = 1'000'000, kMost = 20'000'000;  ///< steps to play, if one turn of slices has no more
+constexpr uint64_t kMessages = 1'000'000, kMost = 20'000'000;  ///< steps that are played, and the most
 constexpr double kReducedByte = 3;                             ///< reads and writes: two terms and the result
 
 /// One slice: its run between hosts, and the seconds of the steps inside a host.

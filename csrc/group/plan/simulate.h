@@ -31,7 +31,7 @@ struct Simulation {
 /// after the other. If all hosts do the same, one of them is played. Of many slices the first ones are played, and the
 /// others take as long as these took in the end.
 ///
-/// `bytes`: as for `explain()`. `facts`: of two or more hosts with the same number of ranks. Nothing if a slice has too
+/// `bytes`: as for `explain()`. `facts`: of two or more hosts with the same number of ranks. Nothing if there are too
 /// many messages to play.
 std::optional<Simulation> simulate(kernel::Collective collective, size_t bytes, const PlanFacts& facts,
                                    const Fabric& fabric);

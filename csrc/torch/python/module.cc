@@ -108,7 +108,7 @@ py::dict simulate_on(const std::string& collective, size_t bytes, size_t hosts, 
   facts.cores = std::max(facts.cores, ranks_per_host);
   const kernel::Collective what = collective_of(collective);
   const std::optional<Simulation> s = simulate(what, bytes, facts, {inside, between, latency, cards});
-  TORCH_CHECK_VALUE(s, "nvx: too many messages to simulate: ask about fewer hosts");
+  TORCH_CHECK_VALUE(s, "nvx: too many messages to simulate: ask about fewer hosts or bytes");
   return py::dict("schedule"_a = plan_between(across(what), bytes, facts).row->name, "slices"_a = s->slices,
                   "seconds"_a = s->seconds, "inside_bytes"_a = s->inside_bytes, "between_bytes"_a = s->between_bytes,
                   "all_bytes"_a = s->all_bytes, "inside_seconds"_a = s->inside_seconds,

@@ -22,7 +22,7 @@ time: of one call, without torch's own part.
 between: bytes that the busiest host sends or receives, and the part of the time in which its network card does.
 inside: bytes that a rank reads and writes inside its host and, on another thread, for reductions; and the part of the
 time that both take together.
-bottleneck: the largest of the two and of the rest of the time, which is latency."""
+bottleneck: the larger of the two; latency, if it leaves more of the time than it takes."""
 
 
 def quantity(units):
@@ -50,7 +50,7 @@ def ask(options, hosts, nbytes):
     links = (options.intra, options.inter, options.latency, options.cards)
     said = nvx._load().simulate(options.collective, nbytes, hosts, options.ranks_per_host, *links)
     busy = {"between hosts": said["between_seconds"], "inside hosts": said["inside_seconds"]}
-    busy["latency"] = said["seconds"] - sum(busy.values())
+    busy["latency"] = said["seconds"] - max(busy.values())
     ranks = hosts * options.ranks_per_host
     return {"hosts": hosts, "ranks": ranks, "bytes": nbytes, **said, "bottleneck": max(busy, key=busy.get)}
 
