@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/hash.h"
+#include "base/words.h"
 
 namespace nvx {
 namespace {

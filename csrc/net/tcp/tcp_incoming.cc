@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/error.h"
 #include "base/random.h"

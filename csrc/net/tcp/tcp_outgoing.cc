@@ -3,6 +3,8 @@
 #include <sys/epoll.h>
 #include <sys/uio.h>
 
+#include <cstring>
+
 #include "base/error.h"
 #include "base/random.h"
 #include "net/descriptors.h"
