@@ -126,10 +126,6 @@ def arguments_of(arguments):
 
 def main(arguments=None):
     options = arguments_of(arguments)
-    obstacle = nvx.obstacle()
-    if obstacle is not None:
-        print(f"nvx simulate: {obstacle}", file=sys.stderr)
-        return 2
     try:
         rows = [ask(options, *one) for one in asked(options)]
         if options.plot:
