@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import goals
@@ -15,6 +16,7 @@ from nvx.bench import machine, world
 from nvx.bench.contenders import known
 
 DEFAULT_FILE = "bench/results/targets.json"
+BENCH = str(Path(__file__).with_name("run.py"))
 _SIZES_2 = "8,4K,64K,1M,16M,64M"
 _SIZES_4 = "8,4K,64K,1M,16M"
 _SIZES_FAR = "8,1K,64K,1M,16M"
@@ -65,23 +67,15 @@ def measured(part: str, backend: str, quick: bool) -> dict[str, Any] | None:
         line = [*PARTS[part].split(), *(_QUICK[part].split() if quick else ()), "--backend", backend]
         if part == "all_reduce" and not _has_mpi():
             line[line.index("--vs") + 1] = line[line.index("--vs") + 1].removesuffix(",mpi")
-        print(f"\n# --- nvx bench {shlex.join(line)}", flush=True)
+        print(f"\n# --- bench/run.py {shlex.join(line)}", flush=True)
         into = os.path.join(folder, "part.json")
         environment = world.rank_environment(0, 1, 0)
-        for name in (
-            "RANK",
-            "LOCAL_RANK",
-            "WORLD_SIZE",
-            "LOCAL_WORLD_SIZE",
-            "LOCAL_SIZE",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-        ):
+        for name in "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT".split():
             environment.pop(name)
-        done = subprocess.run([sys.executable, "-m", world.MODULE, *line, "-J", into], env=environment, check=False)
+        done = subprocess.run([sys.executable, BENCH, *line, "-J", into], env=environment, check=False)
         document = machine.read(into) if os.path.exists(into) else None
         if document is not None:
-            document["command"] = shlex.join(["nvx", "bench", *line])
+            document["command"] = shlex.join(["bench/run.py", *line])
             document["status"] = done.returncode
         return document
 

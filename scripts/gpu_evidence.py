@@ -277,7 +277,8 @@ class Run:
             if self.dry:  # CPU tensors, over gloo only
                 words = [word for word in words if word not in ("symm_mem", "nccl", "--vs", "gloo", "-G")]
             place = ["--backend", "gloo"] if self.dry else ["--device", "cuda"]
-            return [sys.executable, "-m", "nvx.bench", *words, *place, "-J", f"{self.work}/bench.json"]
+            bench = [sys.executable, str(ROOT / "bench" / "run.py")]
+            return [*bench, *words, *place, "-J", f"{self.work}/bench.json"]
         watched = ["env", "CUDA_FORCE_PTX_JIT=1", "CUDA_CACHE_DISABLE=1"] if part.kind == "ptx" else []
         if part.kind == "sanitizer":
             watched = [self.tool("compute-sanitizer"), "--error-exitcode", "9", "--tool", part.name]

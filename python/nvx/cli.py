@@ -9,7 +9,7 @@ import sys
 COMMANDS = {
     "demo": ("nvx.demo", "train a small model over nvx and over gloo, side by side"),
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
-    "bench": ("nvx.bench.cli", "time collectives against another backend, in nccl-tests' columns, and plot them"),
+    "bench": ("nvx.bench.cli", "time collectives and training steps against another backend, in nccl-tests' columns"),
     "status": ("nvx.commands.status", "show the calls of the running ranks of this machine, and whom they wait for"),
     "drill": ("nvx.commands.drill", "inject faults into jobs, and judge how soon and how well the other ranks learn"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),

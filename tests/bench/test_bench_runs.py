@@ -21,6 +21,7 @@ except ImportError:  # not installed: the parts that need no compiled module run
     WHERE = Path(__file__).parents[2] / "python"
 else:
     WHERE = Path(nvx.__file__).parents[1]
+BENCH = Path(__file__).parents[2] / "bench"
 BRIEF = ("--blocks", "2", "--iters", "4", "-w", "1")
 
 
@@ -29,8 +30,8 @@ def bench(*arguments, launcher=()):
     return run([*(launcher or (sys.executable,)), "-m", "nvx.bench", *arguments])
 
 
-def judge(*arguments):
-    return run([sys.executable, str(Path(__file__).parents[2] / "bench" / "targets.py"), *arguments])
+def in_checkout(script, *arguments):
+    return run([sys.executable, str(BENCH / script), *arguments])
 
 
 def run(command, timeout=180):
@@ -129,7 +130,7 @@ def test_a_wrong_result_is_counted_and_fails(tmp_path):
     script = tmp_path / "lying.py"
     script.write_text(
         "import sys, nvx.bench.peers as peers, nvx.bench.world as world\n"
-        "world.MODULE = 'lying'\n"
+        "world.PROGRAM = ('-m', 'lying')\n"
         "real = peers.TorchContender.__init__\n"
         "def lie(self, *given):\n"
         "    real(self, *given)\n"
@@ -192,8 +193,8 @@ def test_training_steps_leave_out_what_has_no_results(tmp_path):
 
 def test_overlap(tmp_path):
     path = tmp_path / "overlap.json"
-    done = bench_of(
-        2, "overlap", "--backend", "gloo", "--vs", "", "-b", "1M", "--side", "128", "--iters", "4", "--blocks",
+    done = in_checkout(
+        "run.py", "overlap", "--backend", "gloo", "--vs", "", "-b", "1M", "--side", "128", "--iters", "4", "--blocks",
         "2", "-J", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -204,25 +205,14 @@ def test_overlap(tmp_path):
 
 def test_init_and_memory(tmp_path):
     path = tmp_path / "init.json"
-    done = bench("init", "--backend", "gloo", "--vs", "", "--samples", "1", "-J", str(path))
+    done = in_checkout("run.py", "init", "--backend", "gloo", "--vs", "", "--samples", "1", "-J", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert read(path)["results"][0]["fresh_us"] > 0
     path = tmp_path / "memory.json"
-    done = bench(
-        "memory",
-        "--backend",
-        "gloo",
-        "--vs",
-        "",
-        "--groups",
-        "3",
-        "-b",
-        "64K",
-        "--idle",
-        "0.2",
-        "-J",
-        str(path),
-    )
+    done = in_checkout(
+        "run.py", "memory", "--backend", "gloo", "--vs", "", "--groups", "3", "-b", "64K", "--idle", "0.2",
+        "-J", str(path),
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     stages = read(path)["results"][0]["stages"]
     assert list(stages) == ["none", "one", "many", "used_small", "used"]
@@ -251,10 +241,10 @@ def test_a_signal_ends_the_ranks(number):
 @pytest.mark.slow
 def test_targets_writes_one_file_and_judges_it_again(tmp_path):
     path = tmp_path / "targets.json"
-    done = judge("--backend", "gloo", "--parts", "init", "--quick", "-J", str(path))
+    done = in_checkout("targets.py", "--backend", "gloo", "--parts", "init", "--quick", "-J", str(path))
     document = read(path)
-    assert document["parts"]["init"]["command"].startswith("nvx bench init")
+    assert document["parts"]["init"]["command"].startswith("bench/run.py init")
     assert [verdict["goal"] for verdict in document["verdicts"]] == ["init and first collective"]
-    again = judge("--judge", str(path))
+    again = in_checkout("targets.py", "--judge", str(path))
     assert again.returncode == done.returncode
     assert "init and first collective" in again.stdout

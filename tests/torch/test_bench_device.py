@@ -2,9 +2,10 @@
 
 import json
 
+import overlap
 import pytest
 import torch
-from nvx.bench import cli, overlap, sweep, train
+from nvx.bench import cli, sweep, train
 from nvx.bench.peers import Unsupported
 from nvx.bench.symmetric import SymmetricContender
 from nvx.bench.world import World
@@ -27,13 +28,13 @@ def swept(rank, world, folder, *words):
 @on_played_gpus(2)
 def test_collectives_of_a_device_are_checked_and_timed(rank, world, tmp_path):
     names = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "sendrecv", "barrier"]
-    status, found = swept(rank, world, tmp_path, *names, "--vs", "null,mpi,symm_mem")
+    status, found = swept(rank, world, tmp_path, *names, "--vs", "null,socket,symm_mem")
     assert status == 0
     if rank == 0:
         rows = [row for row in found["results"] if row["backend"] == "nvx"]
         assert {row["collective"] for row in rows} == set(names)
         assert all(row["time_us"] > 0 and not row["wrong"] for row in rows)
-        assert "takes tensors of the CPU" in found["notes"]["mpi"] and "CUDA" in found["notes"]["symm_mem"]
+        assert "takes tensors of the CPU" in found["notes"]["socket"] and "CUDA" in found["notes"]["symm_mem"]
 
 
 @on_fake_gpus(2)
@@ -74,7 +75,7 @@ def test_symmetric_memory_is_of_cuda(rank, world):
 def test_without_a_gpu_the_device_is_refused(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    for words in (["all_reduce", "--device", "cuda"], ["overlap", "--device", "cuda"]):
+    for words in (["all_reduce", "--device", "cuda"], ["train", "--device", "cuda"]):
         with pytest.raises(SystemExit):
             cli.main(words)
         assert "--device cuda: " in capsys.readouterr().err

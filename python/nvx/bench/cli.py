@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import collectives, payload, sizes, world
+from . import collectives, contenders, payload, sizes, world
 from .sizes import argument
 from .world import RENDEZVOUS, LaunchError
 
 ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
-COMMANDS = {"train": "train", "init": "startup", "overlap": "overlap", "memory": "memory", "plot": "plot"}
-_EPILOG = """other benchmarks (each has its own -h):
+_EPILOG = """another benchmark, which has its own -h:
   train      step time of DDP and FSDP2 on a communication-bound MLP
-  init       init_process_group and the first collective
-  overlap    a matrix product beside an asynchronous all_reduce
-  memory     resident memory a group, before and after use, and the CPU time of idle groups
-  plot       PNG and SVG from a results file
 
 nccl-tests' letters, except -n (its iterations are --iters) and those that speak of GPUs: -t, -g, -G and others.
 examples:
@@ -33,10 +27,10 @@ _OF_A_RANK = "a rank is a process here: -n is how many to start"
 _NOT_HERE = {
     "-t --nthreads": _OF_A_RANK,
     "-g --ngpus": _OF_A_RANK,
-    "-p --parallel_init": "`nvx bench init` times the start",
+    "-p --parallel_init": "bench/run.py of a checkout times the start: `bench/run.py init`",
     "-z --blocking": "every call is waited for; -m has several in flight",
     "-a --average": "a call's time is that of its slowest rank",
-    "-C --report_cputime": "`nvx bench memory` tells the CPU time of idle groups",
+    "-C --report_cputime": "`bench/run.py memory` of a checkout tells the CPU time of idle groups",
     "-R --local_register": "no tensor needs to be registered",
     "-D --device_implementation": "the backend chooses its kernels: `nvx explain --device cuda` tells nvx's choice",
     "-V --device_cta_count": "the backend chooses the blocks: `nvx explain --device cuda` tells nvx's choice",
@@ -98,8 +92,6 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
 
 def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
     """Exits with 2 if the ranks could not do as asked."""
-    from . import contenders
-
     if why := world.why_no(parsed.device):
         parser.error(f"--device {parsed.device}: {why}")
     if world.placed() is None and parsed.hosts > parsed.ranks:
@@ -111,14 +103,14 @@ def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -
 
 
 VERSUS_HELP = (
-    "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi, "
+    "gloo or another torch backend, null (does nothing: what torch's call costs), "
     "socket (what TCP moves), symm_mem (torch's symmetric memory, of CUDA tensors)"
 )
 
 
 def _sweep_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="nvx bench", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=world.NAME, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Times collectives and checks every element of their results.",
     )  # fmt: skip
     size = sizes.size_argument
@@ -151,9 +143,8 @@ def _sweep_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sweep(arguments: list[str]) -> tuple[argparse.Namespace, Callable]:
-    from . import sweep
-
+def parse_sweep(arguments: list[str]) -> argparse.Namespace:
+    """The options of a sweep. Exits with 2 if they make no sense."""
     parser = _sweep_parser()
     parsed = parser.parse_args(arguments)
     _check_common(parser, parsed)
@@ -174,75 +165,52 @@ def _sweep(arguments: list[str]) -> tuple[argparse.Namespace, Callable]:
             raise ValueError(f"a root is outside 0..{ranks - 1}")
     except ValueError as error:
         parser.error(str(error))
-    return parsed, sweep.run
+    return parsed
 
 
-def _command(name: str, arguments: list[str]) -> int:
-    """train, overlap: run in ranks. init, memory: start their own ranks. plot: neither."""
-    module = importlib.import_module(f".{COMMANDS[name]}", __package__)
-    about = (module.__doc__ or "").strip()
-    parser = argparse.ArgumentParser(prog=f"nvx bench {name}", description=about)
-    if name != "plot":
-        common(parser, versus="gloo")
+def parse(module: Any, arguments: list[str]) -> argparse.Namespace:
+    """The options of a benchmark with a module of its own; its name is the first argument."""
+    parser = argparse.ArgumentParser(prog=f"{world.NAME} {arguments[0]}", description=(module.__doc__ or "").strip())
+    common(parser, versus="gloo")
     module.add_arguments(parser)
     parsed = parser.parse_args(arguments[1:])
-    if name != "plot":
-        _check_common(parser, parsed)
-        if name == "init" and parsed.device != "cpu":
-            parser.error("init times tensors of the CPU only")
-    if hasattr(module, "run"):
-        return _in_ranks(parsed, module.run, arguments)
-    if getattr(parsed, "worker", None):
-        return _worker(module, parsed)
-    if world.placed() is not None and name != "plot":
-        raise LaunchError(f"{name} starts its own ranks: run it by itself, not under torchrun or mpirun")
-    return module.alone(parsed, world.shown_command(arguments))
+    _check_common(parser, parsed)
+    return parsed
 
 
-def _worker(module: Any, parsed: argparse.Namespace) -> int:
-    """A rank of a benchmark that starts fresh ranks."""
-    if module.__name__.endswith("startup"):
-        return module.work(parsed)
-    me = world.join(parsed.rendezvous, parsed.timeout, parsed.device)
-    status = module.work(me, parsed)
-    me.leave()
-    return status
-
-
-def _in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -> int:
+def in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -> int:
     """Inside a rank: runs the benchmark. Outside: starts the ranks, which come here again."""
     if world.placed() is None:
-        if "deepspeed" in parsed.vs:
-            _build_deepspeed()
-        return world.launch(arguments, parsed.ranks, mpi="mpi" in parsed.vs, hosts=parsed.hosts)
+        return world.launch(arguments, parsed.ranks, hosts=parsed.hosts)
     me = world.join(parsed.rendezvous, parsed.timeout, parsed.device)
     status = run(me, parsed, world.shown_command(arguments))
     me.leave()
     return status
 
 
-def _build_deepspeed() -> None:
-    """Compiles the op once before the ranks start; otherwise they would wait for each other's compiler."""
-    from . import direct
-    from .peers import Unsupported
+def _sweep(arguments: list[str]) -> int:
+    from . import sweep
 
-    try:
-        print("# building deepspeed's shared-memory op (cached after the first time)", flush=True)
-        direct.load_deepspeed()
-    except (Unsupported, RuntimeError, OSError, ImportError) as error:
-        print(f"# deepspeed: {error}", file=sys.stderr)
+    return in_ranks(parse_sweep(arguments), sweep.run, arguments)
+
+
+def _train(arguments: list[str]) -> int:
+    from . import train
+
+    return in_ranks(parse(train, arguments), train.run, arguments)
+
+
+SWEEP = "sweep"  # the benchmark that goes by the names of its collectives
+COMMANDS: dict[str, Callable[[list[str]], int]] = {SWEEP: _sweep, "train": _train}  # bench/run.py has more
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one benchmark; 0 success, 1 a wrong result, 2 a usage or start-up error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given and given[0] in COMMANDS:
-            return _command(given[0], given)
-        parsed, run = _sweep(given)
-        return _in_ranks(parsed, run, given)
+        return COMMANDS[given[0] if given and given[0] in COMMANDS else SWEEP](given)
     except LaunchError as error:
-        print(f"nvx bench: {error}", file=sys.stderr)
+        print(f"{world.NAME}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 
 import torch.distributed as dist
 
 from .peers import NULL, Contender, TorchContender, Unsupported, torch_backend
+from .sockets import SocketContender
+from .symmetric import SymmetricContender
 from .world import World
 
-OWN = ("nvx", NULL, "deepspeed", "mpi", "socket", "symm_mem")  # contenders of this package, which torch may not know
+# Contenders beside torch's backends, each made of its name and the world. bench/run.py has more.
+OTHERS: dict[str, Callable[[str, World], Contender]] = {"socket": SocketContender, "symm_mem": SymmetricContender}
 
 
 def known() -> list[str]:
     """Every name that could take part, whether or not this machine has it."""
     torchs = [name for name in dist.Backend.backend_list if name != dist.Backend.UNDEFINED]
-    return list(dict.fromkeys([*OWN, *torchs]))
+    return list(dict.fromkeys(["nvx", NULL, *OTHERS, *torchs]))
 
 
 def _is_here(name: str) -> bool:
-    """Whether the contender is installed, without starting it."""
-    package = {"deepspeed": "deepspeed", "mpi": "mpi4py"}.get(name)
-    if package:
-        return importlib.util.find_spec(package) is not None
-    of_torch = getattr(dist, f"is_{name}_available", None)  # third-party backends have no such function
-    return of_torch is None or of_torch()
+    """Whether this torch has the backend. Third-party backends and contenders of the bench have no such function."""
+    of_torch = getattr(dist, f"is_{name}_available", None)
+    return name in OTHERS or of_torch is None or of_torch()
 
 
 def peers_of(backend: str) -> str:
     """The names of contenders to measure beside `backend`, as text: those installed here and those that are not."""
     serving_cpu = dist.Backend.backend_capability
-    names = [name for name in known() if name in OWN or ("cpu" in serving_cpu.get(name, ()) and name != "fake")]
+    own = ("nvx", NULL, *OTHERS)
+    names = [name for name in known() if name in own or ("cpu" in serving_cpu.get(name, ()) and name != "fake")]
     here = [name for name in names if name != backend and _is_here(name)]
     missing = [name for name in names if name != backend and name not in here]
     return ", ".join(here) + (f"; not installed: {', '.join(missing)}" if missing else "")
@@ -58,23 +59,6 @@ def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contend
 
 
 def _make(base: str, name: str, world: World, timeout: float) -> Contender:
-    """Each contender is imported when it is used, because some need packages that are not installed."""
-    if base == "symm_mem":
-        from .symmetric import SymmetricContender
-
-        return SymmetricContender(name, world)
-    if base in ("socket", "deepspeed", "mpi") and world.device.type != "cpu":
-        raise Unsupported(f"{base} takes tensors of the CPU")
-    if base == "socket":
-        from .sockets import SocketContender
-
-        return SocketContender(name, world)
-    if base == "deepspeed":
-        from .direct import DeepSpeedContender
-
-        return DeepSpeedContender(name, world)
-    if base == "mpi":
-        from .direct import MpiContender
-
-        return MpiContender(name, world)
+    if base in OTHERS:
+        return OTHERS[base](name, world)
     return TorchContender(name, torch_backend(base), world, timeout)

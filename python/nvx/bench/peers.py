@@ -1,5 +1,5 @@
 """The contenders: each turns a case into a call that runs it once. Backends of torch.distributed are here, the
-others in direct.py and sockets.py."""
+others in sockets.py, symmetric.py, and bench/direct.py of a checkout."""
 
 from __future__ import annotations
 
@@ -136,6 +136,12 @@ class TorchContender(Contender):
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)
+
+
+def of_cpu_tensors(name: str, world: World) -> None:
+    """Raises Unsupported if the tensors are on a device."""
+    if world.device.type != "cpu":
+        raise Unsupported(f"{name} takes tensors of the CPU")
 
 
 def captured(call: Call) -> Call:

@@ -10,7 +10,7 @@ import struct
 import torch
 import torch.distributed as dist
 
-from .peers import Call, Case, Contender, Unsupported, repeat
+from .peers import Call, Case, Contender, Unsupported, of_cpu_tensors, repeat
 from .world import World
 
 _SIOCGIFADDR = 0x8915
@@ -32,6 +32,7 @@ class SocketContender(Contender):
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name)
+        of_cpu_tensors(name, world)
         if world.size != 2:
             raise Unsupported("a raw socket joins two ranks")
         self.world = world

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 from .. import interrupts
 from . import hosts
 
-MODULE = "nvx.bench"
+NAME, PROGRAM = "nvx bench", ("-m", "nvx.bench")  # bench/run.py of a checkout changes both
 RENDEZVOUS = "--rendezvous"
 _RANK_NAMES = (
     ("RANK", "WORLD_SIZE"),
@@ -67,38 +66,22 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     )
 
 
-def launch(arguments: Sequence[str], ranks: int, mpi: bool = False, hosts: int = 1) -> int:
+def launch(arguments: Sequence[str], ranks: int, hosts: int = 1) -> int:
     """Runs the command line again in every rank and returns the worst exit status. No process outlives the call."""
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
         meeting = f"file://{folder}/store"
-        command = [sys.executable, "-m", MODULE, *arguments, RENDEZVOUS, meeting]
-        if mpi:
-            return _run_mpi(command, ranks)
+        command = [sys.executable, *PROGRAM, *arguments, RENDEZVOUS, meeting]
         return _run_ranks(command, ranks) if hosts == 1 else _run_on_hosts(command, ranks, hosts)
 
 
-def _run_mpi(command: list[str], ranks: int) -> int:
-    mpirun = shutil.which("mpirun")
-    if mpirun is None:
-        raise LaunchError("--vs mpi needs mpirun: apt install openmpi-bin libopenmpi-dev, then pip install mpi4py")
-    environment = rank_environment(0, ranks, _name_port())
-    for name in ("RANK", "LOCAL_RANK"):
-        environment.pop(name)
-    crowd = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    # No binding: it would also hold the helper threads of every other contender on their rank's core.
-    start = [mpirun, "-n", str(ranks), "--bind-to", "none", *crowd, *root, *command]
-    return _run_all([(start, environment)])
-
-
 def _run_ranks(command: list[str], ranks: int) -> int:
-    port = _name_port()
-    return _run_all([(command, rank_environment(rank, ranks, port)) for rank in range(ranks)])
+    port = run_number()
+    return run_all([(command, rank_environment(rank, ranks, port)) for rank in range(ranks)])
 
 
 def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
     """Runs the ranks on so many hosts, which the bench makes on this machine."""
-    port = _name_port()
+    port = run_number()
     why = hosts.why_no_namespaces()
     with ExitStack() as stack:
         made = stack.enter_context(hosts.Hosts(count)) if why is None else None
@@ -118,15 +101,15 @@ def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
                 environment["NVX_HOST_ID"] = f"host{host}"
             line = made.inside(host, command) if made else command
             starts.append((line, environment))
-        return _run_all(starts)
+        return run_all(starts)
 
 
-def _name_port() -> int:
+def run_number() -> int:
     """A number that distinguishes runs (no process listens on it: the ranks meet in a file)."""
     return 20000 + os.getpid() % 40000
 
 
-def _run_all(starts: list[tuple[list[str], dict[str, str]]]) -> int:
+def run_all(starts: list[tuple[list[str], dict[str, str]]]) -> int:
     """Runs these commands in these environments. The first failure ends all; so does an exception or a signal here."""
     children: list[subprocess.Popen] = []
     with interrupts.heeded():
@@ -162,7 +145,7 @@ def shown_command(arguments: Sequence[str]) -> str:
     if RENDEZVOUS in kept:
         at = kept.index(RENDEZVOUS)
         del kept[at : at + 2]
-    return shlex.join(["nvx", "bench", *kept])
+    return f"{NAME} {shlex.join(kept)}"
 
 
 @dataclass

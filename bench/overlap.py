@@ -1,4 +1,4 @@
-"""`nvx bench overlap`: how much a matrix product slows while an all_reduce runs beside it.
+"""`bench/run.py overlap`: how much a matrix product slows while an all_reduce runs beside it.
 
 Each round starts an asynchronous all_reduce, multiplies as long as the slowest contender's all_reduce
 takes by itself, then waits. The product's own time is what counts: a contender that computes with the
@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from . import machine, report, sizes
-from .contenders import enlist
-from .peers import TorchContender
-from .probe import flag_round
-from .runner import Clock, Effort, measure
-from .world import World
+from nvx.bench import machine, report, sizes
+from nvx.bench.contenders import enlist
+from nvx.bench.peers import TorchContender
+from nvx.bench.probe import flag_round
+from nvx.bench.runner import Clock, Effort, measure
+from nvx.bench.world import World
 
 ALONE = "alone"
 
@@ -80,7 +79,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     contenders, refused = enlist([arguments.backend, *arguments.vs], world, arguments.timeout)
     usable = [contender for contender in contenders if isinstance(contender, TorchContender)]
     if arguments.backend in refused:
-        world.say(f"nvx bench: {arguments.backend}: {refused[arguments.backend]}")
+        world.say(f"bench/run.py: {arguments.backend}: {refused[arguments.backend]}")
         return 2
     document = machine.document("overlap", command, {"bytes": arguments.bytes, "side": arguments.side})
     tensor = torch.zeros(max(1, arguments.bytes // 4), device=world.device)

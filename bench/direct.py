@@ -1,18 +1,20 @@
-"""Contenders that the bench calls without torch.distributed: DeepSpeed's shared-memory all-reduce, Open MPI, and (in
-sockets.py) a raw socket."""
+"""Contenders that bench/run.py calls without torch.distributed: DeepSpeed's shared-memory all-reduce, and MPI."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from .peers import Call, Case, Contender, Unsupported, ping_pong, repeat
-from .world import World, under_mpi
+from nvx.bench import world as ranks_of
+from nvx.bench.peers import Call, Case, Contender, Unsupported, of_cpu_tensors, ping_pong, repeat
+from nvx.bench.world import LaunchError, World, under_mpi
 
 DEEPSPEED_OP = "nvx_bench_deepspeed_shm"
 
@@ -44,11 +46,21 @@ def load_deepspeed() -> Any:
     )
 
 
+def build_deepspeed() -> None:
+    """Compiles the op once before the ranks start; otherwise they would wait for each other's compiler."""
+    try:
+        print("# building deepspeed's shared-memory op (cached after the first time)", flush=True)
+        load_deepspeed()
+    except (Unsupported, RuntimeError, OSError, ImportError) as error:
+        print(f"# deepspeed: {error}", file=sys.stderr)
+
+
 class DeepSpeedContender(Contender):
     """`torch.ops.deepspeed.inference_all_reduce_`: sums in place, three dtypes."""
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name)
+        of_cpu_tensors(name, world)
         os.environ["LOCAL_SIZE"] = str(world.size)
         # DeepSpeed's segments are named after the port and keep their contents, so each run uses its own number.
         os.environ["MASTER_PORT"] = str(int(world.from_first(os.getpid())))
@@ -74,11 +86,29 @@ class DeepSpeedContender(Contender):
         return repeat(once, times)
 
 
+def launch_by_mpi(arguments: list[str], ranks: int) -> int:
+    """As nvx.bench.world.launch(), with mpirun as the launcher."""
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        raise LaunchError("--vs mpi needs mpirun: apt install openmpi-bin libopenmpi-dev, then pip install mpi4py")
+    environment = ranks_of.rank_environment(0, ranks, ranks_of.run_number())
+    for name in ("RANK", "LOCAL_RANK"):
+        environment.pop(name)
+    crowd = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    # No binding: it would also hold the helper threads of every other contender on their rank's core.
+    start = [mpirun, "-n", str(ranks), "--bind-to", "none", *crowd, *root, sys.executable, *ranks_of.PROGRAM]
+    with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
+        meeting = [ranks_of.RENDEZVOUS, f"file://{folder}/store"]
+        return ranks_of.run_all([([*start, *arguments, *meeting], environment)])
+
+
 class MpiContender(Contender):
     """MPI by mpi4py, on buffer views made beforehand, in place if torch's call is in place."""
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name)
+        of_cpu_tensors(name, world)
         if not under_mpi():
             raise Unsupported("MPI needs mpirun to start the ranks")
         from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""`nvx bench plot results.json`: time (and bus bandwidth) over size, one line a backend, PNG and SVG
+"""`bench/run.py plot results.json`: time (and bus bandwidth) over size, one line a backend, PNG and SVG
 side by side."""
 
 from __future__ import annotations
@@ -8,20 +8,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import machine
-from .sizes import short_size
+from nvx.bench import machine
+from nvx.bench.sizes import short_size
 
 COLORS = {"nvx": "#0b6e4f", "gloo": "#c8553d", "null": "#8a8a8a", "deepspeed": "#3d5a98", "mpi": "#b8860b"}
 MORE_COLORS = ("#6a4c93", "#2a9d8f", "#d1495b")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parse(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run.py plot", description=__doc__)
     parser.add_argument("results", help="a file written by nvx bench -J or bench/targets.py")
     parser.add_argument(
         "-o", "--output", metavar="NAME", help="PNG and SVG are named after it (default: the file's name)"
     )
     parser.add_argument("--ranks", type=int, help="of a file with several numbers of ranks (default: the smallest)")
     parser.add_argument("--only", help="collectives, separated by commas")
+    return parser.parse_args(given)
 
 
 def sweeps(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,8 +124,9 @@ def caption(document: dict[str, Any]) -> str:
     )
 
 
-def alone(arguments: argparse.Namespace, command: str) -> int:
-    """Writes the two files and prints their names."""
+def main(given: list[str]) -> int:
+    """Writes the two files and prints their names. The first word is the command's name."""
+    arguments = parse(given[1:])
     try:
         document = machine.read(arguments.results)
         results = sweeps(document)
@@ -136,13 +139,10 @@ def alone(arguments: argparse.Namespace, command: str) -> int:
             raise ValueError(f"{arguments.results} has nothing to plot for {ranks} ranks")
         figure = draw(document, results, names, ranks)
     except (OSError, ValueError) as error:
-        print(f"nvx bench plot: {error}", file=sys.stderr)
+        print(f"bench/run.py plot: {error}", file=sys.stderr)
         return 2
     except ImportError:
-        print(
-            'nvx bench plot: needs matplotlib: pip install "nvx[bench]" or pip install matplotlib',
-            file=sys.stderr,
-        )
+        print("bench/run.py plot: needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 2
     stem = Path(arguments.output or arguments.results).with_suffix("")
     for suffix in (".png", ".svg"):

@@ -1,4 +1,4 @@
-"""`nvx bench init`: from init_process_group to the end of the first all_reduce.
+"""`bench/run.py init`: from init_process_group to the end of the first all_reduce.
 
 Every sample is a set of fresh processes that have imported torch and nothing more, so that loading a
 backend counts; the contenders take turns. Beside it the same again in the same processes, after
@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from . import machine, world
+from nvx.bench import machine, world
 
 AGAIN = 3  # re-initializations in each set of processes
 LOADED = "nvx, loaded"  # a contender: nvx, with its module loaded before the clock starts
@@ -66,8 +66,7 @@ def work(arguments: argparse.Namespace) -> int:
     """One rank of one set: starts, and times one fresh initialization and then repeated ones."""
     import torch
     import torch.distributed as dist
-
-    from .peers import torch_backend
+    from nvx.bench.peers import torch_backend
 
     rank, ranks = world.placed() or (0, 1)
     torch.set_num_threads(1)
@@ -106,6 +105,8 @@ def work(arguments: argparse.Namespace) -> int:
 
 def alone(arguments: argparse.Namespace, command: str) -> int:
     """Starts the sets one after the other and prints their times."""
+    if arguments.device != "cpu":
+        raise world.LaunchError("init times tensors of the CPU only")
     names = [arguments.backend, *arguments.vs, *([LOADED] if arguments.loaded else [])]
     fresh: dict[str, list[float]] = {name: [] for name in names}
     again: dict[str, list[float]] = {name: [] for name in names}
@@ -115,7 +116,7 @@ def alone(arguments: argparse.Namespace, command: str) -> int:
                 into = f"{folder}/{name}-{sample}.json"
                 given = ["init", "--worker", name, "--into", into, "-T", str(arguments.timeout)]
                 if world.launch(given, arguments.ranks):
-                    print(f"nvx bench: a rank of {name} failed (its error is above)")
+                    print(f"{world.NAME}: a rank of {name} failed (its error is above)")
                     return 2
                 first, *others = json.loads(Path(into).read_text())
                 fresh[name].append(first)

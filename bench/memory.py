@@ -1,4 +1,4 @@
-"""`nvx bench memory`: what a group holds and what it costs while it does nothing.
+"""`bench/run.py memory`: what a group holds and what it costs while it does nothing.
 
 Resident memory of a rank, private and shared alike but without the pages of libraries, before there is a
 group, with one, with many, and after each has been used; and the CPU time of the groups' threads while the
@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import machine, sizes, world
-from .world import World
+from nvx.bench import machine, sizes, world
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,13 +80,13 @@ def idle_cpu(seconds: float, others: set[int]) -> float:
     return sum(now - before.get(thread, 0.0) for thread, now in cpu_by_thread().items() if thread not in others)
 
 
-def work(me: World, arguments: argparse.Namespace) -> int:
+def work(arguments: argparse.Namespace) -> int:
     """One rank: runs the stages in order; each figure is the worst of the ranks."""
     import torch
     import torch.distributed as dist
+    from nvx.bench.peers import torch_backend
 
-    from .peers import torch_backend
-
+    me = world.join(arguments.rendezvous, arguments.timeout, arguments.device)
     backend = torch_backend(arguments.worker)
     tensor = torch.zeros(max(1, arguments.bytes // 4), device=me.device)
     small = torch.zeros(2, device=me.device)
@@ -119,6 +118,7 @@ def work(me: World, arguments: argparse.Namespace) -> int:
     stage("used", idle=True)
     if me.rank == 0:
         Path(arguments.into).write_text(json.dumps(stages))
+    me.leave()
     return 0
 
 
@@ -159,7 +159,7 @@ def alone(arguments: argparse.Namespace, command: str) -> int:
                 "--device", arguments.device,
             ]  # fmt: skip
             if world.launch(given, arguments.ranks):
-                print(f"nvx bench: a rank of {name} failed (its error is above)")
+                print(f"{world.NAME}: a rank of {name} failed (its error is above)")
                 return 2
             results.append(figures(name, json.loads(Path(into).read_text()), arguments.groups))
     print(f"# {command}\n# {machine.cpu_model()}, {arguments.ranks} ranks, {arguments.groups} groups")
