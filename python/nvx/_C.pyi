@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from torch import Tensor
 from torch._C._distributed_c10d import Backend
 from torch.distributed import Store
 
 torch_version: str
 
-class ArgumentError(ValueError, RuntimeError): ...
-class ArgumentTypeError(TypeError, RuntimeError): ...
+class ArgumentError(ValueError, RuntimeError):
+    """An argument has a value that nvx refuses, such as a root that is no rank. The group stays usable."""
+
+class ArgumentTypeError(TypeError, RuntimeError):
+    """An argument has a type that nvx refuses, such as an element type without the operator. The group stays usable."""
 
 class ProcessGroupNVX(Backend):
     """A group of nvx, made without torch's registry: `allreduce`, `broadcast` and c10d's other methods take tensors.
@@ -20,7 +24,18 @@ class ProcessGroupNVX(Backend):
     """
 
     class Options(Backend.Options):
-        """pg_options of an nvx group."""
+        """The pg_options of init_process_group and new_group for nvx.
+
+        timeout: how long an operation, or making the group, may wait: a timedelta. It counts instead of the timeout
+            that init_process_group or new_group is given, unless it is the default of 30 minutes; NVX_TIMEOUT_S counts
+            instead of both.
+        kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups that split off; "": as NVX_KERNELS
+            says. The same on all ranks.
+        tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of
+            NVX_TUNE, and inherited by groups that split off. The same on all ranks.
+        group_desc: words of your own for the group, which nvx only keeps.
+        group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.
+        """
 
         timeout: timedelta
         kernels: str
@@ -32,9 +47,13 @@ class ProcessGroupNVX(Backend):
 
     def __init__(self, store: Store, rank: int, size: int, options: ProcessGroupNVX.Options | None = None) -> None: ...
     @property
-    def options(self) -> ProcessGroupNVX.Options: ...
+    def options(self) -> ProcessGroupNVX.Options:
+        """The options with which the group was made."""
     @property
-    def mem_allocator(self) -> Any: ...
+    def mem_allocator(self) -> Any:
+        """The allocator for `torch.cuda.MemPool`: its tensors need no staging in nvx's kernels."""
+    def new_window(self, tensor: Tensor | None = None) -> Any:
+        """A one-sided window of the ranks' CPU tensors, from torch 2.14 on: docs/torch.md describes its methods."""
     def get_error(self) -> Any: ...
     def comm_split_count(self) -> int: ...
     def perform_nocolor_split(self, device: Any) -> None: ...
