@@ -6,6 +6,7 @@ success, 1 for warnings under --strict, 2 for a failure.
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -20,6 +21,7 @@ import tempfile
 import time
 import warnings
 from importlib import metadata
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,9 @@ import torch.distributed as dist
 import nvx
 
 from . import gpudirect
+from .bench.collectives import COLLECTIVES
+from .bench.peers import Case, torch_call
+from .bench.world import World
 
 SCHEMA = 1
 RANKS = 2
@@ -253,188 +258,119 @@ CHECKS = (
 )
 
 
-# Each smoke test: (rank, ranks) -> (result, expected result). Small integers, so that every sum is exact.
+@contextlib.contextmanager
+def group_of(rank, ranks, folder, logged):
+    """This rank's group, and its verdict, which goes to a file in the end; its log goes to another file if `logged`."""
+    warnings.simplefilter("ignore", FutureWarning)  # torch renames the _tensor calls; both names stay
+    if logged:
+        os.dup2(os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
+    began, verdict = time.perf_counter(), {}
+    limit = datetime.timedelta(seconds=60)
+    dist.init_process_group("nvx", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=limit)
+    yield verdict
+    dist.destroy_process_group()
+    verdict["seconds"] = time.perf_counter() - began
+    Path(folder, f"{rank}.json").write_text(json.dumps(verdict))
 
 
-def smoke_all_reduce(rank, ranks):
-    value = torch.arange(1000.0) + rank
-    dist.all_reduce(value)
-    return value, ranks * torch.arange(1000.0) + sum(range(ranks))
-
-
-def smoke_all_gather(rank, ranks):
-    out = torch.empty(ranks * 3)
-    dist.all_gather_into_tensor(out, torch.full((3,), float(rank)))
-    return out, torch.arange(float(ranks)).repeat_interleave(3)
-
-
-def smoke_reduce_scatter(rank, ranks):
-    out = torch.empty(3)
-    dist.reduce_scatter_tensor(out, torch.arange(3.0 * ranks))
-    return out, ranks * (torch.arange(3.0) + 3 * rank)
-
-
-def smoke_all_to_all(rank, ranks):
-    out = torch.empty(ranks)
-    dist.all_to_all_single(out, torch.arange(float(ranks)) + 10 * rank)
-    return out, 10 * torch.arange(float(ranks)) + rank
-
-
-def smoke_broadcast(rank, ranks):
-    value = torch.full((5,), float(rank))
-    dist.broadcast(value, src=ranks - 1)
-    return value, torch.full((5,), ranks - 1.0)
-
-
-def smoke_send_recv(rank, ranks):
-    value = torch.full((5,), -1.0)
-    sent = dist.isend(torch.full((5,), float(rank)), (rank + 1) % ranks)
-    dist.recv(value, (rank - 1) % ranks)
-    sent.wait()
-    return value, torch.full((5,), float((rank - 1) % ranks))
-
-
-def smoke_barrier(rank, ranks):
-    dist.barrier()
-    return torch.zeros(0), torch.zeros(0)
-
-
-SMOKE = (
-    smoke_all_reduce,
-    smoke_all_gather,
-    smoke_reduce_scatter,
-    smoke_all_to_all,
-    smoke_broadcast,
-    smoke_send_recv,
-    smoke_barrier,
-)
+def wrong_results(device, counts, group=None):
+    """The collectives of which an element is wrong, by the checks of `nvx bench`; calls each with so many floats."""
+    world = World(dist.get_rank(group), dist.get_world_size(group), device)
+    wrong = []
+    for row in COLLECTIVES.values():
+        for count in counts:
+            case = Case(row, 4 * count, "float", "sum", 0, row.variants[0], world)
+            call = torch_call(case, group)
+            case.prepare(salt=1)
+            call()
+            wrong += [row.name] if case.count_wrong(salt=1) else []
+    return sorted(set(wrong))
 
 
 def run_smoke(rank, ranks, folder, apart):
-    """One rank: runs every smoke test and writes the verdicts to a file. With `apart`, the rank is a host of its
-    own and its log goes to another file."""
-    warnings.simplefilter("ignore", FutureWarning)  # torch renames the _tensor calls; both names stay
+    """One rank of the CPU. With `apart` it is a host of its own."""
     if apart:
         os.environ.update(NVX_HOST_ID=f"doctor-{rank}", NVX_DEBUG="info")
-        os.dup2(os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
-    limit = datetime.timedelta(seconds=30)
-    began = time.perf_counter()
-    dist.init_process_group("nvx", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=limit)
-    wrong = []
-    for test in SMOKE:
-        got, wanted = test(rank, ranks)
-        if not torch.equal(got, wanted):
-            wrong.append(test.__name__.removeprefix("smoke_"))
-    dist.destroy_process_group()
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump({"wrong": wrong, "seconds": time.perf_counter() - began}, file)
+    with group_of(rank, ranks, folder, logged=apart) as verdict:
+        verdict["wrong"] = wrong_results(torch.device("cpu"), [1_000])
+
+
+def exact_on_device(device, group=None):
+    """Calls collectives of the device's tensors, of sizes for packets in one trip and in two, and for chunks. Returns
+    whether kernels serve the group, and the names of calls with wrong results."""
+    wrong = wrong_results(device, [1_000, 50_000, 500_000], group)
+    return {"kernels": nvx.pool_stats(group) is not None, "wrong": wrong}
+
+
+def run_on_gpu(rank, ranks, folder, gpus):
+    """One rank, on one of these GPUs."""
+    if ranks > len(gpus):  # they take turns on it, which kernels are otherwise too slow for
+        os.environ.setdefault("NVX_KERNELS", "1")
+    device = torch.device("cuda", gpus[rank % len(gpus)])
+    torch.cuda.set_device(device)
+    with group_of(rank, ranks, folder, logged=True) as verdict:
+        verdict.update(exact_on_device(device))
 
 
 def last_line(text):
     return (text.strip().splitlines() or [""])[-1]
 
 
-def smoke(folder, apart=False):
-    """Runs all ranks. Returns the seconds it took and the names of tests with wrong results."""
-    torch.multiprocessing.spawn(run_smoke, args=(RANKS, folder, apart), nprocs=RANKS)
-    verdicts = []
-    for rank in range(RANKS):
-        with open(f"{folder}/{rank}.json") as file:
-            verdicts.append(json.load(file))
-    return max(v["seconds"] for v in verdicts), sorted({name for v in verdicts for name in v["wrong"]})
+def verdicts_of(run_rank, ranks, given):
+    """The verdict of each rank, and the log of all; or why a rank failed, in one line."""
+    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
+        try:
+            torch.multiprocessing.spawn(run_rank, args=(ranks, folder, given), nprocs=ranks)
+        except RANK_FAILED as error:
+            return [], f"a rank failed: {last_line(str(error))}"
+        verdicts = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+        return verdicts, "".join(log.read_text() for log in sorted(Path(folder).glob("*.log")))
+
+
+def judge_results(name, verdicts, advice="please report this"):
+    """The finding that some results are wrong; None if none is."""
+    wrong = sorted({collective for verdict in verdicts for collective in verdict["wrong"]})
+    return Finding(name, "FAIL", f"wrong results from {', '.join(wrong)}", advice) if wrong else None
 
 
 def check_smoke():
-    names = ", ".join(test.__name__.removeprefix("smoke_") for test in SMOKE)
-    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
-        try:
-            seconds, wrong = smoke(folder)
-        except RANK_FAILED as error:
-            text = f"a rank failed: {last_line(str(error))}"
-            return Finding("collectives", "FAIL", text, "run `NVX_DEBUG=info nvx doctor` for details")
-    if wrong:
-        return Finding("collectives", "FAIL", f"wrong results from {', '.join(wrong)}", "please report this")
-    return okay("collectives", f"{names} exact on {RANKS} ranks, with set-up {seconds:.2f} s")
+    verdicts, log = verdicts_of(run_smoke, RANKS, False)
+    if not verdicts:
+        return Finding("collectives", "FAIL", log, "run `NVX_DEBUG=info nvx doctor` for details")
+    seconds = max(verdict["seconds"] for verdict in verdicts)
+    text = f"{', '.join(COLLECTIVES)} exact on {RANKS} ranks, with set-up {seconds:.2f} s"
+    return judge_results("collectives", verdicts) or okay("collectives", text)
 
 
 def check_between_hosts():
-    """Runs the smoke tests with each rank as a host of its own, so that data goes over UCX, or over TCP with a job key.
+    """Runs the collectives with each rank as a host of its own, so that data goes over UCX, or over TCP with a job key.
     A single host needs neither, so only wrong results and wrong settings are failures."""
     name = "between hosts"
     way = "a job key" if os.environ.get("NVX_JOB_KEY") else "UCX"
     if way == "UCX" and not nvx._load().build_info()["ucx"]:
         text = "built without UCX: a group that spans hosts is refused"
         return Finding(name, "WARN", text, "for several hosts: pip install libucx-cu13, and build nvx again")
-    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
-        try:
-            _, wrong = smoke(folder, apart=True)
-        except RANK_FAILED as error:
-            said = last_line(str(error))
-            blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP", "NVX_JOB_KEY") if os.environ.get(v) and v in said]
-            if blamed:
-                return Finding(name, "FAIL", f"a rank failed: {said}", f"change {blamed[0]}, or unset it")
-            return Finding(name, "WARN", f"a rank failed: {said}", f"see docs/hosts.md for the requirements of {way}")
-        with open(f"{folder}/0.log") as file:
-            found = re.search(r"between hosts: (.*)", file.read())
-    if wrong:
-        return Finding(name, "FAIL", f"wrong results from {', '.join(wrong)}", "please report this")
-    return okay(name, f"{found.group(1) if found else way}; the same exact between two hosts by name")
-
-
-def exact_on_device(device, group=None):
-    """Calls collectives of the device's tensors, of sizes for packets in one trip and in two, and for chunks. Returns
-    whether kernels serve the group, and the names of calls with wrong results."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    wrong = set()
-    for count in (1_000, 50_000, 500_000):
-        numbers = torch.arange(float(count)) % 100
-        total, mine = (numbers + rank).to(device), (numbers + rank).to(device)
-        whole = torch.empty(ranks * count, device=device)
-        dist.all_reduce(total, group=group)
-        dist.all_gather_into_tensor(whole, mine, group=group)
-        if not torch.equal(total.cpu(), ranks * numbers + sum(range(ranks))):
-            wrong.add("all_reduce")
-        if not torch.equal(whole.cpu(), torch.cat([numbers + r for r in range(ranks)])):
-            wrong.add("all_gather")
-    return {"kernels": nvx.pool_stats(group) is not None, "wrong": sorted(wrong)}
-
-
-def run_on_gpu(rank, ranks, folder, gpus):
-    """One rank, on one of these GPUs. Writes its verdict to a file, and its log to another."""
-    warnings.simplefilter("ignore", FutureWarning)
-    os.dup2(os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
-    if ranks > len(gpus):  # they take turns on it, which kernels are otherwise too slow for
-        os.environ.setdefault("NVX_KERNELS", "1")
-    device = torch.device("cuda", gpus[rank % len(gpus)])
-    torch.cuda.set_device(device)
-    limit = datetime.timedelta(seconds=60)
-    dist.init_process_group("nvx", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=limit)
-    verdict = exact_on_device(device)
-    dist.destroy_process_group()
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(verdict, file)
+    verdicts, log = verdicts_of(run_smoke, RANKS, True)
+    if not verdicts:
+        blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP", "NVX_JOB_KEY") if os.environ.get(v) and v in log]
+        if blamed:
+            return Finding(name, "FAIL", log, f"change {blamed[0]}, or unset it")
+        return Finding(name, "WARN", log, f"see docs/hosts.md for the requirements of {way}")
+    found = re.search(r"between hosts: (.*)", log)
+    text = f"{found.group(1) if found else way}; the same exact between two hosts by name"
+    return judge_results(name, verdicts) or okay(name, text)
 
 
 def try_gpus(gpus):
     """A finding about these GPUs: one rank on each, or two on a single one."""
-    ranks = max(len(gpus), 2)
-    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
-        try:
-            torch.multiprocessing.spawn(run_on_gpu, args=(ranks, folder, gpus), nprocs=ranks)
-        except RANK_FAILED as error:
-            return Finding("GPUs", "FAIL", f"a rank failed: {last_line(str(error))}", "look at `nvidia-smi -q`")
-        verdicts, log = [], ""
-        for rank in range(ranks):
-            with open(f"{folder}/{rank}.json") as verdict, open(f"{folder}/{rank}.log") as said:
-                verdicts.append(json.load(verdict))
-                log += said.read()
-    return judge_gpus(verdicts, log)
+    verdicts, log = verdicts_of(run_on_gpu, max(len(gpus), 2), gpus)
+    return judge_gpus(verdicts, log) if verdicts else Finding("GPUs", "FAIL", log, "look at `nvidia-smi -q`")
 
 
 def judge_gpus(verdicts, log):
     """The finding that the ranks' verdicts and their log make."""
-    if wrong := sorted({name for v in verdicts for name in v["wrong"]}):
-        return Finding("GPUs", "FAIL", f"wrong results from {', '.join(wrong)}", "set NVX_KERNELS=0, and report this")
+    if wrong := judge_results("GPUs", verdicts, "set NVX_KERNELS=0, and report this"):
+        return wrong
     exact = f"exact on {len(verdicts)} ranks"
     if not all(v["kernels"] for v in verdicts):
         found = re.search(r"go through host memory: (.*)", log)

@@ -121,10 +121,10 @@ class TorchContender(Contender):
         )
 
     def call(self, case: Case, times: int = 1) -> Call:
-        start = _torch_calls(case, self.group)
+        start = torch_call(case, self.group)
         if times == 1 or case.row.name == "sendrecv":
             return repeat(start, times)
-        begin = _torch_calls(case, self.group, async_op=True)
+        begin = torch_call(case, self.group, async_op=True)
         rounds = range(times)
 
         def aggregated() -> None:
@@ -173,7 +173,7 @@ def _reduce_op(op: str) -> dist.ReduceOp:
     return getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
 
 
-def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -> Callable[[], dist.Work | None]:
+def torch_call(case: Case, group: dist.ProcessGroup, async_op: bool = False) -> Callable[[], dist.Work | None]:
     """The torch call of a case, with all choices made before it runs."""
     send, receive, root, a = case.send, case.receive, case.root, async_op
     name, at_root = case.row.name, case.world.rank == case.root
