@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+class Unusable(RuntimeError):
+    """The C++ module cannot serve this torch. The text says why, and what to do."""
+
+
 def _build_facts():
     """The module `nvx._built`, which cmake/built.py.in describes, or None if nothing was built."""
     try:
@@ -76,7 +80,7 @@ def _load():
         return loaded
     why_not = obstacle()
     if why_not is not None:
-        raise RuntimeError(why_not)
+        raise Unusable(why_not)
     from . import _C
 
     return _C

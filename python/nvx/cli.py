@@ -5,6 +5,9 @@ import os
 import select
 import sys
 
+from . import Unusable
+from .commands import Refused
+
 # name: (module with `main(arguments) -> exit status`, purpose). A module is loaded only when its command runs.
 COMMANDS = {
     "demo": ("nvx.demo", "train a small model over nvx and over gloo, side by side"),
@@ -55,7 +58,13 @@ def run(arguments):
     if row is None:
         print(f"nvx: no command {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    return importlib.import_module(row[0]).main(arguments[1:])
+    try:
+        return importlib.import_module(row[0]).main(arguments[1:])
+    except (Unusable, Refused) as why:
+        print(f"nvx {arguments[0]}: {why}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _reader_is_gone():

@@ -158,10 +158,7 @@ def parse(arguments):
 
 def main(arguments=None):
     options = parse(arguments)
-    obstacle = nvx.obstacle()
-    if obstacle is not None:
-        print(f"nvx demo: {obstacle}", file=sys.stderr)
-        return 2
+    nvx._load()
     threads = max(1, len(os.sched_getaffinity(0)) // options.ranks)
     print(
         f"nvx {nvx.__version__}, torch {torch.__version__}: training an MLP of 18M parameters, batch {BATCH} a rank, ",
@@ -183,7 +180,3 @@ def main(arguments=None):
             print(f"nvx demo: a rank failed\n{raised}", file=sys.stderr)
             return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

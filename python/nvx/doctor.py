@@ -443,7 +443,3 @@ def main(arguments=None):
             )
         )
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -33,6 +33,19 @@ def test_a_command_that_does_not_exist_is_named(capsys):
     assert "no command 'absent'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["env", "topo", "demo", "explain all_reduce 8", "drill --fault kill --phase init"])
+def test_a_command_says_why_the_module_cannot_serve(monkeypatch, capsys, words):
+    monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
+    monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
+    assert cli.main(words.split()) == 2
+    told = capsys.readouterr()
+    name = words.split()[0]
+    assert (
+        re.match(rf"nvx {name}: nvx \S+ was built for torch 1\.0 and cannot serve torch \S+: ", told.err)
+        and not told.out
+    )
+
+
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
     reader, writer = os.pipe()
     os.close(reader)

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 import warm
+from nvx import cli
 from nvx.commands import drill
 
 
@@ -41,7 +42,7 @@ def test_faults_are_told_in_time_and_gloo_names_no_rank(tmp_path):
 )
 def test_a_drill_that_cannot_run_says_so_before_its_first_cell(monkeypatch, capsys, arguments, why):
     monkeypatch.setattr(drill.hosts, "why_no_namespaces", lambda: "network namespaces need root")
-    assert drill.main(arguments) == 2
+    assert cli.main(["drill", *arguments]) == 2
     told = capsys.readouterr()
     assert why in told.err and told.out == ""
 

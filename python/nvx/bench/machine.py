@@ -38,13 +38,14 @@ def _field(path: str, name: str) -> str:
     return ""
 
 
-def _caches() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        kind = first_line(f"{index}/type")
-        name = f"L{first_line(f'{index}/level')}{'' if kind == 'Unified' else kind[:1].lower()}"
+def caches() -> list[dict[str, str]]:
+    """The caches that CPU 0 has or shares: name, size, and the CPUs that share it."""
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index[0-9]*")):
+        name = f"L{first_line(f'{index}/level')}"
+        name += {"Data": "d", "Instruction": "i"}.get(first_line(f"{index}/type"), "")
         shared = first_line(f"{index}/shared_cpu_list")
-        found[name] = f"{first_line(f'{index}/size')} shared by cpus {shared}"
+        found.append({"name": name, "size": first_line(f"{index}/size"), "cpus": shared})
     return found
 
 
@@ -62,7 +63,7 @@ def describe() -> dict[str, Any]:
         "cores_online": os.cpu_count(),
         "virtual": "hypervisor" in flags,
         "simd": [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if flag in flags],
-        "caches": _caches(),
+        "caches": {one["name"]: f"{one['size']} shared by cpus {one['cpus']}" for one in caches()},
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": f"{platform.system()} {platform.release()}",
         "governor": first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
@@ -95,8 +96,8 @@ def versions() -> dict[str, Any]:
     return found
 
 
-def head(what: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The head that every results file has, without the parts that need imports."""
+def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    """The head that every results file has, and the rest."""
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     return {
         "schema": SCHEMA,
@@ -104,14 +105,10 @@ def head(what: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         "command": command,
         "when": now.isoformat(),
         "machine": describe(),
-        "versions": {"python": platform.python_version()},
+        "versions": versions(),
         "arguments": arguments,
+        **rest,
     }
-
-
-def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) -> dict[str, Any]:
-    """The head that every results file has."""
-    return head(what, command, arguments) | {"versions": versions(), **rest}
 
 
 def as_text(value: Any, depth: int = 0) -> str:

@@ -69,10 +69,10 @@ def exact(size: int) -> str:
 
 
 def show_size(size: int) -> str:
-    """The short name of a size, for plots and verdicts: 8 B, 64 KiB, 1.5 MiB."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+    """The short name of a size, for tables, plots and verdicts: 8 B, 64 KiB, 1.5 MiB."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
-            return f"{size / unit:g} {name}"
+            return f"{size / unit:.4g} {name}"
     return f"{size} B"
 
 

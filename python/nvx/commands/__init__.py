@@ -1,1 +1,16 @@
-"""The commands `nvx status`, `nvx drill`, `nvx tune`, `nvx explain`, `nvx topo` and `nvx env`."""
+"""The commands that are not modules of their own, one file each."""
+
+import contextlib
+
+
+class Refused(Exception):
+    """A command cannot do what was asked. `nvx` prints the text, and ends with 2."""
+
+
+@contextlib.contextmanager
+def refusing(*kinds):
+    """Turns these exceptions into Refused."""
+    try:
+        yield
+    except kinds as error:
+        raise Refused(str(error).removeprefix("nvx: ")) from error

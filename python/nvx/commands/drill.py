@@ -32,6 +32,7 @@ import nvx
 
 from .. import interrupts
 from ..bench import hosts, machine
+from . import Refused, refusing
 
 PHASES = ("init", "first", "steady", "new_group", "async", "destroy")
 CALLS = ("first", "steady", "async")
@@ -347,27 +348,16 @@ def verdict(row):
 
 def main(arguments=None):
     options = parse(arguments)
-    obstacle = nvx.obstacle()
-    if obstacle is not None:
-        print(f"nvx drill: {obstacle}", file=sys.stderr)
-        return 2
     if "link" in options.fault and (why := hosts.why_no_namespaces()):
         options.fault = [fault for fault in options.fault if fault != "link"]
         print(f"nvx drill: no faults of links: {why}", file=sys.stderr)
     cells = [(fault, phase) for fault in options.fault for phase in options.phase if phase in FAULTS[fault][2]]
     if not cells:
         sense = "; ".join(f"{fault}: {', '.join(FAULTS[fault][2])}" for fault in options.fault)
-        print(
-            "nvx drill: no cell was run" + f". Phases in which a fault makes sense: {sense}" * bool(sense),
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        if options.json:
+        raise Refused("no cell was run" + f". Phases in which a fault makes sense: {sense}" * bool(sense))
+    if options.json:
+        with refusing(OSError):
             machine.check_writable(options.json)
-    except OSError as error:
-        print(f"nvx drill: {error}", file=sys.stderr)
-        return 2
     nvx._load()
     gc.collect()
     gc.freeze()  # halves the time of a rank's exit
@@ -381,8 +371,6 @@ def main(arguments=None):
                     rows.append(run(Cell(backend, fault, phase, options.ranks, f"{folder}/{len(rows)}")))
                     print(f" {backend}: {verdict(rows[-1]):36}", end="", flush=True)
                 print(flush=True)
-        except KeyboardInterrupt:
-            return 130
         finally:
             if os.getpid() == own:  # not in a rank that ends
                 shutil.rmtree(folder, ignore_errors=True)

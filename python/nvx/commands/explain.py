@@ -9,7 +9,6 @@ explain the columns.
 import argparse
 import glob
 import json
-import sys
 
 import nvx
 
@@ -17,6 +16,7 @@ from .. import delegate
 from ..bench.collectives import ALIASES
 from ..bench.machine import first_line
 from ..bench.sizes import exact, size_argument
+from . import refusing
 from .topo import columns
 
 SCHEMA = 1
@@ -129,10 +129,6 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.ranks < 0 or options.hosts < 0:
         parser.error("--ranks and --hosts cannot be negative")
-    obstacle = nvx.obstacle()
-    if obstacle is not None:
-        print(f"nvx explain: {obstacle}", file=sys.stderr)
-        return 2
     collective = ALIASES.get(options.collective, options.collective)
     if collective in MESSAGES:
         print(json.dumps({"schema": SCHEMA, "said": OF_MESSAGES, "answers": []}) if options.json else OF_MESSAGES)
@@ -141,12 +137,9 @@ def main(arguments=None):
         options.sizes = [0]  # a barrier has no size
     if collective and not options.sizes:
         parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
-    try:
+    with refusing(ValueError, RuntimeError):
         rows = nvx._load().tuning(options.ranks, options.hosts)
         answers = [ask(collective, nbytes, options) for nbytes in options.sizes]
-    except (ValueError, RuntimeError) as error:
-        print(f"nvx explain: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
-        return 2
     if options.json:
         print(json.dumps({"schema": SCHEMA, "answers": answers, "keys": rows}, indent=2))
     elif collective is None:

@@ -6,12 +6,12 @@ The plan and the schedules are those that run. docs/performance.md states the mo
 import argparse
 import json
 import re
-import sys
 
 import nvx
 
 from ..bench.collectives import ALIASES
 from ..bench.sizes import exact, size_argument
+from . import refusing
 from .topo import columns
 
 SCHEMA = 1
@@ -126,13 +126,10 @@ def arguments_of(arguments):
 
 def main(arguments=None):
     options = arguments_of(arguments)
-    try:
+    with refusing(ImportError, ValueError, RuntimeError, OSError):
         rows = [ask(options, *one) for one in asked(options)]
         if options.plot:
             plot(options.plot, rows, options)
-    except (ImportError, ValueError, RuntimeError, OSError) as error:
-        print(f"nvx simulate: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
-        return 2
     if options.json:
         print(json.dumps({"schema": SCHEMA, "collective": options.collective, "rows": rows}, indent=2))
         return 0

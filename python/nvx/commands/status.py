@@ -14,6 +14,8 @@ import struct
 import sys
 import time
 
+from ..bench.sizes import show_size
+from . import Refused
 from .topo import columns
 
 SCHEMA = 1
@@ -24,10 +26,6 @@ BARE = ("barrier", "none")
 DESCRIPTION = """\
 Shows the groups of the running ranks of this machine: their calls, the ranks for which they wait, and bytes and times
 by collective. If a job runs on several hosts, run it on each of them."""
-
-
-class Refused(Exception):
-    """Why a process cannot be shown, in one sentence."""
 
 
 # --- reading one process
@@ -287,14 +285,6 @@ def calls(number):
     return f"{number} call{'s' * (number != 1)}"
 
 
-def amount(nbytes):
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} TiB"
-
-
 def activity(group):
     """The cells `call` and `for` of a rank."""
     if group["state"] == "meeting":
@@ -342,7 +332,7 @@ def total_lines(members):
         rows = [group["totals"][kind] for _, group in members if kind in group["totals"]]
         times = sorted(row["seconds"] for row in rows)
         took = span(times[0]) if len(times) == 1 else f"{span(times[0])} to {span(times[-1])}"
-        most, nbytes = max(row["calls"] for row in rows), amount(max(row["bytes"] for row in rows))
+        most, nbytes = max(row["calls"] for row in rows), show_size(max(row["bytes"] for row in rows))
         lines.append(f"  {kind}: {calls(most)}, {nbytes}, {took} a rank")
     lates = {}
     for _, group in members:

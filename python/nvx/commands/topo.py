@@ -7,12 +7,11 @@ import argparse
 import glob
 import json
 import os
-import sys
 
 import nvx
 
 from .. import gpudirect
-from ..bench.machine import first_line
+from ..bench.machine import caches, first_line
 
 SCHEMA = 1
 SIZES = (4 << 10, 1 << 20, 64 << 20)
@@ -33,30 +32,14 @@ RULE_OF_THUMB = (
 )
 
 
-def numbered(pattern):
-    """The matching paths, sorted by the number at their ends."""
-    return sorted(glob.glob(pattern), key=lambda path: int("".join(c for c in os.path.basename(path) if c.isdigit())))
-
-
-def caches(cpu="/sys/devices/system/cpu/cpu0"):
-    found = []
-    for index in numbered(f"{cpu}/cache/index[0-9]*"):
-        kind = first_line(f"{index}/type")
-        name = f"L{first_line(f'{index}/level')}" + {"Data": "d", "Instruction": "i"}.get(kind, "")
-        found.append(
-            {"name": name, "size": first_line(f"{index}/size"), "cpus": first_line(f"{index}/shared_cpu_list")}
-        )
-    return found
-
-
 def numa_nodes(folder="/sys/devices/system/node"):
     nodes = []
-    for node in numbered(f"{folder}/node[0-9]*"):
+    for node in glob.glob(f"{folder}/node[0-9]*"):
         total = first_line(f"{node}/meminfo").split()
         mib = int(total[-2]) >> 10 if len(total) > 2 and total[-2].isdigit() else None
-        name = os.path.basename(node)
-        nodes.append({"node": int(name[4:]), "cpus": first_line(f"{node}/cpulist"), "memory_mib": mib})
-    return nodes
+        number = int(os.path.basename(node).removeprefix("node"))
+        nodes.append({"node": number, "cpus": first_line(f"{node}/cpulist"), "memory_mib": mib})
+    return sorted(nodes, key=lambda node: node["node"])
 
 
 def gpus(core, measure):
@@ -233,10 +216,6 @@ def main(arguments=None):
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--measure", action="store_true", help="time copies between the GPUs, for at most a minute")
     options = parser.parse_args(arguments)
-    obstacle = nvx.obstacle()
-    if obstacle is not None:
-        print(f"nvx topo: {obstacle}", file=sys.stderr)
-        return 2
     report = gather(options.measure)
     print(json.dumps(report, indent=2) if options.json else text(report))
     return 0

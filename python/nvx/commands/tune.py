@@ -20,6 +20,7 @@ import nvx
 from .. import interrupts
 from .._version import __version__
 from ..bench import machine, sizes, world
+from . import Refused, refusing
 from .topo import columns
 
 GAIN = 0.03
@@ -93,7 +94,7 @@ def run(step, tune, options):
         environment = dict(os.environ, NVX_TUNE=tune, NVX_ALGO="")
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode:
-            raise RuntimeError((ended.stderr or ended.stdout).strip() or f"nvx bench ended with {ended.returncode}")
+            raise Refused((ended.stderr or ended.stdout).strip() or f"nvx bench ended with {ended.returncode}")
         with open(file) as results:
             rows = json.load(results)["results"]
     return {(row["collective"], row["size"]): row["time_us"] for row in rows}
@@ -204,9 +205,10 @@ def parse(arguments):
 
 
 def tune(options, steps):
-    """Measures, prints and writes. Raises RuntimeError, OSError."""
+    """Measures, prints and writes. Raises Refused."""
     if options.write:
-        machine.check_writable(options.write)
+        with refusing(OSError):
+            machine.check_writable(options.write)
     rows = nvx._load().tuning(options.ranks)
     defaults, most = ({row["key"]: row[what] for row in rows} for what in ("value", "most"))
     values = {}
@@ -225,15 +227,6 @@ def tune(options, steps):
 def main(arguments=None):
     options, steps = parse(arguments)
     os.environ["NVX_TUNE"] = ""  # the candidates are compared with the defaults, not with the user's values
-    if (obstacle := nvx.obstacle()) is not None:
-        print(f"nvx tune: {obstacle}", file=sys.stderr)
-        return 2
-    try:
-        with interrupts.heeded():
-            tune(options, steps)
-    except KeyboardInterrupt:
-        return 130
-    except (RuntimeError, OSError) as error:
-        print(f"nvx tune: {error}", file=sys.stderr)
-        return 2
+    with interrupts.heeded():
+        tune(options, steps)
     return 0
