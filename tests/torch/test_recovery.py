@@ -57,9 +57,16 @@ def test_an_abort_ends_ranks_that_are_stuck_in_three_groups(rank, world):
     check_sum(2, world)
 
 
+def record_growth(record_property, ranks):
+    """`ranks`: by how much the belongings of each have grown."""
+    for name in ranks[0]:
+        record_property(name, max(one[name] for one in ranks))
+
+
 def recover(rank, world, folder):
     """Ranks 0 and 1 survive. In each turn a process takes the place of rank 2 and dies; the survivors first go on
-    without it. Returns the pid and the seconds from the failure to the first result of the smaller group."""
+    without it. Returns the pid, the seconds from the failure to the first result of the smaller group, and
+    what has grown."""
     took = []
     for turn in range(world - 2) if rank < 2 else [rank - 2]:
         store = dist.FileStore(os.path.join(folder, f"whole {turn}"), 3)
@@ -81,11 +88,10 @@ def recover(rank, world, folder):
         dist.destroy_process_group()
         if turn == 1:  # both ways to end a group have taken their memory
             before = belongings()
-    assert_nothing_leaked(before, f"{world - 4} recoveries")
-    return os.getpid(), took
+    return os.getpid(), took, assert_nothing_leaked(before, f"{world - 4} recoveries")
 
 
-def test_survivors_recover_with_a_replacement_every_time(ranks, tmp_path):
+def test_survivors_recover_with_a_replacement_every_time(ranks, tmp_path, record_property):
     """The survivors are the same processes all the time."""
     took, pids = [], set()
     for part in range(0, TURNS, 5):
@@ -94,6 +100,10 @@ def test_survivors_recover_with_a_replacement_every_time(ranks, tmp_path):
         told = ranks.run(recover, world=7, kind="bare", folder=str(folder), dies=set(range(2, 7)))
         pids.add((told[0][0], told[1][0]))
         took += [max(pair) for pair in zip(told[0][1], told[1][1], strict=True)]
+        record_growth(record_property, [one[2] for one in told[:2]])
+    record_property("recoveries", len(took))
+    record_property("p50_s", statistics.median(took))
+    record_property("max_s", max(took))
     assert len(took) >= TURNS and len(pids) == 1
     assert statistics.median(took) < 0.3, sorted(took)
 
@@ -108,11 +118,12 @@ def many_lives(rank, world, folder):
         check_sum(1, world)
         dist.all_reduce(torch.ones(1000), async_op=True).wait()
         dist.destroy_process_group()
-    assert_nothing_leaked(before, f"{10 * TURNS} lives")
+    return assert_nothing_leaked(before, f"{10 * TURNS} lives")
 
 
-def test_lives_leak_nothing(ranks, tmp_path):
-    ranks.run(many_lives, world=2, kind="bare", folder=str(tmp_path), limit=60 + TURNS)
+def test_lives_leak_nothing(ranks, tmp_path, record_property):
+    record_property("lives", 10 * TURNS)
+    record_growth(record_property, ranks.run(many_lives, world=2, kind="bare", folder=str(tmp_path), limit=60 + TURNS))
 
 
 FOR_EVER = """
@@ -138,8 +149,9 @@ def left_by(pids):
 
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="its processes are not those of the pool")
-def test_killed_jobs_leave_nothing(tmp_path):
+def test_killed_jobs_leave_nothing(tmp_path, record_property):
     """Jobs are killed as they start, and jobs that work."""
+    record_property("killed jobs", 2 * TURNS)
     dice = random.Random(7)
     for number in range(2 * TURNS):
         folder = tmp_path / str(number)

@@ -1,9 +1,10 @@
-"""Ends a rank at a random moment of a job's set-up. Measures when the other ranks raise, and which rank they name.
+"""Ends a rank at a random moment. Measures when the other ranks raise, and which rank they name.
 
-    python tests/torch/set_up_kills.py --worlds 300 --phase new_group --hosts 2
+    python tests/torch/kills.py --worlds 300 --phase new_group --hosts 2
 
-Every world is a handful of processes that make the default group ("init"), or groups one after another ("new_group").
-The ranks start up to `--spread` seconds apart. A world is replayed by its seed, which its line begins with.
+Every world is a handful of processes that make the default group ("init"), groups one after another ("new_group"), or
+all_reduces ("steady"). The ranks start up to `--spread` seconds apart. A world is replayed by its seed, which its line
+begins with.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "exit": None, "exec": None}
+ENDS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGTERM": signal.SIGTERM, "exit": None, "exec": None}
 GROUPS = 1000  # far more than a rank makes before its end
 
 
@@ -52,11 +53,11 @@ class Outcome:
     texts: list
 
 
-def end_itself(how, moment):
-    """For `how` that a signal cannot do: a thread, because the main one is in the set-up."""
+def end_itself(how, told):
+    """For `how` that a signal cannot do: a thread, because the main one is in a call. It acts on the first byte."""
 
     def act():
-        time.sleep(max(0.0, moment - time.monotonic()))
+        os.read(told, 1)
         if how == "exec":
             os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(20)"])
         os._exit(3)
@@ -71,14 +72,14 @@ def store_of(plan, where):
     return dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
 
 
-def be_rank(plan, rank, where, start, ended_by, pipe):
+def be_rank(plan, rank, where, start, told, pipe):
     if plan.hosts > 1:
         os.environ["NVX_HOST_ID"] = f"host{rank % plan.hosts}"
     torch.set_num_threads(1)
     store = store_of(plan, where)
     time.sleep(max(0.0, start - time.monotonic()))
-    if ended_by:
-        end_itself(*ended_by)
+    if told is not None:
+        end_itself(plan.how, told)
     text = "nothing"
     try:
         timeout = timedelta(seconds=plan.timeout)
@@ -117,16 +118,20 @@ def play(plan, folder, port=None):
     began = time.monotonic() + 0.05 + 0.02 * plan.ranks
     end = began + starts[victim] + moment
     by_itself = ENDS[plan.how] is None
+    told, tell = os.pipe()
     ranks = []
     for rank in range(plan.ranks):
-        ended_by = (plan.how, end) if by_itself and rank == victim and plan.phase == "init" else None
-        ranks.append(start_rank(plan, rank, where, began + starts[rank], ended_by))
+        acts = by_itself and rank == victim
+        ranks.append(start_rank(plan, rank, where, began + starts[rank], told if acts else None))
     pid, lines = ranks[victim]
-    if plan.phase == "new_group":
-        assert lines.readline() == "made\n"
+    if plan.phase != "init":
+        for _, made in ranks if plan.phase == "steady" else [ranks[victim]]:
+            assert made.readline() == "made\n"
         end = time.monotonic() + moment
     time.sleep(max(0.0, end - time.monotonic()))
-    if not by_itself:
+    if by_itself:
+        os.write(tell, b"now")
+    else:
         os.kill(pid, ENDS[plan.how])
     end = time.monotonic()
     others = [rank for rank in range(plan.ranks) if rank != victim]
@@ -136,6 +141,8 @@ def play(plan, folder, port=None):
     for process, lines in ranks:
         os.waitpid(process, 0)
         lines.close()
+    os.close(told)
+    os.close(tell)
     seconds = max(at - max(end, began + starts[rank]) for rank, (at, _) in said)
     texts = [text for _, (_, text) in said]
     return Outcome(
@@ -170,6 +177,24 @@ def store_server(kind):
         os.close(ours)
 
 
+@contextlib.contextmanager
+def busy(processes):
+    """That many processes compute beside the worlds."""
+    own, pids = os.getpid(), []
+    for _ in range(processes):
+        pids.append(os.fork())
+        while pids[-1] == 0 and os.getppid() == own:
+            sum(range(100_000))
+        if pids[-1] == 0:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 def play_all(plans):
     """The outcomes, one after another. The plans have one kind of store."""
     import nvx  # noqa: F401, PLC0415  the children are forked with it
@@ -196,21 +221,23 @@ def summary(outcomes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=20)
+    parser.add_argument("--load", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--limit", type=float, default=1.0, help="fail if a world that saw the rank took longer")
     for name, default in asdict(Plan(seed=1)).items():
-        choices = {"phase": ["init", "new_group"], "store": ["file", "tcp"], "how": list(ENDS)}.get(name)
+        choices = {"phase": ["init", "new_group", "steady"], "store": ["file", "tcp"], "how": list(ENDS)}.get(name)
         parser.add_argument(f"--{name}", type=type(default), default=default, choices=choices)
     given = vars(parser.parse_args())
-    worlds, limit, seed = given.pop("worlds"), given.pop("limit"), given.pop("seed")
+    worlds, limit, seed, load = (given.pop(name) for name in ("worlds", "limit", "seed", "load"))
     seen, unseen, failed = [], [], 0
-    for outcome in play_all([Plan(seed=seed + i, **given) for i in range(worlds)]):
-        (seen if outcome.came else unseen).append(outcome)
-        if not outcome.came or (outcome.seconds <= limit and outcome.named):
-            continue
-        failed += 1
-        others = [t for t in outcome.texts if f"rank {outcome.victim}" not in t.split(";")[0]]
-        where = f"rank {outcome.victim} after {outcome.moment:.4f} s"
-        print(f"{outcome.plan.seed}: {where}: {outcome.seconds:.2f} s: {(others or outcome.texts)[0]}")
+    with busy(load):
+        for outcome in play_all([Plan(seed=seed + i, **given) for i in range(worlds)]):
+            (seen if outcome.came else unseen).append(outcome)
+            if not outcome.came or (outcome.seconds <= limit and outcome.named):
+                continue
+            failed += 1
+            others = [t for t in outcome.texts if f"rank {outcome.victim}" not in t.split(";")[0]]
+            where = f"rank {outcome.victim} after {outcome.moment:.4f} s"
+            print(f"{outcome.plan.seed}: {where}: {outcome.seconds:.2f} s: {(others or outcome.texts)[0]}")
     for name, some in (("ended before it came:", unseen), ("ended later:", seen)):
         if some:
             print(name, summary(some))
