@@ -1,0 +1,69 @@
+"""bench/reliability.py: docs/reliability.md holds the figures of its file, and every row's command can run."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import reliability
+from reliability import ROOT, ROWS, Row, missed
+
+DOCUMENT = json.loads(reliability.FILE.read_text())
+
+
+def test_the_page_has_the_figures_of_its_file():
+    page = reliability.PAGE.read_text()
+    assert page == reliability.written(page, DOCUMENT)
+    assert f"bench/results/{reliability.FILE.name}" in page
+
+
+def test_every_figure_is_of_a_command_of_a_row():
+    commands = {(row.name, command) for row in ROWS for command in row.commands}
+    assert {(entry["row"], entry["command"]) for entry in DOCUMENT["rows"]} <= commands
+    assert [row.name for row in ROWS] == [f"R{number}" for number in range(1, 39)]
+    assert all(bool(row.commands) != bool(row.why) for row in ROWS)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.commands], ids=lambda row: row.name)
+def test_what_a_command_names_exists(row):
+    for command in row.commands:
+        words = shlex.split(command)
+        files = [ROOT / word for word in words if word.startswith("tests/")]
+        assert all(file.exists() for file in files), command
+        if "-k" in words:
+            text = files[0].read_text()
+            for part in words[words.index("-k") + 1].split(" or "):
+                names = [line for line in text.splitlines() if line.startswith("def test") and part in line.lower()]
+                assert names or part == "dev", f"{command}: no test is named {part}"
+
+
+FIGURES = {
+    "passed": (reliability.of_pytest, '<r><testcase/><testcase><skipped/></testcase><testcase><failure/><properties>'
+               '<property name="max_s" value="2"/></properties></testcase></r>',
+               {"passed": 1, "failed": 1, "skipped": 1, "max_s": 2}),
+    "kills": (reliability.of_kills, "ended later: 10 worlds: p50 0.035 s, p99 0.040 s, max 0.041 s; "
+              "the rank is named in 9", {"worlds": 10, "p50_s": 0.035, "p99_s": 0.04, "max_s": 0.041, "unnamed": 1}),
+    "nemesis": (reliability.of_nemesis, "5 worlds from seed 1 on 1 host(s) in 1.8 s: 0 failed\n"
+                "5 worlds from seed 6 on 1 host(s) in 1.8 s: 2 failed", {"worlds": 10, "failed": 2, "hours": 0.001}),
+    "ctest": (reliability.of_ctest, "75% tests passed, 1 tests failed out of 4", {"passed": 3, "failed": 1}),
+    "coverage": (reliability.of_coverage, " 91.5% of   20 lines  a.cc\n 90.5% of  120 lines\n", {"percent": 90.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figures_of_an_output(name):
+    read, text, figures = FIGURES[name]
+    assert read(text) == figures
+
+
+def test_the_figures_of_a_drill():
+    text = (Path(reliability.__file__).parent / "results" / "drill.json").read_text()
+    figures = reliability.of_drill(text)
+    assert figures["cells"] > figures["errors"] > figures["in calls"] > 0
+    assert figures["own rank"] <= figures["in calls"]
+
+
+def test_aims_are_judged():
+    row = Row("R", "", ("a <= 1", "b = c", "d >= 2"))
+    assert missed(row, {"a": 1, "b": 3, "c": 3}) == []
+    assert missed(row, {"a": 1.5, "b": 3, "c": 4, "d": 1}) == ["a <= 1", "b = c", "d >= 2"]
