@@ -204,6 +204,12 @@ def run(command: str) -> tuple[Figures, float]:
         return read(into.read_text() if option else done.stdout), time.monotonic() - began
 
 
+def recorded() -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
+    """The document of the file, and its entries by row and command."""
+    document = machine.read(str(FILE)) if FILE.exists() else machine.document("reliability", "bench/reliability.py", {})
+    return document, {(entry["row"], entry["command"]): entry for entry in document.get("rows", ())}
+
+
 def measure(row: Row, command: str, before: dict[str, Any] | None, worlds: int) -> dict[str, Any]:
     """The entry of a command. Counts of one that goes on where it stopped are added to those of `before`."""
     goes_on = "{seed}" in command
@@ -212,7 +218,9 @@ def measure(row: Row, command: str, before: dict[str, Any] | None, worlds: int) 
     print(f"# {row.name}: {command}", flush=True)
     figures, seconds = run(command.format(seed=seed, worlds=worlds) if goes_on else command)
     figures = {name: round(value + counted.get(name, 0), 4) for name, value in figures.items()}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
     head = machine.document("reliability", command, {})
     return {
         "row": row.name, "command": command, "figures": figures, "seconds": round(seconds, 1), "when": head["when"],
@@ -247,9 +255,10 @@ def shown(row: Row, figures: Figures) -> str:
 
 def table(document: dict[str, Any]) -> str:
     entries = {(entry["row"], entry["command"]): entry for entry in document["rows"]}
-    lines = ["| row | measured | command | figures | verdict |", "|---|---|---|---|---|"]
+    lines = ["| row | measured | aim | command | figures | verdict |", "|---|---|---|---|---|---|"]
     for row in ROWS:
-        first = f"{row.name} | {row.measured}"
+        aims = ", ".join(re.sub(r"_s (.*)", r" \1 s", aim) for aim in row.aims if not aim.endswith(" >= 1"))
+        first = f"{row.name} | {row.measured} | {aims}"
         if row.why:
             lines.append(f"| {first} | | | {row.why} |")
         for command in row.commands:
@@ -260,7 +269,7 @@ def table(document: dict[str, Any]) -> str:
             told = "not run" if not entry else "skipped here" if skipped else f"short of {', '.join(short)}"
             verdict = told if short or skipped or not entry else "reached"
             lines.append(f"| {first} | `{code}` | {shown(row, figures)} | {verdict} |")
-            first = " | "
+            first = " |  | "
     return "\n".join(lines) + "\n"
 
 
@@ -284,22 +293,22 @@ def main(given: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="print the rows and their commands")
     parser.add_argument("--page", action="store_true", help="write the page from the file")
     options = parser.parse_args(given)
-    document = machine.read(str(FILE)) if FILE.exists() else machine.document("reliability", "bench/reliability.py", {})
-    entries = {(entry["row"], entry["command"]): entry for entry in document.get("rows", ())}
     current, failed = [(row, command) for row in ROWS for command in row.commands], 0
     for row, command in current:
         if options.list:
             print(f"{row.name}: {command}")
         if row.name in options.rows:
             key = (row.name, command)
-            entries[key] = measure(row, command, entries.get(key), options.worlds)
-            short = missed(row, entries[key]["figures"])
-            failed += bool(short)
-            print(f"# {row.name}: {shown(row, entries[key]['figures'])}: {', '.join(short) or 'reached'}", flush=True)
+            entry = measure(row, command, recorded()[1].get(key), options.worlds)
+            document, entries = recorded()  # another run may have written meanwhile
+            entries[key] = entry
             document["rows"] = [entries[row.name, one] for row, one in current if (row.name, one) in entries]
             machine.write(str(FILE), document)
+            short = missed(row, entry["figures"])
+            failed += bool(short)
+            print(f"# {row.name}: {shown(row, entry['figures'])}: {', '.join(short) or 'reached'}", flush=True)
     if options.rows or options.page:
-        PAGE.write_text(written(PAGE.read_text(), document))
+        PAGE.write_text(written(PAGE.read_text(), recorded()[0]))
     return 1 if failed else 0
 
 
