@@ -219,7 +219,7 @@ def measure(row: Row, command: str, before: dict[str, Any] | None, worlds: int) 
     figures, seconds = run(command.format(seed=seed, worlds=worlds) if goes_on else command)
     figures = {name: round(value + counted.get(name, 0), 4) for name, value in figures.items()}
     commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout
     head = machine.document("reliability", command, {})
     return {
