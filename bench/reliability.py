@@ -78,7 +78,7 @@ ROWS = (
     Row("R15", "abort from another thread while all ranks are stuck, in three groups", PASSED,
         ("pytest tests/torch/test_recovery.py -k abort", "pytest tests/torch/test_control.py -k abort")),
     Row("R16", "a rank is killed; the survivors and a new process make groups in the same processes",
-        ("recoveries >= 100", "p50_s <= 0.3", *SAME, *PASSED), (f"{TURNS}/test_recovery.py -k recover",)),
+        ("recoveries >= 100", "p50_s <= 0.3", *SAME, *PASSED), (f"{TURNS}/test_recovery.py -k survivors_recover",)),
     Row("R17", "1000 cycles of init and destroy: growth",
         ("lives >= 1000", *SAME, "mappings <= 0", "resident KiB <= 1024", *PASSED),
         (f"{TURNS}/test_recovery.py -k lives",)),
