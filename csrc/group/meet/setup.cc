@@ -65,6 +65,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   if (!meeting_.told()) {
     note.cause = rank_name(rank()) + " (pid " + std::to_string(getpid()) + ", host " + own_host_name(options_.host) +
                  ") failed to create group " + name() + ": " + why.cause;
+    if (note.advice.empty()) note.advice = see_log_of(rank_name(rank()));  // a store's own error has none
   }
   const Members& members = made.members;
   if (members.pad_span) {
