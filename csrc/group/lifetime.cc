@@ -42,7 +42,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
       port->on_failure([this](const net::GroupPort::Told& told) { core_->failures.pass_on(told); });
     }
     log_description(core_->members);
-    core_->status->open(core_->members.id);
+    core_->status->open(core_->members.id, core_->members.global_rank(options.rank));
     Roster::here().join(core_->failures);  // last: other threads may use the group from here on
   } catch (const std::exception& error) {
     unmake();

@@ -67,7 +67,7 @@ Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all
   std::string numbers, described;
   for (size_t i = 0; i < missing.size(); ++i) {
     numbers += (i ? ", " : "") + std::to_string(missing[i]);
-    if (i < kMostDescribed) described += (i ? ", " : "") + members_.topology.describe(missing[i]);
+    if (i < kMostDescribed) described += (i ? ", " : "") + members_.describe_awaited(missing[i]);
   }
   if (missing.size() > kMostDescribed) described += ", ...";
   const std::string head =
@@ -84,7 +84,7 @@ Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all
 
 Status MonitoredBarrier::follow_rank_0(const std::string& me, const WaitRules& rules) {
   if (check_in(rules) == Waited::kReached) return {};
-  const std::string waited = me + ", waited " + seconds(rules.deadline) + " for " + members_.topology.describe(0);
+  const std::string waited = me + ", waited " + seconds(rules.deadline) + " for " + members_.describe_awaited(0);
   if (core_.failures.failed()) return met_in(core_.failures.failure(), waited);
   return {Code::kTimeout,
           "nvx: Rank " + std::to_string(members_.rank) +

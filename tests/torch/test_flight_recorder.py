@@ -7,6 +7,7 @@ docs/debugging.md describes.
 import logging
 import os
 import pickle
+import re
 import signal
 
 import pytest
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.skipif(
     not (OVER_NVX and hasattr(c10d, "FlightRecorderHook")), reason="torch records other backends from 2.14 on"
 )
 ODD = 2  # the rank with the fault
-NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
 def trace():
@@ -31,7 +31,7 @@ def readable(dump, after):
     dump["entries"] = [entry for entry in dump["entries"] if entry["record_id"] > after]
     for number, entry in enumerate(dump["entries"]):
         name = entry["profiling_name"].partition(":")[2]
-        entry["profiling_name"] = "gloo:" + NAMES.get(name, name)
+        entry["profiling_name"] = "gloo:" + re.sub("^all(?!_)", "all_", name)
         for field in ("sizes", "dtypes"):
             entry[f"output_{field}"] = entry[f"output_{field}"] or entry[f"input_{field}"]
         entry["record_id"] = number

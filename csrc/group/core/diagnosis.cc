@@ -62,14 +62,14 @@ Failure Diagnosis::bad_message(const std::string& peer, const std::string& what,
 }
 
 Failure Diagnosis::timeout(const std::string& what, const std::string& after, const std::string& whom,
-                           const std::string& context) const {
+                           const std::string& cycle, const std::string& context) const {
   return {.code = Code::kTimeout,
           .cause = "timed out in " + what + " of group " + group_ + (after.empty() ? "" : " after " + after) +
-                   ", waiting for " + whom,
+                   ", waiting for " + whom + (cycle.empty() ? "" : "; cycle of waits: " + cycle),
           .context = context,
-          .advice =
-              "see the logs of these ranks; if they are only slow, raise the timeout "
-              "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"};
+          .advice = cycle.empty() ? "see the logs of these ranks; if they are only slow, raise the timeout "
+                                    "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"
+                                  : "make these ranks call the operations of the cycle in the same order"};
 }
 
 Failure Diagnosis::no_memory(const std::string& what) const {

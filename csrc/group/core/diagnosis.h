@@ -62,7 +62,8 @@ class Diagnosis {
   Failure bad_lease(const std::string& peer, const std::string& context) const;
   Failure bad_message(const std::string& peer, const std::string& what, const std::string& context) const;
   /// `after`: "1.50 s", or empty if the time is unknown; `whom`: names of ranks.
-  Failure timeout(const std::string& what, const std::string& after, const std::string& whom,
+  /// `cycle`: of `cycle_of_waits()`.
+  Failure timeout(const std::string& what, const std::string& after, const std::string& whom, const std::string& cycle,
                   const std::string& context) const;
   Failure no_memory(const std::string& what) const;
 

@@ -6,6 +6,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "group/core/roster.h"
+#include "group/core/wait_cycle.h"
 
 namespace nvx {
 namespace {
@@ -276,11 +277,13 @@ void FailureState::alarm(int local_rank, Clock::duration clarity) {
 
 void FailureState::sleeps(int local_rank, std::optional<Clock::duration> slept) {
   const int rank = local_rank < 0 ? -1 : members_.here()[size_t(local_rank)];
-  slept ? status_.slept(rank, *slept) : status_.sleeps(rank);
+  slept ? status_.slept(rank, *slept) : status_.sleeps(rank, members_.pid_of(rank));
 }
 
 Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {
   const std::string waited = seconds(deadline);
+  const int first = whom.ranks.empty() ? -1 : whom.ranks.front();
+  if (how == Waited::kTimedOut) status_.gave_up(first, members_.pid_of(first), what, deadline.start);
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed()) {
     const Status first = failure();
@@ -293,7 +296,8 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
     names += silence_of(members_, port_, rank);
     if (before.empty()) before = trouble_of(members_, port_, rank);
   }
-  Failure failure = diagnosis_.timeout(what, waited, names, diagnosis_.me());
+  const std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
+  Failure failure = diagnosis_.timeout(what, waited, names, cycle, diagnosis_.me());
   failure.before = before;
   failure.awaited = whom.ranks;
   return fail(std::move(failure));

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <utility>
-#include <vector>
 
 #include "base/handle.h"
 #include "base/log.h"
@@ -27,8 +27,6 @@ constexpr size_t kSends = size_t(Collective::kBarrier) + 1;
 static_assert(kSends + 2 == StatusSlot::kKinds);
 
 constexpr int kSealFutureWrite = 0x0010;  // F_SEAL_FUTURE_WRITE, which older headers lack
-
-uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(at.time_since_epoch()).count()); }
 
 /// For a counter with one writer at a time.
 void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.store(counter.load(kRelaxed) + n, kRelaxed); }
@@ -59,6 +57,8 @@ void put(StatusSlot::Call& call, const Operation& o, Clock::time_point began) {
 
 }  // namespace
 
+uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(at.time_since_epoch()).count()); }
+
 GroupStatus::GroupStatus(const std::string& name, int rank, int size)
     : slot_([&] {
         if (StatusSlot* const slot = StatusPage::here().claim()) return slot;
@@ -80,7 +80,8 @@ void GroupStatus::state(StatusSlot::State state) {
   slot_->state.store(state, std::memory_order_release);
 }
 
-void GroupStatus::open(uint64_t id) {
+void GroupStatus::open(uint64_t id, int global_rank) {
+  slot_->global_rank = global_rank;
   slot_->id.store(id, kRelaxed);
   state(StatusSlot::kOpen);
 }
@@ -145,10 +146,27 @@ void GroupStatus::messages(size_t open, const std::string& oldest, Clock::time_p
   slot_->messages.store(open, kRelaxed);
 }
 
+void GroupStatus::sleeps_for_message(int rank, pid_t pid, bool receives, Clock::time_point began) {
+  slot_->receives.store(receives, kRelaxed);
+  slot_->message_began.store(ns_of(began), kRelaxed);
+  slot_->message_wait.pid.store(uint32_t(pid), kRelaxed);
+  slot_->message_wait.rank.store(uint32_t(rank + 1), kRelaxed);
+}
+
+void GroupStatus::gave_up(int rank, pid_t pid, const std::string& call, Clock::time_point began) {
+  if (gave_up_.exchange(true)) return;
+  StatusSlot::GivenUp& wait = slot_->given_up;
+  put(wait.call, call.substr(0, call.find('(')));
+  wait.began.store(ns_of(began), kRelaxed);
+  wait.ended.store(ns_of(Clock::now()), kRelaxed);
+  wait.awaited.pid.store(uint32_t(pid), kRelaxed);
+  wait.awaited.rank.store(uint32_t(rank + 1), std::memory_order_release);
+}
+
 // --- ranks that came late
 
 void GroupStatus::slept(int rank, Clock::duration span) {
-  sleeps(-1);
+  sleeps(-1, 0);
   slept_.store(true, kRelaxed);
   if (rank < 0) return;
   if (span >= kLate) last_.store(rank, kRelaxed);
@@ -170,7 +188,7 @@ void GroupStatus::slept(int rank, Clock::duration span) {
 
 /// At the end of a call that slept: counts the last rank, if it came late.
 void GroupStatus::after_sleep() {
-  sleeps(-1);
+  sleeps(-1, 0);
   slept_.store(false, kRelaxed);
   const int rank = last_.exchange(-1, kRelaxed);
   for (StatusSlot::Late& late : slot_->lates) {
@@ -199,7 +217,7 @@ StatusPage& StatusPage::here() { return of_this_process<StatusPage>(); }
 bool StatusPage::make() {
   if (std::exchange(made_, true)) return base_ != nullptr;
   constexpr size_t kBytes = kTextBytes + kSlots * kSlotBytes;
-  const std::string text = layout();
+  const std::string text = layout(getpid());
   Fd fd(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   void* base = MAP_FAILED;
   if (fd && text.size() < kTextBytes && ftruncate(fd.get(), off_t(kBytes)) == 0)
@@ -232,8 +250,27 @@ void StatusPage::release(StatusSlot* slot) {
   taken_[size_t(reinterpret_cast<std::byte*>(slot) - base_ - kTextBytes) / kSlotBytes] = false;
 }
 
+/// As `nvx status` finds it.
+std::vector<std::byte> StatusPage::read(pid_t pid) {
+  namespace fs = std::filesystem;
+  const std::string link = std::string("/memfd:") + kName, text = layout(pid);
+  std::error_code none;
+  fs::directory_iterator file("/proc/" + std::to_string(pid) + "/fd", none);
+  for (; !none && file != fs::directory_iterator(); file.increment(none)) {
+    std::error_code gone;
+    if (!fs::read_symlink(file->path(), gone).native().starts_with(link)) continue;
+    const Fd page(open(file->path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    std::vector<std::byte> bytes(kTextBytes + kSlots * kSlotBytes);
+    if (!page || pread(page.get(), bytes.data(), bytes.size(), 0) != ssize_t(bytes.size())) continue;
+    if (std::memcmp(bytes.data(), text.c_str(), text.size() + 1) != 0) continue;  // of a parent, or of another layout
+    bytes.erase(bytes.begin(), bytes.begin() + kTextBytes);
+    return bytes;
+  }
+  return {};
+}
+
 /// The sections of a slot: place, number of records, their format in the words of Python's struct, and their fields.
-std::string StatusPage::layout() {
+std::string StatusPage::layout(pid_t pid) {
   const auto list = [](size_t n, auto name_of) {
     std::string text;
     for (size_t i = 0; i < n; ++i) text += (i ? " " : "") + std::string(name_of(i));
@@ -247,7 +284,7 @@ std::string StatusPage::layout() {
   static_assert(sizeof(StatusSlot::Call) == 48 && sizeof(StatusSlot::Total) == 24 && sizeof(StatusSlot::Late) == 16 &&
                 offsetof(StatusSlot, calls) == 88 && std::endian::native == std::endian::little);
   const auto text = offsetof(StatusSlot, name);
-  return "{\"version\":" + std::to_string(kVersion) + ",\"pid\":" + std::to_string(getpid()) +
+  return "{\"version\":" + std::to_string(kVersion) + ",\"pid\":" + std::to_string(pid) +
          ",\"at\":" + std::to_string(kTextBytes) + ",\"slots\":" + std::to_string(kSlots) +
          ",\"bytes\":" + std::to_string(kSlotBytes) +
          ",\"collectives\":" + list(kSends, [](size_t i) { return nvx::name(Collective(i)); }) +

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/handle.h"
@@ -26,6 +29,14 @@ struct StatusSlot {
   struct Total {
     std::atomic<uint64_t> calls, bytes, ns;
   };
+  struct Awaited {
+    std::atomic<uint32_t> rank, pid;  ///< pid: as that rank knows it; 0: it is not of this host
+  };
+  struct GivenUp {
+    Awaited awaited;
+    std::atomic<uint64_t> began, ended;
+    char call[24];
+  };
   struct Late {
     std::atomic<uint32_t> rank, times;  ///< times: the calls in which it was the last to come
     std::atomic<uint64_t> ns;           ///< how long this rank slept for it
@@ -44,7 +55,15 @@ struct StatusSlot {
   Total totals[kKinds];
   Late lates[kLates];
   char name[96], message[96], failure[256];
+  // For cycle_of_waits() alone; readers of the fields above ignore them.
+  int32_t global_rank;                  ///< of this rank
+  std::atomic<uint32_t> awaited_pid;    ///< of the rank `awaited`
+  std::atomic<uint32_t> receives;       ///< the message of the next two fields is a receive
+  Awaited message_wait;                 ///< the rank of the message for which a thread sleeps
+  std::atomic<uint64_t> message_began;  ///< when it was posted
+  GivenUp given_up;                     ///< the wait whose timeout failed the group
 };
+uint64_t ns_of(Clock::time_point at);
 
 /// Writes the slot of one group. Costs a call about 20 stores to memory that no other process writes, and most short
 /// calls no reading of the clock.
@@ -54,7 +73,7 @@ class GroupStatus {
   ~GroupStatus();
 
   /// The ranks have met.
-  void open(uint64_t id);
+  void open(uint64_t id, int global_rank = 0);
   void fail(const std::string& cause);
   void leave() { state(StatusSlot::kLeft); }
 
@@ -72,9 +91,17 @@ class GroupStatus {
   void messages(size_t open, const std::string& oldest, Clock::time_point since);
   void no_messages() { slot_->messages.store(0, std::memory_order_relaxed); }
 
-  /// A wait sleeps for this rank, and has slept. -1: for any.
-  void sleeps(int rank) { slot_->awaited.store(uint32_t(rank + 1), std::memory_order_relaxed); }
+  /// A wait sleeps for this rank, and has slept. -1: for any. `pid`: of that rank, or 0.
+  void sleeps(int rank, pid_t pid) {
+    slot_->awaited_pid.store(uint32_t(pid), std::memory_order_relaxed);
+    slot_->awaited.store(uint32_t(rank + 1), std::memory_order_relaxed);
+  }
   void slept(int rank, Clock::duration span);
+  /// The same for a thread that sleeps until a message is done.
+  void sleeps_for_message(int rank, pid_t pid, bool receives, Clock::time_point began);
+  void slept_for_message() { slot_->message_wait.rank.store(0, std::memory_order_relaxed); }
+  /// A wait for this rank has timed out, which fails the group. The first one counts.
+  void gave_up(int rank, pid_t pid, const std::string& call, Clock::time_point began);
   /// "rank 3 12.4 s (last in 20 calls), rank 1 0.2 s (last in 1 call)": the ranks for which this one slept longest.
   std::string lates() const;
 
@@ -92,7 +119,8 @@ class GroupStatus {
   Mutex launch_mutex_;  // one writer of slot_->launch at a time
   uint64_t turn_ = 0;
   std::atomic<bool> slept_{false};  // the current call slept
-  std::atomic<int> last_{-1};       // the last rank for which it slept long
+  std::atomic<bool> gave_up_{false};
+  std::atomic<int> last_{-1};  // the last rank for which it slept long
 };
 
 /// A collective of the lane's holder, from its begin to its end.
@@ -121,9 +149,11 @@ class StatusPage {
   /// Null if all slots are taken, or there is no memory for them.
   StatusSlot* claim() EXCLUDES(mutex_);
   void release(StatusSlot* slot) EXCLUDES(mutex_);
+  /// A copy of the slots of a process of this host; empty if it has none, or this process may not read them.
+  static std::vector<std::byte> read(pid_t pid);
 
  private:
-  static std::string layout();
+  static std::string layout(pid_t pid);
   bool make() REQUIRES(mutex_);
 
   Mutex mutex_;

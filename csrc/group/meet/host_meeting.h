@@ -52,12 +52,13 @@ class HostMeeting {
   void look();
   /// Whether the process of a rank, as far as this rank has met it, has ended.
   bool has_ended(int rank) const;
+  /// The process of a rank, if an earlier group has met it; otherwise null.
+  std::shared_ptr<Neighbour> met(int rank) const;
 
  private:
   void look_at(const ProcessWatch& process, const Card& card);
   void look_for_leader();
   [[noreturn]] void end_as_died(const Card& card, const Ending& ending);
-  std::shared_ptr<Neighbour> met(int rank) const;
 
   Store& store_;
   const GroupOptions& options_;

@@ -51,6 +51,15 @@ struct Members {
     return topology.host_of[size_t(other)] == topology.host_of[size_t(rank)] ? topology.local_rank_of[size_t(other)]
                                                                              : -1;
   }
+  /// As that rank knows it. 0 for a rank of another host or of this process, and for none (-1).
+  pid_t pid_of(int other) const {
+    const int s = other < 0 ? -1 : local_rank_of(other);
+    return s >= 0 && peers[size_t(s)] ? peers[size_t(s)]->pid() : 0;
+  }
+  /// Its rank in the job, if the group knows it, otherwise `other`.
+  int global_rank(int other) const {
+    return topology.global_ranks.empty() ? other : int(topology.global_ranks[size_t(other)]);
+  }
   kernel::Pad pad(int local_rank) const { return {memory[size_t(local_rank)].pad, memory.size()}; }
   kernel::Pad own_pad() const { return pad(local_rank()); }
 
@@ -59,6 +68,12 @@ struct Members {
   std::string describe_local_rank(int local_rank) const { return topology.describe(here()[size_t(local_rank)]); }
   /// The same with the progress of that rank: "rank 3 (pid 4711, host a01, last finished: barrier)".
   std::string describe_progress(int local_rank) const;
+
+  /// The same for any rank; of a rank of another host without the progress.
+  std::string describe_awaited(int of) const {
+    const int s = local_rank_of(of);
+    return s >= 0 && of != rank ? describe_progress(s) : topology.describe(of);
+  }
 
   /// For a wait for the rank, which calls it often: logs, once, that its process is stopped, or runs again.
   void warn_if_stopped(int local_rank) const;

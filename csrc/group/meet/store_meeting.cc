@@ -246,7 +246,10 @@ std::string StoreMeeting::missing(int writer) {
   constexpr int kMostAsked = 256, kMostNamed = 8;
   std::vector<std::string> ranks;
   for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
-    if (store_.add(generation_of(r), 0) < generation_) ranks.push_back(rank_name(r).substr(5));
+    if (store_.add(generation_of(r), 0) >= generation_) continue;
+    const auto peer = host_.met(r);
+    const std::string state = peer ? peer->process().state() : "";
+    ranks.push_back(rank_name(r).substr(5) + (state.empty() ? "" : " (" + state + ")"));
   }
   if (ranks.empty()) return rank_name(writer) + " has joined, but has not written its part";
   std::string named;

@@ -99,7 +99,7 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
 /// The peer for which a message waits, and an unexpected message that came from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
-  std::string words = from_any ? "any rank" : members_.topology.describe(message.peer);
+  std::string words = from_any ? "any rank" : members_.describe_awaited(message.peer);
   if (message.peer == members_.rank) words += ", which is this rank itself";
   const auto other = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
     return (from_any || early.peer == message.peer) && early.tag < kOwnTags;
@@ -181,6 +181,9 @@ void Mailbox::turn(Message* message, Shift& shift) {
     }
     return bell.value.load(std::memory_order_seq_cst) != seen || failures_.failed();
   };
+  if (message && message->peer >= 0)
+    core_.status->sleeps_for_message(message->peer, members_.pid_of(message->peer), message->receives_,
+                                     message->deadline_.start);
   WaitRules rules = core_.waits.rules({}, shift.carrier);
   rules.watch = nullptr;
   rules.deadline.end = std::min(rules.deadline.end, shift.next_look);
@@ -202,6 +205,7 @@ Status Mailbox::wait(Message& message) {
   }
   poke();  // wakes a sleeping attendant, which yields to this thread
   while (!message.over()) turn(&message, shift);
+  core_.status->slept_for_message();
   MutexLock lock(mutex_);
   if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
   return message.status();

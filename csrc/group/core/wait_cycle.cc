@@ -1,0 +1,155 @@
+#include "group/core/wait_cycle.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "group/core/status.h"
+
+namespace nvx {
+namespace {
+
+constexpr size_t kMostProcesses = 64;  // a page takes about 1 ms
+
+template <class T>
+T value(const std::atomic<T>& field) {
+  return field.load(std::memory_order_relaxed);
+}
+
+/// A wait of the process of global rank `from` for a rank of a group.
+struct Wait {
+  uint64_t group = 0;
+  int rank = 0;
+  pid_t pid = 0;  ///< of that rank
+  int from = 0, to = 0;
+  std::string name, call;
+  bool of_message = false;
+  uint64_t began = 0, ended = UINT64_MAX;
+};
+
+std::string text_of(const char* field, size_t size) {
+  std::string text(field, strnlen(field, size));
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return uint8_t(c) < ' ' || c == 127; }, '?');
+  return text;
+}
+
+bool is_message(const std::string& call) { return call == "send" || call == "recv"; }
+
+bool stopped(pid_t pid) {
+  const std::string stat = read_line("/proc/" + std::to_string(pid) + "/stat");
+  const size_t end = stat.rfind(')');
+  return end == std::string::npos || stat.size() < end + 3 || stat[end + 2] == 'T' || stat[end + 2] == 't';
+}
+
+void add_waits(const StatusSlot& slot, std::vector<Wait>& found) {
+  const auto add = [&](const StatusSlot::Awaited& awaited, const std::string& call, bool of_message, uint64_t began) {
+    const uint32_t rank = value(awaited.rank);
+    if (rank == 0) return;
+    found.push_back({.group = value(slot.id),
+                     .rank = int(rank) - 1,
+                     .pid = pid_t(value(awaited.pid)),
+                     .from = slot.global_rank,
+                     .name = text_of(slot.name, sizeof slot.name),
+                     .call = call,
+                     .of_message = of_message,
+                     .began = began});
+  };
+  const StatusSlot::GivenUp& given_up = slot.given_up;
+  if (value(given_up.awaited.rank) != 0) {
+    const std::string call = text_of(given_up.call, sizeof given_up.call);
+    add(given_up.awaited, call, is_message(call), value(given_up.began));
+    found.back().ended = value(given_up.ended);
+    return;
+  }
+  const uint64_t begun = value(slot.begun);
+  const StatusSlot::Call& call = slot.calls[begun % 2];
+  const bool runs = begun != value(slot.ended);
+  const auto kind = std::min<size_t>(value(call.what) & 0xff, size_t(kernel::Collective::kBarrier));
+  add({value(slot.awaited), value(slot.awaited_pid)}, runs ? nvx::name(kernel::Collective(kind)) : "monitored_barrier",
+      false, runs ? value(call.began) : 0);
+  add(slot.message_wait, value(slot.receives) ? "recv" : "send", true, value(slot.message_began));
+}
+
+/// Follows waits from process to process, until one leads to this process.
+class Search {
+ public:
+  bool follow(Wait wait) {
+    const auto page = StatusPage::read(wait.pid);
+    const StatusSlot* member = nullptr;
+    std::vector<Wait> next;
+    for (size_t at = 0; at + StatusPage::kSlotBytes <= page.size(); at += StatusPage::kSlotBytes) {
+      const auto& slot = *reinterpret_cast<const StatusSlot*>(page.data() + at);
+      const uint32_t state = slot.state.load(std::memory_order_acquire);
+      if (state != StatusSlot::kOpen && state != StatusSlot::kFailed) continue;
+      if (value(slot.id) == wait.group && slot.rank == wait.rank) member = &slot;
+      add_waits(slot, next);
+    }
+    if (!member) return false;  // another process with this number, in another pid namespace
+    wait.to = member->global_rank;
+    path_.push_back(wait);
+    if (wait.pid == getpid()) {
+      if (is_cycle()) return true;
+    } else if (seen_.size() < kMostProcesses && seen_.insert(wait.pid).second && !stopped(wait.pid)) {
+      for (const Wait& each : next) {
+        if (follow(each)) return true;
+      }
+    }
+    path_.pop_back();
+    return false;
+  }
+
+  std::string words() const {
+    std::string text;
+    for (const Wait& wait : path_)
+      text += (text.empty() ? "rank " : ", rank ") + std::to_string(wait.from) + " waits in group " + wait.name + " (" +
+              wait.call + ") for rank " + std::to_string(wait.to);
+    return text;
+  }
+
+ private:
+  bool is_cycle() const {
+    uint64_t began = 0, ended = UINT64_MAX;
+    bool one_group = true;
+    for (const Wait& wait : path_) {
+      began = std::max(began, wait.began), ended = std::min(ended, wait.ended);
+      one_group &= wait.group == path_.front().group && !wait.of_message;
+    }
+    return began < ended && !one_group;
+  }
+
+  std::vector<Wait> path_;
+  std::set<pid_t> seen_;
+};
+
+}  // namespace
+
+std::string cycle_of_waits(const Members& members, const Awaited& whom, const std::string& call,
+                           Clock::time_point began) {
+  const std::string name = call.substr(0, call.find('('));
+  // A rank that gives up at the same time shows its wait in a moment.
+  for (int look = 0; look < 3; ++look) {
+    if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    Search search;
+    for (const int rank : whom.ranks) {
+      const pid_t pid = members.pid_of(rank);
+      if (pid != 0 && search.follow({.group = members.id,
+                                     .rank = rank,
+                                     .pid = pid,
+                                     .from = members.global_rank(members.rank),
+                                     .name = members.name,
+                                     .call = name,
+                                     .of_message = is_message(name),
+                                     .began = ns_of(began)}))
+        return search.words();
+    }
+  }
+  return "";
+}
+
+}  // namespace nvx
