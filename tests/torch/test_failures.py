@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import SEVERAL_HOSTS, eventually, meet, on_ranks, on_two_hosts, only_nvx
+from ranks import SEVERAL_HOSTS, eventually, make_backend, meet, on_ranks, on_two_hosts, only_nvx
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
@@ -323,6 +323,26 @@ def death_of_one_group_only(rank, world, folder):
 
 def test_death_does_not_touch_other_groups(ranks, tmp_path):
     ranks.run(death_of_one_group_only, world=3, folder=str(tmp_path), dies={ODD})
+
+
+def death_of_a_rank_of_an_unnamed_group(rank, world, folder):
+    """A group that a program makes itself may have any ranks: its rank 0 here is not rank 0 of the job."""
+    if rank != 0:
+        store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
+        beside = make_backend(store, rank - 1, 2)
+        beside.barrier().wait()
+    dist.all_reduce(ones())
+    if rank == ODD:
+        die("SIGKILL", folder)
+    time.sleep(0.5 if rank == 0 else 0)  # meanwhile rank 2 looks whether rank 0 has ended
+    group = dist.new_group([0, 2], use_local_synchronization=True)
+    total = ones()
+    dist.all_reduce(total, group=group)
+    assert total.tolist() == [2.0] * 10
+
+
+def test_death_in_an_unnamed_group_is_blamed_on_no_other_rank(ranks, tmp_path):
+    ranks.run(death_of_a_rank_of_an_unnamed_group, world=3, folder=str(tmp_path), dies={ODD})
 
 
 def death_after_fork(rank, world, folder):
