@@ -367,7 +367,8 @@ TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
     EXPECT_TRUE(rank < 2 || eventually(milliseconds(10'000), [&] { return over.load(); }));
     const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 200 : 400), /*name_all=*/true);
     EXPECT_FALSE(status.ok());
-    const std::string where = group.topology().whereabouts(0);  // the same for all ranks, because they are threads
+    std::string where = group.topology().whereabouts(0);  // the same for all ranks, because they are threads
+    where.insert(where.size() - 1, ", no collective in this group yet");
     if (rank == 0) {
       EXPECT_SAYS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
       EXPECT_SAYS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +
