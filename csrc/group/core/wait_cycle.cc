@@ -14,7 +14,7 @@
 namespace nvx {
 namespace {
 
-constexpr size_t kMostProcesses = 64;  // a page takes about 1 ms
+constexpr size_t kMostProcesses = 32;
 
 template <class T>
 T value(const std::atomic<T>& field) {
@@ -132,9 +132,9 @@ class Search {
 std::string cycle_of_waits(const Members& members, const Awaited& whom, const std::string& call,
                            Clock::time_point began) {
   const std::string name = call.substr(0, call.find('('));
-  // A rank that gives up at the same time shows its wait in a moment.
+  // A rank that gives up now, or is between two sleeps, shows its wait in a moment.
   for (int look = 0; look < 3; ++look) {
-    if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     Search search;
     for (const int rank : whom.ranks) {
       const pid_t pid = members.pid_of(rank);
