@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include "group/core/wait_cycle.h"
+
 namespace nvx {
 namespace {
 
@@ -72,7 +74,8 @@ Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all
   if (missing.size() > kMostDescribed) described += ", ...";
   const std::string head =
       (all ? "Ranks " : "Rank ") + numbers + " failed to pass monitoredBarrier in " + seconds(deadline);
-  const std::string rest = me + ", waited for " + described;
+  const std::string cycle = cycle_of_waits(members_, {missing, ""}, "monitored_barrier", deadline.start);
+  const std::string rest = me + ", waited for " + described + (cycle.empty() ? "" : "; cycle of waits: " + cycle);
   if (!core_.failures.failed()) return {Code::kTimeout, "nvx: " + head + "; " + rest, kSeeTheirLogs};
   Failure why = met_in(core_.failures.failure().failure(), rest);
   why.code = Code::kTimeout, why.told = false;

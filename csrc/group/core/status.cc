@@ -156,7 +156,7 @@ void GroupStatus::sleeps_for_message(int rank, pid_t pid, bool receives, Clock::
 void GroupStatus::gave_up(int rank, pid_t pid, const std::string& call, Clock::time_point began) {
   if (gave_up_.exchange(true)) return;
   StatusSlot::GivenUp& wait = slot_->given_up;
-  put(wait.call, call.substr(0, call.find('(')));
+  put(wait.call, call.substr(0, call.find_first_of("( ")));
   wait.began.store(ns_of(began), kRelaxed);
   wait.ended.store(ns_of(Clock::now()), kRelaxed);
   wait.awaited.pid.store(uint32_t(pid), kRelaxed);

@@ -131,7 +131,7 @@ class Search {
 
 std::string cycle_of_waits(const Members& members, const Awaited& whom, const std::string& call,
                            Clock::time_point began) {
-  const std::string name = call.substr(0, call.find('('));
+  const std::string name = call.substr(0, call.find_first_of("( "));
   // A rank that gives up now, or is between two sleeps, shows its wait in a moment.
   for (int look = 0; look < 3; ++look) {
     if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
