@@ -166,7 +166,7 @@ void GroupStatus::gave_up(int rank, pid_t pid, const std::string& call, Clock::t
 // --- ranks that came late
 
 void GroupStatus::slept(int rank, Clock::duration span) {
-  sleeps(-1, 0);
+  sleeps(-1);
   slept_.store(true, kRelaxed);
   if (rank < 0) return;
   if (span >= kLate) last_.store(rank, kRelaxed);
@@ -188,7 +188,7 @@ void GroupStatus::slept(int rank, Clock::duration span) {
 
 /// At the end of a call that slept: counts the last rank, if it came late.
 void GroupStatus::after_sleep() {
-  sleeps(-1, 0);
+  sleeps(-1);
   slept_.store(false, kRelaxed);
   const int rank = last_.exchange(-1, kRelaxed);
   for (StatusSlot::Late& late : slot_->lates) {

@@ -92,7 +92,7 @@ class GroupStatus {
   void no_messages() { slot_->messages.store(0, std::memory_order_relaxed); }
 
   /// A wait sleeps for this rank, and has slept. -1: for any. `pid`: of that rank, or 0.
-  void sleeps(int rank, pid_t pid) {
+  void sleeps(int rank, pid_t pid = 0) {
     slot_->awaited_pid.store(uint32_t(pid), std::memory_order_relaxed);
     slot_->awaited.store(uint32_t(rank + 1), std::memory_order_relaxed);
   }

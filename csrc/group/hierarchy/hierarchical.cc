@@ -224,7 +224,7 @@ Status Hierarchical::finish(Call& call) {
     const std::vector<int> unheard = run.unheard(), awaited = unheard.empty() ? run.waits_for() : unheard;
     if (awaited.empty()) return;
     core_.status->slept(awaited.front(), kWatchInterval);
-    core_.status->sleeps(awaited.front(), 0);
+    core_.status->sleeps(awaited.front());
   };
   const Waited how = port_.messenger().wait(ended, look, -1, call.rules);
   if (how != Waited::kReached || progress == net::Progress::kFailed) return explain(call, run, how);
