@@ -368,16 +368,17 @@ TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
     const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 200 : 400), /*name_all=*/true);
     EXPECT_FALSE(status.ok());
     std::string where = group.topology().whereabouts(0);  // the same for all ranks, because they are threads
-    where.insert(where.size() - 1, ", no collective in this group yet");
+    where.back() = ',';                                   // the last call follows
     if (rank == 0) {
       EXPECT_SAYS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
       EXPECT_SAYS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +
-                              ", rank 3 " + where + ". Next: see the logs of these ranks");
+                              " no collective in this group yet), rank 3 " + where +
+                              " no collective in this group yet). Next: see the logs of these ranks");
       over = true;
     } else if (rank == 1) {
       EXPECT_SAYS(status, "nvx: Rank 1 successfully reached monitoredBarrier");
       EXPECT_SAYS(status, "; this is rank 1 in monitored_barrier of group monitored, waited 0.");
-      EXPECT_SAYS(status, " s for rank 0 " + where + ". Next: ");
+      EXPECT_SAYS(status, " s for rank 0 " + where);
     }
     EXPECT_FALSE(group.failed());
     EXPECT_TRUE(barrier(group).ok());
