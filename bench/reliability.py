@@ -66,7 +66,8 @@ ROWS = (
     Row("R8", "another collective, or another order, on one rank", DRILLED, ("nvx drill --fault op order",)),
     Row("R9", "another size, type, root or operator on one rank", (*DRILLED, *PASSED),
         ("nvx drill --fault dtype size root", "pytest tests/torch/test_failures.py -k mismatch")),
-    Row("R10", "two groups that two ranks use in opposite order", why="no command yet"),
+    Row("R10", "groups that ranks use in opposite orders: the cycle is printed", PASSED,
+        ("pytest tests/torch/test_cycles.py",)),
     Row("R11", "a rank that never calls is named at the timeout", DRILLED, ("nvx drill --fault absent",)),
     Row("R12", "SIGSTOP for 5 s, then SIGCONT: delay of the warning; the sum is right",
         ("warned = 1", "max_warning_s <= 2", *PASSED),
@@ -121,8 +122,8 @@ ROWS = (
         ("nvx drill --fault kill exit op size memory descriptors link --phase first steady async new_group",)),
     Row("R37", "after each kind of failure the process lives on", (*DRILLED, *PASSED),
         ("nvx drill --fault kill op size --phase first steady", "pytest tests/torch/test_failures.py -k lives_on")),
-    Row("R38", "torch's flight recorder shows the call that hangs (torch 2.15)", PASSED,
-        ("pytest tests/torch/test_newer_torch.py -k flight",)),
+    Row("R38", "torch's analyzer names the rank with the fault from its flight recorder (torch 2.14 on)", PASSED,
+        ("pytest tests/torch/test_flight_recorder.py",)),
 )  # fmt: skip
 
 # --- figures of a command --------------------------------------------------------------------------------------------
