@@ -1,0 +1,273 @@
+// The Unix sockets of a rank, and the rank as a guest at those of others, hear anything: packets with and without the
+// words, of any length, with descriptors of any number and kind, in any order. Nobody gets in without the words, what
+// is passed is refused or can be read in full, no descriptor stays, and the sockets still serve a rank afterwards.
+
+#include <fcntl.h>
+#include <fuzzer/FuzzedDataProvider.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "base/error.h"
+#include "memory/gpu/pool_door.h"
+#include "memory/shm/handout.h"
+#include "memory/shm/neighbours.h"
+
+namespace nvx {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr ArenaId kWanted{0x1111, 0x2222};
+constexpr size_t kMostFds = 5;
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+Deadline patience() { return Deadline::after(std::chrono::seconds(30)); }
+
+/// The number that the next descriptor gets.
+int next_fd() { return Fd(dup(STDIN_FILENO)).get(); }
+
+Fd memory(size_t bytes, int seals) {
+  Fd fd(memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  require(fd && ftruncate(fd.get(), off_t(bytes)) == 0 && fcntl(fd.get(), F_ADD_SEALS, seals) == 0);
+  return fd;
+}
+
+/// Descriptors of all kinds. The first is of an arena, the second of a sheet.
+std::vector<Fd> make_fds() {
+  constexpr int kFixed = F_SEAL_SHRINK | F_SEAL_GROW, kSheet = kFixed | F_SEAL_WRITE;
+  std::vector<Fd> fds;
+  fds.push_back(memory(Arena::kBytes, kFixed));
+  fds.push_back(memory(100, kSheet));
+  fds.push_back(memory(100, kFixed));
+  fds.push_back(memory(Arena::kBytes, F_SEAL_GROW));
+  fds.push_back(memory((size_t(1) << 30) + 1, kSheet));
+  fds.push_back(memory(0, kSheet));
+  fds.emplace_back(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  fds.emplace_back(open("/dev/null", O_RDWR | O_CLOEXEC));
+  fds.emplace_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  fds.emplace_back(eventfd(0, EFD_CLOEXEC));
+  fds.emplace_back(int(syscall(SYS_pidfd_open, getpid(), 0)));
+  std::erase_if(fds, [](const Fd& fd) { return !fd; });
+  return fds;
+}
+
+template <class T>
+std::string bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+/// The content of a packet: a well-formed one of some kind, or any bytes.
+std::string make_up(FuzzedDataProvider& from) {
+  struct Introduction {
+    uint32_t magic = 0x4e565832, has_life = 0;
+    ArenaId id = kWanted;
+  };
+  switch (from.ConsumeIntegralInRange(0, 8)) {
+    case 0: return {};  // asks a doorway for its memory
+    case 1: return bytes_of(Card::of(from.ConsumeIntegralInRange(-1, 3), from.ConsumeRandomLengthString(200)));
+    case 2: return bytes_of(uint64_t(0x746565687378766e));  // comes with a sheet
+    case 3: return bytes_of(uint64_t(0x6e6f73616572786e));  // comes with a reason
+    case 4: return bytes_of(Introduction());
+    case 5: return bytes_of(PoolQuestion{.device = from.ConsumeIntegral<int>(), .home = {}});
+    case 6: {
+      PoolAnswer answer;
+      answer.state = from.ConsumeIntegralInRange<uint32_t>(0, 2);
+      std::ranges::fill(answer.said, 'x');  // without an end
+      return bytes_of(answer);
+    }
+    default: return from.ConsumeRandomLengthString(300);
+  }
+}
+
+/// Sends a packet, whole or cut, with the word or another one.
+void say(FuzzedDataProvider& from, const LocalSocket& socket) {
+  static const std::vector<Fd>& fds = *new std::vector<Fd>(make_fds());
+  std::string said(socket.says.begin(), socket.says.end());
+  if (from.ConsumeIntegralInRange(0, 7) == 0) said = from.ConsumeRandomLengthString(sizeof(Word) + 1);
+  said += make_up(from);
+  if (from.ConsumeIntegralInRange(0, 9) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, 2 * said.size()));
+  const size_t count = from.ConsumeIntegralInRange<size_t>(0, kMostFds);
+  int passed[kMostFds] = {};
+  for (size_t i = 0; i < count; ++i) passed[i] = fds[from.ConsumeIntegralInRange<size_t>(0, fds.size() - 1)].get();
+  const ucred who{getpid(), getuid(), getgid()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof passed) + CMSG_SPACE(sizeof who)] = {};
+  iovec part{said.data(), said.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  size_t used = 0;
+  const auto attach = [&](int type, const void* data, size_t bytes) {
+    *head = {};
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = type;
+    head->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(head), data, bytes);
+    used += CMSG_SPACE(bytes);
+    head = reinterpret_cast<cmsghdr*>(control + used);
+  };
+  if (from.ConsumeIntegralInRange(0, 7) == 0) attach(SCM_CREDENTIALS, &who, sizeof who);
+  if (count != 0) attach(SCM_RIGHTS, passed, count * sizeof(int));
+  message.msg_controllen = used;
+  (void)sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+LocalSocket visit(FuzzedDataProvider& from, const std::string& name) {
+  return connect_to(from.ConsumeIntegralInRange(0, 3) == 0 ? name.substr(0, name.find('.')) : name);
+}
+
+/// Guests come, speak and go in any order. `turn`: what the rank does meanwhile.
+void come_and_go(FuzzedDataProvider& from, const std::vector<std::string>& names, const std::function<void()>& turn) {
+  std::vector<LocalSocket> guests;
+  for (int step = 0; step < 40 && from.remaining_bytes() > 0; ++step) {
+    const size_t one = guests.empty() ? 0 : from.ConsumeIntegralInRange<size_t>(0, guests.size() - 1);
+    switch (from.ConsumeIntegralInRange(0, guests.empty() ? 0 : 7)) {
+      case 0: guests.push_back(visit(from, names[from.ConsumeIntegralInRange<size_t>(0, names.size() - 1)])); break;
+      case 1: guests.erase(guests.begin() + ptrdiff_t(one)); break;
+      case 2: shutdown(guests[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
+      case 3: turn(); break;
+      default: say(from, guests[one]); break;
+    }
+  }
+  turn();
+}
+
+/// A rank serves the others during set-up.
+void serve(FuzzedDataProvider& from, Neighbours& here) {
+  Doorway door(here);
+  Handout handout(Card::of(0, "the first rank"));
+  door.hand_out(&handout);
+  const std::vector<uint8_t> sheet(from.ConsumeIntegralInRange<size_t>(0, 40), 7);
+  come_and_go(from, {door.name(), handout.name()}, [&] {
+    door.serve(std::chrono::microseconds(0));
+    handout.give(sheet);
+  });
+  for (const Acquaintance& guest : handout.guests()) require(guest.card.who[sizeof guest.card.who - 1] == '\0');
+  const auto got = door.fetch({{here.arena().id(), door.name(), getpid()}}, patience());
+  require(got.at(here.arena().id())->size() == Arena::kBytes);
+  require(got.at(here.arena().id())->tensors() != nullptr);
+  Receipt receipt(handout.name(), Card::of(1, "another rank"));
+  handout.serve();
+  require(receipt.next(std::chrono::seconds(30)) == sheet && receipt.met());
+}
+
+/// A rank fetches memory from a process that says anything.
+void fetch(FuzzedDataProvider& from, Neighbours& here) {
+  const std::string name = fresh_socket_name();
+  const LocalSocket listener = listen_on(name);
+  Doorway mine(here);
+  bool told = false;
+  const auto answer = [&] {
+    accept_guests(listener, [&](const LocalSocket& guest) {
+      for (int i = from.ConsumeIntegralInRange(0, 2); i > 0; --i) say(from, guest);
+      told = true;
+    });
+    require(told);  // nobody else connects
+  };
+  try {
+    const auto got = mine.fetch({{kWanted, name, getpid()}}, patience(), answer);
+    const auto& there = got.at(kWanted);
+    const volatile std::byte last = *there->at(Arena::kBytes - 1);  // all of it is accessible
+    (void)last;
+    (void)there->tensors();
+    (void)there->dead();
+    require(here.find(kWanted) == there);
+  } catch (const Error& error) {
+    require(error.code() == Code::kPeerDied);
+  }
+}
+
+/// A rank takes sheets from a process that says anything.
+void take_sheets(FuzzedDataProvider& from) {
+  const std::string name = fresh_socket_name();
+  const LocalSocket listener = listen_on(name);
+  Receipt receipt(name, Card::of(1, "a rank"));
+  LocalSocket host;
+  accept_guests(listener, [&](LocalSocket guest) { host = std::move(guest); });
+  require(bool(host));
+  for (int step = 0; step < 20 && from.remaining_bytes() > 0; ++step) {
+    if (host) say(from, host);
+    if (from.ConsumeIntegralInRange(0, 9) == 0) host = {};
+    if (from.ConsumeBool()) (void)receipt.next(milliseconds(0));
+  }
+  host = {};
+  while (receipt.open()) (void)receipt.next(milliseconds(0));
+  (void)receipt.process().ended();
+}
+
+/// A process passes the memory of its pools on.
+void serve_pools(FuzzedDataProvider& from) {
+  const std::string name = fresh_socket_name();
+  const PoolDoor door(name, [](const PoolQuestion& question, Fd*) {
+    if (question.device < 0) throw Error(Code::kSystem, "nvx: it has no such device");
+    return PoolAnswer{.state = PoolAnswer::kHere, .pool = {}};
+  });
+  come_and_go(from, {name}, [] { std::this_thread::yield(); });
+  Fd fd;
+  require(ask_at_door(name, {.device = 3, .home = {}}, &fd, patience()).state == PoolAnswer::kHere);
+}
+
+/// A process asks for such memory where anything may be said.
+void ask_for_pools(FuzzedDataProvider& from) {
+  const std::string name = fresh_socket_name();
+  const LocalSocket listener = listen_on(name);
+  std::thread host([&] {
+    for (bool told = false; !told; std::this_thread::yield()) {
+      accept_guests(listener, [&](const LocalSocket& guest) { say(from, guest), told = true; });
+    }
+  });
+  Fd fd;
+  try {
+    require(ask_at_door(name, {.device = 3, .home = {}}, &fd, patience()).state == PoolAnswer::kHere);
+  } catch (const Error& error) {
+    require(error.code() != Code::kTimeout);
+  }
+  host.join();
+}
+
+void hear(FuzzedDataProvider& from) {
+  static const auto& here = *new std::shared_ptr<Neighbours>(Neighbours::here());
+  switch (from.ConsumeIntegralInRange(0, 7)) {
+    case 0:
+    case 1: return fetch(from, *here);
+    case 2: return take_sheets(from);
+    case 3: return serve_pools(from);
+    case 4: return ask_for_pools(from);
+    default: return serve(from, *here);
+  }
+}
+
+}  // namespace
+}  // namespace nvx
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace nvx;
+  static const int kOnce = [] {
+    FuzzedDataProvider nothing(nullptr, 0);
+    hear(nothing);  // opens what stays open
+    int ends[2];
+    require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    say(nothing, {Fd(ends[0])});
+    return close(ends[1]);
+  }();
+  (void)kOnce;
+  const int before = next_fd();
+  FuzzedDataProvider from(data, size);
+  hear(from);
+  require(next_fd() == before);
+  return 0;
+}
