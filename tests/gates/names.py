@@ -49,6 +49,7 @@ FOREIGN_FUNCTIONS = {
     "LLVMFuzzerTestOneInput",
     "LLVMFuzzerInitialize",
     "LLVMFuzzerCustomMutator",
+    "__lsan_is_turned_off",
     "SetUp",
     "TearDown",
     "SetUpTestSuite",

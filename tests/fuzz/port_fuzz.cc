@@ -1,0 +1,360 @@
+// The TCP ports of a rank hear anything: UCX's from addresses that are not admitted and from a process that speaks UCX,
+// nvx's own from everybody. Strangers do not get in, messages are whole, and a transfer between ranks works afterwards.
+
+#include <arpa/inet.h>
+#include <fuzzer/FuzzedDataProvider.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/handle.h"
+#include "net/tcp/tcp.h"
+#include "net/tcp/tcp_wire.h"
+#include "net/ucx/ucx.h"
+#include "net/ucx/ucx_address.h"
+#include "net/ucx/ucx_worker.h"
+
+namespace nvx::net {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr LinkNonce kRogue{0x33, 0x44};
+constexpr size_t kMostPlaced = 1 << 20;
+constexpr uint64_t kRank = 0x6b6e6172;  // begins the headers between the ranks
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+const JobKey& key() {
+  static const JobKey& key = *new JobKey("a key of some length for the fuzzer");
+  return key;
+}
+
+/// Gives each body that it places an allocation of its own, for AddressSanitizer.
+class Hearer final : public Receiver {
+ public:
+  std::byte* place(std::span<const std::byte> header, size_t bytes) override {
+    require(header.size() <= kMostHeader);
+    if (bytes > kMostPlaced || bytes % 2 != 0) return nullptr;
+    auto memory = std::make_unique<std::byte[]>(bytes);
+    std::byte* const at = memory.get();
+    placed_.emplace(at, std::move(memory));
+    return at;
+  }
+  void arrived(std::span<const std::byte> header, std::span<const std::byte> body) override {
+    require(header.size() <= kMostHeader);
+    for (const std::span<const std::byte> part : {header, body}) {
+      for (const std::byte byte : part) sum_ = sum_ + unsigned(byte);  // all of it is accessible
+    }
+    uint64_t word = 0;
+    if (header.size() == sizeof word) std::memcpy(&word, header.data(), sizeof word);
+    word == kRank ? void(from_ranks += body.size()) : void(from_others += 1);
+    placed_.erase(body.data());
+  }
+  void dropped(std::span<const std::byte>, std::byte* where) override { require(placed_.erase(where) == 1); }
+  void done(Post&, const Status& status) override { done_well += status.ok(); }
+  void lost(PeerId peer, const std::string&) override { last_lost = peer; }
+
+  size_t from_ranks = 0, from_others = 0, done_well = 0;
+  std::optional<PeerId> last_lost;
+
+ private:
+  volatile unsigned sum_ = 0;
+  std::map<const std::byte*, std::unique_ptr<std::byte[]>> placed_;
+};
+
+/// Where sockets of this process listen.
+std::vector<sockaddr_in> listening() {
+  std::vector<sockaddr_in> all;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    int listens = 0;
+    sockaddr_in at{};
+    socklen_t bytes = sizeof listens, length = sizeof at;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || !listens) continue;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) != 0 || at.sin_family != AF_INET) continue;
+    if (at.sin_addr.s_addr == INADDR_ANY) at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    all.push_back(at);
+  }
+  return all;
+}
+
+/// Two ranks, which are connected, and the ports of the first.
+struct Ranks {
+  explicit Ranks(const std::function<std::unique_ptr<Link>()>& open) : one(open()), ports(listening()), other(open()) {
+    std::vector<AddressPrefix> here = *parse_prefixes("127.0.0.1");
+    for (const AddressBytes& address : own_addresses()) here.push_back(AddressPrefix::of(address));
+    one->listen(at_one);
+    other->listen(at_other);
+    for (Link* link : {one.get(), other.get()}) link->admit(here);
+    of_one = other->add(one->address());
+    of_other = one->add(other->address());
+  }
+
+  void drive() {
+    one->progress();
+    other->progress();
+  }
+  void await(const std::function<bool()>& holds) {
+    for (const auto end = Clock::now() + seconds(30); !holds();) {
+      drive();
+      require(Clock::now() < end);
+    }
+  }
+  /// Both ranks send to each other.
+  void transfer(size_t bytes) {
+    const std::vector<std::byte> body(bytes, std::byte(7));
+    Post posts[2];
+    const size_t wanted[] = {at_one.from_ranks + bytes, at_other.from_ranks + bytes};
+    const size_t done = at_one.done_well + at_other.done_well + 2;
+    for (Post& post : posts) {
+      std::memcpy(post.header, &kRank, post.header_bytes = sizeof kRank);
+      post.body = body.data();
+      post.bytes = bytes;
+    }
+    posts[0].to = of_other;
+    posts[1].to = of_one;
+    one->post(posts[0]);
+    other->post(posts[1]);
+    await([&] {
+      return at_one.from_ranks == wanted[0] && at_other.from_ranks == wanted[1] &&
+             at_one.done_well + at_other.done_well == done;
+    });
+  }
+
+  Hearer at_one, at_other;
+  const std::unique_ptr<Link> one;
+  const std::vector<sockaddr_in> ports;
+  const std::unique_ptr<Link> other;
+  PeerId of_one, of_other;
+};
+
+/// A connection to one of the ports. `own`: the last byte of the source address, 127.0.0.x; 0 for any that is admitted.
+Fd connect_to(FuzzedDataProvider& from, const std::vector<sockaddr_in>& ports, uint8_t own) {
+  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const linger at_once{1, 0};  // ports stay free
+  const int one = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  sockaddr_in source{};
+  source.sin_family = AF_INET;
+  source.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + own);
+  if (own != 0 && bind(fd.get(), reinterpret_cast<sockaddr*>(&source), sizeof source) != 0) return {};
+  const sockaddr_in there = ports[from.ConsumeIntegralInRange<size_t>(0, ports.size() - 1)];
+  (void)connect(fd.get(), reinterpret_cast<const sockaddr*>(&there), sizeof there);
+  return fd;
+}
+
+bool is_connected(int fd) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  require(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0);
+  return info.tcpi_state == TCP_ESTABLISHED;
+}
+
+void say(int fd, const std::string& said) { (void)send(fd, said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT); }
+
+template <class T>
+std::string bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+// --- UCX
+
+/// A process that speaks UCX, and says with it what a rank would not.
+class Rogue {
+ public:
+  explicit Rogue(Ranks& ranks) : worker_(""), to_(*decode_address(address_ = ranks.one->address())) {
+    here_ = encode_address({to_.version, kRogue, worker_.address()});
+  }
+  const std::vector<std::byte>& address() const { return here_; }
+
+  void say(unsigned id, const std::string& header, const std::string& body, unsigned flags) {
+    if (!endpoint_ && !connect()) return;
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = flags;
+    said_.push_back({header, body, nullptr});
+    Said& last = said_.back();
+    void* request = worker_.ucx().am_send_nbx(endpoint_, id, last.header.data(), last.header.size(), last.body.data(),
+                                              last.body.size(), &param);
+    UCS_PTR_IS_PTR(request) ? void(last.request = request) : said_.pop_back();
+  }
+  /// Returns whether something is still under way.
+  bool progress() {
+    worker_.ucx().worker_progress(worker_.get());
+    std::erase_if(said_, [&](const Said& one) {
+      if (worker_.ucx().request_check_status(one.request) == UCS_INPROGRESS) return false;
+      worker_.ucx().request_free(one.request);
+      return true;
+    });
+    return !worker_.bury() || !said_.empty();
+  }
+  void leave() {
+    if (endpoint_) worker_.retire(std::exchange(endpoint_, nullptr), std::chrono::milliseconds(0));
+  }
+
+ private:
+  struct Said {
+    std::string header, body;
+    void* request;
+  };
+  bool connect() {
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params.address = reinterpret_cast<const ucp_address_t*>(to_.worker.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    if (worker_.ucx().ep_create(worker_.get(), &params, &endpoint_) != UCS_OK) endpoint_ = nullptr;
+    return endpoint_;
+  }
+
+  UcxWorker worker_;
+  std::vector<std::byte> address_, here_;
+  UcxAddress to_;
+  ucp_ep_h endpoint_ = nullptr;
+  std::list<Said> said_;
+};
+
+void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
+  static Rogue& rogue = *new Rogue(ranks);
+  const bool known = from.ConsumeBool();
+  std::vector<PeerId> peers;
+  if (known) peers.push_back(ranks.one->add(rogue.address()));
+  for (int step = 0; step < 20 && from.remaining_bytes() > 0; ++step) {
+    Sign sign{Sign::Kind(from.ConsumeIntegralInRange(0, 3)), from.ConsumeIntegralInRange<uint32_t>(0, 3), kRogue};
+    switch (from.ConsumeIntegralInRange(0, 7)) {
+      case 0: rogue.leave(); break;
+      case 1: rogue.say(1, from.ConsumeRandomLengthString(kMostHeader + 20), "", 0); break;
+      case 2: sign.from[0] = from.ConsumeIntegral<uint8_t>(); [[fallthrough]];
+      case 3:
+      case 4: rogue.say(1, bytes_of(sign), "", 0); break;
+      case 5:
+        if (peers.size() < 3) peers.push_back(ranks.one->add(rogue.address()));
+        break;
+      default: {
+        const size_t bytes = from.ConsumeIntegralInRange<size_t>(0, from.ConsumeBool() ? 300 : 100'000);
+        rogue.say(from.ConsumeIntegralInRange(0, 20) == 0 ? 2 : 0, from.ConsumeRandomLengthString(kMostHeader + 20),
+                  std::string(bytes, 'b'), from.ConsumeBool() ? UCP_AM_SEND_FLAG_RNDV : 0u);
+        break;
+      }
+    }
+    for (int i = from.ConsumeIntegralInRange(0, 4); i > 0; --i) rogue.progress(), ranks.drive();
+  }
+  ranks.transfer(from.ConsumeBool() ? 100 : 200'000);
+  rogue.leave();
+  for (const PeerId peer : peers) ranks.one->forget(peer);
+  ranks.await([&] { return !rogue.progress(); });
+}
+
+/// Packets from addresses that are not admitted never reach UCX, which would let them write to any memory.
+void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
+  std::vector<Fd> guests;
+  for (int step = 0; step < 10 && from.remaining_bytes() > 0; ++step) {
+    guests.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange<uint8_t>(2, 255)));
+    if (!guests.back()) continue;
+    say(guests.back().get(), from.ConsumeRandomLengthString(100));
+    ranks.drive();
+    require(!is_connected(guests.back().get()));
+  }
+  ranks.transfer(100);
+}
+
+// --- nvx's own TCP, with a key
+
+/// A frame, well-formed or damaged, with its message.
+std::string make_up(FuzzedDataProvider& from) {
+  Frame frame{.bytes = from.ConsumeIntegralInRange<uint64_t>(0, 40'000),
+              .header_bytes = from.ConsumeIntegralInRange<uint8_t>(0, kMostHeader)};
+  const size_t bytes = frame.bytes;
+  switch (from.ConsumeIntegralInRange(0, 7)) {
+    case 0: frame.bytes = from.ConsumeIntegral<uint64_t>(); break;
+    case 1: frame.header_bytes = from.ConsumeIntegral<uint8_t>(); break;
+    case 2: frame.kind = Frame::Kind(from.ConsumeIntegral<uint8_t>()); break;
+    default: break;
+  }
+  return bytes_of(frame) + std::string(frame.header_bytes + bytes, 'b');
+}
+
+/// Shakes hands with the first rank as the holder of the key. False if that has closed the connection, which it may
+/// always do.
+bool shake_hands(FuzzedDataProvider& from, Ranks& ranks, int fd) {
+  Greeting greeting{.from = kRogue, .to = decode_address(ranks.one->address(), key())->nonce};
+  Answer answer;
+  say(fd, bytes_of(greeting));
+  for (int i = 0; i < 3; ++i) ranks.drive();
+  if (recv(fd, &answer, sizeof answer, MSG_DONTWAIT) != ssize_t(sizeof answer)) return false;
+  Proof proof{mac_of(Role::kConnects, greeting, answer.challenge, key())};
+  if (from.ConsumeIntegralInRange(0, 7) == 0) proof.mac[from.ConsumeIntegralInRange(0, 31)] ^= std::byte(1);
+  say(fd, bytes_of(proof));
+  return true;
+}
+
+void hear_tcp(FuzzedDataProvider& from, Ranks& ranks) {
+  const bool holds_key = from.ConsumeBool();
+  const size_t before = ranks.at_one.from_others;
+  std::vector<Fd> guests;
+  std::optional<PeerId> known;
+  if (holds_key && from.ConsumeBool()) known = ranks.one->add(encode_address(TcpAddress{kRogue, {{}}}, key()));
+  for (int step = 0; step < 30 && from.remaining_bytes() > 0; ++step) {
+    const size_t one = guests.empty() ? 0 : from.ConsumeIntegralInRange<size_t>(0, guests.size() - 1);
+    switch (from.ConsumeIntegralInRange(0, guests.empty() ? 0 : 9)) {
+      case 0:
+        guests.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange(0, 7) == 0 ? 9 : 0));
+        if (!guests.back()) return;  // this machine has no port left
+        if (holds_key && from.ConsumeBool()) (void)shake_hands(from, ranks, guests.back().get());
+        break;
+      case 1: guests.erase(guests.begin() + ptrdiff_t(one)); break;
+      case 2: shutdown(guests[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
+      case 3: (void)send(guests[one].get(), "!", 1, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_OOB); break;
+      case 4: say(guests[one].get(), bytes_of(Greeting{.from = kRogue, .to = {}})); break;
+      case 5: say(guests[one].get(), from.ConsumeRandomLengthString(200)); break;
+      default: {
+        std::string said = make_up(from);
+        if (from.ConsumeIntegralInRange(0, 4) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, said.size()));
+        say(guests[one].get(), said);
+        break;
+      }
+    }
+    ranks.drive();
+  }
+  require(holds_key || ranks.at_one.from_others == before);
+  ranks.transfer(from.ConsumeBool() ? 100 : 100'000);
+  if (known) ranks.one->forget(*known);
+}
+
+}  // namespace
+}  // namespace nvx::net
+
+/// LeakSanitizer crashes beside UCX's threads.
+extern "C" int __lsan_is_turned_off();
+extern "C" int __lsan_is_turned_off() { return 1; }
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace nvx::net;
+  static Ranks& tcp = *new Ranks([] { return open_tcp(key()); });
+  static Ranks& ucx = *new Ranks([] { return open_ucx(); });
+  FuzzedDataProvider from(data, size);
+  switch (from.ConsumeIntegralInRange(0, 7)) {
+    case 0: keep_out(from, ucx); break;
+    case 1:
+    case 2:
+    case 3: hear_ucx(from, ucx); break;
+    default: hear_tcp(from, tcp); break;
+  }
+  return 0;
+}
