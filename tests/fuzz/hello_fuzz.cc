@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/words.h"
 #include "group/meet/topology.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -18,7 +19,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       honest[r].rank = int32_t(r);
       honest[r].bytes = sizeof(nvx::Hello);
     }
+    if (data[0] & 0x40) honest.pop_back();  // of a job of another size
     std::vector<uint8_t> laid = nvx::encode(honest);
+    if (laid.empty()) return 0;
     for (size_t i = 0; i < value.size(); ++i) laid[i * 7 % laid.size()] ^= value[i];
     value = laid;
   }
@@ -26,7 +29,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::vector<nvx::Hello> hellos = nvx::decode(value, count);
     if (hellos.size() != count) std::abort();
     const nvx::Topology topology = nvx::Topology::from(hellos);
+    for (const std::string& text : {topology.describe(), topology.doubt()}) {
+      if (nvx::printable(text) != text) std::abort();
+    }
     for (size_t r = 0; r < count; ++r) {
+      (void)nvx::sources_of(topology.ranks[r], topology.ranks[0]);
       if (topology.ranks[r].rank != int32_t(r) || topology.describe(int(r)).size() > 200) std::abort();
       if (std::strlen(topology.ranks[r].door) >= sizeof(nvx::Hello::door)) std::abort();
     }

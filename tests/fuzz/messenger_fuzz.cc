@@ -22,7 +22,9 @@ constexpr uint64_t kGroup = 5;
 
 Sent make_up(FuzzedDataProvider& from) {
   MessageHeader header;
-  header.kind = Kind(from.ConsumeIntegralInRange(0, int(Kind::kKinds)));
+  constexpr Kind kOfData[] = {Kind::kFirst, Kind::kNext, Kind::kSegment, Kind::kLabel, Kind::kMail};
+  header.kind =
+      from.ConsumeBool() ? from.PickValueInArray(kOfData) : Kind(from.ConsumeIntegralInRange(0, int(Kind::kKinds)));
   header.group = from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<uint64_t>() : kGroup;
   header.from = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>() : 1);
   header.to = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>() : 0);
@@ -30,14 +32,20 @@ Sent make_up(FuzzedDataProvider& from) {
                                                               : from.ConsumeIntegralInRange(0, 3));
   header.value = from.ConsumeBool() ? from.ConsumeIntegral<uint64_t>() : 0;
   if (from.ConsumeBool()) {
-    header.run = header.message = 0;
+    header.run = 0;
+    header.message = from.ConsumeIntegralInRange<uint16_t>(0, 1);
     header.segment = from.ConsumeIntegralInRange<uint32_t>(0, 4);
   }
   Sent sent;
   append(sent.header, header);
   const bool honest = from.ConsumeBool();
+  net::Label label{};
+  if (honest && from.ConsumeIntegralInRange(0, 3) == 0) std::memset(&label, 1, sizeof label);  // of another call
   if (honest && header.kind == Kind::kFirst) {
-    append(sent.header, net::First{{}, from.ConsumeBool() ? kBytes : from.ConsumeIntegral<uint64_t>()});
+    append(sent.header, net::First{label, from.ConsumeBool() ? from.PickValueInArray({kBytes, kBytes / 2})
+                                                             : from.ConsumeIntegral<uint64_t>()});
+  } else if (honest && header.kind == Kind::kLabel) {
+    append(sent.header, label);
   } else if (honest && header.kind == Kind::kMail) {
     append(sent.header, net::MailHead{0,
                                       from.ConsumeIntegral<uint64_t>(),
@@ -53,7 +61,7 @@ Sent make_up(FuzzedDataProvider& from) {
     for (const uint8_t byte : bytes) append(sent.header, byte);
   }
   if (from.ConsumeIntegralInRange(0, 30) == 0) sent.header.resize(from.ConsumeIntegralInRange<size_t>(0, 40));
-  constexpr size_t kLengths[] = {0, 1, 32, kSegment, kSegment + 1, 1500};
+  constexpr size_t kLengths[] = {0, 1, 16, 22, 32, kSegment, kSegment + 1, 1500};
   if (header.kind == Kind::kPoison || header.kind == Kind::kTrouble) {
     const FailureNote note = FailureNote::of({.code = Code::kTimeout, .cause = from.ConsumeRandomLengthString(90)});
     sent.body.assign(note.used().begin(), note.used().end());
@@ -104,16 +112,21 @@ void play(FuzzedDataProvider& from) {
   args.scratch = memory.scratch.data();
   args.reduce = kernel::level().reduce(DType::kI32, ReduceOp::kSum);
   args.op = 1;
-  auto run = std::make_unique<net::ScheduleRun>(port, args);
+  port.calls().begin(args.op, {});
+  std::unique_ptr<net::ScheduleRun> run;
+  const int opens_at = from.ConsumeIntegralInRange(0, 3);  // messages may arrive before it
   port.mail().grant(1, 1, memory.transfer.data(), memory.transfer.size());
   port.mail().send(1, 2, memory.letter.data(), memory.letter.size());
   for (int step = 0; step < 60 && from.remaining_bytes() > 0; ++step) {
+    if (step >= opens_at && !run) run = std::make_unique<net::ScheduleRun>(port, args);
     link->to_come.push_back(make_up(from));
     switch (from.ConsumeIntegralInRange(0, 15)) {
       case 0: link->finish_fetches(); break;
       case 1: (void)port.mail().next_letter(); break;
       case 2: (void)port.mail().next_done(); break;
-      case 3: run->look(); break;
+      case 3:
+        if (run) run->look();
+        break;
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
       case 5: link->reads_posts = from.ConsumeBool(); break;
       case 6: port.end_operation(from.ConsumeIntegralInRange<uint32_t>(0, 3)); break;
@@ -126,7 +139,7 @@ void play(FuzzedDataProvider& from) {
       default: break;
     }
     messenger->progress();
-    run->advance();
+    if (run) run->advance();
   }
   link->finish_fetches();
   link->reads_posts = true;

@@ -255,6 +255,7 @@ void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
     }
     for (int i = from.ConsumeIntegralInRange(0, 4); i > 0; --i) rogue.progress(), ranks.drive();
   }
+  for (int i = 0; i < 50; ++i) rogue.progress(), ranks.drive();  // connects, and delivers
   ranks.transfer(from.ConsumeBool() ? 100 : 200'000);
   rogue.leave();
   for (const PeerId peer : peers) ranks.one->forget(peer);

@@ -219,8 +219,9 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
     return told
 
 
-def keep_a_tensor(seconds, served_at=""):
-    """Prints the address of a tensor that no peer may write to, and returns its contents at the end."""
+def keep_a_tensor(seconds, served_at="", groups=False):
+    """Prints the address of a tensor that no peer may write to, and returns its contents at the end. `groups`: makes
+    them too, so that Unix sockets are open."""
     x = torch.arange(16.0)
     (FOLDER / f"tensor{os.environ['RANK']}").write_text(str(x.data_ptr()))
     rank, world = begin(10.0, served_at=served_at)
@@ -229,6 +230,11 @@ def keep_a_tensor(seconds, served_at=""):
     go_on = torch.ones(1)
     while go_on.item() > 0:
         check_collectives(rank, world, 1, (1, 1000))
+        if groups:
+            group = dist.new_group()
+            dist.all_reduce(total := torch.ones(1000), group=group)
+            assert torch.all(total == world)
+            dist.destroy_process_group(group)
         go_on = torch.tensor([float(time.monotonic() < end)])
         dist.broadcast(go_on, 0)
     dist.destroy_process_group()

@@ -1,14 +1,17 @@
-"""A stranger at the port where a rank accepts TCP connections: it tries to write to the rank's memory through UCX,
-sends malformed data, and keeps connections open.
+"""Strangers at the sockets where ranks listen: they try to write to a rank's memory through UCX, send malformed data or
+what looks like a handshake, byte by byte, and keep connections open.
 
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
+        [tcp|doors]
 
-Starts when the rank listens, and runs until SIGTERM. Prints the number of connections that it tried to make, and has
-made."""
+`tcp` attacks the TCP ports of the rank, `doors` the Unix sockets of all ranks of this host, and without either word both
+are attacked. Starts when something listens, and runs until SIGTERM. Prints the number of TCP connections that it tried to
+make and has made, and the number of connections to Unix sockets."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -21,7 +24,10 @@ MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
 PUT = 33
 GREETING = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handshake with a job key
 LISTENS = "0A"
+CARD = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces itself at a Unix socket
+WORD = 14  # bytes before every packet there
 MOST_KEPT = 500
+SPEAKING = 20  # of those
 
 
 def message(kind: int, body: bytes) -> bytes:
@@ -57,40 +63,77 @@ def attacks(chance: random.Random, memory: Path):
         yield GREETING + chance.randbytes(chance.randrange(300))
 
 
-def connect(own: str, there: str, port: int) -> socket.socket | None:
+def doors() -> list[str]:
+    """The Unix sockets at which ranks of this host listen."""
+    rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
+    return ["\0" + row[7][1:] for row in rows if len(row) == 8 and row[3] == "00010000" and row[7].startswith("@nvx-")]
+
+
+def packets(chance: random.Random):
+    """Of strangers who do not know the word."""
+    while True:
+        yield chance.randbytes(WORD)  # asks for memory
+        yield chance.randbytes(WORD) + CARD
+        yield chance.randbytes(chance.randrange(1, 200))
+
+
+class Client:
+    """`pace`: how many bytes it says at a time."""
+
+    def __init__(self, family: int, kind: int, own: str, there: object, said: bytes, pace: int) -> None:
+        self.socket = socket.socket(family, kind)
+        self.socket.setblocking(False)
+        self.rest, self.pace = said, pace
+        with contextlib.suppress(OSError):
+            if own:
+                self.socket.bind((own, 0))
+            self.socket.connect(there)
+
+    def speak(self) -> None:
+        with contextlib.suppress(OSError):
+            self.rest = self.rest[self.socket.send(self.rest[: self.pace]) :] if self.rest else b""
+
+    def leave(self) -> bool:
+        """Whether it was let in."""
+        with self.socket:
+            try:
+                return bool(self.socket.getpeername())
+            except OSError:
+                return False
+
+
+def paced(attacks):
+    """Each attack in turn at once, byte by byte, and by a client that says nothing."""
+    for attack, manner in zip(attacks, itertools.cycle((1 << 20, 1, 0)), strict=False):
+        yield (attack, manner) if manner else (b"", 1)
+
+
+def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list) -> tuple[int, int, int]:
+    chance = random.Random(1)
+    of_tcp, of_doors = paced(attacks(chance, memory)), paced(packets(chance))
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
-    connection = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if own:
-            connection.bind((own, 0))
-        connection.settimeout(0.1)
-        connection.connect((there, port))
-    except OSError:
-        connection.close()
-        return None
-    return connection
+    made, visits, kept, doors_kept = 0, 0, [], []
+    tried = 0
+    while not ended and os.path.exists(f"/proc/{pid}"):
+        for port in listening_ports(pid) if what != "doors" else ():
+            tried += 1
+            kept.append(Client(family, socket.SOCK_STREAM, own, (there, port), *next(of_tcp)))
+        for door in doors() if what != "tcp" else ():
+            visits += 1
+            doors_kept.append(Client(socket.AF_UNIX, socket.SOCK_SEQPACKET, "", door, *next(of_doors)))
+        for client in kept[-SPEAKING:] + doors_kept[-SPEAKING:]:
+            client.speak()
+        made += sum(kept.pop(0).leave() for _ in range(len(kept) - MOST_KEPT))
+        for _ in range(len(doors_kept) - MOST_KEPT):
+            doors_kept.pop(0).leave()
+    return tried, made + sum(client.leave() for client in kept), visits
 
 
 def main() -> None:
-    pid, there, own, memory = sys.argv[1:]
+    pid, there, own, memory, *what = sys.argv[1:]
     ended = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
-    tried, made, kept = 0, 0, []
-    for attack in attacks(random.Random(1), Path(memory)):
-        while not (ports := listening_ports(pid)) and not ended:
-            pass
-        if ended or not os.path.exists(f"/proc/{pid}"):
-            break
-        for port in ports:
-            tried += 1
-            if connection := connect(own, there, port):
-                made += 1
-                kept.append(connection)
-                if len(kept) > MOST_KEPT:
-                    kept.pop(0).close()
-                with contextlib.suppress(OSError):
-                    connection.sendall(attack)
-    print(tried, made)
+    print(*attack(pid, there, own, Path(memory), "".join(what), ended))
 
 
 if __name__ == "__main__":

@@ -32,13 +32,14 @@ def test_a_key_in_a_file_and_groups_made_later(cluster):
 
 
 def test_strangers_on_a_host_of_the_job_have_no_effect(cluster):
-    cluster.start("keep_a_tensor", 2, environment=WITH_KEY, seconds=4)
-    with stranger(cluster, 1, 0) as first, stranger(cluster, 0, 1) as second:
+    cluster.start("keep_a_tensor", 4, environment=WITH_KEY, seconds=4, groups=True)
+    with stranger(cluster, 1, 0, what="") as first, stranger(cluster, 0, 2, what="") as second:
         results = cluster.results()
-    assert results == [[float(i) for i in range(16)]] * 2
-    for tried, made in (first, second):
+    assert results == [[float(i) for i in range(16)]] * 4
+    for tried, made, visits in (first, second):
         assert tried > 100
         assert made > 100, "they are admitted by address"
+        assert visits > 100, "of the same user, who does not know the words"
     assert re.search(r"closed a connection from [0-9a-f.:]+ that was not authenticated with the job's", cluster.logs())
 
 

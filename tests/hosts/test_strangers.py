@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from nvx.bench.hosts import host_of
+
 from tests.hosts.nat import SEEN_AS, TranslatedHosts
 from tests.hosts.network import Hosts
 from tests.hosts.stranger import listening
@@ -33,11 +35,12 @@ def clustered(hosts, folder):
 
 
 @contextlib.contextmanager
-def stranger(cluster, host, rank, own=""):
-    """Starts a stranger that attacks a rank's port. Yields the number of connections that it tried to make and has
-    made."""
-    command = [sys.executable, "-m", "tests.hosts.stranger", str(cluster.ranks[rank].pid), cluster.hosts.address(rank)]
-    command += [own, str(cluster.folder / f"tensor{rank}")]
+def stranger(cluster, host, rank, own="", what="tcp"):
+    """Starts a stranger that attacks a rank's port, or Unix sockets. Yields the number of connections that it tried to
+    make and has made, and that of connections to Unix sockets."""
+    there = cluster.hosts.address(host_of(rank, len(cluster.ranks), cluster.hosts.count))
+    command = [sys.executable, "-m", "tests.hosts.stranger", str(cluster.ranks[rank].pid), there]
+    command += [own, str(cluster.folder / f"tensor{rank}"), *([what] if what else [])]
     process = subprocess.Popen(cluster.hosts.inside(host, command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     told = []
     try:
@@ -50,13 +53,18 @@ def stranger(cluster, host, rank, own=""):
 @both_versions
 def test_a_stranger_neither_writes_a_tensor_nor_ends_the_job(tmp_path, library):
     with clustered(Hosts(3), tmp_path) as cluster:
-        cluster.start("keep_a_tensor", 2, environment=library, seconds=4)
-        with stranger(cluster, 2, 0) as first, stranger(cluster, 2, 1) as second:
+        cluster.start("keep_a_tensor", 2, environment=library, seconds=4, groups=True)
+        with (
+            stranger(cluster, 2, 0) as first,
+            stranger(cluster, 2, 1) as second,
+            stranger(cluster, 0, 0, what="doors") as of_doors,
+        ):
             results = cluster.results()
         assert results == [[float(i) for i in range(16)]] * 2
-        for tried, made in (first, second):
+        for tried, made, _ in (first, second):
             assert tried > 10
             assert made == 0
+        assert of_doors[2] > 10
         assert "is not let in" in cluster.logs()
 
 

@@ -305,7 +305,7 @@ std::string Topology::doubt() const {
 
 std::string Topology::describe() const {
   constexpr size_t kMostNamed = 4;
-  const auto host_name = [this](size_t host) { return std::string(ranks[size_t(hosts[host].front())].host_name); };
+  const auto host_name = [this](size_t host) { return printable(ranks[size_t(hosts[host].front())].host_name); };
   const std::string all = std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank" : " ranks");
   if (hosts.size() == 1) return all + " on host " + host_name(0);
   std::string spread;

@@ -91,6 +91,8 @@ void Handout::add(std::span<const uint8_t> sheet, bool is_reason) {
 void Handout::serve() {
   accept_guests(listener_, [this](LocalSocket guest) { guests_.push_back({std::move(guest)}); });
   std::erase_if(guests_, [this](Guest& guest) { return !attend(guest); });
+  ptrdiff_t excess = std::ranges::count(guests_, false, &Guest::known) - kMostSilent;
+  if (excess > 0) std::erase_if(guests_, [&](const Guest& guest) { return !guest.known && excess-- > 0; });
 }
 
 /// False if the guest has gone away. It stays known: its process may be about to end.

@@ -123,9 +123,6 @@ class Doorway {
     LocalSocket socket;  // none while the other process's backlog is full
   };
 
-  /// Above this number, the oldest guests that have asked nothing are closed.
-  static constexpr ptrdiff_t kMostSilent = 1024;
-
   void answer();
   bool answer(const LocalSocket& guest);
   static bool connect(std::vector<Visit>& open);

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <thread>
@@ -152,6 +153,27 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfADoorOrAHandout) {
     const ssize_t got = recv(strangers[i].get(), &byte, sizeof byte, MSG_DONTWAIT);
     EXPECT_LE(got, 0) << i;
     EXPECT_TRUE(i % 2 == 0 || got == 0) << i << " said something wrong, so its connection is closed";
+  }
+}
+
+/// Each would hold a descriptor of this process, until there are none for ranks.
+TEST(UnixSocket, OfStrangersWhoSayNothingTheOldestAreClosed) {
+  constexpr size_t kStrangers = 2 * kMostSilent;
+  const auto here = Neighbours::here();
+  Doorway door(*here);
+  Handout handout(nvx::Card::of(0, "rank 0"));
+  door.hand_out(&handout);
+  for (const std::string& name : {door.name(), handout.name()}) {
+    std::vector<LocalSocket> strangers;
+    for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(connect_to(without_words(name)));
+    for (int i = 0; i < 3; ++i) door.serve(milliseconds(1));
+    const auto is_closed = [](const LocalSocket& stranger) {
+      char byte = 0;
+      return recv(stranger.get(), &byte, sizeof byte, MSG_DONTWAIT) == 0;
+    };
+    EXPECT_EQ(size_t(std::ranges::count_if(strangers, is_closed)), kStrangers - kMostSilent);
+    EXPECT_TRUE(is_closed(strangers.front()));
+    EXPECT_FALSE(is_closed(strangers.back()));
   }
 }
 
