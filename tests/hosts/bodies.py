@@ -241,6 +241,25 @@ def keep_a_tensor(seconds, served_at="", groups=False):
     return x.tolist()
 
 
+def time_calls(seconds):
+    """Times all_reduces of 4 KiB. Returns when each began and what it took."""
+    rank, _ = begin()
+    x, go_on, calls = torch.zeros(1024), torch.ones(1), []
+    dist.all_reduce(x)
+    come_to("ready")
+    end = time.monotonic() + seconds
+    while go_on.item() > 0:
+        for _ in range(100):
+            began = time.perf_counter()
+            dist.all_reduce(x)
+            calls.append((time.time(), time.perf_counter() - began))
+        go_on = torch.tensor([float(time.monotonic() < end)])
+        dist.broadcast(go_on, 0)
+    assert not x.any()
+    dist.destroy_process_group()
+    return calls if rank == 0 else []
+
+
 def regroup():
     """Makes groups of all ranks and of two, and then the same world again."""
     rank, world = begin()

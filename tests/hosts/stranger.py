@@ -4,9 +4,9 @@ what looks like a handshake, byte by byte, and keep connections open.
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
         [tcp|doors]
 
-`tcp` attacks the TCP ports of the rank, `doors` the Unix sockets of all ranks of this host, and without either word both
-are attacked. Starts when something listens, and runs until SIGTERM. Prints the number of TCP connections that it tried to
-make and has made, and the number of connections to Unix sockets."""
+`tcp` attacks the TCP ports of the rank, `doors` the Unix sockets of all ranks of this host; without either word both
+are attacked. Starts when something listens, and runs until SIGTERM. Prints the number of TCP connections that it tried
+to make and has made, and the number of connections to Unix sockets."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ CARD = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces
 WORD = 14  # bytes before every packet there
 MOST_KEPT = 500
 SPEAKING = 20  # of those
+BURST = 8  # connections to a port between two looks at the kernel's tables
 
 
 def message(kind: int, body: bytes) -> bytes:
@@ -115,7 +116,7 @@ def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list)
     made, visits, kept, doors_kept = 0, 0, [], []
     tried = 0
     while not ended and os.path.exists(f"/proc/{pid}"):
-        for port in listening_ports(pid) if what != "doors" else ():
+        for port in sorted(listening_ports(pid)) * BURST if what != "doors" else ():
             tried += 1
             kept.append(Client(family, socket.SOCK_STREAM, own, (there, port), *next(of_tcp)))
         for door in doors() if what != "tcp" else ():

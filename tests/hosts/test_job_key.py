@@ -32,7 +32,7 @@ def test_a_key_in_a_file_and_groups_made_later(cluster):
 
 
 def test_strangers_on_a_host_of_the_job_have_no_effect(cluster):
-    cluster.start("keep_a_tensor", 4, environment=WITH_KEY, seconds=4, groups=True)
+    cluster.start("keep_a_tensor", 4, environment=WITH_KEY, seconds=3, groups=True)
     with stranger(cluster, 1, 0, what="") as first, stranger(cluster, 0, 2, what="") as second:
         results = cluster.results()
     assert results == [[float(i) for i in range(16)]] * 4
