@@ -31,6 +31,8 @@ constexpr double kMost = 1e9;  // an upper bound where there is no natural one
 constexpr Variable kVariables[] = {
     {"NVX_DEBUG", "warn", "", "messages on stderr: warn, info (choices and their reasons), trace (every collective)",
      "warn, info, trace"},
+    {"NVX_TRACE", "", "nothing is recorded",
+     "a folder in which each rank keeps its last calls and waits, 8.5 MiB in a file; `nvx trace` shows them"},
     {"NVX_AS", "", "none",
      "backend names whose groups nvx serves in a program that does not name nvx: gloo, nccl or gloo,nccl; the same on "
      "all ranks"},
@@ -239,7 +241,8 @@ Config read() {
           .staging_mb = whole("NVX_STAGING_MB"),
           .tune = text("NVX_TUNE"),
           .delegate = hand_overs("NVX_DELEGATE"),
-          .kernels = kernels_of(choice("NVX_KERNELS"))};
+          .kernels = kernels_of(choice("NVX_KERNELS")),
+          .trace = text("NVX_TRACE")};
 }
 
 }  // namespace

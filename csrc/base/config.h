@@ -71,6 +71,7 @@ struct Config {
   std::string tune;  ///< as set; set-up puts the values that it names in its place
   std::vector<HandOver> delegate;
   Kernels kernels;
+  std::string trace;
 
   /// One hash per variable of `kAgreed`.
   Agreed agreed() const;

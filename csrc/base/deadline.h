@@ -35,6 +35,13 @@ class Watch {
   virtual void sleeps(int /*peer*/, std::optional<Clock::duration> /*slept*/) {}
 };
 
+/// Learns of the waits of a traced operation that were not over at once, when they end. Peer -1: for any.
+class Tracer {
+ public:
+  virtual ~Tracer() = default;
+  virtual void waited(int peer, Clock::time_point began) = 0;
+};
+
 /// Work that a waiter advances while it waits, because the awaited event may depend on messages from another host.
 class Driver {
  public:

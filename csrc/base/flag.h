@@ -70,6 +70,7 @@ struct WaitRules {
   Watch* watch = nullptr;
   Driver* driver = nullptr;      ///< null: this waiter has nothing to advance
   Courtesy* courtesy = nullptr;  ///< null: do not yield the core
+  Tracer* tracer = nullptr;      ///< null: waits are not traced
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
@@ -117,6 +118,22 @@ class ToldSleep {
   const Clock::time_point began_ = Clock::now();
 };
 
+/// Tells a tracer of a wait.
+class TracedWait {
+ public:
+  TracedWait(Tracer* tracer, int peer)
+      : tracer_(tracer), peer_(peer), began_(tracer ? Clock::now() : Clock::time_point()) {}
+  ~TracedWait() {
+    if (tracer_) tracer_->waited(peer_, began_);
+  }
+  TracedWait(const TracedWait&) = delete;
+
+ private:
+  Tracer* const tracer_;
+  const int peer_;
+  const Clock::time_point began_;
+};
+
 /// How long a waiter that must not spin yields its core before it sleeps.
 inline constexpr std::chrono::microseconds kYieldFor{50};
 
@@ -127,11 +144,12 @@ template <class Ready>
 Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   if (ready()) return Waited::kReached;
   const bool courteous = rules.courtesy && rules.courtesy->offers();
+  for (int i = 0; rules.patience && i < 64; ++i) {
+    if (ready()) return Waited::kReached;
+    relax();
+  }
+  const TracedWait traced(rules.tracer, peer);
   if (rules.patience) {
-    for (int i = 0; i < 64; ++i) {
-      if (ready()) return Waited::kReached;
-      relax();
-    }
     const auto stop = Clock::now() + rules.patience->span();
     do {
       for (int i = 0; i < 32; ++i) {

@@ -65,7 +65,8 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
   try {
-    const WaitRules rules = core_->waits.rules_of(o, carrier);
+    WaitRules rules = core_->waits.rules_of(o, carrier);
+    if (core_->status->traced()) rules.tracer = &core_->traced_waits;
     const CallStatus call(*core_->status, o, o.whole ? Clock::now() : rules.deadline.start);
     return hierarchical_ ? hierarchical_->run(o, rules) : intra_host_->run(o, o, rules);
   } catch (const std::bad_alloc&) {

@@ -287,6 +287,12 @@ std::vector<int> ScheduleRun::waits_for() const {
   return ranks;
 }
 
+int ScheduleRun::waits_first_for() const {
+  if (first_ == behind_) return -1;
+  const Flight& oldest = flights_[first_ % kMaxDepth];
+  return rank_of(oldest.received_all ? oldest.step.send_to : oldest.step.recv_from);
+}
+
 std::vector<int> ScheduleRun::unheard() const {
   std::vector<int> ranks;
   for (uint32_t i = first_; i != behind_; ++i) {

@@ -57,6 +57,8 @@ class ScheduleRun final : public Sender {
   std::vector<int> waits_for() const;
   /// Those of them that have to send something, and that are not known to have called this operation.
   std::vector<int> unheard() const;
+  /// The rank that the oldest step in flight waits for; -1: none.
+  int waits_first_for() const;
   /// Checks the ranks that it waits for: pings them, and fails with the first that is lost.
   void look();
   /// Gives up these runs of a port. On return nothing accesses their memory any more. Takes a bounded time.

@@ -14,6 +14,7 @@ COMMANDS = {
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
     "bench": ("nvx.bench.cli", "time collectives and training steps against another backend, in nccl-tests' columns"),
     "status": ("nvx.commands.status", "show the calls of the running ranks of this machine, and whom they wait for"),
+    "trace": ("nvx.commands.trace", "write a Chrome trace of a job: each call, and the ranks that it waited for"),
     "drill": ("nvx.commands.drill", "inject faults into jobs, and judge how soon and how well the other ranks learn"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),

@@ -16,6 +16,19 @@
 
 namespace nvx {
 
+/// Traces the waits inside the host.
+class TracedWaits final : public Tracer {
+ public:
+  TracedWaits(const Members& members, GroupStatus& status) : members_(members), status_(status) {}
+  void waited(int local_rank, Clock::time_point began) override {
+    status_.waited(local_rank < 0 ? -1 : members_.here()[size_t(local_rank)], began);
+  }
+
+ private:
+  const Members& members_;
+  GroupStatus& status_;
+};
+
 /// The state that the parts of a group share: its collectives inside the host and over hosts, its kernels, its mail.
 /// Group owns it; the parts hold references, and do not know Group.
 struct Core {
@@ -30,6 +43,7 @@ struct Core {
         diagnosis(members),
         failures(members, diagnosis, *status, port.get(), std::move(made.standing)),
         waits(members.facts, options.timeout, failures),
+        traced_waits(members, *status),
         owner(std::move(owner)) {}
 
   /// Numbers an operation when it is issued, in the order of the program.
@@ -47,6 +61,7 @@ struct Core {
   const Diagnosis diagnosis;
   FailureState failures;
   Waits waits;
+  TracedWaits traced_waits;
   std::atomic<uint64_t> sequence{0};  ///< operations issued
   std::atomic<bool> heard{false};     ///< the program knows of a failure, for example by an exception
   const Owner owner;

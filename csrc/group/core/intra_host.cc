@@ -40,6 +40,7 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
     MutexLock lock(lease_mutex_);
     channel_.lease(lease_.offset, lease_.bytes);
   }
+  core_.status->runs(choice.algorithm);
   NVX_LOG(kTrace, "group %s rank %d #%llu %s %zu bytes: %s", members_.name.c_str(), members_.rank,
           static_cast<unsigned long long>(o.number), nvx::name(step.collective), staged,
           kernel::name(choice.algorithm));

@@ -2,15 +2,19 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <new>
 #include <utility>
 
+#include "base/config.h"
 #include "base/handle.h"
 #include "base/log.h"
 #include "base/per_process.h"
@@ -55,6 +59,16 @@ void put(StatusSlot::Call& call, const Operation& o, Clock::time_point began) {
   call.root.store(f.root, kRelease);
 }
 
+TraceRecord record_of(const StatusSlot::Call& call, uint64_t ended) {
+  return {.began = call.began.load(kRelaxed),
+          .ended = ended,
+          .number = call.number.load(kRelaxed),
+          .count = call.count.load(kRelaxed),
+          .bytes = call.bytes.load(kRelaxed),
+          .what = call.what.load(kRelaxed),
+          .peer = call.root.load(kRelaxed)};
+}
+
 }  // namespace
 
 uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(at.time_since_epoch()).count()); }
@@ -64,7 +78,8 @@ GroupStatus::GroupStatus(const std::string& name, int rank, int size)
         if (StatusSlot* const slot = StatusPage::here().claim()) return slot;
         unseen_ = std::make_unique<StatusSlot>();
         return unseen_.get();
-      }()) {
+      }()),
+      trace_(unseen_ ? nullptr : StatusPage::here().trace()) {
   slot_->rank = rank, slot_->size = size;
   put(slot_->name, name);
   state(StatusSlot::kMeeting);
@@ -105,7 +120,7 @@ void GroupStatus::begin(const Operation& o, Clock::time_point now) {
 }
 
 /// Reading the clock would cost a short call 1 %. So of those one in 16 on average is timed, by a hash of its number
-/// that no period of a program follows, and counts 16 times.
+/// that no period of a program follows, and counts 16 times. A trace has the time of each.
 void GroupStatus::end() {
   constexpr uint64_t kAllOf = 64, kFewBytes = 64 << 10;
   StatusSlot::Call& call = slot_->calls[turn_ % 2];
@@ -113,7 +128,8 @@ void GroupStatus::end() {
   StatusSlot::Total& total = slot_->totals[call.what.load(kRelaxed) & 0xff];
   const bool slept = slept_.load(kRelaxed);
   uint64_t weight = 1, ended = began;
-  if (!slept && bytes < kFewBytes && turn_ > kAllOf) weight = turn_ * 0x9e3779b97f4a7c15u >> 60 == 0 ? 16 : 0;
+  if (!trace_ && !slept && bytes < kFewBytes && turn_ > kAllOf)
+    weight = turn_ * 0x9e3779b97f4a7c15u >> 60 == 0 ? 16 : 0;
   if (weight != 0) {
     ended = ns_of(Clock::now());
     add(total.ns, weight * (ended - began));
@@ -122,6 +138,7 @@ void GroupStatus::end() {
   add(total.bytes, bytes);
   slot_->ended.store(turn_, std::memory_order_release);
   if (slept) after_sleep();
+  if (trace_) trace(TraceRecord::kCall, record_of(call, ended));
 }
 
 void GroupStatus::launched(const Operation& o, uint64_t count) {
@@ -131,13 +148,20 @@ void GroupStatus::launched(const Operation& o, uint64_t count) {
   total.calls.fetch_add(1, kRelaxed);
   total.bytes.fetch_add(slot_->launch.bytes.load(kRelaxed), kRelaxed);
   slot_->launched.store(std::max(count, slot_->launched.load(kRelaxed)), std::memory_order_release);
+  if (trace_) trace(TraceRecord::kLaunch, record_of(slot_->launch, slot_->launch.began.load(kRelaxed)));
 }
 
-void GroupStatus::message_ended(bool receives, size_t bytes, Clock::time_point began) {
+void GroupStatus::message_ended(bool receives, int peer, int64_t tag, DType dtype, size_t bytes,
+                                Clock::time_point began) {
   StatusSlot::Total& total = slot_->totals[kSends + size_t(receives)];
   add(total.calls, 1);
   add(total.bytes, bytes);
-  add(total.ns, uint64_t(std::chrono::nanoseconds(Clock::now() - began).count()));
+  const uint64_t now = ns_of(Clock::now());
+  add(total.ns, now - ns_of(began));
+  if (!trace_) return;
+  TraceRecord record{.began = ns_of(began), .ended = now, .number = uint64_t(tag), .count = bytes / size_of(dtype)};
+  record.bytes = bytes, record.what = uint32_t(dtype) << 8, record.peer = peer;
+  trace(receives ? TraceRecord::kRecv : TraceRecord::kSend, record);
 }
 
 void GroupStatus::messages(size_t open, const std::string& oldest, Clock::time_point since) {
@@ -161,6 +185,19 @@ void GroupStatus::gave_up(int rank, pid_t pid, const std::string& call, Clock::t
   wait.ended.store(ns_of(Clock::now()), kRelaxed);
   wait.awaited.pid.store(uint32_t(pid), kRelaxed);
   wait.awaited.rank.store(uint32_t(rank + 1), std::memory_order_release);
+}
+
+void GroupStatus::trace(TraceRecord::Kind kind, TraceRecord record) {
+  record.kind = kind;
+  record.slot = StatusPage::here().place_of(slot_);
+  if (kind == TraceRecord::kCall)
+    record.algorithm = std::exchange(algorithm_, 0), record.schedule = std::exchange(schedule_, 0);
+  trace_->add(record);
+}
+
+void GroupStatus::waited(int rank, Clock::time_point began) {
+  const uint64_t number = slot_->calls[turn_ % 2].number.load(kRelaxed);
+  trace(TraceRecord::kWait, {.began = ns_of(began), .ended = ns_of(Clock::now()), .number = number, .peer = rank});
 }
 
 // --- ranks that came late
@@ -212,15 +249,75 @@ std::string GroupStatus::lates() const {
 
 // --- the page
 
+namespace {
+
+/// Clock's zero in nanoseconds of the system's clock, which hosts share. Of several readings the one in which the
+/// thread was interrupted least.
+int64_t epoch() {
+  Clock::duration least = Clock::duration::max();
+  std::chrono::nanoseconds found{};
+  for (int i = 0; i < 9; ++i) {
+    const auto before = Clock::now();
+    const auto system = std::chrono::system_clock::now().time_since_epoch();
+    const auto took = Clock::now() - before;
+    if (took >= least) continue;
+    least = took;
+    found = system - (before + took / 2).time_since_epoch();
+  }
+  return found.count();
+}
+
+std::string host() {
+  char name[65] = {};
+  (void)gethostname(name, sizeof name - 1);
+  for (char& c : name) c = c == 0 || std::isalnum(static_cast<unsigned char>(c)) || c == '.' ? c : '-';
+  return name;
+}
+
+template <class NameOf>
+std::string list(size_t n, NameOf name_of) {
+  std::string text;
+  for (size_t i = 0; i < n; ++i) text += (i ? " " : "") + std::string(name_of(i));
+  return "\"" + text + "\"";
+}
+
+std::string section(const char* name, size_t at, size_t records, const char* format, const char* fields) {
+  return "\"" + std::string(name) + "\":[" + std::to_string(at) + "," + std::to_string(records) + ",\"" + format +
+         "\",\"" + fields + "\"]";
+}
+
+}  // namespace
+
 StatusPage& StatusPage::here() { return of_this_process<StatusPage>(); }
+
+/// The blocks of a trace are allocated at once: a store to a file on a full disk would kill the process.
+Fd StatusPage::file() {
+  const size_t traced = TraceRing::kRecords * sizeof(TraceRing::Entry);
+  if (const std::string& folder = config().trace; !folder.empty()) {
+    std::string path = folder + "/" + kTraceName + ".XXXXXX";
+    (void)mkdir(folder.c_str(), 0700);
+    Fd fd(mkostemp(path.data(), O_CLOEXEC));
+    const int error = fd ? posix_fallocate(fd.get(), 0, off_t(kBytes + traced)) : errno;
+    void* ring = MAP_FAILED;
+    if (error == 0) ring = mmap(nullptr, traced, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), off_t(kBytes));
+    if (ring != MAP_FAILED) {
+      trace_.emplace(ring);
+      return fd;
+    }
+    NVX_LOG(kWarn, "NVX_TRACE=%s: this process is not traced: %s", folder.c_str(),
+            std::strerror(error ? error : errno));
+    if (fd) unlink(path.c_str());
+  }
+  Fd fd(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  return fd && ftruncate(fd.get(), off_t(kBytes)) == 0 ? std::move(fd) : Fd();
+}
 
 bool StatusPage::make() {
   if (std::exchange(made_, true)) return base_ != nullptr;
-  constexpr size_t kBytes = kTextBytes + kSlots * kSlotBytes;
-  const std::string text = layout(getpid());
-  Fd fd(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Fd fd = file();
+  const std::string text = layout(getpid()) + layout_of_trace() + "}";
   void* base = MAP_FAILED;
-  if (fd && text.size() < kTextBytes && ftruncate(fd.get(), off_t(kBytes)) == 0)
+  if (fd && text.size() < kTextBytes)
     base = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (base == MAP_FAILED) {
     NVX_LOG(kInfo, "this process has no memory for `nvx status`: %s", std::strerror(errno));
@@ -244,25 +341,31 @@ StatusSlot* StatusPage::claim() {
   return new (base_ + kTextBytes + size_t(free - taken_.begin()) * kSlotBytes) StatusSlot();
 }
 
+/// Records refer to slots, so in a trace the slot of a group that has ended stays its own.
 void StatusPage::release(StatusSlot* slot) {
   slot->state.store(StatusSlot::kFree, kRelaxed);
   MutexLock lock(mutex_);
-  taken_[size_t(reinterpret_cast<std::byte*>(slot) - base_ - kTextBytes) / kSlotBytes] = false;
+  taken_[place_of(slot)] = trace_.has_value();
+}
+
+uint16_t StatusPage::place_of(const StatusSlot* slot) const {
+  return uint16_t(size_t(reinterpret_cast<const std::byte*>(slot) - base_ - kTextBytes) / kSlotBytes);
 }
 
 /// As `nvx status` finds it.
 std::vector<std::byte> StatusPage::read(pid_t pid) {
   namespace fs = std::filesystem;
-  const std::string link = std::string("/memfd:") + kName, text = layout(pid);
+  const std::string text = layout(pid);
   std::error_code none;
   fs::directory_iterator file("/proc/" + std::to_string(pid) + "/fd", none);
   for (; !none && file != fs::directory_iterator(); file.increment(none)) {
     std::error_code gone;
-    if (!fs::read_symlink(file->path(), gone).native().starts_with(link)) continue;
+    const std::string link = fs::read_symlink(file->path(), gone).native();
+    if (!link.starts_with(std::string("/memfd:") + kName) && link.find(kTraceName) == link.npos) continue;
     const Fd page(open(file->path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    std::vector<std::byte> bytes(kTextBytes + kSlots * kSlotBytes);
+    std::vector<std::byte> bytes(kBytes);
     if (!page || pread(page.get(), bytes.data(), bytes.size(), 0) != ssize_t(bytes.size())) continue;
-    if (std::memcmp(bytes.data(), text.c_str(), text.size() + 1) != 0) continue;  // of a parent, or of another layout
+    if (std::memcmp(bytes.data(), text.data(), text.size()) != 0) continue;  // of a parent, or of another layout
     bytes.erase(bytes.begin(), bytes.begin() + kTextBytes);
     return bytes;
   }
@@ -271,15 +374,6 @@ std::vector<std::byte> StatusPage::read(pid_t pid) {
 
 /// The sections of a slot: place, number of records, their format in the words of Python's struct, and their fields.
 std::string StatusPage::layout(pid_t pid) {
-  const auto list = [](size_t n, auto name_of) {
-    std::string text;
-    for (size_t i = 0; i < n; ++i) text += (i ? " " : "") + std::string(name_of(i));
-    return "\"" + text + "\"";
-  };
-  const auto section = [](const char* name, size_t at, size_t records, const char* format, const char* fields) {
-    return "\"" + std::string(name) + "\":[" + std::to_string(at) + "," + std::to_string(records) + ",\"" + format +
-           "\",\"" + fields + "\"]";
-  };
   constexpr const char *kCall = "5Q4Bi", *kCallFields = "number began ended count bytes collective dtype op form root";
   static_assert(sizeof(StatusSlot::Call) == 48 && sizeof(StatusSlot::Total) == 24 && sizeof(StatusSlot::Late) == 16 &&
                 offsetof(StatusSlot, calls) == 88 && std::endian::native == std::endian::little);
@@ -297,7 +391,19 @@ std::string StatusPage::layout(pid_t pid) {
          section("launch", offsetof(StatusSlot, launch), 1, kCall, kCallFields) + "," +
          section("totals", offsetof(StatusSlot, totals), StatusSlot::kKinds, "3Q", "calls bytes ns") + "," +
          section("lates", offsetof(StatusSlot, lates), StatusSlot::kLates, "2IQ", "rank times ns") + "," +
-         section("texts", text, 1, "96s96s256s", "name message failure") + "}}";
+         section("texts", text, 1, "96s96s256s", "name message failure") + "}";
+}
+
+/// Empty if nothing is recorded.
+std::string StatusPage::layout_of_trace() const {
+  if (!trace_) return "";
+  constexpr size_t kAlgorithms = size_t(kernel::Algorithm::kExchange) + 1;
+  const auto schedules = schedule::catalog();
+  return ",\"host\":\"" + host() + "\",\"epoch\":" + std::to_string(epoch()) + "," +
+         section("trace", kBytes, TraceRing::kRecords, "6Q4BiH3B3x",
+                 "stamp began ended number count bytes collective dtype op form peer slot kind algorithm schedule") +
+         ",\"algorithms\":" + list(kAlgorithms, [](size_t i) { return name(kernel::Algorithm(i)); }) +
+         ",\"schedules\":" + list(schedules.size(), [&](size_t i) { return schedules[i].name; });
 }
 
 }  // namespace nvx

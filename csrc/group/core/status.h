@@ -7,13 +7,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/handle.h"
 #include "base/mutex.h"
+#include "group/core/trace.h"
 #include "group/plan/operation.h"
+#include "kernel/cpu/launch.h"
+#include "schedule/catalog.h"
 
 namespace nvx {
 
@@ -87,7 +91,7 @@ class GroupStatus {
   void launched(const Operation& operation, uint64_t count) EXCLUDES(launch_mutex_);
   void completed(uint64_t count) { slot_->completed.store(count, std::memory_order_relaxed); }
   /// The caller holds the mailbox's lock.
-  void message_ended(bool receives, size_t bytes, Clock::time_point began);
+  void message_ended(bool receives, int peer, int64_t tag, DType dtype, size_t bytes, Clock::time_point began);
   void messages(size_t open, const std::string& oldest, Clock::time_point since);
   void no_messages() { slot_->messages.store(0, std::memory_order_relaxed); }
 
@@ -102,6 +106,14 @@ class GroupStatus {
   void slept_for_message() { slot_->message_wait.rank.store(0, std::memory_order_relaxed); }
   /// A wait for this rank has timed out, which fails the group. The first one counts.
   void gave_up(int rank, pid_t pid, const std::string& call, Clock::time_point began);
+
+  /// Whether the process records its calls (`NVX_TRACE`). The next three are for the holder of the lane, during a call.
+  bool traced() const { return trace_ != nullptr; }
+  void runs(kernel::Algorithm algorithm) { algorithm_ = uint8_t(algorithm) + 1; }
+  void runs(const schedule::Row& row) { schedule_ = uint8_t(&row - schedule::catalog().data() + 1); }
+  /// The call has waited for this rank, -1: for any, from then until now.
+  void waited(int rank, Clock::time_point began);
+
   /// "rank 3 12.4 s (last in 20 calls), rank 1 0.2 s (last in 1 call)": the ranks for which this one slept longest.
   std::string lates() const;
 
@@ -113,12 +125,15 @@ class GroupStatus {
 
   void state(StatusSlot::State state);
   void after_sleep();
+  void trace(TraceRecord::Kind kind, TraceRecord record);
 
   std::unique_ptr<StatusSlot> unseen_;  // if the process's page has no room
   StatusSlot* const slot_;
-  Mutex launch_mutex_;  // one writer of slot_->launch at a time
+  TraceRing* const trace_;  // null: nothing is recorded
+  Mutex launch_mutex_;      // one writer of slot_->launch at a time
   uint64_t turn_ = 0;
-  std::atomic<bool> slept_{false};  // the current call slept
+  uint8_t algorithm_ = 0, schedule_ = 0;  // of the current call
+  std::atomic<bool> slept_{false};        // the current call slept
   std::atomic<bool> gave_up_{false};
   std::atomic<int> last_{-1};  // the last rank for which it slept long
 };
@@ -137,29 +152,37 @@ class CallStatus {
 };
 
 /// The slots of this process: a memfd that processes of the same user find and open in /proc/PID/fd. It has no name in
-/// the file system, so nothing is left over, and others cannot write to it. It begins with a description of itself in
-/// JSON, so the layout is stated here only. Made with the first group.
+/// the file system, so nothing is left over, and others cannot write to it. With `NVX_TRACE` it is a file of that
+/// directory instead, with a ring of records behind the slots, and outlives the process. It begins with a description
+/// of itself in JSON, so the layout is stated here only. Made with the first group.
 class StatusPage {
  public:
   static constexpr uint32_t kVersion = 1;
   static constexpr size_t kSlots = 256, kSlotBytes = 2048, kTextBytes = 4096;
-  static constexpr const char* kName = "nvx-status";
+  static constexpr size_t kBytes = kTextBytes + kSlots * kSlotBytes;
+  static constexpr const char *kName = "nvx-status", *kTraceName = "nvx-trace";
 
   static StatusPage& here();
   /// Null if all slots are taken, or there is no memory for them.
   StatusSlot* claim() EXCLUDES(mutex_);
   void release(StatusSlot* slot) EXCLUDES(mutex_);
+  uint16_t place_of(const StatusSlot* slot) const;
+  /// Null if nothing is recorded.
+  TraceRing* trace() { return trace_ ? &*trace_ : nullptr; }
   /// A copy of the slots of a process of this host; empty if it has none, or this process may not read them.
   static std::vector<std::byte> read(pid_t pid);
 
  private:
   static std::string layout(pid_t pid);
+  std::string layout_of_trace() const;
+  Fd file() REQUIRES(mutex_);
   bool make() REQUIRES(mutex_);
 
   Mutex mutex_;
   bool made_ GUARDED_BY(mutex_) = false;
-  std::byte* base_ GUARDED_BY(mutex_) = nullptr;  // never unmapped, and its descriptor never closed
-  Fd file_;                                       // readers open it through /proc as long as the process lives
+  std::byte* base_ = nullptr;       // never unmapped, and its descriptor never closed
+  std::optional<TraceRing> trace_;  // made with `base_`, by the first claim()
+  Fd file_;                         // readers open it through /proc as long as the process lives
   std::array<bool, kSlots> taken_ GUARDED_BY(mutex_) = {};
 };
 static_assert(sizeof(StatusSlot) <= StatusPage::kSlotBytes && std::atomic<uint64_t>::is_always_lock_free);

@@ -31,6 +31,25 @@ Status sum_alone(const Operation& step) {
   return {};
 }
 
+/// Traces the waits between hosts: whenever the awaited rank changes, and at the end.
+class AwaitedRank {
+ public:
+  explicit AwaitedRank(GroupStatus& status) : status_(status) {}
+  ~AwaitedRank() { is(-1); }
+  AwaitedRank(const AwaitedRank&) = delete;
+
+  void is(int rank) {
+    if (rank == rank_) return;
+    if (rank_ >= 0) status_.waited(rank_, since_);
+    rank_ = rank, since_ = Clock::now();
+  }
+
+ private:
+  GroupStatus& status_;
+  int rank_ = -1;
+  Clock::time_point since_;
+};
+
 kernel::Fingerprint fingerprint_of(const net::Label& label) { return std::bit_cast<kernel::Fingerprint>(label); }
 
 }  // namespace
@@ -165,6 +184,7 @@ void Hierarchical::divide(const Call& call, const kernel::Piece& sum) const {
 
 Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row, const PeerSet& peers) {
   if (call.runs == 0) {
+    core_.status->runs(*row);
     NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", members_.name.c_str(), members_.rank,
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
   }
@@ -211,11 +231,13 @@ void Hierarchical::begin(Call& call, const Slices& slices, size_t k) {
 Status Hierarchical::finish(Call& call) {
   net::ScheduleRun& run = *active_.front().run;
   net::Progress progress = net::Progress::kPending;
+  AwaitedRank traced(*core_.status);
   const auto ended = [&] {
     for (const Active& active : active_) {
       if (active.run) active.run->advance();
     }
     progress = run.advance();
+    if (core_.status->traced()) traced.is(run.waits_first_for());
     return progress != net::Progress::kPending;
   };
   core_.failures.doubt(kDoubtOfHosts);

@@ -261,7 +261,8 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
   message->done_.store(true, std::memory_order_release);
   open_.erase(message);
   if (message->status_.ok() && message->tag < kOwnTags)
-    core_.status->message_ended(message->receives_, message->bytes, message->deadline_.start);
+    core_.status->message_ended(message->receives_, message->peer, message->tag, message->dtype, message->bytes,
+                                message->deadline_.start);
   if (open_.empty()) core_.status->no_messages();
   if (message->stands) ++peer(message->peer).untold;
   finished_.push_back(message);

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import pwd
+import re
 import socket
 import struct
 import sys
@@ -20,7 +21,7 @@ from .topo import columns
 
 SCHEMA = 1
 VERSION = 1
-LINK = "/memfd:nvx-status"
+LINK = re.compile(r"/memfd:nvx-status|.*/nvx-trace\.\w{6}( |$)")  # a file if NVX_TRACE is set
 STATES = ("free", "meeting", "open", "failed", "left")
 BARE = ("barrier", "none")
 DESCRIPTION = """\
@@ -42,7 +43,7 @@ def open_page(pid):
     for name in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{name}"
         try:
-            if not os.readlink(path).startswith(LINK):
+            if not LINK.match(os.readlink(path)):
                 continue
             page = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:  # closed since
