@@ -5,6 +5,7 @@ and waits. The file is complete at any time, also if the rank is killed. This co
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -58,9 +59,8 @@ class Rank:
         finally:
             os.close(page)
         self.rank = self.groups[self.first]["rank"]
-        self.began = self.epoch + min(
-            [group["since"] for group in self.groups.values()] + [r["began"] for r in self.rows]
-        )
+        begins = [group["since"] for group in self.groups.values()] + [row["began"] for row in self.rows]
+        self.began = self.epoch + min(begins)
 
     def events(self, pid, origin):
         """Calls and waits nest, so they are slices of the group's line; messages overlap, so they are asynchronous."""
@@ -79,7 +79,7 @@ class Rank:
                 yield event("i", "failed", group["since"], slot, "failure", {"failure": group["failure"]}, s="t")
             if group["begun"] != group["ended"]:  # a call that goes on, or that its process did not outlive
                 call = group["calls"][group["begun"] % 2]
-                yield event("B", *self.names(call), call["began"], slot, "collective", self.facts(call, group))
+                yield event("B", self.name_of(call), call["began"], slot, "collective", self.facts(call, group))
                 if group["awaited"]:
                     args = {"rank": group["awaited"] - 1}
                     ends = [row["ended"] for row in self.rows if (row["slot"], row["kind"]) == (slot, WAIT)]
@@ -90,9 +90,9 @@ class Rank:
             args = self.facts(row | {"root": peer}, self.groups.get(slot, {"name": "?"}))
             took = (took - began) / 1000
             if kind == CALL:
-                yield event("X", *self.names(row), began, slot, "collective", args, dur=took)
+                yield event("X", self.name_of(row), began, slot, "collective", args, dur=took)
             elif kind == LAUNCH:
-                yield event("i", *self.names(row), began, slot, "launch", args, s="t")
+                yield event("i", self.name_of(row), began, slot, "launch", args, s="t")
             elif kind == WAIT:
                 name = f"wait for rank {peer}" if peer >= 0 else "wait for any rank"
                 args = {"rank": peer, "group": args["group"], "sequence": row["number"]}
@@ -103,16 +103,13 @@ class Rank:
                 for phase, at in (("b", began), ("e", row["ended"])):
                     yield event(phase, name, at, slot, "message", args, id=f"{pid}.{row['stamp']}")
 
-    def names(self, call):
-        return [dict(enumerate(self.layout["collectives"])).get(call["collective"], "?")]
+    def name_of(self, call):
+        return dict(enumerate(self.layout["collectives"])).get(call["collective"], "?")
 
     def facts(self, call, group):
-        args = {
-            "call": status.call_of(self.layout, call, 0)["call"],
-            "group": group["name"],
-            "sequence": call["number"],
-        }
-        args |= {"bytes": call["bytes"], "dtype": dict(enumerate(self.layout["types"])).get(call["dtype"], "?")}
+        args = {"call": status.call_of(self.layout, call, 0)["call"], "group": group["name"]}
+        args |= {"sequence": call["number"], "bytes": call["bytes"]}
+        args["dtype"] = dict(enumerate(self.layout["types"])).get(call["dtype"], "?")
         for key in ("algorithm", "schedule"):
             names = dict(enumerate(status.printable(self.layout[key + "s"]).split(), 1))
             args |= {key: names[call[key]]} if call.get(key) in names else {}
@@ -154,13 +151,10 @@ def run(command, output):
         except OSError as error:
             print(f"nvx trace: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
             return 127
-        while True:
-            try:
-                ended = job.wait()
-                break
-            except KeyboardInterrupt:  # the command has it too
-                continue
-        written = write(folder, output)
+        while job.returncode is None:
+            with contextlib.suppress(KeyboardInterrupt):  # the command has it too
+                job.wait()
+        ended, written = job.returncode, write(folder, output)
         return ended if ended > 0 else 128 - ended if ended < 0 else written
 
 
