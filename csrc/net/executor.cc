@@ -290,7 +290,8 @@ std::vector<int> ScheduleRun::waits_for() const {
 int ScheduleRun::waits_first_for() const {
   if (first_ == behind_) return -1;
   const Flight& oldest = flights_[first_ % kMaxDepth];
-  return rank_of(oldest.received_all ? oldest.step.send_to : oldest.step.recv_from);
+  const int place = oldest.received_all ? oldest.step.send_to : oldest.step.recv_from;
+  return place < 0 ? -1 : rank_of(place);
 }
 
 std::vector<int> ScheduleRun::unheard() const {

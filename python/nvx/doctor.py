@@ -35,7 +35,6 @@ from .bench.world import World
 
 SCHEMA = 1
 RANKS = 2
-HOOK_LIMIT_MS = 5.0
 RANK_FAILED = (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException)
 
 

@@ -26,7 +26,7 @@ GREETING = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handsh
 LISTENS = "0A"
 CARD = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces itself at a Unix socket
 WORD = 14  # bytes before every packet there
-MOST_KEPT = 500
+MOST_KEPT = 200
 SPEAKING = 20  # of those
 BURST = 8  # connections to a port between two looks at the kernel's tables
 

@@ -98,13 +98,13 @@ def test_a_rank_that_calls_differently_is_the_culprit(ranks, tmp_path, fault):
 
 
 def test_a_rank_that_never_calls_is_missing(ranks, tmp_path):
-    found = analyzed(ranks.run(run_fault, world=3, fault="absent", op_timeout=1.0), tmp_path)
+    found = analyzed(ranks.run(run_fault, world=3, fault="absent", op_timeout=4.0), tmp_path)
     assert found[3].missing_ranks == {ODD}, found[3]
 
 
 def test_a_rank_without_a_dump_is_said_to_have_none(ranks, tmp_path, caplog):
     """After SIGKILL; a rank that stays stopped leaves no dump either."""
-    dumps = ranks.run(run_fault, world=3, fault="kill", dies={ODD}, limit=20)
+    dumps = ranks.run(run_fault, world=3, fault="kill", dies={ODD})
     with caplog.at_level(logging.INFO):
         analyzed(dumps, tmp_path)
     assert f"we missed FR dumps from ranks ({{{ODD}}})" in caplog.text

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import warm
@@ -46,6 +47,11 @@ def start(folder, rank, **environment):
     return warm.Popen(["-c", PROGRAM, folder / "store", rank], **how)
 
 
+def waits_in_barrier(pid):
+    groups = status.process(pid)["groups"]
+    return bool(groups) and groups[0]["waits_for"] is not None and "barrier" in str(groups[0])
+
+
 def events_of(path):
     """The events of each rank. Every wait must lie inside a call of its group, and calls must not overlap."""
     with open(path) as file:
@@ -81,6 +87,10 @@ def test_a_wait_names_the_late_rank_and_a_killed_job_leaves_its_trace(tmp_path, 
     ranks = [start(tmp_path, r, NVX_TRACE=str(folder), NVX_HOST_ID=f"host{r % hosts}") for r in range(3)]
     try:
         assert ranks[0].stdout.readline() == "ready\n"
+        end = time.monotonic() + 60
+        while not all(waits_in_barrier(rank.pid) for rank in ranks[:2]):
+            assert time.monotonic() < end
+            time.sleep(0.01)
         (shown,) = status.gather(ranks[0].pid)["ranks"]
         assert shown["groups"][0]["size"] == 3, "`nvx status` reads the file as it reads the memory"
         assert trace.main([str(folder), "-o", str(output)]) == 0, "also while the job runs"
@@ -88,9 +98,10 @@ def test_a_wait_names_the_late_rank_and_a_killed_job_leaves_its_trace(tmp_path, 
     finally:
         for rank in ranks:
             os.kill(rank.pid, signal.SIGKILL)
+        for rank in ranks:
             rank.communicate()
     assert trace.main([str(folder), "-o", str(output)]) == 0
-    assert "waited for rank 2: " in capsys.readouterr().out
+    assert f"{output}: 3 ranks; open it in" in capsys.readouterr().out
     every = events_of(output)
     for rank, events in enumerate(every):
         names = [e["args"]["name"] for e in events if e["ph"] == "M" and e["name"].endswith("_name")]
@@ -120,7 +131,7 @@ def test_a_command_is_traced_and_its_status_returned(tmp_path, capsys):
     assert trace.main(["-o", str(output), "--", sys.executable, "-c", program, "", ""]) == 5
     (events,) = events_of(output)
     assert [e["name"] for e in events if e["ph"] == "X"] == ["barrier"]
-    assert "1 ranks; open it in ui.perfetto.dev" in capsys.readouterr().out
+    assert "1 rank; open it in ui.perfetto.dev" in capsys.readouterr().out
 
 
 def test_what_is_no_trace_is_refused(tmp_path, capsys):

@@ -67,9 +67,11 @@ Failure Diagnosis::timeout(const std::string& what, const std::string& after, co
           .cause = "timed out in " + what + " of group " + group_ + (after.empty() ? "" : " after " + after) +
                    ", waiting for " + whom + (cycle.empty() ? "" : "; cycle of waits: " + cycle),
           .context = context,
-          .advice = cycle.empty() ? "see the logs of these ranks; if they are only slow, raise the timeout "
-                                    "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"
-                                  : "make these ranks call the operations of the cycle in the same order"};
+          .advice = cycle.empty()
+                        ? "see the logs of these ranks; if they are only slow, raise the timeout "
+                          "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"
+                        : "make these ranks call the operations of the cycle in the same order; if one of them is "
+                          "asynchronous, see the log of its rank, which may be busy with something else"};
 }
 
 Failure Diagnosis::no_memory(const std::string& what) const {

@@ -291,39 +291,39 @@ std::string section(const char* name, size_t at, size_t records, const char* for
 StatusPage& StatusPage::here() { return of_this_process<StatusPage>(); }
 
 /// The blocks of a trace are allocated at once: a store to a file on a full disk would kill the process.
-Fd StatusPage::file() {
-  const size_t traced = TraceRing::kRecords * sizeof(TraceRing::Entry);
+Fd StatusPage::file(size_t* bytes) {
   if (const std::string& folder = config().trace; !folder.empty()) {
     std::string path = folder + "/" + kTraceName + ".XXXXXX";
     (void)mkdir(folder.c_str(), 0700);
     Fd fd(mkostemp(path.data(), O_CLOEXEC));
-    const int error = fd ? posix_fallocate(fd.get(), 0, off_t(kBytes + traced)) : errno;
-    void* ring = MAP_FAILED;
-    if (error == 0) ring = mmap(nullptr, traced, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), off_t(kBytes));
-    if (ring != MAP_FAILED) {
-      trace_.emplace(ring);
+    const size_t traced = kBytes + TraceRing::kRecords * sizeof(TraceRing::Entry);
+    int error = fd ? EINTR : errno;
+    while (error == EINTR) error = posix_fallocate(fd.get(), 0, off_t(traced));
+    if (error == 0) {
+      *bytes = traced;
       return fd;
     }
-    NVX_LOG(kWarn, "NVX_TRACE=%s: this process is not traced: %s", folder.c_str(),
-            std::strerror(error ? error : errno));
+    NVX_LOG(kWarn, "NVX_TRACE=%s: this process is not traced: %s", folder.c_str(), std::strerror(error));
     if (fd) unlink(path.c_str());
   }
+  *bytes = kBytes;
   Fd fd(memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   return fd && ftruncate(fd.get(), off_t(kBytes)) == 0 ? std::move(fd) : Fd();
 }
 
 bool StatusPage::make() {
   if (std::exchange(made_, true)) return base_ != nullptr;
-  Fd fd = file();
-  const std::string text = layout(getpid()) + layout_of_trace() + "}";
+  size_t bytes = 0;
+  Fd fd = file(&bytes);
   void* base = MAP_FAILED;
-  if (fd && text.size() < kTextBytes)
-    base = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-  if (base == MAP_FAILED) {
+  if (fd) base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  if (base != MAP_FAILED && bytes > kBytes) trace_.emplace(static_cast<std::byte*>(base) + kBytes);
+  const std::string text = layout(getpid()) + layout_of_trace() + "}";
+  if (base == MAP_FAILED || text.size() >= kTextBytes) {
     NVX_LOG(kInfo, "this process has no memory for `nvx status`: %s", std::strerror(errno));
     return false;
   }
-  madvise(base, kBytes, MADV_DONTDUMP);
+  madvise(base, bytes, MADV_DONTDUMP);
   base_ = static_cast<std::byte*>(base);
   std::memcpy(base_, text.data(), text.size());
   constexpr int kSize = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -361,7 +361,9 @@ std::vector<std::byte> StatusPage::read(pid_t pid) {
   for (; !none && file != fs::directory_iterator(); file.increment(none)) {
     std::error_code gone;
     const std::string link = fs::read_symlink(file->path(), gone).native();
-    if (!link.starts_with(std::string("/memfd:") + kName) && link.find(kTraceName) == link.npos) continue;
+    if (!link.starts_with(std::string("/memfd:") + kName) &&
+        link.find(std::string("/") + kTraceName + ".") == link.npos)
+      continue;
     const Fd page(open(file->path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     std::vector<std::byte> bytes(kBytes);
     if (!page || pread(page.get(), bytes.data(), bytes.size(), 0) != ssize_t(bytes.size())) continue;

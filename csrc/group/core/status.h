@@ -175,7 +175,7 @@ class StatusPage {
  private:
   static std::string layout(pid_t pid);
   std::string layout_of_trace() const;
-  Fd file() REQUIRES(mutex_);
+  Fd file(size_t* bytes) REQUIRES(mutex_);
   bool make() REQUIRES(mutex_);
 
   Mutex mutex_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 #include <thread>
 #include <utility>
@@ -47,7 +48,8 @@ bool stopped(pid_t pid) {
   return end == std::string::npos || stat.size() < end + 3 || stat[end + 2] == 'T' || stat[end + 2] == 't';
 }
 
-void add_waits(const StatusSlot& slot, std::vector<Wait>& found) {
+/// `seen`: when the slot was read. A wait in progress then may have ended since.
+void add_waits(const StatusSlot& slot, uint64_t seen, std::vector<Wait>& found) {
   const auto add = [&](const StatusSlot::Awaited& awaited, const std::string& call, bool of_message, uint64_t began) {
     const uint32_t rank = value(awaited.rank);
     if (rank == 0) return;
@@ -58,7 +60,8 @@ void add_waits(const StatusSlot& slot, std::vector<Wait>& found) {
                      .name = text_of(slot.name, sizeof slot.name),
                      .call = call,
                      .of_message = of_message,
-                     .began = began});
+                     .began = began,
+                     .ended = seen});
   };
   const StatusSlot::GivenUp& given_up = slot.given_up;
   if (value(given_up.awaited.rank) != 0) {
@@ -80,7 +83,12 @@ void add_waits(const StatusSlot& slot, std::vector<Wait>& found) {
 class Search {
  public:
   bool follow(Wait wait) {
-    const auto page = StatusPage::read(wait.pid);
+    if (!pages_.contains(wait.pid)) {
+      if (pages_.size() == kMostProcesses) return false;
+      const uint64_t now = ns_of(Clock::now());
+      pages_[wait.pid] = {now, StatusPage::read(wait.pid)};
+    }
+    const auto& [seen, page] = pages_[wait.pid];
     const StatusSlot* member = nullptr;
     std::vector<Wait> next;
     for (size_t at = 0; at + StatusPage::kSlotBytes <= page.size(); at += StatusPage::kSlotBytes) {
@@ -88,14 +96,14 @@ class Search {
       const uint32_t state = slot.state.load(std::memory_order_acquire);
       if (state != StatusSlot::kOpen && state != StatusSlot::kFailed) continue;
       if (value(slot.id) == wait.group && slot.rank == wait.rank) member = &slot;
-      add_waits(slot, next);
+      add_waits(slot, seen, next);
     }
     if (!member) return false;  // another process with this number, in another pid namespace
     wait.to = member->global_rank;
     path_.push_back(wait);
     if (wait.pid == getpid()) {
       if (is_cycle()) return true;
-    } else if (seen_.size() < kMostProcesses && seen_.insert(wait.pid).second && !stopped(wait.pid)) {
+    } else if (followed_.insert(wait.pid).second && !stopped(wait.pid)) {
       for (const Wait& each : next) {
         if (follow(each)) return true;
       }
@@ -124,7 +132,8 @@ class Search {
   }
 
   std::vector<Wait> path_;
-  std::set<pid_t> seen_;
+  std::map<pid_t, std::pair<uint64_t, std::vector<std::byte>>> pages_;  // and when they were read
+  std::set<pid_t> followed_;
 };
 
 }  // namespace

@@ -113,7 +113,7 @@ class Mailbox : public LeaseHolder {
   struct Shift {
     Role role;
     Carrier carrier;
-    Clock::time_point next_look = Clock::now() + kWatchInterval;
+    Clock::time_point began = Clock::now(), next_look = began + kWatchInterval;
   };
 
   void enter(const std::shared_ptr<Message>& message) REQUIRES(mutex_);

@@ -182,8 +182,7 @@ void Mailbox::turn(Message* message, Shift& shift) {
     return bell.value.load(std::memory_order_seq_cst) != seen || failures_.failed();
   };
   if (message && message->peer >= 0)
-    core_.status->sleeps_for_message(message->peer, members_.pid_of(message->peer), message->receives_,
-                                     message->deadline_.start);
+    core_.status->sleeps_for_message(message->peer, members_.pid_of(message->peer), message->receives_, shift.began);
   WaitRules rules = core_.waits.rules({}, shift.carrier);
   rules.watch = nullptr;
   rules.deadline.end = std::min(rules.deadline.end, shift.next_look);

@@ -92,7 +92,10 @@ void Handout::serve() {
   accept_guests(listener_, [this](LocalSocket guest) { guests_.push_back({std::move(guest)}); });
   std::erase_if(guests_, [this](Guest& guest) { return !attend(guest); });
   ptrdiff_t excess = std::ranges::count(guests_, false, &Guest::known) - kMostSilent;
-  if (excess > 0) std::erase_if(guests_, [&](const Guest& guest) { return !guest.known && excess-- > 0; });
+  if (excess <= 0) return;
+  // The packet of a silent one may have arrived meanwhile.
+  std::erase_if(guests_,
+                [&](Guest& guest) { return !guest.known && excess-- > 0 && (!attend(guest) || !guest.known); });
 }
 
 /// False if the guest has gone away. It stays known: its process may be about to end.

@@ -130,7 +130,8 @@ void Doorway::answer() {
   accept_guests(
       listener_, [this](LocalSocket guest) { guests_.push_back(std::move(guest)); }, &strangers_);
   std::erase_if(guests_, [this](const LocalSocket& guest) { return answer(guest); });
-  if (guests_.size() > kMostSilent) guests_.erase(guests_.begin(), guests_.end() - kMostSilent);
+  for (; guests_.size() > kMostSilent; guests_.erase(guests_.begin()))
+    (void)answer(guests_.front());  // its packet may have arrived meanwhile
   if (handout_) handout_->serve();
 }
 

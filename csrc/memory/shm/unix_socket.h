@@ -65,7 +65,7 @@ std::string words_of(const Strangers& strangers);
 constexpr int kAcceptedAtOnce = 256;
 /// Above this number, a listener closes the oldest connections that have said nothing, so that strangers of this user
 /// do not take all descriptors. Ranks speak at once.
-constexpr ptrdiff_t kMostSilent = 128;
+constexpr ptrdiff_t kMostSilent = 256;
 /// ... and passes those of the same user to take(). Throws Error if the process has no free descriptors for them.
 void accept_guests(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
                    Strangers* strangers = nullptr);

@@ -85,9 +85,9 @@ def held():
     kinds = collections.Counter(threads=len(os.listdir("/proc/self/task")))
     for file in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            kinds[re.sub(r"[\d\[\]]", "", os.readlink(f"/proc/self/fd/{file}")).strip(":")] += 1
-    for name in ("life", "status"):  # one of each for a process: the lock that shows that it lives, and its page
-        kinds.pop(f"/memfd:nvx-{name} (deleted)", None)
+            kind = re.sub(r"[\d\[\]]", "", os.readlink(f"/proc/self/fd/{file}")).strip(":")
+            # One of each for a process is not counted: the lock that shows that it lives, and its page or trace.
+            kinds[kind] += not re.search("/memfd:nvx-(life|status) |/nvx-trace[.]", kind)
     return kinds
 
 

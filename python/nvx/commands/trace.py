@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 
-from . import status
+from ..bench.machine import check_writable
+from . import refusing, status
 
 DESCRIPTION = """\
 Writes a Chrome trace of a job over nvx, for ui.perfetto.dev or chrome://tracing: a process for each rank, a slice for
@@ -25,42 +26,46 @@ each call, and inside it a slice for each wait, with the rank that was waited fo
 CALL, WAIT, SEND, RECV, LAUNCH = range(5)
 
 
-def rows_of(page, layout):
-    """The records in the order in which they were begun, without those that are being written."""
-    at, count, form, fields = layout["trace"]
-    form = struct.Struct("<" + form)
-    if type(at) is not int or type(count) is not int or not 0 < count * form.size <= 1 << 28:
-        raise ValueError("trace")
-    first, again = (os.pread(page, count * form.size, at) for _ in range(2))
-    if len(first) != count * form.size or len(again) != len(first):
-        raise ValueError("trace")
-    pairs = zip(form.iter_unpack(first), form.iter_unpack(again), strict=True)
-    rows = [dict(zip(fields.split(), row, strict=True)) for row, same in pairs if row == same and row[0]]
-    return sorted(rows, key=lambda row: row["stamp"])
+FIELDS = "stamp began ended number count bytes collective dtype op form peer slot kind algorithm schedule"
 
 
 class Rank:
     """One file: its groups, by slot, and its records. Raises status.Refused, OSError."""
 
     def __init__(self, path):
+        self.path = path
         page = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self.layout = layout = status.layout_of(page)
-            self.rows, self.epoch, self.groups = rows_of(page, layout), int(layout["epoch"]), {}
-            self.host = status.printable(layout["host"])
+            self.epoch, self.host, self.groups = int(layout["epoch"]), status.printable(layout["host"]), {}
+            self.at, self.count, form, fields = layout["trace"]
+            self.form = struct.Struct("<" + form)
+            if not 0 < self.count <= 1 << 20 or fields != FIELDS or self.form.size > 256:
+                raise ValueError("trace")
+            for key in ("algorithms", "schedules"):
+                layout[key] = dict(enumerate(status.printable(layout[key]).split(), 1))
             for slot in range(layout["slots"]):
                 place = layout["at"] + slot * layout["bytes"]
-                parts = status.unpacked(layout, os.pread(page, layout["bytes"], place))
+                parts = status.unpacked(layout, status.copied(page, layout, place))
                 if parts["group"][0]["size"]:
                     self.groups[slot] = {**parts["group"][0], **parts["texts"][0], "calls": parts["calls"]}
-            self.first = min(self.groups)  # the job's group, as a rule
+            self.rank = self.groups[min(self.groups)]["rank"]  # in the job's group, as a rule
         except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
             raise status.Refused("it is damaged, or no trace") from error
         finally:
             os.close(page)
-        self.rank = self.groups[self.first]["rank"]
-        begins = [group["since"] for group in self.groups.values()] + [row["began"] for row in self.rows]
-        self.began = self.epoch + min(begins)
+        self.began = self.epoch + min(group["since"] for group in self.groups.values())
+
+    def rows(self):
+        """The records in the order in which they were begun, without those that are being written."""
+        size = self.count * self.form.size
+        with open(self.path, "rb", buffering=0) as file:
+            first, again = (os.pread(file.fileno(), size, self.at) for _ in range(2))
+        if len(first) != size or len(again) != size:
+            raise OSError("it has become shorter")
+        pairs = zip(self.form.iter_unpack(first), self.form.iter_unpack(again), strict=True)
+        rows = [dict(zip(FIELDS.split(), row, strict=True)) for row, same in pairs if row == same and row[0]]
+        return sorted(rows, key=lambda row: row["stamp"])
 
     def events(self, pid, origin):
         """Calls and waits nest, so they are slices of the group's line; messages overlap, so they are asynchronous."""
@@ -69,6 +74,7 @@ class Rank:
             ts = (self.epoch + at - origin) / 1000
             return {"ph": phase, "name": name, "cat": category, "ts": ts, "pid": pid, "tid": slot, "args": args, **more}
 
+        rows = self.rows()
         title = f"rank {self.rank} (process {self.layout['pid']}, host {self.host})"
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": title}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": self.rank}}
@@ -82,10 +88,10 @@ class Rank:
                 yield event("B", self.name_of(call), call["began"], slot, "collective", self.facts(call, group))
                 if group["awaited"]:
                     args = {"rank": group["awaited"] - 1}
-                    ends = [row["ended"] for row in self.rows if (row["slot"], row["kind"]) == (slot, WAIT)]
+                    ends = [row["ended"] for row in rows if (row["slot"], row["kind"]) == (slot, WAIT)]
                     began = max([call["began"], *ends])
                     yield event("B", f"wait for rank {args['rank']}", began, slot, "wait", args)
-        for row in self.rows:
+        for row in rows:
             slot, kind, peer, began, took = (row[key] for key in ("slot", "kind", "peer", "began", "ended"))
             args = self.facts(row | {"root": peer}, self.groups.get(slot, {"name": "?"}))
             took = (took - began) / 1000
@@ -111,14 +117,14 @@ class Rank:
         args |= {"sequence": call["number"], "bytes": call["bytes"]}
         args["dtype"] = dict(enumerate(self.layout["types"])).get(call["dtype"], "?")
         for key in ("algorithm", "schedule"):
-            names = dict(enumerate(status.printable(self.layout[key + "s"]).split(), 1))
+            names = self.layout[key + "s"]
             args |= {key: names[call[key]]} if call.get(key) in names else {}
         return args
 
 
 def write(folder, output):
-    """Writes the trace of a folder and prints a summary. Returns the exit status."""
-    ranks, waits = [], {}
+    """Writes the trace of a folder. Returns the exit status."""
+    ranks = []
     for path in sorted(pathlib.Path(folder).glob("nvx-trace.*")):
         try:
             ranks.append(Rank(path))
@@ -134,17 +140,14 @@ def write(folder, output):
         for pid, rank in enumerate(ranks):
             for n, event in enumerate(rank.events(pid, origin)):
                 file.write(",\n" * (pid + n > 0) + json.dumps(event))
-            for row in rank.rows:
-                if row["kind"] == WAIT and row["slot"] == rank.first:
-                    waits[row["peer"]] = waits.get(row["peer"], 0) + (row["ended"] - row["began"]) / 1e9
         file.write("\n]}\n")
-    print(f"{output}: {len(ranks)} ranks; open it in ui.perfetto.dev or chrome://tracing")
-    for late, slept in sorted(waits.items(), key=lambda item: -item[1])[:4]:
-        print(f"  waited for rank {late}: {status.span(slept)} in all")
+    print(f"{output}: {len(ranks)} rank{'s' * (len(ranks) > 1)}; open it in ui.perfetto.dev or chrome://tracing")
     return 0
 
 
 def run(command, output):
+    with refusing(OSError):
+        check_writable(output)
     with tempfile.TemporaryDirectory(prefix="nvx-trace-") as folder:
         try:
             job = subprocess.Popen(command, env={**os.environ, "NVX_TRACE": folder})

@@ -206,10 +206,10 @@ def parse(arguments):
 
 def tune(options, steps):
     """Measures, prints and writes. Raises Refused."""
-    if options.write:
-        with refusing(OSError):
+    with refusing(OSError, ValueError, RuntimeError):
+        if options.write:
             machine.check_writable(options.write)
-    rows = nvx._load().tuning(options.ranks)
+        rows = nvx._load().tuning(options.ranks)
     defaults, most = ({row["key"]: row[what] for row in rows} for what in ("value", "most"))
     values = {}
     for step in steps:

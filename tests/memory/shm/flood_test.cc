@@ -158,7 +158,7 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfADoorOrAHandout) {
 
 /// Each would hold a descriptor of this process, until there are none for ranks.
 TEST(UnixSocket, OfStrangersWhoSayNothingTheOldestAreClosed) {
-  constexpr size_t kStrangers = 2 * kMostSilent;
+  constexpr size_t kStrangers = kMostSilent + 64;
   const auto here = Neighbours::here();
   Doorway door(*here);
   Handout handout(nvx::Card::of(0, "rank 0"));
