@@ -1,7 +1,6 @@
 """`nvx trace`: the calls and waits of a job as a Chrome trace, with a process for each rank.
 
-With NVX_TRACE each rank keeps its page (status.py) in a file of that folder, with a ring of its last calls, messages
-and waits. The file is complete at any time, also if the rank is killed. This command reads the files.
+With NVX_TRACE each rank keeps its page (status.py) and its last calls, messages and waits in a file of that folder.
 """
 
 import argparse
@@ -164,9 +163,8 @@ def run(command, output):
 def main(arguments=None):
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        prog="nvx trace", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="nvx trace", description=DESCRIPTION, formatter_class=as_is)
     parser.add_argument("folder", nargs="?", help="the folder that NVX_TRACE named; or -- and a command")
     parser.add_argument("-o", "--output", default="trace.json", help="the file to write (default: trace.json)")
     options, command = parser.parse_args(arguments[:split]), arguments[split + 1 :]
