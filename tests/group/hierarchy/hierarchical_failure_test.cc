@@ -303,7 +303,9 @@ TEST(HierarchicalFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
     EXPECT_FALSE(status.ok());
     if (rank == 0) {
       EXPECT_SAYS(status, "Ranks 1, 3 failed to pass monitoredBarrier");
-      EXPECT_SAYS(status, "waited for " + group.topology().describe(1) + ", " + group.topology().describe(3));
+      std::string near = group.topology().describe(1);  // its last call is known, since it is of this host
+      near.pop_back();
+      EXPECT_SAYS(status, "waited for " + near + ", no collective in this group yet), " + group.topology().describe(3));
       over = true;
     }
     EXPECT_FALSE(group.failed());
