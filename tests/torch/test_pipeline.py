@@ -13,14 +13,14 @@ from torch.distributed.pipelining import PipelineStage
 WIDTH, ROWS, CHUNKS = 12, 16, 8
 
 
-def layers(count):
+def layers(count, width=WIDTH):
     torch.manual_seed(0)
-    return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(count)]
+    return [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(count)]
 
 
 def alone(count, x, y):
     """One process runs the micro-batches one by one, like the schedules."""
-    model = nn.Sequential(*layers(count))
+    model = nn.Sequential(*layers(count, x.shape[-1]))
     losses = []
     for part, target in zip(x.chunk(CHUNKS), y.chunk(CHUNKS), strict=True):
         loss = nn.functional.mse_loss(model(part), target)
@@ -29,15 +29,16 @@ def alone(count, x, y):
     return model, losses
 
 
-def run_schedule(name, rank, world, per_rank):
+def run_schedule(name, rank, world, per_rank, device="cpu", width=WIDTH):
     count = world * per_rank
     generator = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
+    x, y = (torch.randn(ROWS, width, generator=generator) for _ in range(2))
     model, want = alone(count, x, y)
     v_shaped = name in ("ZBVZeroBubble", "DualPipeV")
     mine = [rank, count - 1 - rank] if v_shaped else list(range(rank, count, world))
-    parts = layers(count)
-    stages = [PipelineStage(parts[i], i, count, torch.device("cpu")) for i in mine]
+    parts = [part.to(device) for part in layers(count, width)]
+    x, y = x.to(device), y.to(device)
+    stages = [PipelineStage(parts[i], i, count, torch.device(device)) for i in mine]
     schedule = getattr(pipelining, f"Schedule{name}")(
         stages[0] if per_rank == 1 else stages, n_microbatches=CHUNKS, loss_fn=nn.functional.mse_loss
     )
@@ -46,12 +47,12 @@ def run_schedule(name, rank, world, per_rank):
     arguments = (x,) if 0 in mine else ()
     if has_last:
         schedule.step(*arguments, target=y, losses=losses)
-        torch.testing.assert_close(torch.stack(losses).detach(), torch.stack(want))
+        torch.testing.assert_close(torch.stack(losses).detach().cpu(), torch.stack(want))
     else:
         schedule.step(*arguments)
     for i in mine:
         for got, expected in zip(parts[i].parameters(), model[i].parameters(), strict=True):
-            torch.testing.assert_close(got.grad, expected.grad)
+            torch.testing.assert_close(got.grad.cpu(), expected.grad)
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 
+#include "group/core/device_copies.h"
 #include "group/core/diagnosis.h"
 #include "group/core/failure_state.h"
 #include "group/core/status.h"
@@ -63,7 +64,10 @@ struct Core {
   Waits waits;
   TracedWaits traced_waits;
   std::atomic<uint64_t> sequence{0};  ///< operations issued
-  std::atomic<bool> heard{false};     ///< the program knows of a failure, for example by an exception
+  /// For messages of tensors of a GPU. `copies_open` is null before the ranks have opened their devices.
+  std::shared_ptr<DeviceCopies> copies;
+  std::atomic<DeviceCopies*> copies_open{nullptr};
+  std::atomic<bool> heard{false};  ///< the program knows of a failure, for example by an exception
   const Owner owner;
 };
 

@@ -67,13 +67,15 @@ class DeviceEnd {
   const kernel::DeviceChannel& channel() const { return channel_; }
   /// The control block, mapped on the host.
   kernel::Control& control() const { return *reinterpret_cast<kernel::Control*>(control_->host()); }
-  /// Call before each launch: see `DevicePools`.
+  /// Call before each launch or message: see `DevicePools`.
   void look_at_pools() { pools_->look(); }
   PoolStats pool_stats(uint32_t direct) const {
     PoolStats stats = pools_->stats();
     stats.direct = direct;
     return stats;
   }
+  /// A peer's pool as this rank maps it; null if it is not reachable.
+  std::shared_ptr<PeerPool> peer_pool(int rank) const { return pools_->of(rank); }
   const DeviceShare& share() const { return *share_; }
   /// The reason why the ranks have fewer blocks than requested; empty if they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }

@@ -13,7 +13,8 @@
 
 namespace nvx {
 
-/// How the ranks of a group tell each other the sizes of their pools. Read before each launch.
+/// How the ranks of a group tell each other the sizes of their pools. Read before each launch and
+/// message.
 struct PoolNews {
   std::function<void(uint64_t bytes)> tell = [](uint64_t) {};
   std::function<uint64_t(int rank)> told = [](int) { return 0; };
@@ -44,10 +45,15 @@ class DevicePools {
   /// Does not wait for mappings in progress. All kernels that use the views must have ended.
   ~DevicePools();
 
-  /// Call before a launch: publishes this rank's size and starts the mapping of missing parts. Non-blocking; allocates
-  /// only if a pool has grown.
+  /// Call before a launch or a message: publishes this rank's size and starts the mapping of missing parts.
+  /// Non-blocking; allocates only if a pool has grown.
   void look();
   PoolStats stats() const;
+  /// Null for this rank, and if the pool is not reachable.
+  std::shared_ptr<PeerPool> of(int rank) const {
+    const auto& peer = peers_[size_t(rank)];
+    return peer ? peer->pool : nullptr;
+  }
   /// For kernels that may never end and use the views: keeps the mappings until the process ends.
   void keep();
 

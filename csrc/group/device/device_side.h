@@ -78,6 +78,7 @@ class DeviceSide {
 
   const kernel::DeviceShape& shape() const { return end_.channel().shape; }
   const DeviceEnd& end() const { return end_; }
+  void look_at_pools() { end_.look_at_pools(); }
 
  private:
   /// A launched operation, for error texts. `kCalls` exceeds the number that a stream holds back.

@@ -86,12 +86,14 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
           return Poller::Seen{group && needs_watching(), {}};
         },
         Poller::Pace{kWatchInterval, kWatchInterval});
+    if (side_) core_.copies = make_copies(*side_);
   } catch (const Error& error) {
     carry_on_without(error);
     // A rank that does not know the agreement of the others cannot continue with them.
     if (error.code() != Code::kInvalid) (void)core_.failures.fail(error.failure());
   }
   opened_.store(side_.get(), std::memory_order_release);
+  core_.copies_open.store(core_.copies.get(), std::memory_order_release);
   return side_ != nullptr;
 }
 
@@ -227,6 +229,27 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
     contain("telling why there are no kernels", [&] { exchange.give_up(failure_of(error)); });
     throw;
   }
+}
+
+std::shared_ptr<DeviceCopies> GroupDevice::make_copies(const DeviceSide& side) const {
+  const DeviceEnd& end = side.end();
+  DeviceHome& home = DeviceHome::here();
+  DeviceCopies::Setting setting{.driver = home.driver(),
+                                .device = end.options().device,
+                                .patience = home.patience(),
+                                .arena = &end.share().arena(),
+                                .place_of = end.options().place_of,
+                                .peers = {}};
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    const DevicePeer& peer = end.share().peer(s);
+    setting.peers.push_back(
+        {peer.theirs, peer.mine, peer.bytes, home.find({peer.arena, peer.kind, setting.device}), end.peer_pool(s)});
+  }
+  return DeviceCopies::of(std::move(setting));
+}
+
+void GroupDevice::look_at_pools() {
+  if (DeviceSide* const side = opened()) side->look_at_pools();
 }
 
 std::optional<PoolStats> GroupDevice::pool_stats() const {

@@ -16,6 +16,7 @@
 
 namespace nvx {
 
+class DeviceCopies;
 class DeviceSide;
 class StreamOrder;
 struct Core;
@@ -46,6 +47,8 @@ class GroupDevice {
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream, const Tells& tells = {});
   /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.
   Status look();
+  /// Tells the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
+  void look_at_pools();
   /// The number of operations launched, and whether the device has reported that the first `launched` of them ended
   /// well. Operations of graphs do not count.
   uint64_t launched() const;
@@ -68,6 +71,7 @@ class GroupDevice {
 
  private:
   std::unique_ptr<DeviceSide> make_side(Store& store, int device, const std::shared_ptr<StreamOrder>& order);
+  std::shared_ptr<DeviceCopies> make_copies(const DeviceSide& side) const;
   void agree_on_sides(Store& store, bool has_one);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
   void look_while_waiting(int writer);

@@ -27,6 +27,8 @@ struct Early {
   size_t bytes;
   bool carried;
   std::vector<std::byte> data;
+  bool on_device = false;
+  uint64_t place = 0;  // see Envelope
 };
 
 /// Wakes the threads of a rank of this host that sleep for mail.
@@ -76,7 +78,8 @@ class MailPeer {
   bool full_ = false;
 };
 
-/// A rank of this host: messages go through the pads, and large ones are streamed through leased staging.
+/// A rank of this host: messages go through the pads, and large ones are streamed through leased staging. Copy engines
+/// only write to this rank's memory: to slots that the peer reads, and to tensors of receives.
 class NearPeer final : public MailPeer {
  public:
   NearPeer(Mailbox& box, Core& core, int rank);
@@ -92,7 +95,17 @@ class NearPeer final : public MailPeer {
   bool read_grants();
   bool stream();
   bool consume();
-  bool lease(size_t bytes);
+  size_t write_chunk(Message& message);
+  size_t copy_to_slots(const std::shared_ptr<Message>& message, Status* status);
+  bool stage(const std::shared_ptr<Message>& message, Status* status);
+  size_t read_chunk(Message& message, Status* status);
+  size_t fetch(const std::shared_ptr<Message>& message, kernel::ChunkPlace place, uint64_t chunks, Status* status);
+  bool lease(Message& message);
+  bool lease_slots(size_t bytes, bool is_read);
+  bool lease_on_host(size_t bytes, bool is_read);
+  void show_lease(kernel::ChunkPlace place, const Span& span);
+  bool is_read() const;
+  std::shared_ptr<DeviceCopy> begin(std::vector<DeviceCopy::Piece> pieces, const Message& message);
   void tell_full(bool full) override;
   void poke() const { nvx::poke(core_.members, rank_); }
 
@@ -106,6 +119,10 @@ class NearPeer final : public MailPeer {
   uint64_t streamed_ = 0;
   Span lease_;
   size_t lease_wanted_ = 0;
+  Span slots_;  // in the arena of the GPU
+  size_t slots_wanted_ = 0;
+  std::shared_ptr<DeviceCopy> sending_;                   // of the first message of `streaming_`
+  std::shared_ptr<DeviceCopy> fetching_;                  // of the first message of `arriving_`
   std::unique_ptr<kernel::CachePolicyRecords> policies_;  // null before the first stream
   uint64_t granted_ = 0;
   std::deque<std::shared_ptr<Message>> arriving_;  // granted, in that order

@@ -242,9 +242,19 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
     if (receive->bytes) std::memcpy(receive->data, early.data.data(), receive->bytes);
     finish(receive, {});
   } else {
+    const DeviceCopies* const copies = core_.copies_open.load(std::memory_order_acquire);
+    receive->by_copies = copies && receive->at && early.on_device;
+    receive->in_place_ = receive->by_copies && early.place != 0 &&
+                         copies->in_pool(members_.local_rank_of(early.peer), early.place - 1, early.bytes) != 0;
     peer(early.peer).receive(receive, early.number);
   }
   return true;
+}
+
+DevicePtr Mailbox::reach(const void* at, size_t bytes, int device, int peer) const {
+  const DeviceCopies* const copies = core_.copies_open.load(std::memory_order_acquire);
+  if (!copies || copies->device() != device || bytes <= kernel::kEnvelopePayload || far(peer)) return 0;
+  return reinterpret_cast<DevicePtr>(at);
 }
 
 Span Mailbox::yield() {

@@ -30,6 +30,15 @@ struct Message {
   std::byte* data = nullptr;
   size_t bytes = 0;
   std::chrono::milliseconds timeout{0};
+  /// The address of the data in the memory of the group's GPU; 0: it is elsewhere, or copy engines do not reach the
+  /// peer. If not 0, `data` is a stand-in in pinned host memory, for a peer whose data is elsewhere.
+  DevicePtr at = 0;
+  std::shared_ptr<const void> memory;  ///< owns `data` and the memory at `at`; copies that have begun keep it
+  /// Whether the device has reached the call. Nothing is written to `at` before. Call `Mailbox::push()` after setting
+  /// it.
+  std::atomic<bool> reached{true};
+  /// Of a done receive: whether its data went to `at` and not to `data`.
+  bool by_copies = false;
   /// The name of the user's call if it is neither send nor recv.
   const char* called = nullptr;
   /// A standing receive: its message may never come, so it has no timeout, and the end of its peer is no failure. It
@@ -61,7 +70,10 @@ struct Message {
   std::atomic<std::thread::id> teller_{};  // the thread that calls `finished()`, or has called it
   Status status_;
   bool receives_ = false;
-  size_t moved_ = 0;  // bytes streamed so far
+  size_t moved_ = 0;       // bytes streamed so far
+  uint64_t place_ = 0;     // of a send: 1 + its offset in this rank's pool
+  bool in_place_ = false;  // the receiver fetches it from there
+  bool staged_ = false;    // its data has been copied to `data`
   Deadline deadline_;
 };
 
@@ -72,6 +84,8 @@ struct Message {
 /// leased staging. The granted messages of a pair are streamed one by one, in the order of the grants, so none waits
 /// for a message without a receive. A receiver that holds too much unexpected data tells the sender that it is full;
 /// then the sender treats small messages like large ones. `MailPeer` has the protocol with each rank.
+/// Large messages between GPUs of a host are granted when the receiver's device has reached the receive. Then the copy
+/// engines move the data, through slots in the sender's arena or from its pool; see `DeviceCopies`.
 class Mailbox : public LeaseHolder {
  public:
   explicit Mailbox(Core& core);
@@ -89,6 +103,8 @@ class Mailbox : public LeaseHolder {
   void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   /// Acts as if an empty message with this tag arrived from this peer now. For a message's `finished()`.
   void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
+  /// The address for `Message::at`, if copy engines may move a message of this device's memory; otherwise 0.
+  DevicePtr reach(const void* at, size_t bytes, int device, int peer) const;
   /// Drops unexpected messages with this tag. No rank may send more of them.
   void forget(int64_t tag) EXCLUDES(mutex_);
 

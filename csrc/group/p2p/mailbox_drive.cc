@@ -54,6 +54,7 @@ void Message::call_finished() {
     contain("a message's finished", [&] { call(*this); });
   }
   may_block = nullptr;
+  memory.reset();
   told_.store(true, std::memory_order_seq_cst);
 }
 

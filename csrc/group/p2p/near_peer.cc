@@ -10,7 +10,10 @@
 namespace nvx {
 namespace {
 
+using kernel::ChunkPlace;
+using kernel::kByCopies;
 using kernel::kEnvelopes;
+using kernel::kInPlace;
 
 constexpr size_t kStreamDepth = 4;
 constexpr uint64_t kMostGranted = kEnvelopes;  // the size of the ring of grants
@@ -31,6 +34,10 @@ NearPeer::NearPeer(Mailbox& box, Core& core, int rank)
 
 NearPeer::~NearPeer() {
   if (lease_) core_.neighbours().leases().free_when(lease_, core_.members.everybody_gone());
+  if (slots_)
+    core_.copies->release_when(slots_, [gone = core_.members.everybody_gone(), copy = sending_] {
+      return (!copy || !copy->may_run()) && gone();
+    });
 }
 
 void NearPeer::clear() {
@@ -47,8 +54,12 @@ bool NearPeer::move() {
   moved |= read_grants();
   moved |= stream();
   moved |= consume();
+  if (slots_ && streaming_.empty() && is_read()) core_.copies->release(std::exchange(slots_, Span{}));
   return moved;
 }
+
+/// Whether the peer has read all chunks.
+bool NearPeer::is_read() const { return load(their_in_.consumed) == streamed_; }
 
 bool NearPeer::announce() {
   if (unannounced_.empty()) return false;
@@ -62,7 +73,10 @@ bool NearPeer::announce() {
     envelope.tag = message->tag;
     envelope.bytes = message->bytes;
     envelope.dtype = message->dtype;
-    envelope.carries_data = carries(message->bytes, kernel::kEnvelopePayload, load(their_in_.full) != 0);
+    envelope.on_device = message->at != 0;
+    envelope.place = message->place_ = message->at ? core_.copies->place_of(message->at, message->bytes) : 0;
+    envelope.carries_data =
+        !message->at && carries(message->bytes, kernel::kEnvelopePayload, load(their_in_.full) != 0);
     if (envelope.carries_data) {
       if (message->bytes) std::memcpy(envelope.payload, message->data, message->bytes);
       finish(message, {});
@@ -83,7 +97,8 @@ bool NearPeer::take() {
     const kernel::Envelope& envelope = their_out_.envelopes[taken_++ % kEnvelopes];
     const bool carried = envelope.carries_data != 0;
     const DType dtype = size_t(envelope.dtype) < kernel::kDTypeCount ? envelope.dtype : DType::kBytes;
-    Early early{rank_, envelope.message, envelope.tag, dtype, size_t(envelope.bytes), carried, {}};
+    Early early{rank_, envelope.message,        envelope.tag,  dtype, size_t(envelope.bytes), carried,
+                {},    envelope.on_device != 0, envelope.place};
     if (carried) {
       const size_t bytes = std::min<size_t>(envelope.bytes, kernel::kEnvelopePayload);
       early.data.assign(envelope.payload, envelope.payload + bytes);
@@ -98,13 +113,22 @@ bool NearPeer::take() {
 
 void NearPeer::tell_full(bool full) { publish(in_.full, full); }
 
+/// A receive whose device has not reached it keeps no other one from being granted.
 bool NearPeer::grant() {
-  if (to_grant_.empty() || arriving_.size() >= kMostGranted) return false;
-  while (!to_grant_.empty() && arriving_.size() < kMostGranted) {
-    in_.grants[granted_++ % kEnvelopes] = to_grant_.front().second;
-    arriving_.push_back(to_grant_.front().first);
-    to_grant_.pop_front();
+  bool moved = false;
+  for (auto next = to_grant_.begin(); next != to_grant_.end() && arriving_.size() < kMostGranted;) {
+    const auto& [message, number] = *next;
+    if (message->by_copies && !message->reached.load(std::memory_order_acquire)) {
+      ++next;
+      continue;
+    }
+    in_.grants[granted_++ % kEnvelopes] =
+        number | (message->by_copies ? kByCopies : 0) | (message->in_place_ ? kInPlace : 0);
+    arriving_.push_back(message);
+    next = to_grant_.erase(next);
+    moved = true;
   }
+  if (!moved) return false;
   publish(in_.granted, granted_);
   poke();
   return true;
@@ -115,26 +139,61 @@ bool NearPeer::read_grants() {
   const uint64_t granted = load(their_in_.granted);
   if (granted == grants_seen_ || granted - grants_seen_ > kEnvelopes) return false;
   while (grants_seen_ != granted) {
-    if (auto found = ungranted_.extract(their_in_.grants[grants_seen_++ % kEnvelopes]))
-      streaming_.push_back(std::move(found.mapped()));
+    const uint64_t grant = their_in_.grants[grants_seen_++ % kEnvelopes];
+    const auto found = ungranted_.extract(grant & ~(kByCopies | kInPlace));
+    if (!found) continue;
+    Message& message = *found.mapped();
+    message.by_copies = message.at && (grant & kByCopies) != 0;
+    message.in_place_ = message.by_copies && message.place_ && (grant & kInPlace) != 0;
+    streaming_.push_back(std::move(found.mapped()));
   }
   return true;
 }
 
-bool NearPeer::lease(size_t bytes) {
+/// Chooses where the chunks of a message go. Changes that only between messages, because the receiver reads it with its
+/// next chunk. False: the receiver has not read all of the last message.
+bool NearPeer::lease(Message& message) {
+  const bool is_read = this->is_read();
+  if (message.in_place_) {
+    if (is_read) show_lease(ChunkPlace::kPool, {message.place_ - 1, message.bytes});
+    return is_read;
+  }
+  if (message.by_copies) {
+    if (lease_slots(message.bytes, is_read)) return true;
+    if (!is_read) return false;
+    message.by_copies = false;  // no room
+  }
+  return lease_on_host(message.bytes, is_read);
+}
+
+bool NearPeer::lease_slots(size_t bytes, bool is_read) {
+  if (slots_ && slots_wanted_ >= bytes && out_.lease_place == ChunkPlace::kSlots) return true;
+  if (!is_read) return false;
+  if (slots_ && slots_wanted_ < bytes) core_.copies->release(std::exchange(slots_, Span{}));
+  if (!slots_) slots_ = core_.copies->lease(slots_wanted_ = bytes);
+  if (slots_) show_lease(ChunkPlace::kSlots, slots_);
+  return bool(slots_);
+}
+
+bool NearPeer::lease_on_host(size_t bytes, bool is_read) {
   const size_t wanted =
       std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, core_.members.facts.tuned(Tune::kMessageLease));
-  if (lease_ && lease_wanted_ >= wanted) return true;
-  if (lease_) {
-    // Only between messages: the receiver reads the lease's location with its next chunk.
-    if (load(their_in_.consumed) != streamed_) return false;
-    core_.neighbours().leases().release(std::exchange(lease_, Span{}));
+  const bool fits = lease_ && lease_wanted_ >= wanted;
+  if (fits && out_.lease_place == ChunkPlace::kHost) return true;
+  if (!is_read) return false;
+  if (!fits) {
+    if (lease_) core_.neighbours().leases().release(std::exchange(lease_, Span{}));
+    lease_wanted_ = wanted;
+    lease_ = core_.neighbours().leases().acquire(wanted, &box_);
   }
-  lease_wanted_ = wanted;
-  lease_ = core_.neighbours().leases().acquire(wanted, &box_);
-  out_.lease_offset = lease_.offset;
-  out_.lease_bytes = lease_.bytes;
+  show_lease(ChunkPlace::kHost, lease_);
   return true;
+}
+
+void NearPeer::show_lease(ChunkPlace place, const Span& span) {
+  out_.lease_place = place;
+  out_.lease_offset = span.offset;
+  out_.lease_bytes = span.bytes;
 }
 
 Span NearPeer::yield() {
@@ -146,63 +205,160 @@ bool NearPeer::stream() {
   bool moved = false;
   while (!streaming_.empty()) {
     const std::shared_ptr<Message> message = streaming_.front();
+    Status status;
+    size_t written = 0;
     try {
-      if (message->moved_ == 0 && !lease(message->bytes)) break;
+      if (message->moved_ == 0 && !lease(*message)) break;
     } catch (const Error& error) {
-      finish(message, core_.failures.fail(met_in(error.failure(), "in send")));
-      streaming_.pop_front();
-      return true;
+      status = Status(met_in(error.failure(), "in send"));
     }
-    if (streamed_ - load(their_in_.consumed) >= kStreamDepth) break;
-    const size_t slot = lease_.bytes / kStreamDepth;
-    const size_t bytes = std::min(slot, message->bytes - message->moved_);
-    std::byte* chunk = core_.neighbours().arena().at(lease_.offset) + streamed_ % kStreamDepth * slot;
-    if (!policies_) policies_ = std::make_unique<kernel::CachePolicyRecords>();
-    kernel::CachePolicyRecord& policy = policies_->of(message->bytes);
-    if (message->moved_ == 0) policy.now(policy.next());
-    const kernel::OwnTime time(bytes);
-    kernel::level().copy_by(policy.now())(chunk, message->data + message->moved_, bytes);
-    const auto spent = time.spent();
-    if (spent && bytes == std::min(slot, message->bytes)) policy.learn_of_writing(spent->count() / double(bytes));
-    message->moved_ += bytes;
-    publish(out_.streamed, ++streamed_);
-    poke();
+    if (status.ok() && message->by_copies) {
+      written = copy_to_slots(message, &status);
+    } else if (status.ok() && (!message->at || stage(message, &status))) {
+      written = write_chunk(*message);
+    }
+    if (written) publish(out_.streamed, streamed_ += written), poke();
+    moved |= written != 0;
+    const bool whole = message->moved_ == message->bytes && !sending_ && (!message->in_place_ || is_read());
+    if (status.ok() && !whole && written == 0) break;
+    if (status.ok() && !whole) continue;
+    streaming_.pop_front();
+    finish(message, status.ok() ? status : core_.failures.fail(status.failure()));
     moved = true;
-    if (message->moved_ == message->bytes) {
-      streaming_.pop_front();
-      finish(message, {});
-    }
+    if (!status.ok()) break;
   }
   return moved;
 }
 
+/// The number of chunks written.
+size_t NearPeer::write_chunk(Message& message) {
+  if (streamed_ - load(their_in_.consumed) >= kStreamDepth) return 0;
+  const size_t slot = lease_.bytes / kStreamDepth;
+  const size_t bytes = std::min(slot, message.bytes - message.moved_);
+  std::byte* chunk = core_.neighbours().arena().at(lease_.offset) + streamed_ % kStreamDepth * slot;
+  if (!policies_) policies_ = std::make_unique<kernel::CachePolicyRecords>();
+  kernel::CachePolicyRecord& policy = policies_->of(message.bytes);
+  if (message.moved_ == 0) policy.now(policy.next());
+  const kernel::OwnTime time(bytes);
+  kernel::level().copy_by(policy.now())(chunk, message.data + message.moved_, bytes);
+  const auto spent = time.spent();
+  if (spent && bytes == std::min(slot, message.bytes)) policy.learn_of_writing(spent->count() / double(bytes));
+  message.moved_ += bytes;
+  return 1;
+}
+
+/// Begins to fill half of the slots, while the peer reads the other half. Returns the number of chunks that are there.
+size_t NearPeer::copy_to_slots(const std::shared_ptr<Message>& message, Status* status) {
+  if (sending_) {
+    if (!sending_->over()) return 0;
+    *status = sending_->status();
+    return status->ok() ? std::exchange(sending_, nullptr)->pieces.size() : 0;
+  }
+  if (message->in_place_) return std::exchange(message->moved_, message->bytes) == 0;
+  const uint64_t free = kStreamDepth - (streamed_ - load(their_in_.consumed));
+  const size_t slot = slots_.bytes / kStreamDepth;
+  std::vector<DeviceCopy::Piece> pieces;
+  for (uint64_t n = streamed_; n < streamed_ + std::min(free, kStreamDepth / 2); ++n) {
+    const size_t bytes = std::min(slot, message->bytes - message->moved_);
+    if (bytes == 0) break;
+    const DevicePtr to = core_.copies->for_peer(core_.members.local_rank_of(rank_), slots_) + n % kStreamDepth * slot;
+    pieces.push_back({to, message->at + message->moved_, bytes});
+    message->moved_ += bytes;
+  }
+  if (!pieces.empty()) sending_ = begin(std::move(pieces), *message);
+  return 0;
+}
+
+/// Copies the data of a device to the stand-in, for a receiver in host memory. True if it is there.
+bool NearPeer::stage(const std::shared_ptr<Message>& message, Status* status) {
+  if (message->staged_) return true;
+  if (!sending_) sending_ = begin({{DevicePtr(message->data), message->at, message->bytes}}, *message);
+  if (!sending_->over()) return false;
+  *status = sending_->status();
+  if (status->ok()) sending_.reset();
+  return message->staged_ = status->ok();
+}
+
+std::shared_ptr<DeviceCopy> NearPeer::begin(std::vector<DeviceCopy::Piece> pieces, const Message& message) {
+  auto copy = std::make_shared<DeviceCopy>();
+  copy->pieces = std::move(pieces);
+  copy->memory = message.memory;
+  copy->tell = [owner = core_.owner(), &members = core_.members] {
+    if (const auto group = owner.lock()) nvx::poke(members, members.rank);
+  };
+  core_.copies->begin(copy);
+  return copy;
+}
+
 bool NearPeer::consume() {
   bool moved = false;
-  while (!arriving_.empty() && load(their_out_.streamed) != consumed_) {
+  for (uint64_t chunks; !arriving_.empty() && (chunks = load(their_out_.streamed) - consumed_) != 0;) {
     const std::shared_ptr<Message> message = arriving_.front();
-    const uint64_t lease_offset = their_out_.lease_offset, lease_bytes = their_out_.lease_bytes;
-    const size_t slot = size_t(lease_bytes) / kStreamDepth;
-    const kernel::PeerMemory& memory = core_.members.memory[size_t(core_.members.local_rank_of(rank_))];
-    if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
-      const std::string peer = core_.members.topology.describe(rank_);
-      finish(message, core_.failures.fail(core_.diagnosis.bad_lease(peer, "in recv")));
-      arriving_.pop_front();
-      return true;
-    }
-    const size_t bytes = std::min(slot, message->bytes - message->moved_);
-    const std::byte* chunk = memory.arena + lease_offset + consumed_ % kStreamDepth * slot;
-    const kernel::CachePolicy policy = policy_to_keep(message->bytes, core_.members.facts);
-    kernel::level().copy_by(policy)(message->data + message->moved_, chunk, bytes);
-    message->moved_ += bytes;
-    publish(in_.consumed, ++consumed_);
+    const ChunkPlace place = their_out_.lease_place;
+    Status status;
+    const size_t read =
+        place == ChunkPlace::kHost ? read_chunk(*message, &status) : fetch(message, place, chunks, &status);
+    if (status.ok() && read == 0) break;
+    // A peer that has failed may have written to its tensor while it was read.
+    if (place == ChunkPlace::kPool && status.ok() && core_.failures.told(Clock::duration::zero())) return true;
+    publish(in_.consumed, consumed_ += read);
     poke();
     moved = true;
-    if (message->moved_ == message->bytes) {
-      arriving_.pop_front();
-      finish(message, {});
-    }
+    if (status.ok() && message->moved_ != message->bytes) continue;
+    arriving_.pop_front();
+    finish(message, status.ok() ? status : core_.failures.fail(status.failure()));
+    if (!status.ok()) break;
   }
   return moved;
+}
+
+/// The number of chunks read.
+size_t NearPeer::read_chunk(Message& message, Status* status) {
+  const uint64_t lease_offset = their_out_.lease_offset, lease_bytes = their_out_.lease_bytes;
+  const size_t slot = size_t(lease_bytes) / kStreamDepth;
+  const kernel::PeerMemory& memory = core_.members.memory[size_t(core_.members.local_rank_of(rank_))];
+  if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
+    *status = Status(core_.diagnosis.bad_lease(core_.members.topology.describe(rank_), "in recv"));
+    return 0;
+  }
+  message.by_copies = false;
+  const size_t bytes = std::min(slot, message.bytes - message.moved_);
+  const std::byte* chunk = memory.arena + lease_offset + consumed_ % kStreamDepth * slot;
+  const kernel::CachePolicy policy = policy_to_keep(message.bytes, core_.members.facts);
+  kernel::level().copy_by(policy)(message.data + message.moved_, chunk, bytes);
+  message.moved_ += bytes;
+  return 1;
+}
+
+/// Begins to copy the chunks that are there to the tensor. Returns the number of chunks that have arrived in it.
+size_t NearPeer::fetch(const std::shared_ptr<Message>& message, ChunkPlace place, uint64_t chunks, Status* status) {
+  if (fetching_) {
+    if (!fetching_->over()) return 0;
+    const std::shared_ptr<DeviceCopy> copy = std::exchange(fetching_, nullptr);
+    *status = copy->status();
+    for (const DeviceCopy::Piece& piece : copy->pieces) message->moved_ += piece.bytes;
+    return copy->pieces.size();
+  }
+  const bool in_slots = place == ChunkPlace::kSlots;
+  const uint64_t offset = their_out_.lease_offset, lease_bytes = their_out_.lease_bytes;
+  const int local_rank = core_.members.local_rank_of(rank_);
+  const size_t slot = in_slots ? size_t(lease_bytes) / kStreamDepth : message->bytes;
+  const DevicePtr from = !message->by_copies ? 0
+                         : in_slots          ? core_.copies->in_arena(local_rank, offset, lease_bytes)
+                                             : core_.copies->in_pool(local_rank, offset, message->bytes);
+  if (from == 0 || slot == 0) {
+    *status = Status(core_.diagnosis.bad_lease(core_.members.topology.describe(rank_), "in recv"));
+    return 0;
+  }
+  std::vector<DeviceCopy::Piece> pieces;
+  size_t done = message->moved_;
+  for (uint64_t n = consumed_; n < consumed_ + std::min<uint64_t>(chunks, kStreamDepth) && done < message->bytes; ++n) {
+    const size_t bytes = std::min(slot, message->bytes - done);
+    pieces.push_back({message->at + done, from + (in_slots ? n % kStreamDepth * slot : 0), bytes});
+    done += bytes;
+  }
+  fetching_ = begin(std::move(pieces), *message);
+  return 0;
 }
 
 }  // namespace nvx

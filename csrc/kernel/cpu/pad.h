@@ -109,10 +109,17 @@ struct Envelope {
   uint64_t bytes;
   DType dtype;
   uint8_t carries_data;
-  uint16_t reserved[11];
+  uint8_t on_device;  ///< the data is in the memory of a GPU
+  uint8_t reserved[5];
+  uint64_t place;  ///< 1 + the data's offset in the sender's pool of GPU memory; 0: it is elsewhere
+  uint64_t reserved_too;
   std::byte payload[kEnvelopePayload];
 };
 static_assert(sizeof(Envelope) == 1024);
+
+/// Where the chunks of a granted message are: in a lease of the owner's arena in host memory, in slots of its arena of
+/// GPU memory, or in its pool of GPU memory, whole.
+enum class ChunkPlace : uint64_t { kHost, kSlots, kPool };
 
 /// Messages from the pad's owner to one peer.
 struct alignas(kCacheLine) Outbox {
@@ -120,6 +127,7 @@ struct alignas(kCacheLine) Outbox {
   FlagLine streamed;  ///< the number of chunks of granted messages written, over all messages of the pair
   uint64_t lease_offset;
   uint64_t lease_bytes;
+  ChunkPlace lease_place;
   Envelope envelopes[kEnvelopes];
 };
 
@@ -129,8 +137,11 @@ struct alignas(kCacheLine) Inbox {
   FlagLine granted;   ///< the number of messages granted
   FlagLine consumed;  ///< the number of chunks read, over all messages of the pair
   FlagLine full;      ///< 1: announcements must carry no data, because enough unexpected messages are buffered
-  uint64_t grants[kEnvelopes];
+  uint64_t grants[kEnvelopes];  ///< numbers of messages, with the bits kByCopies and kInPlace
 };
+
+/// In a grant: the receiver can fetch the message from slots of GPU memory, and also from the sender's pool.
+inline constexpr uint64_t kByCopies = uint64_t(1) << 63, kInPlace = uint64_t(1) << 62;
 
 /// The offsets in a pad of a group of this many ranks. All pad sizes are computed here.
 class PadLayout {

@@ -44,6 +44,8 @@ class DeviceArena {
   /// Allocates a zeroed span; its part of the fallback is zeroed too. Throws Error if the arena is full or the device
   /// does not answer.
   Span allocate(size_t bytes);
+  /// A span as it is; empty if the arena has no room.
+  Span find(size_t bytes) { return spans_.find(bytes); }
   void free(Span span) { spans_.free(span); }
   void free_when(Span span, std::function<bool()> released) { spans_.free_when(span, std::move(released)); }
   /// Retires a span for ever, because a hanging device may still write to it. Its memory is never returned.

@@ -447,7 +447,9 @@ void MessageWork::stage(OwnCommStreams& streams, bool receives) {
   message_->data = static_cast<std::byte*>(loads_.front().second.data_ptr());
   staging_ = std::make_unique<StagingCopies>(streams.of_messages(tensor.device()));
   ends_on({staging_->stream()});
-  staging_->bring_later(receives ? Loads() : loads_);
+  const bool by_copies = message_->at != 0;  // the data stays where it is, unless the peer's is elsewhere
+  if (by_copies) message_->memory = std::make_shared<Loads>(loads_);
+  staging_->bring_later(receives || by_copies ? Loads() : loads_);
 }
 
 void MessageWork::begin(bool receives) {
@@ -455,17 +457,17 @@ void MessageWork::begin(bool receives) {
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
   message_->finished = [self, receives](const Message& message) {
     Status status = message.status();
-    if (status.ok() && receives && self->staging_) status = take_back(*self->staging_, self->loads_);
+    if (status.ok() && receives && self->staging_ && !message.by_copies)
+      status = take_back(*self->staging_, self->loads_);
     self->claim_.reset();
     self->loads_.clear();
     self->end(status, Hooks::kWhenThere);
   };
   message_->may_block = [self] { return self->watched(); };
-  if (receives) {
-    group_->mail().receive(message_, Carrier::kPool);
-  } else {
-    send();
-  }
+  if (!receives) return send();
+  message_->reached = message_->at == 0;
+  group_->mail().receive(message_, Carrier::kPool);
+  if (message_->at && !pending_sends_->add_receive(message_, staging_.get(), self)) see_off();
 }
 
 void MessageWork::send() {

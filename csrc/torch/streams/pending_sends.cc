@@ -19,9 +19,10 @@ std::shared_ptr<PendingSends> PendingSends::of(std::shared_ptr<Group> group) {
   return sends;
 }
 
-bool PendingSends::add(const std::shared_ptr<Message>& message, StagingCopies* staging) {
+bool PendingSends::add(Entry&& entry) {
+  entry.deadline = Deadline::after(group_->span_of(entry.message->timeout));
   MutexLock lock(mutex_);
-  waiting_.push_back({message, staging, Deadline::after(group_->span_of(message->timeout))});
+  waiting_.push_back(std::move(entry));
   count_.store(waiting_.size(), std::memory_order_release);
   return poller_->wake();
 }
@@ -33,31 +34,37 @@ Poller::Seen PendingSends::look() {
   return {more, [group = group_] { group->mail().push(Carrier::kPool); }};
 }
 
-bool PendingSends::waits(const std::function<bool(const Message&)>& is) {
+bool PendingSends::waits(const std::function<bool(const Entry&)>& is) {
   if (count_.load(std::memory_order_acquire) == 0) return false;
   MutexLock lock(mutex_);
-  return std::any_of(waiting_.begin(), waiting_.end(), [&](const Entry& entry) { return is(*entry.message); });
+  return std::any_of(waiting_.begin(), waiting_.end(), is);
 }
 
 /// Looks at all messages once; returns true if some went to the mail. If the group has ended they go as well, and the
 /// mail refuses them. The mail receives them in order, under the lock. It is pushed after the lock is released, because
 /// the completion callbacks that it runs may wait for another message.
 bool PendingSends::post() {
+  std::list<Entry> gone;  // destroyed without the lock
   MutexLock lock(mutex_);
-  const size_t before = waiting_.size();
   std::set<std::pair<int, int64_t>> held;
-  for (auto entry = waiting_.begin(); entry != waiting_.end();) {
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    const auto entry = next++;
+    const bool receives = entry->owner.defined();
     const std::pair to{entry->message->peer, entry->message->tag};
-    if (held.contains(to) || !may_go(*entry)) {
-      held.insert(to);
-      ++entry;
+    if ((!receives && held.contains(to)) || !may_go(*entry)) {
+      if (!receives) held.insert(to);
       continue;
     }
-    group_->mail().post(entry->message);
-    entry = waiting_.erase(entry);
+    if (receives) {
+      entry->message->reached.store(true, std::memory_order_release);
+    } else {
+      group_->mail().post(entry->message);
+    }
+    gone.splice(gone.end(), waiting_, entry);
   }
   count_.store(waiting_.size(), std::memory_order_release);
-  return waiting_.size() != before;
+  lock.unlock();
+  return !gone.empty();
 }
 
 bool PendingSends::may_go(const Entry& entry) {
@@ -70,7 +77,7 @@ bool PendingSends::may_go(const Entry& entry) {
 }
 
 void PendingSends::see_off(const Message* message, const Deadline& deadline) {
-  const auto is_it = [message](const Message& other) { return !message || &other == message; };
+  const auto is_it = [message](const Entry& entry) { return !message || entry.message.get() == message; };
   const auto gone = [&] {
     if (waits(is_it) && post()) group_->mail().push(Carrier::kPool);
     return !waits(is_it);

@@ -243,9 +243,10 @@ std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline
 bool StagingCopies::has_arrived() {
   const BesideCaptures beside;
   if (later_ && called_.query()) {
+    const Loads loads = *std::exchange(later_, std::nullopt);
     PooledEvent back;
     if (behind_) back.record(comm_streams_.up), back.block(comm_streams_.down);
-    fill(*std::exchange(later_, std::nullopt), comm_streams_.down);
+    if (behind_ || !loads.empty()) fill(loads, comm_streams_.down);
   }
   return !later_ && arrived_.query();
 }

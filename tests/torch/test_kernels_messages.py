@@ -1,0 +1,175 @@
+"""Messages between GPUs of one host by copy engines: threads play the kernels on `fake_device`, and the tests' libcuda
+copies."""
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import held, set_delays, slow_fill
+from ranks import meet, on_played_gpus
+from test_device import GPU, assert_all, on_gpu, refuse_in_a_capture
+from test_pipeline import run_schedule
+from test_pool import call_until_mapped, fake_cuda, grown, numbers, pooled
+
+COUNTS = [1, 244, 245, 1000, 70_001, 3_000_017]  # 244 floats travel in the announcement
+
+
+def open_devices():
+    dist.all_reduce(on_gpu(1))
+    torch.accelerator.synchronize()
+    copied()
+
+
+def copied():
+    """The bytes that copies of more than an announcement's have moved in this process since the last call."""
+    return fake_cuda().fake_copied()
+
+
+@on_played_gpus(2, 3)
+def test_batches_in_both_directions(rank, world):
+    """Every rank sends to every other one and receives, all at once."""
+    open_devices()
+    set_delays(rank, 500)
+    for count in COUNTS:
+        sent = {p: numbers(count, 10 * rank + p) for p in range(world) if p != rank}
+        outputs = {p: on_gpu(-1.0, count) for p in sent}
+        inputs = {p: tensor.to(GPU) for p, tensor in sent.items()}
+        calls = [dist.P2POp(dist.isend, inputs[p], p) for p in sent]
+        calls += [dist.P2POp(dist.irecv, outputs[p], p) for p in sent]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        for p, output in outputs.items():
+            assert torch.equal(output.cpu(), numbers(count, 10 * p + rank)), (count, p)
+        assert copied() == (0 if count <= 244 else 2 * len(sent) * 4 * count)
+
+
+@on_played_gpus(2)
+def test_the_order_of_a_pair_and_tag_stays(rank, world):
+    """Host memory and device memory on either side, small and large messages, and a receive from any rank."""
+    open_devices()
+    set_delays(rank, 500)
+    kinds = [(GPU, GPU), (GPU, "cpu"), ("cpu", GPU), ("cpu", "cpu")]
+    plan = [(kinds[i % 4], (100, 5000, 400_000)[i % 3], i % 2) for i in range(24)]
+    if rank == 0:
+        works = [
+            dist.isend(torch.full((n,), float(i)).to(kind[0]), 1, tag=tag) for i, (kind, n, tag) in enumerate(plan)
+        ]
+        for work in works:
+            work.wait()
+    else:
+        for wanted in (1, 0):
+            for i, (kind, n, tag) in enumerate(plan):
+                if tag != wanted:
+                    continue
+                tensor = torch.empty(n, device=kind[1])
+                assert dist.recv(tensor, None if i % 5 == 0 else 0, tag=tag) == 0
+                assert_all(tensor, float(i))
+
+
+@on_played_gpus(2)
+def test_a_tensor_is_written_when_its_stream_has_come_to_the_receive(rank, world):
+    """A receive whose stream is late holds no other one up, and its tensor keeps what is still to be read."""
+    open_devices()
+    if rank == 0:
+        works = [dist.isend(on_gpu(value, 100_000), 1, tag=value) for value in (1, 2)]
+        for work in works:
+            work.wait()
+        return
+    late, read = on_gpu(7, 100_000), on_gpu(0, 100_000)
+    side = torch.Stream(GPU)
+    torch.accelerator.synchronize()
+    with held():
+        read.copy_(late)
+        works = [dist.irecv(late, 0, tag=1)]
+        with side:
+            other = torch.empty(100_000, device=GPU)
+            dist.irecv(other, 0, tag=2).wait()
+            assert_all(other, 2)
+        assert not works[0].is_completed()
+    works[0].wait()
+    assert_all(late, 1)
+    assert_all(read, 7)
+
+
+@on_played_gpus(2)
+def test_what_a_slow_stream_writes_arrives(rank, world):
+    open_devices()
+    for value in range(10):
+        tensor = torch.empty(50_000, device=GPU)
+        if rank == 0:
+            slow_fill(tensor, value, 2)
+            dist.isend(tensor, 1)
+            del tensor
+        else:
+            dist.recv(tensor, 0)
+            assert_all(tensor, value)
+
+
+@on_played_gpus(2)
+def test_tensors_of_the_pool_are_read_in_place(rank, world):
+    """The receiver copies from the sender's tensor: nothing is copied to slots."""
+    open_devices()
+    grown()
+    tensor = pooled(numbers(300_000, rank))
+    call_until_mapped()
+    torch.accelerator.synchronize()
+    copied()
+    output = on_gpu(0.0, 300_000)
+    for _ in range(3):
+        works = [dist.isend(tensor, 1 - rank), dist.irecv(output, 1 - rank)]
+        for work in works:
+            work.wait()
+        assert torch.equal(output.cpu(), numbers(300_000, 1 - rank))
+    assert copied() == 3 * 4 * 300_000
+
+
+@pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B"])
+@on_played_gpus(2)
+def test_pipelines(rank, world, name):
+    open_devices()
+    run_schedule(name, rank, world, 1 if name == "1F1B" else 2, device=GPU, width=128)
+    assert copied() > 0
+
+
+@on_played_gpus(2, op_timeout=2)
+def test_a_message_that_nobody_receives_ends_at_the_timeout(rank, world):
+    """No stream waits for it."""
+    open_devices()
+    tensor = on_gpu(3, 100_000)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="timed out"):
+            dist.isend(tensor, 1).wait()
+    tensor.add_(1)
+    assert_all(tensor, 4)
+    meet("both have looked")
+
+
+@on_played_gpus(2)
+def test_an_abort_ends_messages_that_wait_for_the_peer(rank, world):
+    open_devices()
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    mine, theirs = on_gpu(1, 100_000), on_gpu(2, 100_000)
+    works = [dist.isend(mine, 1 - rank), dist.irecv(theirs, 1 - rank, tag=1)]
+    threading.Timer(0.2, backend.abort).start()
+    for work in works:
+        with pytest.raises(dist.DistBackendError, match="abort"):
+            work.wait()
+    assert_all(mine.add_(theirs), 3)
+
+
+@on_played_gpus(2, op_timeout=20)
+def test_a_driver_that_refuses_copies_fails_the_group(rank, world):
+    open_devices()
+    if rank == 0:
+        fake_cuda().fake_refuse(b"cuMemcpyAsync")
+    tensor = on_gpu(rank, 100_000)
+    with pytest.raises(dist.DistBackendError, match="could not be copied between GPUs"):
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+    fake_cuda().fake_refuse(b"")
+
+
+@on_played_gpus(2)
+def test_captures_refuse_messages(rank, world):
+    open_devices()
+    refuse_in_a_capture(rank)
