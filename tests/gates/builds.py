@@ -208,7 +208,14 @@ def played(context):
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
     compile_all(context, folder, "_C", "nvx_fake_cuda")
-    of_kernels = ("kernels", "kernels_contract", "kernels_device_id", "kernels_proxy", "kernels_streams")
+    of_kernels = (
+        "kernels",
+        "kernels_contract",
+        "kernels_device_id",
+        "kernels_messages",
+        "kernels_proxy",
+        "kernels_streams",
+    )
     names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "gpu_cases", "pool")
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool"]

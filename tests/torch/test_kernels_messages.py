@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import held, set_delays, slow_fill
+from fake_device import held, reset_counts, set_delays, slow_fill
 from ranks import meet, on_played_gpus
 from test_device import GPU, assert_all, on_gpu, refuse_in_a_capture
 from test_pipeline import run_schedule
@@ -18,6 +18,7 @@ COUNTS = [1, 244, 245, 1000, 70_001, 3_000_017]  # 244 floats travel in the anno
 def open_devices():
     dist.all_reduce(on_gpu(1))
     torch.accelerator.synchronize()
+    reset_counts()
     copied()
 
 
