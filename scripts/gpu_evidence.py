@@ -181,6 +181,7 @@ PARTS = (
     Part("torch_calls", "torch", 60, "tests", "profile or host_time", "calls_by_kernels or host_times"),
     Part("torch_fsdp2", "torch", 90, "tests", "four_ranks and fsdp2", "first_use and fsdp2"),
     Part("torch_pools", "torch", 60, "tests", "two_ranks and pools", "pools_beside"),
+    Part("torch_messages", "torch", 60, "tests", "two_ranks and messages", "messages_both_ways"),
     Part("torch_sharded", "torch", 90, "tests", "three or fsdp1", "first_use and dtensor"),
     Part("torch_dtensor", "torch", 90, "tests", "four and dtensor", "first_use and dtensor"),
     Part("torch_compile", "torch", 120, "tests", "compile", "compiled"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
-from gpu import figures, graphs, pools, proxy, training, visible
+from gpu import figures, graphs, messages, pools, proxy, training, visible
 from gpu.parts import EXPANDABLE, PARTS, RELAY, STAGED
 from gpu.rank import Rank, bytes_of, close
 from ranks import on_fake_gpus, on_gpus, on_played_gpus, on_proxied_gpus, on_ranks, one_host, only_nvx
@@ -102,6 +102,14 @@ def test_host_times(rank, world):
         launch, torch_alone, _, *calls = told
         assert launch["host"] == "an empty launch" and torch_alone["host"] == "torch alone" and len(calls) == 5
         assert all(call["us"] > 0 for call in calls)
+
+
+@on_played_gpus(2)
+def test_messages_both_ways_beside_kernels(rank, world):
+    told = []
+    messages.both_ways(rank_here(told), sizes=(4096, 300_000), calls=2)
+    assert [line["message"] for line in told] == ([4096, 300_000] if rank == 0 else [])
+    assert all(line["us"] > 0 and line["copy_us"] > 0 for line in told)
 
 
 @on_played_gpus(2)

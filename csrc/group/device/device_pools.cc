@@ -50,8 +50,12 @@ void DevicePools::keep() {
 
 void DevicePools::look() {
   if (const DevicePool* own = own_.load(std::memory_order_acquire)) {
-    const uint64_t grown = own->grown();
-    if (said_.exchange(grown, std::memory_order_relaxed) != grown) news_.tell(grown);
+    if (said_.load(std::memory_order_relaxed) != own->grown()) {
+      MutexLock lock(telling_);
+      const uint64_t grown = own->grown();
+      news_.tell(grown);
+      said_.store(grown, std::memory_order_relaxed);
+    }
   }
   for (size_t r = 0; r < peers_.size(); ++r) {
     const std::shared_ptr<Peer>& peer = peers_[r];

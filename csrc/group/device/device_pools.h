@@ -77,6 +77,7 @@ class DevicePools {
   const PoolNews news_;
   const std::chrono::milliseconds patience_;
   const std::atomic<DevicePool*>& own_;
+  Mutex telling_;  // the last one to tell tells the latest size
   std::atomic<uint64_t> said_{0};
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank; null for ranks without an owner
 };

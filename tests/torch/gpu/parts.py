@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import figures, graphs, pools, proxy, splitting, training
+from . import figures, graphs, messages, pools, proxy, splitting, training
 from .rank import Cases
 
 PARTS: dict[str, tuple[int, Cases]] = {
@@ -12,6 +12,7 @@ PARTS: dict[str, tuple[int, Cases]] = {
     "host_time": (2, figures.HOST),
     "fsdp2": (4, training.FSDP2),
     "pools": (2, pools.POOLS),
+    "messages": (2, messages.MESSAGES),
     "dtensor": (4, splitting.DTENSOR),
     "pipeline": (3, splitting.PIPELINE),
     "fsdp1": (2, training.FSDP1),
