@@ -130,10 +130,9 @@ def read(outcome: Outcome, text: str) -> Outcome:
     said = []
     for line in text.splitlines():
         row = None
-        if line.startswith("{"):
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line)
-        elif tested := TESTED.search(line):
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line) if line.startswith("{") else None
+        if row is None and (tested := TESTED.search(line)):
             row = {"test": tested[1], "state": tested[2].lower()} | ({"why": tested[3]} if tested[3] else {})
         if isinstance(row, dict):
             outcome.rows.append(row)
