@@ -14,11 +14,12 @@
 namespace nvx {
 namespace {
 
-using Regions = std::vector<std::shared_ptr<DeviceRegion>>;
+using Queues = std::vector<std::unique_ptr<DeviceWork>>;
 
-constexpr size_t kLeastLease = 256 << 10, kMostLease = 16 << 20;
+constexpr size_t kLeastLease = 256 << 10, kMostLease = DeviceArena::kForMessages / 2;
+constexpr int kQueues = 4;
 
-/// A copy that failed may have begun, so its memory stays until the process ends.
+/// A copy that failed may have begun, so all that it accesses stays until the process ends.
 void keep_for_ever(const std::shared_ptr<DeviceCopy>& copy) {
   static Mutex mutex;
   static auto* const kKept = new std::vector<std::shared_ptr<DeviceCopy>>;
@@ -29,7 +30,16 @@ void keep_for_ever(const std::shared_ptr<DeviceCopy>& copy) {
 }  // namespace
 
 std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
+  const auto open = [driver = setting.driver, device = setting.device] {
+    const BesideCaptures beside;
+    Queues queues;
+    for (int i = 0; i < kQueues; ++i)
+      queues.push_back(std::make_unique<DeviceWork>(driver, device, std::vector<std::shared_ptr<DeviceRegion>>()));
+    return queues;
+  };
+  Queues queues = call_or_throw<Queues>("opening queues for messages", Deadline::after(setting.patience), open);
   const std::shared_ptr<DeviceCopies> copies(new DeviceCopies(std::move(setting)));
+  copies->idle_ = std::move(queues);
   copies->poller_ = std::make_shared<Poller>(
       [weak = std::weak_ptr<DeviceCopies>(copies)] {
         const std::shared_ptr<DeviceCopies> there = weak.lock();
@@ -42,7 +52,7 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
 /// No copy runs any more. The driver may hang in what it is told here.
 DeviceCopies::~DeviceCopies() {
   struct Last {
-    std::vector<std::unique_ptr<DeviceWork>> queues;
+    Queues queues;
     std::vector<Peer> peers;
   };
   const auto last = std::make_shared<Last>(Last{std::move(idle_), std::move(setting_.peers)});
@@ -72,10 +82,10 @@ DevicePtr DeviceCopies::in_arena(int local_rank, uint64_t offset, uint64_t bytes
 /// At most half of what is left, so that messages of other pairs find room too.
 Span DeviceCopies::lease(size_t bytes) {
   Span span;
-  DeviceArena& arena = *setting_.arena;
+  SpanAllocator& spans = setting_.arena->messages();
   size_t wanted = std::clamp(std::bit_ceil(bytes), kLeastLease, kMostLease);
   for (; !span && wanted >= kLeastLease; wanted /= 2) {
-    if (2 * wanted <= arena.region().bytes() - arena.used()) span = arena.find(wanted);
+    if (2 * wanted <= DeviceArena::kForMessages - spans.used()) span = spans.find(wanted);
   }
   return span;
 }
@@ -83,8 +93,8 @@ Span DeviceCopies::lease(size_t bytes) {
 void DeviceCopies::begin(const std::shared_ptr<DeviceCopy>& copy) {
   {
     MutexLock lock(mutex_);
+    copy->copies_ = shared_from_this();
     begun_.push_back(copy);
-    kept_ = shared_from_this();
   }
   if (poller_->wake()) return;
   MutexLock lock(mutex_);
@@ -93,46 +103,50 @@ void DeviceCopies::begin(const std::shared_ptr<DeviceCopy>& copy) {
   end(*copy, DeviceCopy::State::kEnded, Status(Code::kSystem, "nvx: no thread could be started for a message"));
 }
 
-/// Most copies take some microseconds, so this looks again for a moment. True if any copy still runs.
+/// Most copies take some microseconds, so this looks again for a moment after one has begun or ended. True if any copy
+/// still runs.
 bool DeviceCopies::look() {
   constexpr std::chrono::microseconds kMoment{50};
   const BesideCaptures beside;
-  for (const auto until = Clock::now() + kMoment;; relax()) {
+  for (;; relax()) {
     {
       MutexLock lock(mutex_);
       std::move(begun_.begin(), begun_.end(), std::back_inserter(flying_));
       begun_.clear();
-      if (flying_.empty()) kept_.reset();
     }
     if (flying_.empty()) return false;
-    const size_t ended = std::erase_if(flying_, [this](const auto& copy) { return advance(copy); });
-    if (ended == 0 && Clock::now() >= until) return true;
+    std::erase_if(flying_, [this](const auto& copy) { return advance(copy); });
+    if (Clock::now() >= news_ + kMoment) return !flying_.empty();
   }
 }
 
 /// Begins a copy, or looks whether it has ended. True if it is over.
 bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
   try {
+    if (!copy->work_ && !lost_.ok()) return end(*copy, DeviceCopy::State::kEnded, lost_), true;
     if (!copy->work_) {
-      if (idle_.empty()) idle_.push_back(std::make_unique<DeviceWork>(setting_.driver, setting_.device, Regions()));
+      if (idle_.empty()) return false;
       copy->work_ = std::move(idle_.back());
       idle_.pop_back();
+      news_ = Clock::now();
       for (const DeviceCopy::Piece& piece : copy->pieces) copy->work_->copy(piece.to, piece.from, piece.bytes);
     }
     const Clock::time_point now = Clock::now();
     if (!copy->work_->drain({now, now})) return false;
+    news_ = now;
     idle_.push_back(std::move(copy->work_));
     end(*copy, DeviceCopy::State::kEnded, {});
   } catch (const std::exception& error) {
     keep_for_ever(copy);
-    end(*copy, DeviceCopy::State::kLost, Status(system_failure("a message could not be copied between GPUs", error)));
+    lost_ = Status(system_failure("a message could not be copied between GPUs", error));
+    end(*copy, DeviceCopy::State::kLost, lost_);
   }
   return true;
 }
 
 void DeviceCopies::end(DeviceCopy& copy, DeviceCopy::State state, const Status& status) {
   copy.status_ = status;
-  if (state == DeviceCopy::State::kEnded) copy.memory.reset();
+  if (state == DeviceCopy::State::kEnded) copy.memory.reset(), copy.copies_.reset();
   copy.state_.store(state, std::memory_order_release);
   copy.tell();
 }

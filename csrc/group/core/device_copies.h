@@ -32,14 +32,16 @@ struct DeviceCopy {
  private:
   friend class DeviceCopies;
   enum class State { kRuns, kEnded, kLost };
-  std::unique_ptr<DeviceWork> work_;  // null before it has begun
+  std::unique_ptr<DeviceWork> work_;    // null before it has begun
+  std::shared_ptr<const void> copies_;  // the DeviceCopies, until the copy has ended
   Status status_;
   std::atomic<State> state_{State::kRuns};
 };
 
 /// Copies between the GPUs of this host's ranks, for the messages of one group. A copy begins when it can run to its
-/// end at once: neither its queue nor any other stream waits for a peer. So it ends whatever the peers do. A pool
-/// thread makes the driver's calls, because they may hang.
+/// end at once: neither its queue nor any other stream waits for a peer. So it ends whatever the peers do. It waits for
+/// one of a few queues: more would share the hardware's with kernels that wait for a peer. A pool thread makes the
+/// driver's calls, because they may hang.
 class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
  public:
   /// How this rank's copies access a peer's memory: see DevicePeer.
@@ -57,6 +59,7 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
     std::function<uint64_t(const std::byte*, size_t)> place_of;
     std::vector<Peer> peers;  ///< by local rank
   };
+  /// Opens the queues. Throws Error.
   static std::shared_ptr<DeviceCopies> of(Setting setting);
   ~DeviceCopies();
 
@@ -71,8 +74,10 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
 
   /// Memory of the arena for a message of this size, for its sender. It may be smaller; empty if there is none.
   Span lease(size_t bytes);
-  void release(Span span) { setting_.arena->free(span); }
-  void release_when(Span span, std::function<bool()> released) { setting_.arena->free_when(span, std::move(released)); }
+  void release(Span span) { setting_.arena->messages().free(span); }
+  void release_when(Span span, std::function<bool()> released) {
+    setting_.arena->messages().free_when(span, std::move(released));
+  }
 
   /// Returns at once.
   void begin(const std::shared_ptr<DeviceCopy>& copy) EXCLUDES(mutex_);
@@ -90,10 +95,11 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
   std::shared_ptr<Poller> poller_;
   Mutex mutex_;  // never held during a call of the driver
   Copies begun_ GUARDED_BY(mutex_);
-  std::shared_ptr<DeviceCopies> kept_ GUARDED_BY(mutex_);  // while any copy runs
   // Of the polling thread:
   Copies flying_;
   std::vector<std::unique_ptr<DeviceWork>> idle_;
+  Status lost_;             // why a copy was lost; none begins after that
+  Clock::time_point news_;  // when a copy last began or ended
 };
 
 }  // namespace nvx

@@ -266,7 +266,7 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
   request.resident = resident;
   request.processes = options_.processes;
   request.wanted = options_.blocks;
-  request.arena_free = share_->arena().region().bytes() - share_->arena().used();
+  request.arena_free = share_->arena().room();
   request.first_epoch = options_.first_epoch;
   request.name = options_.name;
   return agree_on_rooms(exchange, *share_, request);

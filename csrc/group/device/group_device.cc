@@ -79,6 +79,7 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   }
   try {
     if (members_.topology.hosts.size() > 1) agree_on_sides(store, /*has_one=*/side != nullptr);
+    if (side) contain("opening the copy engines for messages", [&] { core_.copies = make_copies(*side); });
     side_ = std::move(side);
     watcher_ = std::make_shared<Poller>(
         [this, owner = core_.owner()] {
@@ -86,7 +87,6 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
           return Poller::Seen{group && needs_watching(), {}};
         },
         Poller::Pace{kWatchInterval, kWatchInterval});
-    if (side_) core_.copies = make_copies(*side_);
   } catch (const Error& error) {
     carry_on_without(error);
     // A rank that does not know the agreement of the others cannot continue with them.

@@ -12,7 +12,10 @@ DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, Share
     : driver_(std::move(driver)),
       region_(DeviceRegion::make(driver_, device, kind, bytes)),
       patience_(patience),
-      spans_(bytes, kSpanPage, "the shared memory of GPU " + std::to_string(device), [](Span) {}) {}
+      spans_(bytes - for_messages(bytes), kSpanPage, "the shared memory of GPU " + std::to_string(device), [](Span) {}),
+      messages_(0, kSpanPage, "the slots of messages", [](Span) {}) {
+  if (const size_t end = for_messages(bytes)) messages_.add({bytes - end, end});
+}
 
 DeviceArena::HostFallback& DeviceArena::open_fallback() {
   const std::string what =

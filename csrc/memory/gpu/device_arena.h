@@ -44,13 +44,17 @@ class DeviceArena {
   /// Allocates a zeroed span; its part of the fallback is zeroed too. Throws Error if the arena is full or the device
   /// does not answer.
   Span allocate(size_t bytes);
-  /// A span as it is; empty if the arena has no room.
-  Span find(size_t bytes) { return spans_.find(bytes); }
   void free(Span span) { spans_.free(span); }
   void free_when(Span span, std::function<bool()> released) { spans_.free_when(span, std::move(released)); }
   /// Retires a span for ever, because a hanging device may still write to it. Its memory is never returned.
   void quarantine(Span span);
   size_t used() { return spans_.used(); }
+  /// The bytes that `allocate()` has left.
+  size_t room() { return region_->bytes() - for_messages(region_->bytes()) - used(); }
+  /// The end of the arena, for messages. They take nothing from what groups agree on at their set-up.
+  SpanAllocator& messages() { return messages_; }
+  static constexpr size_t for_messages(size_t bytes) { return bytes > 4 * kForMessages ? kForMessages : 0; }
+  static constexpr size_t kForMessages = size_t(16) << 20;
 
  private:
   struct HostFallback {
@@ -63,7 +67,7 @@ class DeviceArena {
   const std::shared_ptr<DeviceDriver> driver_;
   const std::shared_ptr<DeviceRegion> region_;
   const std::chrono::milliseconds patience_;
-  SpanAllocator spans_;
+  SpanAllocator spans_, messages_;
   CreatedOnce<HostFallback> fallback_;
 };
 
@@ -71,7 +75,7 @@ class DeviceArena {
 /// process; tests create several to simulate several processes.
 class DeviceHome {
  public:
-  static constexpr size_t kArenaBytes = size_t(64) << 20;
+  static constexpr size_t kArenaBytes = (size_t(64) << 20) + DeviceArena::kForMessages;
 
   /// This process's, over libcuda. It lives until the process ends. Throws Error if there is no driver.
   static DeviceHome& here();

@@ -132,8 +132,9 @@ py::list ways_on_device(const std::string& collective, size_t bytes, size_t rank
 /// group lives. Of a process's first group; later ones may get less.
 py::dict taken_on_device(size_t ranks) {
   const PlanFacts facts = facts_of_some(ranks, 1);
-  const kernel::DeviceShape shape = device_shape(uint32_t(ranks), uint32_t(facts.tuned(Tune::kBlocks)),
-                                                 pad_budget(DeviceHome::kArenaBytes, facts.tuning), facts.tuning);
+  const kernel::DeviceShape shape =
+      device_shape(uint32_t(ranks), uint32_t(facts.tuned(Tune::kBlocks)),
+                   pad_budget(DeviceHome::kArenaBytes - DeviceArena::kForMessages, facts.tuning), facts.tuning);
   if (!shape.sound()) return {};
   return py::dict("blocks"_a = shape.blocks, "threads"_a = kernel::kLanes,
                   "registers"_a = kernel::kRegisters / kernel::kLanes,

@@ -497,7 +497,19 @@ TEST(DeviceArena, TheProcessHasOneHomeWhereThereIsADriver) {
 
 TEST(DeviceArena, TheMemoryOfAllGroupsIsBounded) {
   Process process(2, DeviceHome::kArenaBytes);
-  EXPECT_EQ(process.home->arena(1, ShareKind::kFd).region().bytes(), size_t(64) << 20);
+  EXPECT_EQ(process.home->arena(1, ShareKind::kFd).region().bytes(), size_t(80) << 20);
+}
+
+TEST(DeviceArena, MessagesTakeNothingFromGroups) {
+  Process process(1, DeviceHome::kArenaBytes);
+  DeviceArena& arena = process.home->arena(0, ShareKind::kFd);
+  const Span slots = arena.messages().find(DeviceArena::kForMessages);
+  EXPECT_TRUE(slots);
+  EXPECT_FALSE(arena.messages().find(1));
+  EXPECT_EQ(arena.room(), 64 * M);
+  const Span rest = arena.allocate(64 * M);
+  EXPECT_EQ(arena.room(), 0u);
+  EXPECT_TRUE(rest.offset >= slots.offset + slots.bytes || slots.offset >= rest.offset + rest.bytes);
 }
 
 }  // namespace
