@@ -40,9 +40,10 @@ bool PendingSends::waits(const std::function<bool(const Entry&)>& is) {
   return std::any_of(waiting_.begin(), waiting_.end(), is);
 }
 
-/// Looks at all messages once; returns true if some went to the mail. If the group has ended they go as well, and the
-/// mail refuses them. The mail receives them in order, under the lock. It is pushed after the lock is released, because
-/// the completion callbacks that it runs may wait for another message.
+/// Looks at all messages once; returns true if some went to the mail. If the group has ended, sends go as well, and the
+/// mail refuses them; a receive is dropped, since earlier work of its stream may still use the tensor. The mail
+/// receives them in order, under the lock. It is pushed after the lock is released, because the completion callbacks
+/// that it runs may wait for another message.
 bool PendingSends::post() {
   std::list<Entry> gone;  // destroyed without the lock
   MutexLock lock(mutex_);
@@ -50,14 +51,16 @@ bool PendingSends::post() {
   for (auto next = waiting_.begin(); next != waiting_.end();) {
     const auto entry = next++;
     const bool receives = entry->owner.defined();
-    const std::pair to{entry->message->peer, entry->message->tag};
-    if ((!receives && held.contains(to)) || !may_go(*entry)) {
-      if (!receives) held.insert(to);
-      continue;
-    }
-    if (receives) {
-      entry->message->reached.store(true, std::memory_order_release);
+    if (receives) {  // its peer may change meanwhile
+      const std::optional<bool> reached = look_at(*entry);
+      if (!reached) continue;
+      if (*reached) entry->message->reached.store(true, std::memory_order_release);
     } else {
+      const std::pair to{entry->message->peer, entry->message->tag};
+      if (held.contains(to) || !look_at(*entry)) {
+        held.insert(to);
+        continue;
+      }
       group_->mail().post(entry->message);
     }
     gone.splice(gone.end(), waiting_, entry);
@@ -67,12 +70,16 @@ bool PendingSends::post() {
   return !gone.empty();
 }
 
-bool PendingSends::may_go(const Entry& entry) {
+/// Whether the device has reached the message, or false if that does not matter any more. Empty: it has to wait.
+std::optional<bool> PendingSends::look_at(const Entry& entry) {
   try {
-    return group_->closed() || !entry.staging || entry.staging->look(*group_, entry.deadline).has_value();
+    if (group_->closed() || (entry.owner && entry.message->done())) return false;
+    if (!entry.staging) return true;
+    const std::optional<Status> end = entry.staging->look(*group_, entry.deadline);
+    return end ? std::optional(end->ok()) : std::nullopt;
   } catch (const std::exception& error) {
     (void)group_->fail(system_failure("a message could not be copied from its device", error));
-    return true;
+    return false;
   }
 }
 

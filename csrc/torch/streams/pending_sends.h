@@ -4,6 +4,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 
 #include "base/deadline.h"
 #include "base/mutex.h"
@@ -52,7 +53,7 @@ class PendingSends {
   explicit PendingSends(std::shared_ptr<Group> group) : group_(std::move(group)) {}
   Poller::Seen look() EXCLUDES(mutex_);
   bool post() EXCLUDES(mutex_);
-  bool may_go(const Entry& entry) REQUIRES(mutex_);
+  std::optional<bool> look_at(const Entry& entry) REQUIRES(mutex_);
   /// Whether a message waits that `is` picks.
   bool waits(const std::function<bool(const Entry&)>& is) EXCLUDES(mutex_);
 
