@@ -48,8 +48,12 @@ class MailPeer {
   virtual bool move() = 0;
   /// The staging of a peer to which nothing is in flight.
   virtual Span yield() { return {}; }
-  /// Drops all messages.
+  /// Drops all messages. No copy writes to a tensor any more, unless the device hangs.
   virtual void clear();
+  /// Whether a granted message is there that this rank has not read to its end.
+  virtual bool arriving() const { return false; }
+  /// Whether the peer may be reading a tensor of this rank.
+  virtual bool lends() const { return false; }
   /// Counts unexpected data that is kept here. It is bounded: a peer that is told that this rank is full keeps further
   /// messages until there is a receive.
   void keep(size_t bytes);
@@ -86,9 +90,12 @@ class NearPeer final : public MailPeer {
   ~NearPeer() override;
   bool move() override;
   void clear() override;
+  bool arriving() const override;
+  bool lends() const override;
   Span yield() override;
 
  private:
+  void let_go_of_slots();
   bool announce();
   bool take();
   bool grant();

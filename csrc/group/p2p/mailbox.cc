@@ -35,6 +35,10 @@ Mailbox::~Mailbox() {
 void Mailbox::close() {
   if (failures_.forked()) return;
   MutexLock lock(mutex_);
+  // The program may reuse a tensor once its send has ended, so a peer that is still reading it has to fail.
+  for (const auto& peer : peers_) {
+    if (peer->lends()) (void)failures_.fail_as_left(members_.rank);
+  }
   if (!open_.empty())
     fail_all(Status(Code::kAborted, "nvx: group " + members_.name + " was destroyed with messages in flight"));
   Shift shift{Role::kPasserBy, Carrier::kPool};

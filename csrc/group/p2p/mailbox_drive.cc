@@ -142,8 +142,9 @@ void Mailbox::check_times() {
     if (!late && !std::exchange(is_clear, true)) failures_.await_clarity();
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
-    if (!open_.contains(message)) continue;                                                 // done during the look
-    if (!late && !failures_.failed() && peer >= 0 && this->peer(peer).untold != 0) return;  // it may be this one
+    if (!open_.contains(message)) continue;  // done during the look
+    if (!late && !failures_.failed() && peer >= 0 && (this->peer(peer).untold != 0 || this->peer(peer).arriving()))
+      return;  // it may be this one
     if (gone) (void)failures_.fail_by_fate(*gone);
     if (!late) failures_.alarm(local_rank, Clock::duration::zero());
     const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;

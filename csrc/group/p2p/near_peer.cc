@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "group/p2p/mailbox.h"
 #include "kernel/cpu/own_time.h"
@@ -16,7 +17,8 @@ using kernel::kEnvelopes;
 using kernel::kInPlace;
 
 constexpr size_t kStreamDepth = 4;
-constexpr uint64_t kMostGranted = kEnvelopes;  // the size of the ring of grants
+constexpr std::chrono::milliseconds kEndOfCopy{500};  // copies end by themselves, unless the device hangs
+constexpr uint64_t kMostGranted = kEnvelopes;         // the size of the ring of grants
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
 
@@ -34,16 +36,32 @@ NearPeer::NearPeer(Mailbox& box, Core& core, int rank)
 
 NearPeer::~NearPeer() {
   if (lease_) core_.neighbours().leases().free_when(lease_, core_.members.everybody_gone());
-  if (slots_)
-    core_.copies->release_when(slots_, [gone = core_.members.everybody_gone(), copy = sending_] {
-      return (!copy || !copy->may_run()) && gone();
-    });
+  let_go_of_slots();
+}
+
+/// They are free when the peer has read them, though no message may be open then that would look.
+void NearPeer::let_go_of_slots() {
+  if (!slots_) return;
+  const auto released = [gone = core_.members.everybody_gone(), copy = sending_, &consumed = their_in_.consumed,
+                         streamed = streamed_] {
+    return (!copy || !copy->may_run()) && (gone() || load(consumed) == streamed);
+  };
+  core_.copies->release_when(std::exchange(slots_, Span{}), released);
 }
 
 void NearPeer::clear() {
   MailPeer::clear();
   streaming_.clear();
   arriving_.clear();
+  // The user may write to the tensor once the receive has ended.
+  for (const auto end = Clock::now() + kEndOfCopy; fetching_ && !fetching_->over() && Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+bool NearPeer::arriving() const { return fetching_ || (!arriving_.empty() && load(their_out_.streamed) != consumed_); }
+
+bool NearPeer::lends() const {
+  return !streaming_.empty() && streaming_.front()->in_place_ && streaming_.front()->moved_ != 0 && !is_read();
 }
 
 /// Accesses no memory of a peer once the group has failed.
@@ -54,7 +72,7 @@ bool NearPeer::move() {
   moved |= read_grants();
   moved |= stream();
   moved |= consume();
-  if (slots_ && streaming_.empty() && is_read()) core_.copies->release(std::exchange(slots_, Span{}));
+  if (streaming_.empty()) let_go_of_slots();
   return moved;
 }
 
@@ -301,8 +319,7 @@ bool NearPeer::consume() {
     if (status.ok() && read == 0) break;
     // A peer that has failed may have written to its tensor while it was read.
     if (place == ChunkPlace::kPool && status.ok() && core_.failures.told(Clock::duration::zero())) return true;
-    publish(in_.consumed, consumed_ += read);
-    poke();
+    if (status.ok()) publish(in_.consumed, consumed_ += read), poke();
     moved = true;
     if (status.ok() && message->moved_ != message->bytes) continue;
     arriving_.pop_front();
