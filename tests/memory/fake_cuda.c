@@ -132,7 +132,12 @@ int cuStreamCreateWithPriority(long* stream, unsigned flags, int priority) {
   return *stream = 77, flags == 1 && priority < -5 ? need() : kInvalid;
 }
 int cuStreamDestroy_v2(long stream) { return stream == 77 ? need() : kInvalid; }
-int cuStreamQuery(long stream) { return stream != 77 ? kInvalid : polls++ % 3 == 0 ? kNotReady : need(); }
+/* For the test: no copy ends until it is let go. */
+static volatile int copies_held = 0;
+int fake_hold_copies(int held) { return copies_held = held; }
+int cuStreamQuery(long stream) {
+  return stream != 77 ? kInvalid : copies_held || polls++ % 3 == 0 ? kNotReady : need();
+}
 /* Tensors of the accelerator that tests play are not where their addresses say. */
 static void* real(const void* at) {
   static void* (*const translate)(void*) = (void* (*)(void*))dlsym(RTLD_DEFAULT, "fake_device_real");

@@ -1,13 +1,16 @@
 """Messages between GPUs of one host by copy engines: threads play the kernels on `fake_device`, and the tests' libcuda
 copies."""
 
+import contextlib
 import threading
+import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from fake_device import held, reset_counts, set_delays, slow_fill
-from ranks import meet, on_played_gpus
+from ranks import eventually, meet, on_played_gpus
 from test_device import GPU, assert_all, on_gpu, refuse_in_a_capture
 from test_pipeline import run_schedule
 from test_pool import call_until_mapped, fake_cuda, grown, numbers, pooled
@@ -25,6 +28,21 @@ def open_devices():
 def copied():
     """The bytes that copies of more than an announcement's have moved in this process since the last call."""
     return fake_cuda().fake_copied()
+
+
+@contextlib.contextmanager
+def copies_held():
+    """No copy of this process ends inside the block."""
+    fake_cuda().fake_hold_copies(1)
+    try:
+        yield
+    finally:
+        fake_cuda().fake_hold_copies(0)
+
+
+def default_store():
+    """For after the default group's end."""
+    return dist.distributed_c10d._get_default_store()
 
 
 @on_played_gpus(2, 3)
@@ -123,6 +141,122 @@ def test_tensors_of_the_pool_are_read_in_place(rank, world):
             work.wait()
         assert torch.equal(output.cpu(), numbers(300_000, 1 - rank))
     assert copied() == 3 * 4 * 300_000
+
+
+@on_played_gpus(3)
+def test_slots_are_free_once_they_are_read(rank, world):
+    """Those of a few pairs would be all the slots that there are. Without slots the data go through host memory."""
+    open_devices()
+    count = COUNTS[-1]
+    tensor = on_gpu(rank, count)
+    for _ in range(4):
+        group = dist.new_group()
+        dist.all_reduce(on_gpu(1), group=group)
+        torch.accelerator.synchronize()
+        for receiver in (1, 2):
+            copied()
+            if rank == 0:
+                dist.send(tensor, receiver, group=group)
+            elif rank == receiver:
+                dist.recv(tensor, 0, group=group)
+                assert_all(tensor, 0)
+                assert copied() == 4 * count
+
+
+@on_played_gpus(2)
+def test_a_receive_from_host_memory_outlives_the_timeout_of_its_stream(rank, world):
+    """It has all its data: only the copy to the device waits for the stream."""
+    open_devices()
+    if rank == 0:
+        works = [dist.isend(torch.full((100_000,), 5.0 + i), 1) for i in range(2)]
+        meet("announced")
+        for work in works:
+            work.wait()
+    else:
+        meet("announced")
+        backend = dist.group.WORLD._get_backend(torch.device(GPU))
+        outputs = [on_gpu(0, 100_000), on_gpu(0, 100_000)]
+        torch.accelerator.synchronize()
+        backend._set_default_timeout(timedelta(seconds=2))
+        with held():
+            works = [dist.irecv(output.fill_(1), 0) for output in outputs]
+            works[0].wait()
+            time.sleep(2.5)
+        backend._set_default_timeout(timedelta(seconds=30))
+        works[1].wait()
+        assert_all(outputs[0], 5)
+        assert_all(outputs[1], 6)
+    sum_ = on_gpu(1)
+    dist.all_reduce(sum_)
+    assert_all(sum_, 2)
+
+
+@on_played_gpus(2)
+def test_a_receive_of_a_group_that_closes_waits_for_its_stream(rank, world):
+    """Its tensor keeps what earlier work of the stream has to read, while the group waits for its lane."""
+    open_devices()
+    store = default_store()
+    late, read = on_gpu(7, 100_000), on_gpu(0, 100_000)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        dist.isend(on_gpu(1, 100_000), 1)
+        store.wait(["left"])
+        return
+    with held():
+        read.copy_(late)
+        dist.irecv(late, 0)
+        dist.all_reduce(torch.ones(1), async_op=True)  # rank 0 never comes
+        dist.destroy_process_group()
+        store.set("left", "")
+    torch.accelerator.synchronize()
+    assert_all(read, 7)
+
+
+@on_played_gpus(2)
+def test_a_message_arrives_after_its_sender_has_left(rank, world):
+    open_devices()
+    store = default_store()
+    if rank == 0:
+        dist.send(on_gpu(3, 100_000), 1)
+        dist.destroy_process_group()
+        store.set("left", "")
+        return
+    output = on_gpu(0, 100_000)
+    torch.accelerator.synchronize()
+    with copies_held():
+        work = dist.irecv(output, 0)
+        store.wait(["left"])
+        time.sleep(0.5)  # several looks at the peer
+        assert not work.is_completed()
+    work.wait()
+    assert_all(output, 3)
+
+
+@on_played_gpus(2)
+def test_a_receive_fails_if_its_sender_leaves_while_its_tensor_is_read(rank, world):
+    """The sender may have reused the tensor."""
+    open_devices()
+    store = default_store()
+    grown()
+    tensor = pooled(numbers(100_000, rank))
+    call_until_mapped()
+    torch.accelerator.synchronize()
+    if rank == 0:
+        dist.isend(tensor, 1)
+        store.wait(["read"])
+        dist.destroy_process_group()
+        store.set("left", "")
+        return
+    output = on_gpu(0, 100_000)
+    torch.accelerator.synchronize()
+    copied()
+    with copies_held():
+        work = dist.irecv(output, 0)
+        eventually(copied)
+        store.set("read", "")
+        store.wait(["left"])
+    with pytest.raises(dist.DistBackendError, match="rank 0.* has (left|destroyed)"):
+        work.wait()
 
 
 @pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B"])
