@@ -17,7 +17,7 @@ namespace {
 using Queues = std::vector<std::unique_ptr<DeviceWork>>;
 
 constexpr size_t kLeastLease = 256 << 10, kMostLease = DeviceArena::kForMessages / 2;
-constexpr int kQueues = 4;
+constexpr int kQueues = 2;
 
 /// A copy that failed may have begun, so all that it accesses stays until the process ends.
 void keep_for_ever(const std::shared_ptr<DeviceCopy>& copy) {
