@@ -134,7 +134,7 @@ int cuStreamCreateWithPriority(long* stream, unsigned flags, int priority) {
 int cuStreamDestroy_v2(long stream) { return stream == 77 ? need() : kInvalid; }
 /* For the test: no copy ends until it is let go. */
 static volatile int copies_held = 0;
-int fake_hold_copies(int held) { return copies_held = held; }
+int fake_hold_copies(int held) { copies_held = held; return 0; }
 int cuStreamQuery(long stream) {
   return stream != 77 ? kInvalid : copies_held || polls++ % 3 == 0 ? kNotReady : need();
 }
