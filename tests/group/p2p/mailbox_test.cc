@@ -464,8 +464,16 @@ class Liar : public testing::Test {
 
   /// Announces a message of so many bytes, in the envelope or granted.
   void announce(uint64_t bytes, DType dtype, bool carried) {
-    impostor_.pad().outbox(0).envelopes[0] = {
-        .message = 1, .tag = 0, .bytes = bytes, .dtype = dtype, .carries_data = carried, .reserved = {}, .payload = {}};
+    impostor_.pad().outbox(0).envelopes[0] = {.message = 1,
+                                              .tag = 0,
+                                              .bytes = bytes,
+                                              .dtype = dtype,
+                                              .carries_data = carried,
+                                              .on_device = 0,
+                                              .reserved = {},
+                                              .place = 0,
+                                              .reserved_too = 0,
+                                              .payload = {}};
     post(1);
   }
   void post(uint64_t posted) { signal(impostor_.pad().outbox(0).posted.flag, posted); }
