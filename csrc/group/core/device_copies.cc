@@ -123,13 +123,21 @@ bool DeviceCopies::look() {
 /// Begins a copy, or looks whether it has ended. True if it is over.
 bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
   try {
-    if (!copy->work_ && !lost_.ok()) return end(*copy, DeviceCopy::State::kEnded, lost_), true;
     if (!copy->work_) {
+      const bool unwanted = copy->unwanted_.load(std::memory_order_acquire);
+      if (unwanted || !lost_.ok()) {
+        end(*copy, DeviceCopy::State::kEnded,
+            lost_.ok() ? Status(Code::kAborted, "nvx: a message was given up") : lost_);
+        return true;
+      }
       if (idle_.empty()) return false;
       copy->work_ = std::move(idle_.back());
       idle_.pop_back();
       news_ = Clock::now();
-      for (const DeviceCopy::Piece& piece : copy->pieces) copy->work_->copy(piece.to, piece.from, piece.bytes);
+      for (const DeviceCopy::Piece& piece : copy->pieces) {
+        copy->work_->copy(piece.to, piece.from, piece.bytes);
+        copy->begun_ = true;
+      }
     }
     const Clock::time_point now = Clock::now();
     if (!copy->work_->drain({now, now})) return false;
@@ -137,9 +145,14 @@ bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
     idle_.push_back(std::move(copy->work_));
     end(*copy, DeviceCopy::State::kEnded, {});
   } catch (const std::exception& error) {
-    keep_for_ever(copy);
-    lost_ = Status(system_failure("a message could not be copied between GPUs", error));
-    end(*copy, DeviceCopy::State::kLost, lost_);
+    const Status why(system_failure("a message could not be copied between GPUs", error));
+    if (copy->begun_) {
+      keep_for_ever(copy);
+      lost_ = why;
+    } else {
+      idle_.push_back(std::move(copy->work_));
+    }
+    end(*copy, copy->begun_ ? DeviceCopy::State::kLost : DeviceCopy::State::kEnded, why);
   }
   return true;
 }

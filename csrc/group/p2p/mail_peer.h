@@ -48,8 +48,8 @@ class MailPeer {
   virtual bool move() = 0;
   /// The staging of a peer to which nothing is in flight.
   virtual Span yield() { return {}; }
-  /// Drops all messages. No copy writes to a tensor any more, unless the device hangs.
-  virtual void clear();
+  /// Drops all messages. No copy writes to a tensor any more, unless one goes on after `until`.
+  virtual void clear(Clock::time_point until);
   /// Whether a granted message is there that this rank has not read to its end.
   virtual bool arriving() const { return false; }
   /// Whether the peer may be reading a tensor of this rank.
@@ -89,7 +89,7 @@ class NearPeer final : public MailPeer {
   NearPeer(Mailbox& box, Core& core, int rank);
   ~NearPeer() override;
   bool move() override;
-  void clear() override;
+  void clear(Clock::time_point until) override;
   bool arriving() const override;
   bool lends() const override;
   Span yield() override;

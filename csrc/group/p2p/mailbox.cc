@@ -6,7 +6,8 @@
 namespace nvx {
 namespace {
 
-constexpr uint64_t kMostKept = 4 << 20;  // unexpected bytes of a peer; a few more envelopes may arrive
+constexpr std::chrono::milliseconds kEndOfCopies{500};  // copies end by themselves, unless the device hangs
+constexpr uint64_t kMostKept = 4 << 20;                 // unexpected bytes of a peer; a few more envelopes may arrive
 
 }  // namespace
 
@@ -198,7 +199,7 @@ void MailPeer::let_go(size_t bytes) {
   if (full_ && kept_ < kMostKept / 2) tell_full(full_ = false);
 }
 
-void MailPeer::clear() {
+void MailPeer::clear(Clock::time_point /*until*/) {
   unannounced_.clear();
   ungranted_.clear();
   to_grant_.clear();
@@ -257,7 +258,8 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
 
 DevicePtr Mailbox::reach(const void* at, size_t bytes, int device, int peer) const {
   const DeviceCopies* const copies = core_.copies_open.load(std::memory_order_acquire);
-  if (!copies || copies->device() != device || bytes <= kernel::kEnvelopePayload || far(peer)) return 0;
+  if (!copies || copies->device() != device || bytes <= kernel::kEnvelopePayload || far(peer) || peer == members_.rank)
+    return 0;
   return reinterpret_cast<DevicePtr>(at);
 }
 
@@ -285,7 +287,8 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
 void Mailbox::fail_all(const Status& status) {
   receives_.clear();
   early_.clear();
-  for (const auto& peer : peers_) peer->clear();
+  const auto until = Clock::now() + kEndOfCopies;
+  for (const auto& peer : peers_) peer->clear(until);
   if (core_.port) {
     MutexLock lock(core_.port->mutex());
     core_.port->mail().drop();

@@ -143,8 +143,11 @@ void Mailbox::check_times() {
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
     if (!open_.contains(message)) continue;  // done during the look
-    if (!late && !failures_.failed() && peer >= 0 && (this->peer(peer).untold != 0 || this->peer(peer).arriving()))
-      return;  // it may be this one
+    if (!late && !failures_.failed() && peer >= 0) {
+      if (this->peer(peer).untold != 0) return;  // it may be this one
+      // The sender may have left after it had sent all.
+      if (gone && this->peer(peer).arriving() && !failures_.told(Clock::duration::zero())) continue;
+    }
     if (gone) (void)failures_.fail_by_fate(*gone);
     if (!late) failures_.alarm(local_rank, Clock::duration::zero());
     const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;

@@ -17,8 +17,7 @@ using kernel::kEnvelopes;
 using kernel::kInPlace;
 
 constexpr size_t kStreamDepth = 4;
-constexpr std::chrono::milliseconds kEndOfCopy{500};  // copies end by themselves, unless the device hangs
-constexpr uint64_t kMostGranted = kEnvelopes;         // the size of the ring of grants
+constexpr uint64_t kMostGranted = kEnvelopes;  // the size of the ring of grants
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
 
@@ -49,12 +48,15 @@ void NearPeer::let_go_of_slots() {
   core_.copies->release_when(std::exchange(slots_, Span{}), released);
 }
 
-void NearPeer::clear() {
-  MailPeer::clear();
+void NearPeer::clear(Clock::time_point until) {
+  MailPeer::clear(until);
   streaming_.clear();
   arriving_.clear();
+  for (const auto& copy : {sending_, fetching_}) {
+    if (copy) copy->give_up();
+  }
   // The user may write to the tensor once the receive has ended.
-  for (const auto end = Clock::now() + kEndOfCopy; fetching_ && !fetching_->over() && Clock::now() < end;)
+  while (fetching_ && !fetching_->over() && Clock::now() < until)
     std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 

@@ -58,6 +58,7 @@ void SpanAllocator::free(Span span) {
 
 size_t SpanAllocator::used() {
   MutexLock lock(mutex_);
+  free_deferred();
   return used_;
 }
 
