@@ -103,7 +103,7 @@ ROWS = (
         ("python tests/fuzz/coverage.py",)),
     Row("R27", "strangers, half-open connections and floods at the listeners during a run", PASSED,
         ("pytest tests/hosts/test_strangers.py", "pytest tests/torch/test_flood.py")),
-    Row("R28", "ranks with different versions of nvx, damaged records", PASSED,
+    Row("R28", "records of another version of nvx, damaged records", PASSED,
         ("ctest --test-dir build/make/cpp -R 'DamagedValues|GarbageIsNotBelieved'",)),
     Row("R29", "the core's tests under ThreadSanitizer, AddressSanitizer and UBSan", ("failed = 0",),
         ("python tests/gates/run tsan asan",)),

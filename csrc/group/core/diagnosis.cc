@@ -70,8 +70,8 @@ Failure Diagnosis::timeout(const std::string& what, const std::string& after, co
           .advice = cycle.empty()
                         ? "see the logs of these ranks; if they are only slow, raise the timeout "
                           "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"
-                        : "make these ranks call the operations of the cycle in the same order; if one of them is "
-                          "asynchronous, see the log of its rank, which may be busy with something else"};
+                        : "make these ranks call the operations of the cycle in the same order; if an operation of the "
+                          "cycle is asynchronous, see the log of its rank: it may be busy elsewhere"};
 }
 
 Failure Diagnosis::no_memory(const std::string& what) const {
