@@ -146,7 +146,8 @@ void Mailbox::check_times() {
     if (!late && !failures_.failed() && peer >= 0) {
       if (this->peer(peer).untold != 0) return;  // it may be this one
       // The sender may have left after it had sent all.
-      if (gone && this->peer(peer).arriving() && !failures_.told(Clock::duration::zero())) continue;
+      const bool has_left = local_rank >= 0 && members_.gone(local_rank);
+      if (has_left && this->peer(peer).arriving() && !failures_.told(Clock::duration::zero())) continue;
     }
     if (gone) (void)failures_.fail_by_fate(*gone);
     if (!late) failures_.alarm(local_rank, Clock::duration::zero());
