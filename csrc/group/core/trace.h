@@ -34,8 +34,7 @@ class TraceRing {
   void add(const TraceRecord& record) {
     const uint64_t before = begun_.fetch_add(1, std::memory_order_relaxed);
     Entry& entry = entries_[before % kRecords];
-    entry.stamp.store(0, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);
+    entry.stamp.exchange(0, std::memory_order_acq_rel);  // before the record's stores
     entry.record = record;
     entry.stamp.store(before + 1, std::memory_order_release);
   }
