@@ -224,7 +224,7 @@ TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
       EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waiting == 0; }));
       return;
     }
-    group.set_timeout(milliseconds(why_no_processes() ? 2000 : 400));
+    group.set_timeout(milliseconds(why_no_processes() ? 2000 : 1000));
     {
       const Within time(milliseconds(3000));
       const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 4));
