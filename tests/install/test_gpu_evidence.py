@@ -205,7 +205,8 @@ def test_every_choice_of_tests_chooses_some(file):
 
 
 TWIN = ROOT / "build" / "make" / "cpp"
-BY_KERNELS = ("torch_graphs", "torch_pools", "torch_places")  # `tests/gates/run played` builds what these need
+# `tests/gates/run played` builds what these need.
+BY_KERNELS = ("torch_graphs", "torch_pools", "torch_messages", "torch_places")
 NOT_PLAYED = "nvx was not built with NVX_PLAYED"
 
 
