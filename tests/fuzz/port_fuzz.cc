@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/handle.h"
+#include "frames.h"
 #include "net/tcp/tcp.h"
 #include "net/tcp/tcp_wire.h"
 #include "net/ucx/ucx.h"
@@ -297,20 +298,6 @@ void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
 
 // --- nvx's own TCP, with a key
 
-/// A frame, well-formed or damaged, with its message.
-std::string make_up(FuzzedDataProvider& from) {
-  Frame frame{.bytes = from.ConsumeIntegralInRange<uint64_t>(0, 40'000),
-              .header_bytes = from.ConsumeIntegralInRange<uint8_t>(0, kMostHeader)};
-  const size_t bytes = frame.bytes;
-  switch (from.ConsumeIntegralInRange(0, 7)) {
-    case 0: frame.bytes = from.ConsumeIntegral<uint64_t>(); break;
-    case 1: frame.header_bytes = from.ConsumeIntegral<uint8_t>(); break;
-    case 2: frame.kind = Frame::Kind(from.ConsumeIntegral<uint8_t>()); break;
-    default: break;
-  }
-  return bytes_of(frame) + std::string(frame.header_bytes + bytes, 'b');
-}
-
 /// Shakes hands with the first rank as the holder of the key. False if that has closed the connection, which it may
 /// always do.
 bool shake_hands(FuzzedDataProvider& from, Ranks& ranks, int fd) {
@@ -345,7 +332,7 @@ void hear_tcp(FuzzedDataProvider& from, Ranks& ranks) {
       case 4: say(guests[one].get(), bytes_of(Greeting{.from = kRogue, .to = {}})); break;
       case 5: say(guests[one].get(), from.ConsumeRandomLengthString(200)); break;
       default: {
-        std::string said = make_up(from);
+        std::string said = framed(from);
         if (from.ConsumeIntegralInRange(0, 4) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, said.size()));
         say(guests[one].get(), said);
         break;

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "frames.h"
 #include "net/tcp/tcp_incoming.h"
 #include "net/tcp/tcp_outgoing.h"
 
@@ -82,18 +83,7 @@ class Taker final : public Receiver {
 /// A message, well-formed or damaged.
 std::string make_up(FuzzedDataProvider& from) {
   if (from.ConsumeIntegralInRange(0, 3) == 0) return from.ConsumeRandomLengthString(100);
-  Frame frame{.bytes = from.ConsumeIntegralInRange<uint64_t>(0, 40'000),
-              .header_bytes = from.ConsumeIntegralInRange<uint8_t>(0, kMostHeader)};
-  const size_t bytes = frame.bytes;
-  switch (from.ConsumeIntegralInRange(0, 7)) {
-    case 0: frame.bytes = from.ConsumeIntegral<uint64_t>(); break;
-    case 1: frame.header_bytes = from.ConsumeIntegral<uint8_t>(); break;
-    case 2: frame.kind = Frame::Kind(from.ConsumeIntegral<uint8_t>()); break;
-    default: break;
-  }
-  std::string said(reinterpret_cast<const char*>(&frame), sizeof frame);
-  said.resize(said.size() + frame.header_bytes + bytes, 'b');
-  return said;
+  return framed(from);
 }
 
 /// A process connects to this one.
