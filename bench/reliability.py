@@ -116,7 +116,9 @@ ROWS = (
         ("pytest tests/torch/test_process.py -k 'exit_without or exit_code or exception or interrupt'",)),
     Row("R34", "children of ranks: they hide no death, and touch no group", PASSED,
         ("pytest tests/torch/test_process.py -k child", "pytest tests/torch/test_failures.py -k child")),
-    Row("R35", "cost of liveness and fingerprints", why="needs a build without them beside: no command"),
+    Row("R35", "cost of a change: an all_reduce of two ranks beside the build before it, percent",
+        ("8 B on 1 host(s) <= 2", "8 B on 2 host(s) <= 2", "1 MiB on 1 host(s) <= 1", "1 MiB on 2 host(s) <= 1"),
+        ("python bench/sides.py --before {before}",)),
     Row("R36", "errors that have rank, pid, host and advice; in calls also the own rank and the call's number",
         (*(f"{word} = errors" for word in ("rank", "host", "pid", "advice")), "own rank = in calls", "call = in calls"),
         ("nvx drill --fault kill exit op size memory descriptors link --phase first steady async new_group",)),
@@ -171,6 +173,10 @@ def of_ctest(text: str) -> Figures:
     return {"passed": total - failed, "failed": failed}
 
 
+def of_sides(text: str) -> Figures:
+    return {name: float(more) for name, more in re.findall(r"^(.+): ([+-][\d.]+) % in", text, re.M)}
+
+
 def of_coverage(text: str) -> Figures:
     return {"percent": float(re.findall(r"([\d.]+)% of +\d+ lines$", text, re.M)[-1])}
 
@@ -183,6 +189,7 @@ READERS: dict[str, tuple[str, Any]] = {
     "tests.nemesis": ("", of_nemesis),
     "ctest": ("", of_ctest),
     "coverage.py": ("", of_coverage),
+    "sides.py": ("", of_sides),
 }
 PROGRAMS = {"python": [], "pytest": ["-m", "pytest", "-q", "-p", "no:cacheprovider"], "nvx": ["-m", "nvx"]}
 
@@ -211,13 +218,13 @@ def recorded() -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
     return document, {(entry["row"], entry["command"]): entry for entry in document.get("rows", ())}
 
 
-def measure(row: Row, command: str, before: dict[str, Any] | None, worlds: int) -> dict[str, Any]:
+def measure(row: Row, command: str, before: dict[str, Any] | None, options: argparse.Namespace) -> dict[str, Any]:
     """The entry of a command. Counts of one that goes on where it stopped are added to those of `before`."""
     goes_on = "{seed}" in command
     counted = before["figures"] if before and goes_on else {}
     seed = 1 + int(counted.get("worlds", 0)) + (1_000_000 if row.name == "R32" else 0)
     print(f"# {row.name}: {command}", flush=True)
-    figures, seconds = run(command.format(seed=seed, worlds=worlds) if goes_on else command)
+    figures, seconds = run(command.format(seed=seed, worlds=options.worlds, before=options.before))
     figures = {name: round(value + counted.get(name, 0), 4) for name, value in figures.items()}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -291,16 +298,19 @@ def main(given: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench/reliability.py", description=__doc__.partition("\n\n")[0])
     parser.add_argument("rows", nargs="*", metavar="ROW", choices=[[], *(row.name for row in ROWS)])
     parser.add_argument("--worlds", type=int, default=200, help="of a command that goes on where it stopped")
+    parser.add_argument("--before", help="of R35: the folder with the other build's package")
     parser.add_argument("--list", action="store_true", help="print the rows and their commands")
     parser.add_argument("--page", action="store_true", help="write the page from the file")
     options = parser.parse_args(given)
+    if "R35" in options.rows and not options.before:
+        parser.error("R35 needs --before")
     current, failed = [(row, command) for row in ROWS for command in row.commands], 0
     for row, command in current:
         if options.list:
             print(f"{row.name}: {command}")
         if row.name in options.rows:
             key = (row.name, command)
-            entry = measure(row, command, recorded()[1].get(key), options.worlds)
+            entry = measure(row, command, recorded()[1].get(key), options)
             document, entries = recorded()  # another run may have written meanwhile
             entries[key] = entry
             document["rows"] = [entries[row.name, one] for row, one in current if (row.name, one) in entries]
