@@ -43,21 +43,29 @@ std::string stat_of(pid_t pid) {
   return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
 }
 
-/// A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
+/// The wait status, the last field. The kernel has it from the end on, until the parent reaps the process.
+int status_in(const std::string& stat) { return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1); }
+
 std::optional<int> status_of_unreaped(pid_t pid) {
   const std::string stat = stat_of(pid);
-  if (!stat.starts_with('Z')) return std::nullopt;
-  return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1);
+  return stat.starts_with('Z') ? std::optional(status_in(stat)) : std::nullopt;
 }
 
-/// Whether the process runs on. The kernel flags one that is ending (PF_EXITING).
-bool runs_on(pid_t pid) {
-  constexpr unsigned kExiting = 0x4;
-  std::istringstream stat(stat_of(pid));
+/// The kernel's flags of the main thread.
+constexpr unsigned kExiting = 0x4;     // PF_EXITING
+constexpr unsigned kSignaled = 0x400;  // PF_SIGNALED: by a signal that ends all threads
+std::optional<unsigned> flags_in(const std::string& stat) {
+  std::istringstream fields(stat);
   std::string skipped;
-  unsigned flags = kExiting;
-  for (int field = 0; field < 6; ++field) stat >> skipped;
-  return stat >> flags && (flags & kExiting) == 0;
+  unsigned flags = 0;
+  for (int field = 0; field < 6; ++field) fields >> skipped;
+  return fields >> flags ? std::optional(flags) : std::nullopt;
+}
+
+/// Whether the process runs on.
+bool runs_on(pid_t pid) {
+  const auto flags = flags_in(stat_of(pid));
+  return flags && (*flags & kExiting) == 0;
 }
 
 /// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it tells how the process
@@ -117,24 +125,31 @@ ProcessWatch& ProcessWatch::operator=(ProcessWatch&& other) noexcept {
   life_ = std::move(other.life_);
   pidfd_ = std::move(other.pidfd_);
   pid_ = other.pid_;
+  signaled_ = other.signaled_.load();
   return *this;
 }
 
-bool ProcessWatch::ended() const {
+bool ProcessWatch::ended() const { return signaled_.load(std::memory_order_relaxed) || released(); }
+
+/// Whether the kernel has closed its files.
+bool ProcessWatch::released() const {
   if (!life_) return pidfd_ && all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0));
   struct flock held = whole_file();
   return fcntl(life_.get(), F_GETLK, &held) == 0 && held.l_type == F_UNLCK;
 }
 
 bool ProcessWatch::torn_down() const {
-  return ended() && (!pidfd_ || all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0)));
+  return released() && (!pidfd_ || all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0)));
 }
 
 Ending ProcessWatch::ending() const {
   constexpr std::chrono::milliseconds kMoment{50};  // between the end of its files and its own
   if (pid_ == 0 || !ended()) return {};
-  if (!all_threads_ended(pidfd_.get(), pid_, kMoment))
-    return {pidfd_ && runs_on(pid_) ? Ending::How::kReplaced : Ending::How::kUnknown};
+  if (!all_threads_ended(pidfd_.get(), pid_, kMoment)) {
+    const int signal = signaled_.load(std::memory_order_relaxed) ? WTERMSIG(status_in(stat_of(pid_))) : 0;
+    if (signal != 0) return {Ending::How::kKilled, signal};
+    return {!signaled_ && pidfd_ && runs_on(pid_) ? Ending::How::kReplaced : Ending::How::kUnknown};
+  }
   std::optional<int> status = status_of_unreaped(pid_);
   if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
   if (!status) return {};
@@ -142,8 +157,9 @@ Ending ProcessWatch::ending() const {
   return {Ending::How::kExited, WEXITSTATUS(*status)};
 }
 
-std::string ProcessWatch::state() const {
-  const std::string stat = stat_of(pid_);
+std::string ProcessWatch::state() const { return state_in(stat_of(pid_)); }
+
+std::string ProcessWatch::state_in(const std::string& stat) const {
   if (stat.starts_with('T')) return "stopped by a signal (state T)";
   if (stat.starts_with('t')) return "stopped by a debugger (state t)";
   if (stat.starts_with('Z') && !ended()) return "without its main thread, which has ended while others run (state Z)";
@@ -156,7 +172,9 @@ std::string ProcessWatch::news() const {
   const auto now = Clock::now().time_since_epoch().count();
   auto next = next_look_.load(std::memory_order_relaxed);
   if (now < next || !next_look_.compare_exchange_strong(next, now + Clock::duration(kInterval).count())) return "";
-  const std::string found = state();
+  const std::string stat = stat_of(pid_);
+  if (flags_in(stat).value_or(0) & kSignaled) signaled_.store(true, std::memory_order_relaxed);
+  const std::string found = state_in(stat);
   const int looks = found.empty() ? looks_.exchange(0) : ++looks_;
   if (found.empty()) return looks >= kLooks ? "runs again" : "";
   return looks == kLooks ? "is " + found : "";

@@ -30,7 +30,8 @@ class ProcessWatch {
   /// with the first descriptor of the file that the process closes.
   static int own_life(pid_t to);
 
-  /// Whether it has ended, or runs another program.
+  /// Whether it has ended, or runs another program. Also, once `news()` has seen it, whether a signal has ended it and
+  /// the kernel has yet to write its core or to free its memory, which may take seconds.
   bool ended() const;
   /// Whether the kernel has also finished with it: a GPU's driver stops its kernels after `ended()`. False for a
   /// process that runs another program.
@@ -39,13 +40,17 @@ class ProcessWatch {
   Ending ending() const;
   /// Why it does not run, according to /proc: "stopped by a signal (state T)". Empty if it runs, or is not visible.
   std::string state() const;
-  /// For waiters, which call it as often as they like: a text, once, when the process has had a `state()` for half a
-  /// second, and when it runs again; otherwise empty.
+  /// For waiters, which call it as often as they like, and ask `ended()` then: a text, once, when the process has had a
+  /// `state()` for half a second, and when it runs again; otherwise empty.
   std::string news() const;
 
  private:
+  bool released() const;
+  std::string state_in(const std::string& stat) const;
+
   Fd life_, pidfd_;
   pid_t pid_ = 0;
+  mutable std::atomic<bool> signaled_{false};  // a signal has ended it
   mutable std::atomic<Clock::duration::rep> next_look_{0};
   mutable std::atomic<int> looks_{0};  // in a row that found a state()
 };

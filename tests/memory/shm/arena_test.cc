@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -478,6 +479,37 @@ TEST(ProcessWatch, TellsThatTheMainThreadHasEnded) {
   EXPECT_FALSE(process.ended());
   kill(child, SIGKILL);
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
+}
+
+/// A debugger holds it at the end, as the kernel does while it writes the core: its files are still open.
+TEST(ProcessWatch, TellsThatASignalHasEndedItWhileItsFilesAreOpen) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+  }
+  const ProcessWatch process(Fd(), child);
+  if (ptrace(PTRACE_SEIZE, child, nullptr, PTRACE_O_TRACEEXIT) != 0) {
+    kill(child, SIGKILL);
+    (void)waitpid(child, nullptr, 0);
+    GTEST_SKIP() << "no ptrace here";
+  }
+  EXPECT_EQ(process.news(), "");
+  EXPECT_FALSE(process.ended());
+  kill(child, SIGSEGV);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  ptrace(PTRACE_CONT, child, nullptr, SIGSEGV);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_EQ(status >> 8, SIGTRAP | PTRACE_EVENT_EXIT << 8);
+  EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process.news().empty() && process.ended(); }));
+  EXPECT_EQ(words_of(process.ending()), "signal 11");
+  EXPECT_FALSE(process.torn_down());
+  ptrace(PTRACE_CONT, child, nullptr, 0);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(process.torn_down());
+  EXPECT_EQ(words_of(process.ending()), "signal 11");
 }
 
 }  // namespace
