@@ -203,6 +203,11 @@ std::string Liveness::fate(uint64_t global_rank) {
   return lost.empty() ? "" : met.known_as + " is lost: " + lost;
 }
 
+std::string Liveness::whereabouts(uint64_t global_rank) const {
+  const auto it = met_.find(global_rank);
+  return it == met_.end() || it->second.empty() ? "" : it->second.back().known_as;
+}
+
 std::string Liveness::name_of(PeerId peer, const std::string& otherwise) const {
   for (const auto& [rank, met] : met_) {
     for (const Met& m : met) {

@@ -22,19 +22,13 @@ std::vector<uint8_t> bytes_of(const T& value) {
   return {begin, begin + sizeof value};
 }
 
-/// "rank 3 (pid 4711, host a01)", or "rank 1 (global rank 3, pid 4711, host a01)".
-std::string description_of(const Hello& hello, const std::string& name) {
-  const bool has_global = name.ends_with(')');
-  return (has_global ? name.substr(0, name.size() - 1) + ", " : name + " (") + place_of(hello) + ")";
-}
-
 }  // namespace
 
 void HostMeeting::enter(int64_t generation, const Hello& own) {
   leave();
   generation_ = generation;
   reads_itself_ = leader_was_there_ = false;
-  const Card card = Card::of(options_.rank, description_of(own, rank_name(options_.rank, options_.global_ranks)));
+  const Card card = Card::of(options_.rank, described(rank_name(options_.rank, options_.global_ranks), place_of(own)));
   auto handout = std::make_unique<Handout>(card);
   Leader leader{card};
   std::memcpy(leader.name, handout->name().data(), std::min(handout->name().size(), sizeof leader.name - 1));

@@ -20,6 +20,10 @@ constexpr const char* kSize = "size";             // of the group, as written by
 constexpr std::chrono::seconds kBetweenReads{2};  // of the store if another rank reads for this one
 constexpr int64_t kMostDoubles = 8;               // set-ups of duplicate processes that get a note
 std::string hello_of(int rank) { return std::to_string(rank); }
+std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options) {
+  return options.messenger ? options.messenger() : net::Messenger::opened();
+}
+
 std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
 
 }  // namespace
@@ -243,22 +247,47 @@ void StoreMeeting::look_for_cause(Code code) {
 
 /// Names the ranks, among the first 256, that have not begun this set-up. A rank first counts its set-up in the store.
 std::string StoreMeeting::missing(int writer) {
-  constexpr int kMostAsked = 256, kMostNamed = 8;
+  constexpr int kMostAsked = 256;
+  constexpr size_t kMostNamed = 8;
   std::vector<std::string> ranks;
   for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
     if (store_.add(generation_of(r), 0) >= generation_) continue;
-    const auto peer = host_.met(r);
-    const std::string state = peer ? peer->process().state() : "";
-    ranks.push_back(rank_name(r).substr(5) + (state.empty() ? "" : " (" + state + ")"));
+    ranks.push_back(ranks.size() < kMostNamed ? describe(r).substr(5) : "");
   }
-  if (ranks.empty()) return rank_name(writer) + " has joined, but has not written its part";
+  if (ranks.empty()) return describe(writer) + " has joined, but has not written its part";
   std::string named;
-  for (size_t i = 0; i < std::min<size_t>(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
+  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
   if (ranks.size() > kMostNamed) named += " and others";
   if (ranks.size() == 1) return "rank " + named + " has not joined";
   const bool server_too = ranks.front() == "0";  // torch blocks the serving rank while any rank is missing
   return "ranks " + named + " have not joined" +
          (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "");
+}
+
+/// "rank 3 (pid 4711, host a01, stopped by a signal (state T))", as far as this rank knows: a rank that an earlier
+/// group has met, or that has written its hello.
+std::string StoreMeeting::describe(int rank) {
+  std::string place;
+  if (const auto peer = host_.met(rank)) {
+    const std::string state = peer->process().state();
+    place = "pid " + std::to_string(peer->pid()) + ", host " + own_host_name(options_.host) +
+            (state.empty() ? "" : ", " + state);
+  }
+  if (const auto messenger = messenger_of(options_);
+      place.empty() && messenger && size_t(rank) < options_.global_ranks.size()) {
+    MutexLock lock(messenger->mutex());
+    place = messenger->liveness().whereabouts(options_.global_ranks[size_t(rank)]);
+    if (!place.empty()) place = place.substr(1, place.size() - 2);
+  }
+  if (place.empty()) {
+    contain_and(
+        [&] {
+          const auto hello = store_.get(key(hello_of(rank)), std::chrono::milliseconds(0));
+          if (hello) place = place_of(decode(*hello, 1).front());
+        },
+        [](const std::exception*) {});  // it is damaged, which its reader throws
+  }
+  return described(rank_name(rank), place);
 }
 
 /// Throws if another process has counted a set-up as this rank during this set-up. That process waits in a set-up of
@@ -346,7 +375,7 @@ int64_t StoreMeeting::ranks_to_tell(const Failure& note) {
 
 void look_for_deaths(const GroupOptions& options, int far) {
   const std::shared_ptr<Neighbours> neighbours = Neighbours::here();
-  const std::shared_ptr<net::Messenger> messenger = options.messenger ? options.messenger() : net::Messenger::opened();
+  const std::shared_ptr<net::Messenger> messenger = messenger_of(options);
   for (size_t r = 0; r < options.global_ranks.size(); ++r) {
     const uint64_t global = options.global_ranks[r];
     const std::string when = " while group " + options.name + " was being created";

@@ -81,6 +81,7 @@ class StoreMeeting {
   std::string claimant(int64_t generation);
   std::string earlier_claim();
   std::string missing(int writer);
+  std::string describe(int rank);
   int64_t ranks_to_tell(const Failure& note);
   bool due(Clock::time_point* next, bool often) const;
   int rank() const { return options_.rank; }

@@ -331,14 +331,19 @@ std::string place_of(const Hello& hello) {
   return "pid " + std::to_string(hello.pid) + ", host " + printable(hello.host_name);
 }
 
+std::string described(const std::string& name, const std::string& place) {
+  if (place.empty()) return name;
+  const bool has_global = name.ends_with(')');
+  return (has_global ? name.substr(0, name.size() - 1) + ", " : name + " (") + place + ")";
+}
+
 std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks) {
   const std::optional<uint64_t> global = global_name(rank, global_ranks);
   return of_rank(rank) + (global ? " (" + in_the_job(*global) + ")" : "");
 }
 
 std::string Topology::describe(int rank, const std::string& more) const {
-  const std::optional<uint64_t> global = global_name(rank, global_ranks);
-  return of_rank(rank) + " (" + (global ? in_the_job(*global) + ", " : "") + place_of(ranks[size_t(rank)]) + more + ")";
+  return described(rank_name(rank, global_ranks), place_of(ranks[size_t(rank)]) + more);
 }
 
 std::string Topology::whereabouts(int rank) const { return "(" + place_of(ranks[size_t(rank)]) + ")"; }

@@ -69,6 +69,10 @@ std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks);
 /// "pid 4711, host a01"
 std::string place_of(const Hello& hello);
 
+/// "rank 3 (pid 4711, host a01)", or "rank 1 (global rank 3, pid 4711, host a01)", from `rank_name()` and a place. The
+/// name alone if the place is empty.
+std::string described(const std::string& name, const std::string& place);
+
 /// The source addresses of connections from that rank to this one. A rank of this machine (hosts by `NVX_HOST_ID`), or
 /// of one that cannot be told from it, may connect over the loopback interface.
 std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own);
