@@ -88,10 +88,7 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
     case Kind::kPoison:
       return fail({int(header.from),
                    FailureNote::read(body, int(ranks_.size())).value_or(unreadable_note(of_rank(int(header.from))))});
-    case Kind::kTrouble:
-      if (const auto told = FailureNote::read(body, int(ranks_.size())); told && from.trouble.empty())
-        from.trouble = told->cause;
-      return;
+    case Kind::kTrouble: return take_trouble(from, header, body);
     case Kind::kSegment: return mail_.take_segment(header, body);
     case Kind::kLabel: return take_label(header, whole);
     case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
@@ -101,6 +98,15 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
     case Kind::kGrant: return mail_.take_letter(header, whole, body);
     default: return;
   }
+}
+
+void GroupPort::take_trouble(Rank& from, const MessageHeader& header, std::span<const std::byte> body) {
+  constexpr uint64_t kMost = 1'000'000;
+  const auto told = FailureNote::read(body, int(ranks_.size()));
+  if (!told || !from.trouble.empty()) return;
+  from.trouble = told->cause;
+  if (told->code == Code::kTimeout && std::ranges::find(told->awaited, rank_) != told->awaited.end())
+    from.gave_up_on_this = Clock::now() - std::chrono::milliseconds(std::min(header.value, kMost));
 }
 
 void GroupPort::take_segment(const MessageHeader& header, std::span<const std::byte> whole,
@@ -206,13 +212,15 @@ void GroupPort::tell_trouble(const Failure& what) {
   static_assert(sizeof(FailureNote) <= Messenger::kMostCopied);
   if (left_ || trouble_) return;
   trouble_ = FailureNote::of(what);
+  troubled_ = Clock::now();
   for (const int rank : contacts()) pass_trouble(rank);
 }
 
 void GroupPort::pass_trouble(int rank) {
   Rank& there = ranks_[size_t(rank)];
   if (!trouble_ || !there.peer || std::exchange(there.told_trouble, true)) return;
-  send(rank, {Kind::kTrouble}, {}, trouble_->used());
+  const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - troubled_);
+  send(rank, {Kind::kTrouble, uint64_t(age.count())}, {}, trouble_->used());
 }
 
 /// A rank that pings this one waits for it, so it must be told of trouble.

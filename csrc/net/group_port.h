@@ -96,6 +96,10 @@ class GroupPort {
   void tell_trouble(const Failure& what) REQUIRES(messenger_->mutex());
   /// The text of such a report from a rank, or an empty text.
   const std::string& trouble(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].trouble; }
+  /// When that rank gave up a wait of another group for this rank, according to its report.
+  std::optional<Clock::time_point> gave_up_on_this(int rank) const REQUIRES(messenger_->mutex()) {
+    return ranks_[size_t(rank)].gave_up_on_this;
+  }
 
   // --- monitored barrier: kMonitorIn and kMonitorOut
   /// The last barrier that a rank has entered (rank 0: begun), and the last one that rank 0 has released.
@@ -119,10 +123,13 @@ class GroupPort {
     bool left = false;
     bool told_trouble = false;
     std::string trouble{};
+    std::optional<Clock::time_point> gave_up_on_this{};
     uint64_t monitored = 0;
   };
 
   void take_segment(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+      REQUIRES(messenger_->mutex());
+  void take_trouble(Rank& from, const MessageHeader& header, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
   void take_label(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
   void fail(Told told) REQUIRES(messenger_->mutex());
@@ -141,6 +148,7 @@ class GroupPort {
   std::optional<Told> told_;
   std::function<void(const Told&)> hear_;
   std::optional<FailureNote> trouble_;  // of other groups of this process
+  Clock::time_point troubled_{};        // since then
   uint64_t monitored_out_ = 0;
 };
 

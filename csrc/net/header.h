@@ -23,7 +23,7 @@ enum class Kind : uint8_t {
   kLabel,       ///< the call with number `op` on the sender; a Label follows. `value` 1: show yours
   kMonitorIn,   ///< the sender has entered the monitored barrier of number `value`
   kMonitorOut,  ///< all ranks have entered it
-  kTrouble,     ///< another group of the sender's process has failed; the body is a FailureNote
+  kTrouble,     ///< another group of the sender's process failed `value` ms ago; the body is a FailureNote
   kKinds        ///< the number of kinds
 };
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "support/ranks.h"
 #include "support/schedule_runs.h"
 #include "support/scripted_link.h"
@@ -57,6 +59,7 @@ class Alone {
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
   std::string trouble(int rank) { return hold(), port_->trouble(rank); }
+  std::optional<Clock::time_point> gave_up_on_this() { return hold(), port_->gave_up_on_this(1); }
   void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
   std::optional<net::GroupPort::Told> told() { return hold(), port_->told(); }
   void look() { hold(), messenger_->progress(); }
@@ -243,6 +246,26 @@ TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
   Sent question = from_process(Kind::kPing, 0);
   alone.come({question, question});
   EXPECT_EQ(told(), 1);
+}
+
+/// Rank 1 has given up a wait for these ranks 250 ms ago.
+TEST(Signs, ATimeoutOfAnotherGroupTellsWhomItWaitedForAndWhen) {
+  for (const int awaited : {0, 2}) {
+    Begun alone;
+    const FailureNote note = FailureNote::of({.code = Code::kTimeout, .cause = "timed out", .awaited = {awaited}});
+    Sent report = from_rank(Kind::kTrouble, note.used());
+    MessageHeader header = report.read();
+    header.value = 250;
+    std::memcpy(report.header.data(), &header, sizeof header);
+    const auto now = Clock::now();
+    alone.come({report});
+    const auto when = alone.gave_up_on_this();
+    ASSERT_EQ(when.has_value(), awaited == 0);
+    if (when) {
+      EXPECT_GE(*when, now - std::chrono::milliseconds(250));
+      EXPECT_LT(*when, Clock::now() - std::chrono::milliseconds(249));
+    }
+  }
 }
 
 TEST(Signs, WhoAsksLaterIsToldOfTroublesToo) {

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from nvx.commands import status
 from ranks import SEVERAL_HOSTS, meet, on_ranks, only_nvx
 
-pytestmark = [only_nvx, pytest.mark.skipif(SEVERAL_HOSTS, reason="ranks read the status pages of their own host alone")]
+pytestmark = only_nvx
+on_one_host = pytest.mark.skipif(SEVERAL_HOSTS, reason="ranks read the status pages of their own host alone")
+on_several_hosts = pytest.mark.skipif(not SEVERAL_HOSTS, reason="ranks of one host read each other's status pages")
 
 
 def pids_of_all(world):
@@ -57,6 +59,7 @@ def groups_of(*members, rank):
     return groups
 
 
+@on_one_host
 @on_ranks(2)
 def test_two_groups_in_opposite_order(rank, world):
     one, two = groups_of([0, 1], [0, 1], rank=rank)
@@ -69,6 +72,7 @@ def test_two_groups_in_opposite_order(rank, world):
         assert "Next: make these ranks call the operations of the cycle in the same order" in text
 
 
+@on_one_host
 @on_ranks(4)
 def test_three_ranks_in_groups_of_two(rank, world):
     """The names are global ranks: rank 3 has rank 1 in its groups."""
@@ -82,6 +86,7 @@ def test_three_ranks_in_groups_of_two(rank, world):
         assert re.search("cycle of waits: " + ", ".join(links) + ";", text), text
 
 
+@on_one_host
 @on_ranks(2)
 def test_two_receives(rank, world):
     def first():
@@ -93,6 +98,7 @@ def test_two_receives(rank, world):
         assert "rank 0 waits in group 0 (recv) for rank 1, rank 1 waits in group 0 (recv) for rank 0;" in text, text
 
 
+@on_one_host
 @on_ranks(2)
 def test_a_receive_and_a_collective(rank, world):
     (group,) = groups_of([0, 1], rank=rank)
@@ -102,6 +108,7 @@ def test_a_receive_and_a_collective(rank, world):
         assert f"rank 0 waits in group {name} (all_reduce) for rank 1, rank 1 waits in group 0 (recv) for" in text, text
 
 
+@on_one_host
 @on_ranks(2)
 def test_waits_one_after_another_are_no_cycle(rank, world):
     one, two = groups_of([0, 1], [0, 1], rank=rank)
@@ -115,3 +122,44 @@ def test_waits_one_after_another_are_no_cycle(rank, world):
             dist.all_reduce(torch.ones(4), group=one)
         assert "cycle" not in str(raised.value)
     meet("rank 0 has given up")
+
+
+def give_up_in_turn(rank, group, after):
+    """Rank 0 gives up its wait before rank 1 does. Returns the text of this rank's error."""
+    nvx.set_timeout(timedelta(seconds=after), group)
+    with pytest.raises(dist.DistBackendError, match="timed out") as raised:
+        dist.all_reduce(torch.ones(4), group=group)
+    meet("both have given up")
+    return str(raised.value)
+
+
+@on_several_hosts
+@on_ranks(2)
+def test_two_hosts_in_opposite_order(rank, world):
+    """The rank that gives up last names the cycle."""
+    one, two = dist.new_group(), dist.new_group()
+    text = give_up_in_turn(rank, two if rank else one, 2.0 if rank else 1.0)
+    if rank == 1:
+        assert (
+            f"cycle of waits: rank 1 waits in group {two.group_name} (all_reduce) for rank 0, "
+            f"rank 0 waited in another group for rank 1; before that, group {one.group_name} of rank 0 (pid" in text
+        ), text
+        assert "Next: make these ranks call the operations of the cycle in the same order" in text
+    else:
+        assert "cycle" not in text
+
+
+@on_several_hosts
+@on_ranks(2)
+def test_waits_one_after_another_on_two_hosts_are_no_cycle(rank, world):
+    one, two = dist.new_group(), dist.new_group()
+    nvx.set_timeout(timedelta(seconds=0.5), two if rank else one)
+    if rank == 1:
+        meet("rank 0 has given up")
+    with pytest.raises(dist.DistBackendError, match="timed out") as raised:
+        dist.all_reduce(torch.ones(4), group=two if rank else one)
+    assert "cycle" not in str(raised.value)
+    assert rank == 0 or "before that, group" in str(raised.value)
+    if rank == 0:
+        meet("rank 0 has given up")
+    meet("rank 1 has given up")

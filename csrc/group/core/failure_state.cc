@@ -35,6 +35,23 @@ std::string trouble_of(const Members& members, net::GroupPort* port, int rank) {
   return port->trouble(rank);
 }
 
+/// Words on two waits that closed a cycle: a rank of another host for which this one waits gave up a wait of another
+/// group for this rank, while this wait was in progress. Empty if there is none.
+std::string cycle_between_hosts(const Members& members, net::GroupPort* port, const Awaited& whom,
+                                const std::string& call, Clock::time_point began) {
+  constexpr std::chrono::milliseconds kOnTheWay{100};  // a report may arrive late, and this wait have begun meanwhile
+  const auto name = [&](int rank) { return "rank " + std::to_string(members.global_rank(rank)); };
+  for (const int rank : port ? whom.ranks : std::vector<int>()) {
+    if (members.local_rank_of(rank) >= 0) continue;
+    MutexLock lock(port->mutex());
+    const auto gave_up = port->gave_up_on_this(rank);
+    if (!gave_up || *gave_up < began + kOnTheWay) continue;
+    return name(members.rank) + " waits in group " + members.name + " (" + call.substr(0, call.find_first_of("( ")) +
+           ") for " + name(rank) + ", " + name(rank) + " waited in another group for " + name(members.rank);
+  }
+  return "";
+}
+
 }  // namespace
 
 FailureState::FailureState(const Members& members, const Diagnosis& diagnosis, GroupStatus& status,
@@ -296,7 +313,8 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
     names += silence_of(members_, port_, rank);
     if (before.empty()) before = trouble_of(members_, port_, rank);
   }
-  const std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
+  std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
+  if (cycle.empty()) cycle = cycle_between_hosts(members_, port_, whom, what, deadline.start);
   Failure failure = diagnosis_.timeout(what, waited, names, cycle, diagnosis_.me());
   failure.before = before;
   failure.awaited = whom.ranks;
@@ -311,10 +329,14 @@ void FailureState::tell_other_groups(const Failure& failure) {
   // A failure that came from another group keeps its origin.
   const std::string own = "group " + members_.name + " of " + diagnosis_.self() + " had failed: " + failure.cause;
   const Failure trouble{failure.code, failure.before.empty() ? own : failure.before};
+  const bool waited = met == Code::kTimeout;
   const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
   Roster::here().tell_others(*this, [&](FailureState& other) {
-    if (!port_ || !other.port_ || &port_->messenger() == &other.port_->messenger()) other.hear_of(lost, trouble);
+    if (port_ && other.port_ && &port_->messenger() != &other.port_->messenger()) return;
+    Failure there = trouble;
+    if (waited) there.awaited = other.members_.ranks_of(members_, failure.awaited);
+    other.hear_of(lost, there);
   });
 }
 

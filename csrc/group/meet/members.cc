@@ -56,6 +56,16 @@ bool Members::gone(int local_rank) const {
   return header.group != id || header.presence.load() == Presence::kLeft;
 }
 
+std::vector<int> Members::ranks_of(const Members& other, const std::vector<int>& ranks) const {
+  const std::vector<uint64_t>&mine = topology.global_ranks, &theirs = other.topology.global_ranks;
+  std::vector<int> found;
+  for (const int r : ranks) {
+    const auto at = size_t(r) < theirs.size() ? std::ranges::find(mine, theirs[size_t(r)]) : mine.end();
+    if (at != mine.end()) found.push_back(int(at - mine.begin()));
+  }
+  return found;
+}
+
 std::function<bool()> Members::everybody_gone() const {
   return [peers = peers, memory = memory, id = id, own = local_rank()] {
     for (size_t r = 0; r < peers.size(); ++r) {

@@ -60,6 +60,9 @@ struct Members {
   int global_rank(int other) const {
     return topology.global_ranks.empty() ? other : int(topology.global_ranks[size_t(other)]);
   }
+  /// Those of these ranks of another group that are in this one too, as this one numbers them. None if one of the two
+  /// does not know the ranks of the job.
+  std::vector<int> ranks_of(const Members& other, const std::vector<int>& ranks) const;
   kernel::Pad pad(int local_rank) const { return {memory[size_t(local_rank)].pad, memory.size()}; }
   kernel::Pad own_pad() const { return pad(local_rank()); }
 
