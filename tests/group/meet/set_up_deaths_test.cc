@@ -143,6 +143,33 @@ TEST(SetUp, TellsFromTimeToTimeWhoIsMissing) {
   EXPECT_EQ(lines, 3u) << log;
 }
 
+/// Rank 1 lives, and does not come to the second group.
+TEST(SetUp, NamesTheProcessOfAMissingRankThatAnEarlierGroupHasMet) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  for (const int hosts : {1, 2}) {
+    if (hosts == 2 && !net::test::why_no_ucx().empty()) break;
+    FolderStore first, second;
+    const auto endings = as_processes(2, [&](int rank) {
+      GroupOptions own = options("first", rank, 2);
+      own.host = "host" + std::to_string(rank % hosts);
+      own.whole_job = true;
+      own.global_ranks = {0, 1};
+      Group group(first, own);
+      own.name = "second";
+      own.whole_job = false;
+      own.timeout = milliseconds(300);
+      if (rank == 1) return (void)first.get("rank 0 has given up", milliseconds(20'000));
+      const std::string error = set_up_error(second, own);
+      EXPECT_NE(error.find(": rank 1 (pid "), std::string::npos) << error;
+      EXPECT_NE(error.find(", host " + std::string(hosts == 2 ? "host1" : "host0") + ") has not joined;"),
+                std::string::npos)
+          << error;
+      first.set("rank 0 has given up", {1});
+    });
+    for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
+  }
+}
+
 TEST(SetUp, TellsThatARankIsStopped) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
