@@ -47,6 +47,9 @@ FIGURES = {
                 "5 worlds from seed 6 on 1 host(s) in 1.8 s: 2 failed", {"worlds": 10, "failed": 2, "hours": 0.001}),
     "ctest": (reliability.of_ctest, "75% tests passed, 1 tests failed out of 4", {"passed": 3, "failed": 1}),
     "coverage": (reliability.of_coverage, " 91.5% of   20 lines  a.cc\n 90.5% of  120 lines\n", {"percent": 90.5}),
+    "besieged": (reliability.of_besieged, "101,304 connections, 0 errors in 4,000 calls\n"
+                 "median call 98 us alone, 99 us with clients (+0.5%)\n",
+                 {"connections": 101304, "calls": 4000, "failed": 0, "passed": 1, "percent slower": 0.5}),
     "sides": (reliability.of_sides, "8 B on 1 host(s): +1.20 % in 300 turns; median 3.10 us before, 3.14 us now\n"
               "1 MiB on 2 host(s): -0.10 % in 300 turns; best", {"8 B on 1 host(s)": 1.2, "1 MiB on 2 host(s)": -0.1}),
 }  # fmt: skip

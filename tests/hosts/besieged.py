@@ -3,11 +3,13 @@ kind come to the ports of both ranks, in turn with seconds in which the clients 
 
     PYTHONPATH=tests/support python -m tests.hosts.besieged [seconds]
 
-Prints the connections, and the median call without clients and with them. Only a machine with idle cores shows the cost
-for the ranks themselves: on others the clients take the ranks' processors."""
+Prints the connections that the kernel has accepted for the ranks, and the median call without clients and with them.
+Only a machine with idle cores shows the cost for the ranks: on others the clients take the ranks' processors.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import statistics
@@ -23,6 +25,12 @@ from tests.hosts.world import ROOT, Cluster
 KEY = {"NVX_JOB_KEY": "a secret of the whole job, all ranks"}
 
 
+def let_in(pid: int) -> int:
+    """The TCP connections that the host of this process has accepted, by the kernel's counter."""
+    names, values = (line.split() for line in Path(f"/proc/{pid}/net/snmp").read_text().splitlines() if "Tcp:" in line)
+    return int(values[names.index("PassiveOpens")])
+
+
 def main() -> None:
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
@@ -32,29 +40,32 @@ def main() -> None:
             cluster.wait_for("ready")
             clients = []
             for rank in range(2):
-                command = ["-m", "tests.hosts.stranger", str(cluster.ranks[rank].pid), hosts.address(rank), "", ""]
+                pid = str(cluster.ranks[rank].pid)
+                command = ["-m", "tests.hosts.stranger", pid, hosts.address(rank), "", "", "tcp"]
                 inside = hosts.inside(1 - rank, [sys.executable, *command])
                 clients.append(subprocess.Popen(inside, cwd=ROOT, stdout=subprocess.PIPE, text=True))
-            turns, stopped = [], False
+            turns, stopped, pids = [], False, [rank.pid for rank in cluster.ranks]
+            before = connections = sum(map(let_in, pids))
             while cluster.ranks[0].poll() is None:
                 stopped = not stopped
                 for client in clients:
                     os.kill(client.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
                 turns.append((time.time(), stopped))
+                with contextlib.suppress(OSError, ValueError):  # the ranks have ended
+                    connections = sum(map(let_in, pids))
                 time.sleep(1)
             calls = cluster.results()[0]
         finally:
             cluster.end()
-        told = []
         for client in clients:
             os.kill(client.pid, signal.SIGCONT)
             client.terminate()
-            told.append([int(word) for word in client.communicate(timeout=60)[0].split()])
+            client.communicate(timeout=60)
     spans = {True: [], False: []}
     for (begun, was_stopped), (over, _) in zip(turns, turns[1:], strict=False):
         spans[was_stopped] += [took for when, took in calls if begun < when < over]
     alone, besieged = (1e6 * statistics.median(spans[key]) for key in (True, False))
-    print(f"{sum(t[0] + t[2] for t in told):,} connections, 0 errors in {len(calls):,} calls")
+    print(f"{connections - before:,} connections, 0 errors in {len(calls):,} calls")
     print(f"median call {alone:.0f} us alone, {besieged:.0f} us with clients ({besieged / alone - 1:+.1%})")
 
 

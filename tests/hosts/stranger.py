@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from pathlib import Path
 
 MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
@@ -28,7 +29,8 @@ CARD = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces
 WORD = 14  # bytes before every packet there
 MOST_KEPT = 200
 SPEAKING = 20  # of those
-BURST = 8  # connections to a port between two looks at the kernel's tables
+BURST = 8  # connections to a port between two looks at the clock
+LOOK = 0.5  # seconds between two looks at the ports: the kernel's table of thousands of connections is long
 
 
 def message(kind: int, body: bytes) -> bytes:
@@ -114,9 +116,12 @@ def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list)
     of_tcp, of_doors = paced(attacks(chance, memory)), paced(packets(chance))
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
     made, visits, kept, doors_kept = 0, 0, [], []
-    tried = 0
+    tried, ports, look = 0, [], 0.0
     while not ended and os.path.exists(f"/proc/{pid}"):
-        for port in sorted(listening_ports(pid)) * BURST if what != "doors" else ():
+        if what != "doors" and time.monotonic() >= look:
+            ports = sorted(listening_ports(pid)) * BURST
+            look = time.monotonic() + (LOOK if ports else 0)
+        for port in ports:
             tried += 1
             kept.append(Client(family, socket.SOCK_STREAM, own, (there, port), *next(of_tcp)))
         for door in doors() if what != "tcp" else ():
