@@ -137,10 +137,10 @@ Hello describe_self(int rank, const std::string& host) {
   return hello;
 }
 
-Error different_sizes(int rank, size_t theirs, size_t mine) {
+Error different_sizes(const Hello& rank, size_t theirs, size_t mine) {
   return {Code::kMismatch,
-          "nvx: rank " + std::to_string(rank) + " creates this group with " + std::to_string(theirs) +
-              " ranks, this rank with " + std::to_string(mine),
+          "nvx: " + described(of_rank(rank.rank), place_of(rank)) + " creates this group with " +
+              std::to_string(theirs) + " ranks, this rank with " + std::to_string(mine),
           "give all ranks the same world size, or list of ranks"};
 }
 
@@ -154,8 +154,9 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
     const bool whole = !value.empty() && value.size() % sizeof(Hello) == 0;
     Hello first;
     if (whole) std::memcpy(&first, value.data(), sizeof first);
+    first.host_name[sizeof first.host_name - 1] = '\0';
     if (whole && first.magic == Hello::kMagic && first.wire_version == Hello::kWire)
-      throw different_sizes(first.rank, value.size() / sizeof(Hello), count);
+      throw different_sizes(first, value.size() / sizeof(Hello), count);
     throw Error(Code::kMismatch,
                 "nvx: the store holds " + std::to_string(value.size()) + " bytes where " +
                     std::to_string(count * sizeof(Hello)) +

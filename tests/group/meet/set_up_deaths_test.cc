@@ -202,7 +202,7 @@ TEST(SetUp, RanksThatCountDifferentlyAreRefusedThoughAnotherIsMissing) {
     const auto began = Clock::now();
     const std::string error = set_up_error(store, options("sizes", rank, rank == 0 ? 4 : 3));
     EXPECT_LT(Clock::now() - began, milliseconds(1500));
-    EXPECT_NE(error.find("rank 1 creates this group with 3 ranks, this rank with 4"), std::string::npos) << error;
+    EXPECT_NE(error.find(") creates this group with 3 ranks, this rank with 4"), std::string::npos) << error;
   });
 }
 

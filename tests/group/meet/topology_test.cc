@@ -107,8 +107,9 @@ TEST(Topology, RanksThatWereStartedWithAnotherWorldSizeAreTold) {
   } catch (const Error& error) {
     EXPECT_EQ(
         std::string(error.what()),
-        "nvx: rank 0 creates this group with 2 ranks, this rank with 3. Next: give all ranks the same world size, or "
-        "list of ranks");
+        "nvx: rank 0 (" + place_of(hellos(2)[0]) +
+            ") creates this group with 2 ranks, this rank with 3. Next: give all ranks the same world size, or list of "
+            "ranks");
   }
   const std::vector<uint8_t> noise(2 * sizeof(Hello), 'x');
   try {
