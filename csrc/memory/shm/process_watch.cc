@@ -65,7 +65,7 @@ std::optional<unsigned> flags_in(const std::string& stat) {
 /// Whether the process runs on.
 bool runs_on(pid_t pid) {
   const auto flags = flags_in(stat_of(pid));
-  return flags && (*flags & kExiting) == 0;
+  return flags && (*flags & (kExiting | kSignaled)) == 0;
 }
 
 /// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it tells how the process
@@ -148,7 +148,7 @@ Ending ProcessWatch::ending() const {
   if (!all_threads_ended(pidfd_.get(), pid_, kMoment)) {
     const int signal = signaled_.load(std::memory_order_relaxed) ? WTERMSIG(status_in(stat_of(pid_))) : 0;
     if (signal != 0) return {Ending::How::kKilled, signal};
-    return {!signaled_ && pidfd_ && runs_on(pid_) ? Ending::How::kReplaced : Ending::How::kUnknown};
+    return {pidfd_ && runs_on(pid_) ? Ending::How::kReplaced : Ending::How::kUnknown};
   }
   std::optional<int> status = status_of_unreaped(pid_);
   if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
