@@ -330,13 +330,17 @@ def serve(connection, host, stacks):
             play(connection, program, rank, port, prefix)
 
 
+def leaves(program, rank):
+    return any(f.rank == rank and f.kind == "leaves" for f in program.faults)
+
+
 def play(connection, program, rank, port, prefix):
     player = Player(program, rank, connection.send)
     server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     if player.set_up(dist.PrefixStore(prefix, server)):
         player.play()
     connection.send(("played", player.events))
-    if not any(f.rank == rank and f.kind == "leaves" for f in program.faults):
+    if not leaves(program, rank):
         connection.recv()  # until all have played: nobody leaves while another still calls
     player.pending.clear()
     player.groups.clear()

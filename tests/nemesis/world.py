@@ -13,7 +13,7 @@ from multiprocessing.connection import wait as wait_for_any
 import torch.distributed as dist
 
 from tests.nemesis.judge import judge, unexpected_ends
-from tests.nemesis.rank import SETUP, serve
+from tests.nemesis.rank import SETUP, leaves, serve
 
 LIMIT = 60.0  # seconds that a world may take
 WARM = 4  # worlds after which a process holds what it keeps
@@ -133,8 +133,8 @@ class Worlds:
             self._interfere(ranks, due, now)
             if not told and all(s.history is not None or s.over for s in ranks.values()):
                 told = True
-                for seen in ranks.values():
-                    if not seen.over:
+                for rank, seen in ranks.items():
+                    if not seen.over and not leaves(program, rank):  # that one would take it for the next program
                         with contextlib.suppress(OSError):
                             seen.member.connection.send("all have played")
             self._hear(ranks, 0.005 if due or any(s.continues_at for s in ranks.values()) else 0.5)
