@@ -212,7 +212,9 @@ def run(command: str) -> tuple[Figures, float]:
     """The figures of a command, and its seconds. Its output goes to the terminal too."""
     words, environment = shlex.split(command), dict(os.environ)
     while "=" in words[0]:
-        name, _, environment[name] = words.pop(0).partition("=")
+        name, _, value = words.pop(0).partition("=")
+        paths = [environment["PYTHONPATH"]] if name == "PYTHONPATH" and name in environment else []  # nvx may be there
+        environment[name] = os.pathsep.join([value, *paths])
     key = next((key for key in READERS if any(word.rsplit("/")[-1] == key for word in words)), "")
     option, read = READERS.get(key, ("", None))
     program = [sys.executable, *PROGRAMS[words[0]]] if words[0] in PROGRAMS else words[:1]
