@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for_any
 
 import torch.distributed as dist
@@ -16,8 +16,6 @@ from tests.nemesis.judge import judge, unexpected_ends
 from tests.nemesis.rank import SETUP, leaves, serve
 
 LIMIT = 60.0  # seconds that a world may take
-WARM = 4  # worlds after which a process holds what it keeps
-GROWTH = {"descriptors": 12, "threads": 16, "mappings": 8, "children": 0}  # beyond that
 
 
 @dataclass(eq=False)
@@ -28,8 +26,6 @@ class Member:
     connection: object
     stacks: str
     host: str
-    worlds: int = 0
-    held: dict = field(default_factory=dict)
 
     def said(self):
         """Returns the text that the process has written to stderr, with its stacks."""
@@ -49,7 +45,7 @@ class Seen:
 
     member: Member
     history: list | None = None
-    left: dict | None = None
+    grown: list | None = None  # of the resources that the process holds; None: it is not done
     code: int | None = None
     continues_at: float | None = None
     killed: bool = False
@@ -58,11 +54,11 @@ class Seen:
     def reusable(self):
         """torch numbers groups anew only after an init_process_group that succeeded."""
         set_up = self.history is not None and all(e.outcome == "ok" for e in self.history if e.step == SETUP)
-        return self.left is not None and set_up and not self.killed
+        return self.grown is not None and set_up and not self.killed
 
     @property
     def over(self):
-        return self.left is not None or self.code is not None
+        return self.grown is not None or self.code is not None
 
 
 class Worlds:
@@ -95,8 +91,7 @@ class Worlds:
         ended = list(unexpected_ends(program, {r: s.code for r, s in ranks.items() if s.code is not None}))
         found += ended + [s.member.said() for s in ranks.values() if ended and s.code is not None]
         for rank, seen in ranks.items():
-            if seen.left is not None:
-                found += self._grown(rank, seen)
+            found += [f"I4 rank {rank} holds {text}" for text in seen.grown or []]
         self._drop([s.member for s in ranks.values() if found or not s.reusable])
         return found
 
@@ -175,24 +170,10 @@ class Worlds:
         elif kind == "played":
             seen.history = value
         else:
-            seen.left, seen.history = value, *more
+            seen.grown, seen.history = value, *more
 
     def _hung(self, rank, seen):
         os.kill(seen.member.process.pid, signal.SIGCONT)
         os.kill(seen.member.process.pid, signal.SIGUSR1)
         time.sleep(0.3)
         return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{seen.member.said()}"
-
-    def _grown(self, rank, seen):
-        """Returns a line for each resource of which the process holds more than when it was warm."""
-        member = seen.member
-        member.worlds += 1
-        if member.worlds <= WARM:
-            for name, count in seen.left.items():
-                member.held[name] = max(count, member.held.get(name, 0))
-            return []
-        return [
-            f"I4 rank {rank} (world {member.worlds} of its process) holds {count} {name}, {member.held[name]} before"
-            for name, count in seen.left.items()
-            if count > member.held[name] + GROWTH[name]
-        ]
