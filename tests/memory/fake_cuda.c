@@ -21,7 +21,7 @@ struct properties {
   int type, handle_types;
   struct location where;
   void* metadata;
-  unsigned char flags[8];
+  unsigned char compression, rdma_capable, rest[6];
 };
 struct access { struct location where; int flags; };
 struct handle { char bytes[64]; };
@@ -40,6 +40,10 @@ int fake_retained(void) { return retained; }
 static char refused[64];
 int fake_refuse(const char* call) { return snprintf(refused, sizeof refused, "%s", call); }
 static int refuses(const char* call) { return strcmp(refused, call) == 0; }
+
+/* For the test: how much memory was created that network cards can access. */
+static int for_rdma = 0;
+int fake_for_rdma(void) { return for_rdma; }
 
 static int need(void) { return depth > 0 ? kDone : kNoContext; }
 
@@ -60,8 +64,10 @@ int cuDeviceGetName(char* name, int bytes, int device) { return snprintf(name, b
 int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, device, 16), kDone; }
 int cuDeviceGetPCIBusId(char* id, int bytes, int device) { return snprintf(id, bytes, "0000:%02X:00.0", device) < 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = size_t(device) << 30, kDone; }
-int cuDeviceGetAttribute(int* value, int attribute, int) {
+/* Of the two GPUs, network cards can access the first one's virtual memory only. */
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 75) return *value = 9, kDone;
+  if (attribute == 110) return *value = device == 10, kDone;
   return *value = attribute == 102 || attribute == 103 || attribute == 124 || attribute == 19, attribute == 128 ? kInvalid : kDone;
 }
 int cuDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, kDone; }
@@ -78,7 +84,9 @@ int cuMemGetAllocationGranularity(size_t* bytes, const struct properties* asked,
 }
 int cuMemCreate(unsigned long long* memory, size_t bytes, const struct properties* asked, unsigned long long) {
   if (asked->type != 1 || asked->handle_types != kPosixFd || asked->where.type != 1) return kInvalid;
+  if (asked->rdma_capable && asked->where.id != 0) return kInvalid;
   if (refuses("cuMemCreate")) return kNoMemory;
+  for_rdma += asked->rdma_capable;
   int fd = memfd_create("fake", MFD_CLOEXEC);
   return *memory = 1000 + fd, ftruncate(fd, bytes) == 0 ? kDone : kInvalid;
 }

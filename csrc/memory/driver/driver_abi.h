@@ -28,6 +28,7 @@ constexpr int kAttributeCanMapHost = 19;
 constexpr int kAttributeMajor = 75, kAttributeMinor = 76;  // of the compute capability
 constexpr int kAttributeVirtualMemory = 102;
 constexpr int kAttributePosixFd = 103;
+constexpr int kAttributeRdma = 110;  // of virtual memory
 constexpr int kAttributeDmaBuf = 124;
 constexpr int kAttributeFabric = 128;
 

@@ -10,14 +10,6 @@
 namespace nvx {
 namespace {
 
-cuda::AllocationProperties properties(int device, ShareKind kind) {
-  cuda::AllocationProperties asked{};
-  asked.type = cuda::kAllocationPinned;
-  asked.handle_types = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
-  asked.location = {cuda::kLocationDevice, device};
-  return asked;
-}
-
 /// libcuda. Each call runs in the primary context of its device, which torch uses too, and restores the thread's
 /// current context. A retained primary context stays until the process ends.
 class DriverLibrary : public DeviceDriver {
@@ -168,6 +160,17 @@ class DriverLibrary : public DeviceDriver {
     return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess ? value : 0;
   }
   bool has(cuda::Device device, int attribute) const { return value(device, attribute) != 0; }
+
+  /// Of virtual memory. Where the device can, network cards may access it, as NCCL and UCX do with tensors of the pool.
+  cuda::AllocationProperties properties(int device, ShareKind kind) const {
+    cuda::Device handle = 0;
+    cuda::AllocationProperties asked{};
+    asked.type = cuda::kAllocationPinned;
+    asked.handle_types = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
+    asked.location = {cuda::kLocationDevice, device};
+    asked.rdma_capable = api_.cuDeviceGet(&handle, device) == cuda::kSuccess && has(handle, cuda::kAttributeRdma);
+    return asked;
+  }
 
   /// Retains the primary context at the first call. Concurrent callers for the same device wait, because the driver may
   /// hang in it.

@@ -117,6 +117,17 @@ TEST(DriverLibrary, EachKindGoesThrough) {
   EXPECT_GT(measure_pair(driver, 0, 1, Deadline::after(std::chrono::milliseconds(60'000))).gb_s, 0);
 }
 
+/// The driver refuses to create such memory on a GPU that cannot have it.
+TEST(DriverLibrary, NetworkCardsCanAccessMemoryOfAGpuThatAllowsIt) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  constexpr size_t kBytes = 4 << 20;
+  const int before = ask("fake_for_rdma");
+  (void)DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);
+  EXPECT_EQ(ask("fake_for_rdma"), before + 1);
+  (void)DeviceRegion::make(driver, 1, ShareKind::kFd, kBytes);
+  EXPECT_EQ(ask("fake_for_rdma"), before + 1);
+}
+
 TEST(DriverLibrary, KeepsOneContextADevice) {
   const int before = ask("fake_retained");
   const auto driver = driver_library(NVX_FAKE_CUDA);
@@ -202,6 +213,7 @@ static_assert(cuda::kAttributeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MA
 static_assert(cuda::kAttributeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(cuda::kAttributePosixFd == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(cuda::kAttributeRdma == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(cuda::kAttributeDmaBuf == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
 static_assert(cuda::kAttributeFabric == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
 static_assert(cuda::kHandlePosixFd == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
