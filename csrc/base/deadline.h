@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 
 namespace nvx {
 
@@ -31,15 +30,11 @@ class Watch {
   virtual bool alarmed(int peer) = 0;
   /// Called when that last check failed. Records the cause.
   virtual void alarm(int peer) = 0;
-  /// A wait for this peer (-1: for any) begins to sleep after its spin, or `slept` for so long.
-  virtual void sleeps(int /*peer*/, std::optional<Clock::duration> /*slept*/) {}
-};
-
-/// Learns of the waits of a traced operation that were not over at once, when they end. Peer -1: for any.
-class Tracer {
- public:
-  virtual ~Tracer() = default;
-  virtual void waited(int peer, Clock::time_point began) = 0;
+  /// A wait for this peer (-1: for any) begins to sleep after its spin.
+  virtual void sleeps(int /*peer*/) {}
+  /// A wait that slept, or that is traced, is over. `began`: before its spin; the epoch if it is not traced. `slept`: 0
+  /// if it did not.
+  virtual void waited(int /*peer*/, Clock::time_point /*began*/, Clock::duration /*slept*/) {}
 };
 
 /// Work that a waiter advances while it waits, because the awaited event may depend on messages from another host.

@@ -70,7 +70,7 @@ struct WaitRules {
   Watch* watch = nullptr;
   Driver* driver = nullptr;      ///< null: this waiter has nothing to advance
   Courtesy* courtesy = nullptr;  ///< null: do not yield the core
-  Tracer* tracer = nullptr;      ///< null: waits are not traced
+  bool traced = false;           ///< `watch` learns of every wait that was not over at once
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
@@ -101,37 +101,31 @@ inline bool writer_is_on_this_core(const Flag& flag) {
   return core != 0 && core == this_core();
 }
 
-/// Tells a watch of the sleep of a wait.
-class ToldSleep {
+/// Tells a watch of a wait.
+class ToldWait {
  public:
-  ToldSleep(Watch* watch, int peer) : watch_(watch), peer_(peer) {
-    if (watch_) watch_->sleeps(peer_, std::nullopt);
+  ToldWait(const WaitRules& rules, int peer)
+      : watch_(rules.watch), peer_(peer), began_(watch_ && rules.traced ? Clock::now() : kNever) {}
+  ~ToldWait() {
+    if (began_ == kNever && asleep_ == kNever) return;
+    const Clock::duration least(1), slept = asleep_ == kNever ? Clock::duration(0) : Clock::now() - asleep_ + least;
+    watch_->waited(peer_, began_, slept);
   }
-  ~ToldSleep() {
-    if (watch_) watch_->sleeps(peer_, Clock::now() - began_);
+  ToldWait(const ToldWait&) = delete;
+
+  void sleeps() {
+    if (!watch_) return;
+    asleep_ = Clock::now();
+    watch_->sleeps(peer_);
   }
-  ToldSleep(const ToldSleep&) = delete;
 
  private:
+  static constexpr Clock::time_point kNever{};
+
   Watch* const watch_;
   const int peer_;
-  const Clock::time_point began_ = Clock::now();
-};
-
-/// Tells a tracer of a wait.
-class TracedWait {
- public:
-  TracedWait(Tracer* tracer, int peer)
-      : tracer_(tracer), peer_(peer), began_(tracer ? Clock::now() : Clock::time_point()) {}
-  ~TracedWait() {
-    if (tracer_) tracer_->waited(peer_, began_);
-  }
-  TracedWait(const TracedWait&) = delete;
-
- private:
-  Tracer* const tracer_;
-  const int peer_;
   const Clock::time_point began_;
+  Clock::time_point asleep_{};
 };
 
 /// How long a waiter that must not spin yields its core before it sleeps.
@@ -148,7 +142,7 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
     if (ready()) return Waited::kReached;
     relax();
   }
-  const TracedWait traced(rules.tracer, peer);
+  ToldWait told(rules, peer);
   if (rules.patience) {
     const auto stop = Clock::now() + rules.patience->span();
     do {
@@ -170,7 +164,7 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
       if (rules.driver) rules.driver->drive();
     } while (Clock::now() < stop);
   }
-  const ToldSleep told(rules.watch, peer);
+  told.sleeps();
   auto next_look = Clock::time_point::min();
   for (;;) {
     if (rules.driver) rules.driver->drive();

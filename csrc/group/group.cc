@@ -66,7 +66,7 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
   }
   try {
     WaitRules rules = core_->waits.rules_of(o, carrier);
-    if (core_->status->traced()) rules.tracer = &core_->traced_waits;
+    rules.traced = core_->status->traced();
     const CallStatus call(*core_->status, o, o.whole ? Clock::now() : rules.deadline.start);
     return hierarchical_ ? hierarchical_->run(o, rules) : intra_host_->run(o, o, rules);
   } catch (const std::bad_alloc&) {

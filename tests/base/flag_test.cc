@@ -84,6 +84,46 @@ class Alarm : public Watch {
   int told = -1;
 };
 
+/// Keeps its last news of a wait for peer 3.
+class Listener : public Watch {
+ public:
+  bool alarmed(int) override { return false; }
+  void alarm(int) override {}
+  void sleeps(int peer) override { sleeper = peer; }
+  void waited(int peer, Clock::time_point began, Clock::duration span) override {
+    EXPECT_EQ(peer, 3);
+    ++ends, since = began, slept = span;
+  }
+  int sleeper = -1, ends = 0;
+  Clock::time_point since{};
+  Clock::duration slept{};
+};
+
+TEST(Flag, AWatchLearnsOfSleepsAndOfTracedWaits) {
+  Flag flag{};
+  Listener listener;
+  WaitRules rules = within(milliseconds(1), &listener);
+  EXPECT_EQ(wait(flag, Stamp(0), 3, rules), Waited::kReached);
+  EXPECT_EQ(listener.ends, 0) << "it was over at once";
+  EXPECT_EQ(wait(flag, Stamp(1), 3, rules), Waited::kTimedOut);
+  EXPECT_EQ(listener.sleeper, 3);
+  EXPECT_EQ(listener.ends, 1);
+  EXPECT_EQ(listener.since, Clock::time_point()) << "not traced";
+  EXPECT_GT(listener.slept, Clock::duration(0));
+  rules.traced = true;
+  const auto before = Clock::now();
+  EXPECT_EQ(wait(flag, Stamp(1), 3, rules), Waited::kTimedOut);
+  EXPECT_GE(listener.since, before);
+  Patience patience(milliseconds(2000));
+  rules = within(milliseconds(20'000), &listener), rules.patience = &patience, rules.traced = true;
+  int looks = 0;
+  EXPECT_EQ(wait(
+                flag, [&] { return ++looks > 100; }, 3, rules),
+            Waited::kReached);
+  EXPECT_EQ(listener.ends, 3) << "a traced wait that only spun";
+  EXPECT_EQ(listener.slept, Clock::duration(0));
+}
+
 TEST(Flag, AnAlarmEndsAWaitAndTheCauseIsKept) {
   Flag flag{};
   Alarm alarm;

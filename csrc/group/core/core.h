@@ -17,19 +17,6 @@
 
 namespace nvx {
 
-/// Traces the waits inside the host.
-class TracedWaits final : public Tracer {
- public:
-  TracedWaits(const Members& members, GroupStatus& status) : members_(members), status_(status) {}
-  void waited(int local_rank, Clock::time_point began) override {
-    status_.waited(local_rank < 0 ? -1 : members_.here()[size_t(local_rank)], began);
-  }
-
- private:
-  const Members& members_;
-  GroupStatus& status_;
-};
-
 /// The state that the parts of a group share: its collectives inside the host and over hosts, its kernels, its mail.
 /// Group owns it; the parts hold references, and do not know Group.
 struct Core {
@@ -44,7 +31,6 @@ struct Core {
         diagnosis(members),
         failures(members, diagnosis, *status, port.get(), std::move(made.standing)),
         waits(members.facts, options.timeout, failures),
-        traced_waits(members, *status),
         owner(std::move(owner)) {}
 
   /// Numbers an operation when it is issued, in the order of the program.
@@ -62,7 +48,6 @@ struct Core {
   const Diagnosis diagnosis;
   FailureState failures;
   Waits waits;
-  TracedWaits traced_waits;
   std::atomic<uint64_t> sequence{0};  ///< operations issued
   /// For messages of tensors of a GPU. `copies_open` is null before the ranks have opened their devices.
   std::shared_ptr<DeviceCopies> copies;

@@ -171,16 +171,14 @@ int FailureState::told_by() const {
 
 /// The failure that another rank has reported: one of this host first, then one of another host.
 std::optional<net::GroupPort::Told> FailureState::report() const {
-  if (const int s = told_by(); s >= 0) return report_of(s);
+  if (const int s = told_by(); s >= 0) {
+    const int teller = members_.here()[size_t(s)];
+    const std::optional<Failure> note = members_.pad(s).header().failure.read(members_.size());
+    return net::GroupPort::Told{teller, note.value_or(unreadable_note(members_.rank_name(teller)))};
+  }
   if (!port_ || !port_->failed()) return std::nullopt;
   MutexLock lock(port_->mutex());
   return port_->told();
-}
-
-net::GroupPort::Told FailureState::report_of(int local_rank) const {
-  const int teller = members_.here()[size_t(local_rank)];
-  const std::optional<Failure> note = members_.pad(local_rank).header().failure.read(members_.size());
-  return {teller, note.value_or(unreadable_note(members_.rank_name(teller)))};
 }
 
 void FailureState::await_clarity() const {
@@ -202,9 +200,8 @@ int FailureState::seen_to_end(const Failure& told, Clock::duration clarity) cons
 }
 
 bool FailureState::fail_as_told() {
-  const int s = told_by();
-  if (s < 0) return false;
-  fail_as_told(report_of(s), kClarity);
+  if (told_by() < 0) return false;
+  fail_as_told(*report(), kClarity);
   return true;
 }
 
@@ -292,9 +289,15 @@ void FailureState::alarm(int local_rank, Clock::duration clarity) {
   }
 }
 
-void FailureState::sleeps(int local_rank, std::optional<Clock::duration> slept) {
+void FailureState::sleeps(int local_rank) {
   const int rank = local_rank < 0 ? -1 : members_.here()[size_t(local_rank)];
-  slept ? status_.slept(rank, *slept) : status_.sleeps(rank, members_.pid_of(rank));
+  status_.sleeps(rank, members_.pid_of(rank));
+}
+
+void FailureState::waited(int local_rank, Clock::time_point began, Clock::duration slept) {
+  const int rank = local_rank < 0 ? -1 : members_.here()[size_t(local_rank)];
+  if (slept > Clock::duration(0)) status_.slept(rank, slept);
+  if (began > Clock::time_point()) status_.waited(rank, began);
 }
 
 Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {

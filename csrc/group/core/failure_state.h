@@ -88,7 +88,8 @@ class FailureState final : public Watch {
 
   bool alarmed(int local_rank) override;
   void alarm(int local_rank) override { alarm(local_rank, kClarity); }
-  void sleeps(int local_rank, std::optional<Clock::duration> slept) override;
+  void sleeps(int local_rank) override;
+  void waited(int local_rank, Clock::time_point began, Clock::duration slept) override;
   /// `clarity`: as for `told()`.
   void alarm(int local_rank, Clock::duration clarity);
   /// The status of a wait that ended without success. An empty `whom`: any rank.
@@ -117,7 +118,6 @@ class FailureState final : public Watch {
   bool told_in_time();
   int told_by() const;
   std::optional<net::GroupPort::Told> report() const;
-  net::GroupPort::Told report_of(int local_rank) const;
   void fail_as_told(const net::GroupPort::Told& told, Clock::duration clarity);
   int seen_to_end(const Failure& told, Clock::duration clarity) const;
 

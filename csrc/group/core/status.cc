@@ -28,6 +28,7 @@ using kernel::Collective;
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr size_t kSends = size_t(Collective::kBarrier) + 1;
+constexpr size_t kMonitored = StatusSlot::kKinds;
 static_assert(kSends + 2 == StatusSlot::kKinds);
 
 constexpr int kSealFutureWrite = 0x0010;  // F_SEAL_FUTURE_WRITE, which older headers lack
@@ -59,6 +60,15 @@ void put(StatusSlot::Call& call, const Operation& o, Clock::time_point began) {
   call.root.store(f.root, kRelease);
 }
 
+/// Release: a reader that sees the rank sees the rest.
+void put(StatusSlot::Wait& wait, int rank, pid_t pid, size_t call, uint64_t began, uint64_t ended = 0) {
+  wait.pid.store(uint32_t(pid), kRelaxed);
+  wait.call.store(uint32_t(call), kRelaxed);
+  wait.began.store(began, kRelaxed);
+  wait.ended.store(ended, kRelaxed);
+  wait.rank.store(uint32_t(rank + 1), std::memory_order_release);
+}
+
 TraceRecord record_of(const StatusSlot::Call& call, uint64_t ended) {
   return {.began = call.began.load(kRelaxed),
           .ended = ended,
@@ -70,6 +80,11 @@ TraceRecord record_of(const StatusSlot::Call& call, uint64_t ended) {
 }
 
 }  // namespace
+
+const char* name_of_call(uint32_t call) {
+  constexpr const char* kOthers[] = {"send", "recv", "monitored_barrier"};
+  return call < kSends ? nvx::name(Collective(call)) : kOthers[std::min<size_t>(call - kSends, 2)];
+}
 
 uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(at.time_since_epoch()).count()); }
 
@@ -171,20 +186,15 @@ void GroupStatus::messages(size_t open, const std::string& oldest, Clock::time_p
 }
 
 void GroupStatus::sleeps_for_message(int rank, pid_t pid, bool receives, Clock::time_point began) {
-  slot_->receives.store(receives, kRelaxed);
-  slot_->message_began.store(ns_of(began), kRelaxed);
-  slot_->message_wait.pid.store(uint32_t(pid), kRelaxed);
-  slot_->message_wait.rank.store(uint32_t(rank + 1), kRelaxed);
+  put(slot_->of_message, rank, pid, kSends + size_t(receives), ns_of(began));
 }
 
 void GroupStatus::gave_up(int rank, pid_t pid, const std::string& call, Clock::time_point began) {
   if (gave_up_.exchange(true)) return;
-  StatusSlot::GivenUp& wait = slot_->given_up;
-  put(wait.call, call.substr(0, call.find_first_of("( ")));
-  wait.began.store(ns_of(began), kRelaxed);
-  wait.ended.store(ns_of(Clock::now()), kRelaxed);
-  wait.awaited.pid.store(uint32_t(pid), kRelaxed);
-  wait.awaited.rank.store(uint32_t(rank + 1), std::memory_order_release);
+  const std::string name = call.substr(0, call.find_first_of("( "));
+  uint32_t kind = 0;
+  while (kind < kMonitored && name != name_of_call(kind)) ++kind;
+  put(slot_->given_up, rank, pid, kind, ns_of(began), ns_of(Clock::now()));
 }
 
 void GroupStatus::trace(TraceRecord::Kind kind, TraceRecord record) {
@@ -201,6 +211,15 @@ void GroupStatus::waited(int rank, Clock::time_point began) {
 }
 
 // --- ranks that came late
+
+void GroupStatus::sleeps(int rank, pid_t pid) {
+  const uint64_t begun = slot_->begun.load(kRelaxed);
+  const StatusSlot::Call& call = slot_->calls[begun % 2];
+  const bool runs = begun != slot_->ended.load(kRelaxed);
+  put(slot_->current, rank, pid, runs ? call.what.load(kRelaxed) & 0xff : kMonitored,
+      runs ? call.began.load(kRelaxed) : 0);
+  slot_->awaited.store(uint32_t(rank + 1), kRelaxed);
+}
 
 void GroupStatus::slept(int rank, Clock::duration span) {
   sleeps(-1);

@@ -33,13 +33,10 @@ struct StatusSlot {
   struct Total {
     std::atomic<uint64_t> calls, bytes, ns;
   };
-  struct Awaited {
-    std::atomic<uint32_t> rank, pid;  ///< pid: as that rank knows it; 0: it is not of this host
-  };
-  struct GivenUp {
-    Awaited awaited;
-    std::atomic<uint64_t> began, ended;
-    char call[24];
+  struct Wait {
+    std::atomic<uint32_t> rank, pid;     ///< pid: as that rank knows it; 0: it is not of this host
+    std::atomic<uint32_t> call;          ///< see name_of_call()
+    std::atomic<uint64_t> began, ended;  ///< ended: 0 during the wait
   };
   struct Late {
     std::atomic<uint32_t> rank, times;  ///< times: the calls in which it was the last to come
@@ -60,13 +57,12 @@ struct StatusSlot {
   Late lates[kLates];
   char name[96], message[96], failure[256];
   // For cycle_of_waits() alone; readers of the fields above ignore them.
-  int32_t global_rank;                  ///< of this rank
-  std::atomic<uint32_t> awaited_pid;    ///< of the rank `awaited`
-  std::atomic<uint32_t> receives;       ///< the message of the next two fields is a receive
-  Awaited message_wait;                 ///< the rank of the message for which a thread sleeps
-  std::atomic<uint64_t> message_began;  ///< when it was posted
-  GivenUp given_up;                     ///< the wait whose timeout failed the group
+  int32_t global_rank;  ///< of this rank
+  /// For the rank `awaited`; of a thread that sleeps for a message; the one whose timeout failed the group.
+  Wait current, of_message, given_up;
 };
+/// "all_reduce"; "send" and "recv" come behind the collectives, and "monitored_barrier" last.
+const char* name_of_call(uint32_t call);
 uint64_t ns_of(Clock::time_point at);
 
 /// Writes the slot of one group. Costs a call about 20 stores to memory that no other process writes, and most short
@@ -96,14 +92,11 @@ class GroupStatus {
   void no_messages() { slot_->messages.store(0, std::memory_order_relaxed); }
 
   /// A wait sleeps for this rank, and has slept. -1: for any. `pid`: of that rank, or 0.
-  void sleeps(int rank, pid_t pid = 0) {
-    slot_->awaited_pid.store(uint32_t(pid), std::memory_order_relaxed);
-    slot_->awaited.store(uint32_t(rank + 1), std::memory_order_relaxed);
-  }
+  void sleeps(int rank, pid_t pid = 0);
   void slept(int rank, Clock::duration span);
   /// The same for a thread that sleeps until a message is done.
   void sleeps_for_message(int rank, pid_t pid, bool receives, Clock::time_point began);
-  void slept_for_message() { slot_->message_wait.rank.store(0, std::memory_order_relaxed); }
+  void slept_for_message() { slot_->of_message.rank.store(0, std::memory_order_relaxed); }
   /// A wait for this rank has timed out, which fails the group. The first one counts.
   void gave_up(int rank, pid_t pid, const std::string& call, Clock::time_point began);
 

@@ -29,7 +29,6 @@ struct Wait {
   pid_t pid = 0;  ///< of that rank
   int from = 0, to = 0;
   std::string name, call;
-  bool of_message = false;
   uint64_t began = 0, ended = UINT64_MAX;
 };
 
@@ -48,35 +47,23 @@ bool stopped(pid_t pid) {
   return end == std::string::npos || stat.size() < end + 3 || stat[end + 2] == 'T' || stat[end + 2] == 't';
 }
 
-/// `seen`: when the slot was read. A wait in progress then may have ended since.
+/// `seen`: when the slot was read. A wait in progress then may have ended since. A wait that was given up is the only
+/// one.
 void add_waits(const StatusSlot& slot, uint64_t seen, std::vector<Wait>& found) {
-  const auto add = [&](const StatusSlot::Awaited& awaited, const std::string& call, bool of_message, uint64_t began) {
-    const uint32_t rank = value(awaited.rank);
-    if (rank == 0) return;
+  for (const StatusSlot::Wait* wait : {&slot.given_up, &slot.current, &slot.of_message}) {
+    const uint32_t rank = value(wait->rank);
+    if (rank == 0) continue;
+    const uint64_t ended = value(wait->ended);
     found.push_back({.group = value(slot.id),
                      .rank = int(rank) - 1,
-                     .pid = pid_t(value(awaited.pid)),
+                     .pid = pid_t(value(wait->pid)),
                      .from = slot.global_rank,
                      .name = text_of(slot.name, sizeof slot.name),
-                     .call = call,
-                     .of_message = of_message,
-                     .began = began,
-                     .ended = seen});
-  };
-  const StatusSlot::GivenUp& given_up = slot.given_up;
-  if (value(given_up.awaited.rank) != 0) {
-    const std::string call = text_of(given_up.call, sizeof given_up.call);
-    add(given_up.awaited, call, is_message(call), value(given_up.began));
-    found.back().ended = value(given_up.ended);
-    return;
+                     .call = name_of_call(value(wait->call)),
+                     .began = value(wait->began),
+                     .ended = ended == 0 ? seen : ended});
+    if (ended != 0) return;
   }
-  const uint64_t begun = value(slot.begun);
-  const StatusSlot::Call& call = slot.calls[begun % 2];
-  const bool runs = begun != value(slot.ended);
-  const auto kind = std::min<size_t>(value(call.what) & 0xff, size_t(kernel::Collective::kBarrier));
-  add({value(slot.awaited), value(slot.awaited_pid)}, runs ? nvx::name(kernel::Collective(kind)) : "monitored_barrier",
-      false, runs ? value(call.began) : 0);
-  add(slot.message_wait, value(slot.receives) ? "recv" : "send", true, value(slot.message_began));
 }
 
 /// Follows waits from process to process, until one leads to this process.
@@ -126,7 +113,7 @@ class Search {
     bool one_group = true;
     for (const Wait& wait : path_) {
       began = std::max(began, wait.began), ended = std::min(ended, wait.ended);
-      one_group &= wait.group == path_.front().group && !wait.of_message;
+      one_group &= wait.group == path_.front().group && !is_message(wait.call);
     }
     return began < ended && !one_group;
   }
@@ -153,7 +140,6 @@ std::string cycle_of_waits(const Members& members, const Awaited& whom, const st
                                      .from = members.global_rank(members.rank),
                                      .name = members.name,
                                      .call = name,
-                                     .of_message = is_message(name),
                                      .began = ns_of(began)}))
         return search.words();
     }

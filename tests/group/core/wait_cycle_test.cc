@@ -46,7 +46,7 @@ bool sleeps(pid_t pid) {
   const std::vector<std::byte> page = StatusPage::read(pid);
   for (size_t at = 0; at < page.size(); at += StatusPage::kSlotBytes) {
     const auto& slot = *reinterpret_cast<const StatusSlot*>(page.data() + at);
-    if (slot.awaited.load() != 0 || slot.message_wait.rank.load() != 0) return true;
+    if (slot.awaited.load() != 0 || slot.of_message.rank.load() != 0) return true;
   }
   return false;
 }
