@@ -86,7 +86,6 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   Status follow(const LaunchStream&) override { return {}; }
   Status note(const LaunchStream&) override { return {}; }
   bool ended() override { return knows_ends && *running_ == 0; }
-  bool replays_ended() override { return !replays; }
 
   Status refusal;                                ///< the answer to every call, if it fails
   Status trial_refusal;                          ///< the answer to trials, if it fails
@@ -97,7 +96,6 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   std::atomic<bool> knows_ends{true};  ///< whether it can tell that a kernel has ended
   std::atomic<int> launches{0};
   std::vector<std::function<void()>> graph;  ///< the captured launches
-  std::atomic<bool> replays{false};          ///< whether the graph may be running
 
  private:
   std::function<void()> play(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,

@@ -56,7 +56,7 @@ DeviceSide::~DeviceSide() { (void)part(); }
 
 bool DeviceSide::part() {
   constexpr milliseconds kMoment{200};  // the time within which aborted kernels end
-  if (parted_.exchange(true)) return has_ended();
+  if (parted_.exchange(true)) return order_->ended();
   const milliseconds most = end_.options().farewell;
   const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
   if (over && captured_ == 0) return true;
@@ -75,7 +75,7 @@ bool DeviceSide::await_end(milliseconds most) {
   bool over = false;
   const auto ends = [&] {
     if (launch_mutex_.try_lock()) {
-      over = has_ended();
+      over = order_->ended();
       launch_mutex_.unlock();
     }
     return over || has_verdict() != had_verdict;
@@ -84,12 +84,7 @@ bool DeviceSide::await_end(milliseconds most) {
   return ended && !over ? await_end(milliseconds(200)) : over;
 }
 
-bool DeviceSide::settled() const {
-  if (captured_ != 0 && !order_->replays_ended()) return false;
-  return (!unsure_ && finished() >= launched()) || order_->ended();
-}
-
-bool DeviceSide::has_ended() const { return (captured_ == 0 || order_->replays_ended()) && order_->ended(); }
+bool DeviceSide::settled() const { return (captured_ == 0 && !unsure_ && finished() >= launched()) || order_->ended(); }
 
 uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
 

@@ -107,7 +107,6 @@ class DeviceSide {
       EXCLUDES(mutex_);
   Status fail(const Status& status) REQUIRES(mutex_);
   bool has_verdict() const;
-  bool has_ended() const;
   bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);

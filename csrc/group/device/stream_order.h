@@ -26,12 +26,11 @@ class StreamOrder {
   /// Call after a launch, also after a refused one, since part of it may have begun: later launches wait for everything
   /// on the stream so far.
   virtual Status note(const LaunchStream& stream) = 0;
-  /// Whether the streams are known to have passed all launches, well or not. Memory that kernels access, here or on
-  /// peers, is not reused before this is true: a kernel that ends badly does not report it, and the report of one that
-  /// ends well may overtake its last stores.
+  /// Whether the streams are known to have passed all launches, well or not, and no graph that contains launches is
+  /// running, as far as it can be known. Memory that kernels access, here or on peers, is not reused before this is
+  /// true: a kernel that ends badly does not report it, and the report of one that ends well may overtake its last
+  /// stores.
   virtual bool ended() = 0;
-  /// Whether no graph that contains launches is running, as far as it can be known.
-  virtual bool replays_ended() { return ended(); }
 
   /// Waits up to `most` until all has ended. After one timeout, later calls do not wait.
   bool await_end(std::chrono::milliseconds most) {

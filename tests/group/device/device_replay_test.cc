@@ -277,12 +277,12 @@ TEST(DeviceReplay, WhoGoesWaitsForReplaysAsForCalls) {
     std::vector<Operation> operations;
     operations.push_back(all_reduce(data));
     ASSERT_TRUE(one.capture(operations).ok());
-    std::atomic<bool>& replays = one.world.launcher(0)->replays;
-    replays = true;
+    std::atomic<bool>& knows_ends = one.world.launcher(0)->knows_ends;
+    knows_ends = false;
     const auto began = std::chrono::steady_clock::now();
     std::thread ends([&] {
       std::this_thread::sleep_for(milliseconds(100));
-      replays = false;
+      knows_ends = true;
     });
     EXPECT_TRUE(one.side->part());
     EXPECT_GE(std::chrono::steady_clock::now() - began, milliseconds(90));
