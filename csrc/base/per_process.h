@@ -4,6 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
 
 namespace nvx {
 
@@ -15,6 +19,15 @@ T& of_this_process() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { here = new T; });
   (void)kRegistered;
   return *here;
+}
+
+/// Keeps an object until the process ends, because a device may still use it. Leak checkers find it.
+template <class T>
+void keep_for_ever(T object) {
+  static Mutex mutex;
+  static auto* const kKept = new std::vector<T>;
+  MutexLock lock(mutex);
+  kKept->push_back(std::move(object));
 }
 
 /// A number that increases by one in each forked child, once it has been asked for. It shows the child which objects

@@ -7,6 +7,7 @@
 
 #include "base/contain.h"
 #include "base/flag.h"
+#include "base/per_process.h"
 #include "base/reason.h"
 #include "memory/driver/beside_captures.h"
 #include "memory/driver/thread_call.h"
@@ -18,14 +19,6 @@ using Queues = std::vector<std::unique_ptr<DeviceWork>>;
 
 constexpr size_t kLeastLease = 256 << 10, kMostLease = DeviceArena::kForMessages / 2;
 constexpr int kQueues = 2;
-
-/// A copy that failed may have begun, so all that it accesses stays until the process ends.
-void keep_for_ever(const std::shared_ptr<DeviceCopy>& copy) {
-  static Mutex mutex;
-  static auto* const kKept = new std::vector<std::shared_ptr<DeviceCopy>>;
-  MutexLock lock(mutex);
-  kKept->push_back(copy);
-}
 
 }  // namespace
 
@@ -147,7 +140,7 @@ bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
   } catch (const std::exception& error) {
     const Status why(system_failure("a message could not be copied between GPUs", error));
     if (copy->begun_) {
-      keep_for_ever(copy);
+      keep_for_ever(copy);  // it may still run
       lost_ = why;
     } else {
       idle_.push_back(std::move(copy->work_));

@@ -8,7 +8,7 @@
 
 #include "base/contain.h"
 #include "base/log.h"
-#include "base/mutex.h"
+#include "base/per_process.h"
 #include "base/reason.h"
 #include "group/meet/store.h"
 #include "group/plan/device_plan.h"
@@ -60,14 +60,6 @@ void warn_if_not_shown(const DeviceFacts& facts) {
           "kernels have not been shown on sm_%d (%s) with a driver for CUDA %d.%d; a trial precedes their use. Next: "
           "scripts/gpu_evidence.py tests this machine",
           facts.architecture, facts.name.c_str(), facts.cuda / 1000, facts.cuda % 1000 / 10);
-}
-
-/// Keeps the mappings of peers to which a hung device may still write.
-void keep_for_ever(std::unique_ptr<DeviceShare> share) {
-  static Mutex mutex;
-  static auto* const kKept = new std::vector<std::unique_ptr<DeviceShare>>;
-  MutexLock lock(mutex);
-  kKept->push_back(std::move(share));
 }
 
 }  // namespace
@@ -129,7 +121,7 @@ void DeviceEnd::keep(User user) {
   share_->arena().quarantine(std::exchange(span_, Span{}));
   control_->abandon();
   pools_->keep();
-  keep_for_ever(std::move(share_));
+  keep_for_ever(std::move(share_));  // the mappings of peers, to which a hung device may still write
 }
 
 void DeviceEnd::stop_kernels() {

@@ -4,6 +4,7 @@
 
 #include "base/contain.h"
 #include "base/log.h"
+#include "base/per_process.h"
 #include "group/core/engine.h"
 #include "memory/driver/thread_call.h"
 
@@ -40,11 +41,8 @@ DevicePools::~DevicePools() {
 }
 
 void DevicePools::keep() {
-  static Mutex mutex;
-  static auto* const kKept = new std::vector<std::shared_ptr<PeerPool>>;
-  MutexLock lock(mutex);
   for (const auto& peer : peers_) {
-    if (peer) kKept->push_back(peer->pool);
+    if (peer) keep_for_ever(peer->pool);
   }
 }
 

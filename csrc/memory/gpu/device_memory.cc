@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/mutex.h"
+#include "base/per_process.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/device_work.h"
 #include "memory/shm/arena.h"
@@ -39,10 +39,7 @@ void demand_reach(DeviceDriver& driver, int device, int peer) {
 }
 
 void Undo::forget() {
-  static Mutex mutex;
-  static auto* const kLeft = new std::vector<std::function<void()>>;  // with everything that they own
-  MutexLock lock(mutex);
-  for (auto& step : steps_) kLeft->push_back(std::move(step));
+  for (auto& step : steps_) keep_for_ever(std::move(step));  // with everything that they own
   steps_.clear();
 }
 
