@@ -21,6 +21,32 @@ T& of_this_process() {
   return *here;
 }
 
+/// The live T of this process, for threads that do not own them. A forked child has none: the parent's are not its own.
+template <class T>
+class LiveObjects {
+ public:
+  static LiveObjects& here() { return of_this_process<LiveObjects>(); }
+  void add(T& one) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    all_.push_back(&one);
+  }
+  /// When this returns, no other thread uses the object through the list.
+  void remove(T& one) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    std::erase(all_, &one);
+  }
+  /// Calls `body(T&)` for each, with the lock held.
+  template <class Body>
+  void each(const Body& body) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    for (T* one : all_) body(*one);
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<T*> all_ GUARDED_BY(mutex_);
+};
+
 /// Keeps an object until the process ends, because a device may still use it. Leak checkers find it.
 template <class T>
 void keep_for_ever(T object) {

@@ -1,8 +1,8 @@
 // The construction of a group, and how its rank leaves it.
 
 #include "base/log.h"
+#include "base/per_process.h"
 #include "group/core/intra_host.h"
-#include "group/core/roster.h"
 #include "group/group.h"
 #include "group/hierarchy/hierarchical.h"
 #include "group/meet/setup.h"
@@ -43,7 +43,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
     }
     log_description(core_->members);
     core_->status->open(core_->members.id, core_->members.global_rank(options.rank));
-    Roster::here().join(core_->failures);  // last: other threads may use the group from here on
+    LiveObjects<FailureState>::here().add(core_->failures);  // last: other threads may use the group from here on
   } catch (const std::exception& error) {
     unmake();
     set_up.give_up({core_->members, std::move(core_->port), nullptr}, failure_of(error));
@@ -75,7 +75,7 @@ Group::~Group() {
     (void)core_.release();
     return;
   }
-  Roster::here().leave(core_->failures);
+  LiveObjects<FailureState>::here().remove(core_->failures);
   leave();
   if (parts_later_) part();  // no operation has ended since
   device_->close();

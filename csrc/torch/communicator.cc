@@ -2,25 +2,25 @@
 
 #include <algorithm>
 
+#include "base/per_process.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/interrupt.h"
 #include "torch/core/store.h"
 #include "torch/device/kernel_path.h"
 #include "torch/device/pool.h"
-#include "torch/registry.h"
 
 namespace nvx {
 
 Communicator::Communicator(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
                            std::shared_ptr<Group> group, const NvxOptions& options)
     : context(backend, listeners, std::move(store), std::move(group), options) {
-  Registry::here().add(*this);
+  LiveObjects<Communicator>::here().add(*this);
 }
 
 /// If peers may write to this rank's memory, one of the group's threads waits for those writes. It would keep the group
 /// alive.
 Communicator::~Communicator() {
-  Registry::here().remove(*this);
+  LiveObjects<Communicator>::here().remove(*this);
   if (has_memory_for_peers) group().leave();
 }
 

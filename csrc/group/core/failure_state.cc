@@ -2,16 +2,21 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
+#include "base/contain.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "group/core/roster.h"
+#include "base/per_process.h"
 #include "group/core/wait_cycle.h"
 
 namespace nvx {
 namespace {
 
 using kernel::Presence;
+
+/// Whether this thread is telling the other groups of its process of a failure.
+thread_local bool telling_others = false;
 
 /// "; rank 3 gives no sign of life for 8.0 s", for a rank of another host.
 std::string silence_of(const Members& members, net::GroupPort* port, int rank) {
@@ -91,7 +96,7 @@ Status FailureState::fail(Failure failure) {
   if (port_ && !closed()) tell_other_hosts(*port_, members_.topology, failure);
   tell_other_groups(failure);
   // A launcher that sees a rank die kills the others, often before the program has printed the exception.
-  if (first.code() == Code::kPeerDied && !Roster::is_telling()) {
+  if (first.code() == Code::kPeerDied && !telling_others) {
     NVX_LOG(kWarn, "%s", first.reason().c_str());
   } else {
     NVX_LOG(kInfo, "%s", first.reason().c_str());
@@ -335,12 +340,15 @@ void FailureState::tell_other_groups(const Failure& failure) {
   const bool waited = met == Code::kTimeout;
   const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
-  Roster::here().tell_others(*this, [&](FailureState& other) {
-    if (port_ && other.port_ && &port_->messenger() != &other.port_->messenger()) return;
+  if (std::exchange(telling_others, true)) return;  // what they hear from each other they have heard from this one
+  LiveObjects<FailureState>::here().each([&](FailureState& other) {
+    const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
+    if (&other == this || apart) return;
     Failure there = trouble;
     if (waited) there.awaited = other.members_.ranks_of(members_, failure.awaited);
-    other.hear_of(lost, there);
+    contain("telling another group of a failure", [&] { other.hear_of(lost, there); });
   });
+  telling_others = false;
 }
 
 std::vector<FailureState::Lost> FailureState::lost_ranks() const {

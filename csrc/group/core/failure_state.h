@@ -20,7 +20,7 @@
 namespace nvx {
 
 /// The failure state of a group. Stores the first failure and reports it: to the ranks of this host in the pad, to
-/// other hosts through the port, to the other groups of the process through the roster. Detects failures from all
+/// other hosts through the port, to the other groups of the process through `LiveObjects`. Detects failures from all
 /// three, and from processes that have ended. Any thread may call it.
 class FailureState final : public Watch {
  public:

@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/per_process.h"
 #include "group/device/device_pools.h"
 #include "group/device_explain.h"
 #include "group/plan/device_plan.h"
@@ -17,14 +18,17 @@
 #include "kernel/cpu/flag_round.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
+#include "net/messenger.h"
+#include "net/tcp/job_key.h"
 #include "net/ucx/ucx.h"
 #include "net/ucx/ucx_search.h"
 #include "torch/backend.h"
+#include "torch/communicator.h"
 #include "torch/core/argument_error.h"
+#include "torch/core/hook.h"
 #include "torch/core/interrupt.h"
 #include "torch/python/inspect.h"
 #include "torch/reconfigure/reconfigurable.h"
-#include "torch/registry.h"
 
 namespace nvx {
 namespace {
@@ -346,6 +350,31 @@ void point_at_ucx_package() {
   } catch (const std::exception& error) {  // also Python's: users without multiple hosts do not need UCX
     NVX_LOG(kInfo, "the Python package libucx is of no use: %s", error.what());
   }
+}
+
+/// At the interpreter's exit: ends the pool's threads, aborts the operations that block them, and completes sends.
+///
+/// Threads of the pool must not run while the process and its stores are torn down. The slowest thread is rank 0's
+/// while it makes a group: it notices within one slice of its wait for the store that the group is unwanted. Then it
+/// waits up to 0.8 s until the other ranks know, because it may serve their store.
+void stop_everything() {
+  constexpr std::chrono::milliseconds kLast{2500};
+  exiting.store(true);
+  const Deadline deadline = Deadline::after(Communicator::kMostForProxies);
+  auto& communicators = LiveObjects<Communicator>::here();
+  communicators.each([&](Communicator& one) { one.issuer.see_off(deadline); });
+  Engine::here().stop(std::chrono::milliseconds(100));
+  if (Engine::here().threads() != 0) {
+    communicators.each([](Communicator& one) {
+      for (const auto& group : one.context.groups.all()) group->abort("its process exits");
+    });
+    Engine::here().stop(kLast);
+  }
+  HooksBeside::await_all();
+  const auto messenger = net::Messenger::opened();
+  if (!messenger) return;
+  messenger->finish();
+  if (net::JobKey::here()) messenger->close();  // libcrypto, which its handshakes use, is torn down too
 }
 
 }  // namespace
