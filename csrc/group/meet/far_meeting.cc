@@ -66,14 +66,19 @@ void FarMeeting::look() {
     MutexLock lock(messenger_->mutex());
     // Until the other side has met this one too, it drops packets from here, and warns.
     if (Clock::now() - since < their_turn && !messenger_->liveness().has_heard(peer)) continue;
-    const std::string lost = messenger_->liveness().fate(options_.global_ranks[size_t(rank)]);
-    if (lost.empty()) continue;
-    const std::string name = rank_name(rank, options_.global_ranks);
-    throw Error(Failure{.code = Code::kPeerDied,
-                        .cause = name + " " + lost + ", while group " + options_.name + " was being created",
-                        .advice = see_log_of(name),
-                        .who = rank});
+    look_for_loss(*messenger_, options_, rank);
   }
+}
+
+void look_for_loss(net::Messenger& messenger, const GroupOptions& options, int rank) {
+  messenger.mutex().held_by_caller();
+  const uint64_t global = options.global_ranks[size_t(rank)];
+  const std::string lost = messenger.liveness().fate(global), name = "global " + of_rank(int(global));
+  if (lost.empty()) return;
+  throw Error(Failure{.code = Code::kPeerDied,
+                      .cause = name + " " + lost + ", while group " + options.name + " was being created",
+                      .advice = see_log_of(name),
+                      .who = rank});
 }
 
 /// Leaves errors to SetUp::open_port(), which throws them once all hosts are known.

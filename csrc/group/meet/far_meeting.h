@@ -63,4 +63,7 @@ class FarMeeting {
   Clock::time_point next_{};
 };
 
+/// Throws if this process has met the rank in another group and has lost it. The caller holds the messenger's lock.
+void look_for_loss(net::Messenger& messenger, const GroupOptions& options, int rank);
+
 }  // namespace nvx

@@ -403,10 +403,7 @@ void look_for_deaths(const GroupOptions& options, int far) {
     }
     if (!messenger || int(r) != far) continue;
     MutexLock lock(messenger->mutex());
-    const std::string lost = messenger->liveness().fate(global), name = "global " + of_rank(int(global));
-    if (lost.empty()) continue;
-    throw Error(Failure{
-        .code = Code::kPeerDied, .cause = name + " " + lost + "," + when, .advice = see_log_of(name), .who = int(r)});
+    look_for_loss(*messenger, options, far);
   }
 }
 
