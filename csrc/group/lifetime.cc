@@ -94,7 +94,7 @@ void Group::leave() {
     parts_later_ = true;
     return;
   }
-  lane_->await_idle(std::chrono::seconds(10));
+  lane_->settle(std::chrono::seconds(10), Lane::Until::kIdle);
   part();
 }
 

@@ -124,22 +124,14 @@ void Lane::drain() {
   moved_.notify_all();
 }
 
-void Lane::await_idle(std::chrono::milliseconds span) {
+void Lane::settle(std::chrono::milliseconds span, Until until) {
   const auto end = std::chrono::steady_clock::now() + span;
   MutexLock lock(mutex_);
   if (holder_ == std::this_thread::get_id()) return;
   ++waiters_;
-  while (held() && std::chrono::steady_clock::now() < end) lock.wait_for(moved_, std::chrono::milliseconds(10));
-  --waiters_;
-}
-
-void Lane::settle(std::chrono::milliseconds span) {
-  const auto end = std::chrono::steady_clock::now() + span;
-  MutexLock lock(mutex_);
-  if (holder_ == std::this_thread::get_id()) return;
-  ++waiters_;
-  while ((held() || scheduled_ || concluding_ != 0 || !queue_.empty()) && std::chrono::steady_clock::now() < end) {
-    lock.wait_for(moved_, std::chrono::milliseconds(10));
+  for (; std::chrono::steady_clock::now() < end; lock.wait_for(moved_, std::chrono::milliseconds(10))) {
+    const bool more = until == Until::kEmpty && (scheduled_ || concluding_ != 0 || !queue_.empty());
+    if (!held() && !more) break;
   }
   --waiters_;
 }

@@ -74,7 +74,7 @@ TEST(Lane, KnowsTheThreadThatHoldsIt) {
   EXPECT_TRUE(lane->held_here());
   std::thread([&] { EXPECT_FALSE(lane->held_here()); }).join();
   const auto began = std::chrono::steady_clock::now();
-  lane->await_idle(std::chrono::seconds(10));  // neither waits for this thread's own task
+  lane->settle(std::chrono::seconds(10), Lane::Until::kIdle);  // neither waits for this thread's own task
   lane->settle(std::chrono::seconds(10));
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
   lane->end_inline();
