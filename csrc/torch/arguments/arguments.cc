@@ -125,20 +125,11 @@ Piece Arguments::give(TensorOperation& c, const at::Tensor& tensor, bool apart) 
   return {const_cast<std::byte*>(input(c, tensor, apart)), bytes_of(tensor)};
 }
 
-std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart) const {
+std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart, bool filled) const {
   same_device(c, tensor);
   if (plain(tensor, c) && !apart) return memory_of(tensor);
   check_writable(tensor);
-  const at::Tensor stand_in = empty_stand_in(tensor, c);
-  c.take_back.emplace_back(tensor, stand_in);
-  return memory_of(stand_in);
-}
-
-std::byte* Arguments::in_place(TensorOperation& c, at::Tensor& tensor, bool apart) const {
-  same_device(c, tensor);
-  if (plain(tensor, c) && !apart) return memory_of(tensor);
-  check_writable(tensor);
-  const at::Tensor stand_in = stand_in_of(tensor, c);
+  const at::Tensor stand_in = filled ? stand_in_of(tensor, c) : empty_stand_in(tensor, c);
   c.take_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }

@@ -58,8 +58,10 @@ class Arguments : public Checks {
   /// the tensor's memory as well, so the tensor gets a stand-in.
   const std::byte* input(TensorOperation& c, const at::Tensor& tensor, bool apart = false) const;
   kernel::Piece give(TensorOperation& c, const at::Tensor& tensor, bool apart) const;
-  std::byte* output(TensorOperation& c, at::Tensor& tensor, bool apart = false) const;
-  std::byte* in_place(TensorOperation& c, at::Tensor& tensor, bool apart = false) const;
+  std::byte* output(TensorOperation& c, at::Tensor& tensor, bool apart = false, bool filled = false) const;
+  std::byte* in_place(TensorOperation& c, at::Tensor& tensor, bool apart = false) const {
+    return output(c, tensor, apart, /*filled=*/true);
+  }
 
   KernelPath* kernels_;
   Delegate* delegate_;
