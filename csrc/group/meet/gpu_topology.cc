@@ -225,12 +225,6 @@ double way_us(const GpuPair& pair) {
 
 std::string GpuPair::label() const { return lanes > 0 ? "NV" + std::to_string(lanes) : nvx::name(path); }
 
-const GpuPair& GpuTopology::pair(int a, int b) const {
-  const int low = std::min(a, b), high = std::max(a, b);
-  const auto same = [&](const GpuPair& pair) { return pair.a == low && pair.b == high; };
-  return *std::find_if(pairs.begin(), pairs.end(), same);
-}
-
 GpuTopology look_at_gpus(Nvml& nvml) {
   GpuTopology topology;
   topology.driver = nvml.driver_version();

@@ -43,8 +43,6 @@ struct GpuTopology {
   std::vector<GpuPair> pairs;  ///< a < b, in order
   std::vector<GpuWarning> warnings;
   std::string none;  ///< the reason why there are no GPUs; empty if there are
-
-  const GpuPair& pair(int a, int b) const;
 };
 
 /// NVML's data, and the connections and warnings derived from it.
