@@ -112,7 +112,7 @@ python_step() {
     demo | bench) [ -n "$site" ] || add_missing numpy=numpy ;;  # without it torch warns, in every rank
     *) add_missing expecttest=expecttest pytest=pytest pytest_timeout=pytest-timeout xdist=pytest-xdist hypothesis=hypothesis numpy=numpy psutil=psutil ;;
   esac
-  case $target in test | test-two-hosts | test-hosts | selected) add_second_ucx ;; esac
+  case $target in test | test-two-hosts | test-rdma | test-hosts | selected) add_second_ucx ;; esac
 }
 
 # It is tested beside the system's UCX. Its tests say aloud that they are skipped where it cannot be had.

@@ -124,8 +124,29 @@ run_test_two_hosts() {
     note "SKIPPED: this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
     return 0
   fi
+  local failed=0
   NVX_TEST_HOSTS=2 run_pytest python-on-two-hosts tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py \
-    --ignore=tests/torch/test_bad_input.py --durations=5 "${in_parallel[@]}"
+    --ignore=tests/torch/test_bad_input.py --durations=5 "${in_parallel[@]}" || failed=1
+  run_test_rdma || failed=1
+  return $failed
+}
+
+# Where the machine has an RDMA device, soft RoCE included: the same over each of its active ports. TCP is not allowed, so a
+# message that does not go over RDMA is an error.
+run_test_rdma() {
+  local folder=${RDMA_DEVICES:-/sys/class/infiniband} ports port failed=0
+  if [ -z "$(ls -A "$folder" 2>/dev/null)" ]; then
+    note "RDMA SKIPPED: no RDMA device here ($folder is empty or absent)"
+    return 0
+  fi
+  ports=$("$py" -c "from nvx._C import network; print(*network()['rdma_ports'])") || return 1
+  [ -n "$ports" ] || note "RDMA SKIPPED: no port of $(ls "$folder" | xargs) is active"
+  for port in $ports; do
+    say "Ranks on two hosts by name, over RDMA on $port"
+    NVX_TEST_HOSTS=2 NVX_UCX_TLS=rc,ud,dc NVX_UCX_NET_DEVICES=$port run_pytest "rdma-${port//[:\/]/-}" tests/torch/test_p2p.py \
+      tests/torch/test_reduce.py tests/torch/test_ddp.py tests/torch/test_failures.py tests/torch/test_one_sided.py -m "not slow" || failed=1
+  done
+  return $failed
 }
 
 run_test_hosts() { run_pytest hosts tests/hosts --durations=5 -rs; }

@@ -181,12 +181,8 @@ def check_memfd():
     try:
         os.close(os.memfd_create("nvx-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
-        return Finding(
-            "shared memory",
-            "FAIL",
-            f"memfd_create: {error}",
-            "nvx needs Linux 3.17 or newer and no seccomp filter on memfd_create",
-        )
+        advice = "nvx needs Linux 3.17 or newer and no seccomp filter on memfd_create"
+        return Finding("shared memory", "FAIL", f"memfd_create: {error}", advice)
     return okay("shared memory", "memfd works; nvx does not use /dev/shm")
 
 
@@ -204,8 +200,7 @@ def memory_limit():
     """The memory limit of this cgroup in bytes, or None. Reads cgroup v2, then v1."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            with open(path) as file:
-                text = file.read().strip()
+            text = Path(path).read_text().strip()
         except OSError:
             continue
         if text.isdigit() and int(text) < 1 << 60:
@@ -226,9 +221,8 @@ def check_memory():
 def check_files():
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
-        return Finding(
-            "open files", "WARN", f"limit {soft}", "ulimit -n 1024 or more: every peer on a host takes a few"
-        )
+        advice = "ulimit -n 1024 or more: every peer on a host takes a few"
+        return Finding("open files", "WARN", f"limit {soft}", advice)
     return okay("open files", f"limit {soft}")
 
 
@@ -356,8 +350,18 @@ def check_between_hosts():
             return Finding(name, "FAIL", log, f"change {blamed[0]}, or unset it")
         return Finding(name, "WARN", log, f"see docs/hosts.md for the requirements of {way}")
     found = re.search(r"between hosts: (.*)", log)
-    text = f"{found.group(1) if found else way}; the same exact between two hosts by name"
-    return judge_results(name, verdicts) or okay(name, text)
+    used, ports = found.group(1) if found else way, ", ".join(nvx._load().network()["rdma_ports"])
+    text = f"{used}; {judge_rdma(used, ports)}; the same exact between two hosts by name"
+    advice = "install a UCX with RDMA, or name one in NVX_LIBUCP (docs/install.md, UCX)"
+    unused = way == "UCX" and "although this host has RDMA" in text
+    return judge_results(name, verdicts) or (Finding(name, "WARN", text, advice) if unused else okay(name, text))
+
+
+def judge_rdma(used, ports):
+    """Whether the transports that a link names, as in "rc_verbs on rxe0:1", are RDMA's. ports: the active ones."""
+    if re.search(r", (rc|dc|ud|gga)_\w+ on |, srd\w* on ", used):
+        return "over RDMA"
+    return f"over TCP, although this host has RDMA ({ports})" if ports else "over TCP: no active RDMA port here"
 
 
 def try_gpus(gpus):
@@ -436,9 +440,6 @@ def main(arguments=None):
     states = {finding.state for finding in findings}
     status = 2 if "FAIL" in states else 1 if "WARN" in states and options.strict else 0
     if options.json:
-        print(
-            json.dumps(
-                {"schema": SCHEMA, "status": status, "findings": [dataclasses.asdict(f) for f in findings]}, indent=2
-            )
-        )
+        report = {"schema": SCHEMA, "status": status, "findings": [dataclasses.asdict(f) for f in findings]}
+        print(json.dumps(report, indent=2))
     return status

@@ -121,7 +121,9 @@ def test_doctor_says_what_the_gpus_do_and_what_to_type(monkeypatch):
 def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
     found = doctor.check_between_hosts()
     if found.state == "OKAY":
-        assert re.match(r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; the same exact between two hosts", found.text)
+        assert re.match(
+            r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; over .*; the same exact between two hosts", found.text
+        )
 
     def fails(function, args, nprocs):
         raise torch.multiprocessing.ProcessRaisedException("rank 0\nRuntimeError: nvx: no libucp here", 0, 1)
@@ -584,12 +586,14 @@ def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
 
 def test_make_help_names_every_target(root):
     told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
-    for target in ("demo", "quick", "test", "test-two-hosts", "check", "bench", "conformance", "wheels"):
+    for target in ("demo", "quick", "test", "test-two-hosts", "test-rdma", "check", "bench", "conformance", "wheels"):
         assert f"make {target} " in told
 
 
 def test_the_script_refuses_an_unknown_target(root):
     ended = subprocess.run([root / "scripts" / "run.sh", "dance"], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    targets = "demo quick test test-two-hosts test-hosts test-slow test-frameworks check bench conformance wheels"
+    targets = (
+        "demo quick test test-two-hosts test-rdma test-hosts test-slow test-frameworks check bench conformance wheels"
+    )
     assert ended.stderr == f"nvx: no target dance: one of {targets}\n"
