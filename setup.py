@@ -86,7 +86,7 @@ def typed():
 
 
 def torch_facts():
-    """Directory, version, minor and CUDA version of the torch at hand, or None."""
+    """Directory, version, minor, CUDA and ROCm version of the torch at hand, or None."""
     found = subprocess.run(
         [sys.executable, ROOT / "cmake" / "find_torch.py"], capture_output=True, text=True, check=False
     )

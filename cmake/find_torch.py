@@ -1,4 +1,4 @@
-"""Prints directory;version;minor;cuda of this interpreter's torch without importing it (that takes seconds)."""
+"""Prints directory;version;minor;cuda;hip of this interpreter's torch without importing it (that takes seconds)."""
 
 import importlib.util
 import pathlib
@@ -11,4 +11,4 @@ if spec is None or spec.origin is None:
 root = pathlib.Path(spec.origin).parent
 facts = runpy.run_path(str(root / "version.py"))
 version = str(facts["__version__"])
-print(root, version, ".".join(version.split(".")[:2]), facts.get("cuda") or "", sep=";")
+print(root, version, ".".join(version.split(".")[:2]), facts.get("cuda") or "", facts.get("hip") or "", sep=";")

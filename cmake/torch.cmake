@@ -1,4 +1,4 @@
-# Finds the torch to build the module for: sets NVX_TORCH_DIR, _VERSION, _MINOR and _CUDA, or none of them. torch is neither
+# Finds the torch to build the module for: sets NVX_TORCH_DIR, _VERSION, _MINOR, _CUDA and _HIP, or none of them. torch is neither
 # imported nor found through its CMake package, which requires a CUDA toolkit for a CUDA wheel.
 if(NVX_PYTHON STREQUAL "OFF" OR CMAKE_CROSSCOMPILING)
   return()
@@ -24,3 +24,4 @@ list(GET torch_facts 0 NVX_TORCH_DIR)
 list(GET torch_facts 1 NVX_TORCH_VERSION)
 list(GET torch_facts 2 NVX_TORCH_MINOR)
 list(GET torch_facts 3 NVX_TORCH_CUDA)
+list(GET torch_facts 4 NVX_TORCH_HIP)

@@ -133,9 +133,9 @@ def _devices():
     """
     import torch
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
-    has_gpu = any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/dxg"))
-    return ["cpu", "cuda"] if torch.version.cuda and visible and has_gpu else ["cpu"]
+    hidden = any(os.environ.get(name) in ("", "-1") for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
+    nodes = ("/dev/nvidiactl", "/dev/dxg") if torch.version.cuda else ("/dev/kfd",) if torch.version.hip else ()
+    return ["cpu", "cuda"] if not hidden and any(map(os.path.exists, nodes)) else ["cpu"]
 
 
 def _register():

@@ -396,7 +396,7 @@ def check_gpus():
     if not nvx._load().build_info()["cuda"]:
         why = getattr(nvx._build_facts(), "NO_KERNELS", "") or "without CUDA"
         text = f"{these}: collectives go through host memory, because this build has no kernels ({why})"
-        return Finding("GPUs", "WARN", text, "build nvx again where nvcc is: docs/install.md, CUDA kernels")
+        return Finding("GPUs", "WARN", text, "build where nvcc is: docs/install.md; AMD: docs/other-accelerators.md")
     found = try_gpus(list(range(count)))
     if found.state != "OKAY" and count > 1:
         for gpu in range(count):

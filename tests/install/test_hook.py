@@ -66,6 +66,38 @@ def test_leaves_the_defaults_alone(python):
     assert python.output(code) == "gloo"
 
 
+def test_serves_a_device_that_the_backend_string_names(python):
+    code = """
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:nvx,xpu:nvx", store=dist.HashStore(), rank=0, world_size=1)
+print([dist.group.WORLD._get_backend(torch.device(kind)).name() for kind in ("cpu", "xpu")])
+dist.destroy_process_group()
+"""
+    assert python.output(code) == "['nvx', 'nvx']"
+
+
+@pytest.mark.parametrize("node", ["/dev/kfd", "/dev/nvidiactl"])
+def test_the_name_alone_serves_gpus_as_cuda(python, node):
+    """A GPU of AMD is a device "cuda", too, in a torch with ROCm. Without a GPU, or with all hidden, there is none."""
+    code = f"""
+import os, nvx, torch
+torch.version.cuda, torch.version.hip = ("13.0", None) if "nvidia" in "{node}" else (None, "6.4")
+os.path.exists = lambda path: path == "{node}"
+print(nvx._devices())
+os.environ["HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"] = ""
+print(nvx._devices())
+os.environ.clear()
+torch.version.cuda = torch.version.hip = None
+print(nvx._devices())
+"""
+    assert python.output(code).splitlines() == ["['cpu', 'cuda']", "['cpu']", "['cpu']"]
+
+
+def test_nccl_is_for_cuda_tensors_only(python):
+    told = python.output("import torch, nvx.delegate; print(nvx.delegate.look(torch.device('xpu', 0)))")
+    assert told == "('', 'NCCL serves CUDA tensors, and this tensor is on xpu')"
+
+
 def test_is_idempotent(python):
     code = """
 import torch, nvx

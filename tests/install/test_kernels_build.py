@@ -79,8 +79,9 @@ class Builder:
             f'exec {cmake} --build "$2" --target nvx_level_base $kernels',
         )
 
-    def __call__(self, *, cuda="13.0", first=None, **environment):
-        (self.site / "torch" / "version.py").write_text(f"__version__ = {self.version!r}\ncuda = {cuda!r}\n")
+    def __call__(self, *, cuda="13.0", hip=None, first=None, **environment):
+        facts = f"__version__ = {self.version!r}\ncuda = {cuda!r}\nhip = {hip!r}\n"
+        (self.site / "torch" / "version.py").write_text(facts)
         command = [sys.executable, "setup.py", "build_ext", "--build-lib", self.work / "lib", "--build-temp", self.work]
         env = {name: os.environ[name] for name in os.environ if not re.match("NVX_|CUDA|TORCH_|CMAKE_", name)}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.site), os.environ.get("PYTHONPATH")]))
@@ -267,3 +268,14 @@ def test_a_gpu_that_nvcc_does_not_know_is_left_out(build, driver, tmp_path, know
     asked = {"TORCH_CUDA_ARCH_LIST": asked} if asked else {}
     line = build.without_kernels(CUDA_HOME=home, LD_LIBRARY_PATH=driver, **asked)
     assert re.findall(r"-gencode=arch=compute_(\S+)", line) == compiled
+
+
+def test_a_torch_of_rocm_has_no_kernels_and_a_line_says_so(build):
+    ended = build(cuda=None, hip="6.4.2")
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    (line,) = (line for line in ended.stdout.splitlines() if "no kernels are built" in line)
+    assert "is of ROCm 6.4.2, and nvx has no kernels for AMD GPUs" in line
+    assert "tensors go through host memory (docs/other-accelerators.md)" in line
+    assert "is of ROCm 6.4.2" in runpy.run_path(str(build.kernels))["NO_KERNELS"]
+    asked = build(cuda=None, hip="6.4.2", NVX_CUDA="1")
+    assert asked.returncode != 0 and "no kernels for AMD GPUs" in asked.stdout + asked.stderr
