@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kWhole[] = "a whole number";
 constexpr char kSeconds[] = "a number";  // fractions are allowed
-constexpr char kHandOvers[] = "all_reduce, reduce, broadcast, all_gather, reduce_scatter";
+constexpr char kHandOvers[] = "all_reduce, reduce, broadcast, all_gather, reduce_scatter, send_recv";
 constexpr char kAddresses[] = "addresses and prefixes, separated by commas (10.0.0.7,10.1.0.0/16,fd00::/8)";
 
 constexpr double kMost = 1e9;  // an upper bound where there is no natural one
@@ -68,8 +68,8 @@ constexpr Variable kVariables[] = {
     {"NVX_CPU_LEVEL", "", "the best that the processor has", "instruction-set level of the copy and reduce loops",
      "base, v3, v4"},
     {"NVX_DELEGATE", "none", "",
-     "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks, for all sizes or "
-     "from a size of the whole on (all_reduce:64M,broadcast); not run over a real NCCL yet",
+     "collectives, and messages (send_recv), of CUDA tensors that torch's own NCCL carries out, where it can serve all "
+     "ranks, for all sizes or from a size of the whole on (all_reduce:64M,broadcast); not run over a real NCCL yet",
      kHandOvers},
     {"NVX_KERNELS", "auto", "",
      "whether nvx's kernels serve CUDA tensors, where they are built; auto: if a small operation takes less than 1 ms, "

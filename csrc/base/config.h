@@ -37,7 +37,8 @@ struct UnknownVariable {
 };
 std::vector<UnknownVariable> unknown_variables();
 
-/// A collective of device tensors that nvx delegates to torch's own backend from this size on.
+/// A collective of device tensors, or "send_recv" for messages, that nvx delegates to torch's own backend from this
+/// size on.
 struct HandOver {
   std::string collective;
   uint64_t least_bytes = 0;

@@ -47,7 +47,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   CallContext context;
   Issuer issuer{context};
-  Messages messages{context, issuer.kernels()};
+  Messages messages{context, issuer.kernels(), issuer.delegate()};
   std::atomic<bool> has_memory_for_peers{false};  ///< a window is or was registered: peers may write at any time
 
  private:

@@ -35,6 +35,8 @@ class Issuer {
                        const Asked& asked);
 
   KernelPath& kernels() { return *kernels_; }
+  /// Null if NVX_DELEGATE is empty.
+  Delegate* delegate() { return delegate_.get(); }
 
   IntrusiveWork barrier(const c10d::BarrierOptions& opts, Mode mode);
 

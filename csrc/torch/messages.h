@@ -7,13 +7,18 @@
 
 namespace nvx {
 
+class Delegate;
 class KernelPath;
 
 /// Begins the sends and receives of one backend.
 class Messages {
  public:
-  Messages(CallContext& context, KernelPath& kernels)
-      : context_(context), kernels_(kernels), pending_sends_(PendingSends::of(context.groups.of_cpu())) {}
+  /// delegate: may be null.
+  Messages(CallContext& context, KernelPath& kernels, Delegate* delegate)
+      : context_(context),
+        kernels_(kernels),
+        delegate_(delegate),
+        pending_sends_(PendingSends::of(context.groups.of_cpu())) {}
 
   /// For the only tensor in the list.
   IntrusiveWork send(Tensors& tensors, int peer, int tag);
@@ -22,6 +27,8 @@ class Messages {
   /// Begins a message whose peer, tag and memory are set. The tensor is kept until the end.
   c10::intrusive_ptr<MessageWork> begin(const Kind& kind, const at::Tensor& tensor, std::shared_ptr<Message> message,
                                         std::chrono::milliseconds timeout, bool receives);
+  /// Begins the messages that a scope has kept for a delegate, as one batch. Returns its work, or null if it kept none.
+  c10::intrusive_ptr<NvxWork> hand_over(const CoalescingScope& scope);
   /// Gives messages that wait for a device's data to the mail, if the data arrives before the deadline, and waits for
   /// the mail.
   void settle(const Deadline& deadline);
@@ -30,9 +37,13 @@ class Messages {
   /// called: "ProcessGroupNVX::send".
   IntrusiveWork transfer(const char* called, const Kind& kind, Tensors& tensors, int peer, int tag, bool receives);
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+  /// Whether a delegate moves the message. May be a step of all ranks, as for a collective.
+  bool is_handed_over(const at::Tensor& tensor, int peer);
+  IntrusiveWork hand_over(const Kind& kind, const at::Tensor& tensor, int peer, int tag, bool receives);
 
   CallContext& context_;
   KernelPath& kernels_;
+  Delegate* const delegate_;
   const std::shared_ptr<PendingSends> pending_sends_;
 };
 

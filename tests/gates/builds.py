@@ -216,7 +216,8 @@ def played(context):
         "kernels_proxy",
         "kernels_streams",
     )
-    names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "gpu_cases", "pool")
+    names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "delegate_messages")
+    names += ("gpu_cases", "pool")
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}

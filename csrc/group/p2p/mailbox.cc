@@ -99,8 +99,8 @@ std::string Message::describe() const {
   whom += peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);
   if (called) return std::string(called) + "(" + whom + ")";
   if (tag != 0) whom += ", tag " + std::to_string(tag);
-  return std::string(receives_ ? "recv(" : "send(") + name(dtype) + ", " + std::to_string(bytes / size_of(dtype)) +
-         " elements, " + whom + ")";
+  return std::string(receives_ ? "recv(" : "send(") + name(dtype) + ", " +
+         std::to_string((noted ? noted : bytes) / size_of(dtype)) + " elements, " + whom + ")";
 }
 
 void Mailbox::push(Carrier carrier) {
@@ -230,8 +230,11 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
   receive->peer = early.peer;
   if (early.bytes != receive->bytes || early.dtype != receive->dtype) {
     const auto words = [](const char* verb, DType dtype, size_t bytes) {
-      return std::string(verb) + " " + std::to_string(bytes / size_of(dtype)) + " elements of " + name(dtype);
+      const bool is_note = bytes == kNoteBytes;
+      const std::string elements = std::to_string(bytes / size_of(dtype)) + " elements of ";
+      return std::string(verb) + " " + (is_note ? "by NVX_DELEGATE, elements of " : elements) + name(dtype);
     };
+    const bool one_delegates = (early.bytes == kNoteBytes) != (receive->noted != 0);
     finish(
         receive,
         failures_.fail(
@@ -240,7 +243,10 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
                       words(" sends", early.dtype, early.bytes) + ", " + members_.topology.describe(members_.rank) +
                       words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
              .context = core_.diagnosis.me(),
-             .advice = "give both tensors the same number of elements and the same type"}));
+             .advice = one_delegates
+                           ? "NVX_DELEGATE's send_recv gives NCCL a message of CUDA tensors by its size: make both "
+                             "ends CUDA tensors of the same size, or take send_recv out of NVX_DELEGATE"
+                           : "give both tensors the same number of elements and the same type"}));
     return true;
   }
   if (early.carried) {
@@ -277,8 +283,8 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
   message->done_.store(true, std::memory_order_release);
   open_.erase(message);
   if (message->status_.ok() && message->tag < kOwnTags)
-    core_.status->message_ended(message->receives_, message->peer, message->tag, message->dtype, message->bytes,
-                                message->deadline_.start);
+    core_.status->message_ended(message->receives_, message->peer, message->tag, message->dtype,
+                                message->noted ? message->noted : message->bytes, message->deadline_.start);
   if (open_.empty()) core_.status->no_messages();
   if (message->stands) ++peer(message->peer).untold;
   finished_.push_back(message);

@@ -19,6 +19,8 @@
 namespace nvx {
 
 constexpr int kAnySource = -1;
+/// The size of a note, which stands for a message that a delegate moves; one that few messages have.
+constexpr size_t kNoteBytes = 41;
 /// The first tag of nvx's own messages. Torch's tags are ints, so they are lower.
 constexpr int64_t kOwnTags = int64_t(1) << 32;
 
@@ -39,6 +41,8 @@ struct Message {
   std::atomic<bool> reached{true};
   /// Of a done receive: whether its data went to `at` and not to `data`.
   bool by_copies = false;
+  /// Of a note: the size of the message that it stands for. 0: this is no note.
+  size_t noted = 0;
   /// The name of the user's call if it is neither send nor recv.
   const char* called = nullptr;
   /// A standing receive: its message may never come, so it has no timeout, and the end of its peer is no failure. It

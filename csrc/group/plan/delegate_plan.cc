@@ -35,12 +35,20 @@ bool reduced_alike(DType dtype, ReduceOp op) {
   });
 }
 
+const HandOver* rule_named(std::string_view name, std::span<const HandOver> rules) {
+  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const HandOver& r) { return r.collective == name; });
+  return rule == rules.end() ? nullptr : &*rule;
+}
+
 }  // namespace
 
 const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver> rules) {
-  const auto rule =
-      std::find_if(rules.begin(), rules.end(), [&](const HandOver& r) { return r.collective == name(collective); });
-  return rule == rules.end() ? nullptr : &*rule;
+  return rule_named(name(collective), rules);
+}
+
+bool is_message_handed_over(size_t bytes, std::span<const HandOver> rules) {
+  const HandOver* const rule = rule_named("send_recv", rules);
+  return rule && bytes != 0 && bytes >= rule->least_bytes;
 }
 
 const char* why_not_handed_over(const HandOverQuestion& q, std::span<const HandOver> rules) {

@@ -50,4 +50,14 @@ void CoalescingScopes::add(const c10::intrusive_ptr<NvxWork>& work) {
   lock.unlock();
 }
 
+bool CoalescingScopes::add(const Parcel& parcel) {
+  if (open_.load(std::memory_order_acquire) == 0) return false;
+  MutexLock lock(mutex_);
+  const auto known = scopes_.find(std::this_thread::get_id());
+  if (known == scopes_.end()) return false;
+  known->second.parcels.push_back(parcel);
+  ++known->second.issued;
+  return true;
+}
+
 }  // namespace nvx

@@ -11,13 +11,25 @@
 
 namespace nvx {
 
+/// A message of a device's tensor that a delegate will move. It begins when its batch is complete.
+struct Parcel {
+  at::Tensor tensor;
+  int peer;
+  int tag;
+  bool receives;
+  std::chrono::milliseconds timeout;
+};
+using Parcels = std::vector<Parcel>;
+
 /// The works that a thread has issued since it began to coalesce. The operations run as usual; the scope only keeps
-/// their works, so that one work can wait for all. Only kernels may be postponed, until another operation of the group
-/// is called, or one of their works is queried. An exception may leave a scope open for good, so the scope drops works
-/// that have succeeded and whose result has been requested.
+/// their works, so that one work can wait for all. Messages of a delegate wait for the end of the scope, because NCCL
+/// needs a batch as a whole. Kernels may be postponed, until another operation of the group is called, or one of their
+/// works is queried. An exception may leave a scope open for good, so the scope drops works that have succeeded and
+/// whose result has been requested.
 struct CoalescingScope {
   std::vector<c10::intrusive_ptr<NvxWork>> works;
   size_t issued = 0;
+  Parcels parcels;   ///< issued as one batch when the scope ends
   size_t most = 64;  ///< the number of works at which it looks for works to drop
 };
 
@@ -33,6 +45,8 @@ class CoalescingScopes {
   bool is_open() const EXCLUDES(mutex_);
   /// Adds the work to this thread's scope, if one is open.
   void add(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
+  /// Adds the parcel to this thread's scope. False if none is open.
+  bool add(const Parcel& parcel) EXCLUDES(mutex_);
 
  private:
   std::atomic<int> open_{0};

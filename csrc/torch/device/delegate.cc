@@ -28,7 +28,7 @@ bool is_captured(at::Device device) {
 
 }  // namespace
 
-class Delegate::HostBarrier final : public Task {
+class Delegate::HostBarrier final : public Task, public Meeting {
  public:
   HostBarrier(std::shared_ptr<Group> group, const Operation& o) : group_(std::move(group)) {
     operation_.collective = kernel::Collective::kBarrier;
@@ -47,8 +47,8 @@ class Delegate::HostBarrier final : public Task {
                   outcome_ = group_->fail({Code::kSystem, error ? error->what() : "meeting the other ranks failed"});
                 });
   }
-  /// Valid once the barrier is done.
-  const Status& outcome() const { return outcome_; }
+  bool met() const override { return done(); }
+  Status outcome() const override { return outcome_; }
 
  private:
   const std::shared_ptr<Group> group_;
@@ -71,12 +71,22 @@ bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
   if (is_captured(c.device)) return false;
   const bool yes = connected_.answer(c.device, [&] { return ask(c.device); });
-  if (yes && c.device != device_) {
-    throw_argument_error("nvx: group " + group_->name() + " has handed over collectives of " + device_.str() +
-                         " (NVX_DELEGATE), and this tensor is on " + c.device.str() +
-                         ". Next: keep the tensors of a group on one device of each rank");
-  }
+  if (yes) check_device(c.device);
   return yes;
+}
+
+bool Delegate::agree_to_serve(at::Device device, size_t bytes) {
+  if (!is_message_handed_over(bytes, config().delegate)) return false;
+  const bool yes = connected_.answer(device, [&] { return ask(device); });
+  if (yes) check_device(device);
+  return yes;
+}
+
+void Delegate::check_device(at::Device device) const {
+  if (device == device_) return;
+  throw_argument_error("nvx: group " + group_->name() + " has handed over calls of " + device_.str() +
+                       " (NVX_DELEGATE), and this tensor is on " + device.str() +
+                       ". Next: keep the tensors of a group on one device of each rank");
 }
 
 bool Delegate::ask(at::Device device) {
@@ -113,30 +123,44 @@ void Delegate::say(const std::string& why_not) const {
   }
 }
 
-Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
+Status Delegate::ready() {
   NVX_TRY(group_->check_alive());
   NVX_TRY(group_->device().look());
-  if (lane_group_->failed()) return fail(lane_group_->failure().failure());
+  return lane_group_->failed() ? fail(lane_group_->failure().failure()) : Status();
+}
+
+Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
+  NVX_TRY(ready());
   const Operation& o = c.operation;
   const auto flight = std::make_shared<Flight>(stream.device_type());
   flight->timeout = o.timeout;
   flight->what = describe(o.fingerprint()) + " #" + std::to_string(o.number);
-  flight->barrier = std::make_shared<HostBarrier>(lane_group_, o);
+  const auto barrier = std::make_shared<HostBarrier>(lane_group_, o);
+  flight->meeting = barrier;
   NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
           group_->rank(), static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
           backend_->getBackendName().c_str());
+  return begin(flight, stream, [&] {
+    lane_group_->lane().submit(barrier);
+    call_delegate(*backend_, o, device_);
+  });
+}
+
+Status Delegate::begin(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
+                       const std::function<void()>& meet_and_call) {
   Status status;
-  contain_and([&] { status = begin(flight, o, stream); },
+  contain_and([&] { status = enqueue(flight, stream, meet_and_call); },
               [&](const std::exception* error) {
                 status =
                     fail({Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
                                              group_->name() + " on " + self() + ": " + words_of(error)});
               });
-  if (group_->failed()) call_off();  // call_off() of a failure that came during the call did not see this collective
+  if (group_->failed()) call_off();  // call_off() of a failure that came during the call did not see this call
   return status;
 }
 
-Status Delegate::begin(const std::shared_ptr<Flight>& flight, const Operation& o, const c10::Stream& stream) {
+Status Delegate::enqueue(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
+                         const std::function<void()>& meet_and_call) {
   flight->begun.record(stream);
   {
     MutexLock lock(mutex_);
@@ -145,8 +169,7 @@ Status Delegate::begin(const std::shared_ptr<Flight>& flight, const Operation& o
     flights_.push_back(flight);
     (void)watcher_->wake();
   }
-  lane_group_->lane().submit(flight->barrier);
-  call_delegate(*backend_, o, device_);
+  meet_and_call();
   flight->ended.record(stream);
   flight->enqueued.store(true, std::memory_order_release);
   return {};
@@ -159,7 +182,7 @@ bool Delegate::needs_watching() {
 }
 
 bool Delegate::Flight::over() const {
-  return enqueued.load(std::memory_order_acquire) && ended.query() && barrier->done() && barrier->outcome().ok();
+  return enqueued.load(std::memory_order_acquire) && ended.query() && meeting->met() && meeting->outcome().ok();
 }
 
 bool Delegate::clear() {
@@ -201,8 +224,8 @@ Status Delegate::look_at_first() {
     first->seen = true;
     first->deadline = Deadline::after(first->timeout);
   }
-  if (first->barrier->done() && !first->barrier->outcome().ok()) return first->barrier->outcome();
-  const bool may_name_a_rank = !first->barrier->done() && !first->deadline.passed(Clock::now() - kWord);
+  if (first->meeting->met() && !first->meeting->outcome().ok()) return first->meeting->outcome();
+  const bool may_name_a_rank = !first->meeting->met() && !first->deadline.passed(Clock::now() - kWord);
   const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();
   if (called_off_) return group_->failure();  // the abort causes the backend's errors from here on

@@ -12,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "group/core/poller.h"
+#include "torch/call/coalescing.h"
 #include "torch/call/work.h"
 #include "torch/core/ask_once.h"
 #include "torch/core/origin.h"
@@ -19,7 +20,7 @@
 
 namespace nvx {
 
-/// Runs some collectives of a device's tensors on another torch backend, NCCL. NVX_DELEGATE names these collectives.
+/// Runs some collectives and messages of a device's tensors on another torch backend, NCCL. NVX_DELEGATE names them.
 /// They are delegated only if that backend can serve all ranks of the group.
 /// A call enqueues the collective on a stream that nvx chooses, after all other work of this group on the device, as
 /// for kernels. That is the order of the calls, which is the same on all ranks. Therefore a collective of NCCL and one
@@ -29,6 +30,10 @@ namespace nvx {
 /// and its number among the collectives that go through host memory. Therefore the error names a rank that calls
 /// another collective or does not arrive, while the enqueued collective waits on the device until it is aborted. The
 /// barrier has the call's timeout. The collective has the same timeout again, from when the device reaches it.
+/// Messages run in the same order, so a message waits for earlier collectives of its rank, as in a group of NCCL with a
+/// `device_id`. NCCL matches messages of a pair by their order and ignores tags. Therefore each message also sends a
+/// note through the mailbox, under its tag: both ranks must have the same number of earlier delegated messages, or the
+/// error names them. In a batch the messages are sorted by tag first, so there the tags match.
 /// A replay of a graph runs no host code, so none of this is possible there. Therefore captured collectives are never
 /// delegated: nvx's kernels run them, with timeouts of their own.
 class Delegate : public std::enable_shared_from_this<Delegate> {
@@ -45,6 +50,9 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   /// collective.
   bool agree_to_serve(const TensorOperation& collective, size_t bytes);
 
+  /// The same for a message. Raises for a tensor of another device than before.
+  bool agree_to_serve(at::Device device, size_t bytes);
+
   /// A step of all ranks: connects them now, as the first delegated collective would.
   void connect(at::Device device) {
     (void)connected_.answer(device, [&] { return ask(device); });
@@ -52,6 +60,9 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
   /// Enqueues a collective on the stream, which must be the current one. Returns the same as Group::launch().
   Status begin(TensorOperation& collective, const c10::Stream& stream) EXCLUDES(mutex_);
+  /// The same for the messages of one batch, which NCCL gets as one group. Their order in the batch does not matter.
+  /// earlier: this rank's sends through host memory that wait for their streams.
+  Status begin(Parcels batch, PendingSends& earlier, const c10::Stream& stream) EXCLUDES(mutex_);
 
   /// Aborts the collectives in flight, within a moment. May be called from any thread, at any time.
   void abort() EXCLUDES(mutex_) {
@@ -62,11 +73,17 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   void part() EXCLUDES(mutex_);
 
  private:
-  /// The barrier of the ranks on the host.
-  class HostBarrier;
+  /// The part of a call that the hosts of its ranks play.
+  struct Meeting {
+    virtual ~Meeting() = default;
+    virtual bool met() const = 0;
+    virtual Status outcome() const = 0;  ///< once met
+  };
+  class HostBarrier;  ///< of all ranks, for a collective
+  class Notes;        ///< of the two ranks of each message
   struct Flight {
     explicit Flight(at::DeviceType device) : begun(device), ended(device) {}
-    /// Whether the collective has succeeded on this device and all ranks have reached its barrier. Throws the device's
+    /// Whether the call has succeeded on this device and the hosts have met. Throws the device's
     /// error.
     bool over() const;
     c10::Event begun, ended;
@@ -75,11 +92,18 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
     Deadline deadline;
     std::chrono::milliseconds timeout{0};
     std::string what;  ///< "all_reduce(sum, f32, 1024 elements) #7"
-    std::shared_ptr<HostBarrier> barrier;
+    std::shared_ptr<Meeting> meeting;
   };
   bool ask(at::Device device);
   void say(const std::string& why_not) const;
-  Status begin(const std::shared_ptr<Flight>& flight, const Operation& o, const c10::Stream& stream) EXCLUDES(mutex_);
+  /// Whether a call may begin.
+  Status ready();
+  /// meet_and_call: has the hosts meet, and calls the backend.
+  Status begin(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
+               const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
+  Status enqueue(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
+                 const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
+  void check_device(at::Device device) const;
   bool needs_watching() EXCLUDES(mutex_);
   /// Whether no collective is in flight.
   bool clear() REQUIRES(mutex_);
@@ -105,6 +129,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Mutex mutex_;  // never held during a wait
   bool parted_ GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Flight>> flights_ GUARDED_BY(mutex_);
+  std::vector<uint64_t> sent_ GUARDED_BY(mutex_), received_ GUARDED_BY(mutex_);  // messages so far, by peer
 };
 
 }  // namespace nvx

@@ -112,4 +112,20 @@ void call_delegate(c10d::Backend& backend, const Operation& operation, at::Devic
   if (work) work->wait();
 }
 
+void call_delegate(c10d::Backend& backend, const Parcels& batch) {
+  backend.startCoalescing();
+  for (const Parcel& parcel : batch) {
+    const at::Tensor& t = parcel.tensor;
+    Tensors bytes{
+        tensor_over(static_cast<std::byte*>(t.data_ptr()), int64_t(t.nbytes()), t.options().dtype(at::kByte))};
+    if (parcel.receives) {
+      (void)backend.recv(bytes, parcel.peer, parcel.tag);
+    } else {
+      (void)backend.send(bytes, parcel.peer, parcel.tag);
+    }
+  }
+  const auto work = backend.endCoalescing();
+  if (work) work->wait();
+}
+
 }  // namespace nvx

@@ -10,6 +10,7 @@
 #include "base/deadline.h"
 #include "group/group.h"
 #include "group/meet/store_exchange.h"
+#include "torch/call/coalescing.h"
 #include "torch/core/store.h"
 
 namespace nvx {
@@ -31,6 +32,9 @@ bool python_sees_capture(at::Device device);
 /// Runs an operation on a backend, on the current stream. The call is synchronous in torch's sense. Throws the
 /// backend's errors.
 void call_delegate(c10d::Backend& backend, const Operation& operation, at::Device device);
+/// The same for a batch of messages, in this order. A single message is a batch, too: torch's NCCL has a communicator
+/// of its own for each pair whose messages are not in batches, and makes it at the first message.
+void call_delegate(c10d::Backend& backend, const Parcels& batch);
 
 /// abort_delegate() aborts a backend's work and returns within a moment. shut_delegate_down() shuts it down in good
 /// order and returns within the span. Both return even if the backend hangs.

@@ -119,6 +119,55 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
   return work;
 }
 
+c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Parcels& batch, Delegate& delegate,
+                                                  PendingSends& earlier) {
+  const bool receives = batch.front().receives;
+  Kind kind{receives ? c10d::OpType::RECV : c10d::OpType::SEND, receives ? "nvx:recv" : "nvx:send"};
+  if (batch.size() > 1) kind = {c10d::OpType::COALESCED, "nvx:batch_isend_irecv"};
+  Tensors sent, received;
+  for (const Parcel& p : batch) (p.receives ? received : sent).push_back(p.tensor);
+  TensorOperations none;
+  const Call call{kind, none, received, sent, Mode::kAsync};
+  const at::Device device = batch.front().tensor.device();
+  auto staging = std::make_unique<StagingCopies>(context.streams.of_kernels(device, /*capture=*/0),
+                                                 /*timed=*/context.listeners.timed);
+  follow_hazards(context, call, staging->stream());
+  Tensors used = sent;
+  used.insert(used.end(), received.begin(), received.end());
+  Status status = launch(batch, *staging, delegate, earlier);
+  try {
+    staging->close(used);
+    context.hazards.expect(used)->set_out(staging->stream());
+  } catch (const std::exception& error) {
+    status = fail_silent(*group_, device, kind.title + 4, &error);
+  }
+  context.raise_if_failed(status);
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(kind), received, call.recorded(),
+                                                std::move(staging));
+  work->begin(/*ended_at=*/0);
+  return work;
+}
+
+Status KernelPath::launch(const Parcels& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier) {
+  Works before;
+  const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
+  MutexLock lock(mutex_);
+  before = begin_postponed();
+  staging.bring_on_device({});
+  try {
+    const c10::StreamGuard on(staging.stream());
+    staging.start_clock();
+    const LaunchStream stream = launch_stream(staging.stream(), /*capture=*/0);
+    NVX_TRY(order_->follow(stream));
+    const Status begun = delegate.begin(batch, earlier, staging.stream());
+    const Status noted = order_->note(stream);  // also if begin() failed
+    NVX_TRY(begun);
+    return noted;
+  } catch (const std::exception& error) {
+    return fail_silent(*group_, staging.stream().device(), "send_recv", &error);
+  }
+}
+
 IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) {
   SharedStreams::Claim claim = claim_stream(*staging);
   staging->bring_on_device({});  // may throw; then no number has been assigned

@@ -7,6 +7,7 @@
 
 #include "base/mutex.h"
 #include "kernel/gpu/launch_cuda.h"
+#include "torch/call/coalescing.h"
 #include "torch/call/work.h"
 #include "torch/core/ask_once.h"
 #include "torch/streams/shared_streams.h"
@@ -45,6 +46,10 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// needs none.
   IntrusiveWork issue(CallContext& context, Call&& call, Delegate* delegate) EXCLUDES(mutex_);
 
+  /// Begins a batch of messages by the delegate, in order with collectives.
+  c10::intrusive_ptr<NvxWork> hand_over(CallContext& context, const Parcels& batch, Delegate& delegate,
+                                        PendingSends& earlier) EXCLUDES(mutex_);
+
   /// Begins the postponed collectives. Returns when they have begun, on this thread or on another.
   void catch_up() EXCLUDES(mutex_);
   void catch_up_if_behind() EXCLUDES(mutex_) {
@@ -64,6 +69,8 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// host does not wait. ended_at: receives the number that GroupDevice::ended_well() takes for these collectives. It
   /// stays 0 for a delegate's, and in captures, whose launches are not counted.
   Status launch(TensorOperations& collectives, StagingCopies& staging, Delegate* delegate, uint64_t* ended_at)
+      EXCLUDES(mutex_);
+  Status launch(const Parcels& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier)
       EXCLUDES(mutex_);
   /// Postpones a call of a coalescing scope, so that independent calls share launches.
   IntrusiveWork put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) EXCLUDES(mutex_);

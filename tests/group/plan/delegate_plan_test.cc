@@ -63,6 +63,14 @@ TEST(DelegatePlan, NothingIsHandedOverWhereNothingIsNamed) {
                "NVX_DELEGATE does not name it");
 }
 
+TEST(DelegatePlan, SizeAloneDecidesOfAMessage) {
+  const std::vector<HandOver> rules{{"all_reduce", 0}, {"send_recv", 1 * M}};
+  EXPECT_TRUE(is_message_handed_over(1 * M, rules));
+  EXPECT_FALSE(is_message_handed_over(1 * M - 1, rules));
+  EXPECT_FALSE(is_message_handed_over(1 * M, kRules)) << "not named";
+  EXPECT_FALSE(is_message_handed_over(0, std::vector<HandOver>{{"send_recv", 0}})) << "nothing to move";
+}
+
 std::string runs(const std::vector<Way>& ways) {
   std::string text;
   for (const Way& way : ways) {

@@ -14,7 +14,7 @@ import sysconfig
 import fake_device
 
 HERE = pathlib.Path(__file__).resolve().parent
-RULES = "all_reduce:2K, broadcast, reduce:2K, all_gather:4K, reduce_scatter:4K"
+RULES = "all_reduce:2K, broadcast, reduce:2K, all_gather:4K, reduce_scatter:4K, send_recv:2K"
 
 made = []  # the backends of this process, the latest last
 _connecting = "meet"

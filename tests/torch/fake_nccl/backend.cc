@@ -9,10 +9,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 namespace {
@@ -96,6 +98,33 @@ class FakeNccl final : public c10d::Backend {
     });
   }
 
+  // Messages of a pair are matched by their order, whatever their tags are. A send ends when it has been received.
+  WorkPtr send(Tensors& tensors, int peer, int tag) override { return add("send", tensors.at(0), peer, tag); }
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override { return add("recv", tensors.at(0), peer, tag); }
+  void startCoalescing() override { batch_ = std::make_unique<std::vector<Message>>(); }
+  WorkPtr endCoalescing() override {
+    TORCH_CHECK(batch_ && !batch_->empty(), "an empty batch");
+    const std::shared_ptr<const std::vector<Message>> batch = std::move(batch_);
+    count("batch");
+    enqueue(*device_, [state = state_, batch] {
+      for (const Message& m : *batch) {
+        const auto* begin = static_cast<const uint8_t*>(m.tensor.data_ptr());
+        if (m.sends) state->store->set(m.key, std::vector<uint8_t>(begin, begin + m.tensor.nbytes()));
+      }
+      for (const Message& m : *batch) {
+        if (m.sends) continue;
+        state->await(m.key);
+        const std::vector<uint8_t> data = state->store->get(m.key);
+        std::memcpy(m.tensor.data_ptr(), data.data(), std::min(data.size(), m.tensor.nbytes()));
+        state->store->set(m.key + "/received", std::vector<uint8_t>{1});
+      }
+      for (const Message& m : *batch) {
+        if (m.sends) state->await(m.key + "/received");
+      }
+    });
+    return nullptr;
+  }
+
   void eagerConnectSingleDevice(at::Device) override {
     count("connect");
     if (connecting_ == "wait") state_->store->wait({"never"}, std::chrono::seconds(50));
@@ -131,6 +160,18 @@ class FakeNccl final : public c10d::Backend {
     mutable std::mutex mutex;
     std::map<std::string, int> calls;
     int64_t number = 0;
+
+    void await(const std::string& key) const {
+      while (!store->check({key})) {
+        if (aborted) throw std::runtime_error("aborted");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  };
+  struct Message {
+    bool sends;
+    std::string key;
+    at::Tensor tensor;
   };
 
   // One operation, in which each rank publishes its data and reads the others' data.
@@ -145,10 +186,7 @@ class FakeNccl final : public c10d::Backend {
       state.store->set(key(rank), std::vector<uint8_t>(begin, begin + mine.nbytes() + (mine.nbytes() == 0)));
       Tensors all;
       for (int r = 0; r < size; ++r) {
-        while (!state.store->check({key(r)})) {
-          if (state.aborted) throw std::runtime_error("aborted");
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
+        state.await(key(r));
         std::vector<uint8_t> theirs = state.store->get(key(r));
         const auto count = int64_t(theirs.size() / mine.itemsize());
         all.push_back(at::from_blob(theirs.data(), {count}, mine.options()).clone());
@@ -170,6 +208,20 @@ class FakeNccl final : public c10d::Backend {
     }
   };
 
+  WorkPtr add(const std::string& name, const at::Tensor& tensor, int peer, int /*tag*/) {
+    TORCH_CHECK(batch_, "nvx is to give messages in batches");
+    TORCH_CHECK(!state_->refuses, "not today");
+    count(name);
+    const bool sends = name == "send";
+    const int from = sends ? rank_ : peer, to = sends ? peer : rank_;
+    const int64_t number = (sends ? sent_ : received_)[peer]++;
+    batch_->push_back({sends,
+                       "message/" + std::to_string(from) + "/" + std::to_string(to) + "/" + std::to_string(number),
+                       shown(tensor)});
+    device_ = tensor.device();
+    return nullptr;
+  }
+
   void count(const std::string& name) {
     const std::lock_guard lock(state_->mutex);
     ++state_->calls[name];
@@ -184,13 +236,21 @@ class FakeNccl final : public c10d::Backend {
       const std::lock_guard lock(state_->mutex);
       return state_->number++;
     }();
-    const c10::Stream stream = c10::impl::VirtualGuardImpl(like.device().type()).getStream(like.device());
+    enqueue(like.device(), [state = state_, act = std::move(act), number, rank = rank_, size = size_] {
+      Meeting meeting{*state, rank, size, std::to_string(number)};
+      act(meeting);
+    });
+    return nullptr;
+  }
+
+  // On the device's current stream.
+  static void enqueue(c10::Device device, std::function<void()> act) {
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
     using Task = std::function<void()>;
     static auto* const push = of_device<void(void*, void (*)(void*), void (*)(void*), void*)>("fake_device_push");
-    auto* task = new Task([state = state_, act = std::move(act), number, rank = rank_, size = size_] {
-      Meeting meeting{*state, rank, size, std::to_string(number)};
+    auto* task = new Task([act = std::move(act)] {
       try {
-        act(meeting);
+        act();
       } catch (const std::exception&) {  // like an aborted kernel
       }
     });
@@ -198,11 +258,13 @@ class FakeNccl final : public c10d::Backend {
         c10::impl::VirtualGuardImpl(stream.device_type()).getStreamNativeHandle(stream),
         [](void* context) { (*static_cast<Task*>(context))(); },
         [](void* context) { delete static_cast<Task*>(context); }, task);
-    return nullptr;
   }
 
   const std::shared_ptr<State> state_;
   const std::string connecting_;
+  std::unique_ptr<std::vector<Message>> batch_;
+  std::optional<c10::Device> device_;  // of the batch
+  std::map<int, int64_t> sent_, received_;
 };
 
 }  // namespace
