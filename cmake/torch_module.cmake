@@ -20,6 +20,17 @@ endif()
 # Compiled alone, so that the module for the fake accelerator has all other objects in common with this one, in ccache too.
 set(kernel_device ${PROJECT_SOURCE_DIR}/csrc/torch/streams/kernel_device.cc)
 set_source_files_properties(${kernel_device} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+# NVTX's ranges need its headers, which come with CUDA, and no library. Builds with kernels have them, and a build of the tests.
+if(NVX_CUDA_ON OR NVX_PLAYED)
+  find_path(NVX_NVTX_INCLUDE nvtx3/nvToolsExt.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} ENV CUDA_HOME
+    ${NVX_TORCH_DIR}/../nvidia/cu13 ${NVX_TORCH_DIR}/../nvidia/nvtx /usr/local/cuda PATH_SUFFIXES include)
+  if(NVX_NVTX_INCLUDE)
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/csrc/torch/core/tool_range.cc PROPERTIES
+      COMPILE_OPTIONS "-isystem;${NVX_NVTX_INCLUDE}" SKIP_UNITY_BUILD_INCLUSION ON)
+  else()
+    message(STATUS "nvx: no nvtx3/nvToolsExt.h here: no ranges for Nsight Systems")
+  endif()
+endif()
 nvx_read_together(torch_sources ${PROJECT_SOURCE_DIR}/csrc 6)
 if(NVX_PLAYED)
   list(REMOVE_ITEM torch_sources ${kernel_device})

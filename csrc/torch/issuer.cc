@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "torch/core/interrupt.h"
 #include "torch/core/recorded.h"
+#include "torch/core/tool_range.h"
 #include "torch/device/kernel_path.h"
 
 namespace nvx {
@@ -27,10 +28,17 @@ int64_t elements_of(const Tensors& tensors) {
   return n;
 }
 
+uint64_t bytes_of(const Tensors& tensors) {
+  uint64_t n = 0;
+  for (const at::Tensor& tensor : tensors) n += uint64_t(tensor.numel()) * tensor.element_size();
+  return n;
+}
+
 }  // namespace
 
 Issuer::Issuer(CallContext& context)
     : context_(context), kernels_(std::make_shared<KernelPath>(context.groups.of_cpu(), context.groups.store())) {
+  attach_tool();
   if (config().delegate.empty() || context.size == 1) return;
   delegate_ = std::make_shared<Delegate>(context.groups.of_cpu(), context.groups.store(), [&context, this] {
     kernels_->catch_up();  // other ranks may wait for postponed operations, and this host for these ranks
@@ -45,6 +53,7 @@ Arguments Issuer::arguments(const char* name, Operations operations) {
 
 IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
                              const Asked& asked) {
+  const ToolRange range(kind.title + 4, [&] { return bytes_of(inputs.empty() ? outputs : inputs); });
   const CallContext::Term term = context_.term_of(asked.timeout);
   for (TensorOperation& c : collectives) {
     if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");

@@ -3,6 +3,7 @@
 #include "torch/arguments/checks.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/recorded.h"
+#include "torch/core/tool_range.h"
 #include "torch/device/delegate.h"
 #include "torch/device/kernel_path.h"
 
@@ -52,6 +53,7 @@ IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& 
   if (kind.type != c10d::OpType::RECVANYSOURCE && (peer < 0 || peer >= context_.size))
     args.invalid("invalid rank ", peer, " in a group of ", context_.size);
   at::Tensor& tensor = message_tensor(args, tensors, tag);
+  const ToolRange range(kind.title + 4, [&] { return uint64_t(tensor.numel()) * tensor.element_size(); });
   if (!at::hasCallbacks()) [[likely]]
     return begin_transfer(kind, tensor, peer, tag, receives);
   const Tensors none, it{tensor};

@@ -217,9 +217,9 @@ def played(context):
         "kernels_streams",
     )
     names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "delegate_messages")
-    names += ("gpu_cases", "pool")
+    names += ("gpu_cases", "nvtx", "pool")
     files = [f"test_{name}.py" for name in names]
-    tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool"]
+    tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
     cache, again = folder / "pytest", ""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}", *tests]

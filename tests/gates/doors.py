@@ -59,6 +59,7 @@ MOST_UNITS = 20
 OUTSIDERS = (
     ("torch and Python", r"(ATen|c10|torch|pybind11|caffe2)/|Python\.h$", r"torch/"),
     ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/ucx/(?!ucx\.h$)"),
+    ("NVTX", r"nvtx3/", r"torch/core/tool_range\.cc$"),
     ("NCCL", r"nccl\.h$", r"(?!)"),  # no file may: NCCL is used from Python
     (
         "CUDA",

@@ -27,6 +27,7 @@
 #include "torch/core/argument_error.h"
 #include "torch/core/hook.h"
 #include "torch/core/interrupt.h"
+#include "torch/core/tool_range.h"
 #include "torch/python/inspect.h"
 #include "torch/reconfigure/reconfigurable.h"
 
@@ -176,7 +177,7 @@ std::vector<std::pair<std::string, std::string>> config_strays() {
 py::dict build_info() {
   return py::dict("version"_a = NVX_VERSION, "torch"_a = kTorchVersion, "compiler"_a = NVX_COMPILER,
                   "build_type"_a = NVX_BUILD_TYPE, "cuda"_a = kernel::built_with_cuda(),
-                  "ucx"_a = net::built_with_ucx(), "cpu_level"_a = kernel::level().name);
+                  "ucx"_a = net::built_with_ucx(), "nvtx"_a = built_with_nvtx(), "cpu_level"_a = kernel::level().name);
 }
 
 /// Raises if the backend is not nvx.
