@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/config.h"
+
 namespace nvx {
 namespace {
 
@@ -229,12 +231,13 @@ bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
 bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
   receive->peer = early.peer;
   if (early.bytes != receive->bytes || early.dtype != receive->dtype) {
-    const auto words = [](const char* verb, DType dtype, size_t bytes) {
-      const bool is_note = bytes == kNoteBytes;
+    const bool may_be_note = !config().delegate.empty();
+    const auto words = [may_be_note](const char* verb, DType dtype, size_t bytes) {
+      const bool is_note = may_be_note && bytes == kNoteBytes;
       const std::string elements = std::to_string(bytes / size_of(dtype)) + " elements of ";
       return std::string(verb) + " " + (is_note ? "by NVX_DELEGATE, elements of " : elements) + name(dtype);
     };
-    const bool one_delegates = (early.bytes == kNoteBytes) != (receive->noted != 0);
+    const bool one_delegates = may_be_note && (early.bytes == kNoteBytes) != (receive->noted != 0);
     finish(
         receive,
         failures_.fail(
