@@ -25,7 +25,7 @@ NO_USER = "is also the number of all users .* Next: run as another user"
 NO_PROC = [["namespaces"], ["mount", "tmpfs", "/proc"]]
 TWO_HOSTS = "rank 1 .* cannot read /proc/.*/boot_id, so it .* another host than rank 0 .* Next: if they are on one"
 FEW_FILES = "Too many open files|rank [01] .*see its log"  # a rank that can open no file cannot tell the others so
-NO_MEMORY = "memfd_create.*Next: check whether .* the container's seccomp profile forbids"
+NO_MEMORY = r"make shared memory \(memfd_create\).*Next: check whether .* the container's seccomp profile forbids"
 
 # The boxes of the ranks, and how they end: all of them, or each of them.
 CELLS = {

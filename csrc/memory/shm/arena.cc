@@ -16,8 +16,9 @@ namespace nvx {
 
 Fd sealed_memory(const char* name, size_t bytes) {
   Fd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-    throw system_error("cannot make " + std::to_string(bytes >> 20) + " MiB of shared memory (memfd_create)");
+  if (!fd) throw system_error("cannot make shared memory (memfd_create)");
+  if (ftruncate(fd.get(), off_t(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+    throw system_error("cannot make " + std::to_string(bytes >> 20) + " MiB of shared memory (ftruncate)");
   return fd;
 }
 
