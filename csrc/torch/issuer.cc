@@ -34,6 +34,18 @@ uint64_t bytes_of(const Tensors& tensors) {
   return n;
 }
 
+/// Counts a version of the outputs that gloo copies to, so that autograd notices that a tensor which it has saved is
+/// overwritten. gloo works in place in the other collectives and counts none there, and programs rely on that.
+void count_versions(c10d::OpType op, const Tensors& outputs) {
+  using enum c10d::OpType;
+  constexpr c10d::OpType kCopied[] = {ALLGATHER,      _ALLGATHER_BASE,      ALLGATHER_COALESCED,
+                                      REDUCE_SCATTER, _REDUCE_SCATTER_BASE, GATHER};
+  if (std::ranges::find(kCopied, op) == std::end(kCopied)) return;
+  for (const at::Tensor& output : outputs) {
+    if (output.is_cpu() && !output.is_inference()) output.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 }  // namespace
 
 Issuer::Issuer(CallContext& context)
@@ -60,6 +72,7 @@ IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, T
     c.operation.timeout = term.timeout;
     c.claim = term.claim;
   }
+  count_versions(kind.type, outputs);
   Call call{kind, collectives, outputs, inputs, asked.mode};
   return C10_UNLIKELY(at::hasCallbacks()) ? issue_recorded(std::move(call)) : issue(std::move(call));
 }

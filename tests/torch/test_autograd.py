@@ -149,3 +149,28 @@ def test_sync_batch_norm_refuses_the_cpu_in_torch_itself(rank, world):
     """The reason for the formulas above. When torch supports the CPU, use the layer itself."""
     with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on GPU"):
         nn.SyncBatchNorm(3)(torch.ones(2, 3))
+
+
+@on_ranks(2)
+def test_a_saved_output_that_is_overwritten_is_noticed(rank, world):
+    """As over gloo, which copies to these outputs. The others are written in place, and have no new version."""
+
+    def version_after(call, output):
+        call()
+        return output._version
+
+    parts, whole, one = [torch.ones(2) for _ in range(world)], torch.ones(2 * world), torch.ones(2)
+    of_root = parts if rank == 0 else None
+    assert version_after(lambda: dist.all_gather(parts, torch.ones(2)), parts[1]) == 1
+    assert version_after(lambda: dist.all_gather_into_tensor(whole, torch.ones(2)), whole) == 1
+    assert version_after(lambda: dist.reduce_scatter(one, parts), one) == 1
+    assert version_after(lambda: dist.reduce_scatter_tensor(one, whole), one) == 2
+    assert version_after(lambda: dist.gather(torch.ones(2), of_root), parts[1]) == 1 + (rank == 0)
+    assert version_after(lambda: dist.all_reduce(one), one) == 2
+    with torch.inference_mode():
+        dist.all_gather([torch.ones(2) for _ in range(world)], torch.ones(2))
+    factor = torch.ones(2, requires_grad=True)
+    product = (factor * parts[0]).sum()
+    dist.all_gather(parts, torch.full((2,), 5.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
