@@ -11,6 +11,7 @@
 #include "group/device/group_device.h"
 #include "group/meet/group_options.h"
 #include "group/meet/store.h"
+#include "group/p2p/symmetric.h"
 #include "group/p2p/window.h"
 #include "group/plan/operation.h"
 
@@ -52,6 +53,9 @@ class Group : public std::enable_shared_from_this<Group> {
   Mailbox& mail() { return *mailbox_; }
   /// See `Window::open()`.
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
+  /// See `Symmetric::meet()`. The block is in a GPU's pool if `pools` is kOfGpus; then the device is open.
+  enum class Pools { kNone, kOfGpus };
+  std::shared_ptr<Symmetric> meet_symmetric(const SymmetricBlock& mine, std::byte* base, Pools pools);
 
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() { return core_->next_number(); }

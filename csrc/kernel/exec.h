@@ -377,6 +377,12 @@ class CudaMachine {
     return device_ref(at).fetch_add(n, cuda::std::memory_order_acq_rel);
   }
 
+  /// System scope, acquire and release: sets the word from one value to another, or returns false.
+  __device__ bool swap(uint32_t& at, uint32_t from, uint32_t to) const {
+    return system_ref<uint32_t>(at).compare_exchange_strong(from, to, cuda::std::memory_order_acq_rel,
+                                                            cuda::std::memory_order_relaxed);
+  }
+
   __device__ uint64_t now_ns() const {
     uint64_t ns;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));

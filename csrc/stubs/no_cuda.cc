@@ -2,6 +2,7 @@
 
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
+#include "kernel/gpu/signals.h"
 
 namespace nvx::kernel {
 namespace {
@@ -15,6 +16,10 @@ Status refusal() {
 bool built_with_cuda() { return false; }
 
 Status launch_cuda(const DeviceChannel&, std::span<const Job>, std::span<const Piece>, void*) { return refusal(); }
+
+Status signal_cuda(const DeviceChannel&, const SignalJob&, void*) { return refusal(); }
+
+const void* signal_kernel() { return nullptr; }
 
 Status load_cuda(std::vector<KernelFacts>*) { return refusal(); }
 

@@ -137,6 +137,10 @@ class TwinMachine {
     return std::atomic_ref(at).fetch_add(n, std::memory_order_acq_rel);
   }
 
+  bool swap(uint32_t& at, uint32_t from, uint32_t to) const {
+    return std::atomic_ref(at).compare_exchange_strong(from, to, std::memory_order_acq_rel, std::memory_order_relaxed);
+  }
+
   uint64_t now_ns() const { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
   /// A lane that has waited long sleeps. Lanes that only yield keep threads of low priority from the cores, and the
   /// awaited rank may need one of these: khugepaged holds a process's mmap_lock while it scans it.
@@ -271,6 +275,12 @@ int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Jo
                                        });
   });
   return well;
+}
+
+bool play_signals(const kernel::DeviceChannel& channel, const kernel::SignalJob& job) {
+  Crossing crossing(1);
+  const Mischief none;
+  return kernel::run_signals(TwinMachine(0, 1, 0, 1, crossing, none), channel, job);
 }
 
 }  // namespace nvx::test

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernel/gpu/device_collectives.h"
+#include "kernel/gpu/signals.h"
 
 /// The device algorithms without a device: each lane of each block of each rank is a host thread. Pads, states, epochs
 /// and counters are the device's; only the Machine of a lane differs.
@@ -47,6 +48,9 @@ enum class Played { kAsLaunched, kGeneral };
 int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
                 int lanes, const Mischief& mischief = {}, Played played = Played::kAsLaunched,
                 void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
+
+/// The kernel of signals, on this thread. False if it gave up.
+bool play_signals(const kernel::DeviceChannel& channel, const kernel::SignalJob& job);
 
 /// The memory of all ranks of a channel, and threads that run their kernels.
 class Twins {

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/reason.h"
 #include "base/words.h"
+#include "memory/driver/beside_captures.h"
 
 namespace nvx {
 namespace {
@@ -56,7 +57,7 @@ DeviceSide::~DeviceSide() { (void)part(); }
 
 bool DeviceSide::part() {
   constexpr milliseconds kMoment{200};  // the time within which aborted kernels end
-  if (parted_.exchange(true)) return order_->ended();
+  if (parted_.exchange(true)) return has_ended();
   const milliseconds most = end_.options().farewell;
   const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
   if (over && captured_ == 0) return true;
@@ -75,7 +76,7 @@ bool DeviceSide::await_end(milliseconds most) {
   bool over = false;
   const auto ends = [&] {
     if (launch_mutex_.try_lock()) {
-      over = order_->ended();
+      over = has_ended();
       launch_mutex_.unlock();
     }
     return over || has_verdict() != had_verdict;
@@ -84,7 +85,12 @@ bool DeviceSide::await_end(milliseconds most) {
   return ended && !over ? await_end(milliseconds(200)) : over;
 }
 
-bool DeviceSide::settled() const { return (captured_ == 0 && !unsure_ && finished() >= launched()) || order_->ended(); }
+bool DeviceSide::settled() const {
+  const bool told = captured_ == 0 && !unsure_ && finished() >= launched();
+  return (told || order_->ended()) && signals_have_ended();
+}
+
+bool DeviceSide::has_ended() const { return order_->ended() && signals_have_ended(); }
 
 uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
 
@@ -159,6 +165,23 @@ Status DeviceSide::launch_batches(std::span<const Operation* const> operations, 
     at += n;
   }
   return {};
+}
+
+Status DeviceSide::signal(const kernel::SignalJob& job, const LaunchStream& stream) {
+  MutexLock lock(launch_mutex_);
+  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
+  NVX_TRY(verdict());
+  MutexLock tail(signals_mutex_);
+  Status launched = signals_.hold_back(stream.native, /*captured=*/false);
+  if (launched.ok()) launched = kernel::signal_cuda(end_.channel(), job, stream.native);
+  if (launched.ok()) launched = signals_.put_behind(stream.native, /*capture=*/0);
+  return launched.ok() ? launched : refused(launched, Begins::kNow, /*is_first=*/true);
+}
+
+bool DeviceSide::signals_have_ended() const {
+  const BesideCaptures beside;
+  MutexLock lock(signals_mutex_);
+  return signals_.passed();
 }
 
 uint32_t DeviceSide::next_call(Begins begins) const {
@@ -265,6 +288,7 @@ const DeviceSide::Call* DeviceSide::find(uint32_t call) const {
 }
 
 std::string DeviceSide::what_was(uint32_t call, uint32_t epoch) const {
+  if (call == kernel::SignalJob::kCall) return "a symm_mem barrier or signal";
   const Call* known = find(call);
   if (!known) return "the operation of epoch " + std::to_string(epoch);
   const std::string captured = call & kCaptured ? " (in a graph)" : "";

@@ -15,6 +15,8 @@
 #include "group/device/stream_order.h"
 #include "group/plan/device_plan.h"
 #include "group/plan/operation.h"
+#include "kernel/gpu/capture.h"
+#include "kernel/gpu/signals.h"
 
 namespace nvx {
 
@@ -38,6 +40,11 @@ class DeviceSide {
   /// is written when all operations have ended well.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                 std::chrono::milliseconds timeout, const Tells& tells = {}) EXCLUDES(launch_mutex_, mutex_);
+
+  /// Launches signals of symmetric memory, behind the last ones, on whatever stream; they have no order with the
+  /// operations. Non-blocking. Errors as `launch()`.
+  Status signal(const kernel::SignalJob& job, const LaunchStream& stream) EXCLUDES(launch_mutex_, mutex_);
+  bool signals_have_ended() const EXCLUDES(signals_mutex_);
 
   /// The first failure, or ok. Reads host memory only, so it is cheap enough for every launch. Any thread may call it.
   Status verdict() EXCLUDES(mutex_);
@@ -107,6 +114,7 @@ class DeviceSide {
       EXCLUDES(mutex_);
   Status fail(const Status& status) REQUIRES(mutex_);
   bool has_verdict() const;
+  bool has_ended() const;
   bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);
@@ -131,6 +139,9 @@ class DeviceSide {
   Mutex launch_mutex_;  // held during a launch in the driver, which may block
   StreamsInUse streams_ GUARDED_BY(launch_mutex_);
   LaunchBatch batch_ GUARDED_BY(launch_mutex_);
+
+  mutable Mutex signals_mutex_;
+  kernel::Tail signals_ GUARDED_BY(signals_mutex_);  // behind the last signals
 
   Mutex mutex_;  // never held during a wait
   Status failure_ GUARDED_BY(mutex_);

@@ -21,7 +21,7 @@ namespace {
 
 /// Whether any kernel may be running. Replays of graphs are not announced; at the end of the process they do not count.
 bool may_run(const DeviceSide& kernels) {
-  if (kernels.finished() != kernels.launched()) return true;
+  if (kernels.finished() != kernels.launched() || !kernels.signals_have_ended()) return true;
   return kernels.may_be_replayed() && !Engine::here().stopping();
 }
 
@@ -258,6 +258,11 @@ std::optional<PoolStats> GroupDevice::pool_stats() const {
   return side->end().pool_stats(side->direct());
 }
 
+std::shared_ptr<PeerPool> GroupDevice::peer_pool(int local_rank) const {
+  const DeviceSide* const side = opened();
+  return side ? side->end().peer_pool(local_rank) : nullptr;
+}
+
 /// The size of the rank's pool, as that rank reports it. 0 if it has left, since its pad may belong to another group.
 uint64_t GroupDevice::pool_of(int local_rank) const {
   const kernel::PadHeader& header = members_.pad(local_rank).header();
@@ -278,6 +283,16 @@ Status GroupDevice::launch(std::span<const Operation* const> operations, const L
   if (status.ok()) (void)watcher_->wake();
   if (core_.failures.failed())
     abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
+  return status;
+}
+
+Status GroupDevice::signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout) {
+  NVX_TRY(core_.failures.check_alive());
+  NVX_TRY(look());
+  job.patience_ns = uint64_t(std::chrono::nanoseconds(core_.waits.span_of(timeout)).count());
+  const Status status = opened()->signal(job, stream);
+  if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
+  if (status.ok()) (void)watcher_->wake();
   return status;
 }
 

@@ -18,9 +18,13 @@ namespace nvx {
 
 class DeviceCopies;
 class DeviceSide;
+class PeerPool;
 class StreamOrder;
 struct Core;
 struct LaunchStream;
+namespace kernel {
+struct SignalJob;
+}
 struct Members;
 struct PoolStats;
 
@@ -45,6 +49,8 @@ class GroupDevice {
   /// Launches operations of this host's ranks, indexed by `local_rank`, on the opened device: see
   /// `DeviceSide::launch()`. All have the timeout of the first.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream, const Tells& tells = {});
+  /// Launches signals of symmetric memory on the opened device. `timeout`: 0 is the group's.
+  Status signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout);
   /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.
   Status look();
   /// Tells the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
@@ -59,6 +65,8 @@ class GroupDevice {
   const char* kernel_for(const Operation& operation) const;
   /// The state of the ranks' pools; empty if there are none.
   std::optional<PoolStats> pool_stats() const;
+  /// A peer's pool as this rank maps it; null for this rank, without kernels, and if it is not reachable.
+  std::shared_ptr<PeerPool> peer_pool(int local_rank) const;
 
   /// Called by a failed group: ends the operations in flight here. Any thread may call it, at any time.
   void abort(const Status& why);

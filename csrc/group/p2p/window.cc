@@ -2,8 +2,7 @@
 
 #include <cstring>
 
-#include "base/hash.h"
-#include "group/plan/operation.h"
+#include "group/p2p/gather.h"
 
 namespace nvx {
 
@@ -22,21 +21,11 @@ std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Mem
   return window;
 }
 
-/// Gathers the cards. The fingerprint names the purpose, so a rank that calls another collective is a mismatch.
+/// Gathers the cards.
 void Window::meet(const Parts& group, bool offered) {
   const auto ranks = size_t(members_.size());
-  std::vector<Card> cards(ranks);
   const Card card{core_.next_number(), mine_.share, offered};
-  Operation all_gather;
-  all_gather.collective = kernel::Collective::kAllGather;
-  all_gather.number = card.number;
-  all_gather.count = ranks * sizeof(Card);
-  all_gather.shape = Hash().add("window").value();
-  all_gather.in = reinterpret_cast<const std::byte*>(&card);
-  all_gather.recv = Pieces(ranks);
-  for (size_t r = 0; r < ranks; ++r) all_gather.recv[r] = {reinterpret_cast<std::byte*>(&cards[r]), sizeof(Card)};
-  if (const Status status = group.execute(all_gather); !status.ok()) throw Error(status);
-
+  const std::vector<Card> cards = gather(core_, group.execute, card.number, "window", card);
   std::string without;
   for (size_t r = 0; r < ranks; ++r) {
     const Share& share = cards[r].share;

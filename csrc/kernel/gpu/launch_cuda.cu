@@ -7,6 +7,7 @@
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/device_collectives.h"
 #include "kernel/gpu/launch_cuda.h"
+#include "kernel/gpu/signals.h"
 
 namespace nvx::kernel {
 namespace {
@@ -74,6 +75,7 @@ const Row kRows[] = {
     {"exchange_packets", hot_kernel<DeviceAlgorithm::kExchangePackets>()},
     {"exchange_chunks", hot_kernel<DeviceAlgorithm::kExchangeChunks>()},
     {"exchange_pieces", hot_kernel<DeviceAlgorithm::kExchangePieces>()},
+    {"signals", signal_kernel()},
 };
 
 Status status_of(cudaError_t error, const char* what) {

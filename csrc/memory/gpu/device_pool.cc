@@ -66,6 +66,14 @@ void DevicePool::grow(uint64_t bytes) {
   spans_.add({before, more});
 }
 
+void DevicePool::free_when(DevicePtr at, std::function<bool()> released) {
+  MutexLock lock(mutex_);
+  const auto found = handed_out_.find(at);
+  if (found == handed_out_.end()) return;
+  spans_.free_when(found->second, std::move(released));
+  handed_out_.erase(found);
+}
+
 bool DevicePool::free(DevicePtr at) {
   MutexLock lock(mutex_);
   const auto found = handed_out_.find(at);

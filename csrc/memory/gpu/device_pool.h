@@ -35,6 +35,9 @@ class DevicePool {
   /// accesses it. Returns false if allocate() did not return `at`.
   bool free(DevicePtr at) EXCLUDES(mutex_);
 
+  /// Frees it once released() is true. See SpanAllocator.
+  void free_when(DevicePtr at, std::function<bool()> released) EXCLUDES(mutex_);
+
   /// The offset of this range from base(), if the whole range belongs to the pool. Called at every launch, so it takes
   /// no lock and makes no system call.
   std::optional<uint64_t> offset_of(const void* at, uint64_t bytes) const {

@@ -42,6 +42,10 @@ void TensorMemory::free(Span span) {
   if (fork_generation_ == fork_generation()) spans_.free(span);
 }
 
+void TensorMemory::free_when(Span span, std::function<bool()> released) {
+  if (fork_generation_ == fork_generation()) spans_.free_when(span, std::move(released));
+}
+
 void TensorMemory::punch(Span span) {
   if (span.offset + span.bytes <= kKept) return;
   const size_t from = std::max(span.offset, kKept);

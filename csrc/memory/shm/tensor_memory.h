@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <span>
 
@@ -31,6 +32,8 @@ class TensorMemory {
   /// Memory with any content. Empty if there is no space.
   Span allocate(size_t bytes);
   void free(Span span);
+  /// See SpanAllocator.
+  void free_when(Span span, std::function<bool()> released);
   std::byte* at(Span span) const { return base_.load(std::memory_order_acquire) + span.offset; }
   std::span<std::byte> all() { return {mapped(), available() ? bytes_ : 0}; }
   /// Where a range of this process's memory is in this one; empty if it is not, or not all of it.

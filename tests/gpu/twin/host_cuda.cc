@@ -211,6 +211,11 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   return {};
 }
 
+Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* stream) {
+  static_cast<cudaStream_t>(stream)->post([channel, job] { (void)test::play_signals(channel, job); });
+  return {};
+}
+
 uint64_t capture_of(void*) { return 0; }
 
 Status call_host(void* stream, void (*what)(void*), void* with) {
