@@ -142,6 +142,8 @@ class ProcessGroupNVX : public c10d::Backend {
   }
 #endif
 
+  /// The communicator that runs a call, for more than c10d's calls. Raises in a forked child.
+  std::shared_ptr<Communicator> communicator() const { return now(); }
   /// The statistics of the kernels' memory pools; none without kernels.
   std::optional<PoolStats> pool_stats();
 

@@ -43,7 +43,8 @@ FOLDERS = {
     "torch/arguments": {"torch/core", "torch/streams", "torch/call", "torch/device"},
     "torch": {"torch/core", "torch/streams", "torch/call", "torch/device", "torch/arguments"},
     "torch/reconfigure": {"torch", "torch/core", "torch/call"},
-    "torch/python": {"torch", "torch/core", "torch/streams", "torch/device", "torch/reconfigure"},
+    "torch/symmetric": {"torch", "torch/core", "torch/streams", "torch/call", "torch/device"},
+    "torch/python": {"torch", "torch/core", "torch/streams", "torch/device", "torch/reconfigure", "torch/symmetric"},
 }
 # Single files that a folder may include although their folder or room is not allowed to it: the loops of `level.h`, the
 # factories of the links, the layouts that the verbs of a tile write to, and the names of the collectives.

@@ -30,6 +30,7 @@
 #include "torch/core/tool_range.h"
 #include "torch/python/inspect.h"
 #include "torch/reconfigure/reconfigurable.h"
+#include "torch/symmetric/allocator.h"
 
 namespace nvx {
 namespace {
@@ -438,6 +439,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("config_strays", &config_strays);
   m.def("build_info", &build_info);
   register_inspection(m);
+  register_symmetric_memory();
   m.attr("torch_version") = kTorchVersion;
 
   interrupt_check.store(&run_signal_handlers);

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "group/group.h"
+
+namespace nvx {
+
+class Communicator;
+
+/// A rendezvous of a block: where each rank of a group has its own.
+struct Meeting {
+  std::shared_ptr<Symmetric> ranks;
+  at::Tensor addresses;  ///< on the block's device: of the data by rank, then of the pads by rank
+  c10::weak_intrusive_ptr<c10d::Backend> backend;
+  std::weak_ptr<Communicator> communicator;
+};
+
+/// The group of a communicator that serves tensors of this device: the CPU's, or the one whose kernels serve it. For a
+/// GPU the first call is a step of all ranks. Throws Error if no kernels do.
+Group& group_for(Communicator& communicator, c10::Device device);
+
+/// A block of memory for `torch.distributed._symmetric_memory`: the data of one tensor, and behind it its signal pad.
+/// Host memory is of the process's `TensorMemory`, a GPU's of its pool. It returns there when this rank and all ranks
+/// that it has met have dropped their tensors and handles, and on a GPU when the stream that was current at the drop
+/// has passed it.
+class Block {
+ public:
+  /// Zeroes the pad. `group`: the default of rendezvous. Throws Error.
+  Block(size_t bytes, size_t pad_bytes, c10::Device device, std::optional<std::string> group);
+  ~Block();
+  Block(const Block&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return place_.bytes; }
+  c10::Device device() const { return device_; }
+  const std::optional<std::string>& group() const { return group_; }
+
+  /// The rendezvous with the current ranks of the group. The first call is a step of all ranks. Throws Error.
+  std::shared_ptr<const Meeting> meet(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                      const std::shared_ptr<Communicator>& communicator) EXCLUDES(mutex_);
+
+ private:
+  using Meetings = std::vector<std::shared_ptr<const Meeting>>;
+  void take_host_memory(size_t bytes);
+  void take_device_memory(size_t bytes);
+  static std::function<bool()> leave(Meetings&& met);
+
+  SymmetricBlock place_;
+  const c10::Device device_;
+  const std::optional<std::string> group_;
+  const uint32_t fork_generation_;
+  std::shared_ptr<Neighbours> neighbours_;
+  Span span_;  // of host memory
+  std::byte* data_ = nullptr;
+  Mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<const Meeting>> met_ GUARDED_BY(mutex_);  // by the id of the group
+  friend class RestingBlocks;
+};
+
+}  // namespace nvx
