@@ -215,6 +215,7 @@ def played(context):
         "kernels_messages",
         "kernels_proxy",
         "kernels_streams",
+        "kernels_symmetric",
     )
     names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "delegate_messages")
     names += ("gpu_cases", "nvtx", "pool")

@@ -1,0 +1,70 @@
+"""`torch.distributed._symmetric_memory` over nvx on a device: memory of its pool, signals by a kernel."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from ranks import on_played_gpus
+
+GPU = "fakegpu"
+
+
+def shared(count, dtype=torch.float32):
+    tensor = symm_mem.empty(count, dtype=dtype, device=GPU)
+    return tensor, symm_mem.rendezvous(tensor, dist.group.WORLD)
+
+
+@on_played_gpus(2, 3)
+def test_ranks_read_each_others_buffers_behind_a_barrier(rank, world):
+    assert symm_mem.get_backend(GPU) == "NVX"
+    for turn in range(3):
+        tensor, handle = shared(1000)
+        assert (handle.rank, handle.world_size, handle.multicast_ptr) == (rank, world, 0)
+        assert handle.buffer_ptrs[rank] == tensor.data_ptr()
+        tensor.fill_(10 * turn + rank)
+        handle.barrier()
+        for peer in range(world):
+            theirs = handle.get_buffer(peer, (1000,), torch.float32)
+            assert torch.equal(theirs.cpu(), torch.full((1000,), 10.0 * turn + peer))
+        handle.barrier(channel=1)
+        assert not handle.get_signal_pad(rank, dtype=torch.int32).cpu().any()
+
+
+@on_played_gpus(2)
+def test_the_stream_waits_for_a_signal_and_the_host_does_not(rank, world):
+    tensor, handle = shared(100)
+    if rank == 0:
+        began = time.monotonic()
+        handle.wait_signal(1)
+        assert time.monotonic() - began < 1
+        assert torch.equal(tensor.cpu(), torch.full((100,), 5.0))
+    else:
+        time.sleep(1.5)
+        handle.get_buffer(0, (100,), torch.float32).fill_(5)
+        handle.put_signal(0)
+    handle.barrier()
+
+
+@on_played_gpus(2)
+def test_a_signal_that_does_not_come_fails_the_group(rank, world):
+    _, handle = shared(1)
+    with pytest.raises(dist.DistBackendError, match="timed out in a symm_mem barrier or signal|rank 0"):
+        if rank == 0:
+            handle.wait_signal(1, timeout_ms=300)
+        for _ in range(400):
+            time.sleep(0.05)
+            dist.all_reduce(torch.ones(1, device=GPU))
+
+
+@on_played_gpus(2)
+def test_memory_returns_and_is_used_again(rank, world):
+    places = set()
+    for _ in range(8):
+        tensor, handle = shared(200_000)
+        places.add(tensor.data_ptr())
+        handle.barrier()
+        del tensor, handle
+        dist.barrier()
+    assert len(places) < 8
