@@ -38,6 +38,7 @@ class Neighbour {
   bool dead() const { return process_.ended(); }
   /// Nothing that the process began, such as a kernel on a GPU, accesses memory any more.
   bool torn_down() const { return process_.torn_down(); }
+  bool released() const { return process_.released(); }
   Ending ending() const { return process_.ending(); }
   pid_t pid() const { return pid_; }
 

@@ -32,10 +32,17 @@ struct flock whole_file() {
   return lock;
 }
 
+/// Whether /proc shows this process's pid namespace. One of another namespace has other processes under the same
+/// numbers.
+bool proc_is_of_this_namespace() {
+  char own[16] = {};
+  return readlink("/proc/self", own, sizeof own - 1) > 0 && std::to_string(getpid()) == own;
+}
+
 /// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
 /// process is not visible (0).
 std::string stat_of(pid_t pid) {
-  if (pid == 0) return "";
+  if (pid == 0 || !proc_is_of_this_namespace()) return "";
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat;
   std::getline(file, stat);  // fails without an exception if the process is reaped meanwhile
@@ -43,7 +50,8 @@ std::string stat_of(pid_t pid) {
   return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
 }
 
-/// The wait status, the last field. The kernel has it from the end on, until the parent reaps the process.
+/// The wait status, the last field: of a process that its parent has not reaped, and from Linux 5.17 on already of one
+/// that is ending.
 int status_in(const std::string& stat) { return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1); }
 
 std::optional<int> status_of_unreaped(pid_t pid) {
@@ -131,7 +139,6 @@ ProcessWatch& ProcessWatch::operator=(ProcessWatch&& other) noexcept {
 
 bool ProcessWatch::ended() const { return signaled_.load(std::memory_order_relaxed) || released(); }
 
-/// Whether the kernel has closed its files.
 bool ProcessWatch::released() const {
   if (!life_) return pidfd_ && all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0));
   struct flock held = whole_file();

@@ -33,6 +33,8 @@ class ProcessWatch {
   /// Whether it has ended, or runs another program. Also, once `news()` has seen it, whether a signal has ended it and
   /// the kernel has yet to write its core or to free its memory, which may take seconds.
   bool ended() const;
+  /// Whether the kernel has closed its files. No thread of it writes to memory any more; its GPUs may.
+  bool released() const;
   /// Whether the kernel has also finished with it: a GPU's driver stops its kernels after `ended()`. False for a
   /// process that runs another program.
   bool torn_down() const;
@@ -45,7 +47,6 @@ class ProcessWatch {
   std::string news() const;
 
  private:
-  bool released() const;
   std::string state_in(const std::string& stat) const;
 
   Fd life_, pidfd_;
