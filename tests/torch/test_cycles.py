@@ -138,7 +138,7 @@ def give_up_in_turn(rank, group, after):
 def test_two_hosts_in_opposite_order(rank, world):
     """The rank that gives up last names the cycle."""
     one, two = dist.new_group(), dist.new_group()
-    text = give_up_in_turn(rank, two if rank else one, 2.0 if rank else 1.0)
+    text = give_up_in_turn(rank, two if rank else one, 6.0 if rank else 1.0)
     if rank == 1:
         assert (
             f"cycle of waits: rank 1 waits in group {two.group_name} (all_reduce) for rank 0, "
@@ -153,7 +153,7 @@ def test_two_hosts_in_opposite_order(rank, world):
 @on_ranks(2)
 def test_waits_one_after_another_on_two_hosts_are_no_cycle(rank, world):
     one, two = dist.new_group(), dist.new_group()
-    nvx.set_timeout(timedelta(seconds=0.5), two if rank else one)
+    nvx.set_timeout(timedelta(seconds=1), two if rank else one)
     if rank == 1:
         meet("rank 0 has given up")
     with pytest.raises(dist.DistBackendError, match="timed out") as raised:

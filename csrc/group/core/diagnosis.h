@@ -22,6 +22,7 @@ inline constexpr const char* kCompareSplits = "compare the split sizes of the tw
 struct Awaited {
   std::vector<int> ranks;
   std::string words;
+  bool called = false;  ///< they have made the same call, so they are late or wait for others
 };
 
 /// The call of one rank. `who`: "rank 3 (pid 4711, host a01)".

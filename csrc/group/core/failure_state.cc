@@ -322,10 +322,10 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
     if (before.empty()) before = trouble_of(members_, port_, rank);
   }
   std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
-  if (cycle.empty()) cycle = cycle_between_hosts(members_, port_, whom, what, deadline.start);
+  if (cycle.empty() && !whom.called) cycle = cycle_between_hosts(members_, port_, whom, what, deadline.start);
   Failure failure = diagnosis_.timeout(what, waited, names, cycle, diagnosis_.me());
   failure.before = before;
-  failure.awaited = whom.ranks;
+  if (!whom.called) failure.awaited = whom.ranks;
   return fail(std::move(failure));
 }
 
@@ -344,9 +344,11 @@ void FailureState::tell_other_groups(const Failure& failure) {
   LiveObjects<FailureState>::here().each([&](FailureState& other) {
     const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
     if (&other == this || apart) return;
-    Failure there = trouble;
-    if (waited) there.awaited = other.members_.ranks_of(members_, failure.awaited);
-    contain("telling another group of a failure", [&] { other.hear_of(lost, there); });
+    contain("telling another group of a failure", [&] {
+      Failure there = trouble;
+      if (waited) there.awaited = other.members_.ranks_of(members_, failure.awaited);
+      other.hear_of(lost, there);
+    });
   });
   telling_others = false;
 }

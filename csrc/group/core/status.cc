@@ -28,7 +28,9 @@ using kernel::Collective;
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr size_t kSends = size_t(Collective::kBarrier) + 1;
-constexpr size_t kMonitored = StatusSlot::kKinds;
+constexpr const char* kOthers[] = {"send",   "recv",        "monitored_barrier", "put",
+                                   "signal", "wait_signal", "symm_mem",          "a call"};
+constexpr size_t kMonitored = kSends + 2, kUnknown = kSends + std::size(kOthers) - 1;
 static_assert(kSends + 2 == StatusSlot::kKinds);
 
 constexpr int kSealFutureWrite = 0x0010;  // F_SEAL_FUTURE_WRITE, which older headers lack
@@ -60,13 +62,13 @@ void put(StatusSlot::Call& call, const Operation& o, Clock::time_point began) {
   call.root.store(f.root, kRelease);
 }
 
-/// Release: a reader that sees the rank sees the rest.
+/// A reader may see a half of it. It believes a wait only if the other waits of a cycle fit to it.
 void put(StatusSlot::Wait& wait, int rank, pid_t pid, size_t call, uint64_t began, uint64_t ended = 0) {
   wait.pid.store(uint32_t(pid), kRelaxed);
   wait.call.store(uint32_t(call), kRelaxed);
   wait.began.store(began, kRelaxed);
   wait.ended.store(ended, kRelaxed);
-  wait.rank.store(uint32_t(rank + 1), std::memory_order_release);
+  wait.rank.store(uint32_t(rank + 1), kRelaxed);
 }
 
 TraceRecord record_of(const StatusSlot::Call& call, uint64_t ended) {
@@ -82,8 +84,7 @@ TraceRecord record_of(const StatusSlot::Call& call, uint64_t ended) {
 }  // namespace
 
 const char* name_of_call(uint32_t call) {
-  constexpr const char* kOthers[] = {"send", "recv", "monitored_barrier"};
-  return call < kSends ? nvx::name(Collective(call)) : kOthers[std::min<size_t>(call - kSends, 2)];
+  return call < kSends ? nvx::name(Collective(call)) : kOthers[std::min(call - kSends, std::size(kOthers) - 1)];
 }
 
 uint64_t ns_of(Clock::time_point at) { return uint64_t(std::chrono::nanoseconds(at.time_since_epoch()).count()); }
@@ -193,7 +194,7 @@ void GroupStatus::gave_up(int rank, pid_t pid, const std::string& call, Clock::t
   if (gave_up_.exchange(true)) return;
   const std::string name = call.substr(0, call.find_first_of("( "));
   uint32_t kind = 0;
-  while (kind < kMonitored && name != name_of_call(kind)) ++kind;
+  while (kind < kUnknown && name != name_of_call(kind)) ++kind;
   put(slot_->given_up, rank, pid, kind, ns_of(began), ns_of(Clock::now()));
 }
 
@@ -397,7 +398,8 @@ std::vector<std::byte> StatusPage::read(pid_t pid) {
 std::string StatusPage::layout(pid_t pid) {
   constexpr const char *kCall = "5Q4Bi", *kCallFields = "number began ended count bytes collective dtype op form root";
   static_assert(sizeof(StatusSlot::Call) == 48 && sizeof(StatusSlot::Total) == 24 && sizeof(StatusSlot::Late) == 16 &&
-                offsetof(StatusSlot, calls) == 88 && std::endian::native == std::endian::little);
+                sizeof(StatusSlot::Wait) == 32 && offsetof(StatusSlot, calls) == 88 &&
+                std::endian::native == std::endian::little);
   const auto text = offsetof(StatusSlot, name);
   return "{\"version\":" + std::to_string(kVersion) + ",\"pid\":" + std::to_string(pid) +
          ",\"at\":" + std::to_string(kTextBytes) + ",\"slots\":" + std::to_string(kSlots) +
@@ -412,7 +414,8 @@ std::string StatusPage::layout(pid_t pid) {
          section("launch", offsetof(StatusSlot, launch), 1, kCall, kCallFields) + "," +
          section("totals", offsetof(StatusSlot, totals), StatusSlot::kKinds, "3Q", "calls bytes ns") + "," +
          section("lates", offsetof(StatusSlot, lates), StatusSlot::kLates, "2IQ", "rank times ns") + "," +
-         section("texts", text, 1, "96s96s256s", "name message failure") + "}";
+         section("texts", text, 1, "96s96s256s", "name message failure") + "," +
+         section("waits", offsetof(StatusSlot, current), 3, "3I4x2Q", "rank pid call began ended") + "}";
 }
 
 /// Empty if nothing is recorded.

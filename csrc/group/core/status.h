@@ -61,7 +61,7 @@ struct StatusSlot {
   /// For the rank `awaited`; of a thread that sleeps for a message; the one whose timeout failed the group.
   Wait current, of_message, given_up;
 };
-/// "all_reduce"; "send" and "recv" come behind the collectives, and "monitored_barrier" last.
+/// "all_reduce"; behind the collectives come messages and other calls.
 const char* name_of_call(uint32_t call);
 uint64_t ns_of(Clock::time_point at);
 

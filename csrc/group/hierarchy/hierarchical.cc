@@ -275,6 +275,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     whom.ranks = run.unheard();
     if (whom.ranks.empty()) {  // they have called too, and wait for others, which report first
       whom.ranks = run.waits_for();
+      whom.called = !whom.ranks.empty();
       state = whom.ranks.size() == 1 ? ", which has called it too: see its log for the rank that it waits for"
                                      : ", which have called it too: see their logs for the rank that they wait for";
       core_.failures.doubt(kDoubtOfSteps);
