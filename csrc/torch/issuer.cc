@@ -35,11 +35,12 @@ uint64_t bytes_of(const Tensors& tensors) {
 }
 
 /// Counts a version of the outputs that gloo copies to, so that autograd notices that a tensor which it has saved is
-/// overwritten. gloo works in place in the other collectives and counts none there, and programs rely on that.
+/// overwritten. gloo works in place in the others, but for averages, and programs rely on that.
 void count_versions(c10d::OpType op, const Tensors& outputs) {
   using enum c10d::OpType;
   constexpr c10d::OpType kCopied[] = {ALLGATHER,      _ALLGATHER_BASE,      ALLGATHER_COALESCED,
-                                      REDUCE_SCATTER, _REDUCE_SCATTER_BASE, GATHER};
+                                      REDUCE_SCATTER, _REDUCE_SCATTER_BASE, GATHER,
+                                      ALLTOALL,       ALLREDUCE_COALESCED};
   if (std::ranges::find(kCopied, op) == std::end(kCopied)) return;
   for (const at::Tensor& output : outputs) {
     if (output.is_cpu() && !output.is_inference()) output.unsafeGetTensorImpl()->bump_version();
