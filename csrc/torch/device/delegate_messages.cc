@@ -54,16 +54,17 @@ class Delegate::Notes final : public Meeting {
     (parcel.receives ? received_ : sent_).push_back(note);
   }
 
-  /// earlier: sends that still wait for their streams. A note stays behind those of its tag.
+  /// earlier: sends that still wait for their streams. A note stays behind those of its tag. `Mailbox::push()` moves
+  /// the notes, later: it runs the user's hooks, and this runs with locks held. Throws Error.
   void post(PendingSends& earlier) {
     for (const auto& note : sent_) {
       if (!earlier.any_before(*note)) {
-        group_->mail().send(note, Carrier::kPool);
+        group_->mail().post(note);
       } else if (!earlier.add(note, /*staging=*/nullptr)) {
-        earlier.see_off(note.get(), Deadline());
+        throw Error(Code::kSystem, "nvx: no thread could be started for a message");
       }
     }
-    for (const auto& note : received_) group_->mail().receive(note, Carrier::kPool);
+    for (const auto& note : received_) group_->mail().expect(note);
   }
 
   bool met() const override {
