@@ -128,12 +128,12 @@ def _create(group, pg_options):
 def _devices():
     """The device types that nvx serves on this machine.
 
-    It does not initialize CUDA: that is slow, and forbidden before a fork. "cuda" must be absent without a GPU, because
-    torch sends objects on it.
+    It does not initialize CUDA, which forbids forks. "cuda" must be absent without a GPU: torch sends objects on it.
     """
     import torch
 
-    hidden = any(os.environ.get(name) in ("", "-1") for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
+    hiding = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")[: 2 if torch.version.hip else 1]
+    hidden = any(os.environ.get(name) in ("", "-1") for name in hiding)
     nodes = ("/dev/nvidiactl", "/dev/dxg") if torch.version.cuda else ("/dev/kfd",) if torch.version.hip else ()
     return ["cpu", "cuda"] if not hidden and any(map(os.path.exists, nodes)) else ["cpu"]
 
