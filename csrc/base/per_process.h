@@ -47,7 +47,8 @@ class LiveObjects {
   std::vector<T*> all_ GUARDED_BY(mutex_);
 };
 
-/// Keeps an object until the process ends, because a device may still use it. Leak checkers find it.
+/// Keeps an object until the process ends, because a device may still use it. It stays reachable, so leak checkers do
+/// not report it.
 template <class T>
 void keep_for_ever(T object) {
   static Mutex mutex;

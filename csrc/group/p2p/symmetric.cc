@@ -142,7 +142,8 @@ bool Symmetric::Leaving::all_left() {
   if (done.load(std::memory_order_acquire)) return true;
   const bool all = std::all_of(peers.begin(), peers.end(), [&](const auto& peer) {
     const auto& [process, left] = peer;
-    return left->load(std::memory_order_acquire) != 0 || (process && (on_gpu ? process->torn_down() : process->released()));
+    return left->load(std::memory_order_acquire) != 0 ||
+           (process && (on_gpu ? process->torn_down() : process->released()));
   });
   if (all) done.store(true, std::memory_order_release);
   return all;

