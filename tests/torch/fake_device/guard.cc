@@ -121,7 +121,10 @@ struct FakeHooks final : at::PrivateUse1HooksInterface {
 
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
-  c10::Device getDeviceFromPtr(void* data) const override { return {kFake, device_of(data)}; }
+  // Memory that others map counts as the current device's.
+  c10::Device getDeviceFromPtr(void* data) const override {
+    return {kFake, is_device_address(data) ? device_of(data) : current_device()};
+  }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     resize_storage(storage, bytes);
   }

@@ -275,10 +275,13 @@ c10::DeviceIndex device_of(const void* address) {
 }
 
 std::byte* real(const void* address) {
-  return address == nullptr ? nullptr : memory_of(device_of(address)).real(address);
+  if (!is_device_address(address)) return static_cast<std::byte*>(const_cast<void*>(address));
+  return memory_of(device_of(address)).real(address);
 }
 
-void record_use(const void* address, Queue& queue) { memory_of(device_of(address)).record_use(address, queue); }
+void record_use(const void* address, Queue& queue) {
+  if (is_device_address(address)) memory_of(device_of(address)).record_use(address, queue);
+}
 
 c10::Allocator& device_allocator() {
   static auto& allocator = *new DeviceAllocator();

@@ -25,7 +25,8 @@ constexpr int kPoison = 0xA5;
 bool is_device_address(const void* address);
 c10::DeviceIndex device_of(const void* address);
 
-// The host address behind a device address; for tasks and for `peek()`.
+// The host address behind a device address; for tasks and for `peek()`. Memory that others map for the device, such as
+// pools of peers, has its own addresses.
 std::byte* real(const void* address);
 
 // Prevents reuse of the block until `queue` has passed its position at the time of the free.
