@@ -171,17 +171,18 @@ Status DeviceSide::signal(const kernel::SignalJob& job, const LaunchStream& stre
   MutexLock lock(launch_mutex_);
   if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
   NVX_TRY(verdict());
-  MutexLock tail(signals_mutex_);
-  Status launched = signals_.hold_back(stream.native, /*captured=*/false);
-  if (launched.ok()) launched = kernel::signal_cuda(end_.channel(), job, stream.native);
-  if (launched.ok()) launched = signals_.put_behind(stream.native, /*capture=*/0);
+  MutexLock signals(signals_mutex_);
+  Status launched = kernel::signal_cuda(end_.channel(), job, stream.native);
+  if (launched.ok()) launched = signals_[stream.native].put_behind(stream.native, /*capture=*/0);
   return launched.ok() ? launched : refused(launched, Begins::kNow, /*is_first=*/true);
 }
 
 bool DeviceSide::signals_have_ended() const {
+  if (!signals_mutex_.try_lock()) return false;
   const BesideCaptures beside;
-  MutexLock lock(signals_mutex_);
-  return signals_.passed();
+  const bool ended = std::ranges::all_of(signals_, [](const auto& one) { return one.second.passed(); });
+  signals_mutex_.unlock();
+  return ended;
 }
 
 uint32_t DeviceSide::next_call(Begins begins) const {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,9 +42,10 @@ class DeviceSide {
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                 std::chrono::milliseconds timeout, const Tells& tells = {}) EXCLUDES(launch_mutex_, mutex_);
 
-  /// Launches signals of symmetric memory, behind the last ones, on whatever stream; they have no order with the
-  /// operations. Non-blocking. Errors as `launch()`.
+  /// Launches signals of symmetric memory, which have the order of their stream alone. Non-blocking. Errors as
+  /// `launch()`.
   Status signal(const kernel::SignalJob& job, const LaunchStream& stream) EXCLUDES(launch_mutex_, mutex_);
+  /// False also while one is being launched. Never blocks.
   bool signals_have_ended() const EXCLUDES(signals_mutex_);
 
   /// The first failure, or ok. Reads host memory only, so it is cheap enough for every launch. Any thread may call it.
@@ -140,8 +142,8 @@ class DeviceSide {
   StreamsInUse streams_ GUARDED_BY(launch_mutex_);
   LaunchBatch batch_ GUARDED_BY(launch_mutex_);
 
-  mutable Mutex signals_mutex_;
-  kernel::Tail signals_ GUARDED_BY(signals_mutex_);  // behind the last signals
+  mutable Mutex signals_mutex_;                                       // held during a launch of signals
+  std::map<void*, kernel::Tail> signals_ GUARDED_BY(signals_mutex_);  // by stream, behind its last signals
 
   Mutex mutex_;  // never held during a wait
   Status failure_ GUARDED_BY(mutex_);

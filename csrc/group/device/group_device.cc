@@ -289,10 +289,13 @@ Status GroupDevice::launch(std::span<const Operation* const> operations, const L
 Status GroupDevice::signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout) {
   NVX_TRY(core_.failures.check_alive());
   NVX_TRY(look());
+  DeviceSide* const side = opened();
+  if (!side) return {Code::kInvalid, "nvx: signals of symmetric memory need nvx's kernels, and this group has none"};
   job.patience_ns = uint64_t(std::chrono::nanoseconds(core_.waits.span_of(timeout)).count());
-  const Status status = opened()->signal(job, stream);
+  const Status status = side->signal(job, stream);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
   if (status.ok()) (void)watcher_->wake();
+  if (core_.failures.failed()) abort(core_.failures.failure());  // as in launch()
   return status;
 }
 
