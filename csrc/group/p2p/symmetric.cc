@@ -40,9 +40,14 @@ void check_alike(const Members& members, int rank, const SymmetricBlock& block, 
                                       ". Next: call symm_mem.empty with one size on all ranks");
 }
 
-/// The part of a peer's memory, which the peer tells.
+/// `offset`: in a peer's memory, which the peer tells.
+void check_part(uint64_t size, uint64_t offset, uint64_t bytes) {
+  NVX_CHECK(offset % kSpanPage == 0 && offset <= size && bytes <= size - offset,
+            "it tells of a block outside its memory");
+}
+
 std::byte* part_of(std::span<std::byte> memory, uint64_t offset, uint64_t bytes) {
-  NVX_CHECK(offset <= memory.size() && bytes <= memory.size() - offset, "it tells of a block outside its memory");
+  check_part(memory.size(), offset, bytes);
   return memory.data() + offset;
 }
 
@@ -121,7 +126,7 @@ void Symmetric::map_peer(const Parts& group, int rank, const Card& card) {
   peer.pool = group.pool_of(s);
   NVX_CHECK(peer.pool && !peer.pool->is_given_up(), "its GPU's memory is not reachable from this GPU");
   const Deadline deadline = Deadline::after(group.core.waits.span_of(std::chrono::milliseconds(0)));
-  NVX_CHECK(card.block.offset <= UINT64_MAX - bytes, "it tells of a block outside its memory");
+  check_part(UINT64_MAX, card.block.offset, bytes);
   (void)call_or_throw<bool>("mapping its pool", deadline,
                             [pool = peer.pool, end = card.block.offset + bytes, deadline] {
                               pool->catch_up(end, deadline);
@@ -149,8 +154,10 @@ bool Symmetric::Leaving::all_left() {
   return all;
 }
 
+/// A GPU's pool may ask after the last group of this process, so it keeps the memory of the ledger. Host memory is that
+/// memory's own, and must not keep it.
 std::function<bool()> Symmetric::released() const {
-  return [leaving = leaving_] { return leaving->all_left(); };
+  return [leaving = leaving_, memory = leaving_->on_gpu ? neighbours_ : nullptr] { return leaving->all_left(); };
 }
 
 /// Release: whoever sees that this rank has left sees its accesses done. A rank whose set-up failed on this one alone
@@ -165,7 +172,7 @@ Symmetric::~Symmetric() {
   for (int r = 0; r < size(); ++r) {
     if (r != rank_) ledgers_[size_t(r)]->left(rank_).store(1, std::memory_order_release);
   }
-  neighbours_->tensors().free_when(ledger_span_, released());
+  neighbours_->tensors().free_when(ledger_span_, [leaving = leaving_] { return leaving->all_left(); });
 }
 
 // --- signals
