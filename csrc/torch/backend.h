@@ -142,8 +142,8 @@ class ProcessGroupNVX : public c10d::Backend {
   }
 #endif
 
-  /// The communicator that runs a call, for more than c10d's calls. Raises in a forked child.
-  std::shared_ptr<Communicator> communicator() const { return now(); }
+  /// The communicator that runs a call, for more than c10d's calls, with a reference. Raises in a forked child.
+  std::shared_ptr<Communicator> communicator() const { return now()->shared_from_this(); }
   /// The statistics of the kernels' memory pools; none without kernels.
   std::optional<PoolStats> pool_stats();
 
