@@ -94,10 +94,11 @@ std::shared_ptr<Window> Group::open_window(const std::optional<Window::Memory>& 
   return Window::open({*core_, *mailbox_, [this](Operation& operation) { return execute(operation); }}, mine);
 }
 
-std::shared_ptr<Symmetric> Group::meet_symmetric(const SymmetricBlock& mine, std::byte* base, Pools pools) {
+std::shared_ptr<Symmetric> Group::meet_symmetric(const SymmetricBlock& mine, std::byte* base,
+                                                 const GroupDevice* opened) {
   NVX_CHECK(!core_->failures.forked(), "a forked child process cannot use its parent's groups");
   Symmetric::Parts parts{*core_, [this](Operation& operation) { return execute(operation); }, nullptr};
-  if (pools == Pools::kOfGpus) parts.pool_of = [this](int local_rank) { return device_->peer_pool(local_rank); };
+  if (opened) parts.pool_of = [opened](int local_rank) { return opened->peer_pool(local_rank); };
   return Symmetric::meet(parts, mine, base);
 }
 

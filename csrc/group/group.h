@@ -53,9 +53,9 @@ class Group : public std::enable_shared_from_this<Group> {
   Mailbox& mail() { return *mailbox_; }
   /// See `Window::open()`.
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
-  /// See `Symmetric::meet()`. The block is in a GPU's pool if `pools` is kOfGpus; then the device is open.
-  enum class Pools { kNone, kOfGpus };
-  std::shared_ptr<Symmetric> meet_symmetric(const SymmetricBlock& mine, std::byte* base, Pools pools);
+  /// See `Symmetric::meet()`. `opened`: for a block in a GPU's pool, the open device of a group of the same ranks; null
+  /// for host memory.
+  std::shared_ptr<Symmetric> meet_symmetric(const SymmetricBlock& mine, std::byte* base, const GroupDevice* opened);
 
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() { return core_->next_number(); }

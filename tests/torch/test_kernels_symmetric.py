@@ -34,17 +34,48 @@ def test_ranks_read_each_others_buffers_behind_a_barrier(rank, world):
 
 @on_played_gpus(2)
 def test_the_stream_waits_for_a_signal_and_the_host_does_not(rank, world):
+    """Rank 1 puts only after rank 0's call has returned."""
     tensor, handle = shared(100)
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
-        began = time.monotonic()
         handle.wait_signal(1)
-        assert time.monotonic() - began < 1
+        store.set("returned", "")
         assert torch.equal(tensor.cpu(), torch.full((100,), 5.0))
     else:
-        time.sleep(1.5)
+        store.wait(["returned"])
         handle.get_buffer(0, (100,), torch.float32).fill_(5)
         handle.put_signal(0)
     handle.barrier()
+
+
+@on_played_gpus(1)
+def test_a_rank_alone_signals_itself(rank, world):
+    """On two streams, which do not wait for each other: the put comes behind the wait."""
+    tensor, handle = shared(100)
+    side, two = torch.Stream(GPU), torch.full((100,), 2.0, device=GPU)
+    torch.accelerator.synchronize()
+    with side:
+        handle.wait_signal(0, channel=3)
+        tensor.copy_(two)
+    tensor.fill_(1)
+    handle.put_signal(0, channel=3)
+    torch.accelerator.synchronize()
+    assert torch.equal(tensor.cpu(), two.cpu())
+    handle.barrier()
+
+
+@on_played_gpus(2)
+def test_channels_on_several_streams_are_independent(rank, world):
+    """Each rank first waits on one stream, and then puts on another one."""
+    _, handle = shared(1)
+    side = torch.Stream(GPU)
+    torch.accelerator.synchronize()
+    for channel in range(5):
+        with side:
+            handle.wait_signal(1 - rank, channel=channel)
+        handle.put_signal(1 - rank, channel=channel)
+    torch.accelerator.synchronize()
+    assert not handle.get_signal_pad(rank, dtype=torch.int32).cpu().any()
 
 
 @on_played_gpus(2)

@@ -88,7 +88,7 @@ class Handle final : public symm_mem::SymmetricMemory {
     Status status;
     const c10::Device device = block_->device();
     without_python_lock([&] {
-      Group& group = group_for(*communicator, device);
+      Group& group = communicator->context.checked_group();  // its kernels serve device tensors
       if (device.is_cpu()) {
         status = (ranks().*act)(group.core(), peer..., uint64_t(channel), span_of(timeout_ms));
         return;

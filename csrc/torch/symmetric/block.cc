@@ -2,16 +2,17 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cstring>
-#include <list>
 #include <utility>
 
+#include "base/contain.h"
 #include "base/per_process.h"
-#include "kernel/gpu/capture.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/communicator.h"
+#include "torch/core/interrupt.h"
 #include "torch/device/kernel_path.h"
 
 namespace nvx {
@@ -21,73 +22,35 @@ constexpr size_t kAlignment = 128;  // of the pad
 
 size_t round_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// The addresses of all ranks' data and pads, where kernels of the device read them.
-at::Tensor addresses_of(const Symmetric& ranks, c10::Device device) {
-  at::Tensor all = at::empty({2, ranks.size()}, at::kLong);
+/// Where kernels of the device read the addresses of all ranks' data and pads.
+at::Tensor room_for_addresses(int ranks, c10::Device device) {
+  return at::empty({2, ranks}, at::TensorOptions().dtype(at::kLong).device(device));
+}
+
+void put_addresses(const at::Tensor& room, const Symmetric& ranks) {
+  const at::Tensor all = at::empty({2, ranks.size()}, at::kLong);
   auto* const at = all.data_ptr<int64_t>();
   for (int r = 0; r < ranks.size(); ++r) {
     at[r] = int64_t(reinterpret_cast<intptr_t>(ranks.data(r)));
     at[ranks.size() + r] = int64_t(reinterpret_cast<intptr_t>(ranks.pad(r)));
   }
-  return all.to(device);
+  room.copy_(all);
 }
 
-void* native_stream_of(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamNativeHandle(current_stream(device));
-}
-
-}  // namespace
-
-/// Dropped blocks of GPUs whose streams have yet to pass the drop.
-class RestingBlocks {
- public:
-  static RestingBlocks& here() { return of_this_process<RestingBlocks>(); }
-
-  /// A block that a graph may use again, or whose stream takes no event, stays, here and at its peers.
-  void add(c10::Device device, std::byte* at, Block::Meetings&& met) {
-    const BesideCaptures beside;
-    const c10::OptionalDeviceGuard on(device);
-    void* const stream = native_stream_of(device);
-    auto tail = std::make_unique<kernel::Tail>();
-    const bool ends = kernel::capture_of(stream) == 0 && tail->put_behind(stream, /*capture=*/0).ok();
-    MutexLock lock(mutex_);
-    (ends ? resting_ : kept_).push_back({device.index(), at, std::move(met), std::move(tail)});
-  }
-
-  void settle() {
-    const BesideCaptures beside;
-    MutexLock lock(mutex_);
-    for (auto one = resting_.begin(); one != resting_.end();) {
-      if (!one->tail->passed()) {
-        ++one;
-        continue;
-      }
-      DeviceHome::here()
-          .pool(one->device)
-          .free_when(reinterpret_cast<DevicePtr>(one->at), Block::leave(std::move(one->met)));
-      one = resting_.erase(one);
-    }
-  }
-
- private:
-  struct Resting {
-    int device;
-    std::byte* at;
-    Block::Meetings met;
-    std::unique_ptr<kernel::Tail> tail;
-  };
-  Mutex mutex_;
-  std::list<Resting> resting_ GUARDED_BY(mutex_), kept_ GUARDED_BY(mutex_);
-};
-
+/// The group in whose lane a rendezvous runs. That of devices is in order with calls of device tensors, and may run
+/// beside calls of CPU tensors on another thread. The kernels are the first group's in both cases. A step of all ranks.
 Group& group_for(Communicator& communicator, c10::Device device) {
   Group& of_cpu = communicator.context.checked_group();
   if (device.is_cpu()) return of_cpu;
+  communicator.issuer.kernels().catch_up_if_behind();
   NVX_CHECK(communicator.issuer.kernels().agree_to_serve(device),
             "symmetric memory on " + device.str() + " needs nvx's kernels, which do not serve group " + of_cpu.name() +
                 ": see nvx doctor");
+  if (const Status alive = of_cpu.check_alive("rendezvous"); !alive.ok()) throw Error(alive);
   return *communicator.context.groups.of_devices();
 }
+
+}  // namespace
 
 Block::Block(size_t bytes, size_t pad_bytes, c10::Device device, std::optional<std::string> group)
     : place_{0, bytes, round_up(bytes), pad_bytes},
@@ -111,15 +74,16 @@ void Block::take_host_memory(size_t bytes) {
 
 /// Waits for the zeroes: a peer may signal as soon as it has met this rank.
 void Block::take_device_memory(size_t bytes) {
-  RestingBlocks::here().settle();
   const c10::OptionalDeviceGuard on(device_);
+  DevicePool& pool = DeviceHome::here().pool(device_.index());
+  DevicePtr at;
   {
     const BesideCaptures beside;
-    DevicePool& pool = DeviceHome::here().pool(device_.index());
-    const DevicePtr at = pool.allocate(bytes);
-    place_.offset = at - pool.base();
-    data_ = reinterpret_cast<std::byte*>(at);
+    at = pool.allocate(bytes);
   }
+  place_.offset = at - pool.base();
+  data_ = reinterpret_cast<std::byte*>(at);
+  auto back = c10::make_scope_exit([&] { (void)pool.free(at); });
   const auto count = int64_t(place_.pad_bytes);
   const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
   at::for_blob(data_ + place_.pad, {count})
@@ -127,6 +91,7 @@ void Block::take_device_memory(size_t bytes) {
       .target_device(device_)
       .make_tensor()
       .copy_(at::zeros({count}, at::kByte));
+  back.release();
 }
 
 /// Peers learn first that this rank has left, so that ranks which wait for each other's blocks all get theirs back.
@@ -142,15 +107,27 @@ std::function<bool()> Block::leave(Meetings&& met) {
 Block::~Block() {
   Meetings met;
   for (const auto& [id, meeting] : met_) met.push_back(meeting);
+  met_.clear();
   if (fork_generation_ != fork_generation()) {
     new auto(std::move(neighbours_));  // a forked child has not inherited it
-  } else if (device_.is_cpu()) {
-    met_.clear();
+  } else if (!device_.is_cpu()) {
+    contain("freeing symmetric memory", [&] { without_python_lock([&] { free_device_memory(std::move(met)); }); });
+  } else if (!unsure_) {
     neighbours_->tensors().free_when(span_, leave(std::move(met)));
-  } else {
-    RestingBlocks::here().settle();
-    RestingBlocks::here().add(device_, data_, std::move(met));
   }
+}
+
+/// Waits for the device, as torch's own does: any of its streams may use the block or a peer's. The block stays, here
+/// and at its peers, in a capture, whose graph may use it again, and if the device has failed.
+void Block::free_device_memory(Meetings&& met) {
+  auto stays = c10::make_scope_exit([&] { new auto(std::move(met)); });
+  const BesideCaptures beside;
+  if (capture_of(current_stream(device_)) != 0) return;
+  c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  stays.release();
+  std::function<bool()> released = leave(std::move(met));
+  if (unsure_) return;
+  DeviceHome::here().pool(device_.index()).free_when(reinterpret_cast<DevicePtr>(data_), std::move(released));
 }
 
 std::shared_ptr<const Meeting> Block::meet(const c10::intrusive_ptr<c10d::Backend>& backend,
@@ -163,14 +140,31 @@ std::shared_ptr<const Meeting> Block::meet(const c10::intrusive_ptr<c10d::Backen
   }
   if (const Status alive = group.check_alive("rendezvous"); !alive.ok()) throw Error(alive);
   NVX_CHECK(group.core().members.neighbours == neighbours_, "this memory was made before a fork");
-  const auto pools = device_.is_cpu() ? Group::Pools::kNone : Group::Pools::kOfGpus;
-  auto meeting = std::make_shared<Meeting>(Meeting{group.meet_symmetric(place_, data_, pools),
-                                                   {},
-                                                   c10::weak_intrusive_ptr<c10d::Backend>(backend),
-                                                   communicator->weak_from_this()});
-  meeting->addresses = addresses_of(*meeting->ranks, device_);
+  const std::shared_ptr<const Meeting> meeting = make_meeting(backend, communicator, group);
   MutexLock lock(mutex_);
-  return met_.emplace(id, std::move(meeting)).first->second;
+  return met_.emplace(id, meeting).first->second;
+}
+
+/// A refusal is the same on all ranks and leaves the group usable. After any other failure a peer may have met this
+/// rank.
+std::shared_ptr<const Meeting> Block::make_meeting(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                   const std::shared_ptr<Communicator>& communicator, Group& group) {
+  auto meeting = std::make_shared<Meeting>(Meeting{nullptr, room_for_addresses(group.size(), device_),
+                                                   c10::weak_intrusive_ptr<c10d::Backend>(backend), communicator});
+  const GroupDevice* const opened = device_.is_cpu() ? nullptr : &communicator->group().device();
+  bool sure = false;
+  const auto end = c10::make_scope_exit([&] {
+    if (!sure) unsure_ = true;
+  });
+  try {
+    meeting->ranks = group.meet_symmetric(place_, data_, opened);
+    put_addresses(meeting->addresses, *meeting->ranks);
+    sure = true;
+  } catch (const Error& error) {
+    sure = error.code() == Code::kInvalid && group.check_alive("rendezvous").ok();
+    throw;
+  }
+  return meeting;
 }
 
 }  // namespace nvx

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,14 +26,9 @@ struct Meeting {
   std::weak_ptr<Communicator> communicator;
 };
 
-/// The group of a communicator that serves tensors of this device: the CPU's, or the one whose kernels serve it. For a
-/// GPU the first call is a step of all ranks. Throws Error if no kernels do.
-Group& group_for(Communicator& communicator, c10::Device device);
-
 /// A block of memory for `torch.distributed._symmetric_memory`: the data of one tensor, and behind it its signal pad.
 /// Host memory is of the process's `TensorMemory`, a GPU's of its pool. It returns there when this rank and all ranks
-/// that it has met have dropped their tensors and handles, and on a GPU when the stream that was current at the drop
-/// has passed it.
+/// that it has met have dropped their tensors and handles. The drop waits for a GPU.
 class Block {
  public:
   /// Zeroes the pad. `group`: the default of rendezvous. Throws Error.
@@ -52,6 +49,9 @@ class Block {
   using Meetings = std::vector<std::shared_ptr<const Meeting>>;
   void take_host_memory(size_t bytes);
   void take_device_memory(size_t bytes);
+  std::shared_ptr<const Meeting> make_meeting(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                              const std::shared_ptr<Communicator>& communicator, Group& group);
+  void free_device_memory(Meetings&& met);
   static std::function<bool()> leave(Meetings&& met);
 
   SymmetricBlock place_;
@@ -63,7 +63,7 @@ class Block {
   std::byte* data_ = nullptr;
   Mutex mutex_;
   std::map<uint64_t, std::shared_ptr<const Meeting>> met_ GUARDED_BY(mutex_);  // by the id of the group
-  friend class RestingBlocks;
+  std::atomic<bool> unsure_{false};  // a peer may use the block although a rendezvous failed here: it is never freed
 };
 
 }  // namespace nvx
