@@ -52,11 +52,25 @@ def test_every_rank_reads_and_writes_the_buffers_of_all(rank, world):
             handle.barrier()
 
 
+def names_the_backend_first(rank, world):
+    symm_mem.set_backend("NVX")
+    shared(4)[1].barrier()
+
+
+@one_host
+def test_a_program_may_name_nvx():
+    """In processes of its own: torch takes no backend after the first use."""
+    pool = Ranks()
+    try:
+        pool.run(names_the_backend_first, world=2)
+    finally:
+        pool.close()
+
+
 @one_host
 @on_ranks(2)
 def test_torch_finds_nvx(rank, world):
     assert symm_mem.get_backend("cpu") == "NVX"
-    symm_mem.set_backend("NVX")
     assert not _SymmetricMemory.has_multicast_support(DeviceType.CPU, 0)
     tensor, handle = shared(4)
     assert handle.multicast_ptr == 0
@@ -99,15 +113,16 @@ def test_signals_order_writes(rank, world):
 @on_ranks(2)
 def test_a_put_waits_until_the_last_one_was_taken(rank, world):
     _, handle = shared(1)
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         handle.put_signal(1)
-        began = time.monotonic()
+        store.set("first", "put")
         handle.put_signal(1)
-        assert time.monotonic() - began > 0.2
+        assert store.check(["taking"])
     else:
-        meet_later = time.monotonic() + 0.4
-        while time.monotonic() < meet_later:
-            time.sleep(0.05)
+        store.wait(["first"])
+        time.sleep(0.3)  # a put that does not wait ends meanwhile
+        store.set("taking", "")
         handle.wait_signal(0)
         handle.wait_signal(0)
     handle.barrier()
@@ -192,7 +207,7 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
 @one_host
 @on_ranks(4)
 def test_groups_map_one_tensor_each_for_itself(rank, world):
-    """A tensor that two groups share, one of them of some ranks only."""
+    """A tensor that two groups share, one of them of some ranks only. They share its pads: each has its channel."""
     half = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
     tensor = symm_mem.empty(8, device="cpu")
     every, some = (symm_mem.rendezvous(tensor, group) for group in (dist.group.WORLD, half))
@@ -201,7 +216,7 @@ def test_groups_map_one_tensor_each_for_itself(rank, world):
     every.barrier()
     assert [buffer(every, peer, 1).item() for peer in range(4)] == [0, 1, 2, 3]
     assert [buffer(some, peer, 1).item() for peer in range(2)] == [rank // 2 * 2, rank // 2 * 2 + 1]
-    some.barrier()
+    some.barrier(channel=4)
     every.barrier()
 
 
