@@ -1,5 +1,7 @@
 """`torch.distributed._symmetric_memory` over nvx on a device: memory of its pool, signals by a kernel."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -87,6 +89,21 @@ def test_a_signal_that_does_not_come_fails_the_group(rank, world):
         for _ in range(400):
             time.sleep(0.05)
             dist.all_reduce(torch.ones(1, device=GPU))
+
+
+@on_played_gpus(3, op_timeout=60, dies=[1])
+def test_a_rank_that_dies_ends_the_waits_of_the_others(rank, world):
+    _, handle = shared(1)
+    handle.barrier()
+    torch.accelerator.synchronize()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    handle.barrier()
+    torch.accelerator.synchronize()
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        handle.barrier()
+    assert time.monotonic() - began < 20
 
 
 @on_played_gpus(2)

@@ -385,9 +385,15 @@ def test_several_hosts_are_refused(rank, world):
 @one_host
 @on_ranks(2)
 def test_another_collective_instead_is_a_mismatch(rank, world):
+    """The memory does not return: elsewhere a peer may have met this rank before the group failed."""
     tensor = symm_mem.empty(1, device="cpu")
     with pytest.raises(dist.DistBackendError, match="collective mismatch"):
         if rank == 0:
             symm_mem.rendezvous(tensor, dist.group.WORLD)
         else:
             dist.all_reduce(tensor)
+    at = tensor.data_ptr()
+    del tensor
+    gc.collect()
+    later = [symm_mem.empty(1, device="cpu") for _ in range(50)]
+    assert (at in [tensor.data_ptr() for tensor in later]) == (rank == 1)
