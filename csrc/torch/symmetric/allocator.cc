@@ -23,7 +23,7 @@ namespace symm_mem = c10d::symmetric_memory;
 /// The handle that rendezvous returns: all ranks' blocks, as this rank maps them.
 class Handle final : public symm_mem::SymmetricMemory {
  public:
-  Handle(std::shared_ptr<Block> block, std::shared_ptr<const Meeting> meeting, size_t offset)
+  Handle(std::shared_ptr<Block> block, std::shared_ptr<const Rendezvous> meeting, size_t offset)
       : block_(std::move(block)), meeting_(std::move(meeting)), offset_(offset) {}
 
   std::vector<void*> get_buffer_ptrs() override { return by_rank(&Symmetric::data); }
@@ -112,7 +112,7 @@ class Handle final : public symm_mem::SymmetricMemory {
   }
 
   const std::shared_ptr<Block> block_;
-  const std::shared_ptr<const Meeting> meeting_;
+  const std::shared_ptr<const Rendezvous> meeting_;
   const size_t offset_;
 };
 
@@ -196,7 +196,7 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
     const std::string name = group && !group->empty() ? *group : block->group().value_or("");
     if (name.empty()) throw_argument_error("nvx: rendezvous: no group is given, here or to symm_mem.empty");
     const auto [backend, communicator] = communicator_of(name, block->device());
-    std::shared_ptr<const Meeting> meeting;
+    std::shared_ptr<const Rendezvous> meeting;
     Status status;
     without_python_lock([&, &backend = backend, &communicator = communicator] {
       try {

@@ -95,7 +95,7 @@ void Block::take_device_memory(size_t bytes) {
 }
 
 /// Peers learn first that this rank has left, so that ranks which wait for each other's blocks all get theirs back.
-std::function<bool()> Block::leave(Meetings&& met) {
+std::function<bool()> Block::leave(AllMet&& met) {
   std::vector<std::function<bool()>> all;
   for (const auto& meeting : met) all.push_back(meeting->ranks->released());
   met.clear();
@@ -105,7 +105,7 @@ std::function<bool()> Block::leave(Meetings&& met) {
 }
 
 Block::~Block() {
-  Meetings met;
+  AllMet met;
   for (const auto& [id, meeting] : met_) met.push_back(meeting);
   met_.clear();
   if (fork_generation_ != fork_generation()) {
@@ -119,7 +119,7 @@ Block::~Block() {
 
 /// Waits for the device, as torch's own does: any of its streams may use the block or a peer's. The block stays, here
 /// and at its peers, in a capture, whose graph may use it again, and if the device has failed.
-void Block::free_device_memory(Meetings&& met) {
+void Block::free_device_memory(AllMet&& met) {
   auto stays = c10::make_scope_exit([&] { new auto(std::move(met)); });
   const BesideCaptures beside;
   if (capture_of(current_stream(device_)) != 0) return;
@@ -130,8 +130,8 @@ void Block::free_device_memory(Meetings&& met) {
   DeviceHome::here().pool(device_.index()).free_when(reinterpret_cast<DevicePtr>(data_), std::move(released));
 }
 
-std::shared_ptr<const Meeting> Block::meet(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                           const std::shared_ptr<Communicator>& communicator) {
+std::shared_ptr<const Rendezvous> Block::meet(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                              const std::shared_ptr<Communicator>& communicator) {
   Group& group = group_for(*communicator, device_);
   const uint64_t id = group.core().members.id;
   {
@@ -140,17 +140,19 @@ std::shared_ptr<const Meeting> Block::meet(const c10::intrusive_ptr<c10d::Backen
   }
   if (const Status alive = group.check_alive("rendezvous"); !alive.ok()) throw Error(alive);
   NVX_CHECK(group.core().members.neighbours == neighbours_, "this memory was made before a fork");
-  const std::shared_ptr<const Meeting> meeting = make_meeting(backend, communicator, group);
+  const std::shared_ptr<const Rendezvous> meeting = make_rendezvous(backend, communicator, group);
   MutexLock lock(mutex_);
   return met_.emplace(id, meeting).first->second;
 }
 
 /// A refusal is the same on all ranks and leaves the group usable. After any other failure a peer may have met this
 /// rank.
-std::shared_ptr<const Meeting> Block::make_meeting(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                                   const std::shared_ptr<Communicator>& communicator, Group& group) {
-  auto meeting = std::make_shared<Meeting>(Meeting{nullptr, room_for_addresses(group.size(), device_),
-                                                   c10::weak_intrusive_ptr<c10d::Backend>(backend), communicator});
+std::shared_ptr<const Rendezvous> Block::make_rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                         const std::shared_ptr<Communicator>& communicator,
+                                                         Group& group) {
+  auto meeting =
+      std::make_shared<Rendezvous>(Rendezvous{nullptr, room_for_addresses(group.size(), device_),
+                                              c10::weak_intrusive_ptr<c10d::Backend>(backend), communicator});
   const GroupDevice* const opened = device_.is_cpu() ? nullptr : &communicator->group().device();
   bool sure = false;
   const auto end = c10::make_scope_exit([&] {

@@ -19,7 +19,7 @@ namespace nvx {
 class Communicator;
 
 /// A rendezvous of a block: where each rank of a group has its own.
-struct Meeting {
+struct Rendezvous {
   std::shared_ptr<Symmetric> ranks;
   at::Tensor addresses;  ///< on the block's device: of the data by rank, then of the pads by rank
   c10::weak_intrusive_ptr<c10d::Backend> backend;
@@ -42,17 +42,17 @@ class Block {
   const std::optional<std::string>& group() const { return group_; }
 
   /// The rendezvous with the current ranks of the group. The first call is a step of all ranks. Throws Error.
-  std::shared_ptr<const Meeting> meet(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                      const std::shared_ptr<Communicator>& communicator) EXCLUDES(mutex_);
+  std::shared_ptr<const Rendezvous> meet(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                         const std::shared_ptr<Communicator>& communicator) EXCLUDES(mutex_);
 
  private:
-  using Meetings = std::vector<std::shared_ptr<const Meeting>>;
+  using AllMet = std::vector<std::shared_ptr<const Rendezvous>>;
   void take_host_memory(size_t bytes);
   void take_device_memory(size_t bytes);
-  std::shared_ptr<const Meeting> make_meeting(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                              const std::shared_ptr<Communicator>& communicator, Group& group);
-  void free_device_memory(Meetings&& met);
-  static std::function<bool()> leave(Meetings&& met);
+  std::shared_ptr<const Rendezvous> make_rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                    const std::shared_ptr<Communicator>& communicator, Group& group);
+  void free_device_memory(AllMet&& met);
+  static std::function<bool()> leave(AllMet&& met);
 
   SymmetricBlock place_;
   const c10::Device device_;
@@ -62,7 +62,7 @@ class Block {
   Span span_;  // of host memory
   std::byte* data_ = nullptr;
   Mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<const Meeting>> met_ GUARDED_BY(mutex_);  // by the id of the group
+  std::map<uint64_t, std::shared_ptr<const Rendezvous>> met_ GUARDED_BY(mutex_);  // by the id of the group
   std::atomic<bool> unsure_{false};  // a peer may use the block although a rendezvous failed here: it is never freed
 };
 
