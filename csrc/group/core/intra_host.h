@@ -23,6 +23,9 @@ class IntraHost final : public LeaseHolder {
   /// `local_rank`. `call`: for the fingerprint and for errors.
   Status run(const Operation& step, const Operation& call, const WaitRules& rules);
 
+  /// Has later calls' steps compare this call too, which may have had none inside the host. For all ranks of the host.
+  void remember(const Operation& call) { channel_.remember(call.fingerprint()); }
+
   /// Called when this rank leaves. Ranks that gave different roots to a collective may not have met in it, and find out
   /// at their next call. Without a next call this is the last chance to report it. Compares with the ranks of this host
   /// up to the last call of both, without waiting.

@@ -86,6 +86,7 @@ Status Hierarchical::run(Operation& o, const WaitRules& rules) {
     throw;
   }
   const std::optional<net::CallLabels::Theirs> late_label = end();
+  intra_host_.remember(o);  // behind its steps, which compare the calls before it
   if (scratch_.size() > kKeptScratch) std::vector<std::byte>().swap(scratch_);
   return !status.ok() || !late_label ? status : explain_late_label(o, *late_label);
 }

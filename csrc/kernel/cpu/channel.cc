@@ -84,6 +84,12 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   ex.signal(here.flag, stamp(epoch_, 0));
 }
 
+void Channel::remember(const Fingerprint& call) {
+  Fingerprint next = call;
+  next.history = history_;
+  history_ = next_history(next);
+}
+
 bool Channel::meet(CpuExec& ex, int peer) {
   Arrival& there = pad(peer).arrival(epoch_);
   if (!ex.wait(there.flag, stamp(epoch_, 0), peer)) return false;

@@ -68,6 +68,8 @@ class Channel {
   /// ranks that meet it. Until leave() it may write more to its slot; readers of that wait for another flag of its pad,
   /// such as Pad::staged(), which it signals afterwards.
   void arrive(CpuExec& ex, const Call& call, Staging staging);
+  /// Adds a call of the group to the history that later arrivals compare. It may have no step in this channel.
+  void remember(const Fingerprint& call);
   /// Acquire: waits for one rank's arrival and compares its call. On true, the rank's slot is visible.
   bool meet(CpuExec& ex, int peer);
   bool meet_all(CpuExec& ex);

@@ -128,6 +128,21 @@ TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
   });
 }
 
+/// The skipped scatter has no step inside the first host, so its ranks exchange nothing in it.
+TEST_P(FarSizes, ACallThatARankOfTheSameHostHasSkippedIsAMismatch) {
+  Hosts hosts(kTwoOfTwo);
+  hosts.in_group("skips", [&](Group& group, int rank) {
+    const Within time(milliseconds(4000));
+    Status status;
+    if (rank != 0) status = run(group, play_of(Collective::kScatter, GetParam(), 4, /*root=*/2));
+    if (status.ok()) status = run(group, play_of(Collective::kScatter, GetParam(), 4, /*root=*/0));
+    EXPECT_TRUE(rank != 1 || !status.ok());
+    if (status.ok()) status = barrier(group);
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "collective mismatch");
+  });
+}
+
 TEST_P(FarSizes, OtherSplitSizesAreToldPairByPair) {
   for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
     Hosts hosts({0, 1});
