@@ -38,10 +38,17 @@ uint64_t bytes_of(const Tensors& tensors) {
 /// overwritten. gloo works in place in the others, but for averages, and programs rely on that.
 void count_versions(c10d::OpType op, const Tensors& outputs) {
   using enum c10d::OpType;
-  constexpr c10d::OpType kCopied[] = {ALLGATHER,      _ALLGATHER_BASE,      ALLGATHER_COALESCED,
-                                      REDUCE_SCATTER, _REDUCE_SCATTER_BASE, GATHER,
-                                      ALLTOALL,       ALLREDUCE_COALESCED};
-  if (std::ranges::find(kCopied, op) == std::end(kCopied)) return;
+  switch (op) {
+    case ALLGATHER:
+    case _ALLGATHER_BASE:
+    case ALLGATHER_COALESCED:
+    case REDUCE_SCATTER:
+    case _REDUCE_SCATTER_BASE:
+    case GATHER:
+    case ALLTOALL:
+    case ALLREDUCE_COALESCED: break;
+    default: return;
+  }
   for (const at::Tensor& output : outputs) {
     if (output.is_cpu() && !output.is_inference()) output.unsafeGetTensorImpl()->bump_version();
   }

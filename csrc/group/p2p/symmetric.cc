@@ -160,8 +160,8 @@ std::function<bool()> Symmetric::released() const {
   return [leaving = leaving_, memory = leaving_->on_gpu ? neighbours_ : nullptr] { return leaving->all_left(); };
 }
 
-/// Release: whoever sees that this rank has left sees its accesses done. A rank whose set-up failed on this one alone
-/// may still write to the ledger, so the ledger stays.
+/// Release: a rank that sees that this one has left sees its accesses done. If the rendezvous failed on this rank
+/// alone, its peers may still mark its ledger, so the ledger stays.
 Symmetric::~Symmetric() {
   if (fork_generation_ != fork_generation()) {
     new auto(std::move(peers_));  // a forked child has not inherited their memory
