@@ -172,13 +172,15 @@ void Mailbox::turn(Message* message, Shift& shift) {
     check_times();
   }
   bool from_afar = false;
+  int peer = kAnySource;
   {
     MutexLock lock(mutex_);
     const bool more = move(shift.next_look);
     const Role role = shift.role;
     deliver(shift);
     if (more || shift.role != role || (message ? message->over() : open_.empty())) return;
-    from_afar = core_.port && (!message || message->peer < 0 || far(message->peer));
+    if (message) peer = message->peer;
+    from_afar = core_.port && (peer < 0 || far(peer));
   }
   const auto stirred = [&] {
     if (message && message->done()) {  // another thread delivers it, or this one must
@@ -187,8 +189,7 @@ void Mailbox::turn(Message* message, Shift& shift) {
     }
     return bell.value.load(std::memory_order_seq_cst) != seen || failures_.failed();
   };
-  if (message && message->peer >= 0)
-    core_.status->sleeps_for_message(message->peer, members_.pid_of(message->peer), message->receives_, shift.began);
+  if (peer >= 0) core_.status->sleeps_for_message(peer, members_.pid_of(peer), message->receives_, shift.began);
   WaitRules rules = core_.waits.rules({}, shift.carrier);
   rules.watch = nullptr;
   rules.deadline.end = std::min(rules.deadline.end, shift.next_look);
