@@ -128,7 +128,6 @@ std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
   std::vector<HandOver> all;
   const std::vector<std::string> known = items(kHandOvers), asked = items(set);
   if (asked == std::vector<std::string>{"none"}) return all;
-  const auto trimmed = [](const std::string& text) { return items(text + ",").front(); };
   for (const std::string& one : asked) {
     const size_t sign = one.find(':');
     const std::string name = trimmed(one.substr(0, sign));

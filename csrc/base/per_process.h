@@ -11,13 +11,15 @@
 
 namespace nvx {
 
+/// Runs in each forked child from now on. For a static: `static const bool kRegistered = in_forked_children(...)`.
+inline bool in_forked_children(void (*run)()) { return pthread_atfork(nullptr, nullptr, run) == 0; }
+
 /// The one T of this process. A forked child gets a new one, because the parent's may have been locked at the fork. It
 /// is never destroyed: threads may use it after static destructors ran.
 template <class T>
 T& of_this_process() {
   static T* here = new T;
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { here = new T; });
-  (void)kRegistered;
+  [[maybe_unused]] static const bool kRegistered = in_forked_children([] { here = new T; });
   return *here;
 }
 
@@ -61,9 +63,8 @@ void keep_for_ever(T object) {
 /// were made before the fork and belong to the parent.
 inline uint32_t fork_generation() {
   static std::atomic<uint32_t> forks{0};
-  static const int kRegistered =
-      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-  (void)kRegistered;
+  [[maybe_unused]] static const bool kRegistered =
+      in_forked_children([] { forks.fetch_add(1, std::memory_order_relaxed); });
   return forks.load(std::memory_order_relaxed);
 }
 

@@ -29,12 +29,16 @@ size_t character_at(const std::string& text, size_t at) {
 
 }  // namespace
 
+std::string trimmed(const std::string& text) {
+  constexpr char kSpace[] = " \t\r\n\v\f";
+  const size_t first = text.find_first_not_of(kSpace);
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
+}
+
 std::vector<std::string> items(const std::string& list) {
   std::vector<std::string> all;
   std::istringstream words(list);
-  for (std::string one; std::getline(words >> std::ws, one, ',');) {
-    all.push_back(one.substr(0, one.find_last_not_of(" \t") + 1));
-  }
+  for (std::string one; std::getline(words >> std::ws, one, ',');) all.push_back(trimmed(one));
   return all;
 }
 

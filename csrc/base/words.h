@@ -16,6 +16,7 @@ namespace nvx {
 /// become '?', control characters become blanks.
 std::string printable(std::string text);
 
+std::string trimmed(const std::string& text);
 /// The items of a list with commas, without the blanks around them.
 std::vector<std::string> items(const std::string& list);
 /// "eth0, eth1"

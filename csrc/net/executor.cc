@@ -91,18 +91,12 @@ bool ScheduleRun::begin_steps() {
 }
 
 bool ScheduleRun::clear_for(const schedule::Step& step) const {
-  const bool sends = step.send_to >= 0, receives = step.recv_from >= 0;
-  const Span reads = sends ? span(step.send) : Span{}, writes = receives ? span(step.recv) : Span{};
-  const Span with = receives && step.reduce ? span(step.with) : Span{};
-  const auto meet = [](const Span& a, const Span& b) { return overlap(a.data, a.bytes, b.data, b.bytes); };
+  const auto meet = [&](const schedule::Range& a, const schedule::Range& b) {
+    return overlap(at(a), a.bytes, at(b), b.bytes);
+  };
   for (uint32_t i = first_; i != behind_; ++i) {
     const Flight& flight = flights_[i % kMaxDepth];
-    if (!flight.received_all) {
-      const Span written = span(flight.step.recv);
-      if (meet(reads, written) || meet(writes, written) || meet(with, written)) return false;
-      if (flight.step.reduce && meet(writes, span(flight.step.with))) return false;
-    }
-    if (!flight.sends_over() && meet(writes, span(flight.step.send))) return false;
+    if (!schedule::may_begin_beside(flight.step, flight.received_all, flight.sends_over(), step, meet)) return false;
   }
   return true;
 }

@@ -13,7 +13,7 @@ namespace nvx::net {
 
 enum class Progress { kPending, kDone, kFailed };
 
-inline constexpr int kMaxDepth = 16;
+using schedule::kMaxDepth;
 
 /// One schedule with its buffers.
 struct ScheduleArgs {
@@ -97,10 +97,6 @@ class ScheduleRun final : public Sender {
     bool over() const { return sends_over() && received_all; }
     int in_link() const { return unread + fetching; }
   };
-  struct Span {
-    const std::byte* data;
-    size_t bytes;
-  };
 
   int in_link() const;
   void disconnect();
@@ -121,7 +117,6 @@ class ScheduleRun final : public Sender {
                      std::span<const std::byte> body, bool fetched);
   Outcome refuse(const Verdict& verdict);
   std::byte* at(const schedule::Range& range) const;
-  Span span(const schedule::Range& range) const { return {at(range), range.bytes}; }
   bool absent(int place) const { return place >= 0 && !args_.absent.empty() && args_.absent[size_t(place)]; }
   int rank_of(int place) const { return args_.members[size_t(place)]; }
 

@@ -42,6 +42,22 @@ struct Step {
   Range with{};
 };
 
+/// The maximum number of a rank's steps in flight.
+inline constexpr int kMaxDepth = 16;
+
+/// Whether a step may begin while an earlier one is in flight, of which the message has been received, and sent.
+/// `meet(a, b)`: whether two ranges share bytes.
+template <class Meet>
+bool may_begin_beside(const Step& earlier, bool received, bool sent, const Step& step, const Meet& meet) {
+  const Range reads = step.send_to >= 0 ? step.send : Range{}, writes = step.recv_from >= 0 ? step.recv : Range{};
+  const Range with = step.recv_from >= 0 && step.reduce ? step.with : Range{};
+  if (!received) {
+    if (meet(reads, earlier.recv) || meet(writes, earlier.recv) || meet(with, earlier.recv)) return false;
+    if (earlier.reduce && meet(writes, earlier.with)) return false;
+  }
+  return sent || !meet(writes, earlier.send);
+}
+
 /// A rank's part of one memory.
 struct Block {
   size_t offset = 0;

@@ -1,27 +1,18 @@
 #include "group/core/engine.h"
 
-#include <pthread.h>
-
 #include <chrono>
 #include <system_error>
 
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/own_thread.h"
+#include "base/per_process.h"
 
 namespace nvx {
 namespace {
 
 constexpr std::chrono::milliseconds kLookAround{50};
 constexpr std::chrono::seconds kIdleLife{5};
-
-Engine*& instance() {
-  static Engine* engine = new Engine;  // never destroyed: threads may still use it while the process exits
-  return engine;
-}
-
-/// Threads do not cross a fork; the child starts with an engine of its own.
-void renew_after_fork() { instance() = new Engine; }
 
 }  // namespace
 
@@ -136,11 +127,8 @@ void Lane::settle(std::chrono::milliseconds span, Until until) {
   --waiters_;
 }
 
-Engine& Engine::here() {
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, renew_after_fork);
-  (void)kRegistered;
-  return *instance();
-}
+/// Threads do not cross a fork, so a child starts with an engine of its own.
+Engine& Engine::here() { return of_this_process<Engine>(); }
 
 bool Engine::start(Job job) {
   MutexLock lock(mutex_);

@@ -25,6 +25,24 @@ IntraHost::~IntraHost() {
   if (lease_) leases.free_when(lease_, members_.everybody_gone());
 }
 
+/// The step, for the launch. Its pieces must outlive it.
+kernel::Work IntraHost::work_of(const Operation& step, const Operation& call, size_t staged) const {
+  kernel::Work work;
+  work.call = {call.fingerprint(), step.factor, step.root};
+  work.in = step.in;
+  work.out = step.out;
+  work.count = step.count;
+  work.send = step.send.data();
+  work.recv = step.recv.data();
+  work.bytes = staged;
+  if (step.collective == Collective::kGather) work.meets_all = step.root == members_.local_rank();
+  if (step.collective == Collective::kScatter) {
+    work.meets_all = false;
+    if (step.root != members_.local_rank()) work.meets = step.root;
+  }
+  return work;
+}
+
 Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules& rules) {
   const size_t staged = staged_bytes(step);
   const Choice choice = plan(step.collective, staged, members_.facts);
@@ -52,30 +70,16 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
   size_t kept = staged;
   for (size_t s = 0; kept == 0 && s < step.recv.size(); ++s) kept = step.recv[s].bytes;
   ex.keep_by(policy_to_keep(kept, members_.facts));
-  kernel::Work work;
-  work.call = {o.fingerprint(), step.factor, step.root};
-  work.in = step.in;
-  work.out = step.out;
-  work.count = step.count;
-  work.send = step.send.data();
-  work.recv = step.recv.data();
-  work.bytes = staged;
-  if (step.collective == Collective::kGather) work.meets_all = step.root == members_.local_rank();
-  if (step.collective == Collective::kScatter) {
-    work.meets_all = false;
-    if (step.root != members_.local_rank()) work.meets = step.root;
-  }
-  bool ended_well = false;
+  Status status;
   try {
-    ended_well = kernel::launch_cpu(choice.algorithm, ex, channel_, work);
+    if (!kernel::launch_cpu(choice.algorithm, ex, channel_, work_of(step, o, staged)))
+      status = explain(ex.verdict(), o, rules.deadline);
   } catch (const Error& error) {  // the memory of a peer's tensors cannot be mapped
-    if (lends) channel_.lease(0, 0);
-    return core_.failures.fail(error.failure());
+    status = core_.failures.fail(error.failure());
   }
   if (leases) rest_lease();
   if (lends) channel_.lease(0, 0);
-  if (ended_well) return {};
-  return explain(ex.verdict(), o, rules.deadline);
+  return status;
 }
 
 // --- the lease

@@ -36,6 +36,7 @@ class IntraHost final : public LeaseHolder {
 
  private:
   size_t staged_bytes(const Operation& step) const;
+  kernel::Work work_of(const Operation& step, const Operation& call, size_t staged) const;
   std::optional<size_t> lendable(const Operation& step) const;
   void hold_lease(size_t bytes) EXCLUDES(lease_mutex_);
   void rest_lease() EXCLUDES(lease_mutex_);

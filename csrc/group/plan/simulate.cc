@@ -9,7 +9,6 @@
 
 #include "base/error.h"
 #include "group/plan/estimate.h"
-#include "net/executor.h"
 
 namespace nvx {
 namespace {
@@ -183,7 +182,7 @@ class Player {
     for (;;) {
       const auto open = [&](const Flight& f) { return std::max(f.sent, f.stored) > now; };
       run.flights.erase(run.flights.begin(), std::ranges::find_if(run.flights, open));
-      if (run.next == steps || run.flights.size() >= net::kMaxDepth) break;
+      if (run.next == steps || run.flights.size() >= schedule::kMaxDepth) break;
       Step step = row_.at(layout, place, run.next);
       if (step.send_to / near == place / near) step.send_to = -1;
       if (step.recv_from / near == place / near) step.recv_from = -1;
@@ -202,7 +201,7 @@ class Player {
     if (wakes != kNever && (run.wakes <= now || wakes < run.wakes)) push(run.wakes = wakes, Event::kAdvance, place, k);
   }
 
-  /// As `net::ScheduleRun::clear_for()`. The input and the output of a whole are one memory, as of torch's tensors.
+  /// The input and the output of a whole are one memory, as of torch's tensors.
   bool clear_for(const Run& run, const Step& step, double now) const {
     const bool one = each_.run.layout.bytes != 0;
     const auto meet = [&](const Range& a, const Range& b) {
@@ -210,16 +209,9 @@ class Player {
       if (a.place != b.place && (!one || scratch(a) || scratch(b))) return false;
       return a.bytes && b.bytes && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
     };
-    const Range reads = step.send_to >= 0 ? step.send : Range{}, writes = step.recv_from >= 0 ? step.recv : Range{};
-    const Range with = step.recv_from >= 0 && step.reduce ? step.with : Range{};
-    for (const Flight& f : run.flights) {
-      if (f.stored > now) {
-        if (meet(reads, f.step.recv) || meet(writes, f.step.recv) || meet(with, f.step.recv)) return false;
-        if (f.step.reduce && meet(writes, f.step.with)) return false;
-      }
-      if (f.sent > now && meet(writes, f.step.send)) return false;
-    }
-    return true;
+    return std::ranges::all_of(run.flights, [&](const Flight& f) {
+      return schedule::may_begin_beside(f.step, f.stored <= now, f.sent <= now, step, meet);
+    });
   }
 
   void begin(int place, size_t k, Run& run, const Step& step, double now) {

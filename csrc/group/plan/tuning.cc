@@ -83,12 +83,6 @@ const TuneRow* tune_row(const std::string& name) {
   return row == std::end(kTuneRows) ? nullptr : row;
 }
 
-std::string trimmed(const std::string& text) {
-  constexpr char kSpace[] = " \t\r\n\v\f";
-  const size_t first = text.find_first_not_of(kSpace);
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
-}
-
 /// "key = value". Throws Error unless the key is known and the value within its bounds.
 std::pair<Tune, uint64_t> setting(const std::string& item, const std::string& said) {
   const size_t sign = item.find('=');

@@ -1,6 +1,5 @@
 #include "net/tcp/tcp.h"
 
-#include <pthread.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -50,12 +49,11 @@ constexpr int kNoEpoll = -1;
 std::array<std::atomic<int>, 64> epolls{};
 
 void replace_epoll(int known, int by) {
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
+  [[maybe_unused]] static const bool kRegistered = in_forked_children([] {
     for (std::atomic<int>& epoll : epolls) {
       if (const int place = epoll.exchange(0)) close_sockets(place - 1);
     }
   });
-  (void)kRegistered;
   for (std::atomic<int>& epoll : epolls) {
     int expected = known + 1;
     if (epoll.compare_exchange_strong(expected, by + 1)) return;

@@ -1,7 +1,5 @@
 #include "net/ucx/ucx_worker.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -123,13 +121,12 @@ void replace(const UcxWorker* known, const UcxWorker* by) {
 /// Throws Error in a child of a process with workers. UCX does not know of forks: its thread is gone there, and it
 /// would wait for it.
 uint32_t own_generation() {
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
+  [[maybe_unused]] static const bool kRegistered = in_forked_children([] {
     workers_of_parent.fetch_add(workers.exchange(0));
     for (std::atomic<const UcxWorker*>& first : first_workers) {
       if (const UcxWorker* worker = first.exchange(nullptr)) worker->close_in_child();
     }
   });
-  (void)kRegistered;
   if (workers_of_parent.load() != 0) {
     throw Error(Code::kSystem,
                 "nvx: this process was forked from one with connections to other hosts, so UCX does not work in it",
