@@ -149,7 +149,8 @@ run_test_rdma() {
   return $failed
 }
 
-run_test_hosts() { run_pytest hosts tests/hosts --durations=5 -rs; }
+# Each test makes network namespaces of its own, and waits for most of its time.
+run_test_hosts() { run_pytest hosts tests/hosts --durations=5 -rs "${in_parallel[@]}"; }
 
 # The frameworks of examples/, pinned, in a venv of their own: they would change the environment's packages. Weekly rather than
 # each time: it downloads some gigabytes the first time.
@@ -169,4 +170,7 @@ run_test_frameworks() {
     --durations=0 -rs tests/frameworks
 }
 
-run_test_slow() { run_pytest slow tests -m slow --ignore=tests/gates --ignore=tests/hosts --ignore=tests/frameworks --timeout 900 --durations=5 -rs; }
+run_test_slow() {
+  run_pytest slow tests -m slow --ignore=tests/gates --ignore=tests/hosts --ignore=tests/frameworks --timeout 900 --durations=5 -rs \
+    "${in_parallel[@]}"
+}
