@@ -31,7 +31,7 @@ def summary(document: dict[str, Any]) -> str:
     told = [f"`{document['command']}` on {machine['cores']} cores ({machine['cpu']}), torch {versions['torch']}."]
     for backend in dict.fromkeys(row["backend"] for row in document["rows"]):
         rows = [row for row in document["rows"] if row["backend"] == backend]
-        told.append(f"{backend}: {sum(not row['short'] for row in rows)} of {len(rows)} cells fall short in nothing.")
+        told.append(f"{backend}: {sum(not row['short'] for row in rows)} of {len(rows)} cases passed.")
     return "\n".join(told) + "\n"
 
 

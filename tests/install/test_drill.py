@@ -1,4 +1,4 @@
-"""`nvx drill`: cells that pass, and each way in which a cell can fall short."""
+"""`nvx drill`: cases that pass, and each way in which a case can fail."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def test_faults_are_told_in_time_and_gloo_names_no_rank(tmp_path):
     file = tmp_path / "rows.json"
     ended = run("--fault", "kill", "--phase", "steady", "--vs", "gloo", "-J", file)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "1 cells of nvx, 0 fall short" in ended.stdout
+    assert "1 case over nvx, 0 failed" in ended.stdout
     rows = {row["backend"]: row for row in json.loads(file.read_text())["rows"]}
     assert list(rows) == ["nvx", "gloo"]
     told = rows["nvx"]
@@ -35,7 +35,7 @@ def test_faults_are_told_in_time_and_gloo_names_no_rank(tmp_path):
         (["--fault", "link", "link"], "no faults of links: network namespaces need root"),
         (
             ["--fault", "dtype", "--phase", "init"],
-            "no cell was run. Phases in which a fault makes sense: dtype: first, ",
+            "no case ran. Phases in which a fault makes sense: dtype: first, ",
         ),
         (["--fault", "kill", "-J", "/no/such/folder/rows.json"], "/no/such/folder/rows.json"),
     ],
@@ -101,7 +101,7 @@ GOOD = {"error": "rank 2 (pid 9) has ended", "right": True, "seconds": 0.1, "aga
 def test_a_cell_falls_short(fault, phase, told, codes, short):
     same = {"error": told.get("error", GOOD["error"])}  # the ranks hear the same; one of them has the flaw
     reports = [GOOD | same, GOOD | told]
-    row = drill.judge(drill.Cell("nvx", fault, phase, 3), 77, reports, codes, Counter())
+    row = drill.judge(drill.Case("nvx", fault, phase, 3), 77, reports, codes, Counter())
     assert row["short"] == short, row
     assert row["works"] == (fault == "memory" and not short)
     assert all(words in drill.verdict(row) for words in short)

@@ -1,8 +1,8 @@
-"""`nvx drill`: injects faults into jobs of fresh processes, and judges the errors that the other ranks get.
+"""`nvx drill`: injects faults into jobs of fresh processes, and checks the errors that the other ranks get.
 
-A cell is one fault in one phase over one backend. The last rank of the job has the fault. The others must get an error
+A case is one fault in one phase over one backend. The last rank of the job has the fault. The others must get an error
 in time that names that rank, destroy the group, make another one without that rank, and leave nothing behind. The exit
-status is 1 if a cell of nvx falls short.
+status is 1 if a case of nvx fails.
 """
 
 import argparse
@@ -50,21 +50,21 @@ FAULTS = {
     "size": ("differs", "another number of elements; of ranks in init and new_group", (*CALLS, "init", "new_group")),
     "root": ("differs", "another root", CALLS),
     "order": ("differs", "two collectives in the other order", CALLS),
-    "memory": ("lacks", "may map no more memory", PHASES),
-    "descriptors": ("lacks", "may open no more descriptors", PHASES),
+    "memory": ("limit", "may map no more memory", PHASES),
+    "descriptors": ("limit", "may open no more descriptors", PHASES),
     "link": ("link", "the link of its host goes down; needs root", PHASES),
 }
 LEAD = 0.15  # seconds between the others' call and the fault
 LEAVES = 2.0  # seconds after which a new name in /dev/shm is left over; those of other programs come and go
 SETTLES = 6.0  # seconds that an idle thread of nvx lives
 GRACE = 40.0  # seconds beyond the limit after which a rank hangs
-LIVENESS = 2.0  # NVX_LIVENESS_S in the cells with a link
+LIVENESS = 2.0  # NVX_LIVENESS_S in the cases with a link
 SUBREAPER, DEATH_SIGNAL = 36, 1  # of prctl(2)
 prctl = ctypes.CDLL(None).prctl
 
 
 @dataclasses.dataclass
-class Cell:
+class Case:
     backend: str
     fault: str
     phase: str
@@ -139,28 +139,28 @@ for _name in ("get", "add", "check", "wait", "compare_set", "delete_key", "appen
 class Rank:
     """`shared`: the time of the fault, and the port of the store."""
 
-    def __init__(self, cell, rank, shared, network):
+    def __init__(self, case, rank, shared, network):
         torch.set_num_threads(1)
-        self.cell, self.rank, self.shared, self.network = cell, rank, shared, network
-        self.faulty = rank == cell.ranks - 1
-        self.fault = cell.fault if self.faulty else ""
+        self.case, self.rank, self.shared, self.network = case, rank, shared, network
+        self.faulty = rank == case.ranks - 1
+        self.fault = case.fault if self.faulty else ""
         if network:
             hosts.enter(network.name(int(self.faulty)))
             os.environ.update(network.environment(), NVX_LIVENESS_S=str(LIVENESS))
-            self.store = dist.FileStore(os.path.join(cell.folder, "store"), cell.ranks)
+            self.store = dist.FileStore(os.path.join(case.folder, "store"), case.ranks)
         else:
             while not shared[1]:
                 time.sleep(0.001)
             self.store = dist.TCPStore("127.0.0.1", int(shared[1]), is_master=False, wait_for_workers=False)
-            self.store.set_timeout(datetime.timedelta(seconds=cell.timeout))
+            self.store.set_timeout(datetime.timedelta(seconds=case.timeout))
 
     def begin(self, store, ranks, seconds):
         limit = datetime.timedelta(seconds=seconds)
-        dist.init_process_group(self.cell.backend, store=store, rank=self.rank, world_size=ranks, timeout=limit)
+        dist.init_process_group(self.case.backend, store=store, rank=self.rank, world_size=ranks, timeout=limit)
 
     def strike(self):
         """In `destroy` the fault comes before the others' call, otherwise while they are inside."""
-        time.sleep(LEAD if self.faulty == (self.cell.phase != "destroy") else 0)
+        time.sleep(LEAD if self.faulty == (self.case.phase != "destroy") else 0)
         self.entered = time.monotonic()
         if self.faulty:
             self.shared[0] = self.entered
@@ -172,15 +172,15 @@ class Rank:
         self.sums = [torch.ones(size + (self.fault == "size"), dtype=kind) for _ in range(2)]
         sums = [functools.partial(dist.all_reduce, x) for x in self.sums]
         broadcast = functools.partial(dist.broadcast, torch.ones(size), int(self.fault == "root"))
-        if self.cell.fault == "root" or self.fault == "op":
+        if self.case.fault == "root" or self.fault == "op":
             return [broadcast]
-        if self.cell.fault == "order":
+        if self.case.fault == "order":
             return [broadcast, sums[0]] if self.faulty else [sums[0], broadcast]
         return sums
 
     def enter(self, phase):
         """The phase, with the fault. Returns whether the results are right."""
-        calls, store, kind = self.calls(1000 if phase == "first" else 1 << 20), self.store, self.cell.kind
+        calls, store, kind = self.calls(1000 if phase == "first" else 1 << 20), self.store, self.case.kind
         inside = phase == "async" and kind in ("ends", "silent", "link")
         if phase == "init" and kind in ("ends", "silent") and self.fault not in ("", "absent"):
             store = StruckStore(store, self.strike)
@@ -190,10 +190,10 @@ class Rank:
             dist.destroy_process_group()
             return True
         if phase == "init":
-            self.begin(store, self.cell.ranks + (self.fault == "size"), self.cell.timeout)
+            self.begin(store, self.case.ranks + (self.fault == "size"), self.case.timeout)
         if phase == "new_group" and self.fault != "op":
             members = [0, self.rank] if self.fault == "size" else None
-            group = dist.new_group(members, timeout=datetime.timedelta(seconds=self.cell.timeout))
+            group = dist.new_group(members, timeout=datetime.timedelta(seconds=self.case.timeout))
             dist.all_reduce(torch.ones(1000), group=group)
         works = [call(async_op=phase == "async") for call in calls]
         if inside:
@@ -201,21 +201,21 @@ class Rank:
         for work in filter(None, works):
             work.wait()
         dist.barrier()  # a rank whose own call could return gets the error here
-        return all(bool(x.eq(self.cell.ranks).all()) for x in self.sums)
+        return all(bool(x.eq(self.case.ranks).all()) for x in self.sums)
 
     def play(self):
         if self.network:
-            self.begin(dist.PrefixStore("before", self.store), self.cell.ranks, self.cell.timeout)
+            self.begin(dist.PrefixStore("before", self.store), self.case.ranks, self.case.timeout)
             dist.barrier()
             dist.destroy_process_group()  # a process keeps its link to other hosts until it ends
         before, told = held(), {"error": "", "right": True}
-        if self.cell.phase != "init":
-            self.begin(self.store, self.cell.ranks, self.cell.timeout)
-        for _ in range(0 if self.cell.phase in ("init", "first") else 50):
+        if self.case.phase != "init":
+            self.begin(self.store, self.case.ranks, self.case.timeout)
+        for _ in range(0 if self.case.phase in ("init", "first") else 50):
             dist.all_reduce(torch.ones(1000))
         self.entered = time.monotonic()
         try:
-            told["right"] = self.enter(self.cell.phase)
+            told["right"] = self.enter(self.case.phase)
         except Exception as error:
             if self.fault == "raise":
                 raise
@@ -224,7 +224,7 @@ class Rank:
         yield told
         if self.faulty:
             time.sleep(60)  # until the drill ends it
-        began, ranks, total = time.monotonic(), self.cell.ranks - 1, torch.ones(1000)
+        began, ranks, total = time.monotonic(), self.case.ranks - 1, torch.ones(1000)
         if dist.is_initialized():
             dist.destroy_process_group()
         self.store.set_timeout(datetime.timedelta(seconds=GRACE))  # another survivor may learn of the fault much later
@@ -239,7 +239,7 @@ class Rank:
         yield told | {"left": left}
 
 
-def start_rank(cell, rank, shared, network):
+def start_rank(case, rank, shared, network):
     """Forks a rank, which dies with the command. It ends as programs end: through the frames of its parent."""
     parent, pid = os.getpid(), os.fork()
     if pid:
@@ -248,12 +248,12 @@ def start_rank(cell, rank, shared, network):
     if os.getppid() != parent:
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    log = os.open(os.path.join(cell.folder, f"log{rank}"), os.O_CREAT | os.O_WRONLY, 0o600)
+    log = os.open(os.path.join(case.folder, f"log{rank}"), os.O_CREAT | os.O_WRONLY, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    for told in Rank(cell, rank, shared, network).play():
-        with open(os.path.join(cell.folder, f"told{rank}"), "w") as file:
+    for told in Rank(case, rank, shared, network).play():
+        with open(os.path.join(case.folder, f"told{rank}"), "w") as file:
             json.dump(told, file)
     sys.exit(0)
 
@@ -273,9 +273,9 @@ def await_ranks(pids, seconds):
 
 
 @contextlib.contextmanager
-def network_of(cell):
-    """The hosts of a cell with a link, otherwise None. A rank ends through this frame too, and removes nothing."""
-    if cell.kind != "link":
+def network_of(case):
+    """The hosts of a case with a link, otherwise None. A rank ends through this frame too, and removes nothing."""
+    if case.kind != "link":
         yield None
         return
     own, network = os.getpid(), hosts.Hosts(2).__enter__()
@@ -286,15 +286,15 @@ def network_of(cell):
             network.__exit__()
 
 
-def run(cell):
-    """Runs a cell and returns its row. This process is the parent of all processes that ranks leave behind."""
-    os.mkdir(cell.folder)
+def run(case):
+    """Runs a case and returns its row. This process is the parent of all processes that ranks leave behind."""
+    os.mkdir(case.folder)
     names, shared = set(os.listdir("/dev/shm")), memoryview(mmap.mmap(-1, 4096)).cast("d")
-    with network_of(cell) as network:
-        pids = [start_rank(cell, rank, shared, network) for rank in range(cell.ranks)]
+    with network_of(case) as network:
+        pids = [start_rank(case, rank, shared, network) for rank in range(case.ranks)]
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         shared[1] = server.port
-        codes = await_ranks(pids, cell.limit + 2 * GRACE)
+        codes = await_ranks(pids, case.limit + 2 * GRACE)
     made, end = set(os.listdir("/dev/shm")) - names, time.monotonic() + LEAVES
     while made and time.monotonic() < end:
         time.sleep(0.02)
@@ -307,17 +307,17 @@ def run(cell):
         os.waitpid(pid, 0)
     told = [{} for _ in codes]
     for rank, report in enumerate(told):
-        with contextlib.suppress(OSError, ValueError), open(os.path.join(cell.folder, f"told{rank}")) as file:
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(case.folder, f"told{rank}")) as file:
             report.update(json.load(file))
-    return judge(cell, pids[-1], told, codes, left)
+    return judge(case, pids[-1], told, codes, left)
 
 
-def judge(cell, pid, told, codes, left):
-    """The row of a cell. `short` lists in what it falls short; `works` means that the fault had no effect."""
+def judge(case, pid, told, codes, left):
+    """The row of a case. `short` lists the reasons why it failed; `works` means that the fault had no effect."""
     errors, times = [one.get("error", "") for one in told], [one.get("seconds") for one in told]
     again = [one.get("again_s") for one in told]
-    named = all(re.search(rf"\b(rank {cell.ranks - 1}|pid {pid})\b", error) for error in errors)
-    row = {"fault": cell.fault, "phase": cell.phase, "backend": cell.backend, "limit": cell.limit, "named": named}
+    named = all(re.search(rf"\b(rank {case.ranks - 1}|pid {pid})\b", error) for error in errors)
+    row = {"fault": case.fault, "phase": case.phase, "backend": case.backend, "limit": case.limit, "named": named}
     said = re.split(r"\n|  At: ", next(filter(None, errors), ""))[0]  # without the frames of Python or C++
     row |= {"seconds": None, "error": said[:500], "works": False}
     for one in told:
@@ -327,12 +327,12 @@ def judge(cell, pid, told, codes, left):
         code = codes[times.index(None)]
         return row | {"short": ["hangs" if code is None else f"another rank dies ({code})"]}
     row["seconds"], quiet = round(max(0.0, *times), 3), not any(errors)
-    row["works"] = quiet and cell.kind == "lacks" and cell.phase != "destroy" and all(one["right"] for one in told)
+    row["works"] = quiet and case.kind == "limit" and case.phase != "destroy" and all(one["right"] for one in told)
     faults = {
-        "an error": cell.phase == "destroy" and not quiet,
-        "no error": cell.phase != "destroy" and quiet and not row["works"],
+        "an error": case.phase == "destroy" and not quiet,
+        "no error": case.phase != "destroy" and quiet and not row["works"],
         "no name": not quiet and not named,
-        "late": row["seconds"] > cell.limit and not row["works"],
+        "late": row["seconds"] > case.limit and not row["works"],
         "no new group": row["again_s"] is None,
         f"ends with {codes}": any(code != 0 for code in codes),
         "leaves " + ", ".join(f"{n} {k}" for k, n in row["left"].items()): bool(row["left"]),
@@ -351,10 +351,10 @@ def main(arguments=None):
     if "link" in options.fault and (why := hosts.why_no_namespaces()):
         options.fault = [fault for fault in options.fault if fault != "link"]
         print(f"nvx drill: no faults of links: {why}", file=sys.stderr)
-    cells = [(fault, phase) for fault in options.fault for phase in options.phase if phase in FAULTS[fault][2]]
-    if not cells:
+    cases = [(fault, phase) for fault in options.fault for phase in options.phase if phase in FAULTS[fault][2]]
+    if not cases:
         sense = "; ".join(f"{fault}: {', '.join(FAULTS[fault][2])}" for fault in options.fault)
-        raise Refused("no cell was run" + f". Phases in which a fault makes sense: {sense}" * bool(sense))
+        raise Refused("no case ran" + f". Phases in which a fault makes sense: {sense}" * bool(sense))
     if options.json:
         with refusing(OSError):
             machine.check_writable(options.json)
@@ -365,10 +365,10 @@ def main(arguments=None):
     own, folder, rows = os.getpid(), tempfile.mkdtemp(prefix="nvx-drill-"), []
     with interrupts.heeded():
         try:
-            for fault, phase in cells:
+            for fault, phase in cases:
                 print(f"{fault:12}{phase:10}", end="", flush=True)
                 for backend in filter(None, ["nvx", options.vs]):
-                    rows.append(run(Cell(backend, fault, phase, options.ranks, f"{folder}/{len(rows)}")))
+                    rows.append(run(Case(backend, fault, phase, options.ranks, f"{folder}/{len(rows)}")))
                     print(f" {backend}: {verdict(rows[-1]):36}", end="", flush=True)
                 print(flush=True)
         finally:
@@ -379,7 +379,7 @@ def main(arguments=None):
         machine.write(options.json, machine.document("drill", command, vars(options), rows=rows))
     nvx_rows = [row for row in rows if row["backend"] == "nvx"]
     short = sum(bool(row["short"]) for row in nvx_rows)
-    print(f"{len(nvx_rows)} cells of nvx, {short} fall short")
+    print(f"{len(nvx_rows)} case{'s' * (len(nvx_rows) != 1)} over nvx, {short} failed")
     return 1 if short else 0
 
 
@@ -389,7 +389,7 @@ def parse(arguments):
     names = "; ".join(f"{name}: {text}" for name, (_, text, _) in FAULTS.items())
     parser.add_argument("--fault", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT", help=names)
     parser.add_argument("--phase", nargs="+", choices=PHASES, default=PHASES, metavar="PHASE", help=", ".join(PHASES))
-    parser.add_argument("--vs", metavar="BACKEND", help="also run every cell over this backend, such as gloo")
+    parser.add_argument("--vs", metavar="BACKEND", help="also run every case over this backend, such as gloo")
     parser.add_argument("-n", "--ranks", type=int, default=3, help="processes of a job (default 3)")
     parser.add_argument("-J", "--json", metavar="FILE", help="write the rows and the errors to this file")
     options = parser.parse_args(arguments)
