@@ -93,10 +93,9 @@ std::string words_of(const std::exception* error) {
   return words.substr(0, words.find('\n'));
 }
 
-Status fail_silent(Group& group, at::Device device, const std::string& what, const std::exception* error) {
-  return group.fail({Code::kSystem, device.str() + " of " + group.topology().describe(group.rank()) +
-                                        ": the state of " + what + " of group " + group.name() +
-                                        " cannot be queried: " + words_of(error)});
+Status fail_on_device(Group& group, at::Device device, const std::string& what, const std::exception* error) {
+  return group.fail({Code::kSystem, device.str() + " of " + group.topology().describe(group.rank()) + ": " + what +
+                                        " of group " + group.name() + " failed on the device: " + words_of(error)});
 }
 
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier) {
@@ -276,7 +275,8 @@ bool NvxWork::is_there() {
 void NvxWork::lose(const std::exception* error) {
   lost_.store(true, std::memory_order_release);
   if (const auto group = facts_.group.lock())
-    (void)fail_silent(*group, staging_->stream().device(), what_is(facts_.title), error);
+    (void)fail_on_device(*group, staging_->stream().device(), "the query for the end of " + what_is(facts_.title),
+                         error);
 }
 
 void NvxWork::tell_that_it_is_there() {

@@ -84,7 +84,7 @@ bool Delegate::agree_to_serve(at::Device device, size_t bytes) {
 
 void Delegate::check_device(at::Device device) const {
   if (device == device_) return;
-  throw_argument_error("nvx: group " + group_->name() + " has handed over calls of " + device_.str() +
+  throw_argument_error("nvx: group " + group_->name() + " delegates to NCCL on " + device_.str() +
                        " (NVX_DELEGATE), and this tensor is on " + device.str() +
                        ". Next: keep the tensors of a group on one device of each rank");
 }
@@ -115,11 +115,10 @@ bool Delegate::ask(at::Device device) {
 /// Logged once a group, by rank 0. The user asked for a delegate, so its absence is a warning.
 void Delegate::say(const std::string& why_not) const {
   if (why_not.empty()) {
-    NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are handed over to %s, on %s of this rank",
+    NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are delegated to %s, on %s of this rank",
             group_->name().c_str(), backend_->getBackendName().c_str(), device_.str().c_str());
   } else {
-    NVX_LOG(kWarn, "group %s: nothing is handed over, whatever NVX_DELEGATE names: %s", group_->name().c_str(),
-            why_not.c_str());
+    NVX_LOG(kWarn, "group %s: NVX_DELEGATE has no effect: %s", group_->name().c_str(), why_not.c_str());
   }
 }
 
@@ -197,9 +196,9 @@ Status Delegate::look_at_flights() {
   contain_and([&] { now = look(); },
               [&](const std::exception* error) {
                 now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
-                                          ": the state of the collectives that group " + group_->name() +
-                                          " has handed over to " + backend_->getBackendName() +
-                                          " cannot be queried: " + words_of(error)};
+                                          ": the query for the end of the collectives that group " + group_->name() +
+                                          " has delegated to " + backend_->getBackendName() +
+                                          " failed on the device: " + words_of(error)};
               });
   return now.ok() ? now : fail(now.failure());
 }

@@ -167,7 +167,7 @@ std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>&
     for (size_t other = 0; other < r; ++other) {
       if (topology_.host_of[r] != topology_.host_of[other] || gpus[r] != gpus[other]) continue;
       return topology_.describe(int(other)) + " and " + topology_.describe(int(r)) + " share the GPU " + gpus[r] +
-             ", and NCCL wants one for each rank";
+             ", and NCCL needs one GPU for each rank";
     }
   }
   return "";
@@ -192,7 +192,7 @@ DelegateSetup::Said DelegateSetup::connect() {
     attempt = std::make_unique<Attempt>(c10::make_intrusive<c10d::PrefixStore>(key("its"), torch_store_), group_.rank(),
                                         group_.size(), device_);
   } catch (const std::system_error&) {
-    return cannot("the system gives no thread for it");
+    return cannot("the system cannot start a thread for it");
   }
   try {
     const Said said = await(*attempt);

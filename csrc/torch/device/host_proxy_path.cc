@@ -78,7 +78,7 @@ Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, Sta
       },
       [&](const std::exception* error) {  // part of the call may have begun
         contain("the end of a call", [&] { staging.close(used); });
-        status = fail_silent(*group, device, call.kind.title + 4, error);
+        status = fail_on_device(*group, device, call.kind.title + 4, error);
       });
   return status;
 }

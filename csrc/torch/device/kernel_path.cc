@@ -47,7 +47,7 @@ bool KernelPath::may_serve(c10::DeviceIndex device) const {
 bool KernelPath::open(at::Device device) {
   refuse_to_open(*group_, device);
   if (group_->topology().hosts.size() > 1) {
-    NVX_LOG(kInfo, "group %s: collectives of %s are not by kernels alone: the ranks are on several hosts",
+    NVX_LOG(kInfo, "group %s: collectives of %s cannot run with kernels alone, because the ranks are on several hosts",
             group_->name().c_str(), device.str().c_str());
     return false;
   }
@@ -63,10 +63,11 @@ bool KernelPath::open(at::Device device) {
 
 void refuse_to_open(const Group& group, at::Device device) {
   if (capture_of(CommStreams::of_caller(device).up) == 0) return;
-  throw_argument_error("nvx: this stream is being captured into a graph, and the first collective of group " +
-                       group.name() + " with tensors of " + device.str() +
-                       " opens that device, which the hosts of all ranks do together. Next: call one collective "
-                       "of the group, on all ranks, before the capture");
+  throw_argument_error(
+      "nvx: this stream is being captured into a graph, and the first collective of group " + group.name() +
+      " with tensors of " + device.str() +
+      " initialises nvx on that device, a collective step that cannot be captured. Next: call one collective of "
+      "the group, on all ranks, before the capture");
 }
 
 SharedStreams::Claim KernelPath::claim_stream(const StagingCopies& staging) const {
@@ -140,7 +141,7 @@ c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Pa
     staging->close(used);
     context.hazards.expect(used)->set_out(staging->stream());
   } catch (const std::exception& error) {
-    status = fail_silent(*group_, device, kind.title + 4, &error);
+    status = fail_on_device(*group_, device, kind.title + 4, &error);
   }
   context.raise_if_failed(status);
   auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(kind), received, call.recorded(),
@@ -165,7 +166,7 @@ Status KernelPath::launch(const Parcels& batch, StagingCopies& staging, Delegate
     NVX_TRY(begun);
     return noted;
   } catch (const std::exception& error) {
-    return fail_silent(*group_, staging.stream().device(), "send_recv", &error);
+    return fail_on_device(*group_, staging.stream().device(), "send_recv", &error);
   }
 }
 
@@ -230,7 +231,7 @@ void KernelPath::prepare(TensorOperations& collectives, StagingCopies& staging) 
 
 Status KernelPath::lose(const TensorOperations& collectives, const StagingCopies& staging,
                         const std::exception* error) {
-  return fail_silent(*group_, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
+  return fail_on_device(*group_, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
 }
 
 void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {

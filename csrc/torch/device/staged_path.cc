@@ -32,8 +32,8 @@ Status StagedPath::execute(TensorOperations& collectives, StagingCopies& staging
   contain_and(
       [&] { arrived = staging.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
       [&](const std::exception* error) {
-        arrived =
-            fail_silent(group, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
+        arrived = fail_on_device(group, staging.stream().device(), nvx::name(collectives.front().operation.collective),
+                                 error);
       });
   NVX_TRY(arrived);
   for (TensorOperation& c : collectives) {
