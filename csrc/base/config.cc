@@ -40,8 +40,8 @@ constexpr Variable kVariables[] = {
      "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
      "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interfaces with a route to the peers",
-     "network interfaces between hosts, for groups over several hosts only: prefixes of names, names behind '=', "
-     "excluded ones behind '^'"},
+     "network interfaces between hosts, for groups over several hosts only: a list of prefixes of names; with '=' in "
+     "front, of exact names; with '^' in front, of prefixes to exclude (=eth0, ^docker,veth)"},
     {"NVX_ALLOW_FROM", "", "the hosts of a group only",
      "peers that may connect over TCP, besides the hosts of a group: for those behind address translation", kAddresses},
     {"NVX_JOB_KEY", "", "none: hosts are connected by UCX, without authentication",
@@ -61,20 +61,21 @@ constexpr Variable kVariables[] = {
      "one_shot, pipelined"},
     {"NVX_TUNE", "", "the table that `nvx explain` prints",
      "keys of that table with other values, and '@' with the path of a file that `nvx tune` wrote "
-     "(@two.tune,all_reduce.one_shot=16K); groups are refused where a key is unknown or a value out of its bounds"},
+     "(@two.tune,all_reduce.one_shot=16K); a group with an unknown key or a value out of its bounds fails to "
+     "initialise"},
     // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the
     // pads included.
-    {"NVX_STAGING_MB", "30", "", "most staging memory a process exports for all its groups", kWhole, 1},
+    {"NVX_STAGING_MB", "30", "", "limit in MiB of the staging memory that a process exports, over all its groups",
+     kWhole, 1},
     {"NVX_CPU_LEVEL", "", "the best that the processor has", "instruction-set level of the copy and reduce loops",
      "base, v3, v4"},
     {"NVX_DELEGATE", "none", "",
-     "collectives, and messages (send_recv), of CUDA tensors that torch's own NCCL carries out, where it can serve all "
-     "ranks, for all sizes or from a size of the whole on (all_reduce:64M,broadcast); not run over a real NCCL yet",
+     "collectives of CUDA tensors, and send_recv for messages, to run on torch's own NCCL where it can serve all "
+     "ranks; each optionally from a size of the whole on (all_reduce:64M,broadcast). Untested with a real NCCL",
      kHandOvers},
     {"NVX_KERNELS", "auto", "",
-     "whether nvx's kernels serve CUDA tensors, where they are built; auto: if a small operation takes less than 1 ms, "
-     "1: "
-     "however long it takes, 0: through host memory",
+     "use of nvx's CUDA kernels, where they are built: 0 never, so CUDA tensors go through host memory; 1 always; auto "
+     "unless a small operation takes more than 1 ms",
      "auto, 0, 1"},
     {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
      "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
