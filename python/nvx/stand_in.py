@@ -207,8 +207,8 @@ class _Meeting:
         absent = [other for other in range(self.size) if self.address(other) != _REFUSAL]
         more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
         return DistBackendError(
-            f"nvx: the ranks of group {self.name} did not all come in {timeout.total_seconds():g} s:"
-            f" {absent[:_NAMED]}{more} are missing; this is rank {self.rank}"
+            f"nvx: timed out after {timeout.total_seconds():g} s, waiting for the ranks of group {self.name}:"
+            f" ranks {absent[:_NAMED]}{more} have not joined; this is rank {self.rank}"
         )
 
     def leave(self):
@@ -227,7 +227,7 @@ class RefusalNamed(logging.Handler):
         if error is None or not by_init or f" vs {_LENGTH}" not in str(error):
             return
         error.args = (
-            "nvx: NVX_AS differs between ranks: other ranks serve gloo by nvx, and this rank uses gloo itself."
+            "nvx: NVX_AS differs between ranks: on other ranks nvx replaces gloo, and this rank uses gloo itself."
             f" {_ADVICE} gloo says: {error}",
         )
         time.sleep(2)  # this process may serve the store, where the other ranks look for the cause
