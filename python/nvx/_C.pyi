@@ -32,8 +32,8 @@ class ProcessGroupNVX(Backend):
             says. The same on all ranks.
         tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of
             NVX_TUNE, and inherited by groups that split off. The same on all ranks.
-        group_desc: words of your own for the group, which nvx only keeps.
-        group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.
+        group_desc: a description of the group; nvx does not use it.
+        group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored.
         """
 
         timeout: timedelta

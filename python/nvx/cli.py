@@ -13,9 +13,12 @@ COMMANDS = {
     "demo": ("nvx.demo", "train a small model over nvx and over gloo, side by side"),
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
     "bench": ("nvx.bench.cli", "time collectives and training steps against another backend, in nccl-tests' columns"),
-    "status": ("nvx.commands.status", "show the calls of the running ranks of this machine, and whom they wait for"),
+    "status": ("nvx.commands.status", "show the calls of this machine's running ranks, and the ranks they wait for"),
     "trace": ("nvx.commands.trace", "write a Chrome trace of a job: each call, and the ranks that it waited for"),
-    "drill": ("nvx.commands.drill", "inject faults into jobs, and judge how soon and how well the other ranks learn"),
+    "drill": (
+        "nvx.commands.drill",
+        "inject faults into jobs, and check how fast and how well the other ranks report them",
+    ),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
     "simulate": (
@@ -28,7 +31,7 @@ COMMANDS = {
 
 
 def usage():
-    lines = ["usage: nvx COMMAND [arguments]   (nvx COMMAND --help says more)", ""]
+    lines = ["usage: nvx COMMAND [arguments]   (see nvx COMMAND --help)", ""]
     lines += [f"  {name:10}{purpose}" for name, (_, purpose) in COMMANDS.items()]
     return "\n".join(lines)
 

@@ -28,7 +28,7 @@ not by estimates, so the row that runs need not have the lowest one."""
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 OF_MESSAGES = (
     "send and recv have one algorithm: a small message is sent eagerly with its header, a large one by rendezvous when"
-    " the receiver is ready; inside a host through shared staging, between hosts over UCX"
+    " the receiver is ready; inside a host through shared staging, between hosts over UCX, or TCP with a job key"
 )
 
 
@@ -86,7 +86,7 @@ def took(microseconds):
 def text(answer):
     if not answer["ways"]:
         return answer["said"]
-    rows = [["", "estimate", "steps", "bytes", "by", "algorithm", "why, or why not", "changed by"]]
+    rows = [["", "estimate", "steps", "bytes", "by", "algorithm", "reason", "setting"]]
     for way in answer["ways"]:
         counted = ["-" if way[key] is None else str(way[key]) for key in ("steps", "bytes")]
         rows.append(
@@ -104,7 +104,7 @@ def shown(number):
 
 def keys_table(rows):
     """Every key of NVX_TUNE: its value, and where that comes from."""
-    cells = [["key", "value", "from", "at least", "at most", "between", "meaning"]]
+    cells = [["key", "value", "set by", "at least", "at most", "between", "meaning"]]
     for row in rows:
         bounds = [shown(row[name]) for name in ("least", "most")]
         cells.append([row["key"], shown(row["value"]), row["set_by"], *bounds, row["link"], row["meaning"]])

@@ -1,4 +1,4 @@
-"""`nvx status [PID]`: the groups of the running ranks of this machine, their calls, and whom they wait for.
+"""`nvx status [PID]`: the groups of the running ranks of this machine, their calls, and the ranks they wait for.
 
 Each rank writes to a memfd of its own, and this command reads it through /proc/PID/fd: a rank opens no port, starts no
 thread and is not interrupted. The memory begins with its own description (csrc/group/core/status.h). A damaged
