@@ -131,9 +131,9 @@ class ToldWait {
 /// How long a waiter that must not spin yields its core before it sleeps.
 inline constexpr std::chrono::microseconds kYieldFor{50};
 
-/// The one way to wait. Returns when ready() is true or when the rules end the wait. It sleeps on the flag, so the
-/// thread that makes ready() true must ring that flag. ready() must load with acquire; when wait() returns kReached,
-/// everything that the signaller wrote before its signal() is visible to this thread.
+/// Waits on a flag in shared memory. Returns when ready() is true or when the rules end the wait. It sleeps on the
+/// flag, so the thread that makes ready() true must ring that flag. ready() must load with acquire; when wait() returns
+/// kReached, everything that the signaller wrote before its signal() is visible to this thread.
 template <class Ready>
 Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   if (ready()) return Waited::kReached;

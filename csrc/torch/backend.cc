@@ -77,7 +77,7 @@ void ProcessGroupNVX::startCoalescing() {
     NVX_LOG(
         kWarn,
         "group %s: a coalescing scope begins, and the one before it never ended, perhaps because an exception left it: "
-        "no work stands for the %zu operations issued since",
+        "the %zu operations issued in it have no Work",
         current->group().name().c_str(), left->issued);
   }
 }
@@ -135,9 +135,10 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
   const int me = group.rank(), size = group.size();
   std::set<int64_t> gone(excluded.begin(), excluded.end());
   TORCH_CHECK_VALUE(gone.size() == excluded.size() && !gone.empty() && *gone.begin() >= 0 && *gone.rbegin() < size,
-                    "ProcessGroupNVX::shrink: excludes ranks of a group of ", size, ", each once, and got ", excluded);
+                    "ProcessGroupNVX::shrink: excluded ranks must be distinct ranks of 0..", size - 1, "; got ",
+                    excluded);
   TORCH_CHECK_VALUE(!gone.contains(me), "ProcessGroupNVX::shrink: rank ", me,
-                    " is to be excluded, and calls it: only those that stay do");
+                    " is in the excluded ranks, so it must not call shrink_group");
   if (flags & kAbort) current->abort();
   const auto& ranks = group.topology().global_ranks;
   std::vector<uint64_t> global;
@@ -169,8 +170,8 @@ at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options)
   const at::Device device = options.device();
   if (device.is_cpu()) return host_tensor(current->group().core().members.neighbours, size, options);
   if (device.type() != kernel_device() || device.index() < 0 || !current->has_memory_of(device.index())) {
-    throw_argument_error("nvx: group " + current->group().name() + " has no memory to hand out on " + device.str() +
-                         ": supports_tensor_alloc says so before. Next: torch.empty; any tensor will do");
+    throw_argument_error("nvx: group " + current->group().name() + " cannot allocate tensors on " + device.str() +
+                         " (supports_tensor_alloc is False). Next: use torch.empty");
   }
   return pool_tensor(size, options);
 }

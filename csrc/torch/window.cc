@@ -52,12 +52,12 @@ template <class... Parts>
 
 /// Why peers cannot write to this tensor, or it cannot be written to theirs; empty if they can.
 std::string why_unfit(const at::Tensor& tensor) {
-  if (!tensor.defined()) return "needs a tensor";
-  if (!tensor.is_cpu()) return "windows are of tensors of the CPU, this one is on " + tensor.device().str();
-  if (tensor.layout() != at::kStrided) return "the tensor must be dense, this one is " + c10::str(tensor.layout());
+  if (!tensor.defined()) return "the tensor is undefined";
+  if (!tensor.is_cpu()) return "windows support CPU tensors only; the tensor is on " + tensor.device().str();
+  if (tensor.layout() != at::kStrided) return "the tensor must be dense; its layout is " + c10::str(tensor.layout());
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
-    return c10::str("the tensor has to be contiguous, and its elements as they are: this one has sizes ",
-                    tensor.sizes(), " and strides ", tensor.strides());
+    return c10::str("the tensor must be contiguous and must not have the conj or neg bit; its sizes are ",
+                    tensor.sizes(), ", its strides ", tensor.strides());
   return "";
 }
 
@@ -152,9 +152,8 @@ IntrusiveWork TensorWindow::put(const at::Tensor& tensor, int64_t rank, int64_t 
   if (const std::string why = why_unfit(tensor); !why.empty()) refuse_call("put", why);
   const auto there = at::ScalarType(mine.window->share(target).type);
   if (tensor.scalar_type() != there)
-    refuse_call("put", "the tensor is of ", tensor.scalar_type(), ", the one that rank ", target, " has registered of ",
-                there);
-  if (offset < 0) refuse_call("put", "the offset must not be negative, this is ", offset);
+    refuse_call("put", "dtype ", tensor.scalar_type(), " does not match rank ", target, "'s registered dtype ", there);
+  if (offset < 0) refuse_call("put", "the offset must not be negative; got ", offset);
   auto message = as_argument("put", [&] {
     return mine.window->put(target, uint64_t(offset), static_cast<const std::byte*>(tensor.const_data_ptr()),
                             uint64_t(tensor.numel()));
@@ -182,8 +181,8 @@ at::Tensor TensorWindow::map_remote_tensor(int64_t rank) {
   const auto current = communicator();
   const Registered mine = registered("map_remote_tensor");
   if (peer_of("map_remote_tensor", rank, current->context.size) == current->context.rank) return mine.tensor;
-  refuse_call("map_remote_tensor", "no rank maps the memory of another one, so there is no tensor of rank ", rank,
-              " here. Next: put to it, or have it put to this rank");
+  refuse_call("map_remote_tensor", "windows do not map the memory of other ranks, and rank ", rank,
+              " is another rank. Next: use put");
 }
 
 /// Completed writes are visible to every reader: host memory has no other copy.

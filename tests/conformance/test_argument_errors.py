@@ -153,7 +153,10 @@ BAD = {
     "all_reduce: two types": (all_reduce([dense(), double()]), "invalid tensor type at index 1"),
     "all_reduce: sparse maximum": (all_reduce([sparse()], dist.ReduceOp.MAX), "unsupported reduction operation"),
     "all_reduce: bits of floats": (all_reduce([dense()], dist.ReduceOp.BAND), "ReduceOp.BAND"),
-    "all_reduce: meta tensor": (all_reduce([torch.zeros(4, device="meta")]), "only supports CPU tensors"),
+    "all_reduce: meta tensor": (
+        all_reduce([torch.zeros(4, device="meta")]),
+        "only supports CPU and accelerator tensors",
+    ),
     "all_reduce_coalesced: nothing": (all_reduce_coalesced([]), "requires non-empty tensor list"),
     "all_reduce_coalesced: sparse": (all_reduce_coalesced([sparse(), sparse()]), "only supports dense tensors"),
     "reduce: root below 0": (reduce([dense()], root=-1), "invalid root rank: -1"),

@@ -114,7 +114,7 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
     for call in (lambda: window.signal(-1, False), lambda: window.wait_signal(2, False), lambda: window.get_attr(2)):
         with argument_error("invalid rank"):
             call()
-    with argument_error("no rank maps the memory of another"):
+    with argument_error("windows do not map the memory of other ranks"):
         window.map_remote_tensor(peer)
     window.put(torch.ones(2), peer, 1, False)
     window.tensor_deregister()

@@ -12,7 +12,8 @@ namespace nvx {
 namespace {
 
 constexpr const char* kAfterAStop =
-    "was this process stopped (a debugger, SIGSTOP), or its host cut off? Destroy the group and make another one";
+    "check whether this process was stopped (a debugger, SIGSTOP) or its host cut off; destroy the group and make "
+    "another one";
 
 }  // namespace
 
@@ -82,11 +83,12 @@ Failure Diagnosis::no_memory(const std::string& what) const {
 
 Failure Diagnosis::died(int rank, const std::string& who, const Ending& ending) const {
   const bool killed = ending == Ending{Ending::How::kKilled, SIGKILL};
-  return {.code = Code::kPeerDied,
-          .cause = who + " has ended" + words_of(ending, " (", ")"),
-          .advice = see_log_of(name_(rank)) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""),
-          .who = rank,
-          .ending = ending};
+  return {
+      .code = Code::kPeerDied,
+      .cause = who + " has ended" + words_of(ending, " (", ")"),
+      .advice = see_log_of(name_(rank)) + (killed ? "; if the kernel killed it, `dmesg | grep -i kill` shows it" : ""),
+      .who = rank,
+      .ending = ending};
 }
 
 Failure Diagnosis::left(int rank, const std::string& who, const std::string& how) const {
@@ -99,13 +101,13 @@ Failure Diagnosis::left(int rank, const std::string& who, const std::string& how
 Failure Diagnosis::lost(int rank, const std::string& why) const {
   return {.code = Code::kPeerDied,
           .cause = describe_(rank) + " is lost: " + why,
-          .advice = see_log_of(name_(rank)) + "; is its host up, and reachable from here?",
+          .advice = see_log_of(name_(rank)) + "; check that its host is up and reachable from here",
           .who = rank};
 }
 
 Failure Diagnosis::taken_for_lost(int rank, const std::string& why) const {
   return {.code = Code::kPeerDied,
-          .cause = describe_(rank) + ", asked by " + name_(rank_) + ", " + why,
+          .cause = describe_(rank) + " has given up on " + name_(rank_) + " (" + why + ")",
           .advice = kAfterAStop,
           .who = rank};
 }

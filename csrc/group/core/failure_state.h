@@ -46,8 +46,8 @@ class FailureState final : public Watch {
   /// True in a child forked from the rank's process. The group belongs to the parent: every operation is refused, and
   /// nothing is changed.
   bool forked() const { return fork_generation_ != nvx::fork_generation(); }
-  /// Whether this rank has left. Seq_cst, like `failed()`: `of_devices()` in `torch/groups.cc` stores its flag before
-  /// it reads the two, so either it sees a leave or abort, or the leaving or aborting thread sees the flag.
+  /// Whether this rank has left. Seq_cst, like `failed()`: `of_devices()` in `torch/call/groups.cc` stores its flag
+  /// before it reads the two, so either it sees a leave or abort, or the leaving or aborting thread sees the flag.
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
   /// Marks this rank as leaving. False if it had left before.
   bool close() { return !closed_.exchange(true); }

@@ -30,7 +30,7 @@ struct PoolStats;
 
 /// The GPU side of a group on one of its ranks. The ranks of each host open their devices together. From then on
 /// kernels carry out operations, and a pool thread watches them. A failure of the device side fails the group. There
-/// are no kernels before `open()`. The side never closes once open.
+/// are no kernels before `open()`. It stays open until the group closes.
 class GroupDevice {
  public:
   explicit GroupDevice(Core& core);

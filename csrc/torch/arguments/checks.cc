@@ -40,12 +40,11 @@ void Checks::check_tensor(const at::Tensor& tensor) const {
     invalid("a tensor of ", needed, " bytes has a storage of ", there,
             " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
   if (tensor.numel() != 0 && !storage.data())  // torch does not check tensors in nested lists
-    invalid("a tensor has no memory of its own, as one that wraps others or is a fake: pass the tensor that it wraps");
+    invalid("a tensor has no storage (a wrapper subclass or a FakeTensor): pass the tensor that it wraps");
 }
 
 void Checks::check_place(const at::Tensor& tensor) const {
-  if (!serves(tensor.device()))
-    invalid("only supports CPU tensors and those of accelerators, not one on ", tensor.device());
+  if (!serves(tensor.device())) invalid("only supports CPU and accelerator tensors, not one on ", tensor.device());
 }
 
 void Checks::check_lists_at_root(const std::vector<Tensors>& lists, const std::string& side, int64_t root) const {
@@ -110,7 +109,7 @@ void Checks::same_type(const at::Tensor& a, const at::Tensor& b) const {
 
 void Checks::check_layout(const Tensors& tensors, size_t index, const at::Tensor& like) const {
   const at::Tensor& tensor = tensors[index];
-  if (!tensor.defined()) invalid("requires defined tensors, which that at index ", index, " is not");
+  if (!tensor.defined()) invalid("requires defined tensors: tensor ", index, " of the list is undefined");
   if (tensor.layout() != like.layout())
     invalid("invalid tensor layout", at_index(index, like.layout(), tensor.layout()));
 }

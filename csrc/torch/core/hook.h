@@ -25,9 +25,9 @@ void run_hook(const char* whose, Call&& call) {
   contain_and(call, [&](const std::exception* error) {
     if (said.exchange(true)) return;
     if (error) {
-      log_line("%s threw, and nvx goes on without it: %s", whose, error->what());
+      log_line("%s raised an exception, which nvx ignores: %s", whose, error->what());
     } else {
-      log_line("%s threw something that is no std::exception, and nvx goes on without it", whose);
+      log_line("%s threw something that is no std::exception; nvx ignores it", whose);
     }
   });
 }

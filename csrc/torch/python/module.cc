@@ -56,7 +56,7 @@ kernel::Collective collective_of(const std::string& called) {
 /// Facts of a group of processes like this one, spread evenly over hosts.
 PlanFacts facts_of_some(size_t ranks, size_t hosts) {
   constexpr size_t kMost = 1 << 20;
-  TORCH_CHECK_VALUE(ranks >= 1, "nvx: there must be a rank");
+  TORCH_CHECK_VALUE(ranks >= 1, "nvx: ranks must be at least 1");
   TORCH_CHECK_VALUE(ranks <= kMost, "nvx: more than ", kMost, " ranks");
   TORCH_CHECK_VALUE(hosts >= 1 && hosts <= ranks, "nvx: ", ranks, " ranks on ", hosts, " hosts: each needs one");
   std::vector<Hello> hellos(ranks, describe_self(0));
@@ -276,8 +276,8 @@ kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups tha
     The same on all ranks.
 tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of NVX_TUNE,
     and inherited by groups that split off. The same on all ranks.
-group_desc: words of your own for the group, which nvx only keeps.
-group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.)";
+group_desc: a description of the group; nvx does not use it.
+group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored.)";
 
 constexpr const char* kKernelWords[] = {"0", "auto", "1"};  // by Kernels
 

@@ -128,7 +128,7 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
         "that are to be in the group");
   }
   for (const auto& [hint, value] : opts.hints)
-    NVX_LOG(kWarn, "reconfigure: nvx knows no hint \"%s\", and goes on without it", printable(hint).c_str());
+    NVX_LOG(kWarn, "reconfigure: unknown hint \"%s\" ignored", printable(hint).c_str());
   return plan;
 }
 
