@@ -40,7 +40,7 @@ class Issuer {
 
   IntrusiveWork barrier(const c10d::BarrierOptions& opts, Mode mode);
 
-  /// A step of all ranks: opens the device, as the first collective would.
+  /// A collective call: opens the device, as the first collective would.
   void connect(at::Device device);
   /// abort() aborts the delegate's collectives in flight, from any thread. part() does so before the group leaves,
   /// after some time to end.

@@ -23,8 +23,8 @@ std::string contrast(const Called& one, const Called& other) {
   std::string text = one.who + " called " + first + ", " + other.who + " called " + second;
   if (a.collective == b.collective && a.root != b.root) return text + ": their roots differ";
   if (first != second) return text;
-  return text +
-         (a.history != b.history ? ", after operations that differed already" : ", with different sizes by rank");
+  return text + (a.history != b.history ? ", after operations that differed already"
+                                        : ", with different sizes for some ranks");
 }
 
 Diagnosis::Diagnosis(std::string group, int rank, RankNames name, RankNames describe)

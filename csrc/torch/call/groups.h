@@ -15,13 +15,13 @@
 
 namespace nvx {
 
-/// A step of all ranks. Raises if the ranks do not meet. unwanted: polled until they have met; true ends the wait.
+/// A collective call. Raises if the ranks do not meet. unwanted: polled until they have met; true ends the wait.
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> unwanted = {});
 
 /// The groups of one backend. Collectives of device tensors have their own order, as if they had another backend. So
 /// they may run beside collectives of CPU tensors on another thread, such as those of a checkpoint. They have their own
-/// group, which the first such collective makes; that is a step of all ranks.
+/// group, which the first such collective makes; that is a collective call.
 class Groups {
  public:
   Groups(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const NvxOptions& options);

@@ -9,7 +9,7 @@
 namespace nvx {
 
 /// A question about the device that a rank uses, such as "do kernels serve it?". The ranks of a group answer it
-/// together, once. Asking it is a step of all ranks. The first caller takes that step, and waits in it for the other
+/// together, once. Asking it is a collective call. The first caller makes it, and waits in it for the other
 /// ranks; other threads of this rank wait for the first caller.
 class AskOnce {
  public:

@@ -50,7 +50,7 @@ class DelegateSetup {
   /// during waits, which end if the user interrupts, the group is aborted, or a rank has ended.
   DelegateSetup(Group& group, const Topology& topology, c10::intrusive_ptr<c10d::Store> store, at::Device device);
 
-  /// A step of all ranks together. Returns null on all ranks if any rank cannot have the backend; why_not() is then the
+  /// A collective call. Returns null on all ranks if any rank cannot have the backend; why_not() is then the
   /// same on all ranks.
   /// Connecting calls code that may never return. It gets half of the group's timeout, so that the ranks have the other
   /// half to agree. A rank that cannot connect reports that at once, because the others may be waiting for it inside

@@ -21,9 +21,9 @@ class HostProxyPath {
       : context_(context), kernels_(std::move(kernels)) {}
 
   /// Whether this operation is proxied: kernels and host memory. Its collective, type and count must be set. May be a
-  /// step of all ranks: the first call for an operation that may be proxied opens the device on all of them.
+  /// collective call: the first call for an operation that may be proxied opens the device on all of them.
   bool agree_to_serve(const Operation& operation, at::Device device);
-  /// The same for all operations that may be proxied. The first call is a step of all ranks.
+  /// The same for all operations that may be proxied. The first call is a collective call.
   bool agree_to_serve(at::Device device);
 
   /// Begins a call all of whose operations are proxied. The caller waits only for a stream that has yet to produce data

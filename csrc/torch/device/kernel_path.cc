@@ -21,7 +21,7 @@ namespace nvx {
 bool may_use_kernels(Group& group) { return group.core().members.kernels != Kernels::kNever; }
 
 void refuse_other_device(const Group& group, at::Device served, at::Device device) {
-  throw_argument_error("nvx: group " + group.name() + " is served by kernels on device " +
+  throw_argument_error("nvx: group " + group.name() + " uses nvx's kernels on device " +
                        std::to_string(served.index()) + " of this rank, and this tensor is on " + device.str() +
                        ". Next: keep the tensors of a group on one device of each rank");
 }

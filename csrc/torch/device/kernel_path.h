@@ -29,21 +29,21 @@ class Delegate;
 class LaunchedWork;
 struct Call;
 
-/// Runs a group's collectives by kernels on streams, if all its ranks can.
+/// Runs a group's collectives with kernels on streams, if all its ranks can.
 class KernelPath : public std::enable_shared_from_this<KernelPath> {
  public:
   KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store);
   ~KernelPath();
 
-  /// Whether kernels serve tensors of this device. May be a step of all ranks: the first call opens the device on all
+  /// Whether kernels serve tensors of this device. May be a collective call: the first call opens the device on all
   /// of them. Raises if another device of this rank is served.
   bool agree_to_serve(at::Device device);
 
   /// The same for the device with this index, as far as this rank knows without asking the others.
   bool may_serve(c10::DeviceIndex device) const;
 
-  /// Begins a call, by kernels or, in order with them, by the delegate. Returns its work, or null if a synchronous call
-  /// needs none.
+  /// Begins a call, with kernels or, in order with them, by the delegate. Returns its work, or null if a synchronous
+  /// call needs none.
   IntrusiveWork issue(CallContext& context, Call&& call, Delegate* delegate) EXCLUDES(mutex_);
 
   /// Begins a batch of messages by the delegate, in order with collectives.
@@ -93,7 +93,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// Fails the group, whose device threw `error` in a launch: part of the launch may have begun.
   Status lose(const TensorOperations& collectives, const StagingCopies& staging, const std::exception* error);
   static void tell(const Works& begun);
-  /// A step of all ranks: opens the device on all of them, or on none.
+  /// A collective call: opens the device on all of them, or on none.
   bool open(at::Device device);
 
   const std::shared_ptr<Group> group_;

@@ -268,7 +268,7 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   const auto group = std::make_shared<Group>(torch_store, facts);
   group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);
   auto next = std::make_shared<Communicator>(*this, listeners_, store, group, options);
-  // Opening a device is a step of all ranks, and ends early only if the group is aborted: by the work, from here on, or
+  // Opening a device is a collective call, and ends early only if the group is aborted: by the work, from here on, or
   // because the process began to exit when the group was already registered.
   if (work->take_in(next) && device && !exiting.load()) next->connect(*device);
   return next;

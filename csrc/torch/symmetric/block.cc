@@ -38,7 +38,7 @@ void put_addresses(const at::Tensor& room, const Symmetric& ranks) {
 }
 
 /// The group in whose lane a rendezvous runs. That of devices is in order with calls of device tensors, and may run
-/// beside calls of CPU tensors on another thread. The kernels are the first group's in both cases. A step of all ranks.
+/// beside calls of CPU tensors on another thread. The kernels are the first group's in both cases. A collective call.
 Group& group_for(Communicator& communicator, c10::Device device) {
   Group& of_cpu = communicator.context.checked_group();
   if (device.is_cpu()) return of_cpu;

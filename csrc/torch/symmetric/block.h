@@ -41,7 +41,7 @@ class Block {
   c10::Device device() const { return device_; }
   const std::optional<std::string>& group() const { return group_; }
 
-  /// The rendezvous with the current ranks of the group. The first call is a step of all ranks. Throws Error.
+  /// The rendezvous with the current ranks of the group. The first call is a collective call. Throws Error.
   std::shared_ptr<const Rendezvous> meet(const c10::intrusive_ptr<c10d::Backend>& backend,
                                          const std::shared_ptr<Communicator>& communicator) EXCLUDES(mutex_);
 
