@@ -229,7 +229,7 @@ TEST(Config, WarnsOfUnknownNamesAndKnowsTheNearest) {
   EXPECT_NE(said.find("did you mean NVX_TIMEOUT_S?"), std::string::npos) << said;
 }
 
-TEST(Config, WhatRanksMustAgreeOnIsHashedByItsName) {
+TEST(Config, AgreedSettingsHaveAHashEach) {
   const Config one = config();
   std::array<Config, kAgreed.size()> other;
   other.fill(one);

@@ -208,7 +208,7 @@ TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
   EXPECT_LE(least, 0.0005) << "each has spun on the core that the other one needs";
 }
 
-TEST(Courtesy, WhoWasAwayForLongSleepsTheNextTimes) {
+TEST(Courtesy, LongYieldMakesTheNextWaitsSleep) {
   const OnOneCore here;
   Courtesy courtesy;
   EXPECT_TRUE(courtesy.offers());

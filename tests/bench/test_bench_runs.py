@@ -115,7 +115,7 @@ def test_aggregated_operations(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_a_backend_refuses_is_said_and_not_fatal(tmp_path):
+def test_refusal_of_a_backend_is_noted_and_not_fatal(tmp_path):
     path = tmp_path / "results.json"
     done = bench_of(2, "all_reduce", "--sizes", "4K", "-o", "sum,avg", "--backend", "gloo", *BRIEF, "-J", str(path))
     assert done.returncode == 0, done.stdout + done.stderr

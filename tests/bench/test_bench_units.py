@@ -46,7 +46,7 @@ def test_sizes_are_read_as_nccl_tests_reads_them(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "M", "-8", "8T", "0.3", "eight"])
-def test_what_is_no_size_is_refused(text):
+def test_malformed_size_is_refused(text):
     with pytest.raises(ValueError, match=r"size|bytes"):
         sizes.parse_size(text)
 

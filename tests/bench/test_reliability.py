@@ -25,7 +25,7 @@ def test_every_figure_is_of_a_command_of_a_row():
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.commands], ids=lambda row: row.name)
-def test_what_a_command_names_exists(row):
+def test_tests_named_in_commands_exist(row):
     for command in row.commands:
         words = shlex.split(command)
         files = [ROOT / word for word in words if word.startswith("tests/")]

@@ -78,7 +78,7 @@ class WrongStage : public Stage {
   int* kernels_;
 };
 
-TEST(GpuCases, WhatIsWrongIsCountedAndTold) {
+TEST(GpuCases, WrongResultsAreCountedAndReported) {
   int kernels = 0, stages = 0;
   Report report("correct", std::chrono::seconds(60));
   const std::string said = output_of([&] {
@@ -186,7 +186,7 @@ TEST(GpuHub, AllHearWhatEachHasSaid) {
   EXPECT_EQ(ended, std::vector<std::string>(3));
 }
 
-TEST(GpuHub, WhoGoesUnaskedIsMissed) {
+TEST(GpuHub, MemberThatLeavesEarlyFailsTheBarrier) {
   const Hub::Rules rules{[](uint32_t, const std::string&) {}, 0, {}};
   const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
     member.barrier();

@@ -36,7 +36,7 @@ TEST_P(Doubled, AreNamedToAllWhoMakeTheGroup) {
 }
 
 /// A duplicate that comes after set-up cannot know whether the others still use the group.
-TEST(Doubled, WhoComesTooLateIsToldWhoWasThere) {
+TEST(Doubled, LateDuplicateLearnsWhichProcessHasItsRank) {
   MemoryStore store;
   as_threads(2,
              [&](int rank) { EXPECT_TRUE(barrier(*std::make_unique<Group>(store, options("late", rank, 2))).ok()); });

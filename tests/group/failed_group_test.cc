@@ -98,7 +98,7 @@ TEST_P(Near, ATimeoutNamesOneDuration) {
 }
 
 /// A late rank does not carry out alone an operation that its peer gave up: neither a collective nor a message.
-TEST_P(Near, WhoComesAfterAPeerHasGivenUpIsToldSo) {
+TEST_P(Near, LateRankLearnsThatItsPeerGaveUp) {
   for (const char* what : {"all_reduce", "large", "broadcast", "send", "recv"}) {
     const std::string name = std::string("late at ") + what;
     std::atomic<bool> over{false};
@@ -262,7 +262,7 @@ TEST_P(Meanwhile, TheMailIsFreeForOthers) {
 }
 
 /// The error points into the other rank's program: after its last call, even if only a few calls are kept.
-TEST(LateRank, WhoIsWaitedForIsNamedWithItsLastCall) {
+TEST(LateRank, AwaitedRankIsNamedWithItsLastCall) {
   for (int calls = 1; calls <= 6; ++calls) {
     MemoryStore store;
     std::atomic<bool> over{false};
@@ -284,7 +284,7 @@ TEST(LateRank, WhoIsWaitedForIsNamedWithItsLastCall) {
   }
 }
 
-TEST(LateRank, WhoLeftBeforeItsProcessEndedIsNamedWithTheExitCode) {
+TEST(LateRank, RankThatLeftIsNamedWithItsExitCode) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   const auto endings = as_processes(2, [&](int rank) {

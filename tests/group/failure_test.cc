@@ -41,7 +41,7 @@ TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
   });
 }
 
-TEST(Failure, RanksThatMeetForOtherThingsAreToldWhichTheseAre) {
+TEST(Failure, MeetingMismatchNamesBothCalls) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, options("meetings", rank, 2));
@@ -202,7 +202,7 @@ TEST(Failure, AForkedChildIsRefusedAndHarmsNobody) {
   });
 }
 
-TEST(Failure, WhoLeavesWhileWaitedForIsNamed) {
+TEST(Failure, RankThatLeavesWhileAwaitedIsNamed) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, options("left", rank, 2));
@@ -231,7 +231,7 @@ TEST(Failure, LeavingAfterTheLastOperationIsNone) {
 }
 
 /// A rank that left in good order does not report its later end.
-TEST(Failure, WhoHasLeftFailsNobody) {
+TEST(Failure, LeavingFailsNoPeer) {
   MemoryStore store;
   std::atomic<bool> failed{false};
   as_threads(3, [&](int rank) {
@@ -573,7 +573,7 @@ TEST(SetUp, ATableOfAnotherSetUpIsRefused) {
   EXPECT_THROW(Group(store, options("old", 1, 2)), Error);
 }
 
-TEST(SetUp, WhatIsNoHelloIsRefused) {
+TEST(SetUp, MalformedHelloIsRefused) {
   for (const std::vector<uint8_t>& rubbish : {std::vector<uint8_t>{}, std::vector<uint8_t>(sizeof(Hello), 0xff)}) {
     MemoryStore store;
     store.set("nvx/1/1", rubbish);

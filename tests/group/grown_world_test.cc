@@ -73,7 +73,7 @@ class Refusing : public Store {
 };
 
 /// The first set-up of this rank is the second one of the others.
-TEST(Worlds, WhoJoinsAndFailsAtOnceIsNamedToTheOthers) {
+TEST(Worlds, JoiningRankThatFailsIsNamedOnTheOthers) {
   MemoryStore store;
   make_worlds({2}, store);
   const auto began = Clock::now();

@@ -34,7 +34,7 @@ Status try_again(Group& group, milliseconds timeout) {
   return status;
 }
 
-TEST_P(Monitored, WhoHasMissedOneMeetsTheOthersWhenTheyTryAgain) {
+TEST_P(Monitored, RankThatMissedABarrierJoinsTheNext) {
   std::atomic<bool> missed{false};
   std::atomic<int> come{0};
   as_threads(kMembers, [&](int rank) {
@@ -58,7 +58,7 @@ TEST_P(Monitored, WhoHasMissedOneMeetsTheOthersWhenTheyTryAgain) {
 }
 
 /// A rank that waits in one call takes part in each barrier that rank 0 begins meanwhile.
-TEST_P(Monitored, WhoWaitsIsInEachThatRank0Begins) {
+TEST_P(Monitored, WaitingRankJoinsEachBarrierOfRank0) {
   std::atomic<int> failed{0};
   as_threads(kMembers, [&](int rank) {
     Group group(store_, options(rank));

@@ -28,7 +28,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("killed", [False, True], ids=["which ends", "which is killed"])
 @pytest.mark.parametrize("first", CHAINS)
-def test_who_failed_for_another_one_is_not_blamed_in_its_other_groups(cluster, first, killed):
+def test_first_failed_rank_is_named_in_all_groups(cluster, first, killed):
     groups, waits = CHAINS[first]
     ends = 2 if first == "its neighbour" else 1
     kill_the_last(cluster, groups, waits, killed=[ends] if killed else [])

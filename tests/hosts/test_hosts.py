@@ -94,7 +94,7 @@ def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster, what):
         assert told["when"] - killed < 2, f"heard after {told['when'] - killed:.2f} s"
 
 
-def test_who_has_outlived_a_killed_rank_goes_on_without_it_in_the_same_process(cluster):
+def test_survivors_of_a_killed_rank_make_a_group_in_the_same_process(cluster):
     cluster.start("until_failure", 4, again=3)
     cluster.wait_for("ready")
     cluster.send(3, signal.SIGKILL)
@@ -180,7 +180,7 @@ def slow_link(hosts, rate):
             subprocess.run(hosts.inside(host, ["tc", "qdisc", "del", "dev", "nvx0", "root"]), check=True)
 
 
-def test_what_a_process_has_sent_comes_though_it_has_ended(cluster, hosts):
+def test_data_arrives_after_its_sender_has_ended(cluster, hosts):
     cluster.start("end_at_once", 2, count=500_000)
     cluster.wait_for("ready")
     with slow_link(hosts, "4mbit"):

@@ -149,7 +149,7 @@ def test_new_groups_and_worlds_are_let_in(cluster, library):
     assert len(set(cluster.start("regroup", 4, environment=library).results())) == 1
 
 
-def test_what_is_no_address_is_refused(cluster):
+def test_malformed_address_is_refused(cluster):
     cluster.start("begin", 2, environment={"NVX_ALLOW_FROM": "10.0.0.7;eth0"})
     for process in cluster.ranks:
         assert process.wait(60) != 0

@@ -89,7 +89,7 @@ def test_a_selection_that_matches_nothing_says_what_there_is(root, tmp_path):
     assert "What is here" not in ended.stdout  # before any install or build
 
 
-def test_what_is_no_regular_expression_is_named(root):
+def test_malformed_regular_expression_is_named(root):
     ended = subprocess.run(["make", "test", "T=(broken"], cwd=root, capture_output=True, text=True, check=False)
     assert ended.returncode != 0
     assert "nvx: (broken is neither a folder or file of tests nor a regular expression: " in ended.stderr

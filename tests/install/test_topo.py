@@ -87,7 +87,7 @@ def test_each_pair_says_what_it_shares_and_why_nothing_better():
     ]
 
 
-def test_what_is_a_rule_of_thumb_is_said_to_be_one():
+def test_estimate_by_rule_of_thumb_says_so():
     def lines(**facts):
         found = {"driver": "1", "none": "", "why_not_measured": "", "warnings": []}
         gpus = [
@@ -100,7 +100,7 @@ def test_what_is_a_rule_of_thumb_is_said_to_be_one():
     assert topo.RULE_OF_THUMB not in lines()
 
 
-def test_what_gpudirect_would_need_is_said_fact_by_fact(tmp_path):
+def test_each_gpudirect_requirement_has_a_line(tmp_path):
     def told(network, devices, none=""):
         core = types.SimpleNamespace(network=lambda: network, dma_bufs=lambda: {"devices": devices, "none": none})
         return {fact["name"]: (fact["there"], fact["text"]) for fact in gpudirect.facts(core)}
@@ -153,7 +153,7 @@ def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     assert bool(told["between_hosts"]["link"]) != bool(told["between_hosts"]["none"])
 
 
-def test_what_nvml_tells_goes_through_the_library_into_the_table(fake_nvml):
+def test_table_shows_the_facts_of_nvml(fake_nvml):
     shown = run(LD_LIBRARY_PATH=str(fake_nvml))
     assert shown.returncode == 0, shown.stderr
     lines = [line.rstrip() for line in shown.stdout.splitlines()]

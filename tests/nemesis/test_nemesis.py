@@ -47,7 +47,7 @@ def with_fault(kind, step):
     return Program(0, 2, 1, 6.0, ((0, 1),), 1, STEPS, (Fault(kind, 1, step),))
 
 
-def test_what_cannot_succeed_is_known():
+def test_expected_failures_follow_from_the_fault():
     """Rank 1 does not come to a step, or comes with another call: what needs it there cannot succeed."""
     for kind in ("SIGKILL", "leaves", "count", "dtype", "op", "kind"):
         assert not programs.Expected(with_fault(kind, 0)).of_collective(0, STEPS[0])[0], kind

@@ -191,7 +191,7 @@ TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
   }
 }
 
-TEST(Signs, WhoSendsHearsUnaskedThatItComes) {
+TEST(Signs, ReceivedSegmentsAreAnsweredWithoutAPing) {
   Begun alone;
   EXPECT_FALSE(pong(alone.link(), 1));
   alone.come({alone.segment(0), alone.segment(1)});
@@ -211,7 +211,7 @@ TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
   EXPECT_EQ(alone.link().sent.size(), 1u) << "once";
 }
 
-TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
+TEST(Signs, ProcessLosesAPeerThatHasGivenItUp) {
   Begun alone;
   alone.ask();
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
@@ -220,7 +220,7 @@ TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
   EXPECT_EQ(fate->why, "considers this process lost: has been silent");
 }
 
-TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
+TEST(Signs, PeersReasonIsCutToOnePrintableLine) {
   Begun alone;
   alone.ask();
   alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'))});
@@ -268,7 +268,7 @@ TEST(Signs, ATimeoutOfAnotherGroupTellsWhomItWaitedForAndWhen) {
   }
 }
 
-TEST(Signs, WhoAsksLaterIsToldOfTroublesToo) {
+TEST(Signs, LateAskerLearnsOfEarlierTrouble) {
   Alone alone;
   alone.tell_trouble("another one");
   EXPECT_TRUE(alone.link().sent.empty()) << "nobody waits";
@@ -298,7 +298,7 @@ TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
 }
 
 /// An answer to a ping from before this group concerns an earlier one.
-TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
+TEST(Signs, EarlierGroupsLossDoesNotCountNow) {
   Begun alone;
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
@@ -341,7 +341,7 @@ TEST(RunFaults, AnotherLengthIsTold) {
   EXPECT_EQ(alone.run().verdict().other, 4000u);
 }
 
-TEST(RunFaults, WhatBelongsToNoMessageIsGarbage) {
+TEST(RunFaults, SegmentOfNoMessageFailsTheRun) {
   const auto verdict_on = [](auto make) {
     Begun alone;
     EXPECT_EQ(alone.come(make(alone)), Progress::kFailed);
@@ -384,7 +384,7 @@ TEST(RunFaults, WhatBelongsToNoMessageIsGarbage) {
 }
 
 /// A message for another run neither fails nor completes this one.
-TEST(RunFaults, WhatIsForNobodyHereIsLeftAlone) {
+TEST(RunFaults, MessageForAnotherRunChangesNothing) {
   Begun alone;
   std::vector<Sent> strangers;
   const auto stranger = [&](auto change) { strangers.push_back(changed(alone.segment(0), change)); };
@@ -522,7 +522,7 @@ TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
 }
 
 /// A correct peer stops at its credit. One that does not is disconnected before it has filled the memory.
-TEST(RunFaults, WhoIgnoresTheCreditIsGivenUp) {
+TEST(RunFaults, PeerThatExceedsItsCreditIsDisconnected) {
   for (const bool of_bytes : {true, false}) {
     Begun alone;
     size_t kept = 0;

@@ -290,7 +290,7 @@ TEST_P(Pair, LosesAPeerThatCloses) {
   EXPECT_EQ(a->diary.losses[0], 1);
 }
 
-TEST_P(Pair, WhatWasDoneArrivesThoughItsSenderCloses) {
+TEST_P(Pair, CompletedSendsArriveAfterSenderCloses) {
   meet();
   for (uint32_t i = 1; i <= 50; ++i) a->send(0, 3000, i);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
@@ -363,7 +363,7 @@ TEST_P(Pair, ForgetsAndConnectsAgain) {
   EXPECT_EQ(a->diary.failures + b->diary.failures, 0u);
 }
 
-TEST_P(Pair, WhatWasDoneArrivesThoughItsReceiverIsForgotten) {
+TEST_P(Pair, CompletedSendsArriveAfterReceiverIsForgotten) {
   meet();
   for (uint32_t i = 1; i <= 20; ++i) a->send(0, 5000, i);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));

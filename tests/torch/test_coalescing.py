@@ -194,7 +194,7 @@ def all_goes_on(world):
 
 
 @on_ranks(2)
-def test_what_follows_an_open_window_runs(rank, world):
+def test_calls_after_an_open_window_run(rank, world):
     for _ in range(3):
         leave_open()
         all_goes_on(world)

@@ -64,7 +64,7 @@ def is_handed_over(call):
 
 test_every_collective = MODES(on_nccl_gpus(2, 3)(DEVICE.test_every_collective.body))
 test_not_contiguous = MODES(on_nccl_gpus(2)(DEVICE.test_tensors_that_are_not_contiguous.body))
-test_late_producer = MODES(on_nccl_gpus(2)(DEVICE.test_what_the_stream_has_yet_to_write_is_sent.body))
+test_late_producer = MODES(on_nccl_gpus(2)(DEVICE.test_call_waits_for_the_stream_that_writes_its_input.body))
 test_own_streams = on_nccl_gpus(2)(DEVICE.test_the_caller_may_be_on_a_stream_of_its_own.body)
 test_let_go = on_nccl_gpus(2)(DEVICE.test_the_user_may_let_go_of_tensors_at_once.body)
 test_futures = on_nccl_gpus(2)(DEVICE.test_futures.body)
@@ -90,7 +90,7 @@ def test_ddp(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_what_the_variable_names_is_handed_over_from_its_size_on(rank, world):
+def test_named_collectives_are_delegated_from_their_size_on(rank, world):
     dist.broadcast(on_gpu(rank, 1), 0)
     assert fake_nccl.calls() == {"connect": 1, "broadcast": 1}
     assert is_handed_over(lambda: dist.all_reduce(on_gpu(1, LARGE)))
@@ -113,7 +113,7 @@ def test_what_the_variable_names_is_handed_over_from_its_size_on(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_what_nccl_has_not_or_does_otherwise_stays(rank, world):
+def test_operations_that_nccl_lacks_are_not_delegated(rank, world):
     def ones(dtype):
         return torch.ones(4 * LARGE, dtype=dtype).to(GPU)  # large enough in the smallest type
 
@@ -228,7 +228,7 @@ def test_order_beside_what_goes_through_host_memory(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_what_nobody_has_waited_for_is_followed_whichever_way_it_goes(rank, world):
+def test_calls_follow_pending_results_on_all_routes(rank, world):
     """A call that reads the pending results of another runs after it, as on one stream."""
     dist.all_reduce(on_gpu(1, LARGE))
     set_delays(3, 1000)
@@ -246,7 +246,7 @@ def test_what_nobody_has_waited_for_is_followed_whichever_way_it_goes(rank, worl
 
 
 @on_nccl_gpus(2)
-def test_what_is_yet_to_be_read_is_not_written_over(rank, world):
+def test_write_waits_for_a_delegated_read(rank, world):
     """A call that writes a buffer runs after the delegated call that reads it."""
     dist.all_reduce(on_gpu(1, LARGE))
     set_delays(3, 1000)
@@ -315,13 +315,13 @@ def test_each_call_counts(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_what_serves_is_said(rank, world):
+def test_log_names_the_route(rank, world):
     with stderr_lines() as lines:
         dist.all_reduce(on_gpu(1, LARGE))
         dist.all_reduce(on_gpu(1, SMALL))
     said = "\n".join(lines)
-    assert ("handed over to fake_nccl, on fakegpu:0 of this rank" in said) == (rank == 0), said
-    assert "all_reduce on fakegpu:0: handed over to fake_nccl (NVX_DELEGATE)" in said
+    assert ("delegated to fake_nccl, on fakegpu:0 of this rank" in said) == (rank == 0), said
+    assert "all_reduce on fakegpu:0: delegated to fake_nccl (NVX_DELEGATE)" in said
     assert "all_reduce on fakegpu:0: through host memory" in said
 
 
@@ -473,7 +473,7 @@ def test_a_group_that_goes_waits_for_what_is_in_flight(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_what_the_backend_says_has_failed_fails_the_group(rank, world):
+def test_failure_of_the_delegate_fails_the_group(rank, world):
     tensor = on_gpu(1, LARGE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()

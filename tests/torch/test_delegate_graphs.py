@@ -21,7 +21,7 @@ def open_all():
 
 @MODES
 @on_played_nccl_gpus(2)
-def test_what_is_captured_stays_with_kernels(rank, world, asynchronous):
+def test_captured_calls_stay_with_kernels(rank, world, asynchronous):
     open_all()
     tensor = on_gpu(0, LARGE)
 
@@ -78,7 +78,7 @@ def test_replays_and_what_is_handed_over_in_turn(rank, world):
 
 
 @on_played_nccl_gpus(2)
-def test_who_looks_after_what_was_handed_over_breaks_no_capture(rank, world):
+def test_watching_a_delegated_call_breaks_no_capture(rank, world):
     open_all()
     tensor = on_gpu(rank, LARGE)
     inside = on_gpu(rank, 3)

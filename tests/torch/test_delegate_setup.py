@@ -241,7 +241,7 @@ def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1" and "TORCH_NCCL_ENABLE_MONITORING" not in os.environ
 
 
-def test_what_nccl_cannot_serve_is_said(monkeypatch):
+def test_look_returns_the_reason_against_nccl(monkeypatch):
     from nvx import delegate
 
     gpu, why_not = delegate.look(torch.device("cpu"))

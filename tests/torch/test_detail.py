@@ -121,7 +121,7 @@ def test_training_and_functional_collectives(rank, world):
 
 @only_nvx
 @on_ranks(2)
-def test_what_nvx_says_of_a_group_reaches_through_the_wrapper(rank, world):
+def test_functions_of_nvx_accept_the_wrapper(rank, world):
     import nvx
 
     with detail() as group:

@@ -140,7 +140,7 @@ def test_tensors_that_are_not_contiguous(rank, world, asynchronous):
 
 @MODES
 @on_fake_gpus(2)
-def test_what_the_stream_has_yet_to_write_is_sent(rank, world, asynchronous):
+def test_call_waits_for_the_stream_that_writes_its_input(rank, world, asynchronous):
     """The producer is late and the consumer follows immediately: the host waits for neither."""
     tensor = torch.empty(1000, device=GPU)
     slow_fill(tensor, rank + 1, 30)
@@ -452,7 +452,11 @@ def test_calls_that_nobody_has_waited_for_follow_each_other(rank, world, count):
 @pytest.mark.parametrize(
     "rule, test, given",
     [
-        ("event_waits", test_what_the_stream_has_yet_to_write_is_sent, {"asynchronous": True}),  # used before ready
+        (
+            "event_waits",
+            test_call_waits_for_the_stream_that_writes_its_input,
+            {"asynchronous": True},
+        ),  # used before ready
         ("current_stream", test_the_caller_may_be_on_a_stream_of_its_own, {}),  # on the wrong stream
     ],
     ids=["event_waits", "current_stream"],

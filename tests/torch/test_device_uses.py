@@ -321,7 +321,7 @@ def test_an_abort_ends_the_waiting_for_a_stream(rank, world):
 
 
 @on_fake_gpus(2)
-def test_what_is_completed_is_there(rank, world):
+def test_completed_work_has_its_result(rank, world):
     set_delays(rank, 10_000)
     tensor = on_gpu(rank + 1)
     work = dist.all_reduce(tensor, async_op=True)
@@ -368,7 +368,7 @@ def test_windows_waited_for_in_a_callback(rank, world):
 
 
 @on_fake_gpus(2)
-def test_what_nobody_has_waited_for_is_not_written_over_later(rank, world):
+def test_pending_result_does_not_overwrite_a_later_one(rank, world):
     """The last call determines the contents, as on one stream."""
     set_delays(rank, 3000)
     for i in range(5):

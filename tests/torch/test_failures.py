@@ -468,7 +468,7 @@ def test_children_that_live_on_do_not_hide_a_death(rank, world, how):
 
 
 @on_two_hosts(4, dies={ODD})
-def test_who_shares_a_host_with_the_dead_knows_how_it_ended(rank, world):
+def test_ranks_of_the_same_host_report_how_a_process_ended(rank, world):
     """A rank that only lost its connection and does not know the cause may report first."""
     dist.all_reduce(ones())
     hosts = [None] * world

@@ -59,7 +59,7 @@ def test_streams_join_a_capture_and_wait_in_it():
 
 
 @alone
-def test_who_has_joined_must_be_waited_for():
+def test_joined_stream_must_be_waited_for():
     side, value = side_stream(), ones()
     with pytest.raises(RuntimeError, match="was not waited for at its end"):
         with fake_device.capture():
@@ -79,7 +79,7 @@ def refused(inside):
 
 
 @alone
-def test_what_a_host_may_not_do_in_a_capture():
+def test_host_calls_that_a_capture_forbids():
     tensor, outside = ones(), torch.accelerator.current_stream().record_event()
     kept = []
 
@@ -158,7 +158,7 @@ def test_torch_may_ask_whether_a_stream_is_captured():
 
 
 @alone
-def test_what_other_threads_may_ask_beside_a_capture():
+def test_queries_of_other_threads_beside_a_capture():
     """The laxer of the two modes applies: a query is refused only if the capture and the thread are both "global"."""
     outside = torch.accelerator.current_stream().record_event()
     side = side_stream()

@@ -281,7 +281,7 @@ def test_calls_by_kernels_wait_for_nothing(rank, world):
     figures.per_call(rank_here([]))
 
 
-def test_what_calls_ask_of_cuda_is_judged():
+def test_breach_names_waits_and_allocations_of_calls():
     fine = {"cudaLaunchKernel": 20, "cudaEventRecordWithFlags": 40, "cudaStreamWaitEvent": 40, "cudaMemcpyAsync": 1}
     assert figures.breach(20, fine, 0) == ""
     assert "19 launches" in figures.breach(20, fine | {"cudaLaunchKernel": 19}, 0)
@@ -293,7 +293,7 @@ def test_what_calls_ask_of_cuda_is_judged():
 
 
 @on_ranks(3)
-def test_what_ranks_tell_each_other_arrives(rank, world):
+def test_hear_returns_the_words_of_all_ranks(rank, world):
     told = rank_here().hear({"rank": rank, "text": "\u00fc" * 100 * rank, "pair": (1.5, None)})
     assert told == [{"rank": r, "text": "\u00fc" * 100 * r, "pair": [1.5, None]} for r in range(world)]
 
@@ -319,7 +319,7 @@ def a_test_on_gpus(rank, world):
         (None, ""),
     ],
 )
-def test_what_cannot_be_tried_on_gpus_is_skipped_with_the_reason(told, why):
+def test_gpu_test_that_cannot_run_is_skipped_with_the_reason(told, why):
     class Pool:
         def run(self, test, **given):
             assert given["backend"].startswith("cpu:nvx,cuda:nvx")

@@ -453,7 +453,7 @@ def test_the_first_collective_of_a_group_opens_the_device(rank, world):
 
 
 @on_played_gpus(2)
-def test_what_needs_the_host(rank, world):
+def test_calls_that_need_the_host_are_refused_in_a_capture(rank, world):
     open_device()
     refuse_in_a_capture(rank)
     tensor, factor = on_gpu(rank + 1), on_gpu(2, count=1)
@@ -469,7 +469,7 @@ def test_what_needs_the_host(rank, world):
 
 
 @on_played_gpus(2)
-def test_what_was_begun_outside_is_not_waited_for_inside(rank, world):
+def test_work_from_before_a_capture_is_not_waited_for_inside(rank, world):
     open_device()
     tensor, inside = on_gpu(rank + 1), on_gpu(rank + 1)
     work = dist.all_reduce(tensor, async_op=True)
@@ -504,7 +504,7 @@ def test_calls_beside_a_capture(rank, world):
 
 
 @on_played_gpus(2)
-def test_what_is_in_flight_does_not_break_a_capture(rank, world):
+def test_operations_in_flight_do_not_break_a_capture(rank, world):
     """Messages without data yet, hooks that wait for an end, and queries, from any thread."""
     group, ended = dist.new_group(), []
     # torch registers hooks only with the default backend.
@@ -578,7 +578,7 @@ BROKEN_CAPTURE = r"beside this capture|assert not again\.is_completed"
     [
         ("event_waits", test_on_streams_that_do_not_wait_for_each_other, "something overtook the first"),
         ("recorded_use", test_device.test_the_user_may_let_go_of_tensors_at_once, " wanted, got"),  # free before done
-        ("capture_mode", test_what_is_in_flight_does_not_break_a_capture, BROKEN_CAPTURE),
+        ("capture_mode", test_operations_in_flight_do_not_break_a_capture, BROKEN_CAPTURE),
     ],
     ids=["event_waits", "recorded_use", "capture_mode"],
 )

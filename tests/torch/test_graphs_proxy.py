@@ -27,9 +27,11 @@ test_abort = on_proxied_gpus(2)(GRAPHS.test_an_aborted_group_ends_its_replays.bo
 test_gone = on_proxied_gpus(2)(GRAPHS.test_a_group_that_has_gone_replays_nothing.body)
 test_goes = on_proxied_gpus(2)(GRAPHS.test_a_group_that_goes_lets_its_replays_end.body)
 test_first_call = on_proxied_gpus(2)(GRAPHS.test_the_first_collective_of_a_group_opens_the_device.body)
-test_what_needs_the_host = on_proxied_gpus(2)(GRAPHS.test_what_needs_the_host.body)
-test_begun_outside = on_proxied_gpus(2)(GRAPHS.test_what_was_begun_outside_is_not_waited_for_inside.body)
-test_in_flight = on_proxied_gpus(2)(GRAPHS.test_what_is_in_flight_does_not_break_a_capture.body)
+test_calls_that_need_the_host_are_refused_in_a_capture = on_proxied_gpus(2)(
+    GRAPHS.test_calls_that_need_the_host_are_refused_in_a_capture.body
+)
+test_begun_outside = on_proxied_gpus(2)(GRAPHS.test_work_from_before_a_capture_is_not_waited_for_inside.body)
+test_in_flight = on_proxied_gpus(2)(GRAPHS.test_operations_in_flight_do_not_break_a_capture.body)
 test_beside_a_capture = on_proxied_gpus(2)(GRAPHS.test_calls_beside_a_capture.body)
 
 

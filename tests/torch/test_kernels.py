@@ -26,7 +26,7 @@ STREAMS = {}
 test_every_collective = MODES(on_played_gpus(2, 3)(DEVICE.test_every_collective.body))
 test_every_type = on_played_gpus(2)(DEVICE.test_every_type.body)
 test_not_contiguous = MODES(on_played_gpus(2)(DEVICE.test_tensors_that_are_not_contiguous.body))
-test_late_producer = MODES(on_played_gpus(2)(DEVICE.test_what_the_stream_has_yet_to_write_is_sent.body))
+test_late_producer = MODES(on_played_gpus(2)(DEVICE.test_call_waits_for_the_stream_that_writes_its_input.body))
 test_own_streams = on_played_gpus(2)(DEVICE.test_the_caller_may_be_on_a_stream_of_its_own.body)
 test_let_go = on_played_gpus(2)(DEVICE.test_the_user_may_let_go_of_tensors_at_once.body)
 test_futures = on_played_gpus(2)(DEVICE.test_futures.body)
@@ -139,7 +139,7 @@ def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
 
 
 @on_played_gpus(2, op_timeout=4)
-def test_what_ended_well_stays_so_when_the_group_fails_later(rank, world):
+def test_successful_work_stays_so_when_the_group_fails_later(rank, world):
     """Asynchronous calls and those of a window stay successful; calls in flight at the failure fail."""
     dist.all_reduce(on_gpu(1))
     tensors = [on_gpu(rank + 1) for _ in range(3)]
@@ -419,7 +419,7 @@ def test_a_window_of_many_calls_shares_launches(rank, world):
 
 
 @on_played_gpus(2)
-def test_whoever_asks_in_a_window_need_not_wait_for_its_end(rank, world):
+def test_queries_in_a_window_do_not_wait_for_its_end(rank, world):
     dist.all_reduce(on_gpu(1))
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     set_delays(6, 300)
@@ -471,7 +471,7 @@ def test_a_window_that_an_exception_leaves_open_runs_all(rank, world):
 
 
 @on_played_gpus(2)
-def test_what_is_put_off_in_an_aborted_group_says_so(rank, world):
+def test_postponed_call_of_an_aborted_group_raises(rank, world):
     dist.all_reduce(on_gpu(1))
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     backend._start_coalescing()
@@ -489,7 +489,7 @@ def test_what_is_put_off_in_an_aborted_group_says_so(rank, world):
 
 
 @on_played_gpus(2)
-def test_whoever_listens_hears_of_the_end_when_it_has_come(rank, world):
+def test_hooks_are_called_at_the_end_on_the_device(rank, world):
     """A launch is not the end, and a duration is the time on the device."""
     group, heard = dist.new_group(), []
     group._enable_collectives_timing()

@@ -336,7 +336,7 @@ def test_kernels_do_blocks(rank, world):
 
 @MODES
 @on_proxied_gpus(4, 5)
-def test_what_the_hosts_do_by_themselves(rank, world, asynchronous):
+def test_collectives_of_the_host_proxy_alone(rank, world, asynchronous):
     """Kernels only copy a rank's own data. Five ranks on hosts of three and two use this path for blocks, too."""
     set_delays(rank, 300)
 
@@ -409,7 +409,7 @@ def test_a_group_that_is_destroyed_ends_what_was_called(rank, world):
 
 
 @on_proxied_gpus(2)
-def test_what_nobody_has_heard_is_said_at_the_end(rank, world):
+def test_destroy_reports_an_unseen_failure(rank, world):
     """The destroy reports an unseen failure once; it does not repeat a failure that a call raised."""
     for heard in (False, True):
         group = dist.new_group(backend=f"cpu:{BACKEND},fakegpu:{BACKEND}", timeout=timedelta(seconds=1))

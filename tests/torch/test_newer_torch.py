@@ -284,7 +284,7 @@ def test_abort_hooks_come_and_go_while_operations_end(rank, world):
 
 @from_2_15
 @on_ranks(2)
-def test_what_nvx_does_not_offer_is_said(rank, world):
+def test_unsupported_features_raise(rank, world):
     backend = backend_of()
     if not backend.supports_window:
         with pytest.raises(RuntimeError, match="nvx|not support|implement"):

@@ -45,7 +45,7 @@ def exchange(rank, world, dtype, count):
 
 
 @on_ranks(1, 2, 3)
-def test_what_was_put_is_there_after_the_signal(rank, world):
+def test_put_data_is_visible_after_the_signal(rank, world):
     assert dist._supports_window()
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
         for count in (0, 1, 33, 70_001):

@@ -263,7 +263,7 @@ def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
 
 
 @on_played_gpus(2)
-def test_who_has_it(rank, world):
+def test_backends_that_allocate_tensors(rank, world):
     assert backend().supports_tensor_alloc(torch.device(GPU, 0)), "before the device is opened, without the other ranks"
     assert backend().supports_tensor_alloc(torch.device("cpu"))
     assert nvx.pool_stats() is None
@@ -345,7 +345,7 @@ def test_a_device_that_is_full(rank, world):
 
 
 @on_played_gpus(2)
-def test_what_torch_gives_back_is_another_stream_s_behind_it(rank, world):
+def test_freed_memory_is_ordered_behind_its_stream(rank, world):
     module = torch.get_device_module(GPU)
     mine = module.MemPool(backend().mem_allocator)
     with module.use_mem_pool(mine):

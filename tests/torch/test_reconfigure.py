@@ -281,7 +281,7 @@ def late(rank, world, port):
 
 
 @only_nvx
-def test_who_does_not_come_is_named(started):
+def test_absent_rank_is_named(started):
     started(late, 3)
 
 
@@ -320,7 +320,7 @@ def in_flight(rank, world, port):
 
 
 @only_nvx
-def test_what_is_in_flight_ends(started):
+def test_operations_in_flight_end(started):
     started(in_flight, 2)
 
 

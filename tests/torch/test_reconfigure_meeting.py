@@ -62,7 +62,7 @@ def not_waited_for(rank, world, port):
 
 
 @only_nvx
-def test_whoever_asks_for_the_group_waits_for_it(started):
+def test_calls_wait_for_the_reconfigured_group(started):
     started(not_waited_for, 2)
 
 

@@ -157,7 +157,7 @@ def test_premul_sum_takes_any_factor(rank, world):
 
 @only_nvx
 @on_ranks(2)
-def test_what_has_no_meaning_is_refused(rank, world):
+def test_meaningless_operators_are_refused(rank, world):
     """Every rank raises an argument error before any traffic; the group still works."""
     for dtype in DTYPES:
         for op in ALL_OPS:

@@ -134,7 +134,7 @@ def test_a_command_is_traced_and_its_status_returned(tmp_path, capsys):
     assert "1 rank; open it in ui.perfetto.dev" in capsys.readouterr().out
 
 
-def test_what_is_no_trace_is_refused(tmp_path, capsys):
+def test_malformed_trace_is_refused(tmp_path, capsys):
     assert trace.main([str(tmp_path)]) == 1
     assert "no rank has recorded anything in" in capsys.readouterr().err
     (tmp_path / "nvx-trace.abcdef").write_bytes(b'{"version":1}\0' * 1000)

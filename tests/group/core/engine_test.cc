@@ -49,7 +49,7 @@ TEST(Lane, RunsWithoutAnybodyWaiting) {
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
 }
 
-TEST(Lane, WhoeverHoldsItInlineKeepsOthersOut) {
+TEST(Lane, InlineHolderExcludesQueuedTasks) {
   const auto lane = std::make_shared<Lane>();
   ASSERT_TRUE(lane->begin_inline());
   EXPECT_FALSE(lane->begin_inline());
@@ -162,7 +162,7 @@ TEST(Engine, AForkedChildHasOneOfItsOwn) {
   });
 }
 
-TEST(Lane, WhatThrowsHarmsNobody) {
+TEST(Lane, ExceptionOfATaskLeavesTheLaneUsable) {
   const auto lane = std::make_shared<Lane>();
   for (const bool waits : {true, false}) {
     const auto performs = note([](Carrier) { throw std::runtime_error("of an operation"); });
@@ -184,7 +184,7 @@ class NoThreads : public testing::Test {
   ~NoThreads() override { Engine::here().limit(SIZE_MAX); }
 };
 
-TEST_F(NoThreads, WhoSubmitsRunsIt) {
+TEST_F(NoThreads, SubmitterRunsTheTask) {
   EXPECT_FALSE(Engine::here().start([] {}));
   const auto lane = std::make_shared<Lane>();
   for (int i = 0; i < 3; ++i) {
@@ -194,7 +194,7 @@ TEST_F(NoThreads, WhoSubmitsRunsIt) {
   }
 }
 
-TEST_F(NoThreads, WhoHoldsTheLaneRunsWhatWasQueuedMeanwhile) {
+TEST_F(NoThreads, HolderRunsTasksQueuedMeanwhile) {
   const auto lane = std::make_shared<Lane>();
   ASSERT_TRUE(lane->begin_inline());
   const auto task = note([](Carrier) {});

@@ -160,7 +160,7 @@ TEST_P(FarSizes, OtherSplitSizesAreToldPairByPair) {
   }
 }
 
-TEST_P(FarSizes, WhoLeavesWhileWaitedForIsNamed) {
+TEST_P(FarSizes, RankThatLeavesWhileAwaitedIsNamed) {
   Hosts hosts({0, 1, 1});
   hosts.in_group("left", [&](Group& group, int rank) {
     ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 3)), "");

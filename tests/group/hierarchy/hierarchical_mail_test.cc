@@ -183,7 +183,7 @@ TEST(HierarchicalMail, OldNewsChangeNothing) {
 }
 
 /// A message that fits into a letter needs no grant: one message over the network and no reply.
-TEST(HierarchicalMail, WhatFitsIntoALetterIsSentAtOnce) {
+TEST(HierarchicalMail, MessageThatFitsIntoALetterNeedsNoGrant) {
   Hosts hosts({0, 1});
   hosts.in_group("letter", [&](Group& group, int rank) {
     Bytes memory(net::Messenger::kMostCopied);

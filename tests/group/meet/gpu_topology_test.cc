@@ -110,7 +110,7 @@ TEST(GpuTopology, LanesThatTrainedAtHalfTheirRateAreNamed) {
   EXPECT_EQ(between(topology, 0, 1).expected_gb_s, 18 * 25) << "what it should give, not what it does";
 }
 
-TEST(GpuTopology, WhatALaneShouldGiveGoesByItsGpu) {
+TEST(GpuTopology, ExpectedLaneRateFollowsTheGpu) {
   const struct {
     int major, minor;
     double gb_s;
@@ -119,7 +119,7 @@ TEST(GpuTopology, WhatALaneShouldGiveGoesByItsGpu) {
 }
 
 /// An idle GPU lowers its PCIe generation, and a board for bridges without one has no lane up: neither is a warning.
-TEST(GpuTopology, WhatIsNormalIsNoWarning) {
+TEST(GpuTopology, NormalLinksRaiseNoWarning) {
   FakeNvml nvml;
   nvml.add("A100", 0, 12);
   nvml.add("A100", 0, 12);

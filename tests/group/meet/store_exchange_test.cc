@@ -57,7 +57,7 @@ TEST(StoreExchange, ProcessesDoSo) {
   all_end_well(3, [&](int rank) { talk(store, rank, 3, 4); });
 }
 
-TEST(StoreExchange, WhoNeverComesIsNamed) {
+TEST(StoreExchange, AbsentRanksAreNamed) {
   MemoryStore store;
   as_threads(4, [&](int rank) {
     if (rank >= 2) return;
@@ -81,7 +81,7 @@ TEST(StoreExchange, WhereTheFirstRankIsMissingTheOthersSaySo) {
   });
 }
 
-TEST(StoreExchange, WhoGivesUpTellsTheOthersAtOnce) {
+TEST(StoreExchange, GivingUpEndsTheOthersWaits) {
   for (const int quitter : {0, 2}) {
     MemoryStore store;
     as_threads(3, [&](int rank) {
@@ -98,7 +98,7 @@ TEST(StoreExchange, WhoGivesUpTellsTheOthersAtOnce) {
   }
 }
 
-TEST(StoreExchange, WhoWatchesCanEndAWait) {
+TEST(StoreExchange, WatchCanEndAWait) {
   MemoryStore store;
   auto watched = options(1, 2);
   watched.watch = [](int rank) { throw Error(Code::kPeerDied, "nvx: rank " + std::to_string(rank) + " has ended"); };

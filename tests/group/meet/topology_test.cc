@@ -31,7 +31,7 @@ void expect_refused(const std::vector<Hello>& ranks, const std::string& says) {
   }
 }
 
-TEST(Topology, WhatIsEncodedIsDecoded) {
+TEST(Topology, EncodedHellosDecodeUnchanged) {
   const std::vector<Hello> told = hellos(3);
   const std::vector<Hello> heard = decode(encode(told), 3);
   ASSERT_EQ(heard.size(), 3u);

@@ -65,7 +65,7 @@ void all_write_to_all(Group& group, size_t each, int rounds) {
   EXPECT_TRUE(place.window->close().ok());
 }
 
-TEST(Window, WhatWasWrittenIsThereAfterTheSignal) {
+TEST(Window, PutDataIsVisibleAfterTheSignal) {
   for (const int ranks : {1, 2, 3}) {
     in_group("all to all", ranks, [&](Group& group, int) {
       for (const size_t each : {size_t(0), size_t(1), size_t(500), size_t(70'001), as_fast(3'000'001, 300'001)})
@@ -285,17 +285,17 @@ void leaves_behind(const std::function<GroupOptions(int)>& options_of) {
   });
 }
 
-TEST(WindowFailure, WhatAPeerDidBeforeItLeftIsThere) {
+TEST(WindowFailure, PutsBeforeAPeerLeftAreVisible) {
   for (int i = 0; i < 5; ++i) leaves_behind([](int rank) { return test::options("leaves", rank, 2); });
 }
 
-TEST(WindowFailure, WhatAPeerOfAnotherHostDidBeforeItLeftIsThere) {
+TEST(WindowFailure, PutsBeforeAFarPeerLeftAreVisible) {
   Hosts hosts({0, 1});
   leaves_behind([&](int rank) { return hosts.options("leaves far", rank); });
 }
 
 /// Even if no rank has looked at the mail since: mail that has arrived is reported before its sender is missed.
-TEST(WindowFailure, WhatNobodyHasLookedAtYetIsThere) {
+TEST(WindowFailure, UnreadPutsOfAPeerThatLeftAreVisible) {
   MemoryStore store;
   std::atomic<bool> waits{false}, left{false};
   Engine::here().limit(0);

@@ -111,7 +111,7 @@ TEST(Tuning, TheBoundsAreAllowedAndNothingBeyondThem) {
   }
 }
 
-TEST(Tuning, WhatIsNoSettingIsRefusedWithTheKeys) {
+TEST(Tuning, MalformedSettingIsRefusedWithTheKeys) {
   for (const char* item : {"all_reduce", "=1", "ALL_REDUCE.one_shot=1", "one_shot=1", "lease=", "lease=-1",
                            "lease=1.5M", "lease=much", "lease=1M=2", "lease=99999999999999999999"}) {
     const std::string text = refused(std::string("slice=504K, ") + item);

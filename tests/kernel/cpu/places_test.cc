@@ -115,7 +115,7 @@ TEST_P(Places, EveryCollectiveWhereverTensorsLie) {
 }
 
 /// Pools that end within tensors, and pairs of which both, one or none have mapped the other.
-TEST_P(Places, WhatIsMappedMayEndAnywhere) {
+TEST_P(Places, MappingMayEndInsideATensor) {
   const auto [ranks, first_epoch] = GetParam();
   World world(ranks, 3, first_epoch, 2 * Reach::kGranule - 9000);
   for (int i = 0; i < ranks * ranks; ++i) world.pools.map(i / ranks, i % ranks, size_t(i * 7 % 5));
@@ -426,7 +426,7 @@ struct Restamping : kernel::PushRules {
 };
 
 /// A rank without places never signals that it is ready. Its last signal must not come to look new.
-TEST(PlaceWrap, WhatWasReadyLongAgoIsBroughtUpToDate) {
+TEST(PlaceWrap, OldReadySignalIsStampedAnew) {
   World world(2, 1, uint32_t(-30));
   world.pools.map_all(4);
   const auto steps = all_ways(2, {300, 2049});
@@ -482,7 +482,7 @@ bool goes_wrong(const std::vector<Step>& steps, const Where& where, size_t first
   return false;
 }
 
-TEST(PlaceControls, WhoDoesNotHearFirstWritesWhereNothingIsReady) {
+TEST(PlaceControls, WithoutTheGreetingWritesHitUnreadyMemory) {
   const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 300);
   EXPECT_TRUE(goes_wrong<Unheard>(steps, mixed));
 }
@@ -492,7 +492,7 @@ TEST(PlaceControls, WithoutATellingPairsDisagree) {
   EXPECT_TRUE(goes_wrong<Untold>(steps, everywhere, 3 * Reach::kGranule - 6000, 1, /*grows=*/true));
 }
 
-TEST(PlaceControls, WhatIsBehindTheMappedGetsLost) {
+TEST(PlaceControls, WithoutTheBoundDataBehindTheMappingIsLost) {
   const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 700);
   EXPECT_TRUE(goes_wrong<Endless>(steps, everywhere, 2 * Reach::kGranule - 3000, 2));
 }
@@ -502,14 +502,14 @@ TEST(PlaceControls, AnInputThatIsLeftTooEarlyIsReadTooLate) {
   EXPECT_TRUE(goes_wrong<NoReaders>(steps, everywhere));
 }
 
-TEST(PlaceControls, WhoFailsInSilenceTakesOthersIn) {
+TEST(PlaceControls, WithoutAFailureNoticePeersAcceptWrongData) {
   int times = 0;
   for (const uint64_t patience_ms : {50, 500, 5000})
     times = times ? times : taken_in<Silent>(patience_ms * kMillisecond);
   EXPECT_GT(times, 0);
 }
 
-TEST(PlaceControls, WhoFailsInSilenceIsWrittenToForLong) { EXPECT_GT(written_too_late<Silent>(), 10 * kChunkBytes); }
+TEST(PlaceControls, WithoutAFailureNoticePeersWriteForLong) { EXPECT_GT(written_too_late<Silent>(), 10 * kChunkBytes); }
 
 TEST(PlaceControls, NoneOfThemGoesWrongByTheRules) {
   for (const auto& [algorithm, collective] : {std::pair(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather),

@@ -214,7 +214,7 @@ TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
   }
 }
 
-TEST(CachePolicy, WhoOnlyWritesThinksOfTheReaders) {
+TEST(CachePolicy, WriterCountsItsReadersCost) {
   CachePolicyRecord record;
   for (int i = 0; i < 100; ++i) {
     record.now(record.next());

@@ -31,7 +31,7 @@ TEST(ThreadCall, ThrowsWhatItsWorkHasThrown) {
   EXPECT_THROW((void)call.get(Clock::now() + std::chrono::seconds(60)), std::runtime_error);
 }
 
-TEST(ThreadCall, WhatItsWorkHeldGoesBeforeTheResultIsThere) {
+TEST(ThreadCall, CapturesAreDestroyedBeforeTheResultIsReady) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> seen = held;
   ThreadCall<int> call([held = std::move(held)] { return *held; });

@@ -129,7 +129,7 @@ void play(const Fault& fault, bool hangs) {
   });
 }
 
-TEST(DeviceFaults, WhatIsRefusedOrHangsEndsAsTheTableSays) {
+TEST(DeviceFaults, FailedOrHungDriverCallsEndAsTheTableSays) {
   constexpr size_t kAtOnce = 10;  // they mostly sleep
   constexpr size_t kRows = 2 * std::size(kFaults);
   std::atomic<size_t> next{0};
@@ -255,7 +255,7 @@ TEST(DeviceFaults, AnArenaThatIsRefusedIsTriedAgain) {
 }
 
 /// The fake driver aborts if memory is returned that its devices may still write.
-TEST(DeviceFaults, WhatADeviceMayStillWriteToIsKept) {
+TEST(DeviceFaults, MemoryThatADeviceMayWriteIsKept) {
   Process process(1, 4 * M);
   DeviceArena& arena = process.home->arena(0, kFd);
   const Span first = arena.allocate(M);

@@ -32,7 +32,7 @@ TEST(DeviceMeasure, TellsTheWayFromTheCall) {
   EXPECT_LT(speed.own_us, speed.us / 2);
 }
 
-TEST(DeviceMeasure, WhatCannotBeMeasuredHasAReason) {
+TEST(DeviceMeasure, FailedMeasurementHasAReason) {
   const std::pair<Truth, const char*> kTruths[] = {
       {Truth::kRefuses, "the driver reports that GPU 0 cannot access GPU 1"},
       {Truth::kHangs, "a copy did not end within 200 ms"},

@@ -407,7 +407,7 @@ TEST(PoolDoor, OpensWithTheFirstMemory) {
   EXPECT_TRUE(connect_to(process.home->pool_door()));
 }
 
-TEST(PoolDoor, WhoeverSaysNothingOrNonsenseOrGoesKeepsNobodyOut) {
+TEST(PoolDoor, SilentOrMalformedGuestsBlockNoOtherGuest) {
   Process mine(1), theirs(1);
   (void)theirs.home->pool(0).allocate(2 * M);
   std::vector<LocalSocket> silent;
@@ -493,7 +493,7 @@ TEST(PeerPool, OutlivesItsOwner) {
   EXPECT_EQ(endings[1].signal, SIGKILL);
 }
 
-TEST(PoolDoor, WhoDiesWhileItAsksLeavesItOpen) {
+TEST(PoolDoor, DoorStaysOpenAfterAGuestDies) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   Process theirs(1);
   (void)theirs.home->pool(0).allocate(2 * M);

@@ -378,7 +378,7 @@ TEST(DeviceShare, AnArenaIsMadeOnceForAllGroups) {
 }
 
 /// A group of one process comes first; members of later groups can map its memory.
-TEST(DeviceShare, WhoWasAloneFirstIsReachedAsWell) {
+TEST(DeviceShare, ProcessThatWasAloneFirstIsMapped) {
   const struct {
     std::vector<ShareKind> lacking;
     ShareKind kind;
@@ -403,7 +403,7 @@ TEST(DeviceShare, WhoWasAloneFirstIsReachedAsWell) {
 }
 
 /// A third rank cannot export the kind of the first two ranks' arenas.
-TEST(DeviceShare, WhoComesLaterWithLessIsReachedThroughHostMemory) {
+TEST(DeviceShare, LaterProcessWithoutTheKindUsesHostMemory) {
   const SharedTable pair(2), three(3);
   as_threads(3, [&](int rank) {
     Process process(3);
@@ -423,7 +423,7 @@ TEST(DeviceShare, WhoComesLaterWithLessIsReachedThroughHostMemory) {
   });
 }
 
-TEST(DeviceShare, WhatPeersSayIsNotBelieved) {
+TEST(DeviceShare, MalformedDescriptionsOfPeersAreRefused) {
   const struct {
     int round;
     size_t byte, bytes;

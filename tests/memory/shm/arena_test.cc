@@ -141,7 +141,7 @@ TEST(Leases, TheIdleGiveUpForThoseWhoAsk) {
   EXPECT_EQ(arena.used(), 0u);
 }
 
-TEST(Leases, WhoeverAsksGetsSomeThoughNobodyGives) {
+TEST(Leases, RequestGetsALeaseThoughNoHolderReleases) {
   Arena arena;
   LeasePool pool(arena, 2 * M);
   std::vector<Holder> holders(12);
@@ -278,7 +278,7 @@ class FalseDoor {
   Fd listener_;
 };
 
-TEST(Neighbours, WhatIsNoArenaIsRefused) {
+TEST(Neighbours, MalformedArenaIsRefused) {
   const auto here = Neighbours::here();
   const ArenaId id{1, 2};
   std::vector<char> right(24);

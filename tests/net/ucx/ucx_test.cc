@@ -101,7 +101,7 @@ TEST_F(Ucx, SaysThatSettingsLeaveNoWayToOtherHosts) {
   }
 }
 
-TEST_F(Ucx, WhatTheUserHasSetWins) {
+TEST_F(Ucx, UserSettingsOverrideOwnDefaults) {
   const auto described = [] { return open_ucx()->describe(); };
   const Set of_all("UCX_NET_DEVICES", "lo");
   EXPECT_NE(described().find("tcp on lo, host memory"), std::string::npos) << described();

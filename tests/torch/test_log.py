@@ -66,7 +66,7 @@ def only_with_ucx(hosts):
         ),
     ],
 )
-def test_what_was_made_is_said_once_in_a_sentence(tmp_path, hosts, spread, plan):
+def test_group_is_logged_once(tmp_path, hosts, spread, plan):
     only_with_ucx(hosts)
     lines = told(str(tmp_path), "dist.destroy_process_group()", hosts)
     assert re.search(rf"^nvx\[\d+\] group \w+: {re.escape(spread)}; \d+ cores", lines[0], re.MULTILINE), lines[0]
@@ -74,7 +74,7 @@ def test_what_was_made_is_said_once_in_a_sentence(tmp_path, hosts, spread, plan)
     assert all(spread not in other for other in lines[1:])
 
 
-def test_who_leaves_in_good_order_is_not_called_lost(tmp_path):
+def test_rank_that_leaves_in_order_is_not_reported_lost(tmp_path):
     """Rank 0 outlives the other processes and leaves only then."""
     only_with_ucx(["left", "right"])
     body = """
