@@ -136,7 +136,7 @@ Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
   flight->what = describe(o.fingerprint()) + " #" + std::to_string(o.number);
   const auto barrier = std::make_shared<HostBarrier>(lane_group_, o);
   flight->meeting = barrier;
-  NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: delegated to %s (NVX_DELEGATE)", group_->name().c_str(),
           group_->rank(), static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
           backend_->getBackendName().c_str());
   return begin(flight, stream, [&] {
@@ -234,9 +234,9 @@ Status Delegate::look_at_first() {
   if (!late) return {};
   return {Code::kTimeout,
           "nvx: timed out in " + first->what + where + " after " + seconds(double(first->timeout.count()) / 1e3) +
-              " on the device, handed over to " + backend_->getBackendName(),
-          "look at what the devices of the other ranks do; is the timeout long enough (init_process_group(timeout=), "
-          "NVX_TIMEOUT_S, nvx.set_timeout)?"};
+              " on the device, delegated to " + backend_->getBackendName(),
+          "check what the devices of the other ranks do; if they are only slow, raise the timeout "
+          "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"};
 }
 
 Status Delegate::fail(const Failure& failure) {
@@ -266,7 +266,7 @@ void Delegate::part() {
     flights_.clear();
   }
   if (!clear && !called_off_) {
-    NVX_LOG(kWarn, "group %s: collectives handed over to %s that had not ended were called off", group_->name().c_str(),
+    NVX_LOG(kWarn, "group %s: collectives delegated to %s that had not ended were aborted", group_->name().c_str(),
             backend_->getBackendName().c_str());
   }
   if (!clear) return call_off();

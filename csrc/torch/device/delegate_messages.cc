@@ -116,7 +116,7 @@ Status Delegate::begin(Parcels batch, PendingSends& earlier, const c10::Stream& 
   flight->meeting = notes;
   flight->timeout = batch.front().timeout;
   flight->what = describe(batch);
-  NVX_LOG(kTrace, "group %s rank %d %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(), group_->rank(),
+  NVX_LOG(kTrace, "group %s rank %d %s on %s: delegated to %s (NVX_DELEGATE)", group_->name().c_str(), group_->rank(),
           flight->what.c_str(), device_.str().c_str(), backend_->getBackendName().c_str());
   return begin(flight, stream, [&] {
     notes->post(earlier);
