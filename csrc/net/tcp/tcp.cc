@@ -41,7 +41,7 @@ constexpr milliseconds kAttempt{1000};
 /// How long messages that have left a peer may arrive after its death was noticed.
 constexpr milliseconds kLastMessages{1000};
 /// How long posts to a forgotten peer may stay open, and how long a link that closes goes on sending.
-constexpr milliseconds kPatienceWithOpen{250}, kPatienceToFlush{10000}, kPatienceToClose{500};
+constexpr milliseconds kOpenTimeout{250}, kFlushTimeout{10000}, kCloseTimeout{500};
 
 /// The epolls of this process's links, for its forked children. A place without one has 0, others have one more than
 /// the descriptor.
@@ -293,7 +293,7 @@ void TcpLink::forget(PeerId id) {
   end_posts(unreached_.take(id));
   if (peer->out) {
     peer->out->leave(Frame::kLeave);
-    const milliseconds patience = peer->out->idle() ? kPatienceToFlush : kPatienceWithOpen;
+    const milliseconds patience = peer->out->idle() ? kFlushTimeout : kOpenTimeout;
     sockets_->leaving.push_back({std::move(peer->out), Clock::now() + patience});
   }
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
@@ -449,7 +449,7 @@ void TcpLink::sleep(std::chrono::microseconds span) {
 
 /// Sends the remaining messages and the last word, for a bounded time. The kernel sends on after that.
 void TcpLink::drain() {
-  const auto give_up = Clock::now() + kPatienceToClose;
+  const auto give_up = Clock::now() + kCloseTimeout;
   for (const std::unique_ptr<Peer>& peer : sockets_->peers) {
     if (!peer || !peer->out) continue;
     peer->out->leave(Frame::kClose);

@@ -29,11 +29,11 @@ constexpr size_t kSegmentBytes = 63 << 10;
 /// Remembered links that said hello before add(). Only a post to it notices the loss of any further link.
 constexpr size_t kMostStrangers = 65536;
 /// How long posts to a peer may stay open after the peer is forgotten, and after it is lost or closed.
-constexpr milliseconds kPatienceWithOpen{250};
-constexpr milliseconds kPatienceWithUcx{1000};
+constexpr milliseconds kOpenTimeout{250};
+constexpr milliseconds kLostTimeout{1000};
 /// How long data of posts that are done() may take to leave this process after forget(), and in close().
-constexpr milliseconds kPatienceToFlush{10000};
-constexpr milliseconds kPatienceToClose{500};
+constexpr milliseconds kFlushTimeout{10000};
+constexpr milliseconds kCloseTimeout{500};
 
 enum MessageId : unsigned { kMessage, kSign };
 
@@ -203,9 +203,9 @@ void UcxLink::forget(PeerId id) {
   if (!peer) return;
   if (usable() && peer->endpoint) {
     const bool open = std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
-    const milliseconds patience = open ? kPatienceWithOpen : kPatienceToFlush;
+    const milliseconds patience = open ? kOpenTimeout : kFlushTimeout;
     part(*peer, Sign::kLeave, patience);
-    overdue_[id] = Clock::now() + patience + kPatienceWithUcx;
+    overdue_[id] = Clock::now() + patience + kLostTimeout;
   }
   for (Post* kept : unreached_.take(id)) end_post(*kept);
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
@@ -394,7 +394,7 @@ void UcxLink::lose(Peer& peer, const std::string& why) {
   news_.push_back({nullptr, Status(), peer.id, why});
   for (Post* kept : unreached_.take(peer.id)) end_post(*kept);
   drop(peer);
-  overdue_[peer.id] = Clock::now() + kPatienceWithUcx;
+  overdue_[peer.id] = Clock::now() + kLostTimeout;
 }
 
 /// Closes a peer's endpoint, if it has one.
@@ -502,10 +502,10 @@ void UcxLink::wake() {
 /// Sends the remaining messages, closes all endpoints and waits, for a bounded time.
 void UcxLink::drain() {
   for (const std::unique_ptr<Peer>& peer : peers_) {
-    if (peer) part(*peer, Sign::kClose, kPatienceToClose);
+    if (peer) part(*peer, Sign::kClose, kCloseTimeout);
   }
-  worker_->hurry(kPatienceToClose);
-  const auto give_up = Clock::now() + kPatienceToClose + kPatienceWithUcx;
+  worker_->hurry(kCloseTimeout);
+  const auto give_up = Clock::now() + kCloseTimeout + kLostTimeout;
   while (Clock::now() < give_up) {
     const bool moved = ucx_.worker_progress(worker_->get()) != 0, buried = worker_->bury();
     if (buried && !fetches_.under_way() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; })) break;
