@@ -74,9 +74,9 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
   }
 }
 
-Status Group::make_room(const Operation& o) {
+Status Group::reserve_slots(const Operation& o) {
   NVX_TRY(check_alive());
-  return hierarchical_->make_room(o);
+  return hierarchical_->reserve_slots(o);
 }
 
 Status Group::launch(const Operation& o, Begins begins) {

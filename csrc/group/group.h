@@ -71,7 +71,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   GroupDevice& device() { return *device_; }
   /// For an operation with a proxy: allocates the proxy's memory for it. Call before the operation has a number.
-  Status make_room(const Operation& operation);
+  Status reserve_slots(const Operation& operation);
   /// Begins the operation's part on the device, at the call. A failure fails the group.
   Status launch(const Operation& operation, Begins begins = Begins::kNow);
 

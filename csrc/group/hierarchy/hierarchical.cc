@@ -13,13 +13,13 @@ namespace {
 
 /// A rank may wait for one that also waits. So at the deadline a rank that waits for a first arrival reports at once,
 /// one that waits for another host a little later, and one in a later step last.
-constexpr std::chrono::milliseconds kDoubtOfHosts{500};
-constexpr std::chrono::milliseconds kDoubtOfSteps{1000};
+constexpr std::chrono::milliseconds kReportGraceHosts{500};
+constexpr std::chrono::milliseconds kReportGraceSteps{1000};
 
 constexpr size_t kKeptScratch = 1 << 20;  ///< bytes of scratch that a group keeps between operations
 
-/// The host's term, if the step's rank is alone on its host: its own one, scaled if the step scales.
-Status sum_alone(const Operation& step) {
+/// On a host with one rank: copies the rank's input as the host's term, times the factor for PREMUL_SUM.
+Status copy_own_term(const Operation& step) {
   const bool blocks = step.collective == kernel::Collective::kReduceScatter;
   const size_t bytes = blocks ? step.send[0].bytes : step.count * size_of(step.dtype);
   const void* sources[] = {blocks ? step.send[0].data : step.in};
@@ -107,9 +107,9 @@ Status Hierarchical::run_slices(Call& call) {
   const std::unique_ptr<Slices> slices = this->slices(call.o);
   if (scratch_.size() < slices->scratch_bytes()) scratch_.resize(slices->scratch_bytes());
   slices->use(scratch_.data());
-  if (const auto lend = slices->lend()) NVX_TRY(stage(call, *lend));
+  if (const auto step = slices->collect_for_rails()) NVX_TRY(stage(call, *step));
   const auto issue = [&](size_t k) -> Status {
-    for (const Operation& step : slices->before(k)) NVX_TRY(rails_.alone() ? sum_alone(step) : stage(call, step));
+    for (const Operation& step : slices->before(k)) NVX_TRY(rails_.alone() ? copy_own_term(step) : stage(call, step));
     return {};
   };
   const auto retire = [&](size_t k) -> Status {
@@ -121,7 +121,7 @@ Status Hierarchical::run_slices(Call& call) {
     return {};
   };
   NVX_TRY(overlap(call, *slices, kSlicesInFlight, issue, retire));
-  const auto deliver = slices->deliver();
+  const auto deliver = slices->return_from_rails();
   return deliver ? stage(call, *deliver) : Status();
 }
 
@@ -172,7 +172,7 @@ void Hierarchical::drive() {
 
 Status Hierarchical::stage(Call& call, const Operation& step) {
   const Status status = intra_host_.run(step, call.o, call.rules);
-  core_.failures.doubt(kDoubtOfSteps);
+  core_.failures.doubt(kReportGraceSteps);
   return status;
 }
 
@@ -241,7 +241,7 @@ Status Hierarchical::finish(Call& call) {
     if (core_.status->traced()) traced.is(run.waits_first_for());
     return progress != net::Progress::kPending;
   };
-  core_.failures.doubt(kDoubtOfHosts);
+  core_.failures.doubt(kReportGraceHosts);
   const auto look = [&] {
     run.look();
     const std::vector<int> unheard = run.unheard(), awaited = unheard.empty() ? run.waits_for() : unheard;
@@ -279,7 +279,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
       whom.called = !whom.ranks.empty();
       state = whom.ranks.size() == 1 ? ", which has called it too: see its log for the rank that it waits for"
                                      : ", which have called it too: see their logs for the rank that they wait for";
-      core_.failures.doubt(kDoubtOfSteps);
+      core_.failures.doubt(kReportGraceSteps);
     }
     for (const int rank : whom.ranks) {
       whom.words += (whom.words.empty() ? "" : ", ") + members_.topology.describe(rank);

@@ -24,7 +24,7 @@ class Hierarchical final : private Driver {
   /// Runs a collective on this thread, which holds the group's lane.
   Status run(Operation& operation, const WaitRules& rules);
   /// Allocates the memory that the operation's proxy needs.
-  Status make_room(const Operation& operation) const;
+  Status reserve_slots(const Operation& operation) const;
   /// Begins the proxy's part of the operation. Any thread may call it.
   Status launch(const Operation& operation) const;
 

@@ -40,9 +40,9 @@ size_t rounds_of(const Slices& slices) { return slices.count() + HostProxy::kRou
 
 }  // namespace
 
-Status Hierarchical::make_room(const Operation& o) const {
+Status Hierarchical::reserve_slots(const Operation& o) const {
   const std::unique_ptr<Slices> slices = this->slices(o);
-  return o.proxy->make({slices->count(), rounds_of(*slices), slices->room()});
+  return o.proxy->make({slices->count(), rounds_of(*slices), slices->slot_bytes()});
 }
 
 /// Round r overlaps three stages: device to host for slice r, host to device for slice r - kRounds, and the exchange

@@ -30,7 +30,7 @@ InterHostPlan plan_for(const Slices::Source& s) {
 }
 
 /// Adjacent blocks, in order.
-std::vector<schedule::Block> in_a_row(const std::vector<Piece>& pieces) {
+std::vector<schedule::Block> packed_blocks(const std::vector<Piece>& pieces) {
   std::vector<schedule::Block> blocks;
   for (const Piece& piece : pieces) blocks.push_back({blocks.empty() ? 0 : blocks.back().end(), piece.bytes});
   return blocks;
@@ -77,7 +77,7 @@ void Slices::cut_by(size_t slice, size_t bytes) {
   cut_ = {slice, std::max<size_t>(1, kernel::ceil_div(bytes, slice)), bytes};
 }
 
-std::byte* Slices::at(size_t k) const { return o_.proxy ? o_.proxy->at(k) : scratch_ + k % kSlots * room_; }
+std::byte* Slices::at(size_t k) const { return o_.proxy ? o_.proxy->at(k) : scratch_ + k % kSlots * slot_bytes_; }
 
 Operation Slices::step_of(Collective collective) const {
   Operation step;
@@ -103,7 +103,7 @@ class AllReduce final : public Slices {
     peers_ = rails_.rail(plan_.by_leader ? 0 : rails_.local_rank());
     carries_ = plan_.by_leader ? rails_.local_rank() == 0 : rails_.carries();
     cut_by(plan_.slice, o_.count * width());
-    if (o_.proxy) room_ = own(0).bytes;
+    if (o_.proxy) slot_bytes_ = own(0).bytes;
   }
   std::vector<Operation> before(size_t k) const override {
     if (reads_input()) return {};
@@ -145,7 +145,7 @@ class Reduce final : public Slices {
     root_ = int(rails_.host_of(o_.root));
     carries_ = peers_.members[rails_.host()] == rank_;
     cut_by(plan_.slice, o_.count * width());
-    if (carries_ && !is_root()) room_ = slice(0).bytes;
+    if (carries_ && !is_root()) slot_bytes_ = slice(0).bytes;
   }
   std::vector<Operation> before(size_t k) const override {
     if (reads_input()) return {};
@@ -199,13 +199,13 @@ class ReduceScatter final : public Slices {
     cut_by(o_.proxy ? proxy_slice(plan_, facts_) : plan_.slice, o_.send.longest());
     rounds_ = rails_.rounds();
     in_place_ = reads_input() && is_legal_in_place();
-    if (!in_place_) room_ = (rails_.hosts() + (o_.proxy ? 1 : 0)) * std::min(cut_.slice, cut_.bytes);
+    if (!in_place_) slot_bytes_ = (rails_.hosts() + (o_.proxy ? 1 : 0)) * std::min(cut_.slice, cut_.bytes);
     if (carries_) kept_ = (rounds_ - 1) * cut_.bytes;
   }
   std::vector<Operation> before(size_t i) const override {
     std::vector<Operation> sums;
     if (in_place_) return sums;
-    const std::vector<schedule::Block> blocks = in_a_row(terms(i));
+    const std::vector<schedule::Block> blocks = packed_blocks(terms(i));
     for (size_t host = 0; host < rails_.hosts(); ++host) {
       Operation sum = sum_of();
       for (size_t l = 0; l < rails_.local_ranks(); ++l) sum.send[l] = term(i, host, l);
@@ -220,19 +220,19 @@ class ReduceScatter final : public Slices {
     if (in_place_) {
       run.input = lay_out(terms(i), run.blocks);
     } else {
-      run.blocks = in_a_row(terms(i));
+      run.blocks = packed_blocks(terms(i));
     }
     return run;
   }
   Piece sum(size_t i) const override {
     const size_t bytes = term(i, rails_.host(), rails_.local_rank()).bytes;
-    if (o_.proxy) return {at(i) + in_a_row(terms(i)).back().end(), bytes};
+    if (o_.proxy) return {at(i) + packed_blocks(terms(i)).back().end(), bytes};
     return {result(i % rounds_) + i / rounds_ * cut_.slice, bytes};
   }
   std::vector<CopyPair> up(size_t i) const override {
     return {between(cut_.of({o_.out, o_.send[size_t(rank_)].bytes}, i), sum(i).data)};
   }
-  std::optional<Operation> deliver() const override {
+  std::optional<Operation> return_from_rails() const override {
     if (!rails_.serves_others()) return {};
     Operation step = step_of(Collective::kAllToAll);
     for (size_t round = 1; carries_ && round < rounds_; ++round) {
@@ -279,10 +279,10 @@ class AllGather final : public Slices {
     cut_by(o_.proxy ? proxy_slice(plan_, facts_) : plan_.slice, o_.recv.longest());
     rounds_ = rails_.rounds();
     packed_ = !o_.proxy && !rails_.alone() && packs_all_gather(cut_.bytes, facts_);
-    if (o_.proxy || packed_) room_ = rails_.hosts() * std::min(cut_.slice, cut_.bytes);
-    if (packed_) room_ *= rails_.count();
+    if (o_.proxy || packed_) slot_bytes_ = rails_.hosts() * std::min(cut_.slice, cut_.bytes);
+    if (packed_) slot_bytes_ *= rails_.count();
   }
-  std::optional<Operation> lend() const override {
+  std::optional<Operation> collect_for_rails() const override {
     if (!rails_.serves_others()) return {};
     Operation step = step_of(Collective::kAllToAll);
     if (!carries_) step.send[rails_.local_rank() % rails_.count()] = piece_of(o_.in, o_.recv[size_t(rank_)].bytes);
@@ -302,7 +302,7 @@ class AllGather final : public Slices {
       return run;
     }
     const std::vector<Piece> slot = in_slot(i, rails_.local_rank());
-    run.blocks = in_a_row(pieces);
+    run.blocks = packed_blocks(pieces);
     run.output = slot[0].data;
     if (o_.proxy) run.input = slot[rails_.host()].data;
     return run;
@@ -317,7 +317,7 @@ class AllGather final : public Slices {
     for (size_t host = 0; host < (packed_ ? 1 : rails_.hosts()); ++host) {
       Operation tell = step_of(plan_.after);
       for (size_t l = 0; l < rails_.local_ranks(); ++l) {
-        const std::vector<schedule::Block> row = in_a_row(blocks(i, l));
+        const std::vector<schedule::Block> row = packed_blocks(blocks(i, l));
         tell.recv[l] = packed_ ? Piece{in_slot(i, l)[0].data, row.back().end()} : block(i, host, l);
       }
       tell.count = bytes_of(tell.recv) / width();
@@ -347,9 +347,10 @@ class AllGather final : public Slices {
   /// The same in the slot, which holds the blocks of this rail or, if they are packed, of all rails.
   std::vector<Piece> in_slot(size_t i, size_t rail) const {
     std::byte* to = at(i);
-    for (size_t l = 0; packed_ && l < rail; ++l) to += in_a_row(blocks(i, l)).back().end();
+    for (size_t l = 0; packed_ && l < rail; ++l) to += packed_blocks(blocks(i, l)).back().end();
     std::vector<Piece> slot;
-    for (const schedule::Block& block : in_a_row(blocks(i, rail))) slot.push_back({to + block.offset, block.bytes});
+    for (const schedule::Block& block : packed_blocks(blocks(i, rail)))
+      slot.push_back({to + block.offset, block.bytes});
     return slot;
   }
   std::vector<CopyPair> copies_of(size_t i, size_t rail) const {
@@ -367,7 +368,7 @@ class InChunks final : public Slices {
  public:
   explicit InChunks(const Source& source) : Slices(source) {
     cut_ = goes_in_chunks(o_.collective, o_.dtype, o_.count) ? nvx::cut(o_, facts_) : uncut(o_);
-    room_ = room_for(o_, cut_, rank_);
+    slot_bytes_ = room_for(o_, cut_, rank_);
     by_kernels_ = false;
   }
   std::optional<std::vector<CopyPair>> down(size_t k) const override { return staged(k).down; }

@@ -50,20 +50,20 @@ class Slices {
   /// the host to perform in the slot.
   virtual std::optional<Operation> chunk(size_t) const { return {}; }
   /// If rails carry data for other ranks of this host: a step before all slices, and one after them.
-  virtual std::optional<Operation> lend() const { return {}; }
-  virtual std::optional<Operation> deliver() const { return {}; }
+  virtual std::optional<Operation> collect_for_rails() const { return {}; }
+  virtual std::optional<Operation> return_from_rails() const { return {}; }
 
   size_t count() const { return cut_.chunks * rounds_; }
   size_t bytes() const { return cut_.bytes; }
-  size_t room() const { return room_; }      ///< bytes of a slot
-  bool carries() const { return carries_; }  ///< whether this rank has runs
+  size_t slot_bytes() const { return slot_bytes_; }  ///< bytes of a slot
+  bool carries() const { return carries_; }          ///< whether this rank has runs
   bool by_kernels() const { return by_kernels_; }
   const schedule::Row* row() const { return plan_.row; }
   const PeerSet& peers() const { return peers_; }
   int root() const { return root_; }  ///< its host; the root of runs
 
   /// On the CPU: the memory that the steps and runs need besides the operation's own.
-  size_t scratch_bytes() const { return std::min(count(), kSlots) * room_ + kept_; }
+  size_t scratch_bytes() const { return std::min(count(), kSlots) * slot_bytes_ + kept_; }
   void use(std::byte* scratch) { scratch_ = scratch; }
 
  protected:
@@ -72,7 +72,7 @@ class Slices {
   std::byte* at(size_t k) const;  ///< slot of slice k
   /// A rank that is alone on its host needs no step for the host's sum, if the terms are not scaled.
   bool reads_input() const { return rails_.alone() && !terms_.scales() && !o_.proxy; }
-  std::byte* kept() const { return scratch_ + std::min(count(), kSlots) * room_; }
+  std::byte* kept() const { return scratch_ + std::min(count(), kSlots) * slot_bytes_; }
   size_t width() const { return size_of(o_.dtype); }
   Operation step_of(kernel::Collective collective) const;
   Operation sum_of() const;
@@ -89,7 +89,7 @@ class Slices {
   bool by_kernels_ = o_.proxy != nullptr;  ///< the steps inside the host are kernels
   Cut cut_;
   size_t rounds_ = 1;
-  size_t room_ = 0;
+  size_t slot_bytes_ = 0;
   size_t kept_ = 0;  ///< bytes of results that stay until the end
   std::byte* scratch_ = nullptr;
 };

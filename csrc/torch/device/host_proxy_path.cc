@@ -93,7 +93,7 @@ HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const s
     c.operation.timeout = group->span_of(c.operation.timeout);
     c.proxy = make(*group, *op, c.operation.collective, staging);
     c.operation.proxy = c.proxy.get();
-    if (const Status status = group->make_room(c.operation); !status.ok()) {
+    if (const Status status = group->reserve_slots(c.operation); !status.ok()) {
       group->note_heard();
       raise(status);
     }

@@ -195,7 +195,7 @@ class PlayedHostProxy final : public HostProxy {
 /// Runs an operation from its call to its end.
 Status proxy_of(Group& group, Operation& operation, HostProxy& proxy) {
   operation.proxy = &proxy;
-  NVX_TRY(group.make_room(operation));
+  NVX_TRY(group.reserve_slots(operation));
   operation.number = group.next_number();
   NVX_TRY(group.launch(operation));
   return group.execute(operation);
