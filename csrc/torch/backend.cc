@@ -65,13 +65,13 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
 }
 
 /// Counts no reference, which would cost two atomic operations a call: this object outlives the call.
-ProcessGroupNVX::Current ProcessGroupNVX::standing() const {
+ProcessGroupNVX::Current ProcessGroupNVX::active_or_null() const {
   check_process();
   return {Current(), only_.get()};
 }
 
 void ProcessGroupNVX::startCoalescing() {
-  const auto current = now();
+  const auto current = active();
   if (const std::optional<CoalescingScope> left = current->context.scopes.open()) {
     (void)current->messages.hand_over(*left);  // its ranks may wait for them
     NVX_LOG(
@@ -83,7 +83,7 @@ void ProcessGroupNVX::startCoalescing() {
 }
 
 IntrusiveWork ProcessGroupNVX::endCoalescing() {
-  const auto current = now();
+  const auto current = active();
   std::optional<CoalescingScope> scope = current->context.scopes.close();
   if (!scope) return nullptr;
   current->issuer.kernels().catch_up_if_behind();
@@ -105,7 +105,7 @@ IntrusiveWork ProcessGroupNVX::endCoalescing() {
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                          const std::vector<int>& ranks,
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const auto current = now();
+  const auto current = active();
   Group& group = current->group();
   const auto me = std::find(ranks.begin(), ranks.end(), group.rank());
   if (me == ranks.end()) return nullptr;
@@ -122,7 +122,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                          const int& rank, const int& size) {
-  const auto current = now();
+  const auto current = active();
   return child(*current, store, options_of_child(current->group(), opts, {}), rank, size);
 }
 
@@ -130,7 +130,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_pt
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int64_t>& excluded, int flags,
                                                           const c10::intrusive_ptr<c10d::Backend::Options>& override) {
   constexpr int kAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT
-  const auto current = now();
+  const auto current = active();
   Group& group = current->group();
   const int me = group.rank(), size = group.size();
   std::set<int64_t> gone(excluded.begin(), excluded.end());
@@ -166,7 +166,7 @@ void ProcessGroupNVX::registerOnCompletionHook(Listeners::OnCompletion&& hook) {
 }
 
 at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options) {
-  const auto current = now();
+  const auto current = active();
   const at::Device device = options.device();
   if (device.is_cpu()) return host_tensor(current->group().core().members.neighbours, size, options);
   if (device.type() != kernel_device() || device.index() < 0 || !current->has_memory_of(device.index())) {
@@ -177,7 +177,7 @@ at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options)
 }
 
 std::optional<PoolStats> ProcessGroupNVX::pool_stats() {
-  const auto current = standing();
+  const auto current = active_or_null();
   return current ? current->group().device().pool_stats() : std::nullopt;
 }
 

@@ -30,7 +30,8 @@ class ProcessGroupNVX : public c10d::Backend {
 
   const std::string getBackendName() const override { return "nvx"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
-    return c10::make_intrusive<Options>(now()->context.groups.options());  // a copy, because torch changes its options
+    return c10::make_intrusive<Options>(
+        active()->context.groups.options());  // a copy, because torch changes its options
   }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
@@ -59,11 +60,15 @@ class ProcessGroupNVX : public c10d::Backend {
   IntrusiveWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                               std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
   IntrusiveWork alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
-  IntrusiveWork send(Tensors& tensors, int peer, int tag) override { return now()->messages.send(tensors, peer, tag); }
-  IntrusiveWork recv(Tensors& tensors, int peer, int tag) override {
-    return now()->messages.receive(tensors, peer, tag);
+  IntrusiveWork send(Tensors& tensors, int peer, int tag) override {
+    return active()->messages.send(tensors, peer, tag);
   }
-  IntrusiveWork recvAnysource(Tensors& tensors, int tag) override { return now()->messages.receive_any(tensors, tag); }
+  IntrusiveWork recv(Tensors& tensors, int peer, int tag) override {
+    return active()->messages.receive(tensors, peer, tag);
+  }
+  IntrusiveWork recvAnysource(Tensors& tensors, int tag) override {
+    return active()->messages.receive_any(tensors, tag);
+  }
   IntrusiveWork barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
@@ -84,22 +89,22 @@ class ProcessGroupNVX : public c10d::Backend {
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override {
-    const auto current = standing();
+    const auto current = active_or_null();
     return current ? current->group().sequence() : 0;
   }
-  void setTimeout(std::chrono::milliseconds timeout) override { now()->context.groups.set_timeout(timeout); }
+  void setTimeout(std::chrono::milliseconds timeout) override { active()->context.groups.set_timeout(timeout); }
   void enableCollectivesTiming() override { listeners_.timed = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override {
-    if (const auto current = standing()) current->wait_for_pending_works();
+    if (const auto current = active_or_null()) current->wait_for_pending_works();
   }
   /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
-  void eagerConnectSingleDevice(at::Device device) override { now()->connect(device); }
-  c10d::ErrorType getError() override { return now()->error(); }
+  void eagerConnectSingleDevice(at::Device device) override { active()->connect(device); }
+  c10d::ErrorType getError() override { return active()->error(); }
   /// Whether allocateTensor() returns memory that is used without staging. Does not ask the other ranks. -1: of the
   /// CPU.
   bool supportsTensorAlloc(c10::DeviceIndex device) override {
-    const auto current = standing();
+    const auto current = active_or_null();
     return current && current->has_memory_of(device);
   }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
@@ -110,7 +115,7 @@ class ProcessGroupNVX : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override {
-    now()->context.extensions->add(timeout);
+    active()->context.extensions->add(timeout);
   }
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
     check_process();
@@ -143,7 +148,7 @@ class ProcessGroupNVX : public c10d::Backend {
 #endif
 
   /// The communicator that runs a call, for more than c10d's calls, with a reference. Raises in a forked child.
-  std::shared_ptr<Communicator> communicator() const { return now()->shared_from_this(); }
+  std::shared_ptr<Communicator> communicator() const { return active()->shared_from_this(); }
   /// The statistics of the kernels' memory pools; none without kernels.
   std::optional<PoolStats> pool_stats();
 
@@ -154,9 +159,9 @@ class ProcessGroupNVX : public c10d::Backend {
   /// For a derived class, which has no communicator yet.
   ProcessGroupNVX(int rank, int size);
   /// The communicator that runs a call. Never null. Raises in a forked child.
-  virtual Current now() const { return standing(); }
+  virtual Current active() const { return active_or_null(); }
   /// The communicator that there is. Raises in a forked child.
-  virtual Current standing() const;
+  virtual Current active_or_null() const;
   void check_process() const { origin_.check(told_rank_); }
 
   const Origin origin_;

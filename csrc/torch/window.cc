@@ -80,7 +80,7 @@ auto as_argument(const char* called, Begin begin, const std::string& why = "") {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Window> ProcessGroupNVX::new_window(const std::optional<at::Tensor>& tensor) {
-  const auto current = now();
+  const auto current = active();
   if (const Status alive = current->group().check_alive(); !alive.ok()) raise(alive);
   auto window = c10::make_intrusive<TensorWindow>(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this),
                                                   current->weak_from_this());

@@ -33,10 +33,10 @@ std::string came_key(size_t rank) { return "came/" + std::to_string(rank); }
 
 }  // namespace
 
-std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(now()->group().name()); }
+std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(active()->group().name()); }
 
 IntrusiveWork ProcessGroupNVX::reconfigure(const c10d::ReconfigureOptions& /*opts*/) {
-  refuse_to_change(now()->group().name());
+  refuse_to_change(active()->group().name());
 }
 
 Reconfigurable::Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
@@ -58,13 +58,13 @@ std::string Reconfigurable::name() const {
   return options_.group_name.empty() ? "unnamed" : options_.group_name;
 }
 
-Reconfigurable::Current Reconfigurable::standing() const {
+Reconfigurable::Current Reconfigurable::active_or_null() const {
   check_process();
   MutexLock lock(mutex_);
   return current_;
 }
 
-Reconfigurable::Current Reconfigurable::now() const {
+Reconfigurable::Current Reconfigurable::active() const {
   check_process();
   MutexLock lock(mutex_);
   while (!current_ && meeting_) {
@@ -327,11 +327,11 @@ void Reconfigurable::eagerConnectSingleDevice(at::Device device) {
   device_ = device;
   const bool none = !current_ && !meeting_;
   lock.unlock();
-  if (!none) now()->connect(device);
+  if (!none) active()->connect(device);
 }
 
 c10d::ErrorType Reconfigurable::getError() {
-  if (const Current current = standing()) return current->error();
+  if (const Current current = active_or_null()) return current->error();
   MutexLock lock(mutex_);
   return failure_.empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }

@@ -37,7 +37,7 @@ class Reconfigurable final : public ProcessGroupNVX {
   void abort() override;
   void shutdown() override;
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  bool isInitialized() override { return standing() != nullptr; }
+  bool isInitialized() override { return active_or_null() != nullptr; }
 #endif
 
  private:
@@ -53,8 +53,8 @@ class Reconfigurable final : public ProcessGroupNVX {
   };
 
   /// Waits for the next communicator if its ranks are meeting. Raises if there is none.
-  Current now() const override EXCLUDES(mutex_);
-  Current standing() const override EXCLUDES(mutex_);
+  Current active() const override EXCLUDES(mutex_);
+  Current active_or_null() const override EXCLUDES(mutex_);
   std::pair<c10::intrusive_ptr<ReconfigureWork>, Current> in_progress() const EXCLUDES(mutex_);
   std::string name() const EXCLUDES(mutex_);
   MemberHandle own_handle() const REQUIRES(mutex_);
