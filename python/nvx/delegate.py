@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 # ProcessGroupNCCL reads these when it is created. Its watchdog would end the process or write dumps after a timeout or
 # a failure. nvx watches delegated collectives itself, and raises an exception.
-CALM = dict.fromkeys(
+PROBE_ENV = dict.fromkeys(
     (
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "TORCH_NCCL_ENABLE_MONITORING",
@@ -68,5 +68,5 @@ def make(store, rank, size, device):
     """A ProcessGroupNCCL of these ranks, not connected yet."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = FOR_EVER
-    with _environment(CALM):
+    with _environment(PROBE_ENV):
         return dist.ProcessGroupNCCL(store, rank, size, options)

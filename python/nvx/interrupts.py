@@ -12,7 +12,7 @@ ENDS = 30.0  # seconds that an orderly shutdown may take
 
 
 @contextlib.contextmanager
-def heeded() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """The first signal raises a KeyboardInterrupt that carries the signal's name.
 
     Later signals are ignored for ENDS seconds, so that the shutdown is orderly; after that they raise again, in case

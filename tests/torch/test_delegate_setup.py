@@ -230,7 +230,7 @@ def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
         def __init__(self, store, rank, size, options):
             self.given = (store, rank, size)
             self.timeout = options._timeout
-            self.environment = {name: os.environ.get(name) for name in delegate.CALM}
+            self.environment = {name: os.environ.get(name) for name in delegate.PROBE_ENV}
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Played, raising=False)
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")

@@ -112,7 +112,7 @@ def run_number() -> int:
 def run_all(starts: list[tuple[list[str], dict[str, str]]]) -> int:
     """Runs these commands in these environments. The first failure ends all; so does an exception or a signal here."""
     children: list[subprocess.Popen] = []
-    with interrupts.heeded():
+    with interrupts.interruptible():
         try:
             for command, environment in starts:
                 with interrupts.deferred():

@@ -363,7 +363,7 @@ def main(arguments=None):
     gc.freeze()  # halves the time of a rank's exit
     prctl(SUBREAPER, 1)
     own, folder, rows = os.getpid(), tempfile.mkdtemp(prefix="nvx-drill-"), []
-    with interrupts.heeded():
+    with interrupts.interruptible():
         try:
             for fault, phase in cases:
                 print(f"{fault:12}{phase:10}", end="", flush=True)

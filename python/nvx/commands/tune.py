@@ -227,6 +227,6 @@ def tune(options, steps):
 def main(arguments=None):
     options, steps = parse(arguments)
     os.environ["NVX_TUNE"] = ""  # the candidates are compared with the defaults, not with the user's values
-    with interrupts.heeded():
+    with interrupts.interruptible():
         tune(options, steps)
     return 0
