@@ -60,7 +60,7 @@ std::vector<Hello> StoreMeeting::collect_hellos(const Deadline& deadline) {
       hellos.push_back(hello);
       continue;
     }
-    catch_up(r);
+    adopt_generation(r);
     hellos.resize(1);
     r = 0;
   }
@@ -77,7 +77,7 @@ std::vector<Hello> StoreMeeting::read_hellos(const Deadline& deadline) {
         if (!rank_0_begins_anew(deadline)) throw;
       }
     }
-    catch_up(0);
+    adopt_generation(0);
   }
 }
 
@@ -90,8 +90,8 @@ std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table) cons
 
 /// Counters are equal unless a rank died or gave up and began again, or joins a world that has grown. No rank of this
 /// world can have finished the earlier set-up, so a rank that is behind adopts the higher count.
-void StoreMeeting::catch_up(int rank) {
-  look_for_a_double();
+void StoreMeeting::adopt_generation(int rank) {
+  check_duplicate_rank();
   const int64_t theirs = store_.add(generation_of(rank), 0);
   generation_ = store_.add(generation_of(this->rank()), theirs - generation_);
   enter(generation_);
@@ -143,7 +143,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
     if (auto value = take(what, writer, kSlice)) return value;
     stop_if_unwanted();
     if (due(&next_count_, Clock::now() - began_ < std::chrono::seconds(2))) {
-      look_for_a_double();
+      check_duplicate_rank();
       if (store_.add(generation_of(writer), 0) > generation_) return store_.get(key(what), kSpan);
     }
     look_around([&] { return missing(writer); });
@@ -292,7 +292,7 @@ std::string StoreMeeting::describe(int rank) {
 
 /// Throws if another process has counted a set-up as this rank during this set-up. That process waits in a set-up of
 /// its own, and gets a note too.
-void StoreMeeting::look_for_a_double() {
+void StoreMeeting::check_duplicate_rank() {
   const int64_t counted = store_.add(generation_of(rank()), 0);
   if (counted > generation_) end_as_doubled(counted);
 }

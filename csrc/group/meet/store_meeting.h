@@ -69,13 +69,13 @@ class StoreMeeting {
   std::vector<Hello> collect_hellos(const Deadline& deadline);
   std::vector<Hello> read_hellos(const Deadline& deadline);
   std::vector<Hello> read_table(std::span<const uint8_t> table) const;
-  void catch_up(int rank);
+  void adopt_generation(int rank);
   void tell_size();
   int64_t set_up_ahead();
   bool rank_0_begins_anew(const Deadline& deadline);
   void unless_told(const std::function<void()>& look);
   void look_for_failures();
-  void look_for_a_double();
+  void check_duplicate_rank();
   void stop_if_unwanted() const;
   [[noreturn]] void end_as_doubled(int64_t their_generation);
   std::string claimant(int64_t generation);
