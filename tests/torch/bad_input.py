@@ -1,7 +1,7 @@
 """The table of test_bad_input.py: collectives, and what can be wrong with their arguments.
 
-A `Call` is one call of a collective, with the arguments of one rank by name. `spoilers()` yields its bad variants, and
-`oddities()` those that look odd and must work.
+A `Call` is one call of a collective, with the arguments of one rank by name. `invalid_variants()` yields its bad variants, and
+`unusual_valid_variants()` those that look odd and must work.
 """
 
 from dataclasses import dataclass, field
@@ -453,7 +453,7 @@ def by(door, variants):
     return lambda name, call: (pair for pair in variants(name, call) if reaches_nvx(door, name, pair[0]))
 
 
-def spoilers(name, call):
+def invalid_variants(name, call):
     """(what, change of a right call) for each bad variant of the call."""
     paths = list(slots(call))
     several = len(paths) > 1 and name not in ("all_reduce_coalesced", "message")
@@ -562,7 +562,7 @@ ODD_INPUTS = {
 }
 
 
-def oddities(name, call):
+def unusual_valid_variants(name, call):
     """(what, change of a right call) for variants that must give the same result."""
     for path, _, written in slots(call):
         table = ODD if written else ODD | ODD_INPUTS

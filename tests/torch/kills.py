@@ -49,7 +49,7 @@ class Outcome:
     moment: float  # of the end, in seconds after the victim's start
     seconds: float  # until the last of the others raised, from the end or from their own start
     named: bool  # in the first words of every error
-    came: bool  # the victim was seen: no rank says that it has not joined
+    joined: bool  # the victim was seen: no rank says that it has not joined
     texts: list
 
 
@@ -231,8 +231,8 @@ def main():
     seen, unseen, failed = [], [], 0
     with busy(load):
         for outcome in play_all([Plan(seed=seed + i, **given) for i in range(worlds)]):
-            (seen if outcome.came else unseen).append(outcome)
-            if not outcome.came or (outcome.seconds <= limit and outcome.named):
+            (seen if outcome.joined else unseen).append(outcome)
+            if not outcome.joined or (outcome.seconds <= limit and outcome.named):
                 continue
             failed += 1
             others = [t for t in outcome.texts if f"rank {outcome.victim}" not in t.split(";")[0]]

@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from bad_input import COLLECTIVES, Call, by, oddities, slots, spoilers
+from bad_input import COLLECTIVES, Call, by, unusual_valid_variants, slots, invalid_variants
 from ranks import one_host, only_nvx
 from reference import assert_same, bytes_of
 
@@ -92,7 +92,7 @@ def cells_of(name, dtype, roots, variants):
 def refused_then_right(rank, name, dtype, roots):
     done = 0
     for door, way in doors(name).items():
-        for number, root, changes in cells_of(name, dtype, roots, by(door, spoilers)):
+        for number, root, changes in cells_of(name, dtype, roots, by(door, invalid_variants)):
             setting = dtype, root, number % 2 == 0
             if changes[rank]:
                 what, spoil = changes[rank]
@@ -118,7 +118,7 @@ def refused_and_dropped(rank, name):
     setting = torch.float32, 0
     with pytest.raises(dist.DistBackendError, match="mismatch"):
         if rank == 1:
-            what, spoil = next(iter(spoilers(name, new_call(name, rank, *setting))))
+            what, spoil = next(iter(invalid_variants(name, new_call(name, rank, *setting))))
             way = COLLECTIVES[name][2]
             assert_refused(lambda c: way(backend, c), name, rank, (*setting, False), spoil, f"{name}: {what}")
             dist.all_reduce(torch.ones(1, dtype=torch.int8), group=group)
@@ -138,7 +138,7 @@ def test_a_rank_that_drops_its_refused_call_is_named(ranks, name):
 
 def odd_and_right(rank, name, dtype, roots):
     for door, way in doors(name).items():
-        for number, root, changes in cells_of(name, dtype, roots, by(door, oddities)):
+        for number, root, changes in cells_of(name, dtype, roots, by(door, unusual_valid_variants)):
             call = new_call(name, rank, dtype, root, number % 2 == 0)
             if changes[rank]:
                 changes[rank][1](call)
