@@ -11,7 +11,7 @@ namespace {
 Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
 template <class Options>
-Asked asked(const Options& opts) {
+CallOptions call_options(const Options& opts) {
   return {opts.timeout, mode(opts.asyncOp)};
 }
 
@@ -38,7 +38,7 @@ IntrusiveWork ProcessGroupNVX::broadcast(Tensors& tensors, const c10d::Broadcast
   const Entry call(active(), "ProcessGroupNVX::broadcast");
   return call.issuer.launch({c10d::OpType::BROADCAST, "nvx:broadcast"},
                             one(call.args.broadcast(tensors, opts.rootRank, opts.rootTensor)), tensors, tensors,
-                            asked(opts));
+                            call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -46,7 +46,7 @@ IntrusiveWork ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::Allreduce
   if (!tensors.empty() && tensors[0].defined() && tensors[0].layout() == at::kSparse)
     return all_reduce_sparse(call.communicator->context, call.args, tensors, opts);
   return call.issuer.launch({c10d::OpType::ALLREDUCE, "nvx:all_reduce"},
-                            one(call.args.all_reduce(tensors, opts.reduceOp)), tensors, tensors, asked(opts));
+                            one(call.args.all_reduce(tensors, opts.reduceOp)), tensors, tensors, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
@@ -56,7 +56,7 @@ IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d:
   TensorOperations all;
   for (size_t i = 0; i < tensors.size(); ++i) all.push_back(call.args.all_reduce(tensors[i], opts.reduceOp, again[i]));
   return call.issuer.launch({c10d::OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, std::move(all), tensors, tensors,
-                            asked(opts));
+                            call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -64,7 +64,7 @@ IntrusiveWork ProcessGroupNVX::reduce(Tensors& tensors, const c10d::ReduceOption
   if (opts.rootTensor != 0) call.args.invalid("invalid root tensor: " + std::to_string(opts.rootTensor));
   return call.issuer.launch({c10d::OpType::REDUCE, "nvx:reduce"},
                             one(call.args.reduce(call.args.single(tensors), opts.reduceOp, opts.rootRank)), tensors,
-                            tensors, asked(opts));
+                            tensors, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -74,7 +74,7 @@ IntrusiveWork ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors&
   const bool several = outputs.size() > 1;
   Tensors flat = several ? flattened(outputs) : Tensors();
   return call.issuer.launch({c10d::OpType::ALLGATHER, "nvx:all_gather", several ? outputs.size() : 0},
-                            one(std::move(c)), several ? flat : outputs[0], inputs, asked(opts));
+                            one(std::move(c)), several ? flat : outputs[0], inputs, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -82,7 +82,7 @@ IntrusiveWork ProcessGroupNVX::_allgather_base(at::Tensor& output, at::Tensor& i
   const Entry call(active(), "ProcessGroupNVX::_allgather_base");
   Tensors outputs{output}, inputs{input};
   return call.issuer.launch({c10d::OpType::_ALLGATHER_BASE, "nvx:_all_gather_base"},
-                            one(call.args.all_gather_base(output, input)), outputs, inputs, asked(opts));
+                            one(call.args.all_gather_base(output, input)), outputs, inputs, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -97,7 +97,7 @@ IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs
   }
   Tensors flat = flattened(outputs);
   return call.issuer.launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:all_gather", outputs.size()}, std::move(all), flat,
-                            inputs, asked(opts));
+                            inputs, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -107,7 +107,7 @@ IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs,
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather_base(outputs[i], inputs[i]));
   return call.issuer.launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, std::move(all), outputs,
-                            inputs, asked(opts));
+                            inputs, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
@@ -116,7 +116,7 @@ IntrusiveWork ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& in
   TensorOperation c = call.args.gather(outputs, inputs[0], opts.rootRank);
   Tensors none;
   Tensors& flat = outputs.empty() ? none : outputs[0];
-  return call.issuer.launch({c10d::OpType::GATHER, "nvx:gather"}, one(std::move(c)), flat, inputs, asked(opts));
+  return call.issuer.launch({c10d::OpType::GATHER, "nvx:gather"}, one(std::move(c)), flat, inputs, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -126,7 +126,8 @@ IntrusiveWork ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& i
   TensorOperation c = call.args.scatter(outputs[0], inputs, opts.rootRank);
   Tensors none;
   Tensors& flat = inputs.empty() ? none : inputs[0];
-  return call.issuer.launch({c10d::OpType::SCATTER, "nvx:scatter"}, one(std::move(c)), outputs, flat, asked(opts));
+  return call.issuer.launch({c10d::OpType::SCATTER, "nvx:scatter"}, one(std::move(c)), outputs, flat,
+                            call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -136,7 +137,7 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tens
   call.args.check_same_length(outputs.size(), inputs.size());
   return call.issuer.launch({c10d::OpType::REDUCE_SCATTER, "nvx:reduce_scatter"},
                             one(call.args.reduce_scatter(outputs[0], inputs[0], opts.reduceOp)), outputs, inputs[0],
-                            asked(opts));
+                            call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -145,7 +146,7 @@ IntrusiveWork ProcessGroupNVX::_reduce_scatter_base(at::Tensor& output, at::Tens
   Tensors outputs{output}, inputs{input};
   return call.issuer.launch({c10d::OpType::_REDUCE_SCATTER_BASE, "nvx:_reduce_scatter_base"},
                             one(call.args.reduce_scatter_base(output, input, opts.reduceOp)), outputs, inputs,
-                            asked(opts));
+                            call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -156,7 +157,7 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs,
   for (size_t i = 0; i < inputs.size(); ++i)
     all.push_back(call.args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp));
   return call.issuer.launch({c10d::OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, std::move(all), outputs, inputs,
-                            asked(opts));
+                            call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -165,13 +166,13 @@ IntrusiveWork ProcessGroupNVX::alltoall_base(at::Tensor& output, at::Tensor& inp
   Tensors outputs{output}, inputs{input};
   return call.issuer.launch({c10d::OpType::ALLTOALL_BASE, "nvx:all_to_all", 0, input_splits, output_splits},
                             one(call.args.all_to_all_base(output, input, output_splits, input_splits)), outputs, inputs,
-                            asked(opts));
+                            call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   const Entry call(active(), "ProcessGroupNVX::alltoall");
   return call.issuer.launch({c10d::OpType::ALLTOALL, "nvx:all_to_all"}, one(call.args.all_to_all(outputs, inputs)),
-                            outputs, inputs, asked(opts));
+                            outputs, inputs, call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::barrier(const c10d::BarrierOptions& opts) {
@@ -195,7 +196,8 @@ IntrusiveWork ProcessGroupNVX::gather_single(at::Tensor& output, at::Tensor& inp
   TensorOperation c = call.args.gather_base(output, input, opts.rootRank);
   Tensors inputs{input}, outputs;
   if (opts.rootRank == call.communicator->context.rank) outputs.push_back(output);
-  return call.issuer.launch({c10d::OpType::GATHER, "nvx:gather"}, one(std::move(c)), outputs, inputs, asked(opts));
+  return call.issuer.launch({c10d::OpType::GATHER, "nvx:gather"}, one(std::move(c)), outputs, inputs,
+                            call_options(opts));
 }
 
 #endif

@@ -72,16 +72,16 @@ Arguments Issuer::arguments(const char* name, Operations operations) {
 }
 
 IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
-                             const Asked& asked) {
+                             const CallOptions& options) {
   const ToolRange range(kind.title + 4, [&] { return bytes_of(inputs.empty() ? outputs : inputs); });
-  const CallContext::Term term = context_.term_of(asked.timeout);
+  const CallContext::Term term = context_.term_of(options.timeout);
   for (TensorOperation& c : collectives) {
     if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");
     c.operation.timeout = term.timeout;
     c.claim = term.claim;
   }
   count_versions(kind.type, outputs);
-  Call call{kind, collectives, outputs, inputs, asked.mode};
+  Call call{kind, collectives, outputs, inputs, options.mode};
   return C10_UNLIKELY(at::hasCallbacks()) ? issue_recorded(std::move(call)) : issue(std::move(call));
 }
 

@@ -15,7 +15,7 @@ namespace nvx {
 enum class Operations { kOne, kSeveral };
 
 /// The timeout and the mode that a caller asks for.
-struct Asked {
+struct CallOptions {
   std::chrono::milliseconds timeout;
   Mode mode;
 };
@@ -32,7 +32,7 @@ class Issuer {
 
   /// Begins every collective. Returns null if a synchronous call has ended and no work is needed.
   IntrusiveWork launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
-                       const Asked& asked);
+                       const CallOptions& options);
 
   KernelPath& kernels() { return *kernels_; }
   /// Null if NVX_DELEGATE is empty.
