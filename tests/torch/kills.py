@@ -238,7 +238,7 @@ def main():
             others = [t for t in outcome.texts if f"rank {outcome.victim}" not in t.split(";")[0]]
             where = f"rank {outcome.victim} after {outcome.moment:.4f} s"
             print(f"{outcome.plan.seed}: {where}: {outcome.seconds:.2f} s: {(others or outcome.texts)[0]}")
-    for name, some in (("ended before it came:", unseen), ("ended later:", seen)):
+    for name, some in (("ended before it joined:", unseen), ("ended later:", seen)):
         if some:
             print(name, summary(some))
     sys.exit(failed > 0)
