@@ -23,7 +23,8 @@ class IntraHost final : public LeaseHolder {
   /// `local_rank`. `call`: for the fingerprint and for errors.
   Status run(const Operation& step, const Operation& call, const WaitRules& rules);
 
-  /// Has later calls' steps compare this call too, which may have had none inside the host. For all ranks of the host.
+  /// Adds this call to the history that later steps compare. Needed on all ranks of the host if the call had no step
+  /// inside the host.
   void remember(const Operation& call) { channel_.remember(call.fingerprint()); }
 
   /// Called when this rank leaves. Ranks that gave different roots to a collective may not have met in it, and find out

@@ -91,10 +91,11 @@ class GroupStatus {
   void messages(size_t open, const std::string& oldest, Clock::time_point since);
   void no_messages() { slot_->messages.store(0, std::memory_order_relaxed); }
 
-  /// A wait sleeps for this rank, and has slept. -1: for any. `pid`: of that rank, or 0.
+  /// Records that this thread sleeps in a wait for that rank, and that it has woken. -1: any rank. `pid`: of that rank,
+  /// or 0.
   void sleeps(int rank, pid_t pid = 0);
   void slept(int rank, Clock::duration span);
-  /// The same for a thread that sleeps until a message is done.
+  /// The same for a wait until a message is done.
   void sleeps_for_message(int rank, pid_t pid, bool receives, Clock::time_point began);
   void slept_for_message() { slot_->of_message.rank.store(0, std::memory_order_relaxed); }
   /// A wait for this rank has timed out, which fails the group. The first one counts.
