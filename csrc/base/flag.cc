@@ -18,13 +18,13 @@ void ring(Flag& flag) {
 
 uint32_t this_core() { return uint32_t(sched_getcpu() + 1); }
 
-bool Courtesy::offers() {
+bool YieldPolicy::should_yield() {
   const int skips = skips_.load(std::memory_order_relaxed);
   if (skips > 0) skips_.store(skips - 1, std::memory_order_relaxed);
   return skips <= 0;
 }
 
-void Courtesy::yield_core() {
+void YieldPolicy::yield_core() {
   const auto went = Clock::now();
   sched_yield();
   const int next = next_skips_.load(std::memory_order_relaxed);

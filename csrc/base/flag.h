@@ -33,12 +33,12 @@ void ring(Flag& flag);
 /// or its core is busy, halves it. It never drops below a quarter of the maximum, which is about the time to wake a
 /// sleeper: two ranks that spin for less would alternate between sleeping and waking as long as they communicate. A
 /// lost update is harmless.
-class Patience {
+class SpinBudget {
  public:
-  explicit Patience(std::chrono::nanoseconds most) : most_(most), span_(most.count()) {}
+  explicit SpinBudget(std::chrono::nanoseconds most) : most_(most), span_(most.count()) {}
   std::chrono::nanoseconds span() const { return std::chrono::nanoseconds(span_.load(std::memory_order_relaxed)); }
-  void paid() { span_.store(std::min<int64_t>(span().count() * 2, most_.count()), std::memory_order_relaxed); }
-  void in_vain() { span_.store(std::max<int64_t>(span().count() / 2, most_.count() / 4), std::memory_order_relaxed); }
+  void hit() { span_.store(std::min<int64_t>(span().count() * 2, most_.count()), std::memory_order_relaxed); }
+  void miss() { span_.store(std::max<int64_t>(span().count() / 2, most_.count() / 4), std::memory_order_relaxed); }
 
  private:
   const std::chrono::nanoseconds most_;
@@ -49,10 +49,10 @@ class Patience {
 /// returns within microseconds. Behind a thread that computes, it returns only when that thread's time slice ends,
 /// which is slower than sleeping and being woken. So after a yield that took long the next waits sleep, and twice as
 /// many of them after each further long yield. Shared by the waits of a group; a lost update is harmless.
-class Courtesy {
+class YieldPolicy {
  public:
   /// Whether this wait may yield. Call it once per wait, because it counts waits.
-  bool offers();
+  bool should_yield();
   void yield_core();
 
  private:
@@ -66,11 +66,11 @@ class Courtesy {
 /// How long a wait spins, when it gives up, and whom it consults meanwhile.
 struct WaitRules {
   Deadline deadline;
-  Patience* patience = nullptr;  ///< null: do not spin
+  SpinBudget* spin = nullptr;  ///< null: do not spin
   Watch* watch = nullptr;
-  Driver* driver = nullptr;      ///< null: this waiter has nothing to advance
-  Courtesy* courtesy = nullptr;  ///< null: do not yield the core
-  bool traced = false;           ///< `watch` learns of every wait that was not over at once
+  Driver* driver = nullptr;       ///< null: this waiter has nothing to advance
+  YieldPolicy* yields = nullptr;  ///< null: do not yield the core
+  bool traced = false;            ///< `watch` learns of every wait that was not over at once
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
@@ -102,16 +102,16 @@ inline bool writer_is_on_this_core(const Flag& flag) {
 }
 
 /// Tells a watch of a wait.
-class ToldWait {
+class TracedWait {
  public:
-  ToldWait(const WaitRules& rules, int peer)
+  TracedWait(const WaitRules& rules, int peer)
       : watch_(rules.watch), peer_(peer), began_(watch_ && rules.traced ? Clock::now() : kNever) {}
-  ~ToldWait() {
+  ~TracedWait() {
     if (began_ == kNever && asleep_ == kNever) return;
     const Clock::duration least(1), slept = asleep_ == kNever ? Clock::duration(0) : Clock::now() - asleep_ + least;
     watch_->waited(peer_, began_, slept);
   }
-  ToldWait(const ToldWait&) = delete;
+  TracedWait(const TracedWait&) = delete;
 
   void sleeps() {
     if (!watch_) return;
@@ -137,34 +137,34 @@ inline constexpr std::chrono::microseconds kYieldFor{50};
 template <class Ready>
 Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   if (ready()) return Waited::kReached;
-  const bool courteous = rules.courtesy && rules.courtesy->offers();
-  for (int i = 0; rules.patience && i < 64; ++i) {
+  const bool may_yield = rules.yields && rules.yields->should_yield();
+  for (int i = 0; rules.spin && i < 64; ++i) {
     if (ready()) return Waited::kReached;
     relax();
   }
-  ToldWait told(rules, peer);
-  if (rules.patience) {
-    const auto stop = Clock::now() + rules.patience->span();
+  TracedWait traced(rules, peer);
+  if (rules.spin) {
+    const auto stop = Clock::now() + rules.spin->span();
     do {
       for (int i = 0; i < 32; ++i) {
-        if (ready()) return rules.patience->paid(), Waited::kReached;
+        if (ready()) return rules.spin->hit(), Waited::kReached;
         relax();
       }
       if (rules.driver) rules.driver->drive();
       // Two waiters that alternate on one core are never both runnable, so the scheduler does not separate them
       // although another core idles. Yielding is faster and shows the scheduler that both are runnable.
-      if (courteous && writer_is_on_this_core(flag)) rules.courtesy->yield_core();
+      if (may_yield && writer_is_on_this_core(flag)) rules.yields->yield_core();
     } while (Clock::now() < stop);
-    rules.patience->in_vain();
-  } else if (courteous) {
+    rules.spin->miss();
+  } else if (may_yield) {
     const auto stop = Clock::now() + kYieldFor;
     do {
-      rules.courtesy->yield_core();
+      rules.yields->yield_core();
       if (ready()) return Waited::kReached;
       if (rules.driver) rules.driver->drive();
     } while (Clock::now() < stop);
   }
-  told.sleeps();
+  traced.sleeps();
   auto next_look = Clock::time_point::min();
   for (;;) {
     if (rules.driver) rules.driver->drive();

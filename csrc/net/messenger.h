@@ -184,15 +184,15 @@ Waited Messenger::wait(auto ready, auto look, int peer, const WaitRules& rules) 
     return ready();
   };
   if (attempt()) return Waited::kReached;
-  if (rules.patience) {
-    const auto stop = Clock::now() + std::max<std::chrono::nanoseconds>(rules.patience->span(), kLeastSpin);
+  if (rules.spin) {
+    const auto stop = Clock::now() + std::max<std::chrono::nanoseconds>(rules.spin->span(), kLeastSpin);
     do {
-      if (attempt()) return rules.patience->paid(), Waited::kReached;
+      if (attempt()) return rules.spin->hit(), Waited::kReached;
       const auto next = Clock::now() + (moved ? std::chrono::nanoseconds(0) : between_looks_);
       do relax();
       while (Clock::now() < next);
     } while (Clock::now() < stop);
-    rules.patience->in_vain();
+    rules.spin->miss();
   }
   auto next_look = Clock::now() + kWatchInterval;
   for (;;) {

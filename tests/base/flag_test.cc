@@ -114,8 +114,8 @@ TEST(Flag, AWatchLearnsOfSleepsAndOfTracedWaits) {
   const auto before = Clock::now();
   EXPECT_EQ(wait(flag, Stamp(1), 3, rules), Waited::kTimedOut);
   EXPECT_GE(listener.since, before);
-  Patience patience(milliseconds(2000));
-  rules = within(milliseconds(20'000), &listener), rules.patience = &patience, rules.traced = true;
+  SpinBudget budget(milliseconds(2000));
+  rules = within(milliseconds(20'000), &listener), rules.spin = &budget, rules.traced = true;
   int looks = 0;
   EXPECT_EQ(wait(
                 flag, [&] { return ++looks > 100; }, 3, rules),
@@ -159,11 +159,11 @@ TEST(Flag, TheLastWordOfAPeerThatIsGoneCounts) {
 
 /// Answers each signal of the other thread with one of its own.
 void volley(Flag& mine, Flag& theirs, int rounds, bool begins) {
-  Patience patience(milliseconds(20));
-  Courtesy courtesy;
+  SpinBudget budget(milliseconds(20));
+  YieldPolicy yields;
   WaitRules rules = within(milliseconds(20'000));
-  rules.patience = &patience;
-  rules.courtesy = &courtesy;
+  rules.spin = &budget;
+  rules.yields = &yields;
   for (int i = 1; i <= rounds; ++i) {
     if (begins) signal(mine, Stamp(i));
     EXPECT_EQ(wait(theirs, Stamp(i), 0, rules), Waited::kReached);
@@ -201,41 +201,41 @@ double seconds_a_round() {
 TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
   const OnOneCore here;
   // Without yielding, each thread spins for at least 5 ms. Beside another process on the core, yields take long and are
-  // rightly skipped for a while. So one undisturbed volley is proof, and each starts with its own Courtesy.
+  // rightly skipped for a while. So one undisturbed volley is proof, and each starts with its own YieldPolicy.
   const auto until = Clock::now() + std::chrono::seconds(20);
   double least = seconds_a_round();
   while (least > 0.0005 && Clock::now() < until) least = std::min(least, seconds_a_round());
   EXPECT_LE(least, 0.0005) << "each has spun on the core that the other one needs";
 }
 
-TEST(Courtesy, LongYieldMakesTheNextWaitsSleep) {
+TEST(YieldPolicy, LongYieldMakesTheNextWaitsSleep) {
   const OnOneCore here;
-  Courtesy courtesy;
-  EXPECT_TRUE(courtesy.offers());
+  YieldPolicy yields;
+  EXPECT_TRUE(yields.should_yield());
   std::atomic<bool> enough{false};
   std::thread computes([&] {
     while (!enough) relax();
   });
   const auto until = Clock::now() + std::chrono::seconds(20);
-  do courtesy.yield_core();
-  while (courtesy.offers() && Clock::now() < until);
+  do yields.yield_core();
+  while (yields.should_yield() && Clock::now() < until);
   enough = true;
   computes.join();
   EXPECT_LT(Clock::now(), until) << "never away for long beside one that computes";
-  for (int i = 0; i < 62; ++i) EXPECT_FALSE(courtesy.offers()) << i;
-  for (int i = 0; i < 4096; ++i) (void)courtesy.offers();
-  EXPECT_TRUE(courtesy.offers()) << "tried again later";
+  for (int i = 0; i < 62; ++i) EXPECT_FALSE(yields.should_yield()) << i;
+  for (int i = 0; i < 4096; ++i) (void)yields.should_yield();
+  EXPECT_TRUE(yields.should_yield()) << "tried again later";
 }
 
-TEST(Patience, GrowsWhenItPaysAndShrinksWhenNot) {
-  Patience patience(std::chrono::microseconds(200));
-  for (int i = 0; i < 20; ++i) patience.in_vain();
-  const auto least = patience.span();
+TEST(SpinBudget, GrowsWhenItPaysAndShrinksWhenNot) {
+  SpinBudget budget(std::chrono::microseconds(200));
+  for (int i = 0; i < 20; ++i) budget.miss();
+  const auto least = budget.span();
   EXPECT_EQ(least, std::chrono::microseconds(50)) << "less than a sleep costs, and two ranks sleep in turn for ever";
-  patience.paid();
-  EXPECT_EQ(patience.span(), 2 * least);
-  for (int i = 0; i < 20; ++i) patience.paid();
-  EXPECT_EQ(patience.span(), std::chrono::microseconds(200));
+  budget.hit();
+  EXPECT_EQ(budget.span(), 2 * least);
+  for (int i = 0; i < 20; ++i) budget.hit();
+  EXPECT_EQ(budget.span(), std::chrono::microseconds(200));
 }
 
 TEST(Deadline, NothingOrTooMuchIsForever) {

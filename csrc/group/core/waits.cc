@@ -16,7 +16,7 @@ std::chrono::microseconds spin_of(const PlanFacts& facts) {
 
 Waits::Waits(const PlanFacts& facts, std::chrono::milliseconds timeout, Watch& watch)
     : watch_(watch), timeout_ms_((config().timeout.count() > 0 ? config().timeout : timeout).count()) {
-  if (const auto spin = spin_of(facts); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
+  if (const auto spin = spin_of(facts); spin.count() > 0) spin_ = std::make_unique<SpinBudget>(spin);
 }
 
 std::chrono::milliseconds Waits::span_of(std::chrono::milliseconds own) const {
@@ -27,8 +27,8 @@ WaitRules Waits::rules(std::chrono::milliseconds own, Carrier carrier) {
   WaitRules rules;
   rules.deadline = Deadline::after(span_of(own));
   if (carrier == Carrier::kCaller) {
-    rules.patience = patience_.get();
-    rules.courtesy = &courtesy_;
+    rules.spin = spin_.get();
+    rules.yields = &yields_;
   }
   rules.watch = &watch_;
   return rules;

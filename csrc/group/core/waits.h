@@ -31,8 +31,8 @@ class Waits {
  private:
   Watch& watch_;
   std::atomic<int64_t> timeout_ms_;
-  Courtesy courtesy_;
-  std::unique_ptr<Patience> patience_;  // null: never spin
+  YieldPolicy yields_;
+  std::unique_ptr<SpinBudget> spin_;  // null: never spin
 };
 
 }  // namespace nvx
