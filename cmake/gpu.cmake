@@ -6,7 +6,7 @@ file(GLOB gpu_sources CONFIGURE_DEPENDS ${gpu_dir}/*.cc)
 list(FILTER gpu_sources EXCLUDE REGEX "_test\\.cc$")
 list(APPEND gpu_sources ${PROJECT_SOURCE_DIR}/tests/support/plays.cc)
 
-# What of it is not CUDA's, for its own tests.
+# The files without CUDA, for their own tests.
 if(TARGET gpu_test)
   target_sources(gpu_test PRIVATE ${gpu_dir}/cases.cc ${gpu_dir}/report.cc ${gpu_dir}/hub.cc)
 endif()
@@ -29,7 +29,7 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
   foreach(part facts correct streams absent abort graph)
     nvx_twin_test(${part} ${part} --lean --ranks 2,3 --seconds 200)
   endforeach()
-  # What is measured has no meaning here: a few sizes, until their time is over.
+  # Figures have no meaning here: a few sizes, until their time is over.
   foreach(part bench product host_calls copies)
     nvx_twin_test(${part} ${part} --ranks 2 --seconds 3)
   endforeach()

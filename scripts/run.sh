@@ -40,7 +40,7 @@ if [ "$target" = test ] && [ -n "${T:-}" ]; then
   target=selected
   select_tests "$T"
 fi
-say "What is here"
+say "Finding compilers and Python"
 system_step
 if needs_nvx; then python_step; else interpreter_step; fi
 if needs_nvx && [ "$target" != check ]; then

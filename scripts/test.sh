@@ -78,7 +78,7 @@ run_selected() {
   return $failed
 }
 
-# What runs in Python runs in an interpreter with torch, and with nvx.
+# Targets that run Python need an interpreter with torch, and with nvx.
 needs_nvx() {
   case $target in quick | wheels) return 1 ;; selected) [ ${#pytest_arguments[@]} -gt 0 ] ;; esac
 }

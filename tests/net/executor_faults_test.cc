@@ -473,7 +473,7 @@ TEST(RunFaults, AbandonedFetchesEndInTime) {
   }
 }
 
-/// Whatever the verdict on a segment, its memory has been released when it has arrived.
+/// The memory of a segment is released once the segment has arrived, also if it is refused.
 TEST(RunFaults, RefusedFetchesAreOver) {
   Alone alone("binomial", Collective::kBroadcast);
   alone.link().fetches = true;

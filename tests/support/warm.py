@@ -22,7 +22,7 @@ import struct
 import subprocess
 import sys
 
-# What Python, its linker and torch read before any of a program's own code runs.
+# Prefixes of variables that Python, its linker and torch read before a program's own code runs.
 READ_BEFORE = ("PYTHON", "LD_", "TORCH", "OMP_", "OPENBLAS_", "MKL_", "CUDA_", "PYTORCH_")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LENGTH = struct.Struct("!I")
