@@ -298,7 +298,7 @@ ALSO_SAYS = {
     "broadcast: root tensor too big": "invalid root tensor: 1, in a list of 1",
     "broadcast: sparse": r"not one of layout Sparse: to_dense\(\) it first",
     "all_reduce: bits of floats": "with non-integral dtype Float",
-    "all_reduce: meta tensor": "those of accelerators, not one on meta",
+    "all_reduce: meta tensor": "CPU and accelerator tensors, not one on meta",
     "all_reduce_coalesced: sparse": r"at index 0 \(expected Strided, got Sparse\)",
     "reduce: two tensors": "not one of 2",
     "all_gather: no output": "there are 1 inputs and 0 outputs",
