@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from bad_input import COLLECTIVES, Call, by, unusual_valid_variants, slots, invalid_variants
+from bad_input import COLLECTIVES, Call, by, invalid_variants, slots, unusual_valid_variants
 from ranks import one_host, only_nvx
 from reference import assert_same, bytes_of
 
