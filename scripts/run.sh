@@ -34,7 +34,12 @@ run_demo() { "$py" -m nvx demo; }
 run_bench() { "$py" -m nvx.bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo; }
 run_check() { "$py" tests/gates/run --install --jobs "$jobs"; }
 run_wheels() { "$py" scripts/wheels.py; }
-run_conformance() { "$py" -m tests.conformance --quiet --junit "$results/conformance.xml"; }
+run_conformance() {
+  local failed=0
+  "$py" -m tests.conformance --quiet --junit "$results/conformance.xml" || failed=1
+  "$py" -m tests.conformance --quiet --served --junit "$results/conformance-served.xml" || failed=1
+  return $failed
+}
 
 if [ "$target" = test ] && [ -n "${T:-}" ]; then
   target=selected
