@@ -15,10 +15,7 @@ COMMANDS = {
     "bench": ("nvx.bench.cli", "time collectives and training steps against another backend, in nccl-tests' columns"),
     "status": ("nvx.commands.status", "show the calls of this machine's running ranks, and the ranks they wait for"),
     "trace": ("nvx.commands.trace", "write a Chrome trace of a job: each call, and the ranks that it waited for"),
-    "drill": (
-        "nvx.commands.drill",
-        "inject faults into jobs, and check how fast and how well the other ranks report them",
-    ),
+    "drill": ("nvx.commands.drill", "inject faults into jobs, and check how soon the other ranks name the faulty one"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
     "simulate": (

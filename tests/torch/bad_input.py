@@ -1,7 +1,7 @@
 """The table of test_bad_input.py: collectives, and what can be wrong with their arguments.
 
-A `Call` is one call of a collective, with the arguments of one rank by name. `invalid_variants()` yields its bad variants, and
-`unusual_valid_variants()` those that look odd and must work.
+A `Call` is one call of a collective, with the arguments of one rank by name. `invalid_variants()` yields variants that
+must be refused, and `unusual_valid_variants()` those that look odd and must work.
 """
 
 from dataclasses import dataclass, field
