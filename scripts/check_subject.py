@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""check_subject.py FILE: the commit-msg hook. The first line of FILE reads `room: imperative`, under 72 characters.
+"""check_subject.py FILE: the commit-msg hook. The first line of FILE reads `part: imperative`, under 72 characters.
 
-A room is a folder of the tree (csrc/net is net, tests/torch is torch), or build, ci or readme; several have commas
+A part is a folder of the tree (csrc/net is net, tests/torch is torch), or build, ci or readme; several have commas
 between them. The first word after it must not end as a past, a participle or a third person does.
 """
 
@@ -11,18 +11,18 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OTHER_ROOMS = {"build", "ci", "readme"}
+OTHER_PARTS = {"build", "ci", "readme"}
 MADE_BY_GIT = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
 # Imperatives that have the ending of another form.
 IMPERATIVES = {"bias", "bring", "embed", "focus", "ping", "ring", "shed", "string"}
 
 
-def rooms_of(root):
+def parts_of(root):
     listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=True).stdout
-    return {part for path in listed.splitlines() for part in pathlib.Path(path).parts[:-1]} | OTHER_ROOMS
+    return {part for path in listed.splitlines() for part in pathlib.Path(path).parts[:-1]} | OTHER_PARTS
 
 
-def complaint(subject, rooms):
+def complaint(subject, folders):
     """Why the subject is refused, and what to do; empty if it is accepted."""
     if subject.startswith(MADE_BY_GIT):
         return ""
@@ -30,8 +30,8 @@ def complaint(subject, rooms):
         return f"the subject has {len(subject)} characters: keep it under 72, and put the reason into the body"
     parts = re.fullmatch(r"([a-z0-9_.-]+(?:, ?[a-z0-9_.-]+)*): (\S.*)", subject)
     if not parts:
-        return "the subject is not `room: imperative`, such as `net: close idle endpoints`"
-    unknown = [room for room in re.split(r", ?", parts[1]) if room not in rooms]
+        return "the subject is not `part: imperative`, such as `net: close idle endpoints`"
+    unknown = [part for part in re.split(r", ?", parts[1]) if part not in folders]
     if unknown:
         return f"{unknown[0]!r} is no folder of the tree: name the one that changes, or build, ci or readme"
     first = parts[2].split()[0]
@@ -50,6 +50,6 @@ if __name__ == "__main__":
             "usage: scripts/check_subject.py FILE, whose first line is the subject; git runs it as commit-msg hook"
         )
     lines = [line for line in pathlib.Path(sys.argv[1]).read_text().splitlines() if not line.startswith("#")]
-    why = complaint(lines[0] if lines else "", rooms_of(ROOT))
+    why = complaint(lines[0] if lines else "", parts_of(ROOT))
     if why:
         sys.exit(f"nvx: {why}")

@@ -115,10 +115,10 @@ def test_every_cpp_test_is_found_by_its_own_name(select, root):
         ("net: closing idle endpoints", "is no imperative"),
         ("net: Close idle endpoints", "upper case"),
         ("net: close idle endpoints.", "full stop"),
-        ("Idle endpoints are closed", "is not `room: imperative`"),
+        ("Idle endpoints are closed", "is not `part: imperative`"),
         ("moon: close idle endpoints", "is no folder of the tree"),
         (f"net: close {'x' * 61}", "under 72"),
-        ("", "is not `room: imperative`"),
+        ("", "is not `part: imperative`"),
     ],
 )
 def test_the_hook_judges_a_subject(root, subject, fault):

@@ -228,7 +228,7 @@ void Doorway::end_as_late(const std::vector<Visit>& open) const {
       "check whether it is stopped or swapped out, and whether the timeout is long enough "
       "(init_process_group(timeout=))";
   throw Error(Code::kTimeout, "nvx: the shared memory of these processes did not arrive in time: " + missing,
-              full ? advice + ". Does another user of this host flood the sockets @nvx-* (ss -xl)?" : advice);
+              full ? advice + "; check whether another user of this host floods the sockets @nvx-* (ss -xl)" : advice);
 }
 
 }  // namespace nvx
