@@ -114,6 +114,7 @@ def _options(given, group):
     _check_timeout(options._timeout)
     options.group_name = group.group_id
     options.global_ranks_in_group = list(group.global_ranks_in_group)
+    options._replaces_gloo = group.group_id in stand_in.replaced
     return options
 
 

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "torch/call/gloo_ranks.h"
 #include "torch/core/interrupt.h"
 #include "torch/core/store.h"
 
@@ -34,9 +35,16 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
   TORCH_CHECK_VALUE(store, "ProcessGroupNVX: needs a store");
   TorchStore torch_store(store, size);
   GroupOptions facts = group_options(rank, size, options);
-  facts.unwanted = std::move(unwanted);
   try {
-    return std::make_shared<Group>(torch_store, facts);
+    std::shared_ptr<GlooRanks> gloo_ranks;
+    if (options.replaces_gloo && size > 1) gloo_ranks = std::make_shared<GlooRanks>(store, facts.name, rank, size);
+    facts.unwanted = [gloo_ranks, unwanted = std::move(unwanted)] {
+      if (gloo_ranks) gloo_ranks->look();
+      return unwanted && unwanted();
+    };
+    auto group = std::make_shared<Group>(torch_store, facts);
+    if (gloo_ranks) gloo_ranks->leave();
+    return group;
   } catch (const Error& error) {
     raise_interrupt();
     C10_THROW_ERROR(DistBackendError, error.what());
@@ -44,7 +52,9 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
 }
 
 Groups::Groups(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const NvxOptions& options)
-    : store_(std::move(store)), group_(std::move(group)), options_(options) {}
+    : store_(std::move(store)), group_(std::move(group)), options_(options) {
+  options_.replaces_gloo = false;  // in `group_` alone
+}
 
 const std::shared_ptr<Group>& Groups::of(const TensorOperations& collectives) {
   if (device_of(collectives).is_cpu() || collectives.front().operation.collective == kernel::Collective::kBarrier)

@@ -16,6 +16,8 @@ struct NvxOptions final : c10d::Backend::Options {
       : c10d::Backend::Options("nvx", timeout) {}
   /// For a group that was merged out of several: its ranks' global ranks are unknown.
   bool ranks_unknown = false;
+  /// nvx replaces gloo in this group: see GlooRanks.
+  bool replaces_gloo = false;
   /// Instead of `NVX_KERNELS`.
   std::optional<Kernels> kernels;
   /// As `NVX_TUNE`; a key here counts instead of the same key there.

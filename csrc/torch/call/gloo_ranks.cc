@@ -1,0 +1,78 @@
+#include "torch/call/gloo_ranks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "torch/core/store.h"
+
+namespace nvx {
+namespace {
+
+constexpr uint64_t kLength = 6988;  // python/nvx/stand_in.py finds it in gloo's error: "... 136 vs 6988"
+constexpr int kAtOnce = 16;         // ranks that one look asks for: all ranks together look at all
+const std::vector<uint8_t> kAbsent = {'-'};
+
+/// A list of addresses of gloo's that is well-formed, but has an address of a length that gloo refuses.
+std::vector<uint8_t> refusal() {
+  constexpr uint64_t kRankLength = 3;
+  std::vector<uint8_t> value(2 * sizeof(uint64_t) + kRankLength + kLength);
+  std::memcpy(value.data(), &kRankLength, sizeof kRankLength);
+  std::memcpy(value.data() + sizeof kRankLength, "nvx", kRankLength);
+  std::memcpy(value.data() + sizeof kRankLength + kRankLength, &kLength, sizeof kLength);
+  return value;
+}
+
+std::string key_of(int rank) { return "0/" + std::to_string(rank); }  // of gloo's first context
+
+}  // namespace
+
+GlooRanks::GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, int size)
+    : store_(std::move(store)),
+      group_(std::move(group)),
+      rank_(rank),
+      pause_(
+          std::clamp(std::chrono::milliseconds(size), std::chrono::milliseconds(100), std::chrono::milliseconds(1000))),
+      next_(Clock::now() + pause_) {
+  // An entry of an earlier group says that those of other ranks may be as old: they prove nothing.
+  const bool entries_are_new = entry(rank) == kAbsent;
+  for (int i = 1; entries_are_new && i < size; ++i) others_.push_back((rank + i) % size);
+  ask_store([&] { store_->set(key_of(rank), refusal()); });
+}
+
+/// One request, which never waits: get() would, for a key that its owner removes after a check().
+std::vector<uint8_t> GlooRanks::entry(int rank) const {
+  try {
+    return store_->compareSet(key_of(rank), kAbsent, kAbsent);
+  } catch (const std::exception&) {  // not every store supports compareSet()
+    return kAbsent;
+  }
+}
+
+void GlooRanks::look() {
+  if (others_.empty() || Clock::now() < next_) return;
+  next_ = Clock::now() + pause_;
+  static const std::vector<uint8_t> kOurs = refusal();
+  for (size_t left = std::min<size_t>(others_.size(), kAtOnce); left != 0; --left) {
+    const int other = others_.front();
+    others_.pop_front();
+    const std::vector<uint8_t> found = entry(other);
+    if (found == kAbsent) others_.push_back(other);
+    if (found == kAbsent || found == kOurs) continue;
+    throw Error(Code::kMismatch,
+                "nvx: NVX_AS differs between ranks: rank " + std::to_string(other) + " of group " + group_ +
+                    " uses gloo itself, and on rank " + std::to_string(rank_) + " nvx replaces gloo",
+                "set NVX_AS=gloo (or call nvx.serve_as) on all ranks, or on none. If it is set everywhere, nvx is not "
+                "loaded on the ranks that use gloo: install it there and unset TORCH_DEVICE_BACKEND_AUTOLOAD");
+  }
+}
+
+void GlooRanks::leave() {
+  try {
+    store_->deleteKey(key_of(rank_));
+  } catch (const std::exception&) {  // not every store supports deleteKey()
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+
+namespace nvx {
+
+/// The ranks that use gloo itself in a group in which nvx replaces gloo on this rank: NVX_AS is not set there. Such a
+/// rank would wait in vain. So this rank's entry in the store, where gloo looks for its address, makes gloo fail at
+/// once.
+class GlooRanks {
+ public:
+  /// Writes this rank's entry. `store` is the one that torch gives the backend.
+  GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, int size);
+  /// For the waits of set-up, which call it repeatedly. Throws Error if a rank uses gloo itself.
+  void look();
+  /// Removes this rank's entry. Call when all ranks have come; a rank that looks for it meanwhile does not wait.
+  void leave();
+
+ private:
+  std::vector<uint8_t> entry(int rank) const;
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string group_;
+  const int rank_;
+  std::deque<int> others_;  // that are not known to use nvx; empty: none need be looked at
+  const Clock::duration pause_;
+  Clock::time_point next_;
+};
+
+}  // namespace nvx
