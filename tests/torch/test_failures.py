@@ -181,6 +181,7 @@ def test_calls_after_a_failure_say_that_it_was_earlier(rank, world):
     else:
         text = caught(lambda: dist.all_reduce(ones(), group=group), within=10)
         assert "earlier" not in text and "init_process_group(timeout=)" in text, text
+        assert re.search(r"; to see what rank 1 does: py-spy dump --pid \d+", text) or SEVERAL_HOSTS, text
         meet("gave up")
     for named, call in (
         (r"all_reduce\(.*\)", lambda: dist.all_reduce(ones(), group=group)),
