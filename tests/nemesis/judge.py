@@ -12,6 +12,8 @@ import re
 from tests.nemesis.program import DEADLY, DIFFERING, HARMLESS
 from tests.nemesis.rank import SETUP
 
+STORE = ("DistStoreError: ", "DistNetworkError: ")  # torch's own, which may be what ends a set-up
+ENDED = re.compile(r"\brank (\d+)(?: \((?:global rank (\d+), )?[^()]*\))? (?:has ended|is lost)")
 PROMPT = 5.0  # seconds in which a death or a leave is noticed, on a busy machine
 SLACK = 5.0  # beyond a timeout
 
@@ -70,13 +72,31 @@ def bad_errors(program, event, faulty, orderly, early_death):
             yield "I5", f"failed, and no rank of it is at fault: {event.text}"
         return
     if makes_group(program, event):
-        return  # torch's own store may be what ends the wait
+        yield from bad_set_up(program, event)
+        return
     if not event.text.startswith("DistBackendError: nvx: "):
         yield "I3", f"not an error of nvx: {event.text}"
     members = program.groups[event.group]
     names = [members.index(rank) for rank in faulty]
     if orderly and not early_death and not any(re.search(rf"\brank {index}\b", event.text) for index in names):
         yield "I3", f"names no rank at fault: {event.text}"
+
+
+def bad_set_up(program, event):
+    """All survivors name a rank that is dead, and none that lives."""
+    if event.text.startswith(STORE):
+        return
+    if not event.text.startswith("DistBackendError: nvx: "):
+        yield "I3", f"an error neither of nvx nor of the store: {event.text}"
+    members = program.groups[event.group]
+    dead = {f.rank for f in program.faults if f.kind in DEADLY}
+    said = {int(world or index) for index, world in ENDED.findall(event.text)}
+    if said - dead:
+        yield "I3", f"says that rank {min(said - dead)} has ended, which lives: {event.text}"
+    names = dead | {members.index(rank) for rank in dead if rank in members}
+    only_deaths = all(f.kind in (*DEADLY, *HARMLESS) for f in program.faults)
+    if only_deaths and not any(re.search(rf"\branks? (\d+, )*{name}\b", event.text) for name in names):
+        yield "I3", f"names no rank that has ended: {event.text}"
 
 
 def unexpected_ends(program, codes):

@@ -1,4 +1,4 @@
-"""Some minutes of worlds, and whether the judge sees what it looks for."""
+"""40 s of worlds, six at once, and whether the judge sees what it looks for."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import torch
 from tests.nemesis import program as programs
 from tests.nemesis.judge import judge, unexpected_ends
 from tests.nemesis.program import Fault, Program, Step, make
-from tests.nemesis.rank import Event, differs
+from tests.nemesis.rank import SETUP, Event, differs
 
 _C = pytest.importorskip("nvx._C", reason="nvx is not built")
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ SECONDS, JOBS, LEAST = 20, 6, 6  # for each number of hosts: the time, the world
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_worlds(hosts):
-    """Two minutes of worlds, played beside each other because most of them wait. More: python -m tests.nemesis."""
+    """Worlds for 20 s, six at once because most of them wait. More: python -m tests.nemesis."""
     if hosts > 1 and not _C.build_info()["ucx"]:
         pytest.skip("this nvx was built without UCX")
     command = [sys.executable, "-m", "tests.nemesis", "--seed", 0, "--worlds", 1000 * JOBS, "--jobs", JOBS]
@@ -85,6 +85,24 @@ def test_each_violation_is_seen(rule):
     assert judge(program, {0: [fine]}) == []
     found = judge(program, {0: [fine, VIOLATIONS[rule]]})
     assert found and found[0].startswith(rule[:2]), found
+
+
+SET_UPS = {
+    NAMED + " (signal 9) while group 0 was being created": "",
+    "DistBackendError: nvx: timed out after 6.00 s, waiting for the ranks of group 0: rank 1 has not joined": "",
+    "DistBackendError: nvx: waiting for the ranks of group 0: ranks 0, 1 have not joined": "",
+    "DistStoreError: wait timeout after 6000ms": "",
+    "DistBackendError: nvx: timed out after 6.00 s, waiting for the ranks of group 0": "names no rank that has ended",
+    "DistBackendError: nvx: rank 0 (pid 7, host vm) has ended, and rank 1 waits": "says that rank 0 has ended",
+    "ValueError: rank 1 is missing": "an error neither of nvx nor of the store",
+}
+
+
+@pytest.mark.parametrize("text", SET_UPS)
+def test_errors_of_a_set_up_are_judged(text):
+    program = with_fault("SIGKILL from outside", 0)
+    found = judge(program, {0: [Event(SETUP, 0, "error", text)]})
+    assert (SET_UPS[text] in found[0] and found[0].startswith("I3")) if SET_UPS[text] else not found, found
 
 
 def test_innocent_groups_and_unexpected_ends_are_seen():
