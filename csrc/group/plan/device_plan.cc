@@ -91,15 +91,16 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
 
 /// With M bytes of packets an all-reduce takes two trips up to M / 8 bytes: two buffers of 16 bytes for each 8 bytes,
 /// half of them for each trip. It takes one trip up to M / 4 divided by the number of ranks, as does a piece of an
-/// exchange. For a pad of 16 MiB that is 1 MiB and, with 8 ranks, 256 KiB. With 24 blocks, chunks are 10.6 KiB for 8
-/// ranks and 32 KiB for 2. Greetings and counters of 8 ranks take 72 KiB.
+/// exchange. For a pad of 16 MiB that is 1 MiB and, with 8 ranks, 256 KiB: packets are rounded up to whole rows, so
+/// that they hold these sizes with any number of blocks. With 24 blocks, chunks are 10.6 KiB for 8 ranks and 32 KiB
+/// for 2. Greetings and counters of 8 ranks take 72 KiB.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes, const Tuning& tuning) {
-  constexpr size_t kFewestPackets = kernel::kRowPackets, kMostPackets = 4096, kSmallestChunk = 1 << 10,
+  constexpr size_t kFewestPackets = kernel::kRowPackets, kMostPackets = 8192, kSmallestChunk = 1 << 10,
                    kLargestChunk = 32 << 10;
   const size_t cells = size_t(std::max(ranks, 1u)) * std::max(blocks, 1u), half = pad_bytes / 2;
   kernel::DeviceShape shape{ranks, blocks};
-  const size_t packets = half / (kernel::kBuffers * sizeof(kernel::Packet) * cells);
-  shape.packets = uint32_t(std::clamp(down_to(packets, kernel::kRowPackets), kFewestPackets, kMostPackets));
+  const size_t rows = kernel::ceil_div(half, kernel::kBuffers * sizeof(kernel::Packet) * cells * kernel::kRowPackets);
+  shape.packets = uint32_t(std::clamp(rows * kernel::kRowPackets, kFewestPackets, kMostPackets));
   const size_t chunk = half / (kernel::kChunks * cells);
   shape.chunk_bytes = uint32_t(std::clamp(down_to(chunk, kernel::kCacheLine), kSmallestChunk, kLargestChunk));
   if (const uint64_t own = tuning.of(Tune::kPackets, ranks)) shape.packets = uint32_t(own);

@@ -55,7 +55,7 @@ constexpr TuneRow kTuneRows[] = {
     {Tune::kSlice, "slice", kHosts, alike(8 * 63 * K), 64 * K, 64 * M, K, "bytes of a rail's messages to one host"},
     {Tune::kBlocks, "kernels.blocks", kGpus, alike(24), 1, 256, 1, "blocks of a rank, if its GPU has room for them"},
     {Tune::kPad, "kernels.pad", kGpus, alike(16 * M), 512 * K, 32 * M, K, "bytes of a group's packets and chunks"},
-    {Tune::kPackets, "kernels.packets", kGpus, alike(0), 64, 4096, 64,
+    {Tune::kPackets, "kernels.packets", kGpus, alike(0), 64, 8192, 64,
      "packets from one rank to a block; by default what half of the pad holds"},
     {Tune::kChunkBytes, "kernels.chunk", kGpus, alike(0), 1 * K, 256 * K, 128,
      "bytes of a chunk; by default what half of the pad holds"},

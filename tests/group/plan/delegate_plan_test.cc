@@ -86,7 +86,8 @@ TEST(DeviceExplain, OneWayRunsAndAllAreThere) {
     return explain_on_device({Collective::kAllReduce, bytes, facts, has_kernels, ""});
   };
   EXPECT_EQ(runs(ways(32 << 10, true)), "kernels reduce_packets;");
-  EXPECT_EQ(runs(ways(1 * M, true)), "kernels reduce_chunks;");
+  EXPECT_EQ(runs(ways(1 * M, true)), "kernels reduce_packets_two_shot;");
+  EXPECT_EQ(runs(ways(2 * M, true)), "kernels reduce_chunks;");
   EXPECT_EQ(runs(ways(1 * M, false)), "host memory reduce_pipelined;");
   EXPECT_EQ(ways(1 * M, true).size(), 5u) << "NCCL, three of kernels, host memory";
   facts.force = PlanFacts::Force::kPipelined;
@@ -115,7 +116,7 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   EXPECT_EQ(runs_of(Collective::kAllToAll, 8), "kernels exchange_pieces;") << "each pair knows its own";
   facts.tuning.set(Tune::kPiece, 100);
   EXPECT_EQ(runs_of(Collective::kAllGather, 101), "kernels exchange_chunks;");
-  EXPECT_EQ(tuned(Tune::kPackets, facts), 1344u);
+  EXPECT_EQ(tuned(Tune::kPackets, facts), 1408u);
   facts.tuning.set(Tune::kPackets, 64);
   EXPECT_EQ(tuned(Tune::kPackets, facts), 64u);
   EXPECT_EQ(tuned(Tune::kLease, facts), most_lease(facts));

@@ -153,6 +153,21 @@ TEST(DevicePlan, PacketsHoldWhatIsSaidAndNoMore) {
   }
 }
 
+/// The sizes that packets are for, with the pad that a process's first group gets.
+TEST(DevicePlan, PacketsHoldTheSizesThatTheyAreFor) {
+  for (const uint32_t ranks : {2, 3, 4, 5, 6, 7, 8}) {
+    for (const uint32_t blocks : {16, 20, 24, 32}) {
+      const DevicePlanFacts facts{.shape = device_shape(ranks, blocks, pad_budget(64 * M))};
+      EXPECT_NE(plan(Collective::kAllReduce, 1 * M, facts).algorithm, DeviceAlgorithm::kReduceChunks)
+          << ranks << " ranks, " << blocks << " blocks";
+      EXPECT_EQ(plan(Collective::kAllGather, 2 * M / ranks, facts).algorithm, DeviceAlgorithm::kExchangePackets)
+          << ranks << " ranks, " << blocks << " blocks";
+      EXPECT_EQ(plan(Collective::kReduceScatter, 2 * M / ranks, facts).algorithm, DeviceAlgorithm::kReducePackets)
+          << ranks << " ranks, " << blocks << " blocks";
+    }
+  }
+}
+
 struct Measures {
   uint32_t ranks, blocks;
   size_t pad;
@@ -162,13 +177,13 @@ struct Measures {
 
 TEST(DevicePlan, CutsChannelsOutAsExpected) {
   constexpr Measures kMeasures[] = {
-      {1, 16, 8 * M, 4096, 32 << 10, 4102},  // the most that is ever needed
+      {1, 16, 8 * M, 8192, 32 << 10, 6150},  // the most that is ever given
       {2, 16, 8 * M, 4096, 32 << 10, 8204},  //
-      {3, 16, 8 * M, 2688, 21760, 8130},     // whole rows of 64
+      {3, 16, 8 * M, 2752, 21760, 8226},     // whole rows of 64
       {8, 16, 8 * M, 1024, 8192, 8240},      // "a few MiB"
-      {8, 2, 8 * M, 4096, 32 << 10, 4102},   // a full GPU
+      {8, 2, 8 * M, 8192, 32 << 10, 6150},   // a full GPU
       {16, 16, 8 * M, 512, 4096, 8288},      //
-      {72, 16, 8 * M, 64, 1024, 7344},       //
+      {72, 16, 8 * M, 128, 1024, 9648},       //
       {8, 16, 512 * K, 64, 1024, 816},       // a nearly full arena
       {192, 16, 512 * K, 64, 1024, 19584},   // does not fit, and the arena reports it
   };
