@@ -82,7 +82,7 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
     if (kernel_can(algorithm, q, facts.shape))
       way.estimate =
           estimate_device_algorithm(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
-    if (!q.has_kernels) way.why = "this build has no kernels", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+    if (!q.has_kernels) way.why = "this build has no kernels", way.set_by = "a build with NVX_CUDA=1";
     if (q.collective == Collective::kBarrier) way.why = "a barrier runs on the CPU", way.runs = false;
     ways.push_back(std::move(way));
   }
@@ -111,7 +111,7 @@ Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
   Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", ""};
   const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
   if (!q.has_kernels) {
-    way.why = "this build has no kernels", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+    way.why = "this build has no kernels", way.set_by = "a build with NVX_CUDA=1";
   } else if (why_not) {
     way.why = why_not;
   } else if (!can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts)) {
