@@ -171,7 +171,9 @@ class PushChannel : public ChannelMemory {
   }
 
   /// Ends the epoch: this block reads none of its data any more. `all_met`: every rank has met every other one, so no
-  /// signal is needed.
+  /// signal is needed. Unlike give_up(), it does not ask the host for the dead ranks: a host that knows of one also
+  /// aborts the group, and a kernel that waits heeds that in about kCheckNs. The question would take a read over the
+  /// bus in each operation with a root, and cover only that time, not the one until the host notices a death.
   NVX_HD void leave(const Job& job, bool all_met) {
     ex_.sync();
     const bool tells = !all_met || is_restamp_due();
