@@ -55,6 +55,7 @@ COLD = ("record", "look_up", "mismatch", "restamp", "signal_peers")
 SLOW_DIVISION = r"__cuda_sm\w+_slowpath"
 MOST_INSTRUCTIONS = 4000
 MOST_FENCES = 2  # of system scope: one before `ready`, which only chunks signal, and one a round
+MOST_LOADS_FIRST = 3  # the epoch; the peer's last one, if it was not met in the one before; its digest
 MOST_GENERAL = 10000  # a general kernel with all that it calls; with a copy of everything for each type, 54,832
 HOT_PARTS = (
     "reduce_packets",
@@ -78,7 +79,7 @@ def text_breaches(ptx):
         hit = re.search(pattern, ptx, re.MULTILINE)
         if hit:
             found.append(f"{hit.group(0).strip()}: {why}")
-    return found + order_breaches(ptx)
+    return found + order_breaches(ptx) + hot_breaches(ptx)
 
 
 def order_breaches(ptx):
@@ -90,6 +91,43 @@ def order_breaches(ptx):
         for one in around
         if len(one) != len(PUBLISH) or not all(map(re.fullmatch, PUBLISH, one))
     ]
+
+
+def hot_breaches(ptx):
+    """What slows the hot kernels in PTX, a sentence each. Cold functions are not part of a kernel's text."""
+    found = []
+    for symbol, body in re.findall(r"\.entry (\w+)\((.*?)^\}", ptx, re.DOTALL | re.MULTILINE):
+        name = kernel_of(symbol)
+        if name in ("single", "several"):
+            continue
+        if hit := re.search(r"\b(div|rem)\.[us]\d+", body):
+            found.append(f"{name}: {hit[0]}: an integer division")
+        if "packets" in name and (hit := re.search(r"(?<![\w.])(atom|red)\.[\w.]+", body)):
+            found.append(f"{name}: {hit[0]}: an atomic access")
+        if (loads := loads_first(body)) > MOST_LOADS_FIRST:
+            found.append(f"{name}: {loads} loads, each of which needs the one before, precede the first packet")
+    return found
+
+
+def loads_first(body):
+    """The longest chain of loads before a kernel's first packet in which each needs the value of the one before. A
+    value from shared memory may need all loads before the last barrier."""
+    chains, behind = {}, 0
+
+    def longest(registers):
+        return max((chains.get(one, 0) for one in re.findall(r"%\w+", registers)), default=0)
+
+    for line in body.splitlines():
+        if "st.relaxed.sys.v2" in line:
+            return max(behind, longest(line))
+        if "bar." in line:
+            behind = max(chains.values(), default=0)
+        if step := re.match(r"\s*(?:@\S+\s+)?([a-z][\w.]+)\s+(\{[^}]*\}|%\w+),(.*);", line):
+            what, to, of = step.groups()
+            is_load = re.match(r"ld\.(?!param|const|local|shared)", what)
+            chain = behind if what.startswith(("ld.shared", "bar.")) else longest(of) + bool(is_load)
+            chains |= {one: max(chains.get(one, 0), chain) for one in re.findall(r"%\w+", to)}
+    return 0
 
 
 def code_breaches(code):
@@ -294,10 +332,10 @@ def start_program(context, program, *parts):
 
 
 def sass(context, cubins):
-    """Checks the machine code itself, if cuobjdump can print it."""
+    """Checks the machine code itself."""
     tool = context.tool("cuobjdump")
     if not tool:
-        return "machine code not looked into: no cuobjdump (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)"
+        raise Failed("no cuobjdump for the machine code (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
     # Cuobjdump calls nvdisasm, which is beside it.
     helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")
     told = [paths(context, cubins[ARCHITECTURES.index("90")], tool)]
@@ -313,7 +351,7 @@ def paths(context, cubin, cuobjdump):
     """Checks the paths of hot kernels in the machine code for sm_90."""
     tool = pathlib.Path(cuobjdump).with_name("nvdisasm")
     if not tool.exists():
-        return "paths of hot kernels not looked into: no nvdisasm (pip install nvidia-cuda-nvdisasm)"
+        raise Failed("no nvdisasm to look into the paths of hot kernels (pip install nvidia-cuda-nvdisasm)")
     code = context.run([tool, "-c", cubin], "nvdisasm")
     kernels = [(name, costs_of(path_of(blocks)), total) for name, blocks, total in kernels_in(code)]
     table = "".join(f"  {name}: {total} instructions; on the path {costs}\n" for name, costs, total in sorted(kernels))
@@ -327,6 +365,23 @@ def paths(context, cubin, cuobjdump):
 GOOD = """ld.relaxed.sys.v2.u64 st.relaxed.sys.v2.u64 ld.acquire.sys.b64 st.release.sys.b64
 ld.v2.u64 st.v2.u64 mul.rn.f32
 bar.red.and.pred ld.shared.u32 fence.acq_rel.sys st.relaxed.sys.b64 st.shared.u64 st.relaxed.sys.b64"""
+# A hot kernel up to its first packet: three loads, each of which needs the one before.
+ENTRY_PTX = """
+.visible .entry _ZN3nvx7run_hotINS0_12HotOperationILNS0_15DeviceAlgorithmE0EfEEEE(
+)
+{
+\tld.param.u64 %rd1, [args];
+\tld.global.u64 %rd2, [%rd1+8];
+\tbar.red.and.pred %p1, 0, %p2;
+\tadd.s64 %rd3, %rd2, %rd1;
+\tld.global.u32 %r3, [%rd3];
+\tshl.b32 %r4, %r3, 1;
+\tcvt.u64.u32 %rd4, %r4;
+\tld.acquire.sys.b64 %rd5, [%rd4];
+\tst.relaxed.sys.v2.u64 [%rd5], {%rd1, %rd2};
+\tbar.red.and.pred %p1, 0, %p2;
+}
+"""
 EXAMPLES = (
     (GOOD, False),
     (GOOD.replace("acquire.sys", "acquire.gpu"), True),
@@ -340,6 +395,13 @@ EXAMPLES = (
     (GOOD + "\n    @%p1 trap;", True),
     (GOOD + " ld.volatile.u64", True),
     (GOOD + " ld.global.nc.v4.u32", True),
+    (GOOD + ENTRY_PTX, False),
+    (GOOD + ENTRY_PTX.replace("shl.b32 %r4, %r3, 1", "div.u32 %r4, %r3, %r2"), True),
+    (GOOD + ENTRY_PTX.replace("shl.b32 %r4, %r3, 1", "atom.add.acq_rel.gpu.u32 %r4, [%rd4], 1"), True),
+    (GOOD + ENTRY_PTX.replace("add.s64 %rd3, %rd2, %rd1", "ld.global.u64 %rd3, [%rd2]"), True),
+    (GOOD + ENTRY_PTX.replace("add.s64 %rd3, %rd2, %rd1", "ld.shared.u64 %rd3, [%r1]"), False),
+    (GOOD + ENTRY_PTX.replace("add.s64 %rd3, %rd2, %rd1", "ld.shared.u64 %rd9, [%r1];\nld.u64 %rd3, [%rd9]"), True),
+    (GOOD + ENTRY_PTX.replace("DeviceAlgorithm", "").replace("shl.b32", "div.u32"), False),
 )
 
 CODE = """LD.E.128.STRONG.SYS R4 ST.E.128.STRONG.SYS [R2] LD.E.64.STRONG.SYS R4 ST.E.64.STRONG.SYS [R2]
