@@ -245,7 +245,9 @@ Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomReq
     const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
     if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
       throw of_another_version(request.name(int(r)));
-    rooms.arena_free = std::min(rooms.arena_free, cards[r].arena_free);
+    const auto in_arena = [&](const RoomCard& c) { return c.home == cards[r].home && c.device == cards[r].device; };
+    rooms.arena_free =
+        std::min(rooms.arena_free, cards[r].arena_free / uint64_t(std::ranges::count_if(cards, in_arena)));
     wanted = std::min(wanted, cards[r].wanted);
   }
   kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), wanted);

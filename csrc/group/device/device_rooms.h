@@ -63,7 +63,7 @@ struct RoomRequest {
 struct Rooms {
   uint32_t blocks = 0;      ///< of each rank
   std::string why_fewer;    ///< the reason for fewer than requested; empty if there are as many
-  uint64_t arena_free = 0;  ///< bytes free in the fullest arena
+  uint64_t arena_free = 0;  ///< bytes free in the fullest arena, for each rank of the group that shares it
   BlockPromise promise;     ///< of this rank's blocks
   /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this
   /// process have their promises. Give it back once all ranks have reported that they are past this point.

@@ -295,7 +295,7 @@ TEST(DeviceRooms, GroupsOfAMeshOnOneGpuAllFindRoom) {
 }
 
 TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
-  DeviceWorld world({.ranks = 2, .gpus = 1, .resident = 10});
+  DeviceWorld world({.ranks = 2, .gpus = 1, .arena = 16 * M, .resident = 10});
   const SharedTable tables[]{SharedTable(2), SharedTable(2), SharedTable(2), SharedTable(2),
                              SharedTable(2), SharedTable(2), SharedTable(2)};
   as_threads(2, [&](int rank) {
