@@ -40,12 +40,21 @@ NVX_HD auto part(Body body) {
 }
 
 /// `data + bytes`, also for an empty piece without memory: the host's language forbids an offset to null.
-NVX_HD inline std::byte* offset(std::byte* data, size_t bytes) {
+template <class Byte>
+NVX_HD Byte* offset(Byte* data, size_t bytes) {
 #ifdef __CUDA_ARCH__
   return data + bytes;
 #else
-  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(data) + bytes);
+  return reinterpret_cast<Byte*>(reinterpret_cast<uintptr_t>(data) + bytes);
 #endif
+}
+
+/// `n`. The compiler does not move what follows from it out of a loop.
+NVX_HD inline uint32_t anew(uint32_t n) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(n));
+#endif
+  return n;
 }
 
 /// `at`, which the lanes of a block share: tells the compiler so.

@@ -421,7 +421,7 @@ def test_explain_lists_the_keys_with_their_values_and_where_these_come_from(monk
     assert rows["slice"][:5] == ["128K", "variable", "64K", "64M", "hosts"]
     assert rows["all_reduce.one_shot"][:2] == ["64K", "default"]
     assert rows["kernels.two_shot"][:5] == ["any", "default", "0", "any", "GPUs"]
-    assert rows["kernels.chunk"][0] == "32K" and rows["kernels.packets"][0] == "5504"
+    assert rows["kernels.chunk"][0] == "64K" and rows["kernels.packets"][0] == "5504"
     assert len(rows) == len(nvx_module._load().tuning()) + 1
     four = nvx("explain", "all_reduce", "8", "-n", "4", "--json")
     assert "no file of NVX_TUNE is for 4 ranks on a host" in four.stderr

@@ -100,8 +100,8 @@ ORDERS = {
     "await": "may_continue wait_for(credit) wait_for(posted) all none_has_failed",
     "publish": "all none_has_failed fence signal_behind(posted) signal_behind(credit)",
     "await_readers": "may_continue wait_for(credit) has_not_failed all",
-    "reduce_chunks": "meet await copy_all reduce_as copy_all publish await_readers",
-    "exchange_chunks": "put_packets meet get_packets await copy_all copy_all publish",
+    "reduce_chunks": "meet await copy_all reduce_as publish await_readers",
+    "exchange_chunks": "put_packets meet get_packets await copy_all publish",
     # direct access
     "send_places": "put_packet put_packet signal(ready)",
     "await_ready": "wait acquire(ready)",

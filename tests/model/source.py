@@ -5,7 +5,8 @@ import pathlib
 import re
 
 KERNEL = pathlib.Path(__file__).resolve().parents[2] / "csrc" / "kernel"
-FILES = ("exec.h", "gpu/push_channel.h", "gpu/channel_memory.h", "gpu/packs.h", "gpu/device_collectives.h")
+GPU = ("push_channel", "channel_memory", "packs", "fold_any", "device_collectives")
+FILES = ("exec.h", *(f"gpu/{one}.h" for one in GPU))
 
 # The operations that order or publish, and the functions whose place among them a protocol relies on.
 OPERATIONS = "put_packet|peek_packet|signal|signal_behind|fence|acquire|sync|all"

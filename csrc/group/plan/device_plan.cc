@@ -6,6 +6,7 @@
 namespace nvx {
 namespace {
 
+using kernel::ceil_div;
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
@@ -58,8 +59,6 @@ size_t one_trip_limit(const DeviceRow& row, const DevicePlanFacts& facts) {
   return std::min(held, facts.tuned(is_whole(row.collective) ? Tune::kOneShot : Tune::kPiece));
 }
 
-constexpr size_t down_to(size_t n, size_t multiple) { return n / multiple * multiple; }
-
 }  // namespace
 
 size_t most_bytes(DeviceAlgorithm algorithm, const kernel::DeviceShape& shape) {
@@ -92,24 +91,28 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
 /// With M bytes of packets an all-reduce takes two trips up to M / 8 bytes: two buffers of 16 bytes for each 8 bytes,
 /// half of them for each trip. It takes one trip up to M / 4 divided by the number of ranks, as does a piece of an
 /// exchange. For a pad of 16 MiB that is 1 MiB and, with 8 ranks, 256 KiB: packets are rounded up to whole rows, so
-/// that they hold these sizes with any number of blocks. With 24 blocks, chunks are 10.6 KiB for 8 ranks and 32 KiB
-/// for 2. Greetings and counters of 8 ranks take 72 KiB.
+/// that they hold these sizes with any number of blocks.
+///
+/// In a round a block sends a chunk to each peer. With 24 blocks and a pad of 16 MiB these are 64 KiB or more, as many
+/// as the lanes of a block load at once: chunks are 64 KiB for 2 ranks, 21.4 KiB for 4 and 10.8 KiB for 8. To hold
+/// that, chunks of 2 ranks take 12 MiB, not half of the pad, and those of 3 ranks 9 MiB.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes, const Tuning& tuning) {
   constexpr size_t kFewestPackets = kernel::kRowPackets, kMostPackets = 8192, kSmallestChunk = 1 << 10,
-                   kLargestChunk = 32 << 10;
+                   kLargestChunk = 64 << 10;
   const size_t cells = size_t(std::max(ranks, 1u)) * std::max(blocks, 1u), half = pad_bytes / 2;
+  const size_t staging = std::max(half, pad_bytes * 3 / 8 * ranks / (std::max(ranks, 2u) - 1));
   kernel::DeviceShape shape{ranks, blocks};
-  const size_t rows = kernel::ceil_div(half, kernel::kBuffers * sizeof(kernel::Packet) * cells * kernel::kRowPackets);
+  const size_t rows = ceil_div(half, kernel::kBuffers * sizeof(kernel::Packet) * cells * kernel::kRowPackets);
+  const size_t lines = ceil_div(staging, kernel::kChunks * cells * kernel::kCacheLine);
   shape.packets = uint32_t(std::clamp(rows * kernel::kRowPackets, kFewestPackets, kMostPackets));
-  const size_t chunk = half / (kernel::kChunks * cells);
-  shape.chunk_bytes = uint32_t(std::clamp(down_to(chunk, kernel::kCacheLine), kSmallestChunk, kLargestChunk));
+  shape.chunk_bytes = uint32_t(std::clamp(lines * kernel::kCacheLine, kSmallestChunk, kLargestChunk));
   if (const uint64_t own = tuning.of(Tune::kPackets, ranks)) shape.packets = uint32_t(own);
   if (const uint64_t own = tuning.of(Tune::kChunkBytes, ranks)) shape.chunk_bytes = uint32_t(own);
   return shape;
 }
 
-/// The arena serves all groups of the process. Of 64 MiB the first group gets the most that pays, 16 MiB and a little.
-/// Later groups get less until others have gone, and nothing only if the arena is nearly full.
+/// The arena serves all groups of the process. Of 64 MiB the first group gets the most that pays, 16 MiB and a little;
+/// with 2 ranks 20 MiB. Later groups get less until others have gone, and nothing only if the arena is nearly full.
 size_t pad_budget(size_t free_bytes, const Tuning& tuning) {
   constexpr size_t kLeast = 512 << 10;
   return std::clamp(free_bytes / 4, kLeast, size_t(tuning.of(Tune::kPad, 2)));

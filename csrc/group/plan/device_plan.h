@@ -35,8 +35,8 @@ std::vector<kernel::DeviceAlgorithm> algorithms_of(kernel::Collective collective
 /// for algorithms with chunks.
 size_t most_bytes(kernel::DeviceAlgorithm algorithm, const kernel::DeviceShape& shape);
 
-/// The shape of a channel with a pad of about `pad_bytes`, half for packets and half for chunks, unless these are
-/// tuned. Pure.
+/// The shape of a channel with a pad of about `pad_bytes`, half for packets and half for chunks, or more with 2 or 3
+/// ranks, unless these are tuned. Pure.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes, const Tuning& tuning = {});
 
 /// The size of a pad, given the free bytes of the fullest arena.

@@ -58,7 +58,7 @@ constexpr TuneRow kTuneRows[] = {
     {Tune::kPackets, "kernels.packets", kGpus, alike(0), 64, 8192, 64,
      "packets from one rank to a block; by default what half of the pad holds"},
     {Tune::kChunkBytes, "kernels.chunk", kGpus, alike(0), 1 * K, 256 * K, 128,
-     "bytes of a chunk; by default what half of the pad holds"},
+     "bytes of a chunk; by default what half of the pad holds, or more with 2 or 3 ranks"},
     {Tune::kOneShot, "kernels.one_shot", kGpus, {kUnlimited, 64 * K, 32 * K, 16 * K}, 0, kUnlimited, 1,
      "bytes up to which all_reduce and reduce send whole messages as packets"},
     {Tune::kTwoShot, "kernels.two_shot", kGpus, alike(kUnlimited), 0, kUnlimited, 1,

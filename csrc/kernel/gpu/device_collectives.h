@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernel/gpu/fold_any.h"
 #include "kernel/gpu/push_channel.h"
 
 /// The collectives inside a host for memory that is far from its reader, as between GPUs: all data is pushed to its
@@ -179,10 +180,13 @@ NVX_HD bool reduce_chunks(Exec& ex, Channel& ch, const Job& job) {
       peer.takes = uint32_t(takes) + (back.bytes != 0);
     };
     if (!ch.await(plan)) return false;
-    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks());
-    const bool ok = mine.bytes == 0 ||
-                    reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/false, /*second=*/0, {nullptr, mine.bytes}));
-    if (k >= 2 && gathers) copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks());
+    bool ok = true;
+    NVX_NO_UNROLL  // one text of copy_all() for both directions
+        for (uint32_t gets = 0; gets <= uint32_t(k >= 2 && gathers); ++gets) {
+      copy_all<Unit, kAtOnce>(ex, ch.peers(), gets ? &Peer::get : &Peer::put, ch.ranks());
+      if (gets == 0 && mine.bytes != 0)
+        ok = reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/false, /*second=*/0, {nullptr, mine.bytes}));
+    }
     if (!ch.publish(ok)) return false;
   }
   return ch.await_readers();
@@ -242,8 +246,9 @@ NVX_HD bool exchange_chunks(Exec& ex, Channel& ch, const Job& job) {
       if (own.bytes != 0) copies.put = Copy::of(peer.send.data + k * chunk, own.data, own.bytes);
     };
     if (!ch.await(plan)) return false;
-    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::put, ch.ranks());
-    copy_all<Unit, kAtOnce>(ex, ch.peers(), &Peer::get, ch.ranks());
+    NVX_NO_UNROLL
+    for (uint32_t gets = 0; gets < 2; ++gets)
+      copy_all<Unit, kAtOnce>(ex, ch.peers(), gets ? &Peer::get : &Peer::put, ch.ranks());
     if (!ch.publish(true)) return false;
   }
   return true;

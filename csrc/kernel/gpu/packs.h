@@ -6,6 +6,7 @@
 
 #include "kernel/exec.h"
 #include "kernel/gpu/device_pad.h"
+#include "kernel/piece.h"
 #include "kernel/reduce/reduce.h"
 
 /// The memory operations of a tile, one 16-byte pack per lane at a time: copies, and reductions of peers' chunks or
@@ -166,27 +167,39 @@ NVX_HD void copy_odd(const Exec& ex, const Copy& c) {
   }
 }
 
-/// Copies a part of each peer. A lane reads the places of kAtOnce peers once, and loads its packs of all of them before
-/// it stores the first one, so that their latencies overlap.
+/// The exponent of the least power of two that is not below n.
+NVX_HD constexpr uint32_t log2_up(uint32_t n) { return n < 2 ? 0 : 32 - uint32_t(__builtin_clz(n - 1)); }
+
+/// Copies a part of each peer. A lane loads kAtOnce packs before it stores the first one, so that their latencies
+/// overlap: one pack of each peer, or several if there are fewer peers. The last part is this rank's own, which is
+/// mostly empty, so no slot is kept for it. kAtOnce is a power of two.
 template <class Unit, int kAtOnce, class Exec>
 NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*which, uint32_t ranks) {
+  constexpr uint32_t kMostShift = log2_up(kAtOnce);
   part<!std::is_void_v<Unit>>([&] {
+    const auto lanes = uint32_t(ex.lanes());
+    uint32_t shift;
     NVX_NO_UNROLL
-    for (uint32_t r = 0; r < ranks; r += kAtOnce) {
+    for (uint32_t r = 0; r < ranks; r += 1u << shift) {
+      // Slot j has the pack j >> shift of the peer r + (j & (1 << shift) - 1).
+      shift = log2_up(ranks - r - 1);
+      if (shift > kMostShift) shift = kMostShift;
       const Pack* from[kAtOnce];
       Pack* to[kAtOnce];
       uint32_t counts[kAtOnce], most = 0;
       bool is_odd = false;
       NVX_UNROLL
       for (uint32_t j = 0; j < kAtOnce; ++j) {
-        const Copy& c = peers[r + j < ranks ? r + j : r].*which;
-        from[j] = reinterpret_cast<const Pack*>(c.from), to[j] = reinterpret_cast<Pack*>(c.to);
-        counts[j] = r + j < ranks ? c.packs : 0;
+        const uint32_t p = r + (j & ((1u << shift) - 1)), ahead = (j >> shift) * lanes;
+        const Copy& c = peers[p < ranks ? p : r].*which;
+        from[j] = reinterpret_cast<const Pack*>(offset(c.from, ahead * sizeof(Pack)));
+        to[j] = reinterpret_cast<Pack*>(offset(c.to, ahead * sizeof(Pack)));
+        counts[j] = p < ranks && ahead < c.packs ? c.packs - ahead : 0;
         most = counts[j] > most ? counts[j] : most;
         is_odd |= c.packs * sizeof(Pack) != c.bytes;
       }
       NVX_NO_UNROLL
-      for (uint32_t i = uint32_t(ex.lane()); i < most; i += uint32_t(ex.lanes())) {
+      for (uint32_t i = uint32_t(ex.lane()); i < most; i += lanes << (kMostShift - shift)) {
         Pack packs[kAtOnce] = {};
         NVX_UNROLL
         for (uint32_t j = 0; j < kAtOnce; ++j) {
@@ -198,7 +211,7 @@ NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*which, uint3
         }
       }
       NVX_NO_UNROLL
-      for (uint32_t p = r; is_odd && p < ranks && p < r + kAtOnce; ++p) copy_odd<Unit>(ex, peers[p].*which);
+      for (uint32_t p = r; is_odd && p < ranks && p < r + (1u << shift); ++p) copy_odd<Unit>(ex, peers[p].*which);
     }
   });
 }
@@ -217,8 +230,7 @@ NVX_HD void copy(const Exec& ex, const Copy& c) {
 struct PacksInPackets {
   uint32_t ranks, shift;
 
-  NVX_HD PacksInPackets(uint32_t ranks, uint32_t most)
-      : ranks(ranks), shift(most < 2 ? 0 : 32 - uint32_t(__builtin_clz(most - 1))) {}
+  NVX_HD PacksInPackets(uint32_t ranks, uint32_t most) : ranks(ranks), shift(log2_up(most)) {}
   NVX_HD uint32_t count() const { return ranks << shift; }
   NVX_HD uint32_t rank(uint32_t i) const { return i >> shift; }
   NVX_HD uint32_t pack(uint32_t i) const { return i & ((1u << shift) - 1); }
@@ -282,21 +294,26 @@ struct Fold {
   ReduceOp op;
 };
 
-/// Loads pack i of kAhead ranks from `rank` on, as far as there are so many. Chunks are whole packs at even addresses.
+/// Loads packs of the ranks from `rank` on, as far as there are so many. Slot j gets pack i + (j & (1 << shift) - 1) *
+/// lanes of the rank `rank` + (j >> shift). Chunks are whole packs at even addresses.
 template <int kAhead, class Exec>
-NVX_HD bool load_ahead(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pack* packs) {
-  const auto clamped = [&](int j) { return rank + j < f.ranks ? rank + j : f.ranks - 1; };
+NVX_HD bool load_ahead(Exec& ex, const Fold& f, uint32_t rank, uint32_t i, uint32_t count, uint32_t shift,
+                       Pack* packs) {
+  const auto clamped = [&](uint32_t p) { return p < f.ranks ? p : f.ranks - 1; };
   if (!f.in_packets) {
     NVX_UNROLL
-    for (int j = 0; j < kAhead; ++j) packs[j] = reinterpret_cast<const Pack*>(f.peers[clamped(j)].source)[i];
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t at = i + (j & ((1u << shift) - 1)) * uint32_t(ex.lanes());
+      packs[j] = reinterpret_cast<const Pack*>(f.peers[clamped(rank + (j >> shift))].source)[at < count ? at : i];
+    }
     return true;
   }
   PendingWait pending{int(rank), f.stamp, 0};
   return ex.wait(pending, [&] {
     bool all = true;
     NVX_UNROLL
-    for (int j = 0; j < kAhead; ++j) {
-      const uint32_t p = clamped(j);
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t p = clamped(rank + j);
       const auto* cell = reinterpret_cast<const Packet*>(f.peers[p].mine + f.first + p * f.step);
       Stamp seen;
       if (peek_pack(ex, cell, i, f.stamp, &packs[j], &seen)) continue;
@@ -340,41 +357,58 @@ NVX_NOINLINE bool factor_of(Exec& ex, const Fold& f, uint32_t rank, double* fact
   });
 }
 
-/// Sums and averages of the chunks of at most kMost ranks: a lane reads the places of all ranks once. Chunks of others
-/// are whole packs at even addresses.
+/// How many of kMost packs in flight each rank gets, as the exponent of a power of two. It is used anew in each round:
+/// slots that are kept over all rounds take registers that the copies need, and spill.
+template <int kMost>
+NVX_HD uint32_t packs_each(uint32_t ranks) {
+  const uint32_t most = log2_up(kMost), least = log2_up(ranks);
+  return anew(least < most ? most - least : 0);
+}
+
+/// Sums and averages of the chunks of at most kMost ranks. A lane reads the places of all ranks once, and loads kMost
+/// packs at once: one of each rank, or several if there are fewer. Chunks of others are whole packs at even addresses.
 template <class T, int kMost, class Exec>
 NVX_HD void fold_few(const Exec& ex, const Fold& f) {
+  // Slot j has the pack j & steps - 1 of the rank j >> shift.
+  const uint32_t shift = packs_each<kMost>(f.ranks), steps = 1u << shift;
+  const auto lanes = uint32_t(ex.lanes()), count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   const Pack* from[kMost];
   std::byte* to[kMost];  // from this rank on, so that not all ranks write to the same pad at once
   NVX_UNROLL
   for (uint32_t j = 0; j < kMost; ++j) {
-    from[j] = reinterpret_cast<const Pack*>(f.peers[j < f.ranks ? j : 0].source);
+    const std::byte* const source = f.peers[j >> shift < f.ranks ? j >> shift : 0].source;
+    from[j] = reinterpret_cast<const Pack*>(offset(source, (j & (steps - 1)) * lanes * sizeof(Pack)));
     to[j] = j < f.ranks ? f.peers[f.me + j < f.ranks ? f.me + j : f.me + j - f.ranks].sum : nullptr;
   }
-  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
-  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
+  for (uint32_t first = uint32_t(ex.lane()); first < count; first += lanes << shift) {
     Pack packs[kMost];
     NVX_UNROLL
     for (uint32_t j = 0; j < kMost; ++j) {
-      if (j < f.ranks) packs[j] = from[j][i];
-    }
-    Sum<T> sum;
-    NVX_UNROLL
-    for (uint32_t j = 0; j < kMost; ++j) {
-      if (j < f.ranks) sum.add(packs[j], j == 0);
-    }
-    const Pack out = sum.finish(f.op, int(f.ranks));
-    const size_t at = i * sizeof(Pack);
-    const bool is_whole = at + sizeof(Pack) <= f.bytes;
-    if (to[0]) store_pack<T>(to[0] + at, out, f.bytes - at);
-    NVX_UNROLL
-    for (int j = 1; j < kMost; ++j) {
-      if (is_whole && to[j]) *reinterpret_cast<Pack*>(to[j] + at) = out;
+      if (j >> shift < f.ranks && first + (j & (steps - 1)) * lanes < count) packs[j] = from[j][first];
     }
     NVX_NO_UNROLL
-    for (uint32_t p = 0; !is_whole && p < f.ranks; ++p) {
-      if (p != f.me && f.peers[p].sum) store_pack<T>(f.peers[p].sum + at, out, f.bytes - at);
+    for (uint32_t i = first, step = 0; step < steps && i < count; i += lanes, ++step) {
+      Sum<T> sum;
+      NVX_UNROLL
+      for (uint32_t j = 0; j < kMost; ++j) {
+        if ((j & (steps - 1)) == 0 && j >> shift < f.ranks) sum.add(packs[j], j == 0);
+      }
+      // The next pack of each rank is where this one was.
+      NVX_UNROLL
+      for (uint32_t j = 0; j + 1 < kMost; ++j) packs[j] = packs[j + 1];
+      const Pack out = sum.finish(f.op, int(f.ranks));
+      const size_t at = i * sizeof(Pack);
+      const bool is_whole = at + sizeof(Pack) <= f.bytes;
+      if (to[0]) store_pack<T>(to[0] + at, out, f.bytes - at);
+      NVX_UNROLL
+      for (int j = 1; j < kMost; ++j) {
+        if (is_whole && to[j]) *reinterpret_cast<Pack*>(to[j] + at) = out;
+      }
+      NVX_NO_UNROLL
+      for (uint32_t p = 0; !is_whole && p < f.ranks; ++p) {
+        if (p != f.me && f.peers[p].sum) store_pack<T>(f.peers[p].sum + at, out, f.bytes - at);
+      }
     }
   }
 }
@@ -389,190 +423,27 @@ NVX_HD bool fold_hot(Exec& ex, const Fold& f) {
       return true;
     }
   }
-  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  const auto lanes = uint32_t(ex.lanes()), count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  const uint32_t shift = kSame<T, F16> && !f.in_packets ? packs_each<kAhead>(f.ranks) : 0, steps = 1u << shift;
+  Pack packs[kAhead];
+  uint32_t step = 0;
   NVX_NO_UNROLL
-  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
+  for (uint32_t i = uint32_t(ex.lane()); i < count; i += lanes, step = (step + 1) & (steps - 1)) {
     Sum<T> sum;
     NVX_NO_UNROLL
     for (uint32_t r = 0; r < f.ranks; r += kAhead) {
-      Pack packs[kAhead];
-      if (!load_ahead<kAhead>(ex, f, r, i, packs)) return false;
+      if (step == 0 && !load_ahead<kAhead>(ex, f, r, i, count, shift, packs)) return false;
       NVX_UNROLL
-      for (int j = 0; j < kAhead; ++j) {
-        if (r + j < f.ranks) sum.add(packs[j], r + j == 0);
+      for (uint32_t j = 0; j < kAhead; ++j) {
+        if ((j & (steps - 1)) == 0 && r + (j >> shift) < f.ranks) sum.add(packs[j], r + j == 0);
       }
     }
+    // The next pack of each rank is where this one was.
+    NVX_UNROLL
+    for (uint32_t j = 0; j + 1 < kAhead; ++j) packs[j] = packs[j + 1];
     store_sum<T>(ex, f, i, sum.finish(f.op, int(f.ranks)));
   }
   return true;
-}
-
-// For general kernels: all types and operators, told apart at run time, one element at a time. Code for each of them
-// would make these kernels ten times as large.
-
-/// log2 of the bytes of each type's elements, two bits each. A complex number is two elements.
-inline constexpr uint64_t kElementBytes = [] {
-  uint64_t all = 0;
-  for (size_t t = 0; t < kDTypeCount; ++t) {
-    const size_t bytes = kDTypes[t].bytes / (DType(t) == DType::kC64 || DType(t) == DType::kC128 ? 2 : 1);
-    all |= uint64_t(bytes == 8 ? 3 : bytes / 2) << 2 * t;
-  }
-  return all;
-}();
-NVX_HD inline uint32_t element_bits(DType type) { return 8u << (kElementBytes >> 2 * uint32_t(type) & 3); }
-
-/// The types that accumulate as F, float or double.
-template <class F>
-struct Floats {
-  using Acc = F;
-  DType type;
-
-  NVX_HD bool is_complex() const { return type == DType::kC64 || type == DType::kC128; }
-  NVX_HD F widen(uint64_t x) const {
-    if constexpr (sizeof(F) == sizeof(double)) return __builtin_bit_cast(double, x);
-    return with_narrow(float_of(uint32_t(x)), [&](auto t) {
-      using T = decltype(t);
-      return T::widen({decltype(t.bits)(x)});
-    });
-  }
-  NVX_HD uint64_t round(F a) const {
-    if constexpr (sizeof(F) == sizeof(double)) return __builtin_bit_cast(uint64_t, a);
-    return with_narrow(bits_of(a), [&](auto t) { return uint32_t(decltype(t)::round(a).bits); });
-  }
-  NVX_HD F combine(ReduceOp op, F a, F b) const {
-    switch (op) {
-      case ReduceOp::kProduct: return multiply(a, b);
-      case ReduceOp::kMin: return lower(a, b);
-      case ReduceOp::kMax: return higher(a, b);
-      default: return add(a, b);
-    }
-  }
-  NVX_HD F average(F a, uint32_t ranks) const { return divide(a, int(ranks)); }
-
- private:
-  template <class Result, class What>
-  NVX_HD Result with_narrow(Result otherwise, What what) const {
-    switch (type) {
-      case DType::kF16: return what(F16());
-      case DType::kBF16: return what(BF16());
-      case DType::kF8E4M3FN: return what(F8E4M3FN());
-      case DType::kF8E5M2: return what(F8E5M2());
-      case DType::kF8E4M3FNUZ: return what(F8E4M3FNUZ());
-      case DType::kF8E5M2FNUZ: return what(F8E5M2FNUZ());
-      case DType::kF8E8M0FNU: return what(F8E8M0FNU());
-      default: return otherwise;
-    }
-  }
-};
-
-/// Integers and bools, in 64 bits: the lower bits of sums and products are those of any narrower type.
-struct Integers {
-  using Acc = uint64_t;
-  DType type;
-
-  NVX_HD bool is_complex() const { return false; }
-  NVX_HD bool is_signed() const {
-    return type == DType::kI8 || type == DType::kI16 || type == DType::kI32 || type == DType::kI64;
-  }
-  NVX_HD uint64_t widen(uint64_t x) const {
-    const uint32_t above = 64 - element_bits(type);
-    x <<= above;
-    if (type == DType::kBool) return x != 0;
-    return is_signed() ? uint64_t(int64_t(x) >> above) : x >> above;
-  }
-  NVX_HD uint64_t round(uint64_t a) const { return a; }
-  NVX_HD uint64_t combine(ReduceOp op, uint64_t a, uint64_t b) const {
-    const uint64_t sign = is_signed() ? uint64_t(1) << 63 : 0;
-    const bool is_bool = type == DType::kBool, is_lower = (a ^ sign) < (b ^ sign);
-    switch (op) {
-      case ReduceOp::kProduct: return a * b;
-      case ReduceOp::kMin: return is_lower ? a : b;
-      case ReduceOp::kMax: return is_lower ? b : a;
-      case ReduceOp::kBand: return a & b;
-      case ReduceOp::kBor: return a | b;
-      case ReduceOp::kBxor: return a ^ b;
-      default: return is_bool ? a | b : a + b;
-    }
-  }
-  NVX_HD uint64_t average(uint64_t a, uint32_t ranks) const {
-    a = widen(a);
-    const bool is_negative = is_signed() && int64_t(a) < 0;
-    const uint64_t quotient = (is_negative ? -a : a) / ranks;
-    return is_negative ? -quotient : quotient;
-  }
-};
-
-inline constexpr int kPacksAhead = 4;
-
-template <class Exec>
-NVX_NOINLINE bool load_any(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pack* packs) {
-  return load_ahead<kPacksAhead>(ex, f, rank, i, packs);
-}
-
-/// Combines a rank's pack with the accumulators of its elements.
-template <class Elements, class Acc = typename Elements::Acc>
-NVX_HD void combine_pack(const Elements& elements, ReduceOp op, const Pack& pack, double factor, bool is_first,
-                         Acc* sum) {
-  const uint32_t bits = element_bits(elements.type);
-  Acc x_before{}, a_before{};
-  NVX_NO_UNROLL
-  for (uint32_t k = 0, at = 0; at < 8 * sizeof(Pack); ++k, at += bits) {
-    Acc x = elements.widen(pack.words[at / 64] >> at % 64);
-    if constexpr (kIsFloat<Acc>) {
-      if (op == ReduceOp::kPremulSum) x = x * Acc(factor);
-    }
-    const Acc a = sum[k];
-    if (is_first) {
-      sum[k] = x;
-    } else if (op != ReduceOp::kProduct || !elements.is_complex()) {
-      sum[k] = elements.combine(op, a, x);
-    } else if (k % 2 != 0) {
-      const auto product = multiply(Complex<Acc>{a_before, a}, Complex<Acc>{x_before, x});
-      sum[k - 1] = product.re, sum[k] = product.im;
-    }
-    x_before = x, a_before = a;
-  }
-}
-
-/// The pack of the rounded accumulators.
-template <class Elements, class Acc = typename Elements::Acc>
-NVX_HD Pack round_pack(const Elements& elements, ReduceOp op, uint32_t ranks, const Acc* sum) {
-  const uint32_t bits = element_bits(elements.type);
-  Pack out{};
-  NVX_NO_UNROLL
-  for (uint32_t k = 0, at = 0; at < 8 * sizeof(Pack); ++k, at += bits) {
-    const uint64_t x = elements.round(op == ReduceOp::kAvg ? elements.average(sum[k], ranks) : sum[k]);
-    out.words[at / 64] |= (x & ~uint64_t(0) >> (64 - bits)) << at % 64;
-  }
-  return out;
-}
-
-/// As fold_hot(), for any operator of a type.
-template <class Elements, class Exec>
-NVX_NOINLINE bool fold(Exec& ex, const Fold& f, Elements elements) {
-  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
-  NVX_NO_UNROLL
-  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
-    typename Elements::Acc sum[sizeof(Pack)] = {};
-    Pack packs[kPacksAhead];
-    NVX_NO_UNROLL
-    for (uint32_t r = 0; r < f.ranks; ++r) {
-      double factor = 1;
-      if (r % kPacksAhead == 0 && !load_any(ex, f, r, i, packs)) return false;
-      if (f.op == ReduceOp::kPremulSum && !factor_of(ex, f, r, &factor)) return false;
-      combine_pack(elements, f.op, packs[r % kPacksAhead], factor, r == 0, sum);
-    }
-    store_sum<void>(ex, f, i, round_pack(elements, f.op, f.ranks, sum));
-  }
-  return true;
-}
-
-/// Reduces elements of this type, by an operator that the type has. All lanes call it together. The result is this
-/// lane's alone.
-template <class Exec>
-NVX_HD bool reduce(Exec& ex, DType type, const Fold& f) {
-  if (type == DType::kF64 || type == DType::kC128) return fold(ex, f, Floats<double>{type});
-  return type < DType::kF16 ? fold(ex, f, Integers{type}) : fold(ex, f, Floats<float>{type});
 }
 
 }  // namespace nvx::kernel

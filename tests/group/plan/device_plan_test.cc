@@ -168,6 +168,14 @@ TEST(DevicePlan, PacketsHoldTheSizesThatTheyAreFor) {
   }
 }
 
+/// As many bytes as the lanes of a block load at once: fewer leave loads unused, and a round has a fixed cost.
+TEST(DevicePlan, ARoundOfChunksFillsTheLanes) {
+  for (const uint32_t ranks : {2, 3, 4, 5, 6, 7, 8}) {
+    const auto blocks = uint32_t(Tuning().of(Tune::kBlocks, ranks));
+    EXPECT_GE((ranks - 1) * device_shape(ranks, blocks, pad_budget(64 * M)).chunk_bytes, 64 * K) << ranks << " ranks";
+  }
+}
+
 struct Measures {
   uint32_t ranks, blocks;
   size_t pad;
@@ -177,15 +185,15 @@ struct Measures {
 
 TEST(DevicePlan, CutsChannelsOutAsExpected) {
   constexpr Measures kMeasures[] = {
-      {1, 16, 8 * M, 8192, 32 << 10, 6150},  // the most that is ever given
-      {2, 16, 8 * M, 4096, 32 << 10, 8204},  //
-      {3, 16, 8 * M, 2752, 21760, 8226},     // whole rows of 64
-      {8, 16, 8 * M, 1024, 8192, 8240},      // "a few MiB"
-      {8, 2, 8 * M, 8192, 32 << 10, 6150},   // a full GPU
-      {16, 16, 8 * M, 512, 4096, 8288},      //
+      {1, 16, 8 * M, 8192, 64 << 10, 8198},   // the most that is ever given
+      {2, 16, 8 * M, 4096, 48 << 10, 10252},  // more than half for chunks
+      {3, 16, 8 * M, 2752, 24 << 10, 8754},   // whole rows of 64
+      {8, 16, 8 * M, 1024, 8192, 8240},       // "a few MiB"
+      {8, 2, 8 * M, 8192, 64 << 10, 8198},    // a full GPU
+      {16, 16, 8 * M, 512, 4096, 8288},       //
       {72, 16, 8 * M, 128, 1024, 9648},       //
-      {8, 16, 512 * K, 64, 1024, 816},       // a nearly full arena
-      {192, 16, 512 * K, 64, 1024, 19584},   // does not fit, and the arena reports it
+      {8, 16, 512 * K, 64, 1024, 816},        // a nearly full arena
+      {192, 16, 512 * K, 64, 1024, 19584},    // does not fit, and the arena reports it
   };
   for (const Measures& m : kMeasures) {
     const DeviceShape shape = device_shape(m.ranks, m.blocks, m.pad);
@@ -208,16 +216,19 @@ TEST(DevicePlan, CutsChannelsOutAsExpected) {
 }
 
 TEST(DevicePlan, AnArenaServesManyGroups) {
-  size_t left = 64 * M;
-  int groups = 0;
-  for (;; ++groups) {
-    const size_t pad =
-        kernel::DevicePad{device_shape(8, uint32_t(Tuning().of(Tune::kBlocks, 8)), pad_budget(left))}.bytes();
-    EXPECT_TRUE(groups >= 3 || pad > 8 * M) << groups;
-    if (pad > left) break;
-    left -= pad;
+  for (const uint32_t ranks : {2, 3, 4, 8}) {
+    size_t left = 64 * M;
+    int groups = 0;
+    for (;; ++groups) {
+      const auto blocks = uint32_t(Tuning().of(Tune::kBlocks, ranks));
+      const size_t pad = kernel::DevicePad{device_shape(ranks, blocks, pad_budget(left))}.bytes();
+      EXPECT_TRUE(groups > 0 || pad < 21 * M) << ranks << " ranks";
+      EXPECT_TRUE(groups >= 3 || pad > 8 * M) << groups;
+      if (pad > left) break;
+      left -= pad;
+    }
+    EXPECT_GE(groups, 11) << ranks << " ranks";
   }
-  EXPECT_GE(groups, 12);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ std::vector<std::vector<Bytes>> results_of(const std::vector<std::pair<DeviceAlg
 }
 
 class HotKernels : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, HotKernels, testing::Values(1, 2, 3, 9));
+INSTANTIATE_TEST_SUITE_P(Ranks, HotKernels, testing::Values(1, 2, 3, 5, 9));
 
 TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndMeetThem) {
   const int ranks = GetParam();
@@ -117,6 +117,13 @@ TEST(HotKernel, NeedsAllPiecesOfAListAtAddressesOfTheirType) {
       EXPECT_TRUE(batch.is_hot()) << "an empty piece is not accessed";
     }
   }
+}
+
+/// Lanes keep all of their loads in flight: of few ranks they load several packs each.
+TEST(HotKernel, LoadsSeveralPacksOfFewRanks) {
+  constexpr uint32_t kEach[] = {8, 8, 4, 2, 2, 1, 1, 1, 1, 1};
+  for (uint32_t ranks = 1; ranks < std::size(kEach); ++ranks)
+    EXPECT_EQ(1u << kernel::packs_each<8>(ranks), kEach[ranks]) << ranks;
 }
 
 /// The lanes of a warp write one pack each: each of their two stores fills whole sectors.
