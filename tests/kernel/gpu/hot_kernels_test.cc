@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <mutex>
+#include <thread>
+
 #include "support/pushes.h"
 #include "support/ranks.h"
 
@@ -115,6 +119,40 @@ TEST(HotKernel, NeedsAllPiecesOfAListAtAddressesOfTheirType) {
       EXPECT_FALSE(batch.is_hot()) << "piece " << odd;
       batch.piece(odd).bytes = 0;
       EXPECT_TRUE(batch.is_hot()) << "an empty piece is not accessed";
+    }
+  }
+}
+
+/// Which lanes of a block send the slices of a two-shot: all of them, one pack each, though a slice has fewer packs
+/// than there are lanes.
+TEST(HotKernel, SpreadsTheSlicesOfATwoShotOverPeersAndPacks) {
+  constexpr int kRanks = 4, kLanes = 8, kSlicePacks = kLanes / kRanks;
+  const kernel::DevicePad pad{{kRanks, 1, 128, 256}};
+  const size_t first_step = pad.cell(kernel::Part::kPackets) / 2;
+  for (const Played played : {Played::kAsLaunched, Played::kGeneral}) {
+    Twins twins({pad.shape, kLanes, 100, 0});  // no epoch in which packets are stamped anew
+    std::mutex mutex;
+    std::map<std::thread::id, int> stores[kRanks];  // of the first step
+    as_threads(kRanks, [&](int rank) {
+      twins.mischief(rank).fate = [&, rank](Mischief::Store, const void* to) {
+        for (int peer = 0; peer < kRanks; ++peer) {
+          for (const kernel::Part part : {kernel::Part::kPackets, kernel::Part::kPacketsOdd}) {
+            const auto* const cell = &twins.pad(peer)[pad.offset(part, 0, uint32_t(rank))];
+            const std::lock_guard lock(mutex);
+            if (to >= cell && to < cell + first_step) ++stores[rank][std::this_thread::get_id()];
+          }
+        }
+        return Mischief::Fate::kArrives;
+      };
+      Batch batch(twins, rank);
+      batch.add(DeviceAlgorithm::kReducePacketsTwoShot,
+                {.collective = Collective::kAllReduce, .counts = {kRanks * kSlicePacks * 4}});
+      ASSERT_TRUE(batch.is_hot());
+      ASSERT_EQ(batch.run(played), "");
+    });
+    for (const auto& of_rank : stores) {
+      EXPECT_EQ(of_rank.size(), size_t(kLanes));
+      for (const auto& [lane, count] : of_rank) EXPECT_EQ(count, 2) << "a pack is two packets";
     }
   }
 }
