@@ -14,7 +14,7 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
   facts.name = options.group_name.empty() ? "unnamed" : options.group_name;
   facts.rank = rank;
   facts.size = size;
-  facts.timeout = options.timeout;
+  facts.timeout = config().timeout.count() > 0 ? config().timeout : options.timeout;  // of set-up, too
   facts.kernels = options.kernels;
   facts.tune = options.tune;
   facts.global_ranks = options.global_ranks_in_group;
