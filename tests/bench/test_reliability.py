@@ -42,7 +42,12 @@ FIGURES = {
                '<property name="max_s" value="2"/></properties></testcase></r>',
                {"passed": 1, "failed": 1, "skipped": 1, "max_s": 2}),
     "kills": (reliability.of_kills, "ended later: 10 worlds: p50 0.035 s, p99 0.040 s, max 0.041 s; "
-              "the rank is named in 9", {"worlds": 10, "p50_s": 0.035, "p99_s": 0.04, "max_s": 0.041, "unnamed": 1}),
+              "the rank is named in 9",
+              {"worlds": 10, "p50_s": 0.035, "p99_s": 0.04, "max_s": 0.041, "unnamed": 1}),
+    "kills, unseen": (reliability.of_kills, "ended before it came: 3 worlds: p50 2.0 s, p99 2.1 s, max 2.1 s; the rank "
+                      "is named in 1\nended later: 9 worlds: p50 0.1 s, p99 0.2 s, max 0.2 s; the rank is named in 9",
+                      {"worlds": 9, "p50_s": 0.1, "p99_s": 0.2, "max_s": 0.2, "unnamed": 2, "unseen": 3,
+                       "max_unseen_s": 2.1}),
     "nemesis": (reliability.of_nemesis, "5 worlds from seed 1 on 1 host(s) in 1.8 s: 0 failed\n"
                 "5 worlds from seed 6 on 1 host(s) in 1.8 s: 2 failed", {"worlds": 10, "failed": 2, "hours": 0.001}),
     "ctest": (reliability.of_ctest, "75% tests passed, 1 tests failed out of 4", {"passed": 3, "failed": 1}),
