@@ -1,5 +1,6 @@
 #include "base/error.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -40,7 +41,9 @@ Status::Status(const Failure& failure) : state_(std::make_shared<const State>(St
 
 Failure failure_of(const std::exception& thrown) {
   if (const auto* error = dynamic_cast<const Error*>(&thrown)) return error->failure();
-  return {.code = Code::kSystem, .cause = without_name(thrown.what())};
+  std::string cause = without_name(thrown.what());
+  cause.resize(std::min(cause.size(), cause.find('\n')));  // a stack may follow, of Python or of torch
+  return {.code = Code::kSystem, .cause = cause};
 }
 
 Error system_error(const std::string& what, int error) {

@@ -168,6 +168,7 @@ TEST(Failure, OfAnErrorKeepsAdviceApart) {
   EXPECT_STREQ(error.what(), "nvx: no. Next: nothing. Next: wait");
   EXPECT_EQ(met_in(error.status(), "here").what(), "nvx: no. Next: nothing; here. Next: wait");
   EXPECT_EQ(failure_of(std::runtime_error("bad")).cause, "bad");
+  EXPECT_EQ(failure_of(std::runtime_error("bad: thing\n\nAt:\n  f.py(1)")).cause, "bad: thing");
   EXPECT_EQ(failure_of(error).advice, "wait");
 }
 
