@@ -416,7 +416,7 @@ def test_explain_lists_the_keys_with_their_values_and_where_these_come_from(monk
     file.write_text("ranks = 2\nbroadcast.one_shot = 8K\nslice = 64K\n")
     monkeypatch.setenv("NVX_TUNE", f"@{file},slice=128K")
     rows = {line.split()[0]: line.split()[1:] for line in nvx("explain", "-n", "2").stdout.splitlines()}
-    assert rows["key"] == "value from at least at most between meaning".split()
+    assert rows["key"] == "value set by at least at most between meaning".split()
     assert rows["broadcast.one_shot"][:6] == ["8K", "file", "0", "64K", "shared", "memory"]
     assert rows["slice"][:5] == ["128K", "variable", "64K", "64M", "hosts"]
     assert rows["all_reduce.one_shot"][:2] == ["64K", "default"]
