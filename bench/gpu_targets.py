@@ -1,4 +1,4 @@
-"""nvx's targets on one GPU, judged by the results of scripts/gpu_evidence.py: `python bench/gpu_targets.py FILE`."""
+"""nvx's targets on GPUs, judged by the results of scripts/gpu_evidence.py: `python bench/gpu_targets.py FILE`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ HBM_SHARE = 0.8
 ARENA_BYTES = 64 << 20
 INIT_MS = 200.0
 CALL_US = 4.0
+BUS_GB_S, BULK = 330.0, 256 << 20  # over NVLink, from so many bytes on
+GRAPH_US = {8: 6.0, 16 << 10: 6.0, 256 << 10: 9.0, 1 << 20: 15.0}  # by size
 Document = dict[str, Any]
 Rows = list[dict[str, Any]]
 
@@ -175,6 +177,31 @@ def replayed(document: Document) -> Verdict:
     return beside(target, ours, theirs, "one of several in a graph, the slowest rank's time")
 
 
+def one_each(document: Document, *numbers: str) -> Rows:
+    """nvx's all_reduces in a graph, of one process a GPU."""
+    return rows_of(document, "one_each", "size", "ranks", *numbers, backend="nvx", collective="all_reduce")
+
+
+def bus_bandwidth(document: Document) -> Verdict:
+    target = f"an all_reduce of one process a GPU, from {BULK >> 20} MiB, in a graph: {BUS_GB_S:g} GB/s of bus bandwidth"
+    rows = [row for row in one_each(document, "busbw") if row["size"] >= BULK]
+    if not rows:
+        return Verdict(target, "not measured")
+    best = max(rows, key=lambda row: row["busbw"])
+    text = f"{best['busbw']:.0f} GB/s at {best['size'] >> 20} MiB with {best['ranks']} ranks"
+    return verdict(target, best["busbw"] >= BUS_GB_S, text, "2(n-1)/n bytes for each byte of the tensor")
+
+
+def latency(document: Document) -> Verdict:
+    bounds = ", ".join(f"{us:g} us at {size} B" for size, us in GRAPH_US.items())
+    target = f"an all_reduce of one process a GPU, in a graph: {bounds}"
+    times = least(one_each(document, "time_us"), "size", "time_us")
+    if not GRAPH_US.keys() <= times.keys():
+        return Verdict(target, "not measured")
+    text = ", ".join(f"{times[size]:.2f} us" for size in GRAPH_US)
+    return verdict(target, all(times[size] <= us for size, us in GRAPH_US.items()), text, "the slowest rank's time")
+
+
 def copies_ms(document: Document, size: int) -> float:
     """The time to copy so many bytes to the host and back, at the speed of the largest copies; 0 if none was
     measured."""
@@ -194,7 +221,7 @@ def step(document: Document) -> Verdict:
     return verdict(target, faster > 0 and faster >= saved, text, "steps by turns; copies at the speed of `copies`")
 
 
-CHECKS = (one_shot, under_mps, two_shot, arena, init, calls, host_time, replayed, step)
+CHECKS = (one_shot, under_mps, two_shot, arena, init, calls, host_time, replayed, step, bus_bandwidth, latency)
 
 
 def judge(document: Document) -> list[Verdict]:

@@ -86,11 +86,10 @@ def start(command: list[str], out: Any, env: dict[str, str]) -> subprocess.Popen
 
 def end(process: subprocess.Popen) -> None:
     """Kills the process and its session. A process that is stuck in the driver cannot be killed and stays."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == process.pid:
-                    os.kill(int(entry.name), signal.SIGKILL)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            if int(stat.read_text().rpartition(")")[2].split()[3]) == process.pid:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
 
@@ -159,7 +158,7 @@ class Part(NamedTuple):
 
 
 FEW, SOON, BRIEF = "--ranks 2 --seconds 4", "--seconds 4", "--blocks 1 --iters 2"
-LADDER = "all_reduce --sizes 64,4K,16K,64K,256K,1M,16M"
+WIDE = "all_reduce --sizes 8,1K,16K,64K,256K,1M,4M,16M,64M"
 PARTS = (
     Part("nvidia_smi", "facts", 20, "tool", "nvidia-smi -q"),
     Part("driver", "facts", 20, "tool", "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"),
@@ -175,6 +174,8 @@ PARTS = (
     Part("host_calls", "kernels", 20, "program", "host_calls", FEW),
     Part("two_processes", "kernels", 45, "program", "processes --ranks 2", "--seconds 30"),
     Part("killed", "kernels", 35, "program", "killed", "--seconds 30"),
+    Part("pairs", "links", 40, "program", "pairs", FEW),
+    Part("one_each", "links", 150, "bench", f"{WIDE},256M,1G -n GPUS --vs nccl -m 20 -G", f"{BRIEF} --sizes 8"),
     Part("torch_ddp", "torch", 90, "tests", "two_ranks and ddp and not compile", "first_use and ddp"),
     Part("torch_graphs", "torch", 60, "tests", "two_ranks and replay", "graphs_and_calls"),
     Part("torch_calls", "torch", 60, "tests", "profile or host_time", "calls_by_kernels or host_times"),
@@ -188,9 +189,8 @@ PARTS = (
     Part("torch_staged", "torch", 60, "tests", "staged", "staging"),
     Part("memcheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
     Part("synccheck", "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON),
-    Part("symm_mem_graphs", "compare", 60, "bench", f"{LADDER} --vs symm_mem -m 20 -G", BRIEF, True),
+    Part("symm_mem_graphs", "compare", 75, "bench", f"{WIDE} --vs symm_mem -m 20 -G", BRIEF, True),
     Part("symm_mem_8", "compare", 60, "bench", "all_reduce -n 8 --sizes 64,4K,16K --vs symm_mem", BRIEF, True),
-    Part("nccl", "compare", 60, "bench", f"{LADDER} --vs nccl", BRIEF),
     Part("gloo", "compare", 60, "bench", "all_reduce --sizes 64,16K,1M,16M --vs gloo", BRIEF, True),
     Part("train", "compare", 60, "bench", "train --kinds ddp --vs gloo --iters 10", "--iters 1 --blocks 1", True),
     Part("slowed", "compare", 60, "bench", "overlap --vs gloo --side 2048", "--side 32 -b 64K --iters 2", True),
@@ -198,7 +198,6 @@ PARTS = (
     Part("bench_processes", "compare", 60, "program", "bench_processes --together", "--ranks 2 --seconds 12", True),
     Part("bench", "more", 70, "program", "bench", FEW),
     Part("copies", "more", 20, "program", "copies", FEW),
-    Part("pairs", "more", 40, "program", "pairs", FEW),
     Part("correct", "more", 60, "program", "correct", f"--lean {FEW}"),
     Part("processes", "more", 60, "program", "processes", "--ranks 2 --seconds 30"),
     Part("ptx", "more", 60, "ptx", "correct --lean --ranks 2", SOON),
@@ -212,15 +211,12 @@ class Run:
     def __init__(self, arguments: argparse.Namespace, signals: Signals) -> None:
         self.given, self.signals, self.file = arguments, signals, Path(arguments.json).absolute()
         self.folder, self.dry = arguments.folder.absolute(), arguments.dry_run
-        self.work = Path(tempfile.mkdtemp(prefix="nvx-evidence-"))
-        self.end_at = time.monotonic() + arguments.minutes * 60
+        self.work, self.end_at = Path(tempfile.mkdtemp(prefix="evidence-")), time.monotonic() + arguments.minutes * 60
         self.building: subprocess.Popen | None = None
         self.mps_began, places = "", ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
         self.mps_env = dict.fromkeys(places, str(self.work))
         mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(arguments.folder), "dry_run": self.dry}
-        self.document: dict[str, Any] = mine | {"parts": {}}
-        if self.file.exists():
-            self.document = json.loads(self.file.read_text())
+        self.document = json.loads(self.file.read_text()) if self.file.exists() else mine | {"parts": {}}
         if self.document | mine != self.document:
             sys.exit(f"gpu_evidence: {self.file} does not go on from {mine}: name another file with -J")
         when = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
@@ -265,7 +261,11 @@ class Run:
             raise Lacking(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
 
     def command(self, part: Part, seconds: float) -> list[str]:
-        words = shlex.split(part.words) + (shlex.split(part.dry) if self.dry and part.kind != "tests" else [])
+        n = run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).said.count("GPU ") if "GPUS" in part.words else 2
+        if n < 2:
+            raise Lacking(f"{n} GPU here: one process a GPU needs two or more")
+        words = shlex.split(part.words.replace("GPUS", str(n)))
+        words += shlex.split(part.dry) if self.dry and part.kind != "tests" else []
         if part.kind == "tool":
             return [self.tool(words[0]), *words[1:]]
         if part.kind == "tests":
@@ -321,8 +321,7 @@ class Run:
         try:
             if part.kind in ("tests", "bench"):
                 self.wait_for_module()
-            shared = {"NVX_KERNELS": "1"}  # processes take turns on the GPU, which is slow
-            env = self.env | (self.mps() if part.together else shared)
+            env = self.env | (self.mps() if part.together else {"NVX_KERNELS": "1"})  # however slow in turns
             if (seconds := min(part.seconds, self.end_at - time.monotonic())) < 5:
                 raise Lacking("time ran out")
             outcome = run(self.command(part, seconds), seconds, self.signals, env)

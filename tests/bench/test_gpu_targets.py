@@ -22,6 +22,11 @@ def swept(backend, **times):
     return [{"backend": backend, "size": int(size[1:]), "time_us": us} for size, us in times.items()]
 
 
+def of_gpus(size, us, busbw=0.0, backend="nvx"):
+    row = {"backend": backend, "collective": "all_reduce", "ranks": 8, "size": size, "time_us": us}
+    return row | {"busbw": busbw}
+
+
 def document_of(**rows):
     parts = {part: {"state": "passed", "why": "", "mps": True, "rows": found} for part, found in rows.items()}
     return {"parts": parts, "commit": "0" * 40, "when": "now", "dry_run": False}
@@ -33,6 +38,11 @@ STEP = [
     {"kind": "ddp", "backend": name, "time_us": us, "gradient_bytes": 10_000_000}
     for name, us in (("nvx", 3e3), ("gloo", 5e3))
 ]
+ONE_EACH = [
+    *(of_gpus(size, us) for size, us in ((8, 5.9), (16 << 10, 6.0), (256 << 10, 9.0), (1 << 20, 14.0))),
+    of_gpus(256 << 20, 1400.0, 335.0),
+    of_gpus(256 << 20, 1300.0, 360.0, "nccl"),
+]
 GOOD = {
     "bench": [rounds(6.0), *(in_graph("one_shot", n, 5.0) for n in (8, 16 << 10)), in_graph("chunks", 16 << 20, 190.0)],
     "copies": [COPY, *(COPY | {"copy": way, "gb_s": 10.0} for way in ("device_to_host", "host_to_device"))],
@@ -42,6 +52,7 @@ GOOD = {
     "symm_mem_graphs": [*swept("nvx", n64=5.0), *swept("symm_mem", n64=5.0)],
     "torch_calls": [{"profile": "all_reduce", "calls": 20}, {"host": "all_reduce", "over_launch_us": 3.9}],
     "train": STEP,
+    "one_each": ONE_EACH,
 }
 
 
@@ -68,6 +79,8 @@ def test_without_figures_nothing_is_measured():
         ("under_mps", "symm_mem_8", swept("symm_mem", n16384=5.0)),
         ("replayed", "symm_mem_graphs", [*swept("nvx", n64=5.1, n4096=1), *swept("symm_mem", n64=5.0, n4096=2)]),
         ("host_time", "torch_calls", [{"host": "broadcast", "over_launch_us": 4.0}]),
+        ("bus_bandwidth", "one_each", [of_gpus(256 << 20, 1500.0, 329.0), of_gpus(64 << 20, 300.0, 340.0)]),
+        ("latency", "one_each", [*ONE_EACH[:3], of_gpus(1 << 20, 15.1)]),
         ("step", "train", [STEP[0], STEP[1] | {"time_us": 4.9e3}]),
     ],
 )

@@ -144,6 +144,22 @@ def test_time_that_runs_out_is_told(evidence):
     assert evidence.part("streams")["why"] == "time ran out"
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_a_part_of_one_process_a_gpu_has_a_rank_for_each(evidence, tmp_path, gpus):
+    listed = tmp_path / "nvidia-smi"
+    listed.write_text("#!/bin/sh\n" + "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-1)'\n" for i in range(gpus)))
+    listed.chmod(0o755)
+    evidence.monkeypatch.setattr(evidence.driver.Run, "tool", lambda run, name: str(listed))
+    part = next(part for part in evidence.driver.PARTS if part.name == "one_each")
+    run = evidence.driver.Run(evidence.driver.read_arguments(evidence.words()), None)
+    if gpus == 1:
+        with pytest.raises(evidence.driver.Lacking, match="1 GPU here: one process a GPU needs two or more"):
+            run.command(part, 60)
+    else:
+        command = run.command(part, 60)
+        assert command[command.index("-n") + 1] == str(gpus)
+
+
 def test_a_file_of_another_commit_is_left_alone(evidence):
     evidence.file.write_text(json.dumps({"what": "gpu_evidence", "commit": "1", "dry_run": True, "parts": {}}))
     before = evidence.file.read_text()
