@@ -183,7 +183,7 @@ def one_each(document: Document, *numbers: str) -> Rows:
 
 
 def bus_bandwidth(document: Document) -> Verdict:
-    target = f"an all_reduce of one process a GPU, from {BULK >> 20} MiB, in a graph: {BUS_GB_S:g} GB/s of bus bandwidth"
+    target = f"an all_reduce of one process a GPU, from {BULK >> 20} MiB, in a graph: {BUS_GB_S:g} GB/s on the bus"
     rows = [row for row in one_each(document, "busbw") if row["size"] >= BULK]
     if not rows:
         return Verdict(target, "not measured")
