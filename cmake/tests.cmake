@@ -16,6 +16,8 @@ if(support)
   add_library(nvx_test_support STATIC ${support})
   target_include_directories(nvx_test_support PUBLIC ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(nvx_test_support PUBLIC nvx_core GTest::gtest)
+  set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/support/results.cc APPEND
+    PROPERTY COMPILE_DEFINITIONS NVX_SOURCE_ROOT="${PROJECT_SOURCE_DIR}")
 endif()
 
 # A test compares nvx's declarations of libcuda and NVML with cuda.h and nvml.h if those exist. Their folder comes last in the

@@ -65,12 +65,6 @@ DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const DeviceQuestion& q, con
                                                                                    : DeviceAlgorithm::kExchangeChunks;
 }
 
-/// The channel that the first groups of a process get.
-kernel::DeviceShape shape_for(const PlanFacts& facts) {
-  return device_shape(uint32_t(facts.ranks), uint32_t(facts.tuned(Tune::kBlocks)), pad_budget(SIZE_MAX, facts.tuning),
-                      facts.tuning);
-}
-
 std::vector<Way> by_kernels(const DeviceQuestion& q) {
   const DevicePlanFacts facts{shape_for(q.facts), q.facts.force, q.facts.tuning};
   const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
@@ -81,7 +75,7 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
             "NVX_ALGO, NVX_TUNE", chosen && q.has_kernels};
     if (kernel_can(algorithm, q, facts.shape))
       way.estimate =
-          estimate_device_algorithm(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
+          estimate_device_algorithm(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, facts.shape, q.link);
     if (!q.has_kernels) way.why = "this build has no kernels", way.set_by = "a build with NVX_CUDA=1";
     if (q.collective == Collective::kBarrier) way.why = "a barrier runs on the CPU", way.runs = false;
     ways.push_back(std::move(way));

@@ -32,13 +32,6 @@ constexpr char kInsideBasis[] = "bench/results/targets.json: 2 ranks on 2 cores 
 /// Fitted to parts `far` and `far_others` of the same file, within a factor of 2.
 constexpr double kTcpMessage = 15 * kMicro, kTcpByte = 500 * kMicro / kMiB;
 
-/// Measured on one H200 whose memory all ranks share (`bench/results/gpu_h200.json`, part `product`): one trip of
-/// packets takes 6.4 us in a graph, two take 8.3 us, and three rounds of chunks 20 us. Over links nothing is measured:
-/// a flag over PCIe is assumed to take twice as long.
-constexpr double kLaunch = 5 * kMicro;
-constexpr double kTrip[] = {1.5 * kMicro, 1.5 * kMicro, 3 * kMicro};  ///< by DeviceLink::Kind
-constexpr double kRound = 5 * kMicro;                                 ///< of chunks: two barriers, a fence and a flag
-constexpr double kOfLink = 0.7;                                       ///< the share of a link's rate that blocks reach
 constexpr double kHostCopy = 1 / 20e9, kHostCopyBegins = 10 * kMicro;
 
 /// The busiest rank's reads and writes, in units of `bytes`, as in `kernel/cpu/direct.h`. A copied byte counts twice; a
@@ -83,34 +76,6 @@ Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, con
   e.seconds = double(e.steps) * seen_inside(facts) + double(e.bytes) * a_byte * crowd;
   e.basis = kInsideBasis;
   return e;
-}
-
-/// A collective of GPUs: the bytes that the busiest rank pushes or receives, in units of `bytes`, and the number of
-/// trips.
-struct Trips {
-  double units;
-  uint64_t count;
-};
-
-Trips trips_of(DeviceAlgorithm algorithm, Collective collective, double n) {
-  // Half of a packet is its stamp.
-  constexpr double kPacked = double(sizeof(kernel::Packet)) / (double(sizeof(kernel::Pack)) / 2);
-  const double others = (n - 1) / n;
-  const bool cut = collective == Collective::kReduceScatter || collective == Collective::kAllToAll ||
-                   collective == Collective::kScatter;
-  const double straight = cut ? others : n - 1;
-  const bool rooted = collective == Collective::kReduce;
-  switch (algorithm) {
-    case DeviceAlgorithm::kReducePackets:
-    case DeviceAlgorithm::kExchangePackets:
-    case DeviceAlgorithm::kExchangePieces: return {kPacked * straight, 1};
-    case DeviceAlgorithm::kReducePacketsTwoShot: return {kPacked * 2 * others, 2};
-    case DeviceAlgorithm::kReduceChunks:
-      return {collective == Collective::kReduceScatter || rooted ? others : 2 * others, rooted ? 3u : cut ? 2u : 3u};
-    case DeviceAlgorithm::kExchangeChunks: return {straight, 2};
-    case DeviceAlgorithm::kMoveOwn: break;  // pushes nothing
-  }
-  return {0, 0};
 }
 
 /// The ranks of a host that send at once as much as the busiest one.
@@ -259,7 +224,7 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
   Estimate e = on_the_wire(*inter_host.row, collective, bytes, inter_host, facts, medium, &slices);
   std::vector<double> stages{e.seconds, double(share) * kHostCopy, double(back) * kHostCopy};
   const auto pushed = [&](DeviceAlgorithm algorithm, Collective inside, size_t each) {
-    const Estimate step = estimate_device_algorithm(algorithm, inside, each, facts.ranks, link);
+    const Estimate step = estimate_device_algorithm(algorithm, inside, each, shape_for(facts), link);
     e.bytes += step.bytes;
     e.steps += step.steps;
     stages.push_back(step.seconds - kCall);
@@ -277,27 +242,17 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
   for (const double stage : stages) all += stage, slowest = std::max(slowest, stage);
   e.seconds = kCall + 2 * kHostCopyBegins + slowest + (all - slowest) / slices;
   e.bytes += share + back;
-  e.basis = "not measured on a device: kernels at 0.7 of the link, " + link.who +
+  e.basis = "predicted, not measured on a device: kernels over the link, " + link.who +
             "; copies at 20 GB/s; between hosts " + medium.basis;
   return e;
 }
 
-Estimate estimate_device_algorithm(DeviceAlgorithm algorithm, Collective collective, size_t bytes, size_t ranks,
-                                   const DeviceLink& link) {
-  const Trips trips = trips_of(algorithm, collective, double(ranks));
-  Estimate e;
-  e.steps = ranks > 1 ? trips.count : 0;
-  e.bytes = ranks > 1 ? size_t(trips.units * double(bytes)) : 0;
-  const double trip = has_chunks(algorithm) ? std::max(kRound, kTrip[size_t(link.kind)]) : kTrip[size_t(link.kind)];
-  e.seconds = kCall + kLaunch + double(e.steps) * trip + double(e.bytes) / (kOfLink * std::max(link.gb_s, 0.1) * 1e9);
-  char text[200];
-  std::snprintf(
-      text, sizeof text,
-      "steps as on one H200 (bench/results/gpu_h200.json), the link not measured on a device: 0.7 of %.0f GB/s; "
-      "%s",
-      link.gb_s, link.who.c_str());
-  e.basis = text;
-  return e;
+Estimate estimate_device_algorithm(DeviceAlgorithm algorithm, Collective collective, size_t bytes,
+                                   const kernel::DeviceShape& shape, const DeviceLink& link) {
+  const KernelCost cost = cost_of(algorithm, collective, bytes, shape, link);
+  return {kCall + cost.seconds, cost.waits, cost.sent,
+          std::string("predicted for ") + kernel::name(algorithm) + ": " + terms_of(cost, shape, link) +
+              "; costs as on one H200 (bench/results/gpu_h200.json), the link not measured on a device: " + link.who};
 }
 
 /// From `src/graph/tuning.cc` of NCCL 2.30, for Hopper: rings with the protocol LL, which sends each byte twice, or
@@ -310,11 +265,10 @@ Estimate estimate_nccl(Collective collective, size_t bytes, size_t ranks, const 
   e.steps = uint64_t(hops);
   e.bytes = size_t(double(bytes) * (parts ? n - 1 : whole ? 2 * (n - 1) / n : 1));
   for (int i = 0; i < 2; ++i) {
-    const double took =
-        kCall + kBase[i] + hops * kHop[i] + kTimes[i] * double(e.bytes) / (kOfLink * std::max(link.gb_s, 0.1) * 1e9);
+    const double took = kCall + kBase[i] + hops * kHop[i] + kTimes[i] * double(e.bytes) / usable(link, ranks);
     e.seconds = i == 0 ? took : std::min(e.seconds, took);
   }
-  e.basis = "not measured on a device: the constants of NCCL's own tuner, and the same link";
+  e.basis = "predicted, not measured on a device: the constants of NCCL's own tuner, and the same link";
   return e;
 }
 
@@ -327,7 +281,7 @@ Estimate estimate_through_host(const Estimate& inside, Collective collective, si
   Estimate e = inside;
   e.seconds += double(down + up) * kHostCopy + 2 * kHostCopyBegins;
   e.bytes += down + up;
-  e.basis = "not measured on a device: copies at 20 GB/s, 10 us each; between them " + inside.basis;
+  e.basis = "predicted, not measured on a device: copies at 20 GB/s, 10 us each; between them " + inside.basis;
   return e;
 }
 

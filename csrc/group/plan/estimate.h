@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "group/plan/kernel_model.h"
 #include "group/plan/plan.h"
 #include "kernel/gpu/job.h"
 #include "schedule/catalog.h"
@@ -31,13 +32,6 @@ Medium tcp();
 /// Ports with this rate in one direction.
 Medium rdma(double gb_s);
 
-/// The link over which kernels push.
-struct DeviceLink {
-  enum class Kind { kOneGpu, kNvlink, kPcie } kind = Kind::kNvlink;
-  double gb_s = 450;  ///< in one direction, from the link's data sheet
-  std::string who;    ///< the hardware that has this link
-};
-
 /// `bytes`: as for `plan()` and `explain()`.
 Estimate estimate_inside(kernel::Algorithm algorithm, kernel::Collective collective, size_t bytes,
                          const PlanFacts& facts);
@@ -53,7 +47,7 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, kernel::Collective co
 
 /// From the call to the end of the kernel. `bytes`: as for `DeviceQuestion`.
 Estimate estimate_device_algorithm(kernel::DeviceAlgorithm algorithm, kernel::Collective collective, size_t bytes,
-                                   size_t ranks, const DeviceLink& link);
+                                   const kernel::DeviceShape& shape, const DeviceLink& link);
 
 /// NCCL's own tuning model for rings.
 Estimate estimate_nccl(kernel::Collective collective, size_t bytes, size_t ranks, const DeviceLink& link);

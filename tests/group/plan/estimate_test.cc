@@ -119,6 +119,11 @@ TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndSaysSo) {
   const auto nvlink = ways(slowest_link(joined(18)), 64 * M), pcie = ways(slowest_link(joined(0)), 64 * M);
   EXPECT_LT(running(nvlink).estimate.seconds * 5, running(pcie).estimate.seconds);
   EXPECT_NE(running(nvlink).estimate.basis.find("not measured on a device"), std::string::npos);
+  EXPECT_EQ(running(nvlink).estimate.basis.find("predicted for reduce_chunks: "), 0u);
+  EXPECT_NE(running(nvlink).estimate.basis.find(" rounds with a fence each, "), std::string::npos);
+  EXPECT_NE(running(nvlink).estimate.basis.find(" KiB in flight in each of 24 blocks"), std::string::npos);
+  EXPECT_EQ(nvlink.back().estimate.basis.find("predicted"), 0u) << "through host memory";
+  EXPECT_EQ(nvlink.front().estimate.basis.find("predicted"), 0u) << "NCCL";
   EXPECT_NE(running(nvlink).estimate.basis.find("NV18, the slowest pair here"), std::string::npos);
   EXPECT_EQ(running(nvlink).estimate.bytes, 2 * 7 * 64 * M / 8);
   EXPECT_GT(nvlink.back().estimate.seconds, running(nvlink).estimate.seconds) << "through host memory";
