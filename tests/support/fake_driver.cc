@@ -73,6 +73,11 @@ Fd redeem(const HandleBytes& handle, const void* not_by) {
 
 }  // namespace
 
+void FakeDriver::is(int architecture, int cuda) {
+  const Lock lock(mutex_);
+  architecture_ = architecture, cuda_ = cuda;
+}
+
 void FakeDriver::pair(int from, int to, Truth truth) {
   Lock lock(mutex_);
   truths_[{from, to}] = truth;
@@ -242,7 +247,7 @@ DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
   facts->bytes = size_t(1) << 30;
   for (int kind = 0; kind < kShareKinds; ++kind) facts->can[kind] = !lacking_.count(ShareKind(kind));
   facts->exports_dma_buf = device % 2 == 0;
-  facts->architecture = 90, facts->cuda = 13000;
+  facts->architecture = architecture_, facts->cuda = cuda_;
   return 0;
 }
 

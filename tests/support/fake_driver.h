@@ -40,6 +40,8 @@ class FakeDriver : public DeviceDriver {
   /// GPU i.
   void see(std::vector<int> gpus) { gpus_ = std::move(gpus); }
 
+  /// Its devices have this architecture, and it serves this CUDA, as in DeviceFacts.
+  void is(int architecture, int cuda);
   void pair(int from, int to, Truth truth);
   void pairs(int a, int b, Truth truth) { pair(a, b, truth), pair(b, a, truth); }
   /// The driver reports this as unsupported.
@@ -131,6 +133,7 @@ class FakeDriver : public DeviceDriver {
 
   const int devices_;
   std::vector<int> gpus_;
+  int architecture_ = 90, cuda_ = 13000;
   mutable std::mutex mutex_;
   std::condition_variable back_;
   std::map<std::pair<int, int>, Truth> truths_;

@@ -4,10 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <filesystem>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "group/meet/store_exchange.h"
 #include "support/device_sides.h"
+#include "support/results.h"
 #include "support/stores.h"
 
 namespace nvx::test {
@@ -114,10 +119,47 @@ TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreNotUsedUnlessTheyAreInsistedOn) 
   }
 }
 
-TEST(DeviceTrial, KnowsWhereKernelsHaveBeenShown) {
-  EXPECT_TRUE(is_shown(90, 13000));
-  EXPECT_FALSE(is_shown(90, 12080));
-  EXPECT_FALSE(is_shown(100, 13000));
+/// The architecture and the driver's CUDA of each file of `scripts/gpu_evidence.py` in which all kernels were right.
+std::set<std::pair<int, int>> shown_by_files() {
+  std::set<std::pair<int, int>> shown;
+  for (const auto& entry : std::filesystem::directory_iterator(source_root() / "bench" / "results")) {
+    if (!entry.path().filename().string().starts_with("gpu_") || entry.path().extension() != ".json") continue;
+    int architecture = 0, cuda = 0;
+    bool right = false, wrong = false;
+    for (auto& row : rows_of_file(entry.path())) {
+      if (row.contains("driver_cuda")) cuda = std::stoi(row["driver_cuda"]);
+      if (row.contains("compute")) architecture = int(std::lround(std::stod(row["compute"]) * 10));
+      if (row["part"] == "correct" && row.contains("end")) (row["failed"] == "0" ? right : wrong) = true;
+    }
+    if (right && !wrong) shown.insert({architecture, cuda});
+  }
+  return shown;
+}
+
+TEST(DeviceTrial, KernelsHaveBeenShownWhereAResultFileShowsThem) {
+  const auto shown = shown_by_files();
+  EXPECT_FALSE(shown.empty());
+  for (int architecture = 50; architecture <= 130; ++architecture) {
+    for (int cuda = 11000; cuda <= 15000; cuda += 10)
+      EXPECT_EQ(is_shown(architecture, cuda), shown.contains({architecture, cuda})) << architecture << " " << cuda;
+  }
+}
+
+/// Two ranks of one process, and two groups. The groups use kernels all the same.
+TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
+  DeviceWorld world({.ranks = 2});
+  const auto said_by_two_groups = [&] {
+    testing::internal::CaptureStderr();
+    for (int group = 0; group < 2; ++group) with_sides(world, [&](DeviceRank& one) { EXPECT_EQ(first_sum(one), ""); });
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string words = "kernels have not been shown on sm_100 (Fake GPU) with a driver for CUDA 12.8";
+  EXPECT_FALSE(contains(said_by_two_groups(), "have not been shown"));
+  world.process(0).driver->is(100, 12080);
+  const std::string said = said_by_two_groups();
+  const size_t first = said.find(words);
+  ASSERT_NE(first, std::string::npos) << said;
+  EXPECT_EQ(said.find("have not been shown", first + words.size()), std::string::npos) << said;
 }
 
 TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
