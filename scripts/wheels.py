@@ -25,6 +25,7 @@ RANKS = """import torch, torch.distributed as dist
 dist.init_process_group("nvx"); dist.all_reduce(ones := torch.ones(2)); dist.destroy_process_group()
 print(f"reduced {ones.tolist()}\\n", end="")"""
 SETUP = "[build]\nbuild_temp = {0}\nbuild_lib = {0}/lib\n[egg_info]\ntag_build = +torch{1}\n"
+LARGEST = 8_000_000  # bytes of a wheel, with kernels or without
 LOADS = "import nvx\ntry: nvx._load()\nexcept RuntimeError as error: print(error)"
 
 
@@ -97,6 +98,8 @@ def build(wheel, name, log):
     repair = ["repair", "--exclude", "libtorch*", "--exclude", "libc10*", "-w", made / "audited"]
     run(log, tool, *repair, *made.glob("*.whl"), **given)
     (audited,) = (made / "audited").glob("*.whl")
+    if (size := audited.stat().st_size) > LARGEST:
+        raise RuntimeError(f"the wheel has {size / 1e6:.2f} MB, more than {LARGEST / 1e6:.0f}")
     facts = json.loads(run(log, tool, "show", "--json", audited))
     return audited, f"symbols of {facts['sym_tag']}; outside: {' '.join(facts['external_libs'])}"
 

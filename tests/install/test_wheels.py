@@ -2,6 +2,9 @@
 
 import importlib.util
 import pathlib
+from types import SimpleNamespace
+
+import pytest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "wheels.py"
 
@@ -34,3 +37,21 @@ def test_of_each_minor_it_takes_the_newest_that_pip_offers(monkeypatch):
     assert wheels.offered("python") == {"2.14": "2.14.1", "2.13": "2.13.0+cpu", "2.9": "2.9.1"}
     monkeypatch.setattr(wheels, "output_of", lambda *command: "")
     assert "2.14" not in wheels.offered("python")
+
+
+@pytest.mark.parametrize("size", [8_000_000, 8_000_001])
+def test_a_wheel_of_more_than_8_mb_is_refused(monkeypatch, tmp_path, size):
+    wheels = load()
+    audited = tmp_path / "environments" / "builder" / "made" / "audited" / "nvx.whl"
+    audited.parent.mkdir(parents=True)
+    with open(audited, "wb") as file:
+        file.truncate(size)
+    monkeypatch.setattr(wheels, "OUT", tmp_path)
+    monkeypatch.setattr(wheels, "new_environment", lambda *given: (tmp_path / "bin" / "python", ["pip"]))
+    monkeypatch.setattr(wheels, "run", lambda *command, **env: '{"sym_tag": "manylinux", "external_libs": {}}')
+    wheel = SimpleNamespace(interpreter="python", version="2.14.1", torch="2.14")
+    if size > 8_000_000:
+        with pytest.raises(RuntimeError, match="the wheel has 8.00 MB, more than 8"):
+            wheels.build(wheel, "cp312", tmp_path / "log")
+    else:
+        assert wheels.build(wheel, "cp312", tmp_path / "log")[0] == audited
