@@ -50,10 +50,7 @@ STEPS = {
         Step(
             {(f"{c}.one_shot",): (c,) for c in ONE_SHOT},
             SMALL,
-            {
-                name: ",".join(f"{c}.one_shot={n}" for c in ONE_SHOT)
-                for name, n in (("one_shot", "64K"), ("pipelined", 0))
-            },
+            {k: ",".join(f"{c}.one_shot={n}" for c in ONE_SHOT) for k, n in (("one_shot", "64K"), ("pipelined", 0))},
         ),
         numbers("lease", LARGE, "1M 2M 8M"),
     ],
@@ -73,6 +70,8 @@ STEPS = {
             {"packets": "kernels.piece=1G", "chunks": "kernels.piece=0"},
         ),
         numbers("kernels.blocks", [64 << 10, *LARGE], "8 16 32 48"),
+        numbers("kernels.packets", [256 << 10, 512 << 10, 1 << 20], "1K 2K 4K 8K"),
+        numbers("kernels.chunk", LARGE, "8K 16K 32K 64K"),  # and packets: the pad only gives their defaults
     ],
 }
 

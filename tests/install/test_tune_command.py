@@ -1,0 +1,109 @@
+"""`nvx tune`: what it measures, chooses and writes, and that a job follows the file."""
+
+import os
+import re
+import subprocess
+import types
+
+import nvx as nvx_module
+import torch
+import warm
+from nvx.bench.sizes import parse_size
+from nvx.commands import tune
+
+
+def nvx(*arguments):
+    return warm.run(["-m", "nvx.cli", *arguments], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_tune_chooses_the_limits_that_take_the_least_time():
+    options = types.SimpleNamespace(device="cpu", ranks=2)
+    cases = [("reduce", size) for size in (8, 1024, 2048, 4096)]
+    columns = {
+        "one_shot": dict(zip(cases, (1, 2, 4, 9), strict=True)),
+        "pipelined": dict(zip(cases, (3, 3, 5, 8), strict=True)),
+        "another": dict(zip(cases, (9, 9, 9, 4), strict=True)),
+    }
+    first = dict(list(columns.items())[:2])
+    limit, most = {"limit": 4096}, {"limit": 1 << 20, "small": 1 << 40, "middle": 1 << 40}
+    assert tune.best_limits(("limit",), ("reduce",), first, limit, most, options) == {"limit": 2048}
+    assert tune.best_limits(("limit",), ("reduce",), first, {"limit": 2048}, most, options) == {"limit": 2048}
+    close = {"one_shot": first["one_shot"], "pipelined": first["one_shot"] | {cases[3]: 8.9}}
+    assert tune.best_limits(("limit",), ("reduce",), close, limit, most, options) == limit, "within the noise"
+    keys, defaults = ("small", "middle"), {"small": 1 << 40, "middle": 1 << 40}
+    assert tune.best_limits(keys, ("reduce",), columns, defaults, most, options) == {"small": 2048, "middle": 2048}
+    bounded = tune.best_limits(("limit",), ("reduce",), first, {"limit": 0}, {"limit": 1500}, options)
+    assert bounded == {"limit": 1024}, "a job refuses a value above the key's bound"
+    numbers = {"": {("all_reduce", 8): 10.0}, "1M": {("all_reduce", 8): 9.9}, "8M": {("all_reduce", 8): 9.0}}
+    assert tune.best_number("lease", numbers, 3 << 20) == {"lease": 8 << 20}
+    del numbers["8M"]
+    assert tune.best_number("lease", numbers, 3 << 20) == {"lease": 3 << 20}
+    assert tune.planned("all_gather", 64, options) == 32 and tune.planned("reduce_scatter", 64, options) == 64
+
+
+JOB = """
+import os, sys, nvx, torch, torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("nvx", init_method=f"file://{store}", rank=rank, world_size=2,
+                        pg_options=nvx.Options(tune=os.environ.get("OPTION", "")))
+for size in map(int, sys.argv[3:]):
+    dist.all_reduce(torch.ones(size // 4))
+dist.destroy_process_group()
+"""
+
+
+def algorithms(tmp_path, *sizes, option=""):
+    """The trace of a job: the algorithm of each all_reduce on rank 0."""
+    store = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
+    how = {"env": os.environ | {"NVX_DEBUG": "trace", "OPTION": option}, "stderr": subprocess.PIPE, "text": True}
+    ranks = [warm.Popen(["-c", JOB, str(rank), str(store), *map(str, sizes)], **how) for rank in range(2)]
+    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return re.findall(r"rank 0 #\d+ all_reduce \d+ bytes: (\w+)", said[0])
+
+
+def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
+    file = tmp_path / "two.tune"
+    limited = ("--sizes", "4K,32K", "--rounds", "1", "--write", file)
+    told = nvx("tune", "all_reduce.one_shot", "-n", "2", *map(str, limited))
+    assert told.returncode == 0, told.stderr
+    heading, *rows, verdict = told.stdout.splitlines()
+    assert heading.split() == ["collective", "size", "one_shot", "pipelined"]
+    assert [row.split()[:2] for row in rows] == [["all_reduce", "4K"], ["all_reduce", "32K"]]
+    chosen = re.fullmatch(r"all_reduce\.one_shot = (\w+) \(default 64K\)", verdict)[1]
+    assert chosen in ("0", "4K", "32K", "64K")
+    text = file.read_text()
+    assert f"\nnvx = {nvx_module.__version__}\n" in text and "\nhost = " in text and "\nranks = 2\n" in text
+    monkeypatch.setenv("NVX_TUNE", f"@{file}")
+    row = next(line for line in nvx("explain").stdout.splitlines() if line.startswith("all_reduce.one_shot"))
+    assert row.split()[1:3] == [chosen, "file"]
+    file.write_text(re.sub(r"(all_reduce\.one_shot =) \d+", r"\1 8192", text))  # 64 KiB without the file
+    assert algorithms(tmp_path, 8192, 32768) == ["reduce_one_shot", "reduce_pipelined"]
+    told = algorithms(tmp_path, 8192, option="all_reduce.one_shot=4K")
+    assert told == ["reduce_pipelined"], "an option counts before a file"
+    file.write_text(file.read_text().replace(f"nvx = {nvx_module.__version__}", "nvx = 0.0.1"))
+    assert algorithms(tmp_path, 32768) == ["reduce_one_shot"], "a file of another version counts for nothing"
+
+
+def test_tune_measures_each_key_of_kernels_within_its_bounds():
+    """But for the pad, which only gives the defaults of packets and chunks."""
+    rows = {row["key"]: row for row in nvx_module._load().tuning(8) if row["link"] == "GPUs"}
+    steps = tune.STEPS["cuda"]
+    assert {key for step in steps for keys in step.keys for key in keys} == rows.keys() - {"kernels.pad"}
+    items = [item for step in steps for text in step.candidates.values() for item in text.split(",") if item]
+    for key, value in (item.split("=") for item in items):
+        number, row = parse_size(value), rows[key]
+        assert row["least"] <= number <= row["most"] and number % row["multiple"] == 0, (key, value)
+
+
+def test_tune_says_what_it_cannot_measure():
+    no_gpu = "torch finds no GPU" if torch.version.cuda else "this torch has no CUDA"
+    for arguments, why in (
+        (["slice"], "nothing measures slice with --device cpu"),
+        (["-n", "1"], "--ranks must be at least 2"),
+        (["--device", "cuda", "kernels.blocks"], f"--device cuda: {no_gpu}"),
+        (["--sizes", "4K,x"], "argument --sizes: 'x' is not a size: write 8, 64K, 1M or 2G"),
+        (["--write", "/no/such/folder/two.tune"], "No such file or directory: '/no/such/folder/two.tune'"),
+    ):
+        ended = nvx("tune", *arguments)
+        assert ended.returncode == 2 and why in ended.stderr, ended
