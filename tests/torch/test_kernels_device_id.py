@@ -101,3 +101,23 @@ def test_a_driver_that_pins_no_memory_is_one_warning(rank, world):
         assert all("cuMemHostRegister on GPU 0" in line for line in said), lines
     finally:
         driver.fake_refuse(b"")
+
+
+@on_played_gpus(2)
+def test_kernels_slower_than_a_millisecond_on_one_rank_serve_only_who_insists(rank, world):
+    """As where processes take turns on a GPU."""
+    takes = ctypes.c_int.in_dll(ctypes.CDLL(str(fake_device.build())), "fake_device_trials_take_ms")
+    takes.value = 3 if rank == 1 else 0
+    try:
+        for kernels, served in (("auto", False), ("1", True)):
+            with stderr_lines() as lines:
+                group = dist.new_group(backend=f"{GPU}:nvx", pg_options=nvx.Options(kernels=kernels))
+                tensor = on_gpu(rank + 1)
+                dist.all_reduce(tensor, group=group)
+                assert_all(tensor, 3)
+                assert (nvx.pool_stats(group) is not None) == served
+            said = [line for line in lines if "a small operation of kernels takes" in line]
+            assert len(said) == (rank == 0 and not served), lines
+            assert all("go through host memory" in line and "NVX_KERNELS=1" in line for line in said), lines
+    finally:
+        takes.value = 0

@@ -11,6 +11,9 @@
 
 extern "C" {
 
+// For played kernels: how long each of a trial takes. Tests set it before they make a group.
+int fake_device_trials_take_ms = 0;
+
 // Enqueues a task. A replay may run it again; `drop` runs when no further run is possible.
 void fake_device_push(void* stream, void (*task)(void*), void (*drop)(void*), void* context) {
   fake::count(fake::kLaunches);

@@ -2,8 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "kernel/gpu/capture.h"
@@ -43,6 +46,18 @@ void push(void* stream, std::function<void()> task) {
 /// The stream handle of the tests' libcuda, which is no stream of the fake accelerator.
 bool is_drivers_own(void* stream) { return reinterpret_cast<intptr_t>(stream) == 77; }
 
+/// A kernel of a trial: at once; or behind the ones before, and slowly, as where processes take turns on a GPU.
+void play_on_drivers_own(std::function<void()> kernel) {
+  static std::shared_future<void> last;
+  const int ms = *of_device<int>("fake_device_trials_take_ms");
+  if (ms == 0) return kernel();
+  last = std::async(std::launch::async, [before = last, kernel = std::move(kernel), ms] {
+           if (before.valid()) before.wait();
+           std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+           kernel();
+         }).share();
+}
+
 }  // namespace
 
 bool built_with_cuda() { return true; }
@@ -53,7 +68,9 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   std::vector<Job> mine(jobs.begin(), jobs.end());
   std::vector<Piece> pieces(table.begin(), table.end());
   if (is_drivers_own(stream)) {
-    (void)test::play_kernel(channel, mine, pieces.data(), kPlayedLanes);  // synchronous
+    play_on_drivers_own([channel, mine = std::move(mine), pieces = std::move(pieces)] {
+      (void)test::play_kernel(channel, mine, pieces.data(), kPlayedLanes);
+    });
     return {};
   }
   for (Job& job : mine) job.send.base = real(job.send.base), job.recv.base = real(job.recv.base);
