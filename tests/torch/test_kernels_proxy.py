@@ -580,3 +580,21 @@ def test_fsdp2(rank, world):
         assert (counts()["launches"] > 0) == (device == GPU)
         trained[device] = [p.detach().to_local().cpu() for p in model.parameters()]
     assert_same_weights(trained[GPU], trained["cpu"], "on the CPU")
+
+
+@on_proxied_gpus(2)
+def test_groups_on_more_streams_than_hardware_queues_are_one_warning(rank, world):
+    """As on one host: a proxy's stream counts."""
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    try:
+        with stderr_lines() as lines:
+            groups = [dist.new_group() for _ in range(3)]
+            for group in groups:
+                tensor = torch.full((10,), float(rank + 1), device=f"{GPU}:1")
+                dist.all_reduce(tensor, group=group)
+                assert tensor.tolist() == [3.0] * 10
+        said = [line for line in lines if "hardware queues" in line]
+        assert len(said) == 1, lines
+        assert "GPU 1: 2 groups of this process use 2 of its streams, more than the 1 hardware queues" in said[0], said
+    finally:
+        del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]

@@ -72,7 +72,8 @@ struct Rooms {
 
 /// The streams on which one group launches kernels on a GPU. Kernels of different groups may wait for each other's
 /// ranks in any order, so those of different streams need a hardware queue (a connection) each: the first stream too
-/// many makes the process warn, once per GPU.
+/// many makes the process warn, once per GPU. A captured stream counts: it stands for a branch of a graph, and a graph
+/// keeps no order between its branches.
 class StreamsInUse {
  public:
   StreamsInUse(const ArenaId& home, int device) : gpu_(home, device) {}

@@ -133,7 +133,7 @@ Status DeviceSide::launch(std::span<const Operation* const> operations, const La
                           milliseconds timeout, const Tells& tells) {
   MutexLock lock(launch_mutex_);
   if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
-  if (stream.capture == 0) streams_.note(stream.native);
+  streams_.note(stream.native);
   end_.look_at_pools();
   const Status behind = order_->follow(stream);
   if (!behind.ok()) return refused(behind, begins_on(stream), /*is_first=*/true);

@@ -95,5 +95,27 @@ TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreToldOn
   EXPECT_TRUE(contains(connections_wanted_for(3, 33, "32"), "Next: call the groups in one order on all ranks"));
 }
 
+/// A graph keeps no order between its branches, so kernels of captured streams need hardware queues too.
+TEST(DeviceConnections, StreamsOfCapturesCount) {
+  DeviceWorld world({.ranks = 1});
+  const SharedTable tables[2] = {SharedTable(1), SharedTable(1)};
+  std::vector<std::unique_ptr<DeviceRank>> groups;
+  for (const SharedTable& table : tables) {
+    SharedExchange exchange(table, 0);
+    groups.push_back(std::make_unique<DeviceRank>(world, 0, world.make(0, exchange, world.options(0))));
+  }
+  std::array<PlayedStream, 9> streams;
+  testing::internal::CaptureStderr();
+  for (size_t i = 0; i < streams.size(); ++i) {
+    std::vector<int32_t> data(10, 1);
+    const Operation sum = all_reduce(data);
+    const Operation* const list[] = {&sum};
+    EXPECT_TRUE(groups[i % 2]->side->launch(list, {.native = &streams[i], .capture = 1}, milliseconds(0)).ok());
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(said, "GPU 0: 2 groups of this process use 9 of its streams, more than the 8 hardware queues"))
+      << said;
+}
+
 }  // namespace
 }  // namespace nvx::test
