@@ -27,9 +27,9 @@ class Watch {
   virtual ~Watch() = default;
   /// Returns true when waiting for this peer (-1: for any) is pointless. The waiter then checks its condition once
   /// more, to see what the peer did before it ended.
-  virtual bool alarmed(int peer) = 0;
+  virtual bool should_abort(int peer) = 0;
   /// Called when that last check failed. Records the cause.
-  virtual void alarm(int peer) = 0;
+  virtual void record_abort(int peer) = 0;
   /// A wait for this peer (-1: for any) begins to sleep after its spin.
   virtual void sleeps(int /*peer*/) {}
   /// A wait that slept, or that is traced, is over. `began`: before its spin; the epoch if it is not traced. `slept`: 0

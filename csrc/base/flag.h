@@ -178,9 +178,9 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
     if (now || ready()) return Waited::kReached;
     if (rules.driver && Clock::now() < next_look && !rules.deadline.passed(Clock::now())) continue;
     next_look = Clock::now() + kWatchInterval;
-    if (rules.watch && rules.watch->alarmed(peer)) {
+    if (rules.watch && rules.watch->should_abort(peer)) {
       if (ready()) return Waited::kReached;
-      rules.watch->alarm(peer);
+      rules.watch->record_abort(peer);
       return Waited::kAlarmed;
     }
     if (rules.deadline.passed(Clock::now())) return ready() ? Waited::kReached : Waited::kTimedOut;

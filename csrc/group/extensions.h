@@ -12,7 +12,7 @@ namespace nvx {
 
 /// Time added to the timeouts of a group's operations for a while. An addition applies to every operation that begins
 /// afterwards, and ends with the first of these to end. Later additions add up, and end separately.
-class Extensions : public std::enable_shared_from_this<Extensions> {
+class TimeoutExtensions : public std::enable_shared_from_this<TimeoutExtensions> {
  public:
   /// A larger sum makes no difference, and this one does not overflow.
   static constexpr std::chrono::milliseconds kMost = std::chrono::hours(24 * 365 * 100);
@@ -44,11 +44,11 @@ class Extensions : public std::enable_shared_from_this<Extensions> {
 
  private:
   struct Owner {
-    Owner(std::shared_ptr<Extensions> whose, int64_t span) : whose(std::move(whose)), span(span) {}
+    Owner(std::shared_ptr<TimeoutExtensions> whose, int64_t span) : whose(std::move(whose)), span(span) {}
     ~Owner() { whose->end(span); }
     Owner(const Owner&) = delete;
 
-    const std::shared_ptr<Extensions> whose;
+    const std::shared_ptr<TimeoutExtensions> whose;
     const int64_t span;
   };
 

@@ -123,7 +123,7 @@ class CpuExec {
   const Verdict& verdict() const { return verdict_; }
   /// Fails the operation because of a peer that has failed or left.
   bool alarm(int peer) {
-    if (rules_.watch) rules_.watch->alarm(peer);
+    if (rules_.watch) rules_.watch->record_abort(peer);
     return fail(Verdict::wait(Waited::kAlarmed, peer, 0, 0));
   }
 

@@ -206,9 +206,9 @@ Waited Messenger::wait(auto ready, auto look, int peer, const WaitRules& rules) 
       MutexLock lock(mutex_);
       look();
     }
-    if (rules.watch && rules.watch->alarmed(peer)) {
+    if (rules.watch && rules.watch->should_abort(peer)) {
       if (attempt()) return Waited::kReached;
-      rules.watch->alarm(peer);
+      rules.watch->record_abort(peer);
       return Waited::kAlarmed;
     }
   }

@@ -137,9 +137,9 @@ IntrusiveWork Issuer::issue_in_memory(Call&& call) {
 /// The route of a device's operations, for profiles.
 std::string Issuer::profiled_as(TensorOperation& c) {
   switch (c.route()) {
-    case Route::kDelegate: return "nvx:handed_over";
+    case Route::kDelegate: return "nvx:delegated";
     case Route::kKernels: return std::string("nvx:by_kernels:") + context_.group().device().kernel_for(c.operation);
-    case Route::kHostProxy: return "nvx:by_kernels_and_host_memory";
+    case Route::kHostProxy: return "nvx:host_proxy";
     default: return "nvx:through_host_memory";
   }
 }

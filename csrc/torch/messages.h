@@ -37,7 +37,7 @@ class Messages {
   /// called: "ProcessGroupNVX::send".
   IntrusiveWork transfer(const char* called, const Kind& kind, Tensors& tensors, int peer, int tag, bool receives);
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
-  /// Whether a delegate moves the message. May be a step of all ranks, as for a collective.
+  /// Whether a delegate moves the message. May be a collective call, as for a collective.
   bool is_handed_over(const at::Tensor& tensor, int peer);
   IntrusiveWork hand_over(const Kind& kind, const at::Tensor& tensor, int peer, int tag, bool receives);
 

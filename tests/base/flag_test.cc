@@ -78,8 +78,8 @@ TEST(Flag, AWaitEndsAtItsDeadline) {
 
 class Alarm : public Watch {
  public:
-  bool alarmed(int peer) override { return peer == 7 && on; }
-  void alarm(int peer) override { told = peer; }
+  bool should_abort(int peer) override { return peer == 7 && on; }
+  void record_abort(int peer) override { told = peer; }
   std::atomic<bool> on{false};
   int told = -1;
 };
@@ -87,8 +87,8 @@ class Alarm : public Watch {
 /// Keeps its last news of a wait for peer 3.
 class Listener : public Watch {
  public:
-  bool alarmed(int) override { return false; }
-  void alarm(int) override {}
+  bool should_abort(int) override { return false; }
+  void record_abort(int) override {}
   void sleeps(int peer) override { sleeper = peer; }
   void waited(int peer, Clock::time_point began, Clock::duration span) override {
     EXPECT_EQ(peer, 3);
@@ -141,7 +141,7 @@ TEST(Flag, AnAlarmEndsAWaitAndTheCauseIsKept) {
 class LastWord : public Alarm {
  public:
   explicit LastWord(Flag& flag) : flag_(flag) {}
-  bool alarmed(int) override {
+  bool should_abort(int) override {
     signal(flag_, 1);
     return true;
   }

@@ -11,15 +11,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(Extensions, NothingIsAddedUnasked) {
-  const auto extensions = std::make_shared<Extensions>();
+TEST(TimeoutExtensions, NothingIsAddedUnasked) {
+  const auto extensions = std::make_shared<TimeoutExtensions>();
   const auto share = extensions->begin();
   EXPECT_EQ(share.extra, milliseconds(0));
   EXPECT_EQ(share.until_it_ends, nullptr);
 }
 
-TEST(Extensions, CountForAllUntilTheFirstHasEnded) {
-  const auto extensions = std::make_shared<Extensions>();
+TEST(TimeoutExtensions, CountForAllUntilTheFirstHasEnded) {
+  const auto extensions = std::make_shared<TimeoutExtensions>();
   extensions->add(milliseconds(100));
   auto first = extensions->begin();
   auto second = extensions->begin();
@@ -31,8 +31,8 @@ TEST(Extensions, CountForAllUntilTheFirstHasEnded) {
   EXPECT_EQ(extensions->begin().extra, milliseconds(0));
 }
 
-TEST(Extensions, AddUpAndGoApart) {
-  const auto extensions = std::make_shared<Extensions>();
+TEST(TimeoutExtensions, AddUpAndGoApart) {
+  const auto extensions = std::make_shared<TimeoutExtensions>();
   extensions->add(milliseconds(100));
   auto first = extensions->begin();
   extensions->add(milliseconds(20));
@@ -48,32 +48,32 @@ TEST(Extensions, AddUpAndGoApart) {
   EXPECT_EQ(extensions->begin().extra, milliseconds(0)) << "that one has ended at once";
 }
 
-TEST(Extensions, NeverOverflowAndNeverShorten) {
-  const auto extensions = std::make_shared<Extensions>();
+TEST(TimeoutExtensions, NeverOverflowAndNeverShorten) {
+  const auto extensions = std::make_shared<TimeoutExtensions>();
   extensions->add(milliseconds(-5));
   EXPECT_EQ(extensions->begin().extra, milliseconds(0));
   for (int i = 0; i < 3; ++i) extensions->add(milliseconds::max());
   auto share = extensions->begin();
-  EXPECT_EQ(share.extra, Extensions::kMost);
+  EXPECT_EQ(share.extra, TimeoutExtensions::kMost);
   extensions->add(milliseconds(1));
-  EXPECT_EQ(extensions->begin().extra, Extensions::kMost);
+  EXPECT_EQ(extensions->begin().extra, TimeoutExtensions::kMost);
   share.until_it_ends.reset();
   EXPECT_EQ(extensions->begin().extra, milliseconds(0));
 }
 
-TEST(Extensions, OutliveWhoMadeThem) {
-  auto extensions = std::make_shared<Extensions>();
+TEST(TimeoutExtensions, OutliveWhoMadeThem) {
+  auto extensions = std::make_shared<TimeoutExtensions>();
   extensions->add(milliseconds(5));
   auto share = extensions->begin();
-  const std::weak_ptr<Extensions> seen = extensions;
+  const std::weak_ptr<TimeoutExtensions> seen = extensions;
   extensions.reset();
   EXPECT_FALSE(seen.expired());
   share.until_it_ends.reset();
   EXPECT_TRUE(seen.expired());
 }
 
-TEST(Extensions, ManyThreadsBeginAndEnd) {
-  const auto extensions = std::make_shared<Extensions>();
+TEST(TimeoutExtensions, ManyThreadsBeginAndEnd) {
+  const auto extensions = std::make_shared<TimeoutExtensions>();
   as_threads(4, [&](int) {
     for (int i = 0; i < 2000; ++i) {
       extensions->add(milliseconds(3));

@@ -121,8 +121,8 @@ class SlowExec : public CpuExec {
 /// A watch that alarms on request.
 class Alarm : public Watch {
  public:
-  bool alarmed(int) override { return on.load(); }
-  void alarm(int) override { ++told; }
+  bool should_abort(int) override { return on.load(); }
+  void record_abort(int) override { ++told; }
   std::atomic<bool> on{false};
   std::atomic<int> told{0};
 };

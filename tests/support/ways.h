@@ -15,7 +15,7 @@ using kernel::DeviceAlgorithm;
 inline constexpr uint64_t kMillisecond = 1'000'000;  // ns
 
 /// The collectives of each algorithm; the reducing algorithms come first.
-inline constexpr size_t kWaysThatReduce = 7;
+inline constexpr size_t kReducingCases = 7;
 inline constexpr std::pair<DeviceAlgorithm, Collective> kWays[] = {
     {DeviceAlgorithm::kReducePackets, Collective::kAllReduce},
     {DeviceAlgorithm::kReducePackets, Collective::kReduce},

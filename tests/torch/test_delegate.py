@@ -539,7 +539,7 @@ def test_the_profiler_names_who_serves(rank, world):
         dist.all_reduce(on_gpu(1, LARGE))
         dist.all_reduce(on_gpu(1, SMALL))
     names = {event.name for event in profile.events()}
-    assert {"nvx:all_reduce", "nvx:handed_over", "nvx:through_host_memory"} <= names, names
+    assert {"nvx:all_reduce", "nvx:delegated", "nvx:through_host_memory"} <= names, names
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot say whether a stream is captured")

@@ -114,7 +114,7 @@ def test_many_messages_from_many_streams(rank, world):
 
 
 @on_fake_gpus(2)
-def test_what_nobody_waits_for_is_sent(rank, world):
+def test_send_that_is_not_waited_for_arrives(rank, world):
     if rank == 0:
         for value in range(20):
             tensor = torch.empty(1000, device=GPU)

@@ -49,7 +49,7 @@ def test_a_device_id_on_some_ranks_only_holds_nobody_up(rank, world):
 
 
 @on_played_gpus(2, op_timeout=8)
-def test_who_comes_late_to_open_the_device_does_as_the_others_do(rank, world):
+def test_late_rank_opens_the_device_as_the_others_do(rank, world):
     group = device_groups(rank, (), timeout=timedelta(seconds=8))
     device = torch.device(GPU, 0)
     if rank == 1:

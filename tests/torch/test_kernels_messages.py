@@ -112,7 +112,7 @@ def test_a_tensor_is_written_when_its_stream_has_come_to_the_receive(rank, world
 
 
 @on_played_gpus(2)
-def test_what_a_slow_stream_writes_arrives(rank, world):
+def test_message_carries_the_data_of_a_slow_stream(rank, world):
     open_devices()
     for value in range(10):
         tensor = torch.empty(50_000, device=GPU)

@@ -151,7 +151,7 @@ Status FailureState::came_late(const std::string& what) const {
 bool FailureState::told(Clock::duration clarity) {
   if (told_by() < 0 && !(port_ && port_->failed())) [[likely]]
     return false;
-  alarm(-1, clarity);
+  record_abort(-1, clarity);
   return failed();
 }
 
@@ -264,7 +264,7 @@ bool FailureState::look_for_interrupt() {
 
 // --- waits
 
-bool FailureState::alarmed(int local_rank) {
+bool FailureState::should_abort(int local_rank) {
   if (failed() || closed() || told_by() >= 0 || (port_ && port_->failed())) return true;
   if (look_for_interrupt()) return true;
   const int own = members_.local_rank(), ranks = members_.local_ranks();
@@ -284,7 +284,7 @@ bool FailureState::alarmed(int local_rank) {
   return !somebody;
 }
 
-void FailureState::alarm(int local_rank, Clock::duration clarity) {
+void FailureState::record_abort(int local_rank, Clock::duration clarity) {
   if (failed()) return;
   if (const auto told = report()) return fail_as_told(*told, clarity);
   if (closed()) return (void)fail(diagnosis_.destroyed());

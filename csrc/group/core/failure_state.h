@@ -86,12 +86,12 @@ class FailureState final : public Watch {
 
   // --- waits
 
-  bool alarmed(int local_rank) override;
-  void alarm(int local_rank) override { alarm(local_rank, kClarity); }
+  bool should_abort(int local_rank) override;
+  void record_abort(int local_rank) override { record_abort(local_rank, kClarity); }
   void sleeps(int local_rank) override;
   void waited(int local_rank, Clock::time_point began, Clock::duration slept) override;
   /// `clarity`: as for `told()`.
-  void alarm(int local_rank, Clock::duration clarity);
+  void record_abort(int local_rank, Clock::duration clarity);
   /// The status of a wait that ended without success. An empty `whom`: any rank.
   Status explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline);
   /// How long a wait that has timed out waits for a report of a rank that knows better which one is missing.

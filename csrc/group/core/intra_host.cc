@@ -181,7 +181,7 @@ bool IntraHost::read_by_all(uint32_t epoch) const {
   return true;
 }
 
-Span IntraHost::yield() {
+Span IntraHost::release_idle() {
   MutexLock lock(lease_mutex_);
   if (lease_in_use_ || !lease_ || core_.failures.failed() || !read_by_all(channel_.leased_epoch())) return {};
   return std::exchange(lease_, Span{});

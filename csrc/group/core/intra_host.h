@@ -33,7 +33,7 @@ class IntraHost final : public LeaseHolder {
   void warn_of_differing_calls() const;
 
   /// The lease, if it is idle and no peer reads it. Any thread may call it.
-  Span yield() override EXCLUDES(lease_mutex_);
+  Span release_idle() override EXCLUDES(lease_mutex_);
 
  private:
   size_t staged_bytes(const Operation& step) const;

@@ -303,7 +303,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     case Cause::kNone: break;
   }
   if (how == Waited::kReached) {
-    core_.failures.alarm(-1);  // another rank has failed the group
+    core_.failures.record_abort(-1);  // another rank has failed the group
     how = Waited::kAlarmed;
   }
   return core_.failures.explain_wait(how, whom, what + " " + number, call.rules.deadline);

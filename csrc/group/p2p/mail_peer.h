@@ -47,7 +47,7 @@ class MailPeer {
   /// Moves what can be moved at once. True if anything moved.
   virtual bool move() = 0;
   /// The staging of a peer to which nothing is in flight.
-  virtual Span yield() { return {}; }
+  virtual Span release_idle() { return {}; }
   /// Drops all messages. No copy writes to a tensor any more, unless one goes on after `until`.
   virtual void clear(Clock::time_point until);
   /// Whether a granted message is there that this rank has not read to its end.
@@ -92,7 +92,7 @@ class NearPeer final : public MailPeer {
   void clear(Clock::time_point until) override;
   bool arriving() const override;
   bool lends() const override;
-  Span yield() override;
+  Span release_idle() override;
 
  private:
   void let_go_of_slots();

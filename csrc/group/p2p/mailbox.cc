@@ -272,11 +272,11 @@ DevicePtr Mailbox::reach(const void* at, size_t bytes, int device, int peer) con
   return reinterpret_cast<DevicePtr>(at);
 }
 
-Span Mailbox::yield() {
+Span Mailbox::release_idle() {
   if (failures_.forked() || !mutex_.try_lock()) return {};  // the lock's holder may wait for the pool
   Span span;
   for (size_t r = 0; r < peers_.size() && !span && !failures_.failed() && !failures_.closed(); ++r)
-    span = peers_[r]->yield();
+    span = peers_[r]->release_idle();
   mutex_.unlock();
   return span;
 }

@@ -123,7 +123,7 @@ class Mailbox : public LeaseHolder {
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
   /// The staging for a peer to which nothing is in flight.
-  Span yield() override EXCLUDES(mutex_);
+  Span release_idle() override EXCLUDES(mutex_);
 
  private:
   friend class MailPeer;

@@ -136,7 +136,7 @@ void Mailbox::check_times() {
     const bool late = message->deadline_.passed(Clock::now());
     const int local_rank = peer >= 0 ? members_.local_rank_of(peer) : -1;
     const auto [look, fresh] = looks.try_emplace(peer);
-    if (fresh) look->second = {fate(peer), failures_.alarmed(far(peer) ? members_.local_rank() : local_rank)};
+    if (fresh) look->second = {fate(peer), failures_.should_abort(far(peer) ? members_.local_rank() : local_rank)};
     const auto& [gone, alarmed] = look->second;
     if (!late && !gone && !alarmed) continue;
     if (!late && !std::exchange(is_clear, true)) failures_.await_clarity();
@@ -150,7 +150,7 @@ void Mailbox::check_times() {
       if (has_left && this->peer(peer).arriving() && !failures_.told(Clock::duration::zero())) continue;
     }
     if (gone) (void)failures_.fail_by_fate(*gone);
-    if (!late) failures_.alarm(local_rank, Clock::duration::zero());
+    if (!late) failures_.record_abort(local_rank, Clock::duration::zero());
     const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     Awaited whom;
     if (message->peer >= 0) whom.ranks = {message->peer};

@@ -216,7 +216,7 @@ void NearPeer::show_lease(ChunkPlace place, const Span& span) {
   out_.lease_bytes = span.bytes;
 }
 
-Span NearPeer::yield() {
+Span NearPeer::release_idle() {
   if (!lease_ || !streaming_.empty() || load(their_in_.consumed) != streamed_) return {};
   return std::exchange(lease_, Span{});
 }

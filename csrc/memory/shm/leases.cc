@@ -48,7 +48,7 @@ void LeasePool::reclaim(size_t wanted, const LeaseHolder* asker) {
     if (leased_ + wanted <= most_) return;
     if (holder == asker) continue;
     while (leased_ + wanted > most_) {
-      const Span span = holder->yield();
+      const Span span = holder->release_idle();
       if (!span) break;
       leased_ -= span.bytes;
       arena_.free(span);

@@ -13,7 +13,7 @@ class LeaseHolder {
  public:
   virtual ~LeaseHolder() = default;
   /// Gives up a span that is idle and that no peer still reads, or returns an empty one. Never blocks.
-  virtual Span yield() = 0;
+  virtual Span release_idle() = 0;
 };
 
 /// The bounded staging memory of a process, shared by all its groups. A lease may be smaller than wanted but is never

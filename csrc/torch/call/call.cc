@@ -24,12 +24,12 @@ NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>
 
 CallContext::Term CallContext::term_of(std::chrono::milliseconds given) {
   const auto own = std::max(given, std::chrono::milliseconds(0));  // c10d::kUnsetTimeout is negative
-  Extensions::Share share = extensions->begin();
+  TimeoutExtensions::Share share = extensions->begin();
   if (share.extra.count() == 0) [[likely]]
     return {own, nullptr};
   const auto plain = own.count() != 0 ? own : group_->timeout();
   if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // no timeout: no extension
-  return {std::min(plain, Extensions::kMost) + share.extra, std::move(share.until_it_ends)};
+  return {std::min(plain, TimeoutExtensions::kMost) + share.extra, std::move(share.until_it_ends)};
 }
 
 void CallContext::number(TensorOperations& collectives) {

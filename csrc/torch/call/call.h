@@ -69,7 +69,7 @@ class CallContext {
   NvxWork::Facts facts(const Kind& kind, const std::shared_ptr<Group>& group);
   struct Term {
     std::chrono::milliseconds timeout;  ///< 0: the group's
-    Extensions::Claim claim;            ///< keeps the timeout's extension until the operation has ended
+    TimeoutExtensions::Claim claim;     ///< keeps the timeout's extension until the operation has ended
   };
   /// given: the timeout that the caller passed, if any.
   Term term_of(std::chrono::milliseconds given);
@@ -98,7 +98,7 @@ class CallContext {
   CoalescingScopes scopes;
   OwnCommStreams streams;
   OutputHazards hazards;
-  const std::shared_ptr<Extensions> extensions = std::make_shared<Extensions>();
+  const std::shared_ptr<TimeoutExtensions> extensions = std::make_shared<TimeoutExtensions>();
   const NvxWork::Pending pending = std::make_shared<std::atomic<int64_t>>(0);
 
  private:

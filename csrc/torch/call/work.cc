@@ -433,8 +433,8 @@ void CollectiveWork::let_go() {
   collectives_.clear();
 }
 
-MessageWork::MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message, Extensions::Claim claim,
-                         std::shared_ptr<PendingSends> pending_sends)
+MessageWork::MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
+                         TimeoutExtensions::Claim claim, std::shared_ptr<PendingSends> pending_sends)
     : NvxWork(std::move(facts), {tensor}, Tensors{tensor}),
       group_(facts_.group.lock()),
       message_(std::move(message)),

@@ -48,7 +48,7 @@ struct TensorOperation {
   Tensors stand_ins;                      ///< of inputs, already filled
   std::unique_ptr<ChunkPipeline> chunks;  ///< runs the operation if it goes in chunks
   std::unique_ptr<HostProxy> proxy;       ///< runs the operation if it is proxied
-  Extensions::Claim claim;                ///< keeps an extension of its timeout until it has ended
+  TimeoutExtensions::Claim claim;         ///< keeps an extension of its timeout until it has ended
 
   Route route() const { return route_of(facts); }
 };
@@ -246,7 +246,7 @@ class DoneWork final : public NvxWork {
 /// One send or receive.
 class MessageWork final : public NvxWork {
  public:
-  MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message, Extensions::Claim claim,
+  MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message, TimeoutExtensions::Claim claim,
               std::shared_ptr<PendingSends> pending_sends);
   /// For a device tensor: allocates a stand-in in host memory, and begins to copy the data of a send there.
   void stage(OwnCommStreams& streams, bool receives);
@@ -262,7 +262,7 @@ class MessageWork final : public NvxWork {
 
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Message> message_;
-  Extensions::Claim claim_;
+  TimeoutExtensions::Claim claim_;
   std::shared_ptr<PendingSends> pending_sends_;
   Loads loads_;  // of a device tensor
 };

@@ -128,7 +128,7 @@ TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
       });
 }
 
-TEST(DeviceReplay, WhoDoesNotReplayIsNamed) {
+TEST(DeviceReplay, RankThatDoesNotReplayIsNamed) {
   DeviceWorld world({.ranks = 2});
   std::atomic<bool> named{false};
   with_sides(world, [&](DeviceRank& one) {
@@ -173,7 +173,7 @@ TEST(DeviceReplay, ACallThatFailsAmongThemIsNamedByItsOwnNumber) {
   });
 }
 
-TEST(DeviceReplay, WhatCannotBeCapturedLeavesTheGroupAsItWas) {
+TEST(DeviceReplay, FailedCaptureLeavesTheGroupUnchanged) {
   DeviceWorld world({.ranks = 2});
   with_sides(world, [](DeviceRank& one) {
     std::vector<int32_t> data(100, 1);
@@ -192,7 +192,7 @@ TEST(DeviceReplay, WhatCannotBeCapturedLeavesTheGroupAsItWas) {
 }
 
 /// A graph may outlive its group: the memory that it uses stays, and its kernels do nothing.
-TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneDoesNothing) {
+TEST(DeviceReplay, ReplayAfterTheGroupHasGoneDoesNothing) {
   DeviceWorld world({.ranks = 2});
   std::vector<int32_t> data[2] = {std::vector<int32_t>(100, 1), std::vector<int32_t>(100, 1)};
   std::atomic<int> gone{0};
@@ -220,7 +220,7 @@ TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneDoesNothing) {
 
 /// Only the first block of a kernel reads the host's abort word at once. The others see that the rank has failed, which
 /// nobody waits for: the device may hang.
-TEST(DeviceReplay, WhatBeginsAfterAnAbortWritesNothing) {
+TEST(DeviceReplay, KernelThatBeginsAfterAnAbortWritesNothing) {
   DeviceWorld world({.ranks = 1});
   with_sides(world, [&](DeviceRank& one) {
     std::vector<int32_t> in(1000, 1), out(1000, 0);
@@ -244,7 +244,7 @@ TEST(DeviceReplay, WhatBeginsAfterAnAbortWritesNothing) {
 }
 
 /// The pads of peers may belong to another group by then. Hot kernels write to them before they heed the abort word.
-TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneWritesNothingToPeers) {
+TEST(DeviceReplay, ReplayAfterTheGroupHasGoneWritesNothingToPeers) {
   DeviceWorld world({.ranks = 2});
   std::atomic<int> gone{0};
   with_sides(world, [&](DeviceRank& one) {
@@ -270,7 +270,7 @@ TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneWritesNothingToPeers) {
   });
 }
 
-TEST(DeviceReplay, WhoGoesWaitsForReplaysAsForCalls) {
+TEST(DeviceReplay, LeavingWaitsForReplaysAsForCalls) {
   DeviceWorld world({.ranks = 1});
   with_sides(world, [](DeviceRank& one) {
     std::vector<int32_t> data(100, 1);

@@ -43,7 +43,7 @@ void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
   }
 }
 
-TEST(DeviceSetup, WhatOneRankLacksAllSay) {
+TEST(DeviceSetup, AllRanksReportTheReasonOfOneRank) {
   const DeviceWorld::Shape processes{.ranks = 3, .processes = true};
   all_say("this build has no CUDA", processes, [](DeviceWorld& world) {
     world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
@@ -72,7 +72,7 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
 }
 
 /// The advice comes from the rank that knows the cause: a refusal by the system, or the end of another rank.
-TEST(DeviceSetup, WhatHelpsIsSaidByWhoKnowsIt) {
+TEST(DeviceSetup, AdviceComesFromTheRankThatKnowsTheCause) {
   DeviceWorld world({.ranks = 1});
   world.launcher(0)->refusal = Failure{.code = Code::kPeerDied,
                                        .cause = "rank 3 has ended",
@@ -110,7 +110,7 @@ TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
 
 /// Each call of the driver fails in turn. Set-up succeeds or fails. All memory is freed except memory that a device may
 /// still access because the rank could not tell the others that it ended.
-TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
+TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
   int tried = 0;
   for (std::string struck = "at first"; !struck.empty(); tried += int(as_fast(1, 5))) {
     Process process(1, 2 * M);
@@ -139,7 +139,7 @@ TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
 }
 
 /// The same with calls that do not return: set-up ends nevertheless and frees no memory that they may access.
-TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
+TEST(DeviceSetup, SetUpEndsWhicheverDriverCallHangs) {
   // A call that returns late may still use them.
   static auto* const kKept = new std::vector<std::unique_ptr<DeviceHome>>;
   const milliseconds patience(as_fast(100, 1000));
@@ -169,7 +169,7 @@ TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
   }
 }
 
-TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
+TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
   const struct {
     size_t size;  // size of the spoilt field
     size_t at;
@@ -463,7 +463,7 @@ TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
       [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
 }
 
-TEST(DeviceGoodbye, WhatIsInFlightEndsFirst) {
+TEST(DeviceGoodbye, LeavingWaitsForOperationsInFlight) {
   DeviceWorld world({.ranks = 2});
   with_sides(world, [](DeviceRank& one) {
     const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
@@ -514,7 +514,7 @@ TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
 }
 
 /// A rank that knows that the kernels of a failed group have ended gets its memory back.
-TEST(DeviceGoodbye, WhatIsKnownToHaveEndedIsGivenBackThoughItFailed) {
+TEST(DeviceGoodbye, FailedGroupFreesMemoryOfEndedKernels) {
   for (const bool knows : {false, true}) {
     DeviceWorld world({.ranks = 2});
     for (int r = 0; r < 2; ++r) world.launcher(r)->knows_ends = knows;

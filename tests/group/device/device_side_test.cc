@@ -161,7 +161,7 @@ TEST(DeviceSide, APadIsUsedAgainWhenAllHaveGone) {
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(world.arena(rank).used(), size_t(0));
 }
 
-TEST(DeviceSide, WhatDependsOnWhatGoesInLaunchesOfItsOwn) {
+TEST(DeviceSide, DependentOperationsGetSeparateLaunches) {
   constexpr size_t kCount = 1000;
   DeviceWorld world({.ranks = 2});
   with_sides(world, [](DeviceRank& one) {
@@ -225,7 +225,7 @@ TEST(DeviceSide, SizesThatDifferWithinAPairAreNamed) {
   });
 }
 
-TEST(DeviceSide, WhoDoesNotComeIsNamed) {
+TEST(DeviceSide, AbsentRankIsNamed) {
   DeviceWorld world({.ranks = 3});
   std::atomic<int> named{0};
   with_sides(world, [&](DeviceRank& one) {
@@ -302,7 +302,7 @@ TEST(DeviceSide, NothingIsWrittenToARankThatIsDead) {
   }
 }
 
-TEST(DeviceSide, WhatNobodyCanServeIsRefusedAndTheGroupStays) {
+TEST(DeviceSide, UnsupportedOperationIsRefusedAndTheGroupStays) {
   DeviceWorld world({.ranks = 2});
   with_sides(world, [](DeviceRank& one) {
     Play play = play_of(Collective::kAllReduce, 100, 2, 1);
@@ -331,7 +331,7 @@ TEST(DeviceSide, ADeviceThatTakesNoMoreFailsTheGroup) {
       [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
 }
 
-TEST(DeviceSide, WhatHelpsAgainstARefusalIsSaid) {
+TEST(DeviceSide, RefusalCarriesItsAdvice) {
   DeviceWorld world({.ranks = 1});
   with_sides(
       world,
@@ -344,7 +344,7 @@ TEST(DeviceSide, WhatHelpsAgainstARefusalIsSaid) {
       [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
 }
 
-TEST(DeviceSide, WhoAbortsMaySayWhy) {
+TEST(DeviceSide, AbortCanCarryAReason) {
   DeviceWorld world({.ranks = 1});
   with_sides(world, [](DeviceRank& one) {
     one.side->abort({Code::kPeerFailed, "nvx: rank 3 has failed elsewhere"});

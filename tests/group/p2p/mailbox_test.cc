@@ -73,7 +73,7 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
 }
 
 /// A message takes its place before it is pushed, and the peer is not told before that.
-TEST(Mailbox, WhatIsPostedKeepsItsPlaceUntilItIsPushed) {
+TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
   in_group("post", 2, [&](Group& group, int rank) {
     Bytes first = letter(0, 1, 1, 100), second = letter(0, 1, 2, 100);
     if (rank == 0) {
@@ -298,10 +298,10 @@ TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
       ASSERT_TRUE((rank == 0 ? send_now(group, mail) : receive_now(group, mail)).ok());
       EXPECT_TRUE(memory == letter(0, 1, 0, 1'000'000));
       ASSERT_TRUE(barrier(group).ok());
-      const Span span = group.mail().yield();
+      const Span span = group.mail().release_idle();
       EXPECT_EQ(bool(span), rank == 0);
       if (span) group.core().neighbours().leases().release(span);
-      EXPECT_FALSE(group.mail().yield());
+      EXPECT_FALSE(group.mail().release_idle());
     }
   });
 }

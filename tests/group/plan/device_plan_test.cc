@@ -77,7 +77,7 @@ TEST(DevicePlan, IsTheExpectedTable) {
   }
 }
 
-TEST(DevicePlan, WhatTheUserForcedDecides) {
+TEST(DevicePlan, ForcedAlgorithmRunsWherePossible) {
   const DeviceShape shape = device_shape(8, 16, kPad);
   const DevicePlanFacts one_shot{shape, PlanFacts::Force::kOneShot}, chunks{shape, PlanFacts::Force::kPipelined};
   DevicePlanFacts limited{.shape = shape}, huge{.shape = shape};
@@ -104,7 +104,7 @@ TEST(DevicePlan, WhatTheUserForcedDecides) {
   EXPECT_EQ(plan(Collective::kBroadcast, 8, chunks).algorithm, DeviceAlgorithm::kExchangeChunks);
 }
 
-TEST(DevicePlan, WhatNotAllRanksKnowDecidesNothing) {
+TEST(DevicePlan, UnequalCountsDoNotChangeTheAlgorithm) {
   DevicePlanFacts facts{.shape = device_shape(8, 16, kPad), .force = PlanFacts::Force::kOneShot};
   const DevicePlanFacts chunks{.shape = facts.shape, .force = PlanFacts::Force::kPipelined};
   for (const Collective c : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {

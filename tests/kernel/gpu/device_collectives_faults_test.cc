@@ -298,7 +298,7 @@ TEST(DeviceCollectivesWrap, StampsThatComeRoundAgainAreStampedAnewBefore) {
 }
 
 /// A root meets no rank: its record of its receivers must not become so old that it looks new.
-TEST(DeviceCollectivesWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
+TEST(DeviceCollectivesWrap, OldGreetingIsStampedAnew) {
   const kernel::DeviceShape shape{2, 1, 128, 64};
   Twins twins({shape, 3, uint32_t(-20), 0});
   constexpr uint32_t kRounds = 41;

@@ -107,7 +107,7 @@ TEST(DeviceAlgorithm, EveryTypeOperatorCountAndOffset) {
   for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
     for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
       if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
-      for (const auto& [algorithm, collective] : std::span(kWays).first(kWaysThatReduce)) {
+      for (const auto& [algorithm, collective] : std::span(kWays).first(kReducingCases)) {
         for (const size_t n : {1, 5, 23, 61}) {
           for (const size_t shift : {0, 1, 3, 7}) {
             if (++round % step != 0) continue;
@@ -207,7 +207,7 @@ TEST(DeviceAlgorithm, TheHostLearnsWhatHasEnded) {
 }
 
 /// Packets have a capacity, operators a set of types, and algorithms a set of collectives.
-TEST(Launch, WhatAnAlgorithmCannotDoIsRefused) {
+TEST(Launch, UnsupportedOperationIsRefused) {
   Twins twins({{2, 1, 64, 256}, 1, 0, 0});  // 32 packs from each rank
   const auto sum = [](size_t n) { return Play{.collective = Collective::kAllReduce, .counts = {n, n}}; };
   EXPECT_TRUE(fits(twins, DeviceAlgorithm::kReducePackets, sum(128)));

@@ -67,7 +67,7 @@ void expect_refused(Spoil spoil, const std::string& why) {
   expect_refused(launch, why);
 }
 
-TEST(LaunchCheck, WhatIsSoundMayBegin) {
+TEST(LaunchCheck, ValidLaunchIsAccepted) {
   Launch launch;
   EXPECT_TRUE(launch.check().ok());
   launch.jobs.clear(), launch.table.clear();
@@ -101,7 +101,7 @@ TEST(LaunchCheck, PiecesBehindTheTablesEnd) {
   expect_refused([](Launch& l) { l.table.clear(); }, behind);
 }
 
-TEST(LaunchCheck, WhatAnAlgorithmCannotDo) {
+TEST(LaunchCheck, UnsupportedOperations) {
   const std::string cannot = "operation 0 of a launch is refused: its algorithm does not support its collective";
   expect_refused([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].fingerprint.op = ReduceOp::kBxor; }, cannot);

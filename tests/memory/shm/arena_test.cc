@@ -116,7 +116,7 @@ TEST(Arena, CannotBeMadeSmallerByWhoeverHasIt) {
 /// Keeps a span, and yields it when permitted.
 class Holder : public LeaseHolder {
  public:
-  Span yield() override {
+  Span release_idle() override {
     ++asked;
     return gives ? std::exchange(span, Span{}) : Span{};
   }
