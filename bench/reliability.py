@@ -73,7 +73,7 @@ ROWS = (
     Row("R12", "SIGSTOP for 5 s, then SIGCONT: delay of the warning; the sum is right",
         ("warned = 1", "max_warning_s <= 2", *PASSED),
         (f"{TURNS}/test_figures.py -k stopped", "pytest tests/hosts/test_hosts.py -k stands_still_for_five")),
-    Row("R13", "a rank that is 10 times slower", why="nvx raises no flag; `nvx status` shows for whom ranks wait"),
+    Row("R13", "a rank that is 10 times slower", why="nvx raises no flag; `nvx status` shows which rank is waited for"),
     Row("R14", "error after timeouts of 1, 5 and 60 s, in the first call and the 1000th",
         ("max_beyond_1_s <= 0.2", "max_beyond_5_s <= 0.5", "max_beyond_60_s <= 6", *PASSED),
         (f"{TURNS}/test_figures.py -k timeouts", "pytest tests/torch/test_control.py -k timeout")),

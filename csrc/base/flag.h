@@ -63,7 +63,7 @@ class YieldPolicy {
   std::atomic<int> next_skips_{kFewest};
 };
 
-/// How long a wait spins, when it gives up, and whom it consults meanwhile.
+/// How long a wait spins, when it gives up, and what it checks meanwhile.
 struct WaitRules {
   Deadline deadline;
   SpinBudget* spin = nullptr;  ///< null: do not spin

@@ -64,7 +64,9 @@ def translate(backend):
     by_device = c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()
     if not _served.intersection(by_device.values()):
         return None
-    return ",".join(f"{device}:{'nvx' if name in _served else name}" for device, name in by_device.items())
+    # One backend for all devices gets the store of the first, which must be where gloo itself would keep its addresses.
+    pairs = sorted(by_device.items(), key=lambda pair: pair[1] != "gloo")
+    return ",".join(f"{device}:{'nvx' if name in _served else name}" for device, name in pairs)
 
 
 def _standing_in(c10d, make):

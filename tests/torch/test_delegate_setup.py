@@ -184,7 +184,7 @@ def test_a_rank_that_dies_while_connecting_is_named_soon(rank, world):
 def test_a_rank_that_does_not_come_to_agree_is_named(rank, world):
     dist.all_reduce(on_gpu(1, SMALL))
     if rank == 0:
-        said = "rank 1 did not join.*while the ranks agreed on what to hand over"
+        said = "rank 1 did not join.*while the ranks agreed on what to delegate"
         with pytest.raises(dist.DistBackendError, match=said):
             dist.all_reduce(on_gpu(1, LARGE))
     meet("rank 0 has given up")

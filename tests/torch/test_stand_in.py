@@ -132,7 +132,7 @@ tell(value=value, served=nvx.stand_in.served()[1])
     assert told == [{"value": [1.0, 1.0], "served": 0}, {"value": [2.0, 2.0], "served": 0}]
 
 
-@pytest.mark.parametrize("asked", ["cpu:gloo,cuda:nccl", None])
+@pytest.mark.parametrize("asked", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", None])
 def test_strings_by_device_and_no_name_at_all(launch, asked):
     """This torch may be without CUDA, but nvx then refuses the name nccl."""
     code = f"""
@@ -147,6 +147,17 @@ dist.destroy_process_group()
 """
     for ended in launch(code, {}, {}):
         assert ended.told == {"sum": 2.0, "name": asked or "undefined", "runs": "nvx"}
+
+
+def test_the_device_of_gloo_comes_first(launch):
+    """torch gives a backend of several devices the store of the first one, and gloo that of its own device."""
+    code = """
+import nvx
+torch.version.cuda = "13.0"
+nvx.serve_as("gloo", "nccl")
+tell(actual=[nvx.stand_in.translate(asked) for asked in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl")])
+"""
+    assert launch(code, {})[0].told == {"actual": ["cpu:nvx,cuda:nvx", "cpu:nvx,cuda:nvx", "cuda:nvx"]}
 
 
 def test_serve_as_in_a_program(launch):

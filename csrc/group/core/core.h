@@ -24,7 +24,7 @@ struct Core {
   using Owner = std::function<std::weak_ptr<const void>()>;
 
   Core(const GroupOptions& options, std::unique_ptr<GroupStatus> own_status, SetUp::Made made, Owner owner)
-      : options(options),
+      : options(without_set_up(options)),
         status(std::move(own_status)),
         members(std::move(made.members)),
         port(std::move(made.port)),
@@ -33,6 +33,10 @@ struct Core {
         waits(members.facts, options.timeout, failures),
         owner(std::move(owner)) {}
 
+  static GroupOptions without_set_up(GroupOptions all) {
+    all.unwanted = nullptr;
+    return all;
+  }
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() {
     const uint64_t number = sequence.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -41,7 +45,7 @@ struct Core {
   }
   Neighbours& neighbours() const { return *members.neighbours; }
 
-  const GroupOptions options;
+  const GroupOptions options;                 ///< `unwanted` is empty: it may own objects of the caller
   const std::unique_ptr<GroupStatus> status;  ///< never null
   const Members members;
   std::unique_ptr<net::GroupPort> port;  ///< null if all ranks are on one host

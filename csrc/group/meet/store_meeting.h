@@ -37,8 +37,8 @@ class StoreMeeting {
   void say(const std::string& what, const std::vector<uint8_t>& value);
   /// A value that rank `writer` writes. Empty if that rank has begun another set-up without writing it.
   std::optional<std::vector<uint8_t>> fetch(const std::string& what, int writer, const Deadline& deadline);
-  /// For waits elsewhere, which call it repeatedly: throws if the wait has become pointless. Logs from time to time for
-  /// whom this rank waits; `awaited` names them.
+  /// For waits elsewhere, which call it repeatedly: throws if the wait has become pointless. Logs from time to time
+  /// the ranks that this rank waits for, which `awaited` names.
   void look_around(const std::function<std::string()>& awaited);
   /// Called by `look_around()` from now on instead of its own look at the processes of this host; throws if one has
   /// ended.

@@ -105,7 +105,7 @@ bool Delegate::ask(at::Device device) {
     why_not = setup.why_not();
   } catch (const Error& error) {
     // A rank that did not receive the others' answers, or whose answer they did not receive, cannot know their state.
-    (void)fail(met_in(error.failure(), "while the ranks agreed on what to hand over"));
+    (void)fail(met_in(error.failure(), "while the ranks agreed on what to delegate"));
     raise(group_->failure());
   }
   if (group_->rank() == 0) say(why_not);
