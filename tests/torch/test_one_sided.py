@@ -103,7 +103,7 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
         rf"put of 3 elements at offset {room - 2} does not fit into the {room} elements that rank {peer}"
     ):
         window.put(torch.ones(3), peer, room - 2, False)
-    with argument_error("of Double.*registered of Float"):
+    with argument_error("dtype Double does not match rank .'s registered dtype Float"):
         window.put(torch.ones(1, dtype=torch.float64), peer, 0, False)
     with argument_error("contiguous"):
         window.put(torch.ones(4, 4).t()[1:3], peer, 0, False)
@@ -135,7 +135,7 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
 def test_a_tensor_that_is_refused_is_refused_on_all_ranks(rank, world):
     """One rank's error blocks no other rank, and the others learn which rank it was."""
     window = dist._new_window()
-    unfit = {"contiguous": torch.zeros(4, 4).t(), "of the CPU": torch.zeros(3, device="meta")}
+    unfit = {"contiguous": torch.zeros(4, 4).t(), "CPU tensors only": torch.zeros(3, device="meta")}
     for text, tensor in unfit.items():
         with argument_error(text if rank == 1 else r"a tensor was refused on rank 1 \(pid"):
             window.tensor_register(tensor if rank == 1 else torch.zeros(3))
