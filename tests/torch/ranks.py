@@ -307,9 +307,13 @@ class Ranks:
         op_timeout=30.0,
         limit=LIMIT,
         dies=(),
+        fresh=False,
         **kwargs,
     ):
-        """Runs a module-level body in every rank and returns the ranks' results. The ranks in `dies` must die."""
+        """Runs a module-level body in every rank and returns the ranks' results. The ranks in `dies` must die. `fresh`:
+        in new processes, because groups with graphs keep their GPU memory until their process ends."""
+        if fresh:
+            self._replace(list(self.members))
         name = getattr(body, "__name__", body)
         where = self._new_store(store)
         count = 1 if kind == "threads" else world

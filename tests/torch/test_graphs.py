@@ -391,7 +391,7 @@ def test_graphs_that_do_not_match_are_named(rank, world):
     assert "all_reduce" in str(caught.value) and "broadcast" in str(caught.value), caught.value
 
 
-@on_played_gpus(2)
+@on_played_gpus(2, fresh=True)
 def test_an_aborted_group_ends_its_replays(rank, world):
     open_device()
     tensor = on_gpu(rank + 1)
@@ -438,7 +438,7 @@ def test_a_group_that_goes_lets_its_replays_end(rank, world):
 # --- refused calls -------------------------------------------------------------------------------------------------
 
 
-@on_played_gpus(2)
+@on_played_gpus(2, fresh=True)
 def test_the_first_collective_of_a_group_opens_the_device(rank, world):
     tensor = on_gpu(rank + 1)
     with pytest.raises(ValueError, match="Next: call one collective of the group, on all ranks, before the capture"):

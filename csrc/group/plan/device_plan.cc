@@ -95,12 +95,14 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
 ///
 /// In a round a block sends a chunk to each peer. With 24 blocks and a pad of 16 MiB these are 64 KiB or more, as many
 /// as the lanes of a block load at once: chunks are 64 KiB for 2 ranks, 21.4 KiB for 4 and 10.8 KiB for 8. To hold
-/// that, chunks of 2 ranks take 12 MiB, not half of the pad, and those of 3 ranks 9 MiB.
+/// that, chunks of 2 ranks take 12 MiB, not half of the pad, and those of 3 ranks 9 MiB. A group that finds the arena
+/// partly used keeps to half, so that as many groups as with more ranks find room.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes, const Tuning& tuning) {
   constexpr size_t kFewestPackets = kernel::kRowPackets, kMostPackets = 8192, kSmallestChunk = 1 << 10,
                    kLargestChunk = 64 << 10;
   const size_t cells = size_t(std::max(ranks, 1u)) * std::max(blocks, 1u), half = pad_bytes / 2;
-  const size_t staging = std::max(half, pad_bytes * 3 / 8 * ranks / (std::max(ranks, 2u) - 1));
+  const bool is_whole = pad_bytes >= tuning.of(Tune::kPad, ranks);
+  const size_t staging = is_whole ? std::max(half, pad_bytes * 3 / 8 * ranks / (std::max(ranks, 2u) - 1)) : half;
   kernel::DeviceShape shape{ranks, blocks};
   const size_t rows = ceil_div(half, kernel::kBuffers * sizeof(kernel::Packet) * cells * kernel::kRowPackets);
   const size_t lines = ceil_div(staging, kernel::kChunks * cells * kernel::kCacheLine);

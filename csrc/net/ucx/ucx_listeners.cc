@@ -49,11 +49,10 @@ std::optional<Listener> bound(int fd) {
   socklen_t bytes = sizeof own;
   int type = 0;
   socklen_t type_bytes = sizeof type;
-  if (fstat(fd, &what) != 0 || !S_ISSOCK(what.st_mode)) return std::nullopt;
   if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes) != 0 || type != SOCK_STREAM) return std::nullopt;
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return std::nullopt;
   const std::optional<AddressBytes> address = address_bytes(reinterpret_cast<const sockaddr*>(&own));
-  if (!address) return std::nullopt;
+  if (!address || fstat(fd, &what) != 0) return std::nullopt;
   const uint16_t port = own.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in*>(&own)->sin_port
                                                  : reinterpret_cast<const sockaddr_in6*>(&own)->sin6_port;
   return Listener{fd, what.st_ino, *address, ntohs(port)};
