@@ -196,15 +196,11 @@ std::string Liveness::fate(uint64_t global_rank) {
   if (it == met_.end()) return "";
   std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
   if (it->second.empty()) return "";
-  return fate_of(it->second.back().peer, int(global_rank), it->second.back().known_as);
-}
-
-std::string Liveness::fate_of(PeerId peer, int rank, const std::string& known_as) {
-  messenger_.mutex().held_by_caller();
-  ask(peer, /*group=*/0, /*from=*/0, rank);
+  const Met& met = it->second.back();
+  ask(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
   messenger_.progress();
-  const std::string& lost = messenger_.lost_because(peer);
-  return lost.empty() ? "" : known_as + " is lost: " + lost;
+  const std::string& lost = messenger_.lost_because(met.peer);
+  return lost.empty() ? "" : met.known_as + " is lost: " + lost;
 }
 
 std::string Liveness::whereabouts(uint64_t global_rank) const {

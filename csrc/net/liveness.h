@@ -56,8 +56,6 @@ class Liveness {
   /// Pings a rank that has been met. Returns a text that describes the rank and its loss if it is lost, otherwise an
   /// empty text.
   std::string fate(uint64_t global_rank);
-  /// The same for any peer, which is that rank, and which `known_as` describes.
-  std::string fate_of(PeerId peer, int rank, const std::string& known_as);
   /// Where a rank that has been met runs: "(pid 4711, host a01)". Empty if it has not been met.
   std::string whereabouts(uint64_t global_rank) const;
   /// The name of a peer, if a group has recorded one; that group may be gone.

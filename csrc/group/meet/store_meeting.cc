@@ -403,7 +403,7 @@ void look_for_deaths(const GroupOptions& options, int far) {
     }
     if (!messenger || int(r) != far) continue;
     MutexLock lock(messenger->mutex());
-    end_if_lost(options, far, messenger->liveness().fate(global));
+    look_for_loss(*messenger, options, far);
   }
 }
 
