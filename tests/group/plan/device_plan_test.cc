@@ -185,15 +185,15 @@ struct Measures {
 
 TEST(DevicePlan, CutsChannelsOutAsExpected) {
   constexpr Measures kMeasures[] = {
-      {1, 16, 8 * M, 8192, 64 << 10, 8198},   // the most that is ever given
-      {2, 16, 8 * M, 4096, 48 << 10, 10252},  // more than half for chunks
-      {3, 16, 8 * M, 2752, 24 << 10, 8754},   // whole rows of 64
-      {8, 16, 8 * M, 1024, 8192, 8240},       // "a few MiB"
-      {8, 2, 8 * M, 8192, 64 << 10, 8198},    // a full GPU
-      {16, 16, 8 * M, 512, 4096, 8288},       //
-      {72, 16, 8 * M, 128, 1024, 9648},       //
-      {8, 16, 512 * K, 64, 1024, 816},        // a nearly full arena
-      {192, 16, 512 * K, 64, 1024, 19584},    // does not fit, and the arena reports it
+      {1, 16, 8 * M, 8192, 64 << 10, 8198},  // the most that is ever given
+      {2, 16, 8 * M, 4096, 32 << 10, 8204},  // half for chunks
+      {3, 16, 8 * M, 2752, 24 << 10, 8754},  // whole rows of 64
+      {8, 16, 8 * M, 1024, 8192, 8240},      // "a few MiB"
+      {8, 2, 8 * M, 8192, 64 << 10, 8198},   // a full GPU
+      {16, 16, 8 * M, 512, 4096, 8288},      //
+      {72, 16, 8 * M, 128, 1024, 9648},      //
+      {8, 16, 512 * K, 64, 1024, 816},       // a nearly full arena
+      {192, 16, 512 * K, 64, 1024, 19584},   // does not fit, and the arena reports it
   };
   for (const Measures& m : kMeasures) {
     const DeviceShape shape = device_shape(m.ranks, m.blocks, m.pad);
