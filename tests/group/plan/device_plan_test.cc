@@ -187,7 +187,7 @@ TEST(DevicePlan, CutsChannelsOutAsExpected) {
   constexpr Measures kMeasures[] = {
       {1, 16, 8 * M, 8192, 64 << 10, 8198},  // the most that is ever given
       {2, 16, 8 * M, 4096, 32 << 10, 8204},  // half for chunks
-      {3, 16, 8 * M, 2752, 24 << 10, 8754},  // whole rows of 64
+      {3, 16, 8 * M, 2752, 21888, 8250},     // whole rows of 64
       {8, 16, 8 * M, 1024, 8192, 8240},      // "a few MiB"
       {8, 2, 8 * M, 8192, 64 << 10, 8198},   // a full GPU
       {16, 16, 8 * M, 512, 4096, 8288},      //
