@@ -94,7 +94,7 @@ def order_breaches(ptx):
 
 
 def hot_breaches(ptx):
-    """What slows the hot kernels in PTX, a sentence each. Cold functions are not part of a kernel's text."""
+    """The faults that slow hot kernels, in PTX, a sentence each. Cold functions are not part of a kernel's text."""
     found = []
     for symbol, body in re.findall(r"\.entry (\w+)\((.*?)^\}", ptx, re.DOTALL | re.MULTILINE):
         name = kernel_of(symbol)

@@ -63,14 +63,20 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedTheirKernelsLoaded) {
   EXPECT_NE(eager_loading_wanted(2, "LAZY"), "");
 }
 
-TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreToldOnce) {
-  DeviceWorld world({.ranks = 1});
-  const SharedTable tables[2] = {SharedTable(1), SharedTable(1)};
+/// Two groups of one rank each.
+std::vector<std::unique_ptr<DeviceRank>> two_groups(DeviceWorld& world) {
   std::vector<std::unique_ptr<DeviceRank>> groups;
-  for (const SharedTable& table : tables) {
+  for (int i = 0; i < 2; ++i) {
+    const SharedTable table(1);
     SharedExchange exchange(table, 0);
     groups.push_back(std::make_unique<DeviceRank>(world, 0, world.make(0, exchange, world.options(0))));
   }
+  return groups;
+}
+
+TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreToldOnce) {
+  DeviceWorld world({.ranks = 1});
+  const auto groups = two_groups(world);
   std::array<PlayedStream, 11> streams;
   const auto launch_on = [&](size_t first, size_t end, size_t group) {
     testing::internal::CaptureStderr();
@@ -98,12 +104,7 @@ TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreToldOn
 /// A graph keeps no order between its branches, so kernels of captured streams need hardware queues too.
 TEST(DeviceConnections, StreamsOfCapturesCount) {
   DeviceWorld world({.ranks = 1});
-  const SharedTable tables[2] = {SharedTable(1), SharedTable(1)};
-  std::vector<std::unique_ptr<DeviceRank>> groups;
-  for (const SharedTable& table : tables) {
-    SharedExchange exchange(table, 0);
-    groups.push_back(std::make_unique<DeviceRank>(world, 0, world.make(0, exchange, world.options(0))));
-  }
+  const auto groups = two_groups(world);
   std::array<PlayedStream, 9> streams;
   testing::internal::CaptureStderr();
   for (size_t i = 0; i < streams.size(); ++i) {
