@@ -58,18 +58,18 @@ void FarPeer::take(net::Mail::Letter&& letter) {
     ++taken_;
     come(std::move(ahead_.extract(ahead_.begin()).mapped()));
   }
-  if (uint32_t(taken_) - told_.count >= kFarEnvelopes / 2) tell_taken();
+  if (uint32_t(taken_) - reported_.count >= kFarEnvelopes / 2) tell_taken();
 }
 
 void FarPeer::tell_full(bool) {
-  ++told_.turns;
+  ++reported_.turns;
   tell_taken();
 }
 
 void FarPeer::tell_taken() {
-  told_.count = uint32_t(taken_);
+  reported_.count = uint32_t(taken_);
   MutexLock lock(core_.port->mutex());
-  core_.port->send(rank_, {net::Kind::kTaken, told_.value()});
+  core_.port->send(rank_, {net::Kind::kTaken, reported_.value()});
 }
 
 void FarPeer::read(net::Mail::Letter&& letter) {

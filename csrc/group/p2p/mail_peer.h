@@ -59,7 +59,7 @@ class MailPeer {
   void keep(size_t bytes);
   void let_go(size_t bytes);
 
-  uint32_t untold = 0;  ///< standing receives that are done and whose `finished()` has not returned
+  uint32_t undelivered = 0;  ///< standing receives that are done and whose `finished()` has not returned
 
  protected:
   /// Whether a message travels in its announcement. An empty one has no data that could follow later.
@@ -151,7 +151,7 @@ class FarPeer final : public MailPeer {
   void tell_full(bool full) override;
 
   net::Taken there_;                 // announcements that the peer has reported as read
-  net::Taken told_;                  // announcements that this rank has reported as read
+  net::Taken reported_;              // announcements that this rank has reported as read
   std::map<uint64_t, Early> ahead_;  // announcements that arrived before earlier ones, by number
 };
 

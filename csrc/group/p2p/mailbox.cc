@@ -32,7 +32,7 @@ Mailbox::~Mailbox() {
   close();
   core_.neighbours().leases().leave(this);
   MutexLock lock(mutex_);
-  while (attendants_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
+  while (progress_threads_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
 }
 
 void Mailbox::close() {
@@ -44,8 +44,8 @@ void Mailbox::close() {
   }
   if (!open_.empty())
     fail_all(Status(Code::kAborted, "nvx: group " + members_.name + " was destroyed with messages in flight"));
-  Shift shift{Role::kPasserBy, Carrier::kPool};
-  deliver(shift);
+  Progress progress{Role::kNeither, Carrier::kPool};
+  deliver(progress);
 }
 
 void poke(const Members& members, int rank) {
@@ -78,7 +78,7 @@ void Mailbox::expect(const std::shared_ptr<Message>& message) {
   if (failures_.forked()) return message->refuse(failures_.check_alive());
   MutexLock lock(mutex_);
   enter(message);
-  if (!open_.empty()) find_attendant();
+  if (!open_.empty()) ensure_progress_thread();
 }
 
 void Mailbox::tell_of(int peer, int64_t tag) {
@@ -132,10 +132,10 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
 }
 
 void Mailbox::set_going(Carrier carrier) {
-  Shift shift{Role::kPasserBy, carrier};
-  move(shift.next_look);
-  if (carrier == Carrier::kPool && !open_.empty()) find_attendant();
-  deliver(shift);
+  Progress progress{Role::kNeither, carrier};
+  move(progress.next_look);
+  if (carrier == Carrier::kPool && !open_.empty()) ensure_progress_thread();
+  deliver(progress);
 }
 
 /// Moves as much as possible until `until`, since peers may send without end. True if there may be more.
@@ -289,7 +289,7 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
     core_.status->message_ended(message->receives_, message->peer, message->tag, message->dtype,
                                 message->noted ? message->noted : message->bytes, message->deadline_.start);
   if (open_.empty()) core_.status->no_messages();
-  if (message->stands) ++peer(message->peer).untold;
+  if (message->stands) ++peer(message->peer).undelivered;
   finished_.push_back(message);
 }
 

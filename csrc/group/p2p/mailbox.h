@@ -70,8 +70,8 @@ struct Message {
   void refuse(const Status& why);
 
   std::atomic<bool> done_{false};
-  std::atomic<bool> told_{false};          // `finished()` has returned
-  std::atomic<std::thread::id> teller_{};  // the thread that calls `finished()`, or has called it
+  std::atomic<bool> delivered_{false};        // `finished()` has returned
+  std::atomic<std::thread::id> deliverer_{};  // the thread that calls `finished()`, or has called it
   Status status_;
   bool receives_ = false;
   size_t moved_ = 0;       // bytes streamed so far
@@ -127,10 +127,9 @@ class Mailbox : public LeaseHolder {
 
  private:
   friend class MailPeer;
-  /// The role of a thread that progresses the mail: it waits for a message, it is the attendant, which progresses the
-  /// mail while no thread waits, or neither.
-  enum class Role { kPasserBy, kWaiter, kAttendant };
-  struct Shift {
+  /// The role of a thread that progresses the mail. The progress thread does so while no thread waits for a message.
+  enum class Role { kNeither, kWaiter, kProgressThread };
+  struct Progress {
     Role role;
     Carrier carrier;
     Clock::time_point began = Clock::now(), next_look = began + kWatchInterval;
@@ -153,12 +152,12 @@ class Mailbox : public LeaseHolder {
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
   void check_times() EXCLUDES(mutex_);
   void poke() const { nvx::poke(members_, members_.rank); }  ///< wakes the threads of this rank
-  void deliver(Shift& shift) REQUIRES(mutex_);
-  void tell(Message& message, Shift& shift) EXCLUDES(mutex_);
-  void give_way(Shift& shift) EXCLUDES(mutex_);
-  bool find_attendant() REQUIRES(mutex_);
-  void attend() EXCLUDES(mutex_);
-  void turn(Message* message, Shift& shift) EXCLUDES(mutex_);
+  void deliver(Progress& progress) REQUIRES(mutex_);
+  void tell(Message& message, Progress& progress) EXCLUDES(mutex_);
+  void release_role(Progress& progress) EXCLUDES(mutex_);
+  bool ensure_progress_thread() REQUIRES(mutex_);
+  void run_progress_thread() EXCLUDES(mutex_);
+  void progress_once(Message* message, Progress& progress) EXCLUDES(mutex_);
 
   Core& core_;
   const Members& members_;
@@ -171,8 +170,8 @@ class Mailbox : public LeaseHolder {
   std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);         // done, `finished()` not called yet
   std::atomic<Clock::time_point> next_look_{Clock::now() + kWatchInterval};  // many short waits add up
   int waiters_ GUARDED_BY(mutex_) = 0;
-  bool attended_ GUARDED_BY(mutex_) = false;
-  int attendants_ GUARDED_BY(mutex_) = 0;  // current, future and leaving attendants
+  bool has_progress_thread_ GUARDED_BY(mutex_) = false;
+  int progress_threads_ GUARDED_BY(mutex_) = 0;  // of tasks that have not returned, started or not
   std::condition_variable waiters_gone_;
 };
 

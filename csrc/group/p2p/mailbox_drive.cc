@@ -10,38 +10,38 @@
 namespace nvx {
 namespace {
 
-constexpr std::chrono::milliseconds kGlance{1};  // interval at which a lingering attendant checks for new messages
+constexpr std::chrono::milliseconds kIdleCheck{1};  // interval at which an idle progress thread looks for new messages
 constexpr std::chrono::milliseconds kLinger{50};
 
 }  // namespace
 
 bool Message::over() const {
-  return told_.load(std::memory_order_acquire) ||
-         (done() && teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());
+  return delivered_.load(std::memory_order_acquire) ||
+         (done() && deliverer_.load(std::memory_order_relaxed) == std::this_thread::get_id());
 }
 
 /// One message at a time: a `finished()` that waits for another done message must find that one not yet delivered.
-void Mailbox::deliver(Shift& shift) {
+void Mailbox::deliver(Progress& progress) {
   if (finished_.empty()) return;
-  const Role role = shift.role;
+  const Role role = progress.role;
   while (!finished_.empty()) {
     const std::shared_ptr<Message> message = std::move(finished_.front());
     finished_.pop_front();
     mutex_.unlock();
-    tell(*message, shift);
+    tell(*message, progress);
     mutex_.lock();
-    if (message->stands) --peer(message->peer).untold;
+    if (message->stands) --peer(message->peer).undelivered;
   }
-  if (role == Role::kWaiter && shift.role != role) {
+  if (role == Role::kWaiter && progress.role != role) {
     ++waiters_;
-    shift.role = role;
+    progress.role = role;
   }
 }
 
-void Mailbox::tell(Message& message, Shift& shift) {
+void Mailbox::tell(Message& message, Progress& progress) {
   bool blocks = message.finished != nullptr;
   contain("a message's may_block", [&] { blocks = blocks && (!message.may_block || message.may_block()); });
-  if (blocks) give_way(shift);
+  if (blocks) release_role(progress);
   message.call_finished();
   if (members_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
     poke();  // other threads of this rank may wait for this message
@@ -49,13 +49,13 @@ void Mailbox::tell(Message& message, Shift& shift) {
 }
 
 void Message::call_finished() {
-  teller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  deliverer_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   if (const auto call = std::move(finished)) {  // moved, to release its captures
     contain("a message's finished", [&] { call(*this); });
   }
   may_block = nullptr;
   memory.reset();
-  told_.store(true, std::memory_order_seq_cst);
+  delivered_.store(true, std::memory_order_seq_cst);
 }
 
 void Message::refuse(const Status& why) {
@@ -66,15 +66,15 @@ void Message::refuse(const Status& why) {
 
 /// This thread is about to run code that may take long, or wait for other mail. Another thread must progress the mail
 /// meanwhile.
-void Mailbox::give_way(Shift& shift) {
+void Mailbox::release_role(Progress& progress) {
   MutexLock lock(mutex_);
-  if (shift.role == Role::kWaiter) --waiters_;
-  if (shift.role == Role::kAttendant) attended_ = false;
+  if (progress.role == Role::kWaiter) --waiters_;
+  if (progress.role == Role::kProgressThread) has_progress_thread_ = false;
   // If nothing is open, a message that is posted meanwhile finds a thread itself.
-  if (open_.empty() || find_attendant() || shift.role != Role::kAttendant) {
-    shift.role = Role::kPasserBy;
+  if (open_.empty() || ensure_progress_thread() || progress.role != Role::kProgressThread) {
+    progress.role = Role::kNeither;
   } else {
-    attended_ = true;  // no thread for another attendant
+    has_progress_thread_ = true;  // the pool has no thread for another one
   }
   if (waiters_ == 0) waiters_gone_.notify_all();
 }
@@ -144,7 +144,7 @@ void Mailbox::check_times() {
     move(Clock::now() + kWatchInterval);
     if (!open_.contains(message)) continue;  // done during the look
     if (!late && !failures_.failed() && peer >= 0) {
-      if (this->peer(peer).untold != 0) return;  // it may be this one
+      if (this->peer(peer).undelivered != 0) return;  // it may be this one
       // The sender may have left after it had sent all.
       const bool has_left = local_rank >= 0 && members_.gone(local_rank);
       if (has_left && this->peer(peer).arriving() && !failures_.told(Clock::duration::zero())) continue;
@@ -162,37 +162,37 @@ void Mailbox::check_times() {
 
 /// One round: checks for failures and timeouts if no thread has done so for a while; moves as much as possible;
 /// delivers done messages. If there was nothing to do, sleeps until a peer pokes or the next check is due.
-void Mailbox::turn(Message* message, Shift& shift) {
+void Mailbox::progress_once(Message* message, Progress& progress) {
   Flag& bell = members_.own_pad().header().mail_bell.flag;
   const Stamp seen = bell.value.load(std::memory_order_seq_cst);
   const auto now = Clock::now();
-  if (failures_.failed() || now >= shift.next_look || now >= next_look_.load(std::memory_order_relaxed)) {
-    shift.next_look = now + kWatchInterval;
-    next_look_.store(shift.next_look, std::memory_order_relaxed);
+  if (failures_.failed() || now >= progress.next_look || now >= next_look_.load(std::memory_order_relaxed)) {
+    progress.next_look = now + kWatchInterval;
+    next_look_.store(progress.next_look, std::memory_order_relaxed);
     check_times();
   }
   bool from_afar = false;
   int peer = kAnySource;
   {
     MutexLock lock(mutex_);
-    const bool more = move(shift.next_look);
-    const Role role = shift.role;
-    deliver(shift);
-    if (more || shift.role != role || (message ? message->over() : open_.empty())) return;
+    const bool more = move(progress.next_look);
+    const Role role = progress.role;
+    deliver(progress);
+    if (more || progress.role != role || (message ? message->over() : open_.empty())) return;
     if (message) peer = message->peer;
     from_afar = core_.port && (peer < 0 || far(peer));
   }
   const auto stirred = [&] {
     if (message && message->done()) {  // another thread delivers it, or this one must
-      return message->over() || message->teller_.load(std::memory_order_relaxed) == std::thread::id() ||
+      return message->over() || message->deliverer_.load(std::memory_order_relaxed) == std::thread::id() ||
              bell.value.load(std::memory_order_seq_cst) != seen;
     }
     return bell.value.load(std::memory_order_seq_cst) != seen || failures_.failed();
   };
-  if (peer >= 0) core_.status->sleeps_for_message(peer, members_.pid_of(peer), message->receives_, shift.began);
-  WaitRules rules = core_.waits.rules({}, shift.carrier);
+  if (peer >= 0) core_.status->sleeps_for_message(peer, members_.pid_of(peer), message->receives_, progress.began);
+  WaitRules rules = core_.waits.rules({}, progress.carrier);
   rules.watch = nullptr;
-  rules.deadline.end = std::min(rules.deadline.end, shift.next_look);
+  rules.deadline.end = std::min(rules.deadline.end, progress.next_look);
   if (from_afar) {
     (void)core_.port->messenger().wait(
         stirred, [] {}, -1, rules);
@@ -204,13 +204,13 @@ void Mailbox::turn(Message* message, Shift& shift) {
 Status Mailbox::wait(Message& message) {
   if (message.over()) return message.status();
   if (failures_.forked()) return failures_.check_alive();
-  Shift shift{Role::kWaiter, Carrier::kCaller};
+  Progress progress{Role::kWaiter, Carrier::kCaller};
   {
     MutexLock lock(mutex_);
     ++waiters_;
   }
-  poke();  // wakes a sleeping attendant, which yields to this thread
-  while (!message.over()) turn(&message, shift);
+  poke();  // a sleeping progress thread leaves the mail to this one
+  while (!message.over()) progress_once(&message, progress);
   core_.status->slept_for_message();
   MutexLock lock(mutex_);
   if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
@@ -224,45 +224,45 @@ void Mailbox::settle(std::chrono::milliseconds span) {
     MutexLock lock(mutex_);
     return std::all_of(open_.begin(), open_.end(), [](const auto& message) { return message->stands; });
   };
-  Shift shift{Role::kPasserBy, Carrier::kPool};
-  while (!empty() && Clock::now() < end && !failures_.failed()) turn(nullptr, shift);
+  Progress progress{Role::kNeither, Carrier::kPool};
+  while (!empty() && Clock::now() < end && !failures_.failed()) progress_once(nullptr, progress);
 }
 
-/// True if there is an attendant.
-bool Mailbox::find_attendant() {
-  if (attended_) return true;
-  // The attendant keeps the group alive, even if a callback releases the last other reference.
-  attended_ = Engine::here().start([this, group = core_.owner().lock()] { attend(); });
-  if (attended_) ++attendants_;
-  return attended_;
+/// True if there is a progress thread.
+bool Mailbox::ensure_progress_thread() {
+  if (has_progress_thread_) return true;
+  // The thread keeps the group alive, even if a callback releases the last other reference.
+  has_progress_thread_ = Engine::here().start([this, group = core_.owner().lock()] { run_progress_thread(); });
+  if (has_progress_thread_) ++progress_threads_;
+  return has_progress_thread_;
 }
 
 /// Lingers for a while when there is nothing to do, so a stream of messages does not wake a thread for each one.
-void Mailbox::attend() {
-  Shift shift{Role::kAttendant, Carrier::kPool};
+void Mailbox::run_progress_thread() {
+  Progress progress{Role::kProgressThread, Carrier::kPool};
   Clock::time_point idle_since = Clock::now();
-  while (shift.role == Role::kAttendant) {
+  while (progress.role == Role::kProgressThread) {
     {
       MutexLock lock(mutex_);
       if (open_.empty() || waiters_ != 0) {
         if (open_.empty() && Clock::now() - idle_since > kLinger) {
-          attended_ = false;
+          has_progress_thread_ = false;
           break;
         }
         if (!open_.empty()) idle_since = Clock::now();
-        lock.wait_for(waiters_gone_, open_.empty() ? kGlance : kWatchInterval);
+        lock.wait_for(waiters_gone_, open_.empty() ? kIdleCheck : kWatchInterval);
         continue;
       }
     }
     try {
-      turn(nullptr, shift);
+      progress_once(nullptr, progress);
     } catch (const std::bad_alloc&) {
       (void)failures_.fail(core_.diagnosis.no_memory("received messages"));
     }
     idle_since = Clock::now();
   }
   MutexLock lock(mutex_);
-  --attendants_;
+  --progress_threads_;
   waiters_gone_.notify_all();
 }
 

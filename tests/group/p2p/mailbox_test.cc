@@ -188,7 +188,7 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
 
 /// An asynchronous send and receive end although no thread waits for them.
 TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
-  in_group("attendant", 2, [&](Group& group, int rank) {
+  in_group("progress", 2, [&](Group& group, int rank) {
     Bytes memory = rank == 0 ? letter(0, 1, 0, 3'000'000) : Bytes(3'000'000);
     const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
     rank == 0 ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
