@@ -204,6 +204,8 @@ def played(context):
         raise Skipped("this python has no torch")
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("this python has no pytest")
+    # Ranks wait for most of their time, so a file runs on each core.
+    parallel = ("-n", str(min(context.jobs, 8)), "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()
     output = context.build_dir / "played" / "nvx"
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
@@ -223,7 +225,7 @@ def played(context):
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
     cache, again = folder / "pytest", ""
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}", *parallel, *tests]
     shutil.rmtree(cache, ignore_errors=True)
     try:
         said = context.run(command, "testing", env=surroundings)
@@ -232,7 +234,7 @@ def played(context):
             raise
         print(failed.details, flush=True)
         again = "; others passed before, these only the second time"
-        lost = ("--last-failed", "--last-failed-no-failures", "none")
+        lost = (*(("-n", "0") if parallel else ()), "--last-failed", "--last-failed-no-failures", "none")
         said = context.run([*command, *lost], "testing", env=surroundings)
     shut_if(["its tests were skipped"] if "passed" not in said else [], "nothing was tried")
     return said.strip().splitlines()[-1].strip("= ") + again
