@@ -38,7 +38,7 @@ def test_tests_named_in_commands_exist(row):
 
 
 FIGURES = {
-    "passed": (reliability.of_pytest, '<r><testcase/><testcase><skipped/></testcase><testcase><failure/><properties>'
+    "passed": (reliability.of_junit, '<r><testcase/><testcase><skipped/></testcase><testcase><failure/><properties>'
                '<property name="max_s" value="2"/></properties></testcase></r>',
                {"passed": 1, "failed": 1, "skipped": 1, "max_s": 2}),
     "kills": (reliability.of_kills, "ended later: 10 worlds: p50 0.035 s, p99 0.040 s, max 0.041 s; "
@@ -50,8 +50,9 @@ FIGURES = {
                        "max_unseen_s": 2.1}),
     "nemesis": (reliability.of_nemesis, "5 worlds from seed 1 on 1 host(s) in 1.8 s: 0 failed\n"
                 "5 worlds from seed 6 on 1 host(s) in 1.8 s: 2 failed", {"worlds": 10, "failed": 2, "hours": 0.001}),
-    "ctest": (reliability.of_ctest, "75% tests passed, 1 tests failed out of 4", {"passed": 3, "failed": 1}),
-    "coverage": (reliability.of_coverage, " 91.5% of   20 lines  a.cc\n 90.5% of  120 lines\n", {"percent": 90.5}),
+    "ctest": (reliability.of_junit, '<r><testcase><properties><property name="cmake_labels" value="group"/></properties>'
+              "</testcase></r>", {"passed": 1, "failed": 0, "skipped": 0}),
+    "coverage": (reliability.of_coverage, " 91.5% of   20 lines  a.cc\n 90.5% of 120 decoder lines, by 3 seeds\n", {"percent": 90.5}),
     "besieged": (reliability.of_besieged, "101,304 connections, 0 errors in 4,000 calls\n"
                  "median call 98 us alone, 99 us with clients (+0.5%)\n",
                  {"connections": 101304, "calls": 4000, "failed": 0, "passed": 1, "percent slower": 0.5}),
