@@ -1,7 +1,7 @@
 """torch's flight recorder on groups of nvx: torch's own analyzer names the rank that has a fault.
 
-torch 2.14's recorder for any backend writes names that torch's analyzer refuses, so `readable()` translates them, as
-docs/debugging.md describes.
+torch 2.14's recorder for any backend writes names that torch's analyzer refuses, so `readable()` translates them.
+test_flight_dumps.py has the dumps that nvx itself writes, for each torch.
 """
 
 import logging

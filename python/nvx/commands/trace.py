@@ -21,7 +21,8 @@ Writes a Chrome trace of a job over nvx, for ui.perfetto.dev or chrome://tracing
 each call, and inside it a slice for each wait, with the rank that was waited for.
 
   nvx trace -o trace.json -- torchrun --nproc-per-node 8 train.py    runs the command, then writes its trace
-  NVX_TRACE=folder torchrun ...; nvx trace folder                    for several hosts: a folder that they share"""
+  NVX_TRACE=folder torchrun ...; nvx trace folder                    for several hosts: a folder that they share
+  nvx trace folder --flight-recorder dumps; torchfrtrace dumps       for torch's analyzer of its flight recorder"""
 CALL, WAIT, SEND, RECV, LAUNCH = range(5)
 
 
@@ -111,18 +112,21 @@ class Rank:
     def name_of(self, call):
         return dict(enumerate(self.layout["collectives"])).get(call["collective"], "?")
 
+    def dtype_of(self, call):
+        return dict(enumerate(self.layout["types"])).get(call["dtype"], "?")
+
     def facts(self, call, group):
         args = {"call": status.call_of(self.layout, call, 0)["call"], "group": group["name"]}
         args |= {"sequence": call["number"], "bytes": call["bytes"]}
-        args["dtype"] = dict(enumerate(self.layout["types"])).get(call["dtype"], "?")
+        args["dtype"] = self.dtype_of(call)
         for key in ("algorithm", "schedule"):
             names = self.layout[key + "s"]
             args |= {key: names[call[key]]} if call.get(key) in names else {}
         return args
 
 
-def write(folder, output):
-    """Writes the trace of a folder. Returns the exit status."""
+def write(folder, output, dumps=None):
+    """Writes the trace of a folder, or its dumps. Returns the exit status."""
     ranks = []
     for path in sorted(pathlib.Path(folder).glob("nvx-trace.*")):
         try:
@@ -132,6 +136,10 @@ def write(folder, output):
     if not ranks:
         print(f"nvx trace: no rank has recorded anything in {folder}", file=sys.stderr)
         return 1
+    if dumps:
+        from . import flight_recorder
+
+        return flight_recorder.write(ranks, dumps)
     ranks.sort(key=lambda rank: (rank.rank, rank.began))
     origin = min(rank.began for rank in ranks)
     with open(output, "w") as file:
@@ -144,9 +152,9 @@ def write(folder, output):
     return 0
 
 
-def run(command, output):
+def run(command, output, dumps):
     with refusing(OSError):
-        check_writable(output)
+        os.makedirs(dumps, exist_ok=True) if dumps else check_writable(output)
     with tempfile.TemporaryDirectory(prefix="nvx-trace-") as folder:
         try:
             job = subprocess.Popen(command, env={**os.environ, "NVX_TRACE": folder})
@@ -156,7 +164,7 @@ def run(command, output):
         while job.returncode is None:
             with contextlib.suppress(KeyboardInterrupt):  # the command has it too
                 job.wait()
-        ended, written = job.returncode, write(folder, output)
+        ended, written = job.returncode, write(folder, output, dumps)
         return ended if ended > 0 else 128 - ended if ended < 0 else written
 
 
@@ -167,7 +175,9 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="nvx trace", description=DESCRIPTION, formatter_class=as_is)
     parser.add_argument("folder", nargs="?", help="the folder that NVX_TRACE named; or -- and a command")
     parser.add_argument("-o", "--output", default="trace.json", help="the file to write (default: trace.json)")
+    parser.add_argument("--flight-recorder", metavar="FOLDER", help="instead write dumps of each rank for torchfrtrace")
     options, command = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if bool(command) == bool(options.folder):
         parser.error("name a folder, or -- and a command")
-    return run(command, options.output) if command else write(options.folder, options.output)
+    dumps = options.flight_recorder
+    return run(command, options.output, dumps) if command else write(options.folder, options.output, dumps)
