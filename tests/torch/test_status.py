@@ -146,6 +146,44 @@ def test_a_rank_that_never_calls_is_named(job, capsys):
     assert "waited for rank 1: " in job.text()
 
 
+def test_the_ranks_of_several_hosts_are_one_report_and_a_host_without_answer_is_named(tmp_path, monkeypatch, capsys):
+    """The test's ssh shows one rank as host a and the other one as host b."""
+    job = Job(tmp_path)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"""#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+case $2 in
+a) exec sh -c "$3 {job.pid(0)}" ;;
+b) exec sh -c "$3 {job.pid(1)}" ;;
+c) echo "Warning: a banner" >&2; echo "ssh: connect to host c port 22: Connection refused" >&2; exit 255 ;;
+*) exec sleep 60 ;;
+esac
+""")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(status, "ANSWER_S", 15)
+    try:
+        job.tell(0, "dist.all_reduce(tensor)")
+        until(lambda: job.group(0)["waits_for"] == 1)
+        assert status.main(["--hosts", "a,b,c,d"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("group 0: ") == 1 and "group 0: 2 of 2 ranks are on these hosts" in shown
+        assert re.search(rf"^  0 +{job.pid(0)} on a +#2 all_reduce.* rank 1  ", shown, re.MULTILINE), shown
+        assert f"rank 1 (pid {job.pid(1)} on b) is waited for, and has not made that call: py-spy dump" in shown
+        assert "not shown: host c: ssh: connect to host c port 22: Connection refused\n" in shown
+        assert "not shown: host d: no answer within 15 s\n" in shown
+        assert status.main(["--hosts", "a", "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["hosts"], [rank["host"] for rank in printed["ranks"]]) == (["a"], ["a"])
+        assert status.main(["--hosts", "a"]) == 0
+        assert "rank 1 is waited for, and is not shown: run `nvx status` on its host" in capsys.readouterr().out
+        monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+        assert status.main(["--hosts", "a"]) == 1
+        assert "No such file or directory: 'ssh'" in capsys.readouterr().err
+    finally:
+        job.end()
+
+
 def test_a_receive_without_a_send_is_shown(job):
     job.tell(0, "dist.recv(tensor, 1)")
     until(lambda: job.group(0)["messages"])

@@ -35,8 +35,7 @@ def entry_of(rank, row, state):
 
 
 def entries_of(rank):
-    """Its collectives, one for each number of a group. Messages are left out: torchfrtrace expects each entry on all
-    ranks of the group."""
+    """Its collectives, one for each number. No messages: torchfrtrace expects each entry on all ranks of a group."""
     rows = [(row, STATES[row["kind"]]) for row in rank.rows() if row["kind"] in STATES]
     for slot, group in rank.groups.items():
         if group["begun"] != group["ended"]:
@@ -65,9 +64,7 @@ def write(ranks, folder):
         for uid, group in ((f"{group['id']:x}", group) for group in rank.groups.values() if group["id"]):  # 0: not met
             config[uid] = {"name": uid, "desc": f"group {group['name']}", "ranks": str(sorted(members[group["id"]]))}
         kept = [e for e in entries[number] if e["collective_seq_id"] >= max(firsts[e["process_group"]].values())]
-        kept = [e | {"record_id": i, "pg_id": 0, "timeout_ms": 0} for i, e in enumerate(kept)]
-        (folder / f"rank_{number}").write_bytes(
-            pickle.dumps({"version": VERSION, "pg_config": config, "entries": kept})
-        )
+        dump = {"version": VERSION, "pg_config": config, "entries": [e | {"record_id": i} for i, e in enumerate(kept)]}
+        (folder / f"rank_{number}").write_bytes(pickle.dumps(dump))
     print(f"{folder}: dumps of {len(ranks)} rank{'s' * (len(ranks) > 1)}, for torchfrtrace --allow-incomplete-ranks")
     return 0

@@ -10,13 +10,15 @@ import json
 import os
 import pwd
 import re
+import shlex
 import socket
 import struct
+import subprocess
 import sys
 import time
 
 from ..bench.sizes import show_size
-from . import Refused
+from . import Refused, refusing
 from .topo import columns
 
 SCHEMA = 1
@@ -24,9 +26,10 @@ VERSION = 1
 LINK = re.compile(r"/memfd:nvx-status|.*/nvx-trace\.\w{6}( |$)")  # a file if NVX_TRACE is set
 STATES = ("free", "meeting", "open", "failed", "left")
 BARE = ("barrier", "none")
+SSH, ANSWER_S = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--"), 20
 DESCRIPTION = """\
 Shows the groups of the running ranks of this machine: their calls, the ranks for which they wait, and bytes and times
-by collective. If a job runs on several hosts, run it on each of them."""
+by collective. --hosts a,b shows a job on several hosts: it runs `nvx status` on each of them over ssh."""
 
 
 # --- reading one process
@@ -275,6 +278,27 @@ def gather(pid=None, everybody=False):
     return report
 
 
+def gather_from(hosts):
+    """The reports of several hosts as one. They run the interpreter of this path. Raises Refused without ssh."""
+    command = shlex.join([sys.executable, "-m", "nvx", "status", "--json"])
+    how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    report = {"schema": SCHEMA, "hosts": hosts.split(","), "ranks": [], "unread": []}
+    with refusing(OSError):
+        asked = {host: subprocess.Popen([*SSH, host, command], **how) for host in report["hosts"]}
+    end = time.monotonic() + ANSWER_S
+    for host, ssh in asked.items():
+        error = f"no answer within {ANSWER_S} s"
+        try:
+            out, error = ssh.communicate(timeout=max(0, end - time.monotonic()))
+            found = json.loads(out)
+            report["ranks"] += [rank | {"host": host} for rank in found["ranks"]]
+            report["unread"] += [f"host {host}: {why}" for why in found["unread"]]
+        except (subprocess.TimeoutExpired, ValueError):
+            ssh.kill()
+            report["unread"].append(f"host {host}: {printable(error.strip().rpartition(chr(10))[2]) or 'no output'}")
+    return report
+
+
 # --- text
 
 
@@ -305,7 +329,7 @@ def row_of(rank, group):
     last = group["last_finished"]
     waits_for = "" if group["waits_for"] is None else f"rank {group['waits_for']}"
     finished = f"#{last['number']} {last['call']}, {span(last['ago_s'])} ago" if last else "none"
-    pid = f"{rank['pid']}{' (stopped)' * rank['stopped']}"
+    pid = f"{rank['place']}{' (stopped)' * rank['stopped']}"
     return [f"  {group['rank']}", pid, *activity(group), waits_for, finished, str(group["issued"])]
 
 
@@ -316,13 +340,14 @@ def awaited_lines(members):
     here = {group["rank"]: (rank, group) for rank, group in members}
     for awaited in sorted(set(waiting.values()) - set(waiting)):
         if awaited not in here:
-            lines.append(f"  rank {awaited} is waited for, and is not on this host: run `nvx status` on its host")
+            lines.append(f"  rank {awaited} is waited for, and is not shown: run `nvx status` on its host, or --hosts")
             continue
         rank, group = here[awaited]
         call, since = activity(group)
         does = "has not made that call" if call == "none" else f"is in {call}"
         does = "is stopped (SIGSTOP, a debugger)" if rank["stopped"] else does
-        lines.append(f"  rank {awaited} (pid {rank['pid']}) is waited for, and {does}: py-spy dump --pid {rank['pid']}")
+        does += f": py-spy dump --pid {rank['pid']}"
+        lines.append(f"  rank {awaited} (pid {rank['place']}) is waited for, and {does}")
     return lines
 
 
@@ -350,24 +375,26 @@ def total_lines(members):
 def text(report):
     groups = {}
     for rank in report["ranks"]:
+        rank["place"] = f"{rank['pid']} on {rank['host']}" if "host" in rank else str(rank["pid"])
         for group in rank["groups"]:
             job = rank["parent"] if group["state"] == "meeting" else None  # a group has no id before its ranks have met
             groups.setdefault((group["name"], group["id"], group["size"], job), []).append((rank, group))
     lines = []
     for (name, _, size, _), members in groups.items():
         members.sort(key=lambda member: member[1]["rank"])
-        lines.append(f"group {name}: {len(members)} of {size} ranks are on this host")
+        where = "these hosts" if "hosts" in report else "this host"
+        lines.append(f"group {name}: {len(members)} of {size} ranks are on {where}")
         rows = [["  rank", "pid", "call", "for", "waits for", "last finished", "issued"]]
         lines += columns(rows + [row_of(*member) for member in members])
         lines += [f"  rank {group['rank']} failed: {group['failure']}" for _, group in members if group["failure"]]
         lines += awaited_lines(members) + total_lines(members) + [""]
-    idle = [str(rank["pid"]) for rank in report["ranks"] if not rank["groups"]]
+    idle = [rank["place"] for rank in report["ranks"] if not rank["groups"]]
     lines += [f"without a group at present: process {', '.join(idle)}"] * bool(idle)
     return "\n".join(lines + [f"not shown: {why}" for why in report["unread"]]).rstrip()
 
 
 def show(options):
-    report = gather(options.pid, options.all)
+    report = gather_from(options.hosts) if options.hosts else gather(options.pid, options.all)
     if not report["ranks"] and not report["unread"] and not options.json:
         whose = f"neither process {options.pid} nor one that it started" if options.pid else "no process of this user"
         raise Refused(f"{whose} has a group of nvx at present")
@@ -380,6 +407,7 @@ def main(arguments=None):
     which = parser.add_mutually_exclusive_group()
     which.add_argument("pid", nargs="?", type=int, help="this process and those that it started, such as a torchrun")
     which.add_argument("--all", action="store_true", help="the ranks of all users; needs root")
+    which.add_argument("--hosts", metavar="A,B", help="on these hosts, over ssh; Python has the same path on each")
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON object; with --watch, one a line")
     options = parser.parse_args(arguments)
