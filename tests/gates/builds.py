@@ -226,7 +226,8 @@ def played(context):
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
     cache, again = folder / "pytest", ""
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}", *parallel, *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}"]
+    command += [*parallel, *tests]
     shutil.rmtree(cache, ignore_errors=True)
     try:
         said = context.run(command, "testing", env=surroundings)
