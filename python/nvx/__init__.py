@@ -161,7 +161,7 @@ def _autoload():
         names, strange = stand_in.parse(os.environ.get("NVX_AS", ""))
         if strange:
             text = f"NVX_AS: nvx can serve {' and '.join(stand_in.names())}, not {', '.join(strange)}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            print(f"nvx[{os.getpid()}] {text}", file=sys.stderr)
         stand_in.serve(names)
     except Exception as error:  # an exception here would break `import torch` for the whole environment
         warnings.warn(f"nvx could not register itself: {error}", RuntimeWarning, stacklevel=2)

@@ -176,7 +176,7 @@ esac
         printed = json.loads(capsys.readouterr().out)
         assert (printed["hosts"], [rank["host"] for rank in printed["ranks"]]) == (["a"], ["a"])
         assert status.main(["--hosts", "a"]) == 0
-        assert "rank 1 is waited for, and is not shown: run `nvx status` on its host" in capsys.readouterr().out
+        assert "rank 1 is waited for, and is not shown: leave out the PID, or use --hosts" in capsys.readouterr().out
         monkeypatch.setenv("PATH", str(tmp_path / "empty"))
         assert status.main(["--hosts", "a"]) == 1
         assert "No such file or directory: 'ssh'" in capsys.readouterr().err

@@ -340,7 +340,7 @@ def awaited_lines(members):
     here = {group["rank"]: (rank, group) for rank, group in members}
     for awaited in sorted(set(waiting.values()) - set(waiting)):
         if awaited not in here:
-            lines.append(f"  rank {awaited} is waited for, and is not shown: run `nvx status` on its host, or --hosts")
+            lines.append(f"  rank {awaited} is waited for, and is not shown: leave out the PID, or use --hosts")
             continue
         rank, group = here[awaited]
         call, since = activity(group)
