@@ -50,8 +50,8 @@ FIGURES = {
                        "max_unseen_s": 2.1}),
     "nemesis": (reliability.of_nemesis, "5 worlds from seed 1 on 1 host(s) in 1.8 s: 0 failed\n"
                 "5 worlds from seed 6 on 1 host(s) in 1.8 s: 2 failed", {"worlds": 10, "failed": 2, "hours": 0.001}),
-    "ctest": (reliability.of_junit, '<r><testcase><properties><property name="cmake_labels" value="group"/></properties>'
-              "</testcase></r>", {"passed": 1, "failed": 0, "skipped": 0}),
+    "ctest": (reliability.of_junit, '<r><testcase><properties><property name="cmake_labels" value="group"/>'
+              "</properties></testcase></r>", {"passed": 1, "failed": 0, "skipped": 0}),
     "coverage": (reliability.of_coverage, " 91.5% of   20 lines  a.cc\n 90.5% of 120 decoder lines, by 3 seeds\n",
                  {"percent": 90.5}),
     "besieged": (reliability.of_besieged, "101,304 connections, 0 errors in 4,000 calls\n"
