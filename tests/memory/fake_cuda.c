@@ -67,6 +67,7 @@ int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = size_t(devi
 /* Of the two GPUs, network cards can access the first one's virtual memory only. */
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 75) return *value = 9, kDone;
+  if (attribute == 117) return *value = device == 10 ? 3 : 2, kDone;
   if (attribute == 110) return *value = device == 10, kDone;
   return *value = attribute == 102 || attribute == 103 || attribute == 124 || attribute == 19, attribute == 128 ? kInvalid : kDone;
 }
@@ -130,6 +131,10 @@ int cuIpcGetMemHandle(struct handle* handle, void* at) { return memcpy(handle, &
 int cuIpcOpenMemHandle_v2(void** at, struct handle handle, unsigned flags) {
   return memcpy(at, &handle, sizeof *at), flags == 1 ? need() : kInvalid;
 }
+/* For the test: how often writes of network cards were flushed. */
+static std::atomic<int> flushes{0};
+int fake_flushes(void) { return flushes.exchange(0); }
+int cuFlushGPUDirectRDMAWrites(int target, int scope) { return ++flushes, target == 0 && scope == 100 ? need() : kInvalid; }
 int cuIpcCloseMemHandle(void*) { return need(); }
 int cuMemHostRegister_v2(void*, size_t, unsigned flags) {
   return flags != 3 ? kInvalid : refuses("cuMemHostRegister") ? kNoMemory : need();

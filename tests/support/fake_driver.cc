@@ -247,6 +247,7 @@ DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
   facts->bytes = size_t(1) << 30;
   for (int kind = 0; kind < kShareKinds; ++kind) facts->can[kind] = !lacking_.count(ShareKind(kind));
   facts->exports_dma_buf = device % 2 == 0;
+  facts->flushes_rdma = !refused_.count("flush_rdma");
   facts->architecture = architecture_, facts->cuda = cuda_;
   return 0;
 }
@@ -552,6 +553,11 @@ DriverCode FakeDriver::drained(int, DeviceQueue queue, bool* done) {
   *done = (came_back_ || !queues_.at(queue).hangs) && queues_.at(queue).kernels.empty();
   if (*done) queues_.at(queue).busy.clear();
   return 0;
+}
+
+DriverCode FakeDriver::flush_rdma(int) {
+  Lock lock(mutex_);
+  return enter(lock, "flush_rdma");
 }
 
 }  // namespace nvx::test

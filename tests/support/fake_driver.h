@@ -100,6 +100,7 @@ class FakeDriver : public DeviceDriver {
   DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) override;
   DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) override;
   DriverCode drained(int device, DeviceQueue queue, bool* done) override;
+  DriverCode flush_rdma(int device) override;
 
  private:
   struct Memory {

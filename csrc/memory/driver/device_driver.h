@@ -38,6 +38,7 @@ struct DeviceFacts {
   size_t bytes = 0;
   bool can[kShareKinds] = {};    ///< what the driver claims, by kind; only a trial proves it
   bool exports_dma_buf = false;  ///< its memory, so network cards could access it
+  bool flushes_rdma = false;     ///< flush_rdma() works
   int architecture = 0;          ///< 90 for sm_90
   int cuda = 0;                  ///< the newest CUDA that the driver serves: 13000 for 13.0
 };
@@ -93,6 +94,8 @@ class DeviceDriver {
   virtual DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) = 0;
   virtual DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) = 0;
   virtual DriverCode drained(int device, DeviceQueue queue, bool* done) = 0;
+  /// Waits until kernels that run see all that network cards have written to this device's memory.
+  virtual DriverCode flush_rdma(int device) = 0;
 };
 
 }  // namespace nvx

@@ -42,6 +42,7 @@ class DriverLibrary : public DeviceDriver {
     facts->can[int(ShareKind::kPointer)] = true;
     facts->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
     facts->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
+    facts->flushes_rdma = (value(handle, cuda::kAttributeRdmaFlush) & cuda::kRdmaFlushByHost) != 0;
     facts->architecture = 10 * value(handle, cuda::kAttributeMajor) + value(handle, cuda::kAttributeMinor);
     return api_.cuDriverGetVersion(&facts->cuda);
   }
@@ -150,6 +151,10 @@ class DriverLibrary : public DeviceDriver {
     const DriverCode code = in(device, [&] { return api_.cuStreamQuery(stream_of(queue)); });
     *done = code == cuda::kSuccess;
     return code == cuda::kNotReady ? cuda::kSuccess : code;
+  }
+  DriverCode flush_rdma(int device) override {
+    return in(device,
+              [&] { return api_.cuFlushGPUDirectRDMAWrites(cuda::kRdmaFlushOfContext, cuda::kRdmaFlushToOwner); });
   }
 
  private:

@@ -128,6 +128,20 @@ TEST(DriverLibrary, NetworkCardsCanAccessMemoryOfAGpuThatAllowsIt) {
   EXPECT_EQ(ask("fake_for_rdma"), before + 1);
 }
 
+/// Kernels that run see what network cards have written after a call in the device's context.
+TEST(DriverLibrary, FlushesWritesOfNetworkCards) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  (void)ask("fake_flushes");
+  for (const int device : {0, 1}) {
+    DeviceFacts facts;
+    ASSERT_EQ(driver->describe(device, &facts), 0);
+    EXPECT_EQ(facts.flushes_rdma, device == 0) << "the bit for streams is another one";
+  }
+  EXPECT_EQ(driver->flush_rdma(0), 0);
+  EXPECT_EQ(ask("fake_flushes"), 1);
+  EXPECT_EQ(ask("fake_depth"), 0);
+}
+
 TEST(DriverLibrary, KeepsOneContextADevice) {
   const int before = ask("fake_retained");
   const auto driver = driver_library(NVX_FAKE_CUDA);
@@ -200,8 +214,9 @@ EXPECT_SHAPE(cuStreamDestroy_v2, cuStreamDestroy);
 EXPECT_SHAPE(cuStreamQuery, cuStreamQuery);
 EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
 EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
+EXPECT_SHAPE(cuFlushGPUDirectRDMAWrites, cuFlushGPUDirectRDMAWrites);
 EXPECT_SHAPE(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
-static_assert(sizeof(cuda::Api) == sizeof(Library) + 41 * sizeof(void*),
+static_assert(sizeof(cuda::Api) == sizeof(Library) + 42 * sizeof(void*),
               "whoever adds a function holds it against cuda.h above");
 
 static_assert(cuda::kSuccess == CUDA_SUCCESS);
@@ -215,6 +230,10 @@ static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMOR
 static_assert(cuda::kAttributePosixFd == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 static_assert(cuda::kAttributeRdma == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 static_assert(cuda::kAttributeDmaBuf == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+static_assert(cuda::kAttributeRdmaFlush == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
+static_assert(cuda::kRdmaFlushByHost == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST);
+static_assert(cuda::kRdmaFlushOfContext == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX);
+static_assert(cuda::kRdmaFlushToOwner == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
 static_assert(cuda::kAttributeFabric == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
 static_assert(cuda::kHandlePosixFd == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(cuda::kHandleFabric == CU_MEM_HANDLE_TYPE_FABRIC);
