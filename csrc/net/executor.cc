@@ -119,15 +119,26 @@ void ScheduleRun::begin(const schedule::Step& step) {
   flight.step = step;
   if (step.send_to >= 0) {
     flight.posted_all = false;
+    flight.may_post = !args_.on_device;
     flight.out_number = sent_to_[size_t(step.send_to)]++;
   }
   if (step.recv_from >= 0) {
     flight.received_all = false;
     flight.early = true;
     flight.in_number = got_from_[size_t(step.recv_from)]++;
+    if (args_.on_device) say_ready(flight);
   }
   ++behind_;
   post(flight);
+}
+
+void ScheduleRun::say_ready(const Flight& flight) {
+  port_.mutex().held_by_caller();
+  MessageHeader header(Kind::kReady);
+  header.op = args_.op;
+  header.run = args_.run;
+  header.message = flight.in_number;
+  port_.send(rank_of(flight.step.recv_from), header);
 }
 
 /// Passes segments to the link as far as the receiver's credit allows.
@@ -135,6 +146,8 @@ void ScheduleRun::post(Flight& flight) {
   port_.mutex().held_by_caller();
   if (flight.posted_all) return;
   const int rank = rank_of(flight.step.send_to);
+  flight.may_post = flight.may_post || port_.flow().take_ready(*this, rank, flight.out_number);
+  if (!flight.may_post) return;
   const std::byte* data = at(flight.step.send);
   const size_t total = flight.step.send.bytes, segment = port_.messenger().segment_bytes();
   do {
@@ -225,15 +238,21 @@ ScheduleRun::Outcome ScheduleRun::verdict_on(Flight* flight, const MessageHeader
   if (first && first->bytes != step.recv.bytes)
     return refuse({Cause::kCounts, from, {}, step.recv.bytes, first->bytes});
   if (!fits(*flight, header.segment, body.size())) return refuse({Cause::kGarbage, from});
-  // The outgoing message of the same step must be read before it is overwritten.
   const std::byte* to = at(step.recv) + size_t(header.segment) * port_.messenger().segment_bytes();
-  const size_t unsent = step.send_to >= 0 ? step.send.bytes : 0;
-  if (!flight->sends_over() && overlap(to, body.size(), at(step.send), unsent)) {
+  const bool stored_by_host = !fetched && !body.empty();
+  if (args_.on_device && stored_by_host) return refuse({Cause::kGarbage, from});
+  if (would_overwrite_own(*flight, to, body.size())) {
     flight->early = true;
     return Outcome::kLater;
   }
   if (!fetched && !claim(*flight, header.segment)) return refuse({Cause::kGarbage, from});
   return Outcome::kYes;
+}
+
+/// The outgoing message of a step must be read before it is overwritten.
+bool ScheduleRun::would_overwrite_own(const Flight& flight, const std::byte* to, size_t bytes) const {
+  const schedule::Step& step = flight.step;
+  return !flight.sends_over() && overlap(to, bytes, at(step.send), step.send_to >= 0 ? step.send.bytes : 0);
 }
 
 void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte> body) {
@@ -256,10 +275,12 @@ void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte
 /// A segment can be fetched directly to its place only if it is stored unchanged, not if it is reduced.
 std::byte* ScheduleRun::place(const MessageHeader& header, size_t bytes) {
   Flight* flight = flight_of(header.from, header.message);
-  if (given_up_ || !flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
-  if (!fits(*flight, header.segment, bytes) || !claim(*flight, header.segment)) return nullptr;
+  if (given_up_ || !flight || flight->step.reduce || bytes == 0 || !fits(*flight, header.segment, bytes))
+    return nullptr;
+  std::byte* to = at(flight->step.recv) + size_t(header.segment) * port_.messenger().segment_bytes();
+  if (would_overwrite_own(*flight, to, bytes) || !claim(*flight, header.segment)) return nullptr;
   ++flight->fetching;
-  return at(flight->step.recv) + size_t(header.segment) * port_.messenger().segment_bytes();
+  return to;
 }
 
 void ScheduleRun::dropped(const MessageHeader& header) {

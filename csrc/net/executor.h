@@ -26,6 +26,9 @@ struct ScheduleArgs {
   std::byte* output = nullptr;
   std::byte* scratch = nullptr;
   kernel::ReduceFn reduce = nullptr;
+  /// All three are in memory of a device, which the host never reads or writes: the schedule only moves data between
+  /// ranks, and a message is sent when its receiver has said that its place is free. The same on all ranks.
+  bool on_device = false;
   Label label{};
   uint32_t op = 0;        ///< the group's operation between hosts
   uint16_t run = 0;       ///< the run of that operation
@@ -86,6 +89,7 @@ class ScheduleRun final : public Sender {
     uint16_t out_number = 0, in_number = 0;
     size_t posted = 0;       // bytes of the outgoing message that were passed to the link
     bool posted_all = true;  // needed for an empty message
+    bool may_post = true;    // its receiver is ready for it
     int unread = 0;          // posts that the link still reads
     size_t received = 0;
     bool received_all = true;
@@ -104,9 +108,11 @@ class ScheduleRun final : public Sender {
   bool begin_steps();
   bool begin_next();
   bool clear_for(const schedule::Step& step) const;
+  bool would_overwrite_own(const Flight& flight, const std::byte* to, size_t bytes) const;
   void move_inside(const schedule::Step& step);
   void begin(const schedule::Step& step);
   void post(Flight& flight);
+  void say_ready(const Flight& flight);
   void reap();
   Flight* flight_of(uint32_t rank, uint16_t number);
   bool fits(const Flight& flight, uint32_t segment, size_t bytes) const;

@@ -85,6 +85,9 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
     case Kind::kFirst:
     case Kind::kNext: return take_segment(header, whole, body);
     case Kind::kCredit: return flow_.credit(header.from, header.value);
+    case Kind::kReady:
+      calls_.note(header.from, header.op);
+      return calls_.has_ended(header.op) ? void() : flow_.note_ready(header);
     case Kind::kPoison:
       return fail({int(header.from),
                    FailureNote::read(body, int(ranks_.size())).value_or(unreadable_note(of_rank(int(header.from))))});

@@ -23,6 +23,7 @@ enum class Kind : uint8_t {
   kLabel,       ///< the call with number `op` on the sender; a Label follows. `value` 1: show yours
   kMonitorIn,   ///< the sender has entered the monitored barrier of number `value`
   kMonitorOut,  ///< all ranks have entered it
+  kReady,       ///< the receiver of this header may send this message: its place on a device is free
   kTrouble,     ///< another group of the sender's process failed `value` ms ago; the body is a FailureNote
   kKinds        ///< the number of kinds
 };
@@ -31,7 +32,7 @@ enum class Kind : uint8_t {
 /// field is checked before it is used.
 struct MessageHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kVersion = 5;  ///< changes with any layout in this file or in failure_note.h
+  static constexpr uint8_t kVersion = 6;  ///< changes with any layout in this file or in failure_note.h
 
   uint8_t magic = kMagic;
   uint8_t version = kVersion;

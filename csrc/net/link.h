@@ -111,6 +111,13 @@ class Link {
   /// and done() waits for that.
   virtual size_t segment_bytes() const = 0;
 
+  /// Bodies and places in this range are in device memory from now on: the link copies none of them, so the receiver
+  /// has to give each such message a place, however short it is. Returns the reason if the link moves host memory
+  /// alone; empty: it moves both. An empty range only asks.
+  virtual std::string use_device_memory(std::span<const std::byte> range) {
+    return (void)range, "the link to other hosts reads and writes host memory alone";
+  }
+
   /// How long a spinning thread should wait after a progress() in which nothing moved, because each call may slow down
   /// the thread that is delivering a message.
   virtual std::chrono::nanoseconds between_looks() const { return std::chrono::nanoseconds(0); }

@@ -101,6 +101,11 @@ std::string Messenger::describe() {
   return link_->describe();
 }
 
+std::string Messenger::use_device_memory(std::span<const std::byte> range) {
+  MutexLock lock(mutex_);
+  return link_->use_device_memory(range);
+}
+
 void Messenger::remove_port(uint64_t group, int rank, const GroupPort& port) {
   const auto it = ports_.find({group, uint32_t(rank)});
   if (it != ports_.end() && it->second == &port) ports_.erase(it);

@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be unacknowledged by a rank
 constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver acknowledges once this much has accumulated
+constexpr size_t kMostReady = 1 << 16;         ///< messages for which other ranks are ready, and this one is not
 constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body; it bounds the number of segments too
 
 }  // namespace
@@ -51,6 +52,16 @@ void SegmentFlow::forget(const Early& early) {
   acknowledge(int(early.header.from), early.body.size());
 }
 
+void SegmentFlow::note_ready(const MessageHeader& header) {
+  port_.mutex().held_by_caller();
+  if (ready_.size() >= kMostReady) return port_.disconnect(int(header.from), kExceedsCredit);
+  ready_.insert({header.op, header.run, header.from, header.message});
+}
+
+bool SegmentFlow::take_ready(const ScheduleRun& run, int to, uint16_t message) {
+  return ready_.erase({run.op(), run.number(), uint32_t(to), message}) != 0;
+}
+
 void SegmentFlow::offer(ScheduleRun& run, int from, uint16_t message) {
   if (early_.empty()) return;
   const auto it = early_.find({run.op(), run.number(), uint32_t(from), message});
@@ -73,6 +84,7 @@ void SegmentFlow::compare(ScheduleRun& run) {
 }
 
 void SegmentFlow::drop(uint32_t first_op, uint32_t last_op) {
+  std::erase_if(ready_, [&](const Message& message) { return message.op >= first_op && message.op <= last_op; });
   auto it = early_.lower_bound({first_op, 0, 0, 0});
   while (it != early_.end() && it->first.op <= last_op) {
     for (const Early& early : it->second) {

@@ -3,6 +3,7 @@
 #include <compare>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -30,13 +31,18 @@ class SegmentFlow {
 
   /// Keeps a segment for a step that has not begun. Disconnects a sender that has exceeded its credit.
   void keep(const MessageHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
+  /// Notes that a rank is ready for a message, which goes to a place on a device. Disconnects a rank that says so too
+  /// often.
+  void note_ready(const MessageHeader& header);
+  /// Whether a rank is ready for a message; forgets it.
+  bool take_ready(const ScheduleRun& run, int to, uint16_t message);
   /// Passes the kept segments of a message to its run.
   void offer(ScheduleRun& run, int from, uint16_t message);
   /// Compares the labels of all kept segments of a run with the run's.
   void compare(ScheduleRun& run);
   /// Drops the segments for these operations, which have ended.
   void drop(uint32_t first_op, uint32_t last_op);
-  void clear() { early_.clear(); }
+  void clear() { early_.clear(), ready_.clear(); }
 
  private:
   struct Rank {
@@ -60,6 +66,7 @@ class SegmentFlow {
 
   GroupPort& port_;
   std::vector<Rank> ranks_;
+  std::set<Message> ready_;                      // `from`: the rank that is ready
   std::map<Message, std::vector<Early>> early_;  // with many receivers or slow ranks, thousands of segments
 };
 

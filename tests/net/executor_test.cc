@@ -7,6 +7,9 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <deque>
 
 #include "support/ranks.h"
 #include "support/schedule_runs.h"
@@ -146,6 +149,52 @@ TEST_P(Schedules, RunInThreads) {
         ASSERT_EQ(part.verdict(), "") << row.name;
       }
     }
+  });
+}
+
+/// A message is sent when its place is free, so the link never has to store device memory elsewhere.
+TEST_P(Schedules, MoveDeviceMemoryWithoutAHostCopy) {
+  constexpr int kRanks = 4;
+  net::LoopbackNet::Options options = GetParam().options;
+  options.no_device_memory = "";
+  Messengers wires(kRanks, options);
+  const auto ports = wires.ports(81);
+  const Row& row = *schedule::find(Collective::kAllGather, "direct");
+  std::atomic<uint64_t> moved{0};
+  std::array<std::deque<Part>, kRanks> parts;  // an address that was a device's stays one
+  as_threads(kRanks, [&](int rank) {
+    uint32_t op = 0;
+    for (const size_t elements : {size_t(0), size_t(1), size_t(50), size_t(3000)}) {
+      const Shape shape = shape_of({row.collective, kRanks, elements * kRanks, 4, 0, Blocks::kEqual, op});
+      Part& part = parts[size_t(rank)].emplace_back(shape, rank, Memory::kShared, op);
+      wires.messenger(rank).use_device_memory(part.memory());
+      net::ScheduleArgs args = part.args(row, ++op, 4);
+      args.on_device = true;
+      OpenRun run(*ports[size_t(rank)], args);
+      ASSERT_EQ(run.drive(), Progress::kDone);
+      run.end_operation(op);
+      ASSERT_EQ(part.verdict(), "");
+      moved += elements * 4 * (kRanks - 1);
+    }
+  });
+  EXPECT_EQ(wires.net().counts().device_bytes, moved);
+  EXPECT_EQ(wires.net().counts().host_copies, 0u);
+}
+
+/// A peer that has not been told that the place is free makes the link store its message elsewhere.
+TEST(ScheduleRuns, RefuseAMessageForADeviceThatTheHostWouldHaveToCopy) {
+  Messengers wires(2);
+  const auto ports = wires.ports(82);
+  const Shape shape = shape_of({Collective::kAllGather, 2, 100, 4});
+  as_threads(2, [&](int rank) {
+    Part part(shape, rank, Memory::kShared, 0);
+    net::ScheduleArgs args = part.args(*schedule::find(Collective::kAllGather, "direct"), 1, 4);
+    args.on_device = rank == 0;
+    OpenRun run(*ports[size_t(rank)], args);
+    const Progress progress = run.drive(std::chrono::milliseconds(rank == 0 ? 20'000 : 300));
+    if (rank != 0) return;
+    EXPECT_EQ(progress, Progress::kFailed);
+    EXPECT_EQ(run->verdict().cause, net::ScheduleRun::Verdict::Cause::kGarbage);
   });
 }
 

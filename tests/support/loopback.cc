@@ -34,6 +34,7 @@ struct Message {
   const std::byte* body;
   size_t bytes;
   bool in_post;
+  bool corrupt = false;
 };
 
 /// The faults of one direction, and how far it is.
@@ -107,6 +108,12 @@ class LoopbackNet::Shared {
   std::map<std::pair<size_t, size_t>, Direction> directions GUARDED_BY(mutex);  // by sender and receiver
   uint64_t messages GUARDED_BY(mutex) = 0;
   Counts counts GUARDED_BY(mutex);
+  std::vector<std::span<const std::byte>> on_device GUARDED_BY(mutex);
+
+  bool is_on_device(const std::byte* at) const REQUIRES(mutex) {
+    return std::any_of(on_device.begin(), on_device.end(),
+                       [at](const auto& range) { return at >= range.data() && at < range.data() + range.size(); });
+  }
 
   Direction& direction(size_t from, size_t to) REQUIRES(mutex) {
     return directions.try_emplace({from, to}, Direction{options.faults}).first->second;
@@ -155,7 +162,8 @@ void LoopbackNet::Shared::send(size_t from, size_t to, Post& post) {
     ends[from].news.push_back({&post, failure(kBroken), 0, {}});
     return;
   }
-  const bool lost = befalls(1, faults.lose), in_post = post.bytes > options.place_above;
+  const bool lost = befalls(1, faults.lose), is_device = post.bytes != 0 && is_on_device(post.body),
+             in_post = is_device || post.bytes > options.place_above;
   if (lost || !in_post) ends[from].news.push_back({&post, Status(), 0, {}});
   if (lost) {
     ++counts.lost;
@@ -164,12 +172,13 @@ void LoopbackNet::Shared::send(size_t from, size_t to, Post& post) {
   Message message{.number = ++messages,
                   .from = from,
                   .due = ends[to].calls + dice(2) % uint64_t(faults.most_delay + 1),
-                  .ready = Clock::now() + faults.latency,
+                  .ready = Clock::now() + faults.latency + (is_device ? options.device_latency : faults.latency * 0),
                   .header = {post.header, post.header + post.header_bytes},
                   .copy = {},
                   .body = post.body,
                   .bytes = post.bytes,
-                  .in_post = in_post};
+                  .in_post = in_post,
+                  .corrupt = is_device && befalls(7, faults.corrupt)};
   if (in_post) {
     ends[from].open[message.number] = {&post, to};
   } else {
@@ -292,6 +301,11 @@ class LoopbackNet::EndLink final : public Link {
   void sleep(std::chrono::microseconds span) override;
   void wake() override;
   size_t segment_bytes() const override { return shared_.options.segment_bytes; }
+  std::string use_device_memory(std::span<const std::byte> range) override {
+    MutexLock lock(shared_.mutex);
+    shared_.on_device.push_back(range);
+    return shared_.options.no_device_memory;
+  }
   std::string describe() const override { return "loopback"; }
 
  private:
@@ -434,7 +448,11 @@ const std::byte* LoopbackNet::EndLink::fetch(Message& message) {
     return nullptr;
   }
   std::memcpy(where, message.body, message.bytes);
+  if (message.corrupt) where[message.bytes / 2] ^= std::byte{1};
   MutexLock lock(shared_.mutex);
+  const bool from_device = shared_.is_on_device(message.body), to_device = shared_.is_on_device(where);
+  if (from_device && to_device) shared_.counts.device_bytes += message.bytes;
+  if (from_device != to_device) ++shared_.counts.host_copies;
   shared_.end_fetch(message);
   return where;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "net/link.h"
 
@@ -16,6 +17,7 @@ struct Faults {
   double duplicate = 0;
   double truncate = 0;
   double lose = 0;
+  double corrupt = 0;      ///< bodies of device memory of which one byte changes
   uint64_t cut_after = 0;  ///< messages after which the two lose each other; 0: never
 };
 
@@ -28,6 +30,8 @@ class LoopbackNet {
     Faults faults;  ///< of every direction, until set otherwise
     size_t segment_bytes = 64 << 10;
     size_t place_above = 64 << 10;  ///< longer bodies are fetched by the receiver, from the post, with place()
+    std::string no_device_memory = "a loopback net moves host memory alone";  ///< empty: it moves device memory too
+    std::chrono::microseconds device_latency{0};                              ///< of messages of device memory, beside
   };
 
   LoopbackNet();
@@ -48,6 +52,8 @@ class LoopbackNet {
 
   struct Counts {
     uint64_t posted = 0, delivered = 0, bytes = 0, lost = 0, duplicated = 0, truncated = 0;
+    uint64_t device_bytes = 0;  ///< moved from device memory to device memory
+    uint64_t host_copies = 0;   ///< messages that were in device memory at one end only
   };
   Counts counts() const;
 

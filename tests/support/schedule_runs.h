@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,8 @@ class Part {
     e.depth = depth;
     return e;
   }
+
+  std::span<const std::byte> memory() const { return memory_; }
 
   /// Empty if this rank has the expected result, and nothing else has changed.
   std::string verdict() const {

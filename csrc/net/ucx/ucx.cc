@@ -74,6 +74,7 @@ class UcxLink final : public Link {
   std::chrono::nanoseconds between_looks() const override {
     return std::chrono::nanoseconds(worker_->has_rdma() ? 0 : 800);
   }
+  std::string use_device_memory(std::span<const std::byte> range) override { return worker_->use_device_memory(range); }
   std::string describe() const override { return worker_->describe(); }
 
  private:
@@ -125,7 +126,6 @@ class UcxLink final : public Link {
   static ucs_status_t on_sign(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
                               const ucp_am_recv_param_t* param) noexcept;
   static void on_sent(void* request, ucs_status_t status, void* sent) noexcept;
-  static void on_broken(void* link, ucp_ep_h endpoint, ucs_status_t status) noexcept;
 
   const LinkNonce nonce_ = random_value<LinkNonce>();
   const std::unique_ptr<UcxWorker> worker_;
@@ -220,7 +220,12 @@ bool UcxLink::connect(Peer& peer) {
       UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(peer.worker_address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = on_broken;
+  params.err_handler.cb = [](void* argument, ucp_ep_h endpoint, ucs_status_t status) noexcept {
+    UcxLink& link = *static_cast<UcxLink*>(argument);
+    for (const std::unique_ptr<Peer>& peer : link.peers_) {
+      if (peer && peer->endpoint == endpoint && peer->broken == UCS_OK) link.breakage_ = true, peer->broken = status;
+    }
+  };
   params.err_handler.arg = this;
   const ucs_status_t status = ucx_.ep_create(worker_->get(), &params, &peer.endpoint);
   if (status != UCS_OK) {
@@ -271,9 +276,10 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
                        UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.send = on_sent;
   param.user_data = &sent;
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.memory_type = body ? worker_->memory_type_of(body) : UCS_MEMORY_TYPE_HOST;
   // Over TCP a rendezvous costs a round trip and gains nothing. With RDMA, UCX knows the size from which it pays.
-  if (bytes > kSegmentBytes) {
+  // Device memory must not pass through UCX's buffers, which are host memory.
+  if (bytes > kSegmentBytes || param.memory_type != UCS_MEMORY_TYPE_HOST) {
     param.flags = UCP_AM_SEND_FLAG_RNDV;
   } else if (!worker_->has_rdma()) {
     param.flags = UCP_AM_SEND_FLAG_EAGER;
@@ -320,13 +326,6 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
     link.breakage_ = true;
   }
   link.release(sent);
-}
-
-void UcxLink::on_broken(void* argument, ucp_ep_h endpoint, ucs_status_t status) noexcept {
-  UcxLink& link = *static_cast<UcxLink*>(argument);
-  for (const std::unique_ptr<Peer>& peer : link.peers_) {
-    if (peer && peer->endpoint == endpoint && peer->broken == UCS_OK) link.breakage_ = true, peer->broken = status;
-  }
 }
 
 ucs_status_t UcxLink::on_message(void* argument, const void* header, size_t header_bytes, void* data, size_t bytes,

@@ -23,9 +23,9 @@ ucs_status_t UcxFetches::begin(Receiver& receiver, std::span<const std::byte> he
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.recv_am = on_fetched;
   param.user_data = fetch.get();
-  param.memory_type = UCS_MEMORY_TYPE_HOST;
   // UCX may call back before it returns.
   Fetch* begun = fetches_.emplace_back(fetch.release());
+  param.memory_type = worker_.memory_type_of(begun->where);
   void* request = worker_.ucx().am_recv_data_nbx(worker_.get(), descriptor, begun->where, bytes, &param);
   if (!UCS_PTR_IS_PTR(request)) end(*begun, UCS_PTR_RAW_STATUS(request));
   return UCS_INPROGRESS;

@@ -270,10 +270,23 @@ void UcxWorker::look_around() {
   const auto tcp = found.find("tcp");
   listeners_.shut(address_, tcp == found.end() ? 0 : tcp->second.size());
   if (tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
-  const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
+  has_cuda_ = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")" + transports +
-                 (cuda ? ", host and CUDA memory" : ", host memory");
+                 (has_cuda_ ? ", host and CUDA memory" : ", host memory");
   if (all_local) throw no_way(description_);
+}
+
+/// Over TCP, UCX copies device memory to host memory by itself: in small pieces, and behind kernels that wait.
+std::string UcxWorker::use_device_memory(std::span<const std::byte> range) {
+  if (!has_cuda_) return "UCX's context reports host memory alone";
+  if (!has_rdma_) return "UCX has no transport of RDMA here";
+  if (!range.empty() && memory_type_of(range.data()) == UCS_MEMORY_TYPE_HOST) on_device_.push_back(range);
+  return "";
+}
+
+ucs_memory_type_t UcxWorker::memory_type_of(const void* at) const {
+  const auto holds = [at](const auto& range) { return at >= range.data() && at < range.data() + range.size(); };
+  return std::ranges::any_of(on_device_, holds) ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
 }
 
 void UcxWorker::retire(ucp_ep_h endpoint, std::chrono::milliseconds patience) {

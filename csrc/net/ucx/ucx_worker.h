@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ class UcxWorker {
   const std::vector<std::byte>& address() const { return address_; }
   /// Whether there is a transport of RDMA, with which the receiver fetches large messages.
   bool has_rdma() const { return has_rdma_; }
+  /// See Link.
+  std::string use_device_memory(std::span<const std::byte> range);
+  ucs_memory_type_t memory_type_of(const void* at) const;
   const std::string& describe() const { return description_; }
   /// The addresses at which peers reach this worker over TCP; empty if it has another transport.
   const std::vector<HostAddress>& reached_at() const { return reached_at_; }
@@ -74,7 +78,8 @@ class UcxWorker {
   ucp_worker_h worker_ = nullptr;
   int fd_ = -1;
   std::vector<std::byte> address_;
-  bool has_rdma_ = false;
+  bool has_rdma_ = false, has_cuda_ = false;
+  std::vector<std::span<const std::byte>> on_device_;  // one for each device in use
   std::string description_;
   std::vector<HostAddress> reached_at_;
   std::vector<Closing> closing_;

@@ -31,6 +31,14 @@ TEST_F(Ucx, IsTheOneThatIsNamed) {
   EXPECT_NE(open_ucx()->describe().find(look_at(named)[0].version.text()), std::string::npos) << open_ucx()->describe();
 }
 
+/// Libraries without CUDA, which is what tests have, refuse device memory before anybody passes them any.
+TEST_F(Ucx, SaysWhyItMovesNoDeviceMemory) {
+  const auto link = open_ucx();
+  const bool host_alone = link->describe().ends_with(", host memory");
+  EXPECT_EQ(link->use_device_memory({}) == "UCX's context reports host memory alone", host_alone) << link->describe();
+  EXPECT_EQ(open_tcp(some_key())->use_device_memory({}), "the link to other hosts reads and writes host memory alone");
+}
+
 /// UCX closes its listener for good when a rank connects and no descriptor is free.
 TEST_F(Ucx, NoFreeDescriptorForAConnectionIsSaid) {
   Child child("ucx", [](End& end, Line& line) {
