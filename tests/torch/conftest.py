@@ -76,6 +76,15 @@ def proxied_gpus():
 
 
 @pytest.fixture(scope="session")
+def direct_gpus():
+    from played import gpudirect
+
+    if not gpudirect.build():
+        pytest.skip("there is no UCX with headers here")
+    yield from played_pool(prepare="played.gpudirect", hosts=2)
+
+
+@pytest.fixture(scope="session")
 def fake_nccl_gpus():
     if not OVER_NVX:
         pytest.skip("it is nvx that hands collectives over")

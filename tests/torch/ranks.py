@@ -460,6 +460,11 @@ def on_proxied_gpus(*worlds, **settings):
     return on_fake_gpus(*worlds, pool="proxied_gpus", **settings)
 
 
+def on_direct_gpus(*worlds, **settings):
+    """Like `on_proxied_gpus`, over a UCX that moves device memory."""
+    return on_fake_gpus(*worlds, pool="direct_gpus", **settings)
+
+
 def on_gpus(*worlds, pool="gpus", **settings):
     """Like `on_ranks`, on GPUs; the default group serves them and the CPU. A body returns its figures. If nvx refused
     all requests of the body, the test is skipped with the reason."""

@@ -11,10 +11,12 @@
 #include "group/core/engine.h"
 #include "group/device/device_pools.h"
 #include "group/device/device_side.h"
+#include "group/device/rdma_trial.h"
 #include "group/meet/store_exchange.h"
 #include "group/meet/store_meeting.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
+#include "net/ucx/ucx.h"
 
 namespace nvx {
 namespace {
@@ -78,7 +80,10 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
     carry_on_without(error);
   }
   try {
-    if (members_.topology.hosts.size() > 1) agree_on_sides(store, /*has_one=*/side != nullptr);
+    if (members_.topology.hosts.size() > 1) {
+      agree_on_sides(store, /*has_one=*/side != nullptr);
+      agree_on_rdma(store, device);
+    }
     if (side) contain("opening the copy engines for messages", [&] { core_.copies = make_copies(*side); });
     side_ = std::move(side);
     watcher_ = std::make_shared<Poller>(
@@ -97,16 +102,74 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   return side_ != nullptr;
 }
 
+StoreExchange GroupDevice::exchange_of_all(Store& store, const std::string& what) {
+  return {store,
+          {.prefix = members_.key(what),
+           .rank = members_.rank,
+           .ranks = members_.size(),
+           .timeout = exchange_timeout(core_.waits),
+           .watch = [this](int rank) { look_while_waiting(rank); }}};
+}
+
+/// Throws Error if a rank does not take part.
+void GroupDevice::agree_on_rdma(Store& store, int device) {
+  const auto& hosts = members_.topology.hosts;
+  net::Messenger& messenger = core_.port->messenger();
+  RdmaTrialSetting setting;
+  setting.rank = members_.rank, setting.ranks = members_.size(), setting.device = device;
+  setting.home = &DeviceHome::here();
+  setting.name = [this](int rank) { return members_.topology.describe(rank); };
+  if (members_.kernels != Kernels::kIfFast) setting.slack = exchange_timeout(core_.waits);
+  setting.obstacle = messenger.use_device_memory({});
+  if (members_.facts.world != members_.facts.rails * hosts.size()) {
+    setting.obstacle = "hosts have different numbers of ranks";
+  } else {
+    const auto next_host = size_t(members_.topology.host_of[size_t(members_.rank)] + 1) % hosts.size();
+    setting.next = hosts[next_host][size_t(members_.local_rank())];
+    std::vector<AddressPrefix> sources;
+    for (const std::vector<int>& host : hosts) {
+      const Hello& there = members_.topology.ranks[size_t(host[size_t(members_.local_rank())])];
+      std::ranges::copy(sources_of(there, members_.topology.ranks[size_t(members_.rank)]), std::back_inserter(sources));
+    }
+    setting.open_link = [met_at = store.host(), sources] {
+      auto link = net::open_ucx(met_at);
+      link->admit(sources);
+      return link;
+    };
+  }
+  StoreExchange exchange = exchange_of_all(store, "device/rdma");
+  why_no_rdma_ = nvx::why_no_rdma(exchange, setting);
+  NVX_LOG(kInfo, "group %s: between hosts, %s%s", members_.name.c_str(),
+          why_no_rdma_.empty() ? "all_gather goes from device to device memory (GPUDirect)"
+                               : "device tensors go through pinned host memory: ",
+          why_no_rdma_.c_str());
+  if (!why_no_rdma_.empty()) return;
+  const GrowingRegion& region = *setting.home->pool(device).region();
+  (void)messenger.use_device_memory({reinterpret_cast<const std::byte*>(region.base()), region.room()});
+}
+
+std::shared_ptr<std::byte> GroupDevice::allocate_for_rdma(size_t bytes) const {
+  DevicePool& pool = DeviceHome::here().pool(opened()->end().options().device);
+  return {reinterpret_cast<std::byte*>(pool.allocate(bytes)),
+          [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
+}
+
+Status GroupDevice::show_received() const {
+  DeviceDriver& driver = *DeviceHome::here().driver();
+  const int device = opened()->end().options().device;
+  try {
+    demand(driver, driver.flush_rdma(device), "cuFlushGPUDirectRDMAWrites", device);
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return {};
+}
+
 /// The schedules between hosts depend on the steps inside them. Throws Error if a host has no kernels, and then on all
 /// ranks unless one has exited.
 void GroupDevice::agree_on_sides(Store& store, bool has_one) {
-  StoreExchange exchange(store, {.prefix = members_.key("device/hosts"),
-                                 .rank = members_.rank,
-                                 .ranks = members_.size(),
-                                 .timeout = exchange_timeout(core_.waits),
-                                 .watch = [this](int rank) { look_while_waiting(rank); }});
   const std::byte mine{has_one};
-  const std::vector<std::vector<std::byte>> all = exchange.all_gather({&mine, 1});
+  const std::vector<std::vector<std::byte>> all = exchange_of_all(store, "device/hosts").all_gather({&mine, 1});
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].size() == 1 && all[r][0] == std::byte{1}) continue;
     throw Error(Code::kInvalid, "nvx: the host of " + members_.topology.describe(int(r)) + " cannot use kernels",

@@ -19,6 +19,7 @@ namespace nvx {
 class DeviceCopies;
 class DeviceSide;
 class PeerPool;
+class StoreExchange;
 class StreamOrder;
 struct Core;
 struct LaunchStream;
@@ -63,6 +64,13 @@ class GroupDevice {
   bool is_quiet() const;
   /// The algorithm with which kernels carry out an operation.
   const char* kernel_for(const Operation& operation) const;
+  /// The reason why the link between hosts does not move memory of the opened device; empty if it does. The same on all
+  /// ranks.
+  const std::string& why_no_rdma() const { return why_no_rdma_; }
+  /// Allocates memory that it moves, which is freed with the last reference. Throws Error.
+  std::shared_ptr<std::byte> allocate_for_rdma(size_t bytes) const;
+  /// Waits until kernels that run see all that the link has received in it.
+  Status show_received() const;
   /// The state of the ranks' pools; empty if there are none.
   std::optional<PoolStats> pool_stats() const;
   /// A peer's pool as this rank maps it; null for this rank, without kernels, and if it is not reachable.
@@ -81,6 +89,8 @@ class GroupDevice {
   std::unique_ptr<DeviceSide> make_side(Store& store, int device, const std::shared_ptr<StreamOrder>& order);
   std::shared_ptr<DeviceCopies> make_copies(const DeviceSide& side) const;
   void agree_on_sides(Store& store, bool has_one);
+  void agree_on_rdma(Store& store, int device);
+  StoreExchange exchange_of_all(Store& store, const std::string& what);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
   void look_while_waiting(int writer);
   uint64_t pool_of(int local_rank) const;
@@ -91,9 +101,10 @@ class GroupDevice {
 
   Core& core_;
   const Members& members_;
-  Mutex mutex_;                               // held during `open()`
-  int asked_for_ GUARDED_BY(mutex_) = -1;     // the device of the first call
-  std::unique_ptr<DeviceSide> side_;          // lives as long as the group
+  Mutex mutex_;                            // held during `open()`
+  int asked_for_ GUARDED_BY(mutex_) = -1;  // the device of the first call
+  std::unique_ptr<DeviceSide> side_;       // lives as long as the group
+  std::string why_no_rdma_ = "the ranks are on one host";
   std::atomic<DeviceSide*> opened_{nullptr};  // set to `side_` once all ranks have agreed
   std::shared_ptr<Poller> watcher_;           // watches kernels in flight; created with the side
 };

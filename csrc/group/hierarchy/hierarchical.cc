@@ -220,6 +220,7 @@ void Hierarchical::begin(Call& call, Active& active) {
 
 void Hierarchical::begin(Call& call, const Slices& slices, size_t k) {
   Active& active = prepare(call, slices.row(), slices.peers());
+  active.args.on_device = call.o.proxy && call.o.proxy->on_device();
   Slices::Run run = slices.run(k);
   active.args.layout.bytes = run.bytes;
   active.args.layout.root = slices.root();

@@ -42,7 +42,7 @@ size_t rounds_of(const Slices& slices) { return slices.count() + HostProxy::kRou
 
 Status Hierarchical::reserve_slots(const Operation& o) const {
   const std::unique_ptr<Slices> slices = this->slices(o);
-  return o.proxy->make({slices->count(), rounds_of(*slices), slices->slot_bytes()});
+  return o.proxy->make({slices->count(), rounds_of(*slices), slices->slot_bytes(), slices->moves_only()});
 }
 
 /// Round r overlaps three stages: device to host for slice r, host to device for slice r - kRounds, and the exchange
@@ -84,9 +84,10 @@ Status Hierarchical::run_proxy(Call& call) {
     auto chunk = slices->chunk(k);
     return chunk ? perform_chunk(call, *std::move(chunk), slices->bytes()) : Status();
   };
-  const auto retire = [&](size_t k) {
+  const auto retire = [&](size_t k) -> Status {
+    NVX_TRY(proxy.make_visible());
     proxy.say(HostProxy::may_go(k));
-    return Status();
+    return {};
   };
   NVX_TRY(overlap(call, *slices, slices->by_kernels() ? kSlicesInFlight : 0, issue, retire));
   return proxy.see_end(deadline);

@@ -29,14 +29,18 @@ class HostProxy {
   virtual ~HostProxy() = default;
 
   /// Allocates memory for this many slices and rounds. Called first, before any other rank can wait for this one.
-  /// `bytes`: host memory per slot.
+  /// `bytes`: of a slot. `moves_only`: the host reads and writes no slot, so slots may be in device memory if the link
+  /// between hosts moves that.
   struct Room {
     size_t slices, rounds, bytes;
+    bool moves_only;
   };
   virtual Status make(const Room& room) = 0;
   /// Resets it for one more replay. Called before the first round of that replay.
   virtual void begin_anew() {}
   virtual std::byte* at(size_t k) = 0;
+  /// Whether slots are in device memory: the same on all ranks.
+  virtual bool on_device() const { return false; }
 
   // At the call. Non-blocking, unless the launch queue of the stream is full.
   /// The counter on which steps wait: the host's last message.
@@ -48,6 +52,9 @@ class HostProxy {
   /// Sends the device a message that is larger than all before. Release: a kernel that sees the message also sees this
   /// thread's earlier writes to slots.
   virtual void say(Stamp what) = 0;
+  /// Makes all that the link has received in slots of the device visible to kernels that run. Call it before the
+  /// message that the slice may be copied.
+  virtual Status make_visible() { return {}; }
   /// Waits until the device has ended a round. Calls `meanwhile()` at each poll.
   virtual Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
   /// At the end of the host's part: waits until the device has ended the last round, if that matters to the caller.

@@ -3,8 +3,6 @@
 
 #include "group/hierarchy/slices.h"
 
-#include "group/hierarchy/host_proxy.h"
-
 namespace nvx {
 namespace {
 
@@ -307,6 +305,7 @@ class AllGather final : public Slices {
     if (o_.proxy) run.input = slot[rails_.host()].data;
     return run;
   }
+  bool moves_only() const override { return true; }
   std::vector<CopyPair> up(size_t i) const override {
     std::vector<CopyPair> copies = copies_of(i, rails_.local_rank());
     copies.erase(copies.begin() + std::ptrdiff_t(rails_.host()));  // this rank has its own block

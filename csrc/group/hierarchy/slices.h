@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "group/hierarchy/host_proxy.h"
 #include "group/hierarchy/rails.h"
 #include "group/plan/chunks.h"
 #include "group/plan/plan.h"
@@ -58,7 +59,14 @@ class Slices {
   size_t slot_bytes() const { return slot_bytes_; }  ///< bytes of a slot
   bool carries() const { return carries_; }          ///< whether this rank has runs
   bool by_kernels() const { return by_kernels_; }
-  const schedule::Row* row() const { return plan_.row; }
+  /// For slots on a device, a schedule that forwards nothing: a block that a network card has written is not read by
+  /// another one before `HostProxy::make_visible()`.
+  const schedule::Row* row() const {
+    const bool on_device = o_.proxy && o_.proxy->on_device();
+    return on_device ? schedule::find(schedule::Collective::kAllGather, "direct") : plan_.row;
+  }
+  /// Whether the host, which drives the slices, reads and writes no data of theirs.
+  virtual bool moves_only() const { return false; }
   const PeerSet& peers() const { return peers_; }
   int root() const { return root_; }  ///< its host; the root of runs
 

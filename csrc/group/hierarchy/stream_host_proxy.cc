@@ -17,13 +17,17 @@ constexpr uint64_t kMostAhead = 256;               // operations of the group th
 StreamHostProxy::~StreamHostProxy() {
   if (!tried_ || over_) return;
   contain("the end of an operation", [&] {
-    if (!setting_.order->await_end(kMoment)) (void)new std::shared_ptr<std::byte>(std::move(memory_));
+    if (setting_.order->await_end(kMoment)) return;
+    (void)new std::pair(std::move(memory_), std::move(device_slots_));
   });
 }
 
 Status StreamHostProxy::make(const Room& room) {
   room_ = kernel::ceil_div(room.bytes, kAlign) * kAlign;
-  memory_ = setting_.pinned(sizeof(Words) + std::min(room.slices, kSlots) * room_);
+  const size_t slots = std::min(room.slices, kSlots) * room_;
+  if (room.moves_only && setting_.on_device && slots != 0) device_slots_ = setting_.on_device(slots);
+  memory_ = setting_.pinned(sizeof(Words) + (device_slots_ ? 0 : slots));
+  slots_ = device_slots_ ? device_slots_.get() : memory_.get() + sizeof(Words);
   tells_.resize(room.rounds);
   begin_anew();
   return {};
@@ -34,6 +38,12 @@ Status StreamHostProxy::make(const Room& room) {
 void StreamHostProxy::begin_anew() {
   say(0);
   std::atomic_ref<Stamp>(words().ended).store(0, std::memory_order_release);
+}
+
+Status StreamHostProxy::make_visible() {
+  if (!device_slots_) return {};
+  const Status visible = device_.show_received();
+  return visible.ok() ? visible : core_.failures.fail(visible.failure());
 }
 
 Status StreamHostProxy::begin_round(std::span<const Operation> steps) {

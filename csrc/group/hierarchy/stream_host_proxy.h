@@ -27,6 +27,8 @@ class StreamHostProxy final : public HostProxy {
     std::string device;  ///< "cuda:0"
     /// Allocates pinned host memory, which is freed with the last reference.
     std::function<std::shared_ptr<std::byte>(size_t bytes)> pinned;
+    /// Allocates device memory that the link between hosts moves; null if it moves none.
+    std::function<std::shared_ptr<std::byte>(size_t bytes)> on_device;
     /// Requests that the host's part begin. Called after some rounds have begun, or when no more can begin without the
     /// host's part. False if there is no thread for it.
     std::function<bool()> queue_early;
@@ -37,10 +39,12 @@ class StreamHostProxy final : public HostProxy {
 
   Status make(const Room& room) override;
   void begin_anew() override;
-  std::byte* at(size_t k) override { return memory_.get() + sizeof(Words) + k % kSlots * room_; }
+  std::byte* at(size_t k) override { return slots_ + k % kSlots * room_; }
+  bool on_device() const override { return device_slots_ != nullptr; }
   const Stamp* said() override { return &words().said; }
   Status begin_round(std::span<const Operation> steps) override;
   void say(Stamp what) override { std::atomic_ref<Stamp>(words().said).store(what, std::memory_order_release); }
+  Status make_visible() override;
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override;
   Status see_end(const Deadline& deadline) override;
 
@@ -61,7 +65,9 @@ class StreamHostProxy final : public HostProxy {
   Core& core_;
   GroupDevice& device_;
   const Setting setting_;
-  std::shared_ptr<std::byte> memory_;  // the counters, and all slots
+  std::shared_ptr<std::byte> memory_;        // the counters, and all slots that are in host memory
+  std::shared_ptr<std::byte> device_slots_;  // null: they are in host memory
+  std::byte* slots_ = nullptr;
   size_t room_ = 0;
   std::vector<Stamp> tells_;      // by round: the value that the device writes when the round has ended
   std::atomic<size_t> begun_{0};  // rounds; the release makes their `tells_` visible to the host's part

@@ -110,10 +110,13 @@ std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel
     auto* const data = static_cast<std::byte*>(memory.data_ptr());
     return std::shared_ptr<std::byte>(data, [memory = std::move(memory)](std::byte*) {});
   };
+  std::function<std::shared_ptr<std::byte>(size_t)> on_device;
+  if (group.device().why_no_rdma().empty())
+    on_device = [&group](size_t bytes) { return group.device().allocate_for_rdma(bytes); };
   return std::make_unique<StreamHostProxy>(
       group.core(), group.device(),
       StreamHostProxy::Setting{collective, order_, launch_stream(staging.stream(), staging.capture()),
-                               staging.stream().device().str(), pinned, [&op] { return op.queue_early(); }});
+                               staging.stream().device().str(), pinned, on_device, [&op] { return op.queue_early(); }});
 }
 
 Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging) {

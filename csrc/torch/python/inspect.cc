@@ -108,17 +108,18 @@ py::dict network() {
     found.append(
         py::dict("path"_a = candidate.path, "version"_a = candidate.version.text(), "rdma"_a = candidate.rdma));
   }
-  std::string link, none;
+  std::string link, none, why_host_memory;
   {
     py::gil_scoped_release release;
     try {
-      link = net::open_ucx()->describe();
+      const auto opened = net::open_ucx();
+      link = opened->describe(), why_host_memory = opened->use_device_memory({});
     } catch (const std::exception& error) {
       none = error.what();
     }
   }
   return py::dict("rdma_ports"_a = net::rdma_ports(), "ucx_found"_a = found, "built_with_ucx"_a = net::built_with_ucx(),
-                  "link"_a = link, "cuda_memory"_a = link.ends_with("CUDA memory"), "none"_a = none);
+                  "link"_a = link, "why_host_memory"_a = why_host_memory, "none"_a = none);
 }
 
 py::dict processor() {

@@ -41,13 +41,24 @@ class PlayedHostProxy final : public HostProxy {
       : host_(host), local_rank_(local_rank), end_(std::move(end)) {}
   ~PlayedHostProxy() override { called_off_ = true; }
 
+  /// The slots of operations that the host only moves are in device memory from now on.
+  void offer_device_memory(std::span<std::byte> memory) { offered_ = memory; }
+
   Status make(const Room& room) override {
     slices_ = room.slices, room_ = room.bytes;
     EXPECT_EQ(room.rounds, room.slices + kRounds + 1);
-    memory_.resize(kSlots * room_);
+    on_device_ = room.moves_only && !offered_.empty();
+    if (on_device_) {
+      EXPECT_LE(kSlots * room_, offered_.size());
+    } else {
+      memory_.resize(kSlots * room_);
+    }
+    slots_ = on_device_ ? offered_.first(kSlots * room_) : std::span(memory_);
     return {};
   }
-  std::byte* at(size_t k) override { return memory_.data() + k % kSlots * room_; }
+  std::byte* at(size_t k) override { return slots_.data() + k % kSlots * room_; }
+  bool on_device() const override { return on_device_; }
+  Status make_visible() override { return ++shown_, Status(); }
   const Stamp* said() override { return &said_; }
   Status begin_round(std::span<const Operation> steps) override {
     std::vector<Operation> kept;
@@ -60,6 +71,7 @@ class PlayedHostProxy final : public HostProxy {
   void say(Stamp what) override {
     EXPECT_LT(std::atomic_ref<Stamp>(said_).exchange(what), what);
     EXPECT_LE(what, may_go(ended_)) << "it has not come";
+    EXPECT_TRUE(what == kMet || shown_ == what - kMet) << "kernels do not see it yet";
   }
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {
     EXPECT_FALSE(deadline.passed(Clock::now()));
@@ -107,7 +119,7 @@ class PlayedHostProxy final : public HostProxy {
       ended_ = round;
     }
   }
-  bool is_host(const std::byte* at) const { return at >= memory_.data() && at < memory_.data() + memory_.size(); }
+  bool is_host(const std::byte* at) const { return at >= slots_.data() && at < slots_.data() + slots_.size(); }
 
   void perform(const Operation& step) {
     switch (step.collective) {
@@ -179,8 +191,10 @@ class PlayedHostProxy final : public HostProxy {
   OneHost& host_;
   const size_t local_rank_;
   const Status end_;
-  size_t slices_ = 0, room_ = 0;
+  size_t slices_ = 0, room_ = 0, shown_ = 0;
   std::vector<std::byte> memory_;
+  std::span<std::byte> offered_, slots_;
+  bool on_device_ = false;
   Stamp said_ = 0;
   std::mutex mutex_;
   std::vector<std::vector<Operation>> begun_;  // by round
@@ -344,6 +358,41 @@ TEST(HostProxy, GivesTheBitsOfTheChannelToBlocksOfAnySize) {
   expect_bits_of_the_channel({1, 0, 0, 1}, {0, n, n, 7}, sums);
   expect_bits_of_the_channel({1, 0, 0, 1}, {3, 1, 0, 2}, sums);
   expect_bits_of_the_channel({0, 1, 2}, {1000, n, 1}, sums);
+}
+
+/// With GPUDirect, an all_gather leaves out host memory, and no network card forwards a block that another one has
+/// written. A sum needs the host.
+TEST(HostProxy, GathersFromDeviceToDeviceWhereTheLinkCan) {
+  constexpr size_t kRoom = size_t(40) << 20;
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 2, 3, 4, 5}}) {
+    const size_t ranks = host_of.size(), n = ranks == 4 ? as_fast(600'001, 150'001) : 1001;
+    net::LoopbackNet::Options options;
+    options.no_device_memory = "";
+    Hosts hosts(host_of, options);
+    const auto played = played_hosts(host_of);
+    std::vector<std::byte> room(ranks * kRoom);
+    std::atomic<uint64_t> between{0};
+    hosts.in_group("rdma", [&](Group& group, int rank) {
+      const std::span<std::byte> own = std::span(room).subspan(size_t(rank) * kRoom, kRoom);
+      hosts.options("rdma", rank).messenger()->use_device_memory(own);
+      const auto proxied = [&](Collective collective) {
+        InBlocks plain(collective, std::vector<size_t>(ranks, n), {DType::kF32, ReduceOp::kSum}, rank);
+        InBlocks direct(collective, std::vector<size_t>(ranks, n), {DType::kF32, ReduceOp::kSum}, rank);
+        ASSERT_TRUE(group.execute(plain.o).ok());
+        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
+        proxy.offer_device_memory(own);
+        ASSERT_TRUE(proxy_of(group, direct.o, proxy).ok());
+        EXPECT_TRUE(same_bits(direct.whole, plain.whole) && same_bits(direct.own, plain.own)) << nvx::name(collective);
+        EXPECT_EQ(proxy.on_device(), collective == Collective::kAllGather);
+      };
+      proxied(Collective::kAllGather);
+      proxied(Collective::kReduceScatter);
+      between += n * sizeof(float) * (group.topology().hosts.size() - 1);
+      ASSERT_TRUE(barrier(group).ok());
+    });
+    EXPECT_EQ(hosts.net().counts().device_bytes, between);
+    EXPECT_EQ(hosts.net().counts().host_copies, 0u);
+  }
 }
 
 /// Beyond eight hosts, slices are shorter than those of the channel.

@@ -1,0 +1,204 @@
+#include "group/device/rdma_trial.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <thread>
+
+#include "memory/driver/thread_call.h"
+#include "memory/gpu/device_pool.h"
+#include "memory/gpu/device_work.h"
+
+namespace nvx {
+namespace {
+
+/// The size classes below a segment; odd ones put the messages behind them at odd addresses.
+constexpr size_t kSizes[] = {1, 3, 24, 257, 2048, 16 << 10};
+constexpr size_t kSegments = 64;
+constexpr uint32_t kRounds = 6;  ///< even ones move device memory, odd ones host memory, for comparison
+
+/// Why not. `waited`: because another rank did not do its part.
+struct Reason {
+  std::string text;
+  bool waited = false;
+};
+
+/// One rank's part. Its methods run on threads that may have to be abandoned, and which then keep it.
+class RdmaTrial final : public net::Receiver {
+ public:
+  explicit RdmaTrial(const RdmaTrialSetting& setting)
+      : home_(*setting.home), device_(setting.device), slack_(setting.slack) {
+    DeviceFacts facts;
+    demand(*home_.driver(), home_.driver()->describe(device_, &facts), "cuDeviceGetAttribute", device_);
+    NVX_CHECK(facts.flushes_rdma, "the driver has no cuFlushGPUDirectRDMAWrites for this device");
+    link_ = setting.open_link();
+    link_->listen(*this);
+    sizes_.assign(std::begin(kSizes), std::end(kSizes));
+    sizes_.insert(sizes_.end(), kSegments, link_->segment_bytes());
+    for (const size_t size : sizes_) starts_.push_back(std::exchange(total_, total_ + size));
+    DevicePool& pool = home_.pool(device_);
+    on_device_ = {reinterpret_cast<std::byte*>(pool.allocate(2 * total_)),
+                  [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
+    (void)link_->use_device_memory({on_device_.get(), 2 * total_});
+    on_host_ = DeviceRegion::pin(home_.driver(), device_, make_host_fallback(3 * total_).get(), 3 * total_);
+    for (size_t i = 0; i < total_; ++i) on_host_->host()[i] = std::byte(i * 2654435761u >> 13);
+  }
+  ~RdmaTrial() override { link_.reset(); }  // before the memory that it uses
+
+  std::vector<std::byte> address() const { return link_->address(); }
+
+  /// After a failure the link is closed, so that the other ranks do not wait.
+  Reason run(std::span<const std::byte> next, const Deadline& deadline) {
+    try {
+      copy(on_device_.get(), on_host_->host(), total_, deadline);
+      const net::PeerId peer = link_->add(next);
+      for (uint32_t round = 0; round < kRounds && why_not_.text.empty(); ++round) move(peer, round, deadline);
+    } catch (const Error& error) {
+      fail(error.reason());
+    }
+    if (!why_not_.text.empty()) return link_->close(), why_not_;
+    if (best_[0] <= 2 * best_[1] + slack_) return {};
+    const auto us = [](Clock::duration span) { return std::to_string(span / std::chrono::microseconds(1)) + " us"; };
+    return {"messages of device memory take " + us(best_[0]) + ", those of host memory " + us(best_[1])};
+  }
+
+  std::byte* place(std::span<const std::byte> header, size_t bytes) override {
+    const auto message = read(header);
+    return message && bytes == sizes_[message->index] ? at(*message, /*arriving=*/true) : nullptr;
+  }
+  void arrived(std::span<const std::byte> header, std::span<const std::byte> body) override {
+    const auto message = read(header);
+    if (!message || body.size() != sizes_[message->index]) return fail("a message of the trial is damaged");
+    if (message->round % 2 == 0 && body.data() != at(*message, /*arriving=*/true))
+      return fail("the link has copied device memory to host memory");
+    ++received_[message->round];
+  }
+  void done(net::Post&, const Status& status) override {
+    if (!status.ok()) fail(status.reason(), /*waited=*/true);  // the peer is lost
+    ++sent_;
+  }
+  void lost(net::PeerId, const std::string& why) override { fail("the link to the next host is lost: " + why, true); }
+
+ private:
+  struct Message {
+    uint32_t round, index;
+  };
+  std::optional<Message> read(std::span<const std::byte> header) const {
+    Message message;
+    if (header.size() != sizeof message) return {};
+    std::memcpy(&message, header.data(), sizeof message);
+    return message.round < kRounds && message.index < sizes_.size() ? std::optional(message) : std::nullopt;
+  }
+  std::byte* at(const Message& message, bool arriving) const {
+    std::byte* const base = message.round % 2 == 0 ? on_device_.get() : on_host_->host();
+    return base + (arriving ? total_ : 0) + starts_[message.index];
+  }
+  void fail(const std::string& why, bool waited = false) {
+    if (why_not_.text.empty()) why_not_ = {why, waited};
+  }
+
+  void move(net::PeerId to, uint32_t round, const Deadline& deadline) {
+    const auto began = Clock::now();
+    std::deque<net::Post> posts(sizes_.size());
+    sent_ = 0;
+    for (uint32_t i = 0; i < posts.size(); ++i) {
+      const Message message{round, i};
+      posts[i].to = to, posts[i].header_bytes = sizeof message;
+      std::memcpy(posts[i].header, &message, sizeof message);
+      posts[i].body = at(message, /*arriving=*/false), posts[i].bytes = sizes_[i];
+      link_->post(posts[i]);
+    }
+    while (why_not_.text.empty() && (sent_ < posts.size() || received_[round] < posts.size())) {
+      if (deadline.passed(Clock::now()))
+        fail("messages of device memory did not arrive within " + how_long(deadline), /*waited=*/true);
+      if (!link_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (!why_not_.text.empty()) return link_->close();  // before the posts go
+    Clock::duration& best = best_[round % 2];
+    if (round % 2 == 1) return void(best = std::min(best, Clock::now() - began));
+    demand(*home_.driver(), home_.driver()->flush_rdma(device_), "cuFlushGPUDirectRDMAWrites", device_);
+    best = std::min(best, Clock::now() - began);
+    std::byte* const seen = on_host_->host() + 2 * total_;
+    copy(seen, on_device_.get() + total_, total_, deadline);
+    if (std::memcmp(seen, on_host_->host(), total_) != 0)
+      fail("a network card has written wrong bytes to device memory");
+  }
+  void copy(std::byte* to, const std::byte* from, size_t bytes, const Deadline& deadline) {
+    const auto address = [&](const std::byte* p) {
+      const bool on_host = p >= on_host_->host() && p < on_host_->host() + on_host_->bytes();
+      return on_host ? on_host_->base() + DevicePtr(p - on_host_->host()) : reinterpret_cast<DevicePtr>(p);
+    };
+    DeviceWork work(home_.driver(), device_, {on_host_});
+    work.copy(address(to), address(from), bytes);
+    NVX_CHECK(work.drain(deadline), "a copy of the trial did not end within " + how_long(deadline));
+  }
+
+  DeviceHome& home_;
+  const int device_;
+  const Clock::duration slack_;
+  std::unique_ptr<net::Link> link_;
+  std::vector<size_t> sizes_, starts_;  // by message
+  size_t total_ = 0;
+  std::shared_ptr<std::byte> on_device_;   // what goes out, and what has come
+  std::shared_ptr<DeviceRegion> on_host_;  // the same, and a copy of what has come to the device
+  size_t sent_ = 0;
+  std::array<size_t, kRounds> received_{};
+  std::array<Clock::duration, 2> best_{Clock::duration::max(), Clock::duration::max()};  // of device and host memory
+  Reason why_not_;
+};
+
+/// What the ranks tell each other: this byte, and behind it the reason, or the address of the link.
+enum class Tells : uint8_t { kCan, kWaited, kCannot };
+
+std::vector<std::byte> told(const Reason& why_not, std::vector<std::byte> address = {}) {
+  const auto text = std::as_bytes(std::span(why_not.text));
+  const Tells tells = text.empty() ? Tells::kCan : why_not.waited ? Tells::kWaited : Tells::kCannot;
+  if (!text.empty()) address.assign(text.begin(), text.end());
+  address.insert(address.begin(), std::byte(tells));
+  return address;
+}
+
+/// The first of the reasons that tell most.
+std::string worst_of(const std::vector<std::vector<std::byte>>& all, const RankNames& name) {
+  constexpr size_t kMost = 400;
+  const auto tells = [&](const auto& a) { return a.empty() ? std::byte(Tells::kCannot) : a[0]; };
+  const auto worst = std::ranges::max_element(all, {}, tells);  // the first of equal ones
+  if (tells(*worst) == std::byte(Tells::kCan)) return "";
+  const std::string text(reinterpret_cast<const char*>(worst->data()), std::min(worst->size(), kMost));
+  return name(int(worst - all.begin())) + ": " + printable(text.substr(std::min<size_t>(1, text.size())));
+}
+
+}  // namespace
+
+std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
+  using Trial = std::shared_ptr<RdmaTrial>;
+  Trial trial;
+  Reason why{setting.obstacle};
+  try {
+    if (why.text.empty())
+      trial = call_or_throw<Trial>("opening a link for a trial of GPUDirect", Deadline::after(setting.patience),
+                                   [setting] { return std::make_shared<RdmaTrial>(setting); });
+  } catch (const Error& error) {
+    why.text = error.reason();
+  }
+  auto all = exchange.all_gather(told(why, trial ? trial->address() : std::vector<std::byte>()));
+  std::string worst = worst_of(all, setting.name);
+  if (worst.empty()) {
+    const Deadline deadline = Deadline::after(setting.patience);
+    try {
+      why =
+          call_or_throw<Reason>("a trial of GPUDirect", deadline, [trial, deadline, next = all[size_t(setting.next)]] {
+            return trial->run(std::span(next).subspan(1), deadline);
+          });
+    } catch (const Error& error) {
+      why.text = error.reason();
+    }
+    all = exchange.all_gather(told(why));
+    worst = worst_of(all, setting.name);
+  }
+  if (trial) destroy_on_thread("the end of a trial of GPUDirect", std::move(trial), setting.patience);
+  return worst;
+}
+
+}  // namespace nvx
