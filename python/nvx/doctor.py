@@ -406,9 +406,22 @@ def check_gpus():
     return dataclasses.replace(found, text=f"{these}: {found.text}")
 
 
+def run_apart_on_gpu(rank, ranks, folder, gpus):
+    os.environ.update(NVX_HOST_ID=f"doctor-{rank}", NVX_DEBUG="info")
+    run_on_gpu(rank, ranks, folder, gpus)
+
+
+def try_gpudirect():
+    """What a group of two hosts by name says of GPUDirect; nothing without a GPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    log = verdicts_of(run_apart_on_gpu, 2, list(range(count)))[1] if count else ""
+    found = re.search(r"between hosts, (?:all_gather|device tensors) .*", log)
+    return found.group() if found else last_line(log)
+
+
 def check_gpudirect():
-    """GPUDirect facts. None is a fault, because nvx does not use GPUDirect yet."""
-    return [okay(fact["name"], fact["text"]) for fact in gpudirect.facts(nvx._load())]
+    """GPUDirect facts. None is a fault: without it, data goes through host memory."""
+    return [okay(fact["name"], fact["text"]) for fact in gpudirect.facts(nvx._load(), tried=try_gpudirect)]
 
 
 def examine():

@@ -1,15 +1,16 @@
-"""Reports whether NICs can reach GPU memory (GPUDirect RDMA). nvx does not use it yet."""
+"""Reports whether NICs can reach GPU memory (GPUDirect RDMA), which all_gather over hosts uses."""
 
 import os
 
 MODULES = ("nvidia_peermem", "nv_peer_mem")  # the driver's own, and the one before it
-STAGED = "between hosts, device tensors go through pinned host memory; nvx does not pass device pointers to UCX"
+STAGED = "between hosts, device tensors go through pinned host memory"
+UNTRIED = "all_gather over hosts hands device memory to UCX if the trial of a group shows that NICs reach it"
 
 
 def ucx_memory(network):
     if not network["link"]:
         return {"name": "UCX and CUDA memory", "there": None, "text": f"unknown: {network['none']}"}
-    there = network["cuda_memory"]
+    there = network["link"].endswith("CUDA memory")
     text = "UCX's context reports host and CUDA memory" if there else "UCX's context reports host memory alone"
     return {"name": "UCX and CUDA memory", "there": there, "text": text}
 
@@ -29,7 +30,15 @@ def dma_buf(found):
     return {"name": name, "there": all(one["exports"] for one in devices), "text": ", ".join(told)}
 
 
-def facts(core, network=None):
-    """One dict per fact: its name, whether it is available (None: unknown), and a text."""
-    staged = {"name": "GPUDirect", "there": False, "text": STAGED}
-    return [staged, ucx_memory(network or core.network()), peermem(), dma_buf(core.dma_bufs())]
+def direct(network, tried):
+    why = network["none"] or network["why_host_memory"]
+    text = f"{STAGED}: {why}" if why else tried or UNTRIED
+    return {"name": "GPUDirect", "there": False if why else None, "text": text}
+
+
+def facts(core, network=None, tried=lambda: ""):
+    """One dict per fact: its name, whether it is available (None: unknown), and a text. `tried` returns what a group
+    over two hosts says of it."""
+    network = network or core.network()
+    told = "" if network["none"] or network["why_host_memory"] else tried()
+    return [direct(network, told), ucx_memory(network), peermem(), dma_buf(core.dma_bufs())]

@@ -101,16 +101,22 @@ def test_estimate_by_rule_of_thumb_says_so():
 
 
 def test_each_gpudirect_requirement_has_a_line(tmp_path):
-    def told(network, devices, none=""):
+    def told(network, devices, none="", tried=""):
         core = types.SimpleNamespace(network=lambda: network, dma_bufs=lambda: {"devices": devices, "none": none})
-        return {fact["name"]: (fact["there"], fact["text"]) for fact in gpudirect.facts(core)}
+        return {fact["name"]: (fact["there"], fact["text"]) for fact in gpudirect.facts(core, tried=lambda: tried)}
 
     bufs = [{"bus": f"0000:0{i}:00.0", "name": "A", "exports": i == 1} for i in (1, 2)]
-    facts = told({"link": "UCX 1.19", "none": "", "cuda_memory": True}, bufs)
-    assert "nvx does not pass device pointers to UCX" in facts["GPUDirect"][1]
+    ucx = {"link": "UCX 1.19, host and CUDA memory", "none": "", "why_host_memory": ""}
+    facts = told(ucx, bufs)
+    assert facts["GPUDirect"] == (None, gpudirect.UNTRIED)
     assert facts["UCX and CUDA memory"] == (True, "UCX's context reports host and CUDA memory")
     assert facts["dma-buf"] == (False, "0000:01:00.0 exports dma-bufs, 0000:02:00.0 does not export dma-bufs")
-    facts = told({"link": "", "none": "no libucp", "cuda_memory": False}, [], "no NVIDIA driver here")
+    staged = "between hosts, device tensors go through pinned host memory: "
+    assert told(ucx, bufs, tried=f"{staged}rank 0: late")["GPUDirect"] == (None, f"{staged}rank 0: late")
+    ucx["why_host_memory"] = "UCX has no transport of RDMA here"
+    assert told(ucx, bufs, tried="no")["GPUDirect"] == (False, f"{staged}UCX has no transport of RDMA here")
+    facts = told({"link": "", "none": "no libucp", "why_host_memory": ""}, [], "no NVIDIA driver here")
+    assert facts["GPUDirect"] == (False, f"{staged}no libucp")
     assert facts["UCX and CUDA memory"] == (None, "unknown: no libucp")
     assert facts["dma-buf"] == (None, "no GPU to ask: no NVIDIA driver here")
     assert gpudirect.peermem(str(tmp_path))["there"] is False
