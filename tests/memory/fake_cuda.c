@@ -64,10 +64,14 @@ int cuDeviceGetName(char* name, int bytes, int device) { return snprintf(name, b
 int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, device, 16), kDone; }
 int cuDeviceGetPCIBusId(char* id, int bytes, int device) { return snprintf(id, bytes, "0000:%02X:00.0", device) < 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = size_t(device) << 30, kDone; }
+/* For the test: whether the first GPU can multicast. */
+static int multicasts = 0;
+int fake_let_multicast(void) { return multicasts = 1; }
 /* Of the two GPUs, network cards can access the first one's virtual memory only. */
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 75) return *value = 9, kDone;
   if (attribute == 117) return *value = device == 10 ? 3 : 2, kDone;
+  if (attribute == 132) return *value = multicasts && device == 10, kDone;
   if (attribute == 110) return *value = device == 10, kDone;
   return *value = attribute == 102 || attribute == 103 || attribute == 124 || attribute == 19, attribute == 128 ? kInvalid : kDone;
 }
@@ -114,6 +118,26 @@ int cuMemExportToShareableHandle(int* fd, unsigned long long memory, int type, u
 int cuMemImportFromShareableHandle(unsigned long long* memory, void* fd, int type) {
   if (refuses("cuMemImportFromShareableHandle")) return kNoMemory;
   return *memory = 1000 + dup((int)(long)fd), type == kPosixFd ? kDone : kInvalid;
+}
+
+/* A multicast object's parts are whole granules on two devices. */
+struct team { unsigned devices; size_t bytes; unsigned long long handles, flags; };
+int cuMulticastGetGranularity(size_t* bytes, const struct team* asked, int option) {
+  return *bytes = 2 << 20, asked->devices == 2 && asked->handles == kPosixFd && !asked->flags && !option ? kDone : kInvalid;
+}
+int cuMulticastCreate(unsigned long long* object, const struct team* asked) {
+  if (asked->devices != 2 || asked->handles != kPosixFd || asked->flags || asked->bytes % (2 << 20)) return kInvalid;
+  int fd = memfd_create("team", MFD_CLOEXEC);
+  return *object = 1000 + fd, ftruncate(fd, asked->bytes) == 0 ? need() : kInvalid;
+}
+int cuMulticastAddDevice(unsigned long long, int device) { return device == 10 ? need() : kInvalid; }
+int cuMulticastBindMem(unsigned long long object, size_t at, unsigned long long memory, size_t offset, size_t bytes,
+                       unsigned long long flags) {
+  size_t of_team = (size_t)lseek(object - 1000, 0, SEEK_END), of_memory = (size_t)lseek(memory - 1000, 0, SEEK_END);
+  return at || flags || bytes > of_team || offset + bytes > of_memory || offset % (2 << 20) ? kInvalid : need();
+}
+int cuMulticastUnbind(unsigned long long, int device, size_t at, size_t bytes) {
+  return device != 10 || at || bytes % (2 << 20) ? kInvalid : need();
 }
 
 /* Before each allocation stands its size. */

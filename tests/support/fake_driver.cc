@@ -16,11 +16,12 @@
 namespace nvx::test {
 namespace {
 
-constexpr size_t kGranule = 2 << 20;
 constexpr DriverCode kInvalid = 1, kNoMemory = 2, kBadHandle = 400, kNotAllowed = 217, kIllegalAddress = 700;
 
 void* pointer(DevicePtr at) { return reinterpret_cast<void*>(at); }
 DevicePtr address(void* memory) { return reinterpret_cast<DevicePtr>(memory); }
+
+}  // namespace
 
 Fd new_memory(int gpu, size_t bytes) {
   const std::string name = "gpu" + std::to_string(gpu);
@@ -28,6 +29,8 @@ Fd new_memory(int gpu, size_t bytes) {
   if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0) return {};
   return fd;
 }
+
+namespace {
 
 /// The GPU that owns the memory of this descriptor; -1: none.
 int owner_of(int fd) {
@@ -143,6 +146,7 @@ std::string FakeDriver::open_books() const {
     list(kHow[how], count);
   }
   list("queues", queues_.size());
+  list("bound parts", size_t(bound_));
   return open;
 }
 
@@ -315,7 +319,7 @@ DriverCode FakeDriver::map(DevicePtr at, size_t bytes, DeviceMemory memory) {
   if (find(at, 1) || (next != ranges_.end() && next->first < at + bytes)) return kInvalid;  // the range is occupied
   if (mmap(pointer(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, it->second.fd.get(), 0) == MAP_FAILED)
     return kNoMemory;
-  ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd()};
+  ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd(), team_of(it->second.fd.get())};
   return 0;
 }
 
@@ -333,7 +337,7 @@ DriverCode FakeDriver::allow(DevicePtr at, size_t, int device) {
   if (const DriverCode code = enter(lock, "allow")) return code;
   const auto it = ranges_.find(at);
   if (it == ranges_.end()) return kInvalid;
-  if (truth(device, it->second.owner) == Truth::kRefuses) return kNotAllowed;
+  if (!it->second.team && truth(device, it->second.owner) == Truth::kRefuses) return kNotAllowed;
   it->second.allowed.insert(device);
   return 0;
 }

@@ -20,6 +20,8 @@ namespace nvx::test {
 /// while unfinished work may access it.
 class FakeDriver : public DeviceDriver {
  public:
+  static constexpr size_t kGranule = 2 << 20;
+
   /// The outcome of one device using the memory of another, independent of what the driver reports.
   enum class Truth {
     kWorks,
@@ -67,6 +69,9 @@ class FakeDriver : public DeviceDriver {
   Truth truth_of(int device, const void* at) const;
   /// Whether there is a pair for which kernels' stores behave differently from copies.
   bool has_odd_kernels() const;
+  /// The bytes of all devices that a kernel reaches at an address of a multicast object, by GPU. It aborts if they are
+  /// not bound, or if the object is not mapped there.
+  std::vector<std::byte*> multicast(const void* at) const;
   /// Runs a kernel that was launched on a queue, on a thread of its own.
   void run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel);
 
@@ -85,6 +90,11 @@ class FakeDriver : public DeviceDriver {
   DriverCode export_fabric(DeviceMemory memory, HandleBytes* handle) override;
   DriverCode import_fd(int device, int fd, DeviceMemory* memory) override;
   DriverCode import_fabric(int device, const HandleBytes& handle, DeviceMemory* memory) override;
+  DriverCode multicast_granularity(int device, ShareKind kind, int devices, size_t* bytes) override;
+  DriverCode create_multicast(int device, ShareKind kind, int devices, size_t bytes, DeviceMemory* object) override;
+  DriverCode join_multicast(DeviceMemory object, int device) override;
+  DriverCode bind_multicast(DeviceMemory object, int device, DeviceMemory memory, size_t offset, size_t bytes) override;
+  DriverCode unbind_multicast(DeviceMemory object, int device, size_t bytes) override;
   DriverCode allocate(int device, size_t bytes, DevicePtr* at) override;
   DriverCode free(int device, DevicePtr at) override;
   DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) override;
@@ -115,6 +125,7 @@ class FakeDriver : public DeviceDriver {
     int owner = 0;
     std::set<int> allowed;
     Fd fd;
+    uint64_t team = 0;  ///< of a multicast object
   };
 
   using Lock = std::unique_lock<std::mutex>;
@@ -149,6 +160,7 @@ class FakeDriver : public DeviceDriver {
   std::string struck_;
   bool came_back_ = false;
   uint64_t next_ = 1;
+  int bound_ = 0;  // parts of multicast objects
   std::map<DeviceMemory, Memory> memories_;
   std::map<DevicePtr, size_t> reserved_;
   std::map<DevicePtr, Range> ranges_;
@@ -160,5 +172,9 @@ class FakeDriver : public DeviceDriver {
   };
   std::map<DeviceQueue, Queue> queues_;
 };
+
+/// Memory of a GPU, and the multicast object of a descriptor; 0: none. For the parts of the driver alone.
+Fd new_memory(int gpu, size_t bytes);
+uint64_t team_of(int fd);
 
 }  // namespace nvx::test

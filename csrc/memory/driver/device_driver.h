@@ -69,6 +69,17 @@ class DeviceDriver {
   virtual DriverCode import_fd(int device, int fd, DeviceMemory* memory) = 0;
   virtual DriverCode import_fabric(int device, const HandleBytes& handle, DeviceMemory* memory) = 0;
 
+  /// Multicast objects: memory of several devices, one part each, at one address, by which kernels store to all parts
+  /// and reduce over them. They are exported, imported, mapped and released like virtual memory. All devices join
+  /// before memory is bound or the object is mapped: until then these calls do not return.
+  virtual DriverCode multicast_granularity(int device, ShareKind kind, int devices, size_t* bytes) = 0;
+  virtual DriverCode create_multicast(int device, ShareKind kind, int devices, size_t bytes, DeviceMemory* object) = 0;
+  virtual DriverCode join_multicast(DeviceMemory object, int device) = 0;
+  /// Binds virtual memory of a device, from `offset` on, as the device's part.
+  virtual DriverCode bind_multicast(DeviceMemory object, int device, DeviceMemory memory, size_t offset,
+                                    size_t bytes) = 0;
+  virtual DriverCode unbind_multicast(DeviceMemory object, int device, size_t bytes) = 0;
+
   /// Plain allocations.
   virtual DriverCode allocate(int device, size_t bytes, DevicePtr* at) = 0;
   virtual DriverCode free(int device, DevicePtr at) = 0;

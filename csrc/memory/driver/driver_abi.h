@@ -23,6 +23,7 @@ constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr int kCaptureModeRelaxed = 2;
 constexpr Result kPeerAccessAlreadyEnabled = 704;
+constexpr Result kNotSupported = 801;
 
 constexpr int kAttributeCanMapHost = 19;
 constexpr int kAttributeMajor = 75, kAttributeMinor = 76;  // of the compute capability
@@ -32,6 +33,7 @@ constexpr int kAttributeRdma = 110;       // of virtual memory
 constexpr int kAttributeRdmaFlush = 117;  // a bitmask
 constexpr int kAttributeDmaBuf = 124;
 constexpr int kAttributeFabric = 128;
+constexpr int kAttributeMulticast = 132;
 
 constexpr int kHandlePosixFd = 1;
 constexpr int kHandleFabric = 8;
@@ -64,6 +66,12 @@ struct AllocationProperties {
 struct Access {
   Location location;
   int flags;
+};
+struct MulticastProperties {
+  unsigned devices;
+  size_t bytes;
+  unsigned long long handle_types;
+  unsigned long long flags;
 };
 static_assert(sizeof(Location) == 8 && sizeof(AllocationProperties) == 32 && sizeof(Access) == 12);
 static_assert(offsetof(AllocationProperties, location) == 8 && offsetof(AllocationProperties, compression) == 24);
@@ -120,6 +128,18 @@ struct Api : Questions {
   NVX_FUNCTION(Result, cuMemsetD8Async, Pointer to, unsigned char value, size_t count, Stream stream);
   NVX_FUNCTION(Result, cuFlushGPUDirectRDMAWrites, int target, int scope);
   NVX_FUNCTION(Result, cuThreadExchangeStreamCaptureMode, int* mode);
+};
+
+/// Since CUDA 12.1. Looked up when a group first asks for them.
+struct Multicast {
+  Library from;
+
+  NVX_FUNCTION(Result, cuMulticastGetGranularity, size_t* bytes, const MulticastProperties* properties, int option);
+  NVX_FUNCTION(Result, cuMulticastCreate, Allocation* object, const MulticastProperties* properties);
+  NVX_FUNCTION(Result, cuMulticastAddDevice, Allocation object, Device device);
+  NVX_FUNCTION(Result, cuMulticastBindMem, Allocation object, size_t at, Allocation memory, size_t offset, size_t bytes,
+               unsigned long long flags);
+  NVX_FUNCTION(Result, cuMulticastUnbind, Allocation object, Device device, size_t at, size_t bytes);
 };
 
 }  // namespace nvx::cuda

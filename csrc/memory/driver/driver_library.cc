@@ -1,6 +1,7 @@
 #include "memory/driver/driver_library.h"
 
 #include <map>
+#include <optional>
 
 #include "base/error.h"
 #include "base/mutex.h"
@@ -10,11 +11,97 @@
 namespace nvx {
 namespace {
 
-/// libcuda. Each call runs in the primary context of its device, which torch uses too, and restores the thread's
-/// current context. A retained primary context stays until the process ends.
-class DriverLibrary : public DeviceDriver {
+/// libcuda's functions. Each call runs in the primary context of its device, which torch uses too, and restores the
+/// thread's current context. A retained primary context stays until the process ends.
+class InContexts : public DeviceDriver {
+ protected:
+  explicit InContexts(const cuda::Api& api) : api_(api) {}
+
+  int value(cuda::Device device, int attribute) const {
+    int value = 0;
+    return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess ? value : 0;
+  }
+  bool has(cuda::Device device, int attribute) const { return value(device, attribute) != 0; }
+
+  /// Of virtual memory. Where the device can, network cards may access it, as NCCL and UCX do with tensors of the pool.
+  cuda::AllocationProperties properties(int device, ShareKind kind) const {
+    cuda::Device handle = 0;
+    cuda::AllocationProperties asked{};
+    asked.type = cuda::kAllocationPinned;
+    asked.handle_types = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
+    asked.location = {cuda::kLocationDevice, device};
+    asked.rdma_capable = api_.cuDeviceGet(&handle, device) == cuda::kSuccess && has(handle, cuda::kAttributeRdma);
+    return asked;
+  }
+
+  /// Retains the primary context at the first call. Concurrent callers for the same device wait, because the driver may
+  /// hang in it.
+  DriverCode context(int device, cuda::Context* context) EXCLUDES(mutex_) {
+    Primary& primary = primary_of(device);
+    MutexLock lock(primary.mutex);
+    if (!primary.context) {
+      cuda::Device handle = 0;
+      if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
+      if (const DriverCode code = api_.cuDevicePrimaryCtxRetain(&primary.context, handle)) return code;
+    }
+    *context = primary.context;
+    return cuda::kSuccess;
+  }
+
+  template <class Call>
+  DriverCode in(int device, const Call& call)EXCLUDES(mutex_) {
+    cuda::Context own = nullptr;
+    if (const DriverCode code = context(device, &own)) return code;
+    if (const DriverCode code = api_.cuCtxPushCurrent_v2(own)) return code;
+    const DriverCode code = call();
+    cuda::Context popped = nullptr;
+    (void)api_.cuCtxPopCurrent_v2(&popped);
+    return code;
+  }
+
+  DriverCode import(int device, void* handle, int type, DeviceMemory* memory) {
+    return in(device, [&] { return api_.cuMemImportFromShareableHandle(memory, handle, type); });
+  }
+
+  static cuda::MulticastProperties team(ShareKind kind, int devices, size_t bytes) {
+    const int handles = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
+    return {unsigned(devices), bytes, static_cast<unsigned long long>(handles), 0};
+  }
+
+  /// kNotSupported if the driver or the device has no multicast.
+  template <class Call>
+  DriverCode by_multicast(int device, const Call& call) EXCLUDES(mutex_) {
+    cuda::Device handle = 0;
+    if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
+    std::optional<cuda::Multicast> api;
+    if (has(handle, cuda::kAttributeMulticast)) {
+      try {
+        api.emplace(cuda::Multicast{api_.from});
+      } catch (const Error&) {
+      }
+    }
+    return api ? in(device, [&] { return call(*api, handle); }) : cuda::kNotSupported;
+  }
+
+  const cuda::Api api_;
+
+ private:
+  struct Primary {
+    Mutex mutex;
+    cuda::Context context GUARDED_BY(mutex) = nullptr;
+  };
+  Primary& primary_of(int device) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return primaries_[device];
+  }
+
+  Mutex mutex_;
+  std::map<int, Primary> primaries_ GUARDED_BY(mutex_);  // entries are never removed
+};
+
+class DriverLibrary : public InContexts {
  public:
-  explicit DriverLibrary(const cuda::Api& api) : api_(api) {}
+  explicit DriverLibrary(const cuda::Api& api) : InContexts(api) {}
 
   std::string words(DriverCode code) const override {
     const char *name = nullptr, *text = nullptr;
@@ -84,6 +171,33 @@ class DriverLibrary : public DeviceDriver {
   DriverCode import_fabric(int device, const HandleBytes& handle, DeviceMemory* memory) override {
     HandleBytes copy = handle;
     return import(device, copy.data(), cuda::kHandleFabric, memory);
+  }
+
+  DriverCode multicast_granularity(int device, ShareKind kind, int devices, size_t* bytes) override {
+    const cuda::MulticastProperties asked = team(kind, devices, 0);
+    return by_multicast(device, [&](const cuda::Multicast& api, cuda::Device) {
+      return api.cuMulticastGetGranularity(bytes, &asked, cuda::kGranularityMinimum);
+    });
+  }
+  DriverCode create_multicast(int device, ShareKind kind, int devices, size_t bytes, DeviceMemory* object) override {
+    const cuda::MulticastProperties asked = team(kind, devices, bytes);
+    return by_multicast(
+        device, [&](const cuda::Multicast& api, cuda::Device) { return api.cuMulticastCreate(object, &asked); });
+  }
+  DriverCode join_multicast(DeviceMemory object, int device) override {
+    return by_multicast(
+        device, [&](const cuda::Multicast& api, cuda::Device own) { return api.cuMulticastAddDevice(object, own); });
+  }
+  DriverCode bind_multicast(DeviceMemory object, int device, DeviceMemory memory, size_t offset,
+                            size_t bytes) override {
+    return by_multicast(device, [&](const cuda::Multicast& api, cuda::Device) {
+      return api.cuMulticastBindMem(object, 0, memory, offset, bytes, 0);
+    });
+  }
+  DriverCode unbind_multicast(DeviceMemory object, int device, size_t bytes) override {
+    return by_multicast(device, [&](const cuda::Multicast& api, cuda::Device own) {
+      return api.cuMulticastUnbind(object, own, 0, bytes);
+    });
   }
 
   DriverCode allocate(int device, size_t bytes, DevicePtr* at) override {
@@ -159,65 +273,6 @@ class DriverLibrary : public DeviceDriver {
 
  private:
   static cuda::Stream stream_of(DeviceQueue queue) { return reinterpret_cast<cuda::Stream>(queue); }
-
-  int value(cuda::Device device, int attribute) const {
-    int value = 0;
-    return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess ? value : 0;
-  }
-  bool has(cuda::Device device, int attribute) const { return value(device, attribute) != 0; }
-
-  /// Of virtual memory. Where the device can, network cards may access it, as NCCL and UCX do with tensors of the pool.
-  cuda::AllocationProperties properties(int device, ShareKind kind) const {
-    cuda::Device handle = 0;
-    cuda::AllocationProperties asked{};
-    asked.type = cuda::kAllocationPinned;
-    asked.handle_types = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
-    asked.location = {cuda::kLocationDevice, device};
-    asked.rdma_capable = api_.cuDeviceGet(&handle, device) == cuda::kSuccess && has(handle, cuda::kAttributeRdma);
-    return asked;
-  }
-
-  /// Retains the primary context at the first call. Concurrent callers for the same device wait, because the driver may
-  /// hang in it.
-  DriverCode context(int device, cuda::Context* context) EXCLUDES(mutex_) {
-    Primary& primary = primary_of(device);
-    MutexLock lock(primary.mutex);
-    if (!primary.context) {
-      cuda::Device handle = 0;
-      if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
-      if (const DriverCode code = api_.cuDevicePrimaryCtxRetain(&primary.context, handle)) return code;
-    }
-    *context = primary.context;
-    return cuda::kSuccess;
-  }
-
-  template <class Call>
-  DriverCode in(int device, const Call& call)EXCLUDES(mutex_) {
-    cuda::Context own = nullptr;
-    if (const DriverCode code = context(device, &own)) return code;
-    if (const DriverCode code = api_.cuCtxPushCurrent_v2(own)) return code;
-    const DriverCode code = call();
-    cuda::Context popped = nullptr;
-    (void)api_.cuCtxPopCurrent_v2(&popped);
-    return code;
-  }
-
-  DriverCode import(int device, void* handle, int type, DeviceMemory* memory) {
-    return in(device, [&] { return api_.cuMemImportFromShareableHandle(memory, handle, type); });
-  }
-
-  struct Primary {
-    Mutex mutex;
-    cuda::Context context GUARDED_BY(mutex) = nullptr;
-  };
-  Primary& primary_of(int device) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    return primaries_[device];
-  }
-
-  const cuda::Api api_;
-  Mutex mutex_;
-  std::map<int, Primary> primaries_ GUARDED_BY(mutex_);  // entries are never removed
 };
 
 }  // namespace

@@ -71,8 +71,13 @@ class Meeting {
   /// Returns false if the ranks must introduce themselves again, because a rank's arena has become of another kind.
   bool share_arenas();
   void share_fallbacks();
+  /// Makes a multicast object if the options ask for it. On any failure there is none on any rank, for a reason that
+  /// all ranks know. Throws Error only for what peers may not say.
+  void share_multicast();
 
  private:
+  class Steps;
+  std::string why_no_multicast() const;
   size_t ranks() const { return size_t(options_.ranks); }
   size_t me() const { return size_t(options_.rank); }
   const DeviceCard& own() const { return cards_[me()]; }

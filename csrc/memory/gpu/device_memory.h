@@ -55,6 +55,8 @@ class DeviceRegion {
 
   DevicePtr base() const { return base_; }
   size_t bytes() const { return bytes_; }
+  /// Virtual memory as the driver has it; 0 for other kinds.
+  DeviceMemory memory() const { return memory_; }
   ShareKind kind() const { return kind_; }
   int device() const { return device_; }
   /// The host address, if it is pinned host memory.

@@ -139,6 +139,7 @@ DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOption
       meeting.introduce();
     } while (!meeting.share_arenas());
     meeting.share_fallbacks();
+    meeting.share_multicast();
   } catch (const std::exception& error) {
     contain("telling the other ranks that GPU memory cannot be shared", [&] { exchange.give_up(failure_of(error)); });
     throw;

@@ -9,6 +9,7 @@
 #include "base/words.h"
 #include "memory/gpu/device_arena.h"
 #include "memory/gpu/device_check.h"
+#include "memory/gpu/device_multicast.h"
 
 namespace nvx {
 
@@ -29,6 +30,7 @@ struct ShareOptions {
   int device = 0;
   uint64_t host = 0;                         ///< ranks with the same value can pass each other descriptors
   std::chrono::milliseconds patience{2000};  ///< for each kind and each pair that is tried; DeviceHome has its own
+  size_t multicast_bytes = 0;                ///< of each rank, behind one address; 0: none. The same on every rank
   RankNames name = of_rank;                  ///< the name of a rank in messages
 };
 
@@ -82,6 +84,10 @@ class DeviceShare {
   const DevicePeer& peer(int rank) const { return peers_[size_t(rank)]; }
   /// One line, with the reason, for each pair that has less than the agreed kind. Empty if there is none.
   std::string complaints() const;
+  /// This rank's part of the ranks' multicast object, or null. All ranks have one or none. The caller releases it.
+  std::unique_ptr<MulticastSpan> take_multicast() { return std::move(multicast_); }
+  /// The reason why there is no object though the options asked for it, the same on all ranks.
+  const std::string& why_no_multicast() const { return why_no_multicast_; }
 
  private:
   friend class Meeting;
@@ -90,6 +96,8 @@ class DeviceShare {
   std::vector<DevicePeer> peers_;
   MappedRegions kept_;  // of other processes
   RankNames name_of_;
+  std::unique_ptr<MulticastSpan> multicast_;
+  std::string why_no_multicast_;
 };
 
 }  // namespace nvx

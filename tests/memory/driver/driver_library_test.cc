@@ -142,6 +142,27 @@ TEST(DriverLibrary, FlushesWritesOfNetworkCards) {
   EXPECT_EQ(ask("fake_depth"), 0);
 }
 
+TEST(DriverLibrary, MulticastGoesThroughWhereTheGpuHasIt) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  constexpr size_t kGranule = 2 << 20;
+  size_t granularity = 0;
+  EXPECT_EQ(driver->multicast_granularity(0, ShareKind::kFd, 2, &granularity), cuda::kNotSupported);
+  ask("fake_let_multicast");
+  EXPECT_EQ(driver->multicast_granularity(1, ShareKind::kFd, 2, &granularity), cuda::kNotSupported);
+  ASSERT_EQ(driver->multicast_granularity(0, ShareKind::kFd, 2, &granularity), 0);
+  EXPECT_EQ(granularity, kGranule);
+  DeviceMemory object = 0;
+  ASSERT_EQ(driver->create_multicast(0, ShareKind::kFd, 2, kGranule, &object), 0);
+  EXPECT_NE(driver->create_multicast(0, ShareKind::kFd, 1, kGranule, &object), 0) << "a team of one";
+  EXPECT_EQ(driver->join_multicast(object, 0), 0);
+  const auto memory = DeviceRegion::make(driver, 0, ShareKind::kFd, 2 * kGranule);
+  EXPECT_EQ(driver->bind_multicast(object, 0, memory->memory(), kGranule, kGranule), 0);
+  EXPECT_NE(driver->bind_multicast(object, 0, memory->memory(), 2 * kGranule, kGranule), 0) << "beyond its end";
+  EXPECT_EQ(driver->unbind_multicast(object, 0, kGranule), 0);
+  EXPECT_EQ(driver->release(object), 0);
+  EXPECT_EQ(ask("fake_depth"), 0);
+}
+
 TEST(DriverLibrary, KeepsOneContextADevice) {
   const int before = ask("fake_retained");
   const auto driver = driver_library(NVX_FAKE_CUDA);
@@ -170,10 +191,9 @@ constexpr bool same_shape(R (*)(A...), S (*)(B...)) {
 }
 
 // The names in the headers are macros for the exported names: cuMemAlloc is cuMemAlloc_v2.
-#define EXPECT_SHAPE(ours, theirs)                                                                        \
-  static_assert(same_shape(decltype(cuda::Api::ours)(), decltype (&theirs)()), "cuda.h declares " #theirs \
-                                                                               " otherwis"                \
-                                                                               "e")
+#define EXPECT_SHAPE_OF(ours, theirs) \
+  static_assert(same_shape(decltype(ours)(), decltype (&theirs)()), "cuda.h declares it otherwise")
+#define EXPECT_SHAPE(ours, theirs) EXPECT_SHAPE_OF(cuda::Api::ours, theirs)
 EXPECT_SHAPE(cuInit, cuInit);
 EXPECT_SHAPE(cuGetErrorName, cuGetErrorName);
 EXPECT_SHAPE(cuGetErrorString, cuGetErrorString);
@@ -216,6 +236,11 @@ EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
 EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
 EXPECT_SHAPE(cuFlushGPUDirectRDMAWrites, cuFlushGPUDirectRDMAWrites);
 EXPECT_SHAPE(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
+EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastGetGranularity, cuMulticastGetGranularity);
+EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastCreate, cuMulticastCreate);
+EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastAddDevice, cuMulticastAddDevice);
+EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastBindMem, cuMulticastBindMem);
+EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastUnbind, cuMulticastUnbind);
 static_assert(sizeof(cuda::Api) == sizeof(Library) + 42 * sizeof(void*),
               "whoever adds a function holds it against cuda.h above");
 
@@ -235,6 +260,11 @@ static_assert(cuda::kRdmaFlushByHost == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_H
 static_assert(cuda::kRdmaFlushOfContext == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX);
 static_assert(cuda::kRdmaFlushToOwner == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
 static_assert(cuda::kAttributeFabric == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
+static_assert(cuda::kAttributeMulticast == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
+static_assert(cuda::kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
+static_assert(sizeof(cuda::MulticastProperties) == sizeof(CUmulticastObjectProp) &&
+              offsetof(cuda::MulticastProperties, bytes) == offsetof(CUmulticastObjectProp, size) &&
+              offsetof(cuda::MulticastProperties, handle_types) == offsetof(CUmulticastObjectProp, handleTypes));
 static_assert(cuda::kHandlePosixFd == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(cuda::kHandleFabric == CU_MEM_HANDLE_TYPE_FABRIC);
 static_assert(cuda::kAllocationPinned == CU_MEM_ALLOCATION_TYPE_PINNED);

@@ -1,0 +1,253 @@
+#include "memory/gpu/device_multicast.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "base/contain.h"
+#include "base/error.h"
+#include "base/per_process.h"
+#include "memory/driver/cards.h"
+#include "memory/driver/thread_call.h"
+#include "memory/gpu/device_meeting.h"
+
+namespace nvx {
+
+/// One process's end of a multicast object. The destructor returns what it acquired; the driver may hang in that.
+class MulticastObject {
+ public:
+  /// `get` returns the object; it is the driver's `call`. Throws Error, as do all functions here.
+  MulticastObject(std::shared_ptr<DeviceDriver> driver, int device, size_t bytes, const char* call,
+                  const std::function<DriverCode(DeviceMemory*)>& get)
+      : driver_(std::move(driver)), device_(device), bytes_(bytes) {
+    demand_done(get(&object_), call);
+    undo_.add([driver = driver_.get(), object = object_] {  // `undo_` is destroyed before `driver_`
+      note_refusal(*driver, driver->release(object), "cuMemRelease");
+    });
+  }
+
+  Fd export_fd() const {
+    Fd fd;
+    demand_done(driver_->export_fd(object_, &fd), "cuMemExportToShareableHandle");
+    return fd;
+  }
+  HandleBytes export_fabric() const {
+    HandleBytes handle{};
+    demand_done(driver_->export_fabric(object_, &handle), "cuMemExportToShareableHandle");
+    return handle;
+  }
+  /// Adds the device. Call it on all ranks before bind() on any: bind() waits for all devices.
+  void join() { demand_done(driver_->join_multicast(object_, device_), "cuMulticastAddDevice"); }
+  /// Binds a part of the device's memory, and maps the object.
+  void bind(const std::shared_ptr<DeviceRegion>& region, size_t offset) {
+    DeviceDriver* const driver = driver_.get();
+    const size_t bytes = bytes_;
+    demand_done(driver->bind_multicast(object_, device_, region->memory(), offset, bytes), "cuMulticastBindMem");
+    undo_.add([driver, region, object = object_, device = device_, bytes] {
+      note_refusal(*driver, driver->unbind_multicast(object, device, bytes), "cuMulticastUnbind");
+    });
+    demand_done(driver->reserve(bytes, 0, &base_), "cuMemAddressReserve");
+    const DevicePtr at = base_;
+    undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unreserve(at, bytes), "cuMemAddressFree"); });
+    demand_done(driver->map(at, bytes, object_), "cuMemMap");
+    undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unmap(at, bytes), "cuMemUnmap"); });
+    demand_done(driver->allow(at, bytes, device_), "cuMemSetAccess");
+  }
+
+  DevicePtr base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void demand_done(DriverCode code, const char* call) const { demand(*driver_, code, call, device_); }
+
+  const std::shared_ptr<DeviceDriver> driver_;
+  const int device_;
+  const size_t bytes_;
+  DeviceMemory object_ = 0;
+  DevicePtr base_ = 0;
+  Undo undo_;
+};
+
+namespace {
+
+/// The end of a rank's step. Fixed layout; comes from peers.
+struct MulticastCard {
+  static constexpr uint32_t kMagic = 0x6d78766e;  // "nvxm"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  uint64_t granularity = 0;
+  HandleBytes handle{};
+  char why_not[160] = {};  // empty: the step succeeded
+};
+static_assert(sizeof(MulticastCard) == 16 + 64 + 160);
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/// Does not wait for the driver.
+void release(std::shared_ptr<MulticastObject> object) {
+  contain("releasing a multicast object",
+          [&] { const ThreadCall<bool> call([last = std::move(object)]() mutable { return last.reset(), true; }); });
+}
+
+}  // namespace
+
+DevicePtr MulticastSpan::all() const { return object_->base(); }
+size_t MulticastSpan::bytes() const { return object_->bytes(); }
+
+void MulticastSpan::release_when(std::function<bool()> gone) {
+  if (!span_) return;
+  const auto object = std::make_shared<std::shared_ptr<MulticastObject>>(std::move(object_));
+  arena_.free_when(std::exchange(span_, Span{}), [object, gone = std::move(gone)] {
+    if (!gone()) return false;
+    release(std::move(*object));
+    return true;
+  });
+}
+
+void MulticastSpan::keep() {
+  if (!span_) return;
+  keep_for_ever(std::move(object_));
+  arena_.quarantine(std::exchange(span_, Span{}));
+}
+
+/// The steps in which all ranks make an object, and what this rank holds of it until it is done.
+class Meeting::Steps {
+ public:
+  explicit Steps(Meeting& meeting) : meeting_(meeting) {}
+  ~Steps() {
+    DeviceArena* const arena = meeting_.share_.arena_;
+    if (!hung_) release(std::move(*object));
+    if (span) hung_ ? arena->quarantine(span) : arena->free(span);
+  }
+  Steps(const Steps&) = delete;
+
+  /// Performs `own` on a thread, within the deadline, and then `then` on this one. Returns whether all ranks have
+  /// succeeded; if not, `why_no_multicast()` has the reason of the first one that has not.
+  bool all(
+      const char* what, const std::function<MulticastCard()>& own, const std::function<void()>& then = [] {}) {
+    const ShareOptions& options = meeting_.options_;
+    MulticastCard card;
+    try {
+      card = call_or_throw<MulticastCard>(what, Deadline::after(options.patience), own);
+      then();
+    } catch (const Error& error) {
+      hung_ = error.code() == Code::kTimeout;
+      put(card.why_not, error.reason());
+    }
+    card.rank = options.rank;
+    cards_ = read_cards<MulticastCard>(meeting_.exchange_.all_gather(bytes_of(card)), 1, options.name);
+    for (size_t r = 0; r < cards_.size(); ++r) {
+      const std::string said = text_of(cards_[r].why_not);
+      if (cards_[r].magic != MulticastCard::kMagic || cards_[r].rank != int32_t(r))
+        throw of_another_version(options.name(int(r)));
+      if (said.empty()) continue;
+      meeting_.share_.why_no_multicast_ = options.name(int(r)) + ": " + said;
+      return false;
+    }
+    return true;
+  }
+  const std::vector<MulticastCard>& cards() const { return cards_; }
+  std::unique_ptr<MulticastSpan> done(size_t offset) {
+    return std::make_unique<MulticastSpan>(*meeting_.share_.arena_, std::exchange(span, Span{}), offset,
+                                           std::move(*object));
+  }
+
+  /// A step that hangs owns it too, and destroys it when it returns.
+  const std::shared_ptr<std::shared_ptr<MulticastObject>> object = std::make_shared<std::shared_ptr<MulticastObject>>();
+  Span span;
+
+ private:
+  Meeting& meeting_;
+  std::vector<MulticastCard> cards_;
+  bool hung_ = false;  // this rank's step has not returned, so the driver may still complete it
+};
+
+/// By what all ranks know; empty if the group may have an object.
+std::string Meeting::why_no_multicast() const {
+  const ShareKind kind = share_.agreement_.kind;
+  if (kind != ShareKind::kFabric && kind != ShareKind::kFd)
+    return std::string("the ranks do not share virtual memory, but memory by ") + name(kind);
+  for (size_t a = 0; a < ranks(); ++a) {
+    for (size_t b = a + 1; b < ranks(); ++b) {
+      const std::string both = options_.name(int(a)) + " and " + options_.name(int(b));
+      if (cards_[a].home == cards_[b].home) return both + " are one process";
+      if (cards_[a].uuid == cards_[b].uuid) return both + " share a GPU";
+      if (!pairs_[a * ranks() + b].fine()) return both + " do not reach each other's GPU memory";
+    }
+  }
+  return "";
+}
+
+/// Rank 0 creates the object, all ranks join it, and then all bind a part of their arenas. A rank that fails or hangs
+/// in a step says so at its end, so no rank begins a step that would wait for it.
+void Meeting::share_multicast() {
+  if (options_.multicast_bytes == 0) return;
+  share_.why_no_multicast_ = why_no_multicast();
+  if (!share_.why_no_multicast_.empty()) return;
+  const bool first = me() == 0, by_fd = share_.agreement_.kind == ShareKind::kFd;
+  Steps steps(*this);
+  const auto ask = [driver = home_.driver(), device = options_.device, ranks = options_.ranks,
+                    kind = share_.agreement_.kind] {
+    MulticastCard card;
+    demand(*driver, driver->multicast_granularity(device, kind, ranks, &card.granularity), "cuMulticastGetGranularity",
+           device);
+    return card;
+  };
+  if (!steps.all("asking for multicast", ask)) return;
+  constexpr uint64_t kMost = uint64_t(1) << 30;
+  uint64_t granularity = 1;
+  for (const MulticastCard& card : steps.cards()) granularity = std::max(granularity, card.granularity);
+  if (granularity > kMost || (granularity & (granularity - 1)) != 0)
+    throw Error(Code::kMismatch, "nvx: a rank describes multicast memory that it cannot have");
+  const size_t bytes = round_up(options_.multicast_bytes, granularity);
+
+  const auto fd = std::make_shared<Fd>();
+  const auto create = [=, object = steps.object, driver = home_.driver(), device = options_.device,
+                       ranks = options_.ranks, kind = share_.agreement_.kind] {
+    MulticastCard card;
+    if (!first) return card;
+    *object = std::make_shared<MulticastObject>(driver, device, bytes, "cuMulticastCreate", [&](DeviceMemory* made) {
+      return driver->create_multicast(device, kind, ranks, bytes, made);
+    });
+    if (by_fd) *fd = (*object)->export_fd();
+    if (!by_fd) card.handle = (*object)->export_fabric();
+    return card;
+  };
+  std::vector<bool> others(ranks(), true), sender(ranks(), false);
+  others[0] = false, sender[0] = by_fd && !first;
+  ++turn_;
+  const auto send = [&] {
+    if (by_fd && first) send_fd(fd->get(), others);
+  };
+  if (!steps.all("creating a multicast object", create, send)) return;
+  if (!first && by_fd) *fd = std::move(collect(sender)[0]);
+  const auto join = [=, object = steps.object, driver = home_.driver(), device = options_.device,
+                     handle = steps.cards()[0].handle] {
+    NVX_CHECK(first || !by_fd || *fd, "the multicast object of rank 0 did not arrive");
+    const auto import = [&](DeviceMemory* made) {
+      return by_fd ? driver->import_fd(device, fd->get(), made) : driver->import_fabric(device, handle, made);
+    };
+    if (!first)
+      *object = std::make_shared<MulticastObject>(driver, device, bytes, "cuMemImportFromShareableHandle", import);
+    (*object)->join();
+    return MulticastCard();
+  };
+  if (!steps.all("joining a multicast object", join)) return;
+
+  std::string full;
+  try {
+    steps.span = share_.arena_->allocate(bytes + granularity);
+  } catch (const Error& error) {
+    full = error.reason();
+  }
+  const size_t offset = round_up(steps.span.offset, granularity);
+  const auto bind = [=, object = steps.object, region = share_.arena_->hold()] {
+    if (!full.empty()) throw Error(Code::kSystem, full);
+    (*object)->bind(region, offset);
+    return MulticastCard();
+  };
+  if (!steps.all("binding memory to a multicast object", bind)) return;
+  share_.multicast_ = steps.done(offset);
+}
+
+}  // namespace nvx

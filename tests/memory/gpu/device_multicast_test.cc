@@ -1,0 +1,240 @@
+// How ranks make a multicast object over fake drivers: they have one, or none of them has, and all know why.
+
+#include "memory/gpu/device_multicast.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "memory/driver/device_driver.h"
+#include "support/fake_driver.h"
+#include "support/gpu_processes.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kRanks = 3;
+
+/// One rank of a test, whose process has GPUs of its own driver.
+struct Rank {
+  Process process;
+  SharedExchange exchange;
+  std::unique_ptr<DeviceShare> share;
+  std::unique_ptr<MulticastSpan> span;
+  const int rank, ranks;
+
+  Rank(const SharedTable& table, int rank)
+      : process(table.ranks(), 16 * M), exchange(table, rank), rank(rank), ranks(table.ranks()) {}
+  FakeDriver& driver() { return *process.driver; }
+
+  void open(size_t bytes = 3 * M) {
+    ShareOptions options = options_of(rank, ranks, rank);
+    options.multicast_bytes = bytes;
+    share = std::make_unique<DeviceShare>(*process.home, exchange, options);
+    span = share->take_multicast();
+  }
+  /// Gives everything back, and returns the resources that the driver does not get.
+  std::string close() {
+    span.reset();
+    share.reset();
+    (void)exchange.all_gather({});
+    (void)eventually(milliseconds(10'000), [&] { return driver().open_books().find("bound") == std::string::npos; });
+    process.home.reset();
+    return open_books_at_rest(driver());
+  }
+};
+
+void all_ranks(int ranks, const std::function<void(Rank&)>& body) {
+  const SharedTable table(ranks);
+  as_threads(ranks, [&](int rank) {
+    Rank one(table, rank);
+    body(one);
+  });
+}
+
+/// No rank has an object, all have the same reason, and their memory is shared as without.
+void expect_none(Rank& one, const std::string& why) {
+  EXPECT_EQ(one.span, nullptr);
+  EXPECT_NE(one.share->why_no_multicast().find(why), std::string::npos) << one.share->why_no_multicast();
+  const std::string& said = one.share->why_no_multicast();
+  for (const auto& theirs : one.exchange.all_gather(std::as_bytes(std::span(said))))
+    EXPECT_EQ(std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()), said);
+  write_and_look(*one.share, one.exchange, one.rank, one.ranks);
+}
+
+TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
+  for (const bool by_fd : {false, true}) {
+    all_ranks(kRanks, [&](Rank& one) {
+      if (by_fd) one.driver().lacks(ShareKind::kFabric);
+      one.open();
+      ASSERT_NE(one.span, nullptr) << one.share->why_no_multicast();
+      EXPECT_EQ(one.share->why_no_multicast(), "");
+      EXPECT_EQ(one.span->bytes(), 4 * M) << "whole granules";
+      std::memset(memory(one.span->mine()), one.rank + 1, one.span->bytes());
+      (void)one.exchange.all_gather({});
+      const size_t last = one.span->bytes() - 1;
+      for (const size_t at : {size_t(0), last}) {
+        const auto parts = one.driver().multicast(memory(one.span->all() + at));
+        ASSERT_EQ(parts.size(), size_t(kRanks));
+        for (int r = 0; r < kRanks; ++r) EXPECT_EQ(int(*parts[size_t(r)]), r + 1) << at;
+      }
+      write_and_look(*one.share, one.exchange, one.rank, kRanks);
+      (void)one.exchange.all_gather({});
+      EXPECT_EQ(one.close(), "");
+    });
+  }
+}
+
+TEST(DeviceMulticast, IsNotAskedForByDefault) {
+  all_ranks(2, [](Rank& one) {
+    one.open(0);
+    EXPECT_EQ(one.span, nullptr);
+    EXPECT_EQ(one.share->why_no_multicast(), "");
+    EXPECT_EQ(one.driver().calls_of("multicast_granularity"), 0);
+  });
+}
+
+/// The driver's name of each call, and how a refusal names it.
+const std::pair<const char*, const char*> kCalls[] = {{"multicast_granularity", "cuMulticastGetGranularity on GPU"},
+                                                      {"create_multicast", "cuMulticastCreate on GPU 0"},
+                                                      {"join_multicast", "cuMulticastAddDevice on GPU"},
+                                                      {"bind_multicast", "cuMulticastBindMem on GPU"}};
+
+TEST(DeviceMulticast, WhereOneRankIsRefusedNoneHasIt) {
+  for (const auto& [call, says] : kCalls) {
+    for (const int refused : {0, 2}) {
+      if (std::string(call) == "create_multicast" && refused != 0) continue;
+      all_ranks(kRanks, [&, call = call, says = says](Rank& one) {
+        if (one.rank == refused) one.driver().refuse(call, 801);
+        one.open();
+        expect_none(one, "rank " + std::to_string(refused) + ": " + says);
+        expect_none(one, "fake refusal 801");
+        EXPECT_EQ(one.close(), "") << call;
+      });
+    }
+  }
+}
+
+/// Also where the call of one rank would make the calls of the others wait for it.
+TEST(DeviceMulticast, WhereTheDriverOfOneRankHangsNoneHasItAndNoneWaitsLong) {
+  for (const auto& [call, says] : kCalls) {
+    for (const int hangs : {0, 2}) {
+      if (std::string(call) == "create_multicast" && hangs != 0) continue;
+      all_ranks(kRanks, [&, call = call](Rank& one) {
+        if (one.rank == hangs) one.driver().block(call);
+        const auto began = Clock::now();
+        one.open();
+        EXPECT_LT(Clock::now() - began, std::chrono::seconds(15)) << call;
+        expect_none(one, "rank " + std::to_string(hangs) + ": ");
+        expect_none(one, "did not return within");
+        const bool keeps = one.rank == hangs && std::string(call) == "bind_multicast";
+        EXPECT_EQ(one.share->arena().used() > 0, keeps) << "memory that may yet be bound is not used again";
+        (void)one.exchange.all_gather({});
+        one.driver().come_back();
+        (void)one.exchange.all_gather({});
+        one.share.reset();
+        (void)eventually(milliseconds(10'000),
+                         [&] { return one.driver().open_books().find("bound") == std::string::npos; });
+        EXPECT_EQ(one.driver().open_books().find("bound"), std::string::npos) << call;
+      });
+    }
+  }
+}
+
+/// Every call of one rank's driver in these steps fails in turn.
+TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndTheBooksBalance) {
+  int before = 0, after = 0;
+  all_ranks(2, [&](Rank& one) {
+    one.open(0);
+    if (one.rank == 1) before = one.driver().calls();
+  });
+  all_ranks(2, [&](Rank& one) {
+    one.open();
+    if (one.rank == 1) after = one.driver().calls();
+  });
+  ASSERT_GT(after, before + 8);
+  int none = 0;
+  for (int n = before; n < after; n += as_fast(1, 3)) {
+    const SharedTable table(2);
+    bool has[2] = {};
+    as_threads(2, [&](int rank) {
+      Rank one(table, rank);
+      if (rank == 1) one.driver().fail_call(n);
+      one.open();
+      one.driver().fail_call(-1);
+      has[rank] = one.span != nullptr;
+      write_and_look(*one.share, one.exchange, rank, 2);
+      if (one.driver().struck() == "drained") return (void)one.exchange.all_gather({});  // the queue stays
+      EXPECT_EQ(one.close(), "") << one.driver().struck();
+    });
+    EXPECT_EQ(has[0], has[1]) << n;
+    none += !has[0];
+  }
+  EXPECT_GT(none, 3);
+}
+
+TEST(DeviceMulticast, GroupsThatCannotHaveItSayWhy) {
+  all_ranks(2, [](Rank& one) {
+    for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd}) one.driver().lacks(kind);
+    one.open();
+    expect_none(one, "the ranks do not share virtual memory, but memory by legacy IPC");
+  });
+  all_ranks(2, [](Rank& one) {
+    one.driver().see({5, 5});
+    one.open();
+    expect_none(one, "rank 0 and rank 1 share a GPU");
+  });
+  all_ranks(kRanks, [](Rank& one) {
+    one.driver().pairs(1, 2, FakeDriver::Truth::kRefuses);
+    one.open();
+    expect_none(one, "rank 1 and rank 2 do not reach each other's GPU memory");
+  });
+  all_ranks(2, [](Rank& one) {
+    one.open(32 * M);
+    expect_none(one, "the shared memory of GPU");
+  });
+}
+
+TEST(DeviceMulticast, OnePartIsNotReleasedBeforeThePeersHaveGone) {
+  all_ranks(2, [](Rank& one) {
+    one.open();
+    ASSERT_NE(one.span, nullptr);
+    const auto gone = std::make_shared<std::atomic<bool>>(false);
+    one.span->release_when([gone] { return gone->load(); });
+    one.span.reset();
+    one.share->arena().free(one.share->arena().allocate(1));
+    EXPECT_NE(one.driver().open_books().find("1 bound parts"), std::string::npos);
+    *gone = true;
+    one.share->arena().free(one.share->arena().allocate(1));
+    EXPECT_EQ(one.share->arena().used(), 0u);
+    EXPECT_EQ(one.close(), "");
+  });
+}
+
+TEST(DeviceMulticast, DamagedWordsOfAPeerAreRefused) {
+  all_ranks(2, [](Rank& one) {
+    FalseExchange exchange(one.exchange, [&](int, std::vector<std::byte>& said) {
+      uint32_t magic = 0;
+      if (said.size() >= sizeof magic) std::memcpy(&magic, said.data(), sizeof magic);
+      if (one.rank == 1 && magic == 0x6d78766e) said[0] ^= std::byte{1};
+    });
+    ShareOptions options = options_of(one.rank, 2, one.rank);
+    options.multicast_bytes = M;
+    try {
+      const DeviceShare share(*one.process.home, exchange, options);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kMismatch) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test
