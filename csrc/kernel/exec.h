@@ -315,6 +315,13 @@ class TileExec : public Machine {
 };
 
 #if defined(__CUDACC__)
+/// Whether the architecture that is compiled for has instructions for multicast objects.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool kHasMulticast = true;
+#else
+inline constexpr bool kHasMulticast = false;
+#endif
+
 /// A thread of a CUDA block. The blocks of a rank may be a part of the grid.
 class CudaMachine {
  public:

@@ -17,6 +17,8 @@ bool built_with_cuda() { return false; }
 
 Status launch_cuda(const DeviceChannel&, std::span<const Job>, std::span<const Piece>, void*) { return refusal(); }
 
+Status launch_multicast_cuda(const DeviceChannel&, const Job&, const MulticastView&, void*) { return refusal(); }
+
 Status signal_cuda(const DeviceChannel&, const SignalJob&, void*) { return refusal(); }
 
 const void* signal_kernel() { return nullptr; }

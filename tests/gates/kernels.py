@@ -29,6 +29,14 @@ UNWANTED = (
     (r"\b(ld|st)\.volatile\b", "order travels on the flag, not on volatile"),
     (r"\bld\.global\.nc\b", "what peers write is not constant while a kernel runs"),
 )
+# Those of reduce_multicast().
+MULTICAST = (
+    (r"\bmultimem\.ld_reduce\.relaxed\.sys\.add\.v4\.f32\b", "the switch adds float32"),
+    (r"\bmultimem\.ld_reduce\.relaxed\.sys\.add\.acc::f32\.v4\.bf16x2\b", "the switch adds bfloat16 in float32"),
+    (r"\bmultimem\.ld_reduce\.relaxed\.sys\.add\.acc::f32\.v4\.f16x2\b", "the switch adds float16 in float32"),
+    (r"\bmultimem\.st\.relaxed\.sys\.v4\.f32\b", "sums are stored to all ranks, 16 bytes at a time"),
+    (r"\bfence\.proxy\.alias\b", "a part is reached at two addresses"),
+)
 # A round's end, PushChannel::publish(), without accesses of memory that a thread or a block has for itself: tests/model
 # proves the protocol of this order.
 PUBLISH = (r"bar\.red\.and\.pred", r"fence\.acq_rel\.sys", r"st\.relaxed\.sys\.b64", r"st\.relaxed\.sys\.b64")
@@ -254,6 +262,7 @@ def cuda(context):
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         built = pool.submit(by_cmake, context, folder)
         *found, _ = pool.map(lambda arch: assemble(context, folder, nvcc, arch), (*ARCHITECTURES, OLDEST))
+        list(pool.map(lambda arch: assemble_multicast(context, folder, nvcc, arch), (*ARCHITECTURES, OLDEST)))
     told = [built.result()]
     entries = [entry for _, some in found for entry in some]
     shut_if(resource_breaches(entries), "kernels that use too much")
@@ -290,6 +299,25 @@ def assemble(context, folder, nvcc, arch):
     if not entries:
         raise Failed("ptxas names no kernel", log[-2000:])
     return cubin, entries
+
+
+def assemble_multicast(context, folder, nvcc, arch):
+    """The same for the kernels of reduce_multicast(). Before sm_90 they have no instructions for multicast."""
+    source = context.root / "csrc" / "kernel" / "gpu" / "multicast.cu"
+    ptx, cubin = folder / f"multicast_{arch}.ptx", folder / f"multicast_{arch}.cubin"
+    flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{context.root / 'csrc'}"]
+    context.run([nvcc, *flags, f"-arch=compute_{arch}", "-ptx", source, "-o", ptx], "nvcc -ptx")
+    text = ptx.read_text()
+    wanted = MULTICAST if int(arch) >= 90 else ()
+    breaches = [f"nowhere {pattern}: {why}" for pattern, why in wanted if not re.search(pattern, text)]
+    breaches += [f"{pattern}: {why}" for pattern, why in UNWANTED if re.search(pattern, text, re.MULTILINE)]
+    breaches += order_breaches(text.replace("fence.proxy.alias", ""))
+    shut_if(breaches, f"things wrong with the PTX of multicast.cu for {arch}")
+    ptxas = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+    log = context.run([ptxas, "-v", "--fmad=false", f"-arch=sm_{arch}", ptx, "-o", cubin], "ptxas")
+    used = [int(one) for one in re.findall(r"Used (\d+) registers", log)]
+    if len(used) != 3 or max(used) > MOST_REGISTERS or re.search(r"[1-9]\d* bytes spill", log):
+        raise Failed(f"multicast.cu for sm_{arch}: registers {used}, or spills", log[-2000:])
 
 
 def figures_table(figures):

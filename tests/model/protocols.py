@@ -102,6 +102,7 @@ ORDERS = {
     "await_readers": "may_continue wait_for(credit) has_not_failed all",
     "reduce_chunks": "meet await copy_all reduce_as publish await_readers",
     "exchange_chunks": "put_packets meet get_packets await copy_all publish",
+    "reduce_multicast": "meet await publish",
     # direct access
     "send_places": "put_packet put_packet signal(ready)",
     "await_ready": "wait acquire(ready)",
@@ -282,6 +283,24 @@ PROTOCOLS = [
         """,
         ("r!=1", "s!=1", "t=7", "stuck"),
         {"a fence for the first flag only": [("fence; signal_behind posted1 1;", "signal posted1 1;")]},
+    ),
+    Protocol(
+        "the switch sums a part after its owner has staged it and before it replaces it, and a sum is read when it "
+        "is there; proxies are left out",
+        ("await", "publish", "reduce_multicast"),
+        """
+        a0: write in 1; all 0; all 1; read s sum; write in 2
+        a1: all 0; fence; signal_behind posted 1; wait_for q summed >=1; all 1
+        b0: all 0; read r in; write sum 5; all 1
+        b1: wait_for p posted >=1; all 0; all 1; fence; signal_behind summed 1
+        """,
+        ("r!=1", "s!=5", "stuck"),
+        {
+            "a flag before the lanes have staged": [("all 0; fence; (signal_behind posted 1)", r"fence; \1; all 0")],
+            "no fence behind the sums": [("fence; signal_behind summed", "signal_behind summed")],
+            "the lanes that sum do not wait": [("b0: all 0;", "b0:"), ("posted >=1; all 0", "posted >=1")],
+            "an input is replaced before the wait": [("(all 1; read s sum); write in 2", r"write in 2; \1")],
+        },
     ),
     Protocol(
         "a tensor is accessed by a peer after its owner's earlier accesses, and by the owner after the peer's",

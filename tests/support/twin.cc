@@ -2,12 +2,16 @@
 
 #include <unistd.h>
 
+#include <cstring>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <random>
 #include <thread>
+
+#include "kernel/gpu/multicast.h"
 
 namespace nvx::test {
 namespace {
@@ -141,6 +145,30 @@ class TwinMachine {
     return std::atomic_ref(at).compare_exchange_strong(from, to, std::memory_order_acq_rel, std::memory_order_relaxed);
   }
 
+  /// The switch adds in another order than ranks do: from the part on that the address chooses.
+  template <class T>
+  kernel::Pack sum_of_parts(const std::byte* at) const {
+    dawdle();
+    const std::vector<std::byte*> parts = mischief_.parts(at);
+    constexpr size_t kCount = sizeof(kernel::Pack) / sizeof(T);
+    float sums[kCount] = {};
+    for (size_t j = 0; j < parts.size(); ++j) {
+      T values[kCount];
+      std::memcpy(values, parts[(j + uintptr_t(at) / sizeof(kernel::Pack)) % parts.size()], sizeof values);
+      for (size_t i = 0; i < kCount; ++i) sums[i] += kernel::Rule<T>::widen(values[i]);
+    }
+    T rounded[kCount];
+    for (size_t i = 0; i < kCount; ++i) rounded[i] = kernel::Rule<T>::round(mischief_.adds_wrongly ? -1 : sums[i]);
+    kernel::Pack pack;
+    std::memcpy(&pack, rounded, sizeof pack);
+    return pack;
+  }
+  void store_to_parts(std::byte* at, const kernel::Pack& pack) const {
+    dawdle();
+    for (std::byte* part : mischief_.parts(at)) std::memcpy(part, &pack, sizeof pack);
+  }
+  void fence_parts() const {}
+
   uint64_t now_ns() const { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
   /// A lane that has waited long sleeps. Lanes that only yield keep threads of low priority from the cores, and the
   /// awaited rank may need one of these: khugepaged holds a process's mmap_lock while it scans it.
@@ -241,21 +269,33 @@ class LaneThreads {
 
 }  // namespace
 
-int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
-                int lanes, const Mischief& mischief, Played played, void (*follow_rules)()) {
+namespace {
+
+/// All lanes of all blocks at once. Returns how many of them succeeded.
+int play_lanes(const kernel::DeviceChannel& channel, int lanes, const Mischief& mischief, void (*follow_rules)(),
+               const RunLane& run_lane) {
   const int blocks = int(channel.shape.blocks);
-  const kernel::DeviceChannel ready = channel.prepared();
   std::vector<std::unique_ptr<Crossing>> crossings;
   for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
   std::vector<kernel::Peer> peers(size_t(blocks) * channel.shape.ranks);
   std::atomic<int> well{0};
+  LaneThreads::mine().run(blocks * lanes, [&](int i) {
+    follow_rules();
+    const int b = i / lanes;
+    const TwinMachine machine(b, blocks, i % lanes, lanes, *crossings[size_t(b)], mischief);
+    well += run_lane(machine, peers.data() + size_t(b) * channel.shape.ranks);
+  });
+  return well;
+}
+
+}  // namespace
+
+int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
+                int lanes, const Mischief& mischief, Played played, void (*follow_rules)()) {
+  const kernel::DeviceChannel ready = channel.prepared();
+  int well = 0;
   const auto play = [&](const RunLane& run_lane) {
-    LaneThreads::mine().run(blocks * lanes, [&](int i) {
-      follow_rules();
-      const int b = i / lanes;
-      const TwinMachine machine(b, blocks, i % lanes, lanes, *crossings[size_t(b)], mischief);
-      well += run_lane(machine, peers.data() + size_t(b) * channel.shape.ranks);
-    });
+    well = play_lanes(channel, lanes, mischief, follow_rules, run_lane);
   };
   const bool hot = played == Played::kAsLaunched && jobs.size() == 1 &&
                    kernel::with_hot_operation(channel, jobs[0], table, [&]<class Kind>(Kind kind) {
@@ -273,6 +313,22 @@ int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Jo
                                        [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
                                          return kernel::run_device_collective(ex, ch, job, pieces);
                                        });
+  });
+  return well;
+}
+
+int play_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job, const kernel::MulticastView& view,
+                   int lanes, const Mischief& mischief, void (*follow_rules)()) {
+  const kernel::DeviceChannel ready = channel.prepared();
+  int well = 0;
+  kernel::with_multicast_type(job, [&]<class T>(T) {
+    well = play_lanes(channel, lanes, mischief, follow_rules, [&](const TwinMachine& machine, kernel::Peer* shared) {
+      return kernel::run_jobs<LaneRules, kernel::MulticastOperation<T>>(
+          machine, ready, shared, &job, 1, nullptr,
+          [&](auto& ex, auto& ch, const kernel::Job& one, kernel::PieceTable) {
+            return kernel::reduce_multicast<T>(ex, ch, one, view);
+          });
+    });
   });
   return well;
 }

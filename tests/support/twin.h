@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernel/gpu/device_collectives.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "kernel/gpu/signals.h"
 
 /// The device algorithms without a device: each lane of each block of each rank is a host thread. Pads, states, epochs
@@ -24,6 +25,9 @@ struct Mischief {
   enum class Store { kPacket, kFlag };
   enum class Fate { kArrives, kGoesAstray, kIsBent };
   std::function<Fate(Store, const void*)> fate = nullptr;
+  /// The bytes of all ranks at an address of a multicast object.
+  std::function<std::vector<std::byte*>(const void*)> parts = nullptr;
+  bool adds_wrongly = false;                      ///< the switch
   std::function<void(uint32_t)> holds = nullptr;  ///< a lane calls it before it reports the result of its n-th await
 };
 
@@ -48,6 +52,10 @@ enum class Played { kAsLaunched, kGeneral };
 int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
                 int lanes, const Mischief& mischief = {}, Played played = Played::kAsLaunched,
                 void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
+
+/// One kernel of reduce_multicast() of one rank, likewise. `mischief.parts` is the switch.
+int play_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job, const kernel::MulticastView& view,
+                   int lanes, const Mischief& mischief, void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
 
 /// The kernel of signals, on this thread. False if it gave up.
 bool play_signals(const kernel::DeviceChannel& channel, const kernel::SignalJob& job);

@@ -56,7 +56,8 @@ Moves moves_of(DeviceAlgorithm algorithm, Collective collective, double n) {
     case DeviceAlgorithm::kReducePacketsTwoShot: return {kPacked * 2 * others, 1 / n};
     case DeviceAlgorithm::kReduceChunks: return {once ? others : 2 * others, 1 / n};
     case DeviceAlgorithm::kExchangeChunks: return {straight, piece};
-    case DeviceAlgorithm::kMoveOwn: break;  // pushes nothing
+    case DeviceAlgorithm::kMoveOwn: break;          // pushes nothing
+    case DeviceAlgorithm::kReduceMulticast: break;  // not modelled
   }
   return {0, 0};
 }

@@ -20,6 +20,7 @@ class ChannelMemory {
   NVX_HD uint32_t ranks() const { return ranks_; }
   NVX_HD uint32_t stamp32() const { return epoch_ & stamp_mask_; }
   NVX_HD const DeviceShape& shape() const { return at_.shape; }
+  NVX_HD const Divisor& by_ranks() const { return at_.by_ranks; }
   /// Valid after enter(). Conclusions from greetings are valid after meet().
   NVX_HD Peer* peers() const { return in_block(peers_); }
   NVX_HD Peer& me() const { return peers_[rank()]; }

@@ -279,6 +279,7 @@ NVX_HD bool run_device_collective(Exec& ex, Channel& ch, const Job& job, PieceTa
     case DeviceAlgorithm::kExchangeChunks:
     case DeviceAlgorithm::kExchangePieces: return exchange_chunks<AnyOperation>(ex, ch, job);
     case DeviceAlgorithm::kMoveOwn: return move_own(ex, ch, job, table);
+    case DeviceAlgorithm::kReduceMulticast: break;
   }
   return false;
 }
@@ -324,7 +325,8 @@ bool with_hot_operation(const DeviceChannel& channel, const Job& job, PieceTable
     case kExchangePackets: return as.template operator()<kExchangePackets>();
     case kExchangeChunks: return as.template operator()<kExchangeChunks>();
     case kExchangePieces: return as.template operator()<kExchangePieces>();
-    case kMoveOwn: return false;
+    case kMoveOwn:
+    case kReduceMulticast: return false;
   }
   return false;
 }

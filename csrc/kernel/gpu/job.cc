@@ -9,7 +9,7 @@ namespace {
 using Kind = Pieces::Kind;
 
 constexpr const char* kNames[] = {"reduce_packets",  "reduce_packets_two_shot", "reduce_chunks", "exchange_packets",
-                                  "exchange_chunks", "exchange_pieces",         "move_own"};
+                                  "exchange_chunks", "exchange_pieces",         "move_own",      "reduce_multicast"};
 static_assert(std::size(kNames) == kDeviceAlgorithmCount);
 
 }  // namespace
@@ -37,7 +37,8 @@ Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t 
   switch (work.call.fingerprint.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: {
-      const Kind kind = algorithm == DeviceAlgorithm::kReducePackets ? Kind::kSame : Kind::kSplit;
+      const bool whole = algorithm == DeviceAlgorithm::kReducePackets || algorithm == DeviceAlgorithm::kReduceMulticast;
+      const Kind kind = whole ? Kind::kSame : Kind::kSplit;
       job.send = {kind, 0, in, bytes};
       if (job.root < 0 || is_root) job.recv = {kind, 0, work.out, bytes};
       break;

@@ -19,8 +19,9 @@ enum class DeviceAlgorithm : uint8_t {
   kExchangeChunks,        ///< the same in chunks
   kExchangePieces,        ///< the same, pair by pair: packets if the piece fits, otherwise chunks
   kMoveOwn,               ///< copies between pieces of this rank alone; no peer takes part
+  kReduceMulticast,       ///< all_reduce of sums, which the switch adds: kernel/gpu/multicast.h, in a launch of its own
 };
-inline constexpr size_t kDeviceAlgorithmCount = 7;
+inline constexpr size_t kDeviceAlgorithmCount = 8;
 
 const char* name(DeviceAlgorithm algorithm);
 
@@ -30,7 +31,7 @@ NVX_HD constexpr bool has_chunks(DeviceAlgorithm algorithm) {
          algorithm == DeviceAlgorithm::kExchangePieces;
 }
 
-/// Whether the algorithm reduces; otherwise it only moves data.
+/// Whether the algorithm reduces, by the rules that all but kReduceMulticast follow; otherwise it only moves data.
 NVX_HD constexpr bool reduces(DeviceAlgorithm algorithm) { return algorithm <= DeviceAlgorithm::kReduceChunks; }
 
 /// The most packs of a block's share of a piece that a packet algorithm holds; chunks have no limit.

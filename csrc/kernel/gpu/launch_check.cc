@@ -75,6 +75,22 @@ Status refusal(const std::string& what, const char* why) {
 
 }  // namespace
 
+Status check_multicast(const DeviceChannel& channel, const Job& job, const MulticastView& view) {
+  const std::string what = "a launch of reduce_multicast";
+  if (const char* why = flaw(channel)) return refusal(what, why);
+  const Fingerprint& f = job.fingerprint;
+  const bool is_sum = f.collective == Collective::kAllReduce && f.op == ReduceOp::kSum && !job.awaited &&
+                      (f.dtype == DType::kF32 || f.dtype == DType::kBF16 || f.dtype == DType::kF16);
+  const auto is_whole = [](const Pieces& pieces) { return pieces.kind == Pieces::Kind::kSame; };
+  if (job.algorithm != DeviceAlgorithm::kReduceMulticast || !is_sum || !is_whole(job.send) || !is_whole(job.recv))
+    return refusal(what, "it is not an all_reduce of a sum of its types");
+  if (job.send.bytes != job.recv.bytes) return refusal(what, "its result and its input differ in length");
+  if (job.send.bytes != 0 && (!job.send.base || !job.recv.base)) return refusal(what, "it has a piece without memory");
+  if (!view.all || !view.mine || view.slot(channel.shape.blocks) == 0)
+    return refusal(what, "it has no multicast memory");
+  return {};
+}
+
 Status check_launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table) {
   if (const char* why = flaw(channel)) return refusal("a launch", why);
   if (jobs.size() > kLaunchJobs) return refusal("a launch", "it has too many operations");

@@ -7,6 +7,7 @@
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/device_collectives.h"
 #include "kernel/gpu/launch_cuda.h"
+#include "kernel/gpu/multicast.h"
 #include "kernel/gpu/signals.h"
 
 namespace nvx::kernel {
@@ -76,6 +77,9 @@ const Row kRows[] = {
     {"exchange_chunks", hot_kernel<DeviceAlgorithm::kExchangeChunks>()},
     {"exchange_pieces", hot_kernel<DeviceAlgorithm::kExchangePieces>()},
     {"signals", signal_kernel()},
+    {"reduce_multicast f32", multicast_kernel(0)},
+    {"reduce_multicast bf16", multicast_kernel(1)},
+    {"reduce_multicast f16", multicast_kernel(2)},
 };
 
 Status status_of(cudaError_t error, const char* what) {

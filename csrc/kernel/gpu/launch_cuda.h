@@ -32,6 +32,21 @@ Status check_launch(const DeviceChannel& channel, std::span<const Job> jobs, std
 /// and if one fails, blocks that were ahead have written parts of later ones.
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table, void* stream);
 
+/// A part of each rank's memory, behind one address (memory/gpu/device_multicast.h), for kernels of
+/// kernel/gpu/multicast.h.
+struct MulticastView {
+  static constexpr uint32_t kSlots = 2;  ///< of a block's inputs, and as many of sums
+  std::byte* all = nullptr;              ///< the address of all parts
+  std::byte* mine = nullptr;             ///< this rank's part
+  uint64_t bytes = 0;                    ///< of each part; the same on all ranks
+
+  /// The bytes that a slot holds.
+  constexpr size_t slot(uint32_t blocks) const { return bytes / (2 * kSlots * blocks) / kCacheLine * kCacheLine; }
+};
+/// As check_launch and launch_cuda, for one job of kReduceMulticast: a sum of float32, bfloat16 or float16.
+Status check_multicast(const DeviceChannel& channel, const Job& job, const MulticastView& view);
+Status launch_multicast_cuda(const DeviceChannel& channel, const Job& job, const MulticastView& view, void* stream);
+
 /// The resources of a kernel on the current device.
 struct KernelFacts {
   const char* name;
@@ -55,6 +70,15 @@ class KernelLauncher {
   virtual Status launch_on_queue(uint64_t queue, const DeviceChannel& channel, std::span<const Job> jobs,
                                  std::span<const Piece> table) {
     return launch(channel, jobs, table, reinterpret_cast<void*>(queue));  // a CUstream is a cudaStream_t
+  }
+  /// As launch_multicast_cuda, on a stream and on a queue.
+  virtual Status launch_multicast(const DeviceChannel& channel, const Job& job, const MulticastView& view,
+                                  void* stream) {
+    return launch_multicast_cuda(channel, job, view, stream);
+  }
+  virtual Status launch_multicast_on_queue(uint64_t queue, const DeviceChannel& channel, const Job& job,
+                                           const MulticastView& view) {
+    return launch_multicast(channel, job, view, reinterpret_cast<void*>(queue));
   }
   /// As load_cuda, on the calling thread's current device.
   virtual Status facts(std::vector<KernelFacts>* facts) { return load_cuda(facts); }

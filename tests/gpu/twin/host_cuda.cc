@@ -211,6 +211,10 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   return {};
 }
 
+Status launch_multicast_cuda(const DeviceChannel&, const Job&, const MulticastView&, void*) {
+  return {Code::kInvalid, "nvx: threads that play a device have no multicast"};
+}
+
 Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* stream) {
   static_cast<cudaStream_t>(stream)->post([channel, job] { (void)test::play_signals(channel, job); });
   return {};

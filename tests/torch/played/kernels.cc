@@ -81,6 +81,10 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   return {};
 }
 
+Status launch_multicast_cuda(const DeviceChannel&, const Job&, const MulticastView&, void*) {
+  return {Code::kInvalid, "nvx: the fake accelerator has no multicast"};
+}
+
 Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* stream) {
   push(stream, [channel, job] {
     SignalJob mine = job;
