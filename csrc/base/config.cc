@@ -77,6 +77,11 @@ constexpr Variable kVariables[] = {
      "use of nvx's CUDA kernels, where they are built: 0 never, so CUDA tensors go through host memory; 1 always; auto "
      "unless a small operation takes more than 1 ms",
      "auto, 0, 1"},
+    {"NVX_NVLS", "0", "",
+     "1: an NVSwitch adds the sums of float32, float16 and bfloat16 in all_reduce by kernels, where the GPUs of all "
+     "ranks "
+     "can multicast: other bits than without. Untested on a GPU",
+     "0, 1"},
     {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
      "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
 };
@@ -242,6 +247,7 @@ Config read() {
           .tune = text("NVX_TUNE"),
           .delegate = hand_overs("NVX_DELEGATE"),
           .kernels = kernels_of(choice("NVX_KERNELS")),
+          .nvls = choice("NVX_NVLS") == "1",
           .trace = text("NVX_TRACE")};
 }
 
@@ -280,7 +286,7 @@ Agreed Config::agreed() const {
   Hash handed_over;
   for (const HandOver& one : delegate) handed_over.add(one.collective).add(one.least_bytes);
   return {Hash().add(algorithm).value(), Hash().add(tune).value(), handed_over.value(),
-          Hash().add(uint64_t(kernels)).value()};
+          Hash().add(uint64_t(kernels)).value(), Hash().add(uint64_t(nvls)).value()};
 }
 
 bool may_be_handed_over(const std::string& collective) {

@@ -51,7 +51,7 @@ Kernels kernels_of(const std::string& word);
 
 /// The variables that affect the choice of an algorithm. Ranks that differ in one of them would choose different
 /// algorithms, so set-up refuses them.
-inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_TUNE", "NVX_DELEGATE", "NVX_KERNELS"};
+inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_TUNE", "NVX_DELEGATE", "NVX_KERNELS", "NVX_NVLS"};
 using Agreed = std::array<uint64_t, kAgreed.size()>;
 
 /// The environment at the first call of config().
@@ -72,6 +72,7 @@ struct Config {
   std::string tune;  ///< as set; set-up puts the values that it names in its place
   std::vector<HandOver> delegate;
   Kernels kernels;
+  bool nvls;
   std::string trace;
 
   /// One hash per variable of `kAgreed`.

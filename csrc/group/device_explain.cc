@@ -69,6 +69,14 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
   const DevicePlanFacts facts{shape_for(q.facts), q.facts.force, q.facts.tuning};
   const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
   std::vector<Way> ways;
+  const DevicePlanFacts with_switch{facts.shape, facts.force, facts.tuning, /*has_multicast=*/config().nvls};
+  const auto sum = plan_all_reduce(q.bytes, DType::kF32, ReduceOp::kSum, with_switch).algorithm;
+  if (q.collective == Collective::kAllReduce && sum == DeviceAlgorithm::kReduceMulticast && q.facts.ranks > 1)
+    ways.push_back(
+        {"kernels", kernel::name(sum),
+         "sums of float32, float16 and bfloat16, where the GPUs of all ranks can multicast: the switch adds, in "
+         "other bits than the ways below",
+         "NVX_NVLS", q.has_kernels});
   for (const DeviceAlgorithm algorithm : algorithms_of(q.collective)) {
     const bool chosen = algorithm == choice.algorithm;
     Way way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),

@@ -237,6 +237,7 @@ TEST(Config, AgreedSettingsHaveAHashEach) {
   other[1].tune = "lease=1M";
   other[2].delegate = {{"all_reduce", 1 << 20}};
   other[3].kernels = Kernels::kAlways;
+  other[4].nvls = !one.nvls;
   for (size_t i = 0; i < kAgreed.size(); ++i) {
     Agreed same = other[i].agreed();
     EXPECT_NE(same[i], one.agreed()[i]) << kAgreed[i];

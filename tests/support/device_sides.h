@@ -77,6 +77,33 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
     });
     return {};
   }
+  Status launch_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job,
+                          const kernel::MulticastView& view, void* stream) override {
+    NVX_TRY(refusal);
+    NVX_TRY(kernel::check_multicast(channel, job, view));
+    ++launches, ++by_switch;
+    std::function<void()> kernel = play(channel, job, view);
+    if (channel.by_replays) {
+      graph.push_back(std::move(kernel));
+      return {};
+    }
+    ++*running_;
+    static_cast<PlayedStream*>(stream)->post([kernel = std::move(kernel), running = running_] {
+      kernel();
+      --*running;
+    });
+    return {};
+  }
+  Status launch_multicast_on_queue(DeviceQueue queue, const kernel::DeviceChannel& channel, const kernel::Job& job,
+                                   const kernel::MulticastView& view) override {
+    NVX_TRY(kernel::check_multicast(channel, job, view));
+    ++trials;
+    driver_->run(driver_, queue, [kernel = play(channel, job, view), job, hangs = hangs_in_switch, bends = bends] {
+      if (!hangs) kernel();
+      if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
+    });
+    return {};
+  }
   Status facts(std::vector<kernel::KernelFacts>* facts) override {
     NVX_TRY(refusal);
     facts->push_back({"played", 0, 0, room_->blocks()});
@@ -94,10 +121,23 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   std::optional<kernel::DeviceAlgorithm> bends;  ///< the kernels of a trial whose first result is wrong
   std::atomic<int> trials{0};
   std::atomic<bool> knows_ends{true};  ///< whether it can tell that a kernel has ended
-  std::atomic<int> launches{0};
+  std::atomic<int> launches{0}, by_switch{0};
+  bool adds_wrongly = false;                 ///< this rank's switch
+  bool hangs_in_switch = false;              ///< this rank's kernels that use multicast do nothing in a trial
   std::vector<std::function<void()>> graph;  ///< the captured launches
 
  private:
+  std::function<void()> play(const kernel::DeviceChannel& channel, const kernel::Job& job,
+                             const kernel::MulticastView& view) const {
+    Mischief mischief;
+    mischief.parts = [driver = driver_](const void* at) { return driver->multicast(at); };
+    mischief.adds_wrongly = adds_wrongly;
+    return [channel, mischief, room = room_, job, view] {
+      room->take(channel.shape.blocks);
+      (void)play_multicast(channel, job, view, /*lanes=*/2, mischief);
+      room->give_back(channel.shape.blocks);
+    };
+  }
   std::function<void()> play(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                              std::span<const kernel::Piece> table) const {
     Mischief mischief;

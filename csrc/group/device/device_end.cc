@@ -66,7 +66,7 @@ void warn_if_not_shown(const DeviceFacts& facts) {
 
 DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
                      kernel::KernelLauncher& launcher)
-    : home_(home), options_(options), own_(options.patience) {
+    : home_(home), options_(options), wants_multicast_(options.multicast_bytes != 0), own_(options.patience) {
   try {
     set_up(exchange, launcher);
   } catch (const std::exception& error) {
@@ -87,6 +87,8 @@ DeviceEnd::~DeviceEnd() { let_go(); }
 /// Requires that no kernel of this rank accesses the memory; peers may still write to it.
 void DeviceEnd::let_go() {
   pools_.reset();  // before the memory that contains its views
+  if (multicast_) multicast_->release_when(exported_ ? options_.peers_gone : [] { return true; });
+  multicast_.reset();
   if (!span_) return;
   bool hung = false;
   {
@@ -121,6 +123,7 @@ void DeviceEnd::keep(User user) {
   share_->arena().quarantine(std::exchange(span_, Span{}));
   control_->abandon();
   pools_->keep();
+  if (multicast_) multicast_->keep();
   keep_for_ever(std::move(share_));  // the mappings of peers, to which a hung device may still write
 }
 
@@ -163,16 +166,20 @@ void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
     share_.reset();
     promise_.give_back();
   }
-  NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s",
+  NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s%s",
           options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
-          channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
+          channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str(),
+          multicast_ ? "; the switch adds sums (NVX_NVLS=1)" : "");
 }
 
 /// Sets up and formats the memory that kernels need, on all ranks.
 TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
-  share_ = std::make_unique<DeviceShare>(
-      home_, exchange,
-      ShareOptions{options_.rank, options_.ranks, options_.device, options_.host, options_.patience, options_.name});
+  const size_t multicast_bytes = wants_multicast_ ? options_.multicast_bytes : 0;
+  share_ = std::make_unique<DeviceShare>(home_, exchange,
+                                         ShareOptions{options_.rank, options_.ranks, options_.device, options_.host,
+                                                      options_.patience, multicast_bytes, options_.name});
+  multicast_ = share_->take_multicast();
+  if (wants_multicast_ && !multicast_) give_up_multicast(share_->why_no_multicast());
   Rooms rooms = agree(exchange, resident);
   promise_ = std::move(rooms.promise);
   why_fewer_ = std::move(rooms.why_fewer);
@@ -182,7 +189,8 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   TrialSetting setting;
   setting.rank = options_.rank;
   setting.device = options_.device;
-  setting.first_epoch = options_.first_epoch - kTrialEpochs;
+  setting.multicast = multicast();
+  setting.first_epoch = options_.first_epoch - setting.epochs();
   setting.busy = options_.busy;
   setting.patience = options_.patience;
   setting.look = options_.look;
@@ -195,7 +203,7 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   rooms.claim.give_back();
   setting.desk = pin("the channel's initial state",
                      std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
-                              trial_bytes(channel_.shape)));
+                              trial_bytes(setting)));
   setting.touches = format(setting);
   exported_ = true;
   meet_pools(exchange);  // it also ensures that all pads are formatted
@@ -213,6 +221,7 @@ bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, con
       if (!pair.fine()) home_.distrust({peer.arena, peer.kind, options_.device}, pair.why);
     }
     NVX_CHECK(!verdict.wrong, verdict.why);
+    if (!verdict.no_multicast.empty()) give_up_multicast(verdict.no_multicast);
     if (!verdict.failed) check_speed(verdict.each);
     *why = verdict.why;
     return !verdict.failed;
@@ -220,6 +229,19 @@ bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, con
     if (error.code() == Code::kTimeout) keep(User::kKernel);  // the kernel may still write to the memory
     throw;
   }
+}
+
+kernel::MulticastView DeviceEnd::multicast() const {
+  if (!multicast_) return {};
+  return {pointer(multicast_->all()), pointer(multicast_->mine()), multicast_->bytes()};
+}
+
+/// All ranks do it alike, before the first operation.
+void DeviceEnd::give_up_multicast(const std::string& why) {
+  wants_multicast_ = false;
+  if (multicast_) multicast_->release_when(options_.peers_gone);
+  multicast_.reset();
+  if (options_.rank == 0) NVX_LOG(kWarn, "group %s: NVX_NVLS=1 has no effect: %s", options_.group.c_str(), why.c_str());
 }
 
 /// Throws Error, on all ranks, if the kernels are too slow to be used.

@@ -20,6 +20,9 @@
 
 namespace nvx {
 
+/// Of each rank, to add sums in the switch. A block's slot has 85 KiB of it.
+inline constexpr size_t kMulticastBytes = size_t(8) << 20;
+
 struct DeviceSideOptions {
   std::string group;  ///< the group's name, for messages
   int rank = 0;
@@ -31,9 +34,10 @@ struct DeviceSideOptions {
   uint32_t blocks =
       uint32_t(Tuning().of(Tune::kBlocks, 2));  ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
   uint32_t processes = 0;                       ///< see `RoomRequest`
-  uint32_t first_epoch = 0;                     ///< tests start near the wrap
-  std::chrono::milliseconds patience{2000};     ///< the limit for each trial of a kind of memory with a peer
-  std::chrono::milliseconds busy{10'000};       ///< the limit for other work to let the first kernels begin
+  size_t multicast_bytes = 0;                ///< of each rank, to add sums in the switch; 0: none. The same everywhere
+  uint32_t first_epoch = 0;                  ///< tests start near the wrap
+  std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
+  std::chrono::milliseconds busy{10'000};    ///< the limit for other work to let the first kernels begin
   /// Kernels of which a small operation takes longer are not used; 0: whatever it takes.
   std::chrono::microseconds slowest{0};
   std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves
@@ -77,6 +81,8 @@ class DeviceEnd {
   /// A peer's pool as this rank maps it; null if it is not reachable.
   std::shared_ptr<PeerPool> peer_pool(int rank) const { return pools_->of(rank); }
   const DeviceShare& share() const { return *share_; }
+  /// Empty if the ranks have no multicast object.
+  kernel::MulticastView multicast() const;
   /// The reason why the ranks have fewer blocks than requested; empty if they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }
 
@@ -98,6 +104,7 @@ class DeviceEnd {
   TrialSetting open_channel(Exchange& exchange, int resident);
   bool serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting, std::string* why);
   void check_speed(std::chrono::microseconds each) const;
+  void give_up_multicast(const std::string& why);
   Rooms agree(Exchange& exchange, int resident);
   void take_memory(uint32_t first_epoch);
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
@@ -116,6 +123,8 @@ class DeviceEnd {
   std::string why_fewer_;
   std::unique_ptr<DeviceShare> share_;
   std::unique_ptr<DevicePools> pools_;
+  std::unique_ptr<MulticastSpan> multicast_;
+  bool wants_multicast_;
   Span span_;
   bool exported_ = false;
   MappedRegions own_;  // `control_`; the last owner, which unpins it with a deadline

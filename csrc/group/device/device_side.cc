@@ -39,6 +39,11 @@ milliseconds patience_of(const Operation& operation, milliseconds timeout) {
   return operation.timeout.count() > 0 ? operation.timeout : std::max(timeout, milliseconds(0));
 }
 
+/// Such a job has a launch of its own.
+bool is_multicast(std::span<const kernel::Job> jobs) {
+  return !jobs.empty() && jobs[0].algorithm == kernel::DeviceAlgorithm::kReduceMulticast;
+}
+
 }  // namespace
 
 DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
@@ -46,7 +51,7 @@ DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOpt
     : launcher_(std::move(launcher)),
       order_(std::move(order)),
       end_(home, exchange, options, *launcher_),
-      facts_{end_.channel().shape, options.force, options.tuning},
+      facts_{end_.channel().shape, options.force, options.tuning, end_.multicast().bytes != 0},
       diagnosis_(options.group, options.rank, options.name, options.describe),
       launched_(options.first_epoch),
       streams_(home.id(), options.device),
@@ -155,7 +160,9 @@ Status DeviceSide::launch_batches(std::span<const Operation* const> operations, 
                      /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
     if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
-    const Status status = launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream.native);
+    const Status status = is_multicast(batch_.jobs())
+                              ? launcher_->launch_multicast(channel, batch_.jobs()[0], end_.multicast(), stream.native)
+                              : launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream.native);
     if (!status.ok()) return refused(status, begins, /*is_first=*/at == 0);
     if (begins == Begins::kInReplays) {
       captured_.fetch_add(uint32_t(n), std::memory_order_release);
@@ -220,6 +227,7 @@ size_t DeviceSide::gather(std::span<const Operation* const> operations, millisec
   for (kernel::Piece* room; n < operations.size() && (room = batch_.room(listed_by(*operations[n]))); ++n) {
     kernel::Job job = job_of(*operations[n], room, timeout);
     job.call = (call & kCaptured) | call_of(call + n);
+    if (n > 0 && (is_multicast({&job, 1}) || is_multicast(batch_.jobs()))) break;
     if (!batch_.add(job)) break;
   }
   return n;
@@ -256,7 +264,7 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
 DeviceChoice DeviceSide::choose(const Operation& o) const {
   const auto ask = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
   switch (o.collective) {
-    case Collective::kAllReduce:
+    case Collective::kAllReduce: return plan_all_reduce(o.count * size_of(o.dtype), o.dtype, o.op, facts_);
     case Collective::kReduce: return ask(o.count * size_of(o.dtype));
     case Collective::kBroadcast:
     case Collective::kAllGather: return ask(o.recv.longest());

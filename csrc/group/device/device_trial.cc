@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "group/device/device_wait.h"
 #include "group/meet/store.h"
 #include "kernel/gpu/packs.h"
 #include "kernel/reduce/level.h"
+#include "kernel/reduce/reduce.h"
 #include "memory/driver/cards.h"
 #include "memory/driver/thread_call.h"
 
@@ -28,7 +32,8 @@ struct TrialStage {
   DType dtype = DType::kU8;
   ReduceOp op = ReduceOp::kSum;
 
-  bool reduces() const { return kernel::reduces(algorithm); }
+  bool is_multicast() const { return algorithm == DeviceAlgorithm::kReduceMulticast; }
+  bool reduces() const { return kernel::reduces(algorithm) || is_multicast(); }
   std::string name() const {
     return kernel::name(algorithm) + (reduces() ? std::string(" of ") + nvx::name(dtype) : "");
   }
@@ -45,19 +50,24 @@ constexpr TrialStage kStages[] = {{kExchangePackets},
                                   {kReducePacketsTwoShot, DType::kF16, ReduceOp::kAvg},
                                   {kReduceChunks, DType::kF32},
                                   {kReduceChunks, DType::kBF16},
-                                  {kReduceChunks, DType::kF16}};
-static_assert(std::size(kStages) == kTrialEpochs);
+                                  {kReduceChunks, DType::kF16},
+                                  {kReduceMulticast, DType::kF32},
+                                  {kReduceMulticast, DType::kBF16},
+                                  {kReduceMulticast, DType::kF16}};
+static_assert(std::size(kStages) == kTrialEpochs + kMulticastTrialEpochs);
 
 /// The layout of `desk`: the copied part of a pad, then for each stage this rank's input and the result.
 struct Desk {
   kernel::DeviceShape shape;
+  uint32_t stages;
 
   size_t pad_bytes() const { return DevicePad{shape}.offset(Part::kStaging); }
   /// The bytes of this rank's input: in chunks some packs of each block, otherwise one; where ranks reduce slices, of
   /// each slice.
   size_t piece(uint32_t stage) const {
     const DeviceAlgorithm algorithm = kStages[stage].algorithm;
-    const bool sliced = algorithm == kReducePacketsTwoShot || algorithm == kReduceChunks;
+    const bool sliced =
+        algorithm == kReducePacketsTwoShot || algorithm == kReduceChunks || algorithm == kReduceMulticast;
     return size_t(algorithm == kExchangeChunks ? 256 : 16) * shape.blocks * (sliced ? shape.ranks : 1);
   }
   size_t result(uint32_t stage) const { return piece(stage) * (kStages[stage].reduces() ? 1 : shape.ranks); }
@@ -67,7 +77,7 @@ struct Desk {
     return at;
   }
   size_t received(uint32_t stage) const { return sent(stage) + piece(stage); }
-  size_t bytes() const { return sent(kTrialEpochs); }
+  size_t bytes() const { return sent(stages); }
 };
 
 /// A rank's progress. Fixed layout; comes from peers.
@@ -80,6 +90,8 @@ struct TrialCard {
   uint32_t corrupt = 0;    // whether an exchange has brought other data than was sent
   uint32_t wrong = kNone;  // the first reduction whose bits are not the host's
   uint32_t each_us = 0;    // the time of an operation
+  uint32_t by_switch = 0;  // whether a sum of the switch is beyond what rounding explains
+  uint64_t sums = 0;       // a hash of the switch's sums, which all ranks have alike
 };
 
 /// A rank's finding about a peer. Fixed layout; comes from peers.
@@ -125,6 +137,34 @@ std::vector<std::byte> expected(const Desk& desk, uint32_t stage) {
   return result;
 }
 
+double element(DType dtype, const std::byte* at, size_t i) {
+  const auto read = [&]<class T>(T value) {
+    std::memcpy(&value, at + i * sizeof value, sizeof value);
+    return double(kernel::Rule<T>::widen(value));
+  };
+  return dtype == DType::kF32 ? read(float()) : dtype == DType::kBF16 ? read(kernel::BF16()) : read(kernel::F16());
+}
+
+/// Whether sums differ from the host's by no more than any order of additions explains, each of which rounds or
+/// truncates to the type.
+bool are_near(const Desk& desk, uint32_t stage, const std::byte* got) {
+  const TrialStage& what = kStages[stage];
+  const size_t piece = desk.piece(stage), count = piece / size_of(what.dtype);
+  const std::vector<std::byte> want = expected(desk, stage);
+  std::vector<double> most(count);
+  std::vector<std::byte> input(piece);
+  for (uint32_t r = 0; r < desk.shape.ranks; ++r) {
+    write_input(what, r, input.data(), piece);
+    for (size_t i = 0; i < count; ++i) most[i] += std::abs(element(what.dtype, input.data(), i));
+  }
+  const double step = what.dtype == DType::kF32 ? 0x1p-23 : what.dtype == DType::kBF16 ? 0x1p-7 : 0x1p-10;
+  for (size_t i = 0; i < count; ++i) {
+    const double off = std::abs(element(what.dtype, got, i) - element(what.dtype, want.data(), i));
+    if (!(off <= step * desk.shape.ranks * most[i])) return false;  // also if it is no number
+  }
+  return true;
+}
+
 /// One rank's part of the trial.
 class DeviceTrial {
  public:
@@ -132,7 +172,7 @@ class DeviceTrial {
       : driver_(std::move(driver)),
         exchange_(exchange),
         setting_(setting),
-        desk_{setting.channel.shape},
+        desk_{setting.channel.shape, setting.epochs()},
         findings_(setting.channel.shape.ranks) {}
 
   /// Closing a queue may hang, so it has a deadline too.
@@ -143,7 +183,7 @@ class DeviceTrial {
   DeviceTrial(const DeviceTrial&) = delete;
 
   TrialVerdict run(kernel::KernelLauncher& launcher) {
-    for (uint32_t stage = 0; stage < kTrialEpochs; ++stage)
+    for (uint32_t stage = 0; stage < stages(); ++stage)
       write_input(kStages[stage], me(), desk() + desk_.sent(stage), desk_.piece(stage));
     try {
       launch(launcher);
@@ -159,7 +199,7 @@ class DeviceTrial {
       throw;
     }
     end_kernels();
-    TrialVerdict verdict{std::vector<PairVerdict>(ranks()), !all_well_, !wrong_.empty(), wrong_, each_};
+    TrialVerdict verdict{std::vector<PairVerdict>(ranks()), !all_well_, !wrong_.empty(), wrong_, no_multicast_, each_};
     if (all_well_ || verdict.wrong) return verdict;
     // All ranks' kernels have ended, so their stores are now visible here, however late, or were lost.
     if (ended() < kTrialEpochs) look_at_pads();
@@ -169,6 +209,7 @@ class DeviceTrial {
  private:
   uint32_t ranks() const { return setting_.channel.shape.ranks; }
   uint32_t me() const { return uint32_t(setting_.rank); }
+  uint32_t stages() const { return desk_.stages; }
   std::byte* desk() const { return setting_.desk->host(); }
   std::byte* desk_of_device() const { return reinterpret_cast<std::byte*>(setting_.desk->base()); }
   const kernel::Control& control() const { return *setting_.control; }
@@ -183,7 +224,7 @@ class DeviceTrial {
     job.fingerprint.dtype = what.dtype;
     job.fingerprint.op = what.op;
     job.fingerprint.count = desk_.result(stage) / size_of(what.dtype);
-    const bool whole = !what.reduces() || what.algorithm == kReducePackets;
+    const bool whole = !what.reduces() || what.algorithm == kReducePackets || what.is_multicast();
     job.send = {whole ? Kind::kSame : Kind::kSplit, 0, desk_of_device() + desk_.sent(stage), bytes};
     job.recv = {what.reduces() ? job.send.kind : Kind::kEven, 0, desk_of_device() + desk_.received(stage), bytes};
     // For a host that dies or hangs; otherwise the host ends a late operation.
@@ -196,9 +237,12 @@ class DeviceTrial {
       return std::make_shared<DeviceWork>(driver, device, touches);
     };
     work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(setting_.farewell), open);
-    for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
+    for (uint32_t stage = 0; stage < stages(); ++stage) {
       const kernel::Job jobs[] = {job(stage)};
-      const Status begun = launcher.launch_on_queue(work_->lend(), setting_.channel, jobs, {});
+      const Status begun =
+          kStages[stage].is_multicast()
+              ? launcher.launch_multicast_on_queue(work_->lend(), setting_.channel, jobs[0], setting_.multicast)
+              : launcher.launch_on_queue(work_->lend(), setting_.channel, jobs, {});
       if (!begun.ok()) throw Error(begun);
     }
   }
@@ -216,10 +260,10 @@ class DeviceTrial {
       const auto now = Clock::now();
       if (!begun && has_begun()) begun = true, limit = Deadline::after(setting_.patience);
       for (const uint32_t ended = progress(); seen < ended; ++seen, last = now) gaps.push_back(now - last);
-      return seen == kTrialEpochs || has_verdict() || limit.passed(now);
+      return seen == stages() || has_verdict() || limit.passed(now);
     };
     while (!look_until(over, Deadline::after(kGlance))) setting_.look();
-    if (gaps.size() < kTrialEpochs / 2) return;
+    if (gaps.size() < stages() / 2) return;
     gaps.erase(gaps.begin());  // it waited for the last rank to come
     std::nth_element(gaps.begin(), gaps.begin() + std::ptrdiff_t(gaps.size() / 2), gaps.end());
     each_ = std::chrono::duration_cast<std::chrono::microseconds>(gaps[gaps.size() / 2]);
@@ -228,7 +272,7 @@ class DeviceTrial {
   /// Ends what has not ended, and waits for the device to report it.
   void end_kernels() {
     if (!work_) return;
-    if (progress() < kTrialEpochs) std::atomic_ref(setting_.control->abort).store(1, std::memory_order_release);
+    if (progress() < stages()) std::atomic_ref(setting_.control->abort).store(1, std::memory_order_release);
     drain(Deadline::after(setting_.farewell), "the first operations of GPU kernels");
   }
 
@@ -280,23 +324,39 @@ class DeviceTrial {
     return whole;
   }
 
+  void look_at_sums(TrialCard& card) const {
+    Hash hash;
+    for (uint32_t stage = kTrialEpochs; stage < stages(); ++stage) {
+      const std::byte* const got = desk() + desk_.received(stage);
+      card.by_switch = card.by_switch || !are_near(desk_, stage, got);
+      hash.add(std::string_view(reinterpret_cast<const char*>(got), desk_.piece(stage)));
+    }
+    card.sums = hash.value();
+  }
+
   /// Publishes this rank's progress, and reads the others'. Returns whether all ranks have ended well.
   bool tell() {
     TrialCard card;
     card.rank = setting_.rank;
     card.ended = ended();
-    if (card.ended == kTrialEpochs) {
+    if (card.ended == stages()) {
       end_kernels();  // an end that a kernel reports is not ordered behind its stores
       card.corrupt = !look_at_results(&card.wrong);
+      look_at_sums(card);
     }
     card.each_us = uint32_t(std::min<int64_t>(each_.count(), UINT32_MAX));
     const auto cards = read_cards<TrialCard>(exchange_.all_gather(bytes_of(card)), 1, setting_.name);
-    all_well_ = true, any_ended_ = false;
+    all_well_ = true, any_ended_ = false, no_multicast_.clear();
     bool is_corrupt = false;
     for (uint32_t r = 0; r < ranks(); ++r) {
       if (cards[r].magic != TrialCard::kMagic || cards[r].rank != int32_t(r))
         throw of_another_version(setting_.name(int(r)));
-      const bool is_over = cards[r].ended == kTrialEpochs, is_wrong = cards[r].wrong < kTrialEpochs;
+      const bool is_over = cards[r].ended == stages(), is_wrong = cards[r].wrong < kTrialEpochs;
+      if (!is_over && cards[r].ended >= kTrialEpochs)
+        no_multicast_ = "the kernel of " + setting_.name(int(r)) + " that uses multicast did not end";
+      if (is_over && no_multicast_.empty() && (cards[r].by_switch != 0 || cards[r].sums != cards[0].sums))
+        no_multicast_ = "the switch's sums on " + setting_.name(int(r)) +
+                        (cards[r].by_switch ? " are wrong" : " are not those of rank 0");
       if (is_wrong && wrong_.empty())
         wrong_ = setting_.name(int(r)) + "'s kernel " + kStages[cards[r].wrong].name() +
                  " computes other bits than the host";
@@ -385,6 +445,7 @@ class DeviceTrial {
   std::chrono::microseconds each_{0};          // this rank's operations; then the longest of all ranks'
   bool all_well_ = false, any_ended_ = false;  // ranks, by their last cards
   std::string wrong_;                          // which rank's kernel is wrong; empty if none
+  std::string no_multicast_;                   // see TrialVerdict
 };
 
 }  // namespace
@@ -394,7 +455,7 @@ bool is_shown(int architecture, int cuda) {
   return std::find(std::begin(kShown), std::end(kShown), std::pair(architecture, cuda)) != std::end(kShown);
 }
 
-size_t trial_bytes(const kernel::DeviceShape& shape) { return Desk{shape}.bytes(); }
+size_t trial_bytes(const TrialSetting& setting) { return Desk{setting.channel.shape, setting.epochs()}.bytes(); }
 
 TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
                          const TrialSetting& setting) {

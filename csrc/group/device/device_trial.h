@@ -16,14 +16,16 @@
 /// first use, all ranks run each hot kernel once on a tiny operation, in bounded time.
 namespace nvx {
 
-/// The number of operations of a trial, and of epochs that it takes: one for each hot kernel.
-constexpr uint32_t kTrialEpochs = 12;
+/// The number of operations of a trial, and of epochs that it takes: one for each hot kernel. With a multicast object
+/// there are more, one for each type that the switch adds.
+constexpr uint32_t kTrialEpochs = 12, kMulticastTrialEpochs = 3;
 
 struct TrialSetting {
   int rank = 0;
   int device = 0;
   kernel::DeviceChannel channel;
   kernel::Control* control = nullptr;        ///< the channel's control block, mapped on the host
+  kernel::MulticastView multicast;           ///< empty if the ranks have no multicast object
   uint32_t first_epoch = 0;                  ///< the epoch with which the pads were formatted
   std::vector<kernel::PeerPads> pads;        ///< this rank's; its pads and its peers' are formatted
   std::chrono::milliseconds busy{};          ///< the limit for the device to begin: other work may keep it busy
@@ -34,6 +36,8 @@ struct TrialSetting {
   /// Pinned host memory of at least `trial_bytes()`. `touches` is all memory that the kernels access, including `desk`.
   std::shared_ptr<DeviceRegion> desk;
   std::vector<std::shared_ptr<DeviceRegion>> touches;
+
+  uint32_t epochs() const { return kTrialEpochs + (multicast.bytes != 0 ? kMulticastTrialEpochs : 0); }
 };
 
 /// Whether a result file shows kernels at work on this architecture (90: sm_90) with a driver for this CUDA
@@ -41,7 +45,7 @@ struct TrialSetting {
 bool is_shown(int architecture, int cuda);
 
 /// The size of the pinned host memory that a trial needs.
-size_t trial_bytes(const kernel::DeviceShape& shape);
+size_t trial_bytes(const TrialSetting& setting);
 
 struct TrialVerdict {
   std::vector<PairVerdict> peers;  ///< by rank: the result of this rank's pair with it
@@ -49,6 +53,8 @@ struct TrialVerdict {
   bool failed = false;
   bool wrong = false;  ///< failed, because a kernel computes other bits than the host: another try would not help
   std::string why;     ///< one of the reasons, the same on all ranks
+  /// Why the switch must not add; empty if it may. The same on all ranks, and no failure unless `failed`.
+  std::string no_multicast;
   /// The time of one operation, the same on all ranks: of each rank the median, and of these the longest.
   std::chrono::microseconds each{0};
 };

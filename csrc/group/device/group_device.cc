@@ -4,6 +4,7 @@
 #include <set>
 #include <thread>
 
+#include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/words.h"
@@ -260,6 +261,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
   options.device = device;
   options.host = 1;  // all ranks are on one host
   options.processes = most_processes;
+  if (config().nvls) options.multicast_bytes = kMulticastBytes;
   options.busy = exchange_timeout(core_.waits);
   if (members_.kernels == Kernels::kIfFast) options.slowest = std::chrono::milliseconds(1);
   options.look = [this, ranks, turn = size_t(members_.local_rank())]() mutable {

@@ -19,7 +19,7 @@ namespace nvx {
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire =
-      15;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
+      16;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
 
   uint32_t magic = kMagic;
   uint16_t wire_version = kWire;
@@ -45,7 +45,7 @@ struct Hello {
   char door[48] = {};
   char version[16] = {};
 };
-static_assert(sizeof(Hello) == 504);
+static_assert(sizeof(Hello) == 512);
 
 /// This process and its machine, for a Hello. `host` overrides the detected host unless empty.
 Hello describe_self(int rank, const std::string& host = {});

@@ -88,6 +88,14 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
   return {r.chunks, "too large for packets: chunks"};
 }
 
+DeviceChoice plan_all_reduce(size_t bytes, DType dtype, ReduceOp op, const DevicePlanFacts& facts) {
+  const DeviceChoice choice = plan(Collective::kAllReduce, bytes, facts);
+  const bool is_type = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+  if (!facts.has_multicast || !is_type || op != ReduceOp::kSum || choice.algorithm == DeviceAlgorithm::kReducePackets)
+    return choice;
+  return {DeviceAlgorithm::kReduceMulticast, "NVX_NVLS=1: the switch adds"};
+}
+
 /// With M bytes of packets an all-reduce takes two trips up to M / 8 bytes: two buffers of 16 bytes for each 8 bytes,
 /// half of them for each trip. It takes one trip up to M / 4 divided by the number of ranks, as does a piece of an
 /// exchange. For a pad of 16 MiB that is 1 MiB and, with 8 ranks, 256 KiB: packets are rounded up to whole rows, so

@@ -14,6 +14,7 @@ struct DevicePlanFacts {
   kernel::DeviceShape shape;
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< kOneShot: one trip wherever packets can hold the data
   Tuning tuning = {};
+  bool has_multicast = false;  ///< the ranks have a multicast object, which NVX_NVLS asked for
 
   size_t tuned(Tune key) const { return size_t(tuning.of(key, shape.ranks)); }
 };
@@ -27,6 +28,10 @@ struct DeviceChoice {
 /// broadcast; the longest piece for reduce-scatter and all-gather. Ignored for all-to-all, gather and scatter, where a
 /// rank knows only its own pieces.
 DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts);
+
+/// For an all_reduce. Sums that the switch can add are given to it if NVX_NVLS asks for it, unless one trip of packets
+/// serves them.
+DeviceChoice plan_all_reduce(size_t bytes, DType dtype, ReduceOp op, const DevicePlanFacts& facts);
 
 /// The algorithms for a collective, in the order of message length, the shortest first.
 std::vector<kernel::DeviceAlgorithm> algorithms_of(kernel::Collective collective);

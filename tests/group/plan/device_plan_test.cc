@@ -77,6 +77,25 @@ TEST(DevicePlan, IsTheExpectedTable) {
   }
 }
 
+TEST(DevicePlan, TheSwitchAddsSumsBeyondOneTripIfTheRanksHaveIt) {
+  DevicePlanFacts facts{.shape = device_shape(8, 16, kPad)};
+  const auto of = [&](size_t bytes, DType dtype, ReduceOp op) {
+    return plan_all_reduce(bytes, dtype, op, facts).algorithm;
+  };
+  for (const size_t bytes : {8 * K, 256 * K, 64 * M}) {
+    EXPECT_EQ(of(bytes, DType::kF32, ReduceOp::kSum), plan(Collective::kAllReduce, bytes, facts).algorithm);
+  }
+  facts.has_multicast = true;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    EXPECT_EQ(of(8 * K, dtype, ReduceOp::kSum), DeviceAlgorithm::kReducePackets);
+    EXPECT_EQ(of(32 * K + 1, dtype, ReduceOp::kSum), DeviceAlgorithm::kReduceMulticast);
+    EXPECT_EQ(of(64 * M, dtype, ReduceOp::kSum), DeviceAlgorithm::kReduceMulticast);
+    EXPECT_EQ(of(64 * M, dtype, ReduceOp::kAvg), DeviceAlgorithm::kReduceChunks);
+  }
+  EXPECT_EQ(of(64 * M, DType::kF64, ReduceOp::kSum), DeviceAlgorithm::kReduceChunks);
+  EXPECT_EQ(of(64 * M, DType::kI32, ReduceOp::kSum), DeviceAlgorithm::kReduceChunks);
+}
+
 TEST(DevicePlan, ForcedAlgorithmRunsWherePossible) {
   const DeviceShape shape = device_shape(8, 16, kPad);
   const DevicePlanFacts one_shot{shape, PlanFacts::Force::kOneShot}, chunks{shape, PlanFacts::Force::kPipelined};
