@@ -311,6 +311,29 @@ def test_groups_are_made_again_over_one_store(launch, store):
         assert ended.told == {"sums": [2.0] * 4, "run": ["gloo"] + ["nvx"] * 3}
 
 
+def test_a_rank_joins_a_larger_world_over_a_store_with_entries_of_gloo(launch):
+    code = """
+import nvx, pathlib, time
+def make(world):
+    dist.init_process_group("gloo", store=dist.FileStore(os.environ["STORE"], 5), rank=rank, world_size=world)
+over = pathlib.Path(os.environ["STORE"] + " has served gloo")
+if rank < 2:
+    make(2)
+    dist.barrier()
+    dist.destroy_process_group()
+    over.touch()
+    time.sleep(2)  # rank 2 comes first
+while not over.exists():
+    time.sleep(0.01)
+nvx.serve_as("gloo")
+make(3)
+x = torch.ones(1)
+dist.all_reduce(x)
+tell(sum=x.item(), runs=runs(dist.group.WORLD))
+"""
+    assert all(ended.told == {"sum": 3.0, "runs": "nvx"} for ended in launch(code, {}, {}, {}))
+
+
 def test_ranks_meet_again_after_a_meeting_that_failed(launch):
     code = """
 import pathlib, time

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "base/error.h"
@@ -24,6 +25,20 @@ std::vector<uint8_t> refusal() {
   return value;
 }
 
+/// The number of ranks of the group for which gloo wrote the entry, which ends with an identifier of 8 bytes for each.
+/// 0 if it is not as gloo writes it.
+size_t ranks_of(std::span<const uint8_t> entry) {
+  for ([[maybe_unused]] const char* part : {"the name of the host", "the address"}) {
+    uint64_t length = 0;
+    if (entry.size() < sizeof length) return 0;
+    std::memcpy(&length, entry.data(), sizeof length);
+    entry = entry.subspan(sizeof length);
+    if (entry.size() < length) return 0;
+    entry = entry.subspan(length);
+  }
+  return entry.size() / sizeof(uint64_t);
+}
+
 std::string key_of(int rank) { return "0/" + std::to_string(rank); }  // of gloo's first context
 
 }  // namespace
@@ -32,6 +47,7 @@ GlooRanks::GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, i
     : store_(std::move(store)),
       group_(std::move(group)),
       rank_(rank),
+      size_(size),
       pause_(
           std::clamp(std::chrono::milliseconds(size), std::chrono::milliseconds(100), std::chrono::milliseconds(1000))),
       next_(Clock::now() + pause_) {
@@ -58,8 +74,11 @@ void GlooRanks::look() {
     const int other = others_.front();
     others_.pop_front();
     const std::vector<uint8_t> found = entry(other);
-    if (found == kAbsent) others_.push_back(other);
-    if (found == kAbsent || found == kOurs) continue;
+    // One for another number of ranks is of an earlier group: this rank may be the first that has come to this one.
+    const size_t ranks = ranks_of(found);
+    const bool is_old = ranks != 0 && ranks != size_t(size_);
+    if (found == kAbsent || is_old) others_.push_back(other);
+    if (found == kAbsent || is_old || found == kOurs) continue;
     throw Error(Code::kMismatch,
                 "nvx: NVX_AS differs between ranks: rank " + std::to_string(other) + " of group " + group_ +
                     " uses gloo itself, and on rank " + std::to_string(rank_) + " nvx replaces gloo",

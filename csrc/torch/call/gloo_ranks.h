@@ -28,7 +28,7 @@ class GlooRanks {
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string group_;
-  const int rank_;
+  const int rank_, size_;
   std::deque<int> others_;  // that are not known to use nvx; empty: none need be looked at
   const Clock::duration pause_;
   Clock::time_point next_;
