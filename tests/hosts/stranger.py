@@ -24,7 +24,7 @@ from pathlib import Path
 MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
 PUT = 33
 GREETING = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handshake with a job key
-LISTENS = "0A"
+ESTABLISHED, LISTENS = "01", "0A"
 CARD = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces itself at a Unix socket
 WORD = 14  # bytes before every packet there
 MOST_KEPT = 200
@@ -41,14 +41,19 @@ def put(address: int, data: bytes) -> bytes:
     return MAGIC + message(PUT, struct.pack("<QQI", address, len(data), 1)) + data
 
 
-def listening(pid: str) -> list[tuple[str, int]]:
-    """Addresses, in hexadecimal digits as the kernel writes them, and ports."""
+def sockets(pid: str, state: str) -> list[list[str]]:
+    """Rows of the kernel's tables."""
     found = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             rows = [row.split() for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
-            found += [row[1].split(":") for row in rows if row[3] == LISTENS]
-    return [(address, int(port, 16)) for address, port in found]
+            found += [row for row in rows if row[3] == state]
+    return found
+
+
+def listening(pid: str) -> list[tuple[str, int]]:
+    """Addresses, in hexadecimal digits as the kernel writes them, and ports."""
+    return [(address, int(port, 16)) for address, port in (row[1].split(":") for row in sockets(pid, LISTENS))]
 
 
 def listening_ports(pid: str) -> set[int]:
@@ -96,13 +101,17 @@ class Client:
         with contextlib.suppress(OSError):
             self.rest = self.rest[self.socket.send(self.rest[: self.pace]) :] if self.rest else b""
 
-    def leave(self) -> bool:
-        """Whether it was let in."""
+    def leave(self, pid: str) -> bool:
+        """Whether the rank has let it in. The client's end alone does not tell: if the listener gets its filter within
+        the handshake, that end is connected to nothing. An end that the rank has closed was connected."""
         with self.socket:
             try:
-                return bool(self.socket.getpeername())
+                self.socket.getpeername()
+                state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                own = f":{self.socket.getsockname()[1]:04X}"
             except OSError:
                 return False
+            return state != int(ESTABLISHED, 16) or any(row[2].endswith(own) for row in sockets(pid, ESTABLISHED))
 
 
 def paced(attacks):
@@ -129,10 +138,10 @@ def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list)
             doors_kept.append(Client(socket.AF_UNIX, socket.SOCK_SEQPACKET, "", door, *next(of_doors)))
         for client in kept[-SPEAKING:] + doors_kept[-SPEAKING:]:
             client.speak()
-        made += sum(kept.pop(0).leave() for _ in range(len(kept) - MOST_KEPT))
+        made += sum(kept.pop(0).leave(pid) for _ in range(len(kept) - MOST_KEPT))
         for _ in range(len(doors_kept) - MOST_KEPT):
-            doors_kept.pop(0).leave()
-    return tried, made + sum(client.leave() for client in kept), visits
+            doors_kept.pop(0).socket.close()
+    return tried, made + sum(client.leave(pid) for client in kept), visits
 
 
 def main() -> None:
