@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/config.h"
-#include "group/device/device_end.h"
+#include "group/device/channel_resources.h"
 #include "group/hierarchy/host_proxy.h"
 #include "group/plan/chunks.h"
 #include "group/plan/delegate_plan.h"

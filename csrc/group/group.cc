@@ -95,7 +95,7 @@ std::shared_ptr<Window> Group::open_window(const std::optional<Window::Memory>& 
 }
 
 std::shared_ptr<Symmetric> Group::meet_symmetric(const SymmetricBlock& mine, std::byte* base,
-                                                 const GroupDevice* opened) {
+                                                 const DeviceCommunicator* opened) {
   NVX_CHECK(!core_->failures.forked(), "a forked child process cannot use its parent's groups");
   Symmetric::Parts parts{*core_, [this](Operation& operation) { return execute(operation); }, nullptr};
   if (opened) parts.pool_of = [opened](int local_rank) { return opened->peer_pool(local_rank); };

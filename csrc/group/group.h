@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "group/core/core.h"
 #include "group/core/engine.h"
-#include "group/device/group_device.h"
+#include "group/device/device_communicator.h"
 #include "group/meet/group_options.h"
 #include "group/meet/store.h"
 #include "group/p2p/symmetric.h"
@@ -55,7 +55,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
   /// See `Symmetric::meet()`. `opened`: for a block in a GPU's pool, the open device of a group of the same ranks; null
   /// for host memory.
-  std::shared_ptr<Symmetric> meet_symmetric(const SymmetricBlock& mine, std::byte* base, const GroupDevice* opened);
+  std::shared_ptr<Symmetric> meet_symmetric(const SymmetricBlock& mine, std::byte* base,
+                                            const DeviceCommunicator* opened);
 
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() { return core_->next_number(); }
@@ -69,7 +70,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // --- operations of devices
 
-  GroupDevice& device() { return *device_; }
+  DeviceCommunicator& device() { return *device_; }
   /// For an operation with a proxy: allocates the proxy's memory for it. Call before the operation has a number.
   Status reserve_slots(const Operation& operation);
   /// Begins the operation's part on the device, at the call. A failure fails the group.
@@ -103,7 +104,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   std::unique_ptr<Core> core_;
   std::shared_ptr<Lane> lane_;
-  std::unique_ptr<GroupDevice> device_;
+  std::unique_ptr<DeviceCommunicator> device_;
   std::unique_ptr<IntraHost> intra_host_;
   std::unique_ptr<Hierarchical> hierarchical_;  // null if all ranks are on one host
   std::unique_ptr<Mailbox> mailbox_;

@@ -31,7 +31,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
   core_ = std::make_unique<Core>(options, std::move(status), set_up.meet(), [this] { return weak_from_this(); });
   net::GroupPort* const port = core_->port.get();
   try {
-    device_ = std::make_unique<GroupDevice>(*core_);
+    device_ = std::make_unique<DeviceCommunicator>(*core_);
     core_->failures.on_failure([this](const Status& why) { device_->abort(why); });
     intra_host_ = std::make_unique<IntraHost>(*core_);
     if (port) hierarchical_ = std::make_unique<Hierarchical>(*core_, *intra_host_);

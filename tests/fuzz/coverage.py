@@ -23,7 +23,7 @@ WHOLE_BUT = {
     "base/failure_note.cc": "",
     "group/meet/topology.cc": """machine_seen host_hash on_different_machines quota_cores usable_cores cache_bytes put
         read_line own_host_name describe_self encode encode_addresses""",
-    "memory/gpu/pool_door.cc": "",
+    "memory/gpu/pool_server.cc": "",
     "net/mail.cc": "Mail::announce Mail::grant Mail::send Mail::push Mail::next_done",
     "net/segment_flow.cc": "SegmentFlow::take_credit",
     "net/tcp/tcp_incoming.cc": "",
@@ -37,8 +37,8 @@ PARTS_OF = {
     "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::come Mailbox::match_early
         Mailbox::accept Mailbox::yield MailPeer::come MailPeer::keep MailPeer::let_go MailPeer::clear
         MailPeer::finish""",
-    "memory/gpu/device_meeting.cc": "Meeting::receive_fd",
-    "memory/gpu/served_door.cc": "ServedDoor::serve ServedDoor::let_in ServedDoor::hear",
+    "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
+    "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::let_in LocalServer::hear",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",
     "memory/shm/handout.cc": "receive_card read_all Handout::serve Handout::attend Receipt::next Receipt::take",
     "memory/shm/neighbours.cc": """receive_introduction Neighbour::Neighbour Neighbour::tensors Neighbours::find

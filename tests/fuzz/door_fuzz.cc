@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "memory/gpu/pool_door.h"
+#include "memory/gpu/pool_server.h"
 #include "memory/shm/handout.h"
 #include "memory/shm/neighbours.h"
 
@@ -80,7 +80,7 @@ std::string make_up(FuzzedDataProvider& from) {
     case 2: return bytes_of(uint64_t(0x746565687378766e));  // comes with a sheet
     case 3: return bytes_of(uint64_t(0x6e6f73616572786e));  // comes with a reason
     case 4: return bytes_of(Introduction());
-    case 5: return bytes_of(PoolQuestion{.device = from.ConsumeIntegral<int>(), .home = {}});
+    case 5: return bytes_of(PoolQuestion{.device = from.ConsumeIntegral<int>(), .process = {}});
     case 6: {
       PoolAnswer answer;
       answer.state = from.ConsumeIntegralInRange<uint32_t>(0, 2);
@@ -213,13 +213,13 @@ void take_sheets(FuzzedDataProvider& from) {
 /// A process passes the memory of its pools on.
 void serve_pools(FuzzedDataProvider& from) {
   const std::string name = fresh_socket_name();
-  const PoolDoor door(name, [](const PoolQuestion& question, Fd*) {
+  const PoolServer door(name, [](const PoolQuestion& question, Fd*) {
     if (question.device < 0) throw Error(Code::kSystem, "nvx: it has no such device");
     return PoolAnswer{.state = PoolAnswer::kHere, .pool = {}};
   });
   come_and_go(from, {name}, [] { std::this_thread::yield(); });
   Fd fd;
-  require(ask_at_door(name, {.device = 3, .home = {}}, &fd, patience()).state == PoolAnswer::kHere);
+  require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, patience()).state == PoolAnswer::kHere);
 }
 
 /// A process asks for such memory where anything may be said.
@@ -233,7 +233,7 @@ void ask_for_pools(FuzzedDataProvider& from) {
   });
   Fd fd;
   try {
-    require(ask_at_door(name, {.device = 3, .home = {}}, &fd, patience()).state == PoolAnswer::kHere);
+    require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, patience()).state == PoolAnswer::kHere);
   } catch (const Error& error) {
     require(error.code() != Code::kTimeout);
   }

@@ -155,7 +155,7 @@ EXAMPLES = (
     ("memory/shm/arena.cc", '#include "error.h"', True),
     ("group/p2p/mailbox.cc", '#include "group/core/core.h"', False),
     ("group/p2p/mailbox.cc", '#include "group/group.h"', True),
-    ("group/device/device_side.cc", '#include "group/hierarchy/host_proxy.h"', True),
+    ("group/device/kernel_executor.cc", '#include "group/hierarchy/host_proxy.h"', True),
     ("group/meet/setup.cc", '#include "group/core/core.h"', True),
     ("group/plan/plan.cc", '#include "group/meet/members.h"', True),
     ("group/core/core.h", '#include "group/p2p/mailbox.h"', True),

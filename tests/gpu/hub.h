@@ -8,7 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/handle.h"
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 /// The meeting point of a part's processes: each has one end of a socket pair, and their parent has the others.
 namespace nvx::gpu {

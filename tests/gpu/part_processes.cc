@@ -116,17 +116,17 @@ StageShape shape_of(uint32_t ranks) {
 }
 
 void tell_start(Voice& voice, Rank& rank, const StartTimes& times) {
-  DeviceShare& share = rank.share();
+  PeerMappings& mappings = rank.mappings();
   voice.line(Line()
                  .add("start", "processes")
                  .add("ranks", rank.shape().ranks)
-                 .add("kind", name(share.agreement().kind))
-                 .add("why_not_better", share.agreement().why_not_better)
-                 .add("complaints", share.complaints())
+                 .add("kind", name(mappings.agreement().kind))
+                 .add("why_not_better", mappings.agreement().why_not_better)
+                 .add("complaints", mappings.complaints())
                  .add("share_ms", times.share)
                  .add("channel_ms", times.channel)
                  .add("init_ms", times.share + times.channel)
-                 .add("arena_bytes", uint64_t(share.arena().region().bytes()))
+                 .add("arena_bytes", uint64_t(mappings.arena().region().bytes()))
                  .add("pad_bytes", uint64_t(rank.pad_bytes())));
 }
 
@@ -134,7 +134,7 @@ void play(Member& member, Voice& voice, const Place& place) {
   StartTimes times;
   Rank rank(member, shape_of(member.members()), place, &times);
   tell_start(voice, rank, times);
-  const ShareKind kind = rank.share().agreement().kind;
+  const ShareKind kind = rank.mappings().agreement().kind;
   if (place.kind && !voice.check("the kind that was asked for", kind == *place.kind ? "" : name(kind))) return;
   const std::vector<Act> acts = some_acts(member.members(), rank.shape(), 7);
   for (const size_t at_once : {size_t(1), size_t(4)}) {

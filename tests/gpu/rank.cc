@@ -61,9 +61,9 @@ Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTim
   member.barrier();         // otherwise the slowest rank's context creation would be timed
   auto then = Clock::now();
   OneKind exchange(member, place.kind);
-  share_ = std::make_unique<DeviceShare>(
-      DeviceHome::here(), exchange,
-      ShareOptions{int(rank_), int(shape_.ranks), place.device, kThisHost, std::chrono::milliseconds(5000)});
+  mappings_ = std::make_unique<PeerMappings>(
+      DeviceRegistry::here(), exchange,
+      MappingOptions{int(rank_), int(shape_.ranks), place.device, kThisHost, std::chrono::milliseconds(5000)});
   times->share = ms_since(&then);
   format(shape, member);
   times->channel = ms_since(&then);
@@ -76,7 +76,7 @@ Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTim
 void Rank::format(const StageShape& shape, Member& member) {
   const kernel::DevicePad pad{shape_};
   const kernel::DeviceState state{shape_};
-  span_ = share_->arena().allocate(pad.bytes());
+  span_ = mappings_->arena().allocate(pad.bytes());
   state_ = std::make_unique<Memory>(state.bytes());
   control_ = std::make_unique<Memory>(sizeof(kernel::Control), Memory::Where::kPinned);
   const uint64_t offset = span_.offset;
@@ -87,7 +87,7 @@ void Rank::format(const StageShape& shape, Member& member) {
     uint64_t theirs = 0;
     NVX_CHECK(told[r].size() == sizeof theirs, "a rank said something else than where its pad is");
     std::memcpy(&theirs, told[r].data(), sizeof theirs);
-    const DevicePeer& peer = share_->peer(int(r));
+    const DevicePeer& peer = mappings_->peer(int(r));
     NVX_CHECK(theirs + pad.bytes() <= peer.bytes, "a rank's pad is outside its arena");
     peers.push_back({as_pointer(peer.theirs + theirs), as_pointer(peer.mine + offset)});
     homes.insert(peer.mine);
@@ -108,7 +108,7 @@ Rank::~Rank() {
   for (auto* kept : {&state_, &control_}) (void)kept->release();
   (void)stream_.release();
   (void)heap_.release();
-  (void)share_.release();  // a kernel that hangs writes to the peers' mapped memory
+  (void)mappings_.release();  // a kernel that hangs writes to the peers' mapped memory
 }
 
 Script Rank::write(const std::vector<Act>& acts, uint64_t patience_ns) {

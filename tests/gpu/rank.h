@@ -4,7 +4,7 @@
 
 #include "gpu/hub.h"
 #include "gpu/script.h"
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 namespace nvx::gpu {
 
@@ -19,7 +19,7 @@ struct Place {
   std::optional<ShareKind> kind{};  ///< of the memory that the ranks share; none: the best there is
 };
 
-/// One rank in its own process: its end of a channel in memory that the ranks share through DeviceShare.
+/// One rank in its own process: its end of a channel in memory that the ranks share through PeerMappings.
 class Rank {
  public:
   /// A collective call of all ranks. Throws Error.
@@ -37,7 +37,7 @@ class Rank {
   kernel::Control& control() { return *reinterpret_cast<kernel::Control*>(control_->data()); }
   const kernel::DeviceShape& shape() const { return shape_; }
   const Stream& stream() const { return *stream_; }
-  DeviceShare& share() { return *share_; }
+  PeerMappings& mappings() { return *mappings_; }
   size_t pad_bytes() const { return kernel::DevicePad{shape_}.bytes(); }
 
  private:
@@ -45,7 +45,7 @@ class Rank {
 
   kernel::DeviceShape shape_;
   uint32_t rank_;
-  std::unique_ptr<DeviceShare> share_;
+  std::unique_ptr<PeerMappings> mappings_;
   Span span_;
   std::unique_ptr<Memory> state_, control_;
   std::unique_ptr<Stream> stream_;

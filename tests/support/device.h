@@ -77,9 +77,9 @@ class DeviceRanks {
 };
 
 /// One rank's side of a play, with its memory on the device.
-class DeviceSide {
+class KernelExecutor {
  public:
-  DeviceSide(const Play& play, uint32_t rank, uint32_t ranks)
+  KernelExecutor(const Play& play, uint32_t rank, uint32_t ranks)
       : side_(play, int(rank), int(ranks)), rank_(rank), ranks_(ranks) {
     const kernel::Work work = side_.work();
     const size_t in_bytes = work.in ? work.count * side_.width() : 0;

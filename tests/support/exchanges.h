@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 namespace nvx::test {
 

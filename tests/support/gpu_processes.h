@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 #include "support/exchanges.h"
 #include "support/fake_driver.h"
 #include "support/ranks.h"
@@ -19,12 +19,13 @@ namespace nvx::test {
 struct Process {
   explicit Process(int devices, size_t arena = size_t(8) << 20,
                    std::chrono::milliseconds patience = DeviceArena::kPatience)
-      : driver(std::make_shared<FakeDriver>(devices)), home(std::make_unique<DeviceHome>(driver, arena, patience)) {}
+      : driver(std::make_shared<FakeDriver>(devices)),
+        registry(std::make_unique<DeviceRegistry>(driver, arena, patience)) {}
   std::shared_ptr<FakeDriver> driver;
-  std::unique_ptr<DeviceHome> home;
+  std::unique_ptr<DeviceRegistry> registry;
 };
 
-inline ShareOptions options_of(int rank, int ranks, int device) {
+inline MappingOptions options_of(int rank, int ranks, int device) {
   return {.rank = rank,
           .ranks = ranks,
           .device = device,
@@ -41,8 +42,8 @@ std::string open_books_at_rest(const FakeDriver& driver);
 /// Descriptors of this process.
 int open_fds();
 
-/// Each rank writes to the other ranks' memory and checks its own, through the addresses of the share, like kernels.
-void write_and_look(const DeviceShare& share, Exchange& exchange, int rank, int ranks);
+/// Each rank writes to the other ranks' memory and checks its own, through the addresses of its mappings, like kernels.
+void write_and_look(const PeerMappings& mappings, Exchange& exchange, int rank, int ranks);
 
 /// An exchange that sends something else.
 class FalseExchange : public Exchange {

@@ -10,16 +10,16 @@
 
 namespace nvx {
 
-DevicePools::DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news,
-                         std::function<void()> show_all)
-    : news_(std::move(news)), patience_(home.patience()), own_(home.made_pool(device)), peers_(ranks.size()) {
+DevicePools::DevicePools(DeviceRegistry& registry, int device, std::string group, std::vector<Rank> ranks,
+                         PoolNews news, std::function<void()> show_all)
+    : news_(std::move(news)), patience_(registry.patience()), own_(registry.made_pool(device)), peers_(ranks.size()) {
   bool is_any_mapped = false;  // by another group
   for (size_t r = 0; r < ranks.size(); ++r) {
     if (!ranks[r].owner) continue;
     auto peer = std::make_shared<Peer>();
     peer->who = std::move(ranks[r].who);
     peer->group = group;
-    peer->pool = home.peer_pool(device, *ranks[r].owner);
+    peer->pool = registry.peer_pool(device, *ranks[r].owner);
     {
       MutexLock lock(peer->mutex);
       peer->view = ranks[r].view;

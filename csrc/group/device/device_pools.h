@@ -40,7 +40,7 @@ class DevicePools {
   };
   /// `ranks`: by rank; this rank's entry has no owner. `news` is called during `look()` only. `show_all` copies the
   /// views to where kernels read them. It is called on any thread, also after the group has gone.
-  DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news,
+  DevicePools(DeviceRegistry& registry, int device, std::string group, std::vector<Rank> ranks, PoolNews news,
               std::function<void()> show_all);
   /// Does not wait for mappings in progress. All kernels that use the views must have ended.
   ~DevicePools();

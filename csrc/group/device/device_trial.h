@@ -8,8 +8,8 @@
 
 #include "base/words.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "memory/gpu/device_share.h"
 #include "memory/gpu/device_work.h"
+#include "memory/gpu/peer_mappings.h"
 
 /// The first operations of a channel. Trial copies have shown that two devices reach each other's memory. Only kernels
 /// can show that stores of kernels arrive, and in order, and that they compute what the host computes. So before its

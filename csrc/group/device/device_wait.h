@@ -32,7 +32,7 @@ bool look_until(const Ready& ready, const Deadline& deadline) {
 /// Waits for a device during an operation: polls until `ready()` holds, and `ready()` may advance the operation.
 /// Leaving and set-up have bounded waits of their own. Returns ok, or the failure of the group on the device or
 /// elsewhere, including Ctrl-C; nothing if the deadline passes first. `Failures`: FailureState or Group. `Device`:
-/// GroupDevice.
+/// DeviceCommunicator.
 template <class Failures, class Device, class Ready>
 std::optional<Status> wait_on_device(Failures& failures, Device& device, const Ready& ready, const Deadline& deadline) {
   constexpr int kRarely = 256;  // checks between two checks for Ctrl-C

@@ -28,20 +28,20 @@ struct Reason {
 class RdmaTrial final : public net::Receiver {
  public:
   explicit RdmaTrial(const RdmaTrialSetting& setting)
-      : home_(*setting.home), device_(setting.device), slack_(setting.slack) {
+      : registry_(*setting.registry), device_(setting.device), slack_(setting.slack) {
     DeviceFacts facts;
-    demand(*home_.driver(), home_.driver()->describe(device_, &facts), "cuDeviceGetAttribute", device_);
+    demand(*registry_.driver(), registry_.driver()->describe(device_, &facts), "cuDeviceGetAttribute", device_);
     NVX_CHECK(facts.flushes_rdma, "the driver has no cuFlushGPUDirectRDMAWrites for this device");
     link_ = setting.open_link();
     link_->listen(*this);
     sizes_.assign(std::begin(kSizes), std::end(kSizes));
     sizes_.insert(sizes_.end(), kSegments, link_->segment_bytes());
     for (const size_t size : sizes_) starts_.push_back(std::exchange(total_, total_ + size));
-    DevicePool& pool = home_.pool(device_);
+    DevicePool& pool = registry_.pool(device_);
     on_device_ = {reinterpret_cast<std::byte*>(pool.allocate(2 * total_)),
                   [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
     (void)link_->use_device_memory({on_device_.get(), 2 * total_});
-    on_host_ = DeviceRegion::pin(home_.driver(), device_, make_host_fallback(3 * total_).get(), 3 * total_);
+    on_host_ = DeviceRegion::pin(registry_.driver(), device_, make_host_fallback(3 * total_).get(), 3 * total_);
     for (size_t i = 0; i < total_; ++i) on_host_->host()[i] = std::byte(i * 2654435761u >> 13);
   }
   ~RdmaTrial() override { link_.reset(); }  // before the memory that it uses
@@ -117,7 +117,7 @@ class RdmaTrial final : public net::Receiver {
     if (!why_not_.text.empty()) return link_->close();  // before the posts go
     Clock::duration& best = best_[round % 2];
     if (round % 2 == 1) return void(best = std::min(best, Clock::now() - began));
-    demand(*home_.driver(), home_.driver()->flush_rdma(device_), "cuFlushGPUDirectRDMAWrites", device_);
+    demand(*registry_.driver(), registry_.driver()->flush_rdma(device_), "cuFlushGPUDirectRDMAWrites", device_);
     best = std::min(best, Clock::now() - began);
     std::byte* const seen = on_host_->host() + 2 * total_;
     copy(seen, on_device_.get() + total_, total_, deadline);
@@ -129,12 +129,12 @@ class RdmaTrial final : public net::Receiver {
       const bool on_host = p >= on_host_->host() && p < on_host_->host() + on_host_->bytes();
       return on_host ? on_host_->base() + DevicePtr(p - on_host_->host()) : reinterpret_cast<DevicePtr>(p);
     };
-    DeviceWork work(home_.driver(), device_, {on_host_});
+    DeviceWork work(registry_.driver(), device_, {on_host_});
     work.copy(address(to), address(from), bytes);
     NVX_CHECK(work.drain(deadline), "a copy of the trial did not end within " + how_long(deadline));
   }
 
-  DeviceHome& home_;
+  DeviceRegistry& registry_;
   const int device_;
   const Clock::duration slack_;
   std::unique_ptr<net::Link> link_;

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/words.h"
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 #include "net/link.h"
 
 /// GPUDirect RDMA: network cards read and write device memory. The link, the kernel modules and the bus all have to
@@ -20,7 +20,7 @@ struct RdmaTrialSetting {
   int ranks = 1;
   int next = 0;          ///< the rank to which this one sends; each rank is the next of one other
   std::string obstacle;  ///< a reason, known to this rank, why it cannot; empty if it knows none
-  DeviceHome* home = nullptr;
+  DeviceRegistry* registry = nullptr;
   int device = 0;
   std::function<std::unique_ptr<net::Link>()> open_link;
   std::chrono::milliseconds patience{5000};  ///< the limit for opening the link, and for all messages

@@ -1,7 +1,7 @@
 #include "group/hierarchy/stream_host_proxy.h"
 
 #include "base/contain.h"
-#include "group/device/group_device.h"
+#include "group/device/device_communicator.h"
 #include "kernel/gpu/launch_cuda.h"
 
 namespace nvx {

@@ -12,7 +12,7 @@
 
 namespace nvx {
 
-class GroupDevice;
+class DeviceCommunicator;
 
 /// A HostProxy of one operation. Its steps are kernels in order on one stream, launched alike by all ranks of the host;
 /// kernels also copy between host memory and the device. All launches happen at the call, so none can later queue
@@ -33,7 +33,7 @@ class StreamHostProxy final : public HostProxy {
     /// host's part. False if there is no thread for it.
     std::function<bool()> queue_early;
   };
-  StreamHostProxy(Core& core, GroupDevice& device, Setting setting)
+  StreamHostProxy(Core& core, DeviceCommunicator& device, Setting setting)
       : core_(core), device_(device), setting_(std::move(setting)) {}
   ~StreamHostProxy() override;
 
@@ -63,7 +63,7 @@ class StreamHostProxy final : public HostProxy {
   Status late(const Deadline& deadline) const;
 
   Core& core_;
-  GroupDevice& device_;
+  DeviceCommunicator& device_;
   const Setting setting_;
   std::shared_ptr<std::byte> memory_;        // the counters, and all slots that are in host memory
   std::shared_ptr<std::byte> device_slots_;  // null: they are in host memory

@@ -9,7 +9,7 @@
 #include "base/deadline.h"
 #include "base/words.h"
 #include "group/meet/store.h"
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 namespace nvx {
 

@@ -54,13 +54,13 @@ void DeviceArena::quarantine(Span span) {
   if (const HostFallback* fallback = fallback_.made()) fallback->region->abandon();
 }
 
-DeviceHome& DeviceHome::here() {
-  static DeviceHome* const kHome =
-      new DeviceHome(driver_library());  // never destroyed: other processes may have it mapped
-  return *kHome;
+DeviceRegistry& DeviceRegistry::here() {
+  static DeviceRegistry* const kRegistry =
+      new DeviceRegistry(driver_library());  // never destroyed: other processes may have it mapped
+  return *kRegistry;
 }
 
-ShareProbe DeviceHome::probe(int device, std::chrono::milliseconds patience) {
+ShareProbe DeviceRegistry::probe(int device, std::chrono::milliseconds patience) {
   ShareProbe before;
   {
     MutexLock lock(mutex_);
@@ -73,7 +73,7 @@ ShareProbe DeviceHome::probe(int device, std::chrono::milliseconds patience) {
   return probes_[device] = std::move(now);
 }
 
-DeviceArena& DeviceHome::arena(int device, ShareKind kind) {
+DeviceArena& DeviceRegistry::arena(int device, ShareKind kind) {
   CreatedOnce<DeviceArena>* arena = nullptr;
   {
     MutexLock lock(mutex_);
@@ -88,30 +88,30 @@ DeviceArena& DeviceHome::arena(int device, ShareKind kind) {
       });
 }
 
-DeviceArena* DeviceHome::made(int device) {
+DeviceArena* DeviceRegistry::made(int device) {
   MutexLock lock(mutex_);
   const auto it = arenas_.find(device);
   return it == arenas_.end() ? nullptr : it->second.made();
 }
 
-std::shared_ptr<DeviceRegion> DeviceHome::find(const Import& import) {
+std::shared_ptr<DeviceRegion> DeviceRegistry::find(const Import& import) {
   MutexLock lock(mutex_);
   const auto it = imports_.find(import);
   return it == imports_.end() ? nullptr : it->second.lock();
 }
 
-void DeviceHome::adopt(const Import& import, const std::shared_ptr<DeviceRegion>& region) {
+void DeviceRegistry::adopt(const Import& import, const std::shared_ptr<DeviceRegion>& region) {
   MutexLock lock(mutex_);
   std::erase_if(imports_, [](const auto& entry) { return entry.second.expired(); });
   imports_[import] = region;
 }
 
-void DeviceHome::distrust(const Import& import, const std::string& why) {
+void DeviceRegistry::distrust(const Import& import, const std::string& why) {
   MutexLock lock(mutex_);
   distrusted_[import] = why;
 }
 
-std::string DeviceHome::distrusted(const Import& import) {
+std::string DeviceRegistry::distrusted(const Import& import) {
   MutexLock lock(mutex_);
   const auto it = distrusted_.find(import);
   return it == distrusted_.end() ? "" : it->second;

@@ -13,7 +13,7 @@
 #include "memory/gpu/device_memory.h"
 #include "memory/gpu/device_pool.h"
 #include "memory/gpu/peer_pool.h"
-#include "memory/gpu/pool_door.h"
+#include "memory/gpu/pool_server.h"
 #include "memory/shm/arena.h"
 #include "memory/shm/unix_socket.h"
 
@@ -73,16 +73,16 @@ class DeviceArena {
 
 /// The device memory that this process shares, and the memory of other processes that it has mapped. There is one per
 /// process; tests create several to simulate several processes.
-class DeviceHome {
+class DeviceRegistry {
  public:
   static constexpr size_t kArenaBytes = (size_t(64) << 20) + DeviceArena::kForMessages;
 
   /// This process's, over libcuda. It lives until the process ends. Throws Error if there is no driver.
-  static DeviceHome& here();
+  static DeviceRegistry& here();
 
   /// `patience`: how long this process waits for its own devices.
-  explicit DeviceHome(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes,
-                      std::chrono::milliseconds patience = DeviceArena::kPatience)
+  explicit DeviceRegistry(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes,
+                          std::chrono::milliseconds patience = DeviceArena::kPatience)
       : driver_(std::move(driver)), arena_bytes_(arena_bytes), patience_(patience) {}
 
   /// Identifies the process.
@@ -119,7 +119,7 @@ class DeviceHome {
   /// Null until the pool exists. The reference stays valid, so it can be read without a lock.
   const std::atomic<DevicePool*>& made_pool(int device) EXCLUDES(mutex_);
   /// The socket at which other processes request the memory of this process's pools. It is open once a pool has memory.
-  const std::string& pool_door() const { return pool_door_name_; }
+  const std::string& pool_socket() const { return pool_socket_; }
   /// Another rank's pool as this device sees it, mapped once for all groups, for as long as anyone holds it.
   std::shared_ptr<PeerPool> peer_pool(int device, const PoolOwner& owner) EXCLUDES(mutex_);
 
@@ -137,7 +137,7 @@ class DeviceHome {
   };
   Pooled& pooled(int device) EXCLUDES(mutex_);
   [[noreturn]] void refuse_pool(int device, const ShareProbe& found) EXCLUDES(mutex_);
-  void open_pool_door() EXCLUDES(mutex_);
+  void open_pool_server() EXCLUDES(mutex_);
   PoolAnswer answer(const PoolQuestion& question, Fd* fd) EXCLUDES(mutex_);
 
   const ArenaId id_ = random_arena_id();
@@ -152,13 +152,13 @@ class DeviceHome {
   std::map<int, Pooled> pools_ GUARDED_BY(mutex_);  // entries are never removed
   struct Seen {
     int by;
-    ArenaId home;
+    ArenaId process;
     int device;
     auto operator<=>(const Seen&) const = default;
   };
   std::map<Seen, std::weak_ptr<PeerPool>> peer_pools_ GUARDED_BY(mutex_);
-  const std::string pool_door_name_ = fresh_socket_name();
-  std::unique_ptr<PoolDoor> pool_door_ GUARDED_BY(mutex_);
+  const std::string pool_socket_ = fresh_socket_name();
+  std::unique_ptr<PoolServer> pool_server_ GUARDED_BY(mutex_);
 };
 
 }  // namespace nvx

@@ -9,7 +9,7 @@
 #include "base/per_process.h"
 #include "memory/driver/cards.h"
 #include "memory/driver/thread_call.h"
-#include "memory/gpu/device_meeting.h"
+#include "memory/gpu/mapping_setup.h"
 
 namespace nvx {
 
@@ -111,11 +111,11 @@ void MulticastSpan::keep() {
 }
 
 /// The steps in which all ranks make an object, and what this rank holds of it until it is done.
-class Meeting::Steps {
+class MappingSetup::Steps {
  public:
-  explicit Steps(Meeting& meeting) : meeting_(meeting) {}
+  explicit Steps(MappingSetup& setup) : setup_(setup) {}
   ~Steps() {
-    DeviceArena* const arena = meeting_.share_.arena_;
+    DeviceArena* const arena = setup_.mappings_.arena_;
     if (!hung_) release(std::move(*object));
     if (span) hung_ ? arena->quarantine(span) : arena->free(span);
   }
@@ -125,7 +125,7 @@ class Meeting::Steps {
   /// succeeded; if not, `why_no_multicast()` has the reason of the first one that has not.
   bool all(
       const char* what, const std::function<MulticastCard()>& own, const std::function<void()>& then = [] {}) {
-    const ShareOptions& options = meeting_.options_;
+    const MappingOptions& options = setup_.options_;
     MulticastCard card;
     try {
       card = call_or_throw<MulticastCard>(what, Deadline::after(options.patience), own);
@@ -135,20 +135,20 @@ class Meeting::Steps {
       put(card.why_not, error.reason());
     }
     card.rank = options.rank;
-    cards_ = read_cards<MulticastCard>(meeting_.exchange_.all_gather(bytes_of(card)), 1, options.name);
+    cards_ = read_cards<MulticastCard>(setup_.exchange_.all_gather(bytes_of(card)), 1, options.name);
     for (size_t r = 0; r < cards_.size(); ++r) {
       const std::string said = text_of(cards_[r].why_not);
       if (cards_[r].magic != MulticastCard::kMagic || cards_[r].rank != int32_t(r))
         throw of_another_version(options.name(int(r)));
       if (said.empty()) continue;
-      meeting_.share_.why_no_multicast_ = options.name(int(r)) + ": " + said;
+      setup_.mappings_.why_no_multicast_ = options.name(int(r)) + ": " + said;
       return false;
     }
     return true;
   }
   const std::vector<MulticastCard>& cards() const { return cards_; }
   std::unique_ptr<MulticastSpan> done(size_t offset) {
-    return std::make_unique<MulticastSpan>(*meeting_.share_.arena_, std::exchange(span, Span{}), offset,
+    return std::make_unique<MulticastSpan>(*setup_.mappings_.arena_, std::exchange(span, Span{}), offset,
                                            std::move(*object));
   }
 
@@ -157,20 +157,20 @@ class Meeting::Steps {
   Span span;
 
  private:
-  Meeting& meeting_;
+  MappingSetup& setup_;
   std::vector<MulticastCard> cards_;
   bool hung_ = false;  // this rank's step has not returned, so the driver may still complete it
 };
 
 /// By what all ranks know; empty if the group may have an object.
-std::string Meeting::why_no_multicast() const {
-  const ShareKind kind = share_.agreement_.kind;
+std::string MappingSetup::why_no_multicast() const {
+  const ShareKind kind = mappings_.agreement_.kind;
   if (kind != ShareKind::kFabric && kind != ShareKind::kFd)
     return std::string("the ranks do not share virtual memory, but memory by ") + name(kind);
   for (size_t a = 0; a < ranks(); ++a) {
     for (size_t b = a + 1; b < ranks(); ++b) {
       const std::string both = options_.name(int(a)) + " and " + options_.name(int(b));
-      if (cards_[a].home == cards_[b].home) return both + " are one process";
+      if (cards_[a].process == cards_[b].process) return both + " are one process";
       if (cards_[a].uuid == cards_[b].uuid) return both + " share a GPU";
       if (!pairs_[a * ranks() + b].fine()) return both + " do not reach each other's GPU memory";
     }
@@ -180,14 +180,14 @@ std::string Meeting::why_no_multicast() const {
 
 /// Rank 0 creates the object, all ranks join it, and then all bind a part of their arenas. A rank that fails or hangs
 /// in a step says so at its end, so no rank begins a step that would wait for it.
-void Meeting::share_multicast() {
+void MappingSetup::share_multicast() {
   if (options_.multicast_bytes == 0) return;
-  share_.why_no_multicast_ = why_no_multicast();
-  if (!share_.why_no_multicast_.empty()) return;
-  const bool first = me() == 0, by_fd = share_.agreement_.kind == ShareKind::kFd;
+  mappings_.why_no_multicast_ = why_no_multicast();
+  if (!mappings_.why_no_multicast_.empty()) return;
+  const bool first = me() == 0, by_fd = mappings_.agreement_.kind == ShareKind::kFd;
   Steps steps(*this);
-  const auto ask = [driver = home_.driver(), device = options_.device, ranks = options_.ranks,
-                    kind = share_.agreement_.kind] {
+  const auto ask = [driver = registry_.driver(), device = options_.device, ranks = options_.ranks,
+                    kind = mappings_.agreement_.kind] {
     MulticastCard card;
     demand(*driver, driver->multicast_granularity(device, kind, ranks, &card.granularity), "cuMulticastGetGranularity",
            device);
@@ -202,8 +202,8 @@ void Meeting::share_multicast() {
   const size_t bytes = round_up(options_.multicast_bytes, granularity);
 
   const auto fd = std::make_shared<Fd>();
-  const auto create = [=, object = steps.object, driver = home_.driver(), device = options_.device,
-                       ranks = options_.ranks, kind = share_.agreement_.kind] {
+  const auto create = [=, object = steps.object, driver = registry_.driver(), device = options_.device,
+                       ranks = options_.ranks, kind = mappings_.agreement_.kind] {
     MulticastCard card;
     if (!first) return card;
     *object = std::make_shared<MulticastObject>(driver, device, bytes, "cuMulticastCreate", [&](DeviceMemory* made) {
@@ -221,7 +221,7 @@ void Meeting::share_multicast() {
   };
   if (!steps.all("creating a multicast object", create, send)) return;
   if (!first && by_fd) *fd = std::move(collect(sender)[0]);
-  const auto join = [=, object = steps.object, driver = home_.driver(), device = options_.device,
+  const auto join = [=, object = steps.object, driver = registry_.driver(), device = options_.device,
                      handle = steps.cards()[0].handle] {
     NVX_CHECK(first || !by_fd || *fd, "the multicast object of rank 0 did not arrive");
     const auto import = [&](DeviceMemory* made) {
@@ -236,18 +236,18 @@ void Meeting::share_multicast() {
 
   std::string full;
   try {
-    steps.span = share_.arena_->allocate(bytes + granularity);
+    steps.span = mappings_.arena_->allocate(bytes + granularity);
   } catch (const Error& error) {
     full = error.reason();
   }
   const size_t offset = round_up(steps.span.offset, granularity);
-  const auto bind = [=, object = steps.object, region = share_.arena_->hold()] {
+  const auto bind = [=, object = steps.object, region = mappings_.arena_->hold()] {
     if (!full.empty()) throw Error(Code::kSystem, full);
     (*object)->bind(region, offset);
     return MulticastCard();
   };
   if (!steps.all("binding memory to a multicast object", bind)) return;
-  share_.multicast_ = steps.done(offset);
+  mappings_.multicast_ = steps.done(offset);
 }
 
 }  // namespace nvx

@@ -1,11 +1,11 @@
 // The trial of every pair of ranks.
 
-#include "memory/gpu/device_meeting.h"
+#include "memory/gpu/mapping_setup.h"
 
 namespace nvx {
 
 /// The deadline of the next check. If several checks hang, all of them together take little more time than two.
-Deadline Meeting::soon() const {
+Deadline MappingSetup::soon() const {
   using std::chrono::milliseconds;
   const auto left = std::chrono::duration_cast<milliseconds>(budget_.end - Clock::now());
   return Deadline::after(
@@ -13,14 +13,14 @@ Deadline Meeting::soon() const {
 }
 
 /// The memory of a rank of this process, made accessible to this rank's device.
-std::shared_ptr<DeviceRegion> Meeting::open(size_t r, ShareKind kind) {
-  DeviceArena* const arena = home_.made(cards_[r].device);
+std::shared_ptr<DeviceRegion> MappingSetup::open(size_t r, ShareKind kind) {
+  DeviceArena* const arena = registry_.made(cards_[r].device);
   NVX_CHECK(arena && arena->id() == offers_[r].arena && arena->region().bytes() == offers_[r].bytes,
             "it is not this process's arena of that GPU");
   if (kind == ShareKind::kHost) return arena->hold_fallback();
   return call_or_throw<std::shared_ptr<DeviceRegion>>(
       "giving access to GPU " + std::to_string(options_.device), soon(),
-      [driver = home_.driver(), device = options_.device, peer = cards_[r].device, theirs = arena->hold()] {
+      [driver = registry_.driver(), device = options_.device, peer = cards_[r].device, theirs = arena->hold()] {
         demand_reach(*driver, device, peer);
         theirs->open_to(device);
         return theirs;
@@ -28,13 +28,14 @@ std::shared_ptr<DeviceRegion> Meeting::open(size_t r, ShareKind kind) {
 }
 
 /// The memory of a rank of another process, mapped for this rank's device.
-std::shared_ptr<DeviceRegion> Meeting::import(size_t r, ShareKind kind, Fd fd) {
+std::shared_ptr<DeviceRegion> MappingSetup::import(size_t r, ShareKind kind, Fd fd) {
   const Offer& offer = offers_[r];
-  const DeviceHome::Import import{offer.arena, kind, options_.device};
-  if (auto known = home_.find(import); known && known->bytes() == offer.bytes) return known;
+  const DeviceRegistry::Import import{offer.arena, kind, options_.device};
+  if (auto known = registry_.find(import); known && known->bytes() == offer.bytes) return known;
   const bool by_descriptor = kind == ShareKind::kFd || kind == ShareKind::kHost;
   if (by_descriptor && !fd) throw Error(Code::kSystem, "nvx: its descriptor did not arrive through the Unix socket");
-  const auto map = [driver = home_.driver(), device = options_.device, kind, bytes = offer.bytes, handle = offer.handle,
+  const auto map = [driver = registry_.driver(), device = options_.device, kind, bytes = offer.bytes,
+                    handle = offer.handle,
                     fd = std::make_shared<Fd>(std::move(fd))]() -> std::shared_ptr<DeviceRegion> {
     if (kind == ShareKind::kFd) return DeviceRegion::import_fd(driver, device, fd->get(), bytes);
     if (kind == ShareKind::kHost) return DeviceRegion::pin(driver, device, fd->get(), bytes);
@@ -42,41 +43,41 @@ std::shared_ptr<DeviceRegion> Meeting::import(size_t r, ShareKind kind, Fd fd) {
   };
   const auto region =
       call_or_throw<std::shared_ptr<DeviceRegion>>("mapping it on GPU " + std::to_string(options_.device), soon(), map);
-  home_.adopt(import, region);
+  registry_.adopt(import, region);
   return region;
 }
 
 /// Maps another rank's memory, checks the pattern in it, and leaves a mark.
-PairVerdict Meeting::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) {
+PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) {
   const Offer& offer = offers_[r];
   const bool by_pointer = same_process(r) && kind != ShareKind::kHost;  // an arena and its fallback are two imports
-  const DeviceHome::Import import{offer.arena, by_pointer ? ShareKind::kPointer : kind, options_.device};
+  const DeviceRegistry::Import import{offer.arena, by_pointer ? ShareKind::kPointer : kind, options_.device};
   // Not tried again, so nothing can hang in it.
-  if (const std::string why = home_.distrusted(import); !why.empty()) return {PairState::kRefused, why};
+  if (const std::string why = registry_.distrusted(import); !why.empty()) return {PairState::kRefused, why};
   PairVerdict verdict;
   try {
     const auto region = same_process(r) ? open(r, kind) : this->import(r, kind, std::move(fd));
-    if (!same_process(r)) share_.kept_.add(region);
+    if (!same_process(r)) mappings_.kept_.add(region);
     *at = region->base();
     const DevicePtr part = *at + offer.check;
     const PairCheck check{options_.device,        part,    offer.seed, part + (me() + 1) * kCheckBytes,
                           mark(offers_[me()], r), {region}};
-    verdict = run_check(home_.driver(), check, soon());
+    verdict = run_check(registry_.driver(), check, soon());
   } catch (const Error& error) {
     verdict = {error.code() == Code::kTimeout ? PairState::kHung : PairState::kRefused, error.reason()};
   }
   if (verdict.state == PairState::kHung || verdict.state == PairState::kCorrupt)
-    home_.distrust(import, verdict.why + " (found by an earlier group)");
+    registry_.distrust(import, verdict.why + " (found by an earlier group)");
   return verdict;
 }
 
 /// Checks whether another rank's mark has arrived in this rank's memory.
-PairVerdict Meeting::look_for_mark(size_t r, const std::shared_ptr<DeviceRegion>& region) {
+PairVerdict MappingSetup::look_for_mark(size_t r, const std::shared_ptr<DeviceRegion>& region) {
   const DevicePtr slot = region->base() + check_.offset + (r + 1) * kCheckBytes;
-  return run_check(home_.driver(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon());
+  return run_check(registry_.driver(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon());
 }
 
-std::vector<PairVerdict> Meeting::tell_findings(const std::vector<PairVerdict>& mine) {
+std::vector<PairVerdict> MappingSetup::tell_findings(const std::vector<PairVerdict>& mine) {
   std::vector<Finding> findings(ranks());
   for (size_t r = 0; r < ranks(); ++r) {
     findings[r].state = uint32_t(mine[r].state);
@@ -91,8 +92,8 @@ std::vector<PairVerdict> Meeting::tell_findings(const std::vector<PairVerdict>& 
 }
 
 /// The first failure in either direction.
-PairVerdict Meeting::judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
-                           const std::vector<PairVerdict>& marked) const {
+PairVerdict MappingSetup::judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
+                                const std::vector<PairVerdict>& marked) const {
   const auto say = [&](const std::vector<PairVerdict>& found, size_t from, size_t to, const char* what) {
     PairVerdict verdict = found[from * ranks() + to];
     if (!verdict.fine())
@@ -109,9 +110,9 @@ PairVerdict Meeting::judge(size_t a, size_t b, const std::vector<PairVerdict>& r
 }
 
 /// Tries every pair in both directions. Returns the verdicts by pair, the same on all ranks.
-std::vector<PairVerdict> Meeting::verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
-                                         const std::vector<bool>& with, std::vector<Fd> fds,
-                                         std::vector<DevicePtr>& at) {
+std::vector<PairVerdict> MappingSetup::verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
+                                              const std::vector<bool>& with, std::vector<Fd> fds,
+                                              std::vector<DevicePtr>& at) {
   budget_ = Deadline::after(2 * options_.patience + std::chrono::milliseconds(1));
   std::vector<PairVerdict> mine(ranks());
   for (size_t r = 0; r < ranks(); ++r) {

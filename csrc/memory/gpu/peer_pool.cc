@@ -20,9 +20,9 @@ class ForeignPool : public PeerPool {
 
  private:
   uint64_t map_next(uint64_t segment, const Deadline& deadline) override {
-    const PoolQuestion question{PoolQuestion::kMagic, owner_.device, owner_.home, segment};
+    const PoolQuestion question{PoolQuestion::kMagic, owner_.device, owner_.process, segment};
     Fd fd;
-    const PoolAnswer answer = ask_at_door(owner_.door, question, &fd, deadline);
+    const PoolAnswer answer = ask_pool_server(owner_.socket, question, &fd, deadline);
     check(answer);
     if (!region_) {
       region_ = std::make_unique<GrowingRegion>(driver_, device_, answer.room);
@@ -92,11 +92,11 @@ void PeerPool::catch_up(uint64_t grown, const Deadline& deadline) {
   }
 }
 
-std::shared_ptr<PeerPool> pool_behind_door(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner) {
+std::shared_ptr<PeerPool> remote_pool(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner) {
   return std::make_shared<ForeignPool>(std::move(driver), device, owner);
 }
 
-std::shared_ptr<PeerPool> pool_beside(int device, std::function<DevicePool*()> made) {
+std::shared_ptr<PeerPool> local_pool(int device, std::function<DevicePool*()> made) {
   return std::make_shared<OwnPool>(device, std::move(made));
 }
 

@@ -7,7 +7,7 @@
 
 #include "base/deadline.h"
 #include "memory/gpu/device_pool.h"
-#include "memory/gpu/pool_door.h"
+#include "memory/gpu/pool_server.h"
 
 namespace nvx {
 
@@ -41,12 +41,12 @@ class PeerPool {
 
 /// A pool of another process, as in that process's card.
 struct PoolOwner {
-  ArenaId home;
+  ArenaId process;
   int device = -1;
-  std::string door;
+  std::string socket;
 };
-std::shared_ptr<PeerPool> pool_behind_door(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner);
+std::shared_ptr<PeerPool> remote_pool(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner);
 /// A pool of this process, for one of its devices. `made` returns the owner's pool, or null until it exists.
-std::shared_ptr<PeerPool> pool_beside(int device, std::function<DevicePool*()> made);
+std::shared_ptr<PeerPool> local_pool(int device, std::function<DevicePool*()> made);
 
 }  // namespace nvx

@@ -66,8 +66,8 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
  private:
   friend class LaunchedWork;
   /// Begins collectives on the staging's stream, after earlier launches on other streams and after postponed ones. The
-  /// host does not wait. ended_at: receives the number that GroupDevice::ended_well() takes for these collectives. It
-  /// stays 0 for a delegate's, and in captures, whose launches are not counted.
+  /// host does not wait. ended_at: receives the number that DeviceCommunicator::ended_well() takes for these
+  /// collectives. It stays 0 for a delegate's, and in captures, whose launches are not counted.
   Status launch(TensorOperations& collectives, StagingCopies& staging, Delegate* delegate, uint64_t* ended_at)
       EXCLUDES(mutex_);
   Status launch(const Parcels& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier)

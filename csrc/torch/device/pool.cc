@@ -81,7 +81,7 @@ namespace {
 PoolLender* lender_of(int device) {
   static Mutex mutex;
   static auto* const kLenders = new std::map<int, std::unique_ptr<PoolLender>>;
-  DevicePool& pool = DeviceHome::here().pool(device);
+  DevicePool& pool = DeviceRegistry::here().pool(device);
   MutexLock lock(mutex);
   std::unique_ptr<PoolLender>& lender = (*kLenders)[device];
   if (!lender) lender = std::make_unique<PoolLender>(pool);
@@ -101,7 +101,7 @@ void with_lender(int device, Act act) {
 bool has_pool(c10::DeviceIndex device) {
   if (!kernel::built_with_cuda()) return false;
   try {
-    (void)DeviceHome::here().pool(device);
+    (void)DeviceRegistry::here().pool(device);
     return true;
   } catch (const Error& error) {
     NVX_LOG(kTrace, "no pool on GPU %d: %s", int(device), without_name(error.what()).c_str());

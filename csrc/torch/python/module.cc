@@ -140,7 +140,7 @@ py::dict taken_on_device(size_t ranks) {
   const PlanFacts facts = facts_of_some(ranks, 1);
   const kernel::DeviceShape shape =
       device_shape(uint32_t(ranks), uint32_t(facts.tuned(Tune::kBlocks)),
-                   pad_budget(DeviceHome::kArenaBytes - DeviceArena::kForMessages, facts.tuning), facts.tuning);
+                   pad_budget(DeviceRegistry::kArenaBytes - DeviceArena::kForMessages, facts.tuning), facts.tuning);
   if (!shape.sound()) return {};
   return py::dict("blocks"_a = shape.blocks, "threads"_a = kernel::kLanes,
                   "registers"_a = kernel::kRegisters / kernel::kLanes,

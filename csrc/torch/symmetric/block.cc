@@ -75,7 +75,7 @@ void Block::take_host_memory(size_t bytes) {
 /// Waits for the zeroes: a peer may signal as soon as it has met this rank.
 void Block::take_device_memory(size_t bytes) {
   const c10::OptionalDeviceGuard on(device_);
-  DevicePool& pool = DeviceHome::here().pool(device_.index());
+  DevicePool& pool = DeviceRegistry::here().pool(device_.index());
   DevicePtr at;
   {
     const BesideCaptures beside;
@@ -127,7 +127,7 @@ void Block::free_device_memory(AllMet&& met) {
   stays.release();
   std::function<bool()> released = leave(std::move(met));
   if (unsure_) return;
-  DeviceHome::here().pool(device_.index()).free_when(reinterpret_cast<DevicePtr>(data_), std::move(released));
+  DeviceRegistry::here().pool(device_.index()).free_when(reinterpret_cast<DevicePtr>(data_), std::move(released));
 }
 
 std::shared_ptr<const Rendezvous> Block::meet(const c10::intrusive_ptr<c10d::Backend>& backend,
@@ -153,7 +153,7 @@ std::shared_ptr<const Rendezvous> Block::make_rendezvous(const c10::intrusive_pt
   auto meeting =
       std::make_shared<Rendezvous>(Rendezvous{nullptr, room_for_addresses(group.size(), device_),
                                               c10::weak_intrusive_ptr<c10d::Backend>(backend), communicator});
-  const GroupDevice* const opened = device_.is_cpu() ? nullptr : &communicator->group().device();
+  const DeviceCommunicator* const opened = device_.is_cpu() ? nullptr : &communicator->group().device();
   bool sure = false;
   const auto end = c10::make_scope_exit([&] {
     if (!sure) unsure_ = true;

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "group/device/device_rooms.h"
+#include "group/device/block_budget.h"
 #include "group/meet/store_exchange.h"
-#include "support/device_sides.h"
+#include "support/kernel_executors.h"
 #include "support/stores.h"
 
 namespace nvx::test {
@@ -84,7 +84,7 @@ TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreToldOn
       std::vector<int32_t> data(10, 1);
       const Operation sum = all_reduce(data);
       const Operation* const list[] = {&sum};
-      EXPECT_TRUE(groups[group]->side->launch(list, {.native = &streams[i]}, milliseconds(0)).ok());
+      EXPECT_TRUE(groups[group]->executor->launch(list, {.native = &streams[i]}, milliseconds(0)).ok());
       EXPECT_TRUE(groups[group]->await().ok());
       EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return streams[i].idle(); }));
     }
@@ -111,7 +111,7 @@ TEST(DeviceConnections, StreamsOfCapturesCount) {
     std::vector<int32_t> data(10, 1);
     const Operation sum = all_reduce(data);
     const Operation* const list[] = {&sum};
-    EXPECT_TRUE(groups[i % 2]->side->launch(list, {.native = &streams[i], .capture = 1}, milliseconds(0)).ok());
+    EXPECT_TRUE(groups[i % 2]->executor->launch(list, {.native = &streams[i], .capture = 1}, milliseconds(0)).ok());
   }
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(contains(said, "GPU 0: 2 groups of this process use 9 of its streams, more than the 8 hardware queues"))

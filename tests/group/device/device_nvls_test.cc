@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "support/device_sides.h"
+#include "support/kernel_executors.h"
 #include "support/sizes.h"
 #include "support/ways.h"
 
@@ -21,7 +21,7 @@ constexpr int kAllTrials = int(kTrialEpochs + kMulticastTrialEpochs);
 
 DeviceWorld::Shape shape(int ranks) { return {.ranks = ranks, .processes = true, .arena = 24 * M}; }
 
-void ask_for_it(DeviceSideOptions& options) {
+void ask_for_it(ChannelOptions& options) {
   options.multicast_bytes = 2 * M;
   options.tuning.set(Tune::kOneShot, 1000);
 }
@@ -66,11 +66,11 @@ void expect_right_sum(DeviceRank& one) {
 
 TEST(DeviceNvls, TheSwitchAddsSumsOfItsTypesThatOneTripDoesNotServe) {
   DeviceWorld world(shape(3));
-  with_sides(
+  with_executors(
       world,
       [&](DeviceRank& one) {
         EXPECT_EQ(world.launcher(one.rank)->trials, kAllTrials);
-        EXPECT_EQ(one.side->launched(), one.side->finished());
+        EXPECT_EQ(one.executor->launched(), one.executor->finished());
         expect_right_sum(one);
         EXPECT_EQ(world.launcher(one.rank)->by_switch, 1);
         EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 3, 1)}), "") << "one trip of packets";
@@ -82,17 +82,17 @@ TEST(DeviceNvls, TheSwitchAddsSumsOfItsTypesThatOneTripDoesNotServe) {
         Operation o = sum_of(data);
         for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
           o.dtype = dtype, o.op = ReduceOp::kSum;
-          EXPECT_EQ(one.side->choose(o).algorithm, DeviceAlgorithm::kReduceMulticast);
+          EXPECT_EQ(one.executor->choose(o).algorithm, DeviceAlgorithm::kReduceMulticast);
         }
         o.dtype = DType::kF64;
-        EXPECT_NE(one.side->choose(o).algorithm, DeviceAlgorithm::kReduceMulticast);
+        EXPECT_NE(one.executor->choose(o).algorithm, DeviceAlgorithm::kReduceMulticast);
       },
       ask_for_it);
 }
 
 TEST(DeviceNvls, HasALaunchOfItsOwnBetweenOthersAndInGraphs) {
   DeviceWorld world(shape(2));
-  with_sides(
+  with_executors(
       world,
       [&](DeviceRank& one) {
         const int before = world.launcher(one.rank)->launches;
@@ -122,11 +122,11 @@ TEST(DeviceNvls, HasALaunchOfItsOwnBetweenOthersAndInGraphs) {
 /// Kernels serve a group without the switch, and it says why once. `trials`: how many kernels each rank tried.
 void expect_without(DeviceWorld& world, int trials, const std::string& why) {
   testing::internal::CaptureStderr();
-  with_sides(
+  with_executors(
       world,
       [&](DeviceRank& one) {
         EXPECT_EQ(world.launcher(one.rank)->trials, trials);
-        EXPECT_EQ(one.side->end().multicast().bytes, 0u);
+        EXPECT_EQ(one.executor->resources().multicast().bytes, 0u);
         expect_right_sum(one);
         EXPECT_EQ(world.launcher(one.rank)->by_switch, 0);
       },
@@ -170,7 +170,7 @@ TEST(DeviceNvls, AKernelThatHangsInItIsTriedOnce) {
 /// The driver is not asked for anything.
 TEST(DeviceNvls, IsOffByDefault) {
   DeviceWorld world(shape(2));
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     EXPECT_EQ(world.process(one.rank).driver->calls_of("multicast_granularity"), 0);
     EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
     expect_right_sum(one);
@@ -182,13 +182,13 @@ TEST(DeviceNvls, IsOffByDefault) {
 TEST(DeviceNvls, PartsReturnToTheArena) {
   DeviceWorld world(shape(2));
   for (int group = 0; group < 6; ++group) {
-    with_sides(
+    with_executors(
         world,
         [&](DeviceRank& one) {
-          EXPECT_NE(one.side->end().multicast().bytes, 0u) << group;
+          EXPECT_NE(one.executor->resources().multicast().bytes, 0u) << group;
           expect_right_sum(one);
         },
-        [](DeviceSideOptions& options) {
+        [](ChannelOptions& options) {
           ask_for_it(options);
           options.peers_gone = [] { return true; };  // with this rank's last sum, their kernels have read all parts
         });

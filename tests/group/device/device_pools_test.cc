@@ -8,8 +8,8 @@
 #include <atomic>
 #include <barrier>
 
-#include "support/device_sides.h"
 #include "support/gpu_processes.h"
+#include "support/kernel_executors.h"
 #include "support/sizes.h"
 
 namespace nvx::test {
@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 
 /// As the kernels of `one` see the peer's pool.
 kernel::PoolView view_of(const DeviceRank& one, int peer) {
-  const kernel::PoolView& view = one.side->end().channel().pools[peer];
+  const kernel::PoolView& view = one.executor->resources().channel().pools[peer];
   const auto read = [](const uint64_t& word) { return std::atomic_ref(const_cast<uint64_t&>(word)).load(); };
   return {read(view.base), read(view.mapped)};
 }
@@ -73,13 +73,13 @@ class Together {
 
 /// Runs `body` on every rank of the group, with pools. The ranks are processes, or threads of one process.
 void with_pools(DeviceWorld& world, Together& together, const std::function<void(DeviceRank&)>& body) {
-  with_sides(
+  with_executors(
       world,
       [&](DeviceRank& one) {
         body(one);
         together.meet();  // no rank frees its memory before all have checked
       },
-      [&](DeviceSideOptions& options) { options.pool_news = together.news_of(options.rank); });
+      [&](ChannelOptions& options) { options.pool_news = together.news_of(options.rank); });
 }
 
 TEST(DevicePools, AreMappedAsTheyGrow) {
@@ -87,7 +87,7 @@ TEST(DevicePools, AreMappedAsTheyGrow) {
   DeviceWorld world({.ranks = kRanks, .gpus = 2, .processes = true});  // two of the processes share a GPU
   Together together(kRanks);
   with_pools(world, together, [&](DeviceRank& one) {
-    DevicePool& mine = world.process(one.rank).home->pool(one.rank % 2);
+    DevicePool& mine = world.process(one.rank).registry->pool(one.rank % 2);
     EXPECT_EQ(view_of(one, (one.rank + 1) % kRanks).mapped, 0u);
     *memory(mine.allocate(2 * M) + 5) = std::byte(10 + one.rank);
     EXPECT_TRUE(together.call_until_mapped(one, 2 * M));
@@ -107,12 +107,12 @@ TEST(DevicePools, OfOneProcessAreWhereTheirOwnersSeeThem) {
   DeviceWorld world({.ranks = 3, .gpus = 2});  // ranks 0 and 2 share a GPU and a pool
   Together together(3);
   with_pools(world, together, [&](DeviceRank& one) {
-    DeviceHome& home = *world.process(0).home;
-    if (one.rank < 2) (void)home.pool(one.rank).allocate(2 * M);
+    DeviceRegistry& registry = *world.process(0).registry;
+    if (one.rank < 2) (void)registry.pool(one.rank).allocate(2 * M);
     EXPECT_TRUE(together.call_until_mapped(one, 2 * M));
     for (int r = 0; r < 3; ++r) {
       if (r == one.rank) continue;
-      EXPECT_EQ(view_of(one, r).base, home.pool(r % 2).base());
+      EXPECT_EQ(view_of(one, r).base, registry.pool(r % 2).base());
     }
   });
 }
@@ -122,7 +122,7 @@ TEST(DevicePools, ARefusalIsStagedUntilThePoolGrowsFurther) {
   Together together(2);
   with_pools(world, together, [&](DeviceRank& one) {
     Process& process = world.process(one.rank);
-    DevicePool& mine = process.home->pool(one.rank);
+    DevicePool& mine = process.registry->pool(one.rank);
     if (one.rank == 0) process.driver->refuse("import_fd", 2);
     const int before = process.driver->calls_of("import_fd");
     (void)mine.allocate(2 * M);
@@ -146,19 +146,19 @@ TEST(DevicePools, ADriverThatHangsInMappingHoldsNobodyUp) {
   Together together(2);
   with_pools(world, together, [&](DeviceRank& one) {
     Process& process = world.process(one.rank);
-    (void)process.home->pool(one.rank).allocate(2 * M);
+    (void)process.registry->pool(one.rank).allocate(2 * M);
     const int before = process.driver->calls_of("import_fd");
     if (one.rank == 0) process.driver->block("import_fd");
     EXPECT_TRUE(together.call_until(one, [&] {
       return one.rank == 0 ? process.driver->calls_of("import_fd") > before : view_of(one, 0).mapped == 2 * M;
     }));
     std::this_thread::sleep_for(milliseconds(700));  // longer than the wait for it
-    (void)process.home->pool(one.rank).allocate(2 * M);
+    (void)process.registry->pool(one.rank).allocate(2 * M);
     EXPECT_TRUE(together.call_until(one, [&] { return one.rank == 0 || view_of(one, 0).mapped == 4 * M; }));
     if (one.rank == 0) {
       EXPECT_EQ(process.driver->calls_of("import_fd"), before + 1) << "it is not asked again";
       EXPECT_EQ(view_of(one, 1).mapped, 0u);
-      const auto pool = process.home->peer_pool(0, {world.process(1).home->id(), 1, "none"});
+      const auto pool = process.registry->peer_pool(0, {world.process(1).registry->id(), 1, "none"});
       EXPECT_TRUE(pool->is_given_up()) << "nor by another group of the process";
       process.driver->come_back();
     }
@@ -170,7 +170,7 @@ TEST(DevicePools, GroupsShareWhatIsMappedAndTheLastOneGivesItBack) {
   Together first(2), second(2);
   const auto mapped = [&] { return world.process(0).driver->calls_of("import_fd"); };
   with_pools(world, first, [&](DeviceRank& one) {
-    (void)world.process(one.rank).home->pool(one.rank).allocate(2 * M);
+    (void)world.process(one.rank).registry->pool(one.rank).allocate(2 * M);
     EXPECT_TRUE(first.call_until_mapped(one, 2 * M));
     const int before = mapped();
     first.meet();
@@ -185,7 +185,8 @@ TEST(DevicePools, GroupsShareWhatIsMappedAndTheLastOneGivesItBack) {
     EXPECT_TRUE(first.call_until_mapped(one, 2 * M));
   });
   for (int r = 0; r < 2; ++r) {
-    EXPECT_EQ(world.process(r).home->peer_pool(r, {world.process(1 - r).home->id(), 1 - r, "none"})->mapped(), 0u)
+    EXPECT_EQ(world.process(r).registry->peer_pool(r, {world.process(1 - r).registry->id(), 1 - r, "none"})->mapped(),
+              0u)
         << "nobody keeps it any more";
   }
 }
@@ -194,7 +195,7 @@ TEST(DevicePools, StayMappedWhereKernelsMayYetRun) {
   DeviceWorld world({.ranks = 2, .processes = true});
   Together together(2);
   with_pools(world, together, [&](DeviceRank& one) {
-    (void)world.process(one.rank).home->pool(one.rank).allocate(2 * M);
+    (void)world.process(one.rank).registry->pool(one.rank).allocate(2 * M);
     EXPECT_TRUE(together.call_until_mapped(one, 2 * M));
     std::vector<int32_t> data(100, 1);
     std::vector<Operation> sum;
@@ -202,7 +203,8 @@ TEST(DevicePools, StayMappedWhereKernelsMayYetRun) {
     EXPECT_TRUE(one.capture(sum).ok());  // a graph may be replayed at any time
   });
   for (int r = 0; r < 2; ++r) {
-    EXPECT_EQ(world.process(r).home->peer_pool(r, {world.process(1 - r).home->id(), 1 - r, "none"})->mapped(), 2 * M);
+    EXPECT_EQ(world.process(r).registry->peer_pool(r, {world.process(1 - r).registry->id(), 1 - r, "none"})->mapped(),
+              2 * M);
   }
 }
 
@@ -211,7 +213,7 @@ TEST(DevicePools, WhereDevicesDoNotReachEachOtherNothingIsMapped) {
   for (int r = 0; r < 2; ++r) world.process(r).driver->pairs(0, 1, FakeDriver::Truth::kRefuses);
   Together together(2);
   with_pools(world, together, [&](DeviceRank& one) {
-    (void)world.process(one.rank).home->pool(one.rank).allocate(2 * M);
+    (void)world.process(one.rank).registry->pool(one.rank).allocate(2 * M);
     int calls = 0;
     EXPECT_TRUE(together.call_until(one, [&] { return ++calls > 20; }));
     EXPECT_EQ(view_of(one, 1 - one.rank).mapped, 0u);

@@ -4,8 +4,8 @@
 
 #include <numeric>
 
-#include "group/device/device_side.h"
-#include "support/device_sides.h"
+#include "group/device/kernel_executor.h"
+#include "support/kernel_executors.h"
 #include "support/pools.h"
 #include "support/pushes.h"
 
@@ -21,36 +21,36 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeviceReplays, testing::Values(1, 2, 3));
 TEST_P(DeviceReplays, FollowCallsAndAreFollowedByThem) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
-  with_sides(
+  with_executors(
       world,
       [&](DeviceRank& one) {
-        const uint64_t first = one.side->launched();
+        const uint64_t first = one.executor->launched();
         std::vector<int32_t> small(5), large(20'000);
         std::vector<Operation> operations;
         operations.push_back(all_reduce(small));
         operations.push_back(all_reduce(large));
         operations.push_back(all_reduce(large));
-        EXPECT_FALSE(one.side->may_be_replayed());
+        EXPECT_FALSE(one.executor->may_be_replayed());
         ASSERT_TRUE(one.capture(operations).ok());
-        EXPECT_TRUE(one.side->may_be_replayed());
+        EXPECT_TRUE(one.executor->may_be_replayed());
         EXPECT_TRUE(one.stream.idle());
-        EXPECT_EQ(one.side->launched(), first);
+        EXPECT_EQ(one.executor->launched(), first);
         for (int turn = 0; turn < 6; ++turn) {
           std::fill(small.begin(), small.end(), one.rank + turn);
           std::fill(large.begin(), large.end(), turn);
           one.replay();
           const Play play = play_of(Collective::kAllGather, 300, ranks, uint64_t(turn));
           EXPECT_EQ(one.perform({play}), "") << turn;  // this launch follows on the same stream
-          EXPECT_EQ(one.side->finished(), one.side->launched());
-          EXPECT_EQ(one.side->launched(), first + uint64_t(turn) + 1);
+          EXPECT_EQ(one.executor->finished(), one.executor->launched());
+          EXPECT_EQ(one.executor->launched(), first + uint64_t(turn) + 1);
           const auto done = uint32_t(first) + 4 * uint32_t(turn + 1);  // each replay has three operations
-          EXPECT_EQ(one.side->begun_epoch(), done);
-          EXPECT_EQ(one.side->ended_epoch(), done);
+          EXPECT_EQ(one.executor->begun_epoch(), done);
+          EXPECT_EQ(one.executor->ended_epoch(), done);
           EXPECT_EQ(small, std::vector<int32_t>(5, ranks * turn + ranks * (ranks - 1) / 2));
           EXPECT_EQ(large, std::vector<int32_t>(20'000, ranks * ranks * turn));
         }
       },
-      [](DeviceSideOptions& options) { options.first_epoch = uint32_t(-7); });
+      [](ChannelOptions& options) { options.first_epoch = uint32_t(-7); });
 }
 
 /// A rank with tensors in a pool that its peers map.
@@ -84,7 +84,7 @@ struct Pooled {
   void see(size_t granules) {
     for (int p = 0; p < one.world.ranks(); ++p) {
       pools.map(one.rank, p, granules);
-      auto& view = const_cast<kernel::PoolView&>(one.side->end().channel().pools[p]);
+      auto& view = const_cast<kernel::PoolView&>(one.executor->resources().channel().pools[p]);
       std::atomic_ref(view.base).store(pools.views(one.rank)[p].base);
       std::atomic_ref(view.mapped).store(pools.views(one.rank)[p].mapped);
     }
@@ -100,7 +100,7 @@ TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
   Pools pools(ranks, 1);
-  with_sides(
+  with_executors(
       world,
       [&](DeviceRank& one) {
         Pooled mine(one, pools);
@@ -117,10 +117,10 @@ TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
           EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, ranks, 1)}), "");
           mine.expect(turn);
           // Each of the two operations and each peer counts three: input read, result written, operation done.
-          EXPECT_EQ(one.side->direct(), turn < 2 ? 0u : uint32_t(turn - 1) * 6 * uint32_t(ranks - 1));
+          EXPECT_EQ(one.executor->direct(), turn < 2 ? 0u : uint32_t(turn - 1) * 6 * uint32_t(ranks - 1));
         }
       },
-      [&](DeviceSideOptions& options) {
+      [&](ChannelOptions& options) {
         options.force = PlanFacts::Force::kPipelined;
         options.place_of = [&pools, rank = options.rank](const std::byte* data, size_t bytes) {
           return pools.place_of(rank, data, bytes);
@@ -131,7 +131,7 @@ TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
 TEST(DeviceReplay, RankThatDoesNotReplayIsNamed) {
   DeviceWorld world({.ranks = 2});
   std::atomic<bool> named{false};
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     std::vector<int32_t> data(100, 1), more(7, 1);
     std::vector<Operation> operations;
     operations.push_back(all_reduce(more));
@@ -143,8 +143,8 @@ TEST(DeviceReplay, RankThatDoesNotReplayIsNamed) {
     if (one.rank == 1) return void(eventually(milliseconds(30'000), [&] { return named.load(); }));
     one.replay();
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return one.stream.idle(); }));
-    const std::string wrong = one.side->verdict().what();
-    EXPECT_EQ(one.side->verdict().code(), Code::kTimeout);
+    const std::string wrong = one.executor->verdict().what();
+    EXPECT_EQ(one.executor->verdict().code(), Code::kTimeout);
     EXPECT_TRUE(contains(wrong,
                          "timed out in all_reduce(sum, i32, 7 elements) #3 (in a graph) of group g after 0.30 s, "
                          "waiting for rank 1"))
@@ -160,7 +160,7 @@ TEST(DeviceReplay, RankThatDoesNotReplayIsNamed) {
 
 TEST(DeviceReplay, ACallThatFailsAmongThemIsNamedByItsOwnNumber) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     std::vector<int32_t> data(100, 1);
     std::vector<Operation> operations;
     operations.push_back(all_reduce(data));
@@ -175,7 +175,7 @@ TEST(DeviceReplay, ACallThatFailsAmongThemIsNamedByItsOwnNumber) {
 
 TEST(DeviceReplay, FailedCaptureLeavesTheGroupUnchanged) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     std::vector<int32_t> data(100, 1);
     std::vector<Operation> operations;
     operations.push_back(all_reduce(data));
@@ -186,7 +186,7 @@ TEST(DeviceReplay, FailedCaptureLeavesTheGroupUnchanged) {
     EXPECT_EQ(refused.code(), Code::kInvalid);
     EXPECT_TRUE(contains(refused.what(), "cannot be captured on GPU " + std::to_string(one.rank))) << refused.what();
     EXPECT_TRUE(contains(refused.what(), "Next: end this capture, on all ranks")) << refused.what();
-    EXPECT_FALSE(one.side->may_be_replayed());
+    EXPECT_FALSE(one.executor->may_be_replayed());
     EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 2, 1)}), "");
   });
 }
@@ -196,17 +196,17 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneDoesNothing) {
   DeviceWorld world({.ranks = 2});
   std::vector<int32_t> data[2] = {std::vector<int32_t>(100, 1), std::vector<int32_t>(100, 1)};
   std::atomic<int> gone{0};
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     std::vector<Operation> operations;
     operations.push_back(all_reduce(data[one.rank]));
     ASSERT_TRUE(one.capture(operations).ok());
     one.replay();
     EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), "");
-    EXPECT_TRUE(one.side->part());
-    EXPECT_FALSE(one.side->may_be_replayed());
+    EXPECT_TRUE(one.executor->part());
+    EXPECT_FALSE(one.executor->may_be_replayed());
     ++gone;
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return gone == 2; }));
-    one.side.reset();
+    one.executor.reset();
     one.replay();
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return one.stream.idle(); }));
     EXPECT_EQ(data[one.rank], std::vector<int32_t>(100, 2));
@@ -222,7 +222,7 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneDoesNothing) {
 /// nobody waits for: the device may hang.
 TEST(DeviceReplay, KernelThatBeginsAfterAnAbortWritesNothing) {
   DeviceWorld world({.ranks = 1});
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     std::vector<int32_t> in(1000, 1), out(1000, 0);
     std::vector<Operation> operations;
     operations.push_back(all_reduce(out));
@@ -231,15 +231,16 @@ TEST(DeviceReplay, KernelThatBeginsAfterAnAbortWritesNothing) {
     FakeDriver& driver = *world.process(0).driver;
     driver.block("copy");
     const auto began = Clock::now();
-    one.side->abort();
+    one.executor->abort();
     EXPECT_LT(Clock::now() - began, milliseconds(1000));
     driver.come_back();
-    auto& state = *reinterpret_cast<kernel::RankState*>(one.side->end().channel().state + kernel::DeviceState::rank());
+    auto& state =
+        *reinterpret_cast<kernel::RankState*>(one.executor->resources().channel().state + kernel::DeviceState::rank());
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return std::atomic_ref(state.failed).load() == 1; }));
     one.replay();
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); }));
     EXPECT_EQ(out, std::vector<int32_t>(1000, 0));
-    EXPECT_EQ(one.side->verdict().code(), Code::kAborted);
+    EXPECT_EQ(one.executor->verdict().code(), Code::kAborted);
   });
 }
 
@@ -247,20 +248,20 @@ TEST(DeviceReplay, KernelThatBeginsAfterAnAbortWritesNothing) {
 TEST(DeviceReplay, ReplayAfterTheGroupHasGoneWritesNothingToPeers) {
   DeviceWorld world({.ranks = 2});
   std::atomic<int> gone{0};
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
     Side side(play, one.rank, 2);
     std::vector<Operation> operations;
     operations.push_back(operation_of(play, side, 2));
-    ASSERT_EQ(one.side->choose(operations[0]).algorithm, kernel::DeviceAlgorithm::kReducePackets);
+    ASSERT_EQ(one.executor->choose(operations[0]).algorithm, kernel::DeviceAlgorithm::kReducePackets);
     ASSERT_TRUE(one.capture(operations).ok());
     one.replay();
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return one.stream.idle(); }));
     EXPECT_EQ(side.verdict(), "");
-    const kernel::DeviceChannel channel = one.side->end().channel();
+    const kernel::DeviceChannel channel = one.executor->resources().channel();
     const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
     const std::byte* const theirs = pads[1 - one.rank].theirs;
-    EXPECT_TRUE(one.side->part());
+    EXPECT_TRUE(one.executor->part());
     ++gone;
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return gone == 2; }));
     const std::vector<std::byte> before(theirs, theirs + kernel::DevicePad{channel.shape}.bytes());
@@ -272,7 +273,7 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneWritesNothingToPeers) {
 
 TEST(DeviceReplay, LeavingWaitsForReplaysAsForCalls) {
   DeviceWorld world({.ranks = 1});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     std::vector<int32_t> data(100, 1);
     std::vector<Operation> operations;
     operations.push_back(all_reduce(data));
@@ -284,7 +285,7 @@ TEST(DeviceReplay, LeavingWaitsForReplaysAsForCalls) {
       std::this_thread::sleep_for(milliseconds(100));
       knows_ends = true;
     });
-    EXPECT_TRUE(one.side->part());
+    EXPECT_TRUE(one.executor->part());
     EXPECT_GE(std::chrono::steady_clock::now() - began, milliseconds(90));
     ends.join();
   });

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <optional>
 
-#include "group/device/device_rooms.h"
+#include "group/device/block_budget.h"
 #include "group/meet/store_exchange.h"
-#include "support/device_sides.h"
+#include "support/kernel_executors.h"
 #include "support/pushes.h"
 #include "support/sizes.h"
 #include "support/stores.h"
@@ -38,7 +38,7 @@ void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
     EXPECT_TRUE(is_told || contains(said, ". Next: ")) << said;
   });
   for (int rank = 0; rank < shape.ranks; ++rank) {
-    DeviceArena* const made = world.process(rank).home->made(rank);
+    DeviceArena* const made = world.process(rank).registry->made(rank);
     EXPECT_TRUE(!made || rank == 1 || made->used() == 0) << "what was not exported is free again";
   }
 }
@@ -51,7 +51,7 @@ TEST(DeviceSetup, AllRanksReportTheReasonOfOneRank) {
   all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
   all_say("asking for the GPU's UUID", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
           [](DeviceWorld& world) {
-            with_sides(world, [](DeviceRank&) {});  // later groups do not probe
+            with_executors(world, [](DeviceRank&) {});  // later groups do not probe
             world.process(1).driver->block("describe");
           });
 }
@@ -96,7 +96,7 @@ TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
   DeviceWorld world({.ranks = 1, .arena = 2 * M});
   const SharedTable first(1), second(1), third(1);
   SharedExchange meet_first(first, 0), meet_second(second, 0), meet_third(third, 0);
-  const auto side = world.make(0, meet_first, world.options(0));
+  const auto executor = world.make(0, meet_first, world.options(0));
   const Span rest = world.arena(0).allocate(2 * M - world.arena(0).used() - 256 * 1024);
   const size_t used = world.arena(0).used();
   const auto failure = failure_to_make(world, 0, meet_second);
@@ -120,13 +120,13 @@ TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
       const SharedTable table(1);
       SharedExchange exchange(table, 0);
       try {
-        DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0), world.launcher(0));
+        KernelExecutor executor(*process.registry, exchange, world.options(0), world.launcher(0), world.launcher(0));
       } catch (const Error& error) {
         EXPECT_TRUE(contains(error.what(), "GPU 0 cannot be used on rank 0: ")) << error.what();
       }
     }
     struck = process.driver->struck();
-    process.home.reset();
+    process.registry.reset();
     std::string books;
     const auto settled = [&] {
       books = process.driver->open_books();
@@ -141,21 +141,21 @@ TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
 /// The same with calls that do not return: set-up ends nevertheless and frees no memory that they may access.
 TEST(DeviceSetup, SetUpEndsWhicheverDriverCallHangs) {
   // A call that returns late may still use them.
-  static auto* const kKept = new std::vector<std::unique_ptr<DeviceHome>>;
+  static auto* const kKept = new std::vector<std::unique_ptr<DeviceRegistry>>;
   const milliseconds patience(as_fast(100, 1000));
   const auto set_up = [&](Process& process) {
     DeviceWorld world({.ranks = 1});
     const SharedTable table(1);
     SharedExchange exchange(table, 0);
     try {
-      DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0), world.launcher(0));
+      KernelExecutor executor(*process.registry, exchange, world.options(0), world.launcher(0), world.launcher(0));
     } catch (const Error&) {
     }
   };
   Process clean(1, 2 * M, patience);
   const SharedTable table(1);
   SharedExchange exchange(table, 0);
-  { const DeviceShare share(*clean.home, exchange, options_of(0, 1, 0)); }
+  { const PeerMappings mappings(*clean.registry, exchange, options_of(0, 1, 0)); }
   const int first = clean.driver->calls();  // earlier calls have their own tests
   for (int n = first, struck = 0; struck < 12; ++n, ++struck) {
     Process process(1, 2 * M, patience);
@@ -164,7 +164,7 @@ TEST(DeviceSetup, SetUpEndsWhicheverDriverCallHangs) {
     set_up(process);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << n;
     process.driver->come_back();
-    kKept->push_back(std::move(process.home));
+    kKept->push_back(std::move(process.registry));
     if (process.driver->struck().empty()) break;
   }
 }
@@ -202,27 +202,27 @@ TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
 // ---- several groups on one GPU
 
 /// A group of all ranks of a world. Each rank holds several such groups.
-std::unique_ptr<DeviceSide> make_group(DeviceWorld& world, int rank, const SharedTable& table, uint32_t blocks) {
+std::unique_ptr<KernelExecutor> make_group(DeviceWorld& world, int rank, const SharedTable& table, uint32_t blocks) {
   SharedExchange exchange(table, rank);
-  DeviceSideOptions options = world.options(rank);
+  ChannelOptions options = world.options(rank);
   options.blocks = blocks;
   return world.make(rank, exchange, options);
 }
 
 /// One all-reduce of a group of all ranks of the world, on its own stream.
 struct InFlight {
-  void begin(DeviceSide& side, int rank) {
+  void begin(KernelExecutor& executor, int rank) {
     data.assign(100, rank + 1);
     std::vector<Operation> operations;
     operations.push_back(all_reduce(data));
     const Operation* const list[] = {&operations[0]};
-    begun = side.launch(list, {.native = &stream}, milliseconds(as_fast(2000, 20'000)));
+    begun = executor.launch(list, {.native = &stream}, milliseconds(as_fast(2000, 20'000)));
   }
   /// The error of the operation; empty if there is none.
-  std::string verdict(DeviceSide& side) {
+  std::string verdict(KernelExecutor& executor) {
     if (!begun.ok()) return begun.what();
     (void)eventually(std::chrono::seconds(60), [&] { return stream.idle(); });
-    const Status ended = side.verdict();
+    const Status ended = executor.verdict();
     if (!ended.ok()) return ended.what();
     return data == std::vector<int32_t>(100, 3) ? "" : "the sum is wrong";
   }
@@ -234,7 +234,7 @@ struct InFlight {
 
 /// Each rank launches the kernel of the other group first, and it keeps the blocks that it was given. If each group
 /// counted only itself, the second kernels would find no room and all ranks would run into their timeout.
-TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
+TEST(BlockBudget, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 2, .gpus = 1, .processes = processes, .resident = 8});
     const SharedTable first(2), second(2), begun(2), done(2);
@@ -244,9 +244,9 @@ TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
       EXPECT_EQ(b->shape().blocks, 1u);
       const std::string whose =
           processes ? "4 of them for each of 2 processes; a process's rank needs" : "its 2 ranks need";
-      EXPECT_TRUE(contains(a->end().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once; " + whose))
-          << a->end().why_fewer_blocks();
-      EXPECT_TRUE(contains(b->end().why_fewer_blocks(),
+      EXPECT_TRUE(contains(a->resources().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once; " + whose))
+          << a->resources().why_fewer_blocks();
+      EXPECT_TRUE(contains(b->resources().why_fewer_blocks(),
                            (processes ? "1" : "2") + std::string(" of them are reserved for other groups")));
       SharedExchange meet_begun(begun, rank), meet_done(done, rank);
       InFlight of_a, of_b;
@@ -263,7 +263,7 @@ TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
 /// Four processes on one GPU, and the groups of a mesh of two by two in the order of their first uses: the world (0),
 /// the pairs of each dimension (1, 2), and all ranks flattened. If pairs counted only their own processes, the later
 /// groups would find nothing left.
-TEST(DeviceRooms, GroupsOfAMeshOnOneGpuAllFindRoom) {
+TEST(BlockBudget, GroupsOfAMeshOnOneGpuAllFindRoom) {
   constexpr int kGroups = 5, kResident = 4 * kGroups;
   for (const auto& order : {std::array{0, 1, 2, 3, 4}, std::array{1, 2, 0, 3, 4}}) {
     DeviceWorld world({.ranks = 4, .gpus = 1, .processes = true, .resident = kResident});
@@ -274,18 +274,18 @@ TEST(DeviceRooms, GroupsOfAMeshOnOneGpuAllFindRoom) {
     const SharedTable done(4);
     std::atomic<uint32_t> blocks{0};
     as_threads(4, [&](int rank) {
-      std::vector<std::unique_ptr<DeviceSide>> sides;
+      std::vector<std::unique_ptr<KernelExecutor>> executors;
       for (int turn = 0; turn < kGroups; ++turn) {
         const int group = order[size_t(turn)], pair = group == 1 ? rank / 2 : group == 2 ? rank % 2 : 0;
         const SharedTable& table = *tables[size_t(2 * turn + pair)];
-        DeviceSideOptions options = world.options(rank);
+        ChannelOptions options = world.options(rank);
         options.blocks = 16;
         options.processes = 4;
         options.rank = group == 1 ? rank % 2 : group == 2 ? rank / 2 : rank;
         options.ranks = table.ranks();
         SharedExchange exchange(table, options.rank);
-        sides.push_back(world.make(rank, exchange, options));
-        blocks += sides.back()->shape().blocks;
+        executors.push_back(world.make(rank, exchange, options));
+        blocks += executors.back()->shape().blocks;
       }
       SharedExchange meet_done(done, rank);
       (void)meet_done.all_gather({});
@@ -294,15 +294,15 @@ TEST(DeviceRooms, GroupsOfAMeshOnOneGpuAllFindRoom) {
   }
 }
 
-TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
+TEST(BlockBudget, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
   DeviceWorld world({.ranks = 2, .gpus = 1, .arena = 16 * M, .resident = 10});
   const SharedTable tables[]{SharedTable(2), SharedTable(2), SharedTable(2), SharedTable(2),
                              SharedTable(2), SharedTable(2), SharedTable(2)};
   as_threads(2, [&](int rank) {
-    std::vector<std::unique_ptr<DeviceSide>> sides;
+    std::vector<std::unique_ptr<KernelExecutor>> executors;
     for (int g = 0; g < 5; ++g) {
-      sides.push_back(make_group(world, rank, tables[g], /*blocks=*/16));
-      EXPECT_EQ(sides.back()->shape().blocks, 1u) << g;
+      executors.push_back(make_group(world, rank, tables[g], /*blocks=*/16));
+      EXPECT_EQ(executors.back()->shape().blocks, 1u) << g;
     }
     std::string refused;
     try {
@@ -315,19 +315,20 @@ TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
                          "its 2 ranks need all of their blocks there at once: not even one per rank fits"))
         << refused;
     EXPECT_TRUE(contains(refused, "destroy groups that are no longer needed")) << refused;
-    sides.clear();
+    executors.clear();
     SharedExchange gone(tables[6], rank);
     (void)gone.all_gather({});
   });
   const SharedTable again(2);
   as_threads(2, [&](int rank) {
-    const auto side = make_group(world, rank, again, /*blocks=*/16);
-    EXPECT_FALSE(contains(side->end().why_fewer_blocks(), "reserved")) << side->end().why_fewer_blocks();
+    const auto executor = make_group(world, rank, again, /*blocks=*/16);
+    EXPECT_FALSE(contains(executor->resources().why_fewer_blocks(), "reserved"))
+        << executor->resources().why_fewer_blocks();
   });
 }
 
 /// Groups that are set up concurrently, in any order of their ranks, never get more blocks than there are.
-TEST(DeviceRooms, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
+TEST(BlockBudget, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
   constexpr int kGroups = 3, kResident = 5;
   for (size_t round = 0; round < as_fast(20, 5); ++round) {
     const bool processes = round % 2 == 0;
@@ -337,10 +338,10 @@ TEST(DeviceRooms, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
     const SharedTable done(2 * kGroups);
     std::atomic<uint32_t> blocks{0};
     as_threads(2 * kGroups, [&](int thread) {
-      std::unique_ptr<DeviceSide> side;
+      std::unique_ptr<KernelExecutor> executor;
       try {
-        side = make_group(world, thread % 2, *tables[size_t(thread / 2)], /*blocks=*/16);
-        blocks += side->shape().blocks;
+        executor = make_group(world, thread % 2, *tables[size_t(thread / 2)], /*blocks=*/16);
+        blocks += executor->shape().blocks;
       } catch (const Error&) {
       }
       SharedExchange meet(done, thread);
@@ -352,23 +353,24 @@ TEST(DeviceRooms, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
 }
 
 /// A captured kernel that is replayed later ends when it finds its group aborted, so its blocks are free.
-TEST(DeviceRooms, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
+TEST(BlockBudget, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
   for (const bool captured : {false, true}) {
     DeviceWorld world({.ranks = 1, .resident = 4});
     const SharedTable first(1), second(1);
     SharedExchange meet_first(first, 0), meet_second(second, 0);
-    DeviceSideOptions options = world.options(0);
+    ChannelOptions options = world.options(0);
     options.farewell = milliseconds(50);
-    auto side = world.make(0, meet_first, options);
-    const uint32_t blocks = side->shape().blocks;
+    auto executor = world.make(0, meet_first, options);
+    const uint32_t blocks = executor->shape().blocks;
     Operation barrier;
     barrier.collective = Collective::kBarrier;
     const Operation* const list[] = {&barrier};
-    ASSERT_TRUE(side->launch(list, {.capture = captured}, milliseconds(0)).ok());
-    side.reset();
+    ASSERT_TRUE(executor->launch(list, {.capture = captured}, milliseconds(0)).ok());
+    executor.reset();
     const auto next = world.make(0, meet_second, world.options(0));
-    EXPECT_EQ(contains(next->end().why_fewer_blocks(), std::to_string(blocks) + " of them are reserved"), !captured)
-        << next->end().why_fewer_blocks();
+    EXPECT_EQ(contains(next->resources().why_fewer_blocks(), std::to_string(blocks) + " of them are reserved"),
+              !captured)
+        << next->resources().why_fewer_blocks();
   }
 }
 
@@ -384,16 +386,16 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   DeviceWorld world({.ranks = 1});
   const SharedTable table(1);
   SharedExchange exchange(table, 0);
-  DeviceSideOptions options = world.options(0);
+  ChannelOptions options = world.options(0);
   options.farewell = milliseconds(50);
-  auto side = world.make(0, exchange, options);
-  const kernel::DeviceChannel channel = side->end().channel();
+  auto executor = world.make(0, exchange, options);
+  const kernel::DeviceChannel channel = executor->resources().channel();
   const Operation operation = barrier_operation();
   const Operation* const list[] = {&operation};
-  ASSERT_TRUE(side->launch(list, LaunchStream(), milliseconds(0)).ok());
+  ASSERT_TRUE(executor->launch(list, LaunchStream(), milliseconds(0)).ok());
   const std::string books = world.process(0).driver->open_books();
   const size_t used = world.arena(0).used();
-  side.reset();
+  executor.reset();
   world.say_goodbye();
   EXPECT_EQ(world.process(0).driver->open_books(), books);
   world.arena(0).free(world.arena(0).allocate(1));
@@ -422,7 +424,7 @@ TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
       SharedExchange exchange(second, rank);
       const auto launcher = std::make_shared<PlayedLauncher>(world.process(rank).driver, rank,
                                                              std::make_shared<PlayedRoom>(/*blocks=*/64));
-      DeviceSide b(*world.process(rank).home, exchange, world.options(rank), launcher, launcher);
+      KernelExecutor b(*world.process(rank).registry, exchange, world.options(rank), launcher, launcher);
       EXPECT_TRUE(b.part());
     }
     EXPECT_EQ(frees(), before);
@@ -436,11 +438,11 @@ TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
 TEST(DeviceGoodbye, ADriverThatDoesNotUnpinHoldsNobodyUp) {
   DeviceWorld world({.ranks = 1});
   const SharedTable table(1);
-  auto side = make_group(world, 0, table, /*blocks=*/2);
+  auto executor = make_group(world, 0, table, /*blocks=*/2);
   world.process(0).driver->block("unpin");
   std::atomic<bool> left{false};
   std::thread leaves([&] {
-    side.reset();
+    executor.reset();
     left = true;
   });
   EXPECT_TRUE(eventually(milliseconds(as_fast(5000, 10'000)), [&] { return left.load(); }));
@@ -450,29 +452,29 @@ TEST(DeviceGoodbye, ADriverThatDoesNotUnpinHoldsNobodyUp) {
 
 TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
   DeviceWorld world({.ranks = 2});
-  with_sides(
+  with_executors(
       world,
       [](DeviceRank& one) {
         if (one.rank == 1) return;
         std::vector<Operation> operations(1);
         operations[0].collective = Collective::kBarrier;
         ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
-        one.side.reset();
+        one.executor.reset();
         EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return one.stream.idle(); }));
       },
-      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
 }
 
 TEST(DeviceGoodbye, LeavingWaitsForOperationsInFlight) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
     Side side(play, one.rank, 2);
     std::vector<Operation> operations;
     operations.push_back(operation_of(play, side, 2));
     if (one.rank == 1) std::this_thread::sleep_for(milliseconds(50));
     ASSERT_TRUE(one.launch(operations).ok());
-    one.side.reset();
+    one.executor.reset();
     EXPECT_EQ(side.verdict(), "");
   });
   EXPECT_FALSE(contains(world.process(0).driver->open_books(), "pinned")) << world.process(0).driver->open_books();
@@ -482,18 +484,18 @@ TEST(DeviceGoodbye, LeavingWaitsForOperationsInFlight) {
 /// passed the kernel, not when all operations are reported.
 TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
   DeviceWorld world({.ranks = 1});
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     std::atomic<bool>& knows_ends = world.launcher(0)->knows_ends;
     knows_ends = false;
     ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
-    ASSERT_TRUE(one.side->settled());
+    ASSERT_TRUE(one.executor->settled());
     std::atomic<bool> told{false};
     std::thread tells([&] {
       std::this_thread::sleep_for(milliseconds(100));
       told = true;
       knows_ends = true;
     });
-    EXPECT_TRUE(one.side->part());
+    EXPECT_TRUE(one.executor->part());
     EXPECT_TRUE(told);
     tells.join();
   });
@@ -502,13 +504,13 @@ TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
 TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
   DeviceWorld world({.ranks = 1});
   world.launcher(0)->knows_ends = false;
-  with_sides(
+  with_executors(
       world,
       [](DeviceRank& one) {
         ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
-        EXPECT_FALSE(one.side->part()) << "it would announce that it has left";
+        EXPECT_FALSE(one.executor->part()) << "it would announce that it has left";
       },
-      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
   world.arena(0).free(world.arena(0).allocate(1));
   EXPECT_GT(world.arena(0).used(), size_t(0));
 }
@@ -518,7 +520,7 @@ TEST(DeviceGoodbye, FailedGroupFreesMemoryOfEndedKernels) {
   for (const bool knows : {false, true}) {
     DeviceWorld world({.ranks = 2});
     for (int r = 0; r < 2; ++r) world.launcher(r)->knows_ends = knows;
-    with_sides(world, [](DeviceRank& one) {
+    with_executors(world, [](DeviceRank& one) {
       const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
       EXPECT_NE(one.perform({play_of(call, 100, 2, 1)}), "");
     });

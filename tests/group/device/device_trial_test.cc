@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "group/meet/store_exchange.h"
-#include "support/device_sides.h"
+#include "support/kernel_executors.h"
 #include "support/results.h"
 #include "support/stores.h"
 
@@ -27,11 +27,11 @@ std::string first_sum(DeviceRank& one) { return one.perform({play_of(Collective:
 
 TEST(DeviceTrial, IsNoOperationOfTheGroup) {
   DeviceWorld world({.ranks = 3});
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
     EXPECT_EQ(world.launcher(one.rank)->launches, 0);
-    EXPECT_EQ(one.side->launched(), one.side->finished());
-    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(one.executor->launched(), one.executor->finished());
+    EXPECT_EQ(one.executor->resources().mappings().complaints(), "");
     EXPECT_EQ(first_sum(one), "");
   });
 }
@@ -55,13 +55,14 @@ TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
       for (const int trials : {2, 1}) {
         std::atomic<int> before[3];
         for (int r = 0; r < 3; ++r) before[r] = world.launcher(r)->trials.load();
-        with_sides(world, [&](DeviceRank& one) {
+        with_executors(world, [&](DeviceRank& one) {
           EXPECT_EQ(world.launcher(one.rank)->trials - before[one.rank], trials * int(kTrialEpochs));
-          const DeviceShare& share = one.side->end().share();
+          const PeerMappings& mappings = one.executor->resources().mappings();
           for (int peer = 0; peer < 3; ++peer) {
             const bool apart = peer + one.rank == 1;
-            EXPECT_EQ(share.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
-            EXPECT_EQ(contains(share.peer(peer).why_not_better, row.reason), apart) << share.peer(peer).why_not_better;
+            EXPECT_EQ(mappings.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
+            EXPECT_EQ(contains(mappings.peer(peer).why_not_better, row.reason), apart)
+                << mappings.peer(peer).why_not_better;
           }
           EXPECT_EQ(first_sum(one), "");
         });
@@ -73,9 +74,9 @@ TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
 TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
   DeviceWorld world({.ranks = 3});
   world.launcher(1)->delay = 2 * world.options(1).patience;
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
-    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(one.executor->resources().mappings().complaints(), "");
     EXPECT_EQ(first_sum(one), "");
   });
 }
@@ -102,7 +103,7 @@ TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreNotUsedUnlessTheyAreInsistedOn) 
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
       SharedExchange exchange(table, rank);
-      DeviceSideOptions options = world.options(rank);
+      ChannelOptions options = world.options(rank);
       if (!insists) options.slowest = milliseconds(10);
       std::string said;
       try {
@@ -150,7 +151,8 @@ TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
   DeviceWorld world({.ranks = 2});
   const auto said_by_two_groups = [&] {
     testing::internal::CaptureStderr();
-    for (int group = 0; group < 2; ++group) with_sides(world, [&](DeviceRank& one) { EXPECT_EQ(first_sum(one), ""); });
+    for (int group = 0; group < 2; ++group)
+      with_executors(world, [&](DeviceRank& one) { EXPECT_EQ(first_sum(one), ""); });
     return testing::internal::GetCapturedStderr();
   };
   const std::string words = "kernels have not been shown on sm_100 (Fake GPU) with a driver for CUDA 12.8";

@@ -39,7 +39,7 @@ class Trials {
     as_threads(ranks, [&](int rank) {
       RdmaTrialSetting setting;
       setting.rank = rank, setting.ranks = ranks, setting.next = (rank + 1) % ranks;
-      setting.home = processes[size_t(rank)]->home.get();
+      setting.registry = processes[size_t(rank)]->registry.get();
       setting.open_link = [this] { return ++links, net.open(); };
       setting.patience = std::chrono::seconds(30), setting.slack = setting.patience;  // on busy processors
       change(rank, setting);
@@ -70,7 +70,7 @@ TEST(RdmaTrial, PassesWhereBytesGoFromDeviceToDevice) {
     EXPECT_EQ(counts.host_copies, 0u);
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(trials.driver(rank).calls_of("flush_rdma"), 3);
-      EXPECT_EQ(trials.processes[size_t(rank)]->home->pool(0).used(), 0u) << "its memory is free again";
+      EXPECT_EQ(trials.processes[size_t(rank)]->registry->pool(0).used(), 0u) << "its memory is free again";
     }
   }
 }
@@ -130,7 +130,7 @@ TEST(RdmaTrial, EndsWhereACallHangs) {
                "a trial of GPUDirect did not return within");
   trials.driver(1).come_back();
   for (const auto& process : trials.processes) {  // on a busy processor, rank 0 may have given up its thread too
-    DevicePool& pool = process->home->pool(0);
+    DevicePool& pool = process->registry->pool(0);
     const Deadline deadline = Deadline::after(std::chrono::seconds(20));
     while (pool.used() != 0 && !deadline.passed(Clock::now())) std::this_thread::sleep_for(milliseconds(1));
     EXPECT_EQ(pool.used(), 0u);

@@ -175,9 +175,9 @@ TEST(StoreExchange, RanksOfOneProcessShareTheirGpusOverIt) {
   Process process(2);
   as_threads(2, [&](int rank) {
     StoreExchange exchange(store, options(rank, 2));
-    const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
-    EXPECT_EQ(share.agreement().kind, ShareKind::kPointer);
-    write_and_look(share, exchange, rank, 2);
+    const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+    EXPECT_EQ(mappings.agreement().kind, ShareKind::kPointer);
+    write_and_look(mappings, exchange, rank, 2);
   });
 }
 
@@ -188,9 +188,9 @@ TEST(StoreExchange, ProcessesShareTheirGpusOverIt) {
     Process process(3);
     if (rank == 1) process.driver->lacks(ShareKind::kFabric);
     StoreExchange exchange(store, options(rank, 3));
-    const DeviceShare share(*process.home, exchange, options_of(rank, 3, rank));
-    EXPECT_EQ(share.agreement().kind, ShareKind::kFd);
-    write_and_look(share, exchange, rank, 3);
+    const PeerMappings mappings(*process.registry, exchange, options_of(rank, 3, rank));
+    EXPECT_EQ(mappings.agreement().kind, ShareKind::kFd);
+    write_and_look(mappings, exchange, rank, 3);
   });
 }
 
@@ -205,7 +205,7 @@ TEST(StoreExchange, AShareThatOneRankCannotMakeEndsOnAll) {
     });
     const auto began = Clock::now();
     try {
-      const DeviceShare share(*process.home, breaking, options_of(rank, 3, rank));
+      const PeerMappings mappings(*process.registry, breaking, options_of(rank, 3, rank));
       ADD_FAILURE();
     } catch (const std::exception& error) {
       EXPECT_NE(std::string(error.what()).find("out of memory, as a test wants it"), std::string::npos) << error.what();

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "group/device/device_end.h"
+#include "group/device/channel_resources.h"
 #include "group/device_explain.h"
 #include "support/sizes.h"
 
@@ -109,7 +109,7 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   EXPECT_EQ(bytes_of_whole(Collective::kReduceScatter, 800, 8), 800u);
   EXPECT_EQ(bytes_of_whole(Collective::kAllReduce, 100, 8), 100u);
   const size_t held = most_bytes(kernel::DeviceAlgorithm::kReducePackets,
-                                 device_shape(8, DeviceSideOptions().blocks, pad_budget(SIZE_MAX)));
+                                 device_shape(8, ChannelOptions().blocks, pad_budget(SIZE_MAX)));
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held), "kernels reduce_packets;");
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held + 8), "kernels reduce_chunks;");
   EXPECT_EQ(runs_of(Collective::kAllGather, held), "kernels exchange_packets;");

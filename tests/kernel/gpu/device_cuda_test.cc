@@ -25,11 +25,11 @@ class Fused {
 
   /// Runs one play on the ranks [0, present). Returns an empty text if all outputs are correct.
   std::string run(DeviceAlgorithm algorithm, const Play& play, uint32_t present, uint64_t patience_ns) {
-    std::vector<std::unique_ptr<DeviceSide>> sides;
+    std::vector<std::unique_ptr<KernelExecutor>> sides;
     std::vector<std::unique_ptr<DeviceMemory>> held;
     std::vector<FusedRank> ranks;
     for (uint32_t r = 0; r < present; ++r) {
-      sides.push_back(std::make_unique<DeviceSide>(play, r, ranks_.shape().ranks));
+      sides.push_back(std::make_unique<KernelExecutor>(play, r, ranks_.shape().ranks));
       std::vector<Piece> table(2 * size_t(ranks_.shape().ranks));
       const Job job = sides[r]->job(algorithm, patience_ns, 0, table.data());
       const Status may = kernel::check_launch(ranks_.channel(r), {&job, 1}, table);

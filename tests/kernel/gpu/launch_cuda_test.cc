@@ -44,7 +44,7 @@ class Operations {
       jobs_.emplace_back();
       sides_.emplace_back();
       for (const auto& [algorithm, play] : plan) {
-        sides_[r].push_back(std::make_unique<DeviceSide>(play, r, n));
+        sides_[r].push_back(std::make_unique<KernelExecutor>(play, r, n));
         const uint32_t index = uint32_t(2 * n * jobs_[r].size());
         jobs_[r].push_back(sides_[r].back()->job(algorithm, patience_ns, index, tables_[r].data()));
       }
@@ -82,7 +82,7 @@ class Operations {
   DeviceRanks& ranks_;
   std::vector<std::vector<Piece>> tables_;
   std::vector<std::vector<Job>> jobs_;
-  std::vector<std::vector<std::unique_ptr<DeviceSide>>> sides_;
+  std::vector<std::vector<std::unique_ptr<KernelExecutor>>> sides_;
 };
 
 class LaunchCuda : public Device {

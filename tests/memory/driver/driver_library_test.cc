@@ -14,7 +14,7 @@
 #include "memory/driver/driver_abi.h"
 #include "memory/gpu/device_arena.h"
 #include "memory/gpu/device_measure.h"
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 #if __has_include(<cuda.h>)
 #include <cuda.h>
@@ -166,10 +166,10 @@ TEST(DriverLibrary, MulticastGoesThroughWhereTheGpuHasIt) {
 TEST(DriverLibrary, KeepsOneContextADevice) {
   const int before = ask("fake_retained");
   const auto driver = driver_library(NVX_FAKE_CUDA);
-  DeviceHome home(driver, 4 << 20);
+  DeviceRegistry registry(driver, 4 << 20);
   for (int turn = 0; turn < 3; ++turn) {
     for (const int device : {0, 1}) {
-      DeviceArena& arena = home.arena(device, ShareKind::kPointer);
+      DeviceArena& arena = registry.arena(device, ShareKind::kPointer);
       arena.free(arena.allocate(4096));
     }
     EXPECT_EQ(driver->enable_peer(0, 1), 0) << "that it was enabled before is no error";

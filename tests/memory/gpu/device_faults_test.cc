@@ -24,28 +24,29 @@ using enum ShareKind;
 
 const std::vector<ShareKind> kAll{}, kNoFabric{kFabric}, kIpcOnly{kFabric, kFd};
 
-/// The outcome of an attempted share.
+/// The outcome of an attempted set-up of mappings.
 struct Outcome {
   std::optional<ShareKind> kind;  // how the other rank is reached; nothing: an error
   std::string says;               // why not better, or why it failed
 };
 
-/// `made` is called when the share exists, before it is used.
+/// `made` is called when the mappings exist, before they are used.
 Outcome try_to_share(
-    DeviceHome& home, Exchange& exchange, const ShareOptions& options, const std::function<void()>& made = [] {}) {
+    DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options,
+    const std::function<void()>& made = [] {}) {
   try {
-    const DeviceShare share(home, exchange, options);
+    const PeerMappings mappings(registry, exchange, options);
     made();
-    write_and_look(share, exchange, options.rank, options.ranks);
-    return {share.peer(1 - options.rank).kind, share.agreement().why_not_better + share.complaints()};
+    write_and_look(mappings, exchange, options.rank, options.ranks);
+    return {mappings.peer(1 - options.rank).kind, mappings.agreement().why_not_better + mappings.complaints()};
   } catch (const Error& error) {
     return {std::nullopt, error.what()};
   }
 }
 
 /// Short timeouts for calls that may hang, long ones for the others, because the machine may be busy.
-ShareOptions patient(int rank, bool faulty) {
-  ShareOptions options = options_of(rank, 2, rank);
+MappingOptions patient(int rank, bool faulty) {
+  MappingOptions options = options_of(rank, 2, rank);
   options.patience = milliseconds(faulty ? as_fast(300, 2000) : 10'000);
   return options;
 }
@@ -123,7 +124,7 @@ void play(const Fault& fault, bool hangs) {
     if (faulty && !hangs) process.driver->refuse(fault.call, 77);
     SharedExchange exchange(table, rank);
     const auto began = Clock::now();
-    judge(fault, hangs, rank, try_to_share(*process.home, exchange, patient(rank, faulty)));
+    judge(fault, hangs, rank, try_to_share(*process.registry, exchange, patient(rank, faulty)));
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << fault.call;
     process.driver->come_back();
   });
@@ -153,7 +154,7 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
       SharedExchange exchange(table, rank);
       const auto began = Clock::now();
       const auto stop = [&] { process.driver->block_call(-1); };
-      outcomes[size_t(rank)] = try_to_share(*process.home, exchange, patient(rank, rank == 1), stop);
+      outcomes[size_t(rank)] = try_to_share(*process.registry, exchange, patient(rank, rank == 1), stop);
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << n;
       if (rank == 1) struck = process.driver->struck();
       process.driver->come_back();
@@ -189,11 +190,11 @@ TEST(DeviceFaults, APairOfOneProcessThatHangsIsGoneRound) {
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
       SharedExchange exchange(table, rank);
-      const Outcome outcome = try_to_share(*process.home, exchange, patient(rank, true));
+      const Outcome outcome = try_to_share(*process.registry, exchange, patient(rank, true));
       EXPECT_EQ(outcome.kind, kHost) << outcome.says;
       EXPECT_NE(outcome.says.find("giving access to GPU"), std::string::npos) << outcome.says;
       const auto began = Clock::now();
-      const Outcome again = try_to_share(*process.home, exchange, patient(rank, true));
+      const Outcome again = try_to_share(*process.registry, exchange, patient(rank, true));
       EXPECT_NE(again.says.find("found by an earlier group"), std::string::npos) << again.says;
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
     });
@@ -211,7 +212,7 @@ TEST(DeviceFaults, AWindowThatHangsIsAnErrorOnAllRanks) {
     FalseExchange exchange(honest, [&](int round, std::vector<std::byte>&) {
       if (rank == 1 && round == 3) process.driver->block("pin");  // all kinds but pinned host memory have been tried
     });
-    const Outcome outcome = try_to_share(*process.home, exchange, patient(rank, true));
+    const Outcome outcome = try_to_share(*process.registry, exchange, patient(rank, true));
     EXPECT_FALSE(outcome.kind);
     EXPECT_NE(outcome.says.find("rank 1: pinning 4096 KiB for GPU 1 did not return within"), std::string::npos)
         << outcome.says;
@@ -223,7 +224,7 @@ TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
   Process process(1, 4 * M, milliseconds(as_fast(200, 1000)));
   const auto ask = [&]() -> std::string {
     try {
-      (void)process.home->arena(0, kFd);
+      (void)process.registry->arena(0, kFd);
       return "";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::kTimeout);
@@ -239,9 +240,9 @@ TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
   }
   EXPECT_EQ(process.driver->calls_of("create"), 1);
   EXPECT_NE(ask().find("has still not returned"), std::string::npos);
-  EXPECT_EQ(process.home->made(0), nullptr);
+  EXPECT_EQ(process.registry->made(0), nullptr);
   process.driver->come_back();
-  EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process.home->made(0) != nullptr; }));
+  EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process.registry->made(0) != nullptr; }));
   EXPECT_EQ(ask(), "");
   EXPECT_EQ(process.driver->calls_of("create"), 1);
 }
@@ -249,15 +250,15 @@ TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
 TEST(DeviceFaults, AnArenaThatIsRefusedIsTriedAgain) {
   Process process(1, 4 * M);
   process.driver->refuse("create", 2);
-  for (int turn = 0; turn < 2; ++turn) EXPECT_THROW((void)process.home->arena(0, kFd), Error);
+  for (int turn = 0; turn < 2; ++turn) EXPECT_THROW((void)process.registry->arena(0, kFd), Error);
   process.driver->refuse("create", 0);
-  EXPECT_EQ(process.home->arena(0, kFd).region().kind(), kFd);
+  EXPECT_EQ(process.registry->arena(0, kFd).region().kind(), kFd);
 }
 
 /// The fake driver aborts if memory is returned that its devices may still write.
 TEST(DeviceFaults, MemoryThatADeviceMayWriteIsKept) {
   Process process(1, 4 * M);
-  DeviceArena& arena = process.home->arena(0, kFd);
+  DeviceArena& arena = process.registry->arena(0, kFd);
   const Span first = arena.allocate(M);
   process.driver->refuse("drained", 700);
   try {
@@ -277,7 +278,7 @@ TEST(DeviceFaults, MemoryThatADeviceMayWriteIsKept) {
   arena.free(first);
   EXPECT_EQ(arena.allocate(M).offset, first.offset);
   EXPECT_EQ(arena.allocate(M).offset, 2 * M) << "what is behind the first one may still be filled";
-  process.home.reset();
+  process.registry.reset();
   EXPECT_EQ(process.driver->open_books(), "1 memories 1 reservations 1 mappings 1 pinned ranges 2 queues ");
 }
 
@@ -297,7 +298,7 @@ TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
         constexpr size_t kBytesAt = 43;  // the fourth byte of the size: 16 MiB more
         if (rank == 1 && round == 1) said[kBytesAt] ^= std::byte(1);
       });
-      const Outcome outcome = try_to_share(*process.home, exchange, options_of(rank, 2, rank));
+      const Outcome outcome = try_to_share(*process.registry, exchange, options_of(rank, 2, rank));
       EXPECT_EQ(outcome.kind, kHost) << outcome.says;
       EXPECT_NE(outcome.says.find(row.says), std::string::npos) << outcome.says;
     });
@@ -337,18 +338,18 @@ TEST(DeviceFaults, TwoGroupsThatAgreeOnDifferentKindsAtOnce) {
       WatchedExchange exchange(real, [&](int round) {
         if (rank == 0 && round == 0) agreed.arrive_and_wait();
       });
-      ShareOptions options = options_of(rank, 2, rank == 0 ? 0 : first ? 1 : 2);
-      outcomes[size_t(thread)] = try_to_share(*process.home, exchange, options);
+      MappingOptions options = options_of(rank, 2, rank == 0 ? 0 : first ? 1 : 2);
+      outcomes[size_t(thread)] = try_to_share(*process.registry, exchange, options);
     });
     EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << outcomes[0].says << outcomes[1].says;
     EXPECT_EQ(outcomes[2].kind, outcomes[3].kind) << outcomes[2].says << outcomes[3].says;
-    const ShareKind made = both.home->made(0)->region().kind();
+    const ShareKind made = both.registry->made(0)->region().kind();
     EXPECT_EQ(outcomes[0].kind, made == kFabric ? kFabric : kHost) << outcomes[0].says;
     EXPECT_EQ(outcomes[2].kind, made == kFd ? kFd : kHost) << outcomes[2].says;
     const Outcome& later = outcomes[made == kFabric ? 2 : 0];
     EXPECT_NE(later.says.find("its memory was made before, for another group, by"), std::string::npos) << later.says;
     for (Process* process : {&both, &fabric, &descriptor}) {
-      EXPECT_EQ(process->home->made(process == &both ? 0 : process == &fabric ? 1 : 2)->used(), 0u);
+      EXPECT_EQ(process->registry->made(process == &both ? 0 : process == &fabric ? 1 : 2)->used(), 0u);
       EXPECT_EQ(process->driver->calls_of("pin") > 0, true);
     }
   }

@@ -26,7 +26,7 @@ constexpr int kRanks = 3;
 struct Rank {
   Process process;
   SharedExchange exchange;
-  std::unique_ptr<DeviceShare> share;
+  std::unique_ptr<PeerMappings> mappings;
   std::unique_ptr<MulticastSpan> span;
   const int rank, ranks;
 
@@ -35,18 +35,18 @@ struct Rank {
   FakeDriver& driver() { return *process.driver; }
 
   void open(size_t bytes = 3 * M) {
-    ShareOptions options = options_of(rank, ranks, rank);
+    MappingOptions options = options_of(rank, ranks, rank);
     options.multicast_bytes = bytes;
-    share = std::make_unique<DeviceShare>(*process.home, exchange, options);
-    span = share->take_multicast();
+    mappings = std::make_unique<PeerMappings>(*process.registry, exchange, options);
+    span = mappings->take_multicast();
   }
   /// Gives everything back, and returns the resources that the driver does not get.
   std::string close() {
     span.reset();
-    share.reset();
+    mappings.reset();
     (void)exchange.all_gather({});
     (void)eventually(milliseconds(10'000), [&] { return driver().open_books().find("bound") == std::string::npos; });
-    process.home.reset();
+    process.registry.reset();
     return open_books_at_rest(driver());
   }
 };
@@ -62,11 +62,11 @@ void all_ranks(int ranks, const std::function<void(Rank&)>& body) {
 /// No rank has an object, all have the same reason, and their memory is shared as without.
 void expect_none(Rank& one, const std::string& why) {
   EXPECT_EQ(one.span, nullptr);
-  EXPECT_NE(one.share->why_no_multicast().find(why), std::string::npos) << one.share->why_no_multicast();
-  const std::string& said = one.share->why_no_multicast();
+  EXPECT_NE(one.mappings->why_no_multicast().find(why), std::string::npos) << one.mappings->why_no_multicast();
+  const std::string& said = one.mappings->why_no_multicast();
   for (const auto& theirs : one.exchange.all_gather(std::as_bytes(std::span(said))))
     EXPECT_EQ(std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()), said);
-  write_and_look(*one.share, one.exchange, one.rank, one.ranks);
+  write_and_look(*one.mappings, one.exchange, one.rank, one.ranks);
 }
 
 TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
@@ -74,8 +74,8 @@ TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
     all_ranks(kRanks, [&](Rank& one) {
       if (by_fd) one.driver().lacks(ShareKind::kFabric);
       one.open();
-      ASSERT_NE(one.span, nullptr) << one.share->why_no_multicast();
-      EXPECT_EQ(one.share->why_no_multicast(), "");
+      ASSERT_NE(one.span, nullptr) << one.mappings->why_no_multicast();
+      EXPECT_EQ(one.mappings->why_no_multicast(), "");
       EXPECT_EQ(one.span->bytes(), 4 * M) << "whole granules";
       std::memset(memory(one.span->mine()), one.rank + 1, one.span->bytes());
       (void)one.exchange.all_gather({});
@@ -85,7 +85,7 @@ TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
         ASSERT_EQ(parts.size(), size_t(kRanks));
         for (int r = 0; r < kRanks; ++r) EXPECT_EQ(int(*parts[size_t(r)]), r + 1) << at;
       }
-      write_and_look(*one.share, one.exchange, one.rank, kRanks);
+      write_and_look(*one.mappings, one.exchange, one.rank, kRanks);
       (void)one.exchange.all_gather({});
       EXPECT_EQ(one.close(), "");
     });
@@ -96,7 +96,7 @@ TEST(DeviceMulticast, IsNotAskedForByDefault) {
   all_ranks(2, [](Rank& one) {
     one.open(0);
     EXPECT_EQ(one.span, nullptr);
-    EXPECT_EQ(one.share->why_no_multicast(), "");
+    EXPECT_EQ(one.mappings->why_no_multicast(), "");
     EXPECT_EQ(one.driver().calls_of("multicast_granularity"), 0);
   });
 }
@@ -135,11 +135,11 @@ TEST(DeviceMulticast, WhereTheDriverOfOneRankHangsNoneHasItAndNoneWaitsLong) {
         expect_none(one, "rank " + std::to_string(hangs) + ": ");
         expect_none(one, "did not return within");
         const bool keeps = one.rank == hangs && std::string(call) == "bind_multicast";
-        EXPECT_EQ(one.share->arena().used() > 0, keeps) << "memory that may yet be bound is not used again";
+        EXPECT_EQ(one.mappings->arena().used() > 0, keeps) << "memory that may yet be bound is not used again";
         (void)one.exchange.all_gather({});
         one.driver().come_back();
         (void)one.exchange.all_gather({});
-        one.share.reset();
+        one.mappings.reset();
         (void)eventually(milliseconds(10'000),
                          [&] { return one.driver().open_books().find("bound") == std::string::npos; });
         EXPECT_EQ(one.driver().open_books().find("bound"), std::string::npos) << call;
@@ -170,7 +170,7 @@ TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndTheBooksBalance) {
       one.open();
       one.driver().fail_call(-1);
       has[rank] = one.span != nullptr;
-      write_and_look(*one.share, one.exchange, rank, 2);
+      write_and_look(*one.mappings, one.exchange, rank, 2);
       if (one.driver().struck() == "drained") return (void)one.exchange.all_gather({});  // the queue stays
       EXPECT_EQ(one.close(), "") << one.driver().struck();
     });
@@ -209,11 +209,11 @@ TEST(DeviceMulticast, OnePartIsNotReleasedBeforeThePeersHaveGone) {
     const auto gone = std::make_shared<std::atomic<bool>>(false);
     one.span->release_when([gone] { return gone->load(); });
     one.span.reset();
-    one.share->arena().free(one.share->arena().allocate(1));
+    one.mappings->arena().free(one.mappings->arena().allocate(1));
     EXPECT_NE(one.driver().open_books().find("1 bound parts"), std::string::npos);
     *gone = true;
-    one.share->arena().free(one.share->arena().allocate(1));
-    EXPECT_EQ(one.share->arena().used(), 0u);
+    one.mappings->arena().free(one.mappings->arena().allocate(1));
+    EXPECT_EQ(one.mappings->arena().used(), 0u);
     EXPECT_EQ(one.close(), "");
   });
 }
@@ -225,10 +225,10 @@ TEST(DeviceMulticast, DamagedWordsOfAPeerAreRefused) {
       if (said.size() >= sizeof magic) std::memcpy(&magic, said.data(), sizeof magic);
       if (one.rank == 1 && magic == 0x6d78766e) said[0] ^= std::byte{1};
     });
-    ShareOptions options = options_of(one.rank, 2, one.rank);
+    MappingOptions options = options_of(one.rank, 2, one.rank);
     options.multicast_bytes = M;
     try {
-      const DeviceShare share(*one.process.home, exchange, options);
+      const PeerMappings mappings(*one.process.registry, exchange, options);
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::kMismatch) << error.what();

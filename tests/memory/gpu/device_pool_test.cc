@@ -28,7 +28,7 @@ using Truth = FakeDriver::Truth;
 
 Deadline soon(int ms = 10'000) { return Deadline::after(milliseconds(ms)); }
 
-PoolOwner owner_of(DeviceHome& home, int device) { return {home.id(), device, home.pool_door()}; }
+PoolOwner owner_of(DeviceRegistry& registry, int device) { return {registry.id(), device, registry.pool_socket()}; }
 
 /// The error that it throws, and its code.
 std::pair<Code, std::string> refusal_of(const std::function<void()>& act) {
@@ -45,7 +45,7 @@ int at(DevicePtr place) { return int(*memory(place)); }
 
 TEST(DevicePool, GrowsInARowAndKeepsWhatItHas) {
   Process process(1);
-  DevicePool& pool = process.home->pool(0);
+  DevicePool& pool = process.registry->pool(0);
   EXPECT_EQ(pool.grown(), 0u);
   EXPECT_EQ(pool.offset_of(memory(pool.base()), 1), std::nullopt);
   const DevicePtr one = pool.allocate(1), two = pool.allocate(3 * M);
@@ -62,13 +62,13 @@ TEST(DevicePool, GrowsInARowAndKeepsWhatItHas) {
   EXPECT_EQ(pool.allocate(6 * M), one) << "pieces that touch are one again";
   EXPECT_EQ(pool.grown(), 6 * M);
   EXPECT_EQ(pool.allocate(2 * M), one + 6 * M);
-  EXPECT_EQ(&process.home->pool(0), &pool);
-  EXPECT_EQ(process.home->made_pool(0).load(), &pool);
+  EXPECT_EQ(&process.registry->pool(0), &pool);
+  EXPECT_EQ(process.registry->made_pool(0).load(), &pool);
 }
 
 TEST(DevicePool, KnowsWhatLiesInIt) {
   Process process(1);
-  DevicePool& pool = process.home->pool(0);
+  DevicePool& pool = process.registry->pool(0);
   const DevicePtr base = pool.allocate(2 * M);
   const struct {
     int64_t from;
@@ -90,7 +90,7 @@ TEST(DevicePool, KnowsWhatLiesInIt) {
 
 TEST(DevicePool, ADeviceThatIsFullRefusesAndGoesOn) {
   Process process(1);
-  DevicePool& pool = process.home->pool(0);
+  DevicePool& pool = process.registry->pool(0);
   const DevicePtr one = pool.allocate(2 * M);
   process.driver->refuse("create", 2);
   const auto [code, said] = refusal_of([&] { (void)pool.allocate(2 * M); });
@@ -145,23 +145,23 @@ TEST(DevicePool, NoneWhereMemoryCannotBeMappedAsItGrows) {
   Process process(1);
   process.driver->lacks(ShareKind::kFd);
   process.driver->lacks(ShareKind::kFabric);
-  const auto [code, said] = refusal_of([&] { (void)process.home->pool(0); });
+  const auto [code, said] = refusal_of([&] { (void)process.registry->pool(0); });
   EXPECT_EQ(code, Code::kSystem);
   EXPECT_NE(said.find("GPU 0 has no growing memory that other processes can map: GPU 0 does not support it"),
             std::string::npos)
       << said;
   const int calls = process.driver->calls();
-  EXPECT_EQ(refusal_of([&] { (void)process.home->pool(0); }).second, said);
+  EXPECT_EQ(refusal_of([&] { (void)process.registry->pool(0); }).second, said);
   EXPECT_EQ(process.driver->calls(), calls) << "the driver is not asked twice";
-  EXPECT_EQ(process.home->made_pool(0).load(), nullptr);
+  EXPECT_EQ(process.registry->made_pool(0).load(), nullptr);
 }
 
 TEST(DevicePool, IsMadeLaterWhereThereWasNoMemoryToTryItWith) {
   Process process(1);
   process.driver->refuse("create", 2);
-  EXPECT_NE(refusal_of([&] { (void)process.home->pool(0); }).second.find("fake refusal 2"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { (void)process.registry->pool(0); }).second.find("fake refusal 2"), std::string::npos);
   process.driver->refuse("create", 0);
-  EXPECT_GT(process.home->pool(0).allocate(2 * M), 0u);
+  EXPECT_GT(process.registry->pool(0).allocate(2 * M), 0u);
 }
 
 /// In a process of its own, which has not read the log level yet.
@@ -173,9 +173,9 @@ TEST(DevicePool, IsLoggedOnceWhileThereIsNone) {
     Process process(1);
     process.driver->refuse("create", 2);
     testing::internal::CaptureStderr();
-    for (int i = 0; i < 3; ++i) EXPECT_NE(refusal_of([&] { (void)process.home->pool(0); }).second, "");
+    for (int i = 0; i < 3; ++i) EXPECT_NE(refusal_of([&] { (void)process.registry->pool(0); }).second, "");
     process.driver->refuse("create", 3);
-    (void)refusal_of([&] { (void)process.home->pool(0); });
+    (void)refusal_of([&] { (void)process.registry->pool(0); });
     const std::string said = testing::internal::GetCapturedStderr();
     int lines = 0;
     for (size_t at = 0; (at = said.find("no growing memory that other processes can map", at)) != std::string::npos;
@@ -188,7 +188,7 @@ TEST(DevicePool, IsLoggedOnceWhileThereIsNone) {
 TEST(DevicePool, AForkedChildGetsNone) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   Process process(1);
-  DevicePool& pool = process.home->pool(0);
+  DevicePool& pool = process.registry->pool(0);
   (void)pool.allocate(M);
   all_end_well(1, [&](int) {
     EXPECT_NE(refusal_of([&] { (void)pool.allocate(M); }).second.find("forked child"), std::string::npos);
@@ -201,10 +201,10 @@ TEST(PeerPool, FollowsAPoolThatGrows) {
   for (const ShareKind kind : {ShareKind::kFd, ShareKind::kFabric}) {
     Process mine(2), theirs(2);
     if (kind == ShareKind::kFabric) theirs.driver->lacks(ShareKind::kFd);
-    DevicePool& pool = theirs.home->pool(1);
+    DevicePool& pool = theirs.registry->pool(1);
     EXPECT_EQ(pool.kind(), kind);
     const DevicePtr first = pool.allocate(2 * M);
-    const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 1));
+    const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 1));
     EXPECT_EQ(seen->base(), 0u);
     EXPECT_EQ(seen->mapped(), 0u);
     seen->catch_up(pool.grown(), soon());
@@ -221,8 +221,8 @@ TEST(PeerPool, FollowsAPoolThatGrows) {
       write_at(place, 1, 42);
       EXPECT_EQ(at(seen->base() + *pool.offset_of(memory(place), 1)), 42);
     }
-    EXPECT_EQ(mine.home->peer_pool(0, owner_of(*theirs.home, 1)), seen) << "one for all groups";
-    EXPECT_NE(mine.home->peer_pool(1, owner_of(*theirs.home, 1)), seen) << "each device its own";
+    EXPECT_EQ(mine.registry->peer_pool(0, owner_of(*theirs.registry, 1)), seen) << "one for all groups";
+    EXPECT_NE(mine.registry->peer_pool(1, owner_of(*theirs.registry, 1)), seen) << "each device its own";
   }
 }
 
@@ -231,14 +231,14 @@ TEST(PeerPool, GivesAllBackWhenNobodyKeepsIt) {
   {
     Process mine(1), theirs(1);
     {
-      (void)theirs.home->pool(0).allocate(2 * M);
-      (void)theirs.home->pool(0).allocate(2 * M);
-      const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+      (void)theirs.registry->pool(0).allocate(2 * M);
+      (void)theirs.registry->pool(0).allocate(2 * M);
+      const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
       seen->catch_up(4 * M, soon());
       EXPECT_NE(mine.driver->open_books(), "");
     }
     EXPECT_EQ(mine.driver->open_books(), "");
-    const auto again = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+    const auto again = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
     again->catch_up(4 * M, soon());
     EXPECT_EQ(again->mapped(), 4 * M);
   }
@@ -247,10 +247,10 @@ TEST(PeerPool, GivesAllBackWhenNobodyKeepsIt) {
 
 TEST(PeerPool, OfTheSameProcessNeedsNoDoor) {
   Process process(2);
-  const auto other = process.home->peer_pool(0, owner_of(*process.home, 1));
-  const auto same = process.home->peer_pool(1, owner_of(*process.home, 1));
+  const auto other = process.registry->peer_pool(0, owner_of(*process.registry, 1));
+  const auto same = process.registry->peer_pool(1, owner_of(*process.registry, 1));
   EXPECT_EQ(other->base(), 0u);
-  DevicePool& pool = process.home->pool(1);
+  DevicePool& pool = process.registry->pool(1);
   const DevicePtr place = pool.allocate(2 * M);
   const auto copies = [&](int device) {
     DeviceQueue queue = 0;
@@ -279,9 +279,9 @@ TEST(PeerPool, OfTheSameProcessNeedsNoDoor) {
 TEST(PeerPool, ARefusalLeavesWhatIsMappedAndIsNotForEver) {
   for (const char* call : {"import_fd", "reserve", "map", "allow"}) {
     Process mine(1), theirs(1);
-    DevicePool& pool = theirs.home->pool(0);
+    DevicePool& pool = theirs.registry->pool(0);
     (void)pool.allocate(2 * M);
-    const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+    const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
     if (std::string(call) != "reserve") seen->catch_up(2 * M, soon());
     const uint64_t before = seen->mapped();
     (void)pool.allocate(2 * M);
@@ -298,9 +298,9 @@ TEST(PeerPool, ARefusalLeavesWhatIsMappedAndIsNotForEver) {
 
 TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
   Process mine(1), theirs(1);
-  (void)theirs.home->pool(0).allocate(2 * M);
+  (void)theirs.registry->pool(0).allocate(2 * M);
   theirs.driver->refuse("export_fd", 5);
-  const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+  const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
   const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon()); });
   EXPECT_EQ(code, Code::kPeerFailed);
   EXPECT_NE(said.find("it says: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << said;
@@ -312,11 +312,11 @@ TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
 
 /// A socket that answers as a test wants.
 struct FalseOwner {
-  explicit FalseOwner(PoolDoor::Answer answer) : door(name, std::move(answer)) {}
-  PoolOwner owner() const { return {home, 0, name}; }
+  explicit FalseOwner(PoolServer::Answer answer) : door(name, std::move(answer)) {}
+  PoolOwner owner() const { return {process, 0, name}; }
   const std::string name = fresh_socket_name();
-  const ArenaId home = random_arena_id();
-  PoolDoor door;
+  const ArenaId process = random_arena_id();
+  PoolServer door;
 };
 
 TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
@@ -356,7 +356,7 @@ TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
       row.spoil(answer);
       return answer;
     });
-    const auto seen = mine.home->peer_pool(0, liar.owner());
+    const auto seen = mine.registry->peer_pool(0, liar.owner());
     const std::string said = refusal_of([&] { seen->catch_up(2 * M, soon()); }).second;
     EXPECT_NE(said.find(row.says), std::string::npos) << said;
     EXPECT_EQ(seen->mapped(), 0u);
@@ -368,7 +368,7 @@ TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
     answer.pool.low += question.segment;
     return answer;
   });
-  const auto seen = mine.home->peer_pool(0, changing.owner());
+  const auto seen = mine.registry->peer_pool(0, changing.owner());
   EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("an impossible segment"), std::string::npos)
       << "another pool all of a sudden";
   EXPECT_EQ(seen->mapped(), 2 * M);
@@ -380,7 +380,7 @@ TEST(PeerPool, ADoorThatNeverAnswersIsNotWaitedForLong) {
   const std::string name = fresh_socket_name();
   const LocalSocket nobody =
       listen_on(name);  // like that of a process that hangs, or of a forked child that survives it
-  const auto seen = mine.home->peer_pool(0, {random_arena_id(), 0, name});
+  const auto seen = mine.registry->peer_pool(0, {random_arena_id(), 0, name});
   const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon(50)); });
   EXPECT_EQ(code, Code::kTimeout);
   EXPECT_NE(said.find("it did not answer within 50 ms"), std::string::npos) << said;
@@ -388,43 +388,44 @@ TEST(PeerPool, ADoorThatNeverAnswersIsNotWaitedForLong) {
 
 TEST(PeerPool, OfAProcessThatHasEndedOrIsAnother) {
   Process mine(1), theirs(1);
-  const auto gone = mine.home->peer_pool(0, {random_arena_id(), 0, fresh_socket_name()});
+  const auto gone = mine.registry->peer_pool(0, {random_arena_id(), 0, fresh_socket_name()});
   EXPECT_EQ(refusal_of([&] { gone->catch_up(2 * M, soon()); }).first, Code::kPeerDied);
-  (void)theirs.home->pool(0).allocate(M);
-  const auto other = mine.home->peer_pool(0, {random_arena_id(), 0, theirs.home->pool_door()});
+  (void)theirs.registry->pool(0).allocate(M);
+  const auto other = mine.registry->peer_pool(0, {random_arena_id(), 0, theirs.registry->pool_socket()});
   EXPECT_NE(refusal_of([&] { other->catch_up(2 * M, soon()); }).second.find("for another process"), std::string::npos);
-  const auto none = mine.home->peer_pool(0, {theirs.home->id(), 7, theirs.home->pool_door()});
+  const auto none = mine.registry->peer_pool(0, {theirs.registry->id(), 7, theirs.registry->pool_socket()});
   EXPECT_NE(refusal_of([&] { none->catch_up(2 * M, soon()); }).second.find("has no such segment"), std::string::npos);
 }
 
 // --- the door -------------------------------------------------------------------------------------------------------
 
-TEST(PoolDoor, OpensWithTheFirstMemory) {
+TEST(PoolServer, OpensWithTheFirstMemory) {
   Process process(1);
-  DevicePool& pool = process.home->pool(0);
-  EXPECT_FALSE(connect_to(process.home->pool_door()));
+  DevicePool& pool = process.registry->pool(0);
+  EXPECT_FALSE(connect_to(process.registry->pool_socket()));
   (void)pool.allocate(M);
-  EXPECT_TRUE(connect_to(process.home->pool_door()));
+  EXPECT_TRUE(connect_to(process.registry->pool_socket()));
 }
 
-TEST(PoolDoor, SilentOrMalformedGuestsBlockNoOtherGuest) {
+TEST(PoolServer, SilentOrMalformedGuestsBlockNoOtherGuest) {
   Process mine(1), theirs(1);
-  (void)theirs.home->pool(0).allocate(2 * M);
+  (void)theirs.registry->pool(0).allocate(2 * M);
   std::vector<LocalSocket> silent;
   for (int i = 0; i < 200; ++i) {
-    silent.push_back(connect_to(theirs.home->pool_door()));
+    silent.push_back(connect_to(theirs.registry->pool_socket()));
     ASSERT_TRUE(silent.back());
   }
-  const LocalSocket nonsense = connect_to(theirs.home->pool_door()), wrong = connect_to(theirs.home->pool_door());
+  const LocalSocket nonsense = connect_to(theirs.registry->pool_socket()),
+                    wrong = connect_to(theirs.registry->pool_socket());
   ASSERT_TRUE(send_packet(nonsense, "?", 1, {}));
-  const PoolQuestion other{0, 0, theirs.home->id(), 0};
+  const PoolQuestion other{0, 0, theirs.registry->id(), 0};
   ASSERT_TRUE(send_packet(wrong, &other, sizeof other, {}));
   {
-    const LocalSocket hasty = connect_to(theirs.home->pool_door());
-    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.home->id(), 0};
+    const LocalSocket hasty = connect_to(theirs.registry->pool_socket());
+    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.registry->id(), 0};
     ASSERT_TRUE(send_packet(hasty, &question, sizeof question, {}));
   }
-  const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+  const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
   seen->catch_up(2 * M, soon());
   EXPECT_EQ(seen->mapped(), 2 * M);
   for (const LocalSocket* shown_out : std::initializer_list<const LocalSocket*>{&nonsense, &wrong, &silent.front()}) {
@@ -435,16 +436,16 @@ TEST(PoolDoor, SilentOrMalformedGuestsBlockNoOtherGuest) {
   }
 }
 
-TEST(PoolDoor, CostsNothingWhileNobodyComes) {
+TEST(PoolServer, CostsNothingWhileNobodyComes) {
   Process process(1);
-  (void)process.home->pool(0).allocate(M);
+  (void)process.registry->pool(0).allocate(M);
   std::this_thread::sleep_for(milliseconds(20));
   const auto cpu = [] {
     timespec now{};
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return double(now.tv_sec) + double(now.tv_nsec) / 1e9;
   };
-  const LocalSocket silent = connect_to(process.home->pool_door());
+  const LocalSocket silent = connect_to(process.registry->pool_socket());
   const double before = cpu();
   std::this_thread::sleep_for(milliseconds(400));
   EXPECT_LT(cpu() - before, 0.1);
@@ -459,20 +460,20 @@ TEST(PeerPool, OutlivesItsOwner) {
     Process process(2);
     SharedExchange exchange(table, rank);
     struct Card {
-      ArenaId home;
-      char door[48];
+      ArenaId process;
+      char socket[48];
       uint64_t grown;
-    } card{process.home->id(), {}, 0};
-    put(card.door, process.home->pool_door());
+    } card{process.registry->id(), {}, 0};
+    put(card.socket, process.registry->pool_socket());
     DevicePtr place = 0;
     if (rank == 1) {
-      place = process.home->pool(1).allocate(4 * M);
+      place = process.registry->pool(1).allocate(4 * M);
       write_at(place, 4 * M, 9);
-      card.grown = process.home->pool(1).grown();
+      card.grown = process.registry->pool(1).grown();
     }
     const Card theirs = read_cards<Card>(exchange.all_gather(bytes_of(card)), 1, of_rank)[1];
     if (rank == 0) {
-      const auto seen = process.home->peer_pool(0, {theirs.home, 1, text_of(theirs.door)});
+      const auto seen = process.registry->peer_pool(0, {theirs.process, 1, text_of(theirs.socket)});
       seen->catch_up(theirs.grown, soon());
       write_at(seen->base() + M, 1, 3);
       (void)exchange.all_gather({});
@@ -493,14 +494,14 @@ TEST(PeerPool, OutlivesItsOwner) {
   EXPECT_EQ(endings[1].signal, SIGKILL);
 }
 
-TEST(PoolDoor, DoorStaysOpenAfterAGuestDies) {
+TEST(PoolServer, DoorStaysOpenAfterAGuestDies) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   Process theirs(1);
-  (void)theirs.home->pool(0).allocate(2 * M);
+  (void)theirs.registry->pool(0).allocate(2 * M);
   theirs.driver->block("export_fd");  // so that it is in the middle of the call
   const auto endings = as_processes(1, [&](int) {
-    const LocalSocket guest = connect_to(theirs.home->pool_door());
-    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.home->id(), 0};
+    const LocalSocket guest = connect_to(theirs.registry->pool_socket());
+    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.registry->id(), 0};
     EXPECT_TRUE(send_packet(guest, &question, sizeof question, {}));
     kill(getpid(), SIGKILL);
   });
@@ -509,7 +510,7 @@ TEST(PoolDoor, DoorStaysOpenAfterAGuestDies) {
     std::this_thread::sleep_for(milliseconds(5));
   theirs.driver->come_back();
   Process mine(1);
-  const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+  const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
   seen->catch_up(2 * M, soon());
   EXPECT_EQ(seen->mapped(), 2 * M);
 }

@@ -226,13 +226,13 @@ TEST(Handout, IsReachedOnceItsBacklogHasRoom) {
   serving.join();
 }
 
-TEST(PoolDoor, AFullBacklogIsNotWaitedForLong) {
+TEST(PoolServer, AFullBacklogIsNotWaitedForLong) {
   const std::string name = fresh_socket_name();
   const LocalSocket nobody = listen_on(name);
   fill_backlog(name);
   Fd fd;
   try {
-    (void)ask_at_door(name, {}, &fd, Deadline::after(milliseconds(50)));
+    (void)ask_pool_server(name, {}, &fd, Deadline::after(milliseconds(50)));
     ADD_FAILURE() << "nobody answers there";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kTimeout);
@@ -315,17 +315,17 @@ TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsSaid) {
 TEST(Flood, OfAPoolDoorKeepsNobodyOut) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   Process mine(1), theirs(1);
-  (void)theirs.home->pool(0).allocate(2 * M);
+  (void)theirs.registry->pool(0).allocate(2 * M);
   const Flood flood({getpid()});
   std::this_thread::sleep_for(milliseconds(200));  // its thread may keep up, so that it is never full
   for (int i = 0; i < 20; ++i) {
-    const auto seen = mine.home->peer_pool(0, {theirs.home->id(), 0, theirs.home->pool_door()});
+    const auto seen = mine.registry->peer_pool(0, {theirs.registry->id(), 0, theirs.registry->pool_socket()});
     seen->catch_up(2 * M, Deadline::after(seconds(30)));
     EXPECT_EQ(seen->mapped(), 2 * M);
   }
 }
 
-TEST(Flood, OfTheDoorsOfADeviceShareDoesNotKeepRanksApart) {
+TEST(Flood, OfTheServersOfPeerMappingsDoesNotKeepRanksApart) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   const SharedTable table(3);
   all_end_well(3, [&](int rank) {
@@ -334,12 +334,12 @@ TEST(Flood, OfTheDoorsOfADeviceShareDoesNotKeepRanksApart) {
     Process process(3);
     process.driver->lacks(ShareKind::kFabric);
     for (int i = 0; i < 3; ++i) {
-      ShareOptions options = options_of(rank, 3, rank);
+      MappingOptions options = options_of(rank, 3, rank);
       options.patience = seconds(20);
-      const DeviceShare share(*process.home, exchange, options);
-      EXPECT_EQ(share.agreement().kind, ShareKind::kFd) << share.agreement().why_not_better;
-      EXPECT_EQ(share.complaints(), "");
-      write_and_look(share, exchange, rank, 3);
+      const PeerMappings mappings(*process.registry, exchange, options);
+      EXPECT_EQ(mappings.agreement().kind, ShareKind::kFd) << mappings.agreement().why_not_better;
+      EXPECT_EQ(mappings.complaints(), "");
+      write_and_look(mappings, exchange, rank, 3);
       (void)exchange.all_gather({});
     }
   });

@@ -1,4 +1,4 @@
-#include "group/device/group_device.h"
+#include "group/device/device_communicator.h"
 
 #include <algorithm>
 #include <set>
@@ -11,7 +11,7 @@
 #include "group/core/core.h"
 #include "group/core/engine.h"
 #include "group/device/device_pools.h"
-#include "group/device/device_side.h"
+#include "group/device/kernel_executor.h"
 #include "group/device/rdma_trial.h"
 #include "group/meet/store_exchange.h"
 #include "group/meet/store_meeting.h"
@@ -23,7 +23,7 @@ namespace nvx {
 namespace {
 
 /// Whether any kernel may be running. Replays of graphs are not announced; at the end of the process they do not count.
-bool may_run(const DeviceSide& kernels) {
+bool may_run(const KernelExecutor& kernels) {
   if (kernels.finished() != kernels.launched() || !kernels.signals_have_ended()) return true;
   return kernels.may_be_replayed() && !Engine::here().stopping();
 }
@@ -51,19 +51,19 @@ uint32_t processes_here(const Members& members) {
 
 }  // namespace
 
-GroupDevice::GroupDevice(Core& core) : core_(core), members_(core.members) {
+DeviceCommunicator::DeviceCommunicator(Core& core) : core_(core), members_(core.members) {
   const uint32_t here = processes_here(members_);
   for (uint32_t most = most_processes; most < here && !most_processes.compare_exchange_weak(most, here);) continue;
 }
 
-GroupDevice::~GroupDevice() = default;
+DeviceCommunicator::~DeviceCommunicator() = default;
 
-bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrder>& order) {
+bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<StreamOrder>& order) {
   if (opened()) return true;
   MutexLock lock(mutex_);
   if (asked_for_ >= 0) return opened() != nullptr;
   asked_for_ = device;
-  std::unique_ptr<DeviceSide> side;
+  std::unique_ptr<KernelExecutor> executor;
   const auto carry_on_without = [&](const Error& error) {
     // A rank that refuses reports it to all, and one rank of each host warns, once. A rank that timed out, or was
     // interrupted, does not know the decision of the others.
@@ -76,17 +76,17 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
     if (alone) (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
   try {
-    side = make_side(store, device, order);
+    executor = make_executor(store, device, order);
   } catch (const Error& error) {
     carry_on_without(error);
   }
   try {
     if (members_.topology.hosts.size() > 1) {
-      agree_on_sides(store, /*has_one=*/side != nullptr);
+      agree_on_kernels(store, /*has_one=*/executor != nullptr);
       agree_on_rdma(store, device);
     }
-    if (side) contain("opening the copy engines for messages", [&] { core_.copies = make_copies(*side); });
-    side_ = std::move(side);
+    if (executor) contain("opening the copy engines for messages", [&] { core_.copies = make_copies(*executor); });
+    executor_ = std::move(executor);
     watcher_ = std::make_shared<Poller>(
         [this, owner = core_.owner()] {
           const std::shared_ptr<const void> group = owner.lock();
@@ -98,12 +98,12 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
     // A rank that does not know the agreement of the others cannot continue with them.
     if (error.code() != Code::kInvalid) (void)core_.failures.fail(error.failure());
   }
-  opened_.store(side_.get(), std::memory_order_release);
+  opened_.store(executor_.get(), std::memory_order_release);
   core_.copies_open.store(core_.copies.get(), std::memory_order_release);
-  return side_ != nullptr;
+  return executor_ != nullptr;
 }
 
-StoreExchange GroupDevice::exchange_of_all(Store& store, const std::string& what) {
+StoreExchange DeviceCommunicator::exchange_of_all(Store& store, const std::string& what) {
   return {store,
           {.prefix = members_.key(what),
            .rank = members_.rank,
@@ -113,12 +113,12 @@ StoreExchange GroupDevice::exchange_of_all(Store& store, const std::string& what
 }
 
 /// Throws Error if a rank does not take part.
-void GroupDevice::agree_on_rdma(Store& store, int device) {
+void DeviceCommunicator::agree_on_rdma(Store& store, int device) {
   const auto& hosts = members_.topology.hosts;
   net::Messenger& messenger = core_.port->messenger();
   RdmaTrialSetting setting;
   setting.rank = members_.rank, setting.ranks = members_.size(), setting.device = device;
-  setting.home = &DeviceHome::here();
+  setting.registry = &DeviceRegistry::here();
   setting.name = [this](int rank) { return members_.topology.describe(rank); };
   if (members_.kernels != Kernels::kIfFast) setting.slack = exchange_timeout(core_.waits);
   setting.obstacle = messenger.use_device_memory({});
@@ -145,19 +145,19 @@ void GroupDevice::agree_on_rdma(Store& store, int device) {
                                : "device tensors go through pinned host memory: ",
           why_no_rdma_.c_str());
   if (!why_no_rdma_.empty()) return;
-  const GrowingRegion& region = *setting.home->pool(device).region();
+  const GrowingRegion& region = *setting.registry->pool(device).region();
   (void)messenger.use_device_memory({reinterpret_cast<const std::byte*>(region.base()), region.room()});
 }
 
-std::shared_ptr<std::byte> GroupDevice::allocate_for_rdma(size_t bytes) const {
-  DevicePool& pool = DeviceHome::here().pool(opened()->end().options().device);
+std::shared_ptr<std::byte> DeviceCommunicator::allocate_for_rdma(size_t bytes) const {
+  DevicePool& pool = DeviceRegistry::here().pool(opened()->resources().options().device);
   return {reinterpret_cast<std::byte*>(pool.allocate(bytes)),
           [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
 }
 
-Status GroupDevice::show_received() const {
-  DeviceDriver& driver = *DeviceHome::here().driver();
-  const int device = opened()->end().options().device;
+Status DeviceCommunicator::show_received() const {
+  DeviceDriver& driver = *DeviceRegistry::here().driver();
+  const int device = opened()->resources().options().device;
   try {
     demand(driver, driver.flush_rdma(device), "cuFlushGPUDirectRDMAWrites", device);
   } catch (const Error& error) {
@@ -168,7 +168,7 @@ Status GroupDevice::show_received() const {
 
 /// The schedules between hosts depend on the steps inside them. Throws Error if a host has no kernels, and then on all
 /// ranks unless one has exited.
-void GroupDevice::agree_on_sides(Store& store, bool has_one) {
+void DeviceCommunicator::agree_on_kernels(Store& store, bool has_one) {
   const std::byte mine{has_one};
   const std::vector<std::vector<std::byte>> all = exchange_of_all(store, "device/hosts").all_gather({&mine, 1});
   for (size_t r = 0; r < all.size(); ++r) {
@@ -178,7 +178,7 @@ void GroupDevice::agree_on_sides(Store& store, bool has_one) {
   }
 }
 
-bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
+bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_not) {
   constexpr std::chrono::milliseconds kMost{10'000};
   constexpr size_t kMostWords = 1024;
   const std::string come = members_.key("connect"), refusal = members_.key("connect/refused"),
@@ -220,7 +220,7 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
 }
 
 /// Runs during waits for a rank in the store. Throws Error if the wait has become pointless.
-void GroupDevice::look_while_waiting(int writer) {
+void DeviceCommunicator::look_while_waiting(int writer) {
   FailureState& failures = core_.failures;
   (void)failures.told();
   if (failures.look_for_interrupt() || failures.failed()) throw Error(failures.failure());
@@ -228,7 +228,7 @@ void GroupDevice::look_while_waiting(int writer) {
   look_for_deaths(core_.options, writer);
 }
 
-void GroupDevice::warn_of_missing(Store& store, const std::string& come, const Deadline& deadline) {
+void DeviceCommunicator::warn_of_missing(Store& store, const std::string& come, const Deadline& deadline) {
   std::string missing;
   for (int r = 0; r < members_.size(); ++r) {
     if (!store.get(come + "/" + std::to_string(r), std::chrono::milliseconds(0)))
@@ -243,8 +243,8 @@ void GroupDevice::warn_of_missing(Store& store, const std::string& come, const D
 }
 
 /// Throws Error, and then on all ranks unless one has exited.
-std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
-                                                   const std::shared_ptr<StreamOrder>& order) {
+std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, int device,
+                                                                  const std::shared_ptr<StreamOrder>& order) {
   const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
   const std::vector<int> ranks = members_.here();
   const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
@@ -254,7 +254,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
                                  .timeout = exchange_timeout(core_.waits),
                                  .name = name_of,
                                  .watch = [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); }});
-  DeviceSideOptions options;
+  ChannelOptions options;
   options.group = members_.name;
   options.rank = members_.local_rank();
   options.ranks = members_.local_ranks();
@@ -283,120 +283,122 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
     const auto launcher = std::make_shared<kernel::KernelLauncher>();
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded);
-    DeviceHome& home = DeviceHome::here();
-    options.place_of = [&pool = home.made_pool(device)](const std::byte* at, size_t bytes) -> uint64_t {
+    DeviceRegistry& registry = DeviceRegistry::here();
+    options.place_of = [&pool = registry.made_pool(device)](const std::byte* at, size_t bytes) -> uint64_t {
       const DevicePool* made = pool.load(std::memory_order_acquire);
       const auto offset = made ? made->offset_of(at, bytes) : std::nullopt;
       return offset ? 1 + *offset : 0;
     };
-    return std::make_unique<DeviceSide>(home, exchange, options, launcher, order);
+    return std::make_unique<KernelExecutor>(registry, exchange, options, launcher, order);
   } catch (const Error& error) {
     contain("telling why there are no kernels", [&] { exchange.give_up(failure_of(error)); });
     throw;
   }
 }
 
-std::shared_ptr<DeviceCopies> GroupDevice::make_copies(const DeviceSide& side) const {
-  const DeviceEnd& end = side.end();
-  DeviceHome& home = DeviceHome::here();
-  DeviceCopies::Setting setting{.driver = home.driver(),
-                                .device = end.options().device,
-                                .patience = home.patience(),
-                                .arena = &end.share().arena(),
-                                .place_of = end.options().place_of,
+std::shared_ptr<DeviceCopies> DeviceCommunicator::make_copies(const KernelExecutor& executor) const {
+  const ChannelResources& resources = executor.resources();
+  DeviceRegistry& registry = DeviceRegistry::here();
+  DeviceCopies::Setting setting{.driver = registry.driver(),
+                                .device = resources.options().device,
+                                .patience = registry.patience(),
+                                .arena = &resources.mappings().arena(),
+                                .place_of = resources.options().place_of,
                                 .peers = {}};
   for (int s = 0; s < members_.local_ranks(); ++s) {
-    const DevicePeer& peer = end.share().peer(s);
-    setting.peers.push_back(
-        {peer.theirs, peer.mine, peer.bytes, home.find({peer.arena, peer.kind, setting.device}), end.peer_pool(s)});
+    const DevicePeer& peer = resources.mappings().peer(s);
+    setting.peers.push_back({peer.theirs, peer.mine, peer.bytes, registry.find({peer.arena, peer.kind, setting.device}),
+                             resources.peer_pool(s)});
   }
   return DeviceCopies::of(std::move(setting));
 }
 
-void GroupDevice::look_at_pools() {
-  if (DeviceSide* const side = opened()) side->look_at_pools();
+void DeviceCommunicator::look_at_pools() {
+  if (KernelExecutor* const executor = opened()) executor->look_at_pools();
 }
 
-std::optional<PoolStats> GroupDevice::pool_stats() const {
-  const DeviceSide* const side = opened();
-  if (!side) return {};
-  return side->end().pool_stats(side->direct());
+std::optional<PoolStats> DeviceCommunicator::pool_stats() const {
+  const KernelExecutor* const executor = opened();
+  if (!executor) return {};
+  return executor->resources().pool_stats(executor->direct());
 }
 
-std::shared_ptr<PeerPool> GroupDevice::peer_pool(int local_rank) const {
-  const DeviceSide* const side = opened();
-  return side ? side->end().peer_pool(local_rank) : nullptr;
+std::shared_ptr<PeerPool> DeviceCommunicator::peer_pool(int local_rank) const {
+  const KernelExecutor* const executor = opened();
+  return executor ? executor->resources().peer_pool(local_rank) : nullptr;
 }
 
 /// The size of the rank's pool, as that rank reports it. 0 if it has left, since its pad may belong to another group.
-uint64_t GroupDevice::pool_of(int local_rank) const {
+uint64_t DeviceCommunicator::pool_of(int local_rank) const {
   const kernel::PadHeader& header = members_.pad(local_rank).header();
   const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
   return header.group == members_.id ? grown : 0;
 }
 
-Status GroupDevice::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                           const Tells& tells) {
+Status DeviceCommunicator::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
+                                  const Tells& tells) {
   NVX_TRY(core_.failures.check_alive());
   NVX_TRY(look());
-  DeviceSide& side = *opened();
-  const Status status = side.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), tells);
+  KernelExecutor& executor = *opened();
+  const Status status = executor.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), tells);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
   const bool is_call = !tells.at && stream.capture == 0;  // otherwise a round of a host proxy, or a graph's
   for (size_t i = 0; status.ok() && is_call && i < operations.size(); ++i)
-    core_.status->launched(*operations[i], side.launched());
+    core_.status->launched(*operations[i], executor.launched());
   if (status.ok()) (void)watcher_->wake();
   if (core_.failures.failed())
     abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
   return status;
 }
 
-Status GroupDevice::signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout) {
+Status DeviceCommunicator::signal(kernel::SignalJob job, const LaunchStream& stream,
+                                  std::chrono::milliseconds timeout) {
   NVX_TRY(core_.failures.check_alive());
   NVX_TRY(look());
-  DeviceSide* const side = opened();
-  if (!side) return {Code::kInvalid, "nvx: signals of symmetric memory need nvx's kernels, and this group has none"};
+  KernelExecutor* const executor = opened();
+  if (!executor)
+    return {Code::kInvalid, "nvx: signals of symmetric memory need nvx's kernels, and this group has none"};
   job.patience_ns = uint64_t(std::chrono::nanoseconds(core_.waits.span_of(timeout)).count());
-  const Status status = side->signal(job, stream);
+  const Status status = executor->signal(job, stream);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
   if (status.ok()) (void)watcher_->wake();
   if (core_.failures.failed()) abort(core_.failures.failure());  // as in launch()
   return status;
 }
 
-const char* GroupDevice::kernel_for(const Operation& operation) const {
-  const DeviceSide* const side = opened();
-  return side ? kernel::name(side->choose(operation).algorithm) : "none";
+const char* DeviceCommunicator::kernel_for(const Operation& operation) const {
+  const KernelExecutor* const executor = opened();
+  return executor ? kernel::name(executor->choose(operation).algorithm) : "none";
 }
 
-uint64_t GroupDevice::launched() const {
-  const DeviceSide* const side = opened();
-  return side ? side->launched() : 0;
+uint64_t DeviceCommunicator::launched() const {
+  const KernelExecutor* const executor = opened();
+  return executor ? executor->launched() : 0;
 }
 
-bool GroupDevice::ended_well(uint64_t launched) const {
-  const DeviceSide* const side = opened();
-  return side && !core_.failures.forked() && int64_t(side->finished() - launched) >= 0;
+bool DeviceCommunicator::ended_well(uint64_t launched) const {
+  const KernelExecutor* const executor = opened();
+  return executor && !core_.failures.forked() && int64_t(executor->finished() - launched) >= 0;
 }
 
-bool GroupDevice::is_quiet() const {
-  const DeviceSide* const side = opened();
-  return !side || core_.failures.forked() || side->settled();
+bool DeviceCommunicator::is_quiet() const {
+  const KernelExecutor* const executor = opened();
+  return !executor || core_.failures.forked() || executor->settled();
 }
 
-Status GroupDevice::look() {
+Status DeviceCommunicator::look() {
   if (core_.failures.forked()) return core_.failures.check_alive();
   if (core_.failures.failed()) return core_.failures.failure();
-  DeviceSide* const side = opened();
-  if (!side) return {};
-  const Status verdict = side->verdict();
+  KernelExecutor* const executor = opened();
+  if (!executor) return {};
+  const Status verdict = executor->verdict();
   return verdict.ok() ? Status() : core_.failures.fail(verdict.failure());
 }
 
 /// Checks the kernels in flight, and returns whether any remain. A kernel cannot detect that a peer has died, so the
 /// watcher checks for dead peers and for verdicts of kernels.
-bool GroupDevice::needs_watching() {
-  DeviceSide& kernels = *opened();
+bool DeviceCommunicator::needs_watching() {
+  KernelExecutor& kernels = *opened();
   look_after(kernels);
   if (core_.failures.failed()) {
     abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
@@ -407,7 +409,7 @@ bool GroupDevice::needs_watching() {
   return more;
 }
 
-void GroupDevice::look_after(DeviceSide& kernels) {
+void DeviceCommunicator::look_after(KernelExecutor& kernels) {
   (void)look();
   if (!core_.failures.failed()) (void)core_.failures.fail_as_told();
   for (int s = 0; s < members_.local_ranks() && !core_.failures.failed(); ++s) {
@@ -418,7 +420,7 @@ void GroupDevice::look_after(DeviceSide& kernels) {
 
 /// Whether an operation in flight waits for a rank that will not come. A rank that left in good order had ended all of
 /// its operations, which may be all that this rank waits for. Only the device counts replays.
-bool GroupDevice::waits_in_vain(const DeviceSide& kernels, int local_rank) const {
+bool DeviceCommunicator::waits_in_vain(const KernelExecutor& kernels, int local_rank) const {
   if (local_rank == members_.local_rank()) return false;
   const kernel::PadHeader& header = members_.pad(local_rank).header();
   if (header.group == members_.id && header.presence.load() == kernel::Presence::kLeft)
@@ -428,8 +430,8 @@ bool GroupDevice::waits_in_vain(const DeviceSide& kernels, int local_rank) const
   return members_.dead(local_rank);
 }
 
-void GroupDevice::abort(const Status& why) {
-  DeviceSide* const kernels = opened();
+void DeviceCommunicator::abort(const Status& why) {
+  KernelExecutor* const kernels = opened();
   if (!kernels) return;
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s != members_.local_rank() && members_.dead(s)) kernels->lose(s);
@@ -437,8 +439,8 @@ void GroupDevice::abort(const Status& why) {
   kernels->abort(why);
 }
 
-bool GroupDevice::part() {
-  DeviceSide* const kernels = opened();
+bool DeviceCommunicator::part() {
+  KernelExecutor* const kernels = opened();
   if (!kernels) return true;
   look_after(*kernels);
   const bool quiet = kernels->part();
@@ -448,11 +450,11 @@ bool GroupDevice::part() {
   return quiet;
 }
 
-void GroupDevice::close() {
+void DeviceCommunicator::close() {
   opened_.store(nullptr, std::memory_order_release);
-  side_.reset();
+  executor_.reset();
 }
 
-void GroupDevice::leave_to_parent() { (void)side_.release(); }
+void DeviceCommunicator::leave_to_parent() { (void)executor_.release(); }
 
 }  // namespace nvx

@@ -1,7 +1,7 @@
 // How ranks share the memory of their GPUs, over a fake driver with several GPUs: each kind, each error, each false
 // answer, and each call that fails.
 
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 #include <gtest/gtest.h>
 
@@ -24,13 +24,13 @@ DeviceCard card(int rank, uint64_t home, std::initializer_list<ShareKind> kinds,
   DeviceCard card;
   card.rank = rank;
   card.host = host;
-  card.home = {home, home};
+  card.process = {home, home};
   for (const ShareKind kind : kinds) card.kinds |= 1u << int(kind);
   for (auto& why : card.why_not) std::strcpy(why, "not today");
   return card;
 }
 
-TEST(DeviceShare, TheBestKindThatAllHaveIsAgreedOn) {
+TEST(PeerMappings, TheBestKindThatAllHaveIsAgreedOn) {
   using enum ShareKind;
   const struct {
     std::vector<DeviceCard> cards;
@@ -62,67 +62,67 @@ TEST(DeviceShare, TheBestKindThatAllHaveIsAgreedOn) {
   }
 }
 
-TEST(DeviceShare, RanksOfOneProcessUsePointers) {
+TEST(PeerMappings, RanksOfOneProcessUsePointers) {
   constexpr int kRanks = 4;
   Process process(3);
   const SharedTable table(kRanks);
   as_threads(kRanks, [&](int rank) {
     SharedExchange exchange(table, rank);
-    const DeviceShare share(*process.home, exchange, options_of(rank, kRanks, rank % 3));
-    EXPECT_EQ(share.agreement().kind, ShareKind::kPointer);
-    EXPECT_EQ(share.complaints(), "");
-    write_and_look(share, exchange, rank, kRanks);
+    const PeerMappings mappings(*process.registry, exchange, options_of(rank, kRanks, rank % 3));
+    EXPECT_EQ(mappings.agreement().kind, ShareKind::kPointer);
+    EXPECT_EQ(mappings.complaints(), "");
+    write_and_look(mappings, exchange, rank, kRanks);
   });
-  EXPECT_EQ(process.home->made(0)->used(), 0u);
+  EXPECT_EQ(process.registry->made(0)->used(), 0u);
   EXPECT_EQ(process.driver->open_books(), "3 memories 3 reservations 3 mappings ");
-  process.home.reset();
+  process.registry.reset();
   EXPECT_EQ(open_books_at_rest(*process.driver), "");
 }
 
 /// Two GPUs of one process that cannot access each other, and a third one that both can.
-TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
+TEST(PeerMappings, RanksOfOneProcessFallBackByPair) {
   Process process(3);
   process.driver->pairs(0, 1, Truth::kRefuses);
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
     SharedExchange exchange(table, rank);
-    ShareOptions options = options_of(rank, 3, rank);
+    MappingOptions options = options_of(rank, 3, rank);
     options.name = [](int r) { return "rank " + std::to_string(r + 40); };
-    const DeviceShare share(*process.home, exchange, options);
+    const PeerMappings mappings(*process.registry, exchange, options);
     for (int r = 0; r < 3; ++r) {
-      EXPECT_EQ(share.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
+      EXPECT_EQ(mappings.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
     }
-    EXPECT_EQ(share.complaints().find("the driver reports that GPU 0 cannot access GPU 1") != std::string::npos,
+    EXPECT_EQ(mappings.complaints().find("the driver reports that GPU 0 cannot access GPU 1") != std::string::npos,
               rank < 2);
-    EXPECT_EQ(share.complaints().starts_with("rank 41 is reached through"), rank == 0) << share.complaints();
-    EXPECT_EQ(share.complaints().starts_with("rank 40 is reached through"), rank == 1) << share.complaints();
-    write_and_look(share, exchange, rank, 3);
+    EXPECT_EQ(mappings.complaints().starts_with("rank 41 is reached through"), rank == 0) << mappings.complaints();
+    EXPECT_EQ(mappings.complaints().starts_with("rank 40 is reached through"), rank == 1) << mappings.complaints();
+    write_and_look(mappings, exchange, rank, 3);
   });
-  process.home.reset();
+  process.registry.reset();
   EXPECT_EQ(open_books_at_rest(*process.driver), "");
 }
 
 /// A third rank, in another process, can share host memory only. This affects only the pairs between the processes.
-TEST(DeviceShare, RanksOfOneProcessKeepPointersWhateverOthersLack) {
+TEST(PeerMappings, RanksOfOneProcessKeepPointersWhateverOthersLack) {
   Process both(2), other(3);
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) other.driver->lacks(kind);
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
     SharedExchange exchange(table, rank);
-    const DeviceShare share(*(rank < 2 ? both : other).home, exchange, options_of(rank, 3, rank));
-    EXPECT_EQ(share.agreement().kind, ShareKind::kHost);
+    const PeerMappings mappings(*(rank < 2 ? both : other).registry, exchange, options_of(rank, 3, rank));
+    EXPECT_EQ(mappings.agreement().kind, ShareKind::kHost);
     for (int r = 0; r < 3; ++r) {
-      EXPECT_EQ(share.peer(r).kind, (r < 2) == (rank < 2) ? ShareKind::kPointer : ShareKind::kHost) << rank << r;
+      EXPECT_EQ(mappings.peer(r).kind, (r < 2) == (rank < 2) ? ShareKind::kPointer : ShareKind::kHost) << rank << r;
     }
     if (rank < 2) {
-      EXPECT_EQ(share.peer(1 - rank).theirs, both.home->made(1 - rank)->region().base());
+      EXPECT_EQ(mappings.peer(1 - rank).theirs, both.registry->made(1 - rank)->region().base());
     }
-    write_and_look(share, exchange, rank, 3);
+    write_and_look(mappings, exchange, rank, 3);
   });
 }
 
 /// A pair that corrupted data is not tried again, and costs no memory. Its fallback works each time.
-TEST(DeviceShare, RanksOfOneProcessGoRoundAPairThatCorrupts) {
+TEST(PeerMappings, RanksOfOneProcessGoRoundAPairThatCorrupts) {
   Process process(2);
   process.driver->pairs(0, 1, Truth::kCorrupts);
   const SharedTable table(2);
@@ -131,25 +131,25 @@ TEST(DeviceShare, RanksOfOneProcessGoRoundAPairThatCorrupts) {
     SharedExchange exchange(table, rank);
     for (int time = 0; time < 3; ++time) {
       {
-        const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
-        EXPECT_EQ(share.peer(1 - rank).kind, ShareKind::kHost) << share.complaints();
-        write_and_look(share, exchange, rank, 2);
+        const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+        EXPECT_EQ(mappings.peer(1 - rank).kind, ShareKind::kHost) << mappings.complaints();
+        write_and_look(mappings, exchange, rank, 2);
       }
       (void)exchange.all_gather({});
-      if (time == 1) used[size_t(rank)] = process.home->made(rank)->used();
+      if (time == 1) used[size_t(rank)] = process.registry->made(rank)->used();
     }
-    EXPECT_EQ(process.home->made(rank)->used(), used[size_t(rank)]);
+    EXPECT_EQ(process.registry->made(rank)->used(), used[size_t(rank)]);
   });
 }
 
 /// One process may stand alone.
-TEST(DeviceShare, OneRankHasItselfAlone) {
+TEST(PeerMappings, OneRankHasItselfAlone) {
   Process process(1);
   const SharedTable table(1);
   SharedExchange exchange(table, 0);
-  const DeviceShare share(*process.home, exchange, options_of(0, 1, 0));
-  EXPECT_EQ(share.peer(0).theirs, share.peer(0).mine);
-  write_and_look(share, exchange, 0, 1);
+  const PeerMappings mappings(*process.registry, exchange, options_of(0, 1, 0));
+  EXPECT_EQ(mappings.peer(0).theirs, mappings.peer(0).mine);
+  write_and_look(mappings, exchange, 0, 1);
 }
 
 /// The kinds that a machine lacks, and the kind that remains.
@@ -166,19 +166,19 @@ void share_once(const SharedTable& table, int rank, const std::vector<ShareKind>
   for (const ShareKind lack : lacking) process.driver->lacks(lack);
   SharedExchange exchange(table, rank);
   {
-    const DeviceShare share(*process.home, exchange, options_of(rank, ranks, rank));
-    EXPECT_EQ(share.agreement().kind, kind) << share.agreement().why_not_better;
-    EXPECT_EQ(share.complaints().empty(), kind != ShareKind::kHost) << share.complaints();
-    for (int r = 0; r < ranks; ++r) EXPECT_EQ(share.peer(r).kind, r == rank ? ShareKind::kPointer : kind);
-    write_and_look(share, exchange, rank, ranks);
+    const PeerMappings mappings(*process.registry, exchange, options_of(rank, ranks, rank));
+    EXPECT_EQ(mappings.agreement().kind, kind) << mappings.agreement().why_not_better;
+    EXPECT_EQ(mappings.complaints().empty(), kind != ShareKind::kHost) << mappings.complaints();
+    for (int r = 0; r < ranks; ++r) EXPECT_EQ(mappings.peer(r).kind, r == rank ? ShareKind::kPointer : kind);
+    write_and_look(mappings, exchange, rank, ranks);
   }
-  EXPECT_EQ(process.home->made(rank)->used(), 0u);
+  EXPECT_EQ(process.registry->made(rank)->used(), 0u);
   (void)exchange.all_gather({});
-  process.home.reset();
+  process.registry.reset();
   EXPECT_EQ(open_books_at_rest(*process.driver), "");
 }
 
-TEST(DeviceShare, EachKindWorksBetweenProcesses) {
+TEST(PeerMappings, EachKindWorksBetweenProcesses) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const auto& [lacking, kind] : kLacking) {
     const SharedTable table(3);
@@ -186,7 +186,7 @@ TEST(DeviceShare, EachKindWorksBetweenProcesses) {
   }
 }
 
-TEST(DeviceShare, EachKindWorksBetweenThreadsWithDriversOfTheirOwn) {
+TEST(PeerMappings, EachKindWorksBetweenThreadsWithDriversOfTheirOwn) {
   for (const auto& [lacking, kind] : kLacking) {
     const int before = open_fds();
     const SharedTable table(3);
@@ -196,22 +196,22 @@ TEST(DeviceShare, EachKindWorksBetweenThreadsWithDriversOfTheirOwn) {
 }
 
 /// Several ranks on one GPU reach each other, whatever the pairs of GPUs can do.
-TEST(DeviceShare, SeveralRanksShareOneGpu) {
+TEST(PeerMappings, SeveralRanksShareOneGpu) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const SharedTable table(4);
   all_end_well(4, [&](int rank) {
     Process process(2);
     process.driver->pairs(0, 1, Truth::kRefuses);
     SharedExchange exchange(table, rank);
-    const DeviceShare share(*process.home, exchange, options_of(rank, 4, rank / 2));
+    const PeerMappings mappings(*process.registry, exchange, options_of(rank, 4, rank / 2));
     for (int r = 0; r < 4; ++r) {
       const ShareKind expected = r == rank           ? ShareKind::kPointer
                                  : r / 2 == rank / 2 ? ShareKind::kFabric
                                                      : ShareKind::kHost;
-      EXPECT_EQ(share.peer(r).kind, expected) << r << ": " << share.peer(r).why_not_better;
-      EXPECT_EQ(share.peer(r).same_gpu, r / 2 == rank / 2);
+      EXPECT_EQ(mappings.peer(r).kind, expected) << r << ": " << mappings.peer(r).why_not_better;
+      EXPECT_EQ(mappings.peer(r).same_gpu, r / 2 == rank / 2);
     }
-    write_and_look(share, exchange, rank, 4);
+    write_and_look(mappings, exchange, rank, 4);
   });
 }
 
@@ -238,7 +238,7 @@ const Lie kLies[] = {
 };
 
 /// Between GPUs 0 and 2 access fails in some way; the other pairs are not affected.
-TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
+TEST(PeerMappings, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
   for (const Lie& lie : kLies) {
     const SharedTable table(3);
     std::vector<std::shared_ptr<FakeDriver>> drivers(3);
@@ -249,27 +249,27 @@ TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
       process.driver->pair(2, 0, lie.back);
       SharedExchange exchange(table, rank);
       const auto began = Clock::now();
-      const DeviceShare share(*process.home, exchange, options_of(rank, 3, rank));
+      const PeerMappings mappings(*process.registry, exchange, options_of(rank, 3, rank));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << lie.name;
       for (int r = 0; r < 3; ++r) {
         const bool odd = (rank == 0 && r == 2) || (rank == 2 && r == 0);
         const ShareKind expected = r == rank ? ShareKind::kPointer : odd ? ShareKind::kHost : ShareKind::kFabric;
-        EXPECT_EQ(share.peer(r).kind, expected) << lie.name << " " << rank << r;
-        EXPECT_EQ(!share.peer(r).why_not_better.empty(), odd) << lie.name;
+        EXPECT_EQ(mappings.peer(r).kind, expected) << lie.name << " " << rank << r;
+        EXPECT_EQ(!mappings.peer(r).why_not_better.empty(), odd) << lie.name;
         if (odd) {
-          EXPECT_NE(share.complaints().find(lie.says), std::string::npos) << share.complaints();
+          EXPECT_NE(mappings.complaints().find(lie.says), std::string::npos) << mappings.complaints();
         }
       }
-      write_and_look(share, exchange, rank, 3);
+      write_and_look(mappings, exchange, rank, 3);
       // Memory that a hanging copy may still write is not allocated again.
       const bool hangs = lie.has(Truth::kHangs) || lie.has(Truth::kBlocks);
-      EXPECT_EQ(share.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
+      EXPECT_EQ(mappings.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
       // Another group of the same processes does not try again.
-      const DeviceShare second(*process.home, exchange, options_of(rank, 3, rank));
+      const PeerMappings second(*process.registry, exchange, options_of(rank, 3, rank));
       EXPECT_EQ(second.complaints().find("found by an earlier group") != std::string::npos,
                 rank != 1 && lie.truth != Truth::kRefuses && lie.truth != Truth::kCorruptsWrites)
           << lie.name << rank << second.complaints();
-      EXPECT_EQ(second.peer((rank + 1) % 3).kind, share.peer((rank + 1) % 3).kind);
+      EXPECT_EQ(second.peer((rank + 1) % 3).kind, mappings.peer((rank + 1) % 3).kind);
       (void)exchange.all_gather({});
       process.driver->come_back();
     });
@@ -286,7 +286,7 @@ TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
   }
 }
 
-TEST(DeviceShare, WhereNeitherWorksAllRanksSaySo) {
+TEST(PeerMappings, WhereNeitherWorksAllRanksSaySo) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     Process process(2);
@@ -294,19 +294,19 @@ TEST(DeviceShare, WhereNeitherWorksAllRanksSaySo) {
     if (rank == 1) process.driver->lacks(ShareKind::kHost), process.driver->refuse("pin", 712);
     SharedExchange exchange(table, rank);
     try {
-      const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+      const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("fake refusal 712"), std::string::npos) << error.what();
     }
-    process.home.reset();
+    process.registry.reset();
     EXPECT_EQ(open_books_at_rest(*process.driver), "");
   });
 }
 
 /// Every call of one rank's driver fails in turn: all ranks end alike, all resources are returned unless a device may
-/// still write, and the same processes can then create a share.
-TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
+/// still write, and the same processes can then create mappings.
+TEST(PeerMappings, WhicheverCallFailsTheBooksBalance) {
   for (const auto& [lacking, kind] : kLacking) {
     int failed = 0, fell_back = 0;
     for (int n = 0;; n += as_fast(1, 7)) {
@@ -322,12 +322,12 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
           if (rank == 1) process.driver->fail_call(n);
           SharedExchange exchange(table, rank);
           try {
-            const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+            const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
             made[rank] = true;
-            if (rank == 1 && !share.complaints().empty()) ++fell_back;
+            if (rank == 1 && !mappings.complaints().empty()) ++fell_back;
             reached_call[rank] = process.driver->calls() > n;
             process.driver->fail_call(-1);
-            write_and_look(share, exchange, rank, 2);
+            write_and_look(mappings, exchange, rank, 2);
           } catch (const Error& error) {
             EXPECT_NE(std::string(error.what()).find(error.code() == Code::kPeerFailed ? "rank 1" : "fake refusal 999"),
                       std::string::npos)
@@ -335,7 +335,7 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
           }
           process.driver->fail_call(-1);
           try {
-            const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+            const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
             (void)exchange.all_gather({});
           } catch (const Error& error) {  // the only way may hang
             EXPECT_EQ(kind, ShareKind::kHost);
@@ -360,15 +360,15 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
   }
 }
 
-TEST(DeviceShare, AnArenaIsMadeOnceForAllGroups) {
+TEST(PeerMappings, AnArenaIsMadeOnceForAllGroups) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     Process process(2);
     SharedExchange exchange(table, rank);
     const auto options = options_of(rank, 2, rank);
-    const DeviceShare first(*process.home, exchange, options);
+    const PeerMappings first(*process.registry, exchange, options);
     const int created = process.driver->calls_of("create"), imported = process.driver->calls_of("import_fabric");
-    const DeviceShare second(*process.home, exchange, options);
+    const PeerMappings second(*process.registry, exchange, options);
     EXPECT_EQ(&first.arena(), &second.arena());
     EXPECT_EQ(first.peer(1 - rank).theirs, second.peer(1 - rank).theirs);
     EXPECT_EQ(process.driver->calls_of("create"), created) << "neither to probe nor for an arena";
@@ -378,7 +378,7 @@ TEST(DeviceShare, AnArenaIsMadeOnceForAllGroups) {
 }
 
 /// A group of one process comes first; members of later groups can map its memory.
-TEST(DeviceShare, ProcessThatWasAloneFirstIsMapped) {
+TEST(PeerMappings, ProcessThatWasAloneFirstIsMapped) {
   const struct {
     std::vector<ShareKind> lacking;
     ShareKind kind;
@@ -392,38 +392,38 @@ TEST(DeviceShare, ProcessThatWasAloneFirstIsMapped) {
       Process process(2);
       for (const ShareKind lack : row.lacking) process.driver->lacks(lack);
       SharedExchange alone(own[rank], 0), exchange(both, rank);
-      const DeviceShare first(*process.home, alone, options_of(0, 1, rank));
+      const PeerMappings first(*process.registry, alone, options_of(0, 1, rank));
       EXPECT_EQ(first.agreement().kind, ShareKind::kPointer);
-      const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
-      EXPECT_EQ(share.agreement().kind, row.kind) << share.agreement().why_not_better;
-      EXPECT_EQ(&share.arena(), &first.arena());
-      write_and_look(share, exchange, rank, 2);
+      const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+      EXPECT_EQ(mappings.agreement().kind, row.kind) << mappings.agreement().why_not_better;
+      EXPECT_EQ(&mappings.arena(), &first.arena());
+      write_and_look(mappings, exchange, rank, 2);
     });
   }
 }
 
 /// A third rank cannot export the kind of the first two ranks' arenas.
-TEST(DeviceShare, LaterProcessWithoutTheKindUsesHostMemory) {
+TEST(PeerMappings, LaterProcessWithoutTheKindUsesHostMemory) {
   const SharedTable pair(2), three(3);
   as_threads(3, [&](int rank) {
     Process process(3);
     if (rank == 2) process.driver->lacks(ShareKind::kFabric);
     SharedExchange all(three, rank);
-    std::optional<DeviceShare> first;
+    std::optional<PeerMappings> first;
     if (rank < 2) {
       SharedExchange two(pair, rank);
-      first.emplace(*process.home, two, options_of(rank, 2, rank));
+      first.emplace(*process.registry, two, options_of(rank, 2, rank));
       EXPECT_EQ(first->agreement().kind, ShareKind::kFabric);
     }
-    const DeviceShare share(*process.home, all, options_of(rank, 3, rank));
-    EXPECT_EQ(share.agreement().kind, ShareKind::kHost);
-    EXPECT_NE(share.complaints().find("made before, for another group, by fabric handle"), std::string::npos)
-        << share.complaints();
-    write_and_look(share, all, rank, 3);
+    const PeerMappings mappings(*process.registry, all, options_of(rank, 3, rank));
+    EXPECT_EQ(mappings.agreement().kind, ShareKind::kHost);
+    EXPECT_NE(mappings.complaints().find("made before, for another group, by fabric handle"), std::string::npos)
+        << mappings.complaints();
+    write_and_look(mappings, all, rank, 3);
   });
 }
 
-TEST(DeviceShare, MalformedDescriptionsOfPeersAreRefused) {
+TEST(PeerMappings, MalformedDescriptionsOfPeersAreRefused) {
   const struct {
     int round;
     size_t byte, bytes;
@@ -449,7 +449,7 @@ TEST(DeviceShare, MalformedDescriptionsOfPeersAreRefused) {
         for (size_t i = 0; i < spoilt.bytes; ++i) said[spoilt.byte + i] ^= std::byte(0x7f);
       });
       try {
-        const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+        const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
         ADD_FAILURE() << spoilt.round << " " << spoilt.byte;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::kMismatch);
@@ -461,7 +461,7 @@ TEST(DeviceShare, MalformedDescriptionsOfPeersAreRefused) {
 
 TEST(DeviceArena, SpansAreZeroed) {
   Process process(1, 4 * M);
-  DeviceArena& arena = process.home->arena(0, ShareKind::kFd);
+  DeviceArena& arena = process.registry->arena(0, ShareKind::kFd);
   const Span span = arena.allocate(M);
   std::memset(memory(arena.at(span.offset)), 0xff, span.bytes);
   arena.free(span);
@@ -476,7 +476,7 @@ TEST(DeviceArena, SpansAreZeroed) {
 
 TEST(DeviceArena, ADeviceThatRefusesToFillCostsNoMemory) {
   Process process(1, 4 * M);
-  DeviceArena& arena = process.home->arena(0, ShareKind::kIpc);
+  DeviceArena& arena = process.registry->arena(0, ShareKind::kIpc);
   process.driver->refuse("fill", 700);
   EXPECT_THROW((void)arena.allocate(M), Error);
   process.driver->refuse("fill", 0);
@@ -488,7 +488,7 @@ TEST(DeviceArena, ADeviceThatRefusesToFillCostsNoMemory) {
 TEST(DeviceArena, TheProcessHasOneHomeWhereThereIsADriver) {
   for (int turn = 0; turn < 2; ++turn) {
     try {
-      EXPECT_EQ(&DeviceHome::here(), &DeviceHome::here());
+      EXPECT_EQ(&DeviceRegistry::here(), &DeviceRegistry::here());
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("NVIDIA driver"), std::string::npos) << error.what();
     }
@@ -496,13 +496,13 @@ TEST(DeviceArena, TheProcessHasOneHomeWhereThereIsADriver) {
 }
 
 TEST(DeviceArena, TheMemoryOfAllGroupsIsBounded) {
-  Process process(2, DeviceHome::kArenaBytes);
-  EXPECT_EQ(process.home->arena(1, ShareKind::kFd).region().bytes(), size_t(80) << 20);
+  Process process(2, DeviceRegistry::kArenaBytes);
+  EXPECT_EQ(process.registry->arena(1, ShareKind::kFd).region().bytes(), size_t(80) << 20);
 }
 
 TEST(DeviceArena, MessagesTakeNothingFromGroups) {
-  Process process(1, DeviceHome::kArenaBytes);
-  DeviceArena& arena = process.home->arena(0, ShareKind::kFd);
+  Process process(1, DeviceRegistry::kArenaBytes);
+  DeviceArena& arena = process.registry->arena(0, ShareKind::kFd);
   const Span slots = arena.messages().find(DeviceArena::kForMessages);
   EXPECT_TRUE(slots);
   EXPECT_FALSE(arena.messages().find(1));

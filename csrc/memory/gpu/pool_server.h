@@ -6,7 +6,7 @@
 
 #include "base/deadline.h"
 #include "memory/driver/device_driver.h"
-#include "memory/gpu/served_door.h"
+#include "memory/gpu/local_server.h"
 #include "memory/shm/arena.h"
 
 namespace nvx {
@@ -17,7 +17,7 @@ struct PoolQuestion {
   static constexpr uint32_t kMagic = 0x7178766e;  // "nvxq"
   uint32_t magic = kMagic;
   int32_t device = -1;
-  ArenaId home;  ///< of the process that is asked
+  ArenaId process;  ///< of the process that is asked
   uint64_t segment = 0;
 };
 static_assert(sizeof(PoolQuestion) == 32);
@@ -39,24 +39,24 @@ struct PoolAnswer {
 };
 static_assert(sizeof(PoolAnswer) == 32 + 24 + 64 + 120);
 
-/// The door at which this process passes its pools' memory to others of its host, at any time.
-class PoolDoor {
+/// The server through which this process passes its pools' memory to others of its host, at any time.
+class PoolServer {
  public:
   /// Answers a question, with a descriptor if there is one. May throw Error, which then becomes the answer.
   using Answer = std::function<PoolAnswer(const PoolQuestion&, Fd*)>;
 
-  /// Throws Error if the door cannot be opened.
-  PoolDoor(const std::string& name, Answer answer);
+  /// Throws Error if the socket cannot be opened.
+  PoolServer(const std::string& name, Answer answer);
 
  private:
   void hear(const LocalSocket& guest);
 
   const Answer answer_;
-  ServedDoor door_;
+  LocalServer server_;
 };
 
 /// Asks a process and returns its answer. The process may have ended, may have been replaced by another one, or may
 /// never answer. Throws Error.
-PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline);
+PoolAnswer ask_pool_server(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline);
 
 }  // namespace nvx

@@ -10,13 +10,13 @@
 #include <thread>
 #include <vector>
 
-#include "group/device/device_side.h"
+#include "group/device/kernel_executor.h"
 #include "support/gpu_processes.h"
 #include "support/groups.h"
 #include "support/played_stream.h"
 #include "support/twin.h"
 
-/// Ranks with a DeviceSide each, on GPUs that the host simulates.
+/// Ranks with a KernelExecutor each, on GPUs that the host simulates.
 namespace nvx::test {
 
 /// The blocks of a GPU. A kernel that finds no space waits for one that ends.
@@ -189,10 +189,10 @@ class DeviceWorld {
   int ranks() const { return shape_.ranks; }
   Process& process(int rank) { return *processes_[shape_.processes ? size_t(rank) : 0]; }
   const std::shared_ptr<PlayedLauncher>& launcher(int rank) { return launchers_[size_t(rank)]; }
-  DeviceArena& arena(int rank) { return *process(rank).home->made(rank % shape_.gpus); }
+  DeviceArena& arena(int rank) { return *process(rank).registry->made(rank % shape_.gpus); }
 
-  DeviceSideOptions options(int rank) {
-    DeviceSideOptions options;
+  ChannelOptions options(int rank) {
+    ChannelOptions options;
     options.group = "g";
     options.rank = rank;
     options.ranks = shape_.ranks;
@@ -204,8 +204,8 @@ class DeviceWorld {
     options.peers_gone = [gone = gone_, all = shape_.ranks] { return *gone == all; };
     return options;
   }
-  std::unique_ptr<DeviceSide> make(int rank, Exchange& exchange, const DeviceSideOptions& options) {
-    return std::make_unique<DeviceSide>(*process(rank).home, exchange, options, launcher(rank), launcher(rank));
+  std::unique_ptr<KernelExecutor> make(int rank, Exchange& exchange, const ChannelOptions& options) {
+    return std::make_unique<KernelExecutor>(*process(rank).registry, exchange, options, launcher(rank), launcher(rank));
   }
   void say_goodbye() { ++*gone_; }
 
@@ -217,33 +217,34 @@ class DeviceWorld {
   std::shared_ptr<std::atomic<int>> gone_ = std::make_shared<std::atomic<int>>(0);
 };
 
-/// One rank of a test: its side and its stream.
+/// One rank of a test: its executor and its stream.
 struct DeviceRank {
-  DeviceRank(DeviceWorld& of, int number, std::unique_ptr<DeviceSide> with)
-      : world(of), rank(number), side(std::move(with)) {}
+  DeviceRank(DeviceWorld& of, int number, std::unique_ptr<KernelExecutor> with)
+      : world(of), rank(number), executor(std::move(with)) {}
   ~DeviceRank() {
-    side.reset();
+    executor.reset();
     world.say_goodbye();
   }
 
   Status launch(std::vector<Operation>& operations, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
     std::vector<const Operation*> list;
     for (const Operation& o : operations) list.push_back(&o);
-    return side->launch(list, {.native = &stream}, timeout);
+    return executor->launch(list, {.native = &stream}, timeout);
   }
   Status capture(std::vector<Operation>& operations, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
     std::vector<const Operation*> list;
     for (const Operation& o : operations) list.push_back(&o);
-    return side->launch(list, {.native = &stream, .capture = 1}, timeout);
+    return executor->launch(list, {.native = &stream, .capture = 1}, timeout);
   }
   void replay() {
     for (const auto& kernel : world.launcher(rank)->graph) stream.post(kernel);
   }
   /// Waits until all work has ended, successfully or not. Nothing is accessed afterwards.
   Status await() {
-    (void)eventually(std::chrono::seconds(90),
-                     [&] { return stream.idle() && (side->finished() == side->launched() || !side->verdict().ok()); });
-    return side->verdict();
+    (void)eventually(std::chrono::seconds(90), [&] {
+      return stream.idle() && (executor->finished() == executor->launched() || !executor->verdict().ok());
+    });
+    return executor->verdict();
   }
   /// Runs plays in one call. Returns what is wrong with any of them, or an empty text.
   std::string perform(const std::vector<Play>& plays) {
@@ -265,8 +266,8 @@ struct DeviceRank {
   DeviceWorld& world;
   const int rank;
   uint64_t number = 0;
-  PlayedStream stream;  // destroyed before the side, which waits for the work on it
-  std::unique_ptr<DeviceSide> side;
+  PlayedStream stream;  // destroyed before the executor, which waits for the work on it
+  std::unique_ptr<KernelExecutor> executor;
 };
 
 inline bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
@@ -282,7 +283,7 @@ inline Operation all_reduce(std::vector<int32_t>& data) {
   return o;
 }
 
-/// Why a `DeviceSide` could not be made; nothing if it could.
+/// Why a `KernelExecutor` could not be made; nothing if it could.
 inline std::optional<Error> failure_to_make(DeviceWorld& world, int rank, Exchange& exchange) {
   try {
     (void)world.make(rank, exchange, world.options(rank));
@@ -292,14 +293,14 @@ inline std::optional<Error> failure_to_make(DeviceWorld& world, int rank, Exchan
   }
 }
 
-/// All ranks of a group as threads: each creates its side and runs the body with it.
-inline void with_sides(
+/// All ranks of a group as threads: each creates its executor and runs the body with it.
+inline void with_executors(
     DeviceWorld& world, const std::function<void(DeviceRank&)>& body,
-    const std::function<void(DeviceSideOptions&)>& change = [](DeviceSideOptions&) {}) {
+    const std::function<void(ChannelOptions&)>& change = [](ChannelOptions&) {}) {
   const SharedTable table(world.ranks());
   as_threads(world.ranks(), [&](int rank) {
     SharedExchange exchange(table, rank);
-    DeviceSideOptions options = world.options(rank);
+    ChannelOptions options = world.options(rank);
     change(options);
     DeviceRank one(world, rank, world.make(rank, exchange, options));
     body(one);

@@ -1,4 +1,4 @@
-#include "group/device/device_side.h"
+#include "group/device/kernel_executor.h"
 
 #include <algorithm>
 #include <cstring>
@@ -46,37 +46,38 @@ bool is_multicast(std::span<const kernel::Job> jobs) {
 
 }  // namespace
 
-DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
-                       std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order)
+KernelExecutor::KernelExecutor(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+                               std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order)
     : launcher_(std::move(launcher)),
       order_(std::move(order)),
-      end_(home, exchange, options, *launcher_),
-      facts_{end_.channel().shape, options.force, options.tuning, end_.multicast().bytes != 0},
+      resources_(registry, exchange, options, *launcher_),
+      facts_{resources_.channel().shape, options.force, options.tuning, resources_.multicast().bytes != 0},
       diagnosis_(options.group, options.rank, options.name, options.describe),
       launched_(options.first_epoch),
-      streams_(home.id(), options.device),
-      batch_(end_.channel().shape.ranks),
+      streams_(registry.id(), options.device),
+      batch_(resources_.channel().shape.ranks),
       calls_(kCalls) {}
 
-DeviceSide::~DeviceSide() { (void)part(); }
+KernelExecutor::~KernelExecutor() { (void)part(); }
 
-bool DeviceSide::part() {
+bool KernelExecutor::part() {
   constexpr milliseconds kMoment{200};  // the time within which aborted kernels end
   if (parted_.exchange(true)) return has_ended();
-  const milliseconds most = end_.options().farewell;
+  const milliseconds most = resources_.options().farewell;
   const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
   if (over && captured_ == 0) return true;
-  shared(end_.control().abort).store(1, std::memory_order_release);
+  shared(resources_.control().abort).store(1, std::memory_order_release);
   const bool ended = over || await_end(kMoment);
-  if (!ended || captured_ != 0) end_.keep(ended ? DeviceEnd::User::kReplay : DeviceEnd::User::kKernel);
+  if (!ended || captured_ != 0)
+    resources_.keep(ended ? ChannelResources::User::kReplay : ChannelResources::User::kKernel);
   if (over) return true;
-  NVX_LOG(kWarn, "group %s: operations in flight on GPU %d were aborted%s", end_.options().group.c_str(),
-          end_.options().device, ended ? "" : "; the memory that they may still write to is not used again");
+  NVX_LOG(kWarn, "group %s: operations in flight on GPU %d were aborted%s", resources_.options().group.c_str(),
+          resources_.options().device, ended ? "" : "; the memory that they may still write to is not used again");
   return ended;
 }
 
 /// Also waits for a thread in the middle of a launch, which the driver may block.
-bool DeviceSide::await_end(milliseconds most) {
+bool KernelExecutor::await_end(milliseconds most) {
   const bool had_verdict = has_verdict();
   bool over = false;
   const auto ends = [&] {
@@ -90,56 +91,58 @@ bool DeviceSide::await_end(milliseconds most) {
   return ended && !over ? await_end(milliseconds(200)) : over;
 }
 
-bool DeviceSide::settled() const {
+bool KernelExecutor::settled() const {
   const bool told = captured_ == 0 && !unsure_ && finished() >= launched();
   return (told || order_->ended()) && signals_have_ended();
 }
 
-bool DeviceSide::has_ended() const { return order_->ended() && signals_have_ended(); }
+bool KernelExecutor::has_ended() const { return order_->ended() && signals_have_ended(); }
 
-uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
-
-uint32_t DeviceSide::ended_epoch() const {
-  return kernel::least_ended(end_.control(), end_.channel().shape.blocks).epoch;
+uint32_t KernelExecutor::begun_epoch() const {
+  return shared(resources_.control().begun).load(std::memory_order_acquire);
 }
 
-uint64_t DeviceSide::finished() const {
+uint32_t KernelExecutor::ended_epoch() const {
+  return kernel::least_ended(resources_.control(), resources_.channel().shape.blocks).epoch;
+}
+
+uint64_t KernelExecutor::finished() const {
   const uint64_t begun = launched();
-  const kernel::BlockEnd least = kernel::least_ended(end_.control(), end_.channel().shape.blocks);
+  const kernel::BlockEnd least = kernel::least_ended(resources_.control(), resources_.channel().shape.blocks);
   return begun +
          uint64_t(int64_t(int32_t(least.epoch - least.replayed - uint32_t(begun))));  // may lag, but is never ahead
 }
 
-uint32_t DeviceSide::direct() const { return shared(end_.control().direct).load(std::memory_order_relaxed); }
+uint32_t KernelExecutor::direct() const { return shared(resources_.control().direct).load(std::memory_order_relaxed); }
 
-bool DeviceSide::has_verdict() const {
-  return shared(end_.control().verdict.state).load(std::memory_order_acquire) == DeviceVerdict::kReadable;
+bool KernelExecutor::has_verdict() const {
+  return shared(resources_.control().verdict.state).load(std::memory_order_acquire) == DeviceVerdict::kReadable;
 }
 
-Status DeviceSide::verdict() {
+Status KernelExecutor::verdict() {
   if (!failed_.load(std::memory_order_acquire) && !has_verdict()) return {};
   MutexLock lock(mutex_);
-  return failure_.ok() ? explain(end_.control().verdict) : failure_;
+  return failure_.ok() ? explain(resources_.control().verdict) : failure_;
 }
 
-void DeviceSide::abort(const Status& why) {
+void KernelExecutor::abort(const Status& why) {
   (void)verdict();  // an earlier failure stays
-  shared(end_.control().abort).store(1, std::memory_order_release);
-  end_.stop_kernels();
+  shared(resources_.control().abort).store(1, std::memory_order_release);
+  resources_.stop_kernels();
   MutexLock lock(mutex_);
   if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
 }
 
-void DeviceSide::lose(int rank) {
-  shared(end_.control().gone[rank / 64]).fetch_or(Stamp(1) << rank % 64, std::memory_order_release);
+void KernelExecutor::lose(int rank) {
+  shared(resources_.control().gone[rank / 64]).fetch_or(Stamp(1) << rank % 64, std::memory_order_release);
 }
 
-Status DeviceSide::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                          milliseconds timeout, const Tells& tells) {
+Status KernelExecutor::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
+                              milliseconds timeout, const Tells& tells) {
   MutexLock lock(launch_mutex_);
-  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
+  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
   streams_.note(stream.native);
-  end_.look_at_pools();
+  resources_.look_at_pools();
   const Status behind = order_->follow(stream);
   if (!behind.ok()) return refused(behind, begins_on(stream), /*is_first=*/true);
   const Status begun = launch_batches(operations, stream, timeout, tells);
@@ -147,10 +150,10 @@ Status DeviceSide::launch(std::span<const Operation* const> operations, const La
   return begun.ok() && !noted.ok() ? refused(noted, begins_on(stream), /*is_first=*/false) : begun;
 }
 
-Status DeviceSide::launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
-                                  milliseconds timeout, const Tells& tells) {
+Status KernelExecutor::launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
+                                      milliseconds timeout, const Tells& tells) {
   const Begins begins = begins_on(stream);
-  kernel::DeviceChannel channel = end_.channel();
+  kernel::DeviceChannel channel = resources_.channel();
   channel.by_replays = begins == Begins::kInReplays;
   for (size_t at = 0; at < operations.size();) {
     NVX_TRY(verdict());
@@ -160,9 +163,10 @@ Status DeviceSide::launch_batches(std::span<const Operation* const> operations, 
                      /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
     if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
-    const Status status = is_multicast(batch_.jobs())
-                              ? launcher_->launch_multicast(channel, batch_.jobs()[0], end_.multicast(), stream.native)
-                              : launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream.native);
+    const Status status =
+        is_multicast(batch_.jobs())
+            ? launcher_->launch_multicast(channel, batch_.jobs()[0], resources_.multicast(), stream.native)
+            : launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream.native);
     if (!status.ok()) return refused(status, begins, /*is_first=*/at == 0);
     if (begins == Begins::kInReplays) {
       captured_.fetch_add(uint32_t(n), std::memory_order_release);
@@ -174,17 +178,17 @@ Status DeviceSide::launch_batches(std::span<const Operation* const> operations, 
   return {};
 }
 
-Status DeviceSide::signal(const kernel::SignalJob& job, const LaunchStream& stream) {
+Status KernelExecutor::signal(const kernel::SignalJob& job, const LaunchStream& stream) {
   MutexLock lock(launch_mutex_);
-  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
+  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
   NVX_TRY(verdict());
   MutexLock signals(signals_mutex_);
-  Status launched = kernel::signal_cuda(end_.channel(), job, stream.native);
+  Status launched = kernel::signal_cuda(resources_.channel(), job, stream.native);
   if (launched.ok()) launched = signals_[stream.native].put_behind(stream.native, /*capture=*/0);
   return launched.ok() ? launched : refused(launched, Begins::kNow, /*is_first=*/true);
 }
 
-bool DeviceSide::signals_have_ended() const {
+bool KernelExecutor::signals_have_ended() const {
   if (!signals_mutex_.try_lock()) return false;
   const BesideCaptures beside;
   const bool ended = std::ranges::all_of(signals_, [](const auto& one) { return one.second.passed(); });
@@ -192,28 +196,28 @@ bool DeviceSide::signals_have_ended() const {
   return ended;
 }
 
-uint32_t DeviceSide::next_call(Begins begins) const {
+uint32_t KernelExecutor::next_call(Begins begins) const {
   return begins == Begins::kInReplays ? kCaptured | captured_.load() : call_of(launched() + 1);
 }
 
 /// Nothing has been launched, and no peer waits for it before a graph is replayed.
-Status DeviceSide::not_captured(const Status& status) const {
-  Failure failure = reason_for("an operation of group " + end_.options().group + " cannot be captured on GPU " +
-                                   std::to_string(end_.options().device) + " of " + self(),
+Status KernelExecutor::not_captured(const Status& status) const {
+  Failure failure = reason_for("an operation of group " + resources_.options().group + " cannot be captured on GPU " +
+                                   std::to_string(resources_.options().device) + " of " + self(),
                                status.failure(), "end this capture, on all ranks");
   failure.code = Code::kInvalid;
   return failure;
 }
 
 /// Peers wait for operations that were not launched here, so the group fails, unless the argument is invalid.
-Status DeviceSide::refused(const Status& status, Begins begins, bool is_first) {
+Status KernelExecutor::refused(const Status& status, Begins begins, bool is_first) {
   if (begins == Begins::kInReplays) return not_captured(status);
   if (is_first && status.code() == Code::kInvalid) return status;
   unsure_ = true;
   MutexLock lock(mutex_);
   if (!failure_.ok()) return failure_;
-  Failure failure = reason_for("GPU " + std::to_string(end_.options().device) + " of " + self() +
-                                   " cannot launch operations of group " + end_.options().group,
+  Failure failure = reason_for("GPU " + std::to_string(resources_.options().device) + " of " + self() +
+                                   " cannot launch operations of group " + resources_.options().group,
                                status.failure(),
                                "an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which");
   failure.code = Code::kSystem;
@@ -221,7 +225,7 @@ Status DeviceSide::refused(const Status& status, Begins begins, bool is_first) {
 }
 
 /// Gathers as many operations as fit in one launch; at least one, unless that one alone does not fit.
-size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
+size_t KernelExecutor::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
   batch_.clear();
   size_t n = 0;
   for (kernel::Piece* room; n < operations.size() && (room = batch_.room(listed_by(*operations[n]))); ++n) {
@@ -233,11 +237,11 @@ size_t DeviceSide::gather(std::span<const Operation* const> operations, millisec
   return n;
 }
 
-kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, milliseconds timeout) {
+kernel::Job KernelExecutor::job_of(const Operation& o, kernel::Piece* room, milliseconds timeout) {
   const DeviceChoice choice = choose(o);
-  NVX_LOG(kTrace, "group %s rank %d #%llu %s on GPU %d: %s (%s)", end_.options().group.c_str(), end_.options().rank,
-          static_cast<unsigned long long>(o.number), nvx::name(o.collective), end_.options().device,
-          kernel::name(choice.algorithm), choice.why);
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on GPU %d: %s (%s)", resources_.options().group.c_str(),
+          resources_.options().rank, static_cast<unsigned long long>(o.number), nvx::name(o.collective),
+          resources_.options().device, kernel::name(choice.algorithm), choice.why);
   kernel::Work work;
   work.call = {o.fingerprint(), o.factor, o.root};
   work.in = o.in;
@@ -245,7 +249,7 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
   work.count = o.count;
   work.send = o.send.data();
   work.recv = o.recv.data();
-  const kernel::DeviceChannel& channel = end_.channel();
+  const kernel::DeviceChannel& channel = resources_.channel();
   kernel::Job job =
       o.collective == Collective::kNone
           ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, batch_.index(), room)
@@ -255,13 +259,13 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
   // A job that waits for the host has no timeout: the host has a deadline and ends a late job.
   if (!o.awaited) job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
   if (kernel::has_chunks(choice.algorithm))
-    kernel::put_places(job, channel.shape.ranks, room - batch_.index(), end_.options().place_of);
+    kernel::put_places(job, channel.shape.ranks, room - batch_.index(), resources_.options().place_of);
   return job;
 }
 
 /// Depends only on facts that all ranks share. For all-gather and reduce-scatter each rank knows the lengths of all
 /// pieces, and the fingerprint covers them.
-DeviceChoice DeviceSide::choose(const Operation& o) const {
+DeviceChoice KernelExecutor::choose(const Operation& o) const {
   const auto ask = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
   switch (o.collective) {
     case Collective::kAllReduce: return plan_all_reduce(o.count * size_of(o.dtype), o.dtype, o.op, facts_);
@@ -274,7 +278,7 @@ DeviceChoice DeviceSide::choose(const Operation& o) const {
   }
 }
 
-void DeviceSide::remember(std::span<const Operation* const> operations, milliseconds timeout, Begins begins) {
+void KernelExecutor::remember(std::span<const Operation* const> operations, milliseconds timeout, Begins begins) {
   MutexLock lock(mutex_);
   uint64_t epoch = launched();
   if (begins == Begins::kInReplays) captured_calls_.resize(captured_);  // removes failed captures
@@ -288,7 +292,7 @@ void DeviceSide::remember(std::span<const Operation* const> operations, millisec
   }
 }
 
-const DeviceSide::Call* DeviceSide::find(uint32_t call) const {
+const KernelExecutor::Call* KernelExecutor::find(uint32_t call) const {
   static_assert(kernel::is_power_of_two(kCalls) && kCalls <= kCaptured);
   const size_t index = call_of(call);
   if (call & kCaptured) return index < captured_calls_.size() ? &captured_calls_[index] : nullptr;
@@ -296,7 +300,7 @@ const DeviceSide::Call* DeviceSide::find(uint32_t call) const {
   return known.epoch != 0 && call_of(known.epoch) == index ? &known : nullptr;
 }
 
-std::string DeviceSide::what_was(uint32_t call, uint32_t epoch) const {
+std::string KernelExecutor::what_was(uint32_t call, uint32_t epoch) const {
   if (call == kernel::SignalJob::kCall) return "a symm_mem barrier or signal";
   const Call* known = find(call);
   if (!known) return "the operation of epoch " + std::to_string(epoch);
@@ -305,21 +309,21 @@ std::string DeviceSide::what_was(uint32_t call, uint32_t epoch) const {
 }
 
 /// Names an earlier operation. Replays have epochs too, but the host does not count them.
-std::string DeviceSide::what_was_at(uint32_t epoch) const {
+std::string KernelExecutor::what_was_at(uint32_t epoch) const {
   return captured_ == 0 ? what_was(call_of(epoch), epoch) : "the operation of epoch " + std::to_string(epoch);
 }
 
-Status DeviceSide::fail(const Status& status) {
+Status KernelExecutor::fail(const Status& status) {
   failure_ = status;
   failed_.store(true, std::memory_order_release);
   NVX_LOG(kInfo, "%s", failure_.reason().c_str());
   return failure_;
 }
 
-Status DeviceSide::explain_abort() { return fail(diagnosis_.aborted()); }
+Status KernelExecutor::explain_abort() { return fail(diagnosis_.aborted()); }
 
 /// The calls of both ranks, as far as they have exchanged them.
-Failure DeviceSide::mismatch(const DeviceVerdict& v, const std::string& context) const {
+Failure KernelExecutor::mismatch(const DeviceVerdict& v, const std::string& context) const {
   const std::string peer = diagnosis_.describe(v.peer), what = what_was(v.call, v.epoch);
   const Fingerprint mine = fingerprint_of(v.mine), theirs = fingerprint_of(v.theirs);
   if (v.mine[0] == 0) {  // no exchange at this operation: the peer has left only a digest
@@ -331,9 +335,9 @@ Failure DeviceSide::mismatch(const DeviceVerdict& v, const std::string& context)
   return diagnosis_.mismatch(" at " + what, contrast({self(), mine}, {peer, theirs}), context);
 }
 
-Status DeviceSide::explain(const DeviceVerdict& v) {
+Status KernelExecutor::explain(const DeviceVerdict& v) {
   const std::string what = what_was(v.call, v.epoch);
-  const std::string context = diagnosis_.context(what) + ", on GPU " + std::to_string(end_.options().device);
+  const std::string context = diagnosis_.context(what) + ", on GPU " + std::to_string(resources_.options().device);
   const std::string peer = v.peer >= 0 ? diagnosis_.describe(v.peer) : "the peers";
   if (v.cause == Verdict::Cause::kMismatch) return fail(mismatch(v, context));
   if (v.cause == Verdict::Cause::kCounts) {
@@ -344,7 +348,7 @@ Status DeviceSide::explain(const DeviceVerdict& v) {
   const Call* call = find(v.call);
   const std::string after = call ? seconds(double(call->timeout.count()) / 1e3) : "";
   Failure late = diagnosis_.timeout(what, after, peer, /*cycle=*/"", context);
-  if (v.peer >= 0) late.awaited = {end_.options().rank_of(v.peer)};
+  if (v.peer >= 0) late.awaited = {resources_.options().rank_of(v.peer)};
   return fail(late);
 }
 

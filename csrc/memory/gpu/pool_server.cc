@@ -1,4 +1,4 @@
-#include "memory/gpu/pool_door.h"
+#include "memory/gpu/pool_server.h"
 
 #include <poll.h>
 
@@ -12,11 +12,11 @@
 
 namespace nvx {
 
-PoolDoor::PoolDoor(const std::string& name, Answer answer)
-    : answer_(std::move(answer)), door_(name, [this](const LocalSocket& guest) { hear(guest); }) {}
+PoolServer::PoolServer(const std::string& name, Answer answer)
+    : answer_(std::move(answer)), server_(name, [this](const LocalSocket& guest) { hear(guest); }) {}
 
 /// Each guest asks one question only, so its socket is empty before the answer, and sending the answer never blocks.
-void PoolDoor::hear(const LocalSocket& guest) {
+void PoolServer::hear(const LocalSocket& guest) {
   PoolQuestion question;
   if (!receive_packet(guest, &question, sizeof question, {})) return;
   if (question.magic != PoolQuestion::kMagic) return;
@@ -32,7 +32,7 @@ void PoolDoor::hear(const LocalSocket& guest) {
   (void)send_packet(guest, &answer, sizeof answer, {&number, fd ? size_t(1) : size_t(0)});
 }
 
-PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline) {
+PoolAnswer ask_pool_server(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline) {
   const LocalSocket guest = connect_or_throw(name, "its Unix socket", deadline);
   if (!send_packet(guest, &question, sizeof question, {}))
     throw Error(Code::kPeerDied, "nvx: it ended before it was asked");

@@ -1,7 +1,7 @@
 // Collectives on GPUs. The host plays the GPUs and the kernels: ranks are threads, and so are the lanes of their
 // kernels.
 
-#include "group/device/device_side.h"
+#include "group/device/kernel_executor.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "group/meet/store_exchange.h"
-#include "support/device_sides.h"
+#include "support/kernel_executors.h"
 #include "support/pushes.h"
 
 namespace nvx::test {
@@ -38,36 +38,36 @@ void run_all(DeviceRank& one, std::initializer_list<size_t> lengths) {
   }
 }
 
-class DeviceSides : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, DeviceSides, testing::Values(1, 2, 3, 8));
+class KernelExecutors : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, KernelExecutors, testing::Values(1, 2, 3, 8));
 
-TEST_P(DeviceSides, DoEveryCollective) {
+TEST_P(KernelExecutors, DoEveryCollective) {
   DeviceWorld world({.ranks = GetParam()});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     run_all(one, {0, 7, 3000});
     if (as_fast(1, 0)) run_all(one, {12000, 40001});
   });
 }
 
-TEST_P(DeviceSides, DoSoInChunksAndAcrossTheWrap) {
+TEST_P(KernelExecutors, DoSoInChunksAndAcrossTheWrap) {
   DeviceWorld world({.ranks = GetParam()});
-  with_sides(
+  with_executors(
       world,
       [](DeviceRank& one) {
         run_all(one, {1, 771});
-        EXPECT_EQ(one.side->launched(), (uint64_t(1) << 32) - 5 + 18);
-        EXPECT_EQ(one.side->finished(), one.side->launched());
+        EXPECT_EQ(one.executor->launched(), (uint64_t(1) << 32) - 5 + 18);
+        EXPECT_EQ(one.executor->finished(), one.executor->launched());
       },
-      [](DeviceSideOptions& options) {
+      [](ChannelOptions& options) {
         options.force = PlanFacts::Force::kPipelined;
         options.first_epoch = uint32_t(-5);
       });
 }
 
-TEST_P(DeviceSides, DoSeveralInOneCall) {
+TEST_P(KernelExecutors, DoSeveralInOneCall) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     std::vector<Play> plays;
     for (uint64_t i = 0; i < 20; ++i) plays.push_back(play_of(kCollectives[i % 9], 100 + 3 * i, ranks, i));
     EXPECT_EQ(one.perform(plays), "");
@@ -75,19 +75,19 @@ TEST_P(DeviceSides, DoSeveralInOneCall) {
   });
 }
 
-TEST(DeviceSide, RanksMayBeProcesses) {
+TEST(KernelExecutor, RanksMayBeProcesses) {
   DeviceWorld world({.ranks = 3, .processes = true});
-  with_sides(world, [](DeviceRank& one) {
-    EXPECT_EQ(one.side->end().share().peer((one.rank + 1) % 3).kind, ShareKind::kFabric);
+  with_executors(world, [](DeviceRank& one) {
+    EXPECT_EQ(one.executor->resources().mappings().peer((one.rank + 1) % 3).kind, ShareKind::kFabric);
     run_all(one, {7, 12000});
   });
 }
 
-TEST(DeviceSide, SeveralRanksMayShareAGpu) {
+TEST(KernelExecutor, SeveralRanksMayShareAGpu) {
   DeviceWorld world({.ranks = 3, .gpus = 1, .resident = 5});
-  with_sides(world, [](DeviceRank& one) {
-    EXPECT_EQ(one.side->shape().blocks, 1u);
-    EXPECT_EQ(one.side->end().why_fewer_blocks(),
+  with_executors(world, [](DeviceRank& one) {
+    EXPECT_EQ(one.executor->shape().blocks, 1u);
+    EXPECT_EQ(one.executor->resources().why_fewer_blocks(),
               "GPU 0 of the group holds 5 blocks at once; its 3 ranks need all of their blocks there at once: 1 per "
               "rank fit");
     run_all(one, {7, 12000});
@@ -96,7 +96,7 @@ TEST(DeviceSide, SeveralRanksMayShareAGpu) {
 
 /// With CUDA_VISIBLE_DEVICES, device numbers are local to a process. Ranks with two numbers for one GPU share it, and
 /// ranks with one number for two GPUs do not.
-TEST(DeviceSide, ProcessesMayNumberTheirGpusDifferently) {
+TEST(KernelExecutor, ProcessesMayNumberTheirGpusDifferently) {
   const struct {
     int devices[2];
     bool same;
@@ -105,34 +105,35 @@ TEST(DeviceSide, ProcessesMayNumberTheirGpusDifferently) {
   for (const auto& row : kTable) {
     DeviceWorld world({.ranks = 2, .gpus = 2, .processes = true, .resident = 8});
     world.process(1).driver->see({1, 0});
-    const auto choose = [&](DeviceSideOptions& options) { options.device = row.devices[options.rank]; };
-    with_sides(
+    const auto choose = [&](ChannelOptions& options) { options.device = row.devices[options.rank]; };
+    with_executors(
         world,
         [&](DeviceRank& one) {
-          EXPECT_EQ(one.side->end().share().peer(1 - one.rank).same_gpu, row.same) << row.devices[0] << row.devices[1];
-          EXPECT_EQ(one.side->shape().blocks, row.blocks) << row.devices[0] << row.devices[1];
+          EXPECT_EQ(one.executor->resources().mappings().peer(1 - one.rank).same_gpu, row.same)
+              << row.devices[0] << row.devices[1];
+          EXPECT_EQ(one.executor->shape().blocks, row.blocks) << row.devices[0] << row.devices[1];
           run_all(one, {7, 12000});
         },
         choose);
   }
 }
 
-TEST(DeviceSide, APairThatIsApartMeetsInHostMemory) {
+TEST(KernelExecutor, APairThatIsApartMeetsInHostMemory) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 3, .processes = processes});
     for (int r = 0; r < 3; ++r) world.process(r).driver->pairs(0, 1, Truth::kRefuses);
-    with_sides(world, [&](DeviceRank& one) {
-      const DeviceShare& share = one.side->end().share();
+    with_executors(world, [&](DeviceRank& one) {
+      const PeerMappings& mappings = one.executor->resources().mappings();
       for (int peer = 0; peer < 3; ++peer) {
         const bool apart = peer + one.rank == 1;
-        EXPECT_EQ(share.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
+        EXPECT_EQ(mappings.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
       }
       run_all(one, {7, 12000});
     });
   }
 }
 
-TEST(DeviceSide, ManyGroupsShareAnArena) {
+TEST(KernelExecutor, ManyGroupsShareAnArena) {
   DeviceWorld world({.ranks = 2});
   std::vector<std::unique_ptr<SharedTable>> tables;
   for (int g = 0; g < 4; ++g) tables.push_back(std::make_unique<SharedTable>(2));
@@ -140,11 +141,11 @@ TEST(DeviceSide, ManyGroupsShareAnArena) {
     std::vector<std::unique_ptr<DeviceRank>> groups;
     for (const auto& table : tables) {
       SharedExchange exchange(*table, rank);
-      DeviceSideOptions options = world.options(rank);
+      ChannelOptions options = world.options(rank);
       options.blocks = 8;
       groups.push_back(std::make_unique<DeviceRank>(world, rank, world.make(rank, exchange, options)));
     }
-    EXPECT_GT(groups[0]->side->shape().packets, groups[3]->side->shape().packets) << "later ones get less";
+    EXPECT_GT(groups[0]->executor->shape().packets, groups[3]->executor->shape().packets) << "later ones get less";
     for (uint64_t i = 0; i < 8; ++i) {
       const size_t g = size_t(i % 4);
       EXPECT_EQ(groups[g]->perform({play_of(Collective::kAllReduce, 5000 * (g + 1), 2, i)}), "");
@@ -152,19 +153,19 @@ TEST(DeviceSide, ManyGroupsShareAnArena) {
   });
 }
 
-TEST(DeviceSide, APadIsUsedAgainWhenAllHaveGone) {
+TEST(KernelExecutor, APadIsUsedAgainWhenAllHaveGone) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), "");
     EXPECT_GT(one.world.arena(one.rank).used(), size_t(0));
   });
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(world.arena(rank).used(), size_t(0));
 }
 
-TEST(DeviceSide, DependentOperationsGetSeparateLaunches) {
+TEST(KernelExecutor, DependentOperationsGetSeparateLaunches) {
   constexpr size_t kCount = 1000;
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     std::vector<int32_t> a(kCount), b(kCount), both(2 * kCount);
     std::iota(a.begin(), a.end(), one.rank);
     std::iota(b.begin(), b.end(), 10 * one.rank);
@@ -181,7 +182,7 @@ TEST(DeviceSide, DependentOperationsGetSeparateLaunches) {
     operations.push_back(all_reduce(a));  // reads the result of the previous one
     operations.push_back(std::move(gather));
     ASSERT_TRUE(one.launch(operations).ok());
-    ASSERT_TRUE(one.await().ok()) << one.side->verdict().what();
+    ASSERT_TRUE(one.await().ok()) << one.executor->verdict().what();
     EXPECT_EQ(one.world.launcher(one.rank)->launches, 2);
     for (size_t i = 0; i < kCount; ++i) {
       ASSERT_EQ(a[i], 2 * int32_t(2 * i + 1));
@@ -193,9 +194,9 @@ TEST(DeviceSide, DependentOperationsGetSeparateLaunches) {
 
 // ---- failed operations
 
-TEST(DeviceSide, AMismatchIsNamedOnBothRanks) {
+TEST(KernelExecutor, AMismatchIsNamedOnBothRanks) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 2, 1)}), "");
     const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
     const std::string wrong = one.perform({play_of(call, 100, 2, 2)});
@@ -207,14 +208,14 @@ TEST(DeviceSide, AMismatchIsNamedOnBothRanks) {
     EXPECT_TRUE(contains(wrong, " #2 of group g")) << wrong;
     EXPECT_TRUE(contains(wrong, kCallAlike)) << wrong;
     EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 3)}), wrong) << "the first failure stays";
-    EXPECT_EQ(one.side->launched(), uint64_t(2)) << "what comes later is not begun";
-    EXPECT_EQ(one.side->finished(), uint64_t(1));
+    EXPECT_EQ(one.executor->launched(), uint64_t(2)) << "what comes later is not begun";
+    EXPECT_EQ(one.executor->finished(), uint64_t(1));
   });
 }
 
-TEST(DeviceSide, SizesThatDifferWithinAPairAreNamed) {
+TEST(KernelExecutor, SizesThatDifferWithinAPairAreNamed) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     Play play{.collective = Collective::kAllToAll, .counts = {10, 10}};
     if (one.rank == 1) play.counts = {30, 30};
     const std::string wrong = one.perform({play});
@@ -225,10 +226,10 @@ TEST(DeviceSide, SizesThatDifferWithinAPairAreNamed) {
   });
 }
 
-TEST(DeviceSide, AbsentRankIsNamed) {
+TEST(KernelExecutor, AbsentRankIsNamed) {
   DeviceWorld world({.ranks = 3});
   std::atomic<int> named{0};
-  with_sides(world, [&](DeviceRank& one) {
+  with_executors(world, [&](DeviceRank& one) {
     EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 3, 1)}), "");
     if (one.rank == 2) return void(eventually(milliseconds(30'000), [&] { return named == 2; }));
     const Play play = play_of(Collective::kAllReduce, 100, 3, 2);
@@ -237,7 +238,7 @@ TEST(DeviceSide, AbsentRankIsNamed) {
     operations.push_back(operation_of(play, side, 3));
     ASSERT_TRUE(one.launch(operations, milliseconds(300)).ok());
     const std::string wrong = one.await().what();
-    EXPECT_EQ(one.side->verdict().code(), Code::kTimeout);
+    EXPECT_EQ(one.executor->verdict().code(), Code::kTimeout);
     EXPECT_TRUE(contains(wrong,
                          "timed out in all_reduce(sum, f32, 100 elements) #2 of group g after 0.30 s, waiting "
                          "for rank 2; this is rank"))
@@ -248,27 +249,28 @@ TEST(DeviceSide, AbsentRankIsNamed) {
   });
 }
 
-TEST(DeviceSide, AnyThreadMayAbort) {
+TEST(KernelExecutor, AnyThreadMayAbort) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     if (one.rank == 1) return;
     const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
     Side side(play, 0, 2);
     std::vector<Operation> operations;
     operations.push_back(operation_of(play, side, 2));
     ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
-    std::thread([&] { one.side->abort(); }).join();
-    EXPECT_EQ(one.side->verdict().code(), Code::kAborted);
-    EXPECT_TRUE(contains(one.side->verdict().what(), "group g was aborted on rank 0")) << one.side->verdict().what();
+    std::thread([&] { one.executor->abort(); }).join();
+    EXPECT_EQ(one.executor->verdict().code(), Code::kAborted);
+    EXPECT_TRUE(contains(one.executor->verdict().what(), "group g was aborted on rank 0"))
+        << one.executor->verdict().what();
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); })) << "the kernel has ended";
     EXPECT_EQ(one.launch(operations).code(), Code::kAborted);
-    one.side->abort();
-    EXPECT_EQ(one.side->verdict().code(), Code::kAborted);
+    one.executor->abort();
+    EXPECT_EQ(one.executor->verdict().code(), Code::kAborted);
   });
 }
 
 /// Memory of legacy IPC ends with its owner: a store to it would fail all later work of this process on the GPU.
-TEST(DeviceSide, NothingIsWrittenToARankThatIsDead) {
+TEST(KernelExecutor, NothingIsWrittenToARankThatIsDead) {
   for (const bool is_dead : {false, true}) {
     DeviceWorld world({.ranks = 2});
     const auto body = [&](DeviceRank& one) {
@@ -277,7 +279,7 @@ TEST(DeviceSide, NothingIsWrittenToARankThatIsDead) {
       Side side(play, 0, 2);
       std::vector<Operation> operations;
       operations.push_back(operation_of(play, side, 2));
-      const kernel::DeviceChannel channel = one.side->end().channel().prepared();
+      const kernel::DeviceChannel channel = one.executor->resources().channel().prepared();
       const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
       const auto theirs = [&](kernel::Part part) {
         return pads[1].theirs + channel.offset(part, /*block=*/0, /*sender=*/0);
@@ -292,19 +294,19 @@ TEST(DeviceSide, NothingIsWrittenToARankThatIsDead) {
       ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
       // A block that an abort finds at its begin writes nothing at all; one that has greeted shares its tensors.
       ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return greetings() != before; }));
-      if (is_dead) one.side->lose(1);
-      one.side->abort();
+      if (is_dead) one.executor->lose(1);
+      one.executor->abort();
       ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); }));
       const auto& counters = *reinterpret_cast<const kernel::PeerCounters*>(theirs(kernel::Part::kCounters));
       EXPECT_EQ(counters.quit >> 32, is_dead ? 0u : 1u) << "that its tensors may be gone";
     };
-    with_sides(world, body, [](DeviceSideOptions& options) { options.force = PlanFacts::Force::kPipelined; });
+    with_executors(world, body, [](ChannelOptions& options) { options.force = PlanFacts::Force::kPipelined; });
   }
 }
 
-TEST(DeviceSide, UnsupportedOperationIsRefusedAndTheGroupStays) {
+TEST(KernelExecutor, UnsupportedOperationIsRefusedAndTheGroupStays) {
   DeviceWorld world({.ranks = 2});
-  with_sides(world, [](DeviceRank& one) {
+  with_executors(world, [](DeviceRank& one) {
     Play play = play_of(Collective::kAllReduce, 100, 2, 1);
     Side side(play, one.rank, 2);
     std::vector<Operation> operations;
@@ -315,9 +317,9 @@ TEST(DeviceSide, UnsupportedOperationIsRefusedAndTheGroupStays) {
   });
 }
 
-TEST(DeviceSide, ADeviceThatTakesNoMoreFailsTheGroup) {
+TEST(KernelExecutor, ADeviceThatTakesNoMoreFailsTheGroup) {
   DeviceWorld world({.ranks = 1});
-  with_sides(
+  with_executors(
       world,
       [](DeviceRank& one) {
         Status& refusal = one.world.launcher(0)->refusal;
@@ -328,12 +330,12 @@ TEST(DeviceSide, ADeviceThatTakesNoMoreFailsTheGroup) {
         refusal = {};
         EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), wrong);
       },
-      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
 }
 
-TEST(DeviceSide, RefusalCarriesItsAdvice) {
+TEST(KernelExecutor, RefusalCarriesItsAdvice) {
   DeviceWorld world({.ranks = 1});
-  with_sides(
+  with_executors(
       world,
       [](DeviceRank& one) {
         one.world.launcher(0)->refusal = {Code::kSystem, "nvx: no file can be opened", "raise the limit (ulimit -n)"};
@@ -341,13 +343,13 @@ TEST(DeviceSide, RefusalCarriesItsAdvice) {
         EXPECT_TRUE(contains(wrong, "group g: no file can be opened. Next: raise the limit (ulimit -n)")) << wrong;
         EXPECT_FALSE(contains(wrong, "CUDA_LAUNCH_BLOCKING")) << wrong;
       },
-      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
 }
 
-TEST(DeviceSide, AbortCanCarryAReason) {
+TEST(KernelExecutor, AbortCanCarryAReason) {
   DeviceWorld world({.ranks = 1});
-  with_sides(world, [](DeviceRank& one) {
-    one.side->abort({Code::kPeerFailed, "nvx: rank 3 has failed elsewhere"});
+  with_executors(world, [](DeviceRank& one) {
+    one.executor->abort({Code::kPeerFailed, "nvx: rank 3 has failed elsewhere"});
     EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), "nvx: rank 3 has failed elsewhere");
   });
 }

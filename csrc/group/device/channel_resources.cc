@@ -1,4 +1,4 @@
-#include "group/device/device_end.h"
+#include "group/device/channel_resources.h"
 
 #include <algorithm>
 #include <atomic>
@@ -40,8 +40,8 @@ struct PoolCard {
   int32_t rank = -1;
   int32_t device = -1;
   uint32_t reserved = 0;
-  ArenaId home;
-  char door[48] = {};
+  ArenaId process;
+  char socket[48] = {};
 };
 static_assert(sizeof(PoolCard) == 80);
 
@@ -64,9 +64,9 @@ void warn_if_not_shown(const DeviceFacts& facts) {
 
 }  // namespace
 
-DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
-                     kernel::KernelLauncher& launcher)
-    : home_(home), options_(options), wants_multicast_(options.multicast_bytes != 0), own_(options.patience) {
+ChannelResources::ChannelResources(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+                                   kernel::KernelLauncher& launcher)
+    : registry_(registry), options_(options), wants_multicast_(options.multicast_bytes != 0), own_(options.patience) {
   try {
     set_up(exchange, launcher);
   } catch (const std::exception& error) {
@@ -82,10 +82,10 @@ DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptio
   }
 }
 
-DeviceEnd::~DeviceEnd() { let_go(); }
+ChannelResources::~ChannelResources() { let_go(); }
 
 /// Requires that no kernel of this rank accesses the memory; peers may still write to it.
-void DeviceEnd::let_go() {
+void ChannelResources::let_go() {
   pools_.reset();  // before the memory that contains its views
   if (multicast_) multicast_->release_when(exported_ ? options_.peers_gone : [] { return true; });
   multicast_.reset();
@@ -98,17 +98,17 @@ void DeviceEnd::let_go() {
   }
   const Span span = std::exchange(span_, Span{});
   if (hung) {
-    share_->arena().quarantine(span);
+    mappings_->arena().quarantine(span);
   } else if (exported_) {
-    share_->arena().free_when(span, options_.peers_gone);
+    mappings_->arena().free_when(span, options_.peers_gone);
   } else {
-    share_->arena().free(span);
+    mappings_->arena().free(span);
   }
 }
 
-void DeviceEnd::keep(User user) {
+void ChannelResources::keep(User user) {
   if (!span_) return;
-  if (user == User::kKernel) promise_.keep();
+  if (user == User::kKernel) reservation_.keep();
   stop_kernels();
   if (user == User::kReplay) {
     auto stop = [&] {
@@ -120,14 +120,14 @@ void DeviceEnd::keep(User user) {
       NVX_LOG(kWarn, "group %s: replays of its graphs on GPU %d may still write to peers: %s", options_.group.c_str(),
               options_.device, stopped ? stopped->why.c_str() : "no thread could be started");
   }
-  share_->arena().quarantine(std::exchange(span_, Span{}));
+  mappings_->arena().quarantine(std::exchange(span_, Span{}));
   control_->abandon();
   pools_->keep();
   if (multicast_) multicast_->keep();
-  keep_for_ever(std::move(share_));  // the mappings of peers, to which a hung device may still write
+  keep_for_ever(std::move(mappings_));  // the mappings of peers, to which a hung device may still write
 }
 
-void DeviceEnd::stop_kernels() {
+void ChannelResources::stop_kernels() {
   MutexLock lock(stop_mutex_);
   if (stop_) return;
   std::optional<ThreadCall<PairVerdict>> begun;
@@ -135,11 +135,11 @@ void DeviceEnd::stop_kernels() {
   if (begun) stop_.emplace(*begun);
 }
 
-/// A function that copies from pinned memory into the state, and may be called when this end has gone.
-std::function<PairVerdict()> DeviceEnd::state_writer(size_t to, DevicePtr from, size_t bytes) const {
-  return [writes = writes_, driver = home_.driver(), device = options_.device,
-          touches = std::vector{share_->arena().hold(), control_}, at = state_at() + to, from, bytes,
-          patience = home_.patience()]() -> PairVerdict {
+/// A function that copies from pinned memory into the state, and may be called when this object has gone.
+std::function<PairVerdict()> ChannelResources::state_writer(size_t to, DevicePtr from, size_t bytes) const {
+  return [writes = writes_, driver = registry_.driver(), device = options_.device,
+          touches = std::vector{mappings_->arena().hold(), control_}, at = state_at() + to, from, bytes,
+          patience = registry_.patience()]() -> PairVerdict {
     MutexLock lock(writes->mutex);
     if (writes->closed) return {};
     const auto write = [=](DeviceWork& work) { work.copy(at, from, bytes); };
@@ -149,7 +149,7 @@ std::function<PairVerdict()> DeviceEnd::state_writer(size_t to, DevicePtr from, 
   };
 }
 
-void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
+void ChannelResources::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
   NVX_CHECK(uint32_t(options_.ranks) <= kernel::kMostRanks,
             "a channel between GPUs has at most " + std::to_string(kernel::kMostRanks) + " ranks");
   std::vector<kernel::KernelFacts> facts;  // loads the kernels before any peer's kernel waits for this rank's
@@ -163,8 +163,8 @@ void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
             options_.group.c_str(), why.c_str());
     let_go();
     exported_ = false;
-    share_.reset();
-    promise_.give_back();
+    mappings_.reset();
+    reservation_.give_back();
   }
   NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s%s",
           options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
@@ -173,17 +173,18 @@ void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
 }
 
 /// Sets up and formats the memory that kernels need, on all ranks.
-TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
+TrialSetting ChannelResources::open_channel(Exchange& exchange, int resident) {
   const size_t multicast_bytes = wants_multicast_ ? options_.multicast_bytes : 0;
-  share_ = std::make_unique<DeviceShare>(home_, exchange,
-                                         ShareOptions{options_.rank, options_.ranks, options_.device, options_.host,
-                                                      options_.patience, multicast_bytes, options_.name});
-  multicast_ = share_->take_multicast();
-  if (wants_multicast_ && !multicast_) give_up_multicast(share_->why_no_multicast());
-  Rooms rooms = agree(exchange, resident);
-  promise_ = std::move(rooms.promise);
-  why_fewer_ = std::move(rooms.why_fewer);
-  channel_.shape = device_shape(uint32_t(options_.ranks), rooms.blocks, pad_budget(rooms.arena_free, options_.tuning),
+  mappings_ =
+      std::make_unique<PeerMappings>(registry_, exchange,
+                                     MappingOptions{options_.rank, options_.ranks, options_.device, options_.host,
+                                                    options_.patience, multicast_bytes, options_.name});
+  multicast_ = mappings_->take_multicast();
+  if (wants_multicast_ && !multicast_) give_up_multicast(mappings_->why_no_multicast());
+  BlockGrant grant = agree(exchange, resident);
+  reservation_ = std::move(grant.reservation);
+  why_fewer_ = std::move(grant.why_fewer);
+  channel_.shape = device_shape(uint32_t(options_.ranks), grant.blocks, pad_budget(grant.arena_free, options_.tuning),
                                 options_.tuning);
   channel_.rank = uint32_t(options_.rank);
   TrialSetting setting;
@@ -194,13 +195,13 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   setting.busy = options_.busy;
   setting.patience = options_.patience;
   setting.look = options_.look;
-  setting.farewell = home_.patience();
+  setting.farewell = registry_.patience();
   setting.name = options_.name;
   take_memory(setting.first_epoch);
   setting.channel = channel_;
   setting.control = &control();
   setting.pads = exchange_pads(exchange);
-  rooms.claim.give_back();
+  grant.claim.give_back();
   setting.desk = pin("the channel's initial state",
                      std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
                               trial_bytes(setting)));
@@ -211,14 +212,14 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
 }
 
 /// Whether the trial succeeded for all pairs. Pairs that failed use host memory in the next try.
-bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting,
-                       std::string* why) {
+bool ChannelResources::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting,
+                              std::string* why) {
   try {
-    const TrialVerdict verdict = try_kernels(home_.driver(), exchange, launcher, setting);
+    const TrialVerdict verdict = try_kernels(registry_.driver(), exchange, launcher, setting);
     for (int r = 0; r < options_.ranks; ++r) {
       const PairVerdict& pair = verdict.peers[size_t(r)];
-      const DevicePeer& peer = share_->peer(r);
-      if (!pair.fine()) home_.distrust({peer.arena, peer.kind, options_.device}, pair.why);
+      const DevicePeer& peer = mappings_->peer(r);
+      if (!pair.fine()) registry_.distrust({peer.arena, peer.kind, options_.device}, pair.why);
     }
     NVX_CHECK(!verdict.wrong, verdict.why);
     if (!verdict.no_multicast.empty()) give_up_multicast(verdict.no_multicast);
@@ -231,13 +232,13 @@ bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, con
   }
 }
 
-kernel::MulticastView DeviceEnd::multicast() const {
+kernel::MulticastView ChannelResources::multicast() const {
   if (!multicast_) return {};
   return {pointer(multicast_->all()), pointer(multicast_->mine()), multicast_->bytes()};
 }
 
 /// All ranks do it alike, before the first operation.
-void DeviceEnd::give_up_multicast(const std::string& why) {
+void ChannelResources::give_up_multicast(const std::string& why) {
   wants_multicast_ = false;
   if (multicast_) multicast_->release_when(options_.peers_gone);
   multicast_.reset();
@@ -245,14 +246,14 @@ void DeviceEnd::give_up_multicast(const std::string& why) {
 }
 
 /// Throws Error, on all ranks, if the kernels are too slow to be used.
-void DeviceEnd::check_speed(std::chrono::microseconds each) const {
+void ChannelResources::check_speed(std::chrono::microseconds each) const {
   char took[32];
   std::snprintf(took, sizeof took, "%.3g", double(each.count()) / 1e3);
   NVX_LOG(kInfo, "group %s: a small operation of kernels takes %s ms", options_.group.c_str(), took);
   if (options_.slowest.count() == 0 || each <= options_.slowest) return;
   bool shared = false;
   for (int r = 0; r < options_.ranks; ++r)
-    shared = shared || (share_->peer(r).same_gpu && share_->peer(r).kind != ShareKind::kPointer);
+    shared = shared || (mappings_->peer(r).same_gpu && mappings_->peer(r).kind != ShareKind::kPointer);
   throw Error(Code::kInvalid,
               std::string("nvx: a small operation of kernels takes ") + took + " ms" +
                   (shared ? ": processes that share a GPU without MPS take turns on it" : ""),
@@ -262,15 +263,15 @@ void DeviceEnd::check_speed(std::chrono::microseconds each) const {
 }
 
 /// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
-Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
-  RoomRequest request;
+BlockGrant ChannelResources::agree(Exchange& exchange, int resident) {
+  BlockRequest request;
   request.rank = options_.rank;
   request.ranks = options_.ranks;
   request.device = options_.device;
-  request.home = home_.id();
+  request.process = registry_.id();
   const DeviceFacts facts =
-      call_or_throw<DeviceFacts>("asking for the GPU's UUID", Deadline::after(home_.patience()),
-                                 [driver = home_.driver(), device = options_.device] {
+      call_or_throw<DeviceFacts>("asking for the GPU's UUID", Deadline::after(registry_.patience()),
+                                 [driver = registry_.driver(), device = options_.device] {
                                    DeviceFacts facts;
                                    demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
                                    return facts;
@@ -280,23 +281,23 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
   request.resident = resident;
   request.processes = options_.processes;
   request.wanted = options_.blocks;
-  request.arena_free = share_->arena().room();
+  request.arena_free = mappings_->arena().room();
   request.first_epoch = options_.first_epoch;
   request.name = options_.name;
-  return agree_on_rooms(exchange, *share_, request);
+  return agree_on_blocks(exchange, *mappings_, request);
 }
 
-std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t bytes) const {
+std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, size_t bytes) const {
   constexpr size_t kPage = 65536;
   bytes = (bytes + kPage - 1) / kPage * kPage;
-  const auto make = [driver = home_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
+  const auto make = [driver = registry_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
     return DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
   };
-  return call_or_throw<std::shared_ptr<DeviceRegion>>("pinning " + what, Deadline::after(home_.patience()), make);
+  return call_or_throw<std::shared_ptr<DeviceRegion>>("pinning " + what, Deadline::after(registry_.patience()), make);
 }
 
-void DeviceEnd::take_memory(uint32_t first_epoch) {
-  span_ = share_->arena().allocate(pad_bytes() + DeviceState{channel_.shape}.bytes());
+void ChannelResources::take_memory(uint32_t first_epoch) {
+  span_ = mappings_->arena().allocate(pad_bytes() + DeviceState{channel_.shape}.bytes());
   writes_ = std::make_shared<StateWrites>();
   own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
   control().begun = first_epoch;
@@ -309,14 +310,14 @@ void DeviceEnd::take_memory(uint32_t first_epoch) {
 }
 
 /// Each rank publishes where its pad is. The location is checked against the size of the peer's mapping.
-std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
+std::vector<kernel::PeerPads> ChannelResources::exchange_pads(Exchange& exchange) {
   PadCard card;
   card.rank = options_.rank;
   card.offset = span_.offset;
   const auto cards = read_cards<PadCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
   std::vector<kernel::PeerPads> pads;
   for (size_t r = 0; r < cards.size(); ++r) {
-    const DevicePeer& peer = share_->peer(int(r));
+    const DevicePeer& peer = mappings_->peer(int(r));
     const uint64_t offset = cards[r].offset;
     const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kCacheLine == 0;
     if (cards[r].magic != PadCard::kMagic || cards[r].rank != int32_t(r) || !inside)
@@ -327,20 +328,20 @@ std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
   return pads;
 }
 
-void DeviceEnd::meet_pools(Exchange& exchange) {
+void ChannelResources::meet_pools(Exchange& exchange) {
   PoolCard card;
   card.rank = options_.rank;
   card.device = options_.device;
-  card.home = home_.id();
-  put(card.door, home_.pool_door());
+  card.process = registry_.id();
+  put(card.socket, registry_.pool_socket());
   const auto cards = read_cards<PoolCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
   std::vector<DevicePools::Rank> ranks(cards.size());
   for (size_t r = 0; r < cards.size(); ++r) {
     if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))
       throw of_another_version(options_.name(int(r)));
-    if (int(r) == options_.rank || !shares_virtual_memory(share_->peer(int(r)))) continue;
-    ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &kernel::pool_views(&control())[r],
-                options_.describe(int(r))};
+    if (int(r) == options_.rank || !shares_virtual_memory(mappings_->peer(int(r)))) continue;
+    ranks[r] = {PoolOwner{cards[r].process, cards[r].device, text_of(cards[r].socket)},
+                &kernel::pool_views(&control())[r], options_.describe(int(r))};
   }
   const auto write = state_writer(DeviceState{channel_.shape}.views(), control_->base() + sizeof(kernel::Control),
                                   cards.size() * sizeof(kernel::PoolView));
@@ -348,31 +349,31 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
     if (const PairVerdict wrote = write(); !wrote.fine())
       NVX_LOG(kWarn, "group %s: transfers stay staged: %s", group.c_str(), wrote.why.c_str());
   };
-  pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news,
-                                         show_all);
+  pools_ = std::make_unique<DevicePools>(registry_, options_.device, options_.group, std::move(ranks),
+                                         options_.pool_news, show_all);
 }
 
 /// Formats a pad wherever a peer writes for this rank: in the arena, in its fallback, or in both. Returns the memory
 /// that kernels will access.
-std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting& setting) {
+std::vector<std::shared_ptr<DeviceRegion>> ChannelResources::format(const TrialSetting& setting) {
   const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
   const std::shared_ptr<DeviceRegion>& image = setting.desk;
   kernel::format_pad(channel_.shape, setting.first_epoch, 0, image->host());
   kernel::format_state(channel_.shape, setting.first_epoch, 0, setting.pads.data(), image->host() + pad);
-  std::set<DevicePtr> homes;
-  for (const kernel::PeerPads& p : setting.pads) homes.insert(reinterpret_cast<DevicePtr>(p.mine));
-  std::vector<std::shared_ptr<DeviceRegion>> touches{image, control_, share_->arena().hold()};
-  if (*homes.begin() != share_->arena().at(span_.offset) || homes.size() > 1)
-    touches.push_back(share_->arena().hold_fallback());
-  const auto write = [homes, pad, state, from = image->base(), to = state_at()](DeviceWork& work) {
-    for (const DevicePtr home : homes) work.copy(home, from, pad);
+  std::set<DevicePtr> pads;
+  for (const kernel::PeerPads& p : setting.pads) pads.insert(reinterpret_cast<DevicePtr>(p.mine));
+  std::vector<std::shared_ptr<DeviceRegion>> touches{image, control_, mappings_->arena().hold()};
+  if (*pads.begin() != mappings_->arena().at(span_.offset) || pads.size() > 1)
+    touches.push_back(mappings_->arena().hold_fallback());
+  const auto write = [pads, pad, state, from = image->base(), to = state_at()](DeviceWork& work) {
+    for (const DevicePtr at : pads) work.copy(at, from, pad);
     work.copy(to, from + pad, state);
   };
   const PairVerdict wrote =
-      work_now(home_.driver(), options_.device, touches, "a copy", write, Deadline::after(home_.patience()));
+      work_now(registry_.driver(), options_.device, touches, "a copy", write, Deadline::after(registry_.patience()));
   if (wrote.fine()) return touches;
   const bool hung = wrote.state == PairState::kHung;  // the device may still write to the pad
-  if (hung) share_->arena().quarantine(std::exchange(span_, Span{}));
+  if (hung) mappings_->arena().quarantine(std::exchange(span_, Span{}));
   throw Error(hung ? Code::kTimeout : Code::kSystem, "nvx: the GPU's pad cannot be initialized: " + wrote.why);
 }
 

@@ -1,4 +1,4 @@
-#include "memory/gpu/device_meeting.h"
+#include "memory/gpu/mapping_setup.h"
 
 #include <string>
 
@@ -7,24 +7,24 @@
 namespace nvx {
 
 /// The part for checks is not reused while others may still write to it.
-Meeting::~Meeting() {
+MappingSetup::~MappingSetup() {
   if (!check_) return;
   if (touched_ || hung_) {
-    share_.arena_->quarantine(check_);
+    mappings_.arena_->quarantine(check_);
   } else {
-    share_.arena_->free(check_);
+    mappings_.arena_->free(check_);
   }
 }
 
-void Meeting::introduce() {
+void MappingSetup::introduce() {
   DeviceCard card;
   card.rank = options_.rank;
   card.device = options_.device;
   card.host = options_.host;
-  card.home = home_.id();
-  if (!found_) found_ = home_.probe(options_.device, options_.patience);
+  card.process = registry_.id();
+  if (!found_) found_ = registry_.probe(options_.device, options_.patience);
   probe_ = *found_;
-  if (const DeviceArena* made = home_.made(options_.device)) {
+  if (const DeviceArena* made = registry_.made(options_.device)) {
     for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
       if (made->region().kind() == kind || !probe_.has(kind)) continue;
       probe_.kinds &= ~(1u << int(kind));
@@ -35,20 +35,20 @@ void Meeting::introduce() {
   card.kinds = probe_.kinds;
   for (int kind = 0; kind < kShareKinds; ++kind) put(card.why_not[kind], probe_.why_not[kind]);
   card.uuid = probe_.facts.uuid;
-  put(card.door, door_name_);
+  put(card.socket, socket_name_);
   cards_ = read_cards<DeviceCard>(exchange_.all_gather(bytes_of(card)), 1, options_.name);
   for (size_t r = 0; r < ranks(); ++r) {
     const DeviceCard& other = cards_[r];
     if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
       throw of_another_version(options_.name(int(r)));
   }
-  share_.agreement_ = agree_on_kind(cards_, options_.name);
+  mappings_.agreement_ = agree_on_kind(cards_, options_.name);
 }
 
 /// If no other process can map the arena now, later groups may have members that can. So the arena is then made by the
 /// kind that most processes have.
-ShareKind Meeting::kind_to_make() const {
-  const ShareKind agreed = share_.agreement_.kind;
+ShareKind MappingSetup::kind_to_make() const {
+  const ShareKind agreed = mappings_.agreement_.kind;
   if (agreed != ShareKind::kPointer && agreed != ShareKind::kHost) return agreed;
   for (const ShareKind kind : {ShareKind::kFd, ShareKind::kFabric, ShareKind::kIpc}) {
     if (probe_.has(kind)) return kind;
@@ -57,18 +57,18 @@ ShareKind Meeting::kind_to_make() const {
 }
 
 /// Writes this rank's pattern where the others will read it, and returns the data that they need to find it.
-Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
+Offer MappingSetup::prepare(const std::shared_ptr<DeviceRegion>& region) {
   const ShareKind kind = region->kind();
   Offer offer;
   offer.kind = uint32_t(kind);
   offer.rank = options_.rank;
-  offer.arena = share_.arena_->id();
+  offer.arena = mappings_.arena_->id();
   offer.base = region->base();
   offer.bytes = region->bytes();
   offer.check = check_.offset;
   offer.seed = random_arena_id().low;
   const PairCheck check{options_.device, 0, 0, region->base() + check_.offset, offer.seed, {region}};
-  const PairVerdict wrote = run_check(home_.driver(), check, Deadline::after(home_.patience()));
+  const PairVerdict wrote = run_check(registry_.driver(), check, Deadline::after(registry_.patience()));
   if (!wrote.fine()) {
     hung_ = hung_ || wrote.state == PairState::kHung;
     throw Error(Code::kSystem, "nvx: GPU " + std::to_string(options_.device) +
@@ -80,15 +80,15 @@ Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   return offer;
 }
 
-/// Sends a descriptor to the doors of others. Their threads receive it, so this waits only while another user floods a
-/// door.
-void Meeting::send_fd(int fd, const std::vector<bool>& to) {
+/// Sends a descriptor to the servers of other ranks. Their threads receive it, so this waits only while another user
+/// floods a server.
+void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
   const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
     const std::string other = options_.name(int(r));
-    const LocalSocket guest = connect_or_throw(text_of(cards_[r].door), "the Unix socket of " + other, deadline);
-    const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
+    const LocalSocket guest = connect_or_throw(text_of(cards_[r].socket), "the Unix socket of " + other, deadline);
+    const Handover handover{Handover::kMagic, options_.rank, turn_, 0, mappings_.arena_->id()};
     if (!send_packet(guest, &handover, sizeof handover, {&fd, 1}))
       throw Error(Code::kPeerDied, "nvx: " + other + " ended before it received this rank's memory");
   }
@@ -96,8 +96,8 @@ void Meeting::send_fd(int fd, const std::vector<bool>& to) {
 
 /// Calls fill() to complete this rank's offer, sends all ranks the offer or the reason of its failure, and collects the
 /// descriptors that come with the others' offers. Returns nothing if a rank wants to agree again.
-std::optional<std::vector<Fd>> Meeting::trade(Offer mine, const std::function<void(Offer&)>& fill,
-                                              const std::vector<bool>& over_socket) {
+std::optional<std::vector<Fd>> MappingSetup::trade(Offer mine, const std::function<void(Offer&)>& fill,
+                                                   const std::vector<bool>& over_socket) {
   ++turn_;
   try {
     fill(mine);
@@ -109,7 +109,7 @@ std::optional<std::vector<Fd>> Meeting::trade(Offer mine, const std::function<vo
   return collect(over_socket);
 }
 
-bool Meeting::exchange_offers(const Offer& mine) {
+bool MappingSetup::exchange_offers(const Offer& mine) {
   touched_ = mine.state == Offer::kHere;
   offers_ = read_cards<Offer>(exchange_.all_gather(bytes_of(mine)), 1, options_.name);
   constexpr uint64_t kMost = uint64_t(1) << 40;
@@ -133,8 +133,8 @@ bool Meeting::exchange_offers(const Offer& mine) {
   return !anew;
 }
 
-/// Handles a connection to this rank's door, on the door's thread.
-void Meeting::receive_fd(const LocalSocket& guest) {
+/// Handles a connection to this rank's server, on the server's thread.
+void MappingSetup::receive_fd(const LocalSocket& guest) {
   Handover handover;
   Fd fd;
   try {
@@ -153,7 +153,7 @@ void Meeting::receive_fd(const LocalSocket& guest) {
 
 /// The descriptors of these ranks, all of which have been sent by now. If one is missing, the code that needs it
 /// reports that.
-std::vector<Fd> Meeting::collect(const std::vector<bool>& from) {
+std::vector<Fd> MappingSetup::collect(const std::vector<bool>& from) {
   constexpr std::chrono::milliseconds kNow{1000};  // enough, because all have been sent
   std::vector<Fd> fds(ranks());
   const Deadline deadline = Deadline::after(kNow);

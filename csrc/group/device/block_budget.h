@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 #include "memory/shm/arena.h"
 
 /// The number of blocks that each rank's kernels get, such that the kernels of all groups fit on their GPUs at once.
@@ -18,16 +18,16 @@ namespace nvx {
 /// them.
 ///
 /// Processes that share a GPU without MPS take turns, each with all of its blocks; under MPS their kernels run side by
-/// side. So each process promises at most its part of the GPU: see `RoomRequest::processes`.
-class BlockPromise {
+/// side. So each process promises at most its part of the GPU: see `BlockRequest::processes`.
+class BlockReservation {
  public:
-  BlockPromise() = default;
+  BlockReservation() = default;
   /// `how_many` gets the number of blocks that the process has promised on that GPU before; reading and adding is
   /// atomic.
-  BlockPromise(const ArenaId& home, int device, const std::function<uint32_t(uint32_t before)>& how_many);
-  ~BlockPromise() { give_back(); }
-  BlockPromise(BlockPromise&& other) noexcept { *this = std::move(other); }
-  BlockPromise& operator=(BlockPromise&& other) noexcept;
+  BlockReservation(const ArenaId& process, int device, const std::function<uint32_t(uint32_t before)>& how_many);
+  ~BlockReservation() { give_back(); }
+  BlockReservation(BlockReservation&& other) noexcept { *this = std::move(other); }
+  BlockReservation& operator=(BlockReservation&& other) noexcept;
 
   /// The number of blocks that the process had promised on that GPU before.
   uint32_t before() const { return before_; }
@@ -36,18 +36,18 @@ class BlockPromise {
   void keep() { blocks_ = 0; }
 
  private:
-  ArenaId home_;
+  ArenaId process_;
   int device_ = -1;
   uint32_t blocks_ = 0;
   uint32_t before_ = 0;
 };
 
 /// One rank's input to the agreement.
-struct RoomRequest {
+struct BlockRequest {
   int rank = 0;
   int ranks = 1;
   int device = 0;
-  ArenaId home;                    ///< of this process
+  ArenaId process;                 ///< of this process
   std::array<uint8_t, 16> uuid{};  ///< of the GPU
   int resident = 0;                ///< blocks that are resident at once
   /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
@@ -60,14 +60,14 @@ struct RoomRequest {
 };
 
 /// The agreement of all ranks of a group.
-struct Rooms {
-  uint32_t blocks = 0;      ///< of each rank
-  std::string why_fewer;    ///< the reason for fewer than requested; empty if there are as many
-  uint64_t arena_free = 0;  ///< bytes free in the fullest arena, for each rank of the group that shares it
-  BlockPromise promise;     ///< of this rank's blocks
+struct BlockGrant {
+  uint32_t blocks = 0;           ///< of each rank
+  std::string why_fewer;         ///< the reason for fewer than requested; empty if there are as many
+  uint64_t arena_free = 0;       ///< bytes free in the fullest arena, for each rank of the group that shares it
+  BlockReservation reservation;  ///< of this rank's blocks
   /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this
   /// process have their promises. Give it back once all ranks have reported that they are past this point.
-  BlockPromise claim;
+  BlockReservation claim;
 };
 
 /// The streams on which one group launches kernels on a GPU. Kernels of different groups may wait for each other's
@@ -76,7 +76,7 @@ struct Rooms {
 /// keeps no order between its branches.
 class StreamsInUse {
  public:
-  StreamsInUse(const ArenaId& home, int device) : gpu_(home, device) {}
+  StreamsInUse(const ArenaId& process, int device) : gpu_(process, device) {}
   ~StreamsInUse();
   StreamsInUse(const StreamsInUse&) = delete;
 
@@ -100,8 +100,8 @@ std::string eager_loading_wanted(uint32_t ranks, const char* set);
 /// For groups of one process that use this many streams of a GPU.
 std::string connections_wanted_for(size_t groups, size_t streams, const char* set);
 
-/// Collective over all ranks. `share` is of this group. Throws Error, and then on all ranks unless one has exited: also
-/// if a GPU has no room for one block of each of its ranks.
-Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request);
+/// Collective over all ranks. `mappings` is of this group. Throws Error, and then on all ranks unless one has exited:
+/// also if a GPU has no room for one block of each of its ranks.
+BlockGrant agree_on_blocks(Exchange& exchange, const PeerMappings& mappings, const BlockRequest& request);
 
 }  // namespace nvx

@@ -11,10 +11,10 @@
 #include "base/mutex.h"
 #include "memory/driver/cards.h"
 #include "memory/driver/thread_call.h"
-#include "memory/gpu/device_share.h"
-#include "memory/gpu/served_door.h"
+#include "memory/gpu/local_server.h"
+#include "memory/gpu/peer_mappings.h"
 
-/// The protocol that makes a DeviceShare: the messages of the ranks, and their order. For `device_*.cc` only.
+/// The protocol that makes a PeerMappings: the messages of the ranks, and their order. For `device_*.cc` only.
 namespace nvx {
 
 /// Memory that a rank offers to the others: its arena or its fallback.
@@ -53,18 +53,18 @@ struct Finding {
   char why[124] = {};
 };
 
-/// The state that exists only while a DeviceShare is being made.
-class Meeting {
+/// The state that exists only while a PeerMappings is being made.
+class MappingSetup {
  public:
-  Meeting(DeviceShare& share, DeviceHome& home, Exchange& exchange, const ShareOptions& options)
-      : share_(share),
-        home_(home),
+  MappingSetup(PeerMappings& mappings, DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options)
+      : mappings_(mappings),
+        registry_(registry),
         exchange_(exchange),
         options_(options),
-        door_name_(fresh_socket_name()),
+        socket_name_(fresh_socket_name()),
         budget_(Deadline::after(options.patience + std::chrono::milliseconds(1))),
-        door_(door_name_, [this](const LocalSocket& guest) { receive_fd(guest); }) {}
-  ~Meeting();
+        server_(socket_name_, [this](const LocalSocket& guest) { receive_fd(guest); }) {}
+  ~MappingSetup();
 
   /// Each rank sends its properties, and all agree on a kind.
   void introduce();
@@ -81,7 +81,7 @@ class Meeting {
   size_t ranks() const { return size_t(options_.ranks); }
   size_t me() const { return size_t(options_.rank); }
   const DeviceCard& own() const { return cards_[me()]; }
-  bool same_process(size_t r) const { return cards_[r].home == own().home; }
+  bool same_process(size_t r) const { return cards_[r].process == own().process; }
   bool same_host(size_t r) const { return cards_[r].host == own().host; }
   /// If the driver does not identify its GPUs, compares the process and the device number.
   bool same_gpu(size_t r) const {
@@ -110,17 +110,17 @@ class Meeting {
   /// A call on this rank's own device. Throws Error.
   template <class Result>
   Result ask_own(const std::string& what, std::function<Result()> call) const {
-    return call_or_throw<Result>(what + " on GPU " + std::to_string(options_.device), Deadline::after(home_.patience()),
-                                 std::move(call));
+    return call_or_throw<Result>(what + " on GPU " + std::to_string(options_.device),
+                                 Deadline::after(registry_.patience()), std::move(call));
   }
   Deadline soon() const;
   static uint64_t mark(const Offer& by, size_t to) { return by.seed ^ (0x9e3779b97f4a7c15 * (to + 1)); }
 
-  DeviceShare& share_;
-  DeviceHome& home_;
+  PeerMappings& mappings_;
+  DeviceRegistry& registry_;
   Exchange& exchange_;
-  const ShareOptions options_;
-  const std::string door_name_;
+  const MappingOptions options_;
+  const std::string socket_name_;
   std::optional<ShareProbe> found_;  // kinds that this process can export ...
   ShareProbe probe_;                 // ... without those that its arena is not made by
   uint32_t turn_ = 0;                // of offers
@@ -135,7 +135,7 @@ class Meeting {
   std::condition_variable came_cv_;
   std::vector<std::pair<Handover, Fd>> came_ GUARDED_BY(mutex_);
   std::optional<Failure> refused_ GUARDED_BY(mutex_);  // why a received descriptor could not be accepted
-  ServedDoor door_;                                    // last, because its thread uses the members above
+  LocalServer server_;                                 // last, because its thread uses the members above
 };
 
 }  // namespace nvx

@@ -1,4 +1,4 @@
-#include "group/device/device_rooms.h"
+#include "group/device/block_budget.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,14 +18,14 @@ namespace nvx {
 namespace {
 
 /// A rank's report of its GPU, before the channel's shape is decided. Fixed layout; comes from peers.
-struct RoomCard {
+struct BlockCard {
   static constexpr uint32_t kMagic = 0x6578766e;  // "nvxe"
   uint32_t magic = kMagic;
   int32_t rank = -1;
   int32_t device = -1;
   int32_t resident = 0;  // blocks that are resident at once
   std::array<uint8_t, 16> uuid{};
-  ArenaId home;             // of the rank's process
+  ArenaId process;          // of the rank's process
   uint64_t arena_free = 0;  // bytes
   uint32_t wanted = 0;      // blocks
   uint32_t first_epoch = 0;
@@ -34,26 +34,26 @@ struct RoomCard {
 
   /// Ranks whose kernels must be resident on one GPU have the same one. If the driver reports no UUIDs, the process and
   /// the device index identify a GPU.
-  bool same_gpu(const RoomCard& other) const {
+  bool same_gpu(const BlockCard& other) const {
     if (uuid != decltype(uuid){}) return uuid == other.uuid;
-    return home == other.home && device == other.device;
+    return process == other.process && device == other.device;
   }
 };
-static_assert(sizeof(RoomCard) == 72);
+static_assert(sizeof(BlockCard) == 72);
 
 /// Each GPU once, in the order of its first rank: the same on every rank. The process with the least room counts.
-std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
+std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockCard>& cards) {
   std::vector<kernel::GpuRoom> rooms;
-  std::vector<const RoomCard*> gpus;
-  for (const RoomCard& card : cards) {
-    const auto known = std::find_if(gpus.begin(), gpus.end(), [&](const RoomCard* g) { return g->same_gpu(card); });
+  std::vector<const BlockCard*> gpus;
+  for (const BlockCard& card : cards) {
+    const auto known = std::find_if(gpus.begin(), gpus.end(), [&](const BlockCard* g) { return g->same_gpu(card); });
     const size_t index = size_t(known - gpus.begin());
     if (known == gpus.end()) {
       gpus.push_back(&card);
       rooms.push_back({card.resident, 0});
     }
     kernel::GpuRoom& room = rooms[index];
-    const auto beside = [&](const RoomCard& other) { return other.home == card.home && other.same_gpu(card); };
+    const auto beside = [&](const BlockCard& other) { return other.process == card.process && other.same_gpu(card); };
     room = {std::min(room.resident, int(card.resident)),
             std::max(room.ranks, uint32_t(std::count_if(cards.begin(), cards.end(), beside))),
             std::max(room.promised, card.promised), std::max(room.processes, card.sharers)};
@@ -84,30 +84,30 @@ Book& book() {
 }
 
 /// Whether this process has that rank on this GPU.
-bool is_here(const DeviceShare& share, int rank) {
-  return share.peer(rank).same_gpu && share.peer(rank).kind == ShareKind::kPointer;
+bool is_here(const PeerMappings& mappings, int rank) {
+  return mappings.peer(rank).same_gpu && mappings.peer(rank).kind == ShareKind::kPointer;
 }
 
 /// Whether this is the group's first rank of this process on this GPU, which reports for the others.
-bool speaks_for_process(const DeviceShare& share, int rank) {
+bool speaks_for_process(const PeerMappings& mappings, int rank) {
   for (int r = 0; r < rank; ++r) {
-    if (is_here(share, r)) return false;
+    if (is_here(mappings, r)) return false;
   }
   return true;
 }
 
-uint32_t ranks_here(const DeviceShare& share, int ranks) {
+uint32_t ranks_here(const PeerMappings& mappings, int ranks) {
   uint32_t n = 0;
-  for (int r = 0; r < ranks; ++r) n += is_here(share, r);
+  for (int r = 0; r < ranks; ++r) n += is_here(mappings, r);
   return n;
 }
 
 /// The processes that may use this rank's GPU, as far as this process knows after meeting this group's.
-uint32_t sharers(const DeviceShare& share, const RoomRequest& request) {
+uint32_t sharers(const PeerMappings& mappings, const BlockRequest& request) {
   MutexLock lock(book().mutex);
-  Ledger& ledger = book().ledgers[{request.home, request.device}];
+  Ledger& ledger = book().ledgers[{request.process, request.device}];
   for (int r = 0; r < request.ranks; ++r) {
-    const DevicePeer& peer = share.peer(r);
+    const DevicePeer& peer = mappings.peer(r);
     (peer.same_gpu ? ledger.here : ledger.elsewhere).insert(peer.arena);
   }
   const uint32_t here = uint32_t(ledger.here.size()), met = here + uint32_t(ledger.elsewhere.size());
@@ -123,14 +123,14 @@ std::string set_to(const char* name, const std::string& value) {
 }
 
 /// Warns once per GPU, since CUDA reads the variables only at initialization.
-void warn_of_shared_gpu(const DeviceShare& share, const RoomRequest& request) {
-  const uint32_t here = ranks_here(share, request.ranks);
+void warn_of_shared_gpu(const PeerMappings& mappings, const BlockRequest& request) {
+  const uint32_t here = ranks_here(mappings, request.ranks);
   const std::string warnings[] = {connections_wanted(here, std::getenv(kConnections)),
                                   eager_loading_wanted(here, std::getenv(kLoading))};
   if (warnings[0].empty() && warnings[1].empty()) return;
   {
     MutexLock lock(book().mutex);
-    if (!book().warned_of_ranks.insert({request.home, request.device}).second) return;
+    if (!book().warned_of_ranks.insert({request.process, request.device}).second) return;
   }
   for (const std::string& warning : warnings) {
     if (!warning.empty()) NVX_LOG(kWarn, "GPU %d: %s", request.device, warning.c_str());
@@ -139,27 +139,28 @@ void warn_of_shared_gpu(const DeviceShare& share, const RoomRequest& request) {
 
 }  // namespace
 
-BlockPromise::BlockPromise(const ArenaId& home, int device, const std::function<uint32_t(uint32_t)>& how_many)
-    : home_(home), device_(device) {
+BlockReservation::BlockReservation(const ArenaId& process, int device,
+                                   const std::function<uint32_t(uint32_t)>& how_many)
+    : process_(process), device_(device) {
   MutexLock lock(book().mutex);
-  uint32_t& promised = book().ledgers[{home_, device_}].promised;
+  uint32_t& promised = book().ledgers[{process_, device_}].promised;
   before_ = promised;
   blocks_ = how_many(before_);
   promised += blocks_;
 }
 
-BlockPromise& BlockPromise::operator=(BlockPromise&& other) noexcept {
+BlockReservation& BlockReservation::operator=(BlockReservation&& other) noexcept {
   if (this == &other) return *this;
   give_back();
-  home_ = other.home_, device_ = other.device_, before_ = other.before_;
+  process_ = other.process_, device_ = other.device_, before_ = other.before_;
   blocks_ = std::exchange(other.blocks_, 0);
   return *this;
 }
 
-void BlockPromise::give_back() {
+void BlockReservation::give_back() {
   if (blocks_ == 0) return;
   MutexLock lock(book().mutex);
-  const auto it = book().ledgers.find({home_, device_});
+  const auto it = book().ledgers.find({process_, device_});
   it->second.promised -= std::exchange(blocks_, 0);
   if (it->second.promised == 0) book().ledgers.erase(it);
 }
@@ -219,46 +220,48 @@ std::string connections_wanted_for(size_t groups, size_t streams, const char* se
 /// Processes may set up several groups at once. Before a process publishes its card, its first rank on a GPU claims all
 /// blocks that its ranks of the group can get there. So of two groups that share a process, one counts the other in
 /// full, and together they never get more blocks than the process's part of the GPU has.
-Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request) {
-  RoomCard card;
+BlockGrant agree_on_blocks(Exchange& exchange, const PeerMappings& mappings, const BlockRequest& request) {
+  BlockCard card;
   card.rank = request.rank;
   card.device = request.device;
   card.resident = request.resident;
   card.uuid = request.uuid;
-  card.home = request.home;
+  card.process = request.process;
   card.arena_free = request.arena_free;
   card.wanted = std::max(request.wanted, 1u);
   card.first_epoch = request.first_epoch;
-  card.sharers = sharers(share, request);
-  Rooms rooms;
-  if (speaks_for_process(share, request.rank)) {
-    rooms.claim = BlockPromise(request.home, request.device, [&](uint32_t before) {
-      const kernel::GpuRoom room{request.resident, ranks_here(share, request.ranks), before, card.sharers};
+  card.sharers = sharers(mappings, request);
+  BlockGrant grant;
+  if (speaks_for_process(mappings, request.rank)) {
+    grant.claim = BlockReservation(request.process, request.device, [&](uint32_t before) {
+      const kernel::GpuRoom room{request.resident, ranks_here(mappings, request.ranks), before, card.sharers};
       return std::min(kernel::share_of(room), card.wanted) * room.ranks;
     });
-    card.promised = rooms.claim.before();
+    card.promised = grant.claim.before();
   }
-  const auto cards = read_cards<RoomCard>(exchange.all_gather(bytes_of(card)), 1, request.name);
-  rooms.arena_free = UINT64_MAX;
+  const auto cards = read_cards<BlockCard>(exchange.all_gather(bytes_of(card)), 1, request.name);
+  grant.arena_free = UINT64_MAX;
   uint32_t wanted = card.wanted;
   for (size_t r = 0; r < cards.size(); ++r) {
     const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
-    if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
+    if (cards[r].magic != BlockCard::kMagic || cards[r].rank != int32_t(r) || !alike)
       throw of_another_version(request.name(int(r)));
-    const auto in_arena = [&](const RoomCard& c) { return c.home == cards[r].home && c.device == cards[r].device; };
-    rooms.arena_free =
-        std::min(rooms.arena_free, cards[r].arena_free / uint64_t(std::ranges::count_if(cards, in_arena)));
+    const auto in_arena = [&](const BlockCard& c) {
+      return c.process == cards[r].process && c.device == cards[r].device;
+    };
+    grant.arena_free =
+        std::min(grant.arena_free, cards[r].arena_free / uint64_t(std::ranges::count_if(cards, in_arena)));
     wanted = std::min(wanted, cards[r].wanted);
   }
   kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), wanted);
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer ranks on it, or "
                                    "destroy groups that are no longer needed");
-  if (speaks_for_process(share, request.rank)) warn_of_shared_gpu(share, request);
-  rooms.blocks = agreed.blocks;
-  rooms.why_fewer = std::move(agreed.why_fewer);
-  rooms.promise = BlockPromise(request.home, request.device, [&](uint32_t) { return rooms.blocks; });
-  return rooms;
+  if (speaks_for_process(mappings, request.rank)) warn_of_shared_gpu(mappings, request);
+  grant.blocks = agreed.blocks;
+  grant.why_fewer = std::move(agreed.why_fewer);
+  grant.reservation = BlockReservation(request.process, request.device, [&](uint32_t) { return grant.blocks; });
+  return grant;
 }
 
 }  // namespace nvx

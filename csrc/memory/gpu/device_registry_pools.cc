@@ -5,14 +5,14 @@
 
 namespace nvx {
 
-DeviceHome::Pooled& DeviceHome::pooled(int device) {
+DeviceRegistry::Pooled& DeviceRegistry::pooled(int device) {
   MutexLock lock(mutex_);
   return pools_[device];
 }
 
-const std::atomic<DevicePool*>& DeviceHome::made_pool(int device) { return pooled(device).made; }
+const std::atomic<DevicePool*>& DeviceRegistry::made_pool(int device) { return pooled(device).made; }
 
-DevicePool& DeviceHome::pool(int device) {
+DevicePool& DeviceRegistry::pool(int device) {
   Pooled& here = pooled(device);
   if (DevicePool* made = here.made.load(std::memory_order_acquire)) return *made;
   {
@@ -26,7 +26,7 @@ DevicePool& DeviceHome::pool(int device) {
       here.making.get("making a pool on GPU " + std::to_string(device), Deadline::after(patience_),
                       [this, driver = driver_, device, kind, patience = patience_] {
                         return std::make_unique<DevicePool>(
-                            driver, device, DevicePool::Options{kind, patience, [this] { open_pool_door(); }});
+                            driver, device, DevicePool::Options{kind, patience, [this] { open_pool_server(); }});
                       });
   here.made.store(&made, std::memory_order_release);
   return made;
@@ -34,7 +34,7 @@ DevicePool& DeviceHome::pool(int device) {
 
 /// Remembers what the device cannot do or did not return from, and does not ask for it again. The probe may also have
 /// failed for lack of memory; that is logged once, and the next call tries again.
-void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
+void DeviceRegistry::refuse_pool(int device, const ShareProbe& found) {
   const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
   Error error(Code::kSystem,
               "nvx: GPU " + std::to_string(device) +
@@ -48,20 +48,20 @@ void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
 }
 
 /// Without the socket the pool still serves this process.
-void DeviceHome::open_pool_door() {
+void DeviceRegistry::open_pool_server() {
   MutexLock lock(mutex_);
-  if (pool_door_) return;
+  if (pool_server_) return;
   try {
-    pool_door_ = std::make_unique<PoolDoor>(
-        pool_door_name_, [this](const PoolQuestion& question, Fd* fd) { return answer(question, fd); });
+    pool_server_ = std::make_unique<PoolServer>(
+        pool_socket_, [this](const PoolQuestion& question, Fd* fd) { return answer(question, fd); });
   } catch (const Error& error) {
     NVX_LOG(kWarn, "other processes cannot map this process's GPU pool, so its tensors are staged: %s",
             without_name(error.what()).c_str());
   }
 }
 
-PoolAnswer DeviceHome::answer(const PoolQuestion& question, Fd* fd) {
-  NVX_CHECK(question.home == id_, "the request is for another process");
+PoolAnswer DeviceRegistry::answer(const PoolQuestion& question, Fd* fd) {
+  NVX_CHECK(question.process == id_, "the request is for another process");
   DevicePool* pool = nullptr;
   {
     MutexLock lock(mutex_);
@@ -83,15 +83,15 @@ PoolAnswer DeviceHome::answer(const PoolQuestion& question, Fd* fd) {
   return answer;
 }
 
-std::shared_ptr<PeerPool> DeviceHome::peer_pool(int device, const PoolOwner& owner) {
-  const bool is_mine = owner.home == id_;
+std::shared_ptr<PeerPool> DeviceRegistry::peer_pool(int device, const PoolOwner& owner) {
+  const bool is_mine = owner.process == id_;
   const std::atomic<DevicePool*>* const mine = is_mine ? &made_pool(owner.device) : nullptr;
   MutexLock lock(mutex_);
   std::erase_if(peer_pools_, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<PeerPool>& known = peer_pools_[{device, owner.home, owner.device}];
+  std::weak_ptr<PeerPool>& known = peer_pools_[{device, owner.process, owner.device}];
   if (auto pool = known.lock()) return pool;
-  auto pool = is_mine ? pool_beside(device, [mine] { return mine->load(std::memory_order_acquire); })
-                      : pool_behind_door(driver_, device, owner);
+  auto pool = is_mine ? local_pool(device, [mine] { return mine->load(std::memory_order_acquire); })
+                      : remote_pool(driver_, device, owner);
   known = pool;
   return pool;
 }

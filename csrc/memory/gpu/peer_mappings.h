@@ -24,12 +24,12 @@ class Exchange {
   virtual void give_up(const Failure& /*why*/) {}
 };
 
-struct ShareOptions {
+struct MappingOptions {
   int rank = 0;
   int ranks = 1;
   int device = 0;
   uint64_t host = 0;                         ///< ranks with the same value can pass each other descriptors
-  std::chrono::milliseconds patience{2000};  ///< for each kind and each pair that is tried; DeviceHome has its own
+  std::chrono::milliseconds patience{2000};  ///< for each kind and each pair that is tried; DeviceRegistry has its own
   size_t multicast_bytes = 0;                ///< of each rank, behind one address; 0: none. The same on every rank
   RankNames name = of_rank;                  ///< the name of a rank in messages
 };
@@ -44,10 +44,10 @@ struct DeviceCard {
   uint32_t kinds = 0;  ///< the kinds that it can export, a bit each
   uint32_t reserved = 0;
   uint64_t host = 0;
-  ArenaId home;  ///< identifies its process
+  ArenaId process;  ///< identifies its process
   std::array<uint8_t, 16> uuid{};
   char why_not[kShareKinds][96] = {};
-  char door[48] = {};
+  char socket[48] = {};
 };
 static_assert(sizeof(DeviceCard) == 592);
 
@@ -73,10 +73,10 @@ struct DevicePeer {
 
 /// The memory of the ranks' devices, mapped by all of them. It is created, exchanged and tried with a pattern. Pairs
 /// that cannot access each other's devices use pinned host memory instead.
-class DeviceShare {
+class PeerMappings {
  public:
   /// Collective over all ranks. Throws Error, on all ranks unless one has ended.
-  DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOptions& options);
+  PeerMappings(DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options);
 
   const ShareAgreement& agreement() const { return agreement_; }
   DeviceArena& arena() const { return *arena_; }
@@ -90,7 +90,7 @@ class DeviceShare {
   const std::string& why_no_multicast() const { return why_no_multicast_; }
 
  private:
-  friend class Meeting;
+  friend class MappingSetup;
   ShareAgreement agreement_;
   DeviceArena* arena_ = nullptr;
   std::vector<DevicePeer> peers_;

@@ -12,14 +12,14 @@ namespace nvx {
 
 /// A listener that its own thread serves at any time, without a call of the process. Each connection of the same user
 /// sends one packet. The thread sleeps between connections.
-class ServedDoor {
+class LocalServer {
  public:
-  /// Reads the packet, and may answer, on the door's thread. Exceptions are logged.
+  /// Reads the packet, and may answer, on the server's thread. Exceptions are logged.
   using Hear = std::function<void(const LocalSocket& guest)>;
 
-  /// Throws Error if the door cannot be opened.
-  ServedDoor(const std::string& name, Hear hear);
-  ~ServedDoor();
+  /// Throws Error if the socket cannot be opened.
+  LocalServer(const std::string& name, Hear hear);
+  ~LocalServer();
 
  private:
   void serve();

@@ -1,4 +1,4 @@
-#include "memory/gpu/served_door.h"
+#include "memory/gpu/local_server.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -14,7 +14,7 @@
 
 namespace nvx {
 
-ServedDoor::ServedDoor(const std::string& name, Hear hear)
+LocalServer::LocalServer(const std::string& name, Hear hear)
     : hear_(std::move(hear)), listener_(listen_on(name)), end_(eventfd(0, EFD_CLOEXEC)) {
   if (!end_) throw system_error("cannot make an eventfd");
   try {
@@ -24,13 +24,13 @@ ServedDoor::ServedDoor(const std::string& name, Hear hear)
   }
 }
 
-ServedDoor::~ServedDoor() {
+LocalServer::~LocalServer() {
   const uint64_t one = 1;
   (void)!write(end_.get(), &one, sizeof one);
   thread_.join();
 }
 
-void ServedDoor::serve() {
+void LocalServer::serve() {
   const BesideCaptures beside;
   constexpr int kRestMs = 100;  // pause while the process has no free descriptors
   bool rests = false;
@@ -60,7 +60,7 @@ void ServedDoor::serve() {
   }
 }
 
-void ServedDoor::let_in() {
+void LocalServer::let_in() {
   accept_guests(listener_, [this](LocalSocket guest) {
     guests_.push_back(std::move(guest));
     if (guests_.size() <= kMostGuests) return;
@@ -69,7 +69,7 @@ void ServedDoor::let_in() {
   });
 }
 
-void ServedDoor::hear(const LocalSocket& guest) {
+void LocalServer::hear(const LocalSocket& guest) {
   contain("handing over GPU memory", [&] { hear_(guest); });
 }
 

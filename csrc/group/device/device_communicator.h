@@ -17,7 +17,7 @@
 namespace nvx {
 
 class DeviceCopies;
-class DeviceSide;
+class KernelExecutor;
 class PeerPool;
 class StoreExchange;
 class StreamOrder;
@@ -29,13 +29,13 @@ struct SignalJob;
 struct Members;
 struct PoolStats;
 
-/// The GPU side of a group on one of its ranks. The ranks of each host open their devices together. From then on
-/// kernels carry out operations, and a pool thread watches them. A failure of the device side fails the group. There
-/// are no kernels before `open()`. It stays open until the group closes.
-class GroupDevice {
+/// The GPU executor of a group on one of its ranks. The ranks of each host open their devices together. From then on
+/// kernels carry out operations, and a pool thread watches them. A failure of the device executor fails the group.
+/// There are no kernels before `open()`. It stays open until the group closes.
+class DeviceCommunicator {
  public:
-  explicit GroupDevice(Core& core);
-  ~GroupDevice();
+  explicit DeviceCommunicator(Core& core);
+  ~DeviceCommunicator();
 
   /// Opens this rank's device on the first call. Collective over all ranks of the group, on a thread whose current
   /// device is `device`. True if all ranks have kernels. Otherwise tensors go through host memory on all ranks, and the
@@ -48,7 +48,7 @@ class GroupDevice {
   bool meet_to_connect(Store& store, const std::string& why_not);
 
   /// Launches operations of this host's ranks, indexed by `local_rank`, on the opened device: see
-  /// `DeviceSide::launch()`. All have the timeout of the first.
+  /// `KernelExecutor::launch()`. All have the timeout of the first.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream, const Tells& tells = {});
   /// Launches signals of symmetric memory on the opened device. `timeout`: 0 is the group's.
   Status signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout);
@@ -86,27 +86,27 @@ class GroupDevice {
   void leave_to_parent();
 
  private:
-  std::unique_ptr<DeviceSide> make_side(Store& store, int device, const std::shared_ptr<StreamOrder>& order);
-  std::shared_ptr<DeviceCopies> make_copies(const DeviceSide& side) const;
-  void agree_on_sides(Store& store, bool has_one);
+  std::unique_ptr<KernelExecutor> make_executor(Store& store, int device, const std::shared_ptr<StreamOrder>& order);
+  std::shared_ptr<DeviceCopies> make_copies(const KernelExecutor& executor) const;
+  void agree_on_kernels(Store& store, bool has_one);
   void agree_on_rdma(Store& store, int device);
   StoreExchange exchange_of_all(Store& store, const std::string& what);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
   void look_while_waiting(int writer);
   uint64_t pool_of(int local_rank) const;
-  DeviceSide* opened() const { return opened_.load(std::memory_order_acquire); }
+  KernelExecutor* opened() const { return opened_.load(std::memory_order_acquire); }
   bool needs_watching();
-  void look_after(DeviceSide& kernels);
-  bool waits_in_vain(const DeviceSide& kernels, int local_rank) const;
+  void look_after(KernelExecutor& kernels);
+  bool waits_in_vain(const KernelExecutor& kernels, int local_rank) const;
 
   Core& core_;
   const Members& members_;
-  Mutex mutex_;                            // held during `open()`
-  int asked_for_ GUARDED_BY(mutex_) = -1;  // the device of the first call
-  std::unique_ptr<DeviceSide> side_;       // lives as long as the group
+  Mutex mutex_;                               // held during `open()`
+  int asked_for_ GUARDED_BY(mutex_) = -1;     // the device of the first call
+  std::unique_ptr<KernelExecutor> executor_;  // lives as long as the group
   std::string why_no_rdma_ = "the ranks are on one host";
-  std::atomic<DeviceSide*> opened_{nullptr};  // set to `side_` once all ranks have agreed
-  std::shared_ptr<Poller> watcher_;           // watches kernels in flight; created with the side
+  std::atomic<KernelExecutor*> opened_{nullptr};  // set to `executor_` once all ranks have agreed
+  std::shared_ptr<Poller> watcher_;               // watches kernels in flight; created with the executor
 };
 
 }  // namespace nvx

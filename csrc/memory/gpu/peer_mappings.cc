@@ -1,16 +1,16 @@
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 #include <algorithm>
 
 #include "base/contain.h"
 #include "base/log.h"
-#include "memory/gpu/device_meeting.h"
+#include "memory/gpu/mapping_setup.h"
 
 namespace nvx {
 namespace {
 
 bool one_process(std::span<const DeviceCard> cards) {
-  return std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& c) { return c.home == cards[0].home; });
+  return std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& c) { return c.process == cards[0].process; });
 }
 
 bool one_host(std::span<const DeviceCard> cards) {
@@ -39,8 +39,8 @@ ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames&
   throw Error(Code::kSystem, "nvx: the GPUs of these ranks cannot share memory: " + agreement.why_not_better);
 }
 
-bool Meeting::share_arenas() {
-  const ShareKind agreed = share_.agreement_.kind;
+bool MappingSetup::share_arenas() {
+  const ShareKind agreed = mappings_.agreement_.kind;
   const bool exported = agreed != ShareKind::kPointer && agreed != ShareKind::kHost;
   std::vector<bool> over_socket(ranks()), with(ranks());
   for (size_t r = 0; r < ranks(); ++r) {
@@ -48,13 +48,13 @@ bool Meeting::share_arenas() {
     over_socket[r] = with[r] && !same_process(r) && agreed == ShareKind::kFd;
   }
   const auto fill = [&](Offer& offer) {
-    share_.arena_ = &home_.arena(options_.device, kind_to_make());
-    const std::shared_ptr<DeviceRegion>& region = share_.arena_->hold();
+    mappings_.arena_ = &registry_.arena(options_.device, kind_to_make());
+    const std::shared_ptr<DeviceRegion>& region = mappings_.arena_->hold();
     if (exported && region->kind() != agreed) {
       offer.state = Offer::kAnew;
       return;
     }
-    if (!check_) check_ = share_.arena_->allocate((ranks() + 1) * kCheckBytes);
+    if (!check_) check_ = mappings_.arena_->allocate((ranks() + 1) * kCheckBytes);
     offer = prepare(region);
     if (agreed != ShareKind::kFd) return;
     const auto fd = ask_own<std::shared_ptr<Fd>>("exporting memory",
@@ -64,23 +64,23 @@ bool Meeting::share_arenas() {
   std::optional<std::vector<Fd>> fds = trade(Offer{}, fill, over_socket);
   if (!fds) return false;
   std::vector<DevicePtr> at(ranks());
-  const std::shared_ptr<DeviceRegion>& own_region = share_.arena_->hold();
+  const std::shared_ptr<DeviceRegion>& own_region = mappings_.arena_->hold();
   pairs_ = verify(own_region, own_region->kind(), with, *std::move(fds), at);
-  share_.peers_.resize(ranks());
+  mappings_.peers_.resize(ranks());
   const DevicePtr mine = own_region->base();
   for (size_t r = 0; r < ranks(); ++r) {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : agreed;
-    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, offers_[r].arena, same_gpu(r), ""};
+    mappings_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, offers_[r].arena, same_gpu(r), ""};
     for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
-      if (cards_[r].home != cards_[b].home)
-        pairs_[r * ranks() + b] = {PairState::kRefused, share_.agreement_.why_not_better};
+      if (cards_[r].process != cards_[b].process)
+        pairs_[r * ranks() + b] = {PairState::kRefused, mappings_.agreement_.why_not_better};
     }
   }
   return true;
 }
 
 /// For the pairs that cannot access each other's device memory. All ranks take part, because all need the result.
-void Meeting::share_fallbacks() {
+void MappingSetup::share_fallbacks() {
   const auto broken = [&](size_t a) {
     return std::any_of(pairs_.begin() + ptrdiff_t(a * ranks()), pairs_.begin() + ptrdiff_t((a + 1) * ranks()),
                        [](const PairVerdict& pair) { return !pair.fine(); });
@@ -96,13 +96,13 @@ void Meeting::share_fallbacks() {
   const bool wanted = broken(me());
   const auto fill = [&](Offer& offer) {
     if (!wanted) return;
-    offer = prepare(share_.arena_->hold_fallback());
-    send_fd(share_.arena_->fallback_fd(), over_socket);
+    offer = prepare(mappings_.arena_->hold_fallback());
+    send_fd(mappings_.arena_->fallback_fd(), over_socket);
   };
   std::optional<std::vector<Fd>> fds = trade(offers_[me()], fill, over_socket);
   if (!fds) throw Error(Code::kMismatch, "nvx: a rank asks for a new agreement after the ranks have agreed");
   std::vector<DevicePtr> at(ranks());
-  const std::shared_ptr<DeviceRegion> own = wanted ? share_.arena_->hold_fallback() : share_.arena_->hold();
+  const std::shared_ptr<DeviceRegion> own = wanted ? mappings_.arena_->hold_fallback() : mappings_.arena_->hold();
   const std::vector<PairVerdict> fallbacks = verify(own, ShareKind::kHost, with, *std::move(fds), at);
   for (size_t a = 0; a < ranks(); ++a) {
     for (size_t b = a + 1; b < ranks(); ++b) {
@@ -117,29 +117,29 @@ void Meeting::share_fallbacks() {
   }
   for (size_t r = 0; r < ranks(); ++r) {
     if (with[r])
-      share_.peers_[r] = {ShareKind::kHost,
-                          at[r],
-                          own->base(),
-                          offers_[r].bytes,
-                          offers_[r].arena,
-                          share_.peers_[r].same_gpu,
-                          pairs_[me() * ranks() + r].why};
+      mappings_.peers_[r] = {ShareKind::kHost,
+                             at[r],
+                             own->base(),
+                             offers_[r].bytes,
+                             offers_[r].arena,
+                             mappings_.peers_[r].same_gpu,
+                             pairs_[me() * ranks() + r].why};
   }
 }
 
-DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOptions& options)
+PeerMappings::PeerMappings(DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options)
     : kept_(options.patience), name_of_(options.name) {
   try {
-    Meeting meeting(*this, home, exchange, options);
+    MappingSetup setup(*this, registry, exchange, options);
     // A rank whose arena already existed with another kind reports that in the next round. So no rank has more than one
     // reason to agree again.
     int left = options.ranks + 1;
     do {
       NVX_CHECK(left-- > 0, "the ranks do not reach an agreement");
-      meeting.introduce();
-    } while (!meeting.share_arenas());
-    meeting.share_fallbacks();
-    meeting.share_multicast();
+      setup.introduce();
+    } while (!setup.share_arenas());
+    setup.share_fallbacks();
+    setup.share_multicast();
   } catch (const std::exception& error) {
     contain("telling the other ranks that GPU memory cannot be shared", [&] { exchange.give_up(failure_of(error)); });
     throw;
@@ -147,7 +147,7 @@ DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOption
   if (const std::string said = complaints(); !said.empty()) NVX_LOG(kWarn, "%s", said.c_str());
 }
 
-std::string DeviceShare::complaints() const {
+std::string PeerMappings::complaints() const {
   std::string lines;
   for (size_t r = 0; r < peers_.size(); ++r) {
     if (peers_[r].why_not_better.empty()) continue;

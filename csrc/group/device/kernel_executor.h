@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/mutex.h"
 #include "group/core/diagnosis.h"
-#include "group/device/device_end.h"
+#include "group/device/channel_resources.h"
 #include "group/device/launch_batch.h"
 #include "group/device/stream_order.h"
 #include "group/plan/device_plan.h"
@@ -25,14 +25,14 @@ namespace nvx {
 /// the calls to `launch()`, which must be the same on all ranks, including replays of graphs. Kernels of one channel
 /// must not overlap: the caller orders a launch on another stream, or a replay, behind the last one. The first failure
 /// stays.
-class DeviceSide {
+class KernelExecutor {
  public:
   /// Collective over all ranks, on a thread whose current device is this rank's. Throws Error, and then on all ranks
   /// unless one has exited.
-  DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
-             std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
+  KernelExecutor(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+                 std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
   /// Local.
-  ~DeviceSide();
+  ~KernelExecutor();
 
   /// Launches operations in order. Their pointers are addresses of this rank's device; the memory must stay valid until
   /// the stream has passed the operations. `timeout` applies to each operation without its own; 0: none. Non-blocking,
@@ -61,7 +61,7 @@ class DeviceSide {
   uint32_t ended_epoch() const;
   /// The number of pieces transferred without staging in either direction. Reported like `finished()`; wraps.
   uint32_t direct() const;
-  /// Whether graphs may exist that contain this side's operations. Their replays are not announced.
+  /// Whether graphs may exist that contain its operations. Their replays are not announced.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
 
   /// Whether all operations have ended, as far as the host knows. Kernels may still be storing to memory of peers,
@@ -85,9 +85,9 @@ class DeviceSide {
   /// Marks a rank as dead. Call it before `abort()`: kernels that give up then do not write to its memory.
   void lose(int rank);
 
-  const kernel::DeviceShape& shape() const { return end_.channel().shape; }
-  const DeviceEnd& end() const { return end_; }
-  void look_at_pools() { end_.look_at_pools(); }
+  const kernel::DeviceShape& shape() const { return resources_.channel().shape; }
+  const ChannelResources& resources() const { return resources_; }
+  void look_at_pools() { resources_.look_at_pools(); }
 
  private:
   /// A launched operation, for error texts. `kCalls` exceeds the number that a stream holds back.
@@ -128,7 +128,7 @@ class DeviceSide {
 
   const std::shared_ptr<kernel::KernelLauncher> launcher_;
   const std::shared_ptr<StreamOrder> order_;
-  DeviceEnd end_;
+  ChannelResources resources_;
   const DevicePlanFacts facts_;
   const Diagnosis diagnosis_;
   std::atomic<uint64_t> launched_;

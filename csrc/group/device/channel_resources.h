@@ -9,21 +9,21 @@
 
 #include "base/mutex.h"
 #include "base/words.h"
+#include "group/device/block_budget.h"
 #include "group/device/device_pools.h"
-#include "group/device/device_rooms.h"
 #include "group/device/device_trial.h"
 #include "group/plan/device_plan.h"
 #include "group/plan/plan.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/thread_call.h"
-#include "memory/gpu/device_share.h"
+#include "memory/gpu/peer_mappings.h"
 
 namespace nvx {
 
 /// Of each rank, to add sums in the switch. A block's slot has 85 KiB of it.
 inline constexpr size_t kMulticastBytes = size_t(8) << 20;
 
-struct DeviceSideOptions {
+struct ChannelOptions {
   std::string group;  ///< the group's name, for messages
   int rank = 0;
   int ranks = 1;
@@ -32,8 +32,8 @@ struct DeviceSideOptions {
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `tuning`
   Tuning tuning = {};
   uint32_t blocks =
-      uint32_t(Tuning().of(Tune::kBlocks, 2));  ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
-  uint32_t processes = 0;                       ///< see `RoomRequest`
+      uint32_t(Tuning().of(Tune::kBlocks, 2));  ///< of each rank, if all GPUs have room for them: see `block_budget.h`
+  uint32_t processes = 0;                       ///< see `BlockRequest`
   size_t multicast_bytes = 0;                ///< of each rank, to add sums in the switch; 0: none. The same everywhere
   uint32_t first_epoch = 0;                  ///< tests start near the wrap
   std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
@@ -56,18 +56,19 @@ struct DeviceSideOptions {
   RankNames describe = of_rank;
 };
 
-/// The memory of one rank's end of a channel between GPUs: the pad, which peers write to, and behind it the state,
+/// The memory of one rank in a channel between GPUs: the pad, which peers write to, and behind it the state,
 /// which only its own kernels use; the control, through which host and kernels communicate. Pad and state are in the
 /// arena: the driver may free memory only when all kernels have ended, and those of other groups may wait for this
 /// rank.
-class DeviceEnd {
+class ChannelResources {
  public:
-  /// Collective over all ranks, on a thread whose current device is this rank's. On return, every rank's end is ready
+  /// Collective over all ranks, on a thread whose current device is this rank's. On return, every rank is ready
   /// for kernels. Throws Error, and then on all ranks unless one has exited.
-  DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, kernel::KernelLauncher& launcher);
-  ~DeviceEnd();
+  ChannelResources(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+                   kernel::KernelLauncher& launcher);
+  ~ChannelResources();
 
-  const DeviceSideOptions& options() const { return options_; }
+  const ChannelOptions& options() const { return options_; }
   const kernel::DeviceChannel& channel() const { return channel_; }
   /// The control block, mapped on the host.
   kernel::Control& control() const { return *reinterpret_cast<kernel::Control*>(control_->host()); }
@@ -80,7 +81,7 @@ class DeviceEnd {
   }
   /// A peer's pool as this rank maps it; null if it is not reachable.
   std::shared_ptr<PeerPool> peer_pool(int rank) const { return pools_->of(rank); }
-  const DeviceShare& share() const { return *share_; }
+  const PeerMappings& mappings() const { return *mappings_; }
   /// Empty if the ranks have no multicast object.
   kernel::MulticastView multicast() const;
   /// The reason why the ranks have fewer blocks than requested; empty if they have as many.
@@ -90,7 +91,7 @@ class DeviceEnd {
   /// word, on the host, only the first block reads at once. Does not wait: the device may hang. Any thread may call it.
   void stop_kernels() EXCLUDES(stop_mutex_);
 
-  /// The possible later users of this end.
+  /// The possible later users of the memory.
   enum class User {
     kReplay,  ///< a later replay of a graph; no kernel is running. It finds that this rank has failed and writes
               ///< nothing
@@ -105,7 +106,7 @@ class DeviceEnd {
   bool serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting, std::string* why);
   void check_speed(std::chrono::microseconds each) const;
   void give_up_multicast(const std::string& why);
-  Rooms agree(Exchange& exchange, int resident);
+  BlockGrant agree(Exchange& exchange, int resident);
   void take_memory(uint32_t first_epoch);
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
   void meet_pools(Exchange& exchange);
@@ -114,14 +115,14 @@ class DeviceEnd {
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;
   std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;
   size_t pad_bytes() const { return kernel::DevicePad{channel_.shape}.bytes(); }
-  DevicePtr state_at() const { return share_->arena().at(span_.offset + pad_bytes()); }
+  DevicePtr state_at() const { return mappings_->arena().at(span_.offset + pad_bytes()); }
 
-  DeviceHome& home_;
-  const DeviceSideOptions options_;
+  DeviceRegistry& registry_;
+  const ChannelOptions options_;
   kernel::DeviceChannel channel_;
-  BlockPromise promise_;
+  BlockReservation reservation_;
   std::string why_fewer_;
-  std::unique_ptr<DeviceShare> share_;
+  std::unique_ptr<PeerMappings> mappings_;
   std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<MulticastSpan> multicast_;
   bool wants_multicast_;
