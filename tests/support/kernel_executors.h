@@ -48,11 +48,11 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   PlayedLauncher(std::shared_ptr<FakeDriver> driver, int device, std::shared_ptr<PlayedRoom> room)
       : driver_(std::move(driver)), device_(device), room_(std::move(room)) {}
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
-                std::span<const kernel::Piece> table, void* stream) override {
+                std::span<const kernel::Piece> table, const kernel::MulticastView& view, void* stream) override {
     NVX_TRY(refusal);
-    NVX_TRY(kernel::check_launch(channel, jobs, table));
-    ++launches;
-    std::function<void()> kernel = play(channel, jobs, table);
+    NVX_TRY(check(channel, jobs, table, view));
+    ++launches, by_switch += kernel::is_multicast(jobs);
+    std::function<void()> kernel = play(channel, jobs, table, view);
     if (channel.by_replays) {
       graph.push_back(std::move(kernel));
       return {};
@@ -66,42 +66,17 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
     return {};
   }
   Status launch_on_queue(DeviceQueue queue, const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
-                         std::span<const kernel::Piece> table) override {
-    NVX_TRY(kernel::check_launch(channel, jobs, table));
+                         std::span<const kernel::Piece> table, const kernel::MulticastView& view) override {
+    NVX_TRY(check(channel, jobs, table, view));
     if (trials++ == 0) std::this_thread::sleep_for(delay);
-    NVX_TRY(trial_refusal);
-    driver_->run(driver_, queue, [kernel = play(channel, jobs, table), job = jobs.front(), slow = slow, bends = bends] {
-      std::this_thread::sleep_for(slow);
-      kernel();
-      if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
-    });
-    return {};
-  }
-  Status launch_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job,
-                          const kernel::MulticastView& view, void* stream) override {
-    NVX_TRY(refusal);
-    NVX_TRY(kernel::check_multicast(channel, job, view));
-    ++launches, ++by_switch;
-    std::function<void()> kernel = play(channel, job, view);
-    if (channel.by_replays) {
-      graph.push_back(std::move(kernel));
-      return {};
-    }
-    ++*running_;
-    static_cast<PlayedStream*>(stream)->post([kernel = std::move(kernel), running = running_] {
-      kernel();
-      --*running;
-    });
-    return {};
-  }
-  Status launch_multicast_on_queue(DeviceQueue queue, const kernel::DeviceChannel& channel, const kernel::Job& job,
-                                   const kernel::MulticastView& view) override {
-    NVX_TRY(kernel::check_multicast(channel, job, view));
-    ++trials;
-    driver_->run(driver_, queue, [kernel = play(channel, job, view), job, hangs = hangs_in_switch, bends = bends] {
-      if (!hangs) kernel();
-      if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
-    });
+    const bool hangs = kernel::is_multicast(jobs) && hangs_in_switch;
+    if (!kernel::is_multicast(jobs)) NVX_TRY(trial_refusal);
+    driver_->run(driver_, queue,
+                 [kernel = play(channel, jobs, table, view), job = jobs.front(), slow = slow, bends = bends, hangs] {
+                   std::this_thread::sleep_for(slow);
+                   if (!hangs) kernel();
+                   if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
+                 });
     return {};
   }
   Status facts(std::vector<kernel::KernelFacts>* facts) override {
@@ -127,19 +102,13 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   std::vector<std::function<void()>> graph;  ///< the captured launches
 
  private:
-  std::function<void()> play(const kernel::DeviceChannel& channel, const kernel::Job& job,
-                             const kernel::MulticastView& view) const {
-    Mischief mischief;
-    mischief.parts = [driver = driver_](const void* at) { return driver->multicast(at); };
-    mischief.adds_wrongly = adds_wrongly;
-    return [channel, mischief, room = room_, job, view] {
-      room->take(channel.shape.blocks);
-      (void)play_multicast(channel, job, view, /*lanes=*/2, mischief);
-      room->give_back(channel.shape.blocks);
-    };
+  static Status check(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
+                      std::span<const kernel::Piece> table, const kernel::MulticastView& view) {
+    return kernel::is_multicast(jobs) ? kernel::check_multicast(channel, jobs[0], view)
+                                      : kernel::check_launch(channel, jobs, table);
   }
   std::function<void()> play(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
-                             std::span<const kernel::Piece> table) const {
+                             std::span<const kernel::Piece> table, const kernel::MulticastView& view) const {
     Mischief mischief;
     if (driver_->has_odd_kernels()) {
       mischief.fate = [driver = driver_, device = device_](Mischief::Store store, const void* at) {
@@ -152,10 +121,16 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
         }
       };
     }
-    return [channel, mischief, room = room_, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
+    mischief.parts = [driver = driver_](const void* at) { return driver->multicast(at); };
+    mischief.adds_wrongly = adds_wrongly;
+    return [channel, mischief, room = room_, view, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
             table = std::vector<kernel::Piece>(table.begin(), table.end())] {
       room->take(channel.shape.blocks);
-      (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2, mischief);
+      if (kernel::is_multicast(jobs)) {
+        (void)play_multicast(channel, jobs[0], view, /*lanes=*/2, mischief);
+      } else {
+        (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2, mischief);
+      }
       room->give_back(channel.shape.blocks);
     };
   }

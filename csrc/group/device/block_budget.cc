@@ -103,15 +103,15 @@ uint32_t ranks_here(const PeerMappings& mappings, int ranks) {
 }
 
 /// The processes that may use this rank's GPU, as far as this process knows after meeting this group's.
-uint32_t sharers(const PeerMappings& mappings, const BlockRequest& request) {
+uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, const ArenaId& process) {
   MutexLock lock(book().mutex);
-  Ledger& ledger = book().ledgers[{request.process, request.device}];
-  for (int r = 0; r < request.ranks; ++r) {
+  Ledger& ledger = book().ledgers[{process, options.device}];
+  for (int r = 0; r < options.ranks; ++r) {
     const DevicePeer& peer = mappings.peer(r);
     (peer.same_gpu ? ledger.here : ledger.elsewhere).insert(peer.arena);
   }
   const uint32_t here = uint32_t(ledger.here.size()), met = here + uint32_t(ledger.elsewhere.size());
-  return here == 1 ? 1 : here + (request.processes - std::min(request.processes, met));
+  return here == 1 ? 1 : here + (options.processes - std::min(options.processes, met));
 }
 
 constexpr const char *kConnections = "CUDA_DEVICE_MAX_CONNECTIONS", *kLoading = "CUDA_MODULE_LOADING";
@@ -123,17 +123,17 @@ std::string set_to(const char* name, const std::string& value) {
 }
 
 /// Warns once per GPU, since CUDA reads the variables only at initialization.
-void warn_of_shared_gpu(const PeerMappings& mappings, const BlockRequest& request) {
-  const uint32_t here = ranks_here(mappings, request.ranks);
+void warn_of_shared_gpu(const PeerMappings& mappings, const ChannelOptions& options, const ArenaId& process) {
+  const uint32_t here = ranks_here(mappings, options.ranks);
   const std::string warnings[] = {connections_wanted(here, std::getenv(kConnections)),
                                   eager_loading_wanted(here, std::getenv(kLoading))};
   if (warnings[0].empty() && warnings[1].empty()) return;
   {
     MutexLock lock(book().mutex);
-    if (!book().warned_of_ranks.insert({request.process, request.device}).second) return;
+    if (!book().warned_of_ranks.insert({process, options.device}).second) return;
   }
   for (const std::string& warning : warnings) {
-    if (!warning.empty()) NVX_LOG(kWarn, "GPU %d: %s", request.device, warning.c_str());
+    if (!warning.empty()) NVX_LOG(kWarn, "GPU %d: %s", options.device, warning.c_str());
   }
 }
 
@@ -220,32 +220,33 @@ std::string connections_wanted_for(size_t groups, size_t streams, const char* se
 /// Processes may set up several groups at once. Before a process publishes its card, its first rank on a GPU claims all
 /// blocks that its ranks of the group can get there. So of two groups that share a process, one counts the other in
 /// full, and together they never get more blocks than the process's part of the GPU has.
-BlockGrant agree_on_blocks(Exchange& exchange, const PeerMappings& mappings, const BlockRequest& request) {
+BlockGrant reserve_blocks(Exchange& exchange, const PeerMappings& mappings, const ChannelOptions& options,
+                          const GpuToShare& gpu) {
   BlockCard card;
-  card.rank = request.rank;
-  card.device = request.device;
-  card.resident = request.resident;
-  card.uuid = request.uuid;
-  card.process = request.process;
-  card.arena_free = request.arena_free;
-  card.wanted = std::max(request.wanted, 1u);
-  card.first_epoch = request.first_epoch;
-  card.sharers = sharers(mappings, request);
+  card.rank = options.rank;
+  card.device = options.device;
+  card.resident = gpu.resident;
+  card.uuid = gpu.uuid;
+  card.process = gpu.process;
+  card.arena_free = mappings.arena().room();
+  card.wanted = std::max(options.blocks, 1u);
+  card.first_epoch = options.first_epoch;
+  card.sharers = sharers(mappings, options, gpu.process);
   BlockGrant grant;
-  if (speaks_for_process(mappings, request.rank)) {
-    grant.claim = BlockReservation(request.process, request.device, [&](uint32_t before) {
-      const kernel::GpuRoom room{request.resident, ranks_here(mappings, request.ranks), before, card.sharers};
+  if (speaks_for_process(mappings, options.rank)) {
+    grant.claim = BlockReservation(gpu.process, options.device, [&](uint32_t before) {
+      const kernel::GpuRoom room{gpu.resident, ranks_here(mappings, options.ranks), before, card.sharers};
       return std::min(kernel::share_of(room), card.wanted) * room.ranks;
     });
     card.promised = grant.claim.before();
   }
-  const auto cards = read_cards<BlockCard>(exchange.all_gather(bytes_of(card)), 1, request.name);
+  const auto cards = read_cards<BlockCard>(exchange.all_gather(bytes_of(card)), 1, options.name);
   grant.arena_free = UINT64_MAX;
   uint32_t wanted = card.wanted;
   for (size_t r = 0; r < cards.size(); ++r) {
     const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
     if (cards[r].magic != BlockCard::kMagic || cards[r].rank != int32_t(r) || !alike)
-      throw of_another_version(request.name(int(r)));
+      throw of_another_version(options.name(int(r)));
     const auto in_arena = [&](const BlockCard& c) {
       return c.process == cards[r].process && c.device == cards[r].device;
     };
@@ -257,10 +258,10 @@ BlockGrant agree_on_blocks(Exchange& exchange, const PeerMappings& mappings, con
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer ranks on it, or "
                                    "destroy groups that are no longer needed");
-  if (speaks_for_process(mappings, request.rank)) warn_of_shared_gpu(mappings, request);
+  if (speaks_for_process(mappings, options.rank)) warn_of_shared_gpu(mappings, options, gpu.process);
   grant.blocks = agreed.blocks;
   grant.why_fewer = std::move(agreed.why_fewer);
-  grant.reservation = BlockReservation(request.process, request.device, [&](uint32_t) { return grant.blocks; });
+  grant.reservation = BlockReservation(gpu.process, options.device, [&](uint32_t) { return grant.blocks; });
   return grant;
 }
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/gpu/peer_mappings.h"
+#include "group/device/channel_options.h"
 #include "memory/shm/arena.h"
 
 /// The number of blocks that each rank's kernels get, such that the kernels of all groups fit on their GPUs at once.
@@ -18,7 +18,7 @@ namespace nvx {
 /// them.
 ///
 /// Processes that share a GPU without MPS take turns, each with all of its blocks; under MPS their kernels run side by
-/// side. So each process promises at most its part of the GPU: see `BlockRequest::processes`.
+/// side. So each process promises at most its part of the GPU: see `ChannelOptions::processes`.
 class BlockReservation {
  public:
   BlockReservation() = default;
@@ -42,21 +42,11 @@ class BlockReservation {
   uint32_t before_ = 0;
 };
 
-/// One rank's input to the agreement.
-struct BlockRequest {
-  int rank = 0;
-  int ranks = 1;
-  int device = 0;
-  ArenaId process;                 ///< of this process
+/// A rank's GPU, for the agreement.
+struct GpuToShare {
+  ArenaId process;                 ///< this one
   std::array<uint8_t, 16> uuid{};  ///< of the GPU
   int resident = 0;                ///< blocks that are resident at once
-  /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
-  /// no group with a device has met yet count as sharing it too, so that groups of a few of them leave room for all.
-  uint32_t processes = 0;
-  uint32_t wanted = 1;      ///< blocks
-  uint64_t arena_free = 0;  ///< bytes
-  uint32_t first_epoch = 0;
-  RankNames name = of_rank;
 };
 
 /// The agreement of all ranks of a group.
@@ -102,6 +92,7 @@ std::string connections_wanted_for(size_t groups, size_t streams, const char* se
 
 /// Collective over all ranks. `mappings` is of this group. Throws Error, and then on all ranks unless one has exited:
 /// also if a GPU has no room for one block of each of its ranks.
-BlockGrant agree_on_blocks(Exchange& exchange, const PeerMappings& mappings, const BlockRequest& request);
+BlockGrant reserve_blocks(Exchange& exchange, const PeerMappings& mappings, const ChannelOptions& options,
+                          const GpuToShare& gpu);
 
 }  // namespace nvx

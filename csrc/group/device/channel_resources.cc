@@ -66,7 +66,7 @@ void warn_if_not_shown(const DeviceFacts& facts) {
 
 ChannelResources::ChannelResources(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
                                    kernel::KernelLauncher& launcher)
-    : registry_(registry), options_(options), wants_multicast_(options.multicast_bytes != 0), own_(options.patience) {
+    : registry_(registry), options_(options), own_(options.patience) {
   try {
     set_up(exchange, launcher);
   } catch (const std::exception& error) {
@@ -173,49 +173,37 @@ void ChannelResources::set_up(Exchange& exchange, kernel::KernelLauncher& launch
 }
 
 /// Sets up and formats the memory that kernels need, on all ranks.
-TrialSetting ChannelResources::open_channel(Exchange& exchange, int resident) {
-  const size_t multicast_bytes = wants_multicast_ ? options_.multicast_bytes : 0;
-  mappings_ =
-      std::make_unique<PeerMappings>(registry_, exchange,
-                                     MappingOptions{options_.rank, options_.ranks, options_.device, options_.host,
-                                                    options_.patience, multicast_bytes, options_.name});
+Trial ChannelResources::open_channel(Exchange& exchange, int resident) {
+  mappings_ = std::make_unique<PeerMappings>(registry_, exchange, options_);
   multicast_ = mappings_->take_multicast();
-  if (wants_multicast_ && !multicast_) give_up_multicast(mappings_->why_no_multicast());
-  BlockGrant grant = agree(exchange, resident);
+  if (options_.multicast_bytes != 0 && !multicast_) give_up_multicast(mappings_->why_no_multicast());
+  BlockGrant grant = reserve(exchange, resident);
   reservation_ = std::move(grant.reservation);
   why_fewer_ = std::move(grant.why_fewer);
   channel_.shape = device_shape(uint32_t(options_.ranks), grant.blocks, pad_budget(grant.arena_free, options_.tuning),
                                 options_.tuning);
   channel_.rank = uint32_t(options_.rank);
-  TrialSetting setting;
-  setting.rank = options_.rank;
-  setting.device = options_.device;
-  setting.multicast = multicast();
-  setting.first_epoch = options_.first_epoch - setting.epochs();
-  setting.busy = options_.busy;
-  setting.patience = options_.patience;
-  setting.look = options_.look;
-  setting.farewell = registry_.patience();
-  setting.name = options_.name;
-  take_memory(setting.first_epoch);
-  setting.channel = channel_;
-  setting.control = &control();
-  setting.pads = exchange_pads(exchange);
+  Trial trial{.options = options_, .farewell = registry_.patience(), .multicast = multicast()};
+  trial.first_epoch = options_.first_epoch - trial.epochs();
+  take_memory(trial.first_epoch);
+  trial.channel = channel_;
+  trial.control = &control();
+  trial.pads = exchange_pads(exchange);
   grant.claim.give_back();
-  setting.desk = pin("the channel's initial state",
-                     std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
-                              trial_bytes(setting)));
-  setting.touches = format(setting);
+  trial.desk = pin("the channel's initial state",
+                   std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
+                            trial_bytes(trial)));
+  trial.touches = format(trial);
   exported_ = true;
   meet_pools(exchange);  // it also ensures that all pads are formatted
-  return setting;
+  return trial;
 }
 
 /// Whether the trial succeeded for all pairs. Pairs that failed use host memory in the next try.
-bool ChannelResources::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting,
+bool ChannelResources::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const Trial& trial,
                               std::string* why) {
   try {
-    const TrialVerdict verdict = try_kernels(registry_.driver(), exchange, launcher, setting);
+    const TrialVerdict verdict = try_kernels(registry_.driver(), exchange, launcher, trial);
     for (int r = 0; r < options_.ranks; ++r) {
       const PairVerdict& pair = verdict.peers[size_t(r)];
       const DevicePeer& peer = mappings_->peer(r);
@@ -239,7 +227,7 @@ kernel::MulticastView ChannelResources::multicast() const {
 
 /// All ranks do it alike, before the first operation.
 void ChannelResources::give_up_multicast(const std::string& why) {
-  wants_multicast_ = false;
+  options_.multicast_bytes = 0;
   if (multicast_) multicast_->release_when(options_.peers_gone);
   multicast_.reset();
   if (options_.rank == 0) NVX_LOG(kWarn, "group %s: NVX_NVLS=1 has no effect: %s", options_.group.c_str(), why.c_str());
@@ -263,12 +251,7 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
 }
 
 /// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
-BlockGrant ChannelResources::agree(Exchange& exchange, int resident) {
-  BlockRequest request;
-  request.rank = options_.rank;
-  request.ranks = options_.ranks;
-  request.device = options_.device;
-  request.process = registry_.id();
+BlockGrant ChannelResources::reserve(Exchange& exchange, int resident) {
   const DeviceFacts facts =
       call_or_throw<DeviceFacts>("asking for the GPU's UUID", Deadline::after(registry_.patience()),
                                  [driver = registry_.driver(), device = options_.device] {
@@ -277,14 +260,7 @@ BlockGrant ChannelResources::agree(Exchange& exchange, int resident) {
                                    return facts;
                                  });
   warn_if_not_shown(facts);
-  request.uuid = facts.uuid;
-  request.resident = resident;
-  request.processes = options_.processes;
-  request.wanted = options_.blocks;
-  request.arena_free = mappings_->arena().room();
-  request.first_epoch = options_.first_epoch;
-  request.name = options_.name;
-  return agree_on_blocks(exchange, *mappings_, request);
+  return reserve_blocks(exchange, *mappings_, options_, {registry_.id(), facts.uuid, resident});
 }
 
 std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, size_t bytes) const {
@@ -355,13 +331,13 @@ void ChannelResources::meet_pools(Exchange& exchange) {
 
 /// Formats a pad wherever a peer writes for this rank: in the arena, in its fallback, or in both. Returns the memory
 /// that kernels will access.
-std::vector<std::shared_ptr<DeviceRegion>> ChannelResources::format(const TrialSetting& setting) {
+std::vector<std::shared_ptr<DeviceRegion>> ChannelResources::format(const Trial& trial) {
   const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
-  const std::shared_ptr<DeviceRegion>& image = setting.desk;
-  kernel::format_pad(channel_.shape, setting.first_epoch, 0, image->host());
-  kernel::format_state(channel_.shape, setting.first_epoch, 0, setting.pads.data(), image->host() + pad);
+  const std::shared_ptr<DeviceRegion>& image = trial.desk;
+  kernel::format_pad(channel_.shape, trial.first_epoch, 0, image->host());
+  kernel::format_state(channel_.shape, trial.first_epoch, 0, trial.pads.data(), image->host() + pad);
   std::set<DevicePtr> pads;
-  for (const kernel::PeerPads& p : setting.pads) pads.insert(reinterpret_cast<DevicePtr>(p.mine));
+  for (const kernel::PeerPads& p : trial.pads) pads.insert(reinterpret_cast<DevicePtr>(p.mine));
   std::vector<std::shared_ptr<DeviceRegion>> touches{image, control_, mappings_->arena().hold()};
   if (*pads.begin() != mappings_->arena().at(span_.offset) || pads.size() > 1)
     touches.push_back(mappings_->arena().hold_fallback());

@@ -1,60 +1,21 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/words.h"
 #include "group/device/block_budget.h"
+#include "group/device/channel_options.h"
 #include "group/device/device_pools.h"
 #include "group/device/device_trial.h"
-#include "group/plan/device_plan.h"
-#include "group/plan/plan.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/peer_mappings.h"
 
 namespace nvx {
-
-/// Of each rank, to add sums in the switch. A block's slot has 85 KiB of it.
-inline constexpr size_t kMulticastBytes = size_t(8) << 20;
-
-struct ChannelOptions {
-  std::string group;  ///< the group's name, for messages
-  int rank = 0;
-  int ranks = 1;
-  int device = 0;
-  uint64_t host = 0;                                    ///< ranks with an equal value can pass each other descriptors
-  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `tuning`
-  Tuning tuning = {};
-  uint32_t blocks =
-      uint32_t(Tuning().of(Tune::kBlocks, 2));  ///< of each rank, if all GPUs have room for them: see `block_budget.h`
-  uint32_t processes = 0;                       ///< see `BlockRequest`
-  size_t multicast_bytes = 0;                ///< of each rank, to add sums in the switch; 0: none. The same everywhere
-  uint32_t first_epoch = 0;                  ///< tests start near the wrap
-  std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
-  std::chrono::milliseconds busy{10'000};    ///< the limit for other work to let the first kernels begin
-  /// Kernels of which a small operation takes longer are not used; 0: whatever it takes.
-  std::chrono::microseconds slowest{0};
-  std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves
-  std::function<void()> look = [] {};        ///< see `TrialSetting`
-  /// True once no peer's kernel can write to the memory that this rank has exported. Asked after this rank has left,
-  /// possibly by threads of other groups; the memory is not reused before.
-  std::function<bool()> peers_gone = [] { return false; };
-  /// 1 + the offset of this range in the pool of this rank that its peers may map; 0 if the range is not in the pool.
-  /// Called at every launch.
-  kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
-  PoolNews pool_news = {};
-  /// These ranks may be a subset of their group. `rank_of` maps to ranks of the group; `name` gives "rank 3",
-  /// `describe` gives "rank 3 (pid 4711, host a01)".
-  std::function<int(int rank)> rank_of = [](int rank) { return rank; };
-  RankNames name = of_rank;
-  RankNames describe = of_rank;
-};
 
 /// The memory of one rank in a channel between GPUs: the pad, which peers write to, and behind it the state,
 /// which only its own kernels use; the control, through which host and kernels communicate. Pad and state are in the
@@ -102,15 +63,15 @@ class ChannelResources {
 
  private:
   void set_up(Exchange& exchange, kernel::KernelLauncher& launcher);
-  TrialSetting open_channel(Exchange& exchange, int resident);
-  bool serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting, std::string* why);
+  Trial open_channel(Exchange& exchange, int resident);
+  bool serves(Exchange& exchange, kernel::KernelLauncher& launcher, const Trial& trial, std::string* why);
   void check_speed(std::chrono::microseconds each) const;
   void give_up_multicast(const std::string& why);
-  BlockGrant agree(Exchange& exchange, int resident);
+  BlockGrant reserve(Exchange& exchange, int resident);
   void take_memory(uint32_t first_epoch);
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
   void meet_pools(Exchange& exchange);
-  std::vector<std::shared_ptr<DeviceRegion>> format(const TrialSetting& setting);
+  std::vector<std::shared_ptr<DeviceRegion>> format(const Trial& trial);
   void let_go();
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;
   std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;
@@ -118,14 +79,13 @@ class ChannelResources {
   DevicePtr state_at() const { return mappings_->arena().at(span_.offset + pad_bytes()); }
 
   DeviceRegistry& registry_;
-  const ChannelOptions options_;
+  ChannelOptions options_;
   kernel::DeviceChannel channel_;
   BlockReservation reservation_;
   std::string why_fewer_;
   std::unique_ptr<PeerMappings> mappings_;
   std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<MulticastSpan> multicast_;
-  bool wants_multicast_;
   Span span_;
   bool exported_ = false;
   MappedRegions own_;  // `control_`; the last owner, which unpins it with a deadline

@@ -168,17 +168,17 @@ bool are_near(const Desk& desk, uint32_t stage, const std::byte* got) {
 /// One rank's part of the trial.
 class DeviceTrial {
  public:
-  DeviceTrial(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, const TrialSetting& setting)
+  DeviceTrial(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, const Trial& trial)
       : driver_(std::move(driver)),
         exchange_(exchange),
-        setting_(setting),
-        desk_{setting.channel.shape, setting.epochs()},
-        findings_(setting.channel.shape.ranks) {}
+        trial_(trial),
+        options_(trial.options),
+        desk_{trial.channel.shape, trial.epochs()},
+        findings_(trial.channel.shape.ranks) {}
 
   /// Closing a queue may hang, so it has a deadline too.
   ~DeviceTrial() {
-    destroy_on_thread("closing the queue of the first exchange between GPU kernels", std::move(work_),
-                      setting_.farewell);
+    destroy_on_thread("closing the queue of the first exchange between GPU kernels", std::move(work_), trial_.farewell);
   }
   DeviceTrial(const DeviceTrial&) = delete;
 
@@ -189,9 +189,9 @@ class DeviceTrial {
       launch(launcher);
       // A rank that has begun may have to wait for one whose device is busy. If one of them ended meanwhile, so may
       // all.
-      watch(Deadline::after(setting_.busy));
+      watch(Deadline::after(options_.busy));
       if (!tell() && any_ended_) {
-        watch(Deadline::after(setting_.patience));
+        watch(Deadline::after(options_.patience));
         (void)tell();
       }
     } catch (const std::exception&) {
@@ -207,12 +207,12 @@ class DeviceTrial {
   }
 
  private:
-  uint32_t ranks() const { return setting_.channel.shape.ranks; }
-  uint32_t me() const { return uint32_t(setting_.rank); }
+  uint32_t ranks() const { return trial_.channel.shape.ranks; }
+  uint32_t me() const { return uint32_t(options_.rank); }
   uint32_t stages() const { return desk_.stages; }
-  std::byte* desk() const { return setting_.desk->host(); }
-  std::byte* desk_of_device() const { return reinterpret_cast<std::byte*>(setting_.desk->base()); }
-  const kernel::Control& control() const { return *setting_.control; }
+  std::byte* desk() const { return trial_.desk->host(); }
+  std::byte* desk_of_device() const { return reinterpret_cast<std::byte*>(trial_.desk->base()); }
+  const kernel::Control& control() const { return *trial_.control; }
 
   kernel::Job job(uint32_t stage) const {
     using Kind = kernel::Pieces::Kind;
@@ -228,26 +228,23 @@ class DeviceTrial {
     job.send = {whole ? Kind::kSame : Kind::kSplit, 0, desk_of_device() + desk_.sent(stage), bytes};
     job.recv = {what.reduces() ? job.send.kind : Kind::kEven, 0, desk_of_device() + desk_.received(stage), bytes};
     // For a host that dies or hangs; otherwise the host ends a late operation.
-    if (setting_.busy.count() > 0) job.patience_ns = uint64_t(std::chrono::nanoseconds(2 * setting_.busy).count());
+    if (options_.busy.count() > 0) job.patience_ns = uint64_t(std::chrono::nanoseconds(2 * options_.busy).count());
     return job;
   }
 
   void launch(kernel::KernelLauncher& launcher) {
-    const auto open = [driver = driver_, device = setting_.device, touches = setting_.touches] {
+    const auto open = [driver = driver_, device = options_.device, touches = trial_.touches] {
       return std::make_shared<DeviceWork>(driver, device, touches);
     };
-    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(setting_.farewell), open);
+    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(trial_.farewell), open);
     for (uint32_t stage = 0; stage < stages(); ++stage) {
       const kernel::Job jobs[] = {job(stage)};
-      const Status begun =
-          kStages[stage].is_multicast()
-              ? launcher.launch_multicast_on_queue(work_->lend(), setting_.channel, jobs[0], setting_.multicast)
-              : launcher.launch_on_queue(work_->lend(), setting_.channel, jobs, {});
+      const Status begun = launcher.launch_on_queue(work_->lend(), trial_.channel, jobs, {}, trial_.multicast);
       if (!begun.ok()) throw Error(begun);
     }
   }
 
-  /// Waits until all operations have ended, or one has failed; up to `setting_.patience` from their begin, and for that
+  /// Waits until all operations have ended, or one has failed; up to `options_.patience` from their begin, and for that
   /// up to `to_begin`. Times them.
   void watch(const Deadline& to_begin) {
     constexpr std::chrono::milliseconds kGlance{50};
@@ -258,11 +255,11 @@ class DeviceTrial {
     bool begun = false;
     const auto over = [&] {
       const auto now = Clock::now();
-      if (!begun && has_begun()) begun = true, limit = Deadline::after(setting_.patience);
+      if (!begun && has_begun()) begun = true, limit = Deadline::after(options_.patience);
       for (const uint32_t ended = progress(); seen < ended; ++seen, last = now) gaps.push_back(now - last);
       return seen == stages() || has_verdict() || limit.passed(now);
     };
-    while (!look_until(over, Deadline::after(kGlance))) setting_.look();
+    while (!look_until(over, Deadline::after(kGlance))) options_.look();
     if (gaps.size() < stages() / 2) return;
     gaps.erase(gaps.begin());  // it waited for the last rank to come
     std::nth_element(gaps.begin(), gaps.begin() + std::ptrdiff_t(gaps.size() / 2), gaps.end());
@@ -272,13 +269,13 @@ class DeviceTrial {
   /// Ends what has not ended, and waits for the device to report it.
   void end_kernels() {
     if (!work_) return;
-    if (progress() < stages()) std::atomic_ref(setting_.control->abort).store(1, std::memory_order_release);
-    drain(Deadline::after(setting_.farewell), "the first operations of GPU kernels");
+    if (progress() < stages()) std::atomic_ref(trial_.control->abort).store(1, std::memory_order_release);
+    drain(Deadline::after(trial_.farewell), "the first operations of GPU kernels");
   }
 
   /// Starts a copy if `from` is set, and waits for all work in the queue.
   void drain(const Deadline& deadline, const std::string& what, DevicePtr from = 0) {
-    const auto steps = [work = work_, deadline, from, to = setting_.desk->base(), bytes = desk_.pad_bytes()] {
+    const auto steps = [work = work_, deadline, from, to = trial_.desk->base(), bytes = desk_.pad_bytes()] {
       return work->carry_out([&]() -> PairVerdict {
         if (from) work->copy(to, from, bytes);
         if (work->drain(deadline)) return {};
@@ -291,17 +288,17 @@ class DeviceTrial {
   }
 
   /// The number of operations that all blocks have ended.
-  uint32_t progress() const { return kernel::least_ended(control(), desk_.shape.blocks).epoch - setting_.first_epoch; }
+  uint32_t progress() const { return kernel::least_ended(control(), desk_.shape.blocks).epoch - trial_.first_epoch; }
   bool has_begun() const {
     auto& begun = const_cast<uint32_t&>(control().begun);
-    return std::atomic_ref(begun).load(std::memory_order_acquire) != setting_.first_epoch;
+    return std::atomic_ref(begun).load(std::memory_order_acquire) != trial_.first_epoch;
   }
   bool has_verdict() const {
     auto& state = const_cast<uint32_t&>(control().verdict.state);
     return std::atomic_ref(state).load(std::memory_order_acquire) == kernel::DeviceVerdict::kReadable;
   }
   /// The number of stages that have ended well here.
-  uint32_t ended() const { return has_verdict() ? control().verdict.epoch - setting_.first_epoch - 1 : progress(); }
+  uint32_t ended() const { return has_verdict() ? control().verdict.epoch - trial_.first_epoch - 1 : progress(); }
 
   /// Compares all results with the host's. Returns whether all exchanges are right; `wrong` receives the first
   /// reduction that is not.
@@ -337,7 +334,7 @@ class DeviceTrial {
   /// Publishes this rank's progress, and reads the others'. Returns whether all ranks have ended well.
   bool tell() {
     TrialCard card;
-    card.rank = setting_.rank;
+    card.rank = options_.rank;
     card.ended = ended();
     if (card.ended == stages()) {
       end_kernels();  // an end that a kernel reports is not ordered behind its stores
@@ -345,20 +342,20 @@ class DeviceTrial {
       look_at_sums(card);
     }
     card.each_us = uint32_t(std::min<int64_t>(each_.count(), UINT32_MAX));
-    const auto cards = read_cards<TrialCard>(exchange_.all_gather(bytes_of(card)), 1, setting_.name);
+    const auto cards = read_cards<TrialCard>(exchange_.all_gather(bytes_of(card)), 1, options_.name);
     all_well_ = true, any_ended_ = false, no_multicast_.clear();
     bool is_corrupt = false;
     for (uint32_t r = 0; r < ranks(); ++r) {
       if (cards[r].magic != TrialCard::kMagic || cards[r].rank != int32_t(r))
-        throw of_another_version(setting_.name(int(r)));
+        throw of_another_version(options_.name(int(r)));
       const bool is_over = cards[r].ended == stages(), is_wrong = cards[r].wrong < kTrialEpochs;
       if (!is_over && cards[r].ended >= kTrialEpochs)
-        no_multicast_ = "the kernel of " + setting_.name(int(r)) + " that uses multicast did not end";
+        no_multicast_ = "the kernel of " + options_.name(int(r)) + " that uses multicast did not end";
       if (is_over && no_multicast_.empty() && (cards[r].by_switch != 0 || cards[r].sums != cards[0].sums))
-        no_multicast_ = "the switch's sums on " + setting_.name(int(r)) +
+        no_multicast_ = "the switch's sums on " + options_.name(int(r)) +
                         (cards[r].by_switch ? " are wrong" : " are not those of rank 0");
       if (is_wrong && wrong_.empty())
-        wrong_ = setting_.name(int(r)) + "'s kernel " + kStages[cards[r].wrong].name() +
+        wrong_ = options_.name(int(r)) + "'s kernel " + kStages[cards[r].wrong].name() +
                  " computes other bits than the host";
       all_well_ = all_well_ && is_over && !is_wrong && cards[r].corrupt == 0;
       any_ended_ = any_ended_ || is_over;
@@ -385,7 +382,7 @@ class DeviceTrial {
       find(uint32_t(verdict.peer), PairState::kCorrupt, ended(), "data that kernels send is corrupt" + though);
     for (uint32_t p = 0; p < ranks(); ++p) {
       if (p == me()) continue;
-      if (copied_ != setting_.pads[p].mine) copy_pad(setting_.pads[p].mine);
+      if (copied_ != trial_.pads[p].mine) copy_pad(trial_.pads[p].mine);
       if (ended() == 0 && !has_greeted(p))  // a peer that is ahead overwrites the packets of the first stage
         find(p, PairState::kHung, 0, "no store of a kernel arrives" + though);
       else if (ended() == 1 && verdict.peer == int32_t(p) && has_greeted(p, 1) && !has_posted(p))
@@ -394,7 +391,7 @@ class DeviceTrial {
   }
 
   void copy_pad(const std::byte* pad) {
-    drain(Deadline::after(setting_.farewell), "reading the pad", reinterpret_cast<DevicePtr>(pad));
+    drain(Deadline::after(trial_.farewell), "reading the pad", reinterpret_cast<DevicePtr>(pad));
     copied_ = pad;
   }
 
@@ -404,7 +401,7 @@ class DeviceTrial {
   }
   /// Checks all blocks: a block that saw another one fail does not begin.
   bool has_greeted(uint32_t peer, uint32_t stage = 0) const {
-    const uint32_t epoch = setting_.first_epoch + 1 + stage;
+    const uint32_t epoch = trial_.first_epoch + 1 + stage;
     bool greeted = false;
     for (uint32_t block = 0; block < desk_.shape.blocks; ++block) {
       const auto& packet = cell<kernel::Packet>(DevicePad::of(Part::kGreetings, epoch % kernel::kBuffers), block, peer);
@@ -419,7 +416,7 @@ class DeviceTrial {
   /// The first stage with a finding decides, since it also makes later stages fail.
   TrialVerdict judge(TrialVerdict verdict) {
     const auto all =
-        read_cards<TrialFinding>(exchange_.all_gather(std::as_bytes(std::span(findings_))), ranks(), setting_.name);
+        read_cards<TrialFinding>(exchange_.all_gather(std::as_bytes(std::span(findings_))), ranks(), options_.name);
     const auto is_fine = [](const TrialFinding& f) { return f.state == uint32_t(PairState::kFine); };
     uint32_t first = UINT32_MAX;
     for (const TrialFinding& f : all) first = is_fine(f) ? first : std::min(first, f.stage);
@@ -428,7 +425,7 @@ class DeviceTrial {
       if (is_fine(all[i]) || all[i].stage != first) continue;
       const size_t by = i / ranks(), of = i % ranks();
       const PairVerdict pair{PairState(std::min(all[i].state, uint32_t(PairState::kCorrupt))), text_of(all[i].why)};
-      verdict.why = "from " + setting_.name(int(of)) + " to " + setting_.name(int(by)) + ": " + pair.why;
+      verdict.why = "from " + options_.name(int(of)) + " to " + options_.name(int(by)) + ": " + pair.why;
       if (by == me()) verdict.peers[of] = pair;
       if (of == me()) verdict.peers[by] = pair;
     }
@@ -437,7 +434,8 @@ class DeviceTrial {
 
   const std::shared_ptr<DeviceDriver> driver_;
   Exchange& exchange_;
-  const TrialSetting& setting_;
+  const Trial& trial_;
+  const ChannelOptions& options_;
   const Desk desk_;
   std::vector<TrialFinding> findings_;         // by peer
   std::shared_ptr<DeviceWork> work_;           // the queue of the kernel, and then of the copies of pads
@@ -455,11 +453,11 @@ bool is_shown(int architecture, int cuda) {
   return std::find(std::begin(kShown), std::end(kShown), std::pair(architecture, cuda)) != std::end(kShown);
 }
 
-size_t trial_bytes(const TrialSetting& setting) { return Desk{setting.channel.shape, setting.epochs()}.bytes(); }
+size_t trial_bytes(const Trial& trial) { return Desk{trial.channel.shape, trial.epochs()}.bytes(); }
 
 TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
-                         const TrialSetting& setting) {
-  return DeviceTrial(std::move(driver), exchange, setting).run(launcher);
+                         const Trial& trial) {
+  return DeviceTrial(std::move(driver), exchange, trial).run(launcher);
 }
 
 }  // namespace nvx

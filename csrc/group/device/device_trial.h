@@ -1,15 +1,12 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/words.h"
-#include "kernel/gpu/launch_cuda.h"
+#include "group/device/channel_options.h"
 #include "memory/gpu/device_work.h"
-#include "memory/gpu/peer_mappings.h"
 
 /// The first operations of a channel. Trial copies have shown that two devices reach each other's memory. Only kernels
 /// can show that stores of kernels arrive, and in order, and that they compute what the host computes. So before its
@@ -20,22 +17,17 @@ namespace nvx {
 /// there are more, one for each type that the switch adds.
 constexpr uint32_t kTrialEpochs = 12, kMulticastTrialEpochs = 3;
 
-struct TrialSetting {
-  int rank = 0;
-  int device = 0;
-  kernel::DeviceChannel channel;
-  kernel::Control* control = nullptr;        ///< the channel's control block, mapped on the host
-  kernel::MulticastView multicast;           ///< empty if the ranks have no multicast object
-  uint32_t first_epoch = 0;                  ///< the epoch with which the pads were formatted
-  std::vector<kernel::PeerPads> pads;        ///< this rank's; its pads and its peers' are formatted
-  std::chrono::milliseconds busy{};          ///< the limit for the device to begin: other work may keep it busy
-  std::chrono::milliseconds patience{2000};  ///< the limit for all operations, once all ranks have begun
-  std::chrono::milliseconds farewell{};      ///< the limit for the device to report that they have ended
-  std::function<void()> look = [] {};        ///< called now and then during waits; throws Error if they are pointless
-  RankNames name = of_rank;
+struct Trial {
+  const ChannelOptions& options;
+  std::chrono::milliseconds farewell{};  ///< the limit for the device to report that the operations have ended
+  kernel::DeviceChannel channel{};
+  kernel::Control* control = nullptr;    ///< the channel's control block, mapped on the host
+  kernel::MulticastView multicast{};     ///< empty if the ranks have no multicast object
+  uint32_t first_epoch = 0;              ///< the epoch with which the pads were formatted
+  std::vector<kernel::PeerPads> pads{};  ///< this rank's; its pads and its peers' are formatted
   /// Pinned host memory of at least `trial_bytes()`. `touches` is all memory that the kernels access, including `desk`.
-  std::shared_ptr<DeviceRegion> desk;
-  std::vector<std::shared_ptr<DeviceRegion>> touches;
+  std::shared_ptr<DeviceRegion> desk{};
+  std::vector<std::shared_ptr<DeviceRegion>> touches{};
 
   uint32_t epochs() const { return kTrialEpochs + (multicast.bytes != 0 ? kMulticastTrialEpochs : 0); }
 };
@@ -45,7 +37,7 @@ struct TrialSetting {
 bool is_shown(int architecture, int cuda);
 
 /// The size of the pinned host memory that a trial needs.
-size_t trial_bytes(const TrialSetting& setting);
+size_t trial_bytes(const Trial& trial);
 
 struct TrialVerdict {
   std::vector<PairVerdict> peers;  ///< by rank: the result of this rank's pair with it
@@ -63,6 +55,6 @@ struct TrialVerdict {
 /// of a pair get the same verdict, and all ranks the same `failed`. Throws Error; kTimeout if this rank's device does
 /// not report that its kernels have ended, so that they may still write.
 TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
-                         const TrialSetting& setting);
+                         const Trial& trial);
 
 }  // namespace nvx

@@ -39,11 +39,6 @@ milliseconds patience_of(const Operation& operation, milliseconds timeout) {
   return operation.timeout.count() > 0 ? operation.timeout : std::max(timeout, milliseconds(0));
 }
 
-/// Such a job has a launch of its own.
-bool is_multicast(std::span<const kernel::Job> jobs) {
-  return !jobs.empty() && jobs[0].algorithm == kernel::DeviceAlgorithm::kReduceMulticast;
-}
-
 }  // namespace
 
 KernelExecutor::KernelExecutor(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
@@ -164,9 +159,7 @@ Status KernelExecutor::launch_batches(std::span<const Operation* const> operatio
     remember(operations.subspan(at, n), timeout, begins);
     if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
     const Status status =
-        is_multicast(batch_.jobs())
-            ? launcher_->launch_multicast(channel, batch_.jobs()[0], resources_.multicast(), stream.native)
-            : launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream.native);
+        launcher_->launch(channel, batch_.jobs(), batch_.pieces(), resources_.multicast(), stream.native);
     if (!status.ok()) return refused(status, begins, /*is_first=*/at == 0);
     if (begins == Begins::kInReplays) {
       captured_.fetch_add(uint32_t(n), std::memory_order_release);
@@ -231,7 +224,7 @@ size_t KernelExecutor::gather(std::span<const Operation* const> operations, mill
   for (kernel::Piece* room; n < operations.size() && (room = batch_.room(listed_by(*operations[n]))); ++n) {
     kernel::Job job = job_of(*operations[n], room, timeout);
     job.call = (call & kCaptured) | call_of(call + n);
-    if (n > 0 && (is_multicast({&job, 1}) || is_multicast(batch_.jobs()))) break;
+    if (n > 0 && (kernel::is_multicast({&job, 1}) || kernel::is_multicast(batch_.jobs()))) break;
     if (!batch_.add(job)) break;
   }
   return n;

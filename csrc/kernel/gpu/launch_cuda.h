@@ -43,6 +43,10 @@ struct MulticastView {
   /// The bytes that a slot holds.
   constexpr size_t slot(uint32_t blocks) const { return bytes / (2 * kSlots * blocks) / kCacheLine * kCacheLine; }
 };
+/// Whether these are a job of kReduceMulticast, which has a launch of its own.
+inline bool is_multicast(std::span<const Job> jobs) {
+  return !jobs.empty() && jobs[0].algorithm == DeviceAlgorithm::kReduceMulticast;
+}
 /// As check_launch and launch_cuda, for one job of kReduceMulticast: a sum of float32, bfloat16 or float16.
 Status check_multicast(const DeviceChannel& channel, const Job& job, const MulticastView& view);
 Status launch_multicast_cuda(const DeviceChannel& channel, const Job& job, const MulticastView& view, void* stream);
@@ -61,24 +65,17 @@ Status load_cuda(std::vector<KernelFacts>* facts);
 class KernelLauncher {
  public:
   virtual ~KernelLauncher() = default;
-  /// As launch_cuda. The stream belongs to the calling thread's current device.
+  /// As launch_cuda, or for a job of kReduceMulticast as launch_multicast_cuda. The stream belongs to the calling
+  /// thread's current device.
   virtual Status launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
-                        void* stream) {
-    return launch_cuda(channel, jobs, table, stream);
+                        const MulticastView& view, void* stream) {
+    return is_multicast(jobs) ? launch_multicast_cuda(channel, jobs[0], view, stream)
+                              : launch_cuda(channel, jobs, table, stream);
   }
   /// The same on a queue that the driver has opened, for the trial, which runs before torch has streams.
   virtual Status launch_on_queue(uint64_t queue, const DeviceChannel& channel, std::span<const Job> jobs,
-                                 std::span<const Piece> table) {
-    return launch(channel, jobs, table, reinterpret_cast<void*>(queue));  // a CUstream is a cudaStream_t
-  }
-  /// As launch_multicast_cuda, on a stream and on a queue.
-  virtual Status launch_multicast(const DeviceChannel& channel, const Job& job, const MulticastView& view,
-                                  void* stream) {
-    return launch_multicast_cuda(channel, job, view, stream);
-  }
-  virtual Status launch_multicast_on_queue(uint64_t queue, const DeviceChannel& channel, const Job& job,
-                                           const MulticastView& view) {
-    return launch_multicast(channel, job, view, reinterpret_cast<void*>(queue));
+                                 std::span<const Piece> table, const MulticastView& view) {
+    return launch(channel, jobs, table, view, reinterpret_cast<void*>(queue));  // a CUstream is a cudaStream_t
   }
   /// As load_cuda, on the calling thread's current device.
   virtual Status facts(std::vector<KernelFacts>* facts) { return load_cuda(facts); }

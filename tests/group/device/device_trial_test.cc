@@ -14,6 +14,7 @@
 #include "support/kernel_executors.h"
 #include "support/results.h"
 #include "support/stores.h"
+#include "support/ways.h"
 
 namespace nvx::test {
 namespace {

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "base/words.h"
+#include "group/device/device_pools.h"
+#include "group/plan/plan.h"
+#include "kernel/gpu/launch_cuda.h"
+#include "memory/gpu/peer_mappings.h"
+
+namespace nvx {
+
+/// Of each rank, to add sums in the switch. A block's slot has 85 KiB of it.
+inline constexpr size_t kMulticastBytes = size_t(8) << 20;
+
+/// A rank's part in a channel between GPUs. These ranks may be a subset of their group.
+struct ChannelOptions : MappingOptions {
+  std::string group;                                    ///< the group's name, for messages
+  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `tuning`
+  Tuning tuning = {};
+  /// Of each rank, if all GPUs have room for them: see `reserve_blocks()`.
+  uint32_t blocks = uint32_t(Tuning().of(Tune::kBlocks, 2));
+  /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
+  /// no group with a device has met yet count as sharing it too, so that groups of a few of them leave room for all.
+  uint32_t processes = 0;
+  uint32_t first_epoch = 0;                ///< tests start near the wrap
+  std::chrono::milliseconds busy{10'000};  ///< the limit for other work to let the first kernels begin
+  /// Kernels of which a small operation takes longer are not used; 0: whatever it takes.
+  std::chrono::microseconds slowest{0};
+  std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves
+  /// Called now and then during waits of set-up; throws Error if they are pointless.
+  std::function<void()> look = [] {};
+  /// True once no peer's kernel can write to the memory that this rank has exported. Asked after this rank has left,
+  /// possibly by threads of other groups; the memory is not reused before.
+  std::function<bool()> peers_gone = [] { return false; };
+  /// 1 + the offset of this range in the pool of this rank that its peers may map; 0 if the range is not in the pool.
+  /// Called at every launch.
+  kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
+  PoolNews pool_news = {};
+  /// `rank_of` maps to ranks of the group, `describe` gives "rank 3 (pid 4711, host a01)".
+  std::function<int(int rank)> rank_of = [](int rank) { return rank; };
+  RankNames describe = of_rank;
+};
+
+}  // namespace nvx
