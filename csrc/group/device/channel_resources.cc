@@ -252,13 +252,9 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
 
 /// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
 BlockGrant ChannelResources::reserve(Exchange& exchange, int resident) {
-  const DeviceFacts facts =
-      call_or_throw<DeviceFacts>("asking for the GPU's UUID", Deadline::after(registry_.patience()),
-                                 [driver = registry_.driver(), device = options_.device] {
-                                   DeviceFacts facts;
-                                   demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
-                                   return facts;
-                                 });
+  const DeviceFacts facts = call_or_throw<DeviceFacts>(
+      "asking for the GPU's UUID", Deadline::after(registry_.patience()),
+      [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
   warn_if_not_shown(facts);
   return reserve_blocks(exchange, *mappings_, options_, {registry_.id(), facts.uuid, resident});
 }

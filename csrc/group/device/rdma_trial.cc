@@ -29,9 +29,8 @@ class RdmaTrial final : public net::Receiver {
  public:
   explicit RdmaTrial(const RdmaTrialSetting& setting)
       : registry_(*setting.registry), device_(setting.device), slack_(setting.slack) {
-    DeviceFacts facts;
-    demand(*registry_.driver(), registry_.driver()->describe(device_, &facts), "cuDeviceGetAttribute", device_);
-    NVX_CHECK(facts.flushes_rdma, "the driver has no cuFlushGPUDirectRDMAWrites for this device");
+    NVX_CHECK(facts_of(*registry_.driver(), device_).flushes_rdma,
+              "the driver has no cuFlushGPUDirectRDMAWrites for this device");
     link_ = setting.open_link();
     link_->listen(*this);
     sizes_.assign(std::begin(kSizes), std::end(kSizes));

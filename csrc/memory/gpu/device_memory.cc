@@ -38,6 +38,29 @@ void demand_reach(DeviceDriver& driver, int device, int peer) {
             "the driver reports that GPU " + std::to_string(device) + " cannot access GPU " + std::to_string(peer));
 }
 
+DeviceFacts facts_of(DeviceDriver& driver, int device) {
+  DeviceFacts facts;
+  demand(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
+  return facts;
+}
+
+void take_over(DeviceDriver& driver, DeviceMemory memory, Undo& undo) {
+  undo.add([&driver, memory] { note_refusal(driver, driver.release(memory), "cuMemRelease"); });
+}
+
+DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo) {
+  DevicePtr at = 0;
+  demand(driver, driver.reserve(bytes, 0, &at), "cuMemAddressReserve", device);
+  undo.add([&driver, at, bytes] { note_refusal(driver, driver.unreserve(at, bytes), "cuMemAddressFree"); });
+  return at;
+}
+
+void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMemory memory, Undo& undo) {
+  demand(driver, driver.map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes", device);
+  undo.add([&driver, at, bytes] { note_refusal(driver, driver.unmap(at, bytes), "cuMemUnmap"); });
+  demand(driver, driver.allow(at, bytes, device), "cuMemSetAccess", device);
+}
+
 void Undo::forget() {
   for (auto& step : steps_) keep_for_ever(std::move(step));  // with everything that they own
   steps_.clear();
@@ -53,16 +76,10 @@ void Undo::all() {
 
 /// Takes ownership of physical memory and maps it at an address that this device may access.
 void DeviceRegion::give_address(DeviceMemory memory) {
-  DeviceDriver* const driver = driver_.get();  // `undo_` is destroyed before `driver_`
   memory_ = memory;
-  undo_.add([driver, memory] { note_refusal(*driver, driver->release(memory), "cuMemRelease"); });
-  demand_done(driver->reserve(bytes_, 0, &base_), "cuMemAddressReserve");
-  const DevicePtr at = base_;
-  const size_t bytes = bytes_;
-  undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unreserve(at, bytes), "cuMemAddressFree"); });
-  demand_done(driver->map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes");
-  undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unmap(at, bytes), "cuMemUnmap"); });
-  demand_done(driver->allow(at, bytes, device_), "cuMemSetAccess");
+  take_over(*driver_, memory, undo_);  // `undo_` is destroyed before `driver_`
+  base_ = reserve(*driver_, device_, bytes_, undo_);
+  map(*driver_, device_, base_, bytes_, memory, undo_);
 }
 
 /// A handle of a plain allocation does not contain its size.
@@ -199,10 +216,8 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
     }
   };
   attempt(ShareKind::kPointer, times.device, [driver, device] {
-    DeviceFacts facts;
-    demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
     const DeviceWork none(driver, device, {});
-    return facts;
+    return facts_of(*driver, device);
   });
   if (!probe.has(ShareKind::kPointer)) {
     for (std::string& why : probe.why_not) why = probe.why_not[int(ShareKind::kPointer)];

@@ -21,6 +21,9 @@ void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call)
 /// Throws Error if the driver reports that one device cannot access the other's memory.
 void demand_reach(DeviceDriver& driver, int device, int peer);
 
+/// The driver's facts about a device. Throws Error.
+DeviceFacts facts_of(DeviceDriver& driver, int device);
+
 /// A stack of steps that undo actions. The destructor runs them in reverse order.
 class Undo {
  public:
@@ -36,6 +39,12 @@ class Undo {
   void all();
   std::vector<std::function<void()>> steps_;
 };
+
+/// Take over physical memory, reserve addresses, and map memory there for a device. `undo` gives back what they have
+/// taken, and must not outlive the driver. Throw Error.
+void take_over(DeviceDriver& driver, DeviceMemory memory, Undo& undo);
+DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo);
+void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMemory memory, Undo& undo);
 
 /// Memory that a device can access, from any source. The destructor returns everything that it acquired.
 class DeviceRegion {

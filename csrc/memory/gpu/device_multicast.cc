@@ -21,9 +21,7 @@ class MulticastObject {
                   const std::function<DriverCode(DeviceMemory*)>& get)
       : driver_(std::move(driver)), device_(device), bytes_(bytes) {
     demand_done(get(&object_), call);
-    undo_.add([driver = driver_.get(), object = object_] {  // `undo_` is destroyed before `driver_`
-      note_refusal(*driver, driver->release(object), "cuMemRelease");
-    });
+    take_over(*driver_, object_, undo_);  // `undo_` is destroyed before `driver_`
   }
 
   Fd export_fd() const {
@@ -46,12 +44,8 @@ class MulticastObject {
     undo_.add([driver, region, object = object_, device = device_, bytes] {
       note_refusal(*driver, driver->unbind_multicast(object, device, bytes), "cuMulticastUnbind");
     });
-    demand_done(driver->reserve(bytes, 0, &base_), "cuMemAddressReserve");
-    const DevicePtr at = base_;
-    undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unreserve(at, bytes), "cuMemAddressFree"); });
-    demand_done(driver->map(at, bytes, object_), "cuMemMap");
-    undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unmap(at, bytes), "cuMemUnmap"); });
-    demand_done(driver->allow(at, bytes, device_), "cuMemSetAccess");
+    base_ = reserve(*driver, device_, bytes, undo_);
+    map(*driver, device_, base_, bytes, object_, undo_);
   }
 
   DevicePtr base() const { return base_; }

@@ -12,19 +12,14 @@ namespace {
 
 uint64_t up_to_multiple(uint64_t bytes, uint64_t of) { return (bytes + of - 1) / of * of; }
 
-uint64_t bytes_of(DeviceDriver& driver, int device) {
-  DeviceFacts facts;
-  demand(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
-  return facts.bytes;
-}
-
 }  // namespace
 
 DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options options)
     : options_(std::move(options)),
       made_by_(getpid()),
       granule_(share_granularity(*driver, device, options_.kind)),
-      region_(std::make_shared<GrowingRegion>(driver, device, up_to_multiple(bytes_of(*driver, device), granule_))),
+      region_(
+          std::make_shared<GrowingRegion>(driver, device, up_to_multiple(facts_of(*driver, device).bytes, granule_))),
       spans_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
 
 DevicePtr DevicePool::allocate(size_t bytes) {
@@ -66,21 +61,20 @@ void DevicePool::grow(uint64_t bytes) {
   spans_.add({before, more});
 }
 
-void DevicePool::free_when(DevicePtr at, std::function<bool()> released) {
+Span DevicePool::take_back(DevicePtr at) {
   MutexLock lock(mutex_);
-  const auto found = handed_out_.find(at);
-  if (found == handed_out_.end()) return;
-  spans_.free_when(found->second, std::move(released));
-  handed_out_.erase(found);
+  const auto found = handed_out_.extract(at);
+  return found ? found.mapped() : Span{};
+}
+
+void DevicePool::free_when(DevicePtr at, std::function<bool()> released) {
+  if (const Span span = take_back(at)) spans_.free_when(span, std::move(released));
 }
 
 bool DevicePool::free(DevicePtr at) {
-  MutexLock lock(mutex_);
-  const auto found = handed_out_.find(at);
-  if (found == handed_out_.end()) return false;
-  spans_.free(found->second);
-  handed_out_.erase(found);
-  return true;
+  const Span span = take_back(at);
+  if (span) spans_.free(span);
+  return bool(span);
 }
 
 }  // namespace nvx

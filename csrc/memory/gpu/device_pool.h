@@ -58,6 +58,7 @@ class DevicePool {
 
  private:
   void grow(uint64_t bytes) REQUIRES(mutex_);
+  Span take_back(DevicePtr at) EXCLUDES(mutex_);
 
   const ArenaId id_ = random_arena_id();
   const Options options_;

@@ -7,23 +7,15 @@
 namespace nvx {
 
 GrowingRegion::GrowingRegion(std::shared_ptr<DeviceDriver> driver, int device, uint64_t room)
-    : driver_(std::move(driver)), device_(device), room_(room) {
-  DeviceDriver* const raw = driver_.get();
-  demand(*raw, raw->reserve(room, 0, &base_), "cuMemAddressReserve", device);
-  undo_.add([raw, at = base_, room] { note_refusal(*raw, raw->unreserve(at, room), "cuMemAddressFree"); });
-}
+    : driver_(std::move(driver)), device_(device), room_(room), base_(reserve(*driver_, device, room, undo_)) {}
 
 void GrowingRegion::append(DeviceMemory memory, uint64_t bytes) {
-  DeviceDriver* const raw = driver_.get();
   Undo half;  // until the segment is complete
-  half.add([raw, memory] { note_refusal(*raw, raw->release(memory), "cuMemRelease"); });
+  take_over(*driver_, memory, half);
   const uint64_t offset = mapped();
   NVX_CHECK(bytes > 0 && bytes <= room_ - offset,
             "addresses are reserved for only " + std::to_string(room_ >> 20) + " MiB");
-  const DevicePtr at = base_ + offset;
-  demand(*raw, raw->map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes", device_);
-  half.add([raw, at, bytes] { note_refusal(*raw, raw->unmap(at, bytes), "cuMemUnmap"); });
-  demand(*raw, raw->allow(at, bytes, device_), "cuMemSetAccess", device_);
+  map(*driver_, device_, base_ + offset, bytes, memory, half);
   undo_.add([kept = std::make_shared<Undo>(std::move(half))] {});
   MutexLock lock(mutex_);
   segments_.push_back({offset, bytes, memory});

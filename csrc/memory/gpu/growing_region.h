@@ -42,11 +42,11 @@ class GrowingRegion {
   const std::shared_ptr<DeviceDriver> driver_;
   const int device_;
   const uint64_t room_;
-  DevicePtr base_ = 0;
+  Undo undo_;
+  const DevicePtr base_;
   std::atomic<uint64_t> mapped_{0};
   mutable Mutex mutex_;
   std::vector<Segment> segments_ GUARDED_BY(mutex_);
-  Undo undo_;
 };
 
 }  // namespace nvx
