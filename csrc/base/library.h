@@ -35,7 +35,6 @@ class Library {
   explicit operator bool() const { return handle_ != nullptr; }
   /// The loader's reason, if it could not be loaded.
   const std::string& error() const { return error_; }
-  /// The file that was loaded.
   const std::string& path() const { return path_; }
 
   /// Throws Error if the library has no such function.

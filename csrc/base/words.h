@@ -35,7 +35,6 @@ void put(char (&field)[N], const std::string& text) {
 
 /// "1.50 s"
 std::string seconds(double span);
-/// The time since an operation began.
 std::string seconds(const Deadline& deadline);
 /// The length of a deadline: "2000 ms".
 std::string how_long(const Deadline& deadline);

@@ -51,7 +51,6 @@ class Group : public std::enable_shared_from_this<Group> {
   /// stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
   Mailbox& mail() { return *mailbox_; }
-  /// See `Window::open()`.
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
   /// See `Symmetric::meet()`. `opened`: for a block in a GPU's pool, the open device of a group of the same ranks; null
   /// for host memory.
@@ -60,7 +59,6 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() { return core_->next_number(); }
-  /// The number of operations issued so far.
   uint64_t sequence() const { return core_->sequence.load(std::memory_order_relaxed); }
 
   void set_timeout(std::chrono::milliseconds timeout) { core_->waits.set_timeout(timeout); }

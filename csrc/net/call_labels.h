@@ -15,7 +15,6 @@ class CallLabels {
  public:
   explicit CallLabels(int ranks) : latest_(size_t(ranks)) {}
 
-  /// A label that another rank has sent.
   struct Theirs {
     int rank;
     uint32_t op;
@@ -36,7 +35,6 @@ class CallLabels {
   uint32_t ended() const { return ended_; }
   bool has_ended(uint32_t op) const { return before(op, ended_); }
 
-  /// Records that a rank has called an operation.
   void note(uint32_t rank, uint32_t op) {
     if (before(latest_[rank], op)) latest_[rank] = op;
   }

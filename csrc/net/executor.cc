@@ -192,7 +192,6 @@ void ScheduleRun::compare(uint32_t from, const First& first) {
   if (first.label != args_.label) refuse({Cause::kMismatch, int(from), first.label});
 }
 
-/// Whether the message has such a segment, of this length.
 bool ScheduleRun::fits(const Flight& flight, uint32_t number, size_t bytes) const {
   const size_t total = flight.step.recv.bytes, segment = port_.messenger().segment_bytes(), offset = number * segment;
   return (offset < total || number == 0) && bytes == std::min(segment, total - offset);
@@ -335,7 +334,6 @@ void ScheduleRun::look() {
   if (const auto clash = port_.calls().clash(args_.op)) refuse({Cause::kMismatch, clash->rank, clash->label});
 }
 
-/// The number of segments that the link reads or writes.
 int ScheduleRun::in_link() const {
   int open = 0;
   for (const Flight& flight : flights_) open += flight.in_link();

@@ -71,7 +71,6 @@ class ScheduleRun final : public Sender {
   /// Identifies the run.
   uint32_t op() const { return args_.op; }
   uint16_t number() const { return args_.run; }
-  /// Whether a segment belongs to this run.
   bool owns(const MessageHeader& header) const { return header.op == op() && header.run == number(); }
   /// The fate of a segment: received, to be offered again later, or refused.
   enum class Outcome { kYes, kLater, kNever };
@@ -83,7 +82,6 @@ class ScheduleRun final : public Sender {
   void compare(uint32_t from, const First& first);
 
  private:
-  /// A step in flight.
   struct Flight {
     schedule::Step step;
     uint16_t out_number = 0, in_number = 0;

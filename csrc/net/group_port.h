@@ -42,7 +42,6 @@ class GroupPort {
   ~GroupPort();
 
   Messenger& messenger() { return *messenger_; }
-  /// The messenger's lock, which guards all of this.
   Mutex& mutex() RETURN_CAPABILITY(messenger_->mutex()) { return messenger_->mutex(); }
   CallLabels& calls() { return calls_; }
   SegmentFlow& flow() { return flow_; }
@@ -55,7 +54,6 @@ class GroupPort {
   void send(int rank, MessageHeader header, std::span<const std::byte> behind = {},
             std::span<const std::byte> body = {}, Sender* sender = nullptr, uint64_t cookie = 0)
       REQUIRES(messenger_->mutex());
-  /// Sends a ping to the rank.
   void ask(int rank) REQUIRES(messenger_->mutex());
   /// Closes the connection to a rank, so that the link releases buffers of a failed operation.
   void disconnect(int rank, const char* why = "a failed operation still had messages to it in flight")

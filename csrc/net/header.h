@@ -75,7 +75,6 @@ struct Taken {
   }  ///< the reader's buffer for unexpected data is full: later announcements must carry no data
   uint64_t value() const { return uint64_t(turns) << 32 | count; }
   static Taken of(uint64_t value) { return {uint32_t(value), uint32_t(value >> 32)}; }
-  /// Updates the state with another message.
   void learn(const Taken& news) {
     if (int32_t(news.count - count) > 0) count = news.count;
     if (int32_t(news.turns - turns) > 0) turns = news.turns;

@@ -31,9 +31,7 @@ inline constexpr size_t kMostAddresses = 16;
 
 /// The address in a sockaddr, if it is IPv4 or IPv6.
 std::optional<AddressBytes> address_bytes(const sockaddr* address);
-/// The address as the kernel takes it.
 std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address);
-/// Calls `body` for each address of each interface.
 void each_interface(const std::function<void(const ifaddrs&)>& body);
 
 /// The source addresses of this host's packets, for any interface: all addresses that have a meaning on other hosts, at

@@ -21,7 +21,6 @@ class Messenger;
 /// whole job that this process has met. The messenger's lock guards all of it, and the caller holds that lock.
 class Liveness {
  public:
-  /// The value of a pong.
   enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
 
   /// `silence`: how long a peer may leave pings without an answer until it counts as lost.
@@ -31,7 +30,6 @@ class Liveness {
   void joined(PeerId peer);
   /// A message of a group has arrived from the peer.
   void heard(PeerId peer, const MessageHeader& header, bool has_body);
-  /// A ping or a pong has arrived.
   void answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
   /// Sends the answers that a callback of the link could not send.
   void settle();
@@ -39,7 +37,6 @@ class Liveness {
   /// Pings a peer if it has sent nothing lately, and counts it as lost if it has not answered for too long.
   void ask(PeerId peer, uint64_t group, int from, int to);
   std::chrono::milliseconds silence() const { return silence_; }
-  /// Whether anything has ever arrived from it.
   bool has_heard(PeerId peer) const { return signs_[peer].heard != Clock::time_point(); }
   /// How long it has not answered pings; 0 if it was not asked.
   Clock::duration silence_of(PeerId peer) const;

@@ -37,7 +37,6 @@ class Mail final : private Sender {
   void on_news(std::function<void()> notify) { notify_ = std::move(notify); }
   void notify() const { notify_(); }
 
-  /// The next letter, in the order of arrival.
   std::optional<Letter> next_letter();
   /// Announces a message, and sends it with the announcement if it is small.
   void announce(int rank, const MailHead& head, std::span<const std::byte> body);
@@ -56,13 +55,11 @@ class Mail final : private Sender {
   std::byte* place(const MessageHeader& header, size_t bytes);
   /// A letter has arrived. `whole` is the message, `body` what follows its headers.
   void take_letter(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
-  /// A segment of a large message has arrived.
   void take_segment(const MessageHeader& header, std::span<const std::byte> body);
   /// False if no transfer was to be written there.
   bool dropped(const std::byte* where);
 
  private:
-  /// A message in flight.
   struct Transfer {
     uint64_t id;
     int rank;

@@ -210,7 +210,6 @@ bool Messenger::await_end(const std::function<int()>& open, const std::function<
   return open() == 0;
 }
 
-/// Processes everything that has arrived, within bounds.
 bool Messenger::progress_all() {
   constexpr int kMostMoves = 64;
   bool moved = false;
@@ -225,7 +224,6 @@ bool Messenger::try_progress() {
   return moved;
 }
 
-/// Wakes the sleepers, because something has moved.
 void Messenger::wake_sleepers() {
   ++events_;
   if (sleepers_ == 0) return;

@@ -40,7 +40,6 @@ class Messenger final : private Receiver {
   /// This process's messenger. The first call opens it, and it lives until the process ends. Throws Error. `met_at`:
   /// see open_ucx() and open_tcp(), which it calls if there is a job key.
   static std::shared_ptr<Messenger> here(const std::string& met_at);
-  /// The messenger if it is open, otherwise null.
   static std::shared_ptr<Messenger> opened();
 
   /// `silence`: see Liveness.
@@ -136,7 +135,6 @@ class Messenger final : private Receiver {
   bool await_end(const std::function<int()>& open, const std::function<void()>& disconnect) REQUIRES(mutex_);
   /// Drives the link, and releases the lock for a moment if nothing moves. Do not call it from a callback of the link.
   void drive_or_pause() REQUIRES(mutex_);
-  /// Detaches a sender, which is not notified any more.
   void detach(const Sender* sender) REQUIRES(mutex_);
 
   Outgoing& outgoing(PeerId to, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);

@@ -24,7 +24,6 @@ class SegmentFlow {
   /// by 4 MiB; each segment costs 1 KiB beside its bytes. While less than a quarter of that is unacknowledged, one
   /// segment of any length may go.
   bool take_credit(int rank, size_t bytes);
-  /// A rank has acknowledged this cost.
   void credit(uint32_t rank, uint64_t cost);
   /// Acknowledges a segment of this size, which this rank has processed.
   void acknowledge(int rank, size_t bytes);
@@ -36,7 +35,6 @@ class SegmentFlow {
   void note_ready(const MessageHeader& header);
   /// Whether a rank is ready for a message; forgets it.
   bool take_ready(const ScheduleRun& run, int to, uint16_t message);
-  /// Passes the kept segments of a message to its run.
   void offer(ScheduleRun& run, int from, uint16_t message);
   /// Compares the labels of all kept segments of a run with the run's.
   void compare(ScheduleRun& run);

@@ -47,7 +47,6 @@ void append(std::vector<sock_filter>& program, const AddressPrefix& prefix) {
   program.insert(program.end(), test.begin(), test.end());
 }
 
-/// The part of the program for packets of one version of IP.
 std::vector<sock_filter> part(std::span<const AddressPrefix> admitted, uint8_t family) {
   std::vector<sock_filter> program;
   const unsigned words = family == 4 ? 1 : 4;

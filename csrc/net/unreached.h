@@ -26,7 +26,6 @@ class Unreached {
 
   /// Whether the peer has to wait: it already does, or none of its addresses can be reached.
   bool holds(PeerId peer, std::span<const HostAddress> addresses);
-  /// Keeps a post to a waiting peer.
   void keep(Post& post) { waiting_[post.to].posts.push_back(&post); }
 
   /// The result of a check: the peer is reachable if `why` is empty, and given up otherwise.
@@ -38,7 +37,6 @@ class Unreached {
   std::vector<News> look_again();
   /// Removes a peer that is lost or forgotten and returns its posts.
   std::vector<Post*> take(PeerId peer);
-  /// Removes all peers and returns all posts.
   std::vector<Post*> take_all();
 
  private:

@@ -134,7 +134,6 @@ IntrusiveWork Issuer::issue_in_memory(Call&& call) {
   return CallContext::done(std::move(facts), call.outputs, nullptr);
 }
 
-/// The route of a device's operations, for profiles.
 std::string Issuer::profiled_as(TensorOperation& c) {
   switch (c.route()) {
     case Route::kDelegate: return "nvx:delegated";

@@ -11,10 +11,8 @@
 
 namespace nvx {
 
-/// How many operations a call is.
 enum class Operations { kOne, kSeveral };
 
-/// The timeout and the mode that a caller asks for.
 struct CallOptions {
   std::chrono::milliseconds timeout;
   Mode mode;

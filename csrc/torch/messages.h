@@ -10,7 +10,6 @@ namespace nvx {
 class Delegate;
 class KernelPath;
 
-/// Begins the sends and receives of one backend.
 class Messages {
  public:
   /// delegate: may be null.

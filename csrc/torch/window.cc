@@ -28,7 +28,6 @@ class TensorWindow final : public c10d::Window {
   c10d::WindowAttr get_attr(int64_t rank) override;
 
  private:
-  /// The registered tensor and its window.
   struct Registered {
     std::shared_ptr<nvx::Window> window;
     at::Tensor tensor;

@@ -48,7 +48,6 @@ bool Lane::submit_to_others(std::shared_ptr<Task>& task) {
   return true;
 }
 
-/// True if a thread is available.
 bool Lane::find_thread() {
   if (!scheduled_) scheduled_ = Engine::here().start([lane = shared_from_this()] { lane->drain(); });
   return scheduled_;

@@ -90,7 +90,6 @@ class Engine {
   /// False if no thread is idle and none can be created: then the job is dropped.
   bool start(Job job) EXCLUDES(mutex_);
   size_t threads() EXCLUDES(mutex_);
-  /// Whether `stop()` has been called.
   bool stopping() EXCLUDES(mutex_);
   /// Limits the threads of the process, idle ones included; for tests.
   void limit(size_t most) EXCLUDES(mutex_);

@@ -105,7 +105,6 @@ bool apart(const Piece& a, const Piece& b) {
   return a.bytes == 0 || b.bytes == 0 || a.data + a.bytes <= b.data || b.data + b.bytes <= a.data;
 }
 
-/// The pieces as one, if they lie one after another.
 std::optional<Piece> joined(const Pieces& pieces) {
   Piece all = pieces[0];
   for (size_t p = 1; p < pieces.size(); ++p) {

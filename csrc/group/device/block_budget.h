@@ -49,7 +49,6 @@ struct GpuToShare {
   int resident = 0;                ///< blocks that are resident at once
 };
 
-/// The agreement of all ranks of a group.
 struct BlockGrant {
   uint32_t blocks = 0;           ///< of each rank
   std::string why_fewer;         ///< the reason for fewer than requested; empty if there are as many

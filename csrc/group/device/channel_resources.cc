@@ -52,7 +52,6 @@ bool shares_virtual_memory(const DevicePeer& peer) {
 
 std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
-/// Warns once per process.
 void warn_if_not_shown(const DeviceFacts& facts) {
   static std::atomic<bool> warned{false};
   if (is_shown(facts.architecture, facts.cuda) || warned.exchange(true)) return;

@@ -43,7 +43,6 @@ class ChannelResources {
   /// A peer's pool as this rank maps it; null if it is not reachable.
   std::shared_ptr<PeerPool> peer_pool(int rank) const { return pools_->of(rank); }
   const PeerMappings& mappings() const { return *mappings_; }
-  /// Empty if the ranks have no multicast object.
   kernel::MulticastView multicast() const;
   /// The reason why the ranks have fewer blocks than requested; empty if they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }

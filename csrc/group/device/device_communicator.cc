@@ -35,7 +35,6 @@ std::chrono::milliseconds exchange_timeout(const Waits& waits) {
 /// The most processes of this host that a group of this process has had, including this one.
 std::atomic<uint32_t> most_processes{0};
 
-/// Whether this process has not said so before.
 bool is_news(const std::string& what) {
   static Mutex mutex;
   static auto* const kSaid = new std::set<std::string>;

@@ -62,7 +62,6 @@ class DeviceCommunicator {
   bool ended_well(uint64_t launched) const;
   /// Whether no operation is in flight, including replays.
   bool is_quiet() const;
-  /// The algorithm with which kernels carry out an operation.
   const char* kernel_for(const Operation& operation) const;
   /// The reason why the link between hosts does not move memory of the opened device; empty if it does. The same on all
   /// ranks.

@@ -20,7 +20,6 @@ struct PoolNews {
   std::function<uint64_t(int rank)> told = [](int) { return 0; };
 };
 
-/// The state of the pools.
 struct PoolStats {
   uint64_t grown = 0;            ///< bytes of this rank's pool
   uint64_t used = 0;             ///< bytes of it that torch's allocator uses

@@ -165,7 +165,6 @@ bool are_near(const Desk& desk, uint32_t stage, const std::byte* got) {
   return true;
 }
 
-/// One rank's part of the trial.
 class DeviceTrial {
  public:
   DeviceTrial(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, const Trial& trial)

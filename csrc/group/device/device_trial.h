@@ -36,7 +36,6 @@ struct Trial {
 /// (13000: 13.0).
 bool is_shown(int architecture, int cuda);
 
-/// The size of the pinned host memory that a trial needs.
 size_t trial_bytes(const Trial& trial);
 
 struct TrialVerdict {

@@ -30,7 +30,6 @@ Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
   return f;
 }
 
-/// The number of pieces that a move lists.
 size_t listed_by(const Operation& o) { return o.collective == Collective::kNone ? 2 * o.send.size() : 0; }
 
 Begins begins_on(const LaunchStream& stream) { return stream.capture != 0 ? Begins::kInReplays : Begins::kNow; }

@@ -68,7 +68,6 @@ class KernelExecutor {
   /// because their reports are not ordered behind these stores.
   bool settled() const;
 
-  /// The algorithm for an operation.
   DeviceChoice choose(const Operation& operation) const;
 
   /// Refuses later launches, and waits for kernels in flight up to the options' `farewell`; then aborts them. If

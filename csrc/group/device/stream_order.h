@@ -9,7 +9,6 @@
 
 namespace nvx {
 
-/// The stream of a launch.
 struct LaunchStream {
   void* native = nullptr;         ///< a `cudaStream_t` of this rank's device
   uint64_t capture = 0;           ///< the stream's current capture; 0: none

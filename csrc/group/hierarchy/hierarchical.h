@@ -29,7 +29,6 @@ class Hierarchical final : private Driver {
   Status launch(const Operation& operation) const;
 
  private:
-  /// The current operation.
   struct Call {
     Operation& o;
     WaitRules rules;
@@ -79,7 +78,6 @@ class Hierarchical final : private Driver {
   Status exchange_inside(Call& call);
   Status barrier(Call& call);
 
-  /// A step inside the host.
   Status stage(Call& call, const Operation& step);
   /// For an average: divides the sum over all hosts.
   void divide(const Call& call, const kernel::Piece& sum) const;
@@ -88,7 +86,6 @@ class Hierarchical final : private Driver {
   Active& prepare(Call& call, const schedule::Row* row, const PeerSet& peers);
   void begin(Call& call, Active& active);
   void begin(Call& call, const Slices& slices, size_t k);
-  /// Ends the oldest run.
   Status finish(Call& call);
   Status finish_all(Call& call);
   Status explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label);

@@ -9,7 +9,6 @@ namespace {
 using kernel::Collective;
 using kernel::Piece;
 
-/// Copies between host memory and the device.
 Operation moves(const Operation& o, const std::vector<CopyPair>& copies, Piece CopyPair::*from, Piece CopyPair::*to) {
   Operation step;
   step.number = o.number, step.timeout = o.timeout;
@@ -24,13 +23,11 @@ Operation up(const Operation& o, const std::vector<CopyPair>& copies) {
   return moves(o, copies, &CopyPair::host, &CopyPair::device);
 }
 
-/// Copies that wait for a message of the host.
 Operation awaiting(Operation moves, HostProxy& proxy, Stamp what) {
   moves.awaited = proxy.said(), moves.awaits = what;
   return moves;
 }
 
-/// Adds the steps that have something to do.
 void append(std::vector<Operation>& round, std::vector<Operation> steps) {
   std::erase_if(steps, [](const Operation& step) { return step.count == 0; });
   std::move(steps.begin(), steps.end(), std::back_inserter(round));

@@ -27,7 +27,6 @@ InterHostPlan plan_for(const Slices::Source& s) {
   }
 }
 
-/// Adjacent blocks, in order.
 std::vector<schedule::Block> packed_blocks(const std::vector<Piece>& pieces) {
   std::vector<schedule::Block> blocks;
   for (const Piece& piece : pieces) blocks.push_back({blocks.empty() ? 0 : blocks.back().end(), piece.bytes});
@@ -84,7 +83,6 @@ Operation Slices::step_of(Collective collective) const {
   return step;
 }
 
-/// Combines this host's terms.
 Operation Slices::sum_of() const {
   Operation step = step_of(plan_.before);
   step.op = terms_.inside, step.factor = terms_.factor;

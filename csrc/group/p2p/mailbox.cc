@@ -175,7 +175,6 @@ bool Mailbox::read_port() {
   }
 }
 
-/// Gives an arrived message to the first matching receive.
 void Mailbox::come(Early&& early) {
   const auto fits = [&](const std::shared_ptr<Message>& m) {
     return (m->peer == early.peer || m->peer == kAnySource) && m->tag == early.tag;

@@ -228,7 +228,6 @@ void Mailbox::settle(std::chrono::milliseconds span) {
   while (!empty() && Clock::now() < end && !failures_.failed()) progress_once(nullptr, progress);
 }
 
-/// True if there is a progress thread.
 bool Mailbox::ensure_progress_thread() {
   if (has_progress_thread_) return true;
   // The thread keeps the group alive, even if a callback releases the last other reference.

@@ -78,7 +78,6 @@ bool NearPeer::move() {
   return moved;
 }
 
-/// Whether the peer has read all chunks.
 bool NearPeer::is_read() const { return load(their_in_.consumed) == streamed_; }
 
 bool NearPeer::announce() {
@@ -250,7 +249,6 @@ bool NearPeer::stream() {
   return moved;
 }
 
-/// The number of chunks written.
 size_t NearPeer::write_chunk(Message& message) {
   if (streamed_ - load(their_in_.consumed) >= kStreamDepth) return 0;
   const size_t slot = lease_.bytes / kStreamDepth;
@@ -331,7 +329,6 @@ bool NearPeer::consume() {
   return moved;
 }
 
-/// The number of chunks read.
 size_t NearPeer::read_chunk(Message& message, Status* status) {
   const uint64_t lease_offset = their_out_.lease_offset, lease_bytes = their_out_.lease_bytes;
   const size_t slot = size_t(lease_bytes) / kStreamDepth;

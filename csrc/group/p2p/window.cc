@@ -21,7 +21,6 @@ std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Mem
   return window;
 }
 
-/// Gathers the cards.
 void Window::meet(const Parts& group, bool offered) {
   const auto ranks = size_t(members_.size());
   const Card card{core_.next_number(), mine_.share, offered};

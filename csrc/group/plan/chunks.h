@@ -44,7 +44,6 @@ struct StagedChunk {
 StagedChunk land(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);
 size_t room_for(const Operation& operation, const Cut& cut, int rank);
 
-/// The whole operation as one chunk.
 Cut uncut(const Operation& operation);
 /// Pure, and the same on every rank. A schedule between hosts may combine an element's terms in an order that depends
 /// on the element's position. Then chunks end where the schedule of the whole repeats, so the bits stay the same.

@@ -26,7 +26,6 @@ const char* why_not_handed_over(const HandOverQuestion& question, std::span<cons
 /// before they meet.
 bool is_message_handed_over(size_t bytes, std::span<const HandOver> rules);
 
-/// The rule for a collective; null if there is none.
 const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver> rules);
 
 }  // namespace nvx

@@ -23,7 +23,6 @@ class Pieces {
   kernel::Piece& operator[](size_t i) { return data()[i]; }
   const kernel::Piece& operator[](size_t i) const { return data()[i]; }
   size_t size() const { return size_; }
-  /// Bytes of the longest piece.
   size_t longest() const {
     size_t bytes = 0;
     for (size_t i = 0; i < size_; ++i) bytes = data()[i].bytes > bytes ? data()[i].bytes : bytes;

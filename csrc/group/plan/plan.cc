@@ -89,7 +89,6 @@ namespace {
 
 using Across = schedule::Collective;
 
-/// A tuned number, or a fixed one.
 struct Limit {
   constexpr Limit(Tune tuned) : key(tuned), is_tuned(true) {}
   constexpr Limit(size_t number) : fixed(number) {}

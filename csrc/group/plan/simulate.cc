@@ -69,7 +69,6 @@ class Player {
         cards_(size_t(places_ / each.run.near) * fabric.cards),
         ranks_(size_t(places_)) {}
 
-  /// Returns the seconds.
   double play() {
     for (int place = 0; place < places_; ++place) go_on(place, 0);
     while (!events_.empty()) {
@@ -172,7 +171,6 @@ class Player {
     }
   }
 
-  /// Begins the steps that can begin.
   void advance(int place, size_t k, double now) {
     Run& run = run_of(place, k);
     if (run.slice != k || now < run.begins || run.over) return;

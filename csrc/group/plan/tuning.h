@@ -57,7 +57,6 @@ std::span<const TuneRow> tune_rows();
 enum class SetBy : uint8_t { kDefault, kFile, kVariable, kOption };
 const char* name(SetBy by);
 
-/// The values of one group.
 class Tuning {
  public:
   uint64_t of(Tune key, size_t ranks) const;

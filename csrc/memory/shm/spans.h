@@ -27,7 +27,6 @@ class SpanAllocator {
   /// `name`: the name of the memory in error texts.
   SpanAllocator(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
 
-  /// Throws Error if there is no space.
   Span allocate(size_t bytes) EXCLUDES(mutex_);
   /// Like allocate(), but returns an empty span if there is no space.
   Span find(size_t bytes) EXCLUDES(mutex_);

@@ -86,7 +86,6 @@ bool Incoming::shake_hands() {
   return true;
 }
 
-/// Answers the greeting, or checks the proof.
 void Incoming::answer() {
   if (answered_) {
     Proof proof;

@@ -37,7 +37,6 @@ class Incoming final : public Socket {
 
   bool greeted() const { return answered_; }
   bool authenticated() const { return authenticated_; }
-  /// The link at the other side.
   const LinkNonce& from() const { return greeting_.from; }
   End ended() const { return end_; }
   /// Empty if a stranger has ended it.

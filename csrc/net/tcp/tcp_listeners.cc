@@ -34,7 +34,6 @@ uint16_t port_of(int fd) {
   return ntohs(reinterpret_cast<sockaddr_in&>(own).sin_port);  // IPv6 has it at the same place
 }
 
-/// The addresses at which to listen.
 std::vector<HostAddress> own_listeners(const std::string& met_at) {
   std::vector<std::string> chosen = chosen_interfaces(met_at, /*rails=*/true);
   if (chosen.empty()) chosen = choose({}, interfaces());

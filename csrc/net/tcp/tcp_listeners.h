@@ -21,7 +21,6 @@ class TcpListeners {
   /// `met_at`: see open_tcp(). Throws Error.
   TcpListeners(int epoll, const std::string& met_at);
   ~TcpListeners();
-  /// Where they listen.
   std::vector<HostAddress> addresses() const;
   void admit(std::span<const AddressPrefix> more);
   /// The number of packets that were dropped; see dropped_by().

@@ -30,7 +30,6 @@ class Socket {
   Fd fd_;
 };
 
-/// Makes a socket for an address.
 Fd new_socket(const HostAddress& address);
 /// Small messages leave at once, and a silent host is noticed, later if NVX_LIVENESS_S is longer.
 void set_options(int connection);

@@ -396,7 +396,6 @@ void UcxLink::lose(Peer& peer, const std::string& why) {
   overdue_[peer.id] = Clock::now() + kLostTimeout;
 }
 
-/// Closes a peer's endpoint, if it has one.
 void UcxLink::drop(Peer& peer) {
   if (peer.endpoint) worker_->retire(std::exchange(peer.endpoint, nullptr), milliseconds(0));
 }

@@ -16,7 +16,6 @@ class UcxFetches {
   /// Starts to receive a message. To be called in UCX's callback for it, which returns this status.
   ucs_status_t begin(Receiver& receiver, std::span<const std::byte> header, void* descriptor, size_t bytes);
   bool under_way() const { return !fetches_.empty(); }
-  /// Whether tell() has a message to report.
   bool fetched() const { return !fetched_.empty(); }
   /// Reports the messages that have ended. To be called outside of UCX's calls.
   void tell(Receiver& receiver);

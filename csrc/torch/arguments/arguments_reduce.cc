@@ -25,7 +25,6 @@ ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
 /// Whether the operator applies to the real and imaginary parts independently and in the same way.
 bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum; }
 
-/// torch's name of the operator.
 std::string op_name_of(ReduceOp op) {
   std::string text = name(op);
   for (char& c : text) c = char(std::toupper(c));

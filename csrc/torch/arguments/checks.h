@@ -30,7 +30,6 @@ class Checks {
   void check_same_length(size_t outputs, size_t inputs) const;
   /// Checks that there is a list for each rank, with an output for each input.
   void check_coalesced(const std::vector<Tensors>& outputs, const Tensors& inputs) const;
-  /// Checks the tensors of a coalesced all-reduce.
   void check_reduced(const Tensors& tensors) const;
 
  protected:

@@ -29,7 +29,6 @@ struct Kind {
 
 enum class Mode { kAsync, kSync };
 
-/// The operations of a call that is one operation.
 inline TensorOperations one(TensorOperation&& operation) {
   TensorOperations all;
   all.push_back(std::move(operation));

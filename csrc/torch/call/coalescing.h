@@ -41,9 +41,7 @@ class CoalescingScopes {
   std::optional<CoalescingScope> open() EXCLUDES(mutex_);
   /// Closes this thread's scope and returns it; none if none is open.
   std::optional<CoalescingScope> close() EXCLUDES(mutex_);
-  /// Whether this thread has an open scope.
   bool is_open() const EXCLUDES(mutex_);
-  /// Adds the work to this thread's scope, if one is open.
   void add(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
   /// Adds the parcel to this thread's scope. False if none is open.
   bool add(const Parcel& parcel) EXCLUDES(mutex_);

@@ -30,7 +30,6 @@ class Groups {
   const std::shared_ptr<Group>& of_devices() EXCLUDES(making_, mutex_);
   /// The group whose lane runs the collectives. A barrier belongs to the CPU's group, as in torch.
   const std::shared_ptr<Group>& of(const TensorOperations& collectives) EXCLUDES(making_, mutex_);
-  /// of_cpu(), and of_devices() if it exists.
   std::vector<std::shared_ptr<Group>> all() const;
 
   void abort(const std::string& why);

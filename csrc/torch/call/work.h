@@ -198,7 +198,6 @@ class LaneWork : public NvxWork, public Task {
  protected:
   /// An exception fails the group, because the other ranks would wait for this one until their timeout.
   virtual Status carry_out(Group& group, Carrier carrier) = 0;
-  /// Releases the objects that only the operation needed.
   virtual void let_go() = 0;
 
  private:
@@ -243,7 +242,6 @@ class DoneWork final : public NvxWork {
   }
 };
 
-/// One send or receive.
 class MessageWork final : public NvxWork {
  public:
   MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message> message, TimeoutExtensions::Claim claim,

@@ -33,7 +33,6 @@ class ToolRange {
   const bool open_;
 };
 
-/// Whether this build has ranges.
 bool built_with_nvtx();
 
 }  // namespace nvx

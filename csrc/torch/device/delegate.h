@@ -96,7 +96,6 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   };
   bool ask(at::Device device);
   void say(const std::string& why_not) const;
-  /// Whether a call may begin.
   Status ready();
   /// meet_and_call: has the hosts meet, and calls the backend.
   Status begin(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
@@ -105,7 +104,6 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
                  const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
   void check_device(at::Device device) const;
   bool needs_watching() EXCLUDES(mutex_);
-  /// Whether no collective is in flight.
   bool clear() REQUIRES(mutex_);
   Status look_at_flights() EXCLUDES(mutex_);
   Status look() EXCLUDES(mutex_);

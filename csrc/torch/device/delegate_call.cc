@@ -29,7 +29,6 @@ c10d::ReduceOp torch_op_of(const Operation& o) {
   }
 }
 
-/// Whether the pieces are contiguous and of equal size.
 bool is_even(const Pieces& pieces) {
   for (size_t p = 1; p < pieces.size(); ++p) {
     if (pieces[p].bytes != pieces[0].bytes || pieces[p].data != pieces[0].data + p * pieces[0].bytes) return false;

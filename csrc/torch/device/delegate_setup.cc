@@ -86,7 +86,6 @@ class DelegateSetup::Attempt {
 
   /// Whether it has succeeded by the deadline. Throws the thread's exception.
   bool done(Clock::time_point until) { return running_.get(until).has_value(); }
-  /// Null until the backend exists.
   Backend backend() const {
     MutexLock lock(made_->mutex);
     return made_->backend;

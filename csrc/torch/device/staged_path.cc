@@ -46,7 +46,6 @@ Status StagedPath::execute(TensorOperations& collectives, StagingCopies& staging
   return {};
 }
 
-/// Uses the group's own streams.
 IntrusiveWork StagedPath::enqueue(Call&& call) {
   const std::shared_ptr<Group>& group = context_.groups.of(call.collectives);
   const CommStreams streams = context_.streams.of(call.device());

@@ -181,7 +181,6 @@ py::dict build_info() {
                   "ucx"_a = net::built_with_ucx(), "nvtx"_a = built_with_nvtx(), "cpu_level"_a = kernel::level().name);
 }
 
-/// Raises if the backend is not nvx.
 ProcessGroupNVX& nvx_of(const c10::intrusive_ptr<c10d::Backend>& backend, const char* asked) {
   auto* const found = dynamic_cast<ProcessGroupNVX*>(backend.get());
   const std::string name = backend ? backend->getBackendName() : "none";
@@ -205,7 +204,6 @@ py::object mem_allocator() {
   return py::module_::import("nvx.pool").attr("allocator")(c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
 }
 
-/// How Python makes a group.
 template <class Group>
 auto init_group() {
   return py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -216,7 +214,6 @@ auto init_group() {
   });
 }
 
-/// The calls that only nvx has.
 void define_group(Class<ProcessGroupNVX, c10d::Backend>& group) {
   group
       .def_property_readonly(

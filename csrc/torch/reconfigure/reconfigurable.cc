@@ -132,7 +132,6 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   return plan;
 }
 
-/// Notes that the ranks are about to meet.
 void Reconfigurable::enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) {
   const std::string me = "nvx: group " + name();
   MutexLock lock(mutex_);

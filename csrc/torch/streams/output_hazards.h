@@ -22,7 +22,6 @@ class OutputHazards {
     explicit Expected(const Tensors& outputs) : spans_(spans_of(outputs)) {}
     /// The work that produces the results is on the stream; if the operation has failed, as much of it as will ever be.
     void set_out(const c10::Stream& stream);
-    /// Whether they have arrived.
     bool is_over() { return is_out_.load(std::memory_order_acquire) && there_.query(); }
     /// Makes the stream wait for the results. Returns false, without a wait, if the work that produces them is not on
     /// its stream yet.

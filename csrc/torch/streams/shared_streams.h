@@ -47,7 +47,6 @@ class SharedStreams {
     ~Claim() {
       if (streams_) streams_->release(*stream_, mine_, before_);
     }
-    /// The call begins.
     void keep() { streams_ = nullptr; }
 
    private:

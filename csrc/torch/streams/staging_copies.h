@@ -32,7 +32,6 @@ bool serves(at::Device device);
 /// process has not used that device.
 std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen = std::nullopt);
 
-/// This thread's current stream of the device.
 c10::Stream current_stream(at::Device device);
 
 /// The id of the graph capture that a stream is in; 0: none.
@@ -81,7 +80,6 @@ class Leftovers {
   std::vector<Entry> entries_ GUARDED_BY(mutex_);  // all of one capture
 };
 
-/// The streams of one call.
 struct CommStreams {
   c10::Stream down;      ///< to the host
   c10::Stream up;        ///< to the device
@@ -186,7 +184,6 @@ class StagingCopies {
   /// Call it only if is_over().
   std::chrono::duration<float, std::milli> duration() const;
 
-  /// The stream on which the results arrive.
   const c10::Stream& stream() const { return comm_streams_.up; }
   const CommStreams& streams() const { return comm_streams_; }
   /// The capture that the call is part of; 0: none.
