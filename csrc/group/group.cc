@@ -51,7 +51,7 @@ Status Group::execute(Operation& operation) {
 
 Status Group::run(Operation& o, Carrier carrier) {
   Status status = carry_out(o, carrier);
-  if (parts_later_) part();
+  if (finalizes_later_) finalize();
   return status;
 }
 

@@ -98,7 +98,7 @@ class Group : public std::enable_shared_from_this<Group> {
  private:
   Status carry_out(Operation& operation, Carrier carrier);
   void unmake();
-  void part();
+  void finalize();
 
   std::unique_ptr<Core> core_;
   std::shared_ptr<Lane> lane_;
@@ -107,7 +107,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::unique_ptr<Hierarchical> hierarchical_;  // null if all ranks are on one host
   std::unique_ptr<Mailbox> mailbox_;
   std::unique_ptr<MonitoredBarrier> monitored_;
-  bool parts_later_ = false;  // this rank left from inside an operation; owned by the holder of the lane
+  bool finalizes_later_ = false;  // this rank left from inside an operation; owned by the holder of the lane
 };
 
 }  // namespace nvx

@@ -77,7 +77,7 @@ Group::~Group() {
   }
   LiveObjects<FailureState>::here().remove(core_->failures);
   leave();
-  if (parts_later_) part();  // no operation has ended since
+  if (finalizes_later_) finalize();  // no operation has ended since
   device_->close();
   mailbox_.reset();
   hierarchical_.reset();
@@ -91,15 +91,15 @@ Group::~Group() {
 void Group::leave() {
   if (core_->failures.forked() || !core_->failures.close()) return;
   if (lane_->held_here()) {
-    parts_later_ = true;
+    finalizes_later_ = true;
     return;
   }
   lane_->settle(std::chrono::seconds(10), Lane::Until::kIdle);
-  part();
+  finalize();
 }
 
-void Group::part() {
-  parts_later_ = false;
+void Group::finalize() {
+  finalizes_later_ = false;
   if (!failed()) intra_host_->warn_of_differing_calls();
   core_->status->leave();
   if (const std::string lates = core_->status->lates(); !lates.empty()) {
@@ -110,7 +110,7 @@ void Group::part() {
     MutexLock lock(port->mutex());
     port->leave();
   }
-  if (device_->part()) {
+  if (device_->finalize()) {
     core_->failures.announce_left();
   } else {
     (void)core_->failures.fail_as_left(rank());

@@ -124,7 +124,7 @@ void Communicator::shut_down() {
     group->lane().settle(std::max(std::chrono::milliseconds(0), left));
   }
   messages.settle(moment);
-  issuer.part();
+  issuer.finalize();
   context.groups.leave();
   raise_interrupt();
 }

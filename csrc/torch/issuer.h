@@ -40,13 +40,13 @@ class Issuer {
 
   /// A collective call: opens the device, as the first collective would.
   void connect(at::Device device);
-  /// abort() aborts the delegate's collectives in flight, from any thread. part() does so before the group leaves,
+  /// abort() aborts the delegate's collectives in flight, from any thread. finalize() does so before the group leaves,
   /// after some time to end.
   void abort() {
     if (delegate_) delegate_->abort();
   }
-  void part() {
-    if (delegate_) delegate_->part();
+  void finalize() {
+    if (delegate_) delegate_->finalize();
   }
   /// Waits until all proxies have ended, and logs a failure that no call has raised.
   void see_off(const Deadline& deadline) { proxies_.see_off(deadline); }

@@ -79,7 +79,7 @@ IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int
   message->bytes = size_t(tensor.numel()) * tensor.element_size();
   if (tensor.device().type() == kernel_device()) {
     message->at = context_.group().mail().reach(message->data, message->bytes, tensor.device().index(), peer);
-    if (message->at) context_.group().device().look_at_pools();
+    if (message->at) context_.group().device().update_pools();
   }
   return begin(kind, tensor, std::move(message), c10d::kUnsetTimeout, receives);
 }

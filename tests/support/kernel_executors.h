@@ -175,7 +175,7 @@ class DeviceWorld {
     options.host = 7;
     options.blocks = 2;
     options.patience = std::chrono::milliseconds(as_fast(500, 2000));
-    options.farewell = std::chrono::milliseconds(as_fast(2000, 10'000));
+    options.drain_timeout = std::chrono::milliseconds(as_fast(2000, 10'000));
     options.peers_gone = [gone = gone_, all = shape_.ranks] { return *gone == all; };
     return options;
   }

@@ -51,7 +51,8 @@ class FailureState final : public Watch {
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
   /// Marks this rank as leaving. False if it had left before.
   bool close() { return !closed_.exchange(true); }
-  /// Tells the ranks of this host that this rank has left and accesses no memory of theirs. The last step of leaving.
+  /// Tells the ranks of this host that this rank has left and accesses no memory of theirs. The last step of
+  /// leaving.
   void announce_left() EXCLUDES(mutex_);
   /// The reason why no operation can begin, or ok. `what`: the operation.
   Status check_alive(const char* what = "this call") const;

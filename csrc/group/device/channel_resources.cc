@@ -182,16 +182,16 @@ Trial ChannelResources::open_channel(Exchange& exchange, int resident) {
   channel_.shape = device_shape(uint32_t(options_.ranks), grant.blocks, pad_budget(grant.arena_free, options_.tuning),
                                 options_.tuning);
   channel_.rank = uint32_t(options_.rank);
-  Trial trial{.options = options_, .farewell = registry_.patience(), .multicast = multicast()};
+  Trial trial{.options = options_, .drain_timeout = registry_.patience(), .multicast = multicast()};
   trial.first_epoch = options_.first_epoch - trial.epochs();
   take_memory(trial.first_epoch);
   trial.channel = channel_;
   trial.control = &control();
   trial.pads = exchange_pads(exchange);
   grant.claim.give_back();
-  trial.desk = pin("the channel's initial state",
-                   std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
-                            trial_bytes(trial)));
+  trial.buffer = pin("the channel's initial state",
+                     std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
+                              trial_bytes(trial)));
   trial.touches = format(trial);
   exported_ = true;
   meet_pools(exchange);  // it also ensures that all pads are formatted
@@ -328,7 +328,7 @@ void ChannelResources::meet_pools(Exchange& exchange) {
 /// that kernels will access.
 std::vector<std::shared_ptr<DeviceRegion>> ChannelResources::format(const Trial& trial) {
   const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
-  const std::shared_ptr<DeviceRegion>& image = trial.desk;
+  const std::shared_ptr<DeviceRegion>& image = trial.buffer;
   kernel::format_pad(channel_.shape, trial.first_epoch, 0, image->host());
   kernel::format_state(channel_.shape, trial.first_epoch, 0, trial.pads.data(), image->host() + pad);
   std::set<DevicePtr> pads;

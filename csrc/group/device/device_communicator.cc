@@ -312,8 +312,8 @@ std::shared_ptr<DeviceCopies> DeviceCommunicator::make_copies(const KernelExecut
   return DeviceCopies::of(std::move(setting));
 }
 
-void DeviceCommunicator::look_at_pools() {
-  if (KernelExecutor* const executor = opened()) executor->look_at_pools();
+void DeviceCommunicator::update_pools() {
+  if (KernelExecutor* const executor = opened()) executor->update_pools();
 }
 
 std::optional<PoolStats> DeviceCommunicator::pool_stats() const {
@@ -335,7 +335,7 @@ uint64_t DeviceCommunicator::pool_of(int local_rank) const {
 }
 
 Status DeviceCommunicator::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                                  const Tells& tells) {
+                                  const CompletionFlag& tells) {
   NVX_TRY(core_.failures.check_alive());
   NVX_TRY(look());
   KernelExecutor& executor = *opened();
@@ -433,16 +433,16 @@ void DeviceCommunicator::abort(const Status& why) {
   KernelExecutor* const kernels = opened();
   if (!kernels) return;
   for (int s = 0; s < members_.local_ranks(); ++s) {
-    if (s != members_.local_rank() && members_.dead(s)) kernels->lose(s);
+    if (s != members_.local_rank() && members_.dead(s)) kernels->note_dead(s);
   }
   kernels->abort(why);
 }
 
-bool DeviceCommunicator::part() {
+bool DeviceCommunicator::finalize() {
   KernelExecutor* const kernels = opened();
   if (!kernels) return true;
   look_after(*kernels);
-  const bool quiet = kernels->part();
+  const bool quiet = kernels->finalize();
   kernel::PadHeader& own = members_.own_pad().header();
   own.launched.store(kernels->launched(), std::memory_order_release);
   own.ended_epoch.store(kernels->ended_epoch(), std::memory_order_release);

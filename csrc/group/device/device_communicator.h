@@ -49,13 +49,14 @@ class DeviceCommunicator {
 
   /// Launches operations of this host's ranks, indexed by `local_rank`, on the opened device: see
   /// `KernelExecutor::launch()`. All have the timeout of the first.
-  Status launch(std::span<const Operation* const> operations, const LaunchStream& stream, const Tells& tells = {});
+  Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
+                const CompletionFlag& tells = {});
   /// Launches signals of symmetric memory on the opened device. `timeout`: 0 is the group's.
   Status signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout);
   /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.
   Status look();
   /// Tells the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
-  void look_at_pools();
+  void update_pools();
   /// The number of operations launched, and whether the device has reported that the first `launched` of them ended
   /// well. Operations of graphs do not count.
   uint64_t launched() const;
@@ -78,7 +79,7 @@ class DeviceCommunicator {
   /// Called by a failed group: ends the operations in flight here. Any thread may call it, at any time.
   void abort(const Status& why);
   /// Called when the group's rank leaves. True if no kernel of this rank can write to its peers any more.
-  bool part();
+  bool finalize();
   /// Called before the group frees its memory.
   void close();
   /// For a forked child: the parent owns everything here.

@@ -56,8 +56,8 @@ constexpr TrialStage kStages[] = {{kExchangePackets},
                                   {kReduceMulticast, DType::kF16}};
 static_assert(std::size(kStages) == kTrialEpochs + kMulticastTrialEpochs);
 
-/// The layout of `desk`: the copied part of a pad, then for each stage this rank's input and the result.
-struct Desk {
+/// The layout of `buffer`: the copied part of a pad, then for each stage this rank's input and the result.
+struct BufferLayout {
   kernel::DeviceShape shape;
   uint32_t stages;
 
@@ -120,10 +120,10 @@ void write_input(const TrialStage& stage, uint32_t rank, std::byte* at, size_t b
 }
 
 /// The result on every rank, as the host computes it.
-std::vector<std::byte> expected(const Desk& desk, uint32_t stage) {
-  const uint32_t ranks = desk.shape.ranks;
+std::vector<std::byte> expected(const BufferLayout& layout, uint32_t stage) {
+  const uint32_t ranks = layout.shape.ranks;
   const TrialStage& what = kStages[stage];
-  const size_t piece = desk.piece(stage);
+  const size_t piece = layout.piece(stage);
   std::vector<std::byte> inputs(piece * ranks);
   std::vector<const void*> sources;
   for (uint32_t r = 0; r < ranks; ++r) {
@@ -147,20 +147,20 @@ double element(DType dtype, const std::byte* at, size_t i) {
 
 /// Whether sums differ from the host's by no more than any order of additions explains, each of which rounds or
 /// truncates to the type.
-bool are_near(const Desk& desk, uint32_t stage, const std::byte* got) {
+bool are_near(const BufferLayout& layout, uint32_t stage, const std::byte* got) {
   const TrialStage& what = kStages[stage];
-  const size_t piece = desk.piece(stage), count = piece / size_of(what.dtype);
-  const std::vector<std::byte> want = expected(desk, stage);
+  const size_t piece = layout.piece(stage), count = piece / size_of(what.dtype);
+  const std::vector<std::byte> want = expected(layout, stage);
   std::vector<double> most(count);
   std::vector<std::byte> input(piece);
-  for (uint32_t r = 0; r < desk.shape.ranks; ++r) {
+  for (uint32_t r = 0; r < layout.shape.ranks; ++r) {
     write_input(what, r, input.data(), piece);
     for (size_t i = 0; i < count; ++i) most[i] += std::abs(element(what.dtype, input.data(), i));
   }
   const double step = what.dtype == DType::kF32 ? 0x1p-23 : what.dtype == DType::kBF16 ? 0x1p-7 : 0x1p-10;
   for (size_t i = 0; i < count; ++i) {
     const double off = std::abs(element(what.dtype, got, i) - element(what.dtype, want.data(), i));
-    if (!(off <= step * desk.shape.ranks * most[i])) return false;  // also if it is no number
+    if (!(off <= step * layout.shape.ranks * most[i])) return false;  // also if it is no number
   }
   return true;
 }
@@ -172,18 +172,19 @@ class DeviceTrial {
         exchange_(exchange),
         trial_(trial),
         options_(trial.options),
-        desk_{trial.channel.shape, trial.epochs()},
+        layout_{trial.channel.shape, trial.epochs()},
         findings_(trial.channel.shape.ranks) {}
 
   /// Closing a queue may hang, so it has a deadline too.
   ~DeviceTrial() {
-    destroy_on_thread("closing the queue of the first exchange between GPU kernels", std::move(work_), trial_.farewell);
+    destroy_on_thread("closing the queue of the first exchange between GPU kernels", std::move(work_),
+                      trial_.drain_timeout);
   }
   DeviceTrial(const DeviceTrial&) = delete;
 
   TrialVerdict run(kernel::KernelLauncher& launcher) {
     for (uint32_t stage = 0; stage < stages(); ++stage)
-      write_input(kStages[stage], me(), desk() + desk_.sent(stage), desk_.piece(stage));
+      write_input(kStages[stage], me(), buffer() + layout_.sent(stage), layout_.piece(stage));
     try {
       launch(launcher);
       // A rank that has begun may have to wait for one whose device is busy. If one of them ended meanwhile, so may
@@ -208,24 +209,24 @@ class DeviceTrial {
  private:
   uint32_t ranks() const { return trial_.channel.shape.ranks; }
   uint32_t me() const { return uint32_t(options_.rank); }
-  uint32_t stages() const { return desk_.stages; }
-  std::byte* desk() const { return trial_.desk->host(); }
-  std::byte* desk_of_device() const { return reinterpret_cast<std::byte*>(trial_.desk->base()); }
+  uint32_t stages() const { return layout_.stages; }
+  std::byte* buffer() const { return trial_.buffer->host(); }
+  std::byte* device_buffer() const { return reinterpret_cast<std::byte*>(trial_.buffer->base()); }
   const kernel::Control& control() const { return *trial_.control; }
 
   kernel::Job job(uint32_t stage) const {
     using Kind = kernel::Pieces::Kind;
     const TrialStage& what = kStages[stage];
-    const size_t bytes = desk_.piece(stage);
+    const size_t bytes = layout_.piece(stage);
     kernel::Job job;
     job.algorithm = what.algorithm;
     job.fingerprint.collective = what.reduces() ? kernel::Collective::kAllReduce : kernel::Collective::kAllGather;
     job.fingerprint.dtype = what.dtype;
     job.fingerprint.op = what.op;
-    job.fingerprint.count = desk_.result(stage) / size_of(what.dtype);
+    job.fingerprint.count = layout_.result(stage) / size_of(what.dtype);
     const bool whole = !what.reduces() || what.algorithm == kReducePackets || what.is_multicast();
-    job.send = {whole ? Kind::kSame : Kind::kSplit, 0, desk_of_device() + desk_.sent(stage), bytes};
-    job.recv = {what.reduces() ? job.send.kind : Kind::kEven, 0, desk_of_device() + desk_.received(stage), bytes};
+    job.send = {whole ? Kind::kSame : Kind::kSplit, 0, device_buffer() + layout_.sent(stage), bytes};
+    job.recv = {what.reduces() ? job.send.kind : Kind::kEven, 0, device_buffer() + layout_.received(stage), bytes};
     // For a host that dies or hangs; otherwise the host ends a late operation.
     if (options_.busy.count() > 0) job.patience_ns = uint64_t(std::chrono::nanoseconds(2 * options_.busy).count());
     return job;
@@ -235,7 +236,7 @@ class DeviceTrial {
     const auto open = [driver = driver_, device = options_.device, touches = trial_.touches] {
       return std::make_shared<DeviceWork>(driver, device, touches);
     };
-    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(trial_.farewell), open);
+    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(trial_.drain_timeout), open);
     for (uint32_t stage = 0; stage < stages(); ++stage) {
       const kernel::Job jobs[] = {job(stage)};
       const Status begun = launcher.launch_on_queue(work_->lend(), trial_.channel, jobs, {}, trial_.multicast);
@@ -269,12 +270,12 @@ class DeviceTrial {
   void end_kernels() {
     if (!work_) return;
     if (progress() < stages()) std::atomic_ref(trial_.control->abort).store(1, std::memory_order_release);
-    drain(Deadline::after(trial_.farewell), "the first operations of GPU kernels");
+    drain(Deadline::after(trial_.drain_timeout), "the first operations of GPU kernels");
   }
 
   /// Starts a copy if `from` is set, and waits for all work in the queue.
   void drain(const Deadline& deadline, const std::string& what, DevicePtr from = 0) {
-    const auto steps = [work = work_, deadline, from, to = trial_.desk->base(), bytes = desk_.pad_bytes()] {
+    const auto steps = [work = work_, deadline, from, to = trial_.buffer->base(), bytes = layout_.pad_bytes()] {
       return work->carry_out([&]() -> PairVerdict {
         if (from) work->copy(to, from, bytes);
         if (work->drain(deadline)) return {};
@@ -287,7 +288,7 @@ class DeviceTrial {
   }
 
   /// The number of operations that all blocks have ended.
-  uint32_t progress() const { return kernel::least_ended(control(), desk_.shape.blocks).epoch - trial_.first_epoch; }
+  uint32_t progress() const { return kernel::least_ended(control(), layout_.shape.blocks).epoch - trial_.first_epoch; }
   bool has_begun() const {
     auto& begun = const_cast<uint32_t&>(control().begun);
     return std::atomic_ref(begun).load(std::memory_order_acquire) != trial_.first_epoch;
@@ -304,8 +305,8 @@ class DeviceTrial {
   bool look_at_results(uint32_t* wrong) {
     bool whole = true;
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
-      const std::vector<std::byte> want = expected(desk_, stage);
-      const std::byte* const got = desk() + desk_.received(stage);
+      const std::vector<std::byte> want = expected(layout_, stage);
+      const std::byte* const got = buffer() + layout_.received(stage);
       const size_t at = size_t(std::mismatch(want.begin(), want.end(), got).first - want.begin());
       if (at == want.size()) continue;
       if (kStages[stage].reduces()) {
@@ -313,8 +314,8 @@ class DeviceTrial {
         continue;
       }
       whole = false;
-      find(uint32_t(at / desk_.piece(stage)), PairState::kCorrupt, stage,
-           "data that kernels send is corrupt from byte " + std::to_string(at % desk_.piece(stage)) +
+      find(uint32_t(at / layout_.piece(stage)), PairState::kCorrupt, stage,
+           "data that kernels send is corrupt from byte " + std::to_string(at % layout_.piece(stage)) +
                " on, but copied data is intact");
     }
     return whole;
@@ -323,9 +324,9 @@ class DeviceTrial {
   void look_at_sums(TrialCard& card) const {
     Hash hash;
     for (uint32_t stage = kTrialEpochs; stage < stages(); ++stage) {
-      const std::byte* const got = desk() + desk_.received(stage);
-      card.by_switch = card.by_switch || !are_near(desk_, stage, got);
-      hash.add(std::string_view(reinterpret_cast<const char*>(got), desk_.piece(stage)));
+      const std::byte* const got = buffer() + layout_.received(stage);
+      card.by_switch = card.by_switch || !are_near(layout_, stage, got);
+      hash.add(std::string_view(reinterpret_cast<const char*>(got), layout_.piece(stage)));
     }
     card.sums = hash.value();
   }
@@ -390,19 +391,19 @@ class DeviceTrial {
   }
 
   void copy_pad(const std::byte* pad) {
-    drain(Deadline::after(trial_.farewell), "reading the pad", reinterpret_cast<DevicePtr>(pad));
+    drain(Deadline::after(trial_.drain_timeout), "reading the pad", reinterpret_cast<DevicePtr>(pad));
     copied_ = pad;
   }
 
   template <class Cell>
   const Cell& cell(Part part, uint32_t block, uint32_t peer) const {
-    return *reinterpret_cast<const Cell*>(desk() + DevicePad{desk_.shape}.offset(part, block, peer));
+    return *reinterpret_cast<const Cell*>(buffer() + DevicePad{layout_.shape}.offset(part, block, peer));
   }
   /// Checks all blocks: a block that saw another one fail does not begin.
   bool has_greeted(uint32_t peer, uint32_t stage = 0) const {
     const uint32_t epoch = trial_.first_epoch + 1 + stage;
     bool greeted = false;
-    for (uint32_t block = 0; block < desk_.shape.blocks; ++block) {
+    for (uint32_t block = 0; block < layout_.shape.blocks; ++block) {
       const auto& packet = cell<kernel::Packet>(DevicePad::of(Part::kGreetings, epoch % kernel::kBuffers), block, peer);
       greeted = greeted || kernel::is_stamped(packet, epoch);
     }
@@ -435,10 +436,10 @@ class DeviceTrial {
   Exchange& exchange_;
   const Trial& trial_;
   const ChannelOptions& options_;
-  const Desk desk_;
+  const BufferLayout layout_;
   std::vector<TrialFinding> findings_;         // by peer
   std::shared_ptr<DeviceWork> work_;           // the queue of the kernel, and then of the copies of pads
-  const std::byte* copied_ = nullptr;          // the pad copied to `desk`
+  const std::byte* copied_ = nullptr;          // the pad copied to `buffer`
   std::chrono::microseconds each_{0};          // this rank's operations; then the longest of all ranks'
   bool all_well_ = false, any_ended_ = false;  // ranks, by their last cards
   std::string wrong_;                          // which rank's kernel is wrong; empty if none
@@ -452,7 +453,7 @@ bool is_shown(int architecture, int cuda) {
   return std::find(std::begin(kShown), std::end(kShown), std::pair(architecture, cuda)) != std::end(kShown);
 }
 
-size_t trial_bytes(const Trial& trial) { return Desk{trial.channel.shape, trial.epochs()}.bytes(); }
+size_t trial_bytes(const Trial& trial) { return BufferLayout{trial.channel.shape, trial.epochs()}.bytes(); }
 
 TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
                          const Trial& trial) {

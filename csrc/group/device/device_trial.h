@@ -19,14 +19,15 @@ constexpr uint32_t kTrialEpochs = 12, kMulticastTrialEpochs = 3;
 
 struct Trial {
   const ChannelOptions& options;
-  std::chrono::milliseconds farewell{};  ///< the limit for the device to report that the operations have ended
+  std::chrono::milliseconds drain_timeout{};  ///< the limit for the device to report that the operations have ended
   kernel::DeviceChannel channel{};
   kernel::Control* control = nullptr;    ///< the channel's control block, mapped on the host
   kernel::MulticastView multicast{};     ///< empty if the ranks have no multicast object
   uint32_t first_epoch = 0;              ///< the epoch with which the pads were formatted
   std::vector<kernel::PeerPads> pads{};  ///< this rank's; its pads and its peers' are formatted
-  /// Pinned host memory of at least `trial_bytes()`. `touches` is all memory that the kernels access, including `desk`.
-  std::shared_ptr<DeviceRegion> desk{};
+  /// Pinned host memory of at least `trial_bytes()`. `touches` is all memory that the kernels access, including
+  /// `buffer`.
+  std::shared_ptr<DeviceRegion> buffer{};
   std::vector<std::shared_ptr<DeviceRegion>> touches{};
 
   uint32_t epochs() const { return kTrialEpochs + (multicast.bytes != 0 ? kMulticastTrialEpochs : 0); }

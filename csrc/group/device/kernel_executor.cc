@@ -52,12 +52,12 @@ KernelExecutor::KernelExecutor(DeviceRegistry& registry, Exchange& exchange, con
       batch_(resources_.channel().shape.ranks),
       calls_(kCalls) {}
 
-KernelExecutor::~KernelExecutor() { (void)part(); }
+KernelExecutor::~KernelExecutor() { (void)finalize(); }
 
-bool KernelExecutor::part() {
+bool KernelExecutor::finalize() {
   constexpr milliseconds kMoment{200};  // the time within which aborted kernels end
-  if (parted_.exchange(true)) return has_ended();
-  const milliseconds most = resources_.options().farewell;
+  if (finalized_.exchange(true)) return has_ended();
+  const milliseconds most = resources_.options().drain_timeout;
   const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
   if (over && captured_ == 0) return true;
   shared(resources_.control().abort).store(1, std::memory_order_release);
@@ -127,16 +127,16 @@ void KernelExecutor::abort(const Status& why) {
   if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
 }
 
-void KernelExecutor::lose(int rank) {
+void KernelExecutor::note_dead(int rank) {
   shared(resources_.control().gone[rank / 64]).fetch_or(Stamp(1) << rank % 64, std::memory_order_release);
 }
 
 Status KernelExecutor::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                              milliseconds timeout, const Tells& tells) {
+                              milliseconds timeout, const CompletionFlag& tells) {
   MutexLock lock(launch_mutex_);
-  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
+  if (finalized_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
   streams_.note(stream.native);
-  resources_.look_at_pools();
+  resources_.update_pools();
   const Status behind = order_->follow(stream);
   if (!behind.ok()) return refused(behind, begins_on(stream), /*is_first=*/true);
   const Status begun = launch_batches(operations, stream, timeout, tells);
@@ -145,7 +145,7 @@ Status KernelExecutor::launch(std::span<const Operation* const> operations, cons
 }
 
 Status KernelExecutor::launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
-                                      milliseconds timeout, const Tells& tells) {
+                                      milliseconds timeout, const CompletionFlag& tells) {
   const Begins begins = begins_on(stream);
   kernel::DeviceChannel channel = resources_.channel();
   channel.by_replays = begins == Begins::kInReplays;
@@ -172,7 +172,7 @@ Status KernelExecutor::launch_batches(std::span<const Operation* const> operatio
 
 Status KernelExecutor::signal(const kernel::SignalJob& job, const LaunchStream& stream) {
   MutexLock lock(launch_mutex_);
-  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
+  if (finalized_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
   NVX_TRY(verdict());
   MutexLock signals(signals_mutex_);
   Status launched = kernel::signal_cuda(resources_.channel(), job, stream.native);

@@ -40,7 +40,7 @@ class KernelExecutor {
   /// other error: the group has failed. In a capture, each replay performs the operations, with this timeout. `tells`
   /// is written when all operations have ended well.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                std::chrono::milliseconds timeout, const Tells& tells = {}) EXCLUDES(launch_mutex_, mutex_);
+                std::chrono::milliseconds timeout, const CompletionFlag& tells = {}) EXCLUDES(launch_mutex_, mutex_);
 
   /// Launches signals of symmetric memory, which have the order of their stream alone. Non-blocking. Errors as
   /// `launch()`.
@@ -62,7 +62,7 @@ class KernelExecutor {
   /// The number of pieces transferred without staging in either direction. Reported like `finished()`; wraps.
   uint32_t direct() const;
   /// Whether graphs may exist that contain its operations. Their replays are not announced.
-  bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
+  bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !finalized_; }
 
   /// Whether all operations have ended, as far as the host knows. Kernels may still be storing to memory of peers,
   /// because their reports are not ordered behind these stores.
@@ -70,23 +70,23 @@ class KernelExecutor {
 
   DeviceChoice choose(const Operation& operation) const;
 
-  /// Refuses later launches, and waits for kernels in flight up to the options' `farewell`; then aborts them. If
+  /// Refuses later launches, and waits for kernels in flight up to the options' `drain_timeout`; then aborts them. If
   /// kernels may still write, or if graphs may exist, all memory that they write to stays until the process ends; later
   /// replays do nothing. True if the streams have passed all launches, and so all stores to memory of peers are
   /// complete: only then may this rank announce that it has left.
-  bool part() EXCLUDES(launch_mutex_);
+  bool finalize() EXCLUDES(launch_mutex_);
 
   /// Ends the operations in flight here promptly and refuses later ones. `why` becomes the failure unless there already
   /// is one. Any thread may call it, at any time; it does not wait. A kernel that begins, also in a replay, once the
-  /// device has carried out a small copy that this starts writes nothing; `part()` waits for that copy.
+  /// device has carried out a small copy that this starts writes nothing; `finalize()` waits for that copy.
   void abort(const Status& why = {}) EXCLUDES(mutex_);
 
   /// Marks a rank as dead. Call it before `abort()`: kernels that give up then do not write to its memory.
-  void lose(int rank);
+  void note_dead(int rank);
 
   const kernel::DeviceShape& shape() const { return resources_.channel().shape; }
   const ChannelResources& resources() const { return resources_; }
-  void look_at_pools() { resources_.look_at_pools(); }
+  void update_pools() { resources_.update_pools(); }
 
  private:
   /// A launched operation, for error texts. `kCalls` exceeds the number that a stream holds back.
@@ -103,7 +103,8 @@ class KernelExecutor {
   static uint32_t call_of(uint64_t epoch) { return uint32_t(epoch) & ~kCaptured; }
 
   Status launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
-                        std::chrono::milliseconds timeout, const Tells& tells) REQUIRES(launch_mutex_) EXCLUDES(mutex_);
+                        std::chrono::milliseconds timeout, const CompletionFlag& tells) REQUIRES(launch_mutex_)
+      EXCLUDES(mutex_);
   uint32_t next_call(Begins begins) const;
   size_t gather(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, uint32_t call)
       REQUIRES(launch_mutex_);
@@ -135,7 +136,7 @@ class KernelExecutor {
   std::atomic<bool> failed_{false};
   std::atomic<bool> unsure_{false};  // a refused launch may still have begun
 
-  std::atomic<bool> parted_{false};  // a launch that begins after it is set launches nothing
+  std::atomic<bool> finalized_{false};  // a launch that begins after it is set launches nothing
 
   Mutex launch_mutex_;  // held during a launch in the driver, which may block
   StreamsInUse streams_ GUARDED_BY(launch_mutex_);

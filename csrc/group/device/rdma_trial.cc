@@ -148,11 +148,11 @@ class RdmaTrial final : public net::Receiver {
 };
 
 /// What the ranks tell each other: this byte, and behind it the reason, or the address of the link.
-enum class Tells : uint8_t { kCan, kWaited, kCannot };
+enum class Outcome : uint8_t { kCan, kWaited, kCannot };
 
 std::vector<std::byte> told(const Reason& why_not, std::vector<std::byte> address = {}) {
   const auto text = std::as_bytes(std::span(why_not.text));
-  const Tells tells = text.empty() ? Tells::kCan : why_not.waited ? Tells::kWaited : Tells::kCannot;
+  const Outcome tells = text.empty() ? Outcome::kCan : why_not.waited ? Outcome::kWaited : Outcome::kCannot;
   if (!text.empty()) address.assign(text.begin(), text.end());
   address.insert(address.begin(), std::byte(tells));
   return address;
@@ -161,9 +161,9 @@ std::vector<std::byte> told(const Reason& why_not, std::vector<std::byte> addres
 /// The first of the reasons that tell most.
 std::string worst_of(const std::vector<std::vector<std::byte>>& all, const RankNames& name) {
   constexpr size_t kMost = 400;
-  const auto tells = [&](const auto& a) { return a.empty() ? std::byte(Tells::kCannot) : a[0]; };
+  const auto tells = [&](const auto& a) { return a.empty() ? std::byte(Outcome::kCannot) : a[0]; };
   const auto worst = std::ranges::max_element(all, {}, tells);  // the first of equal ones
-  if (tells(*worst) == std::byte(Tells::kCan)) return "";
+  if (tells(*worst) == std::byte(Outcome::kCan)) return "";
   const std::string text(reinterpret_cast<const char*>(worst->data()), std::min(worst->size(), kMost));
   return name(int(worst - all.begin())) + ": " + printable(text.substr(std::min<size_t>(1, text.size())));
 }

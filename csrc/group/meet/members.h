@@ -98,8 +98,9 @@ Overrides tuning_of(const std::string& option = {});
 /// number; hosts need not agree on it.
 PlanFacts facts_of(const Topology& topology, int rank, const Overrides& overrides = {});
 
-/// Tells ranks of other hosts why the group has failed here: the ranks with which this one has exchanged data, and one
-/// rank of each host, which tells its host. Best effort. A failure reported by another rank goes only to the former.
+/// Tells ranks of other hosts why the group has failed here: the ranks with which this one has exchanged data,
+/// and one rank of each host, which tells its host. Best effort. A failure reported by another rank goes only to the
+/// former.
 void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure);
 
 }  // namespace nvx

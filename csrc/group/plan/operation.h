@@ -80,7 +80,7 @@ struct Operation {
 };
 
 /// A launch writes `what` to `at`, in host memory, when it has ended well; null: nowhere.
-struct Tells {
+struct CompletionFlag {
   Stamp* at = nullptr;
   Stamp what = 0;
 };

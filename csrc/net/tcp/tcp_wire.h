@@ -47,7 +47,8 @@ struct Proof {
   Mac mac{};
 };
 
-/// Tells the side that connects, by its arrival, that the proof is accepted. Only then that side sends messages.
+/// Tells the side that connects, by its arrival, that the proof is accepted. Only then that side sends
+/// messages.
 struct Welcome {
   std::byte any{};
 };

@@ -62,7 +62,7 @@ Delegate::~Delegate() {
     new auto(std::move(flights_));  // ... and so do its events
     return;
   }
-  contain("leaving a delegate", [&] { part(); });
+  contain("leaving a delegate", [&] { finalize(); });
 }
 
 /// All ranks capture a call, or none does, so all ranks decide alike.
@@ -164,7 +164,7 @@ Status Delegate::enqueue(const std::shared_ptr<Flight>& flight, const c10::Strea
   {
     MutexLock lock(mutex_);
     if (group_->failed()) return group_->failure();
-    if (parted_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
+    if (finalized_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
     flights_.push_back(flight);
     (void)watcher_->wake();
   }
@@ -177,7 +177,7 @@ Status Delegate::enqueue(const std::shared_ptr<Flight>& flight, const c10::Strea
 bool Delegate::needs_watching() {
   const bool well = look_at_flights().ok();
   MutexLock lock(mutex_);
-  return well && !parted_ && !flights_.empty();
+  return well && !finalized_ && !flights_.empty();
 }
 
 bool Delegate::Flight::over() const {
@@ -207,7 +207,7 @@ Status Delegate::look() {
   const BesideCaptures beside;
   {
     MutexLock lock(mutex_);
-    if (parted_ || clear()) return {};
+    if (finalized_ || clear()) return {};
   }
   NVX_TRY(group_->look_around());
   NVX_TRY(lane_group_->look_around());
@@ -250,7 +250,7 @@ void Delegate::call_off() {
   if (!called_off_.exchange(true)) abort_delegate(backend_);
 }
 
-void Delegate::part() {
+void Delegate::finalize() {
   if (origin_.elsewhere() || !connected_.says_yes()) return;
   bool clear = false;
   const auto over = [&] {
@@ -262,7 +262,7 @@ void Delegate::part() {
   (void)look_until(over, Deadline::after(kFarewell));
   {
     MutexLock lock(mutex_);
-    if (std::exchange(parted_, true)) return;
+    if (std::exchange(finalized_, true)) return;
     flights_.clear();
   }
   if (!clear && !called_off_) {

@@ -70,7 +70,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   }
   /// Waits a bounded time for the collectives in flight, then aborts them. No collective begins afterwards. Call it
   /// before the group leaves: the group monitors its peers only until then.
-  void part() EXCLUDES(mutex_);
+  void finalize() EXCLUDES(mutex_);
 
  private:
   /// The part of a call that the hosts of its ranks play.
@@ -125,7 +125,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
   std::atomic<bool> called_off_{false};
   Mutex mutex_;  // never held during a wait
-  bool parted_ GUARDED_BY(mutex_) = false;
+  bool finalized_ GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Flight>> flights_ GUARDED_BY(mutex_);
   std::vector<uint64_t> sent_ GUARDED_BY(mutex_), received_ GUARDED_BY(mutex_);  // messages so far, by peer
 };

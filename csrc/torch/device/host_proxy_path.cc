@@ -187,7 +187,7 @@ void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
 }
 
 /// A caller that has waited for a proxy has not seen it end. Kernels that need no host get the same time
-/// (`KernelExecutor::part`).
+/// (`KernelExecutor::finalize`).
 void HostProxyPath::see_off(const Deadline& deadline) {
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu() || group->core().failures.forked()) continue;

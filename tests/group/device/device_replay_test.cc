@@ -202,7 +202,7 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneDoesNothing) {
     ASSERT_TRUE(one.capture(operations).ok());
     one.replay();
     EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), "");
-    EXPECT_TRUE(one.executor->part());
+    EXPECT_TRUE(one.executor->finalize());
     EXPECT_FALSE(one.executor->may_be_replayed());
     ++gone;
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return gone == 2; }));
@@ -261,7 +261,7 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneWritesNothingToPeers) {
     const kernel::DeviceChannel channel = one.executor->resources().channel();
     const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
     const std::byte* const theirs = pads[1 - one.rank].theirs;
-    EXPECT_TRUE(one.executor->part());
+    EXPECT_TRUE(one.executor->finalize());
     ++gone;
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return gone == 2; }));
     const std::vector<std::byte> before(theirs, theirs + kernel::DevicePad{channel.shape}.bytes());
@@ -285,7 +285,7 @@ TEST(DeviceReplay, LeavingWaitsForReplaysAsForCalls) {
       std::this_thread::sleep_for(milliseconds(100));
       knows_ends = true;
     });
-    EXPECT_TRUE(one.executor->part());
+    EXPECT_TRUE(one.executor->finalize());
     EXPECT_GE(std::chrono::steady_clock::now() - began, milliseconds(90));
     ends.join();
   });

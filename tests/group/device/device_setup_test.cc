@@ -359,7 +359,7 @@ TEST(BlockBudget, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
     const SharedTable first(1), second(1);
     SharedExchange meet_first(first, 0), meet_second(second, 0);
     ChannelOptions options = world.options(0);
-    options.farewell = milliseconds(50);
+    options.drain_timeout = milliseconds(50);
     auto executor = world.make(0, meet_first, options);
     const uint32_t blocks = executor->shape().blocks;
     Operation barrier;
@@ -387,7 +387,7 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   const SharedTable table(1);
   SharedExchange exchange(table, 0);
   ChannelOptions options = world.options(0);
-  options.farewell = milliseconds(50);
+  options.drain_timeout = milliseconds(50);
   auto executor = world.make(0, exchange, options);
   const kernel::DeviceChannel channel = executor->resources().channel();
   const Operation operation = barrier_operation();
@@ -425,7 +425,7 @@ TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
       const auto launcher = std::make_shared<PlayedLauncher>(world.process(rank).driver, rank,
                                                              std::make_shared<PlayedRoom>(/*blocks=*/64));
       KernelExecutor b(*world.process(rank).registry, exchange, world.options(rank), launcher, launcher);
-      EXPECT_TRUE(b.part());
+      EXPECT_TRUE(b.finalize());
     }
     EXPECT_EQ(frees(), before);
     (void)meet_gone.all_gather({});
@@ -462,7 +462,7 @@ TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
         one.executor.reset();
         EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return one.stream.idle(); }));
       },
-      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
 }
 
 TEST(DeviceGoodbye, LeavingWaitsForOperationsInFlight) {
@@ -495,7 +495,7 @@ TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
       told = true;
       knows_ends = true;
     });
-    EXPECT_TRUE(one.executor->part());
+    EXPECT_TRUE(one.executor->finalize());
     EXPECT_TRUE(told);
     tells.join();
   });
@@ -508,9 +508,9 @@ TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
       world,
       [](DeviceRank& one) {
         ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
-        EXPECT_FALSE(one.executor->part()) << "it would announce that it has left";
+        EXPECT_FALSE(one.executor->finalize()) << "it would announce that it has left";
       },
-      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
   world.arena(0).free(world.arena(0).allocate(1));
   EXPECT_GT(world.arena(0).used(), size_t(0));
 }

@@ -294,7 +294,7 @@ TEST(KernelExecutor, NothingIsWrittenToARankThatIsDead) {
       ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
       // A block that an abort finds at its begin writes nothing at all; one that has greeted shares its tensors.
       ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return greetings() != before; }));
-      if (is_dead) one.executor->lose(1);
+      if (is_dead) one.executor->note_dead(1);
       one.executor->abort();
       ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); }));
       const auto& counters = *reinterpret_cast<const kernel::PeerCounters*>(theirs(kernel::Part::kCounters));
@@ -330,7 +330,7 @@ TEST(KernelExecutor, ADeviceThatTakesNoMoreFailsTheGroup) {
         refusal = {};
         EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), wrong);
       },
-      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
 }
 
 TEST(KernelExecutor, RefusalCarriesItsAdvice) {
@@ -343,7 +343,7 @@ TEST(KernelExecutor, RefusalCarriesItsAdvice) {
         EXPECT_TRUE(contains(wrong, "group g: no file can be opened. Next: raise the limit (ulimit -n)")) << wrong;
         EXPECT_FALSE(contains(wrong, "CUDA_LAUNCH_BLOCKING")) << wrong;
       },
-      [](ChannelOptions& options) { options.farewell = milliseconds(50); });
+      [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
 }
 
 TEST(KernelExecutor, AbortCanCarryAReason) {

@@ -359,8 +359,8 @@ int taken_in(uint64_t patience_ns) {
 TEST(Place, AnInputWhoseOwnerHasFailedIsNotUsed) { EXPECT_EQ(taken_in<kernel::PushRules>(50 * kMillisecond), 0); }
 
 /// Rank 1 fails while rank 0 is at one of its barriers: after all that its lanes have done before that barrier, and
-/// before anything that they do after it. Tells of the chunks that rank 0 has posted, and whether it has written to
-/// rank 1's result.
+/// before anything that they do after it. Tells of the chunks that rank 0 has posted, and whether it has
+/// written to rank 1's result.
 struct Afterwards {
   Stamp posted;
   bool written;
