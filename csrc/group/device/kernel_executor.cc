@@ -220,16 +220,19 @@ Status KernelExecutor::refused(const Status& status, Begins begins, bool is_firs
 size_t KernelExecutor::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
   batch_.clear();
   size_t n = 0;
-  for (kernel::Piece* room; n < operations.size() && (room = batch_.room(listed_by(*operations[n]))); ++n) {
-    kernel::Job job = job_of(*operations[n], room, timeout);
-    job.call = (call & kCaptured) | call_of(call + n);
-    if (n > 0 && (kernel::is_multicast({&job, 1}) || kernel::is_multicast(batch_.jobs()))) break;
-    if (!batch_.add(job)) break;
+  for (bool fits = true; fits && n < operations.size(); n += fits) {
+    const Operation& o = *operations[n];
+    fits = batch_.add(listed_by(o), [&](uint32_t index, kernel::Piece* table) {
+      kernel::Job job = job_of(o, index, table, timeout);
+      job.call = (call & kCaptured) | call_of(call + n);
+      return job;
+    });
   }
   return n;
 }
 
-kernel::Job KernelExecutor::job_of(const Operation& o, kernel::Piece* room, milliseconds timeout) {
+kernel::Job KernelExecutor::job_of(const Operation& o, uint32_t index, kernel::Piece* table,
+                                   milliseconds timeout) const {
   const DeviceChoice choice = choose(o);
   NVX_LOG(kTrace, "group %s rank %d #%llu %s on GPU %d: %s (%s)", resources_.options().group.c_str(),
           resources_.options().rank, static_cast<unsigned long long>(o.number), nvx::name(o.collective),
@@ -244,14 +247,13 @@ kernel::Job KernelExecutor::job_of(const Operation& o, kernel::Piece* room, mill
   const kernel::DeviceChannel& channel = resources_.channel();
   kernel::Job job =
       o.collective == Collective::kNone
-          ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, batch_.index(), room)
-          : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), batch_.index(),
-                           room);
+          ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, index, table)
+          : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), index, table);
   job.awaited = o.awaited, job.awaits = o.awaits;
   // A job that waits for the host has no timeout: the host has a deadline and ends a late job.
   if (!o.awaited) job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
   if (kernel::has_chunks(choice.algorithm))
-    kernel::put_places(job, channel.shape.ranks, room - batch_.index(), resources_.options().place_of);
+    kernel::put_places(job, channel.shape.ranks, table - index, resources_.options().place_of);
   return job;
 }
 

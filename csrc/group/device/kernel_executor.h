@@ -108,8 +108,8 @@ class KernelExecutor {
   uint32_t next_call(Begins begins) const;
   size_t gather(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, uint32_t call)
       REQUIRES(launch_mutex_);
-  kernel::Job job_of(const Operation& operation, kernel::Piece* room, std::chrono::milliseconds timeout)
-      REQUIRES(launch_mutex_);
+  kernel::Job job_of(const Operation& operation, uint32_t index, kernel::Piece* table,
+                     std::chrono::milliseconds timeout) const;
   Status refused(const Status& status, Begins begins, bool is_first) EXCLUDES(mutex_);
   Status not_captured(const Status& status) const;
   void remember(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, Begins begins)

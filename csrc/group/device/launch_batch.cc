@@ -1,6 +1,5 @@
 #include "group/device/launch_batch.h"
 
-#include <algorithm>
 #include <functional>
 
 namespace nvx {
@@ -13,11 +12,6 @@ bool overlap(const std::byte* a, const std::byte* a_end, const std::byte* b, con
 }
 
 }  // namespace
-
-kernel::Piece* LaunchBatch::room(size_t pieces) {
-  const bool full = jobs_ == job_.size() || listed_ + std::max(pieces, 2 * size_t(ranks_)) > piece_.size();
-  return full ? nullptr : piece_.data() + listed_;
-}
 
 LaunchBatch::Reach LaunchBatch::reach_of(const kernel::Pieces& pieces) const {
   const kernel::Piece extent = kernel::extent_of(pieces, ranks_, piece_.data());
@@ -36,7 +30,8 @@ bool LaunchBatch::meets(const kernel::Pieces& a, const kernel::Pieces& b) const 
   return false;
 }
 
-bool LaunchBatch::add(const kernel::Job& job) {
+bool LaunchBatch::append(const kernel::Job& job) {
+  if (jobs_ > 0 && (kernel::is_multicast({&job, 1}) || kernel::is_multicast(jobs()))) return false;
   const Reach read = reach_of(job.send), written = reach_of(job.recv);
   const auto near = [](const Reach& a, const Reach& b) {
     return a.end && b.end && overlap(a.begin, a.end, b.begin, b.end);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <span>
@@ -9,18 +10,19 @@
 namespace nvx {
 
 /// The jobs of one rank in one launch, and the pieces that they list. Blocks do not synchronize between the jobs of a
-/// launch, so no job in it reads or writes memory that another one writes.
+/// launch, so no job in it reads or writes memory that another one writes. A multicast job has a launch of its own.
 class LaunchBatch {
  public:
   explicit LaunchBatch(uint32_t ranks) : ranks_(ranks) {}
 
   void clear() { jobs_ = 0, listed_ = 0; }
-  /// Room for the next job's list: `pieces`, at least 2 * ranks. The job refers to its first piece by `index()`. Null
-  /// if there is no room.
-  kernel::Piece* room(size_t pieces = 0);
-  uint32_t index() const { return uint32_t(listed_); }
-  /// Adds the job for which `room()` was called. False: the job must go in a later launch.
-  bool add(const kernel::Job& job);
+  /// Adds the job that `make` returns. It lists up to `pieces` pieces, at least 2 * ranks, in the table that `make`
+  /// gets, and refers to the first one by the index that `make` gets. False: the job must go in a later launch.
+  template <class Make>
+  bool add(size_t pieces, const Make& make) {
+    if (jobs_ == job_.size() || listed_ + std::max(pieces, 2 * size_t(ranks_)) > piece_.size()) return false;
+    return append(make(uint32_t(listed_), piece_.data() + listed_));
+  }
 
   std::span<const kernel::Job> jobs() const { return {job_.data(), jobs_}; }
   std::span<const kernel::Piece> pieces() const { return {piece_.data(), listed_}; }
@@ -31,6 +33,7 @@ class LaunchBatch {
     const std::byte* begin = nullptr;
     const std::byte* end = nullptr;
   };
+  bool append(const kernel::Job& job);
   Reach reach_of(const kernel::Pieces& pieces) const;
   bool meets(const kernel::Pieces& a, const kernel::Pieces& b) const;
 

@@ -46,6 +46,11 @@ __global__ void __launch_bounds__(kLanes, 1) run_any(const __grid_constant__ Ker
       [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_device_collective(ex, ch, job, table); });
 }
 
+__global__ void __launch_bounds__(kLanes, 1)
+    signals(const __grid_constant__ DeviceChannel channel, const __grid_constant__ SignalJob job) {
+  (void)run_signals(CudaMachine(0, 1), channel, job);
+}
+
 struct Row {
   const char* name;
   const void* kernel;
@@ -76,7 +81,7 @@ const Row kRows[] = {
     {"exchange_packets", hot_kernel<DeviceAlgorithm::kExchangePackets>()},
     {"exchange_chunks", hot_kernel<DeviceAlgorithm::kExchangeChunks>()},
     {"exchange_pieces", hot_kernel<DeviceAlgorithm::kExchangePieces>()},
-    {"signals", signal_kernel()},
+    {"signals", address_of(signals)},
     {"reduce_multicast f32", multicast_kernel(0)},
     {"reduce_multicast bf16", multicast_kernel(1)},
     {"reduce_multicast f16", multicast_kernel(2)},
@@ -89,13 +94,12 @@ Status status_of(cudaError_t error, const char* what) {
 
 template <class KernelArgs>
 Status launch(const void* kernel, const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
-              cudaStream_t stream) {
+              void* stream) {
   KernelArgs args{channel.prepared(), uint32_t(jobs.size()), {}, {}};
   std::copy(jobs.begin(), jobs.end(), args.jobs);
   std::copy(table.begin(), table.end(), args.table);
   void* arguments[] = {&args};
-  return status_of(cudaLaunchKernel(kernel, dim3(channel.shape.blocks), dim3(kLanes), arguments,
-                                    channel.shape.ranks * sizeof(Peer), stream),
+  return launch_on(stream, kernel, channel.shape.blocks, arguments, channel.shape.ranks * sizeof(Peer),
                    "a kernel launch");
 }
 
@@ -103,17 +107,30 @@ Status launch(const void* kernel, const DeviceChannel& channel, std::span<const 
 
 bool built_with_cuda() { return true; }
 
+Status launch_on(void* stream, const void* kernel, uint32_t blocks, void** arguments, size_t shared_bytes,
+                 const char* what) {
+  return status_of(
+      cudaLaunchKernel(kernel, dim3(blocks), dim3(kLanes), arguments, shared_bytes, static_cast<cudaStream_t>(stream)),
+      what);
+}
+
+Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* stream) {
+  DeviceChannel on = channel;
+  SignalJob copy = job;
+  void* arguments[] = {&on, &copy};
+  return launch_on(stream, address_of(signals), 1, arguments, 0, "a launch of signals");
+}
+
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
                    void* stream) {
   NVX_TRY(check_launch(channel, jobs, table));
   if (jobs.empty()) return {};
   const bool single = jobs.size() == 1 && table.size() <= std::size(Single().table);
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (!single) return launch<Several>(address_of(run_any<Several>), channel, jobs, table, on);
+  if (!single) return launch<Several>(address_of(run_any<Several>), channel, jobs, table, stream);
   const void* kernel = address_of(run_any<Single>);
   with_hot_operation(channel, jobs[0], table.data(),
                      [&](auto kind) { kernel = address_of(run_hot_kind<decltype(kind)>); });
-  return launch<Single>(kernel, channel, jobs, table, on);
+  return launch<Single>(kernel, channel, jobs, table, stream);
 }
 
 Status load_cuda(std::vector<KernelFacts>* facts) {

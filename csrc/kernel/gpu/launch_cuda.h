@@ -51,6 +51,10 @@ inline bool is_multicast(std::span<const Job> jobs) {
 Status check_multicast(const DeviceChannel& channel, const Job& job, const MulticastView& view);
 Status launch_multicast_cuda(const DeviceChannel& channel, const Job& job, const MulticastView& view, void* stream);
 
+/// Launches a kernel with blocks of kLanes threads. For the .cu files.
+Status launch_on(void* stream, const void* kernel, uint32_t blocks, void** arguments, size_t shared_bytes,
+                 const char* what);
+
 /// The resources of a kernel on the current device.
 struct KernelFacts {
   const char* name;

@@ -2,8 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string>
-
 #include "kernel/gpu/device_collectives.h"
 #include "kernel/gpu/launch_cuda.h"
 
@@ -86,10 +84,8 @@ Status launch_multicast_cuda(const DeviceChannel& channel, const Job& job, const
   void* arguments[] = {&args};
   const void* kernel = nullptr;
   with_multicast_type(job, [&](auto type) { kernel = kernel_of<decltype(type)>(); });
-  const cudaError_t error = cudaLaunchKernel(kernel, dim3(channel.shape.blocks), dim3(kLanes), arguments,
-                                             channel.shape.ranks * sizeof(Peer), static_cast<cudaStream_t>(stream));
-  if (error == cudaSuccess) return {};
-  return {Code::kSystem, std::string("nvx: a launch of reduce_multicast: ") + cudaGetErrorString(error)};
+  return launch_on(stream, kernel, channel.shape.blocks, arguments, channel.shape.ranks * sizeof(Peer),
+                   "a launch of reduce_multicast");
 }
 
 }  // namespace nvx::kernel

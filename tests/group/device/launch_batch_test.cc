@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace nvx {
@@ -20,6 +21,10 @@ Job job(size_t read, size_t written, size_t bytes) {
   job.send = {Kind::kSame, 0, memory + read, bytes};
   job.recv = {Kind::kSame, 0, memory + written, bytes};
   return job;
+}
+
+bool add(LaunchBatch& batch, const Job& job, size_t pieces = 0) {
+  return batch.add(pieces, [&](uint32_t, Piece*) { return job; });
 }
 
 TEST(LaunchBatch, TakesWhatIsApart) {
@@ -39,28 +44,27 @@ TEST(LaunchBatch, TakesWhatIsApart) {
   };
   for (const auto& row : kRows) {
     LaunchBatch batch(2);
-    ASSERT_TRUE(batch.room() && batch.add(row.first));
-    EXPECT_EQ(batch.add(row.second), row.together) << row.what;
+    ASSERT_TRUE(add(batch, row.first));
+    EXPECT_EQ(add(batch, row.second), row.together) << row.what;
     EXPECT_EQ(batch.jobs().size(), row.together ? 2u : 1u);
     batch.clear();
-    EXPECT_TRUE(batch.add(row.second)) << "first in the next launch";
+    EXPECT_TRUE(add(batch, row.second)) << "first in the next launch";
   }
 }
 
 TEST(LaunchBatch, ListsThatInterleaveAreApart) {
   LaunchBatch batch(2);
   for (size_t i = 0; i < 3; ++i) {
-    Piece* const room = batch.room();
-    ASSERT_TRUE(room);
-    for (size_t p = 0; p < 2; ++p) room[p] = {memory + 1000 * p + 10 * i, 10};
-    Job job;
-    job.recv = {Kind::kTable, batch.index(), nullptr, 0};
-    EXPECT_TRUE(batch.add(job)) << i;
+    EXPECT_TRUE(batch.add(0, [&](uint32_t index, Piece* table) {
+      for (size_t p = 0; p < 2; ++p) table[p] = {memory + 1000 * p + 10 * i, 10};
+      Job job;
+      job.recv = {Kind::kTable, index, nullptr, 0};
+      return job;
+    })) << i;
     EXPECT_EQ(batch.pieces().size(), 4 * (i + 1));
   }
-  ASSERT_TRUE(batch.room());
-  EXPECT_FALSE(batch.add(job(500, 1005, 10))) << "what one of them writes";
-  EXPECT_TRUE(batch.add(job(500, 1030, 10))) << "between them";
+  EXPECT_FALSE(add(batch, job(500, 1005, 10))) << "what one of them writes";
+  EXPECT_TRUE(add(batch, job(500, 1030, 10))) << "between them";
 }
 
 TEST(LaunchBatch, MovesAreAsManyAsTheyList) {
@@ -69,36 +73,48 @@ TEST(LaunchBatch, MovesAreAsManyAsTheyList) {
     std::vector<Piece> out, in;
     for (size_t i = 0; i < 5; ++i)
       out.push_back({memory + from + 20 * i, 10}), in.push_back({memory + to + 20 * i, 10});
-    Piece* const room = batch.room(10);
-    return batch.add(kernel::job_of_moves(out, in, batch.index(), room));
+    return batch.add(10, [&](uint32_t index, Piece* table) { return kernel::job_of_moves(out, in, index, table); });
   };
   EXPECT_TRUE(moves(0, 1000));
   EXPECT_EQ(batch.pieces().size(), 10u);
   EXPECT_FALSE(moves(1080, 2000)) << "reads the last that the first ones bring";
   EXPECT_TRUE(moves(1010, 2000)) << "between them";
-  EXPECT_FALSE(batch.add(job(2040, 3000, 1)));
-  EXPECT_TRUE(batch.add(job(2030, 3000, 10)));
+  EXPECT_FALSE(add(batch, job(2040, 3000, 1)));
+  EXPECT_TRUE(add(batch, job(2030, 3000, 10)));
   EXPECT_EQ(batch.jobs().size(), 3u);
-  EXPECT_FALSE(batch.room(kernel::kLaunchPieces));
+  EXPECT_FALSE(add(batch, Job(), kernel::kLaunchPieces));
   batch.clear();
-  EXPECT_TRUE(batch.room(kernel::kLaunchPieces));
-  EXPECT_FALSE(batch.room(kernel::kLaunchPieces + 1));
+  EXPECT_FALSE(add(batch, Job(), kernel::kLaunchPieces + 1));
+  EXPECT_TRUE(add(batch, Job(), kernel::kLaunchPieces));
+}
+
+/// The kernel of a multicast job takes one job.
+TEST(LaunchBatch, AMulticastJobIsAlone) {
+  Job multicast = job(0, 0, 10);
+  multicast.algorithm = kernel::DeviceAlgorithm::kReduceMulticast;
+  LaunchBatch batch(2);
+  EXPECT_TRUE(add(batch, multicast));
+  EXPECT_FALSE(add(batch, job(100, 100, 10)));
+  batch.clear();
+  EXPECT_TRUE(add(batch, job(100, 100, 10)));
+  EXPECT_FALSE(add(batch, multicast));
 }
 
 TEST(LaunchBatch, IsFullWhenALaunchIs) {
   LaunchBatch jobs(2);
-  for (size_t i = 0; i < kernel::kLaunchJobs; ++i) ASSERT_TRUE(jobs.room() && jobs.add(job(10 * i, 10 * i, 10)));
-  EXPECT_FALSE(jobs.room());
+  for (size_t i = 0; i < kernel::kLaunchJobs; ++i) ASSERT_TRUE(add(jobs, job(10 * i, 10 * i, 10)));
+  EXPECT_FALSE(add(jobs, job(3000, 3000, 10)));
   LaunchBatch pieces(400);
-  std::vector<Piece> none(800);
-  ASSERT_TRUE(pieces.room());
-  std::copy(none.begin(), none.end(), pieces.room());
-  Job listed;
-  listed.send = {Kind::kTable, pieces.index(), nullptr, 0};
-  ASSERT_TRUE(pieces.add(listed));
-  EXPECT_FALSE(pieces.room());
+  const auto listed = [](uint32_t index, Piece* table) {
+    std::fill_n(table, 800, Piece{});
+    Job job;
+    job.send = {Kind::kTable, index, nullptr, 0};
+    return job;
+  };
+  ASSERT_TRUE(pieces.add(0, listed));
+  EXPECT_FALSE(pieces.add(0, listed));
   pieces.clear();
-  EXPECT_TRUE(pieces.room());
+  EXPECT_TRUE(pieces.add(0, listed));
 }
 
 }  // namespace
