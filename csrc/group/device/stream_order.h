@@ -25,6 +25,14 @@ class StreamOrder {
   /// Call after a launch, also after a refused one, since part of it may have begun: later launches wait for everything
   /// on the stream so far.
   virtual Status note(const LaunchStream& stream) = 0;
+  /// Runs `launch` between both.
+  template <class Launch>
+  Status launch_on(const LaunchStream& stream, const Launch& launch) {
+    NVX_TRY(follow(stream));
+    const Status begun = launch();
+    const Status noted = note(stream);
+    return begun.ok() ? noted : begun;
+  }
   /// Whether the streams are known to have passed all launches, well or not, and no graph that contains launches is
   /// running, as far as it can be known. Memory that kernels access, here or on peers, is not reused before this is
   /// true: a kernel that ends badly does not report it, and the report of one that ends well may overtake its last

@@ -9,7 +9,6 @@
 #include "kernel/gpu/capture.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/core/interrupt.h"
-#include "torch/core/store.h"
 #include "torch/device/launched_work.h"
 
 namespace nvx {
@@ -25,13 +24,7 @@ bool HostProxyPath::agree_to_serve(at::Device device) {
   const bool yes = served_.answer(device, [&] {
     refuse_to_open(group, device);
     Group& of_devices = *context_.groups.of_devices();
-    const BesideCaptures beside;
-    const c10::OptionalDeviceGuard on(device);
-    TorchStore store(context_.groups.store_of_devices(), of_devices.size());
-    const bool opened = of_devices.device().open(store, device.index(), order_);
-    if (opened) (void)order_->begin(device);  // if the device fails here, so does the first launch
-    if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
-    return opened;
+    return open_device(of_devices, context_.groups.store_of_devices(), device, order_);
   });
   if (yes && device != served_.device()) refuse_other_device(group, served_.device(), device);
   return yes;
@@ -160,11 +153,8 @@ Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging
   const BesideCaptures beside;
   const c10::StreamGuard on(staging.stream());
   const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
-  NVX_TRY(order_->follow(stream));
-  const Status called = kernel::call_host(stream.native, stream.capture != 0 ? +again : +once, kept.get());
-  const Status noted = order_->note(stream);
-  NVX_TRY(called);
-  NVX_TRY(noted);
+  const auto call = stream.capture != 0 ? +again : +once;
+  NVX_TRY(order_->launch_on(stream, [&] { return kernel::call_host(stream.native, call, kept.get()); }));
   (void)kept.release();
   return {};
 }

@@ -51,13 +51,18 @@ bool KernelPath::open(at::Device device) {
             group_->name().c_str(), device.str().c_str());
     return false;
   }
+  shared_ = SharedStreams::join(group_->core().members.id);  // before any rank can make its next call
+  return open_device(*group_, store_, device, order_);
+}
+
+bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at::Device device,
+                 const std::shared_ptr<TorchStreamOrder>& order) {
   const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
-  shared_ = SharedStreams::join(group_->core().members.id);  // before any rank can make its next call
-  TorchStore store(store_, group_->size());
-  const bool yes = group_->device().open(store, device.index(), order_);
-  if (yes) (void)order_->begin(device);  // if the device fails here, so does the first launch, which tells the peers
-  if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
+  TorchStore ranks(store, group.size());
+  const bool yes = group.device().open(ranks, device.index(), order);
+  if (yes) (void)order->begin(device);  // if the device fails here, so does the first launch, which tells the peers
+  if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
   return yes;
 }
 
@@ -160,11 +165,7 @@ Status KernelPath::launch(const Parcels& batch, StagingCopies& staging, Delegate
     const c10::StreamGuard on(staging.stream());
     staging.start_clock();
     const LaunchStream stream = launch_stream(staging.stream(), /*capture=*/0);
-    NVX_TRY(order_->follow(stream));
-    const Status begun = delegate.begin(batch, earlier, staging.stream());
-    const Status noted = order_->note(stream);  // also if begin() failed
-    NVX_TRY(begun);
-    return noted;
+    return order_->launch_on(stream, [&] { return delegate.begin(batch, earlier, staging.stream()); });
   } catch (const std::exception& error) {
     return fail_on_device(*group_, staging.stream().device(), "send_recv", &error);
   }
@@ -204,11 +205,7 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
     staging.start_clock();
     const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
     if (delegate) {
-      NVX_TRY(order_->follow(stream));
-      const Status begun = delegate->begin(collectives.front(), staging.stream());
-      const Status noted = order_->note(stream);  // also if begin() failed
-      NVX_TRY(begun);
-      NVX_TRY(noted);
+      NVX_TRY(order_->launch_on(stream, [&] { return delegate->begin(collectives.front(), staging.stream()); }));
     } else {
       Operations operations;
       for (const TensorOperation& c : collectives) operations.push_back(&c.operation);

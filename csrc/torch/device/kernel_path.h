@@ -24,6 +24,10 @@ bool may_use_kernels(Group& group);
 /// Raises if this thread's current stream is in a capture: devices cannot be opened inside one.
 void refuse_to_open(const Group& group, at::Device device);
 
+/// Opens the device on all ranks of the group: see `DeviceCommunicator::open()`. Raises if the group has failed.
+bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at::Device device,
+                 const std::shared_ptr<TorchStreamOrder>& order);
+
 class CallContext;
 class Delegate;
 class LaunchedWork;
