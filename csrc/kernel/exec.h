@@ -73,7 +73,6 @@ class CpuExec {
   CpuExec(size_t width, ReduceFn reduce, const double* factors, const WaitRules& rules)
       : level_(level()), width_(width), reduce_(reduce), factors_(factors), rules_(rules) {}
 
-  /// Bytes of one element.
   size_t width() const { return width_; }
 
   void signal(Flag& flag, Stamp value) const { nvx::signal(flag, value); }

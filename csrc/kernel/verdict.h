@@ -6,7 +6,6 @@
 
 namespace nvx::kernel {
 
-/// The reason why an algorithm returned false.
 struct Verdict {
   enum class Cause { kNone, kWait, kMismatch, kBadLease, kCounts };
   Cause cause = Cause::kNone;

@@ -19,7 +19,6 @@ bool is_own(const Pieces& pieces) { return pieces.kind == Pieces::Kind::kOwn; }
 
 bool lacks_memory(const Piece& piece) { return piece.bytes != 0 && !piece.data; }
 
-/// Why a channel is invalid, or null if it is valid.
 const char* flaw(const DeviceChannel& channel) {
   if (!channel.shape.sound())
     return "its channel has an invalid shape: no ranks, no blocks, or a wrong size of packets or chunks";
@@ -42,7 +41,6 @@ const char* flaw_of_moves(const Job& job, std::span<const Piece> table) {
   return nullptr;
 }
 
-/// Why a job cannot run on a valid channel, or null if it can.
 const char* flaw(const Job& job, const DeviceChannel& channel, std::span<const Piece> table) {
   const uint32_t ranks = channel.shape.ranks, me = channel.rank;
   const Collective collective = job.fingerprint.collective;

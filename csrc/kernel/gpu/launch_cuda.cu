@@ -65,7 +65,6 @@ const void* hot_kernel() {
   return address_of(run_hot_kind<HotOperation<kAlgorithm, T>>);
 }
 
-/// All kernels.
 const Row kRows[] = {
     {"single", address_of(run_any<Single>)},
     {"several", address_of(run_any<Several>)},

@@ -19,7 +19,6 @@ inline constexpr int kRegisters = 64 << 10;  ///< of an SM, which a block may ta
 inline constexpr size_t kLaunchJobs = 16;
 inline constexpr size_t kLaunchPieces = 1024;
 
-/// Whether this build has CUDA kernels.
 bool built_with_cuda();
 
 /// Refuses any launch in which a kernel would access memory that it must not. Needs neither a device nor CUDA, and does
@@ -40,7 +39,6 @@ struct MulticastView {
   std::byte* mine = nullptr;             ///< this rank's part
   uint64_t bytes = 0;                    ///< of each part; the same on all ranks
 
-  /// The bytes that a slot holds.
   constexpr size_t slot(uint32_t blocks) const { return bytes / (2 * kSlots * blocks) / kCacheLine * kCacheLine; }
 };
 /// Whether these are a job of kReduceMulticast, which has a launch of its own.
@@ -55,7 +53,6 @@ Status launch_multicast_cuda(const DeviceChannel& channel, const Job& job, const
 Status launch_on(void* stream, const void* kernel, uint32_t blocks, void** arguments, size_t shared_bytes,
                  const char* what);
 
-/// The resources of a kernel on the current device.
 struct KernelFacts {
   const char* name;
   int registers;       ///< per thread

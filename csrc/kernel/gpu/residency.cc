@@ -5,7 +5,6 @@
 namespace nvx::kernel {
 namespace {
 
-/// The part of one process.
 uint32_t part_of(const GpuRoom& gpu) { return uint32_t(std::max(gpu.resident, 0)) / std::max(gpu.processes, 1u); }
 
 /// Blocks of that part that no group has reserved.

@@ -17,7 +17,6 @@ using ReduceFn = void (*)(void* dst, const void* const* srcs, int ranks, size_t 
 /// whole number for integers, and exact in the accumulator for other types.
 using DivideFn = void (*)(void* data, size_t n, double by);
 
-/// Copies n bytes between ranges that do not overlap.
 using CopyFn = void (*)(void* dst, const void* src, size_t n);
 
 /// The bulk loops, compiled once per instruction-set level.

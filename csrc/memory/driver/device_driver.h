@@ -80,7 +80,6 @@ class DeviceDriver {
                                     size_t bytes) = 0;
   virtual DriverCode unbind_multicast(DeviceMemory object, int device, size_t bytes) = 0;
 
-  /// Plain allocations.
   virtual DriverCode allocate(int device, size_t bytes, DevicePtr* at) = 0;
   virtual DriverCode free(int device, DevicePtr at) = 0;
   virtual DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) = 0;

@@ -85,7 +85,6 @@ class DeviceRegistry {
                           std::chrono::milliseconds patience = DeviceArena::kPatience)
       : driver_(std::move(driver)), arena_bytes_(arena_bytes), patience_(patience) {}
 
-  /// Identifies the process.
   const ArenaId& id() const { return id_; }
   const std::shared_ptr<DeviceDriver>& driver() const { return driver_; }
 

@@ -9,7 +9,6 @@
 
 namespace nvx {
 
-/// The bytes that a check moves.
 constexpr size_t kCheckBytes = 64 << 10;
 
 /// A transfer that a device has to prove. An address of 0 skips that half.

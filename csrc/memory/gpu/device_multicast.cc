@@ -36,7 +36,6 @@ class MulticastObject {
   }
   /// Adds the device. Call it on all ranks before bind() on any: bind() waits for all devices.
   void join() { demand_done(driver_->join_multicast(object_, device_), "cuMulticastAddDevice"); }
-  /// Binds a part of the device's memory, and maps the object.
   void bind(const std::shared_ptr<DeviceRegion>& region, size_t offset) {
     DeviceDriver* const driver = driver_.get();
     const size_t bytes = bytes_;

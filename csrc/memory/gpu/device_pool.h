@@ -51,7 +51,6 @@ class DevicePool {
   int device() const { return region_->device(); }
   const ArenaId& id() const { return id_; }
   ShareKind kind() const { return options_.kind; }
-  /// Allocated bytes.
   size_t used() { return spans_.used(); }
   /// The region, for calls that may outlive the pool and for exporting its segments.
   const std::shared_ptr<GrowingRegion>& region() const { return region_; }

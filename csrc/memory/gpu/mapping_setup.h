@@ -47,7 +47,6 @@ struct Handover {
 };
 static_assert(sizeof(Handover) == 32);
 
-/// The result of a rank's access to another rank's memory.
 struct Finding {
   uint32_t state = 0;
   char why[124] = {};

@@ -60,7 +60,6 @@ class Arena {
 
   /// Returns zeroed pages. Throws Error if the arena is full.
   Span allocate(size_t bytes) { return spans_.allocate(bytes); }
-  /// See SpanAllocator.
   void free_when(Span span, std::function<bool()> released) { spans_.free_when(span, std::move(released)); }
   void free(Span span) { spans_.free(span); }
 

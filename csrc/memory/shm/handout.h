@@ -35,7 +35,6 @@ struct Acquaintance {
 class Handout {
  public:
   explicit Handout(const Card& own);
-  /// The name for the constructor of a Receipt.
   const std::string& name() const { return name_; }
   /// Readable when a process has connected.
   int fd() const { return listener_.get(); }
@@ -49,7 +48,6 @@ class Handout {
   void serve();
   /// The ranks that have come, also those that have gone away.
   const std::vector<Acquaintance>& guests() const { return known_; }
-  /// Whether a rank has gone away since the last call.
   bool has_lost_guests() { return std::exchange(lost_, false); }
 
  private:
@@ -74,7 +72,6 @@ class Handout {
   bool lost_ = false;
 };
 
-/// The receiving side: takes the sheets as they come.
 class Receipt {
  public:
   Receipt(const std::string& name, const Card& own);
@@ -84,7 +81,6 @@ class Receipt {
   std::optional<std::vector<uint8_t>> next(std::chrono::milliseconds span);
   /// The reason that the handout gave when it gave up.
   const std::optional<std::vector<uint8_t>>& reason() const { return reason_; }
-  /// Whether the handout has answered.
   bool met() const { return met_; }
   /// The process of the handout, once this one has connected.
   const ProcessWatch& process() const { return process_; }

@@ -57,7 +57,6 @@ class Neighbour {
 class Neighbours {
  public:
   static std::shared_ptr<Neighbours> here();
-  /// The same if it exists, otherwise null.
   static std::shared_ptr<Neighbours> opened();
 
   Arena& arena() { return arena_; }

@@ -71,7 +71,6 @@ std::optional<unsigned> flags_in(const std::string& stat) {
   return fields >> flags ? std::optional(flags) : std::nullopt;
 }
 
-/// Whether the process runs on.
 bool runs_on(pid_t pid) {
   const auto flags = flags_in(stat_of(pid));
   return flags && (*flags & (kExiting | kSignaled)) == 0;

@@ -75,7 +75,6 @@ void SpanAllocator::give_back(Span span) {
   add_hole(span);
 }
 
-/// Adds a hole and merges it with adjacent holes.
 void SpanAllocator::add_hole(Span span) {
   auto [hole, added] = holes_.emplace(span.offset, span.bytes);
   const auto next = std::next(hole);

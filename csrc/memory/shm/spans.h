@@ -10,7 +10,6 @@
 
 namespace nvx {
 
-/// A part of a memory that is allocated in spans.
 struct Span {
   size_t offset = 0;
   size_t bytes = 0;
@@ -20,7 +19,6 @@ struct Span {
 /// The largest base page that Linux uses. Spans are multiples of it, so two spans never share a page.
 inline constexpr size_t kSpanPage = 65536;
 
-/// The allocator of the spans of one memory.
 class SpanAllocator {
  public:
   /// `page`: spans begin and end at multiples of it. `scrub`: called with each freed span before it is allocated again.

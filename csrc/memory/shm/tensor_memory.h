@@ -32,7 +32,6 @@ class TensorMemory {
   /// Memory with any content. Empty if there is no space.
   Span allocate(size_t bytes);
   void free(Span span);
-  /// See SpanAllocator.
   void free_when(Span span, std::function<bool()> released);
   std::byte* at(Span span) const { return base_.load(std::memory_order_acquire) + span.offset; }
   std::span<std::byte> all() { return {mapped(), available() ? bytes_ : 0}; }
