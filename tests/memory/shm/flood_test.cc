@@ -312,7 +312,7 @@ TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsSaid) {
   EXPECT_LT(Clock::now() - began, seconds(5));
 }
 
-TEST(Flood, OfAPoolDoorKeepsNobodyOut) {
+TEST(Flood, OfAPoolServerKeepsNobodyOut) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   Process mine(1), theirs(1);
   (void)theirs.registry->pool(0).allocate(2 * M);
