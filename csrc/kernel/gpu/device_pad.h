@@ -238,8 +238,7 @@ struct alignas(kCacheLine) Control {
   alignas(kCacheLine) uint64_t ended[kMostBlocks];  ///< a BlockEnd per block
 };
 
-/// How far the block that is behind the others has come: the host's view of what has ended. Tells of progress
-/// only.
+/// How far the block that is behind the others has come: the host's view of what has ended. Tells of progress only.
 BlockEnd least_ended(const Control& control, uint32_t blocks);
 
 /// The part of another rank's pool (memory/gpu/device_pool.h) that this rank's device can access. The host writes it at
