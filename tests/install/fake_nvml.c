@@ -1,8 +1,10 @@
 /* Stands for libnvidia-ml.so.1: three GPUs on one NVSwitch. The second one has two lanes at half their rate. The last
  * one has half its lanes up, all of them at half their rate, which its driver tells of all at once, and a narrow PCIe
- * link; and the driver lets it and the first one not reach each other. */
+ * link; and the driver lets it and the first one not reach each other. With FAKE_FABRIC="7 2" all of them are in the
+ * NVLink cluster 7, clique 2. FAKE_FIRST_BUS moves their buses. */
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { kGpus = 3, kLanes = 18, kSuccess = 0, kInvalid = 2 };
@@ -47,7 +49,29 @@ int nvmlDeviceGetName(void* device, char* name, unsigned bytes) {
 int nvmlDeviceGetUUID(void* device, char* uuid, unsigned bytes) {
   return snprintf(uuid, bytes, "GPU-%d", index_of(device)) < 0;
 }
-int nvmlDeviceGetPciInfo_v3(void* device, struct pci_info* info) { return bus(0xfa + index_of(device), info); }
+int nvmlDeviceGetPciInfo_v3(void* device, struct pci_info* info) {
+  const char* first = getenv("FAKE_FIRST_BUS");
+  return bus((first ? strtoul(first, 0, 16) : 0xfa) + index_of(device), info);
+}
+struct fabric_info {
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+  unsigned health;
+};
+int nvmlDeviceGetGpuFabricInfoV(void* device, struct fabric_info* info) {
+  const char* fabric = getenv("FAKE_FABRIC");
+  unsigned cluster = 0, clique = 0;
+  if (!device || info->version != (36 | 2 << 24)) return kInvalid;
+  if (fabric && sscanf(fabric, "%u %u", &cluster, &clique) != 2) return kInvalid;
+  memset(info->cluster, cluster, sizeof info->cluster);
+  info->clique = clique;
+  info->status = kSuccess;
+  info->state = 3;
+  return kSuccess;
+}
 int nvmlDeviceGetCurrPcieLinkGeneration(void* device, unsigned* value) { return *value = device ? 1 : 0, kSuccess; }
 int nvmlDeviceGetCurrPcieLinkWidth(void* device, unsigned* value) {
   return *value = index_of(device) == 2 ? 4 : 16, kSuccess;

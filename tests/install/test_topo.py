@@ -191,6 +191,13 @@ def test_table_shows_the_facts_of_nvml(fake_nvml):
     ]
 
 
+def test_the_domain_of_a_gpu_is_told_apart_from_its_host(fake_nvml):
+    shown = run(LD_LIBRARY_PATH=str(fake_nvml), FAKE_FABRIC="7 2").stdout
+    assert shown.count(f"GB/s each, NVLink domain {'07' * 16}, clique 2\n") == 3, shown
+    told = json.loads(run("--json", LD_LIBRARY_PATH=str(fake_nvml), FAKE_FABRIC="0 2").stdout)["gpus"]
+    assert [gpu["nvlink_domain"] for gpu in told["gpus"]] == [""] * 3, "the switch of one host has no cluster"
+
+
 def test_json_holds_the_pairs_and_what_could_not_be_measured(fake_nvml):
     told = json.loads(run("--json", "--measure", LD_LIBRARY_PATH=str(fake_nvml)).stdout)["gpus"]
     assert [(tuple(p["gpus"]), p["label"], p["pcie_path"]) for p in told["pairs"]] == [

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +27,13 @@ struct PcieLink {
 enum class GpuPath { kSame, kPix, kPxb, kPhb, kNode, kSys, kUnknown };
 const char* name(GpuPath path);
 
+/// An NVLink domain: the GPUs that reach each other through one NVLink fabric, on one host or on several.
+struct NvlinkDomain {
+  std::array<uint8_t, 16> cluster{};
+  uint32_t clique = 0;
+  bool operator==(const NvlinkDomain&) const = default;
+};
+
 struct GpuFacts {
   std::string uuid;
   std::string name;
@@ -32,9 +42,10 @@ struct GpuFacts {
   std::string cpus;   ///< "0-31", the near ones
   PcieLink pcie_now;  ///< an idle GPU shows a lower generation than its maximum
   PcieLink pcie_most;
-  std::vector<NvLinkLane> lanes;  ///< the lanes that the GPU has, up or not
-  std::string nvlink_version;     ///< "4.0"; empty without NVLink
-  double lane_gb_s = 0;           ///< the nominal rate of one lane of this GPU, in one direction
+  std::vector<NvLinkLane> lanes;       ///< the lanes that the GPU has, up or not
+  std::string nvlink_version;          ///< "4.0"; empty without NVLink
+  double lane_gb_s = 0;                ///< the nominal rate of one lane of this GPU, in one direction
+  std::optional<NvlinkDomain> domain;  ///< if the GPU has joined a fabric that may span hosts
 };
 
 /// The GPUs of this machine according to NVML: libnvidia-ml, or a test's.

@@ -48,6 +48,21 @@ struct FieldValue {
 };
 static_assert(sizeof(FieldValue) == 40 && offsetof(FieldValue, value) == 32);
 
+struct FabricInfo {
+  unsigned version;
+  unsigned char cluster[16];
+  Result status;
+  unsigned clique;
+  unsigned char state;
+  unsigned health;
+};
+static_assert(sizeof(FabricInfo) == 36 && offsetof(FabricInfo, health) == 32);
+constexpr unsigned kFabricInfoVersion = unsigned(sizeof(FabricInfo)) | 2u << 24;
+constexpr unsigned char kFabricComplete = 3;
+/// Drivers before 545 do not have it, so it is looked up at its use.
+using GetGpuFabricInfo = Result(Device device, FabricInfo* info);
+constexpr const char* kGetGpuFabricInfo = "nvmlDeviceGetGpuFabricInfoV";
+
 /// The functions, by their exported names.
 struct Api {
   Library from;

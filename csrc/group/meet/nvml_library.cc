@@ -97,7 +97,24 @@ class NvmlLibrary : public Nvml {
     gpu.pcie_now = {number(api_.nvmlDeviceGetCurrPcieLinkGeneration), number(api_.nvmlDeviceGetCurrPcieLinkWidth)};
     gpu.pcie_most = {number(api_.nvmlDeviceGetMaxPcieLinkGeneration), number(api_.nvmlDeviceGetMaxPcieLinkWidth)};
     describe_lanes(device, gpu);
+    gpu.domain = domain_of(device);
     return gpu;
+  }
+
+  /// An NVSwitch inside one host reports a fabric whose cluster UUID is zero.
+  std::optional<NvlinkDomain> domain_of(nvml::Device device) {
+    nvml::FabricInfo info{};
+    info.version = nvml::kFabricInfoVersion;
+    try {
+      nvml::GetGpuFabricInfo* const ask = api_.from(nvml::kGetGpuFabricInfo);
+      if (ask(device, &info) || info.state != nvml::kFabricComplete || info.status) return std::nullopt;
+    } catch (const Error&) {  // an older driver
+      return std::nullopt;
+    }
+    NvlinkDomain domain{{}, info.clique};
+    std::ranges::copy(info.cluster, domain.cluster.begin());
+    if (domain.cluster == decltype(domain.cluster){}) return std::nullopt;
+    return domain;
   }
 
   void describe_lanes(nvml::Device device, GpuFacts& gpu) {

@@ -1,5 +1,8 @@
 #include "torch/python/inspect.h"
 
+#include <cstdio>
+#include <optional>
+
 #include "base/error.h"
 #include "group/meet/gpu_topology.h"
 #include "group/meet/topology.h"
@@ -18,6 +21,18 @@ using namespace py::literals;
 
 py::dict link_of(PcieLink link) { return py::dict("generation"_a = link.generation, "width"_a = link.width); }
 
+/// "07070707070707070707070707070707, clique 2"; empty without one.
+std::string words_of(const std::optional<NvlinkDomain>& domain) {
+  if (!domain) return "";
+  std::string text;
+  char digits[3];
+  for (const uint8_t byte : domain->cluster) {
+    std::snprintf(digits, sizeof digits, "%02x", byte);
+    text += digits;
+  }
+  return text + ", clique " + std::to_string(domain->clique);
+}
+
 /// None stands for an unknown value.
 py::object positive(double value) { return value > 0 ? py::object(py::float_(value)) : py::none(); }
 
@@ -33,7 +48,8 @@ py::list gpus_of(const GpuTopology& topology) {
     gpus.append(py::dict("name"_a = gpu.name, "uuid"_a = gpu.uuid, "bus"_a = gpu.bus, "numa"_a = gpu.numa,
                          "cpus"_a = gpu.cpus, "pcie"_a = link_of(gpu.pcie_now), "pcie_most"_a = link_of(gpu.pcie_most),
                          "nvlink_version"_a = gpu.nvlink_version, "nvlink_lanes"_a = gpu.lanes.size(),
-                         "nvlink_lanes_up"_a = up, "nvlink_lanes_up_gb_s"_a = gb_s, "lane_gb_s"_a = gpu.lane_gb_s));
+                         "nvlink_lanes_up"_a = up, "nvlink_lanes_up_gb_s"_a = gb_s, "lane_gb_s"_a = gpu.lane_gb_s,
+                         "nvlink_domain"_a = words_of(gpu.domain)));
   }
   return gpus;
 }

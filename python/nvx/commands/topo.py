@@ -178,7 +178,7 @@ def gpu_lines(report):
             nvlink = f"NVLink{version}, {up}" + (f", {gpu['lane_gb_s']:.0f} GB/s each" if gpu["lane_gb_s"] else "")
         lines.append(
             f"  GPU{i}  {gpu['name']}, {gpu['bus']}, PCIe {pcie(gpu['pcie'])} (at most {pcie(gpu['pcie_most'])}),"
-            f" {nvlink}"
+            f" {nvlink}" + (f", NVLink domain {gpu['nvlink_domain']}" if gpu["nvlink_domain"] else "")
         )
     lines += ["", *matrix_lines(found["gpus"], found["pairs"]), ""]
     lines += columns([[f"  {sign}", meaning] for sign, meaning in LEGEND])

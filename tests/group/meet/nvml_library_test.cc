@@ -64,6 +64,15 @@ static_assert(nvml::kPeerRead == NVML_P2P_CAPS_INDEX_READ && nvml::kPeerWrite ==
 static_assert(nvml::kFieldSpeedOfLane == NVML_FI_DEV_NVLINK_GET_SPEED);
 static_assert(nvml::kFieldSpeedOfLanes == NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON);
 static_assert(sizeof(nvml::PciInfo) == sizeof(nvmlPciInfo_t));
+#ifdef nvmlGpuFabricInfo_v2
+static_assert(nvml::kFabricInfoVersion == nvmlGpuFabricInfo_v2);
+static_assert(nvml::kFabricComplete == NVML_GPU_FABRIC_STATE_COMPLETED);
+static_assert(sizeof(nvml::FabricInfo) == sizeof(nvmlGpuFabricInfo_v2_t));
+static_assert(offsetof(nvml::FabricInfo, cluster) == offsetof(nvmlGpuFabricInfo_v2_t, clusterUuid));
+static_assert(offsetof(nvml::FabricInfo, status) == offsetof(nvmlGpuFabricInfo_v2_t, status));
+static_assert(offsetof(nvml::FabricInfo, clique) == offsetof(nvmlGpuFabricInfo_v2_t, cliqueId));
+static_assert(offsetof(nvml::FabricInfo, state) == offsetof(nvmlGpuFabricInfo_v2_t, state));
+#endif
 static_assert(offsetof(nvml::PciInfo, bus_id) == offsetof(nvmlPciInfo_t, busId));
 static_assert(offsetof(nvml::PciInfo, domain) == offsetof(nvmlPciInfo_t, domain));
 static_assert(sizeof(nvml::FieldValue) == sizeof(nvmlFieldValue_t));

@@ -1,0 +1,57 @@
+#include "group/meet/nvlink_domain.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/reason.h"
+#include "memory/driver/cards.h"
+#include "memory/driver/thread_call.h"
+#include "memory/gpu/device_memory.h"
+
+namespace nvx {
+
+NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml) {
+  DeviceFacts facts;
+  demand(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
+  for (const GpuFacts& gpu : nvml.gpus()) {
+    if (gpu.bus != facts.bus) continue;
+    if (gpu.domain) return *gpu.domain;
+    throw Error(Code::kInvalid, "nvx: GPU " + facts.bus + " has joined no NVLink fabric beyond its host");
+  }
+  throw Error(Code::kInvalid, "nvx: NVML does not list GPU " + facts.bus);
+}
+
+DomainCard domain_card(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience) {
+  DomainCard card;
+  card.rank = rank;
+  try {
+    const auto domain =
+        call_or_throw<NvlinkDomain>("asking NVML for the NVLink fabric", Deadline::after(patience), std::move(ask));
+    card.cluster = domain.cluster;
+    card.clique = domain.clique;
+  } catch (const std::exception& error) {
+    put(card.why_none, without_name(error.what()));
+  }
+  return card;
+}
+
+std::string why_no_domain(const std::vector<std::vector<std::byte>>& cards, const RankNames& name_of) {
+  const auto all = read_cards<DomainCard>(cards, 1, name_of);
+  std::string why;
+  for (size_t r = 0; r < all.size(); ++r) {
+    const DomainCard& card = all[r];
+    if (card.magic != DomainCard::kMagic || card.rank != int32_t(r)) throw of_another_version(name_of(int(r)));
+    if (!why.empty()) continue;
+    if (card.cluster == decltype(card.cluster){}) {
+      why = name_of(int(r)) + ": " + text_of(card.why_none);
+    } else if (card.cluster != all[0].cluster) {
+      why = name_of(int(r)) + " and " + name_of(0) + " are in different NVLink clusters";
+    } else if (card.clique != all[0].clique) {
+      why = name_of(int(r)) + " and " + name_of(0) + " are in different cliques of their NVLink cluster";
+    }
+  }
+  return why;
+}
+
+}  // namespace nvx

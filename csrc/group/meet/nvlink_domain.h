@@ -1,0 +1,39 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/words.h"
+#include "group/meet/nvml.h"
+#include "memory/driver/device_driver.h"
+
+/// Whether ranks on several hosts share an NVLink domain.
+namespace nvx {
+
+/// A rank's report of its GPU's domain. The layout is fixed. It comes from peers.
+struct DomainCard {
+  static constexpr uint32_t kMagic = 0x6b78766e;  // "nvxk"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  std::array<uint8_t, 16> cluster{};  ///< zero: none
+  uint32_t clique = 0;
+  char why_none[92] = {};
+};
+static_assert(sizeof(DomainCard) == 120);
+
+/// The domain of the driver's GPU `device`: that of NVML's GPU on the same bus. Throws Error if it is in none.
+NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml);
+
+/// The rank's card with the domain that `ask` returns. If `ask` throws Error, or does not return within `patience`, the
+/// card has the reason.
+DomainCard domain_card(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience);
+
+/// The reason why the ranks with these cards are not in one domain; empty if they are. A pure function: the same on all
+/// ranks. Throws Error if a card does not have this layout.
+std::string why_no_domain(const std::vector<std::vector<std::byte>>& cards, const RankNames& name_of);
+
+}  // namespace nvx
