@@ -150,6 +150,16 @@ void Liveness::ask(PeerId peer, uint64_t group, int from, int to) {
   send(peer, ping);
 }
 
+void Liveness::tell_gone(PeerId peer, uint64_t group, int from, int to) {
+  messenger_.mutex().held_by_caller();
+  if (!messenger_.lost_because(peer).empty()) return;
+  MessageHeader pong(Kind::kPong, kGroupGone);
+  pong.group = group;
+  pong.from = uint32_t(from);
+  pong.to = uint32_t(to);
+  send(peer, pong);
+}
+
 Clock::duration Liveness::silence_of(PeerId peer) const {
   const Signs& signs = signs_[peer];
   const auto now = Clock::now();

@@ -42,6 +42,8 @@ class Liveness {
   Clock::duration silence_of(PeerId peer) const;
   /// Whether the peer is lost because it considers this process lost.
   bool has_given_up_this(PeerId peer) const { return signs_[peer].has_given_up_this; }
+  /// Tells a peer, unasked, that the rank `from` has left the group.
+  void tell_gone(PeerId peer, uint64_t group, int from, int to);
   /// For the end of the process: pings the peers to which anything was sent, and names one that has not answered and
   /// has given a sign of life within `patience`.
   void ask_last();
