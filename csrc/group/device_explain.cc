@@ -91,6 +91,19 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
   return ways;
 }
 
+/// Over several hosts: kernels of all ranks. Only the ranks' GPUs can tell whether they do it.
+Way by_domain(const DeviceQuestion& question) {
+  DeviceQuestion q = question;
+  q.facts.ranks = q.facts.world;
+  q.facts.hosts = 1;
+  std::vector<Way> ways = by_kernels(q);
+  const auto chosen = std::ranges::find_if(ways, [](const Way& way) { return way.runs; });
+  Way way = chosen == ways.end() ? ways.front() : *chosen;
+  way.why = "where the GPUs of all ranks are in one NVLink domain: " + way.why;
+  way.runs = false;
+  return way;
+}
+
 /// The fingerprint's count for byte tensors.
 size_t count_of(const DeviceQuestion& q) { return bytes_of_whole(q.collective, q.bytes, ranks_of(q)); }
 
@@ -186,6 +199,7 @@ std::vector<Way> explain_on_device(const DeviceQuestion& question) {
   std::vector<Way> ways{by_delegate(question)};
   if (question.facts.hosts > 1) {
     const InterHostPlan inter_host = plan_between(across(question.collective), question.bytes, question.facts);
+    if (question.facts.world <= kernel::kMostRanks) ways.push_back(by_domain(question));
     ways.push_back(by_proxy(question, inter_host));
     ways.push_back(by_all_hosts(question, inter_host));
   } else {

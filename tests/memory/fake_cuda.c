@@ -3,6 +3,7 @@
  * that is meant fails too. Compiled as C++, though its names are not this house's. */
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 extern "C" {
 
 enum { kDone = 0, kInvalid = 1, kNoMemory = 2, kNoContext = 201, kAlready = 704, kNotReady = 600 };
-enum { kDevices = 2, kPosixFd = 1 };
+enum { kDevices = 2, kPosixFd = 1, kFabric = 8 };
 
 struct location { int type, id; };
 struct properties {
@@ -45,6 +46,9 @@ static int refuses(const char* call) { return strcmp(refused, call) == 0; }
 static int for_rdma = 0;
 int fake_for_rdma(void) { return for_rdma; }
 
+/* With FAKE_FABRIC set, memory has fabric handles too. All processes of this machine are in the fabric. */
+static int shares_by(int types) { return types == kPosixFd || (types == kFabric && getenv("FAKE_FABRIC")); }
+
 static int need(void) { return depth > 0 ? kDone : kNoContext; }
 
 /* For the test: whether cuInit returns. */
@@ -73,6 +77,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 117) return *value = device == 10 ? 3 : 2, kDone;
   if (attribute == 132) return *value = multicasts && device == 10, kDone;
   if (attribute == 110) return *value = device == 10, kDone;
+  if (attribute == 128 && getenv("FAKE_FABRIC")) return *value = 1, kDone;
   return *value = attribute == 102 || attribute == 103 || attribute == 124 || attribute == 19, attribute == 128 ? kInvalid : kDone;
 }
 int cuDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, kDone; }
@@ -88,7 +93,7 @@ int cuMemGetAllocationGranularity(size_t* bytes, const struct properties* asked,
   return *bytes = 2 << 20, asked->type == 1 && asked->where.type == 1 && option == 0 ? kDone : kInvalid;
 }
 int cuMemCreate(unsigned long long* memory, size_t bytes, const struct properties* asked, unsigned long long) {
-  if (asked->type != 1 || asked->handle_types != kPosixFd || asked->where.type != 1) return kInvalid;
+  if (asked->type != 1 || !shares_by(asked->handle_types) || asked->where.type != 1) return kInvalid;
   if (asked->rdma_capable && asked->where.id != 0) return kInvalid;
   if (refuses("cuMemCreate")) return kNoMemory;
   for_rdma += asked->rdma_capable;
@@ -113,10 +118,13 @@ int cuMemSetAccess(char* at, size_t bytes, const struct access* to, size_t count
   return mprotect(at, bytes, PROT_READ | PROT_WRITE);
 }
 int cuMemExportToShareableHandle(int* fd, unsigned long long memory, int type, unsigned long long) {
+  if (type == kFabric) return snprintf((char*)fd, 64, "/proc/%d/fd/%d", getpid(), int(memory - 1000)) < 0;
   return *fd = dup(memory - 1000), type == kPosixFd ? kDone : kInvalid;
 }
 int cuMemImportFromShareableHandle(unsigned long long* memory, void* fd, int type) {
-  if (refuses("cuMemImportFromShareableHandle")) return kNoMemory;
+  if (refuses("cuMemImportFromShareableHandle") || (type == kFabric && refuses("import of a fabric handle")))
+    return kNoMemory;
+  if (type == kFabric) return *memory = 1000 + open((const char*)fd, O_RDWR | O_CLOEXEC), *memory < 1000;
   return *memory = 1000 + dup((int)(long)fd), type == kPosixFd ? kDone : kInvalid;
 }
 

@@ -76,6 +76,13 @@ def proxied_gpus():
 
 
 @pytest.fixture(scope="session")
+def domain_gpus():
+    from played import domain
+
+    yield from played_pool(domain.build, prepare="played.domain", hosts=2)
+
+
+@pytest.fixture(scope="session")
 def direct_gpus():
     from played import gpudirect
 

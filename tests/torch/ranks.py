@@ -460,6 +460,11 @@ def on_proxied_gpus(*worlds, **settings):
     return on_fake_gpus(*worlds, pool="proxied_gpus", **settings)
 
 
+def on_domain_gpus(*worlds, **settings):
+    """Like `on_proxied_gpus`, in one NVLink domain."""
+    return on_fake_gpus(*worlds, pool="domain_gpus", **settings)
+
+
 def on_direct_gpus(*worlds, **settings):
     """Like `on_proxied_gpus`, over a UCX that moves device memory."""
     return on_fake_gpus(*worlds, pool="direct_gpus", **settings)

@@ -50,7 +50,7 @@ uint32_t processes_here(const Members& members) {
 
 }  // namespace
 
-DeviceCommunicator::DeviceCommunicator(Core& core) : core_(core), members_(core.members) {
+DeviceCommunicator::DeviceCommunicator(Core& core) : core_(core), members_(core.members), ranks_(core.members.here()) {
   const uint32_t here = processes_here(members_);
   for (uint32_t most = most_processes; most < here && !most_processes.compare_exchange_weak(most, here);) continue;
 }
@@ -70,8 +70,8 @@ bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<St
     const bool alone = code == Code::kTimeout || code == Code::kInterrupted || code == Code::kPeerDied;
     const bool warns = alone || (members_.local_rank() == 0 && is_news(error.reason()));
     if (logs(kernel::built_with_cuda() && warns ? LogLevel::kWarn : LogLevel::kInfo))
-      log_line("group %s: collectives on device %d go through host memory: %s", members_.name.c_str(), device,
-               error.reason().c_str());
+      log_line("group %s: collectives on device %d go through host memory%s: %s", members_.name.c_str(), device,
+               spans_hosts() ? " between hosts, though the GPUs are in one NVLink domain" : "", error.reason().c_str());
     if (alone) (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
   try {
@@ -80,7 +80,7 @@ bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<St
     carry_on_without(error);
   }
   try {
-    if (members_.topology.hosts.size() > 1) {
+    if (members_.topology.hosts.size() > 1 && !spans_hosts()) {
       agree_on_kernels(store, /*has_one=*/executor != nullptr);
       agree_on_rdma(store, device);
     }
@@ -244,26 +244,28 @@ void DeviceCommunicator::warn_of_missing(Store& store, const std::string& come, 
 /// Throws Error, and then on all ranks unless one has exited.
 std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, int device,
                                                                   const std::shared_ptr<StreamOrder>& order) {
-  const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
-  const std::vector<int> ranks = members_.here();
+  const int host = members_.topology.host_of[size_t(members_.rank)];
+  const std::string where = members_.key("device/" + (spans_hosts() ? "domain" : std::to_string(host)));
+  const std::vector<int> ranks = ranks_;
+  const int own = kernel_rank_of(members_.local_rank());
   const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
   StoreExchange exchange(store, {.prefix = where,
-                                 .rank = members_.local_rank(),
-                                 .ranks = members_.local_ranks(),
+                                 .rank = own,
+                                 .ranks = int(ranks.size()),
                                  .timeout = exchange_timeout(core_.waits),
                                  .name = name_of,
                                  .watch = [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); }});
   ChannelOptions options;
   options.group = members_.name;
-  options.rank = members_.local_rank();
-  options.ranks = members_.local_ranks();
+  options.rank = own;
+  options.ranks = int(ranks.size());
   options.device = device;
-  options.host = 1;  // all ranks are on one host
-  options.processes = most_processes;
+  options.host = 1 + uint64_t(host);
+  options.processes = most_processes + uint32_t(ranks.size() - members_.here().size());
   if (config().nvls) options.multicast_bytes = kMulticastBytes;
   options.busy = exchange_timeout(core_.waits);
   if (members_.kernels == Kernels::kIfFast) options.slowest = std::chrono::milliseconds(1);
-  options.look = [this, ranks, turn = size_t(members_.local_rank())]() mutable {
+  options.look = [this, ranks, turn = size_t(own)]() mutable {
     turn = (turn + 1) % ranks.size();
     look_while_waiting(ranks[turn]);
   };
@@ -272,9 +274,10 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   options.blocks = uint32_t(members_.facts.tuned(Tune::kBlocks));
   options.first_epoch = members_.first_epoch;
   options.peers_gone = members_.everybody_gone();
+  if (spans_hosts()) options.peers_gone = [] { return false; };  // a rank of another host cannot tell: never reused
   options.pool_news = {
       [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
-      [this](int local_rank) { return pool_of(local_rank); }};
+      [this](int s) { return is_far(s) ? 0 : pool_of(members_.local_rank_of(ranks_[size_t(s)])); }};
   options.name = name_of;
   options.rank_of = [ranks](int s) { return ranks[size_t(s)]; };
   options.describe = [topology = members_.topology, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
@@ -305,9 +308,9 @@ std::shared_ptr<DeviceCopies> DeviceCommunicator::make_copies(const KernelExecut
                                 .place_of = resources.options().place_of,
                                 .peers = {}};
   for (int s = 0; s < members_.local_ranks(); ++s) {
-    const DevicePeer& peer = resources.mappings().peer(s);
+    const DevicePeer& peer = resources.mappings().peer(kernel_rank_of(s));
     setting.peers.push_back({peer.theirs, peer.mine, peer.bytes, registry.find({peer.arena, peer.kind, setting.device}),
-                             resources.peer_pool(s)});
+                             resources.peer_pool(kernel_rank_of(s))});
   }
   return DeviceCopies::of(std::move(setting));
 }
@@ -324,7 +327,7 @@ std::optional<PoolStats> DeviceCommunicator::pool_stats() const {
 
 std::shared_ptr<PeerPool> DeviceCommunicator::peer_pool(int local_rank) const {
   const KernelExecutor* const executor = opened();
-  return executor ? executor->resources().peer_pool(local_rank) : nullptr;
+  return executor ? executor->resources().peer_pool(kernel_rank_of(local_rank)) : nullptr;
 }
 
 /// The size of the rank's pool, as that rank reports it. 0 if it has left, since its pad may belong to another group.
@@ -415,6 +418,7 @@ void DeviceCommunicator::look_after(KernelExecutor& kernels) {
     members_.warn_if_stopped(s);
     if (waits_in_vain(kernels, s)) core_.failures.fail_as_gone(s);
   }
+  if (spans_hosts() && !core_.failures.failed() && !core_.failures.closed()) look_after_far();
 }
 
 /// Whether an operation in flight waits for a rank that will not come. A rank that left in good order had ended all of
@@ -433,8 +437,9 @@ void DeviceCommunicator::abort(const Status& why) {
   KernelExecutor* const kernels = opened();
   if (!kernels) return;
   for (int s = 0; s < members_.local_ranks(); ++s) {
-    if (s != members_.local_rank() && members_.dead(s)) kernels->note_dead(s);
+    if (s != members_.local_rank() && members_.dead(s)) kernels->note_dead(kernel_rank_of(s));
   }
+  if (spans_hosts()) lose_far(*kernels);
   kernels->abort(why);
 }
 

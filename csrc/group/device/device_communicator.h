@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/error.h"
@@ -29,14 +30,18 @@ struct SignalJob;
 struct Members;
 struct PoolStats;
 
-/// The GPU executor of a group on one of its ranks. The ranks of each host open their devices together. From then on
-/// kernels carry out operations, and a pool thread watches them. A failure of the device executor fails the group.
-/// There are no kernels before `open()`. It stays open until the group closes.
+/// The GPU part of a group on one of its ranks. The ranks of each host open their devices together; if the GPUs of all
+/// ranks are in one NVLink domain, all ranks do. From then on kernels carry out operations, and a pool thread watches
+/// them. A failure of a kernel fails the group. There are no kernels before `open()`. They stay until the group closes.
 class DeviceCommunicator {
  public:
   explicit DeviceCommunicator(Core& core);
   ~DeviceCommunicator();
 
+  /// Whether all ranks are on one host, or their GPUs are in one NVLink domain. Then `open()` opens a group of kernels
+  /// of all ranks. Otherwise the log has the reason. Collective over all ranks if they are on several hosts. Call it
+  /// once, before `open()`, with the same device.
+  bool reaches_all(Store& store, int device) EXCLUDES(mutex_);
   /// Opens this rank's device on the first call. Collective over all ranks of the group, on a thread whose current
   /// device is `device`. True if all ranks have kernels. Otherwise tensors go through host memory on all ranks, and the
   /// log has the reason. `order` keeps the launches on the device's streams in order.
@@ -47,8 +52,8 @@ class DeviceCommunicator {
   /// ranks throw Error.
   bool meet_to_connect(Store& store, const std::string& why_not);
 
-  /// Launches operations of this host's ranks, indexed by `local_rank`, on the opened device: see
-  /// `KernelExecutor::launch()`. All have the timeout of the first.
+  /// Launches operations on the opened device: see `KernelExecutor::launch()`. They are indexed by `local_rank`, or by
+  /// rank if `reaches_all()`. All have the timeout of the first.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                 const CompletionFlag& tells = {});
   /// Launches signals of symmetric memory on the opened device. `timeout`: 0 is the group's.
@@ -78,6 +83,9 @@ class DeviceCommunicator {
 
   /// Called by a failed group: ends the operations in flight here. Any thread may call it, at any time.
   void abort(const Status& why);
+  /// Called before the group's port leaves: ranks of other hosts then do not take the end of this process for its
+  /// death.
+  void tell_of_leaving();
   /// Called when the group's rank leaves. True if no kernel of this rank can write to its peers any more.
   bool finalize();
   /// Called before the group frees its memory.
@@ -97,11 +105,17 @@ class DeviceCommunicator {
   KernelExecutor* opened() const { return opened_.load(std::memory_order_acquire); }
   bool needs_watching();
   void look_after(KernelExecutor& kernels);
+  void look_after_far();
+  void lose_far(KernelExecutor& kernels);
+  bool spans_hosts() const;
+  bool is_far(int kernel_rank) const;
+  int kernel_rank_of(int local_rank) const;
   bool waits_in_vain(const KernelExecutor& kernels, int local_rank) const;
 
   Core& core_;
   const Members& members_;
   Mutex mutex_;                               // held during `open()`
+  std::vector<int> ranks_;                    // that have a group of kernels together; constant once it is open
   int asked_for_ GUARDED_BY(mutex_) = -1;     // the device of the first call
   std::unique_ptr<KernelExecutor> executor_;  // lives as long as the group
   std::string why_no_rdma_ = "the ranks are on one host";

@@ -46,11 +46,12 @@ bool KernelPath::may_serve(c10::DeviceIndex device) const {
 
 bool KernelPath::open(at::Device device) {
   refuse_to_open(*group_, device);
-  if (group_->topology().hosts.size() > 1) {
-    NVX_LOG(kInfo, "group %s: collectives of %s cannot run with kernels alone, because the ranks are on several hosts",
-            group_->name().c_str(), device.str().c_str());
-    return false;
-  }
+  const BesideCaptures beside;
+  const c10::OptionalDeviceGuard on(device);
+  TorchStore ranks(store_, group_->size());
+  const bool reaches_all = group_->device().reaches_all(ranks, device.index());
+  if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
+  if (!reaches_all) return false;
   shared_ = SharedStreams::join(group_->core().members.id);  // before any rank can make its next call
   return open_device(*group_, store_, device, order_);
 }

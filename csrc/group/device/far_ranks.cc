@@ -1,0 +1,92 @@
+// A group of kernels whose ranks are on several hosts, in one NVLink domain. Ranks of other hosts share no pad with
+// this one, so the messenger tells whether they are alive. Memory is as on one host, by fabric handles.
+
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+#include "group/core/core.h"
+#include "group/device/device_communicator.h"
+#include "group/device/kernel_executor.h"
+#include "group/meet/nvlink_domain.h"
+#include "group/meet/store_exchange.h"
+#include "kernel/gpu/launch_cuda.h"
+#include "memory/driver/cards.h"
+
+namespace nvx {
+
+bool DeviceCommunicator::reaches_all(Store& store, int device) {
+  if (members_.topology.hosts.size() == 1) return true;
+  constexpr std::chrono::milliseconds kNvmlPatience{10'000};
+  MutexLock lock(mutex_);
+  const auto ask = [device] {
+    NVX_CHECK(kernel::built_with_cuda(), "this build has no kernels");
+    return domain_of(*DeviceRegistry::here().driver(), device, *nvml_library());
+  };
+  std::string why;
+  try {
+    const DomainCard card = domain_card(members_.rank, ask, kNvmlPatience);
+    StoreExchange exchange = exchange_of_all(store, "device/domains");
+    why = why_no_domain(exchange.all_gather(bytes_of(card)), [this](int r) { return members_.topology.describe(r); });
+  } catch (const Error& error) {
+    (void)core_.failures.fail(met_in(error.failure(), "while the ranks compared their NVLink domains"));
+    return false;
+  }
+  NVX_LOG(kInfo, "group %s: the ranks are on several hosts, %s%s", members_.name.c_str(),
+          why.empty() ? "and their GPUs are in one NVLink domain" : "and their GPUs are not in one NVLink domain: ",
+          why.c_str());
+  if (!why.empty()) return false;
+  ranks_.resize(size_t(members_.size()));
+  std::iota(ranks_.begin(), ranks_.end(), 0);
+  why_no_rdma_ = "the GPUs are in one NVLink domain";
+  return true;
+}
+
+bool DeviceCommunicator::spans_hosts() const { return ranks_.size() > size_t(members_.local_ranks()); }
+
+/// An index into `ranks_`, whose rank is on another host.
+bool DeviceCommunicator::is_far(int kernel_rank) const {
+  return members_.local_rank_of(ranks_[size_t(kernel_rank)]) < 0;
+}
+
+int DeviceCommunicator::kernel_rank_of(int local_rank) const {
+  return spans_hosts() ? members_.here()[size_t(local_rank)] : local_rank;
+}
+
+/// A rank that has left in good order may have ended all operations, which may be all that this rank waits for. If not,
+/// the kernels' timeout ends them.
+void DeviceCommunicator::look_after_far() {
+  if (core_.failures.told()) return;
+  std::optional<net::GroupPort::Fate> lost;
+  {
+    net::GroupPort& port = *core_.port;
+    MutexLock lock(port.mutex());
+    for (size_t s = 0; s < ranks_.size() && !lost; ++s) {
+      if (!is_far(int(s))) continue;
+      port.ask(ranks_[s]);
+      if (auto fate = port.fate(ranks_[s]); fate && !fate->left()) lost = std::move(fate);
+    }
+  }
+  if (lost) (void)core_.failures.fail_by_fate(*lost);
+}
+
+void DeviceCommunicator::lose_far(KernelExecutor& kernels) {
+  net::GroupPort& port = *core_.port;
+  MutexLock lock(port.mutex());
+  for (size_t s = 0; s < ranks_.size(); ++s) {
+    if (!is_far(int(s))) continue;
+    if (const auto fate = port.fate(ranks_[s]); fate && !fate->left()) kernels.note_dead(int(s));
+  }
+}
+
+void DeviceCommunicator::tell_of_leaving() {
+  if (!opened() || !spans_hosts()) return;
+  net::GroupPort& port = *core_.port;
+  MutexLock lock(port.mutex());
+  for (size_t s = 0; s < ranks_.size(); ++s) {
+    if (is_far(int(s))) port.tell_left(ranks_[s]);
+  }
+}
+
+}  // namespace nvx

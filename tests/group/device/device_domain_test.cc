@@ -1,0 +1,76 @@
+// Ranks on several hosts whose GPUs are in one NVLink domain: only fabric handles reach across.
+
+#include <gtest/gtest.h>
+
+#include "group/meet/store_exchange.h"
+#include "support/kernel_executors.h"
+#include "support/pushes.h"
+#include "support/stores.h"
+
+namespace nvx::test {
+namespace {
+
+/// Two ranks on each host.
+void spread(ChannelOptions& options) { options.host = 1 + uint64_t(options.rank) / 2; }
+
+TEST(DeviceDomain, RanksOfTwoHostsAreOneGroupOfKernels) {
+  DeviceWorld world({.ranks = 4, .processes = true});
+  with_executors(
+      world,
+      [](DeviceRank& one) {
+        for (int peer = 0; peer < 4; ++peer) {
+          if (peer == one.rank) continue;
+          EXPECT_EQ(one.executor->resources().mappings().peer(peer).kind, ShareKind::kFabric) << peer << one.rank;
+        }
+        uint64_t round = 0;
+        for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
+                                            Collective::kBroadcast, Collective::kAllToAll, Collective::kGather}) {
+          for (const size_t n : {7, 12000})
+            ASSERT_EQ(one.perform({play_of(collective, n, 4, ++round)}), "") << name(collective) << n;
+        }
+      },
+      spread);
+}
+
+/// On one host the ranks would agree on file descriptors. All ranks learn the reason.
+TEST(DeviceDomain, WithoutFabricHandlesOfAllRanksThereIsNone) {
+  for (const char* call : {"export_fabric", "import_fabric"}) {
+    DeviceWorld world({.ranks = 4, .processes = true});
+    world.process(1).driver->refuse(call, 100);
+    MemoryStore store;
+    as_threads(4, [&](int rank) {
+      StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 4});
+      ChannelOptions options = world.options(rank);
+      spread(options);
+      try {
+        (void)world.make(rank, exchange, options);
+        ADD_FAILURE() << call << rank;
+      } catch (const Error& error) {
+        EXPECT_TRUE(contains(error.what(), "no fabric handle: rank 1: ")) << error.what();
+        EXPECT_TRUE(contains(error.what(), "no file descriptor: the ranks are on several hosts")) << error.what();
+      }
+    });
+  }
+}
+
+/// A pair of one host has pinned host memory as well; a pair of two hosts has nothing else.
+TEST(DeviceDomain, APairOfTwoHostsThatIsApartEndsTheDomain) {
+  DeviceWorld world({.ranks = 4, .processes = true});
+  for (int r = 0; r < 4; ++r) world.process(r).driver->pairs(0, 2, FakeDriver::Truth::kRefuses);
+  MemoryStore store;
+  as_threads(4, [&](int rank) {
+    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 4});
+    ChannelOptions options = world.options(rank);
+    spread(options);
+    try {
+      (void)world.make(rank, exchange, options);
+      ADD_FAILURE() << rank;
+    } catch (const Error& error) {
+      EXPECT_TRUE(contains(error.what(), "rank 0 and rank 2 share neither GPU memory")) << error.what();
+      EXPECT_TRUE(contains(error.what(), "they are on different hosts")) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test
