@@ -46,11 +46,6 @@ __global__ void __launch_bounds__(kLanes, 1) run_any(const __grid_constant__ Ker
       [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_device_collective(ex, ch, job, table); });
 }
 
-__global__ void __launch_bounds__(kLanes, 1)
-    signals(const __grid_constant__ DeviceChannel channel, const __grid_constant__ SignalJob job) {
-  (void)run_signals(CudaMachine(0, 1), channel, job);
-}
-
 struct Row {
   const char* name;
   const void* kernel;
@@ -80,7 +75,7 @@ const Row kRows[] = {
     {"exchange_packets", hot_kernel<DeviceAlgorithm::kExchangePackets>()},
     {"exchange_chunks", hot_kernel<DeviceAlgorithm::kExchangeChunks>()},
     {"exchange_pieces", hot_kernel<DeviceAlgorithm::kExchangePieces>()},
-    {"signals", address_of(signals)},
+    {"signals", signal_kernel()},
     {"reduce_multicast f32", multicast_kernel(0)},
     {"reduce_multicast bf16", multicast_kernel(1)},
     {"reduce_multicast f16", multicast_kernel(2)},
@@ -111,13 +106,6 @@ Status launch_on(void* stream, const void* kernel, uint32_t blocks, void** argum
   return status_of(
       cudaLaunchKernel(kernel, dim3(blocks), dim3(kLanes), arguments, shared_bytes, static_cast<cudaStream_t>(stream)),
       what);
-}
-
-Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* stream) {
-  DeviceChannel on = channel;
-  SignalJob copy = job;
-  void* arguments[] = {&on, &copy};
-  return launch_on(stream, address_of(signals), 1, arguments, 0, "a launch of signals");
 }
 
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
