@@ -199,9 +199,9 @@ std::vector<Way> explain_on_device(const DeviceQuestion& question) {
   std::vector<Way> ways{by_delegate(question)};
   if (question.facts.hosts > 1) {
     const InterHostPlan inter_host = plan_between(across(question.collective), question.bytes, question.facts);
-    if (question.facts.world <= kernel::kMostRanks) ways.push_back(by_domain(question));
     ways.push_back(by_proxy(question, inter_host));
     ways.push_back(by_all_hosts(question, inter_host));
+    if (question.facts.world <= kernel::kMostRanks) ways.push_back(by_domain(question));
   } else {
     for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
     ways.push_back(by_host(question));

@@ -70,10 +70,6 @@ void GroupPort::ask(int rank) {
   if (const auto peer = process_of(rank)) messenger_->liveness().ask(*peer, group_, rank_, rank);
 }
 
-void GroupPort::tell_left(int rank) {
-  if (const auto peer = process_of(rank)) messenger_->liveness().tell_gone(*peer, group_, rank_, rank);
-}
-
 void GroupPort::disconnect(int rank, const char* why) {
   if (const auto peer = process_of(rank)) messenger_->disconnect(*peer, why);
 }

@@ -48,8 +48,6 @@ class GroupPort {
   Mail& mail() { return mail_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(messenger_->mutex());
-  /// Tells a rank, which may not wait for this one, that this one has left or is about to.
-  void tell_left(int rank) REQUIRES(messenger_->mutex());
   /// Stops sending and receiving. Peers that ask for the group are told that it is gone.
   void leave() REQUIRES(messenger_->mutex());
   /// As Messenger::send(), to a rank. A rank whose address is unknown counts as lost.

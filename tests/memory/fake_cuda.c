@@ -118,12 +118,12 @@ int cuMemSetAccess(char* at, size_t bytes, const struct access* to, size_t count
   return mprotect(at, bytes, PROT_READ | PROT_WRITE);
 }
 int cuMemExportToShareableHandle(int* fd, unsigned long long memory, int type, unsigned long long) {
+  if (type == kFabric && refuses("export of a fabric handle")) return kNoMemory;
   if (type == kFabric) return snprintf((char*)fd, 64, "/proc/%d/fd/%d", getpid(), int(memory - 1000)) < 0;
   return *fd = dup(memory - 1000), type == kPosixFd ? kDone : kInvalid;
 }
 int cuMemImportFromShareableHandle(unsigned long long* memory, void* fd, int type) {
-  if (refuses("cuMemImportFromShareableHandle") || (type == kFabric && refuses("import of a fabric handle")))
-    return kNoMemory;
+  if (refuses("cuMemImportFromShareableHandle")) return kNoMemory;
   if (type == kFabric) return *memory = 1000 + open((const char*)fd, O_RDWR | O_CLOEXEC), *memory < 1000;
   return *memory = 1000 + dup((int)(long)fd), type == kPosixFd ? kDone : kInvalid;
 }

@@ -85,7 +85,8 @@ void DeviceCommunicator::tell_of_leaving() {
   net::GroupPort& port = *core_.port;
   MutexLock lock(port.mutex());
   for (size_t s = 0; s < ranks_.size(); ++s) {
-    if (is_far(int(s))) port.tell_left(ranks_[s]);
+    if (const auto peer = is_far(int(s)) ? port.process_of(ranks_[s]) : std::nullopt)
+      port.messenger().liveness().tell_gone(*peer, members_.id, members_.rank, ranks_[s]);
   }
 }
 

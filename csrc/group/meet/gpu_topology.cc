@@ -185,12 +185,6 @@ PairSpeed unmeasured(const std::string& why) {
   return speed;
 }
 
-/// NVML writes "0000:3b:00.0", other sources "00000000:3B:00.0".
-std::string key_of(std::string bus) {
-  std::transform(bus.begin(), bus.end(), bus.begin(), [](unsigned char c) { return char(std::tolower(c)); });
-  return bus.size() > 12 ? bus.substr(bus.size() - 12) : bus;
-}
-
 /// The driver's devices by bus. CUDA_VISIBLE_DEVICES may hide some and change their order.
 std::map<std::string, int> by_bus(DeviceDriver& driver) {
   std::map<std::string, int> devices;
@@ -198,7 +192,7 @@ std::map<std::string, int> by_bus(DeviceDriver& driver) {
   if (driver.count(&count) != 0) count = 0;
   for (int device = 0; device < count; ++device) {
     DeviceFacts facts;
-    if (driver.describe(device, &facts) == 0) devices[key_of(facts.bus)] = device;
+    if (driver.describe(device, &facts) == 0) devices[bus_key(facts.bus)] = device;
   }
   return devices;
 }
@@ -224,6 +218,11 @@ double way_us(const GpuPair& pair) {
 }
 
 std::string GpuPair::label() const { return lanes > 0 ? "NV" + std::to_string(lanes) : nvx::name(path); }
+
+std::string bus_key(std::string bus) {
+  std::transform(bus.begin(), bus.end(), bus.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  return bus.size() > 12 ? bus.substr(bus.size() - 12) : bus;
+}
 
 GpuTopology look_at_gpus(Nvml& nvml) {
   GpuTopology topology;
@@ -276,8 +275,8 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
     none = error.reason();
   }
   for (GpuPair& pair : topology.pairs) {
-    const auto a = devices.find(key_of(topology.gpus[size_t(pair.a)].bus));
-    const auto b = devices.find(key_of(topology.gpus[size_t(pair.b)].bus));
+    const auto a = devices.find(bus_key(topology.gpus[size_t(pair.a)].bus));
+    const auto b = devices.find(bus_key(topology.gpus[size_t(pair.b)].bus));
     const auto measured_way = [&](int from, int to, auto device, auto device_to) {
       if (!none.empty()) return unmeasured(none);
       if (a == devices.end() || b == devices.end()) return unmeasured("CUDA_VISIBLE_DEVICES hides one of them");

@@ -45,6 +45,9 @@ struct GpuTopology {
   std::string none;  ///< the reason why there are no GPUs; empty if there are
 };
 
+/// A bus in one spelling: NVML and the driver differ in the case and in the digits of the PCI domain.
+std::string bus_key(std::string bus);
+
 /// NVML's data, and the connections and warnings derived from it.
 GpuTopology look_at_gpus(Nvml& nvml);
 /// The same for this machine. `none` has the reason if there is no driver or no GPU, or if the driver does not answer

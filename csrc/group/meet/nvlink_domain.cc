@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/reason.h"
+#include "group/meet/gpu_topology.h"
 #include "memory/driver/cards.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/device_memory.h"
@@ -15,7 +16,7 @@ NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml) {
   DeviceFacts facts;
   demand(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
   for (const GpuFacts& gpu : nvml.gpus()) {
-    if (gpu.bus != facts.bus) continue;
+    if (bus_key(gpu.bus) != bus_key(facts.bus)) continue;
     if (gpu.domain) return *gpu.domain;
     throw Error(Code::kInvalid, "nvx: GPU " + facts.bus + " has joined no NVLink fabric beyond its host");
   }
