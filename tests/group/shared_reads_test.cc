@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <thread>
 
 #include "memory/shm/handout.h"
 #include "support/hosts.h"
@@ -12,12 +13,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Counts the reads of each key.
+/// Counts the reads of each key. `delay`: how long a read of the table or of the addresses takes.
 class CountingStore : public MemoryStore {
  public:
+  explicit CountingStore(milliseconds delay = milliseconds(0)) : delay_(delay) {}
   std::optional<std::vector<uint8_t>> get(const std::string& key, milliseconds span) override {
     auto value = MemoryStore::get(key, span);
     if (!value) return value;
+    if (key == "nvx/1/table" || key == "nvx/1/addresses") std::this_thread::sleep_for(delay_);
     std::lock_guard<std::mutex> lock(counting_);
     ++reads_[key];
     return value;
@@ -28,6 +31,7 @@ class CountingStore : public MemoryStore {
   }
 
  private:
+  const milliseconds delay_;
   std::mutex counting_;
   std::map<std::string, int> reads_;
 };
@@ -47,6 +51,19 @@ TEST(SharedReads, AreOneAHost) {
     EXPECT_LE(store.reads(key), 3) << key;  // rank 0, which wrote it, may be the one of its host
     EXPECT_GE(store.reads(key), 2) << key;
   }
+}
+
+/// The leader of the second host reads for longer than the slice after which rank 3 looks around.
+TEST(SharedReads, AreOneAHostAlsoIfTheyTakeLong) {
+  Hosts hosts({0, 0, 1, 1});
+  CountingStore store(milliseconds(200));
+  as_threads(hosts.ranks(), [&](int rank) {
+    const int leader = rank / 2 * 2;
+    if (rank != leader) (void)store.MemoryStore::get(key_in(1, std::to_string(leader)), milliseconds(20'000));
+    Group group(store, hosts.options("slow", rank));
+    EXPECT_TRUE(barrier(group).ok());
+  });
+  for (const char* key : {"nvx/1/table", "nvx/1/addresses"}) EXPECT_EQ(store.reads(key), 1) << key;
 }
 
 /// A leader that has gone away before the others came must have ended, or the store holds its reason.

@@ -46,6 +46,14 @@ def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
     assert told["when"] - dead < 3
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_ends_alone_on_its_host_while_a_program_makes_its_own_group_is_named(cluster, victim):
+    cluster.start("make_own_group", 2, victim=victim)
+    told = cluster.results(without=(victim,))[1 - victim]
+    assert f"rank {victim} (pid {cluster.ranks[victim].pid}, host" in told["words"], told["words"]
+    assert "is lost" in told["words"] and told["after"] < 3, told
+
+
 SYSTEMS = sorted(glob.glob("/usr/lib/*/libucp.so.0"))
 LIBRARIES = [{}, *({"NVX_LIBUCP": path} for path in SYSTEMS[:1])]
 

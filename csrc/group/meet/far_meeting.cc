@@ -11,12 +11,14 @@ namespace {
 
 constexpr int64_t kMostHosts = 128;  // that rank 0 meets: each takes two sockets of it
 
-/// Whether the job has other hosts, according to the launcher or to the name that was given to this one. Otherwise the
-/// first rank to come learns of them only when they come, and nobody notices if it has ended by then.
+/// Whether the group has other hosts, according to the launcher or, if it is the whole job, to the name that was given to
+/// this host. Otherwise the first rank to come learns of them only when they come, and nobody notices if it has ended by
+/// then.
 bool has_other_hosts(const GroupOptions& options) {
   const char* const here = std::getenv("LOCAL_WORLD_SIZE");
   const int ranks = here ? std::atoi(here) : 0;
-  return !options.host.empty() || !config().host_id.empty() || (ranks > 0 && ranks < options.size);
+  const bool named = !options.host.empty() || !config().host_id.empty();
+  return (options.whole_job && named) || (ranks > 0 && ranks < options.size);
 }
 
 }  // namespace
@@ -28,7 +30,8 @@ void FarMeeting::enter(int64_t generation, const Hello& own, bool leads) {
   met_.clear();
   messenger_.reset();
   standing_ = std::make_shared<bool>(true);
-  looks_ = options_.whole_job && (leads || options_.rank == 0);  // the ranks of other groups have met
+  const bool have_met = !options_.whole_job && !options_.global_ranks.empty();  // in the group of the whole job
+  looks_ = !have_met && (leads || options_.rank == 0);
   if (!looks_) return;
   const int64_t hosts = leads ? store_.add(key(kCount), 1) : 0;
   looks_ = options_.rank == 0 || hosts <= kMostHosts;
@@ -62,21 +65,24 @@ bool FarMeeting::has_met(int rank) const {
 
 void FarMeeting::look() {
   const auto their_turn = std::max<Clock::duration>(std::chrono::seconds(1), 2 * pause());
-  for (const auto& [rank, peer, since] : met_) {
+  for (const auto& [rank, peer, place, since] : met_) {
     MutexLock lock(messenger_->mutex());
     // Until the other side has met this one too, it drops packets from here, and warns.
     if (Clock::now() - since < their_turn && !messenger_->liveness().has_heard(peer)) continue;
-    look_for_loss(*messenger_, options_, rank);
+    messenger_->liveness().ask(peer, /*group=*/0, /*from=*/0, rank);
+    messenger_->progress();
+    const std::string& lost = messenger_->lost_because(peer);
+    if (messenger_->liveness().has_given_up_this(peer)) continue;  // it will connect anew
+    end_if_lost(options_, rank, lost.empty() ? "" : place + " is lost: " + lost);
   }
 }
 
-void look_for_loss(net::Messenger& messenger, const GroupOptions& options, int rank) {
-  messenger.mutex().held_by_caller();
-  const uint64_t global = options.global_ranks[size_t(rank)];
-  const std::string lost = messenger.liveness().fate(global), name = "global " + of_rank(int(global));
-  if (lost.empty()) return;
+void end_if_lost(const GroupOptions& options, int rank, const std::string& fate) {
+  if (fate.empty()) return;
+  const bool known = size_t(rank) < options.global_ranks.size();
+  const std::string name = known ? "global " + of_rank(int(options.global_ranks[size_t(rank)])) : of_rank(rank);
   throw Error(Failure{.code = Code::kPeerDied,
-                      .cause = name + " " + lost + ", while group " + options.name + " was being created",
+                      .cause = name + " " + fate + ", while group " + options.name + " was being created",
                       .advice = see_log_of(name),
                       .who = rank});
 }
@@ -99,9 +105,7 @@ void FarMeeting::meet(const std::string& what) {
   known_.insert(what);
   const std::span<const uint8_t> said(*value);
   const Hello hello = decode(said.first(std::min(said.size(), sizeof(Hello))), 1).front();
-  if (hello.host == own_.host || hello.ranks != own_.ranks || hello.rank < 0 ||
-      size_t(hello.rank) >= options_.global_ranks.size())
-    return;
+  if (hello.host == own_.host || hello.ranks != own_.ranks || hello.rank < 0 || hello.rank >= options_.size) return;
   messenger_->admit(sources_of(hello, own_));
   contain_and([&] { know(hello, std::as_bytes(said.subspan(sizeof hello))); },
               [](const std::exception*) {});  // SetUp::open_port() throws it
@@ -110,8 +114,10 @@ void FarMeeting::meet(const std::string& what) {
 void FarMeeting::know(const Hello& hello, std::span<const std::byte> address) {
   MutexLock lock(messenger_->mutex());
   const net::PeerId peer = messenger_->connect(address);
-  messenger_->liveness().meet(options_.global_ranks[size_t(hello.rank)], peer, standing_, "(" + place_of(hello) + ")");
-  met_.push_back({hello.rank, peer, Clock::now()});
+  const std::string place = "(" + place_of(hello) + ")";
+  if (size_t(hello.rank) < options_.global_ranks.size())
+    messenger_->liveness().meet(options_.global_ranks[size_t(hello.rank)], peer, standing_, place);
+  met_.push_back({hello.rank, peer, place, Clock::now()});
 }
 
 }  // namespace nvx

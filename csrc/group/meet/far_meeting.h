@@ -15,10 +15,10 @@
 
 namespace nvx {
 
-/// The hosts of a job in the set-up of a group of all its ranks. Rank 0 and the rank that leads another host, for the
-/// first 128 hosts, exchange addresses before all ranks have come, and ping each other, so a rank that ends alone on
-/// its host is noticed too. A job on one host opens no messenger, unless `NVX_HOST_ID` or the launcher tells of other
-/// hosts.
+/// The hosts of a job in the set-up of a group of all its ranks, or of ranks whose global ranks are not known: these
+/// may have met in no other group. Rank 0 and the rank that leads another host, for the first 128 hosts, exchange
+/// addresses before all ranks have come, and ping each other, so a rank that ends alone on its host is noticed too.
+/// Ranks of one host open no messenger, unless the launcher tells of other hosts, or `NVX_HOST_ID` for the whole job.
 class FarMeeting {
  public:
   /// `store` and `options` must outlive it.
@@ -55,6 +55,7 @@ class FarMeeting {
   struct Met {
     int rank;
     net::PeerId peer;
+    std::string place;  // "(pid 4711, host a01)"
     Clock::time_point since;
   };
   std::vector<Met> met_;
@@ -63,7 +64,7 @@ class FarMeeting {
   Clock::time_point next_{};
 };
 
-/// Throws if this process has met the rank in another group and has lost it. The caller holds the messenger's lock.
-void look_for_loss(net::Messenger& messenger, const GroupOptions& options, int rank);
+/// Throws if this text, the rank's fate according to Liveness, says that the rank is lost.
+void end_if_lost(const GroupOptions& options, int rank, const std::string& fate);
 
 }  // namespace nvx

@@ -139,6 +139,7 @@ void StoreMeeting::say(const std::string& what, const std::vector<uint8_t>& valu
 /// Waits in slices, and checks in between for ranks that have ended or given up.
 std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, int writer, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{20}, kSpan{200};
+  next_read_ = Clock::now() + kBetweenReads;  // until then, the leader has time to pass this value on
   for (;;) {
     if (auto value = take(what, writer, kSlice)) return value;
     stop_if_unwanted();
@@ -403,7 +404,7 @@ void look_for_deaths(const GroupOptions& options, int far) {
     }
     if (!messenger || int(r) != far) continue;
     MutexLock lock(messenger->mutex());
-    look_for_loss(*messenger, options, far);
+    end_if_lost(options, far, messenger->liveness().fate(global));
   }
 }
 

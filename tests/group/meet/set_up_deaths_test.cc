@@ -72,20 +72,21 @@ void await_own_address(Store& store, int rank) {
     std::this_thread::sleep_for(milliseconds(5));
 }
 
-class LoneEnd : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Rank, LoneEnd, testing::Values(0, 1));
+class LoneEnd : public testing::TestWithParam<std::tuple<int, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Rank, LoneEnd, testing::Combine(testing::Values(0, 1), testing::Bool()));
 
 /// Every rank is alone on its host, and the last one never comes. No process of the victim's host can tell the others.
+/// `whole_job`: otherwise the ranks' global ranks are not known, as in a group that a program makes without torch.
 TEST_P(LoneEnd, IsNamedByTheRanksOfOtherHosts) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
-  const int victim = GetParam();
+  const auto& [victim, whole_job] = GetParam();
   FolderStore store;
-  const auto endings = as_processes(3, [&](int rank) {
+  const auto endings = as_processes(3, [&, victim = victim, whole_job = whole_job](int rank) {
     GroupOptions own = options("lone", rank, 4);
     own.host = "host" + std::to_string(rank);
-    own.whole_job = true;
-    own.global_ranks = {0, 1, 2, 3};
+    own.whole_job = whole_job;
+    if (whole_job) own.global_ranks = {0, 1, 2, 3};
     if (rank == victim) {
       std::thread([&store, rank] {
         await_own_address(store, rank);
