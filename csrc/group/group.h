@@ -76,6 +76,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // --- the end
 
+  /// The ranks' processes, for the set-up of a later group.
+  std::vector<KnownProcess> processes();
   /// Ends the operations in flight here, and refuses later calls. Local: waits for no peer. Any thread may call it, at
   /// any time.
   void abort(const std::string& why) { (void)core_->failures.fail(core_->diagnosis.aborted(why)); }

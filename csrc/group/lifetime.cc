@@ -86,6 +86,22 @@ Group::~Group() {
   core_->neighbours().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
 }
 
+std::vector<KnownProcess> Group::processes() {
+  const Members& members = core_->members;
+  std::vector<KnownProcess> all;
+  for (int r = 0; r < size(); ++r) {
+    const Hello& hello = topology().ranks[size_t(r)];
+    KnownProcess& process = all.emplace_back(KnownProcess{.id = hello.arena, .place = place_of(hello)});
+    if (const int s = members.local_rank_of(r); s >= 0) {
+      process.near = members.peers[size_t(s)];
+    } else if (net::GroupPort* const port = core_->port.get()) {
+      MutexLock lock(port->mutex());
+      process.far = port->process_of(r);
+    }
+  }
+  return all;
+}
+
 /// Peers reuse their memory after this rank has left, so this rank first stops accessing it: the operations in flight
 /// end within a watch interval.
 void Group::leave() {

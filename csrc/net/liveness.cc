@@ -160,6 +160,15 @@ void Liveness::tell_gone(PeerId peer, uint64_t group, int from, int to) {
   send(peer, pong);
 }
 
+PeerId Liveness::reconnect(PeerId peer) {
+  messenger_.mutex().held_by_caller();
+  const Messenger::Peer& known = messenger_.peers_[peer];
+  const auto process = std::as_bytes(std::span(&known.process, 1));
+  std::vector<std::byte> address(process.begin(), process.end());
+  address.insert(address.end(), known.address.begin(), known.address.end());
+  return messenger_.connect(address);
+}
+
 Clock::duration Liveness::silence_of(PeerId peer) const {
   const Signs& signs = signs_[peer];
   const auto now = Clock::now();

@@ -36,6 +36,8 @@ class Liveness {
 
   /// Pings a peer if it has sent nothing lately, and counts it as lost if it has not answered for too long.
   void ask(PeerId peer, uint64_t group, int from, int to);
+  /// The peer of the same process: a new one if this one is lost, as its process may live.
+  PeerId reconnect(PeerId peer);
   std::chrono::milliseconds silence() const { return silence_; }
   bool has_heard(PeerId peer) const { return signs_[peer].heard != Clock::time_point(); }
   /// How long it has not answered pings; 0 if it was not asked.

@@ -141,6 +141,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
                     " is in the excluded ranks, so it must not call shrink_group");
   if (flags & kAbort) current->abort();
   const auto& ranks = group.topology().global_ranks;
+  std::vector<KnownProcess> all = group.processes(), processes;
   std::vector<uint64_t> global;
   std::string without;
   for (const int64_t rank : gone) without += (without.empty() ? "" : ",") + std::to_string(rank);
@@ -149,12 +150,14 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
     if (gone.contains(r)) continue;
     if (r == me) rank = left;
     ++left;
+    processes.push_back(std::move(all[size_t(r)]));
     if (!ranks.empty()) global.push_back(ranks.at(size_t(r)));
   }
   auto options = c10::make_intrusive<Options>(options_of_child(group, override, std::move(global)));
   options->group_name = group.name() + ":shrunk";
   auto store = c10::make_intrusive<c10d::PrefixStore>("nvx/without/" + without, current->context.groups.store());
-  return c10::make_intrusive<ProcessGroupNVX>(std::move(store), rank, left, std::move(options));
+  auto smaller = make_group(store, rank, left, *options, {}, std::move(processes));
+  return c10::make_intrusive<ProcessGroupNVX>(std::move(store), std::move(smaller), *options);
 }
 
 void ProcessGroupNVX::registerOnCompletionHook(Listeners::OnCompletion&& hook) {

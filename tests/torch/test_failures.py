@@ -537,6 +537,17 @@ def test_those_that_are_left_go_on_in_a_smaller_group(rank, world, store):
         assert tensor[0] == 2
 
 
+@on_ranks(4, dies={1, 3})
+def test_a_dead_rank_that_a_shrink_keeps_is_named_at_once(rank, world):
+    dist.all_reduce(ones())
+    if rank in (1, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    caught(lambda: dist.all_reduce(ones()), within=5)
+    keep_one = {"ranks_to_exclude": [3], "shrink_flags": dist.distributed_c10d.SHRINK_ABORT}
+    said = caught(lambda: dist.shrink_group(**keep_one), within=2)
+    assert re.search(r"global rank 1 \(pid \d+, host .*\) (is lost|has ended \(signal 9\))", said), said
+
+
 @on_ranks(3)
 def test_a_group_shrinks_though_nothing_has_failed(rank, world):
     pair = dist.new_group([0, 1, 2])

@@ -11,9 +11,9 @@ namespace {
 
 constexpr int64_t kMostHosts = 128;  // that rank 0 meets: each takes two sockets of it
 
-/// Whether the group has other hosts, according to the launcher or, if it is the whole job, to the name that was given to
-/// this host. Otherwise the first rank to come learns of them only when they come, and nobody notices if it has ended by
-/// then.
+/// Whether the group has other hosts, according to the launcher or, if it is the whole job, to the name that was given
+/// to this host. Otherwise the first rank to come learns of them only when they come, and nobody notices if it has
+/// ended by then.
 bool has_other_hosts(const GroupOptions& options) {
   const char* const here = std::getenv("LOCAL_WORLD_SIZE");
   const int ranks = here ? std::atoi(here) : 0;
@@ -63,28 +63,49 @@ bool FarMeeting::has_met(int rank) const {
   return std::ranges::any_of(met_, [&](const Met& met) { return met.rank == rank; });
 }
 
-void FarMeeting::look() {
+void FarMeeting::look(int known) {
   const auto their_turn = std::max<Clock::duration>(std::chrono::seconds(1), 2 * pause());
   for (const auto& [rank, peer, place, since] : met_) {
     MutexLock lock(messenger_->mutex());
     // Until the other side has met this one too, it drops packets from here, and warns.
     if (Clock::now() - since < their_turn && !messenger_->liveness().has_heard(peer)) continue;
-    messenger_->liveness().ask(peer, /*group=*/0, /*from=*/0, rank);
-    messenger_->progress();
-    const std::string& lost = messenger_->lost_because(peer);
-    if (messenger_->liveness().has_given_up_this(peer)) continue;  // it will connect anew
-    end_if_lost(options_, rank, lost.empty() ? "" : place + " is lost: " + lost);
+    ask(*messenger_, peer, rank, place);
   }
+  const auto messenger = messenger_of(options_);
+  if (!messenger || size_t(known) >= options_.processes.size() || has_met(known)) return;
+  const auto& [id, place, near, far] = options_.processes[size_t(known)];
+  if (!far) return;
+  MutexLock lock(messenger->mutex());
+  const auto [peer, is_first] = asked_.try_emplace(known, *far);
+  if (is_first) peer->second = messenger->liveness().reconnect(*far);
+  ask(*messenger, peer->second, known, place);
+}
+
+void FarMeeting::ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place) {
+  messenger.mutex().held_by_caller();
+  messenger.liveness().ask(peer, /*group=*/0, /*from=*/0, rank);
+  messenger.progress();
+  const std::string& lost = messenger.lost_because(peer);
+  if (lost.empty() || messenger.liveness().has_given_up_this(peer)) return;  // the latter will connect anew
+  end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
+}
+
+std::string job_name(const GroupOptions& options, int rank) {
+  const bool known = size_t(rank) < options.global_ranks.size();
+  return known ? "global " + of_rank(int(options.global_ranks[size_t(rank)])) : of_rank(rank);
 }
 
 void end_if_lost(const GroupOptions& options, int rank, const std::string& fate) {
   if (fate.empty()) return;
-  const bool known = size_t(rank) < options.global_ranks.size();
-  const std::string name = known ? "global " + of_rank(int(options.global_ranks[size_t(rank)])) : of_rank(rank);
+  const std::string name = job_name(options, rank);
   throw Error(Failure{.code = Code::kPeerDied,
                       .cause = name + " " + fate + ", while group " + options.name + " was being created",
                       .advice = see_log_of(name),
                       .who = rank});
+}
+
+std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options) {
+  return options.messenger ? options.messenger() : net::Messenger::opened();
 }
 
 /// Leaves errors to SetUp::open_port(), which throws them once all hosts are known.
@@ -114,10 +135,10 @@ void FarMeeting::meet(const std::string& what) {
 void FarMeeting::know(const Hello& hello, std::span<const std::byte> address) {
   MutexLock lock(messenger_->mutex());
   const net::PeerId peer = messenger_->connect(address);
-  const std::string place = "(" + place_of(hello) + ")";
   if (size_t(hello.rank) < options_.global_ranks.size())
-    messenger_->liveness().meet(options_.global_ranks[size_t(hello.rank)], peer, standing_, place);
-  met_.push_back({hello.rank, peer, place, Clock::now()});
+    messenger_->liveness().meet(options_.global_ranks[size_t(hello.rank)], peer, standing_,
+                                "(" + place_of(hello) + ")");
+  met_.push_back({hello.rank, peer, place_of(hello), Clock::now()});
 }
 
 }  // namespace nvx

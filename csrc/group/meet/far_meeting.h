@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -28,8 +29,9 @@ class FarMeeting {
   void enter(int64_t generation, const Hello& own, bool leads);
   /// For waits, which call it repeatedly: opens the messenger once a second host has come, and meets the others.
   void proceed();
-  /// Throws if a rank that this one has met is lost.
-  void look();
+  /// Throws if a rank that this one has met is lost. Of the ranks that only an earlier group has met, it checks only
+  /// `known`, since a check opens a connection.
+  void look(int known);
   bool has_met(int rank) const;
 
  private:
@@ -37,6 +39,7 @@ class FarMeeting {
   void open();
   void meet(const std::string& what);
   void know(const Hello& hello, std::span<const std::byte> address);
+  void ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place);
   /// Worlds of several sizes may meet over one store.
   std::string key(const std::string& what) const {
     return key_in(generation_, "hosts/" + std::to_string(options_.size) + "/" + what);
@@ -55,16 +58,21 @@ class FarMeeting {
   struct Met {
     int rank;
     net::PeerId peer;
-    std::string place;  // "(pid 4711, host a01)"
+    std::string place;  // "pid 4711, host a01"
     Clock::time_point since;
   };
   std::vector<Met> met_;
+  std::map<int, net::PeerId> asked_;  // the ranks that only an earlier group has met
   std::shared_ptr<net::Messenger> messenger_;
   std::shared_ptr<bool> standing_;  // see Liveness::meet()
   Clock::time_point next_{};
 };
 
+/// "global rank 3", or "rank 3" if its global rank is unknown.
+std::string job_name(const GroupOptions& options, int rank);
 /// Throws if this text, the rank's fate according to Liveness, says that the rank is lost.
 void end_if_lost(const GroupOptions& options, int rank, const std::string& fate);
+/// The messenger of the process, if it is open.
+std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options);
 
 }  // namespace nvx

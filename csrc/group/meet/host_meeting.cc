@@ -116,10 +116,11 @@ void HostMeeting::end_as_died(const Card& card, const Ending& ending) {
                       .ending = ending});
 }
 
-std::shared_ptr<Neighbour> HostMeeting::met(int rank) const {
+std::shared_ptr<Neighbour> met_before(const GroupOptions& options, int rank) {
+  const size_t r = size_t(rank);  // none, -1, exceeds all sizes
+  if (r < options.processes.size() && options.processes[r].near) return options.processes[r].near;
   const std::shared_ptr<Neighbours> neighbours = Neighbours::opened();
-  const bool known = neighbours && rank >= 0 && size_t(rank) < options_.global_ranks.size();
-  return known ? neighbours->met(options_.global_ranks[size_t(rank)]) : nullptr;
+  return neighbours && r < options.global_ranks.size() ? neighbours->met(options.global_ranks[r]) : nullptr;
 }
 
 bool HostMeeting::has_ended(int rank) const {

@@ -16,6 +16,9 @@
 
 namespace nvx {
 
+/// The process of a rank of this host, if an earlier group has met it; otherwise null.
+std::shared_ptr<Neighbour> met_before(const GroupOptions& options, int rank);
+
 /// The ranks of one host in a set-up. The first rank to come leads the others: it watches their processes, and these
 /// watch its own, so a death before the ranks know each other is noticed too. It also reads the store for the others.
 class HostMeeting {
@@ -53,7 +56,7 @@ class HostMeeting {
   /// Whether the process of a rank, as far as this rank has met it, has ended.
   bool has_ended(int rank) const;
   /// The process of a rank, if an earlier group has met it; otherwise null.
-  std::shared_ptr<Neighbour> met(int rank) const;
+  std::shared_ptr<Neighbour> met(int rank) const { return met_before(options_, rank); }
 
  private:
   void look_at(const ProcessWatch& process, const Card& card);

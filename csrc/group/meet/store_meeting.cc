@@ -20,10 +20,6 @@ constexpr const char* kSize = "size";             // of the group, as written by
 constexpr std::chrono::seconds kBetweenReads{2};  // of the store if another rank reads for this one
 constexpr int64_t kMostDoubles = 8;               // set-ups of duplicate processes that get a note
 std::string hello_of(int rank) { return std::to_string(rank); }
-std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options) {
-  return options.messenger ? options.messenger() : net::Messenger::opened();
-}
-
 std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
 
 }  // namespace
@@ -154,7 +150,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
       const int far = another ? asked_ / 2 % size() : writer;
       try {
         unless_told([&] {
-          far_.look();
+          far_.look(far);
           look_for_deaths(options_, far_.has_met(far) ? kNobody : far);
         });
       } catch (const Error&) {
@@ -241,7 +237,7 @@ void StoreMeeting::look_for_cause(Code code) {
     if (host_.follows()) (void)host_.next(std::chrono::milliseconds(0));
     if (const auto reason = host_.reason()) end_as_told(*reason);
     look_here_ ? look_here_() : host_.look();
-    far_.look();
+    far_.look(0);
     look_for_deaths(options_, far_.has_met(0) ? kNobody : 0);  // rank 0, as a rule, served the store
   }
 }
@@ -280,6 +276,7 @@ std::string StoreMeeting::describe(int rank) {
     place = messenger->liveness().whereabouts(options_.global_ranks[size_t(rank)]);
     if (!place.empty()) place = place.substr(1, place.size() - 2);
   }
+  if (place.empty() && size_t(rank) < options_.processes.size()) place = options_.processes[size_t(rank)].place;
   if (place.empty()) {
     contain_and(
         [&] {
@@ -376,36 +373,36 @@ int64_t StoreMeeting::ranks_to_tell(const Failure& note) {
 
 void look_for_deaths(const GroupOptions& options, int far) {
   const std::shared_ptr<Neighbours> neighbours = Neighbours::here();
-  const std::shared_ptr<net::Messenger> messenger = messenger_of(options);
-  for (size_t r = 0; r < options.global_ranks.size(); ++r) {
-    const uint64_t global = options.global_ranks[r];
-    const std::string when = " while group " + options.name + " was being created";
-    if (const std::shared_ptr<Neighbour> met = neighbours->met(global)) {
-      const std::string name = "global " + of_rank(int(global));
-      const std::string who =
-          name + " (pid " + std::to_string(met->pid()) + ", host " + own_host_name(options.host) + ")";
-      if (met->dead()) {
-        const Ending ending = met->ending();
-        throw Error(Failure{.code = Code::kPeerDied,
-                            .cause = who + " has ended" + words_of(ending, " (", ")") + when,
-                            .advice = see_log_of(name),
-                            .who = int(r),
-                            .ending = ending});
-      }
-      if (!options.whole_job && neighbours->has_left_job(global)) {
-        throw Error(Failure{.code = Code::kPeerLeft,
-                            .cause = who + " has destroyed the group of the whole job," + when,
-                            .advice = see_log_of(name),
-                            .who = int(r)});
-      }
-      if (const std::string news = met->process().news(); !news.empty())
-        NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", who.c_str(), news.c_str(),
-                options.name.c_str());
+  const std::string when = " while group " + options.name + " was being created";
+  for (int r = 0; r < options.size; ++r) {
+    const std::shared_ptr<Neighbour> met = met_before(options, r);
+    if (!met) continue;
+    const std::string name = job_name(options, r);
+    const std::string who =
+        name + " (pid " + std::to_string(met->pid()) + ", host " + own_host_name(options.host) + ")";
+    if (met->dead()) {
+      const Ending ending = met->ending();
+      throw Error(Failure{.code = Code::kPeerDied,
+                          .cause = who + " has ended" + words_of(ending, " (", ")") + when,
+                          .advice = see_log_of(name),
+                          .who = r,
+                          .ending = ending});
     }
-    if (!messenger || int(r) != far) continue;
-    MutexLock lock(messenger->mutex());
-    end_if_lost(options, far, messenger->liveness().fate(global));
+    const bool numbered = size_t(r) < options.global_ranks.size();
+    if (numbered && !options.whole_job && neighbours->has_left_job(options.global_ranks[size_t(r)])) {
+      throw Error(Failure{.code = Code::kPeerLeft,
+                          .cause = who + " has destroyed the group of the whole job," + when,
+                          .advice = see_log_of(name),
+                          .who = r});
+    }
+    if (const std::string news = met->process().news(); !news.empty())
+      NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", who.c_str(), news.c_str(),
+              options.name.c_str());
   }
+  const std::shared_ptr<net::Messenger> messenger = messenger_of(options);
+  if (!messenger || size_t(far) >= options.global_ranks.size()) return;
+  MutexLock lock(messenger->mutex());
+  end_if_lost(options, far, messenger->liveness().fate(options.global_ranks[size_t(far)]));
 }
 
 }  // namespace nvx

@@ -29,12 +29,14 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
 }  // namespace
 
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                  const NvxOptions& options, std::function<bool()> unwanted) {
+                                  const NvxOptions& options, std::function<bool()> unwanted,
+                                  std::vector<KnownProcess> processes) {
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "ProcessGroupNVX: rank ", rank, " of ", size,
                     " ranks cannot be");
   TORCH_CHECK_VALUE(store, "ProcessGroupNVX: needs a store");
   TorchStore torch_store(store, size);
   GroupOptions facts = group_options(rank, size, options);
+  facts.processes = std::move(processes);
   try {
     std::shared_ptr<GlooRanks> gloo_ranks;
     if (options.replaces_gloo && size > 1) gloo_ranks = std::make_shared<GlooRanks>(store, facts.name, rank, size);

@@ -16,8 +16,10 @@
 namespace nvx {
 
 /// A collective call. Raises if the ranks do not meet. unwanted: polled until they have met; true ends the wait.
+/// processes: see GroupOptions.
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                  const NvxOptions& options, std::function<bool()> unwanted = {});
+                                  const NvxOptions& options, std::function<bool()> unwanted = {},
+                                  std::vector<KnownProcess> processes = {});
 
 /// The groups of one backend. Collectives of device tensors have their own order, as if they had another backend. So
 /// they may run beside collectives of CPU tensors on another thread, such as those of a checkpoint. They have their own

@@ -104,6 +104,7 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   MutexLock lock(mutex_);
   const MemberHandle self = own_handle();
   const auto timeout = opts.timeout.value_or(options_.timeout);
+  const auto known = met_;
   lock.unlock();
 
   Plan plan;
@@ -117,7 +118,9 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
     const MemberHandle& member = plan.members[r];
     if (member.text() == self.text()) plan.rank = int(r);
     if (member.group == self.group && member.process == self.process) known_as = member.text();
-    plan.processes.push_back(member.process == self.process ? nullptr : neighbours_->find(member.process));
+    const auto met = known.find(member.process);
+    plan.processes.push_back(met != known.end() ? met->second : KnownProcess{.id = member.process});
+    if (member.process != self.process) plan.processes.back().near = neighbours_->find(member.process);
   }
   if (known_as != self.text()) {
     const std::string stale = known_as.empty() ? "" : "; there is one that it had before, " + known_as;
@@ -217,6 +220,8 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     error = std::current_exception();
   }
   plan->processes.clear();
+  std::vector<KnownProcess> met;
+  if (next) met = next->group().processes();
   const bool wanted = work->hand_over();  // also if meet() has failed: its group is destroyed here, without the lock
   MutexLock lock(mutex_);
   if (!error && !wanted) {
@@ -229,6 +234,9 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   } else {
     if (timeout_was_set_)
       next->context.groups.set_timeout(options_.timeout);  // it may have changed since meet() read it
+    for (KnownProcess& process : met) {
+      if (process.far) met_.insert_or_assign(process.id, std::move(process));
+    }
     current_ = next;
     uuid_ = plan->uuid;
     handle_rank_ = plan->rank;
@@ -259,10 +267,8 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   facts.timeout = plan->timeout;
   facts.kernels = options.kernels;
   facts.tune = options.tune;
-  facts.unwanted = [plan, work] {
-    look_at(*plan);
-    return work->called_off() || exiting.load();
-  };
+  facts.processes = plan->processes;
+  facts.unwanted = [work] { return work->called_off() || exiting.load(); };
   TorchStore torch_store(store, facts.size);
   const auto group = std::make_shared<Group>(torch_store, facts);
   group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);
@@ -273,24 +279,14 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   return next;
 }
 
-/// Throws if a future member has ended, as far as this process knows it from earlier groups.
-void Reconfigurable::look_at(const Plan& plan) {
-  for (size_t r = 0; r < plan.processes.size(); ++r) {
-    if (!plan.processes[r] || !plan.processes[r]->dead()) continue;
-    const Ending ending = plan.processes[r]->ending();
-    throw Error(Failure{.code = Code::kPeerDied,
-                        .cause = of_rank(int(r)) + " (" + plan.members[r].who() + ") has ended" +
-                                 words_of(ending, " (", ")") + " while group " + plan.name + " was being made",
-                        .advice = "reconfigure without it, with a uuid that is new",
-                        .who = int(r),
-                        .ending = ending});
-  }
-}
-
 /// Describes the failure, and names the members that have not come, as far as this process knows them.
 Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   constexpr int kMost = 8;
   std::string missing;
+  if (Failure failure = error.failure(); failure.code == Code::kPeerDied) {
+    failure.advice = "reconfigure without it, with a uuid that is new";
+    return failure;
+  }
   if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return error.status();
   contain("the store, asked who has come to reconfigure,", [&] {
     TorchStore store(store_of(plan), int(plan.members.size()));

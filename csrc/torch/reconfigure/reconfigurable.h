@@ -4,6 +4,7 @@
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 
+#include <map>
 #include <set>
 
 #include "memory/shm/neighbours.h"
@@ -47,8 +48,8 @@ class Reconfigurable final : public ProcessGroupNVX {
     std::string name;
     std::vector<MemberHandle> members;  ///< by their new ranks
     int rank = 0;
-    std::chrono::milliseconds timeout{0};               ///< of the meeting
-    std::vector<std::shared_ptr<Neighbour>> processes;  ///< of the members that this process knows; otherwise null
+    std::chrono::milliseconds timeout{0};  ///< of the meeting
+    std::vector<KnownProcess> processes;   ///< of the members
     int old_rank = 0, old_size = 0;
   };
 
@@ -65,14 +66,14 @@ class Reconfigurable final : public ProcessGroupNVX {
   void claim(const Plan& plan) const;
   void carry_out(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   Current meet(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
-  static void look_at(const Plan& plan);
   Status explain(const Error& error, const Plan& plan) const;
   c10::intrusive_ptr<c10d::Store> store_of(const Plan& plan) const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<Neighbours> neighbours_ = Neighbours::here();  // keeps this process's identity
   const uint64_t number_ = random_arena_id().low;
-  mutable Mutex mutex_;  // never held while a communicator is made or ended
+  mutable Mutex mutex_;                                     // never held while a communicator is made or ended
+  std::map<ArenaId, KnownProcess> met_ GUARDED_BY(mutex_);  // the ranks of other hosts, in earlier communicators
   Options options_ GUARDED_BY(mutex_);
   bool timeout_was_set_ GUARDED_BY(mutex_) = false;
   bool ended_ GUARDED_BY(mutex_) = false;  // shutdown() was called

@@ -122,6 +122,58 @@ TEST(SetUp, ARankOfAnotherHostThatEndsBetweenTwoGroupsIsNamed) {
   EXPECT_TRUE(endings[0].well());
 }
 
+class KnownEnd : public testing::TestWithParam<std::tuple<int, int>> {};
+INSTANTIATE_TEST_SUITE_P(Rank, KnownEnd, testing::Combine(testing::Values(0, 1), testing::Values(1, 3)));
+
+/// The ranks know each other from an earlier group, which the victim's end has failed, and make the next one with the
+/// victim. Nobody knows global ranks.
+TEST_P(KnownEnd, IsNamedAtOnceInTheNextGroup) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const auto& [victim, hosts] = GetParam();
+  if (const std::string why = net::test::why_no_ucx(); hosts > 1 && !why.empty()) GTEST_SKIP() << why;
+  FolderStore first, second;
+  const auto endings = as_processes(3, [&, victim = victim, hosts = hosts](int rank) {
+    GroupOptions own = options("first", rank, 3);
+    own.host = "host" + std::to_string(rank % hosts);
+    Group group(first, own);
+    EXPECT_TRUE(barrier(group).ok());
+    if (rank == victim) raise(SIGKILL);
+    EXPECT_FALSE(barrier(group).ok());
+    own.name = "second";
+    own.processes = group.processes();
+    const auto began = Clock::now();
+    const std::string error = set_up_error(second, own);
+    EXPECT_LT(Clock::now() - began, milliseconds(2000)) << error;
+    EXPECT_NE(error.find("rank " + std::to_string(victim) + " (pid "), std::string::npos) << error;
+    EXPECT_NE(error.find(hosts > 1 ? " is lost: " : " has ended (signal 9)"), std::string::npos) << error;
+  });
+  for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
+}
+
+/// A connection may be lost, and its process live and come.
+TEST(SetUp, ARankWhoseConnectionWasLostIsAskedOverANewOne) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
+  FolderStore first, second;
+  const auto endings = as_processes(2, [&](int rank) {
+    GroupOptions own = options("first", rank, 2);
+    own.host = "host" + std::to_string(rank);
+    Group group(first, own);
+    EXPECT_TRUE(barrier(group).ok());
+    if (rank == 0) {
+      MutexLock lock(group.core().port->mutex());
+      group.core().port->disconnect(1);
+    }
+    group.abort("by a test");
+    own.name = "second";
+    own.processes = group.processes();
+    if (rank == 1) std::this_thread::sleep_for(kDelay);
+    Group next(second, own);
+    EXPECT_TRUE(barrier(next).ok());
+  });
+  for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
+}
+
 /// A rank that could not make its memory tells the others so, and does not try again.
 TEST(SetUp, LooksForAnEndWithoutMemoryOfItsOwn) {
   MemoryStore store;
