@@ -89,4 +89,10 @@ std::string printable(std::string text) {
   return text;
 }
 
+std::string see_logs_of(size_t ranks, const std::string& settings) {
+  const char* const logs = ranks == 1 ? "see the log of that rank; if it is only slow, raise the timeout ("
+                                      : "see the logs of these ranks; if they are only slow, raise the timeout (";
+  return logs + settings + ")";
+}
+
 }  // namespace nvx

@@ -42,6 +42,9 @@ std::string how_long(const Deadline& deadline);
 /// The advice where the cause lies with another rank; rank: "rank 3".
 inline std::string see_log_of(const std::string& rank) { return "see the log of " + rank; }
 
+/// The advice after a wait for that many ranks (0: not known); settings: those of its timeout.
+std::string see_logs_of(size_t ranks, const std::string& settings);
+
 inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
 
 /// Maps a rank to its name in messages. Messages use the numbers of the group even where a subset of its ranks is

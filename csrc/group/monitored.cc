@@ -2,13 +2,12 @@
 
 #include <optional>
 
+#include "base/words.h"
 #include "group/core/wait_cycle.h"
 
 namespace nvx {
 namespace {
 
-constexpr const char* kSeeTheirLogs =
-    "see the logs of these ranks; if they are only slow, raise the timeout (monitored_barrier(timeout=))";
 constexpr size_t kMostDescribed = 8;
 
 }  // namespace
@@ -76,7 +75,8 @@ Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all
       (all ? "Ranks " : "Rank ") + numbers + " failed to pass monitoredBarrier in " + seconds(deadline);
   const std::string cycle = cycle_of_waits(members_, {missing, ""}, "monitored_barrier", deadline.start);
   const std::string rest = me + ", waited for " + described + (cycle.empty() ? "" : "; cycle of waits: " + cycle);
-  if (!core_.failures.failed()) return {Code::kTimeout, "nvx: " + head + "; " + rest, kSeeTheirLogs};
+  if (!core_.failures.failed())
+    return {Code::kTimeout, "nvx: " + head + "; " + rest, see_logs_of(missing.size(), "monitored_barrier(timeout=)")};
   Failure why = met_in(core_.failures.failure().failure(), rest);
   why.code = Code::kTimeout, why.told = false;
   why.cause = head + ": " + why.cause;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/interrupt.h"
+#include "base/words.h"
 #include "group/meet/members.h"
 #include "group/plan/operation.h"
 
@@ -62,15 +63,14 @@ Failure Diagnosis::bad_message(const std::string& peer, const std::string& what,
   return {Code::kMismatch, peer + " sends data that belongs to no message of " + what, context};
 }
 
-Failure Diagnosis::timeout(const std::string& what, const std::string& after, const std::string& whom,
+Failure Diagnosis::timeout(const std::string& what, const std::string& after, const std::string& whom, size_t ranks,
                            const std::string& cycle, const std::string& context) const {
   return {.code = Code::kTimeout,
           .cause = "timed out in " + what + " of group " + group_ + (after.empty() ? "" : " after " + after) +
                    ", waiting for " + whom + (cycle.empty() ? "" : "; cycle of waits: " + cycle),
           .context = context,
           .advice = cycle.empty()
-                        ? "see the logs of these ranks; if they are only slow, raise the timeout "
-                          "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"
+                        ? see_logs_of(ranks, "init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout")
                         : "make these ranks call the operations of the cycle in the same order; if an operation of the "
                           "cycle is asynchronous, see the log of its rank: it may be busy elsewhere"};
 }

@@ -323,7 +323,7 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
   }
   std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
   if (cycle.empty() && !whom.called) cycle = cycle_between_hosts(members_, port_, whom, what, deadline.start);
-  Failure failure = diagnosis_.timeout(what, waited, names, cycle, diagnosis_.me());
+  Failure failure = diagnosis_.timeout(what, waited, names, whom.ranks.size(), cycle, diagnosis_.me());
   if (const pid_t pid = members_.pid_of(first); cycle.empty() && pid != 0)
     failure.advice += "; to see what " + members_.rank_name(first) + " does: py-spy dump --pid " + std::to_string(pid);
   failure.before = before;

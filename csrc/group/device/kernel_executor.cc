@@ -341,7 +341,7 @@ Status KernelExecutor::explain(const DeviceVerdict& v) {
   if (v.how != Waited::kTimedOut) return explain_abort();
   const Call* call = find(v.call);
   const std::string after = call ? seconds(double(call->timeout.count()) / 1e3) : "";
-  Failure late = diagnosis_.timeout(what, after, peer, /*cycle=*/"", context);
+  Failure late = diagnosis_.timeout(what, after, peer, v.peer >= 0 ? 1 : 0, /*cycle=*/"", context);
   if (v.peer >= 0) late.awaited = {resources_.options().rank_of(v.peer)};
   return fail(late);
 }

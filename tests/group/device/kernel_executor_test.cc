@@ -243,7 +243,8 @@ TEST(KernelExecutor, AbsentRankIsNamed) {
                          "timed out in all_reduce(sum, f32, 100 elements) #2 of group g after 0.30 s, waiting "
                          "for rank 2; this is rank"))
         << wrong;
-    EXPECT_TRUE(contains(wrong, "Next: see the logs of these ranks")) << wrong;
+    EXPECT_TRUE(contains(wrong, "Next: see the log of that rank; if it is only slow, raise the timeout (init"))
+        << wrong;
     EXPECT_EQ(one.launch(operations).what(), wrong);
     ++named;
   });
