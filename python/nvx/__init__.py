@@ -10,6 +10,7 @@ import copy
 import importlib
 import os
 import sys
+import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +119,21 @@ def _options(given, group):
     return options
 
 
+def _give_up(store, rank, error):
+    """Tells the ranks that wait in the store why this one does not come: read_note() in csrc/group/meet reads it."""
+    place = f"nvx/{store.add(f'nvx/generation/{rank}', 1)}/failure"
+    if store.add(place + "s", 1) == 1:
+        store.set(place, f"rank {rank} (pid {os.getpid()}, host {os.uname().nodename}) cannot load nvx: {error}")
+    time.sleep(1.5 if rank == 0 else 0)  # it may serve the store, which the others read once a second
+
+
 def _create(group, pg_options):
     """Creates a group for torch. `group` is a c10d `DistributedBackendOptions`."""
+    try:
+        _load()
+    except (ImportError, Unusable) as error:
+        _give_up(group.store, group.group_rank, error)
+        raise
     options = _options(pg_options, group)
     wanted = (getattr(asked, "enable_reconfigure", False) for asked in (group, pg_options))  # from torch 2.14 on
     kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX

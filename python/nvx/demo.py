@@ -16,7 +16,6 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 
 import nvx
 
@@ -45,7 +44,7 @@ class Trainer:
         inputs, labels = self.inputs[batch], self.labels[batch]
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(inputs), labels)
+        loss = torch.nn.functional.cross_entropy(self.model(inputs), labels)
         loss.backward()
         self.optimizer.step()
         self.times.append(time.perf_counter() - start)
@@ -53,9 +52,8 @@ class Trainer:
 
     def weights(self):
         """Full tensors by name; sharded tensors are gathered."""
-        module = getattr(self.model, "module", self.model)
         full = {}
-        for name, value in module.state_dict().items():
+        for name, value in getattr(self.model, "module", self.model).state_dict().items():
             full[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
         return full
 
@@ -63,12 +61,9 @@ class Trainer:
 class Bar:
     """A progress bar on a terminal; elsewhere a line for every tenth of the work."""
 
-    WIDTH = 30
-
     def __init__(self, total):
         self.total, self.done, self.shown = total, 0, -1
-        self.quiet = dist.get_rank() != 0
-        self.terminal = sys.stderr.isatty()
+        self.quiet, self.terminal = dist.get_rank() != 0, sys.stderr.isatty()
 
     def advance(self, steps, label):
         self.done += steps
@@ -76,8 +71,8 @@ class Bar:
         if self.quiet or (not self.terminal and tenth == self.shown):
             return
         self.shown = tenth
-        filled = self.WIDTH * self.done // self.total
-        line = f"  [{'#' * filled}{'.' * (self.WIDTH - filled)}] {self.done}/{self.total} steps  {label:<16}"
+        filled = 30 * self.done // self.total
+        line = f"  [{'#' * filled:.<30}] {self.done}/{self.total} steps  {label:<16}"
         end = "\r" if self.terminal and self.done < self.total else "\n"
         print(line, end=end, file=sys.stderr, flush=True)
 
@@ -142,12 +137,9 @@ def run_rank(rank, ranks, rendezvous, steps, warmup, threads):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(
-        prog="nvx demo", description="Trains a small model over nvx and over gloo, side by side."
-    )
-    parser.add_argument(
-        "--steps", type=int, default=32, help="timed steps of each strategy over each backend (default 32)"
-    )
+    about = "Trains a small model over nvx and over gloo, side by side."
+    parser = argparse.ArgumentParser(prog="nvx demo", description=about)
+    parser.add_argument("--steps", type=int, default=32, help="timed steps of each strategy and backend (default 32)")
     parser.add_argument("--warmup", type=int, default=4, help="steps before the timed ones (default 4)")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="processes (default 2)")
     options = parser.parse_args(arguments)
@@ -161,16 +153,12 @@ def main(arguments=None):
     nvx._load()
     threads = max(1, len(os.sched_getaffinity(0)) // options.ranks)
     print(
-        f"nvx {nvx.__version__}, torch {torch.__version__}: training an MLP of 18M parameters, batch {BATCH} a rank, ",
-        end="",
-    )
-    print(
+        f"nvx {nvx.__version__}, torch {torch.__version__}: training an MLP of 18M parameters, batch {BATCH} a rank, "
         f"with {' and '.join(STRATEGIES)} on {options.ranks} CPU ranks over {' and '.join(BACKENDS)} in turns",
         flush=True,
     )
     with tempfile.TemporaryDirectory(prefix="nvx-demo-") as folder:
-        rendezvous = os.path.join(folder, "rendezvous")
-        work = (options.ranks, rendezvous, options.steps, options.warmup, threads)
+        work = (options.ranks, os.path.join(folder, "rendezvous"), options.steps, options.warmup, threads)
         try:
             torch.multiprocessing.spawn(run_rank, args=work, nprocs=options.ranks)
         except torch.multiprocessing.ProcessExitedException as ended:

@@ -38,17 +38,20 @@ print("end", time.monotonic(), flush=True)
 
 
 def start(folder, body, **environment):
-    code = PROGRAM.format(backend=BACKEND, body=body)
+    return start_program(folder, PROGRAM.format(backend=BACKEND, body=body), **environment)
+
+
+def start_program(folder, code, world=2, *arguments, **environment):
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
     return [
         warm.Popen(
-            ["-c", code, store, str(rank)],
+            ["-c", code, store, str(rank), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
-        for rank in range(2)
+        for rank in range(world)
     ]
 
 

@@ -4,6 +4,7 @@
 
 import os
 import random
+import re
 import signal
 import statistics
 import threading
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 import warm
 from ranks import BACKEND, SEVERAL_HOSTS, eventually, on_ranks, only_nvx
-from test_process import assert_nothing_leaked, belongings
+from test_process import assert_nothing_leaked, belongings, finish, start_program
 
 pytestmark = only_nvx
 TURNS = int(os.environ.get("NVX_TEST_TURNS", "5"))
@@ -169,3 +170,33 @@ def test_killed_jobs_leave_nothing(tmp_path, record_property):
             for process in job:
                 process.wait()
         eventually(lambda pids=pids: not left_by(pids), 5)
+
+
+CANNOT_LOAD = """
+import sys, time
+import torch, torch.distributed as dist
+import nvx
+store, rank, victim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if rank == victim:
+    sys.modules.pop("nvx._C", None)
+    nvx.obstacle = lambda: "it was built for another torch"
+began = time.monotonic()
+try:
+    dist.init_process_group("nvx", store=dist.FileStore(store, 3), rank=rank, world_size=3)
+finally:
+    print(time.monotonic() - began)
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_whose_module_does_not_load_is_named_on_the_others(tmp_path, victim):
+    ended = finish(start_program(tmp_path, CANNOT_LOAD, 3, victim))
+    for rank, ((out, err), code, _) in enumerate(ended):
+        said = err.strip().splitlines()[-1]
+        assert code == 1, err
+        if rank == victim:
+            assert said.endswith(": it was built for another torch"), err
+        else:
+            why = rf"nvx: rank {victim} \(pid \d+, host \S+\) cannot load nvx: it was built for another torch; "
+            assert re.search(why + rf"this is rank {rank}.*Next: see the log of that rank", said), err
+        assert float(out) < 15

@@ -1,7 +1,10 @@
 #include "group/meet/store_notes.h"
 
+#include <algorithm>
 #include <span>
 #include <thread>
+
+#include "base/words.h"
 
 namespace nvx {
 namespace {
@@ -25,6 +28,10 @@ std::optional<Failure> read_note(Store& store, const std::string& prefix, int ra
   if (store.add(count_in(prefix), 0) == 0) return std::nullopt;
   const auto note = store.get(note_in(prefix), kSpan);
   if (!note) return std::nullopt;
+  const std::string text(reinterpret_cast<const char*>(note->data()), std::min(note->size(), FailureNote::kMostText));
+  if (text.starts_with("rank "))
+    return Failure{
+        .code = Code::kPeerFailed, .cause = printable(text), .advice = see_log_of("that rank"), .told = true};
   return FailureNote::read(std::as_bytes(std::span(*note)), ranks).value_or(unreadable_note("a rank"));
 }
 

@@ -14,7 +14,8 @@ namespace nvx {
 /// for all ranks.
 void leave_note(Store& store, const std::string& prefix, const Failure& why);
 
-/// The first note, in a group of this many ranks; empty if there is none.
+/// The first note, in a group of this many ranks; empty if there is none. A rank whose C++ module does not load writes
+/// a text that begins with "rank " (python/nvx/__init__.py).
 std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks);
 
 /// Waits until this many ranks have left a note, since every rank that reads the first one leaves one. The rank that
