@@ -380,6 +380,8 @@ def test_explain_says_so_where_there_is_nothing_to_choose(capsys, device):
     with pytest.raises(SystemExit):
         cli.main(["explain", "all_reduce"])
     assert "give a size" in capsys.readouterr().err
+    assert cli.main(["explain", "foo", "--device", device]) == 2
+    assert "there is no collective foo; there are all_reduce, " in capsys.readouterr().err
 
 
 def test_explain_knows_the_names_that_bench_knows(capsys):

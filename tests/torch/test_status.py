@@ -136,6 +136,8 @@ def test_a_rank_that_never_calls_is_named(job, capsys):
     assert status.main([str(job.pid(0)), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["schema"], printed["ranks"][0]["groups"][0]["waits_for"]) == (status.SCHEMA, 1)
+    assert status.main([str(job.pid(0))]) == 0
+    assert "rank 1 is waited for, and is not shown: leave out the PID, or use --hosts\n" in capsys.readouterr().out
     job.tell(1, "dist.all_reduce(tensor)")
     job.done()
     assert job.group(0)["totals"]["all_reduce"]["seconds"] > 0.1
@@ -176,7 +178,8 @@ esac
         printed = json.loads(capsys.readouterr().out)
         assert (printed["hosts"], [rank["host"] for rank in printed["ranks"]]) == (["a"], ["a"])
         assert status.main(["--hosts", "a"]) == 0
-        assert "rank 1 is waited for, and is not shown: leave out the PID, or use --hosts" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "rank 1 is waited for, and is not shown: give the host of that rank to --hosts\n" in shown
         monkeypatch.setenv("PATH", str(tmp_path / "empty"))
         assert status.main(["--hosts", "a"]) == 1
         assert "No such file or directory: 'ssh'" in capsys.readouterr().err

@@ -77,10 +77,8 @@ def taken_text(taken):
     )
 
 
-def took(microseconds):
-    if microseconds is None:
-        return "-"
-    return f"{microseconds:.0f} us" if microseconds < 10000 else f"{microseconds / 1000:.0f} ms"
+def took(us):
+    return "-" if us is None else f"{us:.0f} us" if us < 10000 else f"{us / 1000:.0f} ms"
 
 
 def text(answer):
@@ -118,9 +116,7 @@ def main(arguments=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=LEGEND,
     )
-    parser.add_argument(
-        "collective", nargs="?", help="all_reduce, all_gather, broadcast, ...; none: the keys of NVX_TUNE"
-    )
+    parser.add_argument("collective", nargs="?", help="all_reduce, broadcast, ...; none: the keys of NVX_TUNE")
     parser.add_argument("sizes", nargs="*", type=size_argument, metavar="size", help="bytes per rank: 4096, 4K, 64M")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
     parser.add_argument("--hosts", type=int, default=1, help="hosts like this one; ranks are spread evenly")
@@ -135,9 +131,10 @@ def main(arguments=None):
         return 0
     if collective == "barrier":
         options.sizes = [0]  # a barrier has no size
-    if collective and not options.sizes:
-        parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
     with refusing(ValueError, RuntimeError):
+        if collective and not options.sizes:
+            nvx.explain(collective, 0, 2)  # refuses a name that is none
+            parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
         rows = nvx._load().tuning(options.ranks, options.hosts)
         answers = [ask(collective, nbytes, options) for nbytes in options.sizes]
     if options.json:

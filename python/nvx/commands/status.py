@@ -333,14 +333,14 @@ def row_of(rank, group):
     return [f"  {group['rank']}", pid, *activity(group), waits_for, finished, str(group["issued"])]
 
 
-def awaited_lines(members):
+def awaited_lines(members, hint):
     """Why the ranks wait: the ranks that others wait for, and that wait for nobody themselves."""
     lines = []
     waiting = {group["rank"]: group["waits_for"] for _, group in members if group["waits_for"] is not None}
     here = {group["rank"]: (rank, group) for rank, group in members}
     for awaited in sorted(set(waiting.values()) - set(waiting)):
         if awaited not in here:
-            lines.append(f"  rank {awaited} is waited for, and is not shown: leave out the PID, or use --hosts")
+            lines.append(f"  rank {awaited} is waited for, and is not shown: {hint}")
             continue
         rank, group = here[awaited]
         call, since = activity(group)
@@ -372,8 +372,9 @@ def total_lines(members):
     return lines
 
 
-def text(report):
+def text(report, pid=None):
     groups = {}
+    hint = "leave out the PID, or use --hosts" if pid else "give the host of that rank to --hosts"
     for rank in report["ranks"]:
         rank["place"] = f"{rank['pid']} on {rank['host']}" if "host" in rank else str(rank["pid"])
         for group in rank["groups"]:
@@ -387,7 +388,7 @@ def text(report):
         rows = [["  rank", "pid", "call", "for", "waits for", "last finished", "issued"]]
         lines += columns(rows + [row_of(*member) for member in members])
         lines += [f"  rank {group['rank']} failed: {group['failure']}" for _, group in members if group["failure"]]
-        lines += awaited_lines(members) + total_lines(members) + [""]
+        lines += awaited_lines(members, hint) + total_lines(members) + [""]
     idle = [rank["place"] for rank in report["ranks"] if not rank["groups"]]
     lines += [f"without a group at present: process {', '.join(idle)}"] * bool(idle)
     return "\n".join(lines + [f"not shown: {why}" for why in report["unread"]]).rstrip()
@@ -398,7 +399,7 @@ def show(options):
     if not report["ranks"] and not report["unread"] and not options.json:
         whose = f"neither process {options.pid} nor one that it started" if options.pid else "no process of this user"
         raise Refused(f"{whose} has a group of nvx at present")
-    print(json.dumps(report) if options.json else text(report), flush=True)
+    print(json.dumps(report) if options.json else text(report, options.pid), flush=True)
     return 0 if report["ranks"] else 1
 
 
