@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/per_process.h"
 #include "group/device/device_pools.h"
-#include "torch/core/argument_error.h"
+#include "torch/arguments/checks.h"
 #include "torch/device/kernel_path.h"
 #include "torch/device/pool.h"
 
@@ -134,11 +134,10 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
   Group& group = current->group();
   const int me = group.rank(), size = group.size();
   std::set<int64_t> gone(excluded.begin(), excluded.end());
-  TORCH_CHECK_VALUE(gone.size() == excluded.size() && !gone.empty() && *gone.begin() >= 0 && *gone.rbegin() < size,
-                    "ProcessGroupNVX::shrink: excluded ranks must be distinct ranks of 0..", size - 1, "; got ",
-                    excluded);
-  TORCH_CHECK_VALUE(!gone.contains(me), "ProcessGroupNVX::shrink: rank ", me,
-                    " is in the excluded ranks, so it must not call shrink_group");
+  const Checks args("shrink_group", group);
+  if (gone.size() != excluded.size() || gone.empty() || *gone.begin() < 0 || *gone.rbegin() >= size)
+    args.invalid("excluded ranks must be distinct ranks of 0..", size - 1, "; got ", excluded);
+  if (gone.contains(me)) args.invalid("an excluded rank must not call shrink_group");
   if (flags & kAbort) current->abort();
   const auto& ranks = group.topology().global_ranks;
   std::vector<KnownProcess> all = group.processes(), processes;

@@ -35,14 +35,14 @@ Tensors flattened(const std::vector<Tensors>& lists) {
 }  // namespace
 
 IntrusiveWork ProcessGroupNVX::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::broadcast");
+  const Entry call(active(), "broadcast");
   return call.issuer.launch({c10d::OpType::BROADCAST, "nvx:broadcast"},
                             one(call.args.broadcast(tensors, opts.rootRank, opts.rootTensor)), tensors, tensors,
                             call_options(opts));
 }
 
 IntrusiveWork ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::allreduce");
+  const Entry call(active(), "all_reduce");
   if (!tensors.empty() && tensors[0].defined() && tensors[0].layout() == at::kSparse)
     return all_reduce_sparse(call.communicator->context, call.args, tensors, opts);
   return call.issuer.launch({c10d::OpType::ALLREDUCE, "nvx:all_reduce"},
@@ -50,7 +50,7 @@ IntrusiveWork ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::Allreduce
 }
 
 IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::allreduce_coalesced", Operations::kSeveral);
+  const Entry call(active(), "all_reduce_coalesced", Operations::kSeveral);
   call.args.check_reduced(tensors);
   const std::vector<bool> again = use_memory_again(tensors);
   TensorOperations all;
@@ -60,7 +60,7 @@ IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d:
 }
 
 IntrusiveWork ProcessGroupNVX::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::reduce");
+  const Entry call(active(), "reduce");
   if (opts.rootTensor != 0) call.args.invalid("invalid root tensor: " + std::to_string(opts.rootTensor));
   return call.issuer.launch({c10d::OpType::REDUCE, "nvx:reduce"},
                             one(call.args.reduce(call.args.single(tensors), opts.reduceOp, opts.rootRank)), tensors,
@@ -69,7 +69,7 @@ IntrusiveWork ProcessGroupNVX::reduce(Tensors& tensors, const c10d::ReduceOption
 
 IntrusiveWork ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::allgather");
+  const Entry call(active(), "all_gather");
   TensorOperation c = call.args.all_gather(outputs, inputs);
   const bool several = outputs.size() > 1;
   Tensors flat = several ? flattened(outputs) : Tensors();
@@ -79,7 +79,7 @@ IntrusiveWork ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors&
 
 IntrusiveWork ProcessGroupNVX::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::AllgatherOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::_allgather_base");
+  const Entry call(active(), "all_gather_into_tensor");
   Tensors outputs{output}, inputs{input};
   return call.issuer.launch({c10d::OpType::_ALLGATHER_BASE, "nvx:_all_gather_base"},
                             one(call.args.all_gather_base(output, input)), outputs, inputs, call_options(opts));
@@ -87,7 +87,7 @@ IntrusiveWork ProcessGroupNVX::_allgather_base(at::Tensor& output, at::Tensor& i
 
 IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                    const c10d::AllgatherOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::allgather_coalesced", Operations::kSeveral);
+  const Entry call(active(), "all_gather_coalesced", Operations::kSeveral);
   call.args.check_coalesced(outputs, inputs);
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -102,7 +102,7 @@ IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs
 
 IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                const c10d::AllgatherOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::allgather_into_tensor_coalesced", Operations::kSeveral);
+  const Entry call(active(), "all_gather_into_tensor_coalesced", Operations::kSeveral);
   call.args.check_same_length(outputs.size(), inputs.size());
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather_base(outputs[i], inputs[i]));
@@ -111,7 +111,7 @@ IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs,
 }
 
 IntrusiveWork ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::gather");
+  const Entry call(active(), "gather");
   call.args.check_single(inputs, "input ");
   TensorOperation c = call.args.gather(outputs, inputs[0], opts.rootRank);
   Tensors none;
@@ -121,7 +121,7 @@ IntrusiveWork ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& in
 
 IntrusiveWork ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                        const c10d::ScatterOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::scatter");
+  const Entry call(active(), "scatter");
   call.args.check_single(outputs, "output ");
   TensorOperation c = call.args.scatter(outputs[0], inputs, opts.rootRank);
   Tensors none;
@@ -132,7 +132,7 @@ IntrusiveWork ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& i
 
 IntrusiveWork ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                               const c10d::ReduceScatterOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::reduce_scatter");
+  const Entry call(active(), "reduce_scatter");
   call.args.check_single(outputs, "output ");
   call.args.check_same_length(outputs.size(), inputs.size());
   return call.issuer.launch({c10d::OpType::REDUCE_SCATTER, "nvx:reduce_scatter"},
@@ -142,7 +142,7 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tens
 
 IntrusiveWork ProcessGroupNVX::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                     const c10d::ReduceScatterOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::_reduce_scatter_base");
+  const Entry call(active(), "reduce_scatter_tensor");
   Tensors outputs{output}, inputs{input};
   return call.issuer.launch({c10d::OpType::_REDUCE_SCATTER_BASE, "nvx:_reduce_scatter_base"},
                             one(call.args.reduce_scatter_base(output, input, opts.reduceOp)), outputs, inputs,
@@ -151,7 +151,7 @@ IntrusiveWork ProcessGroupNVX::_reduce_scatter_base(at::Tensor& output, at::Tens
 
 IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                const c10d::ReduceScatterOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::reduce_scatter_tensor_coalesced", Operations::kSeveral);
+  const Entry call(active(), "reduce_scatter_tensor_coalesced", Operations::kSeveral);
   call.args.check_same_length(outputs.size(), inputs.size());
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i)
@@ -162,7 +162,7 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs,
 
 IntrusiveWork ProcessGroupNVX::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                              std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::alltoall_base");
+  const Entry call(active(), "all_to_all_single");
   Tensors outputs{output}, inputs{input};
   return call.issuer.launch({c10d::OpType::ALLTOALL_BASE, "nvx:all_to_all", 0, input_splits, output_splits},
                             one(call.args.all_to_all_base(output, input, output_splits, input_splits)), outputs, inputs,
@@ -170,7 +170,7 @@ IntrusiveWork ProcessGroupNVX::alltoall_base(at::Tensor& output, at::Tensor& inp
 }
 
 IntrusiveWork ProcessGroupNVX::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::alltoall");
+  const Entry call(active(), "all_to_all");
   return call.issuer.launch({c10d::OpType::ALLTOALL, "nvx:all_to_all"}, one(call.args.all_to_all(outputs, inputs)),
                             outputs, inputs, call_options(opts));
 }
@@ -192,7 +192,7 @@ void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
 #ifdef C10D_BACKEND_HAS_HOOKS
 
 IntrusiveWork ProcessGroupNVX::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
-  const Entry call(active(), "ProcessGroupNVX::gather_single");
+  const Entry call(active(), "gather_single");
   TensorOperation c = call.args.gather_base(output, input, opts.rootRank);
   Tensors inputs{input}, outputs;
   if (opts.rootRank == call.communicator->context.rank) outputs.push_back(output);

@@ -68,7 +68,7 @@ Issuer::Issuer(CallContext& context)
 
 Arguments Issuer::arguments(const char* name, Operations operations) {
   Delegate* const delegate = operations == Operations::kOne ? delegate_.get() : nullptr;
-  return {name, context_.rank, context_.size, kernels_.get(), delegate, proxies()};
+  return {name, context_.group(), kernels_.get(), delegate, proxies()};
 }
 
 IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
@@ -76,7 +76,7 @@ IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, T
   const ToolRange range(kind.title + 4, [&] { return bytes_of(inputs.empty() ? outputs : inputs); });
   const CallContext::Term term = context_.term_of(options.timeout);
   for (TensorOperation& c : collectives) {
-    if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");
+    if (c.device != device_of(collectives)) arguments(kind.title + 4).invalid("tensors must be on the same device");
     c.operation.timeout = term.timeout;
     c.claim = term.claim;
   }

@@ -24,7 +24,7 @@ class Issuer {
  public:
   explicit Issuer(CallContext& context);
 
-  /// Converts tensors to operations. name: "ProcessGroupNVX::allreduce". If a call is several operations, none of them
+  /// Converts tensors to operations. name: see Checks. If a call is several operations, none of them
   /// is delegated, so that all of them begin in the same way.
   Arguments arguments(const char* name, Operations operations = Operations::kOne);
 

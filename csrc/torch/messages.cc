@@ -35,21 +35,21 @@ class BatchedWork final : public c10d::Work {
 }  // namespace
 
 IntrusiveWork Messages::send(Tensors& tensors, int peer, int tag) {
-  return transfer("ProcessGroupNVX::send", {c10d::OpType::SEND, "nvx:send"}, tensors, peer, tag, /*receives=*/false);
+  return transfer("send", {c10d::OpType::SEND, "nvx:send"}, tensors, peer, tag, /*receives=*/false);
 }
 
 IntrusiveWork Messages::receive(Tensors& tensors, int peer, int tag) {
-  return transfer("ProcessGroupNVX::recv", {c10d::OpType::RECV, "nvx:recv"}, tensors, peer, tag, /*receives=*/true);
+  return transfer("recv", {c10d::OpType::RECV, "nvx:recv"}, tensors, peer, tag, /*receives=*/true);
 }
 
 IntrusiveWork Messages::receive_any(Tensors& tensors, int tag) {
-  return transfer("ProcessGroupNVX::recvAnysource", {c10d::OpType::RECVANYSOURCE, "nvx:recvAnySource"}, tensors,
-                  kAnySource, tag, /*receives=*/true);
+  return transfer("recv", {c10d::OpType::RECVANYSOURCE, "nvx:recvAnySource"}, tensors, kAnySource, tag,
+                  /*receives=*/true);
 }
 
 IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& tensors, int peer, int tag,
                                  bool receives) {
-  const Checks args(called, context_.rank, context_.size);
+  const Checks args(called, context_.group());
   if (kind.type != c10d::OpType::RECVANYSOURCE && (peer < 0 || peer >= context_.size))
     args.invalid("invalid rank ", peer, " in a group of ", context_.size);
   at::Tensor& tensor = message_tensor(args, tensors, tag);

@@ -33,7 +33,7 @@ class Messages {
   void settle(const Deadline& deadline);
 
  private:
-  /// called: "ProcessGroupNVX::send".
+  /// called: "send".
   IntrusiveWork transfer(const char* called, const Kind& kind, Tensors& tensors, int peer, int tag, bool receives);
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   /// Whether a delegate moves the message. May be a collective call, as for a collective.

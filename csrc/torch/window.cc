@@ -4,7 +4,7 @@
 #ifdef C10D_BACKEND_HAS_WINDOW
 
 #include "group/p2p/window.h"
-#include "torch/core/argument_error.h"
+#include "torch/arguments/checks.h"
 
 namespace nvx {
 namespace {
@@ -46,14 +46,14 @@ class TensorWindow final : public c10d::Window {
 
 template <class... Parts>
 [[noreturn]] void refuse_call(const char* called, const Parts&... why) {
-  throw_argument_error("nvx: ", called, ": ", why...);
+  throw_argument_error("nvx: ", called, ": ", in_python(why)...);
 }
 
 /// Why peers cannot write to this tensor, or it cannot be written to theirs; empty if they can.
 std::string why_unfit(const at::Tensor& tensor) {
   if (!tensor.defined()) return "the tensor is undefined";
   if (!tensor.is_cpu()) return "windows support CPU tensors only; the tensor is on " + tensor.device().str();
-  if (tensor.layout() != at::kStrided) return "the tensor must be dense; its layout is " + c10::str(tensor.layout());
+  if (tensor.layout() != at::kStrided) return "the tensor must be dense; its layout is " + in_python(tensor.layout());
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
     return c10::str("the tensor must be contiguous and must not have the conj or neg bit; its sizes are ",
                     tensor.sizes(), ", its strides ", tensor.strides());

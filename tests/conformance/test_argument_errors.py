@@ -296,19 +296,19 @@ def test_text(groups, name):
 ALSO_SAYS = {
     "broadcast: root too big": "invalid root rank: 2, in a group of 2",
     "broadcast: root tensor too big": "invalid root tensor: 1, in a list of 1",
-    "broadcast: sparse": r"not one of layout Sparse: to_dense\(\) it first",
-    "all_reduce: bits of floats": "with non-integral dtype Float",
+    "broadcast: sparse": r"not one of layout torch.sparse_coo: to_dense\(\) it first",
+    "all_reduce: bits of floats": "with non-integral dtype torch.float32",
     "all_reduce: meta tensor": "CPU and accelerator tensors, not one on meta",
-    "all_reduce_coalesced: sparse": r"at index 0 \(expected Strided, got Sparse\)",
+    "all_reduce_coalesced: sparse": r"at index 0 \(expected torch.strided, got torch.sparse_coo\)",
     "reduce: two tensors": "not one of 2",
     "all_gather: no output": "there are 1 inputs and 0 outputs",
     "all_gather_coalesced: too few outputs": "1 lists for 2 ranks",
     "all_gather_into_tensor: size": "the output has 7 elements, the input 4, the group 2 ranks",
     "gather: no input": "input tensor list, not one of 0",
     "gather: two output lists": "a list with 2 tensors. It has 2 elements",
-    "gather: outputs off the root": "this is rank 0, the root is rank 1",
+    "gather: outputs off the root": "on non-root: the root is rank 1; this is rank 0 of group arguments",
     "scatter: two outputs": "output tensor list, not one of 2",
-    "scatter: inputs off the root": "this is rank 0, the root is rank 1",
+    "scatter: inputs off the root": "on non-root: the root is rank 1; this is rank 0 of group arguments",
     "reduce_scatter_tensor: size": "the output has 4 elements, the input 7, the group 2 ranks",
     "send: strided": r"sizes \[2, 4\] and strides \[2, 4\]; send a contiguous\(\) copy",
 }
@@ -349,9 +349,17 @@ def test_text_of_splits(groups, name):
     assert not isinstance(told.value, dist.DistBackendError), "nothing has been sent"
 
 
-def test_error_begins_with_who_raised_it(groups):
-    with pytest.raises(ValueError, match="^ProcessGroupNVX::gather: "):
-        gather([], [dense()])(groups[0])
+@pytest.mark.parametrize("name", BAD | BAD_SPLITS)
+def test_text_names_the_call_the_rank_and_what_to_do(groups, name):
+    call, _ = (BAD | BAD_SPLITS)[name]
+    with pytest.raises(RuntimeError) as told:
+        call(groups[0])
+    text = str(told.value)
+    if name in BAD:
+        assert text.startswith(f"nvx: {name.partition(':')[0]}: "), text
+    assert "; this is rank 0 of group arguments. Next: correct the arguments on this rank" in text
+    for foreign in ("ProcessGroup", "c10", "allreduce", "Float", "Double", "Sparse", "Strided"):
+        assert foreign not in text, text
 
 
 def test_group_goes_on(groups):

@@ -103,7 +103,7 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
         rf"put of 3 elements at offset {room - 2} does not fit into the {room} elements that rank {peer}"
     ):
         window.put(torch.ones(3), peer, room - 2, False)
-    with argument_error("dtype Double does not match rank .'s registered dtype Float"):
+    with argument_error("dtype torch.float64 does not match rank .'s registered dtype torch.float32"):
         window.put(torch.ones(1, dtype=torch.float64), peer, 0, False)
     with argument_error("contiguous"):
         window.put(torch.ones(4, 4).t()[1:3], peer, 0, False)

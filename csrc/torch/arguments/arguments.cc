@@ -1,7 +1,5 @@
 #include "torch/arguments/arguments.h"
 
-#include <torch/csrc/distributed/c10d/Utils.hpp>
-
 #include "base/hash.h"
 #include "group/plan/chunks.h"
 #include "torch/arguments/overlaps.h"
@@ -240,7 +238,6 @@ TensorOperation Arguments::begin_gather(const at::Tensor& in, int64_t root, bool
 }
 
 TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tensor& tensor, int64_t root) const {
-  const auto fail = [this](const std::string& what) { invalid(what); };
   TensorOperation c =
       begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
   check_lists_at_root(outputs, "output", root);
@@ -249,11 +246,10 @@ TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tenso
   for (size_t p = 0; p < outputs[0].size(); ++p) {
     at::Tensor& out = outputs[0][p];
     check_tensor(out);
-    c10d::assertTypeMatch(fail, tensor.options(), outputs[0], p);
+    check_type(outputs[0], p, tensor);
     c.operation.recv[p] = {output(c, out, written.meets_one_before(p)), bytes_of(out)};
   }
-  if (outputs[0][size_t(rank_)].numel() != tensor.numel())
-    c10d::assertSizesMatch(fail, tensor.sizes(), outputs[0], size_t(rank_));
+  if (outputs[0][size_t(rank_)].numel() != tensor.numel()) check_size(outputs[0], size_t(rank_), tensor);
   return c;
 }
 
@@ -266,7 +262,6 @@ TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, in
 }
 
 TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<Tensors>& inputs, int64_t root) const {
-  const auto fail = [this](const std::string& what) { invalid(what); };
   check_root(root);
   check_tensor(out);
   TensorOperation c = begin(kernel::Collective::kScatter, out);
@@ -278,11 +273,10 @@ TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<Tensors>& 
   if (root != rank_) return c;
   for (size_t p = 0; p < inputs[0].size(); ++p) {
     check_tensor(inputs[0][p]);
-    c10d::assertTypeMatch(fail, out.options(), inputs[0], p);
+    check_type(inputs[0], p, out);
     c.operation.send[p] = give(c, inputs[0][p], clash(inputs[0][p], out, int(p) == rank_));
   }
-  if (inputs[0][size_t(rank_)].numel() != out.numel())
-    c10d::assertSizesMatch(fail, out.sizes(), inputs[0], size_t(rank_));
+  if (inputs[0][size_t(rank_)].numel() != out.numel()) check_size(inputs[0], size_t(rank_), out);
   return c;
 }
 

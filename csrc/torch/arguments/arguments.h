@@ -18,8 +18,8 @@ class HostProxyPath;
 class Arguments : public Checks {
  public:
   /// kernels, delegate, proxies: asked whether they use a device's tensors in place; null if they must not be asked.
-  Arguments(const char* name, int rank, int size, KernelPath* kernels, Delegate* delegate, HostProxyPath* proxies)
-      : Checks(name, rank, size), kernels_(kernels), delegate_(delegate), proxies_(proxies) {}
+  Arguments(const char* name, Group& group, KernelPath* kernels, Delegate* delegate, HostProxyPath* proxies)
+      : Checks(name, group), kernels_(kernels), delegate_(delegate), proxies_(proxies) {}
 
   /// apart: other tensors of the call use the same memory, so this one gets a stand-in.
   TensorOperation all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;

@@ -9,10 +9,32 @@ namespace nvx {
 namespace {
 
 std::string at_index(size_t index, const auto& wanted, const auto& there) {
-  return c10::str(" at index ", index, " (expected ", wanted, ", got ", there, ")");
+  return c10::str(" at index ", index, " (expected ", in_python(wanted), ", got ", in_python(there), ")");
 }
 
 }  // namespace
+
+std::string in_python(at::ScalarType type) { return "torch." + std::string(c10::getDtypeNames(type).first); }
+
+std::string in_python(at::Layout layout) {
+  switch (layout) {
+    case at::kStrided: return "torch.strided";
+    case at::kSparse: return "torch.sparse_coo";
+    case at::kSparseCsr: return "torch.sparse_csr";
+    case at::kSparseCsc: return "torch.sparse_csc";
+    case at::kSparseBsr: return "torch.sparse_bsr";
+    case at::kSparseBsc: return "torch.sparse_bsc";
+    default: return c10::str(layout);
+  }
+}
+
+std::string Checks::explained(const std::string& wrong) const {
+  return words_of(
+      Failure{.code = Code::kInvalid,
+              .cause = std::string(name_) + ": " + wrong,
+              .context = group_.core().diagnosis.me() + " of group " + group_.name(),
+              .advice = "correct the arguments on this rank and call it again; the group can still be used"});
+}
 
 at::Tensor& Checks::single(Tensors& tensors) const {
   if (tensors.empty()) invalid("requires non-empty tensor list");
@@ -48,8 +70,7 @@ void Checks::check_place(const at::Tensor& tensor) const {
 }
 
 void Checks::check_lists_at_root(const std::vector<Tensors>& lists, const std::string& side, int64_t root) const {
-  if (root != rank_ && !lists.empty())
-    invalid("requires empty ", side, " on non-root: this is rank ", rank_, ", the root is rank ", root);
+  if (root != rank_ && !lists.empty()) invalid("requires empty ", side, " on non-root: the root is rank ", root);
   if (root != rank_) return;
   if (lists.size() != 1)
     invalid("requires a single-element ", side, " list containing a list with ", size_, " tensors. It has ",
@@ -114,14 +135,23 @@ void Checks::check_layout(const Tensors& tensors, size_t index, const at::Tensor
     invalid("invalid tensor layout", at_index(index, like.layout(), tensor.layout()));
 }
 
+void Checks::check_type(const Tensors& tensors, size_t index, const at::Tensor& like) const {
+  const at::ScalarType wanted = like.scalar_type(), there = tensors[index].scalar_type();
+  if (there != wanted) invalid("invalid tensor type", at_index(index, wanted, there));
+}
+
+void Checks::check_size(const Tensors& tensors, size_t index, const at::Tensor& like) const {
+  const at::IntArrayRef wanted = like.sizes(), there = tensors[index].sizes();
+  if (there != wanted) invalid("invalid tensor size", at_index(index, wanted, there));
+}
+
 /// Raises with gloo's error texts.
 void Checks::check_alike(const Tensors& tensors, const at::Tensor& like) const {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
     check_layout(tensors, i, like);
-    if (tensor.scalar_type() != like.scalar_type())
-      invalid("invalid tensor type", at_index(i, like.scalar_type(), tensor.scalar_type()));
-    if (tensor.sizes() != like.sizes()) invalid("invalid tensor size", at_index(i, like.sizes(), tensor.sizes()));
+    check_type(tensors, i, like);
+    check_size(tensors, i, like);
     if (tensor.device() != like.device())
       invalid("tensors must be on the same device", at_index(i, like.device(), tensor.device()));
   }

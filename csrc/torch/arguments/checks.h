@@ -6,19 +6,32 @@
 #include <string>
 #include <vector>
 
+#include "group/group.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/tensors.h"
 
 namespace nvx {
 
+/// A value as Python shows it, such as "torch.float32" and "torch.sparse_coo".
+std::string in_python(at::ScalarType type);
+std::string in_python(at::Layout layout);
+template <class T>
+const T& in_python(const T& value) {
+  return value;
+}
+
 /// The checks of a call's tensors that torch's users expect, with torch's error classes and texts.
 class Checks {
  public:
-  /// name: the prefix of error texts, such as "ProcessGroupNVX::allreduce".
-  Checks(const char* name, int rank, int size) : name_(name), rank_(rank), size_(size) {}
+  /// name: of the call in torch.distributed, such as "all_reduce".
+  Checks(const char* name, Group& group) : name_(name), rank_(group.rank()), size_(group.size()), group_(group) {}
 
-  [[noreturn]] void invalid(const auto&... what) const { throw_argument_error(name_, ": ", what...); }
-  [[noreturn]] void invalid_type(const auto&... what) const { throw_argument_type_error(name_, ": ", what...); }
+  [[noreturn]] void invalid(const auto&... what) const {
+    throw_argument_error(explained(c10::str(in_python(what)...)));
+  }
+  [[noreturn]] void invalid_type(const auto&... what) const {
+    throw_argument_type_error(explained(c10::str(in_python(what)...)));
+  }
 
   /// The only tensor of a list; raises if there is not exactly one.
   at::Tensor& single(Tensors& tensors) const;
@@ -34,6 +47,8 @@ class Checks {
 
  protected:
   void check_alike(const Tensors& tensors, const at::Tensor& like) const;
+  void check_type(const Tensors& tensors, size_t index, const at::Tensor& like) const;
+  void check_size(const Tensors& tensors, size_t index, const at::Tensor& like) const;
   void check_root(int64_t root) const;
   void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
   /// Checks two tensors, one of which is the whole of all ranks' parts, the other a part.
@@ -50,6 +65,10 @@ class Checks {
 
  private:
   void check_layout(const Tensors& tensors, size_t index, const at::Tensor& like) const;
+  /// Adds the call, this rank, its group, and what to do.
+  std::string explained(const std::string& wrong) const;
+
+  Group& group_;
 };
 
 }  // namespace nvx

@@ -173,7 +173,7 @@ IntrusiveWork all_reduce_sparse(CallContext& context, const Arguments& args, Ten
                                 const c10d::AllreduceOptions& opts) {
   args.check_list(tensors);
   if (opts.reduceOp != c10d::ReduceOp::SUM)
-    args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
+    args.invalid("unsupported reduction operation (all_reduce of sparse tensors only works with ReduceOp.SUM)");
   check_sparse(args, tensors);
   args.check_place(tensors[0]);
   Group& group = context.checked_group();

@@ -31,9 +31,10 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> unwanted,
                                   std::vector<KnownProcess> processes) {
-  TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "ProcessGroupNVX: rank ", rank, " of ", size,
-                    " ranks cannot be");
-  TORCH_CHECK_VALUE(store, "ProcessGroupNVX: needs a store");
+  TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "nvx: group ", options.group_name, " cannot have rank ",
+                    rank, " of ", size, ". Next: give a world size of at least 1, and a rank below it");
+  TORCH_CHECK_VALUE(store, "nvx: rank ", rank, " of group ", options.group_name,
+                    " needs a store. Next: give one that all ranks reach, such as a TCPStore");
   TorchStore torch_store(store, size);
   GroupOptions facts = group_options(rank, size, options);
   facts.processes = std::move(processes);
