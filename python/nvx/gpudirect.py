@@ -7,14 +7,6 @@ STAGED = "between hosts, device tensors go through pinned host memory"
 UNTRIED = "all_gather over hosts hands device memory to UCX if the trial of a group shows that NICs reach it"
 
 
-def ucx_memory(network):
-    if not network["link"]:
-        return {"name": "UCX and CUDA memory", "there": None, "text": f"unknown: {network['none']}"}
-    there = network["link"].endswith("CUDA memory")
-    text = "UCX's context reports host and CUDA memory" if there else "UCX's context reports host memory alone"
-    return {"name": "UCX and CUDA memory", "there": there, "text": text}
-
-
 def peermem(folder="/sys/module"):
     loaded = [module for module in MODULES if os.path.isdir(f"{folder}/{module}")]
     text = f"the kernel module {loaded[0]} is loaded" if loaded else f"the kernel module {MODULES[0]} is not loaded"
@@ -41,4 +33,4 @@ def facts(core, network=None, tried=lambda: ""):
     over two hosts says of it."""
     network = network or core.network()
     told = "" if network["none"] or network["why_host_memory"] else tried()
-    return [direct(network, told), ucx_memory(network), peermem(), dma_buf(core.dma_bufs())]
+    return [direct(network, told), peermem(), dma_buf(core.dma_bufs())]

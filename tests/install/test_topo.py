@@ -109,7 +109,6 @@ def test_each_gpudirect_requirement_has_a_line(tmp_path):
     ucx = {"link": "UCX 1.19, host and CUDA memory", "none": "", "why_host_memory": ""}
     facts = told(ucx, bufs)
     assert facts["GPUDirect"] == (None, gpudirect.UNTRIED)
-    assert facts["UCX and CUDA memory"] == (True, "UCX's context reports host and CUDA memory")
     assert facts["dma-buf"] == (False, "0000:01:00.0 exports dma-bufs, 0000:02:00.0 does not export dma-bufs")
     staged = "between hosts, device tensors go through pinned host memory: "
     assert told(ucx, bufs, tried=f"{staged}rank 0: late")["GPUDirect"] == (None, f"{staged}rank 0: late")
@@ -117,7 +116,6 @@ def test_each_gpudirect_requirement_has_a_line(tmp_path):
     assert told(ucx, bufs, tried="no")["GPUDirect"] == (False, f"{staged}UCX has no transport of RDMA here")
     facts = told({"link": "", "none": "no libucp", "why_host_memory": ""}, [], "no NVIDIA driver here")
     assert facts["GPUDirect"] == (False, f"{staged}no libucp")
-    assert facts["UCX and CUDA memory"] == (None, "unknown: no libucp")
     assert facts["dma-buf"] == (None, "no GPU to ask: no NVIDIA driver here")
     assert gpudirect.peermem(str(tmp_path))["there"] is False
     (tmp_path / "nvidia_peermem").mkdir()
@@ -151,7 +149,7 @@ def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     assert "\nnot measured: timing copies needs two GPUs" in run("--measure", LD_LIBRARY_PATH=str(tmp_path)).stdout
     told = json.loads(run("--json", LD_LIBRARY_PATH=str(tmp_path)).stdout)
     assert told["schema"] == topo.SCHEMA
-    assert {fact["name"] for fact in told["gpudirect"]} >= {"GPUDirect", "UCX and CUDA memory", "dma-buf"}
+    assert {fact["name"] for fact in told["gpudirect"]} >= {"GPUDirect", "dma-buf"}
     assert "\n  GPUDirect: between hosts, device tensors go through pinned host memory" in shown.stdout
     assert told["gpus"]["gpus"] == [] and "no NVIDIA driver here" in told["gpus"]["none"]
     assert told["host"]["cores"] >= 1 and told["host"]["numa"] == topo.numa_nodes()

@@ -13,6 +13,7 @@ import nvx
 from .. import gpudirect
 from ..bench.machine import caches, first_line
 
+PCIE = "gen {generation} x{width}"
 SCHEMA = 1
 SIZES = (4 << 10, 1 << 20, 64 << 20)
 
@@ -106,19 +107,12 @@ def inside_lines(inside):
 
 
 def between_lines(between):
-    if between["link"]:
-        lines = [f"CPU tensors, between hosts: {between['link']}"]
-    else:
-        lines = [f"CPU tensors, between hosts: none: {between['none']}"]
+    lines = [f"CPU tensors, between hosts: {between['link'] or 'none: ' + between['none']}"]
     for candidate in between["ucx_found"]:
         rdma = ", built with RDMA" if candidate["rdma"] else ""
         lines.append(f"  found   UCX {candidate['version']}{rdma}: {candidate['path']}")
     lines.append(f"  RDMA    {', '.join(between['rdma_ports']) or 'no active port'}")
     return lines
-
-
-def gpudirect_lines(facts):
-    return ["Device tensors, between hosts", *(f"  {fact['name']}: {fact['text']}" for fact in facts)]
 
 
 def columns(rows):
@@ -160,10 +154,6 @@ def pair_lines(pairs):
     return columns(rows)
 
 
-def pcie(link):
-    return f"gen {link['generation']} x{link['width']}"
-
-
 def gpu_lines(report):
     found = report["gpus"]
     unmeasured = [f"not measured: {found['why_not_measured']}"] if found["why_not_measured"] else []
@@ -177,8 +167,9 @@ def gpu_lines(report):
             version = f" {gpu['nvlink_version']}" if gpu["nvlink_version"] else ""
             nvlink = f"NVLink{version}, {up}" + (f", {gpu['lane_gb_s']:.0f} GB/s each" if gpu["lane_gb_s"] else "")
         lines.append(
-            f"  GPU{i}  {gpu['name']}, {gpu['bus']}, PCIe {pcie(gpu['pcie'])} (at most {pcie(gpu['pcie_most'])}),"
-            f" {nvlink}" + (f", NVLink domain {gpu['nvlink_domain']}" if gpu["nvlink_domain"] else "")
+            f"  GPU{i}  {gpu['name']}, {gpu['bus']}, PCIe {PCIE.format(**gpu['pcie'])}"
+            f" (at most {PCIE.format(**gpu['pcie_most'])}), {nvlink}"
+            + (f", NVLink domain {gpu['nvlink_domain']}" if gpu["nvlink_domain"] else "")
         )
     lines += ["", *matrix_lines(found["gpus"], found["pairs"]), ""]
     lines += columns([[f"  {sign}", meaning] for sign, meaning in LEGEND])
@@ -202,7 +193,7 @@ def text(report):
         host_lines(report["host"]),
         inside_lines(report["inside_host"]),
         between_lines(report["between_hosts"]),
-        gpudirect_lines(report["gpudirect"]),
+        ["Device tensors, between hosts", *(f"  {fact['name']}: {fact['text']}" for fact in report["gpudirect"])],
         gpu_lines(report),
     )
     return "\n\n".join("\n".join(block) for block in blocks)
