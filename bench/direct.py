@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -90,14 +91,18 @@ def launch_by_mpi(arguments: list[str], ranks: int) -> int:
     """As nvx.bench.world.launch(), with mpirun as the launcher."""
     mpirun = shutil.which("mpirun")
     if mpirun is None:
-        raise LaunchError("--vs mpi needs mpirun: apt install openmpi-bin libopenmpi-dev, then pip install mpi4py")
+        raise LaunchError("--vs mpi needs mpirun: pip install mpi4py, and one of openmpi, impi-rt or mpich")
     environment = ranks_of.rank_environment(0, ranks, ranks_of.run_number())
     for name in ("RANK", "LOCAL_RANK"):
         environment.pop(name)
-    crowd = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     # No binding: it would also hold the helper threads of every other contender on their rank's core.
-    start = [mpirun, "-n", str(ranks), "--bind-to", "none", *crowd, *root, sys.executable, *ranks_of.PROGRAM]
+    environment["I_MPI_PIN"] = "0"
+    options = ["-n", str(ranks)]
+    if "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=True).stdout:
+        options += ["--bind-to", "none"]
+        options += ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
+        options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    start = [mpirun, *options, sys.executable, *ranks_of.PROGRAM]
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
         meeting = [ranks_of.RENDEZVOUS, f"file://{folder}/store"]
         return ranks_of.run_all([([*start, *arguments, *meeting], environment)])

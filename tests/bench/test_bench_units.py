@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import types
 
@@ -13,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import direct  # noqa: E402
 import goals  # noqa: E402
 import memory  # noqa: E402
 import plot  # noqa: E402
@@ -285,6 +287,25 @@ def test_the_shown_command_is_what_a_person_typed():
 
     typed = ["all_reduce", "-b", "8", "--vs", "gloo"]
     assert shown_command([*typed, "--rendezvous", "file:///tmp/x"]) == "nvx bench all_reduce -b 8 --vs gloo"
+
+
+@pytest.mark.parametrize("version, options", [
+    ("mpirun (Open MPI) 5.0.11", ["-n", "999", "--bind-to", "none", "--oversubscribe"]),
+    ("Intel(R) MPI Library for Linux* OS, Version 2021.18.1", ["-n", "999"]),
+])  # fmt: skip
+def test_each_mpi_gets_options_that_it_knows(version, options, tmp_path, monkeypatch):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"""#!/bin/sh
+[ "$1" = --version ] && echo "{version}" && exit
+echo "$I_MPI_PIN" "$@" >{tmp_path}/given
+""")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert direct.launch_by_mpi(["all_reduce"], 999) == 0
+    given = (tmp_path / "given").read_text().split()
+    assert given[: given.index(sys.executable)] == ["0", *options]
+    assert "all_reduce" in given
 
 
 def test_bounds_are_made_of_what_others_took():
