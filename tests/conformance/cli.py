@@ -62,6 +62,7 @@ def parse(argv) -> argparse.Namespace:
     parser.add_argument("-q", "--quiet", action="store_true", help="no line for a skipped test")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--junit", metavar="FILE")
+    parser.add_argument("--record", metavar="FILE", help="put the run into this file of runs, one for each torch")
     parser.add_argument("--list", action="store_true", help="list the passes and stop")
     return parser.parse_args(argv)
 
@@ -175,6 +176,8 @@ def main(argv=None) -> int:
     report.print_summary(seconds)
     if options.json:
         report.write_json(options.json, seconds)
+    if options.record:
+        report.record(options.record, seconds)
     if options.junit:
         report.write_junit(options.junit, seconds)
     if not whole:

@@ -88,6 +88,25 @@ class Report:
         }
         Path(path).write_text(json.dumps(document, indent=1) + "\n")
 
+    def record(self, path: str, seconds: float) -> None:
+        """Puts this run into a file of runs, in the place of an earlier one with the same torch."""
+        import torch
+
+        document = json.loads(Path(path).read_text())
+        final = self.final()
+        run = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "command": f"python -m tests.conformance --record {path}",
+            "seconds": round(seconds, 1),
+            "counts": dict(Counter(r.outcome for r in final)),
+            "passed": [r.test for r in final if r.outcome == PASSED],
+            "skipped": dict(Counter(_first_line(r.text) for r in self.results if r.outcome == SKIPPED).most_common()),
+        }
+        runs = [one for one in document["runs"] if one["torch"] != run["torch"]] + [run]
+        document["runs"] = sorted(runs, key=lambda one: one["torch"])
+        Path(path).write_text(json.dumps(document, indent=1) + "\n")
+
     def write_junit(self, path: str, seconds: float) -> None:
         count = Counter(r.outcome for r in self.results)
         suite = ElementTree.Element(
