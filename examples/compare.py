@@ -97,8 +97,9 @@ def main(train, ranks=2, command=None):
             raise SystemExit(f"{name}: {gloo['runs']} and {nvx['runs']} ran instead of gloo and nvx")
         if gloo["sha256"] != nvx["sha256"]:
             raise SystemExit(f"{name}: weights DIFFER: gloo {gloo}, nvx {nvx}")
+    digest = pairs[0][0]["sha256"]
     gloo, nvx, ratio = (
         statistics.median(figures)
         for figures in zip(*((g["step_ms"], n["step_ms"], g["step_ms"] / n["step_ms"]) for g, n in pairs), strict=True)
     )
-    print(f"{name}: gloo {gloo:.2f} ms, nvx {nvx:.2f} ms a step, gloo / nvx {ratio:.2f}, weights equal")
+    print(f"{name}: gloo {gloo:.2f} ms, nvx {nvx:.2f} ms a step, gloo / nvx {ratio:.2f}, weights equal: {digest[:16]}")

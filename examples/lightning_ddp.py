@@ -34,11 +34,11 @@ class Finish(lightning.Callback):
         self.run.done(module.parameters())
 
 
-def train(backend="gloo"):
+def train():
     run = compare.Run()
     data = torch.utils.data.TensorDataset(torch.randn(1280, 256), torch.randn(1280, 256))
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend=backend), max_steps=40, logger=False,
+        accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="gloo"), max_steps=40, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[Finish(run)],
     )  # fmt: skip
     trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=16))
