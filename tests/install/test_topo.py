@@ -90,9 +90,8 @@ def test_each_pair_says_what_it_shares_and_why_nothing_better():
 def test_estimate_by_rule_of_thumb_says_so():
     def lines(**facts):
         found = {"driver": "1", "none": "", "why_not_measured": "", "warnings": []}
-        gpus = [
-            {"name": "A", "bus": "b", "pcie": link, "pcie_most": link, "nvlink_lanes": 0, "cpus": "", "numa": 0}
-        ] * 2
+        nvlink = {"nvlink_lanes": 0, "nvlink_domain": ""}
+        gpus = [{"name": "A", "bus": "b", "pcie": link, "pcie_most": link, "cpus": "", "numa": 0, **nvlink}] * 2
         return topo.gpu_lines({"kernels": True, "gpus": found | {"gpus": gpus, "pairs": [pair(0, 1, **facts)]}})
 
     link = {"generation": 5, "width": 16}
