@@ -278,14 +278,19 @@ def regroup():
 
 
 def speak_first():
-    """The second host connects to the first and gets a reply."""
+    """The second host connects to the first and gets a reply. The first one waits: its own attempt to connect, for a
+    ping, would not end, and UCX would drop the other's connection for it."""
     rank, _ = begin()
     x = torch.full((4,), float(rank))
     try:
         if rank == 1:
             dist.send(x, 0)
+            come_to("sent")
             dist.recv(x, 0)
         else:
+            limit = time.monotonic() + 5
+            while not (FOLDER / "sent1").exists() and time.monotonic() < limit:
+                time.sleep(0.01)
             dist.recv(x, 1)
             dist.send(x, 1)
     except dist.DistBackendError as error:

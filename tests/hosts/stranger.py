@@ -29,6 +29,7 @@ CARD = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces
 WORD = 14  # bytes before every packet there
 MOST_KEPT = 200
 SPEAKING = 20  # of those
+FEW = 20  # connections of which the rank's end is looked for
 BURST = 8  # connections to a port between two looks at the clock
 LOOK = 0.5  # seconds between two looks at the ports: the kernel's table of thousands of connections is long
 
@@ -101,9 +102,10 @@ class Client:
         with contextlib.suppress(OSError):
             self.rest = self.rest[self.socket.send(self.rest[: self.pace]) :] if self.rest else b""
 
-    def leave(self, pid: str) -> bool:
+    def leave(self, pid: str = "") -> bool:
         """Whether the rank has let it in. The client's end alone does not tell: if the listener gets its filter within
-        the handshake, that end is connected to nothing. An end that the rank has closed was connected."""
+        the handshake, that end is connected to nothing. So with a pid, the rank's end is looked for too. An end that
+        the rank has closed was connected."""
         with self.socket:
             try:
                 self.socket.getpeername()
@@ -111,7 +113,9 @@ class Client:
                 own = f":{self.socket.getsockname()[1]:04X}"
             except OSError:
                 return False
-            return state != int(ESTABLISHED, 16) or any(row[2].endswith(own) for row in sockets(pid, ESTABLISHED))
+            if not pid or state != int(ESTABLISHED, 16):
+                return True
+            return any(row[2].endswith(own) for row in sockets(pid, ESTABLISHED))
 
 
 def paced(attacks):
@@ -138,10 +142,11 @@ def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list)
             doors_kept.append(Client(socket.AF_UNIX, socket.SOCK_SEQPACKET, "", door, *next(of_doors)))
         for client in kept[-SPEAKING:] + doors_kept[-SPEAKING:]:
             client.speak()
-        made += sum(kept.pop(0).leave(pid) for _ in range(len(kept) - MOST_KEPT))
+        for _ in range(len(kept) - MOST_KEPT):
+            made += kept.pop(0).leave(pid if made < FEW else "")
         for _ in range(len(doors_kept) - MOST_KEPT):
             doors_kept.pop(0).socket.close()
-    return tried, made + sum(client.leave(pid) for client in kept), visits
+    return tried, made + sum(client.leave(pid if made < FEW else "") for client in kept), visits
 
 
 def main() -> None:
