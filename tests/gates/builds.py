@@ -215,6 +215,7 @@ def played(context):
         "kernels",
         "kernels_contract",
         "kernels_device_id",
+        "kernels_domain",
         "kernels_gpudirect",
         "kernels_messages",
         "kernels_proxy",

@@ -366,7 +366,7 @@ class ServedStore : public Store {
   void set(const std::string& key, const std::vector<uint8_t>& value) override { served().set(key, value); }
   int64_t add(const std::string& key, int64_t n) override { return served().add(key, n); }
   std::optional<std::vector<uint8_t>> get(const std::string& key, milliseconds span) override {
-    std::this_thread::sleep_for(milliseconds(300));
+    std::this_thread::sleep_for(milliseconds(100));
     return served().get(key, span);
   }
 
