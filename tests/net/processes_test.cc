@@ -37,7 +37,7 @@ class Processes : public testing::TestWithParam<const char*> {
   /// The same, and waits for the beginning of a message that takes a while.
   void begin_to_receive() {
     begin([](End& end, Line& line) {
-      end.send(0, 256 << 20);
+      end.send(0, 64 << 20);
       live_on(end, line);
     });
     ASSERT_TRUE(drive(*end, [&] { return end->diary.places_asked == 1; }));
