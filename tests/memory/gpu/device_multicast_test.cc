@@ -177,7 +177,7 @@ TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndTheBooksBalance) {
     EXPECT_EQ(has[0], has[1]) << n;
     none += !has[0];
   }
-  EXPECT_GT(none, 3);
+  EXPECT_GT(none, as_fast(3, 1));
 }
 
 TEST(DeviceMulticast, GroupsThatCannotHaveItSayWhy) {
