@@ -23,5 +23,6 @@ def load():
     os.environ["FAKE_FABRIC"] = FABRIC
     os.environ["FAKE_FIRST_BUS"] = "0a"  # where the tests' libcuda has its first GPU
     os.environ["NVX_KERNELS"] = "1"  # however slow the trial is on a busy processor
+    os.environ["UCX_MODULES"] = "^cuda"  # with an NVML, UCX's module loads, and needs more than the tests' libcuda has
     ctypes.CDLL(str(MADE))  # "libnvidia-ml.so.1" now resolves to this library
     played.load()
