@@ -113,7 +113,9 @@ std::string as_in_table(const Listener& listener, bool version_4) {
   return text;
 }
 
-/// Whether the kernel has established connections of these listeners.
+/// Whether the kernel has connections of these listeners. A half-open connection is a request without a socket (it has
+/// no references), and the filter keeps it so. A socket in the same state is being accepted: its thread holds its lock,
+/// so the packet that completes it waits behind the lock, and no descriptor shows it yet.
 bool has_connections(const std::vector<Listener>& listeners) {
   constexpr char kSynReceived[] = "03", kTimeWait[] = "06", kListens[] = "0A";
   std::set<std::string> wanted;
@@ -122,7 +124,7 @@ bool has_connections(const std::vector<Listener>& listeners) {
   }
   for (const char* path : {"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"}) {
     std::ifstream table(path);
-    std::string line, number, local, remote, state;
+    std::string line, number, local, remote, state, references;
     if (!std::getline(table, line)) {
       if (std::string_view(path).ends_with('6')) continue;  // a kernel without IPv6 has no such table
       refuse(std::string("nvx cannot read ") + path);
@@ -130,7 +132,9 @@ bool has_connections(const std::vector<Listener>& listeners) {
     while (std::getline(table, line)) {
       std::istringstream words(line);
       if (!(words >> number >> local >> remote >> state) || !wanted.contains(local)) continue;
-      if (state != kSynReceived && state != kTimeWait && state != kListens) return true;
+      for (int skipped = 0; skipped < 6; ++skipped) words >> number;  // queues, timer, ..., inode
+      const bool is_request = state == kSynReceived && words >> references && references == "0";
+      if (!is_request && state != kTimeWait && state != kListens) return true;
     }
   }
   return false;
