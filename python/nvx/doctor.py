@@ -412,7 +412,7 @@ def run_apart_on_gpu(rank, ranks, folder, gpus):
 
 
 def try_gpudirect():
-    """What a group of two hosts by name says of GPUDirect; nothing without a GPU."""
+    """The line about GPUDirect that a group of two hosts by name logs; empty without a GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     log = verdicts_of(run_apart_on_gpu, 2, list(range(count)))[1] if count else ""
     found = re.search(r"between hosts, (?:all_gather|device tensors) .*", log)

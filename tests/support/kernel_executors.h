@@ -248,10 +248,11 @@ struct DeviceRank {
 inline bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
 
 /// An in-place sum.
-inline Operation all_reduce(std::vector<int32_t>& data) {
+template <class T>
+Operation all_reduce(std::vector<T>& data, DType dtype = DType::kI32) {
   Operation o;
   o.collective = kernel::Collective::kAllReduce;
-  o.dtype = DType::kI32;
+  o.dtype = dtype;
   o.out = reinterpret_cast<std::byte*>(data.data());
   o.in = o.out;
   o.count = data.size();

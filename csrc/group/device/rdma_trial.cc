@@ -147,23 +147,23 @@ class RdmaTrial final : public net::Receiver {
   Reason why_not_;
 };
 
-/// What the ranks tell each other: this byte, and behind it the reason, or the address of the link.
+/// The first byte of a rank's message to the others. Behind it is the reason, or the address of the link.
 enum class Outcome : uint8_t { kCan, kWaited, kCannot };
 
 std::vector<std::byte> told(const Reason& why_not, std::vector<std::byte> address = {}) {
   const auto text = std::as_bytes(std::span(why_not.text));
-  const Outcome tells = text.empty() ? Outcome::kCan : why_not.waited ? Outcome::kWaited : Outcome::kCannot;
+  const Outcome outcome = text.empty() ? Outcome::kCan : why_not.waited ? Outcome::kWaited : Outcome::kCannot;
   if (!text.empty()) address.assign(text.begin(), text.end());
-  address.insert(address.begin(), std::byte(tells));
+  address.insert(address.begin(), std::byte(outcome));
   return address;
 }
 
-/// The first of the reasons that tell most.
+/// The reason of the first rank with the worst outcome; empty if all can.
 std::string worst_of(const std::vector<std::vector<std::byte>>& all, const RankNames& name) {
   constexpr size_t kMost = 400;
-  const auto tells = [&](const auto& a) { return a.empty() ? std::byte(Outcome::kCannot) : a[0]; };
-  const auto worst = std::ranges::max_element(all, {}, tells);  // the first of equal ones
-  if (tells(*worst) == std::byte(Outcome::kCan)) return "";
+  const auto outcome = [](const auto& a) { return a.empty() ? std::byte(Outcome::kCannot) : a[0]; };
+  const auto worst = std::ranges::max_element(all, {}, outcome);  // the first of equal ones
+  if (outcome(*worst) == std::byte(Outcome::kCan)) return "";
   const std::string text(reinterpret_cast<const char*>(worst->data()), std::min(worst->size(), kMost));
   return name(int(worst - all.begin())) + ": " + printable(text.substr(std::min<size_t>(1, text.size())));
 }

@@ -94,8 +94,8 @@ void StoreMeeting::adopt_generation(int rank) {
   tell_size();
 }
 
-/// Tells ranks that have counted fewer set-ups than rank 0 whether they belong to this one. There are none at
-/// the first set-up.
+/// Tells ranks that have counted fewer set-ups than rank 0 whether they belong to this one. There are none at the first
+/// set-up.
 void StoreMeeting::tell_size() {
   if (rank() != 0 || generation_ <= 1) return;
   const std::string text = std::to_string(size());

@@ -143,7 +143,7 @@ bool has_connections(const std::vector<Listener>& listeners) {
 /// Takes away all connections that came before the filter. UCX may be accepting one at this moment, so this repeats
 /// until the kernel's table has none. The filter drops the packet that would complete a half-open connection, but a
 /// packet that passed before the filter may still be in the kernel. The barrier waits for such packets
-/// (synchronize_rcu, some milliseconds): after it, a half-open connection is complete or never becomes so.
+/// (synchronize_rcu, some milliseconds): after it, no request becomes a socket.
 void take_connections_away(const std::vector<Listener>& listeners) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(5));
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) != 0) usleep(50'000);

@@ -46,12 +46,11 @@ bool KernelPath::may_serve(c10::DeviceIndex device) const {
 
 bool KernelPath::open(at::Device device) {
   refuse_to_open(*group_, device);
-  const BesideCaptures beside;
-  const c10::OptionalDeviceGuard on(device);
   TorchStore ranks(store_, group_->size());
-  const bool reaches_all = group_->device().reaches_all(ranks, device.index());
-  if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
-  if (!reaches_all) return false;
+  if (!group_->device().reaches_all(ranks, device.index())) {
+    if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
+    return false;
+  }
   shared_ = SharedStreams::join(group_->core().members.id);  // before any rank can make its next call
   return open_device(*group_, store_, device, order_);
 }

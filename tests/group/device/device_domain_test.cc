@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "group/meet/store_exchange.h"
 #include "support/kernel_executors.h"
 #include "support/pushes.h"
@@ -12,6 +15,22 @@ namespace {
 
 /// Two ranks on each host.
 void spread(ChannelOptions& options) { options.host = 1 + uint64_t(options.rank) / 2; }
+
+/// All ranks fail to make a group of kernels, for these reasons.
+void expect_none(DeviceWorld& world, const std::vector<std::string>& reasons) {
+  MemoryStore store;
+  as_threads(4, [&](int rank) {
+    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 4});
+    ChannelOptions options = world.options(rank);
+    spread(options);
+    try {
+      (void)world.make(rank, exchange, options);
+      ADD_FAILURE() << rank << " " << reasons[0];
+    } catch (const Error& error) {
+      for (const std::string& reason : reasons) EXPECT_TRUE(contains(error.what(), reason)) << error.what();
+    }
+  });
+}
 
 TEST(DeviceDomain, RanksOfTwoHostsAreOneGroupOfKernels) {
   DeviceWorld world({.ranks = 4, .processes = true});
@@ -37,19 +56,7 @@ TEST(DeviceDomain, WithoutFabricHandlesOfAllRanksThereIsNone) {
   for (const char* call : {"export_fabric", "import_fabric"}) {
     DeviceWorld world({.ranks = 4, .processes = true});
     world.process(1).driver->refuse(call, 100);
-    MemoryStore store;
-    as_threads(4, [&](int rank) {
-      StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 4});
-      ChannelOptions options = world.options(rank);
-      spread(options);
-      try {
-        (void)world.make(rank, exchange, options);
-        ADD_FAILURE() << call << rank;
-      } catch (const Error& error) {
-        EXPECT_TRUE(contains(error.what(), "no fabric handle: rank 1: ")) << error.what();
-        EXPECT_TRUE(contains(error.what(), "no file descriptor: the ranks are on several hosts")) << error.what();
-      }
-    });
+    expect_none(world, {"no fabric handle: rank 1: ", "no file descriptor: the ranks are on several hosts"});
   }
 }
 
@@ -57,19 +64,7 @@ TEST(DeviceDomain, WithoutFabricHandlesOfAllRanksThereIsNone) {
 TEST(DeviceDomain, APairOfTwoHostsThatIsApartEndsTheDomain) {
   DeviceWorld world({.ranks = 4, .processes = true});
   for (int r = 0; r < 4; ++r) world.process(r).driver->pairs(0, 2, FakeDriver::Truth::kRefuses);
-  MemoryStore store;
-  as_threads(4, [&](int rank) {
-    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 4});
-    ChannelOptions options = world.options(rank);
-    spread(options);
-    try {
-      (void)world.make(rank, exchange, options);
-      ADD_FAILURE() << rank;
-    } catch (const Error& error) {
-      EXPECT_TRUE(contains(error.what(), "rank 0 and rank 2 share neither GPU memory")) << error.what();
-      EXPECT_TRUE(contains(error.what(), "they are on different hosts")) << error.what();
-    }
-  });
+  expect_none(world, {"rank 0 and rank 2 share neither GPU memory", "they are on different hosts"});
 }
 
 }  // namespace

@@ -26,16 +26,6 @@ void ask_for_it(ChannelOptions& options) {
   options.tuning.set(Tune::kOneShot, 1000);
 }
 
-Operation sum_of(std::vector<float>& data) {
-  Operation o;
-  o.collective = kernel::Collective::kAllReduce;
-  o.dtype = DType::kF32;
-  o.out = reinterpret_cast<std::byte*>(data.data());
-  o.in = o.out;
-  o.count = data.size();
-  return o;
-}
-
 template <class... Some>
 std::vector<Operation> list(Some... some) {
   std::vector<Operation> operations;
@@ -58,7 +48,7 @@ bool is_sum(const std::vector<float>& data, int ranks) {
 
 void expect_right_sum(DeviceRank& one) {
   std::vector<float> data = whole_numbers(one.rank);
-  std::vector<Operation> operations = list(sum_of(data));
+  std::vector<Operation> operations = list(all_reduce(data, DType::kF32));
   ASSERT_TRUE(one.launch(operations).ok());
   ASSERT_TRUE(one.await().ok()) << one.await().what();
   EXPECT_TRUE(is_sum(data, one.world.ranks()));
@@ -79,7 +69,7 @@ TEST(DeviceNvls, TheSwitchAddsSumsOfItsTypesThatOneTripDoesNotServe) {
         EXPECT_EQ(one.perform({average, play_of(Collective::kAllGather, kMany, 3, 1)}), "");
         EXPECT_EQ(world.launcher(one.rank)->by_switch, 1);
         std::vector<float> data(kMany);
-        Operation o = sum_of(data);
+        Operation o = all_reduce(data, DType::kF32);
         for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
           o.dtype = dtype, o.op = ReduceOp::kSum;
           EXPECT_EQ(one.executor->choose(o).algorithm, DeviceAlgorithm::kReduceMulticast);
@@ -98,7 +88,8 @@ TEST(DeviceNvls, HasALaunchOfItsOwnBetweenOthersAndInGraphs) {
         const int before = world.launcher(one.rank)->launches;
         std::vector<int32_t> first(10, 1), last(10, 2);
         std::vector<float> a = whole_numbers(one.rank), b = whole_numbers(one.rank);
-        std::vector<Operation> operations = list(all_reduce(first), sum_of(a), sum_of(b), all_reduce(last));
+        std::vector<Operation> operations =
+            list(all_reduce(first), all_reduce(a, DType::kF32), all_reduce(b, DType::kF32), all_reduce(last));
         ASSERT_TRUE(one.launch(operations).ok());
         ASSERT_TRUE(one.await().ok()) << one.await().what();
         EXPECT_EQ(world.launcher(one.rank)->launches - before, 4);
@@ -107,7 +98,7 @@ TEST(DeviceNvls, HasALaunchOfItsOwnBetweenOthersAndInGraphs) {
         EXPECT_EQ(last, std::vector<int32_t>(10, 4));
         EXPECT_TRUE(is_sum(a, 2) && is_sum(b, 2));
         std::vector<float> data = whole_numbers(one.rank);
-        std::vector<Operation> captured = list(sum_of(data));
+        std::vector<Operation> captured = list(all_reduce(data, DType::kF32));
         ASSERT_TRUE(one.capture(captured).ok());
         for (int replay = 0; replay < 2; ++replay) {
           std::ranges::copy(whole_numbers(one.rank), data.begin());  // at its address in the graph
