@@ -484,12 +484,13 @@ TEST(ProcessWatch, TellsThatTheMainThreadHasEnded) {
 /// A debugger holds it at the end, as the kernel does while it writes the core: its files are still open.
 TEST(ProcessWatch, TellsThatASignalHasEndedItWhileItsFilesAreOpen) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const auto handler = signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would end the child by an exit
   const pid_t child = fork();
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would end it by an exit
     for (;;) pause();
   }
+  signal(SIGSEGV, handler);
   const ProcessWatch process(Fd(), child);
   if (ptrace(PTRACE_SEIZE, child, nullptr, PTRACE_O_TRACEEXIT) != 0) {
     kill(child, SIGKILL);
