@@ -9,7 +9,7 @@ no_gtest() {
 }
 
 # CI sets SECOND_TRY, as its machines are shared and at times half as fast: a test that fails runs once more, but not one
-# of a process that crashed. The first failure is printed all the same.
+# of a process that crashed, nor one of strangers, who need only one chance. The first failure is printed all the same.
 second_try=${SECOND_TRY:-}
 
 # Half of what they do is to wait, so one more than there are cores runs at once. Arguments are ctest's.
@@ -35,7 +35,8 @@ run_pytest() {
   rm -rf "$root/build/pytest/$name"
   "${pytest[@]}" --junitxml="$results/$name.xml" "$@" || failed=$?
   [ $failed = 1 ] && [ -n "$second_try" ] || return $failed
-  grep -qE 'died, exit code -(4|6|7|8|11)|worker .gw[0-9]+. crashed' "$results/$name.xml" && return $failed
+  grep -qE 'died, exit code -(4|6|7|8|11)|worker .gw[0-9]+. crashed|test_strangers"[^>]*><failure' "$results/$name.xml" &&
+    return $failed
   [ -z "${beside:-}" ] || tail --pid "$beside" -f /dev/null
   say "Once more, one after another: the tests that failed"
   "${pytest[@]}" --junitxml="$results/$name-again.xml" "$@" -n 0 --last-failed --last-failed-no-failures none

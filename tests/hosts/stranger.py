@@ -2,11 +2,12 @@
 what looks like a handshake, byte by byte, and keep connections open.
 
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
-        [tcp|doors]
+        [tcp|early|doors]
 
-`tcp` attacks the TCP ports of the rank, `doors` the Unix sockets of all ranks of this host; without either word both
-are attacked. Starts when something listens, and runs until SIGTERM. Prints the number of TCP connections that it tried
-to make and has made, and the number of connections to Unix sockets."""
+`tcp` attacks the TCP ports of the rank, `early` each of them once, as soon as it listens, `doors` the Unix sockets of
+all ranks of this host; without a word the ports and the Unix sockets are attacked. Starts when something listens, and
+runs until SIGTERM. Prints the number of TCP connections that it tried to make and has made, and the number of
+connections to Unix sockets."""
 
 from __future__ import annotations
 
@@ -149,11 +150,28 @@ def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list)
     return tried, made + sum(client.leave(pid if made < FEW else "") for client in kept), visits
 
 
+def attack_early(pid: str, there: str, memory: Path, ended: list) -> tuple[int, int, int]:
+    known, clients = set(), []
+    while not ended and os.path.exists(f"/proc/{pid}"):
+        for port in listening_ports(pid) - known if memory.exists() else ():
+            known.add(port)
+            said = put(int(memory.read_text()), struct.pack("<16f", *[666.0] * 16))
+            for _ in range(4):
+                clients.append(Client(socket.AF_INET, socket.SOCK_STREAM, "", (there, port), said, len(said)))
+        for client in clients:
+            client.speak()
+        time.sleep(0.01)
+    return len(clients), sum(client.leave(pid) for client in clients), 0
+
+
 def main() -> None:
     pid, there, own, memory, *what = sys.argv[1:]
     ended = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
-    print(*attack(pid, there, own, Path(memory), "".join(what), ended))
+    if what == ["early"]:
+        print(*attack_early(pid, there, Path(memory), ended))
+    else:
+        print(*attack(pid, there, own, Path(memory), "".join(what), ended))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,24 @@ def test_a_stranger_neither_writes_a_tensor_nor_ends_the_job(tmp_path, library):
         assert "is not let in" in cluster.logs()
 
 
+@pytest.fixture(scope="module")
+def slow_ucx(tmp_path_factory):
+    library = tmp_path_factory.mktemp("slow_ucx") / "slow_ucx.so"
+    source = ROOT / "tests" / "hosts" / "slow_ucx.c"
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+@both_versions
+def test_a_stranger_that_is_accepted_before_the_filter_writes_nothing(tmp_path, library, slow_ucx):
+    with clustered(Hosts(3), tmp_path) as cluster:
+        cluster.start("keep_a_tensor", 2, environment=library | slow_ucx, seconds=1)
+        with stranger(cluster, 2, 0, what="early") as first, stranger(cluster, 2, 1, what="early") as second:
+            results = cluster.results()
+        assert results == [[float(i) for i in range(16)]] * 2
+        assert first[:2] >= [4, 0] and second[:2] >= [4, 0]
+
+
 @both_versions
 def test_an_address_that_a_host_has_not_named_is_a_strangers(tmp_path, library):
     with clustered(Hosts(2), tmp_path) as cluster:

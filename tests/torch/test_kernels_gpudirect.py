@@ -25,7 +25,8 @@ def test_blocks_go_from_device_to_device(rank, world, asynchronous):
     set_delays(rank, 300)
     for count in (1, 333, 20_001, 1_333_333):
         both(gather(asynchronous), values(rank, count))
-        assert counted() == [4 * count, 4 * count, 0], "one block each way, to and from the other host"
+        moved = counted()
+        assert moved == [4 * count, 4 * count, 0], f"{moved}, not one block to and one from the other host"
 
 
 @on_direct_gpus(4)

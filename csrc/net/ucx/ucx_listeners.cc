@@ -80,8 +80,8 @@ bool is_still(int fd, const Listener& listener) {
   return fstat(fd, &what) == 0 && what.st_ino == listener.inode;
 }
 
-/// A descriptor of its own for a listener. None if UCX has closed the listener (errno is EBADF), or if this process
-/// gets no descriptor.
+/// A descriptor of its own for a socket. None if UCX has closed the socket (errno is EBADF), or if this process gets no
+/// descriptor.
 Fd own_descriptor(const Listener& listener) {
   Fd fd(fcntl(listener.fd, F_DUPFD_CLOEXEC, 0));
   if (!fd || is_still(fd.get(), listener)) return fd;
@@ -113,9 +113,7 @@ std::string as_in_table(const Listener& listener, bool version_4) {
   return text;
 }
 
-/// Whether the kernel has connections of these listeners. A half-open connection is a request without a socket (it has
-/// no references), and the filter keeps it so. A socket in the same state is being accepted: its thread holds its lock,
-/// so the packet that completes it waits behind the lock, and no descriptor shows it yet.
+/// Whether the kernel has connections of these listeners. A half-open one does not count: the filter keeps it so.
 bool has_connections(const std::vector<Listener>& listeners) {
   constexpr char kSynReceived[] = "03", kTimeWait[] = "06", kListens[] = "0A";
   std::set<std::string> wanted;
@@ -124,7 +122,7 @@ bool has_connections(const std::vector<Listener>& listeners) {
   }
   for (const char* path : {"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"}) {
     std::ifstream table(path);
-    std::string line, number, local, remote, state, references;
+    std::string line, number, local, remote, state;
     if (!std::getline(table, line)) {
       if (std::string_view(path).ends_with('6')) continue;  // a kernel without IPv6 has no such table
       refuse(std::string("nvx cannot read ") + path);
@@ -132,9 +130,7 @@ bool has_connections(const std::vector<Listener>& listeners) {
     while (std::getline(table, line)) {
       std::istringstream words(line);
       if (!(words >> number >> local >> remote >> state) || !wanted.contains(local)) continue;
-      for (int skipped = 0; skipped < 6; ++skipped) words >> number;  // queues, timer, ..., inode
-      const bool is_request = state == kSynReceived && words >> references && references == "0";
-      if (!is_request && state != kTimeWait && state != kListens) return true;
+      if (state != kSynReceived && state != kTimeWait && state != kListens) return true;
     }
   }
   return false;
@@ -143,7 +139,7 @@ bool has_connections(const std::vector<Listener>& listeners) {
 /// Takes away all connections that came before the filter. UCX may be accepting one at this moment, so this repeats
 /// until the kernel's table has none. The filter drops the packet that would complete a half-open connection, but a
 /// packet that passed before the filter may still be in the kernel. The barrier waits for such packets
-/// (synchronize_rcu, some milliseconds): after it, no request becomes a socket.
+/// (synchronize_rcu, some milliseconds).
 void take_connections_away(const std::vector<Listener>& listeners) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(5));
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) != 0) usleep(50'000);
@@ -156,14 +152,17 @@ void take_connections_away(const std::vector<Listener>& listeners) {
         if (made) take_away(made.get());
       }
     }
+    // Before the descriptors: a connection that its peer resets leaves the table, and can still be read.
+    const bool more = has_connections(listeners);
     each_descriptor([&](int fd) {
       const auto socket = bound(fd);
       if (!socket || listens(fd)) return;
       for (const Listener& listener : listeners) {
-        if (socket->port == listener.port && socket->address == listener.address) take_away(fd);
+        if (socket->port != listener.port || socket->address != listener.address) continue;
+        if (const Fd own = own_descriptor(*socket)) take_away(own.get());
       }
     });
-    if (!has_connections(listeners)) return;
+    if (!more) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
     if (deadline.passed(Clock::now())) refuse("connections from before the filter do not end");
   }

@@ -227,12 +227,15 @@ void UcxWorker::make_context(const std::string& met_at) {
     const ucs_status_t status = ucx_.config_modify(config, setting.key.c_str(), setting.value.c_str());
     if (status != UCS_OK) NVX_LOG(kInfo, "UCX does not know %s", setting.key.c_str());
   }
+  // Otherwise worker_create() reads from the connections that UCX has accepted since it listens: before the filter.
+  const ucs_status_t unread = ucx_.config_modify(config, "ADAPTIVE_PROGRESS", "n");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   params.name = "nvx";
   const ucs_status_t status = ucx_.init_version(kOldestUcx.major, kOldestUcx.minor, &params, config, &context_);
   ucx_.config_release(config);
+  require(unread, "setting ADAPTIVE_PROGRESS");
   if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")");
   require(status, "making a context");
 }
