@@ -34,7 +34,7 @@ struct Message {
   const std::byte* body;
   size_t bytes;
   bool in_post;
-  bool corrupt = false;
+  bool corrupt = false, unwritten = false;
 };
 
 /// The faults of one direction, and how far it is.
@@ -178,7 +178,8 @@ void LoopbackNet::Shared::send(size_t from, size_t to, Post& post) {
                   .body = post.body,
                   .bytes = post.bytes,
                   .in_post = in_post,
-                  .corrupt = is_device && befalls(7, faults.corrupt)};
+                  .corrupt = is_device && befalls(7, faults.corrupt),
+                  .unwritten = is_device && befalls(8, faults.unwritten)};
   if (in_post) {
     ends[from].open[message.number] = {&post, to};
   } else {
@@ -447,7 +448,7 @@ const std::byte* LoopbackNet::EndLink::fetch(Message& message) {
     if (placed) receiver_->dropped(message.header, placed);
     return nullptr;
   }
-  std::memcpy(where, message.body, message.bytes);
+  if (!message.unwritten) std::memcpy(where, message.body, message.bytes);
   if (message.corrupt) where[message.bytes / 2] ^= std::byte{1};
   MutexLock lock(shared_.mutex);
   const bool from_device = shared_.is_on_device(message.body), to_device = shared_.is_on_device(where);

@@ -18,6 +18,7 @@ struct Faults {
   double truncate = 0;
   double lose = 0;
   double corrupt = 0;      ///< bodies of device memory of which one byte changes
+  double unwritten = 0;    ///< bodies of device memory that arrive without being written
   uint64_t cut_after = 0;  ///< messages after which the two lose each other; 0: never
 };
 

@@ -116,7 +116,7 @@ void DeviceCommunicator::agree_on_rdma(Store& store, int device) {
   const auto& hosts = members_.topology.hosts;
   net::Messenger& messenger = core_.port->messenger();
   RdmaTrialSetting setting;
-  setting.rank = members_.rank, setting.ranks = members_.size(), setting.device = device;
+  setting.device = device;
   setting.registry = &DeviceRegistry::here();
   setting.name = [this](int rank) { return members_.topology.describe(rank); };
   if (members_.kernels != Kernels::kIfFast) setting.slack = exchange_timeout(core_.waits);
@@ -155,10 +155,14 @@ std::shared_ptr<std::byte> DeviceCommunicator::allocate_for_rdma(size_t bytes) c
 }
 
 Status DeviceCommunicator::show_received() const {
-  DeviceDriver& driver = *DeviceRegistry::here().driver();
+  DeviceRegistry& registry = DeviceRegistry::here();
+  const std::shared_ptr<DeviceDriver> driver = registry.driver();
   const int device = opened()->resources().options().device;
   try {
-    demand(driver, driver.flush_rdma(device), "cuFlushGPUDirectRDMAWrites", device);
+    const DriverCode code =
+        call_or_throw<DriverCode>("cuFlushGPUDirectRDMAWrites", Deadline::after(registry.patience()),
+                                  [driver, device] { return driver->flush_rdma(device); });
+    demand(*driver, code, "cuFlushGPUDirectRDMAWrites", device);
   } catch (const Error& error) {
     return error.status();
   }

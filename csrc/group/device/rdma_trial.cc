@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
+#include <random>
 #include <thread>
 
+#include "base/random.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/device_pool.h"
 #include "memory/gpu/device_work.h"
@@ -15,14 +18,24 @@ namespace {
 
 /// The size classes below a segment; odd ones put the messages behind them at odd addresses.
 constexpr size_t kSizes[] = {1, 3, 24, 257, 2048, 16 << 10};
-constexpr size_t kSegments = 64;
+constexpr size_t kSegments = 32;
 constexpr uint32_t kRounds = 6;  ///< even ones move device memory, odd ones host memory, for comparison
+constexpr uint32_t kDeviceRounds = kRounds / 2;
 
 /// Why not. `waited`: because another rank did not do its part.
 struct Reason {
   std::string text;
   bool waited = false;
 };
+
+/// Fills the bytes with a sequence that no other seed gives.
+void fill(std::span<std::byte> bytes, uint64_t seed) {
+  std::mt19937_64 next(seed);
+  for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
+    const uint64_t value = next();
+    std::memcpy(&bytes[i], &value, std::min(sizeof value, bytes.size() - i));
+  }
+}
 
 /// One rank's part. Its methods run on threads that may have to be abandoned, and which then keep it.
 class RdmaTrial final : public net::Receiver {
@@ -37,29 +50,34 @@ class RdmaTrial final : public net::Receiver {
     sizes_.insert(sizes_.end(), kSegments, link_->segment_bytes());
     for (const size_t size : sizes_) starts_.push_back(std::exchange(total_, total_ + size));
     DevicePool& pool = registry_.pool(device_);
-    on_device_ = {reinterpret_cast<std::byte*>(pool.allocate(2 * total_)),
+    on_device_ = {reinterpret_cast<std::byte*>(pool.allocate((1 + kDeviceRounds) * total_)),
                   [&pool](std::byte* at) { (void)pool.free(reinterpret_cast<DevicePtr>(at)); }};
-    (void)link_->use_device_memory({on_device_.get(), 2 * total_});
+    (void)link_->use_device_memory({on_device_.get(), (1 + kDeviceRounds) * total_});
     on_host_ = DeviceRegion::pin(registry_.driver(), device_, make_host_fallback(3 * total_).get(), 3 * total_);
-    for (size_t i = 0; i < total_; ++i) on_host_->host()[i] = std::byte(i * 2654435761u >> 13);
   }
-  ~RdmaTrial() override { link_.reset(); }  // before the memory that it uses
 
   std::vector<std::byte> address() const { return link_->address(); }
 
   /// After a failure the link is closed, so that the other ranks do not wait.
   Reason run(std::span<const std::byte> next, const Deadline& deadline) {
     try {
-      copy(on_device_.get(), on_host_->host(), total_, deadline);
       const net::PeerId peer = link_->add(next);
       for (uint32_t round = 0; round < kRounds && why_not_.text.empty(); ++round) move(peer, round, deadline);
     } catch (const Error& error) {
       fail(error.reason());
     }
-    if (!why_not_.text.empty()) return link_->close(), why_not_;
-    if (best_[0] <= 2 * best_[1] + slack_) return {};
     const auto us = [](Clock::duration span) { return std::to_string(span / std::chrono::microseconds(1)) + " us"; };
-    return {"messages of device memory take " + us(best_[0]) + ", those of host memory " + us(best_[1])};
+    if (why_not_.text.empty() && best_[0] > 2 * best_[1] + slack_)
+      fail("messages of device memory take " + us(best_[0]) + ", those of host memory " + us(best_[1]));
+    if (!why_not_.text.empty()) link_->close();
+    return why_not_;
+  }
+
+  bool deliver(const std::atomic<bool>& over) {
+    while (!over) {
+      if (!link_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return true;
   }
 
   std::byte* place(std::span<const std::byte> header, size_t bytes) override {
@@ -71,6 +89,7 @@ class RdmaTrial final : public net::Receiver {
     if (!message || body.size() != sizes_[message->index]) return fail("a message of the trial is damaged");
     if (message->round % 2 == 0 && body.data() != at(*message, /*arriving=*/true))
       return fail("the link has copied device memory to host memory");
+    theirs_ = message->seed;
     ++received_[message->round];
   }
   void done(net::Post&, const Status& status) override {
@@ -82,6 +101,7 @@ class RdmaTrial final : public net::Receiver {
  private:
   struct Message {
     uint32_t round, index;
+    uint64_t seed;  // of the sender's bytes
   };
   std::optional<Message> read(std::span<const std::byte> header) const {
     Message message;
@@ -89,39 +109,52 @@ class RdmaTrial final : public net::Receiver {
     std::memcpy(&message, header.data(), sizeof message);
     return message.round < kRounds && message.index < sizes_.size() ? std::optional(message) : std::nullopt;
   }
+  /// Each round of device memory arrives at a place of its own: the sender may be a round ahead.
   std::byte* at(const Message& message, bool arriving) const {
-    std::byte* const base = message.round % 2 == 0 ? on_device_.get() : on_host_->host();
-    return base + (arriving ? total_ : 0) + starts_[message.index];
+    const bool is_device = message.round % 2 == 0;
+    std::byte* const base = is_device ? on_device_.get() : on_host_->host();
+    const size_t part = !arriving ? 0 : is_device ? 1 + message.round / 2 : 1;
+    return base + part * total_ + starts_[message.index];
   }
   void fail(const std::string& why, bool waited = false) {
     if (why_not_.text.empty()) why_not_ = {why, waited};
   }
 
   void move(net::PeerId to, uint32_t round, const Deadline& deadline) {
+    const bool is_device = round % 2 == 0;
+    if (is_device) {
+      fill({on_host_->host(), total_}, seed_ + round);
+      copy(on_device_.get(), on_host_->host(), total_, deadline);
+    }
     const auto began = Clock::now();
     std::deque<net::Post> posts(sizes_.size());
     sent_ = 0;
     for (uint32_t i = 0; i < posts.size(); ++i) {
-      const Message message{round, i};
+      const Message message{round, i, seed_};
       posts[i].to = to, posts[i].header_bytes = sizeof message;
       std::memcpy(posts[i].header, &message, sizeof message);
       posts[i].body = at(message, /*arriving=*/false), posts[i].bytes = sizes_[i];
       link_->post(posts[i]);
     }
     while (why_not_.text.empty() && (sent_ < posts.size() || received_[round] < posts.size())) {
-      if (deadline.passed(Clock::now()))
-        fail("messages of device memory did not arrive within " + how_long(deadline), /*waited=*/true);
+      if (deadline.passed(Clock::now())) {
+        fail(std::string("messages of ") + (is_device ? "device" : "host") + " memory " +
+                 (received_[round] < posts.size() ? "did not arrive" : "were not sent") + " within " +
+                 how_long(deadline),
+             /*waited=*/true);
+      }
       if (!link_->progress()) std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (!why_not_.text.empty()) return link_->close();  // before the posts go
     Clock::duration& best = best_[round % 2];
-    if (round % 2 == 1) return void(best = std::min(best, Clock::now() - began));
+    if (!is_device) return void(best = std::min(best, Clock::now() - began));
     demand(*registry_.driver(), registry_.driver()->flush_rdma(device_), "cuFlushGPUDirectRDMAWrites", device_);
     best = std::min(best, Clock::now() - began);
     std::byte* const seen = on_host_->host() + 2 * total_;
-    copy(seen, on_device_.get() + total_, total_, deadline);
-    if (std::memcmp(seen, on_host_->host(), total_) != 0)
-      fail("a network card has written wrong bytes to device memory");
+    copy(seen, at({round, 0, 0}, /*arriving=*/true), total_, deadline);
+    std::vector<std::byte> sent(total_);
+    fill(sent, theirs_ + round);
+    if (std::memcmp(seen, sent.data(), total_) != 0) fail("a network card has written wrong bytes to device memory");
   }
   void copy(std::byte* to, const std::byte* from, size_t bytes, const Deadline& deadline) {
     const auto address = [&](const std::byte* p) {
@@ -136,15 +169,17 @@ class RdmaTrial final : public net::Receiver {
   DeviceRegistry& registry_;
   const int device_;
   const Clock::duration slack_;
-  std::unique_ptr<net::Link> link_;
+  const uint64_t seed_ = random_value<uint64_t>();
+  uint64_t theirs_ = 0;
   std::vector<size_t> sizes_, starts_;  // by message
   size_t total_ = 0;
-  std::shared_ptr<std::byte> on_device_;   // what goes out, and what has come
-  std::shared_ptr<DeviceRegion> on_host_;  // the same, and a copy of what has come to the device
+  std::shared_ptr<std::byte> on_device_;   // what goes out, and what comes in each round
+  std::shared_ptr<DeviceRegion> on_host_;  // what goes out and what comes, and a copy of what has come to the device
   size_t sent_ = 0;
   std::array<size_t, kRounds> received_{};
   std::array<Clock::duration, 2> best_{Clock::duration::max(), Clock::duration::max()};  // of device and host memory
   Reason why_not_;
+  std::unique_ptr<net::Link> link_;  // destroyed before the memory that it uses
 };
 
 /// The first byte of a rank's message to the others. Behind it is the reason, or the address of the link.
@@ -167,6 +202,28 @@ std::string worst_of(const std::vector<std::vector<std::byte>>& all, const RankN
   const std::string text(reinterpret_cast<const char*>(worst->data()), std::min(worst->size(), kMost));
   return name(int(worst - all.begin())) + ": " + printable(text.substr(std::min<size_t>(1, text.size())));
 }
+
+/// Runs the link of a trial that has passed here: messages to the next rank may still be in it.
+class Delivery {
+ public:
+  Delivery(const std::shared_ptr<RdmaTrial>& trial, std::chrono::milliseconds patience) : patience_(patience) {
+    contain("the delivery of the last messages of a trial of GPUDirect",
+            [&] { call_.emplace([trial, over = over_] { return trial->deliver(*over); }); });
+  }
+  ~Delivery() {
+    *over_ = true;
+    contain("the end of a trial of GPUDirect", [&] {
+      if (call_) (void)call_->get(Clock::now() + patience_);
+    });
+  }
+  Delivery(const Delivery&) = delete;
+  Delivery& operator=(const Delivery&) = delete;
+
+ private:
+  const std::chrono::milliseconds patience_;
+  const std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
+  std::optional<ThreadCall<bool>> call_;
+};
 
 }  // namespace
 
@@ -193,8 +250,9 @@ std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
     } catch (const Error& error) {
       why.text = error.reason();
     }
-    all = exchange.all_gather(told(why));
-    worst = worst_of(all, setting.name);
+    std::optional<Delivery> delivery;
+    if (why.text.empty()) delivery.emplace(trial, setting.patience);
+    worst = worst_of(exchange.all_gather(told(why)), setting.name);
   }
   if (trial) destroy_on_thread("the end of a trial of GPUDirect", std::move(trial), setting.patience);
   return worst;

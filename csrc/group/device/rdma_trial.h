@@ -16,8 +16,6 @@
 namespace nvx {
 
 struct RdmaTrialSetting {
-  int rank = 0;
-  int ranks = 1;
   int next = 0;          ///< the rank to which this one sends; each rank is the next of one other
   std::string obstacle;  ///< a reason, known to this rank, why it cannot; empty if it knows none
   DeviceRegistry* registry = nullptr;

@@ -25,7 +25,11 @@ StreamHostProxy::~StreamHostProxy() {
 Status StreamHostProxy::make(const Room& room) {
   room_ = kernel::ceil_div(room.bytes, kAlign) * kAlign;
   const size_t slots = std::min(room.slices, kSlots) * room_;
-  if (room.moves_only && setting_.on_device && slots != 0) device_slots_ = setting_.on_device(slots);
+  try {
+    if (room.moves_only && setting_.on_device && slots != 0) device_slots_ = setting_.on_device(slots);
+  } catch (const Error& error) {  // the other ranks, which have their memory, would wait for this one
+    return core_.failures.fail(error.failure());
+  }
   memory_ = setting_.pinned(sizeof(Words) + (device_slots_ ? 0 : slots));
   slots_ = device_slots_ ? device_slots_.get() : memory_.get() + sizeof(Words);
   tells_.resize(room.rounds);

@@ -38,7 +38,7 @@ class Trials {
     const int ranks = int(processes.size());
     as_threads(ranks, [&](int rank) {
       RdmaTrialSetting setting;
-      setting.rank = rank, setting.ranks = ranks, setting.next = (rank + 1) % ranks;
+      setting.next = (rank + 1) % ranks;
       setting.registry = processes[size_t(rank)]->registry.get();
       setting.open_link = [this] { return ++links, net.open(); };
       setting.patience = std::chrono::seconds(30), setting.slack = setting.patience;  // on busy processors
@@ -66,7 +66,7 @@ TEST(RdmaTrial, PassesWhereBytesGoFromDeviceToDevice) {
     Trials trials(ranks);
     EXPECT_EQ(trials.reason(), "");
     const net::LoopbackNet::Counts counts = trials.net.counts();
-    EXPECT_EQ(counts.device_bytes, uint64_t(ranks) * 3 * (1 + 3 + 24 + 257 + 2048 + 16384 + 64 * 65536));
+    EXPECT_EQ(counts.device_bytes, uint64_t(ranks) * 3 * (1 + 3 + 24 + 257 + 2048 + 16384 + 32 * 65536));
     EXPECT_EQ(counts.host_copies, 0u);
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(trials.driver(rank).calls_of("flush_rdma"), 3);
@@ -110,6 +110,17 @@ TEST(RdmaTrial, RefusesWrongBytesOfOneRankOnAll) {
   const auto began = Clock::now();
   expect_about(trials.reason(ordered), "rank 2", "a network card has written wrong bytes to device memory");
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << "the others do not wait for it";
+}
+
+/// The pool gives the second trial the memory of the first one, with its bytes.
+TEST(RdmaTrial, RefusesACardThatWritesNothingWhereAnEarlierTrialHasPassed) {
+  Trials trials(2);
+  EXPECT_EQ(trials.reason(), "");
+  net::LoopbackNet::Options options = moves_device_memory();
+  options.faults.unwritten = 1;
+  net::LoopbackNet blind(options);
+  expect_about(trials.reason([&](int, RdmaTrialSetting& setting) { setting.open_link = [&] { return blind.open(); }; }),
+               "rank 0", "a network card has written wrong bytes to device memory");
 }
 
 TEST(RdmaTrial, EndsWhereMessagesDoNotArrive) {
