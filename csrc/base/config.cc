@@ -79,7 +79,7 @@ constexpr Variable kVariables[] = {
      "auto, 0, 1"},
     {"NVX_NVLS", "0", "",
      "1: an NVSwitch adds the sums of float32, float16 and bfloat16 in all_reduce by kernels, where the GPUs of all "
-     "ranks can multicast: other bits than without. Untested on a GPU",
+     "ranks can multicast; the last bits may differ. Untested on a GPU",
      "0, 1"},
     {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
      "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},

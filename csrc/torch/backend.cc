@@ -137,7 +137,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
   const Checks args("shrink_group", group);
   if (gone.size() != excluded.size() || gone.empty() || *gone.begin() < 0 || *gone.rbegin() >= size)
     args.invalid("excluded ranks must be distinct ranks of 0..", size - 1, "; got ", excluded);
-  if (gone.contains(me)) args.invalid("an excluded rank must not call shrink_group");
+  if (gone.contains(me))
+    throw_argument_error("nvx: shrink_group: ", group.core().diagnosis.me(), " is excluded, so it must not call ",
+                         "shrink_group. Next: call it on the ranks that stay only");
   if (flags & kAbort) current->abort();
   const auto& ranks = group.topology().global_ranks;
   std::vector<KnownProcess> all = group.processes(), processes;

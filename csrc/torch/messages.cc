@@ -14,7 +14,7 @@ at::Tensor& message_tensor(const Checks& args, Tensors& tensors, int tag) {
   if (tag < 0) args.invalid("Tag must be nonnegative, not ", tag);
   at::Tensor& tensor = args.single(tensors);
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
-    args.invalid("input tensor has to be contiguous, without the conj or neg bit: this has sizes ", tensor.sizes(),
+    args.invalid("the tensor has to be contiguous, without the conj or neg bit: this has sizes ", tensor.sizes(),
                  " and strides ", tensor.strides(), "; send a contiguous() copy of it, or receive into one");
   }
   return tensor;

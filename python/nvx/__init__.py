@@ -6,6 +6,7 @@ works. Nothing here loads C++ or starts a thread before a group is made, and an 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import os
@@ -48,10 +49,9 @@ class Unusable(RuntimeError):
 
 def _build_facts():
     """The module `nvx._built`, which cmake/built.py.in describes, or None if nothing was built."""
-    try:
+    with contextlib.suppress(ImportError):
         return importlib.import_module("nvx._built")
-    except ImportError:
-        return None
+    return None
 
 
 def obstacle() -> str | None:
@@ -132,12 +132,12 @@ def _create(group, pg_options):
     try:
         _load()
     except (ImportError, Unusable) as error:
-        _give_up(group.store, group.group_rank, error)
+        with contextlib.suppress(Exception):  # of the store: the error to report is this one
+            _give_up(group.store, group.group_rank, error)
         raise
-    options = _options(pg_options, group)
     wanted = (getattr(asked, "enable_reconfigure", False) for asked in (group, pg_options))  # from torch 2.14 on
     kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX
-    return kind(group.store, group.group_rank, group.group_size, options)
+    return kind(group.store, group.group_rank, group.group_size, _options(pg_options, group))
 
 
 def _devices():
@@ -175,7 +175,7 @@ def _autoload():
         names, strange = stand_in.parse(os.environ.get("NVX_AS", ""))
         if strange:
             text = f"NVX_AS: nvx can serve {' and '.join(stand_in.names())}, not {', '.join(strange)}"
-            print(f"nvx[{os.getpid()}] {text}", file=sys.stderr)
+            print(f"nvx[{os.getpid()}] {text}: torch's own backend serves that", file=sys.stderr)
         stand_in.serve(names)
     except Exception as error:  # an exception here would break `import torch` for the whole environment
         warnings.warn(f"nvx could not register itself: {error}", RuntimeWarning, stacklevel=2)

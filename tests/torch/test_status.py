@@ -148,6 +148,19 @@ def test_a_rank_that_never_calls_is_named(job, capsys):
     assert "waited for rank 1: " in job.text()
 
 
+def test_a_rank_that_was_read_later_and_has_made_the_call_is_not_accused():
+    def member(rank, last, call=None, waits_for=None):
+        call = call and {"number": call, "call": "barrier", "since_s": 0.01}
+        last = {"number": last, "call": "barrier", "ago_s": 0.01}
+        group = {"rank": rank, "state": "open", "call": call, "waits_for": waits_for, "last_finished": last}
+        place = {"place": str(rank), "pid": rank, "stopped": False}
+        return place, group | {"messages": None, "on_device": None}
+
+    assert status.awaited_lines([member(0, 863, 864, 1), member(1, 865)], "") == []
+    (line,) = status.awaited_lines([member(0, 863, 864, 1), member(1, 863)], "")
+    assert line == "  rank 1 (pid 1) is waited for, and has not made that call: py-spy dump --pid 1"
+
+
 def test_the_ranks_of_several_hosts_are_one_report_and_a_host_without_answer_is_named(tmp_path, monkeypatch, capsys):
     """The test's ssh shows one rank as host a and the other one as host b."""
     job = Job(tmp_path)

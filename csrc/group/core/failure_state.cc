@@ -324,8 +324,14 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
   std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
   if (cycle.empty() && !whom.called) cycle = cycle_between_hosts(members_, port_, whom, what, deadline.start);
   Failure failure = diagnosis_.timeout(what, waited, names, whom.ranks.size(), cycle, diagnosis_.me());
-  if (const pid_t pid = members_.pid_of(first); cycle.empty() && pid != 0)
-    failure.advice += "; to see what " + members_.rank_name(first) + " does: py-spy dump --pid " + std::to_string(pid);
+  if (const pid_t pid = members_.pid_of(first); cycle.empty() && pid != 0) {
+    const std::string name = members_.rank_name(first), number = std::to_string(pid);
+    if (members_.is_stopped(first)) {
+      failure.advice = "let " + name + " go on (kill -CONT " + number + "), and find out what has stopped it";
+    } else {
+      failure.advice += "; to see what " + name + " does: py-spy dump --pid " + number;
+    }
+  }
   failure.before = before;
   if (!whom.called) failure.awaited = whom.ranks;
   return fail(std::move(failure));

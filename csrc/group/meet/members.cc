@@ -46,6 +46,12 @@ void Members::warn_if_stopped(int local_rank) const {
             rank_name(rank).c_str(), name.c_str());
 }
 
+bool Members::is_stopped(int other) const {
+  const int local_rank = local_rank_of(other);
+  const std::shared_ptr<Neighbour> peer = local_rank >= 0 ? peers[size_t(local_rank)] : nullptr;
+  return peer && peer->process().state().starts_with("stopped by a signal");
+}
+
 bool Members::died(int local_rank) const {
   return dead(local_rank) && pad(local_rank).header().presence.load() == Presence::kHere;
 }

@@ -19,7 +19,7 @@ std::string describe(const kernel::Fingerprint& f) {
   if (reduces(f.collective) && size_t(f.op) < kernel::kReduceOpCount) text += std::string(nvx::name(f.op)) + ", ";
   text += size_t(f.dtype) < kernel::kDTypeCount ? nvx::name(f.dtype) : "?";
   if (f.form == kernel::Form::kSparse) text += ", sparse";
-  if (f.count) text += ", " + std::to_string(f.count) + " elements";
+  if (f.count) text += ", " + std::to_string(f.count) + (f.count == 1 ? " element" : " elements");
   if (f.root >= 0) text += ", root " + std::to_string(f.root);
   return text + ")";
 }

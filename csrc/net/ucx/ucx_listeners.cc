@@ -234,8 +234,9 @@ void UcxListeners::attach(const std::set<AddressPrefix>& admitted) {
     if (!own) refuse(std::string("nvx gets no descriptor for a socket (") + std::strerror(errno) + ")");
     const std::optional<size_t> prefixes = let_in(own.get(), {admitted.begin(), admitted.end()});
     if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
-    NVX_LOG(kInfo, "TCP port %u admits %zu prefixes, which hold the %zu addresses of this job", listener.port,
-            *prefixes, admitted.size());
+    if (!admitted.empty())
+      NVX_LOG(kInfo, "TCP port %u admits %zu prefixes, which hold the %zu addresses of this job", listener.port,
+              *prefixes, admitted.size());
   }
 }
 

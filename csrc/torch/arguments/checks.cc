@@ -29,11 +29,11 @@ std::string in_python(at::Layout layout) {
 }
 
 std::string Checks::explained(const std::string& wrong) const {
-  return words_of(
-      Failure{.code = Code::kInvalid,
-              .cause = std::string(name_) + ": " + wrong,
-              .context = group_.core().diagnosis.me() + " of group " + group_.name(),
-              .advice = "correct the arguments on this rank and call it again; the group can still be used"});
+  return words_of(Failure{.code = Code::kInvalid,
+                          .cause = std::string(name_) + ": " + wrong,
+                          .context = group_.core().diagnosis.me() + " of group " + group_.name(),
+                          .advice = std::string("correct the arguments on this rank and call it again") +
+                                    (group_.failed() ? "" : "; the group can still be used")});
 }
 
 at::Tensor& Checks::single(Tensors& tensors) const {
@@ -77,7 +77,7 @@ void Checks::check_lists_at_root(const std::vector<Tensors>& lists, const std::s
             lists.size(), " elements");
   if (lists[0].size() != size_t(size_))
     invalid("Incorrect ", side, " list size ", lists[0].size(), ". ", side == "input" ? "Input" : "Output",
-            " list size should be ", size_, ", same as size of the process group.");
+            " list size should be ", size_, ", same as size of the process group");
 }
 
 void Checks::check_root(int64_t root) const {

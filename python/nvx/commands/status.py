@@ -318,10 +318,8 @@ def activity(group):
         return f"#{group['call']['number']} {group['call']['call']}", span(group["call"]["since_s"])
     if group["messages"]:
         return group["messages"]["oldest"], span(group["messages"]["since_s"])
-    if group["on_device"]:
-        return f"on its GPU: #{group['on_device']['number']} {group['on_device']['call']}", span(
-            group["on_device"]["since_s"]
-        )
+    if on_device := group["on_device"]:
+        return f"on its GPU: #{on_device['number']} {on_device['call']}", span(on_device["since_s"])
     return "none", ""
 
 
@@ -343,11 +341,13 @@ def awaited_lines(members, hint):
             lines.append(f"  rank {awaited} is waited for, and is not shown: {hint}")
             continue
         rank, group = here[awaited]
-        call, since = activity(group)
+        numbers = [g["call"]["number"] for _, g in members if g["waits_for"] == awaited and g["call"]]
+        if numbers and group["last_finished"] and group["last_finished"]["number"] >= max(numbers):
+            continue  # it was read later, and has gone on
+        call, _ = activity(group)
         does = "has not made that call" if call == "none" else f"is in {call}"
         does = "is stopped (SIGSTOP, a debugger)" if rank["stopped"] else does
-        does += f": py-spy dump --pid {rank['pid']}"
-        lines.append(f"  rank {awaited} (pid {rank['place']}) is waited for, and {does}")
+        lines.append(f"  rank {awaited} (pid {rank['place']}) is waited for, and {does}: py-spy dump --pid {rank['pid']}")
     return lines
 
 
