@@ -171,7 +171,8 @@ run_test_frameworks() {
     --durations=0 -rs tests/frameworks
 }
 
+# The longest file begins first.
 run_test_slow() {
-  run_pytest slow tests -m slow --ignore=tests/gates --ignore=tests/hosts --ignore=tests/frameworks --timeout 900 --durations=5 -rs \
+  run_pytest slow tests/install/test_gpu_evidence.py tests -m slow --ignore=tests/gates --ignore=tests/hosts --ignore=tests/frameworks --timeout 900 --durations=5 -rs \
     "${in_parallel[@]}"
 }

@@ -72,8 +72,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
     if not programs:
         raise Skipped("there are no C++ tests to run")
     parts = [part for program in programs for part in parts_of(program, context.jobs)]
-    # net_test is the longest that is not split.
-    parts.sort(key=lambda part: (part.program.name == "net_test", part.of), reverse=True)
+    parts.sort(key=lambda part: part.of, reverse=True)
     environment = {**os.environ, **SANITIZER_RULES, "GTEST_BRIEF": "1", "GTEST_FAIL_FAST": "1"}
     again = []
 
@@ -104,8 +103,8 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
             raise Failed(f"{program.name} failed (exit code {done.returncode})", telling_lines(done.stdout))
         return [sum(map(int, re.findall(rf"{end}\s+\] (\d+) test", done.stdout))) for end in ("PASSED", "SKIPPED")]
 
-    # Many of the tests wait, for each other and for timeouts, so one more than there are cores runs at once.
-    with concurrent.futures.ThreadPoolExecutor(context.jobs + 1) as pool:
+    # Many of the tests wait, for each other and for timeouts, so more than there are cores run at once.
+    with concurrent.futures.ThreadPoolExecutor(context.jobs + 2) as pool:
         passed, skipped = map(sum, zip(*pool.map(run, parts), strict=True))
     if passed == 0:
         raise Failed("the test programs ran no test")
@@ -124,7 +123,7 @@ class Part:
 
 def parts_of(program, cores):
     """The programs that take longest are split, so no core is idle at the end."""
-    of = {"group_test": 2 * cores, "kernel_test": cores, "memory_test": cores}.get(program.name, 1)
+    of = {"group_test": 2 * cores, "kernel_test": cores, "memory_test": cores, "net_test": cores}.get(program.name, 1)
     return [Part(program, number, of) for number in range(of)]
 
 

@@ -128,8 +128,8 @@ TEST(RdmaTrial, EndsWhereMessagesDoNotArrive) {
   options.faults.lose = 1;
   Trials trials(2, options);
   const auto began = Clock::now();
-  const auto change = [](int rank, RdmaTrialSetting& setting) { setting.patience = milliseconds(300 + 2000 * rank); };
-  expect_about(trials.reason(change), "rank 0", "messages of device memory did not arrive within 300 ms");
+  const auto change = [](int rank, RdmaTrialSetting& setting) { setting.patience = milliseconds(1000 + 3000 * rank); };
+  expect_about(trials.reason(change), "rank 0", "messages of device memory did not arrive within 1000 ms");
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
 }
 
