@@ -59,6 +59,7 @@ def events_of(path):
     ranks = {}
     for event in events:
         ranks.setdefault(event["pid"], []).append(event)
+    assert min(event["ts"] for event in events if "ts" in event) >= 0
     for each in ranks.values():
         calls = sorted((e for e in each if e.get("cat") == "collective"), key=lambda e: e["ts"])
         calls = [{"dur": float("inf"), **e} for e in calls]  # an open call has none

@@ -71,8 +71,9 @@ Failure Diagnosis::timeout(const std::string& what, const std::string& after, co
           .context = context,
           .advice = cycle.empty()
                         ? see_logs_of(ranks, "init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout")
-                        : "make these ranks call the operations of the cycle in the same order; if an operation of the "
-                          "cycle is asynchronous, see the log of its rank: it may be busy elsewhere"};
+                        : "make these ranks call the operations of the cycle in the same order, and exchange messages "
+                          "by dist.batch_isend_irecv; if an operation of the cycle is asynchronous, see the log of its "
+                          "rank: it may be busy elsewhere"};
 }
 
 Failure Diagnosis::no_memory(const std::string& what) const {

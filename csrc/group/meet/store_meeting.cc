@@ -52,7 +52,7 @@ std::vector<Hello> StoreMeeting::collect_hellos(const Deadline& deadline) {
   for (int r = 1; r < size(); ++r) {
     if (const auto value = fetch(hello_of(r), r, deadline)) {
       const Hello hello = decode(*value, 1).front();
-      if (hello.ranks != own_.ranks) throw different_sizes(hello, hello.ranks, own_.ranks);
+      if (hello.ranks != own_.ranks) throw different_sizes(hello, hello.ranks, "rank 0", own_.ranks);
       hellos.push_back(hello);
       continue;
     }

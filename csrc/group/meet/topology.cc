@@ -137,10 +137,10 @@ Hello describe_self(int rank, const std::string& host) {
   return hello;
 }
 
-Error different_sizes(const Hello& rank, size_t theirs, size_t mine) {
+Error different_sizes(const Hello& rank, size_t theirs, const std::string& own, size_t mine) {
   return {Code::kMismatch,
           "nvx: " + described(of_rank(rank.rank), place_of(rank)) + " creates this group with " +
-              std::to_string(theirs) + " ranks, this rank with " + std::to_string(mine),
+              std::to_string(theirs) + " ranks, " + own + " with " + std::to_string(mine),
           "give all ranks the same world size, or list of ranks"};
 }
 
@@ -156,7 +156,7 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
     if (whole) std::memcpy(&first, value.data(), sizeof first);
     first.host_name[sizeof first.host_name - 1] = '\0';
     if (whole && first.magic == Hello::kMagic && first.wire_version == Hello::kWire)
-      throw different_sizes(first, value.size() / sizeof(Hello), count);
+      throw different_sizes(first, value.size() / sizeof(Hello), "this rank", count);
     throw Error(Code::kMismatch,
                 "nvx: the store holds " + std::to_string(value.size()) + " bytes where " +
                     std::to_string(count * sizeof(Hello)) +

@@ -57,7 +57,7 @@ std::vector<uint8_t> encode(std::span<const Hello> hellos);
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
 
 /// The error of a rank that creates the group with `mine` ranks, where that one creates it with `theirs`.
-Error different_sizes(const Hello& rank, size_t theirs, size_t mine);
+Error different_sizes(const Hello& rank, size_t theirs, const std::string& own, size_t mine);
 
 /// All ranks' network addresses as one value, and back. Throws Error if it is damaged.
 std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses);

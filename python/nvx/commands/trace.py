@@ -50,11 +50,13 @@ class Rank:
                 if parts["group"][0]["size"]:
                     self.groups[slot] = {**parts["group"][0], **parts["texts"][0], "calls": parts["calls"]}
             self.rank = self.groups[min(self.groups)]["rank"]  # in the job's group, as a rule
+            records = self.form.iter_unpack(os.pread(page, self.count * self.form.size, self.at))
+            began = [record[1] for record in records if record[0] and record[1]]
+            self.began = self.epoch + min([*began, *(group["since"] for group in self.groups.values())])
         except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
             raise status.Refused("it is damaged, or no trace") from error
         finally:
             os.close(page)
-        self.began = self.epoch + min(group["since"] for group in self.groups.values())
 
     def rows(self):
         """The records in the order in which they were begun, without those that are being written."""
@@ -92,21 +94,20 @@ class Rank:
                     began = max([call["began"], *ends])
                     yield event("B", f"wait for rank {args['rank']}", began, slot, "wait", args)
         for row in rows:
-            slot, kind, peer, began, took = (row[key] for key in ("slot", "kind", "peer", "began", "ended"))
+            slot, kind, peer, began, ended = (row[key] for key in ("slot", "kind", "peer", "began", "ended"))
             args = self.facts(row | {"root": peer}, self.groups.get(slot, {"name": "?"}))
-            took = (took - began) / 1000
             if kind == CALL:
-                yield event("X", self.name_of(row), began, slot, "collective", args, dur=took)
+                yield event("X", self.name_of(row), began, slot, "collective", args, dur=(ended - began) / 1000)
             elif kind == LAUNCH:
                 yield event("i", self.name_of(row), began, slot, "launch", args, s="t")
             elif kind == WAIT:
                 name = f"wait for rank {peer}" if peer >= 0 else "wait for any rank"
                 args = {"rank": peer, "group": args["group"], "sequence": row["number"]}
-                yield event("X", name, began, slot, "wait", args, dur=took)
+                yield event("X", name, began, slot, "wait", args, dur=(ended - began) / 1000)
             else:
                 name = f"{'send to' if kind == SEND else 'recv from'} rank {peer}"
                 args = {"rank": peer, "tag": row["number"], **{key: args[key] for key in ("group", "bytes", "dtype")}}
-                for phase, at in (("b", began), ("e", row["ended"])):
+                for phase, at in (("b", began), ("e", ended)):
                     yield event(phase, name, at, slot, "message", args, id=f"{pid}.{row['stamp']}")
 
     def name_of(self, call):
@@ -117,8 +118,7 @@ class Rank:
 
     def facts(self, call, group):
         args = {"call": status.call_of(self.layout, call, 0)["call"], "group": group["name"]}
-        args |= {"sequence": call["number"], "bytes": call["bytes"]}
-        args["dtype"] = self.dtype_of(call)
+        args |= {"sequence": call["number"], "bytes": call["bytes"], "dtype": self.dtype_of(call)}
         for key in ("algorithm", "schedule"):
             names = self.layout[key + "s"]
             args |= {key: names[call[key]]} if call.get(key) in names else {}

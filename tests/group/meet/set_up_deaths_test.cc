@@ -160,6 +160,8 @@ TEST(SetUp, ARankWhoseConnectionWasLostIsAskedOverANewOne) {
     own.host = "host" + std::to_string(rank);
     Group group(first, own);
     EXPECT_TRUE(barrier(group).ok());
+    first.set("through/" + std::to_string(rank), {1});
+    EXPECT_TRUE(first.get("through/" + std::to_string(1 - rank), milliseconds(20'000)));  // before the abort
     if (rank == 0) {
       MutexLock lock(group.core().port->mutex());
       group.core().port->disconnect(1);
@@ -267,7 +269,7 @@ TEST(SetUp, RanksThatCountDifferentlyAreRefusedThoughAnotherIsMissing) {
     const auto began = Clock::now();
     const std::string error = set_up_error(store, options("sizes", rank, rank == 0 ? 4 : 3));
     EXPECT_LT(Clock::now() - began, milliseconds(1500));
-    EXPECT_NE(error.find(") creates this group with 3 ranks, this rank with 4"), std::string::npos) << error;
+    EXPECT_NE(error.find(") creates this group with 3 ranks, rank 0 with 4"), std::string::npos) << error;
   });
 }
 
