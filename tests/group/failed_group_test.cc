@@ -271,14 +271,14 @@ TEST(LateRank, AwaitedRankIsNamedWithItsLastCall) {
       given.first_epoch = uint32_t(-3);  // the counters wrap during the test
       Group group(store, given);
       for (int i = 1; i < calls; ++i) EXPECT_TRUE(barrier(group).ok());
-      ASSERT_TRUE(all_reduce(group, size_t(calls)).ok());
+      ASSERT_TRUE(all_reduce(group, size_t(10 * calls)).ok());
       if (rank == 1) {
         EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
         return;
       }
       group.set_timeout(milliseconds(50));
-      EXPECT_SAYS(barrier(group),
-                  ", last finished: all_reduce(sum, f32, " + std::to_string(calls) + " elements)); this is rank 0");
+      EXPECT_SAYS(barrier(group), ", last finished: all_reduce(sum, f32, " + std::to_string(10 * calls) +
+                                      " elements)); this is rank 0");
       over = true;
     });
   }
