@@ -336,18 +336,18 @@ def awaited_lines(members, hint):
     lines = []
     waiting = {group["rank"]: group["waits_for"] for _, group in members if group["waits_for"] is not None}
     here = {group["rank"]: (rank, group) for rank, group in members}
-    for awaited in sorted(set(waiting.values()) - set(waiting)):
-        if awaited not in here:
-            lines.append(f"  rank {awaited} is waited for, and is not shown: {hint}")
+    for peer in sorted(set(waiting.values()) - set(waiting)):
+        if peer not in here:
+            lines.append(f"  rank {peer} is waited for, and is not shown: {hint}")
             continue
-        rank, group = here[awaited]
-        numbers = [g["call"]["number"] for _, g in members if g["waits_for"] == awaited and g["call"]]
+        rank, group = here[peer]
+        numbers = [g["call"]["number"] for _, g in members if g["waits_for"] == peer and g["call"]]
         if numbers and group["last_finished"] and group["last_finished"]["number"] >= max(numbers):
             continue  # it was read later, and has gone on
         call, _ = activity(group)
         does = "has not made that call" if call == "none" else f"is in {call}"
         does = "is stopped (SIGSTOP, a debugger)" if rank["stopped"] else does
-        lines.append(f"  rank {awaited} (pid {rank['place']}) is waited for, and {does}: py-spy dump --pid {rank['pid']}")
+        lines.append(f"  rank {peer} (pid {rank['place']}) is waited for, and {does}: py-spy dump --pid {rank['pid']}")
     return lines
 
 
