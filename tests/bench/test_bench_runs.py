@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -46,17 +47,18 @@ def bench_of(ranks, *arguments):
         return bench(*arguments, "-n", str(ranks))
     from nvx.bench import world
 
-    command, port = ["-m", "nvx.bench", *arguments], 20_000 + os.getpid() % 40_000
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    places = [world.rank_environment(rank, ranks, port) for rank in range(ranks)]
+    places = [world.rank_environment(rank, ranks, world.run_number()) for rank in range(ranks)]
     for place in places:
         place.pop("PYTHONPATH")  # the ranks find nvx as this process does
-    started = [warm.Popen(command, env=os.environ | place, **pipes) for place in places]
-    try:
-        said = [rank.communicate(timeout=180) for rank in started]
-    finally:
-        for rank in started:
-            rank.kill()
+    with tempfile.TemporaryDirectory() as folder:  # not at a port, which another process may have
+        command = ["-m", "nvx.bench", *arguments, world.RENDEZVOUS, f"file://{folder}/store"]
+        started = [warm.Popen(command, env=os.environ | place, **pipes) for place in places]
+        try:
+            said = [rank.communicate(timeout=90) for rank in started]
+        finally:
+            for rank in started:
+                rank.kill()
     return subprocess.CompletedProcess(command, max(abs(rank.wait()) for rank in started), *said[0])
 
 
