@@ -43,6 +43,11 @@ def put(address: int, data: bytes) -> bytes:
     return MAGIC + message(PUT, struct.pack("<QQI", address, len(data), 1)) + data
 
 
+def overwriting(memory: Path) -> bytes:
+    """A PUT to the tensor. Raises OSError, ValueError while its address is unknown."""
+    return put(int(memory.read_text()), struct.pack("<16f", *[666.0] * 16))
+
+
 def sockets(pid: str, state: str) -> list[list[str]]:
     """Rows of the kernel's tables."""
     found = []
@@ -66,7 +71,7 @@ def attacks(chance: random.Random, memory: Path):
     """Without an address in the rank's memory, a PUT goes to one that it has not."""
     while True:
         with contextlib.suppress(OSError, ValueError):
-            yield put(int(memory.read_text()), struct.pack("<16f", *[666.0] * 16))
+            yield overwriting(memory)
         yield MAGIC + message(chance.randrange(256), chance.randbytes(chance.randrange(64)))
         yield chance.randbytes(chance.randrange(1, 200))
         yield put(0x1000, b"x" * 64)
@@ -155,7 +160,7 @@ def attack_early(pid: str, there: str, memory: Path, ended: list) -> tuple[int, 
     while not ended and os.path.exists(f"/proc/{pid}"):
         for port in listening_ports(pid) - known if memory.exists() else ():
             known.add(port)
-            said = put(int(memory.read_text()), struct.pack("<16f", *[666.0] * 16))
+            said = overwriting(memory)
             for _ in range(4):
                 clients.append(Client(socket.AF_INET, socket.SOCK_STREAM, "", (there, port), said, len(said)))
         for client in clients:

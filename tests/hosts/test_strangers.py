@@ -83,7 +83,7 @@ def test_a_stranger_that_is_accepted_before_the_filter_writes_nothing(tmp_path, 
         with stranger(cluster, 2, 0, what="early") as first, stranger(cluster, 2, 1, what="early") as second:
             results = cluster.results()
         assert results == [[float(i) for i in range(16)]] * 2
-        assert first[:2] >= [4, 0] and second[:2] >= [4, 0]
+        assert first[0] >= 4 and second[0] >= 4
 
 
 @both_versions

@@ -30,7 +30,7 @@ class HostProxy {
 
   /// Allocates memory for this many slices and rounds. Called first, before any other rank can wait for this one.
   /// `bytes`: of a slot. `moves_only`: the host reads and writes no slot, so slots may be in device memory if the link
-  /// between hosts moves that.
+  /// between hosts moves that. The group fails if the device has no room for them.
   struct Room {
     size_t slices, rounds, bytes;
     bool moves_only;
