@@ -46,7 +46,7 @@ def two_agents():
     agents = [subprocess.Popen(agent) for _ in range(2)]
     with contextlib.ExitStack() as stack:
         for one in agents:
-            stack.callback(one.kill)
+            stack.callback(one.terminate)  # a killed agent would leave its ranks running
         return max(one.wait(timeout=240) for one in agents)
 
 

@@ -98,6 +98,12 @@ def rows():
     return cells
 
 
+def test_the_page_has_the_figures_of_the_file():
+    file = json.loads((ROOT / "bench" / "results" / "frameworks.json").read_text())
+    measured = {row["recipe"]: f"{row['ratio']:.1f}" for row in file["results"]}
+    assert {script: ratio for _, _, script, ratio in rows()} == measured
+
+
 def test_the_page_has_the_versions_that_are_pinned():
     pins = "".join(path.read_text() for path in Path(__file__).parent.glob("requirements*.txt"))
     pinned = dict(re.findall(r"^([\w-]+)(?:\[\w+\])?==(\d+\.\d+)", pins, re.MULTILINE))
