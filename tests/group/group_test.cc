@@ -160,6 +160,22 @@ TEST(Group, ManyGroupsShareTheStaging) {
   });
 }
 
+/// With a core for each rank, consecutive operations stage in different parts of the lease, and come back to the first.
+TEST(Group, StagingRotates) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("rotate", rank, 2));
+    std::set<uint64_t> places;
+    for (int call = 0; call < 40; ++call) {
+      ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {50'000, 0}}), "");
+      for (uint32_t e = 0; e < kernel::kEpochs; ++e)
+        places.insert(group.core().members.own_pad().arrival(e).lease_offset);
+    }
+    EXPECT_EQ(places.size() > 3, rotation(group.plan_facts()) != 0) << places.size();
+    EXPECT_LT(places.size(), 30u);
+  });
+}
+
 /// The timeouts of mail and of collectives of one group do not combine into a deadlock.
 TEST(Group, CollectivesAndMailGoApart) {
   MemoryStore store;

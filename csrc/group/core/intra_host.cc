@@ -14,7 +14,9 @@ using kernel::Collective;
 using kernel::Piece;
 
 IntraHost::IntraHost(Core& core)
-    : core_(core), members_(core.members), channel_(members_.local_rank(), members_.memory, members_.first_epoch) {
+    : core_(core),
+      members_(core.members),
+      channel_(members_.local_rank(), members_.memory, members_.first_epoch, rotation(members_.facts) != 0) {
   core_.neighbours().leases().join(this);
 }
 
@@ -55,8 +57,8 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
     } catch (const Error& error) {
       return core_.failures.fail(error.failure());  // the others would wait for this rank until their timeout
     }
-    MutexLock lock(lease_mutex_);
-    channel_.lease(lease_.offset, lease_.bytes);
+    const Span part = next_part(choice, staged);
+    channel_.lease(part.offset, part.bytes);
   }
   core_.status->runs(choice.algorithm);
   NVX_LOG(kTrace, "group %s rank %d #%llu %s %zu bytes: %s", members_.name.c_str(), members_.rank,
@@ -155,15 +157,29 @@ std::optional<size_t> IntraHost::lendable(const Operation& step) const {
 void IntraHost::hold_lease(size_t bytes) {
   MutexLock lock(lease_mutex_);
   lease_in_use_ = true;
-  if (lease_ && (lease_wanted_ >= bytes || !read_by_all(channel_.leased_epoch()))) return;
+  const bool fits = std::max(lease_wanted_, lease_.bytes) >= bytes;
+  if (lease_ && (fits || !read_by_all(channel_.leased_epoch()))) return;
   const Span old = std::exchange(lease_, Span{});
   lease_wanted_ = bytes;
   lock.unlock();  // the pool may ask other groups for their leases, and their threads may ask this one
   LeasePool& leases = core_.neighbours().leases();
   if (old) leases.release(old);
-  const Span span = leases.acquire(bytes, this);
+  const Span span = leases.acquire(std::max(bytes, rotation(members_.facts)), bytes, this);
   lock.lock();
   lease_ = span;
+  lease_at_ = 0;
+}
+
+/// The staging of an operation: the next part of the lease, in rotation. See rotation() in group/plan/plan.h.
+Span IntraHost::next_part(const Choice& choice, size_t staged) {
+  constexpr size_t kPage = 4096, kLine = 64;  // every part of a chunk begins on a cache line
+  size_t bytes = choice.lease_bytes;
+  if (choice.algorithm != kernel::Algorithm::kExchange)
+    bytes = std::min(bytes, (staged + kLine * members_.facts.ranks + kPage - 1) / kPage * kPage);
+  MutexLock lock(lease_mutex_);
+  bytes = std::min(bytes, lease_.bytes);
+  if (bytes > lease_.bytes - lease_at_) lease_at_ = 0;
+  return {lease_.offset + std::exchange(lease_at_, lease_at_ + bytes), bytes};
 }
 
 void IntraHost::rest_lease() {

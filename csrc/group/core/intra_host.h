@@ -40,6 +40,7 @@ class IntraHost final : public LeaseHolder {
   kernel::Work work_of(const Operation& step, const Operation& call, size_t staged) const;
   std::optional<size_t> lendable(const Operation& step) const;
   void hold_lease(size_t bytes) EXCLUDES(lease_mutex_);
+  Span next_part(const Choice& choice, size_t staged) EXCLUDES(lease_mutex_);
   void rest_lease() EXCLUDES(lease_mutex_);
   bool read_by_all(uint32_t epoch) const;
   Status explain(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
@@ -53,7 +54,8 @@ class IntraHost final : public LeaseHolder {
   Mutex lease_mutex_;
   Span lease_ GUARDED_BY(lease_mutex_);
   bool lease_in_use_ GUARDED_BY(lease_mutex_) = false;
-  size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // the size requested when the pool gave `lease_`
+  size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // the least size requested when the pool gave `lease_`
+  size_t lease_at_ GUARDED_BY(lease_mutex_) = 0;      // where the next operation's part begins
 };
 
 }  // namespace nvx

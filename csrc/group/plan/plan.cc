@@ -56,6 +56,11 @@ size_t most_lease(const PlanFacts& facts) {
   return std::clamp<size_t>(std::min(share, kernel::kDepth * facts.l2_bytes), 1 << 20, 12 << 20);
 }
 
+size_t rotation(const PlanFacts& facts) {
+  if (facts.ranks > facts.cores) return 0;
+  return std::min(2 * facts.l2_bytes, facts.l3_bytes / 2 / facts.ranks);
+}
+
 std::vector<Algorithm> host_algorithms_of(Collective collective) {
   const Row& r = row(collective);
   if (r.small == r.large) return {r.small};

@@ -39,6 +39,10 @@ kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
 
 /// The most staging that a large operation leases.
 size_t most_lease(const PlanFacts& facts);
+/// The staging through which consecutive operations rotate, so that a rank writes to lines that its peers' caches no
+/// longer hold: a write to a line that another core has read lately takes several times as long as the copy. 0: none,
+/// since ranks that share cores share their caches too.
+size_t rotation(const PlanFacts& facts);
 /// The bytes from which `policy_to_keep()` bypasses the caches.
 size_t past_caches(const PlanFacts& facts);
 

@@ -21,7 +21,7 @@ uint64_t next_history(const Fingerprint& f) {
 
 }  // namespace
 
-Channel::Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch)
+Channel::Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch, bool rotates)
     : rank_(rank),
       epoch_(first_epoch),
       memory_(peers.begin(), peers.end()),
@@ -30,6 +30,7 @@ Channel::Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epo
       lent_(peers.size()),
       sources_(peers.size()),
       factors_(peers.size(), 1.0),
+      rotates_(rotates),
       leased_epoch_(first_epoch) {
   for (const PeerMemory& peer : memory_) pads_.emplace_back(peer.pad, peers.size());
   for (int i = 1; i < size(); ++i) others_.push_back((rank + i) % size());
@@ -57,7 +58,15 @@ bool Channel::enter(CpuExec& ex) {
   ++epoch_;
   if (!wait_done(ex, epoch_ - kEpochs)) return false;
   if (epoch_ % kRefresh == 0) refresh(ex);
+  next_slot();
   return true;
+}
+
+/// The slots of the last epochs, which peers may still read, lie before the next one.
+void Channel::next_slot() {
+  slot_at_ += (std::exchange(slot_bytes_, 0) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  if (!rotates_) slot_at_ = epoch_ % kEpochs * kSlotBytes;
+  if (slot_at_ > kSlotsBytes - kSlotBytes) slot_at_ = 0;
 }
 
 /// Stamps are compared modularly, so none may become older than half the range of epochs. This updates the flags that
@@ -73,7 +82,7 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   Arrival& here = mine().arrival(epoch_);
   here.fingerprint = call.fingerprint;
   here.fingerprint.history = history_;
-  here.lease_offset = lease_offset_;
+  here.lease_offset = staging == Staging::kLeased ? lease_offset_ : slot_at_;
   here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
   here.in_place = staging == Staging::kLeased && in_place_;
   if (std::exchange(reads_lent_, false)) std::fill(lent_.begin(), lent_.end(), nullptr);

@@ -51,7 +51,8 @@ enum class Staging { kSlot, kLeased };
 ///  when they take the credit: each compares the other one's call at e - kEpochs with its own.
 class Channel {
  public:
-  Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch);
+  /// `rotates`: slots go through all of the memory for slots, see rotation() in group/plan/plan.h.
+  Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch, bool rotates = true);
 
   int rank() const { return rank_; }
   int size() const { return int(pads_.size()); }
@@ -81,7 +82,10 @@ class Channel {
   /// The place of a small message of this epoch: inside the arrival, or in the slot.
   std::byte* slot(int rank, size_t bytes) {
     Pad& p = pad(rank);
-    return bytes <= kInlineBytes ? p.arrival(epoch_).payload : p.slot(epoch_);
+    if (bytes <= kInlineBytes) return p.arrival(epoch_).payload;
+    if (rank != rank_) return p.slot(p.arrival(epoch_).lease_offset);
+    slot_bytes_ = bytes;
+    return p.slot(slot_at_);
   }
 
   /// Sets the staging that this rank may use; an empty range removes it.
@@ -120,6 +124,7 @@ class Channel {
 
  private:
   void refresh(CpuExec& ex);
+  void next_slot();
   bool compare(CpuExec& ex, int peer, uint32_t epoch);
 
   int rank_;
@@ -139,6 +144,9 @@ class Channel {
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
   bool in_place_ = false;
+  const bool rotates_;
+  uint64_t slot_at_ = 0;                // of this epoch's slot
+  size_t slot_bytes_ = 0;               // written to it
   std::atomic<uint32_t> leased_epoch_;  // read by threads that want the lease
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -39,14 +40,16 @@ inline constexpr size_t kCacheLine = 128;         ///< two cache lines, because 
 inline constexpr uint32_t kEpochs = 4;            ///< consecutive operations whose arrivals and slots are separate
 inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::compare()
 inline constexpr size_t kInlineBytes = 168;
-inline constexpr size_t kSlotBytes = 64 << 10;
+inline constexpr size_t kSlotBytes = 64 << 10;  ///< the longest message in a slot
+inline constexpr size_t kSlotsBytes = 1 << 20;  ///< the memory in which slots follow one another
+static_assert(kSlotsBytes >= (kEpochs + 1) * kSlotBytes);
 
 /// Announces "I am at operation e", with everything that the others need to begin reading. A small message travels in
 /// the same cache lines.
 struct alignas(kCacheLine) Arrival {
   Flag flag;
   Fingerprint fingerprint;
-  uint64_t lease_offset;  ///< of this operation's staging, in the owner's arena
+  uint64_t lease_offset;  ///< of this operation's staging, in the owner's arena; without a lease, of its slot
   uint64_t lease_bytes;
   double factor;         ///< this rank's multiplier for premul_sum
   uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all ranks
@@ -159,7 +162,7 @@ class PadLayout {
   constexpr size_t outboxes() const { return round(counts() + kEpochs * ranks_ * sizeof(uint64_t)); }
   constexpr size_t inboxes() const { return outboxes() + ranks_ * sizeof(Outbox); }
   constexpr size_t slots() const { return page(inboxes() + ranks_ * sizeof(Inbox)); }
-  constexpr size_t bytes() const { return slots() + kEpochs * kSlotBytes; }
+  constexpr size_t bytes() const { return slots() + kSlotsBytes; }
   constexpr size_t ranks() const { return ranks_; }
 
  private:
@@ -191,7 +194,8 @@ class Pad {
   uint64_t* counts(uint32_t epoch) const {
     return &at<uint64_t>(PadLayout::counts() + epoch % kEpochs * layout_.ranks() * sizeof(uint64_t));
   }
-  std::byte* slot(uint32_t epoch) const { return base_ + layout_.slots() + epoch % kEpochs * kSlotBytes; }
+  /// The slot at an offset. A wrong offset, from a peer, is replaced by a valid one.
+  std::byte* slot(uint64_t at) const { return base_ + layout_.slots() + std::min(at, kSlotsBytes - kSlotBytes); }
   Outbox& outbox(int peer) const { return at<Outbox>(layout_.outboxes() + size_t(peer) * sizeof(Outbox)); }
   Inbox& inbox(int peer) const { return at<Inbox>(layout_.inboxes() + size_t(peer) * sizeof(Inbox)); }
 

@@ -4,9 +4,12 @@
 
 namespace nvx {
 
-Span LeasePool::acquire(size_t wanted, LeaseHolder* asker) {
+Span LeasePool::acquire(size_t wanted, size_t least, LeaseHolder* asker) {
   MutexLock lock(mutex_);
-  if (leased_ + wanted > most_) reclaim(wanted, asker);
+  if (leased_ + wanted > most_) {
+    wanted = least;
+    reclaim(wanted, asker);
+  }
   const size_t left = most_ > leased_ ? most_ - leased_ : 0;
   size_t bytes = wanted;
   if (wanted > left) bytes = std::max(left / 2 / kSmallest * kSmallest, kSmallest);  // leave some for the next caller

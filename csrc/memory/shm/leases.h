@@ -24,7 +24,9 @@ class LeasePool {
 
   LeasePool(Arena& arena, size_t most) : arena_(arena), most_(most) {}
 
-  Span acquire(size_t wanted, LeaseHolder* asker) EXCLUDES(mutex_);
+  /// Leases `wanted` bytes. If that many are not free, leases of other holders are reclaimed for `least` bytes.
+  Span acquire(size_t wanted, size_t least, LeaseHolder* asker) EXCLUDES(mutex_);
+  Span acquire(size_t bytes, LeaseHolder* asker) { return acquire(bytes, bytes, asker); }
   void release(Span span) EXCLUDES(mutex_);
   /// Returns a span that peers may still read. It counts as leased until released() returns true.
   void free_when(Span span, std::function<bool()> released);

@@ -111,6 +111,16 @@ TEST(Plan, WritesPastTheCachesWhatDoesNotFitThemTogether) {
   EXPECT_EQ(keep(1, 0), kernel::CachePolicy::kCached);
 }
 
+TEST(Plan, StagingRotatesWhereEveryRankHasACoreOfItsOwn) {
+  PlanFacts facts = machine(2);
+  facts.cores = 2, facts.l2_bytes = M, facts.l3_bytes = 32 * M;
+  EXPECT_EQ(rotation(facts), 2 * M);
+  facts.l3_bytes = 4 * M;
+  EXPECT_EQ(rotation(facts), M) << "all ranks' staging fills half of the cache that they share";
+  facts.cores = 1;
+  EXPECT_EQ(rotation(facts), 0u);
+}
+
 /// On any machine, data within the limit fits the slot, and every lease has at least the smallest size.
 TEST(Plan, StaysWithinTheSlotsAndTheStaging) {
   for (const size_t ranks : {1, 2, 3, 8, 100}) {

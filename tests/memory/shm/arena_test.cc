@@ -153,6 +153,17 @@ TEST(Leases, RequestGetsALeaseThoughNoHolderReleases) {
   EXPECT_LE(arena.used(), 2 * M + holders.size() * LeasePool::kSmallest);
 }
 
+TEST(Leases, NobodyGivesUpForMoreThanTheLeast) {
+  Arena arena;
+  LeasePool pool(arena, 4 * M);
+  Holder first, second;
+  first.span = pool.acquire(3 * M, M, &first);
+  EXPECT_EQ(first.span.bytes, 3 * M);
+  second.span = pool.acquire(3 * M, M, &second);
+  EXPECT_EQ(second.span.bytes, M);
+  EXPECT_EQ(first.asked, 0);
+}
+
 /// Mail leases without a holder, which the pool must not ask to yield.
 TEST(Leases, ALeaseWithoutAHolderIsNeverAskedFor) {
   Arena arena;
