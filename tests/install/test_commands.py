@@ -349,6 +349,19 @@ def test_simulate_over_hosts_and_sizes(capsys):
     assert "dissemination" in capsys.readouterr().out
 
 
+def test_simulate_takes_bits_and_bytes(capsys):
+    def rows(rate):
+        assert cli.main(["simulate", "all_reduce", "8M", "--hosts", "2", "--inter", rate, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["rows"]
+
+    assert rows("50GB/s") == rows("400Gbit/s") == rows("400Gb/s") == rows("0.4Tb/s") != rows("400GB/s")
+    for unknown in ("400Gbits/s", "400", "4.0.0GB/s"):
+        with pytest.raises(SystemExit, match="2"):
+            rows(unknown)
+        told = f"{unknown!r} is not a number with a unit, such as 50GB/s (bytes) or 400Gbit/s (bits)"
+        assert told in capsys.readouterr().err
+
+
 def test_simulate_refuses_nonsense(capsys):
     for given in (["8M"], ["--hosts", "2"], ["--hosts", "4", "--inter", "5"], ["--hosts", "1", "--inter", "1GB/s"]):
         with pytest.raises(SystemExit, match="2"):

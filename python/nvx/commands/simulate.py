@@ -15,7 +15,8 @@ from . import refusing
 from .topo import columns
 
 SCHEMA = 1
-RATES = {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
+BYTES = {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
+RATES = BYTES | {name.replace("B", bit): scale / 8 for name, scale in BYTES.items() for bit in ("b", "bit")}
 TIMES = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 LEGEND = """\
 time: of one call, without torch's own part.
@@ -25,16 +26,15 @@ time that both take together: over 100 % where both threads work at once.
 bottleneck: the larger of the two; latency, if it leaves more of the time than it takes."""
 
 
-def quantity(units):
-    """Parses a number with one of these units."""
+def quantity(units, such):
+    """Parses a number with one of these units. such: examples."""
 
     def parse(text):
         number, unit = re.fullmatch(r"([\d.]*)(.*)", text).groups()
         try:
             return float(number) * units[unit]
         except (ValueError, KeyError):
-            known = ", ".join(units)
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number with one of the units {known}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number with a unit, such as {such}") from None
 
     return parse
 
@@ -95,11 +95,12 @@ def asked(options):
 def arguments_of(arguments):
     parser = argparse.ArgumentParser(
         prog="nvx simulate",
-        description="Simulates a collective of CPU tensors between hosts.",
+        description="Simulates a collective of CPU tensors between hosts. RATE: bytes (50GB/s) or bits (400Gbit/s).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=LEGEND,
     )
-    rate, time, show = quantity(RATES), quantity(TIMES), parser.add_argument
+    rate, time = quantity(RATES, "50GB/s (bytes) or 400Gbit/s (bits)"), quantity(TIMES, "3us")
+    show = parser.add_argument
     show("collective", help="all_reduce, all_gather, broadcast, ...")
     show("size", nargs="?", type=size_argument, default=0, help="bytes per rank: 4096, 4K, 64M")
     show("--hosts", type=int, required=True)
