@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -187,39 +186,19 @@ std::vector<HandOver> hand_overs(const char* name) {
   return {};
 }
 
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t corner = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t swap = corner + (a[i - 1] != b[j - 1]);
-      corner = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, swap});
-    }
-  }
-  return row[b.size()];
-}
-
 }  // namespace
 
 std::vector<UnknownVariable> unknown_variables() {
   std::vector<UnknownVariable> all;
+  std::vector<std::string> known;
+  for (const Variable& v : kVariables) known.push_back(v.name);
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string name(*entry, std::strcspn(*entry, "="));
     if (name.rfind("NVX_", 0) != 0 || name.rfind("NVX_TEST_", 0) == 0) continue;
     if (name.rfind("NVX_UCX_", 0) == 0) continue;  // settings for the UCX inside nvx alone
-    const Variable* nearest = kVariables;
-    for (const Variable& v : kVariables) {
-      if (edit_distance(name, v.name) < edit_distance(name, nearest->name)) nearest = &v;
-    }
-    if (name == nearest->name) continue;
-    constexpr size_t kTypo = 2;  // edits
-    const bool near = edit_distance(name, nearest->name) <= kTypo;
-    const std::string hint =
-        near ? "did you mean " + std::string(nearest->name) + "?" : "`nvx env` lists all variables";
-    all.push_back({name, hint});
+    const std::optional<std::string> meant = nearest(name, known);
+    if (meant == name) continue;
+    all.push_back({name, meant ? "did you mean " + *meant + "?" : "`nvx env` lists all variables"});
   }
   return all;
 }

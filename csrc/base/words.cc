@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 
 namespace nvx {
@@ -27,6 +28,21 @@ size_t character_at(const std::string& text, size_t at) {
   return first >= 0xc0 && first < 0xf8 && code >= kLeast[bytes] && code <= 0x10ffff && !half ? bytes : 0;
 }
 
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t corner = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t swap = corner + (a[i - 1] != b[j - 1]);
+      corner = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, swap});
+    }
+  }
+  return row[b.size()];
+}
+
 }  // namespace
 
 std::string trimmed(const std::string& text) {
@@ -46,6 +62,13 @@ std::string joined(const std::vector<std::string>& names, const std::string& bet
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : between) + name;
   return text;
+}
+
+std::optional<std::string> nearest(const std::string& text, const std::vector<std::string>& names) {
+  constexpr size_t kTypo = 2;  // edits
+  const auto closest = std::ranges::min_element(names, {}, [&](const auto& name) { return edit_distance(text, name); });
+  if (closest == names.end() || edit_distance(text, *closest) > kTypo) return std::nullopt;
+  return *closest;
 }
 
 std::optional<uint64_t> size_of_text(const std::string& text) {

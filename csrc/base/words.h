@@ -22,6 +22,9 @@ std::vector<std::string> items(const std::string& list);
 /// "eth0, eth1"
 std::string joined(const std::vector<std::string>& names, const std::string& between = ", ");
 
+/// The name that differs least from the text, if by at most two letters: the likely intention of a typo.
+std::optional<std::string> nearest(const std::string& text, const std::vector<std::string>& names);
+
 /// The bytes that "4096", "4K", "64M" or "1G" means.
 std::optional<uint64_t> size_of_text(const std::string& text);
 

@@ -105,7 +105,7 @@ def test_options(rank, world):
     assert repr(options).endswith("tune='lease=1M,all_reduce.one_shot=8')")
     for wrong, why in (
         ({"lease": "1K"}, r"tune=\.\.\.\): lease=1K is not a number from 262144 to 1073741824"),
-        ("leese=1M", r'there is no key "leese". Next: use the keys all_reduce.one_shot, '),
+        ("leese=1M", r'there is no key "leese" \(did you mean lease\?\). Next: `NVX_TUNE= nvx explain` lists the keys'),
         ("@/nowhere", "names /nowhere, which cannot be read"),
     ):
         with pytest.raises(ValueError, match=why):

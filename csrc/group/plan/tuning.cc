@@ -89,18 +89,20 @@ std::pair<Tune, uint64_t> setting(const std::string& item, const std::string& sa
   const std::string name = trimmed(item.substr(0, sign));
   const std::string value = sign == std::string::npos ? "" : trimmed(item.substr(sign + 1));
   const TuneRow* const row = tune_row(name);
-  std::string why = "there is no key \"" + printable(name) + '"';
+  std::string why;
   if (row) {
     const std::optional<uint64_t> number = size_of_text(value);
     if (number && *number >= row->least && *number <= row->most && *number % row->multiple == 0)
       return {row->key, *number};
     why = name + '=' + printable(value) + " is not a number from " + std::to_string(row->least) + " to " +
           std::to_string(row->most) + (row->multiple > 1 ? ", a multiple of " + std::to_string(row->multiple) : "");
+  } else {
+    std::vector<std::string> keys;
+    for (const TuneRow& r : kTuneRows) keys.push_back(r.name);
+    const std::optional<std::string> meant = nearest(name, keys);
+    why = "there is no key \"" + printable(name) + '"' + (meant ? " (did you mean " + *meant + "?)" : "");
   }
-  std::string keys;
-  for (const TuneRow& r : kTuneRows) keys += std::string(keys.empty() ? "" : ", ") + r.name;
-  throw Error(Code::kInvalid, "nvx: " + said + ": " + why,
-              "use the keys " + keys + "; `nvx explain` lists their bounds");
+  throw Error(Code::kInvalid, "nvx: " + said + ": " + why, "`NVX_TUNE= nvx explain` lists the keys and their bounds");
 }
 
 }  // namespace
