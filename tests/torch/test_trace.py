@@ -142,6 +142,8 @@ def test_malformed_trace_is_refused(tmp_path, capsys):
     (tmp_path / "nvx-trace.ghijkl").write_bytes(b"")
     assert trace.main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.count("its page is damaged") == 2
+    assert trace.main([str(tmp_path / "absent")]) == 1
+    assert f"nvx trace: there is no folder {tmp_path / 'absent'}\n" in capsys.readouterr().err
     assert trace.main(["--", str(tmp_path / "missing")]) == 127
     assert "cannot be run: No such file" in capsys.readouterr().err
 

@@ -134,7 +134,8 @@ def write(folder, output, dumps=None):
         except (status.Refused, OSError) as why:
             print(f"not shown: {path}: {why}", file=sys.stderr)
     if not ranks:
-        print(f"nvx trace: no rank has recorded anything in {folder}", file=sys.stderr)
+        why = "no rank has recorded anything in" if os.path.isdir(folder) else "there is no folder"
+        print(f"nvx trace: {why} {folder}", file=sys.stderr)
         return 1
     if dumps:
         from . import flight_recorder
