@@ -260,11 +260,17 @@ std::string fault(const Variable& v) {
   return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
 }
 
+std::array<std::string, kAgreed.size()> Config::agreed_values() const {
+  std::vector<std::string> handed_over;
+  for (const HandOver& one : delegate) handed_over.push_back(one.collective + ":" + std::to_string(one.least_bytes));
+  const char* const when = kernels == Kernels::kNever ? "0" : kernels == Kernels::kAlways ? "1" : "auto";
+  return {algorithm, tune, joined(handed_over), when, nvls ? "1" : "0"};
+}
+
 Agreed Config::agreed() const {
-  Hash handed_over;
-  for (const HandOver& one : delegate) handed_over.add(one.collective).add(one.least_bytes);
-  return {Hash().add(algorithm).value(), Hash().add(tune).value(), handed_over.value(),
-          Hash().add(uint64_t(kernels)).value(), Hash().add(uint64_t(nvls)).value()};
+  Agreed hashes;
+  std::ranges::transform(agreed_values(), hashes.begin(), [](const auto& value) { return Hash().add(value).value(); });
+  return hashes;
 }
 
 bool may_be_handed_over(const std::string& collective) {

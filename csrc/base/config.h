@@ -75,7 +75,9 @@ struct Config {
   bool nvls;
   std::string trace;
 
-  /// One hash per variable of `kAgreed`.
+  /// The values of the variables of `kAgreed`; none has a line break.
+  std::array<std::string, kAgreed.size()> agreed_values() const;
+  /// Their hashes.
   Agreed agreed() const;
 };
 

@@ -215,7 +215,7 @@ def test_options_for_kernels(rank, world):
         make().kernels = "on"
     group = dist.new_group(pg_options=make(kernels="0"))
     assert sum_over(group) == 1.0
-    with pytest.raises(dist.DistBackendError, match="differ in NVX_KERNELS"):
+    with pytest.raises(dist.DistBackendError, match="differ in NVX_KERNELS: rank 0 has 0, rank 1 has 1"):
         dist.new_group(pg_options=make(kernels=str(rank)))
 
 

@@ -125,7 +125,7 @@ void FarMeeting::meet(const std::string& what) {
   if (!value) return;
   known_.insert(what);
   const std::span<const uint8_t> said(*value);
-  const Hello hello = decode(said.first(std::min(said.size(), sizeof(Hello))), 1).front();
+  const Hello hello = decode_first(said);
   if (hello.host == own_.host || hello.ranks != own_.ranks || hello.rank < 0 || hello.rank >= options_.size) return;
   messenger_->admit(sources_of(hello, own_));
   contain_and([&] { know(hello, std::as_bytes(said.subspan(sizeof hello))); },

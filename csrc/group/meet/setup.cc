@@ -104,6 +104,8 @@ void SetUp::begin(const Doorway& door) {
   tuning_ = tuning_of(options_.tune);
   mine.tune = tuning_.text();
   self.agreed = mine.agreed();
+  std::string settings;
+  for (const std::string& value : mine.agreed_values()) settings += value + '\n';
   if (const net::JobKey* const key = net::JobKey::here()) self.key_tag = key->tag();
   self.arena = arena.id();
   self.pad_offset = members_.pad_span.offset;
@@ -111,12 +113,13 @@ void SetUp::begin(const Doorway& door) {
   self.ranks = uint32_t(size());
   std::ranges::copy(net::own_addresses(), self.addresses.begin());
   std::memcpy(self.door, door.name().data(), std::min(door.name().size(), sizeof self.door - 1));
-  meeting_.begin(self);
+  meeting_.begin(self, settings);
 }
 
 /// Gets all ranks and their hosts from the store.
 void SetUp::find_members(Doorway& door) {
-  members_.topology = Topology::from(meeting_.exchange_hellos(deadline_));
+  members_.topology =
+      Topology::from(meeting_.exchange_hellos(deadline_), [&](int r) { return meeting_.settings_of(r); });
   members_.topology.global_ranks = options_.global_ranks;
   members_.generation = meeting_.generation();
   static std::atomic<bool> said{false};

@@ -24,8 +24,9 @@ std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std
 
 }  // namespace
 
-void StoreMeeting::begin(const Hello& own) {
+void StoreMeeting::begin(const Hello& own, const std::string& settings) {
   own_ = own;
+  settings_ = settings;
   if (size() == 1) return;
   const int64_t next = store_.add(generation_of(rank()), 0) + 1;
   enter(next);
@@ -38,7 +39,17 @@ void StoreMeeting::begin(const Hello& own) {
 void StoreMeeting::enter(int64_t generation) {
   host_.enter(generation, own_);
   far_.enter(generation, own_, host_.handout() != nullptr);
-  store_.set(key_in(generation, hello_of(rank())), encode({&own_, 1}));
+  const std::string value = std::string(reinterpret_cast<const char*>(&own_), sizeof own_) + settings_;
+  store_.set(key_in(generation, hello_of(rank())), {value.begin(), value.end()});
+}
+
+std::string StoreMeeting::settings_of(int rank) {
+  std::string text;
+  contain("the store, asked for the settings of a rank,", [&] {
+    const auto value = store_.get(key(hello_of(rank)), std::chrono::milliseconds(0));
+    if (value && value->size() > sizeof(Hello)) text.assign(value->begin() + sizeof(Hello), value->end());
+  });
+  return text;
 }
 
 std::vector<Hello> StoreMeeting::exchange_hellos(const Deadline& deadline) {
@@ -51,7 +62,7 @@ std::vector<Hello> StoreMeeting::collect_hellos(const Deadline& deadline) {
   std::vector<Hello> hellos{own_};
   for (int r = 1; r < size(); ++r) {
     if (const auto value = fetch(hello_of(r), r, deadline)) {
-      const Hello hello = decode(*value, 1).front();
+      const Hello hello = decode_first(*value);
       if (hello.ranks != own_.ranks) throw different_sizes(hello, hello.ranks, "rank 0", own_.ranks);
       hellos.push_back(hello);
       continue;
@@ -281,7 +292,7 @@ std::string StoreMeeting::describe(int rank) {
     contain_and(
         [&] {
           const auto hello = store_.get(key(hello_of(rank)), std::chrono::milliseconds(0));
-          if (hello) place = place_of(decode(*hello, 1).front());
+          if (hello) place = place_of(decode_first(*hello));
         },
         [](const std::exception*) {});  // it is damaged, which its reader throws
   }
@@ -322,7 +333,7 @@ std::string StoreMeeting::claimant(int64_t generation) {
       [&] {
         const auto value = store_.get(key_in(generation, hello_of(rank())), kSpan);
         if (!value) return;
-        const Hello hello = decode(*value, 1).front();
+        const Hello hello = decode_first(*value);
         who = claim_of(hello.pid, printable(hello.host_name));
       },
       [](const std::exception*) {});

@@ -27,13 +27,15 @@ class StoreMeeting {
       : store_(store), options_(options), host_(store, options), far_(store, options) {}
 
   /// Comes to this set-up: first the ranks of this host can see this rank's process, then its hello is in the store,
-  /// then the set-up is counted.
-  void begin(const Hello& own);
+  /// then the set-up is counted. `settings` follows the hello, for `settings_of()`.
+  void begin(const Hello& own, const std::string& settings);
   int64_t generation() const { return generation_; }
 
   /// The hellos of all ranks, by rank. Throws Error if this rank's current one is not among them. The generation may
   /// grow during this call, and not afterwards.
   std::vector<Hello> exchange_hellos(const Deadline& deadline);
+  /// The settings of a rank of this set-up; empty if the store does not hold them.
+  std::string settings_of(int rank);
   void say(const std::string& what, const std::vector<uint8_t>& value);
   /// A value that rank `writer` writes. Empty if that rank has begun another set-up without writing it.
   std::optional<std::vector<uint8_t>> fetch(const std::string& what, int writer, const Deadline& deadline);
@@ -91,6 +93,7 @@ class StoreMeeting {
   Store& store_;
   const GroupOptions& options_;
   Hello own_;
+  std::string settings_;
   HostMeeting host_;
   FarMeeting far_;
   std::function<void()> look_here_;  // see watch()

@@ -81,13 +81,34 @@ bool terminated(const char (&field)[N]) {
   return std::memchr(field, '\0', N) != nullptr;
 }
 
-/// The names of the variables that differ.
-std::string differing(const Agreed& a, const Agreed& b) {
-  std::string names;
+/// The items of a list that another one does not have.
+std::string only_in(const std::string& list, const std::string& other) {
+  constexpr size_t kMost = 200;
+  std::vector<std::string> own = items(list);
+  const std::vector<std::string> theirs = items(other);
+  std::erase_if(own, [&](const std::string& item) { return std::ranges::count(theirs, item) != 0; });
+  const std::string text = printable(joined(own));
+  return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
+}
+
+/// ": rank 0 has lease=1048576, rank 1 has lease=2097152", or nothing if a value is not known.
+std::string values_apart(const Hello& a, const std::string& of_a, const Hello& b, const std::string& of_b) {
+  const std::string only_a = only_in(of_a, of_b), only_b = only_in(of_b, of_a);
+  if (only_a.empty() && only_b.empty()) return "";
+  if (only_a.empty()) return ": " + of_rank(b.rank) + " has " + only_b + ", " + of_rank(a.rank) + " does not";
+  return ": " + of_rank(a.rank) + " has " + only_a + ", " + of_rank(b.rank) +
+         (only_b.empty() ? " does not" : " has " + only_b);
+}
+
+/// The variables in which two ranks differ, with their values.
+std::string differing(const Hello& a, std::istringstream of_a, const Hello& b, std::istringstream of_b) {
+  std::vector<std::string> all;
   for (size_t i = 0; i < kAgreed.size(); ++i) {
-    if (a[i] != b[i]) names += (names.empty() ? "" : " and ") + std::string(kAgreed[i]);
+    std::string own, other;
+    const bool known = std::getline(of_a, own) && std::getline(of_b, other);
+    if (a.agreed[i] != b.agreed[i]) all.push_back(kAgreed[i] + (known ? values_apart(a, own, b, other) : ""));
   }
-  return names;
+  return joined(all, "; ");
 }
 
 /// The error for a rank whose job key is not that of rank 0.
@@ -147,6 +168,10 @@ Error different_sizes(const Hello& rank, size_t theirs, const std::string& own, 
 std::vector<uint8_t> encode(std::span<const Hello> hellos) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(hellos.data());
   return {bytes, bytes + hellos.size_bytes()};
+}
+
+Hello decode_first(std::span<const uint8_t> value) {
+  return decode(value.first(std::min(value.size(), sizeof(Hello))), 1).front();
 }
 
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
@@ -235,7 +260,7 @@ size_t Topology::rails() const {
   return least;
 }
 
-Topology Topology::from(std::vector<Hello> ranks) {
+Topology Topology::from(std::vector<Hello> ranks, const std::function<std::string(int rank)>& settings) {
   Topology topology;
   topology.cores = ranks.front().cores;
   topology.l2_bytes = ranks.front().l2_bytes;
@@ -247,9 +272,10 @@ Topology Topology::from(std::vector<Hello> ranks) {
     if (hello.rank != int32_t(i))
       throw Error(Code::kMismatch, "nvx: two processes have rank " + std::to_string(hello.rank));
     if (hello.agreed != first.agreed) {
+      const auto values = [&](int rank) { return std::istringstream(settings ? settings(rank) : ""); };
       throw Error(Code::kMismatch,
                   "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) + " differ in " +
-                      differing(hello.agreed, first.agreed),
+                      differing(first, values(0), hello, values(int(i))),
                   "set the same on all ranks, or on none");
     }
     if (hello.key_tag != first.key_tag) throw different_keys(topology, int(i));

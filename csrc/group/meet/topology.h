@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,7 +20,7 @@ namespace nvx {
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire =
-      16;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
+      17;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
 
   uint32_t magic = kMagic;
   uint16_t wire_version = kWire;
@@ -55,6 +56,8 @@ std::vector<uint8_t> encode(std::span<const Hello> hellos);
 
 /// The hellos in a value that another rank wrote. Throws Error with the defect and the rank.
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
+/// The same for one hello; more may follow it in the value.
+Hello decode_first(std::span<const uint8_t> value);
 
 /// The error of a rank that creates the group with `mine` ranks, where that one creates it with `theirs`.
 Error different_sizes(const Hello& rank, size_t theirs, const std::string& own, size_t mine);
@@ -91,8 +94,9 @@ struct Topology {
   size_t l3_bytes = 0;
   std::vector<uint64_t> global_ranks;  ///< the ranks' global ranks; empty if not known
 
-  /// Checks that all ranks have one protocol and one configuration, and sorts them by host.
-  static Topology from(std::vector<Hello> ranks);
+  /// Checks that all ranks have one protocol and one configuration, and sorts them by host. `settings`: the values of a
+  /// rank's variables of `kAgreed`, for the error, a line each; empty if they are not known.
+  static Topology from(std::vector<Hello> ranks, const std::function<std::string(int rank)>& settings = {});
   /// The number of rails: the least number of ranks of any host. Each carries a part of the data between hosts.
   size_t rails() const;
   /// "rank 3 (pid 4711, host a01)", or "rank 1 (global rank 3, pid 4711, host a01)" if the global rank differs. `more`

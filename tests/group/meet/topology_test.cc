@@ -148,7 +148,35 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   otherwise[1].agreed[1] ^= 1;
   expect_refused(otherwise, "differ in NVX_TUNE. Next: set the same on all ranks");
   otherwise[1].agreed[2] ^= 1;
-  expect_refused(otherwise, "differ in NVX_TUNE and NVX_DELEGATE.");
+  expect_refused(otherwise, "differ in NVX_TUNE; NVX_DELEGATE.");
+}
+
+/// Of lists, only the items that differ are named.
+TEST(Topology, RanksThatDifferInAVariableAreToldBothValues) {
+  std::vector<Hello> ranks = hellos(3);
+  const auto told = [&](const std::string& first, const std::string& last) {
+    try {
+      Topology::from(ranks, [&](int rank) { return rank == 0 ? first : rank == 2 ? last : "never asked for"; });
+    } catch (const Error& error) {
+      return error.failure().cause;
+    }
+    return std::string("not refused");
+  };
+  const std::string differ =
+      Topology::from(ranks).describe(2) + " and " + Topology::from(ranks).describe(0) + " differ in ";
+  ranks[2].agreed[0] ^= 1;
+  const std::string forced = differ + "NVX_ALGO: rank 0 has one_shot, rank 2 ";
+  EXPECT_EQ(told("one_shot\n\n\nauto\n0\n", "pipelined\n\n\nauto\n0\n"), forced + "has pipelined");
+  EXPECT_EQ(told("one_shot\n\n\nauto\n0\n", "\n\n\nauto\n0\n"), forced + "does not");
+  EXPECT_EQ(told("\n\n\nauto\n0\n", "one_shot\n\n\nauto\n0\n"),
+            differ + "NVX_ALGO: rank 2 has one_shot, rank 0 does not");
+  ranks[2].agreed = ranks[0].agreed;
+  ranks[2].agreed[1] ^= 1, ranks[2].agreed[3] ^= 1;
+  EXPECT_EQ(told("\nlease=1, slice=2\n\nauto\n0\n", "\nslice=2, lease=3\n\n1\n0\n"),
+            differ + "NVX_TUNE: rank 0 has lease=1, rank 2 has lease=3; NVX_KERNELS: rank 0 has auto, rank 2 has 1");
+  EXPECT_EQ(told("", "\nslice=2\n\n1\n0\n"), differ + "NVX_TUNE; NVX_KERNELS") << "the store has lost one";
+  const std::string said = told("\n\x1b" + std::string(300, 'x') + "\n\nauto\n0\n", "\nslice=2\n\n1\n0\n");
+  EXPECT_TRUE(said.starts_with(differ + "NVX_TUNE: rank 0 has  " + std::string(199, 'x') + "..., rank 2 ")) << said;
 }
 
 TEST(Topology, RanksWithDifferentJobKeysAreRefusedAndNamed) {

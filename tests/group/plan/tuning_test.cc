@@ -116,7 +116,8 @@ TEST(Tuning, MalformedSettingIsRefusedWithTheNearestKey) {
                            "lease=1.5M", "lease=much", "lease=1M=2", "lease=99999999999999999999"}) {
     const std::string text = refused(std::string("slice=504K, ") + item);
     EXPECT_TRUE(text.starts_with("nvx: NVX_TUNE: ")) << item << ": " << text;
-    EXPECT_TRUE(text.ends_with(". Next: `NVX_TUNE= nvx explain` lists the keys and their bounds")) << item << ": " << text;
+    EXPECT_TRUE(text.ends_with(". Next: `NVX_TUNE= nvx explain` lists the keys and their bounds"))
+        << item << ": " << text;
   }
   const auto starts = [](const std::string& item, const std::string& why) {
     EXPECT_TRUE(refused(item).starts_with("nvx: NVX_TUNE: there is no key " + why + ". Next: ")) << refused(item);
