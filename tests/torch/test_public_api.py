@@ -45,6 +45,21 @@ def test_groups_over_one_store_behind_prefixes(world):
             assert totals == [[world * (world - 1) / 2] * 5] * 2
 
 
+def test_a_rank_that_has_another_world_size_is_named_by_those_that_wait():
+    store, told = dist.HashStore(), r"\(pid \d+, host \S+\) was started with a world size of"
+    alone = nvx.Options()
+    alone.group_name = "default_pg"  # as torch names the group of the whole job
+    nvx.ProcessGroup(store, 0, 1, alone).shutdown()
+    short = nvx.Options(timeout=datetime.timedelta(seconds=0.3))
+    with pytest.raises(dist.DistBackendError, match=f"rank 0 has not joined; rank 0 {told} 1; this is rank 1"):
+        nvx.ProcessGroup(store, 1, 2, short)
+    store = dist.HashStore()
+    with pytest.raises(ValueError, match="cannot have rank 2 of 2"):
+        nvx.ProcessGroup(store, 2, 2)
+    with pytest.raises(dist.DistBackendError, match=f"rank 1 has not joined; rank 2 {told} 2; this is rank 0"):
+        nvx.ProcessGroup(store, 0, 2, short)
+
+
 def test_options_are_optional():
     group = nvx.ProcessGroup(dist.HashStore(), 0, 1)
     assert group.options.timeout.total_seconds() == 1800

@@ -27,7 +27,10 @@ std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std
 void StoreMeeting::begin(const Hello& own, const std::string& settings) {
   own_ = own;
   settings_ = settings;
-  if (size() == 1) return;
+  if (size() == 1) {
+    if (options_.whole_job) tell_world_size(store_, rank(), size(), options_.host);
+    return;
+  }
   const int64_t next = store_.add(generation_of(rank()), 0) + 1;
   enter(next);
   generation_ = store_.add(generation_of(rank()), 1);
@@ -266,10 +269,12 @@ std::string StoreMeeting::missing(int writer) {
   std::string named;
   for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
   if (ranks.size() > kMostNamed) named += " and others";
-  if (ranks.size() == 1) return "rank " + named + " has not joined";
+  std::string other = told_world_size(store_);
+  if (!other.empty()) other = "; " + other;
+  if (ranks.size() == 1) return "rank " + named + " has not joined" + other;
   const bool server_too = ranks.front() == "0";  // torch blocks the serving rank while any rank is missing
   return "ranks " + named + " have not joined" +
-         (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "");
+         (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "") + other;
 }
 
 /// "rank 3 (pid 4711, host a01, stopped by a signal (state T))", as far as this rank knows: a rank that an earlier

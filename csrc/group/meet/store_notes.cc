@@ -1,10 +1,14 @@
 #include "group/meet/store_notes.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <span>
 #include <thread>
 
+#include "base/contain.h"
 #include "base/words.h"
+#include "group/meet/topology.h"
 
 namespace nvx {
 namespace {
@@ -13,6 +17,8 @@ namespace {
 std::string count_in(const std::string& prefix) { return prefix + "failures"; }
 
 std::string note_in(const std::string& prefix) { return prefix + "failure"; }
+
+constexpr const char* kWorldSize = "nvx/world_size";
 
 }  // namespace
 
@@ -33,6 +39,19 @@ std::optional<Failure> read_note(Store& store, const std::string& prefix, int ra
     return Failure{
         .code = Code::kPeerFailed, .cause = printable(text), .advice = see_log_of("that rank"), .told = true};
   return FailureNote::read(std::as_bytes(std::span(*note)), ranks).value_or(unreadable_note("a rank"));
+}
+
+void tell_world_size(Store& store, int rank, int size, const std::string& host) {
+  const std::string place = "pid " + std::to_string(getpid()) + ", host " + own_host_name(host);
+  const std::string text =
+      described(of_rank(rank), place) + " was started with a world size of " + std::to_string(size);
+  contain_and([&] { store.set(kWorldSize, {text.begin(), text.end()}); }, [](const std::exception*) {});
+}
+
+std::string told_world_size(Store& store) {
+  constexpr size_t kMost = 200;
+  const auto text = store.get(kWorldSize, std::chrono::milliseconds(0));
+  return text ? printable(std::string(text->begin(), text->begin() + ptrdiff_t(std::min(text->size(), kMost)))) : "";
 }
 
 void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most) {

@@ -18,6 +18,12 @@ void leave_note(Store& store, const std::string& prefix, const Failure& why);
 /// a text that begins with "rank " (python/nvx/__init__.py).
 std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks);
 
+/// For a rank that cannot meet the others because of its world size: 1, or not above the rank. Best effort.
+void tell_world_size(Store& store, int rank, int size, const std::string& host = {});
+
+/// "rank 0 (pid 4711, host a01) was started with a world size of 1", if a rank has told so; otherwise empty.
+std::string told_world_size(Store& store);
+
 /// Waits until this many ranks have left a note, since every rank that reads the first one leaves one. The rank that
 /// serves the store must not end before.
 void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most);

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "group/meet/store_notes.h"
 #include "torch/call/gloo_ranks.h"
 #include "torch/core/interrupt.h"
 #include "torch/core/store.h"
@@ -31,6 +32,10 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> unwanted,
                                   std::vector<KnownProcess> processes) {
+  if (store && size >= 1 && rank >= size) {
+    TorchStore told(store, size);
+    tell_world_size(told, rank, size);
+  }
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "nvx: group ", options.group_name, " cannot have rank ",
                     rank, " of ", size, ". Next: give a world size of at least 1, and a rank below it");
   TORCH_CHECK_VALUE(store, "nvx: rank ", rank, " of group ", options.group_name,
