@@ -1,7 +1,7 @@
 """`nvx tune`: measures on this machine the values that nvx's choices of algorithms follow, and writes them to a file.
 
-Every candidate runs `nvx bench` in fresh rank processes, in turns. A default stays unless another value is faster by
-more than 3 %.
+Every candidate runs `nvx bench` in fresh rank processes, in turns. A default stays unless another value is faster in
+every round, and by more than 3 % in the median.
 """
 
 import argparse
@@ -100,61 +100,77 @@ def run(step, tune, options):
 
 
 def measure(step, options):
-    """{candidate: {(collective, size): median}}. The candidates take turns, each time in another order."""
-    found = {name: [] for name in step.candidates}
+    """For each round {candidate: {(collective, size): microseconds}}. The candidates take turns, in changing order."""
+    rounds = []
     for turn in range(options.rounds):
         order = list(step.candidates)
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            found[name].append(run(step, step.candidates[name], options))
-    return {name: {case: statistics.median(r[case] for r in runs) for case in runs[0]} for name, runs in found.items()}
+        order = order[turn % len(order) :] + order[: turn % len(order)]
+        rounds.append({name: run(step, step.candidates[name], options) for name in order})
+    return rounds
 
 
-def slower(before, after):
-    """How much longer the first times are, as the mean logarithm of the ratios that are not 1."""
-    ratios = [math.log(b / a) for b, a in zip(before, after, strict=True) if b != a]
-    return statistics.fmean(ratios) if ratios else 0.0
+def median(rounds, name, case):
+    return statistics.median(one[name][case] for one in rounds)
 
 
-def best_number(key, medians, default):
-    gain = {name: slower(medians[""].values(), times.values()) for name, times in medians.items()}
-    best = max(gain, key=gain.get)
-    return {key: sizes.parse_size(best) if gain[best] > GAIN else default}
+def choices_of(keys, cases, step, defaults, most, options):
+    """[(values of the keys, {case: candidate})] of the numbers, or limits that nvx accepts; defaults first."""
+    if "" in step.candidates:
+        values = {name: sizes.parse_size(name) if name else defaults[keys[0]] for name in step.candidates}
+        return [([value], dict.fromkeys(cases, name)) for name, value in values.items()]
 
+    def row(limits):
+        limits = [min(limit, most[key]) for key, limit in zip(keys, limits, strict=True)]
+        bounds = list(zip(step.candidates, [*limits, math.inf], strict=True))
+        return limits, {case: next(name for name, end in bounds if planned(*case, options) <= end) for case in cases}
 
-def best_limits(keys, collectives, medians, defaults, most, options):
-    """Limits that nvx accepts: none is above its `most`."""
-    cases = [case for case in next(iter(medians.values())) if case[0] in collectives]
-
-    def times(limits):
-        for case in cases:
-            bounds = zip(medians, [*limits, math.inf], strict=True)
-            yield medians[next(name for name, limit in bounds if planned(*case, options) <= limit)][case]
-
-    own = [defaults[key] for key in keys]
     found = sorted({0, *(planned(*case, options) for case in cases)})
     rising = itertools.combinations_with_replacement(found, len(keys))
-    candidates = ([min(limit, most[key]) for key, limit in zip(keys, limits, strict=True)] for limits in rising)
-    best = min(candidates, key=lambda limits: math.prod(times(limits)))
-    return dict(zip(keys, best if slower(times(own), times(best)) > GAIN else own, strict=True))
+    return [row([defaults[key] for key in keys]), *map(row, rising)]
 
 
-def chosen(step, medians, defaults, most, options):
-    """{key: value}"""
-    if "" in medians:
-        ((key,),) = step.keys
-        return best_number(key, medians, defaults[key])
+def best(rounds, choices):
+    """The choice with the least times; of equal ones the first."""
+    return min(choices, key=lambda choice: sum(math.log(median(rounds, choice[1][case], case)) for case in choice[1]))
+
+
+def gains(rounds, choices):
+    """For each round, how much longer the defaults take than the choice that the other rounds make: a choice that
+    follows the noise of some rounds does not gain in another. The mean logarithm of the ratios where they differ."""
+    for at, one in enumerate(rounds):
+        (_, own), (_, other) = choices[0], best(rounds[:at] + rounds[at + 1 :] or rounds, choices)
+        ratios = [math.log(one[own[case]][case] / one[other[case]][case]) for case in own if own[case] != other[case]]
+        yield statistics.fmean(ratios) if ratios else 0.0
+
+
+def decided(rounds, choices):
+    """(values, why): not the defaults only if those are faster in every round, and by GAIN in the median."""
+    own, found, gained = choices[0][0], best(rounds, choices)[0], sorted(gains(rounds, choices))
+    if found == own:
+        return own, "no other value is faster"
+    low, middle, high = (100 * math.expm1(gain) for gain in (gained[0], statistics.median(gained), gained[-1]))
+    other = " ".join(map(sizes.exact, found))
+    said = f"{other} gains {middle:.1f} % in the median, {low:.1f} to {high:.1f} % over the rounds"
+    if low > 0 and middle > 100 * GAIN:
+        return found, said
+    return own, f"{said}: {f'less than {100 * GAIN:g} %' if low > 0 else 'within the noise'}"
+
+
+def chosen(step, rounds, defaults, most, options):
+    """{key: (value, why)}"""
     found = {}
     for keys, collectives in step.keys.items():
-        found |= best_limits(keys, collectives, medians, defaults, most, options)
+        cases = [case for case in next(iter(rounds[0].values())) if case[0] in collectives]
+        values, why = decided(rounds, choices_of(keys, cases, step, defaults, most, options))
+        found |= {key: (value, why) for key, value in zip(keys, values, strict=True)}
     return found
 
 
-def table(step, medians):
-    names = [name or "default" for name in medians]
-    rows = [["collective", "size", *names]]
-    for collective, size in next(iter(medians.values())):
-        times = [f"{medians[name][collective, size]:.1f} us" for name in medians]
-        rows.append([collective, sizes.short_size(size), *times])
+def table(step, rounds):
+    rows = [["collective", "size", *(name or "default" for name in step.candidates)]]
+    for case in next(iter(rounds[0].values())):
+        times = [f"{median(rounds, name, case):.1f} us" for name in step.candidates]
+        rows.append([case[0], sizes.short_size(case[1]), *times])
     return columns(rows)
 
 
@@ -212,12 +228,11 @@ def tune(options, steps):
     defaults, most = ({row["key"]: row[what] for row in rows} for what in ("value", "most"))
     values = {}
     for step in steps:
-        medians = measure(step, options)
-        found = chosen(step, medians, defaults, most, options)
-        print(*table(step, medians), sep="\n")
-        for key, value in found.items():
-            print(f"{key} = {sizes.exact(value)} (default {sizes.exact(defaults[key])})", flush=True)
-        values |= found
+        rounds = measure(step, options)
+        print(*table(step, rounds), sep="\n")
+        for key, (value, why) in chosen(step, rounds, defaults, most, options).items():
+            print(f"{key} = {sizes.exact(value)} (default {sizes.exact(defaults[key])}): {why}", flush=True)
+            values[key] = value
     if options.write:
         with open(options.write, "w") as file:
             file.write(file_text(values, options))
