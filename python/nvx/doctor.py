@@ -386,10 +386,13 @@ def judge_gpus(verdicts, log):
     return okay("GPUs", f"kernels, {exact}")
 
 
+def gpu_count():
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def check_gpus():
     """Runs the kernels on every GPU that this process sees. If not all work together, tries each alone."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
+    if (count := gpu_count()) == 0:
         return okay("GPUs", "none here" if torch.version.cuda else "none here that this torch, without CUDA, could use")
     names = collections.Counter(torch.cuda.get_device_name(gpu) for gpu in range(count))
     these = ", ".join(f"{n} x {name}" for name, n in names.items())
@@ -412,9 +415,8 @@ def run_apart_on_gpu(rank, ranks, folder, gpus):
 
 
 def try_gpudirect():
-    """The line about GPUDirect that a group of two hosts by name logs; empty without a GPU."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    log = verdicts_of(run_apart_on_gpu, 2, list(range(count)))[1] if count else ""
+    """The line about GPUDirect that a group of two hosts by name logs."""
+    log = verdicts_of(run_apart_on_gpu, 2, list(range(gpu_count())))[1]
     found = re.search(r"between hosts, (?:all_gather|device tensors) .*", log)
     return found.group() if found else last_line(log)
 
@@ -432,7 +434,7 @@ def examine():
         yield check_smoke()
         yield check_between_hosts()
         yield check_gpus()
-        for fact in gpudirect.facts(nvx._load(), tried=try_gpudirect):
+        for fact in gpudirect.facts(nvx._load(), tried=try_gpudirect) if gpu_count() else ():
             yield okay(fact["name"], fact["text"])  # none is a fault: without GPUDirect, data goes through host memory
 
 
