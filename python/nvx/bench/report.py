@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 NOT_APPLICABLE = "N/A"
-VARIANTS = ("out-of-place", "in-place")
 _FIXED = (
     ("size", "(B)", 12),
     ("count", "(elements)", 12),
@@ -15,7 +15,11 @@ _FIXED = (
 )
 _TIMED = (("time", "(us)", 7), ("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#wrong", "", 6))
 _PERCENTILES = (("p50", "(us)", 7), ("p99", "(us)", 7))
-_PER_ITERATION = (("i_min", "(us)", 7), ("i_max", "(us)", 7), ("i_p99", "(us)", 7), ("i_cv%", "(%)", 7))
+_PER_CALL = (("i_min", "(us)", 7), ("i_max", "(us)", 7), ("i_p99", "(us)", 7), ("i_cv%", "(%)", 7))
+_FIELDS = {  # of a result; others have the name of their column
+    "time": "time_us", "#wrong": "wrong", "p50": "p50_us", "p99": "p99_us", "i_min": "min_us", "i_max": "max_us",
+    "i_p99": "p99_us", "i_cv%": "cv_percent",
+}  # fmt: skip
 
 
 def number(value: float | None, width: int) -> str:
@@ -30,12 +34,13 @@ def number(value: float | None, width: int) -> str:
 
 
 class Table:
-    """Prints rows as they are measured."""
+    """Prints rows as they are measured. Variants that torch does not have, and #wrong where no result is checked, have
+    no columns."""
 
-    def __init__(self, main: str, peers: list[str], per_iteration: bool) -> None:
-        self.main = main
-        self.peers = peers
-        self.columns = (*_TIMED, *_PERCENTILES, *(_PER_ITERATION if per_iteration else ()))
+    def __init__(self, main: str, peers: list[str], variants: Sequence[str], checked: bool, per_call: bool) -> None:
+        self.main, self.peers, self.variants = main, peers, variants
+        columns = (*_TIMED, *_PERCENTILES, *(_PER_CALL if per_call else ()))
+        self.columns = [column for column in columns if checked or column[0] != "#wrong"]
 
     def _join(self, cells: list[tuple[str, int]]) -> str:
         return "  ".join(text.rjust(width) for text, width in cells)
@@ -43,11 +48,11 @@ class Table:
     def header(self) -> str:
         group = sum(width + 2 for *_, width in self.columns) - 2
         lead = sum(width + 2 for *_, width in _FIXED)
-        top = " " * lead + "  ".join(name.center(group) for name in VARIANTS)
+        top = " " * lead + "  ".join(name.center(group) for name in self.variants)
         top += "".join(f"  | {peer:>9}  {'x ' + self.main:>8}" for peer in self.peers)
         lines = [top]
         for line in (0, 1):
-            cells = [(column[line], column[2]) for column in (*_FIXED, *self.columns, *self.columns)]
+            cells = [(column[line], column[2]) for column in (*_FIXED, *self.columns * len(self.variants))]
             text = self._join(cells)
             text += "".join(f"  | {('time', '(us)')[line]:>9}  {'':>8}" for _ in self.peers)
             lines.append(text)
@@ -57,27 +62,20 @@ class Table:
         """One line; ``results`` by (contender, variant). Peers are compared in the first variant measured."""
         fixed = (shared["size"], shared["count"], shared["type"], shared["redop"], shared["root"])
         text = self._join([(str(value), column[2]) for value, column in zip(fixed, _FIXED, strict=True)])
-        for variant in VARIANTS:
+        for variant in self.variants:
             text += "  " + self._figures(results.get((self.main, variant)))
-        first = next((variant for name, variant in results if name == self.main), VARIANTS[0])
+        first = next((variant for name, variant in results if name == self.main), self.variants[0])
         ours = results.get((self.main, first))
         for peer in self.peers:
             text += self._peer(ours, results.get((peer, first)))
         return text
 
     def _figures(self, result: dict[str, Any] | None) -> str:
-        if result is None:
-            return self._join([(NOT_APPLICABLE, column[2]) for column in self.columns])
-        wrong = result["wrong"]
-        values: list[str] = [
-            number(result["time_us"], 7),
-            number(result["algbw"], 6),
-            number(result["busbw"], 6),
-            NOT_APPLICABLE if wrong is None else f"{wrong:g}",
-        ]
-        extra = ("p50_us", "p99_us", "min_us", "max_us", "p99_us", "cv_percent")
-        values += [number(result[key], 7) for key in extra[: len(self.columns) - len(values)]]
-        return self._join([(value, column[2]) for value, column in zip(values, self.columns, strict=True)])
+        cells = []
+        for name, _, width in self.columns:
+            value = result[_FIELDS.get(name, name)] if result else None
+            cells.append((f"{value:g}" if name == "#wrong" and value is not None else number(value, width), width))
+        return self._join(cells)
 
     def _peer(self, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> str:
         if theirs is None:

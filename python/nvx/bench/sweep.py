@@ -49,7 +49,8 @@ class Sweep:
         if missed := self._missed_end():
             self.world.say(f"# {missed}")
         for row in self._rows():
-            self._collective(row, report.Table(main, peers, bool(self.arguments.per_iter_timing)))
+            shown = (row.variants[: 1 if self.arguments.primary else None], self._checks(self.contenders[0], row))
+            self._collective(row, report.Table(main, peers, *shown, bool(self.arguments.per_iter_timing)))
         document |= {
             "ranks": self.world.size,
             "hosts": hosts.layout().removeprefix(" on ") or "1 host",
@@ -110,7 +111,7 @@ class Sweep:
     def _line(self, row: Collective, nbytes: int, dtype: str, op: str, root: int, table: report.Table) -> str:
         found: dict[tuple[str, str], Result] = {}
         shared: Result = {}
-        for variant in row.variants[: 1 if self.arguments.primary else None]:
+        for variant in table.variants:
             case = Case(
                 row, nbytes, dtype, "sum" if op == "none" else op, max(root, 0), variant, self.world,
                 self.arguments.unalign,
@@ -147,6 +148,9 @@ class Sweep:
             out.append({"backend": contender.name, "variant": case.variant, **shared, **figures})
         return out
 
+    def _checks(self, contender: Contender, row: Collective) -> bool:
+        return contender.exact and row.sends != "nothing" and self.arguments.check > 0
+
     def _tried(self, contender: Contender, case: Case) -> tuple[Call | None, int | None, str]:
         """(the call, wrong elements over all ranks or None if results are not checked, the reason why it cannot take
         part)."""
@@ -158,7 +162,7 @@ class Sweep:
                 call = captured(call)
         except Unsupported as error:
             return None, None, str(error)
-        checked = contender.exact and case.row.sends != "nothing" and self.arguments.check > 0
+        checked = self._checks(contender, case.row)
         for _ in range(max(1, self.arguments.check)):
             self.salt += 1
             if checked:
