@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import nvx
+
 from . import payload
 from .collectives import Collective, Variant, elements
 from .world import World
@@ -169,10 +171,6 @@ def repeat(call: Call, times: int) -> Call:
     return repeated
 
 
-def _reduce_op(op: str) -> dist.ReduceOp:
-    return getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
-
-
 def torch_call(case: Case, group: dist.ProcessGroup, async_op: bool = False) -> Callable[[], dist.Work | None]:
     """The torch call of a case, with all choices made before it runs."""
     send, receive, root, a = case.send, case.receive, case.root, async_op
@@ -180,7 +178,7 @@ def torch_call(case: Case, group: dist.ProcessGroup, async_op: bool = False) -> 
     if name == "sendrecv":
         peer = case.world.rank ^ 1
         return ping_pong(case, partial(dist.send, send, peer, group), partial(dist.recv, receive, peer, group))
-    op = _reduce_op(case.op) if case.row.reduces else None
+    op = getattr(dist.ReduceOp, "PRODUCT" if case.op == "prod" else case.op.upper()) if case.row.reduces else None
     parts = None
     if at_root and name in ("gather", "scatter"):
         parts = case.parts(receive if name == "gather" else send)
@@ -215,8 +213,6 @@ def ping_pong(case: Case, send: Call, receive: Call) -> Call:
 
 def native() -> Any:
     """nvx's C++ module, or None if it is not built (or is built for another torch)."""
-    import nvx
-
     try:
         return nvx._load()
     except (ImportError, AttributeError, RuntimeError):
@@ -242,8 +238,6 @@ def torch_backend(name: str) -> str:
     """torch's name for a contender's base name; registers the backend if necessary."""
     if name == NULL:
         return null_backend()
-    if name == "nvx":
-        import nvx  # noqa: F401  (importing it registers the name, if torch has not done so by itself)
     if name not in dist.Backend.backend_list:
         raise Unsupported(f"torch {torch.__version__} knows no backend '{name}'")
     return name

@@ -6,6 +6,8 @@ import mmap
 import os
 import tempfile
 
+import torch.distributed as dist
+
 from .peers import native
 from .world import World
 
@@ -26,8 +28,6 @@ def flag_round(world: World) -> float | None:
 
 def _shared_page(world: World) -> mmap.mmap:
     """A page that all ranks map; its file is unlinked before this returns."""
-    import torch.distributed as dist
-
     name: list[str | None] = [None]
     if world.rank == 0:
         descriptor, path = tempfile.mkstemp(prefix="nvx-bench-", dir="/dev/shm")

@@ -18,6 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from .. import interrupts
 from . import hosts
 
@@ -71,12 +74,9 @@ def launch(arguments: Sequence[str], ranks: int, hosts: int = 1) -> int:
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
         meeting = f"file://{folder}/store"
         command = [sys.executable, *PROGRAM, *arguments, RENDEZVOUS, meeting]
-        return _run_ranks(command, ranks) if hosts == 1 else _run_on_hosts(command, ranks, hosts)
-
-
-def _run_ranks(command: list[str], ranks: int) -> int:
-    port = run_number()
-    return run_all([(command, rank_environment(rank, ranks, port)) for rank in range(ranks)])
+        if hosts > 1:
+            return _run_on_hosts(command, ranks, hosts)
+        return run_all([(command, rank_environment(rank, ranks, run_number())) for rank in range(ranks)])
 
 
 def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
@@ -150,7 +150,7 @@ def shown_command(arguments: Sequence[str]) -> str:
 
 @dataclass
 class World:
-    """This rank and the control group. Needs torch; made by `join`."""
+    """This rank and the control group. Made by `join`."""
 
     rank: int
     size: int
@@ -159,13 +159,9 @@ class World:
     def synchronize(self) -> None:
         """Waits for the work that this rank has enqueued on its device."""
         if str(self.device) != "cpu":
-            import torch
-
             torch.accelerator.synchronize()
 
     def barrier(self) -> None:
-        import torch.distributed as dist
-
         dist.barrier()
 
     def largest(self, values: Sequence[float]) -> list[float]:
@@ -176,9 +172,6 @@ class World:
         return self._reduced(values, "sum")
 
     def _reduced(self, values: Sequence[float], how: str) -> list[float]:
-        import torch
-        import torch.distributed as dist
-
         ops = {"max": dist.ReduceOp.MAX, "sum": dist.ReduceOp.SUM}
         numbers = torch.tensor(list(values), dtype=torch.float64)
         dist.all_reduce(numbers, op=ops[how])
@@ -186,17 +179,12 @@ class World:
 
     def from_first(self, value: float) -> float:
         """Rank 0's value on every rank."""
-        import torch
-        import torch.distributed as dist
-
         number = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(number, src=0)
         return float(number.item())
 
     def agreed(self, reason: str) -> str:
         """The first rank's non-empty reason, on every rank: if one rank cannot take part, none does."""
-        import torch.distributed as dist
-
         reasons: list[str] = [""] * self.size
         dist.all_gather_object(reasons, reason)
         return next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text), "")
@@ -207,8 +195,6 @@ class World:
             print(text, flush=True)
 
     def leave(self) -> None:
-        import torch.distributed as dist
-
         if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
@@ -216,9 +202,6 @@ class World:
 
 def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
     """Joins the ranks: the default process group is the gloo control group."""
-    import torch
-    import torch.distributed as dist
-
     place = placed()
     if place is None:
         raise LaunchError("not one of several ranks: start it with torchrun, mpirun or by itself")
@@ -238,8 +221,6 @@ def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
 
 def place_on(device: str) -> Any:
     """The torch device of this rank: ranks of one machine use its devices in turn."""
-    import torch
-
     if device == "cpu":
         return torch.device(device)
     index = int(os.environ.get("LOCAL_RANK", placed()[0])) % torch.accelerator.device_count()
@@ -249,8 +230,6 @@ def place_on(device: str) -> Any:
 
 def why_no(device: str) -> str:
     """The reason why ranks cannot have tensors on it; empty if they can."""
-    import torch
-
     if device == "cpu":
         return ""
     if torch.version.cuda is None:
