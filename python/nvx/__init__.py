@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
+import importlib.metadata
 import os
 import sys
 import time
@@ -269,6 +269,15 @@ def __dir__():
     return sorted({*globals(), *__all__})
 
 
-# Registers the backend where no entry point does: a source tree on PYTHONPATH, or TORCH_DEVICE_BACKEND_AUTOLOAD=0. This
-# call comes last, because importing torch here runs the entry point against this module before it is complete.
-_autoload()
+def _torch_calls():
+    """Whether `import torch`, which is still to come, will call `_autoload`."""
+    on = "torch" not in sys.modules and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
+    points = importlib.metadata.entry_points(group="torch.backends") if on else ()
+    return any(point.value == "nvx:_autoload" for point in points)
+
+
+# Registers the backend where no entry point does, such as in a source tree on PYTHONPATH. Elsewhere torch is not loaded
+# before it is needed, so that commands without it start at once. This comes last, because importing torch here may run
+# an entry point against this module before it is complete.
+if not _torch_calls():
+    _autoload()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -378,6 +379,30 @@ def test_simulate_refuses_nonsense(capsys):
 def test_python_m_nvx_is_the_command():
     ended = warm.run(["-m", "nvx", "--version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, nvx_module.__version__ + "\n"), ended.stderr
+
+
+@pytest.mark.parametrize("line", ["", "--help", "--version", "status 0", "trace absent", "simulate --help"])
+def test_commands_without_torch_do_not_load_it(tmp_path, line):
+    """As installed: with the entry point, `import nvx` leaves the registration to `import torch`."""
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was loaded')")
+    (tmp_path / "torch_nvx-0.dist-info").mkdir()
+    (tmp_path / "torch_nvx-0.dist-info" / "entry_points.txt").write_text("[torch.backends]\nnvx = nvx:_autoload\n")
+    folders = [str(tmp_path), str(pathlib.Path(nvx_module.__file__).parent.parent)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    command = [sys.executable, "-m", "nvx", *line.split()]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert "torch was loaded" not in ended.stderr and ended.returncode == (line in ("status 0", "trace absent")), ended
+
+
+@pytest.mark.parametrize("first", ["nvx", "torch"])
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_import_nvx_registers_it_before_and_after_torch(first, switch):
+    then = "import nvx" if first == "torch" else "import torch"
+    script = f"import {first}; {then}; import torch.distributed as dist; print('NVX' in dist.Backend._plugins)"
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": switch}
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert ended.stdout == "True\n", ended.stderr
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

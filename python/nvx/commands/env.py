@@ -6,14 +6,9 @@ import os
 import nvx
 
 
-def rows():
-    """(name, default with its effect, meaning, accepted values, why the current value is invalid) of every variable."""
-    return nvx._load().config_table()
-
-
 def text():
     lines = []
-    for name, default, meaning, accepted, fault in rows():
+    for name, default, meaning, accepted, fault in nvx._load().config_table():
         state = f"default {default}"
         if os.environ.get(name):
             what = f", which is {fault}: the default ({default}) is used" if fault else f" (default {default})"

@@ -19,7 +19,7 @@ import nvx
 
 from .. import interrupts
 from .._version import __version__
-from ..bench import machine, sizes, world
+from ..bench import machine, sizes
 from . import Refused, refusing
 from .topo import columns
 
@@ -214,6 +214,8 @@ def parse(arguments):
         parser.error(f"nothing measures {', '.join(sorted(strange))} with --device {options.device}")
     if options.ranks < 2 or options.rounds < 1:
         parser.error("--ranks must be at least 2 and --rounds at least 1")
+    from ..bench import world  # loads torch
+
     if why := world.why_no(options.device):
         parser.error(f"--device {options.device}: {why}")
     return options, steps
