@@ -25,8 +25,7 @@ constexpr char kAddresses[] = "addresses and prefixes, separated by commas (10.0
 
 constexpr double kMost = 1e9;  // an upper bound where there is no natural one
 
-/// docs/environment.md is made from this: after a change of a text, `tests/gates/run docs --fix` (`make quick` does not
-/// check it).
+/// docs/environment.md is made from this: after a change, `tests/gates/run docs --fix` (`make quick` does not check).
 constexpr Variable kVariables[] = {
     {"NVX_DEBUG", "warn", "", "messages on stderr: warn, info (choices and their reasons), trace (every collective)",
      "warn, info, trace"},

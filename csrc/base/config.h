@@ -37,8 +37,7 @@ struct UnknownVariable {
 };
 std::vector<UnknownVariable> unknown_variables();
 
-/// A collective of device tensors, or "send_recv" for messages, that nvx delegates to torch's own backend from this
-/// size on.
+/// A collective of device tensors, or "send_recv" for messages, that torch's own backend gets from this size on.
 struct HandOver {
   std::string collective;
   uint64_t least_bytes = 0;
@@ -49,8 +48,7 @@ enum class Kernels : uint8_t { kNever, kIfFast, kAlways };
 /// Of a value of `NVX_KERNELS`.
 Kernels kernels_of(const std::string& word);
 
-/// The variables that affect the choice of an algorithm. Ranks that differ in one of them would choose different
-/// algorithms, so set-up refuses them.
+/// The variables that affect the choice of an algorithm. Set-up refuses ranks that differ in one of them.
 inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_TUNE", "NVX_DELEGATE", "NVX_KERNELS", "NVX_NVLS"};
 using Agreed = std::array<uint64_t, kAgreed.size()>;
 

@@ -20,13 +20,11 @@ struct Deadline {
   double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start).count(); }
 };
 
-/// Ends a wait for another reason than time. A sleeping waiter calls it about fifty times a second, so it may make
-/// system calls.
+/// Ends a wait for another reason than time. A sleeper calls it about 50 times a second, so it may make system calls.
 class Watch {
  public:
   virtual ~Watch() = default;
-  /// Returns true when waiting for this peer (-1: for any) is pointless. The waiter then checks its condition once
-  /// more, to see what the peer did before it ended.
+  /// True when waiting for this peer (-1: any) is pointless. The waiter then checks its condition once more.
   virtual bool should_abort(int peer) = 0;
   /// Called when that last check failed. Records the cause.
   virtual void record_abort(int peer) = 0;
@@ -41,8 +39,7 @@ class Watch {
 class Driver {
  public:
   virtual ~Driver() = default;
-  /// Advances the work without blocking. A spinning waiter calls it between checks, a sleeping one about a thousand
-  /// times a second.
+  /// Advances without blocking. A spinner calls it between checks, a sleeper about a thousand times a second.
   virtual void drive() = 0;
 };
 

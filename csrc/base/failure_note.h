@@ -34,8 +34,7 @@ struct FailureNote {
   int32_t awaited[kMostAwaited] = {};
   char text[kMostText] = {};  ///< cause, before, advice, without separators
 
-  /// Truncates the cause and `before` if they do not fit, and drops an advice that does not fit whole. An empty cause
-  /// is replaced by the name of the code.
+  /// Truncates the cause and `before` to fit, and drops an advice that does not. Code names replace empty causes.
   static FailureNote of(const Failure& failure);
   /// The bytes to send.
   std::span<const std::byte> used() const { return {reinterpret_cast<const std::byte*>(this), bytes}; }

@@ -38,8 +38,7 @@ void YieldPolicy::yield_core() {
 
 void signal(Flag& flag, Stamp value) {
   flag.core.store(this_core(), std::memory_order_relaxed);
-  // Sequentially consistent with the sleeper, which increments `sleepers` and then checks the value again: at least one
-  // side sees the other's store.
+  // Sequentially consistent with the sleeper, which increments `sleepers` and checks again: one sees the other's store.
   flag.value.store(value, std::memory_order_seq_cst);
   if (flag.sleepers.load(std::memory_order_seq_cst) != 0) ring(flag);
 }

@@ -78,8 +78,7 @@ enum class Waited { kReached, kTimedOut, kAlarmed };
 /// The interval at which a sleeper consults its `Watch`. It bounds how late a waiter notices a death or an abort.
 inline constexpr std::chrono::milliseconds kWatchInterval{20};
 
-/// Sleeps until the flag is rung, `until` is reached or the watch interval is over. Returns at once if `bell` has
-/// changed since the caller read `seen`.
+/// Sleeps until a ring, `until` or the end of the watch interval. Returns at once if `bell` is no longer `seen`.
 void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until);
 
 /// The longest sleep of a waiter with a `Driver`.
@@ -187,8 +186,7 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   }
 }
 
-/// Acquire: waits until the flag reaches `want`. Everything that its writer wrote before that signal() is then visible
-/// to this thread.
+/// Acquire: waits until the flag reaches `want`. All that its writer wrote before that signal() is then visible here.
 inline Waited wait(Flag& flag, Stamp want, int peer, const WaitRules& rules) {
   return wait(
       flag, [&] { return reached(flag.value.load(std::memory_order_seq_cst), want); }, peer, rules);

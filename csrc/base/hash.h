@@ -5,8 +5,7 @@
 
 namespace nvx {
 
-/// Hashes numbers and texts into 64 bits (the finaliser of splitmix64). Ranks compare such hashes; they are not
-/// cryptographic.
+/// Hashes numbers and texts into 64 bits (the finaliser of splitmix64), for ranks to compare. Not cryptographic.
 class Hash {
  public:
   constexpr Hash& add(uint64_t x) {

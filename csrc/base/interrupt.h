@@ -5,13 +5,11 @@
 
 namespace nvx {
 
-/// Installed by the host language. Returns true when the user wants the main thread to stop (Ctrl-C), or when a signal
-/// handler of the user raised an exception.
+/// Installed by the host language. True when the user wants the main thread to stop, or when a signal handler raised.
 using InterruptCheck = bool (*)();
 inline std::atomic<InterruptCheck> interrupt_check{nullptr};
 
-/// Whether the user wants this thread to stop. Calls the check on the main thread only and at most ten times a second;
-/// returns false otherwise.
+/// Whether the user wants this thread to stop. Asks on the main thread only, and at most ten times a second.
 bool stop_wanted();
 
 /// The cause of the interrupt for error texts: "interrupted by the user". Read and set it on the main thread only.

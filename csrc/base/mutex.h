@@ -45,8 +45,7 @@ class SCOPED_CAPABILITY MutexLock {
   void unlock() RELEASE() { lock_.unlock(); }
   void lock() ACQUIRE() { lock_.lock(); }
 
-  /// Sleeps until notified or until the time is up. Wake-ups can be spurious, so check the condition again. Changes of
-  /// the wall clock do not affect the span.
+  /// Sleeps until notified or until the span of the steady clock is over. Wake-ups can be spurious: check again.
   void wait_for(std::condition_variable& cv, std::chrono::nanoseconds span) {
     cv.wait_until(lock_, std::chrono::steady_clock::now() + span);
   }

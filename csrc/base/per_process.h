@@ -49,8 +49,7 @@ class LiveObjects {
   std::vector<T*> all_ GUARDED_BY(mutex_);
 };
 
-/// Keeps an object until the process ends, because a device may still use it. It stays reachable, so leak checkers do
-/// not report it.
+/// Keeps an object, reachable, until the process ends, because a device may still use it.
 template <class T>
 void keep_for_ever(T object) {
   static Mutex mutex;
@@ -59,8 +58,7 @@ void keep_for_ever(T object) {
   kKept->push_back(std::move(object));
 }
 
-/// A number that increases by one in each forked child, once it has been asked for. It shows the child which objects
-/// were made before the fork and belong to the parent.
+/// Grows by one in each forked child, once asked for. It shows the child which objects belong to the parent.
 inline uint32_t fork_generation() {
   static std::atomic<uint32_t> forks{0};
   [[maybe_unused]] static const bool kRegistered =

@@ -12,8 +12,7 @@
 
 namespace nvx {
 
-/// Makes text from another process safe to print: one line of valid UTF-8 without control characters. Invalid bytes
-/// become '?', control characters become blanks.
+/// Makes a peer's text safe to print: one line of valid UTF-8. Invalid bytes become '?', control characters blanks.
 std::string printable(std::string text);
 
 std::string trimmed(const std::string& text);
@@ -50,8 +49,7 @@ std::string see_logs_of(size_t ranks, const std::string& settings);
 
 inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
 
-/// Maps a rank to its name in messages. Messages use the numbers of the group even where a subset of its ranks is
-/// numbered anew.
+/// Maps a rank to its name in messages, which use the group's numbers also where a subset is numbered anew.
 using RankNames = std::function<std::string(int rank)>;
 
 }  // namespace nvx

@@ -27,8 +27,7 @@ std::vector<Way> explain_on_device(const DeviceQuestion& question);
 /// The value by which a group decides, also where the table leaves it to the machine.
 uint64_t tuned(Tune key, const PlanFacts& facts);
 
-/// The slowest link between the GPUs of this machine, by its data sheet; without GPUs, an NVLink that is named as an
-/// assumption.
+/// The slowest link between the GPUs of this machine, by data sheet; without GPUs, an NVLink named as an assumption.
 DeviceLink slowest_link(const GpuTopology& topology);
 
 /// The size that `NVX_DELEGATE` compares: the longest input or output of any rank. `bytes`: as for `DeviceQuestion`.

@@ -25,8 +25,7 @@ class QueuedCall final : public Task {
 
 }  // namespace
 
-/// The parent's threads do not exist in a forked child, so a lane that they hold is never released. In the child,
-/// operations go through another lane, and are refused.
+/// In a forked child, a lane that the parent's threads hold is never released. There another one refuses operations.
 Lane& Group::lane() {
   if (!core_->failures.forked()) return *lane_;
   static const auto refusals = std::make_shared<Lane>();

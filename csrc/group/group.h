@@ -47,8 +47,7 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Runs a collective on this thread, which holds the lane.
   Status run(Operation& operation, Carrier carrier);
   Lane& lane();
-  /// Rank 0 waits for all ranks, then releases them. Its error names the first missing rank, or all of them. The group
-  /// stays usable.
+  /// Rank 0 waits for all, then releases them. Its error names the first missing rank, or all. The group stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
   Mailbox& mail() { return *mailbox_; }
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
@@ -78,8 +77,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// The ranks' processes, for the set-up of a later group.
   std::vector<KnownProcess> processes();
-  /// Ends the operations in flight here, and refuses later calls. Local: waits for no peer. Any thread may call it, at
-  /// any time.
+  /// Ends the operations in flight here, and refuses later calls. Waits for no peer. Any thread may call it any time.
   void abort(const std::string& why) { (void)core_->failures.fail(core_->diagnosis.aborted(why)); }
   /// Tells peers that still wait for this rank that it leaves; waits for no peer. Idempotent. Inside an operation of
   /// this group it refuses later calls and ends the operation; the rank leaves when the operation has ended.

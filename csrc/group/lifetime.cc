@@ -65,8 +65,7 @@ void Group::unmake() {
 
 Group::~Group() {
   if (core_->failures.forked()) {
-    // Everything belongs to the parent: its memory is not mapped here, and its threads, which do not exist here, may
-    // hold the locks. So nothing is destroyed.
+    // The parent owns everything: memory is not mapped here, absent threads may hold locks. So nothing is destroyed.
     new auto(std::move(lane_));
     (void)mailbox_.release();
     (void)hierarchical_.release();
@@ -102,8 +101,7 @@ std::vector<KnownProcess> Group::processes() {
   return all;
 }
 
-/// Peers reuse their memory after this rank has left, so this rank first stops accessing it: the operations in flight
-/// end within a watch interval.
+/// Peers reuse their memory after this rank has left, so the operations in flight end first, within a watch interval.
 void Group::leave() {
   if (core_->failures.forked() || !core_->failures.close()) return;
   if (lane_->held_here()) {

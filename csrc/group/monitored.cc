@@ -127,8 +127,7 @@ void MonitoredBarrier::join_turn(Stamp turn) {
   core_.port->send(0, {net::Kind::kMonitorIn, turn});
 }
 
-/// Waits until the turns of a rank are as said, unless it is a rank of another host that is lost. Rank 0 waits for
-/// check-ins, the others for rank 0 to release them.
+/// Waits until the turns of a rank are as said: rank 0 for check-ins, others for rank 0; or until a far rank is lost.
 Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>& said, const WaitRules& rules) {
   if (const int s = members_.local_rank_of(rank); s >= 0) {
     kernel::PadHeader& there = members_.pad(s).header();

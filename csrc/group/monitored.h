@@ -23,8 +23,7 @@ class MonitoredBarrier {
   Status run(std::chrono::milliseconds timeout, bool name_all);
 
  private:
-  /// The last turn that rank 0 opened, or that another rank checked in to, and the last one from which rank 0 released
-  /// all ranks.
+  /// The last turn that rank 0 opened or this rank checked in to, and the last from which rank 0 released all ranks.
   struct Turns {
     Stamp opened = 0, ended = 0;
   };

@@ -15,9 +15,8 @@ namespace nvx::net {
 
 class ScheduleRun;
 
-/// A group's end of the messenger, for one of its ranks: its peers, its open runs, its failure, and the monitored
-/// barrier. The messenger's lock guards all of it, and the caller must hold that lock; failed() may be called without
-/// it.
+/// A group's end of the messenger, for one of its ranks: its peers, runs and failure, and the monitored barrier. The
+/// caller holds the messenger's lock, except for failed().
 class GroupPort {
  public:
   /// The end of a rank.
@@ -68,8 +67,7 @@ class GroupPort {
   // --- runs
   void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
   void close(ScheduleRun& run) REQUIRES(messenger_->mutex()) { std::erase(runs_, &run); }
-  /// Sends this rank's label of an operation to a rank that is waited for. If that rank calls something else, both
-  /// ranks learn of it.
+  /// Shows a rank that is waited for this rank's label. If it calls something else, both ranks learn of it.
   enum class Asks { kNo, kYes };
   void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(messenger_->mutex());
   /// Ends all operations before `op`. Messages for them that still arrive are late or a mismatch.
@@ -78,8 +76,7 @@ class GroupPort {
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   const std::optional<Told>& told() const REQUIRES(messenger_->mutex()) { return told_; }
-  /// `hear` is called once, when another rank fails the group, with the messenger's lock held, on the thread that
-  /// drives the messenger.
+  /// `hear`: called once, when another rank fails the group, on the thread that drives, with the messenger's lock.
   void on_failure(std::function<void(const Told&)> hear) REQUIRES(messenger_->mutex());
   /// How a rank has ended: lost or left; nothing while it is alive.
   std::optional<Fate> fate(int rank) REQUIRES(messenger_->mutex());

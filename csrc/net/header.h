@@ -28,8 +28,7 @@ enum class Kind : uint8_t {
   kKinds        ///< the number of kinds
 };
 
-/// The header of every message between hosts. The layout is fixed and little endian. It comes from peers, so every
-/// field is checked before it is used.
+/// The header of every message between hosts: fixed, little endian, and checked before use, since peers send it.
 struct MessageHeader {
   static constexpr uint8_t kMagic = 0x6e;
   static constexpr uint8_t kVersion = 6;  ///< changes with any layout in this file or in failure_note.h

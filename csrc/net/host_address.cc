@@ -52,8 +52,7 @@ int connect_to(int fd, HostAddress host) {
   return connect(fd, reinterpret_cast<const sockaddr*>(&at), bytes);
 }
 
-/// Whether an error means that there is no route. Other errors do not tell: the process has no free descriptor, or a
-/// filter forbids the call.
+/// Whether an error means that there is no route. Others do not tell: no free descriptor, or a filter.
 bool says_no_way(int error) {
   return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
 }

@@ -16,8 +16,7 @@
 
 namespace nvx::net {
 
-/// An address of a host in some network. Links exchange these, so the layout is fixed. A false address from a peer
-/// causes at worst a wait that times out.
+/// An address of a host in some network. Fixed layout. A false one from a peer causes at worst a timeout.
 struct HostAddress {
   uint16_t family = 0;  ///< the IP version: 4 or 6
   uint16_t port = 0;    ///< at which a TCP link listens there
@@ -48,8 +47,7 @@ struct Route {
 };
 Route route_to(const HostAddress& address);
 
-/// The interface for packets to `host`, a name or an address. On that host itself, the interface that has the address.
-/// Empty if there is none, or only the loopback.
+/// The interface for packets to `host`, or that has its address here. Empty if there is none but the loopback.
 std::string interface_to(const std::string& host);
 
 /// Why no packet can be sent to any of these now, or empty.

@@ -43,14 +43,12 @@ class Receiver {
   /// A complete message has arrived. `body` is in the memory from place(), or in memory of the link that is valid
   /// during this call only and may have any alignment.
   virtual void arrived(std::span<const std::byte> header, std::span<const std::byte> body) = 0;
-  /// A message for which place() was called will not arrive: its peer is lost or forgotten, or the link closes. The
-  /// link no longer writes to `where`.
+  /// A message for which place() was called will not arrive. The link no longer writes to `where`.
   virtual void dropped(std::span<const std::byte> header, std::byte* where) {
     (void)header;
     (void)where;
   }
-  /// The link has finished reading the post; with a good status the message is on its way. Called exactly once for each
-  /// post, also after a loss.
+  /// The link has read the post; with a good status it is on its way. Called once for each, also after a loss.
   virtual void done(Post& post, const Status& status) = 0;
   /// The connection to this peer has ended: its process has ended or closed its link, or is unreachable. Called at most
   /// once per peer. After the first message in either direction the link detects this by itself; before it, only when a
@@ -65,15 +63,13 @@ class Link {
   virtual ~Link() = default;
   /// Sets the receiver of all callbacks. Call it before any other method.
   virtual void listen(Receiver& receiver) = 0;
-  /// Closes the link; the destructor does the same. Posts that are done() with a good status are still delivered if
-  /// that takes less than a second. Open posts are done() and places are dropped() before it returns. The peers lose
-  /// this link. No callback follows.
+  /// Closes the link, as does the destructor. Posts done() with a good status are still delivered if that takes less
+  /// than a second; open ones are done() and places dropped() on return. The peers lose this link.
   virtual void close() = 0;
 
   /// The address for the other side's add(). It contains enough for that side to refuse an unreachable address.
   virtual std::vector<std::byte> address() const = 0;
-  /// Adds a peer; the link connects to it on first use. Throws Error if this side can never reach it. A process may be
-  /// added again, as another peer.
+  /// Adds a peer, connected on first use. Throws Error if it can never be reached. A process may be added again.
   virtual PeerId add(std::span<const std::byte> address) = 0;
   /// Releases a peer, lost or not. Do not post to it afterwards; lost() is not called for it. Posts that are done()
   /// with a good status are still delivered in later calls of progress(); open ones end within a quarter of a second.
@@ -97,8 +93,7 @@ class Link {
   /// Advances all messages without waiting. Returns true if anything moved, so another call may be useful.
   virtual bool progress() = 0;
 
-  /// Prepares to sleep. Returns false if progress() has work. If it returns true, any event ends the next sleep, even
-  /// if it has already happened.
+  /// Prepares to sleep. False if progress() has work; otherwise any event, even an earlier one, ends the next sleep.
   virtual bool arm() = 0;
   /// Sleeps until an event may have arrived, wake() is called, or the span is over. Several threads may sleep while
   /// another one uses the link. A sleeper may miss an event that another one was woken for, so use a short span.
@@ -118,8 +113,7 @@ class Link {
     return (void)range, "the link to other hosts reads and writes host memory alone";
   }
 
-  /// How long a spinning thread should wait after a progress() in which nothing moved, because each call may slow down
-  /// the thread that is delivering a message.
+  /// How long a spinner waits after an idle progress(): each call may slow the thread that delivers a message.
   virtual std::chrono::nanoseconds between_looks() const { return std::chrono::nanoseconds(0); }
 
   /// "UCX 1.22.0 (/usr/lib/libucp.so.0), tcp on eth0, host memory"

@@ -52,8 +52,7 @@ void Liveness::note_sign_of_life(PeerId peer) {
   signs.heard = Clock::now();
 }
 
-/// A peer that sends much is told that its data arrives, however slowly: the answer to its ping would arrive only after
-/// all of that data.
+/// Tells a peer that sends much that its data arrives: the answer to its ping would come after all of that data.
 void Liveness::heard(PeerId peer, const MessageHeader& header, bool has_body) {
   note_sign_of_life(peer);
   Signs& signs = signs_[peer];

@@ -10,8 +10,7 @@ namespace nvx::net {
 namespace {
 
 constexpr size_t kMostBytes = 1 << 10;  ///< with an announcement
-/// The largest cost of a rank's unread letters, and the cost of an announcement, which holds memory. Other letters are
-/// a few words and cost 1.
+/// The most cost of a rank's unread letters, and that of an announcement, which holds memory; of others it is 1.
 constexpr uint64_t kMostUnread = 1 << 18, kAnnouncement = 16;
 
 uint64_t cost_of(const Mail::Letter& letter) { return letter.kind == Kind::kMail ? kAnnouncement : 1; }

@@ -13,9 +13,8 @@ namespace nvx::net {
 
 class GroupPort;
 
-/// The messages of a group's mailbox between hosts: announcements and the answers to them, and the large messages that
-/// their receiver has granted, which are sent in segments. The messenger's lock guards all of it, and the caller holds
-/// that lock.
+/// The messages of a group's mailbox between hosts: announcements, the answers to them, and granted large messages, in
+/// segments. The caller holds the messenger's lock.
 class Mail final : private Sender {
  public:
   /// An announcement, or an answer to one.
@@ -32,8 +31,7 @@ class Mail final : private Sender {
   Mail(GroupPort& port, int ranks) : port_(port), unread_(size_t(ranks)) {}
   Mail(const Mail&) = delete;
 
-  /// `notify` is called when there may be a letter or a completed message, and when the group fails. The messenger's
-  /// lock may be held.
+  /// `notify`: called when a letter or completed message may be there, or the group fails. The lock may be held.
   void on_news(std::function<void()> notify) { notify_ = std::move(notify); }
   void notify() const { notify_(); }
 
@@ -44,11 +42,9 @@ class Mail final : private Sender {
   void grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner = nullptr);
   /// Sends a large message that its receiver has granted.
   void send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner = nullptr);
-  /// The owner of a large message that has arrived completely, or whose body the link has read, so that its memory may
-  /// change. Null if there is none.
+  /// The owner of a large message that has arrived, or whose body the link has read. Null if there is none.
   Owner next_done();
-  /// Drops all letters, and releases the memory of all messages in bounded time. Nothing more of them is sent or
-  /// received.
+  /// Drops all letters and messages, and releases their memory in bounded time.
   void drop();
 
   // --- Called by the port. place() and dropped() are those of Receiver.

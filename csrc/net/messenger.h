@@ -32,9 +32,8 @@ class Sender {
 /// Identifies a process; sent before its link's address.
 using ProcessId = uint64_t;
 
-/// The process's communication with other hosts: one link, one lock, and one progress thread that drives the link while
-/// no thread waits. The ports of all groups share it. A thread that waits drives the link; of several sleepers one
-/// sleeps in the link and wakes the others.
+/// The process's communication with other hosts: one link, one lock, and a progress thread that drives the link while
+/// no thread waits, for the ports of all groups. Of several sleepers one sleeps in the link and wakes the others.
 class Messenger final : private Receiver {
  public:
   /// This process's messenger. The first call opens it, and it lives until the process ends. Throws Error. `met_at`:
@@ -67,9 +66,8 @@ class Messenger final : private Receiver {
   /// The peer of a process's address. Throws Error if the link can never reach it.
   PeerId connect(std::span<const std::byte> address) REQUIRES(mutex_);
 
-  /// Sends a header, the data that follows it, and a body. Without a sender, which would be notified when the body has
-  /// been read, the body is copied and must not exceed kMostCopied bytes. If the peer is lost, nothing is sent and the
-  /// sender is notified.
+  /// Sends a header, the data that follows it, and a body, which is copied, up to kMostCopied bytes, unless a sender is
+  /// to be notified when it has been read. If the peer is lost, the sender is notified and nothing is sent.
   void send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind,
             std::span<const std::byte> body = {}, Sender* sender = nullptr, uint64_t cookie = 0) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;

@@ -12,8 +12,7 @@
 namespace nvx::net {
 namespace {
 
-/// Where a header of IP has its version and its source address; the words of an address are kept in these places of the
-/// filter's own memory.
+/// Where an IP header has its version and source. The filter keeps an address's words in places of its memory.
 constexpr uint32_t kVersion = uint32_t(SKF_NET_OFF), kSourceOf4 = kVersion + 12, kSourceOf6 = kVersion + 8;
 constexpr unsigned kWordBits = 32;
 

@@ -2,12 +2,10 @@
 
 #include "schedule/catalog.h"
 
-/// Rounds of distance 1, 2, 4 ... over any number of ranks, at the price of copies in scratch. They suit small blocks,
-/// which must have equal lengths.
+/// Rounds of distance 1, 2, 4 ... over any number of ranks, with copies in scratch: for small blocks of one length.
 namespace nvx::schedule {
 
-/// Scratch holds the blocks of rank, rank + 1, ... in this order. Each round nearly doubles their number. The last
-/// steps copy them to their places in the output.
+/// Scratch holds the blocks of rank, rank + 1, ...; each round nearly doubles them. The last steps copy them out.
 struct BruckAllGather : AnyLayout {
   static constexpr bool legal(const Layout& l) { return equally_long(l.blocks); }
 
@@ -34,8 +32,7 @@ struct BruckAllGather : AnyLayout {
     return {kScratch, size_t(first) * l.block(0).bytes, size_t(blocks) * l.block(0).bytes};
   }
 
-  /// Copies the blocks to the output. Where they are contiguous, two copies suffice: the own block and those after it,
-  /// then those before it.
+  /// Copies the blocks to the output: in two copies where they are contiguous, from the own block on and before it.
   static constexpr Step turn(const Layout& l, int rank, int j) {
     if (!contiguous(l.blocks)) return move(rank, held(l, j, 1), l.block(mod(rank + j, l.size)).in(kOutput));
     const int first = j == 0 ? rank : 0, blocks = j == 0 ? l.size - rank : rank;

@@ -2,8 +2,7 @@
 
 #include "schedule/catalog.h"
 
-/// Every rank exchanges with every other, in step k with the ranks at distance k. The steps are independent, so several
-/// go out at once: the lowest latency between few ranks.
+/// Every rank exchanges with every other, in step k at distance k. The steps are independent, for the lowest latency.
 namespace nvx::schedule {
 
 struct PairwiseAllToAll : AnyLayout {

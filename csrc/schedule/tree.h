@@ -5,8 +5,7 @@
 /// Trees and chains from a root and to it. Places are ranks counted from the root: place v is rank root + v.
 namespace nvx::schedule {
 
-/// A binomial tree over the places 0 .. size - 1. The subtree of a place is contiguous and begins with the place
-/// itself, so the data for it is contiguous.
+/// A binomial tree over the places 0 .. size - 1. Each subtree begins with its place and is contiguous, as is its data.
 struct BinomialTree {
   int v, size;
 

@@ -33,8 +33,7 @@ c10::intrusive_ptr<c10d::Backend> child(Communicator& parent, const c10::intrusi
   return c10::make_intrusive<ProcessGroupNVX>(store, parent.child(store, options, rank, size), options);
 }
 
-/// A tensor that the other ranks of this host read in place. Any other memory serves too, so one without room is an
-/// ordinary tensor.
+/// A tensor that other ranks of this host read in place. Without room for it, an ordinary one, which serves too.
 at::Tensor host_tensor(const std::shared_ptr<Neighbours>& neighbours, int64_t size, const at::TensorOptions& options) {
   const bool fits = size > 0 && size_t(size) <= TensorMemory::kMost / options.dtype().itemsize();
   const size_t bytes = fits ? size_t(size) * options.dtype().itemsize() : 0;

@@ -18,8 +18,7 @@ namespace nvx {
 
 struct PoolStats;
 
-/// The torch interface of nvx: forwards c10d's calls to the communicator that runs them. A derived class may have one
-/// communicator after the other.
+/// The torch interface of nvx: forwards c10d's calls to a communicator. A derived class may have one after another.
 class ProcessGroupNVX : public c10d::Backend {
  public:
   using Options = NvxOptions;
@@ -101,8 +100,7 @@ class ProcessGroupNVX : public c10d::Backend {
   /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
   void eagerConnectSingleDevice(at::Device device) override { active()->connect(device); }
   c10d::ErrorType getError() override { return active()->error(); }
-  /// Whether allocateTensor() returns memory that is used without staging. Does not ask the other ranks. -1: of the
-  /// CPU.
+  /// Whether allocateTensor()'s memory is used without staging. Does not ask the other ranks. -1: of the CPU.
   bool supportsTensorAlloc(c10::DeviceIndex device) override {
     const auto current = active_or_null();
     return current && current->has_memory_of(device);

@@ -17,8 +17,7 @@ Communicator::Communicator(c10d::Backend& backend, Listeners& listeners, c10::in
   LiveObjects<Communicator>::here().add(*this);
 }
 
-/// If peers may write to this rank's memory, one of the group's threads waits for those writes. It would keep the group
-/// alive.
+/// If peers may write to this rank's memory, a thread of the group waits for that, which would keep the group alive.
 Communicator::~Communicator() {
   LiveObjects<Communicator>::here().remove(*this);
   if (has_memory_for_peers) group().leave();

@@ -12,8 +12,7 @@
 
 namespace nvx {
 
-/// A group of ranks that stays as it is, and what runs its calls. A backend has one; a reconfigurable backend has one
-/// after the other.
+/// A group of ranks that stays as it is, and what runs its calls. A reconfigurable backend has one after the other.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   /// backend, listeners: must outlive this.
@@ -27,9 +26,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void connect(at::Device device);
   /// Whether memory of its pool can be handed out. Does not ask the other ranks.
   bool has_memory_of(c10::DeviceIndex device);
-  /// The group of some of these ranks, or of several groups' ranks, that meet over this store. torch up to 2.13 asks
-  /// once for each device type, with the same store and name: all of these requests get one group. A step of all its
-  /// ranks.
+  /// The group of ranks that meet over this store. torch up to 2.13 asks once for each device type, with the same store
+  /// and name: all of these requests get one group. A collective call.
   std::shared_ptr<Group> child(const c10::intrusive_ptr<c10d::Store>& store, const NvxOptions& options, int rank,
                                int size) EXCLUDES(mutex_);
   /// Waits for all operations issued before, including sends and receives, and for their callbacks and hooks. It does
@@ -40,8 +38,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort();
   /// abort() without its hooks: an operation that is aborted for this reason has not failed.
   void call_off(const std::string& why);
-  /// Operations that the program never waited for get a moment to succeed, because peers may wait for them. Then they
-  /// are aborted.
+  /// Operations that nobody waited for get a moment to succeed, as peers may wait for them, and are then aborted.
   void shut_down();
   static constexpr std::chrono::seconds kMostForProxies{5};
 

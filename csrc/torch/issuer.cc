@@ -11,8 +11,7 @@
 namespace nvx {
 namespace {
 
-/// Whether all operations of a call are proxied. If one is not, none is: the others go in chunks, possibly a single
-/// one, because chunks use the same memory.
+/// Whether a call is proxied: all of its operations, or none. Then these go in chunks, which use the same memory.
 bool are_proxied(TensorOperations& collectives) {
   const auto is_proxied = [](const TensorOperation& c) { return c.route() == Route::kHostProxy; };
   if (std::all_of(collectives.begin(), collectives.end(), is_proxied)) return true;

@@ -18,14 +18,12 @@ struct CallOptions {
   Mode mode;
 };
 
-/// Begins the collectives of one communicator, each by its route. `group/plan/route.h` chooses the route, from facts
-/// that the Arguments gather.
+/// Begins the collectives of one communicator by their routes: `group/plan/route.h` chooses, by facts of the Arguments.
 class Issuer {
  public:
   explicit Issuer(CallContext& context);
 
-  /// Converts tensors to operations. name: see Checks. If a call is several operations, none of them
-  /// is delegated, so that all of them begin in the same way.
+  /// name: see Checks. Of a call with several operations none is delegated, so that all begin in the same way.
   Arguments arguments(const char* name, Operations operations = Operations::kOne);
 
   /// Begins every collective. Returns null if a synchronous call has ended and no work is needed.
@@ -40,8 +38,7 @@ class Issuer {
 
   /// A collective call: opens the device, as the first collective would.
   void connect(at::Device device);
-  /// abort() aborts the delegate's collectives in flight, from any thread. finalize() does so before the group leaves,
-  /// after some time to end.
+  /// abort() aborts the delegate's collectives, from any thread; finalize() after some time to end.
   void abort() {
     if (delegate_) delegate_->abort();
   }

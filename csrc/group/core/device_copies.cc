@@ -96,8 +96,7 @@ void DeviceCopies::begin(const std::shared_ptr<DeviceCopy>& copy) {
   end(*copy, DeviceCopy::State::kEnded, Status(Code::kSystem, "nvx: no thread could be started for a message"));
 }
 
-/// Most copies take some microseconds, so this looks again for a moment after one has begun or ended. True if any copy
-/// still runs.
+/// Looks again for a moment after a copy has begun or ended, since most take microseconds. True if any still runs.
 bool DeviceCopies::look() {
   constexpr std::chrono::microseconds kMoment{50};
   const BesideCaptures beside;

@@ -62,8 +62,7 @@ class Diagnosis {
                  const std::string& context) const;
   Failure bad_lease(const std::string& peer, const std::string& context) const;
   Failure bad_message(const std::string& peer, const std::string& what, const std::string& context) const;
-  /// `after`: "1.50 s", or empty if the time is unknown; `whom`: the names of that many ranks, or of unknown ones (0).
-  /// `cycle`: of `cycle_of_waits()`.
+  /// `after`: "1.50 s", empty if unknown; `whom`: names of `ranks` ranks (0: unknown); `cycle`: of `cycle_of_waits()`.
   Failure timeout(const std::string& what, const std::string& after, const std::string& whom, size_t ranks,
                   const std::string& cycle, const std::string& context) const;
   Failure no_memory(const std::string& what) const;

@@ -53,8 +53,7 @@ bool Lane::find_thread() {
   return scheduled_;
 }
 
-/// Makes sure that the queue runs, on this thread if no other is available: a caller may never wait for an operation
-/// itself, only for its effects.
+/// Makes sure that the queue runs, on this thread if need be: a caller may wait for an operation's effects only.
 void Lane::find_somebody() {
   if (find_thread()) return;
   while (!held() && !queue_.empty()) run_front(Carrier::kPool);

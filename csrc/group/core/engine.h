@@ -11,16 +11,14 @@
 
 namespace nvx {
 
-/// The thread that performs an operation. It decides how waits behave: a caller has nothing else to do and may spin; a
-/// pool thread runs beside a computation and sleeps at once.
+/// The thread that performs an operation: a caller, which may spin, or a pool thread, which sleeps at once.
 enum class Carrier { kCaller, kPool };
 
 /// One asynchronous operation.
 class Task {
  public:
   virtual ~Task() = default;
-  /// Performs the operation. Called once, with no lock held. Exceptions of this and the other functions are logged and
-  /// dropped.
+  /// Called once, with no lock held. Exceptions of this and the other functions are logged and dropped.
   virtual void perform(Carrier carrier) = 0;
   /// Reports the end, after the lane is free for the next operation. Called once, after `perform()`.
   virtual void conclude() {}
@@ -46,8 +44,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// Queues a task behind the others, and finds a thread for it unless a waiter comes first. If the process cannot
   /// create a thread, the caller runs it, or the holder of the lane does after its operation.
   void submit(std::shared_ptr<Task> task) EXCLUDES(mutex_);
-  /// The same for a caller that must not run the task itself. Moves the task; leaves it in place and returns false if
-  /// there is no thread for it.
+  /// The same for a caller that must not run the task. False: there is no thread for it, and the task stays in place.
   bool submit_to_others(std::shared_ptr<Task>& task) EXCLUDES(mutex_);
 
   /// Returns when the task is done, or when `give_up()` returns true, which is called about twenty times a second. Runs

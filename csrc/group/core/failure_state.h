@@ -19,9 +19,8 @@
 
 namespace nvx {
 
-/// The failure state of a group. Stores the first failure and reports it: to the ranks of this host in the pad, to
-/// other hosts through the port, to the other groups of the process through `LiveObjects`. Detects failures from all
-/// three, and from processes that have ended. Any thread may call it.
+/// The failure state of a group. Stores the first failure and reports it to the ranks of this host, to other hosts and
+/// to other groups of the process. Detects failures of all three, and processes that ended. Any thread may call it.
 class FailureState final : public Watch {
  public:
   /// `port`: null if all ranks are on one host. `standing`: released when this rank leaves or fails; see
@@ -43,16 +42,14 @@ class FailureState final : public Watch {
 
   // --- whether operations may begin
 
-  /// True in a child forked from the rank's process. The group belongs to the parent: every operation is refused, and
-  /// nothing is changed.
+  /// In a child forked from the rank's process every operation is refused: the group belongs to the parent.
   bool forked() const { return fork_generation_ != nvx::fork_generation(); }
   /// Whether this rank has left. Seq_cst, like `failed()`: `of_devices()` in `torch/call/groups.cc` stores its flag
   /// before it reads the two, so either it sees a leave or abort, or the leaving or aborting thread sees the flag.
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
   /// Marks this rank as leaving. False if it had left before.
   bool close() { return !closed_.exchange(true); }
-  /// Tells the ranks of this host that this rank has left and accesses no memory of theirs. The last step of
-  /// leaving.
+  /// The last step of leaving: tells the ranks of this host that this rank accesses no memory of theirs.
   void announce_left() EXCLUDES(mutex_);
   /// The reason why no operation can begin, or ok. `what`: the operation.
   Status check_alive(const char* what = "this call") const;
@@ -62,9 +59,8 @@ class FailureState final : public Watch {
   // --- failures of others
 
   static constexpr std::chrono::milliseconds kClarity{50};
-  /// Fails the group if another rank has reported a failure: an operation that one rank has given up must not succeed
-  /// on the others. A report about a rank of this host may become more exact within a moment; this waits up to
-  /// `clarity` for that.
+  /// Fails the group if another rank has reported a failure: an operation that one rank gave up must not succeed
+  /// elsewhere. Waits up to `clarity` for a more exact report about a rank of this host.
   bool told(Clock::duration clarity = kClarity);
   /// Only the wait of `told()`. For callers that fail the group later, with a lock held and no clarity.
   void await_clarity() const;
@@ -81,8 +77,7 @@ class FailureState final : public Watch {
   Status look_around();
   /// Fails the group if this is the main thread and the user interrupts it.
   bool look_for_interrupt();
-  /// For the port, with its lock held: passes a report from another host on to this host at once, since this rank
-  /// itself may be busy and notice the report late.
+  /// For the port, with its lock held: passes a report of another host on at once, since this rank itself may be busy.
   void pass_on(const net::GroupPort::Told& told) EXCLUDES(mutex_);
 
   // --- waits

@@ -19,17 +19,14 @@ class IntraHost final : public LeaseHolder {
   explicit IntraHost(Core& core);
   ~IntraHost() override;
 
-  /// Runs a step of a call, or the call itself if all ranks are on one host. The step's ranks and pieces are by
-  /// `local_rank`. `call`: for the fingerprint and for errors.
+  /// Runs a step of a call, or the call itself on one host, by `local_rank`. `call`: for the fingerprint and errors.
   Status run(const Operation& step, const Operation& call, const WaitRules& rules);
 
-  /// Adds this call to the history that later steps compare. Needed on all ranks of the host if the call had no step
-  /// inside the host.
+  /// Adds this call to the history that later steps compare, on all ranks of the host, if it had no step inside.
   void remember(const Operation& call) { channel_.remember(call.fingerprint()); }
 
-  /// Called when this rank leaves. Ranks that gave different roots to a collective may not have met in it, and find out
-  /// at their next call. Without a next call this is the last chance to report it. Compares with the ranks of this host
-  /// up to the last call of both, without waiting.
+  /// Called when this rank leaves: the last chance to report that ranks gave different roots to a collective in which
+  /// they did not meet. Compares with the ranks of this host up to the last call of both, without waiting.
   void warn_of_differing_calls() const;
 
   /// The lease, if it is idle and no peer reads it. Any thread may call it.

@@ -17,8 +17,7 @@ bool Poller::find_thread() {
   return Engine::here().start([self = shared_from_this()] { self->poll(); });
 }
 
-/// `act()` may block, for example in a callback or hook of the user. So before it acts, this thread finds another one
-/// for the rest.
+/// `act()` may block, for example in the user's code, so this thread first finds another one for the rest.
 void Poller::poll() {
   constexpr int kOften = 64;
   for (int looks = 0;; ++looks) {

@@ -8,8 +8,7 @@
 
 namespace nvx {
 
-/// Polls something on a pool thread for as long as there is something to poll. It uses no thread while nothing is in
-/// progress.
+/// Polls on a pool thread for as long as there is something to poll. Uses no thread otherwise.
 class Poller : public std::enable_shared_from_this<Poller> {
  public:
   struct Seen {
@@ -22,8 +21,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   };
   static constexpr Pace kSoon{std::chrono::microseconds(20), std::chrono::microseconds(100)};
 
-  /// `look`: called by one thread at a time, with no lock held. It may hold references to other objects only during a
-  /// call, so that they can end between calls.
+  /// `look`: called by one thread at a time, with no lock held. It may refer to other objects only during a call.
   Poller(std::function<Seen()> look, Pace pace) : look_(std::move(look)), pace_(pace) {}
 
   /// Requests a poll: at least one follows. False if there is no thread for it.

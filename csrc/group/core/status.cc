@@ -271,8 +271,7 @@ std::string GroupStatus::lates() const {
 
 namespace {
 
-/// Clock's zero in nanoseconds of the system's clock, which hosts share. Of several readings the one in which the
-/// thread was interrupted least.
+/// Clock's zero in nanoseconds of the system's clock, by the one of several readings that was interrupted least.
 int64_t epoch() {
   Clock::duration least = Clock::duration::max();
   std::chrono::nanoseconds found{};

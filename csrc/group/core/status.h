@@ -65,8 +65,7 @@ struct StatusSlot {
 const char* name_of_call(uint32_t call);
 uint64_t ns_of(Clock::time_point at);
 
-/// Writes the slot of one group. Costs a call about 20 stores to memory that no other process writes, and most short
-/// calls no reading of the clock.
+/// Writes the slot of one group: about 20 stores a call to memory of its own, and seldom a reading of the clock.
 class GroupStatus {
  public:
   GroupStatus(const std::string& name, int rank, int size);
@@ -78,8 +77,7 @@ class GroupStatus {
   void leave() { state(StatusSlot::kLeft); }
 
   void issued(uint64_t number) { slot_->issued.store(number, std::memory_order_relaxed); }
-  /// Around a collective, for the holder of the lane. The chunks of an operation count as one call. A call that is not
-  /// timed ends when it began.
+  /// Around a collective, for the holder of the lane. Chunks count as one call. A call not timed ends when it began.
   void begin(const Operation& operation, Clock::time_point now);
   void end();
   /// For any thread that launches. The totals may lose such a call while another thread carries out a collective of the
@@ -91,8 +89,7 @@ class GroupStatus {
   void messages(size_t open, const std::string& oldest, Clock::time_point since);
   void no_messages() { slot_->messages.store(0, std::memory_order_relaxed); }
 
-  /// Records that this thread sleeps in a wait for that rank, and that it has woken. -1: any rank. `pid`: of that rank,
-  /// or 0.
+  /// This thread sleeps in a wait for that rank (-1: any), and has woken. `pid`: of that rank, or 0.
   void sleeps(int rank, pid_t pid = 0);
   void slept(int rank, Clock::duration span);
   /// The same for a wait until a message is done.

@@ -14,8 +14,7 @@ namespace nvx {
 /// How long the operations of a group wait, and whether they spin. Any thread may call it.
 class Waits {
  public:
-  /// `timeout`: for operations without their own, unless `NVX_TIMEOUT_S` is set; 0: none. `watch`: ends a wait for
-  /// reasons other than time.
+  /// `timeout`: for operations without their own, unless `NVX_TIMEOUT_S` is set; 0: none. `watch`: ends waits early.
   Waits(const PlanFacts& facts, std::chrono::milliseconds timeout, Watch& watch);
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count(), std::memory_order_relaxed); }

@@ -32,8 +32,7 @@ struct BlockCard {
   uint32_t promised = 0;  // blocks that its process has promised to other groups on this GPU
   uint32_t sharers = 1;   // processes that may use the GPU
 
-  /// Ranks whose kernels must be resident on one GPU have the same one. If the driver reports no UUIDs, the process and
-  /// the device index identify a GPU.
+  /// Whether both ranks' kernels run on one GPU. Without UUIDs, the process and the device index identify it.
   bool same_gpu(const BlockCard& other) const {
     if (uuid != decltype(uuid){}) return uuid == other.uuid;
     return process == other.process && device == other.device;

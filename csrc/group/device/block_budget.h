@@ -22,8 +22,7 @@ namespace nvx {
 class BlockReservation {
  public:
   BlockReservation() = default;
-  /// `how_many` gets the number of blocks that the process has promised on that GPU before; reading and adding is
-  /// atomic.
+  /// `how_many` gets the blocks promised on that GPU before; reading and adding is atomic.
   BlockReservation(const ArenaId& process, int device, const std::function<uint32_t(uint32_t before)>& how_many);
   ~BlockReservation() { give_back(); }
   BlockReservation(BlockReservation&& other) noexcept { *this = std::move(other); }

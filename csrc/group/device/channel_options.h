@@ -35,8 +35,7 @@ struct ChannelOptions : MappingOptions {
   /// True once no peer's kernel can write to the memory that this rank has exported. Asked after this rank has left,
   /// possibly by threads of other groups; the memory is not reused before.
   std::function<bool()> peers_gone = [] { return false; };
-  /// 1 + the offset of this range in the pool of this rank that its peers may map; 0 if the range is not in the pool.
-  /// Called at every launch.
+  /// 1 + the offset of this range in this rank's pool, which peers may map; 0: not in it. Called at every launch.
   kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
   PoolNews pool_news = {};
   /// `rank_of` maps to ranks of the group, `describe` gives "rank 3 (pid 4711, host a01)".

@@ -169,8 +169,7 @@ Status DeviceCommunicator::show_received() const {
   return {};
 }
 
-/// The schedules between hosts depend on the steps inside them. Throws Error if a host has no kernels, and then on all
-/// ranks unless one has exited.
+/// The schedules between hosts depend on the steps inside them. Throws Error, on all ranks, if a host has no kernels.
 void DeviceCommunicator::agree_on_kernels(Store& store, bool has_one) {
   const std::byte mine{has_one};
   const std::vector<std::vector<std::byte>> all = exchange_of_all(store, "device/hosts").all_gather({&mine, 1});
@@ -401,8 +400,7 @@ Status DeviceCommunicator::look() {
   return verdict.ok() ? Status() : core_.failures.fail(verdict.failure());
 }
 
-/// Checks the kernels in flight, and returns whether any remain. A kernel cannot detect that a peer has died, so the
-/// watcher checks for dead peers and for verdicts of kernels.
+/// Whether kernels in flight remain. No kernel detects a dead peer, so this looks for dead peers and for verdicts.
 bool DeviceCommunicator::needs_watching() {
   KernelExecutor& kernels = *opened();
   look_after(kernels);

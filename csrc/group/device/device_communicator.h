@@ -62,15 +62,13 @@ class DeviceCommunicator {
   Status look();
   /// Tells the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
   void update_pools();
-  /// The number of operations launched, and whether the device has reported that the first `launched` of them ended
-  /// well. Operations of graphs do not count.
+  /// The number of operations launched, and whether the first `launched` have ended well; without those of graphs.
   uint64_t launched() const;
   bool ended_well(uint64_t launched) const;
   /// Whether no operation is in flight, including replays.
   bool is_quiet() const;
   const char* kernel_for(const Operation& operation) const;
-  /// The reason why the link between hosts does not move memory of the opened device; empty if it does. The same on all
-  /// ranks.
+  /// Why the link between hosts does not move memory of the opened device; empty if it does. The same on all ranks.
   const std::string& why_no_rdma() const { return why_no_rdma_; }
   /// Allocates memory that it moves, which is freed with the last reference. Throws Error.
   std::shared_ptr<std::byte> allocate_for_rdma(size_t bytes) const;
@@ -83,8 +81,7 @@ class DeviceCommunicator {
 
   /// Called by a failed group: ends the operations in flight here. Any thread may call it, at any time.
   void abort(const Status& why);
-  /// Called before the group's port leaves: ranks of other hosts then do not take the end of this process for its
-  /// death.
+  /// Called before the group's port leaves, so that ranks of other hosts do not take the end for a death.
   void tell_of_leaving();
   /// Called when the group's rank leaves. True if no kernel of this rank can write to its peers any more.
   bool finalize();

@@ -13,8 +13,7 @@
 
 namespace nvx {
 
-/// How the ranks of a group tell each other the sizes of their pools. Read before each launch and
-/// message.
+/// How ranks tell each other the sizes of their pools. Read before each launch and message.
 struct PoolNews {
   std::function<void(uint64_t bytes)> tell = [](uint64_t) {};
   std::function<uint64_t(int rank)> told = [](int) { return 0; };
@@ -27,9 +26,8 @@ struct PoolStats {
   uint32_t direct = 0;           ///< pieces transferred without staging, in either direction; wraps
 };
 
-/// The pools of a group's ranks. Each rank publishes the size of its pool. A rank maps what is new in a peer's pool on
-/// a pool thread, beside the launches, and publishes it to its kernels in their views. If mapping fails, transfers with
-/// that peer stay staged.
+/// The pools of a group's ranks. Each rank publishes its pool's size; the others map what is new on a pool thread,
+/// beside the launches, and show it to their kernels. If mapping fails, transfers with that peer stay staged.
 class DevicePools {
  public:
   struct Rank {

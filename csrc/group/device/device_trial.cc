@@ -62,8 +62,7 @@ struct BufferLayout {
   uint32_t stages;
 
   size_t pad_bytes() const { return DevicePad{shape}.offset(Part::kStaging); }
-  /// The bytes of this rank's input: in chunks some packs of each block, otherwise one; where ranks reduce slices, of
-  /// each slice.
+  /// Bytes of this rank's input: some packs a block in chunks, otherwise one; of each slice where ranks reduce slices.
   size_t piece(uint32_t stage) const {
     const DeviceAlgorithm algorithm = kStages[stage].algorithm;
     const bool sliced =
@@ -187,8 +186,7 @@ class DeviceTrial {
       write_input(kStages[stage], me(), buffer() + layout_.sent(stage), layout_.piece(stage));
     try {
       launch(launcher);
-      // A rank that has begun may have to wait for one whose device is busy. If one of them ended meanwhile, so may
-      // all.
+      // A rank that has begun may wait for one whose device is busy. If one has ended meanwhile, so may all.
       watch(Deadline::after(options_.busy));
       if (!tell() && any_ended_) {
         watch(Deadline::after(options_.patience));
@@ -300,8 +298,7 @@ class DeviceTrial {
   /// The number of stages that have ended well here.
   uint32_t ended() const { return has_verdict() ? control().verdict.epoch - trial_.first_epoch - 1 : progress(); }
 
-  /// Compares all results with the host's. Returns whether all exchanges are right; `wrong` receives the first
-  /// reduction that is not.
+  /// Compares all results with the host's: whether all exchanges are right; `wrong`: the first wrong reduction.
   bool look_at_results(uint32_t* wrong) {
     bool whole = true;
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {

@@ -13,8 +13,7 @@
 /// first use, all ranks run each hot kernel once on a tiny operation, in bounded time.
 namespace nvx {
 
-/// The number of operations of a trial, and of epochs that it takes: one for each hot kernel. With a multicast object
-/// there are more, one for each type that the switch adds.
+/// The operations, and epochs, of a trial: one for each hot kernel; with multicast, one more for each of its types.
 constexpr uint32_t kTrialEpochs = 12, kMulticastTrialEpochs = 3;
 
 struct Trial {
@@ -25,16 +24,14 @@ struct Trial {
   kernel::MulticastView multicast{};     ///< empty if the ranks have no multicast object
   uint32_t first_epoch = 0;              ///< the epoch with which the pads were formatted
   std::vector<kernel::PeerPads> pads{};  ///< this rank's; its pads and its peers' are formatted
-  /// Pinned host memory of at least `trial_bytes()`. `touches` is all memory that the kernels access, including
-  /// `buffer`.
+  /// Pinned host memory of `trial_bytes()`. `touches`: all memory that the kernels access, `buffer` too.
   std::shared_ptr<DeviceRegion> buffer{};
   std::vector<std::shared_ptr<DeviceRegion>> touches{};
 
   uint32_t epochs() const { return kTrialEpochs + (multicast.bytes != 0 ? kMulticastTrialEpochs : 0); }
 };
 
-/// Whether a result file shows kernels at work on this architecture (90: sm_90) with a driver for this CUDA
-/// (13000: 13.0).
+/// Whether a result file shows kernels at work on this architecture (90: sm_90) with this CUDA (13000: 13.0).
 bool is_shown(int architecture, int cuda);
 
 size_t trial_bytes(const Trial& trial);

@@ -13,8 +13,7 @@ namespace nvx {
 inline constexpr const char* kLookAtDevice =
     "look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, nvx.set_timeout)";
 
-/// Polls until `ready()` holds. False if the deadline passes first. Most waits take microseconds, so the first polls
-/// have no pause; after a long wait the pauses are longer.
+/// Polls until `ready()` holds; false if the deadline passes first. Pauses grow, as most waits take microseconds.
 template <class Ready>
 bool look_until(const Ready& ready, const Deadline& deadline) {
   constexpr int kAtOnce = 256, kOften = 4096;

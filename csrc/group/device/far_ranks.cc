@@ -54,8 +54,7 @@ int DeviceCommunicator::kernel_rank_of(int local_rank) const {
   return spans_hosts() ? members_.here()[size_t(local_rank)] : local_rank;
 }
 
-/// A rank that has left in good order may have ended all operations, which may be all that this rank waits for. If not,
-/// the kernels' timeout ends them.
+/// A rank that left in good order may have ended all operations. If not, the kernels' timeout ends them here.
 void DeviceCommunicator::look_after_far() {
   if (core_.failures.told()) return;
   std::optional<net::GroupPort::Fate> lost;

@@ -257,8 +257,7 @@ kernel::Job KernelExecutor::job_of(const Operation& o, uint32_t index, kernel::P
   return job;
 }
 
-/// Depends only on facts that all ranks share. For all-gather and reduce-scatter each rank knows the lengths of all
-/// pieces, and the fingerprint covers them.
+/// Depends only on facts that all ranks share, such as the lengths of all pieces, which the fingerprint covers.
 DeviceChoice KernelExecutor::choose(const Operation& o) const {
   const auto ask = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
   switch (o.collective) {

@@ -27,8 +27,7 @@ namespace nvx {
 /// stays.
 class KernelExecutor {
  public:
-  /// Collective over all ranks, on a thread whose current device is this rank's. Throws Error, and then on all ranks
-  /// unless one has exited.
+  /// Collective, on a thread whose current device is this rank's. Throws Error, on all ranks unless one has exited.
   KernelExecutor(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
                  std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
   /// Local.
@@ -42,8 +41,7 @@ class KernelExecutor {
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                 std::chrono::milliseconds timeout, const CompletionFlag& tells = {}) EXCLUDES(launch_mutex_, mutex_);
 
-  /// Launches signals of symmetric memory, which have the order of their stream alone. Non-blocking. Errors as
-  /// `launch()`.
+  /// Launches signals of symmetric memory, in the order of their stream alone. Non-blocking. Errors as `launch()`.
   Status signal(const kernel::SignalJob& job, const LaunchStream& stream) EXCLUDES(launch_mutex_, mutex_);
   /// False also while one is being launched. Never blocks.
   bool signals_have_ended() const EXCLUDES(signals_mutex_);
@@ -55,8 +53,7 @@ class KernelExecutor {
   /// Both start at the options' `first_epoch`. Replays count as neither.
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint64_t finished() const;
-  /// The device's own counts, which include replays: the last epoch begun, and the last one ended well. 32 bits, which
-  /// wrap. Reported like `finished()`.
+  /// The device's own counts, with replays: the last epochs begun and ended well. They wrap. Reported as `finished()`.
   uint32_t begun_epoch() const;
   uint32_t ended_epoch() const;
   /// The number of pieces transferred without staging in either direction. Reported like `finished()`; wraps.
@@ -97,8 +94,7 @@ class KernelExecutor {
     std::chrono::milliseconds timeout{0};
   };
   static constexpr size_t kCalls = 4096;
-  /// In the id of a job: if set, the rest is an index into `captured_calls_`; otherwise the id is the count of
-  /// launches.
+  /// In the id of a job: if set, the rest is an index into `captured_calls_`; otherwise the count of launches.
   static constexpr uint32_t kCaptured = uint32_t(1) << 31;
   static uint32_t call_of(uint64_t epoch) { return uint32_t(epoch) & ~kCaptured; }
 

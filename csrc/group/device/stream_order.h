@@ -15,15 +15,13 @@ struct LaunchStream {
   std::array<int64_t, 3> name{};  ///< the stream's id in its StreamOrder
 };
 
-/// Orders a group's launches on a device across streams, since kernels of a channel must not overlap. Torch implements
-/// it, as it owns the streams and events.
+/// Orders a group's launches across streams, since kernels of a channel must not overlap. Torch owns the streams.
 class StreamOrder {
  public:
   virtual ~StreamOrder() = default;
   /// Call before a launch: the stream waits for earlier launches on other streams, and for those of graphs.
   virtual Status follow(const LaunchStream& stream) = 0;
-  /// Call after a launch, also after a refused one, since part of it may have begun: later launches wait for everything
-  /// on the stream so far.
+  /// Call after a launch, also a refused one, which may have begun in part: later launches wait for the stream so far.
   virtual Status note(const LaunchStream& stream) = 0;
   /// Runs `launch` between both.
   template <class Launch>

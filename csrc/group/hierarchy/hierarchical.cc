@@ -125,8 +125,7 @@ Status Hierarchical::run_slices(Call& call) {
   return deliver ? stage(call, *deliver) : Status();
 }
 
-/// Around a root not all ranks exchange data. So a rank may find out only from a message of a later operation that
-/// another one had called a different operation.
+/// Around a root not all ranks meet. So a rank may learn from a message of a later operation that calls differed.
 Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());

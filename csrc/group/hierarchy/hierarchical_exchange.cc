@@ -11,8 +11,7 @@ namespace {
 using kernel::Collective;
 using kernel::Piece;
 
-/// Data from one host may arrive before the data for another one has been sent. If input and output overlap, a copy is
-/// sent.
+/// Data from one host may arrive before that for another has been sent. If input and output overlap, a copy is sent.
 void set_apart(Operation& o, std::vector<std::byte>& room) {
   const auto meet = [](const Piece& a, const Piece& b) {
     return a.bytes != 0 && b.bytes != 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
@@ -35,8 +34,7 @@ void set_apart(Operation& o, std::vector<std::byte>& room) {
 
 }  // namespace
 
-/// Gather or scatter: blocks of other hosts go directly to or from the root, blocks of its own host through shared
-/// memory.
+/// Gather or scatter: blocks of other hosts go directly from or to the root, those of its host by shared memory.
 Status Hierarchical::to_or_from_root(Call& call) {
   Operation& o = call.o;
   const bool gathers = o.collective == Collective::kGather, is_root = o.root == members_.rank;

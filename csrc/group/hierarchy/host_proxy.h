@@ -52,8 +52,7 @@ class HostProxy {
   /// Sends the device a message that is larger than all before. Release: a kernel that sees the message also sees this
   /// thread's earlier writes to slots.
   virtual void say(Stamp what) = 0;
-  /// Makes all that the link has received in slots of the device visible to kernels that run. Call it before the
-  /// message that the slice may be copied.
+  /// Makes what the link has received in slots of the device visible to running kernels, before slices are copied.
   virtual Status make_visible() { return {}; }
   /// Waits until the device has ended a round. Calls `meanwhile()` at each poll.
   virtual Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
@@ -65,8 +64,7 @@ class HostProxy {
 /// if they perform them. Pure, and the same on every rank. `count`: elements, as in the fingerprint.
 const char* why_not_by_kernels(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
-/// Whether a proxy can carry out the operation, with or without such kernels, if kernels serve the ranks of each host.
-/// Pure, and the same on every rank.
+/// Whether a proxy can carry the operation out, with such kernels or without. Pure, and the same on every rank.
 bool can_be_proxied(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
 /// Bytes of a slice of each block, if every rank has a block: the plan's slice between hosts, or less if a slot, which

@@ -47,8 +47,7 @@ class Slices {
   virtual std::vector<CopyPair> up(size_t) const { return {}; }
   /// On the CPU: copies from the slot to the results, after the steps of `after()`.
   virtual std::vector<CopyPair> unpack(size_t) const { return {}; }
-  /// Instead of steps and runs, for data on devices that no kernels combine or distribute: a part of the operation for
-  /// the host to perform in the slot.
+  /// Instead of steps and runs, for device data without such kernels: a part for the host to perform in the slot.
   virtual std::optional<Operation> chunk(size_t) const { return {}; }
   /// If rails carry data for other ranks of this host: a step before all slices, and one after them.
   virtual std::optional<Operation> collect_for_rails() const { return {}; }
@@ -59,8 +58,7 @@ class Slices {
   size_t slot_bytes() const { return slot_bytes_; }  ///< bytes of a slot
   bool carries() const { return carries_; }          ///< whether this rank has runs
   bool by_kernels() const { return by_kernels_; }
-  /// For slots on a device, a schedule that forwards nothing: a block that a network card has written is not read by
-  /// another one before `HostProxy::make_visible()`.
+  /// For slots on a device, one that forwards nothing: no block is read again before `HostProxy::make_visible()`.
   const schedule::Row* row() const {
     const bool on_device = o_.proxy && o_.proxy->on_device();
     return on_device ? schedule::find(schedule::Collective::kAllGather, "direct") : plan_.row;

@@ -14,9 +14,8 @@ namespace nvx {
 
 class DeviceCommunicator;
 
-/// A HostProxy of one operation. Its steps are kernels in order on one stream, launched alike by all ranks of the host;
-/// kernels also copy between host memory and the device. All launches happen at the call, so none can later queue
-/// behind other work that waits for this operation.
+/// A HostProxy of one operation. Its steps are kernels, and copies by kernels, in order on one stream. All are launched
+/// at the call, so none can later queue behind other work that waits for this operation.
 class StreamHostProxy final : public HostProxy {
  public:
   /// The proxy's parameters. The group must outlive the proxy.
@@ -29,8 +28,7 @@ class StreamHostProxy final : public HostProxy {
     std::function<std::shared_ptr<std::byte>(size_t bytes)> pinned;
     /// Allocates device memory that the link between hosts moves; null if it moves none.
     std::function<std::shared_ptr<std::byte>(size_t bytes)> on_device;
-    /// Requests that the host's part begin. Called after some rounds have begun, or when no more can begin without the
-    /// host's part. False if there is no thread for it.
+    /// Requests that the host's part begin, after some rounds or when no more can begin. False: there is no thread.
     std::function<bool()> queue_early;
   };
   StreamHostProxy(Core& core, DeviceCommunicator& device, Setting setting)
@@ -50,8 +48,7 @@ class StreamHostProxy final : public HostProxy {
 
  private:
   static constexpr size_t kAlign = 64;
-  /// The counters of host and device, before the slots. Each has one writer during the rounds, and a cache line of its
-  /// own.
+  /// The counters of host and device, before the slots. Each has one writer during the rounds, and its own cache line.
   struct Words {
     alignas(kAlign) Stamp said;   ///< written by the host
     alignas(kAlign) Stamp ended;  ///< written by the device: the last round that has ended, counted from 1

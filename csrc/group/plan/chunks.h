@@ -11,8 +11,7 @@
 /// the same slice of every piece. Its result has the same bits as that part of the whole operation.
 namespace nvx {
 
-/// Bytes of a chunk, over all ranks' pieces. The bus takes tenths of a millisecond for it, so its fixed cost of about
-/// ten microseconds is negligible.
+/// Bytes of a chunk, over all ranks' pieces: so many that its fixed cost of about ten microseconds is negligible.
 inline constexpr size_t kChunk = 4 << 20;
 
 /// Whether an operation of this many elements, as the fingerprint counts them, goes in chunks. Depends only on fields

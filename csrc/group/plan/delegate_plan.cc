@@ -9,9 +9,8 @@
 namespace nvx {
 namespace {
 
-/// The reductions that NCCL computes as nvx does, except for the last bits of sums. NCCL divides averages of integers
-/// differently, and its floating-point minimum and maximum may lose a NaN. It lacks the other types and operators, or
-/// maps them to others.
+/// The reductions that NCCL computes as nvx does, but for the last bits of sums. NCCL divides averages of integers
+/// differently, may lose a NaN in minimum and maximum, and lacks or maps the other types and operators.
 struct Reduced {
   ReduceOp op;
   bool of_integers;

@@ -7,8 +7,7 @@
 #include "kernel/cpu/pad.h"
 #include "kernel/reduce/dtype.h"
 
-/// Decides which collectives and messages of device tensors go to another torch backend, NCCL. Pure, and a function of
-/// facts that all ranks share, so all ranks decide alike.
+/// Decides which collectives and messages of device tensors go to NCCL. Pure, by facts that all ranks share.
 namespace nvx {
 
 /// One collective. `bytes`: the longest input or output of any rank.
@@ -22,8 +21,7 @@ struct HandOverQuestion {
 /// The reason not to hand the collective over; null if it is handed over.
 const char* why_not_handed_over(const HandOverQuestion& question, std::span<const HandOver> rules);
 
-/// Whether a message of this size is handed over. Only its size decides, because that is all that both its ranks know
-/// before they meet.
+/// Whether a message is handed over. Its size decides, which alone both its ranks know before they meet.
 bool is_message_handed_over(size_t bytes, std::span<const HandOver> rules);
 
 const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver> rules);

@@ -24,24 +24,20 @@ struct DeviceChoice {
   const char* why;
 };
 
-/// Pure: every rank gets the same answer to the same question. `bytes`: the whole message for reduce, all-reduce and
-/// broadcast; the longest piece for reduce-scatter and all-gather. Ignored for all-to-all, gather and scatter, where a
-/// rank knows only its own pieces.
+/// Pure, and the same on every rank. `bytes`: the whole message for reduce, all-reduce and broadcast; the longest piece
+/// for reduce-scatter and all-gather; ignored for the others, where a rank knows only its own pieces.
 DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts);
 
-/// For an all_reduce. Sums that the switch can add are given to it if NVX_NVLS asks for it, unless one trip of packets
-/// serves them.
+/// For an all_reduce. With NVX_NVLS the switch adds the sums that it can, unless one trip of packets serves them.
 DeviceChoice plan_all_reduce(size_t bytes, DType dtype, ReduceOp op, const DevicePlanFacts& facts);
 
 /// The algorithms for a collective, in the order of message length, the shortest first.
 std::vector<kernel::DeviceAlgorithm> algorithms_of(kernel::Collective collective);
 
-/// The most bytes, counted as for `plan()`, that the packets of one operation hold, as in `kernel::can_do`. SIZE_MAX
-/// for algorithms with chunks.
+/// The most bytes, as for `plan()`, that an operation's packets hold (`kernel::can_do`). SIZE_MAX with chunks.
 size_t most_bytes(kernel::DeviceAlgorithm algorithm, const kernel::DeviceShape& shape);
 
-/// The shape of a channel with a pad of about `pad_bytes`, half for packets and half for chunks, or more with 2 or 3
-/// ranks, unless these are tuned. Pure.
+/// The shape for a pad of about `pad_bytes`: half packets, half chunks (more with 2 or 3 ranks), unless tuned. Pure.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes, const Tuning& tuning = {});
 
 /// The size of a pad, given the free bytes of the fullest arena.

@@ -255,8 +255,7 @@ Estimate estimate_device_algorithm(DeviceAlgorithm algorithm, Collective collect
               "; costs as on one H200 (bench/results/gpu_h200.json), the link not measured on a device: " + link.who};
 }
 
-/// From `src/graph/tuning.cc` of NCCL 2.30, for Hopper: rings with the protocol LL, which sends each byte twice, or
-/// Simple.
+/// From `src/graph/tuning.cc` of NCCL 2.30, for Hopper: rings with LL, which sends each byte twice, or Simple.
 Estimate estimate_nccl(Collective collective, size_t bytes, size_t ranks, const DeviceLink& link) {
   constexpr double kBase[] = {6.6 * kMicro, 8.4 * kMicro}, kHop[] = {0.6 * kMicro, 3.4 * kMicro}, kTimes[] = {2, 1};
   const bool whole = collective == Collective::kAllReduce, parts = collective == Collective::kAllGather;

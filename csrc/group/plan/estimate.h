@@ -40,8 +40,7 @@ Estimate estimate_inside(kernel::Algorithm algorithm, kernel::Collective collect
 Estimate estimate_between(const schedule::Row& row, kernel::Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& carrier);
 
-/// For a proxy (`group/hierarchy/host_proxy.h`): kernels inside the hosts, copies, and transfers between hosts, all
-/// overlapped.
+/// For a proxy (`group/hierarchy/host_proxy.h`): kernels, copies, and transfers between hosts, all overlapped.
 Estimate estimate_proxied(const InterHostPlan& inter_host, kernel::Collective collective, size_t bytes,
                           const PlanFacts& facts, const Medium& carrier, const DeviceLink& link);
 

@@ -25,11 +25,9 @@ constexpr double kBlockRate = 33.6 * kGiga;  ///< bytes that a block sends by ch
 /// Packets pass at this rate, the first of them while the trip lasts.
 constexpr double kPacketRate = 21 * kGiga, kFirstPackets = 20e3;
 
-/// A trip of a store until a lane that waits has seen it, by DeviceLink::Kind. Inside a GPU it is measured; over links
-/// it is assumed.
+/// A trip of a store until a waiting lane has seen it, by DeviceLink::Kind: measured in a GPU, assumed over links.
 constexpr double kTrip[] = {1.2 * kMicro, 1.5 * kMicro, 3 * kMicro};
-/// A round takes longer over a link by three trips: a fence waits for its stores' way there and back, and a flag
-/// follows.
+/// A round takes three trips longer over a link: a fence waits for its stores' way there and back; a flag follows.
 constexpr double kTripsOfRound = 3;
 /// The share of a data sheet's rate that stores reach; assumed. NCCL's rings reach 370 of 450 GB/s over NVLink.
 constexpr double kOfLink = 0.82;
@@ -73,8 +71,7 @@ uint32_t packs_each(uint32_t ranks, uint32_t loads) {
   return packs;
 }
 
-/// The loads of a lane one behind another, in all rounds: to send, to reduce, and to store the sums or pieces of
-/// others.
+/// A lane's loads one behind another, in all rounds: to send, to reduce, and to store the sums or pieces of others.
 size_t loads_in_turn(DeviceAlgorithm algorithm, Collective collective, size_t share, const kernel::DeviceShape& shape,
                      uint32_t loads) {
   constexpr size_t kStep = kernel::kLanes * sizeof(kernel::Pack);

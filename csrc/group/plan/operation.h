@@ -53,8 +53,7 @@ class HostProxy;
 ///   none                   send, recv: copies on a device that concern this rank alone; awaited, awaits
 struct Operation {
   kernel::Collective collective = kernel::Collective::kNone;
-  /// For a barrier before another collective: that collective. The barrier has its fingerprint, so ranks that call
-  /// something different find out in the barrier.
+  /// For a barrier before another collective: that one, whose fingerprint it has, so ranks that differ find out here.
   kernel::Collective meets_for = kernel::Collective::kNone;
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;

@@ -48,8 +48,7 @@ size_t lease_for(size_t bytes, const PlanFacts& facts) {
 
 }  // namespace
 
-/// A chunk should pass between cores while it is in the second-level cache, and the staging of all ranks together
-/// should fit the last-level cache.
+/// A chunk should pass between cores in the second-level cache; all ranks' staging should fit the last-level cache.
 size_t most_lease(const PlanFacts& facts) {
   if (const size_t own = facts.tuned(Tune::kLease)) return own;
   const size_t share = facts.l3_bytes * 3 / 4 / std::max<size_t>(facts.ranks, 1);

@@ -46,8 +46,7 @@ size_t rotation(const PlanFacts& facts);
 /// The bytes from which `policy_to_keep()` bypasses the caches.
 size_t past_caches(const PlanFacts& facts);
 
-/// Pure: every rank gets the same answer to the same question. `bytes`: the most that one rank puts into its slot, or
-/// stages in total.
+/// Pure, and the same on every rank. `bytes`: the most that one rank puts into its slot, or stages in total.
 Choice plan(kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 
 /// The algorithms for a collective inside a host, in the order of message length, the shortest first.
@@ -73,8 +72,7 @@ InterHostPlan plan_between(schedule::Collective collective, size_t bytes, const 
 /// The corresponding collective between hosts; barrier if there is none.
 schedule::Collective across(kernel::Collective collective);
 
-/// For `bytes` as in `plan_between()`: the bytes that are cut into slices, and the bytes that a step inside the host
-/// then puts into one rank's slot.
+/// For `bytes` as in `plan_between()`: those cut into slices, and those that steps inside the host put into a slot.
 struct Sizes {
   size_t sliced, before, after;
 };

@@ -26,8 +26,7 @@ struct RouteFacts {
   bool proxies_serve = false;    ///< the ranks have agreed that kernels serve the ranks of each host, for proxies
 };
 
-/// A group with a delegate has no proxies. The two have separate streams, so nothing would order them alike on all
-/// ranks, and they could deadlock.
+/// A group with a delegate has no proxies: nothing would order their streams alike on all ranks, which could deadlock.
 constexpr Route route_of(const RouteFacts& facts) {
   if (!facts.on_device) return Route::kMemory;
   if (facts.delegate_serves) return Route::kDelegate;

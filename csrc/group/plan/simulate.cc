@@ -52,8 +52,7 @@ bool all_alike(const schedule::Row& row, const RunBetween& run) {
   return true;
 }
 
-/// Plays slices of one kind and a last one, over all places of the layout or, if all hosts do the same, over those of
-/// host 0.
+/// Plays slices of one kind and a last one, over all places of the layout, or over host 0's if all hosts do the same.
 class Player {
  public:
   /// `crowd`: ranks that share a card and of which one is played. Requires at most 2^32 slices.

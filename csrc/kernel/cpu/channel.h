@@ -90,8 +90,7 @@ class Channel {
 
   /// Sets the staging that this rank may use; an empty range removes it.
   void lease(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes, in_place_ = false; }
-  /// Instead of staging: this rank's data begins at this offset of its process's tensors. `bytes`: the staging that
-  /// sets the size of the chunks.
+  /// Instead of staging: this rank's data is at this offset of its tensors. `bytes`: the staging that sizes the chunks.
   void lend(size_t offset, size_t bytes) { lease_offset_ = offset, lease_bytes_ = bytes, in_place_ = true; }
   bool lends() const { return in_place_; }
   /// This rank's staging. Waits until no rank reads data of an earlier epoch in it. Without memory if the rank lends.

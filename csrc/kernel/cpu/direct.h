@@ -100,8 +100,7 @@ bool publish_one_shot(auto& ex, auto& ch, const Call& call, const std::byte* in,
 
 inline constexpr size_t kDepth = 3;  ///< chunks in flight: one being staged, one reduced, one fetched
 
-/// Upper bounds of a piece and of the number of chunks of an operation. Values from peers are checked against them
-/// before any computation, so that no product overflows.
+/// Bounds of a piece and of an operation's chunks. Values from peers are checked by them first: no product overflows.
 inline constexpr size_t kLongest = size_t(1) << 48;
 inline constexpr size_t kMostChunks = size_t(1) << 31;
 
@@ -400,9 +399,8 @@ struct ExchangeTask {
   int meets;       ///< ... or for one rank's; -1: for none
 };
 
-/// Exchanges pieces of any sizes, which are compared pair by pair. A sender whose pieces fit into its slot stages them
-/// there one after another; otherwise each receiver has a part of every chunk, or the sender lends the pieces, which
-/// then lie one after another. Receivers follow the sender's choice.
+/// Exchanges pieces of any sizes, compared pair by pair. A sender stages them in its slot if they fit; otherwise each
+/// receiver has a part of every chunk, or the sender lends them. Receivers follow the sender's choice.
 template <class Exec, class Channel>
 class ExchangePipeline {
  public:
@@ -453,8 +451,7 @@ class ExchangePipeline {
     }
   }
 
-  /// Meets a sender, compares its announced size with the expected one, and reads the piece at once if it is in the
-  /// slot.
+  /// Meets a sender, compares its announced size with the expected one, and reads the piece if it is in the slot.
   bool begin(int p, size_t* rounds) {
     if (!meets(p)) return true;
     if (!ch_.meet(ex_, p)) return false;

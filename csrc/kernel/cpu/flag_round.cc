@@ -14,8 +14,7 @@ struct Counters {
 };
 static_assert(sizeof(Counters) == kFlagRoundBytes && std::atomic<uint64_t>::is_always_lock_free);
 
-// No pause instruction between the loads: its length differs by a factor of ten between processors and would dominate
-// the measurement.
+// No pause instruction between the loads: its length differs tenfold between processors and would dominate.
 bool reaches(const std::atomic<uint64_t>& count, uint64_t want, Clock::time_point end) {
   for (;;) {
     for (int look = 0; look < 4096; ++look)

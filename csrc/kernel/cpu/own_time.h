@@ -17,8 +17,7 @@ class OwnTime {
 
   explicit OwnTime(size_t bytes) : before_(bytes >= kLasts ? usage() : Usage{}), counts_(bytes >= kLasts) {}
 
-  /// Nothing if the thread lost its core to another one meanwhile, since that is not part of the cost. Rare
-  /// interruptions are tolerated.
+  /// Nothing if the thread lost its core meanwhile, which is not part of the cost. Rare interruptions are tolerated.
   std::optional<Seconds> spent() const {
     const Seconds spent = Clock::now() - began_;
     if (!counts_) return spent;

@@ -14,9 +14,8 @@
 
 namespace nvx::kernel {
 
-/// A pad is the memory that a rank writes for the others to read: flags, small messages, and the place of its staging.
-/// There is one pad per rank and group, in the rank's own arena. Its owner is the only writer of every field, except
-/// where noted.
+/// A pad is the memory of a rank that the others read: flags, small messages, and the place of its staging. There is
+/// one per rank and group, in the rank's arena. Its owner is the only writer, except where noted.
 
 using nvx::Collective;
 
@@ -44,8 +43,7 @@ inline constexpr size_t kSlotBytes = 64 << 10;  ///< the longest message in a sl
 inline constexpr size_t kSlotsBytes = 1 << 20;  ///< the memory in which slots follow one another
 static_assert(kSlotsBytes >= (kEpochs + 1) * kSlotBytes);
 
-/// Announces "I am at operation e", with everything that the others need to begin reading. A small message travels in
-/// the same cache lines.
+/// Announces "I am at operation e", with all that others need to begin reading, and the data if it is small.
 struct alignas(kCacheLine) Arrival {
   Flag flag;
   Fingerprint fingerprint;
@@ -104,8 +102,7 @@ struct alignas(kCacheLine) PadHeader {
 inline constexpr uint32_t kEnvelopes = 16;
 inline constexpr size_t kEnvelopePayload = 976;
 
-/// The announcement of one message. A small message travels inside; a large one is streamed when the receiver grants
-/// it.
+/// The announcement of a message, with its data if small; a large one is streamed when the receiver grants it.
 struct Envelope {
   uint64_t message;  ///< number of the message in its pair of ranks, from 1
   int64_t tag;

@@ -4,15 +4,13 @@
 
 #include "base/error.h"
 
-/// Streams under CUDA capture, whose work is recorded in a graph instead of being run. A build without CUDA never
-/// captures.
+/// Streams under CUDA capture, whose work a graph records. A build without CUDA never captures.
 namespace nvx::kernel {
 
 /// The capture of a stream (a cudaStream_t), or 0 if it is not capturing. An invalidated capture counts as one.
 uint64_t capture_of(void* stream);
 
-/// Enqueues a host function, which in a capture runs in each replay. It must neither wait nor call CUDA; the stream
-/// waits until it returns.
+/// Enqueues a host function; in a capture, for each replay. It must not wait or call CUDA: the stream waits for it.
 Status call_host(void* stream, void (*what)(void*), void* with);
 
 /// An event after the last launch of a channel, on whatever stream, from a call or a graph. It keeps the launches of a
@@ -21,9 +19,8 @@ class Tail {
  public:
   /// Makes the stream's next work wait for the event. Captured: each replay waits for the launches that precede it.
   Status hold_back(void* stream, bool captured);
-  /// Records the event after the stream's current work. capture: of the stream; 0: none. Captured: each replay records
-  /// it again, beside the stream's later work, which does not wait for the record. A capture has one record, behind the
-  /// work of all calls.
+  /// Records the event after the stream's current work. capture: of the stream; 0: none. If captured, each replay
+  /// records it anew, beside later work. A capture has one record, behind the work of all calls.
   Status put_behind(void* stream, uint64_t capture);
   /// Whether the device has passed the event; true also if it can no longer tell. Only for threads that may query
   /// events during captures (memory/driver/beside_captures.h).

@@ -133,8 +133,7 @@ bool are_aligned(const Pieces& pieces, uint32_t ranks, PieceTable table, size_t 
 using PlaceOf = std::function<uint64_t(const std::byte* data, size_t bytes)>;
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of);
 
-/// A job that copies each piece of `from` to the same piece of `to`. Both are listed in `table`, as if it began at
-/// `index`.
+/// A job that copies each piece of `from` to that of `to`. Both are listed in `table`, as if it began at `index`.
 Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table);
 
 /// Whether the algorithm can run the job: its collective, its type and, for packets, its length. Launches refuse other

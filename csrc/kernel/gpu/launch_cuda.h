@@ -8,8 +8,7 @@
 #include "base/error.h"
 #include "kernel/gpu/job.h"
 
-/// The device algorithms as CUDA kernels. In a build without CUDA each of these functions returns a Status that says
-/// so.
+/// The device algorithms as CUDA kernels. Without CUDA each function returns a Status that says so.
 namespace nvx::kernel {
 
 inline constexpr int kLanes = 512;           ///< threads per block
@@ -31,8 +30,7 @@ Status check_launch(const DeviceChannel& channel, std::span<const Job> jobs, std
 /// and if one fails, blocks that were ahead have written parts of later ones.
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table, void* stream);
 
-/// A part of each rank's memory, behind one address (memory/gpu/device_multicast.h), for kernels of
-/// kernel/gpu/multicast.h.
+/// Parts of all ranks' memory behind one address (memory/gpu/device_multicast.h), for kernel/gpu/multicast.h.
 struct MulticastView {
   static constexpr uint32_t kSlots = 2;  ///< of a block's inputs, and as many of sums
   std::byte* all = nullptr;              ///< the address of all parts
@@ -66,8 +64,7 @@ Status load_cuda(std::vector<KernelFacts>* facts);
 class KernelLauncher {
  public:
   virtual ~KernelLauncher() = default;
-  /// As launch_cuda, or for a job of kReduceMulticast as launch_multicast_cuda. The stream belongs to the calling
-  /// thread's current device.
+  /// As launch_cuda, or launch_multicast_cuda for kReduceMulticast. The stream is of the thread's current device.
   virtual Status launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
                         const MulticastView& view, void* stream) {
     return is_multicast(jobs) ? launch_multicast_cuda(channel, jobs[0], view, stream)

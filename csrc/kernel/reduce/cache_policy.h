@@ -10,8 +10,7 @@
 
 namespace nvx::kernel {
 
-/// How a rank writes data that other cores will read: through its caches, from which they must fetch it, or past them,
-/// into memory.
+/// How a rank writes data that other cores will read: through its caches, or past them into memory.
 enum class CachePolicy : uint8_t { kCached, kPast };
 
 /// Learns which policy is faster for operations of one kind and size. The answer depends on the machine and on the
@@ -44,8 +43,7 @@ class CachePolicyRecord {
     return other;
   }
 
-  /// Records the cost of this operation. A lower cost is adopted at once, a higher one gradually, because the rank may
-  /// have been interrupted.
+  /// Records a cost. A lower one is adopted at once, a higher one gradually: the rank may have been interrupted.
   void learn(double cost) {
     double& known = costs_[size_t(now_)];
     known = known == 0 || cost < known ? cost : (3 * known + std::min(cost, 2 * known)) / 4;

@@ -6,8 +6,7 @@
 
 #include "base/library.h"
 
-/// The functions of libcuda.so.1 that nvx calls, declared here so that no CUDA header is needed to build. If there is
-/// one, a test compares the declarations with it.
+/// The functions of libcuda.so.1 that nvx calls, so that no CUDA header is needed; a test compares them with one.
 namespace nvx::cuda {
 
 using Result = int;

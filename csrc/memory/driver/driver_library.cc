@@ -34,8 +34,7 @@ class InContexts : public DeviceDriver {
     return asked;
   }
 
-  /// Retains the primary context at the first call. Concurrent callers for the same device wait, because the driver may
-  /// hang in it.
+  /// Retains the primary context once. Callers for the same device wait meanwhile, as the driver may hang in it.
   DriverCode context(int device, cuda::Context* context) EXCLUDES(mutex_) {
     Primary& primary = primary_of(device);
     MutexLock lock(primary.mutex);

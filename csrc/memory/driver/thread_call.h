@@ -102,8 +102,7 @@ void destroy_on_thread(const char* doing, T object, std::chrono::milliseconds pa
 template <class T>
 class CreatedOnce {
  public:
-  /// Throws Error: the error of `make`, or kTimeout as above. After a timeout all callers fail at once until that
-  /// attempt returns.
+  /// Throws Error: that of `make`, or kTimeout. After a timeout all callers fail at once until that attempt returns.
   T& get(const std::string& what, const Deadline& deadline, const std::function<std::unique_ptr<T>()>& make) {
     std::unique_lock lock(state_->mutex);
     if (state_->thing) return *state_->thing;

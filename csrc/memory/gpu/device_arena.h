@@ -35,14 +35,12 @@ class DeviceArena {
   const std::shared_ptr<DeviceRegion>& hold() const { return region_; }
   DevicePtr at(size_t offset) const { return region_->base() + offset; }
 
-  /// Pinned host memory of the same size, in which each span has the same offset. It serves pairs that cannot access
-  /// each other's device memory, and is created at the first call. Throws Error, with kTimeout if the driver does not
-  /// return.
+  /// Pinned host memory of the same size and offsets, for pairs that cannot access each other's device memory. The
+  /// first call makes it. Throws Error, with kTimeout if the driver does not return.
   const std::shared_ptr<DeviceRegion>& hold_fallback() { return open_fallback().region; }
   int fallback_fd() { return open_fallback().fd.get(); }
 
-  /// Allocates a zeroed span; its part of the fallback is zeroed too. Throws Error if the arena is full or the device
-  /// does not answer.
+  /// Allocates a zeroed span, zeroed in the fallback too. Throws Error if the arena is full or the device is silent.
   Span allocate(size_t bytes);
   void free(Span span) { spans_.free(span); }
   void free_when(Span span, std::function<bool()> released) { spans_.free_when(span, std::move(released)); }
@@ -94,15 +92,13 @@ class DeviceRegistry {
   /// driver may free memory only when all kernels have ended, and those of other groups may wait for this rank.
   ShareProbe probe(int device, std::chrono::milliseconds patience) EXCLUDES(mutex_);
 
-  /// The arena of a device, shared by all groups. The first call creates it, with the kind that its ranks agreed on. A
-  /// call with another kind returns the same arena, so check its kind. Throws Error, with kTimeout if the driver does
-  /// not return.
+  /// The arena of a device, shared by all groups. The first call makes it, with the kind that its ranks agreed on;
+  /// others return it whatever its kind. Throws Error, with kTimeout if the driver does not return.
   DeviceArena& arena(int device, ShareKind kind) EXCLUDES(mutex_);
   /// Null until the arena exists.
   DeviceArena* made(int device) EXCLUDES(mutex_);
 
-  /// Another process's memory as mapped for a device of this process, once for all groups. An arena and its fallback
-  /// are two imports.
+  /// Another process's memory as mapped for a device, once for all groups. An arena and its fallback are two imports.
   struct Import {
     ArenaId arena;
     ShareKind kind;
@@ -122,8 +118,7 @@ class DeviceRegistry {
   /// Another rank's pool as this device sees it, mapped once for all groups, for as long as anyone holds it.
   std::shared_ptr<PeerPool> peer_pool(int device, const PoolOwner& owner) EXCLUDES(mutex_);
 
-  /// Marks an import that hung or corrupted data, so that it is not tried again. distrusted() returns the reason, or an
-  /// empty text.
+  /// Marks an import that hung or corrupted data, not to be tried again. distrusted(): the reason, or an empty text.
   void distrust(const Import& import, const std::string& why) EXCLUDES(mutex_);
   std::string distrusted(const Import& import) EXCLUDES(mutex_);
 

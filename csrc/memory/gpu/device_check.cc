@@ -45,8 +45,7 @@ PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairChe
       if (at < kCheckBytes) return {PairState::kCorrupt, "the data read differs at byte " + std::to_string(at)};
     }
     if (check.to) {
-      // After the deadline the other ranks have decided already, so nothing may be written to memory that they expect
-      // to be at rest.
+      // By the deadline the other ranks have decided, so nothing may be written to memory that they expect at rest.
       if (deadline.passed(Clock::now())) return hung("reading");
       write_pattern(buffer->host(), check.leave);
       work.copy(check.to, buffer->base(), kCheckBytes);

@@ -16,9 +16,8 @@ struct PairSpeed {
   std::string why_not;  ///< not measured, for this reason
 };
 
-/// Measures two devices of this process. Returns at the deadline or soon after it. Frees its memory unless an
-/// unfinished copy may still access it. Peer access and the devices' contexts stay. `large`: the size of a copy that
-/// saturates any link.
+/// Measures two devices of this process, until soon after the deadline. Frees its memory unless a copy may still access
+/// it; peer access and contexts stay. `large`: the size of a copy that saturates any link.
 PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline,
                        size_t large = size_t(64) << 20);
 

@@ -49,12 +49,10 @@ void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMem
 /// Memory that a device can access, from any source. The destructor returns everything that it acquired.
 class DeviceRegion {
  public:
-  /// New memory of this device, which can be shared by this kind only. `bytes` is a multiple of share_granularity().
-  /// Throws Error.
+  /// New memory that can be shared by this kind only. `bytes`: a multiple of share_granularity(). Throws Error.
   static std::unique_ptr<DeviceRegion> make(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
                                             size_t bytes);
-  /// Memory of another process, mapped for this device. Throws Error if the driver refuses, or if the memory is smaller
-  /// than `bytes`.
+  /// Another process's memory, mapped for this device. Throws Error if it is refused or smaller than `bytes`.
   static std::unique_ptr<DeviceRegion> import_fd(std::shared_ptr<DeviceDriver> driver, int device, int fd,
                                                  size_t bytes);
   static std::unique_ptr<DeviceRegion> import_handle(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
@@ -99,8 +97,7 @@ class DeviceRegion {
 /// The granularity of sizes of this kind. Throws Error.
 size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind);
 
-/// The kinds that this process can export and import, found by a trial with a small allocation. kPointer means that the
-/// device works at all.
+/// The kinds that this process can export and import, by a small trial. kPointer: the device works at all.
 struct ShareProbe {
   uint32_t kinds = 0;                     ///< a bit per kind
   uint32_t hung = 0;                      ///< the kinds for which the driver did not return
@@ -119,8 +116,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
 /// A memory for DeviceRegion::pin(). Throws Error.
 inline Fd make_host_fallback(size_t bytes) { return sealed_memory("nvx-host-fallback", bytes); }
 
-/// The mapped memory of other processes. The destructor unmaps it on a thread of its own, because the driver may hang
-/// in that too.
+/// Mapped memory of other processes. The destructor unmaps it on a thread, because the driver may hang in that too.
 class MappedRegions {
  public:
   /// `patience`: how long the destructor waits for that thread.

@@ -124,8 +124,7 @@ std::vector<PairVerdict> MappingSetup::verify(const std::shared_ptr<DeviceRegion
     mine[r] = left ? look_for_mark(r, region) : PairVerdict{};
   }
   const std::vector<PairVerdict> marked = tell_findings(mine);
-  // Do not use the pair's verdict, which is only the first failure: work that hangs in the other direction may still
-  // write here.
+  // Not by the pair's verdict, the first failure only: work that hangs in the other direction may still write here.
   for (size_t r = 0; r < ranks(); ++r) {
     for (const auto* found : {&reached, &marked}) {
       hung_ = hung_ || (*found)[r * ranks() + me()].state == PairState::kHung ||

@@ -38,8 +38,7 @@ class DevicePool {
   /// Frees it once released() is true. See SpanAllocator.
   void free_when(DevicePtr at, std::function<bool()> released) EXCLUDES(mutex_);
 
-  /// The offset of this range from base(), if the whole range belongs to the pool. Called at every launch, so it takes
-  /// no lock and makes no system call.
+  /// The offset of this range from base(), if all of it is the pool's. Without lock or system call, for every launch.
   std::optional<uint64_t> offset_of(const void* at, uint64_t bytes) const {
     const uint64_t offset = reinterpret_cast<DevicePtr>(at) - region_->base(), grown = this->grown();
     if (bytes == 0 || offset >= grown || bytes > grown - offset) return {};

@@ -43,11 +43,9 @@ class DeviceWork {
     settled_ = false;
     return queue_;
   }
-  /// Waits for all work that was begun, with pauses between the queries. Returns false if it does not end in time.
-  /// Throws Error if the query fails.
+  /// Waits, with pauses, for all work that was begun. False if it does not end in time. Throws Error if a query fails.
   bool drain(const Deadline& deadline, std::chrono::microseconds pause = std::chrono::microseconds(20));
-  /// Runs steps and returns their result. If the driver refuses one of them, returns kHung if earlier work may still
-  /// continue; otherwise it rethrows.
+  /// Runs steps. If the driver refuses one, returns kHung if earlier work may continue; otherwise it rethrows.
   PairVerdict carry_out(const std::function<PairVerdict()>& steps);
 
  private:

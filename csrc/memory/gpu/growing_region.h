@@ -10,9 +10,8 @@
 
 namespace nvx {
 
-/// A range of addresses to which memory is mapped segment by segment; no segment is ever unmapped. So a place is an
-/// offset from the base, in the process that created the memory and in those that mapped it. The destructor returns
-/// everything.
+/// A range of addresses to which memory is mapped segment by segment, for good. So a place is an offset from the base,
+/// in every process that maps the memory. The destructor returns everything.
 class GrowingRegion {
  public:
   struct Segment {

@@ -10,8 +10,7 @@
 
 namespace nvx {
 
-/// A listener that its own thread serves at any time, without a call of the process. Each connection of the same user
-/// sends one packet. The thread sleeps between connections.
+/// A listener that its own thread serves at any time. Each connection of the same user sends one packet.
 class LocalServer {
  public:
   /// Reads the packet, and may answer, on the server's thread. Exceptions are logged.

@@ -45,8 +45,7 @@ void MappingSetup::introduce() {
   mappings_.agreement_ = agree_on_kind(cards_, options_.name);
 }
 
-/// If no other process can map the arena now, later groups may have members that can. So the arena is then made by the
-/// kind that most processes have.
+/// If no process can map the arena now, members of later groups may: it is made by the kind that most have.
 ShareKind MappingSetup::kind_to_make() const {
   const ShareKind agreed = mappings_.agreement_.kind;
   if (agreed != ShareKind::kPointer && agreed != ShareKind::kHost) return agreed;
@@ -80,8 +79,7 @@ Offer MappingSetup::prepare(const std::shared_ptr<DeviceRegion>& region) {
   return offer;
 }
 
-/// Sends a descriptor to the servers of other ranks. Their threads receive it, so this waits only while another user
-/// floods a server.
+/// Sends a descriptor to the servers of other ranks. Waits only while another user floods one.
 void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
   const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
@@ -151,8 +149,7 @@ void MappingSetup::receive_fd(const LocalSocket& guest) {
   came_cv_.notify_all();
 }
 
-/// The descriptors of these ranks, all of which have been sent by now. If one is missing, the code that needs it
-/// reports that.
+/// The descriptors of these ranks, all of which were sent. The code that needs a missing one reports it.
 std::vector<Fd> MappingSetup::collect(const std::vector<bool>& from) {
   constexpr std::chrono::milliseconds kNow{1000};  // enough, because all have been sent
   std::vector<Fd> fds(ranks());

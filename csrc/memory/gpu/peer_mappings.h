@@ -19,8 +19,7 @@ class Exchange {
   virtual ~Exchange() = default;
   /// Gathers one value from each rank, by rank. Throws Error unless all ranks contribute.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
-  /// Called when this rank has failed and will contribute nothing more. The implementation may tell the ranks that wait
-  /// for it.
+  /// This rank has failed and contributes nothing more. The implementation may tell the ranks that wait for it.
   virtual void give_up(const Failure& /*why*/) {}
 };
 
@@ -56,8 +55,7 @@ struct ShareAgreement {
   ShareKind kind = ShareKind::kHost;
   std::string why_not_better;  ///< which ranks lack a better kind, and why; empty if none does
 };
-/// The best kind that every rank has; kPointer in a single process. A pure function: the result is the same on every
-/// rank. Throws Error if the ranks have no kind in common.
+/// The best kind that every rank has; kPointer in one process. Pure. Throws Error if they have none in common.
 ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames& name_of = of_rank);
 
 /// How this rank and another one access each other's memory.

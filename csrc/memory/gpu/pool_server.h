@@ -11,8 +11,7 @@
 
 namespace nvx {
 
-/// A question to a process about the pool of one of its devices. The layout is fixed. Peers send it, so it is not
-/// trusted.
+/// A question about the pool of one of a process's devices. Fixed layout; comes from peers.
 struct PoolQuestion {
   static constexpr uint32_t kMagic = 0x7178766e;  // "nvxq"
   uint32_t magic = kMagic;
@@ -55,8 +54,7 @@ class PoolServer {
   LocalServer server_;
 };
 
-/// Asks a process and returns its answer. The process may have ended, may have been replaced by another one, or may
-/// never answer. Throws Error.
+/// Asks a process, which may have ended, have been replaced, or never answer. Throws Error.
 PoolAnswer ask_pool_server(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline);
 
 }  // namespace nvx

@@ -43,8 +43,7 @@ class Handout {
   void give(std::span<const uint8_t> sheet);
   /// Adds the last sheet: the reason why no other will come.
   void give_up(std::span<const uint8_t> reason);
-  /// Accepts a bounded number of new connections, and sends all connected processes the sheets that exist by now. Never
-  /// blocks.
+  /// Accepts new connections, a bounded number, and sends all guests the sheets that exist. Never blocks.
   void serve();
   /// The ranks that have come, also those that have gone away.
   const std::vector<Acquaintance>& guests() const { return known_; }

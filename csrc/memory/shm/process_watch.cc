@@ -33,8 +33,7 @@ struct flock whole_file() {
   return lock;
 }
 
-/// Whether /proc shows this process's pid namespace. One of another namespace has other processes under the same
-/// numbers.
+/// Whether /proc shows this process's pid namespace: in another one, the same numbers are other processes.
 bool proc_is_of_this_namespace() {
   char own[16] = {};
   return readlink("/proc/self", own, sizeof own - 1) > 0 && std::to_string(getpid()) == own;
@@ -51,8 +50,7 @@ std::string stat_of(pid_t pid) {
   return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
 }
 
-/// The wait status, the last field: of a process that its parent has not reaped, and from Linux 5.17 on already of one
-/// that is ending.
+/// The wait status, the last field: of an unreaped process, and from Linux 5.17 on already of one that is ending.
 int status_in(const std::string& stat) { return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1); }
 
 std::optional<int> status_of_unreaped(pid_t pid) {

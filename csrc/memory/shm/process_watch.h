@@ -20,8 +20,7 @@ class ProcessWatch {
  public:
   /// Nothing is known of the process: it never ends.
   ProcessWatch() = default;
-  /// `life`: from the process; none if it could not lock one. `pid`: in this process's namespace; 0 if it is not
-  /// visible here.
+  /// `life`: from the process, if it could lock one. `pid`: in this process's namespace; 0 if it is not visible here.
   ProcessWatch(Fd life, pid_t pid);
   ProcessWatch(ProcessWatch&& other) noexcept : ProcessWatch() { *this = std::move(other); }
   ProcessWatch& operator=(ProcessWatch&& other) noexcept;
@@ -35,8 +34,7 @@ class ProcessWatch {
   bool ended() const;
   /// Whether the kernel has closed its files. No thread of it writes to memory any more; its GPUs may.
   bool released() const;
-  /// Whether the kernel has also finished with it: a GPU's driver stops its kernels after `ended()`. False for a
-  /// process that runs another program.
+  /// Whether the kernel has finished with it, its kernels on GPUs too. False for one that runs another program.
   bool torn_down() const;
   /// How it ended, if the kernel still knows. The kernel knows a moment after `ended()`, for which this waits.
   Ending ending() const;

@@ -57,8 +57,7 @@ struct Strangers {
   uint64_t count = 0;
   uint32_t last_user = 0;
 };
-/// For example ", and other users, such as 65534, have made 7 connections to that of this process"; empty if there were
-/// none.
+/// ", and other users, such as 65534, have made 7 connections to that of this process"; empty if there were none.
 std::string words_of(const Strangers& strangers);
 
 /// Accepts at most this many connections per call, so that a flood delays the caller by about a millisecond ...
@@ -70,13 +69,11 @@ constexpr ptrdiff_t kMostSilent = 256;
 void accept_guests(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
                    Strangers* strangers = nullptr);
 
-/// Sends one packet with up to two descriptors. Returns false if there is no room for it now (errno is EAGAIN), or if
-/// the peer is gone.
+/// Sends a packet with up to two descriptors. False if there is no room now (errno is EAGAIN) or the peer is gone.
 bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds);
 
-/// Returns true if a packet of this length with the other end's word has arrived; errno is EAGAIN if none has yet.
-/// `fds` owns received descriptors, even if the packet is rejected. Throws Error if this process has reached its
-/// descriptor limit.
+/// True if a packet of this length with the other end's word has arrived; errno is EAGAIN if none has yet. `fds` owns
+/// descriptors, even of a rejected packet. Throws Error if this process has reached its descriptor limit.
 bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::span<Fd> fds);
 
 }  // namespace nvx

@@ -18,8 +18,7 @@ class JobKey {
   /// The key in NVX_JOB_KEY, or null if that is not set. Throws Error.
   static const JobKey* here();
 
-  /// `said`: the key, or "@" and the path of its file. Throws Error if it is too short or cannot be read, or if this
-  /// machine has no libcrypto.
+  /// `said`: the key, or "@" and its file. Throws Error if it is too short or unreadable, or without libcrypto.
   explicit JobKey(const std::string& said);
 
   using Part = std::span<const std::byte>;

@@ -43,8 +43,7 @@ constexpr milliseconds kLastMessages{1000};
 /// How long posts to a forgotten peer may stay open, and how long a link that closes goes on sending.
 constexpr milliseconds kOpenTimeout{250}, kFlushTimeout{10000}, kCloseTimeout{500};
 
-/// The epolls of this process's links, for its forked children. A place without one has 0, others have one more than
-/// the descriptor.
+/// The epolls of this process's links, for forked children: one more than the descriptor; 0: none.
 constexpr int kNoEpoll = -1;
 std::array<std::atomic<int>, 64> epolls{};
 
@@ -404,8 +403,7 @@ bool TcpLink::progress() {
   return tell() || told || moved;
 }
 
-/// Does the work that no event announces, and that which ends connections: the events of one epoll_wait() may name any
-/// of them.
+/// Does the work that no event announces, and ends connections, which events of one epoll_wait() may name.
 void TcpLink::settle() {
   const auto now = Clock::now();
   if (!std::exchange(changed_, false) && now < next_look_) return;

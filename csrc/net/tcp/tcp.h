@@ -8,8 +8,7 @@
 
 namespace nvx::net {
 
-/// Opens a link over TCP whose connections are made between holders of the key only. Throws Error. `met_at`: the name
-/// or address of the host at which the ranks met, if known.
+/// Opens a link over TCP between holders of the key only. Throws Error. `met_at`: as for open_ucx().
 std::unique_ptr<Link> open_tcp(const JobKey& key, const std::string& met_at = "");
 
 }  // namespace nvx::net

@@ -26,8 +26,7 @@ class Incoming final : public Socket {
   /// `at`: the address of the other side.
   Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self);
 
-  /// Reads what has come, at most once from the socket. Returns true if anything moved. `scratch` takes what is not
-  /// read to its place directly.
+  /// Reads, at most once from the socket. True if anything moved. `scratch` takes what has no place.
   bool read(Receiver& receiver, std::span<std::byte> scratch);
   /// Ends it, and drops the message that is arriving.
   void end(End how, const std::string& why);

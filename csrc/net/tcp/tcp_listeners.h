@@ -26,8 +26,7 @@ class TcpListeners {
   /// The number of packets that were dropped; see dropped_by().
   uint64_t dropped() const;
 
-  /// The next connection at one of them, if one waits, and its source address. Without a free descriptor it stays in
-  /// the kernel's queue, and the listener pauses.
+  /// The next connection there, if any, and its source. Without a free descriptor the listener pauses.
   Fd accept(Socket& listener, std::string& from);
   /// Leaves connections in the kernel's queue, and the epoll silent about them, for a moment.
   void pause(Socket& listener);

@@ -12,8 +12,7 @@
 
 namespace nvx::net {
 
-/// A connection to a peer, which carries this side's messages to it. Messages wait until the peer has proved that it
-/// holds the key.
+/// A connection that carries this side's messages to a peer, once the peer has proved that it holds the key.
 class Outgoing final : public Socket {
  public:
   enum class State { kFailed, kConnecting, kGreeted, kProved, kOpen, kLeft };

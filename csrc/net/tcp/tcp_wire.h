@@ -47,8 +47,7 @@ struct Proof {
   Mac mac{};
 };
 
-/// Tells the side that connects, by its arrival, that the proof is accepted. Only then that side sends
-/// messages.
+/// Tells the connecting side, by its arrival, that the proof is accepted and messages may follow.
 struct Welcome {
   std::byte any{};
 };

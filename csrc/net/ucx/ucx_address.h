@@ -48,8 +48,7 @@ std::vector<std::byte> encode_address(const UcxAddress& address);
 /// checksum covers the part that UCX parses, because UCX's parser trusts its input.
 std::optional<UcxAddress> decode_address(std::span<const std::byte> bytes);
 
-/// Why links of these two versions cannot communicate, or empty: from 1.16 on UCX writes addresses that older versions
-/// misread.
+/// Why links of these versions cannot communicate, or empty: UCX 1.16 on writes addresses that older ones misread.
 std::string why_not_together(const UcxVersion& mine, const UcxVersion& theirs);
 
 }  // namespace nvx::net

@@ -15,8 +15,7 @@
 namespace nvx::net {
 namespace {
 
-/// The libraries to try, best first. One that is already loaded comes before all others, because a second one would
-/// share its parts.
+/// The libraries to try, best first. A loaded one comes before all others: a second one would share its parts.
 std::vector<std::string> what_to_load() {
   const std::string& wanted = config().libucp;
   if (const std::vector<std::string> there = loaded_ucx(); !there.empty()) {

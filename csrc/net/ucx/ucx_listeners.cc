@@ -80,8 +80,7 @@ bool is_still(int fd, const Listener& listener) {
   return fstat(fd, &what) == 0 && what.st_ino == listener.inode;
 }
 
-/// A descriptor of its own for a socket. None if UCX has closed the socket (errno is EBADF), or if this process gets no
-/// descriptor.
+/// A socket's own descriptor. None if UCX has closed it (errno: EBADF), or if this process gets no descriptor.
 Fd own_descriptor(const Listener& listener) {
   Fd fd(fcntl(listener.fd, F_DUPFD_CLOEXEC, 0));
   if (!fd || is_still(fd.get(), listener)) return fd;

@@ -31,8 +31,7 @@ class UcxListeners {
   /// "; UCX has closed the socket ..." if it has, otherwise empty. UCX does that for good if this process has no free
   /// descriptor when a rank connects.
   std::string why_closed() const;
-  /// Warns once if there are dropped packets, and once if UCX has closed a listener. Cheap enough to be called before
-  /// every sleep.
+  /// Warns once of dropped packets, and once of a closed listener. Cheap enough for every sleep.
   void look_around();
   /// Closes the listeners in a child just forked: allocates nothing, takes no lock.
   void close_in_child() const;

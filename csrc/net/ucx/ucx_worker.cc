@@ -118,8 +118,7 @@ void replace(const UcxWorker* known, const UcxWorker* by) {
   }
 }
 
-/// Throws Error in a child of a process with workers. UCX does not know of forks: its thread is gone there, and it
-/// would wait for it.
+/// Throws Error in a child of a process with workers: UCX would wait for its thread, which is gone there.
 uint32_t own_generation() {
   [[maybe_unused]] static const bool kRegistered = in_forked_children([] {
     workers_of_parent.fetch_add(workers.exchange(0));

@@ -17,8 +17,7 @@ namespace nvx::net {
 /// some seconds.
 class UcxWorker {
  public:
-  /// `met_at`: the host at which the ranks met, if known; the interface that leads to it also leads to the other hosts.
-  /// Throws Error.
+  /// `met_at`: where the ranks met, if known; the interface to it leads to the other hosts too. Throws Error.
   explicit UcxWorker(const std::string& met_at);
   ~UcxWorker() { close(); }
   /// UCX accesses no memory of its user afterwards. Does nothing in a forked child, whose parent owns the connections.
@@ -51,8 +50,7 @@ class UcxWorker {
   bool bury();
   /// Sets close-on-exec on all connections that exist now.
   void keep_sockets_to_itself() const;
-  /// Closes connections and listeners in a newly forked child. Otherwise peers would not see the parent's death, and
-  /// could connect to its ports, while the child lives.
+  /// Closes all sockets in a forked child: peers would miss the parent's death, and could connect to the child.
   void close_in_child() const;
   /// Limits the remaining time of all closing endpoints to this span.
   void hurry(std::chrono::milliseconds patience);

@@ -28,8 +28,7 @@ size_t count_of(at::TensorList tensors) {
   return count;
 }
 
-/// Whether the operation can use the tensor's own memory: its route does so, and the tensor is contiguous and neither
-/// lazily conjugated nor negated.
+/// Whether the operation can use the tensor's own memory: by its route, and a contiguous tensor without lazy bits.
 bool plain(const at::Tensor& tensor, const TensorOperation& c) {
   return uses_tensors(c.route()) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
@@ -57,8 +56,7 @@ void keep_only(TensorOperation& c, Loads& loads) {
   loads.clear();
 }
 
-/// 0 if all pieces have one length, so that a call with one tensor matches a call of another rank with a list of equal
-/// tensors.
+/// 0 if all pieces have one length: a call with one tensor matches one of another rank with a list of equal ones.
 uint64_t shape_of(const Pieces& pieces) {
   Hash hash;
   bool alike = true;

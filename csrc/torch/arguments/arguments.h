@@ -45,8 +45,7 @@ class Arguments : public Checks {
   TensorOperation all_gather(std::vector<Tensors>& outputs, Tensors& inputs) const;
 
  private:
-  /// Collects the facts that choose the route, which input() and output() need. whole: all tensors of the collective,
-  /// if a delegate may run it. op: of a reduction.
+  /// Collects the facts that choose the route. whole: all tensors, if a delegate may run it. op: of a reduction.
   TensorOperation begin(kernel::Collective collective, const at::Tensor& like, at::TensorList whole = {},
                         const c10d::ReduceOp* op = nullptr) const;
   TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,

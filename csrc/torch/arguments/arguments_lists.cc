@@ -10,8 +10,7 @@ TensorOperation Arguments::all_reduce(Tensors& tensors, const c10d::ReduceOp& op
     return all_reduce(tensors[0], op);
   check_list(tensors);
   const Movement movement;
-  // The rank's own tensors are reduced first, which rounds once more. The mean of the ranks' means is the mean of all,
-  // because every rank has the same number of tensors.
+  // The rank's tensors are reduced first, which rounds once more. Every rank has as many, so the mean of means holds.
   at::Tensor folded = at::empty(tensors[0].sizes(), tensors[0].options());
   TensorOperation c = all_reduce(folded, op);
   const ReduceOp inner = c.operation.op == ReduceOp::kPremulSum ? ReduceOp::kSum : c.operation.op;

@@ -55,8 +55,7 @@ class Checks {
   void check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const;
   void check_writable(const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
-  /// Checks that there is one list on the root, with a tensor for each rank, and none on the other ranks. side: "input"
-  /// or "output".
+  /// Checks that the root has one list, with a tensor for each rank, and the others none. side: "input" or "output".
   void check_lists_at_root(const std::vector<Tensors>& lists, const std::string& side, int64_t root) const;
 
   const char* name_;

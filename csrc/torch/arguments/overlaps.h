@@ -12,9 +12,8 @@ namespace nvx {
 /// The memory of a contiguous tensor; empty for other tensors, which get stand-ins.
 MemorySpan span_of(const at::Tensor& tensor);
 
-/// Whether an input shares memory with an output, so that a receive might overwrite it before it is sent. That cannot
-/// happen if the output is the input's counterpart and the same memory, as in an in-place operation. counterparts:
-/// whether they are counterparts.
+/// Whether an input shares memory with an output, so that a receive might overwrite it before it is sent: not if they
+/// are counterparts and the same memory, as in an in-place operation.
 bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts);
 /// The same for a list of outputs, each compared with several inputs.
 class Outputs {
@@ -28,8 +27,7 @@ class Outputs {
  private:
   c10::SmallVector<MemorySpan, 8> spans_;
 };
-/// The same for a rank's piece and the whole, one of which is the input. The piece's counterpart is the rank's position
-/// in the whole.
+/// The same for a rank's piece and the whole, one of which is the input. The piece's counterpart is its position there.
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);
 
 /// For each tensor, whether it may share memory with an earlier one in the list.

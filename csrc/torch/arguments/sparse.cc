@@ -10,8 +10,7 @@
 namespace nvx {
 namespace {
 
-/// Concatenates the entries of all tensors. operator+ would sum them as well, but does not support all types that
-/// coalesce() does.
+/// Concatenates all entries. operator+ would sum them as well, but lacks types that coalesce() supports.
 at::Tensor concatenated(const Tensors& tensors) {
   if (tensors.size() == 1) return tensors[0];
   Tensors indices, values;
@@ -22,8 +21,7 @@ at::Tensor concatenated(const Tensors& tensors) {
   return at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), tensors[0].sizes());
 }
 
-/// Whether torch can sum entries of this type that share an index. That depends on torch's version, so this tries it
-/// until it has worked once for the type.
+/// Whether torch can sum entries of this type that share an index: tried, until it has worked once for the type.
 bool can_coalesce(at::ScalarType type) {
   static std::atomic<bool> known[size_t(at::ScalarType::NumOptions)] = {};
   std::atomic<bool>& can = known[size_t(type)];

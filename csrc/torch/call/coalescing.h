@@ -36,8 +36,7 @@ struct CoalescingScope {
 /// The open scopes of a backend's threads.
 class CoalescingScopes {
  public:
-  /// Opens a scope for this thread. Returns the scope that was open before, if any: torch does not close a scope that
-  /// an exception left. Its operations run nevertheless.
+  /// Opens a scope for this thread. Returns one that an exception left open, if any; its operations run nevertheless.
   std::optional<CoalescingScope> open() EXCLUDES(mutex_);
   /// Closes this thread's scope and returns it; none if none is open.
   std::optional<CoalescingScope> close() EXCLUDES(mutex_);

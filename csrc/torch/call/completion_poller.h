@@ -11,9 +11,8 @@
 
 namespace nvx {
 
-/// Works that have ended but whose results have not arrived yet. Calls their hooks when the results have arrived. The
-/// results of one stream arrive in its order, so each poll looks at the first work of each stream, and at all works
-/// whose results come on several streams.
+/// Works that have ended without their results. Calls their hooks when these have arrived. Each poll looks at the first
+/// work of each stream, and at all works whose results come on several streams.
 class CompletionPoller {
  public:
   static CompletionPoller& here();

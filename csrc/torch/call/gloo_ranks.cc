@@ -25,8 +25,7 @@ std::vector<uint8_t> refusal() {
   return value;
 }
 
-/// The number of ranks of the group for which gloo wrote the entry, which ends with an identifier of 8 bytes for each.
-/// 0 if it is not as gloo writes it.
+/// The number of ranks for which gloo wrote the entry: 8 bytes for each at its end. 0 if gloo did not write it.
 size_t ranks_of(std::span<const uint8_t> entry) {
   for ([[maybe_unused]] const char* part : {"the name of the host", "the address"}) {
     uint64_t length = 0;

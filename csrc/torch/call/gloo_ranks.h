@@ -11,9 +11,8 @@
 
 namespace nvx {
 
-/// The ranks that use gloo itself in a group in which nvx replaces gloo on this rank: NVX_AS is not set there. Such a
-/// rank would wait in vain. So this rank's entry in the store, where gloo looks for its address, makes gloo fail at
-/// once.
+/// Ranks that use gloo itself, without NVX_AS, in a group in which nvx replaces gloo here. They would wait in vain, so
+/// this rank's entry in the store, where gloo looks for its address, makes gloo fail at once.
 class GlooRanks {
  public:
   /// Writes this rank's entry. `store` is the one that torch gives the backend.

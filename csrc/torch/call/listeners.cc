@@ -65,8 +65,7 @@ void Listeners::tell_abort(Silence& silence) {
   run_abort_hooks();
 }
 
-/// The hooks run on their own thread, because that of torch 2.15's flight recorder takes seconds: the caller's
-/// exception waits for them a moment only.
+/// On a thread of their own: that of torch 2.15's flight recorder takes seconds, and the caller waits a moment only.
 void Listeners::run_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
   auto hooks = abort_hooks_.all();

@@ -26,8 +26,7 @@ class Listeners {
   explicit Listeners(c10d::Backend& backend) : backend_(backend) {}
 
   bool any() const { return listeners_.load(std::memory_order_acquire) != 0; }
-  /// For operations that begin now: the functions to call at their end, and at a failure that no work reports. Empty if
-  /// there are no hooks.
+  /// For operations that begin now: functions to call at their end, and at a failure that no work reports, or empty.
   std::function<void(NvxWork&)> of_ends(const std::shared_ptr<Silence>& silence);
   std::function<void(Code)> of_failures(const std::shared_ptr<Silence>& silence);
 

@@ -35,8 +35,7 @@ uint64_t next_completion_key() {
   return keys.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// Whether the program learns of a failure, by a call that raises it or by a future that it has requested, or does not
-/// learn of it yet.
+/// Whether the program learns of a failure, by a call that raises it or by a future, or does not learn of it yet.
 enum class Heard { kByProgram, kByNobody };
 
 /// Whether `NVX_ON_ERROR=abort` makes a failure end the process. An operation that the user interrupts, or that this
@@ -141,8 +140,7 @@ Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*whic
   return all;
 }
 
-/// A stack object that exists while its thread reports a work's end. The objects of a thread form a list, innermost
-/// first.
+/// Exists on the stack while its thread reports a work's end. A thread's objects form a list, innermost first.
 struct NvxWork::Telling {
   explicit Telling(const NvxWork& work) : work(work), outer(std::exchange(innermost_, this)) {}
   ~Telling() { innermost_ = outer; }
@@ -270,8 +268,7 @@ bool NvxWork::is_there() {
   return there;
 }
 
-/// The end of work on the device can no longer be detected. That fails the group at once, because no later call may
-/// query the device and tell the waiting ranks.
+/// The end of work on the device can no longer be detected. The group fails at once: no later call may tell the ranks.
 void NvxWork::lose(const std::exception* error) {
   lost_.store(true, std::memory_order_release);
   if (const auto group = facts_.group.lock())
@@ -284,8 +281,7 @@ void NvxWork::tell_that_it_is_there() {
   tell_hooks();
 }
 
-/// The hook keeps the group alive. It is destroyed after the call, so that a work that the program keeps does not keep
-/// the group.
+/// The hook keeps the group alive until the call is over; a work that the program keeps does not.
 void NvxWork::tell_hooks() {
   ended_ = Clock::now();
   clocked_.store(true, std::memory_order_release);
@@ -328,8 +324,7 @@ void NvxWork::check() {
 float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
-  // Copies may be incomplete. A hook that is called at the end asks before the clock stops, and must not wait for
-  // itself.
+  // Copies may be incomplete. A hook asks before the clock stops, and must not wait for itself.
   (void)look_until([&] { return clocked_.load(std::memory_order_acquire) || told_here(); }, Deadline());
   return duration().count();
 }

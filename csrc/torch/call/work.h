@@ -96,8 +96,7 @@ class NvxWork : public c10d::Work {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
-  /// Blocks the caller until the operation has ended. The caller's stream waits for results that are still being copied
-  /// back.
+  /// Blocks until the operation has ended. The caller's stream waits for results that are still being copied back.
   void synchronize() override;
   /// Whether the results have arrived, so that they can be read on any stream. Throws nothing: torch's recorder calls
   /// this for each work, inside the call that makes it.
@@ -119,23 +118,19 @@ class NvxWork : public c10d::Work {
   void count_in(const Pending& pending);
   /// The number of works counted in `pending` whose end this thread is reporting, further up its stack.
   static int64_t told_here(const Pending& pending);
-  /// The coalescing scope will be notified of the end. Returns false, without a notification, if the work has ended
-  /// already. A work belongs to at most one coalescing scope.
+  /// The scope will be notified of the end; false, and not notified, if that was before. At most one scope a work.
   bool belong_to(c10::intrusive_ptr<CoalescedWork> coalesced);
   /// Whether foreign code, such as a callback or a hook, will run when it ends.
   bool watched();
-  /// Whether it has succeeded and the program has waited for it or requested its future: then it has nothing left to
-  /// report.
+  /// Whether it has succeeded, and the program has waited for it or requested its future: nothing is left to report.
   bool settled() const { return over_ && asked_for_ && status_.ok(); }
-  /// Whether its results have arrived, so that they can be read on any stream. If a query of the device throws, the
-  /// group fails and this returns true.
+  /// Whether its results can be read on any stream. If a query of the device throws, the group fails: then true.
   virtual bool is_there();
   /// Whether a query of its device threw: then its outcome is unknown, whatever the status is.
   virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
   /// Tells hooks that the results have arrived. Called by CompletionPoller, which keeps the work until then.
   void tell_that_it_is_there();
-  /// From begin to end: by the device's clock if that was requested and the device supports it, otherwise by the
-  /// host's.
+  /// From begin to end, by the device's clock if that was requested and supported, otherwise by the host's.
   std::chrono::duration<float, std::milli> duration() const;
 
  protected:

@@ -8,13 +8,11 @@
 
 namespace nvx {
 
-/// A question about the device that a rank uses, such as "do kernels serve it?". The ranks of a group answer it
-/// together, once. Asking it is a collective call. The first caller makes it, and waits in it for the other
-/// ranks; other threads of this rank wait for the first caller.
+/// A question about the device that a rank uses, such as "do kernels serve it?", which the ranks of a group answer
+/// together, once, in a collective call. The first caller makes it; other threads of this rank wait for it.
 class AskOnce {
  public:
-  /// The answer; calls `ask` to find it if there is none. If `ask` throws there is still no answer, and the next caller
-  /// asks again.
+  /// The answer; calls `ask` to find it if there is none. If `ask` throws, the next caller asks again.
   template <class Ask>
   bool answer(at::Device device, Ask&& ask) EXCLUDES(mutex_) {
     if (answer_ == Answer::kUnknown) find_out(device, ask);

@@ -39,8 +39,7 @@ class HooksBeside {
   explicit HooksBeside(std::function<void()> hooks);
   /// Returns when they have ended, or when the moment has passed since they began.
   void await_moment() const;
-  /// Waits for all hooks that have begun in this process: a thread that is in Python when the process ends may crash
-  /// it. The wait is bounded, and Ctrl-C ends it.
+  /// Waits, for a bounded time or until Ctrl-C, for all hooks that run: a thread in Python may crash an ending process.
   static void await_all();
 
  private:

@@ -18,8 +18,7 @@
 
 namespace nvx {
 
-/// Calls the store. torch's errors for a lost store name neither the store nor its server, so this
-/// adds them.
+/// Calls the store. torch's errors for a lost one name neither it nor its server, so this adds them.
 template <class Call>
 auto ask_store(Call call) {
   try {

@@ -232,8 +232,7 @@ void define_group(Class<ProcessGroupNVX, c10d::Backend>& group) {
           "Members of a split make a communicator of their own; the others have nothing to do.");
 }
 
-/// For benchmarks: the seconds of one round trip of a flag between two ranks, negative if the other rank does not
-/// answer.
+/// For benchmarks: the seconds of a flag's round trip between two ranks, negative if the other does not answer.
 double time_flag_round(const py::buffer& shared, int side, int rounds) {
   const py::buffer_info memory = shared.request(/*writable=*/true);
   TORCH_CHECK_VALUE(size_t(memory.size * memory.itemsize) >= kFlagRoundBytes, "nvx: too small for a flag round");

@@ -149,8 +149,7 @@ c10::intrusive_ptr<c10d::Store> Reconfigurable::store_of(const Plan& plan) const
   return c10::make_intrusive<c10d::PrefixStore>("nvx/reconfigure/" + std::to_string(plan.uuid), store_);
 }
 
-/// The first rank with a uuid writes its list of members to the store. So ranks that mean another group never meet this
-/// one.
+/// The first rank with a uuid writes its members to the store, so that ranks which mean another group never meet it.
 void Reconfigurable::claim(const Plan& plan) const {
   constexpr std::chrono::milliseconds kSpan{5000};  // the first rank writes it at once
   const std::string key = "members", mine = std::to_string(digest_of(plan.members));
@@ -247,8 +246,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   work->end(error);
 }
 
-/// The new ranks are numbered independently of earlier groups' numbers of the job. So the new group's ranks have no
-/// global ranks.
+/// The new ranks are numbered without regard to earlier groups of the job, so they have no global ranks.
 Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
                                              const c10::intrusive_ptr<ReconfigureWork>& work) {
   MutexLock lock(mutex_);

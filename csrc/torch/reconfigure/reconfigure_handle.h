@@ -30,8 +30,7 @@ struct MemberHandle {
 /// come first, in the order of their ranks there, so that rank 0 is no newly started process.
 enum class RankBy { kPosition, kHandle };
 
-/// The members in the order of their new ranks. Ranks that pass the same handles get the same order. Throws
-/// ArgumentError.
+/// The members in the order of their new ranks, alike for the same handles. Throws ArgumentError.
 std::vector<MemberHandle> members_of(const std::vector<std::string>& handles, RankBy by);
 
 /// Distinguishes lists of members.

@@ -145,8 +145,7 @@ std::shared_ptr<const Rendezvous> Block::meet(const c10::intrusive_ptr<c10d::Bac
   return met_.emplace(id, meeting).first->second;
 }
 
-/// A refusal is the same on all ranks and leaves the group usable. After any other failure a peer may have met this
-/// rank.
+/// A refusal is the same on all ranks and leaves the group usable. After other failures a peer may have met this rank.
 std::shared_ptr<const Rendezvous> Block::make_rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                          const std::shared_ptr<Communicator>& communicator,
                                                          Group& group) {
