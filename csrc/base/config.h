@@ -45,7 +45,6 @@ struct HandOver {
 
 /// When kernels serve CUDA tensors. They never do if their results are wrong.
 enum class Kernels : uint8_t { kNever, kIfFast, kAlways };
-/// Of a value of `NVX_KERNELS`.
 Kernels kernels_of(const std::string& word);
 
 /// The variables that affect the choice of an algorithm. Set-up refuses ranks that differ in one of them.

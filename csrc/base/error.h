@@ -54,7 +54,6 @@ class Error : public std::runtime_error {
   Status status_;
 };
 
-/// The status with one more line of context: where this rank met the failure.
 inline Status met_in(const Status& status, const std::string& context) { return met_in(status.failure(), context); }
 
 /// Converts an exception into a `Failure`. An exception that is not an nvx::Error becomes `kSystem`.

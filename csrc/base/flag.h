@@ -100,7 +100,6 @@ inline bool writer_is_on_this_core(const Flag& flag) {
   return core != 0 && core == this_core();
 }
 
-/// Tells a watch of a wait.
 class TracedWait {
  public:
   TracedWait(const WaitRules& rules, int peer)

@@ -15,7 +15,6 @@ namespace nvx {
 /// flags);`.
 class Library {
  public:
-  /// A function of any type.
   struct Function {
     void* at;
     template <class F>

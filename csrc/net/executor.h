@@ -15,7 +15,6 @@ enum class Progress { kPending, kDone, kFailed };
 
 using schedule::kMaxDepth;
 
-/// One schedule with its buffers.
 struct ScheduleArgs {
   const schedule::Row* row = nullptr;
   schedule::Layout layout;

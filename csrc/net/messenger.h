@@ -51,7 +51,6 @@ class Messenger final : private Receiver {
   Mutex& mutex() RETURN_CAPABILITY(mutex_) { return mutex_; }
   std::vector<std::byte> address() EXCLUDES(mutex_);
   std::string describe() EXCLUDES(mutex_);
-  /// See Link.
   std::string use_device_memory(std::span<const std::byte> range) EXCLUDES(mutex_);
   size_t segment_bytes() const { return segment_bytes_; }
   Liveness& liveness() { return liveness_; }

@@ -68,7 +68,6 @@ class FailureState final : public Watch {
   bool fail_as_told();
   /// Fails the group because of a rank of this host whose process has ended, or that has left.
   void fail_as_gone(int local_rank);
-  /// The same for a rank that has left.
   Status fail_as_left(int rank);
   /// The same for a rank of another host.
   Status fail_by_fate(const net::GroupPort::Fate& fate);
@@ -86,7 +85,6 @@ class FailureState final : public Watch {
   void record_abort(int local_rank) override { record_abort(local_rank, kClarity); }
   void sleeps(int local_rank) override;
   void waited(int local_rank, Clock::time_point began, Clock::duration slept) override;
-  /// `clarity`: as for `told()`.
   void record_abort(int local_rank, Clock::duration clarity);
   /// The status of a wait that ended without success. An empty `whom`: any rank.
   Status explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline);

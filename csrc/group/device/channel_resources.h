@@ -40,7 +40,6 @@ class ChannelResources {
     stats.direct = direct;
     return stats;
   }
-  /// A peer's pool as this rank maps it; null if it is not reachable.
   std::shared_ptr<PeerPool> peer_pool(int rank) const { return pools_->of(rank); }
   const PeerMappings& mappings() const { return *mappings_; }
   kernel::MulticastView multicast() const;

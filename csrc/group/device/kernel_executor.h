@@ -30,7 +30,6 @@ class KernelExecutor {
   /// Collective, on a thread whose current device is this rank's. Throws Error, on all ranks unless one has exited.
   KernelExecutor(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
                  std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
-  /// Local.
   ~KernelExecutor();
 
   /// Launches operations in order. Their pointers are addresses of this rank's device; the memory must stay valid until

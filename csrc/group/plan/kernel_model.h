@@ -44,7 +44,6 @@ inline constexpr uint32_t kLoadsAtOnce = 8;
 KernelCost cost_of(kernel::DeviceAlgorithm algorithm, kernel::Collective collective, size_t bytes,
                    const kernel::DeviceShape& shape, const DeviceLink& link, uint32_t loads = kLoadsAtOnce);
 
-/// The terms of a cost, in words.
 std::string terms_of(const KernelCost& cost, const kernel::DeviceShape& shape, const DeviceLink& link);
 
 }  // namespace nvx

@@ -37,7 +37,6 @@ struct Choice {
 /// evict data that is needed next. `kernel/reduce/cache_policy.h` decides for data that other ranks read.
 kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
 
-/// The most staging that a large operation leases.
 size_t most_lease(const PlanFacts& facts);
 /// The staging through which consecutive operations rotate, so that a rank writes to lines that its peers' caches no
 /// longer hold: a write to a line that another core has read lately takes several times as long as the copy. 0: none,
@@ -54,7 +53,6 @@ std::vector<kernel::Algorithm> host_algorithms_of(kernel::Collective collective)
 
 inline constexpr size_t kSlicesInFlight = 4;  ///< slices between hosts at a time
 
-/// The plan of a collective between hosts.
 struct InterHostPlan {
   const schedule::Row* row;
   size_t slice;                      ///< bytes of the whole that one schedule carries

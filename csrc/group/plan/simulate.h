@@ -15,7 +15,6 @@ struct Fabric {
   size_t cards = 1;    ///< network cards of a host, which its ranks share
 };
 
-/// The outcome of a collective.
 struct Simulation {
   double seconds = 0;  ///< of a call, without torch's own part
   size_t slices = 1;

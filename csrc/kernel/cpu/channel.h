@@ -106,7 +106,6 @@ class Channel {
   /// The start of a rank's staging, after staging() or own_staging() in this epoch.
   std::byte* staging_base(int rank) { return staging_[size_t(rank)]; }
 
-  /// Waits until every other rank is done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
   /// Whether this rank decides for all ranks how they write to staging: see kernel/reduce/cache_policy.h.

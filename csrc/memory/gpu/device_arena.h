@@ -47,7 +47,6 @@ class DeviceArena {
   /// Retires a span for ever, because a hanging device may still write to it. Its memory is never returned.
   void quarantine(Span span);
   size_t used() { return spans_.used(); }
-  /// The bytes that `allocate()` has left.
   size_t room() { return region_->bytes() - for_messages(region_->bytes()) - used(); }
   /// The end of the arena, for messages. They take nothing from what groups agree on at their set-up.
   SpanAllocator& messages() { return messages_; }

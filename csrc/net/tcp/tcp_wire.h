@@ -14,7 +14,6 @@
 /// The bytes that TCP links exchange: little endian, fixed layouts.
 namespace nvx::net {
 
-/// The address of a TCP link, for the other side.
 struct TcpAddress {
   LinkNonce nonce{};
   std::vector<HostAddress> listeners;  ///< 1 to kMostAddresses

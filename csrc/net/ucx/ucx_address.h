@@ -22,7 +22,6 @@ struct UcxVersion {
 /// The oldest version that supports all features that a link uses.
 inline constexpr UcxVersion kOldestUcx{1, 13, 0};
 
-/// The address of a UCX link, for the other side.
 struct UcxAddress {
   UcxVersion version;
   LinkNonce nonce;

@@ -33,7 +33,6 @@ class UcxWorker {
   const std::vector<std::byte>& address() const { return address_; }
   /// Whether there is a transport of RDMA, with which the receiver fetches large messages.
   bool has_rdma() const { return has_rdma_; }
-  /// See Link.
   std::string use_device_memory(std::span<const std::byte> range);
   ucs_memory_type_t memory_type_of(const void* at) const;
   const std::string& describe() const { return description_; }
