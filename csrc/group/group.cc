@@ -2,12 +2,16 @@
 
 #include <new>
 
+#include "base/log.h"
+#include "base/per_process.h"
 #include "group/core/intra_host.h"
 #include "group/hierarchy/hierarchical.h"
+#include "group/meet/setup.h"
 #include "group/monitored.h"
 #include "kernel/reduce/level.h"
 
 namespace nvx {
+
 namespace {
 
 /// A queued synchronous call: the caller waits for it in the lane.
@@ -99,6 +103,130 @@ std::shared_ptr<Symmetric> Group::meet_symmetric(const SymmetricBlock& mine, std
   Symmetric::Parts parts{*core_, [this](Operation& operation) { return execute(operation); }, nullptr};
   if (opened) parts.pool_of = [opened](int local_rank) { return opened->peer_pool(local_rank); };
   return Symmetric::meet(parts, mine, base);
+}
+
+// --- the begin and the end
+
+namespace {
+
+void log_description(const Members& members) {
+  if (members.rank != 0) return;
+  const Topology& topology = members.topology;
+  const bool near = topology.hosts.size() == 1 && topology.ranks.size() > 1;
+  const char* const way = near ? " through shared memory" : "";
+  NVX_LOG(kInfo, "group %s: %s%s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", members.name.c_str(),
+          topology.describe().c_str(), way, topology.cores, topology.l3_bytes >> 10, kernel::level().name);
+  NVX_LOG(kInfo, "group %s: %s", members.name.c_str(),
+          explain(kernel::Collective::kAllReduce, 1 << 20, members.facts).c_str());
+}
+
+}  // namespace
+
+Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared<Lane>()) {
+  auto status = std::make_unique<GroupStatus>(options.name, options.rank, options.size);
+  SetUp set_up(store, options);
+  core_ = std::make_unique<Core>(options, std::move(status), set_up.meet(), [this] { return weak_from_this(); });
+  net::GroupPort* const port = core_->port.get();
+  try {
+    device_ = std::make_unique<DeviceCommunicator>(*core_);
+    core_->failures.on_failure([this](const Status& why) { device_->abort(why); });
+    intra_host_ = std::make_unique<IntraHost>(*core_);
+    if (port) hierarchical_ = std::make_unique<Hierarchical>(*core_, *intra_host_);
+    mailbox_ = std::make_unique<Mailbox>(*core_);
+    monitored_ = std::make_unique<MonitoredBarrier>(*core_);
+    if (port) {
+      MutexLock lock(port->mutex());
+      port->on_failure([this](const net::GroupPort::Told& told) { core_->failures.pass_on(told); });
+    }
+    log_description(core_->members);
+    core_->status->open(core_->members.id, core_->members.global_rank(options.rank));
+    LiveObjects<FailureState>::here().add(core_->failures);  // last: other threads may use the group from here on
+  } catch (const std::exception& error) {
+    unmake();
+    set_up.give_up({core_->members, std::move(core_->port), nullptr}, failure_of(error));
+    throw;
+  }
+}
+
+/// On return, no other thread calls the incomplete group.
+void Group::unmake() {
+  if (net::GroupPort* const port = core_->port.get()) {
+    MutexLock lock(port->mutex());
+    port->mail().on_news([] {});
+    port->on_failure([](const net::GroupPort::Told&) {});
+  }
+  mailbox_.reset();
+  hierarchical_.reset();
+  intra_host_.reset();
+}
+
+Group::~Group() {
+  if (core_->failures.forked()) {
+    // The parent owns everything: memory is not mapped here, absent threads may hold locks. So nothing is destroyed.
+    new auto(std::move(lane_));
+    (void)mailbox_.release();
+    (void)hierarchical_.release();
+    (void)intra_host_.release();
+    device_->leave_to_parent();
+    (void)core_.release();
+    return;
+  }
+  LiveObjects<FailureState>::here().remove(core_->failures);
+  leave();
+  if (finalizes_later_) finalize();  // no operation has ended since
+  device_->close();
+  mailbox_.reset();
+  hierarchical_.reset();
+  core_->port.reset();
+  intra_host_.reset();
+  core_->neighbours().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
+}
+
+std::vector<KnownProcess> Group::processes() {
+  const Members& members = core_->members;
+  std::vector<KnownProcess> all;
+  for (int r = 0; r < size(); ++r) {
+    const Hello& hello = topology().ranks[size_t(r)];
+    KnownProcess& process = all.emplace_back(KnownProcess{.id = hello.arena, .place = place_of(hello)});
+    if (const int s = members.local_rank_of(r); s >= 0) {
+      process.near = members.peers[size_t(s)];
+    } else if (net::GroupPort* const port = core_->port.get()) {
+      MutexLock lock(port->mutex());
+      process.far = port->process_of(r);
+    }
+  }
+  return all;
+}
+
+/// Peers reuse their memory after this rank has left, so the operations in flight end first, within a watch interval.
+void Group::leave() {
+  if (core_->failures.forked() || !core_->failures.close()) return;
+  if (lane_->held_here()) {
+    finalizes_later_ = true;
+    return;
+  }
+  lane_->settle(std::chrono::seconds(10), Lane::Until::kIdle);
+  finalize();
+}
+
+void Group::finalize() {
+  finalizes_later_ = false;
+  if (!failed()) intra_host_->warn_of_differing_calls();
+  core_->status->leave();
+  if (const std::string lates = core_->status->lates(); !lates.empty()) {
+    NVX_LOG(kInfo, "group %s rank %d waited for: %s", core_->members.name.c_str(), rank(), lates.c_str());
+  }
+  mailbox_->close();
+  device_->tell_of_leaving();
+  if (net::GroupPort* const port = core_->port.get()) {
+    MutexLock lock(port->mutex());
+    port->leave();
+  }
+  if (device_->finalize()) {
+    core_->failures.announce_left();
+  } else {
+    (void)core_->failures.fail_as_left(rank());
+  }
 }
 
 }  // namespace nvx

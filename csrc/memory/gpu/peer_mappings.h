@@ -8,7 +8,7 @@
 #include "base/failure.h"
 #include "base/words.h"
 #include "memory/gpu/device_arena.h"
-#include "memory/gpu/device_check.h"
+#include "memory/gpu/device_work.h"
 #include "memory/gpu/device_multicast.h"
 
 namespace nvx {
