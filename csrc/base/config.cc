@@ -84,8 +84,7 @@ constexpr Variable kVariables[] = {
 };
 
 const Variable& row(const char* name) {
-  return *std::find_if(std::begin(kVariables), std::end(kVariables),
-                       [&](const Variable& v) { return std::strcmp(v.name, name) == 0; });
+  return *std::ranges::find_if(kVariables, [&](const Variable& v) { return std::strcmp(v.name, name) == 0; });
 }
 
 std::string text(const Variable& v) {
@@ -134,10 +133,9 @@ std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
   for (const std::string& one : asked) {
     const size_t sign = one.find(':');
     const std::string name = trimmed(one.substr(0, sign));
-    const auto same = [&](const HandOver& other) { return other.collective == name; };
     const auto least = sign == std::string::npos ? 0 : size_of_text(trimmed(one.substr(sign + 1)));
-    if (!least || std::count(known.begin(), known.end(), name) == 0 || std::any_of(all.begin(), all.end(), same))
-      return std::nullopt;
+    const bool twice = std::ranges::count(all, name, &HandOver::collective) != 0;
+    if (!least || twice || std::ranges::count(known, name) == 0) return std::nullopt;
     all.push_back({name, *least});
   }
   std::ranges::sort(all, {}, &HandOver::collective);  // ranks that list the same collectives in another order agree
@@ -274,7 +272,7 @@ Agreed Config::agreed() const {
 
 bool may_be_handed_over(const std::string& collective) {
   const std::vector<std::string> known = items(kHandOvers);
-  return std::count(known.begin(), known.end(), collective) != 0;
+  return std::ranges::count(known, collective) != 0;
 }
 
 const Config& config() {

@@ -175,9 +175,7 @@ DeviceLink slowest_link(const GpuTopology& topology) {
   using Kind = DeviceLink::Kind;
   if (topology.gpus.empty()) return {Kind::kNvlink, 450, "no GPU here: assumes 18 lanes of NVLink 4 between all"};
   if (topology.pairs.empty()) return {Kind::kOneGpu, 1000, "one GPU here: assumes that all ranks share it"};
-  const GpuPair& pair =
-      *std::min_element(topology.pairs.begin(), topology.pairs.end(),
-                        [](const GpuPair& a, const GpuPair& b) { return a.expected_gb_s < b.expected_gb_s; });
+  const GpuPair& pair = *std::ranges::min_element(topology.pairs, {}, &GpuPair::expected_gb_s);
   const std::string who = "GPU " + std::to_string(pair.a) + " and GPU " + std::to_string(pair.b) + ", " + pair.label() +
                           ", the slowest pair here";
   if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, who + ", of unknown speed: assumes PCIe 3.0 x16"};

@@ -296,7 +296,7 @@ std::vector<int> ScheduleRun::waits_for() const {
     if (!flight.received_all) ranks.push_back(rank_of(flight.step.recv_from));
     if (!flight.sends_over()) ranks.push_back(rank_of(flight.step.send_to));
   }
-  std::sort(ranks.begin(), ranks.end());
+  std::ranges::sort(ranks);
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
@@ -314,7 +314,7 @@ std::vector<int> ScheduleRun::unheard() const {
     const Flight& flight = flights_[i % kMaxDepth];
     if (flight.received_all) continue;
     const int rank = rank_of(flight.step.recv_from);
-    if (!port_.calls().has_called(rank, args_.op) && std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
+    if (!port_.calls().has_called(rank, args_.op) && std::ranges::find(ranks, rank) == ranks.end())
       ranks.push_back(rank);
   }
   return ranks;

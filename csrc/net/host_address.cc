@@ -114,7 +114,7 @@ std::vector<AddressBytes> own_addresses() {
 std::vector<HostAddress> host_addresses(std::span<const std::string> interfaces) {
   std::vector<HostAddress> found, loopback;
   each_interface([&](const ifaddrs& entry) {
-    if (std::find(interfaces.begin(), interfaces.end(), entry.ifa_name) == interfaces.end()) return;
+    if (std::ranges::find(interfaces, entry.ifa_name) == interfaces.end()) return;
     const HostAddress host = address_at(entry.ifa_addr, entry.ifa_name);
     if (host.family != 0) (entry.ifa_flags & IFF_LOOPBACK ? loopback : found).push_back(host);
   });

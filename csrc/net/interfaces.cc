@@ -25,7 +25,7 @@ std::vector<std::string> listed(const std::string& folder) {
   std::error_code error;
   for (std::filesystem::directory_iterator entry(folder, error), end; entry != end; entry.increment(error))
     names.push_back(entry->path().filename());
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
@@ -100,7 +100,7 @@ InterfaceRule interface_rule() {
 std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present,
                                 const std::string& towards) {
   const auto leads = [&](const Interface& interface) { return interface.name == towards && !interface.loopback; };
-  if (!rule.variable && std::any_of(present.begin(), present.end(), leads)) return {towards};
+  if (!rule.variable && std::ranges::any_of(present, leads)) return {towards};
   const bool anything_else = std::ranges::any_of(present, [](const Interface& i) { return !i.loopback; });
   std::string_view text = rule.text;
   const auto begins_with = [&](char mark) {
@@ -112,7 +112,7 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
   const bool exact = begins_with('=') || rule.exact;
   const std::vector<std::string> names = items(std::string(text));
   const auto named = [&](const Interface& interface) {
-    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return std::ranges::any_of(names, [&](const std::string& name) {
       return exact ? interface.name == name : interface.name.starts_with(name);
     });
   };

@@ -88,7 +88,7 @@ void Mail::push() {
 
 /// The link has read a segment of the transfer with this id.
 void Mail::sent(uint64_t cookie, const Status& status) {
-  const auto it = std::find_if(outgoing_.begin(), outgoing_.end(), [&](const Transfer& p) { return p.id == cookie; });
+  const auto it = std::ranges::find(outgoing_, cookie, &Transfer::id);
   if (it == outgoing_.end()) return;
   --it->busy;
   it->failed |= !status.ok();  // the loss of the rank is reported elsewhere

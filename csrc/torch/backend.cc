@@ -106,7 +106,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto current = active();
   Group& group = current->group();
-  const auto me = std::find(ranks.begin(), ranks.end(), group.rank());
+  const auto me = std::ranges::find(ranks, group.rank());
   if (me == ranks.end()) return nullptr;
   // The ranks in the options are this group's, or none: torch does not update them.
   std::vector<uint64_t> global;

@@ -26,7 +26,7 @@ Communicator::~Communicator() {
 c10d::ErrorType Communicator::error() {
   const auto all = context.groups.all();
   for (const auto& group : all) (void)group->device().look();
-  const auto failed = std::find_if(all.begin(), all.end(), [](const auto& group) { return group->failed(); });
+  const auto failed = std::ranges::find_if(all, [](const auto& group) { return group->failed(); });
   if (failed == all.end()) return c10d::ErrorType::SUCCESS;
   switch ((*failed)->failure().code()) {
     case Code::kTimeout: return c10d::ErrorType::TIMEOUT;

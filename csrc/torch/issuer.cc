@@ -14,7 +14,7 @@ namespace {
 /// Whether a call is proxied: all of its operations, or none. Then these go in chunks, which use the same memory.
 bool are_proxied(TensorOperations& collectives) {
   const auto is_proxied = [](const TensorOperation& c) { return c.route() == Route::kHostProxy; };
-  if (std::all_of(collectives.begin(), collectives.end(), is_proxied)) return true;
+  if (std::ranges::all_of(collectives, is_proxied)) return true;
   for (TensorOperation& c : collectives) {
     if (is_proxied(c)) c.facts.proxies_serve = false, c.facts.is_large = true;
   }

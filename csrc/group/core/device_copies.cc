@@ -103,7 +103,7 @@ bool DeviceCopies::look() {
   for (;; relax()) {
     {
       MutexLock lock(mutex_);
-      std::move(begun_.begin(), begun_.end(), std::back_inserter(flying_));
+      std::ranges::move(begun_, std::back_inserter(flying_));
       begun_.clear();
     }
     if (flying_.empty()) return false;

@@ -115,7 +115,7 @@ Failure Diagnosis::taken_for_lost(int rank, const std::string& why) const {
 
 Failure Diagnosis::told(const Failure& failure, int by) const {
   const std::vector<int>& awaited = failure.awaited;
-  const bool waited_for_this = std::find(awaited.begin(), awaited.end(), rank_) != awaited.end();
+  const bool waited_for_this = std::ranges::find(awaited, rank_) != awaited.end();
   Failure mine = met_in(failure, "reported by " + name_(by));
   if (!mine.advice.empty()) return mine;
   mine.advice = failure.who == rank_ ? kAfterAStop

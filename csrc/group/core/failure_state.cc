@@ -379,7 +379,7 @@ std::vector<FailureState::Lost> FailureState::lost_ranks() const {
 
 void FailureState::hear_of(const std::vector<Lost>& lost, const Failure& trouble) {
   if (forked() || failed() || closed()) return;
-  if (std::any_of(lost.begin(), lost.end(), [this](const Lost& l) { return fail_as_lost(l); })) return;
+  if (std::ranges::any_of(lost, [this](const Lost& l) { return fail_as_lost(l); })) return;
   {
     MutexLock lock(mutex_);
     kernel::PadHeader& own = members_.own_pad().header();

@@ -354,7 +354,7 @@ bool StatusPage::make() {
 StatusSlot* StatusPage::claim() {
   MutexLock lock(mutex_);
   if (!make()) return nullptr;
-  const auto free = std::find(taken_.begin(), taken_.end(), false);
+  const auto free = std::ranges::find(taken_, false);
   if (free == taken_.end()) return nullptr;
   *free = true;
   return new (base_ + kTextBytes + size_t(free - taken_.begin()) * kSlotBytes) StatusSlot();

@@ -45,7 +45,7 @@ std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockCard>& cards) {
   std::vector<kernel::GpuRoom> rooms;
   std::vector<const BlockCard*> gpus;
   for (const BlockCard& card : cards) {
-    const auto known = std::find_if(gpus.begin(), gpus.end(), [&](const BlockCard* g) { return g->same_gpu(card); });
+    const auto known = std::ranges::find_if(gpus, [&](const BlockCard* g) { return g->same_gpu(card); });
     const size_t index = size_t(known - gpus.begin());
     if (known == gpus.end()) {
       gpus.push_back(&card);
@@ -54,7 +54,7 @@ std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockCard>& cards) {
     kernel::GpuRoom& room = rooms[index];
     const auto beside = [&](const BlockCard& other) { return other.process == card.process && other.same_gpu(card); };
     room = {std::min(room.resident, int(card.resident)),
-            std::max(room.ranks, uint32_t(std::count_if(cards.begin(), cards.end(), beside))),
+            std::max(room.ranks, uint32_t(std::ranges::count_if(cards, beside))),
             std::max(room.promised, card.promised), std::max(room.processes, card.sharers)};
   }
   return rooms;

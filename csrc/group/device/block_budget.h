@@ -70,7 +70,7 @@ class StreamsInUse {
 
   /// Call before each launch. Takes a lock at the first one on each stream only.
   void note(const void* stream) {
-    if (std::find(known_.begin(), known_.end(), stream) == known_.end()) add(stream);
+    if (std::ranges::find(known_, stream) == known_.end()) add(stream);
   }
 
  private:

@@ -447,7 +447,7 @@ class DeviceTrial {
 
 bool is_shown(int architecture, int cuda) {
   constexpr std::pair<int, int> kShown[] = {{90, 13000}};  // H200, driver 580
-  return std::find(std::begin(kShown), std::end(kShown), std::pair(architecture, cuda)) != std::end(kShown);
+  return std::ranges::find(kShown, std::pair(architecture, cuda)) != std::end(kShown);
 }
 
 size_t trial_bytes(const Trial& trial) { return BufferLayout{trial.channel.shape, trial.epochs()}.bytes(); }

@@ -1,5 +1,8 @@
 // Drives the slices of collectives on device data: a proxy performs the steps inside each host, in rounds of kernels.
 
+#include <algorithm>
+#include <iterator>
+
 #include "group/hierarchy/hierarchical.h"
 #include "group/hierarchy/host_proxy.h"
 
@@ -30,7 +33,7 @@ Operation awaiting(Operation moves, HostProxy& proxy, Stamp what) {
 
 void append(std::vector<Operation>& round, std::vector<Operation> steps) {
   std::erase_if(steps, [](const Operation& step) { return step.count == 0; });
-  std::move(steps.begin(), steps.end(), std::back_inserter(round));
+  std::ranges::move(steps, std::back_inserter(round));
 }
 
 size_t rounds_of(const Slices& slices) { return slices.count() + HostProxy::kRounds + 1; }

@@ -25,17 +25,17 @@ constexpr DType kFloats[] = {DType::kF16, DType::kBF16, DType::kF32, DType::kF64
 
 template <size_t N>
 bool is_among(DType dtype, const DType (&list)[N]) {
-  return std::find(std::begin(list), std::end(list), dtype) != std::end(list);
+  return std::ranges::find(list, dtype) != std::end(list);
 }
 
 bool reduced_alike(DType dtype, ReduceOp op) {
-  return std::any_of(std::begin(kReduced), std::end(kReduced), [&](const Reduced& r) {
+  return std::ranges::any_of(kReduced, [&](const Reduced& r) {
     return r.op == op && ((r.of_integers && is_among(dtype, kIntegers)) || (r.of_floats && is_among(dtype, kFloats)));
   });
 }
 
 const HandOver* rule_named(std::string_view name, std::span<const HandOver> rules) {
-  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const HandOver& r) { return r.collective == name; });
+  const auto rule = std::ranges::find(rules, name, &HandOver::collective);
   return rule == rules.end() ? nullptr : &*rule;
 }
 

@@ -170,8 +170,7 @@ constexpr InsideRow kInside[] = {
 };
 
 const InsideRow& inside(Across collective, By by) {
-  return *std::find_if(std::begin(kInside), std::end(kInside),
-                       [&](const InsideRow& r) { return r.collective == collective && r.by == by; });
+  return *std::ranges::find_if(kInside, [&](const InsideRow& r) { return r.collective == collective && r.by == by; });
 }
 
 }  // namespace

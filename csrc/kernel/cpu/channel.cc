@@ -85,7 +85,7 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   here.lease_offset = staging == Staging::kLeased ? lease_offset_ : slot_at_;
   here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
   here.in_place = staging == Staging::kLeased && in_place_;
-  if (std::exchange(reads_lent_, false)) std::fill(lent_.begin(), lent_.end(), nullptr);
+  if (std::exchange(reads_lent_, false)) std::ranges::fill(lent_, nullptr);
   here.factor = call.factor;
   here.next_policy = uint32_t(next_policy_);
   mine().recent(epoch_) = here.fingerprint;
@@ -113,10 +113,7 @@ bool Channel::meet(CpuExec& ex, int peer) {
 }
 
 bool Channel::meet_all(CpuExec& ex) {
-  for (const int peer : others()) {
-    if (!meet(ex, peer)) return false;
-  }
-  return true;
+  return std::ranges::all_of(others(), [&](int peer) { return meet(ex, peer); });
 }
 
 bool Channel::own_staging(CpuExec& ex, std::span<std::byte>* out) {

@@ -111,8 +111,8 @@ void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place
 Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table) {
   Job job;
   job.algorithm = DeviceAlgorithm::kMoveOwn;
-  std::copy(from.begin(), from.end(), table);
-  std::copy(to.begin(), to.end(), table + from.size());
+  std::ranges::copy(from, table);
+  std::ranges::copy(to, table + from.size());
   job.send = {Kind::kOwn, index, nullptr, from.size()};
   job.recv = {Kind::kOwn, index + uint32_t(from.size()), nullptr, to.size()};
   return job;

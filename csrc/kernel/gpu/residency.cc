@@ -29,8 +29,7 @@ std::string reason(const GpuRoom& gpu, size_t index, uint32_t share) {
 }  // namespace
 
 int resident_at_once(std::span<const KernelFacts> facts) {
-  const auto least = std::min_element(
-      facts.begin(), facts.end(), [](const KernelFacts& a, const KernelFacts& b) { return a.resident < b.resident; });
+  const auto least = std::ranges::min_element(facts, {}, &KernelFacts::resident);
   return least == facts.end() ? 0 : std::max(least->resident, 0);
 }
 

@@ -1,7 +1,6 @@
 #include "memory/gpu/device_multicast.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 
 #include "base/contain.h"

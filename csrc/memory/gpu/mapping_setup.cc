@@ -1,5 +1,6 @@
 #include "memory/gpu/mapping_setup.h"
 
+#include <algorithm>
 #include <string>
 
 #include "memory/shm/unix_socket.h"
@@ -155,7 +156,7 @@ std::vector<Fd> MappingSetup::collect(const std::vector<bool>& from) {
   std::vector<Fd> fds(ranks());
   const Deadline deadline = Deadline::after(kNow);
   MutexLock lock(mutex_);
-  for (size_t left = size_t(std::count(from.begin(), from.end(), true));;) {
+  for (size_t left = size_t(std::ranges::count(from, true));;) {
     for (auto& [handover, fd] : came_) {
       const size_t r = size_t(handover.rank);
       if (!from[r] || fds[r] || handover.arena != offers_[r].arena || handover.turn != turn_) continue;

@@ -10,11 +10,11 @@ namespace nvx {
 namespace {
 
 bool one_process(std::span<const DeviceCard> cards) {
-  return std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& c) { return c.process == cards[0].process; });
+  return std::ranges::all_of(cards, [&](const DeviceCard& c) { return c.process == cards[0].process; });
 }
 
 bool one_host(std::span<const DeviceCard> cards) {
-  return std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& c) { return c.host == cards[0].host; });
+  return std::ranges::all_of(cards, [&](const DeviceCard& c) { return c.host == cards[0].host; });
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames&
   ShareAgreement agreement;
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc, ShareKind::kHost}) {
     const auto lacks = [&](const DeviceCard& card) { return !(card.kinds >> int(kind) & 1); };
-    const auto without = std::find_if(cards.begin(), cards.end(), lacks);
+    const auto without = std::ranges::find_if(cards, lacks);
     std::string& why = agreement.why_not_better;
     if (without != cards.end()) {
       why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": " + name_of(without->rank) + ": " +

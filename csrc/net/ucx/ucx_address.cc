@@ -52,7 +52,7 @@ std::vector<std::byte> encode_address(const UcxAddress& address) {
                   .checksum = checksum(behind)};
   std::vector<std::byte> bytes(sizeof head + behind.size());
   std::memcpy(bytes.data(), &head, sizeof head);
-  std::copy(behind.begin(), behind.end(), bytes.begin() + sizeof head);
+  std::ranges::copy(behind, bytes.begin() + sizeof head);
   return bytes;
 }
 

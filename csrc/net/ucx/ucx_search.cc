@@ -109,8 +109,8 @@ std::vector<UcxCandidate> find_ucx() {
   std::vector<UcxCandidate> found;
   for (const std::string& place : places) {
     for (UcxCandidate& candidate : look_at(place)) {
-      const auto same = [&](const UcxCandidate& known) { return known.path == candidate.path; };
-      if (std::none_of(found.begin(), found.end(), same)) found.push_back(std::move(candidate));
+      if (std::ranges::find(found, candidate.path, &UcxCandidate::path) == found.end())
+        found.push_back(std::move(candidate));
     }
   }
   return found;
@@ -118,7 +118,7 @@ std::vector<UcxCandidate> find_ucx() {
 
 std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool machine_has_rdma) {
   std::erase_if(candidates, [](const UcxCandidate& c) { return c.version != UcxVersion() && c.version < kOldestUcx; });
-  std::stable_sort(candidates.begin(), candidates.end(), [&](const UcxCandidate& a, const UcxCandidate& b) {
+  std::ranges::stable_sort(candidates, [&](const UcxCandidate& a, const UcxCandidate& b) {
     if (machine_has_rdma && a.rdma != b.rdma) return a.rdma;
     return a.version > b.version;
   });

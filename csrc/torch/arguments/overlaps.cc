@@ -51,7 +51,7 @@ std::vector<bool> use_memory_again(const Tensors& tensors) {
   std::vector<size_t> by_address(tensors.size());
   std::iota(by_address.begin(), by_address.end(), size_t(0));
   const auto begin = [&](size_t i) { return begin_of(tensors[i]); };
-  std::sort(by_address.begin(), by_address.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
+  std::ranges::sort(by_address, {}, begin);
   const auto end = [&](size_t i) {
     const at::Tensor& t = tensors[i];
     return begin(i) + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());

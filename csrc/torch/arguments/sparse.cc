@@ -113,7 +113,7 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
   whole_.deadline = Deadline::after(group.span_of(term_.timeout));
   std::vector<int64_t> entries;
   NVX_TRY(gather_sizes(group, carrier, mine, entries));
-  const int64_t most = *std::max_element(entries.begin(), entries.end());
+  const int64_t most = *std::ranges::max_element(entries);
   const at::Tensor values = mine.values();
   std::vector<int64_t> shape = values.sizes().vec();
   shape[0] = most;

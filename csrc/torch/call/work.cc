@@ -23,7 +23,7 @@ namespace {
 c10::intrusive_ptr<c10::ivalue::Future> new_future(const std::vector<c10::Stream>& streams, bool of_lists) {
   std::vector<c10::Device> devices;
   for (const c10::Stream& stream : streams) {
-    if (std::find(devices.begin(), devices.end(), stream.device()) == devices.end()) devices.push_back(stream.device());
+    if (std::ranges::find(devices, stream.device()) == devices.end()) devices.push_back(stream.device());
   }
   c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
   if (of_lists) type = c10::ListType::create(std::move(type));
@@ -196,7 +196,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
 
 void NvxWork::ends_on(const std::vector<c10::Stream>& streams) {
   for (const c10::Stream& stream : streams) {
-    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+    if (std::ranges::find(streams_, stream) == streams_.end()) streams_.push_back(stream);
   }
 }
 
@@ -205,8 +205,7 @@ void NvxWork::ends_on(const std::vector<c10::Stream>& streams) {
 void NvxWork::complete(c10::ivalue::Future& future) {
   std::vector<c10::Stream> last;
   for (const c10::Stream& stream : streams_) {
-    const auto same = [&](const c10::Stream& known) { return known.device() == stream.device(); };
-    const auto known = std::find_if(last.begin(), last.end(), same);
+    const auto known = std::ranges::find(last, stream.device(), &c10::Stream::device);
     if (known == last.end()) {
       last.push_back(stream);
       continue;
@@ -499,21 +498,20 @@ void CoalescedWork::begin() {
 
 void CoalescedWork::one_has_ended() {
   if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const auto failed = std::find_if(works_.begin(), works_.end(), [](const auto& work) { return !work->status().ok(); });
+  const auto failed = std::ranges::find_if(works_, [](const auto& work) { return !work->status().ok(); });
   end(failed == works_.end() ? Status() : (*failed)->status(), Hooks::kWhenThere);
 }
 
 bool CoalescedWork::isCompleted() {
-  return Work::isCompleted() &&
-         std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+  return Work::isCompleted() && std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
 }
 
 bool CoalescedWork::is_there() {
-  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->is_there(); });
+  return std::ranges::all_of(works_, [](const auto& work) { return work->is_there(); });
 }
 
 bool CoalescedWork::lost() const {
-  return std::any_of(works_.begin(), works_.end(), [](const auto& work) { return work->lost(); });
+  return std::ranges::any_of(works_, [](const auto& work) { return work->lost(); });
 }
 
 /// The timeout applies to all works together.

@@ -69,7 +69,7 @@ class Hooks {
   }
   bool has(const std::shared_ptr<const Hook>& hook) const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    return std::any_of(hooks_.begin(), hooks_.end(), [&](const auto& entry) { return entry.second == hook; });
+    return std::ranges::any_of(hooks_, [&](const auto& entry) { return entry.second == hook; });
   }
   std::vector<std::shared_ptr<const Hook>> all() const EXCLUDES(mutex_) {
     std::vector<std::shared_ptr<const Hook>> all;

@@ -279,7 +279,7 @@ constexpr const char* kKernelWords[] = {"0", "auto", "1"};  // by Kernels
 
 void set_kernels(ProcessGroupNVX::Options& options, const std::string& word) {
   if (word.empty()) return options.kernels.reset();
-  if (std::find(std::begin(kKernelWords), std::end(kKernelWords), word) == std::end(kKernelWords))
+  if (std::ranges::find(kKernelWords, word) == std::end(kKernelWords))
     throw_argument_error("nvx: kernels=\"" + word + "\" is none of \"auto\", \"0\", \"1\" and \"\"");
   options.kernels = kernels_of(word);
 }

@@ -91,7 +91,7 @@ std::vector<MemberHandle> members_of(const std::vector<std::string>& handles, Ra
     }
   }
   if (by == RankBy::kHandle) {
-    std::sort(members.begin(), members.end(), [](const MemberHandle& a, const MemberHandle& b) {
+    std::ranges::sort(members, [](const MemberHandle& a, const MemberHandle& b) {
       const auto key = [](const MemberHandle& m) { return std::tuple(!m.uuid, m.rank, m.process, m.group); };
       return key(a) < key(b);
     });

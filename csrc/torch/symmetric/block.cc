@@ -99,9 +99,7 @@ std::function<bool()> Block::leave(AllMet&& met) {
   std::vector<std::function<bool()>> all;
   for (const auto& meeting : met) all.push_back(meeting->ranks->released());
   met.clear();
-  return [all = std::move(all)] {
-    return std::all_of(all.begin(), all.end(), [](const auto& released) { return released(); });
-  };
+  return [all = std::move(all)] { return std::ranges::all_of(all, [](const auto& released) { return released(); }); };
 }
 
 Block::~Block() {
