@@ -5,7 +5,6 @@
 #include <iterator>
 #include <utility>
 
-#include "base/contain.h"
 #include "base/flag.h"
 #include "base/per_process.h"
 #include "base/reason.h"
@@ -44,17 +43,8 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
 
 /// No copy runs any more. The driver may hang in what it is told here.
 DeviceCopies::~DeviceCopies() {
-  struct Last {
-    Queues queues;
-    std::vector<Peer> peers;
-  };
-  const auto last = std::make_shared<Last>(Last{std::move(idle_), std::move(setting_.peers)});
-  contain("closing the queues of messages", [&] {
-    (void)call_or_throw<bool>("the driver", Deadline::after(setting_.patience), [last] {
-      *last = {};
-      return true;
-    });
-  });
+  destroy_on_thread("closing the queues of messages", std::pair(std::move(idle_), std::move(setting_.peers)),
+                    setting_.patience);
 }
 
 uint64_t DeviceCopies::place_of(DevicePtr at, size_t bytes) const {
