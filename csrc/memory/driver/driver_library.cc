@@ -290,4 +290,20 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
   return driver;
 }
 
+std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline) {
+  const auto ask = [driver] {
+    std::vector<DeviceFacts> found;
+    const auto done = [&](DriverCode code, const char* call) {
+      if (code) throw Error(Code::kSystem, std::string("nvx: ") + call + ": " + driver->words(code));
+    };
+    int count = 0;
+    done(driver->count(&count), "cuDeviceGetCount");
+    for (int device = 0; device < count; ++device) {
+      done(driver->describe(device, &found.emplace_back()), "cuDeviceGetAttribute");
+    }
+    return found;
+  };
+  return call_or_throw<std::vector<DeviceFacts>>("the query of the GPUs", deadline, ask);
+}
+
 }  // namespace nvx

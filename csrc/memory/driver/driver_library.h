@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <memory>
+#include <vector>
 
+#include "base/deadline.h"
 #include "memory/driver/device_driver.h"
 
 namespace nvx {
@@ -11,5 +13,8 @@ namespace nvx {
 /// does not initialise in time. `path` replaces the system's library, for tests.
 std::shared_ptr<DeviceDriver> driver_library(const char* path = nullptr,
                                              std::chrono::milliseconds patience = std::chrono::minutes(1));
+
+/// Queries all devices that the process can see. Throws Error if the driver refuses or does not answer in time.
+std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline);
 
 }  // namespace nvx

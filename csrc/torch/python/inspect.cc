@@ -7,7 +7,6 @@
 #include "group/meet/gpu_topology.h"
 #include "group/meet/topology.h"
 #include "kernel/reduce/level.h"
-#include "memory/driver/device_facts.h"
 #include "memory/driver/driver_library.h"
 #include "net/interfaces.h"
 #include "net/ucx/ucx.h"

@@ -1,6 +1,6 @@
 // The driver's report of device memory that network cards can access.
 
-#include "memory/driver/device_facts.h"
+#include "memory/driver/driver_library.h"
 
 #include <gtest/gtest.h>
 
