@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "group/meet/gpu_topology.h"
-#include "group/plan/alternatives.h"
 #include "group/plan/device_plan.h"
+#include "group/plan/estimate.h"
 #include "group/plan/plan.h"
 
 namespace nvx {

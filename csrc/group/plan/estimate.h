@@ -54,6 +54,18 @@ Estimate estimate_nccl(kernel::Collective collective, size_t bytes, size_t ranks
 /// Copies to host memory, the collective there, and copies back.
 Estimate estimate_through_host(const Estimate& inside, kernel::Collective collective, size_t bytes, size_t ranks);
 
+/// One way to carry out a collective.
+struct Way {
+  std::string by;      ///< "shared memory", "between hosts"; for tensors of a device "NCCL", "kernels", "host memory"
+  std::string what;    ///< the algorithm
+  std::string why;     ///< the reason for it, or against it
+  std::string set_by;  ///< the setting that changes it
+  bool runs = false;
+  Estimate estimate{};  ///< `seconds` is 0 if the way cannot be taken, or if nothing is known
+};
+/// All ways for tensors of the CPU, including the one that runs. `bytes`: as for `explain()`.
+std::vector<Way> ways_of(kernel::Collective collective, size_t bytes, const PlanFacts& facts, const Medium& medium);
+
 /// Steps and bytes of a collective inside a host, without a duration.
 Estimate count_inside(kernel::Algorithm algorithm, kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 /// Seconds until a rank sees that another one of its host has come to a step.

@@ -13,20 +13,20 @@ using kernel::ceil_div;
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
-constexpr double kMicro = 1e-6, kGiga = 1e9;
+constexpr double kUs = 1e-6, kGiga = 1e9;
 
 /// Fitted to the all_reduces of `bench/results/gpu_h200.json`, parts `product` and `bench`: 2 to 32 ranks that share
 /// one H200, in a graph. `tests/group/plan/kernel_model_test.cc` checks the fit.
-constexpr double kLaunch = 4.2 * kMicro;
-constexpr double kGreeting = 0.24 * kMicro;  ///< of each rank beyond the second
-constexpr double kRound = 2.8 * kMicro;      ///< of chunks: two barriers, a fence, and a flag
-constexpr double kLoad = 0.32 * kMicro;      ///< from a lane's loads to its stores
+constexpr double kLaunch = 4.2 * kUs;
+constexpr double kGreeting = 0.24 * kUs;     ///< of each rank beyond the second
+constexpr double kRound = 2.8 * kUs;         ///< of chunks: two barriers, a fence, and a flag
+constexpr double kLoad = 0.32 * kUs;         ///< from a lane's loads to its stores
 constexpr double kBlockRate = 33.6 * kGiga;  ///< bytes that a block sends by chunks, beside the terms above
 /// Packets pass at this rate, the first of them while the trip lasts.
 constexpr double kPacketRate = 21 * kGiga, kFirstPackets = 20e3;
 
 /// A trip of a store until a waiting lane has seen it, by DeviceLink::Kind: measured in a GPU, assumed over links.
-constexpr double kTrip[] = {1.2 * kMicro, 1.5 * kMicro, 3 * kMicro};
+constexpr double kTrip[] = {1.2 * kUs, 1.5 * kUs, 3 * kUs};
 /// A round takes three trips longer over a link: a fence waits for its stores' way there and back; a flag follows.
 constexpr double kTripsOfRound = 3;
 /// The share of a data sheet's rate that stores reach; assumed. NCCL's rings reach 370 of 450 GB/s over NVLink.

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "group/device_explain.h"
-#include "group/plan/alternatives.h"
 #include "support/simulate.h"
 #include "support/sizes.h"
 #include "support/traffic.h"
