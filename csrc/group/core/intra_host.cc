@@ -103,10 +103,6 @@ size_t IntraHost::staged_bytes(const Operation& step) const {
 
 namespace {
 
-bool apart(const Piece& a, const Piece& b) {
-  return a.bytes == 0 || b.bytes == 0 || a.data + a.bytes <= b.data || b.data + b.bytes <= a.data;
-}
-
 std::optional<Piece> joined(const Pieces& pieces) {
   Piece all = pieces[0];
   for (size_t p = 1; p < pieces.size(); ++p) {
@@ -145,7 +141,7 @@ std::optional<size_t> IntraHost::lendable(const Operation& step) const {
       const bool own = step.out == step.send[me].data;
       if (step.collective == Collective::kReduceScatter)
         writes_apart = own || apart({step.out, step.send[me].bytes}, given);
-      for (size_t p = 0; p < step.recv.size(); ++p) writes_apart &= apart(step.recv[p], given);
+      for (const Piece& piece : step.recv) writes_apart &= apart(piece, given);
       break;
     }
     default: return std::nullopt;

@@ -43,10 +43,7 @@ void add(std::atomic<uint64_t>& counter, uint64_t n) { counter.store(counter.loa
 uint64_t bytes_of(const Operation& o) {
   if (o.count != 0 && (!o.whole || reduces(o.collective))) return o.count * size_of(o.dtype);
   if (o.collective == Collective::kBroadcast) return o.recv.longest();
-  size_t sent = 0, received = 0;
-  for (size_t r = 0; r < o.send.size(); ++r) sent += o.send[r].bytes;
-  for (size_t r = 0; r < o.recv.size(); ++r) received += o.recv[r].bytes;
-  return std::max(sent, received);
+  return std::max(o.send.total(), o.recv.total());
 }
 
 /// Release: none of these stores overtakes the one that told of the end of the call before.

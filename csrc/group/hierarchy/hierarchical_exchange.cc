@@ -1,5 +1,6 @@
 // Collectives whose blocks go directly from rank to rank: between hosts in a run, inside the host in one step.
 
+#include <algorithm>
 #include <cstring>
 
 #include "group/hierarchy/hierarchical.h"
@@ -13,22 +14,16 @@ using kernel::Piece;
 
 /// Data from one host may arrive before that for another has been sent. If input and output overlap, a copy is sent.
 void set_apart(Operation& o, std::vector<std::byte>& room) {
-  const auto meet = [](const Piece& a, const Piece& b) {
-    return a.bytes != 0 && b.bytes != 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
+  const auto is_apart = [&](const Piece& sent) {
+    return std::ranges::all_of(o.recv, [&](const Piece& received) { return apart(sent, received); });
   };
-  bool apart = true;
-  size_t total = 0;
-  for (size_t r = 0; r < o.send.size(); ++r) {
-    total += o.send[r].bytes;
-    for (size_t q = 0; q < o.recv.size() && apart; ++q) apart = !meet(o.send[r], o.recv[q]);
-  }
-  if (apart) return;
-  room.resize(total);
+  if (std::ranges::all_of(o.send, is_apart)) return;
+  room.resize(o.send.total());
   std::byte* to = room.data();
-  for (size_t r = 0; r < o.send.size(); ++r) {
-    if (o.send[r].bytes != 0) std::memcpy(to, o.send[r].data, o.send[r].bytes);
-    o.send[r].data = to;
-    to += o.send[r].bytes;
+  for (Piece& piece : o.send) {
+    if (piece.bytes != 0) std::memcpy(to, piece.data, piece.bytes);
+    piece.data = to;
+    to += piece.bytes;
   }
 }
 

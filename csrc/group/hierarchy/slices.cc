@@ -17,11 +17,8 @@ InterHostPlan plan_for(const Slices::Source& s) {
     case Collective::kReduceScatter: return plan_between(between, o.planned(longest * o.send.size()), s.facts);
     case Collective::kBroadcast: return plan_between(between, longest, s.facts);
     case Collective::kAllGather: {
-      Blocks alike = s.rails.rounds() == 1 ? Blocks::kAlike : Blocks::kOfAnySize;
-      for (size_t r = 0; r < o.recv.size(); ++r) {
-        if (o.recv[r].bytes != o.recv[0].bytes) alike = Blocks::kOfAnySize;
-      }
-      return plan_between(between, longest, s.facts, alike);
+      const bool alike = s.rails.rounds() == 1 && o.recv.of_one_length();
+      return plan_between(between, longest, s.facts, alike ? Blocks::kAlike : Blocks::kOfAnySize);
     }
     default: return plan_between(between, o.planned(o.count * size_of(o.dtype)), s.facts);
   }
@@ -31,12 +28,6 @@ std::vector<schedule::Block> packed_blocks(const std::vector<Piece>& pieces) {
   std::vector<schedule::Block> blocks;
   for (const Piece& piece : pieces) blocks.push_back({blocks.empty() ? 0 : blocks.back().end(), piece.bytes});
   return blocks;
-}
-
-size_t bytes_of(const Pieces& pieces) {
-  size_t bytes = 0;
-  for (size_t s = 0; s < pieces.size(); ++s) bytes += pieces[s].bytes;
-  return bytes;
 }
 
 CopyPair between(const Piece& device, std::byte* host) { return {device, {host, device.bytes}}; }
@@ -205,7 +196,7 @@ class ReduceScatter final : public Slices {
     for (size_t host = 0; host < rails_.hosts(); ++host) {
       Operation sum = sum_of();
       for (size_t l = 0; l < rails_.local_ranks(); ++l) sum.send[l] = term(i, host, l);
-      sum.count = bytes_of(sum.send) / width();
+      sum.count = sum.send.total() / width();
       sum.out = carries_ ? at(i) + blocks[host].offset : nullptr;
       sums.push_back(std::move(sum));
     }
@@ -317,7 +308,7 @@ class AllGather final : public Slices {
         const std::vector<schedule::Block> row = packed_blocks(blocks(i, l));
         tell.recv[l] = packed_ ? Piece{in_slot(i, l)[0].data, row.back().end()} : block(i, host, l);
       }
-      tell.count = bytes_of(tell.recv) / width();
+      tell.count = tell.recv.total() / width();
       tell.in = o_.proxy && host == rails_.host() ? own(i).data : tell.recv[rails_.local_rank()].data;
       tells.push_back(std::move(tell));
     }

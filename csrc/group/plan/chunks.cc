@@ -104,7 +104,7 @@ StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::by
     case Collective::kBroadcast: {
       const kernel::Piece here = own(o.in, o.recv[0].bytes, is_root ? Way::kDown : Way::kUp);
       part.in = part.out = here.data;
-      for (size_t p = 0; p < o.recv.size(); ++p) part.recv[p] = here;
+      std::ranges::fill(part.recv, here);
       break;
     }
     case Collective::kAllGather:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <memory>
@@ -22,11 +23,23 @@ class Pieces {
   const kernel::Piece* data() const { return many_ ? many_.get() : few_.data(); }
   kernel::Piece& operator[](size_t i) { return data()[i]; }
   const kernel::Piece& operator[](size_t i) const { return data()[i]; }
+  kernel::Piece* begin() { return data(); }
+  kernel::Piece* end() { return data() + size_; }
+  const kernel::Piece* begin() const { return data(); }
+  const kernel::Piece* end() const { return data() + size_; }
   size_t size() const { return size_; }
   size_t longest() const {
     size_t bytes = 0;
-    for (size_t i = 0; i < size_; ++i) bytes = data()[i].bytes > bytes ? data()[i].bytes : bytes;
+    for (const kernel::Piece& p : *this) bytes = p.bytes > bytes ? p.bytes : bytes;
     return bytes;
+  }
+  size_t total() const {
+    size_t bytes = 0;
+    for (const kernel::Piece& p : *this) bytes += p.bytes;
+    return bytes;
+  }
+  bool of_one_length() const {
+    return std::ranges::all_of(*this, [this](const kernel::Piece& p) { return p.bytes == data()->bytes; });
   }
 
  private:
@@ -34,6 +47,10 @@ class Pieces {
   std::array<kernel::Piece, 8> few_{};
   std::unique_ptr<kernel::Piece[]> many_;
 };
+
+inline bool apart(const kernel::Piece& a, const kernel::Piece& b) {
+  return a.bytes == 0 || b.bytes == 0 || a.data + a.bytes <= b.data || b.data + b.bytes <= a.data;
+}
 
 /// The operation of which another one is a chunk (`group/plan/chunks.h`) or a step. It provides the fingerprint that
 /// ranks compare and errors name, the deadline, and the size for the plan between hosts.

@@ -59,12 +59,8 @@ void keep_only(TensorOperation& c, Loads& loads) {
 /// 0 if all pieces have one length: a call with one tensor matches one of another rank with a list of equal ones.
 uint64_t shape_of(const Pieces& pieces) {
   Hash hash;
-  bool alike = true;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    hash.add(pieces[i].bytes);
-    alike &= pieces[i].bytes == pieces[0].bytes;
-  }
-  return alike ? 0 : hash.value();
+  for (const Piece& piece : pieces) hash.add(piece.bytes);
+  return pieces.of_one_length() ? 0 : hash.value();
 }
 
 /// The ranks' parts of a tensor's memory. splits: how many rows of dimension 0 each part has; empty: equal parts.
