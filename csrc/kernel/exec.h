@@ -166,10 +166,10 @@ class TileExec : public Machine {
   using Lane = Machine;
 
   /// `call` identifies the operation in verdicts.
-  NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns, uint32_t call)
+  NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t timeout_ns, uint32_t call)
       : Machine(machine), rank_(rank), control_(control), call_(call) {
     const uint64_t began_ns = Machine::now_ns();
-    late_ns_ = patience_ns != 0 ? began_ns + patience_ns : UINT64_MAX;
+    late_ns_ = timeout_ns != 0 ? began_ns + timeout_ns : UINT64_MAX;
     next_check_ns_ = began_ns + Machine::kCheckNs;
   }
 

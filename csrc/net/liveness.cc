@@ -188,10 +188,10 @@ void Liveness::ask_last() {
   }
 }
 
-std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::duration patience) const {
+std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::duration timeout) const {
   messenger_.mutex().held_by_caller();
   for (PeerId peer = 0; peer < signs_.size(); ++peer) {
-    const bool silent = Clock::now() - std::max(began, signs_[peer].heard) > patience;
+    const bool silent = Clock::now() - std::max(began, signs_[peer].heard) > timeout;
     if (signs_[peer].last_asked != 0 && !silent && messenger_.lost_because(peer).empty()) return peer;
   }
   return std::nullopt;

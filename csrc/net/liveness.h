@@ -47,9 +47,9 @@ class Liveness {
   /// Tells a peer, unasked, that the rank `from` has left the group.
   void tell_gone(PeerId peer, uint64_t group, int from, int to);
   /// For the end of the process: pings the peers to which anything was sent, and names one that has not answered and
-  /// has given a sign of life within `patience`.
+  /// has given a sign of life within `timeout`.
   void ask_last();
-  std::optional<PeerId> open_peer(Clock::time_point began, Clock::duration patience) const;
+  std::optional<PeerId> open_peer(Clock::time_point began, Clock::duration timeout) const;
 
   /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `known_as` describes
   /// the peer in messages.

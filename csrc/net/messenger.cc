@@ -194,13 +194,13 @@ void Messenger::drive_or_pause() {
 }
 
 bool Messenger::await_end(const std::function<int()>& open, const std::function<void()>& disconnect) {
-  constexpr std::chrono::milliseconds kPatience{200}, kMost{3000}, kAfterSevering{2000};
-  auto bound = Clock::now() + kMost, patient = Clock::now() + kPatience;
+  constexpr std::chrono::milliseconds kTimeout{200}, kMost{3000}, kAfterSevering{2000};
+  auto bound = Clock::now() + kMost, patient = Clock::now() + kTimeout;
   // A slow link is not a dead one: the wait goes on while the number decreases.
   for (int left = open(); left != 0 && Clock::now() < std::min(patient, bound);) {
     drive_or_pause();
     const int now = open();
-    if (now < left) patient = Clock::now() + kPatience;
+    if (now < left) patient = Clock::now() + kTimeout;
     left = now;
   }
   if (open() == 0) return true;
@@ -301,17 +301,17 @@ void Messenger::finish() {
   constexpr std::chrono::seconds kMostSilence{5}, kMost{300}, kSayAfter{1};
   constexpr std::chrono::milliseconds kNap{10};
   const auto began = Clock::now();
-  const auto patience = std::min<Clock::duration>(liveness_.silence(), kMostSilence);
+  const auto timeout = std::min<Clock::duration>(liveness_.silence(), kMostSilence);
   MutexLock lock(mutex_);
   liveness_.ask_last();
   bool said = false;
   for (;;) {
-    const auto open = liveness_.open_peer(began, patience);
+    const auto open = liveness_.open_peer(began, timeout);
     if (closed_ || Clock::now() - began >= kMost || !open) return;
     if (!said && Clock::now() - began > kSayAfter) {
       said = true;
       NVX_LOG(kInfo, "this process ends when %s has received everything, or after %.0f s without a sign of life",
-              liveness_.name_of(*open).c_str(), std::chrono::duration<double>(patience).count());
+              liveness_.name_of(*open).c_str(), std::chrono::duration<double>(timeout).count());
     }
     const uint64_t seen = events_;
     const bool moved = progress();

@@ -42,11 +42,11 @@ std::vector<Unreached::News> Unreached::look_again() {
     Waiting& waiting = it->second;
     const std::string why = why_out_of_reach(waiting.addresses);
     const auto waited = now - waiting.since;
-    if (!why.empty() && waited < patience_) {
-      if (!waiting.warned && waited >= patience_ * 3 / 10) {
+    if (!why.empty() && waited < timeout_) {
+      if (!waiting.warned && waited >= timeout_ * 3 / 10) {
         waiting.warned = true;
         NVX_LOG(kWarn, "a process on another host cannot be reached (%s); it counts as lost after %.0f s", why.c_str(),
-                std::chrono::duration<double>(patience_).count());
+                std::chrono::duration<double>(timeout_).count());
       }
       ++it;
       continue;

@@ -22,7 +22,7 @@ std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dr
 /// posts wait here, and the route is checked from time to time, for a bounded time.
 class Unreached {
  public:
-  explicit Unreached(std::chrono::milliseconds patience) : patience_(patience) {}
+  explicit Unreached(std::chrono::milliseconds timeout) : timeout_(timeout) {}
 
   /// Whether the peer has to wait: it already does, or none of its addresses can be reached.
   bool holds(PeerId peer, std::span<const HostAddress> addresses);
@@ -46,7 +46,7 @@ class Unreached {
     bool warned = false;
     std::vector<Post*> posts;
   };
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds timeout_;
   std::map<PeerId, Waiting> waiting_;
   Clock::time_point next_look_{};
 };

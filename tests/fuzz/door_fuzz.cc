@@ -33,7 +33,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-Deadline patience() { return Deadline::after(std::chrono::seconds(30)); }
+Deadline in_time() { return Deadline::after(std::chrono::seconds(30)); }
 
 /// The number that the next descriptor gets.
 int next_fd() { return Fd(dup(STDIN_FILENO)).get(); }
@@ -157,7 +157,7 @@ void serve(FuzzedDataProvider& from, Neighbours& here) {
     handout.give(sheet);
   });
   for (const Acquaintance& guest : handout.guests()) require(guest.card.who[sizeof guest.card.who - 1] == '\0');
-  const auto got = door.fetch({{here.arena().id(), door.name(), getpid()}}, patience());
+  const auto got = door.fetch({{here.arena().id(), door.name(), getpid()}}, in_time());
   require(got.at(here.arena().id())->size() == Arena::kBytes);
   require(got.at(here.arena().id())->tensors() != nullptr);
   Receipt receipt(handout.name(), Card::of(1, "another rank"));
@@ -180,7 +180,7 @@ void fetch(FuzzedDataProvider& from, Neighbours& here) {
     require(told);  // nobody else connects
   };
   try {
-    const auto got = mine.fetch({{kWanted, name, getpid()}}, patience(), answer);
+    const auto got = mine.fetch({{kWanted, name, getpid()}}, in_time(), answer);
     const auto& there = got.at(kWanted);
     const volatile std::byte last = *there->at(Arena::kBytes - 1);  // all of it is accessible
     (void)last;
@@ -219,7 +219,7 @@ void serve_pools(FuzzedDataProvider& from) {
   });
   come_and_go(from, {name}, [] { std::this_thread::yield(); });
   Fd fd;
-  require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, patience()).state == PoolAnswer::kHere);
+  require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, in_time()).state == PoolAnswer::kHere);
 }
 
 /// A process asks for such memory where anything may be said.
@@ -233,7 +233,7 @@ void ask_for_pools(FuzzedDataProvider& from) {
   });
   Fd fd;
   try {
-    require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, patience()).state == PoolAnswer::kHere);
+    require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, in_time()).state == PoolAnswer::kHere);
   } catch (const Error& error) {
     require(error.code() != Code::kTimeout);
   }

@@ -89,7 +89,7 @@ class Bench {
     work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
     work.in = tensor, work.out = tensor, work.count = bytes / 4;
     Job job = kernel::job_of(algorithm, work, rank, world_.shape().ranks, 4, 0, nullptr);
-    job.patience_ns = kPatienceNs;
+    job.timeout_ns = kTimeoutNs;
     return job;
   }
 

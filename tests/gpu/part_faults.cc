@@ -60,9 +60,9 @@ constexpr World::How kHows[] = {World::How::kFused, World::How::kStreams};
 const char* name(World::How how) { return how == World::How::kFused ? "fused" : "streams"; }
 
 /// Runs one operation without the last rank, and then one on the failed channel, which must write nothing.
-std::string miss(World& world, const Act& act, uint64_t patience_ns, Waited how, double* ms,
+std::string miss(World& world, const Act& act, uint64_t timeout_ns, Waited how, double* ms,
                  const std::function<void()>& meanwhile) {
-  std::vector<Script> scripts = world.write({act}, patience_ns);
+  std::vector<Script> scripts = world.write({act}, timeout_ns);
   const auto began = Clock::now();
   world.launch(scripts, kAbsent);
   if (meanwhile) meanwhile();
@@ -75,7 +75,7 @@ std::string miss(World& world, const Act& act, uint64_t patience_ns, Waited how,
   }
   if (ends_well(act, 0) || ends_well(act, 1)) return "";
   const Act next{DeviceAlgorithm::kReducePackets, test::play_of(Collective::kAllReduce, 29, int(kRanks), 1)};
-  scripts = world.write({next}, patience_ns);
+  scripts = world.write({next}, timeout_ns);
   world.launch(scripts, kAbsent);
   if (std::string wrong = world.wait(std::chrono::seconds(20)); !wrong.empty()) return describe(next) + ": " + wrong;
   for (uint32_t r = 0; r < kAbsent; ++r) {
@@ -87,7 +87,7 @@ std::string miss(World& world, const Act& act, uint64_t patience_ns, Waited how,
 }  // namespace
 
 int absent(const PartOptions& options) {
-  constexpr uint64_t kPatience = 200'000'000;
+  constexpr uint64_t kTimeout = 200'000'000;
   Report report("absent", options.span);
   resident_blocks();  // loads the kernels, so that loading is not timed
   for (const World::How how : kHows) {
@@ -100,7 +100,7 @@ int absent(const PartOptions& options) {
       World world({{kRanks, 2, 256, 2048}, uint32_t(-2), 0}, how);
       double ms = 0;
       report.check(std::string(name(how)) + ": " + describe(act),
-                   miss(world, act, kPatience, Waited::kTimedOut, &ms, {}));
+                   miss(world, act, kTimeout, Waited::kTimedOut, &ms, {}));
       longest = std::max(longest, ms);
     }
     report.say(Line().add("how", name(how)).add("patience_ms", 200).add("longest_ms", longest));
@@ -128,7 +128,7 @@ int abort_word(const PartOptions& options) {
         std::this_thread::sleep_for(std::chrono::milliseconds(30));
         for (uint32_t r = 0; r < kAbsent; ++r) std::atomic_ref(world.control(r).abort).store(1);
       };
-      // The patience is zero, so only the abort ends the kernel.
+      // The timeout is zero, so only the abort ends the kernel.
       report.check(std::string(name(how)) + ": " + describe(act), miss(world, act, 0, Waited::kAlarmed, &ms, raise));
       longest = std::max(longest, ms - 30);
     }

@@ -140,7 +140,7 @@ void play(Member& member, Voice& voice, const Place& place) {
   for (const size_t at_once : {size_t(1), size_t(4)}) {
     for (size_t at = 0; at < acts.size(); at += 8) {
       const std::vector<Act> some(acts.begin() + long(at), acts.begin() + long(std::min(at + 8, acts.size())));
-      Script script = rank.write(some, kPatienceNs);
+      Script script = rank.write(some, kTimeoutNs);
       member.barrier();  // otherwise the first launch would wait for the slowest upload
       const auto began = Clock::now();
       rank.launch(script, at_once);
@@ -161,7 +161,7 @@ void play(Member& member, Voice& voice, const Place& place) {
 
 /// The last rank is killed while its kernel and another rank's wait for rank 0. Rank 0 launches after the kill.
 void outlive(Member& member, Voice& voice, const Place& place) {
-  constexpr uint64_t kPatience = 6'000'000'000;  // longer than the end of a process with a device takes
+  constexpr uint64_t kTimeout = 6'000'000'000;  // longer than the end of a process with a device takes
   const uint32_t ranks = member.members();
   const int victim = int(ranks) - 1;
   StartTimes times;
@@ -171,11 +171,11 @@ void outlive(Member& member, Voice& voice, const Place& place) {
     act.play.counts.assign(n, count);
     return act;
   };
-  Script before = rank.write({sum(ranks, 2000, 1)}, kPatienceNs);
+  Script before = rank.write({sum(ranks, 2000, 1)}, kTimeoutNs);
   rank.launch(before, 1);
   std::string wrong = rank.wait(std::chrono::seconds(45));
   if (!voice.check("before", wrong.empty() ? as_told(rank, before) : wrong)) return;
-  Script script = rank.write({sum(ranks, 20'000, 2), sum(ranks, 300, 3)}, kPatience);
+  Script script = rank.write({sum(ranks, 20'000, 2), sum(ranks, 300, 3)}, kTimeout);
   member.barrier();
   if (member.number() != 0) rank.launch(script, 1);
   member.await_killing();
@@ -186,18 +186,18 @@ void outlive(Member& member, Voice& voice, const Place& place) {
   const kernel::DeviceVerdict& v = rank.control().verdict;
   if (wrong.empty() && (v.state == 0 || v.peer != victim || v.cause != kernel::Verdict::Cause::kWait))
     wrong = "it does not name the dead rank: " + verdict_of(rank.control());
-  if (wrong.empty() && ms > 4000 + double(kPatience) / 1e6) wrong = "the verdict took " + std::to_string(ms) + " ms";
+  if (wrong.empty() && ms > 4000 + double(kTimeout) / 1e6) wrong = "the verdict took " + std::to_string(ms) + " ms";
   if (wrong.empty()) wrong = script.untouched();
   voice.line(Line()
                  .add("killed", victim)
                  .add("rank", member.number())
-                 .add("patience_ms", kPatience / 1'000'000)
+                 .add("patience_ms", kTimeout / 1'000'000)
                  .add("verdict_ms", ms));
   if (!voice.check("a rank is killed", wrong)) return;
   World fresh({{3, 2, 256, 2048}, 0, 0}, World::How::kFused);
   voice.check("the device works on", fresh.perform(some_acts(3, fresh.shape(), 900)));
   Rank again(member, shape_of(member.members()), place, &times);
-  Script after = again.write(some_acts(member.members(), again.shape(), 40), kPatienceNs);
+  Script after = again.write(some_acts(member.members(), again.shape(), 40), kTimeoutNs);
   again.launch(after, 4);
   wrong = again.wait(std::chrono::seconds(45));
   voice.check("a group of those who are left", wrong.empty() ? as_told(again, after) : wrong);
@@ -255,7 +255,7 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
         work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
         work.in = tensor.data(), work.out = tensor.data(), work.count = bytes / 4;
         kernel::Job job = kernel::job_of(algorithm, work, member.number(), ranks, 4, 0, nullptr);
-        job.patience_ns = kPatienceNs;
+        job.timeout_ns = kTimeoutNs;
         if (!kernel::can_do(algorithm, job, rank.shape(), nullptr)) continue;
         const std::optional<double> us = agreed_us(member, rank.stream(), bytes <= (1 << 20) ? 100 : 10, deadline, [&] {
           rank.launch({&job, 1});

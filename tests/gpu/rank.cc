@@ -111,10 +111,10 @@ Rank::~Rank() {
   (void)mappings_.release();  // a kernel that hangs writes to the peers' mapped memory
 }
 
-Script Rank::write(const std::vector<Act>& acts, uint64_t patience_ns) {
+Script Rank::write(const std::vector<Act>& acts, uint64_t timeout_ns) {
   heap_->reset();
   Script script(rank_, shape_.ranks, *heap_);
-  for (const Act& act : acts) script.add(act, patience_ns);
+  for (const Act& act : acts) script.add(act, timeout_ns);
   script.upload();
   return script;
 }

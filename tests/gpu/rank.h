@@ -27,7 +27,7 @@ class Rank {
   ~Rank();
 
   /// This rank's side of operations, on the device.
-  Script write(const std::vector<Act>& acts, uint64_t patience_ns);
+  Script write(const std::vector<Act>& acts, uint64_t timeout_ns);
   /// Launches the operations, `at_once` of them in each launch.
   void launch(const Script& script, size_t at_once);
   void launch(std::span<const kernel::Job> jobs);

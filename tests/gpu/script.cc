@@ -34,7 +34,7 @@ Script::Image Script::image_of(std::byte* tensor, size_t bytes) {
   return {tensor - kAround, at, all};
 }
 
-void Script::add(const Act& act, uint64_t patience_ns) {
+void Script::add(const Act& act, uint64_t timeout_ns) {
   Scene scene{std::make_unique<test::Side>(act.play, int(rank_), int(ranks_)), describe(act), {}, nullptr, false};
   test::Side& side = *scene.side;
   kernel::Work work = side.work();
@@ -61,7 +61,7 @@ void Script::add(const Act& act, uint64_t patience_ns) {
   const size_t index = table_.size();
   table_.resize(index + 2 * size_t(ranks_));
   Job job = kernel::job_of(act.algorithm, work, rank_, ranks_, side.width(), uint32_t(index), table_.data() + index);
-  job.patience_ns = patience_ns;
+  job.timeout_ns = timeout_ns;
   jobs_.push_back(job);
   scene.keeps_own = act.algorithm == kernel::DeviceAlgorithm::kExchangePackets;
   scenes_.push_back(std::move(scene));
@@ -167,12 +167,12 @@ kernel::DeviceChannel World::channel(uint32_t rank) const {
   return {shape_, rank, states_[rank]->data(), reinterpret_cast<kernel::Control*>(controls_[rank]->data())};
 }
 
-std::vector<Script> World::write(const std::vector<Act>& acts, uint64_t patience_ns) {
+std::vector<Script> World::write(const std::vector<Act>& acts, uint64_t timeout_ns) {
   heap_->reset();
   std::vector<Script> scripts;
   for (uint32_t r = 0; r < shape_.ranks; ++r) {
     scripts.emplace_back(r, shape_.ranks, *heap_);
-    for (const Act& act : acts) scripts.back().add(act, patience_ns);
+    for (const Act& act : acts) scripts.back().add(act, timeout_ns);
     scripts.back().upload();
   }
   return scripts;
@@ -248,7 +248,7 @@ std::string World::verdict(std::vector<Script>& scripts) {
 std::string World::perform(const std::vector<Act>& acts) {
   std::vector<Script> scripts = write(acts);
   launch(scripts, shape_.ranks);
-  // Each operation ends after its patience at the latest.
+  // Each operation ends after its timeout at the latest.
   if (const std::string wrong = wait(std::chrono::seconds(60)); !wrong.empty())
     throw Error(Code::kSystem, "nvx: " + wrong);
   return verdict(scripts);

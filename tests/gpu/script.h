@@ -13,14 +13,14 @@
 
 namespace nvx::gpu {
 
-inline constexpr uint64_t kPatienceNs = 20'000'000'000;
+inline constexpr uint64_t kTimeoutNs = 20'000'000'000;
 
 /// One rank's operations for a kernel: its tensors on the device, between guard bytes, and the jobs that describe them.
 class Script {
  public:
   Script(uint32_t rank, uint32_t ranks, Heap& heap) : rank_(rank), ranks_(ranks), heap_(heap) {}
 
-  void add(const Act& act, uint64_t patience_ns = kPatienceNs);
+  void add(const Act& act, uint64_t timeout_ns = kTimeoutNs);
   /// Returns after the copy has completed.
   void upload() const;
   const std::vector<kernel::Job>& jobs() const { return jobs_; }
@@ -84,7 +84,7 @@ class World : public Stage {
   std::string perform(const std::vector<Act>& acts) override;
 
   // The steps of perform(), for tests that act in between.
-  std::vector<Script> write(const std::vector<Act>& acts, uint64_t patience_ns = kPatienceNs);
+  std::vector<Script> write(const std::vector<Act>& acts, uint64_t timeout_ns = kTimeoutNs);
   /// Launches the scripts of the ranks [0, present). Throws Error if a launch is refused.
   void launch(const std::vector<Script>& scripts, uint32_t present);
   /// Empty: all kernels have ended. Otherwise the running kernels and all their memory are leaked.

@@ -89,8 +89,8 @@ class Child {
 /// Receives everything, until it is killed.
 inline void live_on(End& end, Line&) { drive_for(std::chrono::seconds(60), {end.link.get()}); }
 
-inline bool drive(End& end, milliseconds patience, const std::function<bool()>& until) {
-  return test::drive({end.link.get()}, patience, until);
+inline bool drive(End& end, milliseconds timeout, const std::function<bool()>& until) {
+  return test::drive({end.link.get()}, timeout, until);
 }
 inline bool drive(End& end, const std::function<bool()>& until) { return test::drive({end.link.get()}, until); }
 

@@ -135,8 +135,8 @@ struct End {
 };
 
 /// Drives links until `until` holds; false on a timeout.
-inline bool drive(const std::vector<Link*>& links, milliseconds patience, const std::function<bool()>& until) {
-  const auto stop = Clock::now() + patience;
+inline bool drive(const std::vector<Link*>& links, milliseconds timeout, const std::function<bool()>& until) {
+  const auto stop = Clock::now() + timeout;
   while (!until()) {
     if (Clock::now() > stop) return false;
     bool moved = false;

@@ -35,8 +35,8 @@ class Pair : public Contract {
     a->link->add(b->link->address());
     b->link->add(a->link->address());
   }
-  bool drive_both(const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
-    return drive({a->link.get(), b->link.get()}, patience, until);
+  bool drive_both(const std::function<bool()>& until, milliseconds timeout = std::chrono::seconds(10)) {
+    return drive({a->link.get(), b->link.get()}, timeout, until);
   }
   /// Connects both.
   void meet() {

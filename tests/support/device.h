@@ -14,7 +14,7 @@
 /// The device algorithms on a device: the memory of ranks that share it, and their sides of operations.
 namespace nvx::test {
 
-inline constexpr uint64_t kDevicePatience = 20'000'000'000;  // ns
+inline constexpr uint64_t kDeviceTimeout = 20'000'000'000;  // ns
 
 /// Device memory, or host memory that the device can access, for the duration of the test.
 class DeviceMemory {
@@ -91,7 +91,7 @@ class KernelExecutor {
   }
 
   /// The job, whose pieces are listed from table[index] on; `table` has space for 2 * ranks there.
-  kernel::Job job(kernel::DeviceAlgorithm algorithm, uint64_t patience_ns, uint32_t index, kernel::Piece* table) const {
+  kernel::Job job(kernel::DeviceAlgorithm algorithm, uint64_t timeout_ns, uint32_t index, kernel::Piece* table) const {
     kernel::Work work = side_.work();
     std::vector<kernel::Piece> send(side_.send()), recv(side_.recv());
     for (kernel::Piece& p : send) p.data = p.data ? in_ + (p.data - work.in) : nullptr;
@@ -99,7 +99,7 @@ class KernelExecutor {
     work.in = work.in ? in_ : nullptr, work.out = out_;
     work.send = send.data(), work.recv = recv.data();
     kernel::Job job = kernel::job_of(algorithm, work, rank_, ranks_, side_.width(), index, table + index);
-    job.patience_ns = patience_ns;
+    job.timeout_ns = timeout_ns;
     return job;
   }
 

@@ -18,9 +18,9 @@ namespace nvx::test {
 /// A process with its own driver; a thread can be one too.
 struct Process {
   explicit Process(int devices, size_t arena = size_t(8) << 20,
-                   std::chrono::milliseconds patience = DeviceArena::kPatience)
+                   std::chrono::milliseconds timeout = DeviceArena::kTimeout)
       : driver(std::make_shared<FakeDriver>(devices)),
-        registry(std::make_unique<DeviceRegistry>(driver, arena, patience)) {}
+        registry(std::make_unique<DeviceRegistry>(driver, arena, timeout)) {}
   std::shared_ptr<FakeDriver> driver;
   std::unique_ptr<DeviceRegistry> registry;
 };
@@ -30,7 +30,7 @@ inline MappingOptions options_of(int rank, int ranks, int device) {
           .ranks = ranks,
           .device = device,
           .host = 7,
-          .patience = std::chrono::milliseconds(as_fast(500, 2000))};
+          .timeout = std::chrono::milliseconds(as_fast(500, 2000))};
 }
 
 inline std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }

@@ -150,11 +150,11 @@ class DeviceWorld {
     bool processes = false;  ///< each rank is a process
     size_t arena = size_t(8) << 20;
     int resident = 64;
-    std::chrono::milliseconds patience = DeviceArena::kPatience;  ///< of a process for its own devices
+    std::chrono::milliseconds timeout = DeviceArena::kTimeout;  ///< of a process for its own devices
   };
   explicit DeviceWorld(const Shape& shape) : shape_(shape) {
     for (int p = 0; p < (shape.processes ? shape.ranks : 1); ++p)
-      processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena, shape.patience));
+      processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena, shape.timeout));
     for (int g = 0; g < shape.gpus; ++g) rooms_.push_back(std::make_shared<PlayedRoom>(shape.resident));
     for (int r = 0; r < shape.ranks; ++r)
       launchers_.push_back(
@@ -174,7 +174,7 @@ class DeviceWorld {
     options.device = rank % shape_.gpus;
     options.host = 7;
     options.blocks = 2;
-    options.patience = std::chrono::milliseconds(as_fast(500, 2000));
+    options.timeout = std::chrono::milliseconds(as_fast(500, 2000));
     options.drain_timeout = std::chrono::milliseconds(as_fast(2000, 10'000));
     options.peers_gone = [gone = gone_, all = shape_.ranks] { return *gone == all; };
     return options;

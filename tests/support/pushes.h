@@ -14,7 +14,7 @@ namespace nvx::test {
 
 using kernel::Job;
 
-inline constexpr uint64_t kPatience = 60'000'000'000;
+inline constexpr uint64_t kTimeout = 60'000'000'000;
 
 /// Which of a rank's tensors are in its pool.
 struct Placed {
@@ -29,7 +29,7 @@ class Batch {
     if (pools) pools->begin_anew(rank);
   }
 
-  void add(DeviceAlgorithm algorithm, const Play& play, uint64_t patience_ns = kPatience, Placed placed = {}) {
+  void add(DeviceAlgorithm algorithm, const Play& play, uint64_t timeout_ns = kTimeout, Placed placed = {}) {
     const Room room = [this](size_t bytes) { return pools_->allocate(rank_, bytes); };
     sides_.push_back(
         std::make_unique<Side>(play, rank_, twins_.ranks(), placed.in ? room : nullptr, placed.out ? room : nullptr));
@@ -38,7 +38,7 @@ class Batch {
     const size_t index = table_.size() - 2 * size_t(twins_.ranks());
     Job job = kernel::job_of(algorithm, sides_.back()->work(), uint32_t(rank_), uint32_t(twins_.ranks()),
                              sides_.back()->width(), uint32_t(index), table_.data() + index);
-    job.patience_ns = patience_ns;
+    job.timeout_ns = timeout_ns;
     if (pools_) {
       kernel::put_places(job, uint32_t(twins_.ranks()), table_.data(),
                          [this](const std::byte* data, size_t bytes) { return pools_->place_of(rank_, data, bytes); });

@@ -29,7 +29,7 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
       queues.push_back(std::make_unique<DeviceWork>(driver, device, std::vector<std::shared_ptr<DeviceRegion>>()));
     return queues;
   };
-  Queues queues = call_or_throw<Queues>("opening queues for messages", Deadline::after(setting.patience), open);
+  Queues queues = call_or_throw<Queues>("opening queues for messages", Deadline::after(setting.timeout), open);
   const std::shared_ptr<DeviceCopies> copies(new DeviceCopies(std::move(setting)));
   copies->idle_ = std::move(queues);
   copies->poller_ = std::make_shared<Poller>(
@@ -44,7 +44,7 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
 /// No copy runs any more. The driver may hang in what it is told here.
 DeviceCopies::~DeviceCopies() {
   destroy_on_thread("closing the queues of messages", std::pair(std::move(idle_), std::move(setting_.peers)),
-                    setting_.patience);
+                    setting_.timeout);
 }
 
 uint64_t DeviceCopies::place_of(DevicePtr at, size_t bytes) const {

@@ -57,7 +57,7 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
   struct Setting {
     std::shared_ptr<DeviceDriver> driver;
     int device = 0;
-    std::chrono::milliseconds patience{0};
+    std::chrono::milliseconds timeout{0};
     DeviceArena* arena = nullptr;  ///< lives until the process ends
     std::function<uint64_t(const std::byte*, size_t)> place_of;
     std::vector<Peer> peers;  ///< by local rank

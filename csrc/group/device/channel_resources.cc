@@ -65,7 +65,7 @@ void warn_if_not_shown(const DeviceFacts& facts) {
 
 ChannelResources::ChannelResources(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
                                    kernel::KernelLauncher& launcher)
-    : registry_(registry), options_(options), own_(options.patience) {
+    : registry_(registry), options_(options), own_(options.timeout) {
   try {
     set_up(exchange, launcher);
   } catch (const std::exception& error) {
@@ -138,11 +138,11 @@ void ChannelResources::stop_kernels() {
 std::function<PairVerdict()> ChannelResources::state_writer(size_t to, DevicePtr from, size_t bytes) const {
   return [writes = writes_, driver = registry_.driver(), device = options_.device,
           touches = std::vector{mappings_->arena().hold(), control_}, at = state_at() + to, from, bytes,
-          patience = registry_.patience()]() -> PairVerdict {
+          timeout = registry_.timeout()]() -> PairVerdict {
     MutexLock lock(writes->mutex);
     if (writes->closed) return {};
     const auto write = [=](DeviceWork& work) { work.copy(at, from, bytes); };
-    const PairVerdict wrote = work_now(driver, device, touches, "a copy", write, Deadline::after(patience));
+    const PairVerdict wrote = work_now(driver, device, touches, "a copy", write, Deadline::after(timeout));
     writes->hung |= wrote.state == PairState::kHung;
     return wrote;
   };
@@ -182,7 +182,7 @@ Trial ChannelResources::open_channel(Exchange& exchange, int resident) {
   channel_.shape = device_shape(uint32_t(options_.ranks), grant.blocks, pad_budget(grant.arena_free, options_.tuning),
                                 options_.tuning);
   channel_.rank = uint32_t(options_.rank);
-  Trial trial{.options = options_, .drain_timeout = registry_.patience(), .multicast = multicast()};
+  Trial trial{.options = options_, .drain_timeout = registry_.timeout(), .multicast = multicast()};
   trial.first_epoch = options_.first_epoch - trial.epochs();
   take_memory(trial.first_epoch);
   trial.channel = channel_;
@@ -252,7 +252,7 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
 /// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
 BlockGrant ChannelResources::reserve(Exchange& exchange, int resident) {
   const DeviceFacts facts = call_or_throw<DeviceFacts>(
-      "asking for the GPU's UUID", Deadline::after(registry_.patience()),
+      "asking for the GPU's UUID", Deadline::after(registry_.timeout()),
       [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
   warn_if_not_shown(facts);
   return reserve_blocks(exchange, *mappings_, options_, {registry_.id(), facts.uuid, resident});
@@ -264,7 +264,7 @@ std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, siz
   const auto make = [driver = registry_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
     return DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
   };
-  return call_or_throw<std::shared_ptr<DeviceRegion>>("pinning " + what, Deadline::after(registry_.patience()), make);
+  return call_or_throw<std::shared_ptr<DeviceRegion>>("pinning " + what, Deadline::after(registry_.timeout()), make);
 }
 
 void ChannelResources::take_memory(uint32_t first_epoch) {
@@ -341,7 +341,7 @@ std::vector<std::shared_ptr<DeviceRegion>> ChannelResources::format(const Trial&
     work.copy(to, from + pad, state);
   };
   const PairVerdict wrote =
-      work_now(registry_.driver(), options_.device, touches, "a copy", write, Deadline::after(registry_.patience()));
+      work_now(registry_.driver(), options_.device, touches, "a copy", write, Deadline::after(registry_.timeout()));
   if (wrote.fine()) return touches;
   const bool hung = wrote.state == PairState::kHung;  // the device may still write to the pad
   if (hung) mappings_->arena().quarantine(std::exchange(span_, Span{}));

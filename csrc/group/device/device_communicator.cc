@@ -159,9 +159,8 @@ Status DeviceCommunicator::show_received() const {
   const std::shared_ptr<DeviceDriver> driver = registry.driver();
   const int device = opened()->resources().options().device;
   try {
-    const DriverCode code =
-        call_or_throw<DriverCode>("cuFlushGPUDirectRDMAWrites", Deadline::after(registry.patience()),
-                                  [driver, device] { return driver->flush_rdma(device); });
+    const DriverCode code = call_or_throw<DriverCode>("cuFlushGPUDirectRDMAWrites", Deadline::after(registry.timeout()),
+                                                      [driver, device] { return driver->flush_rdma(device); });
     demand(*driver, code, "cuFlushGPUDirectRDMAWrites", device);
   } catch (const Error& error) {
     return error.status();
@@ -193,9 +192,9 @@ bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_no
   store.set(come + "/" + std::to_string(members_.rank), {1});
   store.add(come, 1);
   // A missing rank may already be in a call that waits for this one, and must not time out first.
-  const std::chrono::milliseconds patience =
+  const std::chrono::milliseconds timeout =
       core_.waits.timeout().count() > 0 ? std::min(core_.waits.timeout() / 4, kMost) : kMost;
-  const Deadline deadline = Deadline::after(patience), last = Deadline::after(2 * patience);
+  const Deadline deadline = Deadline::after(timeout), last = Deadline::after(2 * timeout);
   const std::chrono::microseconds pause(2000 + 200 * members_.size());
   for (int looked_at = members_.rank;; std::this_thread::sleep_for(pause)) {
     // One rank decides for all, also for ranks that come later. Otherwise some would wait for others without end.
@@ -306,7 +305,7 @@ std::shared_ptr<DeviceCopies> DeviceCommunicator::make_copies(const KernelExecut
   DeviceRegistry& registry = DeviceRegistry::here();
   DeviceCopies::Setting setting{.driver = registry.driver(),
                                 .device = resources.options().device,
-                                .patience = registry.patience(),
+                                .timeout = registry.timeout(),
                                 .arena = &resources.mappings().arena(),
                                 .place_of = resources.options().place_of,
                                 .peers = {}};
@@ -363,7 +362,7 @@ Status DeviceCommunicator::signal(kernel::SignalJob job, const LaunchStream& str
   KernelExecutor* const executor = opened();
   if (!executor)
     return {Code::kInvalid, "nvx: signals of symmetric memory need nvx's kernels, and this group has none"};
-  job.patience_ns = uint64_t(std::chrono::nanoseconds(core_.waits.span_of(timeout)).count());
+  job.timeout_ns = uint64_t(std::chrono::nanoseconds(core_.waits.span_of(timeout)).count());
   const Status status = executor->signal(job, stream);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
   if (status.ok()) (void)watcher_->wake();

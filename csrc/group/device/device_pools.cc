@@ -12,7 +12,7 @@ namespace nvx {
 
 DevicePools::DevicePools(DeviceRegistry& registry, int device, std::string group, std::vector<Rank> ranks,
                          PoolNews news, std::function<void()> show_all)
-    : news_(std::move(news)), patience_(registry.patience()), own_(registry.made_pool(device)), peers_(ranks.size()) {
+    : news_(std::move(news)), timeout_(registry.timeout()), own_(registry.made_pool(device)), peers_(ranks.size()) {
   bool is_any_mapped = false;  // by another group
   for (size_t r = 0; r < ranks.size(); ++r) {
     if (!ranks[r].owner) continue;
@@ -37,7 +37,7 @@ DevicePools::~DevicePools() {
     MutexLock lock(peer->mutex);
     peer->view = nullptr;
   }
-  destroy_on_thread("unmapping other ranks' memory pools", std::move(peers_), patience_);
+  destroy_on_thread("unmapping other ranks' memory pools", std::move(peers_), timeout_);
 }
 
 void DevicePools::keep() {
@@ -61,7 +61,7 @@ void DevicePools::look() {
     const uint64_t grown = news_.told(int(r));
     if (grown <= peer->tried.load(std::memory_order_acquire) || peer->pool->is_given_up()) continue;
     if (peer->busy.exchange(true, std::memory_order_acq_rel)) continue;
-    const bool begun = Engine::here().start([peer, grown, patience = patience_] { peer->catch_up(grown, patience); });
+    const bool begun = Engine::here().start([peer, grown, timeout = timeout_] { peer->catch_up(grown, timeout); });
     if (!begun) peer->busy.store(false, std::memory_order_release);  // the next launch tries again
   }
 }
@@ -74,9 +74,9 @@ PoolStats DevicePools::stats() const {
 }
 
 /// A failed mapping is retried after the pool has grown further; a mapping that hangs is not.
-void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patience) {
+void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds timeout) {
   try {
-    const Deadline deadline = Deadline::after(patience);
+    const Deadline deadline = Deadline::after(timeout);
     (void)call_or_throw<bool>("mapping the pool", deadline, [pool = pool, grown, deadline] {
       pool->catch_up(grown, deadline);
       return true;

@@ -66,13 +66,13 @@ class DevicePools {
     kernel::PoolView* view GUARDED_BY(mutex) = nullptr;  // null once the group has gone
     bool has_failed GUARDED_BY(mutex) = false;
 
-    void catch_up(uint64_t grown, std::chrono::milliseconds patience) EXCLUDES(mutex);
+    void catch_up(uint64_t grown, std::chrono::milliseconds timeout) EXCLUDES(mutex);
     void say(const std::string& why) EXCLUDES(mutex);
     bool show() EXCLUDES(mutex);
   };
 
   const PoolNews news_;
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds timeout_;
   const std::atomic<DevicePool*>& own_;
   Mutex telling_;  // the last one to tell tells the latest size
   std::atomic<uint64_t> said_{0};

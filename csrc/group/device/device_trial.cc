@@ -189,7 +189,7 @@ class DeviceTrial {
       // A rank that has begun may wait for one whose device is busy. If one has ended meanwhile, so may all.
       watch(Deadline::after(options_.busy));
       if (!tell() && any_ended_) {
-        watch(Deadline::after(options_.patience));
+        watch(Deadline::after(options_.timeout));
         (void)tell();
       }
     } catch (const std::exception&) {
@@ -226,7 +226,7 @@ class DeviceTrial {
     job.send = {whole ? Kind::kSame : Kind::kSplit, 0, device_buffer() + layout_.sent(stage), bytes};
     job.recv = {what.reduces() ? job.send.kind : Kind::kEven, 0, device_buffer() + layout_.received(stage), bytes};
     // For a host that dies or hangs; otherwise the host ends a late operation.
-    if (options_.busy.count() > 0) job.patience_ns = uint64_t(std::chrono::nanoseconds(2 * options_.busy).count());
+    if (options_.busy.count() > 0) job.timeout_ns = uint64_t(std::chrono::nanoseconds(2 * options_.busy).count());
     return job;
   }
 
@@ -242,7 +242,7 @@ class DeviceTrial {
     }
   }
 
-  /// Waits until all operations have ended, or one has failed; up to `options_.patience` from their begin, and for that
+  /// Waits until all operations have ended, or one has failed; up to `options_.timeout` from their begin, and for that
   /// up to `to_begin`. Times them.
   void watch(const Deadline& to_begin) {
     constexpr std::chrono::milliseconds kGlance{50};
@@ -253,7 +253,7 @@ class DeviceTrial {
     bool begun = false;
     const auto over = [&] {
       const auto now = Clock::now();
-      if (!begun && has_begun()) begun = true, limit = Deadline::after(options_.patience);
+      if (!begun && has_begun()) begun = true, limit = Deadline::after(options_.timeout);
       for (const uint32_t ended = progress(); seen < ended; ++seen, last = now) gaps.push_back(now - last);
       return seen == stages() || has_verdict() || limit.passed(now);
     };

@@ -18,7 +18,7 @@ namespace nvx {
 
 bool DeviceCommunicator::reaches_all(Store& store, int device) {
   if (members_.topology.hosts.size() == 1) return true;
-  constexpr std::chrono::milliseconds kNvmlPatience{10'000};
+  constexpr std::chrono::milliseconds kNvmlTimeout{10'000};
   MutexLock lock(mutex_);
   const auto ask = [device] {
     NVX_CHECK(kernel::built_with_cuda(), "this build has no kernels");
@@ -26,7 +26,7 @@ bool DeviceCommunicator::reaches_all(Store& store, int device) {
   };
   std::string why;
   try {
-    const DomainCard card = domain_card(members_.rank, ask, kNvmlPatience);
+    const DomainCard card = domain_card(members_.rank, ask, kNvmlTimeout);
     StoreExchange exchange = exchange_of_all(store, "device/domains");
     why = why_no_domain(exchange.all_gather(bytes_of(card)), [this](int r) { return members_.topology.describe(r); });
   } catch (const Error& error) {

@@ -34,7 +34,7 @@ size_t listed_by(const Operation& o) { return o.collective == Collective::kNone 
 
 Begins begins_on(const LaunchStream& stream) { return stream.capture != 0 ? Begins::kInReplays : Begins::kNow; }
 
-milliseconds patience_of(const Operation& operation, milliseconds timeout) {
+milliseconds timeout_of(const Operation& operation, milliseconds timeout) {
   return operation.timeout.count() > 0 ? operation.timeout : std::max(timeout, milliseconds(0));
 }
 
@@ -251,7 +251,7 @@ kernel::Job KernelExecutor::job_of(const Operation& o, uint32_t index, kernel::P
           : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), index, table);
   job.awaited = o.awaited, job.awaits = o.awaits;
   // A job that waits for the host has no timeout: the host has a deadline and ends a late job.
-  if (!o.awaited) job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
+  if (!o.awaited) job.timeout_ns = uint64_t(std::chrono::nanoseconds(timeout_of(o, timeout)).count());
   if (kernel::has_chunks(choice.algorithm))
     kernel::put_places(job, channel.shape.ranks, table - index, resources_.options().place_of);
   return job;
@@ -276,7 +276,7 @@ void KernelExecutor::remember(std::span<const Operation* const> operations, mill
   uint64_t epoch = launched();
   if (begins == Begins::kInReplays) captured_calls_.resize(captured_);  // removes failed captures
   for (const Operation* o : operations) {
-    const Call call{++epoch, o->number, o->fingerprint(), patience_of(*o, timeout)};
+    const Call call{++epoch, o->number, o->fingerprint(), timeout_of(*o, timeout)};
     if (begins == Begins::kInReplays) {
       captured_calls_.push_back(call);
     } else {

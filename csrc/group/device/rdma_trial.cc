@@ -206,21 +206,21 @@ std::string worst_of(const std::vector<std::vector<std::byte>>& all, const RankN
 /// Runs the link of a trial that has passed here: messages to the next rank may still be in it.
 class Delivery {
  public:
-  Delivery(const std::shared_ptr<RdmaTrial>& trial, std::chrono::milliseconds patience) : patience_(patience) {
+  Delivery(const std::shared_ptr<RdmaTrial>& trial, std::chrono::milliseconds timeout) : timeout_(timeout) {
     contain("the delivery of the last messages of a trial of GPUDirect",
             [&] { call_.emplace([trial, over = over_] { return trial->deliver(*over); }); });
   }
   ~Delivery() {
     *over_ = true;
     contain("the end of a trial of GPUDirect", [&] {
-      if (call_) (void)call_->get(Clock::now() + patience_);
+      if (call_) (void)call_->get(Clock::now() + timeout_);
     });
   }
   Delivery(const Delivery&) = delete;
   Delivery& operator=(const Delivery&) = delete;
 
  private:
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds timeout_;
   const std::shared_ptr<std::atomic<bool>> over_ = std::make_shared<std::atomic<bool>>(false);
   std::optional<ThreadCall<bool>> call_;
 };
@@ -233,7 +233,7 @@ std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
   Reason why{setting.obstacle};
   try {
     if (why.text.empty())
-      trial = call_or_throw<Trial>("opening a link for a trial of GPUDirect", Deadline::after(setting.patience),
+      trial = call_or_throw<Trial>("opening a link for a trial of GPUDirect", Deadline::after(setting.timeout),
                                    [setting] { return std::make_shared<RdmaTrial>(setting); });
   } catch (const Error& error) {
     why.text = error.reason();
@@ -241,7 +241,7 @@ std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
   auto all = exchange.all_gather(told(why, trial ? trial->address() : std::vector<std::byte>()));
   std::string worst = worst_of(all, setting.name);
   if (worst.empty()) {
-    const Deadline deadline = Deadline::after(setting.patience);
+    const Deadline deadline = Deadline::after(setting.timeout);
     try {
       why =
           call_or_throw<Reason>("a trial of GPUDirect", deadline, [trial, deadline, next = all[size_t(setting.next)]] {
@@ -251,10 +251,10 @@ std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
       why.text = error.reason();
     }
     std::optional<Delivery> delivery;
-    if (why.text.empty()) delivery.emplace(trial, setting.patience);
+    if (why.text.empty()) delivery.emplace(trial, setting.timeout);
     worst = worst_of(exchange.all_gather(told(why)), setting.name);
   }
-  if (trial) destroy_on_thread("the end of a trial of GPUDirect", std::move(trial), setting.patience);
+  if (trial) destroy_on_thread("the end of a trial of GPUDirect", std::move(trial), setting.timeout);
   return worst;
 }
 

@@ -21,7 +21,7 @@ struct RdmaTrialSetting {
   DeviceRegistry* registry = nullptr;
   int device = 0;
   std::function<std::unique_ptr<net::Link>()> open_link;
-  std::chrono::milliseconds patience{5000};  ///< the limit for opening the link, and for all messages
+  std::chrono::milliseconds timeout{5000};  ///< the limit for opening the link, and for all messages
   /// Messages of device memory may take twice as long as those of host memory, and this much longer.
   std::chrono::milliseconds slack{5};
   RankNames name = of_rank;

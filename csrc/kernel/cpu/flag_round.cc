@@ -25,7 +25,7 @@ bool reaches(const std::atomic<uint64_t>& count, uint64_t want, Clock::time_poin
 
 }  // namespace
 
-std::chrono::duration<double> flag_round(void* shared, int side, int rounds, std::chrono::milliseconds patience) {
+std::chrono::duration<double> flag_round(void* shared, int side, int rounds, std::chrono::milliseconds timeout) {
   auto& counters = *static_cast<Counters*>(shared);
   auto& mine = side == 0 ? counters.sent : counters.answered;
   auto& theirs = side == 0 ? counters.answered : counters.sent;
@@ -34,7 +34,7 @@ std::chrono::duration<double> flag_round(void* shared, int side, int rounds, std
   for (int round = 0; round <= rounds; ++round) {
     ++count;
     if (side == 0) mine.store(count, std::memory_order_release);
-    if (!reaches(theirs, count, Clock::now() + patience)) return std::chrono::duration<double>(-1);
+    if (!reaches(theirs, count, Clock::now() + timeout)) return std::chrono::duration<double>(-1);
     if (side == 1) mine.store(count, std::memory_order_release);
     if (round == 0) began = Clock::now();  // the first round also waits for the other side to arrive
   }

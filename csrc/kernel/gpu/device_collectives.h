@@ -340,7 +340,7 @@ NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, Peer*
   for (uint32_t i = 0; i < count; ++i) {
     const Job& job = jobs[i];
     auto* rank = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
-    TileExec<Machine> ex(machine, rank, channel.control, job.patience_ns, job.call);
+    TileExec<Machine> ex(machine, rank, channel.control, job.timeout_ns, job.call);
     PushChannel<TileExec<Machine>, Rules, Kind> ch(ex, channel, peers);
     if (!ch.enter(job, table) || !run(ex, ch, job, table)) {
       ch.give_up();

@@ -102,10 +102,10 @@ struct Job {
   double factor = 1;
   int32_t root = -1;
   DeviceAlgorithm algorithm = DeviceAlgorithm::kExchangePackets;
-  uint32_t call = 0;         ///< the host's number of the operation; verdicts name it
-  Pieces send;               ///< the piece for each rank, this rank included
-  Pieces recv;               ///< the destination of each rank's part of the result
-  uint64_t patience_ns = 0;  ///< from the start of the operation until a wait gives up; 0: no limit
+  uint32_t call = 0;        ///< the host's number of the operation; verdicts name it
+  Pieces send;              ///< the piece for each rank, this rank included
+  Pieces recv;              ///< the destination of each rank's part of the result
+  uint64_t timeout_ns = 0;  ///< from the start of the operation until a wait gives up; 0: no limit
   // 1 + the offset of these pieces' first byte in this rank's pool, or 0 if not all of them lie in it. Peers that have
   // the pool mapped then access them in place.
   uint64_t send_place = 0;

@@ -16,10 +16,10 @@ struct SignalJob {
 
   uint32_t* const* pads = nullptr;  ///< by rank, in memory of the device
   uint32_t channel = 0;
-  int32_t peer = -1;         ///< -1: all others
-  bool puts = false;         ///< puts a signal to the peer
-  bool waits = false;        ///< then takes one of the peer's
-  uint64_t patience_ns = 0;  ///< 0: no limit
+  int32_t peer = -1;        ///< -1: all others
+  bool puts = false;        ///< puts a signal to the peer
+  bool waits = false;       ///< then takes one of the peer's
+  uint64_t timeout_ns = 0;  ///< 0: no limit
 };
 
 /// Release by its puts, acquire by its waits, at system scope: a barrier orders the writes of all ranks' streams before
@@ -27,7 +27,7 @@ struct SignalJob {
 template <class Machine>
 NVX_HD bool run_signals(const Machine& machine, const DeviceChannel& channel, const SignalJob& job) {
   auto* const state = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
-  TileExec<Machine> ex(machine, state, channel.control, job.patience_ns, SignalJob::kCall);
+  TileExec<Machine> ex(machine, state, channel.control, job.timeout_ns, SignalJob::kCall);
   const uint32_t ranks = channel.shape.ranks, first = job.peer < 0 ? 0 : uint32_t(job.peer);
   const uint32_t end = job.peer < 0 ? ranks : first + 1;
   bool well = ex.load(state->failed) == 0;

@@ -276,7 +276,7 @@ class DriverLibrary : public InContexts {
 
 }  // namespace
 
-std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::milliseconds patience) {
+std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::milliseconds timeout) {
   const Library library(path ? path : "libcuda.so.1", "the driver is older than nvx needs (R525)");
   if (!library) {
     throw Error(Code::kSystem, "nvx: no NVIDIA driver here (" + library.error() + ")",
@@ -284,7 +284,7 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
   }
   const cuda::Api api{{library}};
   auto driver = std::make_shared<DriverLibrary>(api);
-  const DriverCode code = call_or_throw<DriverCode>("cuInit of the NVIDIA driver", Deadline::after(patience),
+  const DriverCode code = call_or_throw<DriverCode>("cuInit of the NVIDIA driver", Deadline::after(timeout),
                                                     [start = api.cuInit] { return start(0); });
   if (code) throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->words(code));
   return driver;

@@ -12,7 +12,7 @@ namespace nvx {
 /// libcuda, loaded at the first call and never unloaded. Throws Error if there is no driver, if it is too old, or if it
 /// does not initialise in time. `path` replaces the system's library, for tests.
 std::shared_ptr<DeviceDriver> driver_library(const char* path = nullptr,
-                                             std::chrono::milliseconds patience = std::chrono::minutes(1));
+                                             std::chrono::milliseconds timeout = std::chrono::minutes(1));
 
 /// Queries all devices that the process can see. Throws Error if the driver refuses or does not answer in time.
 std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline);

@@ -90,9 +90,9 @@ Result call_or_throw(const std::string& what, const Deadline& deadline, std::fun
 
 /// Destroys an object on a thread of its own, because the driver may hang in that, and waits for it. Logs a failure.
 template <class T>
-void destroy_on_thread(const char* doing, T object, std::chrono::milliseconds patience) {
+void destroy_on_thread(const char* doing, T object, std::chrono::milliseconds timeout) {
   contain(doing, [&] {
-    (void)call_or_throw<bool>("the driver", Deadline::after(patience),
+    (void)call_or_throw<bool>("the driver", Deadline::after(timeout),
                               [last = std::make_shared<T>(std::move(object))]() mutable { return last.reset(), true; });
   });
 }

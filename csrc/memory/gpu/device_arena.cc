@@ -10,10 +10,10 @@
 namespace nvx {
 
 DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes,
-                         std::chrono::milliseconds patience)
+                         std::chrono::milliseconds timeout)
     : driver_(std::move(driver)),
       region_(DeviceRegion::make(driver_, device, kind, bytes)),
-      patience_(patience),
+      timeout_(timeout),
       spans_(bytes - for_messages(bytes), kSpanPage, "the shared memory of GPU " + std::to_string(device), [](Span) {}),
       messages_(0, kSpanPage, "the slots of messages", [](Span) {}) {
   if (const size_t end = for_messages(bytes)) messages_.add({bytes - end, end});
@@ -22,7 +22,7 @@ DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, Share
 DeviceArena::HostFallback& DeviceArena::open_fallback() {
   const std::string what =
       "pinning " + std::to_string(region_->bytes() >> 10) + " KiB for GPU " + std::to_string(region_->device());
-  return fallback_.get(what, Deadline::after(patience_),
+  return fallback_.get(what, Deadline::after(timeout_),
                        [driver = driver_, device = region_->device(), bytes = region_->bytes()] {
                          auto fallback = std::make_unique<HostFallback>();
                          fallback->fd = make_host_fallback(bytes);
@@ -35,7 +35,7 @@ Span DeviceArena::allocate(size_t bytes) {
   const Span span = spans_.allocate(bytes);
   const PairVerdict filled = work_now(
       driver_, region_->device(), {region_}, "filling",
-      [at = at(span.offset), span](DeviceWork& work) { work.fill(at, 0, span.bytes); }, Deadline::after(patience_));
+      [at = at(span.offset), span](DeviceWork& work) { work.fill(at, 0, span.bytes); }, Deadline::after(timeout_));
   const std::string what = "nvx: GPU " + std::to_string(region_->device()) + " did not fill " +
                            std::to_string(span.bytes >> 10) + " KiB of its memory: " + filled.why;
   switch (filled.state) {
@@ -62,14 +62,14 @@ DeviceRegistry& DeviceRegistry::here() {
   return *kRegistry;
 }
 
-ShareProbe DeviceRegistry::probe(int device, std::chrono::milliseconds patience) {
+ShareProbe DeviceRegistry::probe(int device, std::chrono::milliseconds timeout) {
   ShareProbe before;
   {
     MutexLock lock(mutex_);
     before = probes_[device];
   }
   if (before.has(ShareKind::kHost) && made(device)) return before;
-  ShareProbe now = probe_share_kinds(driver_, device, {patience_, patience}, before);
+  ShareProbe now = probe_share_kinds(driver_, device, {timeout_, timeout}, before);
   MutexLock lock(mutex_);
   now.hung |= probes_[device].hung;  // found by another group meanwhile
   return probes_[device] = std::move(now);
@@ -84,9 +84,9 @@ DeviceArena& DeviceRegistry::arena(int device, ShareKind kind) {
   const std::string what = "making " + std::to_string(arena_bytes_ >> 10) + " KiB of memory on GPU " +
                            std::to_string(device) + " (" + name(kind) + ")";
   return arena->get(
-      what, Deadline::after(patience_), [driver = driver_, device, kind, bytes = arena_bytes_, patience = patience_] {
+      what, Deadline::after(timeout_), [driver = driver_, device, kind, bytes = arena_bytes_, timeout = timeout_] {
         const size_t granule = share_granularity(*driver, device, kind);
-        return std::make_unique<DeviceArena>(driver, device, kind, (bytes + granule - 1) / granule * granule, patience);
+        return std::make_unique<DeviceArena>(driver, device, kind, (bytes + granule - 1) / granule * granule, timeout);
       });
 }
 
@@ -135,14 +135,14 @@ DevicePool& DeviceRegistry::pool(int device) {
     MutexLock lock(mutex_);
     if (here.why_not) throw Error(here.why_not->status());
   }
-  const ShareProbe found = probe(device, patience_);
+  const ShareProbe found = probe(device, timeout_);
   const ShareKind kind = found.has(ShareKind::kFd) ? ShareKind::kFd : ShareKind::kFabric;
   if (!found.has(kind)) refuse_pool(device, found);
   DevicePool& made =
-      here.making.get("making a pool on GPU " + std::to_string(device), Deadline::after(patience_),
-                      [this, driver = driver_, device, kind, patience = patience_] {
+      here.making.get("making a pool on GPU " + std::to_string(device), Deadline::after(timeout_),
+                      [this, driver = driver_, device, kind, timeout = timeout_] {
                         return std::make_unique<DevicePool>(
-                            driver, device, DevicePool::Options{kind, patience, [this] { open_pool_server(); }});
+                            driver, device, DevicePool::Options{kind, timeout, [this] { open_pool_server(); }});
                       });
   here.made.store(&made, std::memory_order_release);
   return made;

@@ -24,10 +24,10 @@ namespace nvx {
 class DeviceArena {
  public:
   /// How long this process waits for its own device.
-  static constexpr std::chrono::milliseconds kPatience{20'000};
+  static constexpr std::chrono::milliseconds kTimeout{20'000};
 
   DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes,
-              std::chrono::milliseconds patience = kPatience);
+              std::chrono::milliseconds timeout = kTimeout);
 
   const ArenaId& id() const { return id_; }
   const DeviceRegion& region() const { return *region_; }
@@ -63,7 +63,7 @@ class DeviceArena {
   const ArenaId id_ = random_arena_id();
   const std::shared_ptr<DeviceDriver> driver_;
   const std::shared_ptr<DeviceRegion> region_;
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds timeout_;
   SpanAllocator spans_, messages_;
   CreatedOnce<HostFallback> fallback_;
 };
@@ -77,19 +77,19 @@ class DeviceRegistry {
   /// This process's, over libcuda. It lives until the process ends. Throws Error if there is no driver.
   static DeviceRegistry& here();
 
-  /// `patience`: how long this process waits for its own devices.
+  /// `timeout`: how long this process waits for its own devices.
   explicit DeviceRegistry(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes,
-                          std::chrono::milliseconds patience = DeviceArena::kPatience)
-      : driver_(std::move(driver)), arena_bytes_(arena_bytes), patience_(patience) {}
+                          std::chrono::milliseconds timeout = DeviceArena::kTimeout)
+      : driver_(std::move(driver)), arena_bytes_(arena_bytes), timeout_(timeout) {}
 
   const ArenaId& id() const { return id_; }
   const std::shared_ptr<DeviceDriver>& driver() const { return driver_; }
 
-  std::chrono::milliseconds patience() const { return patience_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
 
   /// Like probe_share_kinds(), but does not try a kind again that has hung before, nor any once there is an arena: the
   /// driver may free memory only when all kernels have ended, and those of other groups may wait for this rank.
-  ShareProbe probe(int device, std::chrono::milliseconds patience) EXCLUDES(mutex_);
+  ShareProbe probe(int device, std::chrono::milliseconds timeout) EXCLUDES(mutex_);
 
   /// The arena of a device, shared by all groups. The first call makes it, with the kind that its ranks agreed on;
   /// others return it whatever its kind. Throws Error, with kTimeout if the driver does not return.
@@ -136,7 +136,7 @@ class DeviceRegistry {
   const ArenaId id_ = random_arena_id();
   std::shared_ptr<DeviceDriver> driver_;
   const size_t arena_bytes_;
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds timeout_;
   Mutex mutex_;
   std::map<int, CreatedOnce<DeviceArena>> arenas_ GUARDED_BY(mutex_);  // entries are never removed
   std::map<int, ShareProbe> probes_ GUARDED_BY(mutex_);                // the last result for each device

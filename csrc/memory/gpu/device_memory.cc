@@ -240,7 +240,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
 }
 
 MappedRegions::~MappedRegions() {
-  if (!regions_.empty()) destroy_on_thread("unmapping other ranks' GPU memory", std::move(regions_), patience_);
+  if (!regions_.empty()) destroy_on_thread("unmapping other ranks' GPU memory", std::move(regions_), timeout_);
 }
 
 }  // namespace nvx

@@ -119,15 +119,15 @@ inline Fd make_host_fallback(size_t bytes) { return sealed_memory("nvx-host-fall
 /// Mapped memory of other processes. The destructor unmaps it on a thread, because the driver may hang in that too.
 class MappedRegions {
  public:
-  /// `patience`: how long the destructor waits for that thread.
-  explicit MappedRegions(std::chrono::milliseconds patience) : patience_(patience) {}
+  /// `timeout`: how long the destructor waits for that thread.
+  explicit MappedRegions(std::chrono::milliseconds timeout) : timeout_(timeout) {}
   ~MappedRegions();
   MappedRegions(const MappedRegions&) = delete;
 
   void add(std::shared_ptr<DeviceRegion> region) { regions_.push_back(std::move(region)); }
 
  private:
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds timeout_;
   std::vector<std::shared_ptr<DeviceRegion>> regions_;
 };
 

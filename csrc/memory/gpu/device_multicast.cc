@@ -120,7 +120,7 @@ class MappingSetup::Steps {
     const MappingOptions& options = setup_.options_;
     MulticastCard card;
     try {
-      card = call_or_throw<MulticastCard>(what, Deadline::after(options.patience), own);
+      card = call_or_throw<MulticastCard>(what, Deadline::after(options.timeout), own);
       then();
     } catch (const Error& error) {
       hung_ = error.code() == Code::kTimeout;

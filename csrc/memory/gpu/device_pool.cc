@@ -47,7 +47,7 @@ void DevicePool::grow(uint64_t bytes) {
   const uint64_t before = grown(), more = up_to_multiple(bytes, granule_);
   if (before == 0) options_.open_door();
   try {
-    (void)call_or_throw<bool>(what, Deadline::after(options_.patience), [region = region_, kind = options_.kind, more] {
+    (void)call_or_throw<bool>(what, Deadline::after(options_.timeout), [region = region_, kind = options_.kind, more] {
       DeviceMemory memory = 0;
       demand(*region->driver(), region->driver()->create(region->device(), kind, more, &memory), "cuMemCreate",
              region->device());

@@ -19,8 +19,8 @@ namespace nvx {
 class DevicePool {
  public:
   struct Options {
-    ShareKind kind = ShareKind::kFd;        ///< kFd or kFabric
-    std::chrono::milliseconds patience{0};  ///< how long this process waits for its own device
+    ShareKind kind = ShareKind::kFd;       ///< kFd or kFabric
+    std::chrono::milliseconds timeout{0};  ///< how long this process waits for its own device
     std::function<void()> open_door = [] {
     };  ///< called before the first memory is created; opens the socket at which peers request it
   };

@@ -23,7 +23,7 @@ void MappingSetup::introduce() {
   card.device = options_.device;
   card.host = options_.host;
   card.process = registry_.id();
-  if (!found_) found_ = registry_.probe(options_.device, options_.patience);
+  if (!found_) found_ = registry_.probe(options_.device, options_.timeout);
   probe_ = *found_;
   if (const DeviceArena* made = registry_.made(options_.device)) {
     for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
@@ -68,7 +68,7 @@ Offer MappingSetup::prepare(const std::shared_ptr<DeviceRegion>& region) {
   offer.check = check_.offset;
   offer.seed = random_arena_id().low;
   const PairCheck check{options_.device, 0, 0, region->base() + check_.offset, offer.seed, {region}};
-  const PairVerdict wrote = run_check(registry_.driver(), check, Deadline::after(registry_.patience()));
+  const PairVerdict wrote = run_check(registry_.driver(), check, Deadline::after(registry_.timeout()));
   if (!wrote.fine()) {
     hung_ = hung_ || wrote.state == PairState::kHung;
     throw Error(Code::kSystem, "nvx: GPU " + std::to_string(options_.device) +
@@ -82,7 +82,7 @@ Offer MappingSetup::prepare(const std::shared_ptr<DeviceRegion>& region) {
 
 /// Sends a descriptor to the servers of other ranks. Waits only while another user floods one.
 void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
-  const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
+  const Deadline deadline = Deadline::after(options_.timeout + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
     const std::string other = options_.name(int(r));
@@ -176,8 +176,7 @@ std::vector<Fd> MappingSetup::collect(const std::vector<bool>& from) {
 Deadline MappingSetup::soon() const {
   using std::chrono::milliseconds;
   const auto left = std::chrono::duration_cast<milliseconds>(budget_.end - Clock::now());
-  return Deadline::after(
-      std::clamp(left, milliseconds(1) + options_.patience / 8, milliseconds(1) + options_.patience));
+  return Deadline::after(std::clamp(left, milliseconds(1) + options_.timeout / 8, milliseconds(1) + options_.timeout));
 }
 
 /// The memory of a rank of this process, made accessible to this rank's device.
@@ -281,7 +280,7 @@ PairVerdict MappingSetup::judge(size_t a, size_t b, const std::vector<PairVerdic
 std::vector<PairVerdict> MappingSetup::verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
                                               const std::vector<bool>& with, std::vector<Fd> fds,
                                               std::vector<DevicePtr>& at) {
-  budget_ = Deadline::after(2 * options_.patience + std::chrono::milliseconds(1));
+  budget_ = Deadline::after(2 * options_.timeout + std::chrono::milliseconds(1));
   std::vector<PairVerdict> mine(ranks());
   for (size_t r = 0; r < ranks(); ++r) {
     if (with[r]) mine[r] = reach(r, kind, std::move(fds[r]), &at[r]);

@@ -61,7 +61,7 @@ class MappingSetup {
         exchange_(exchange),
         options_(options),
         socket_name_(fresh_socket_name()),
-        budget_(Deadline::after(options.patience + std::chrono::milliseconds(1))),
+        budget_(Deadline::after(options.timeout + std::chrono::milliseconds(1))),
         server_(socket_name_, [this](const LocalSocket& guest) { receive_fd(guest); }) {}
   ~MappingSetup();
 
@@ -110,7 +110,7 @@ class MappingSetup {
   template <class Result>
   Result ask_own(const std::string& what, std::function<Result()> call) const {
     return call_or_throw<Result>(what + " on GPU " + std::to_string(options_.device),
-                                 Deadline::after(registry_.patience()), std::move(call));
+                                 Deadline::after(registry_.timeout()), std::move(call));
   }
   Deadline soon() const;
   static uint64_t mark(const Offer& by, size_t to) { return by.seed ^ (0x9e3779b97f4a7c15 * (to + 1)); }

@@ -128,7 +128,7 @@ void MappingSetup::share_fallbacks() {
 }
 
 PeerMappings::PeerMappings(DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options)
-    : kept_(options.patience), name_of_(options.name) {
+    : kept_(options.timeout), name_of_(options.name) {
   try {
     MappingSetup setup(*this, registry, exchange, options);
     // A rank whose arena already existed with another kind reports that in the next round. So no rank has more than one

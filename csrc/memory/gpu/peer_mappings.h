@@ -8,8 +8,8 @@
 #include "base/failure.h"
 #include "base/words.h"
 #include "memory/gpu/device_arena.h"
-#include "memory/gpu/device_work.h"
 #include "memory/gpu/device_multicast.h"
+#include "memory/gpu/device_work.h"
 
 namespace nvx {
 
@@ -27,10 +27,10 @@ struct MappingOptions {
   int rank = 0;
   int ranks = 1;
   int device = 0;
-  uint64_t host = 0;                         ///< ranks with the same value can pass each other descriptors
-  std::chrono::milliseconds patience{2000};  ///< for each kind and each pair that is tried; DeviceRegistry has its own
-  size_t multicast_bytes = 0;                ///< of each rank, behind one address; 0: none. The same on every rank
-  RankNames name = of_rank;                  ///< the name of a rank in messages
+  uint64_t host = 0;                        ///< ranks with the same value can pass each other descriptors
+  std::chrono::milliseconds timeout{2000};  ///< for each kind and each pair that is tried; DeviceRegistry has its own
+  size_t multicast_bytes = 0;               ///< of each rank, behind one address; 0: none. The same on every rank
+  RankNames name = of_rank;                 ///< the name of a rank in messages
 };
 
 /// A rank's description of its device. The layout is fixed. It comes from peers.

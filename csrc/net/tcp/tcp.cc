@@ -292,8 +292,8 @@ void TcpLink::forget(PeerId id) {
   end_posts(unreached_.take(id));
   if (peer->out) {
     peer->out->leave(Frame::kLeave);
-    const milliseconds patience = peer->out->idle() ? kFlushTimeout : kOpenTimeout;
-    sockets_->leaving.push_back({std::move(peer->out), Clock::now() + patience});
+    const milliseconds timeout = peer->out->idle() ? kFlushTimeout : kOpenTimeout;
+    sockets_->leaving.push_back({std::move(peer->out), Clock::now() + timeout});
   }
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
   const LinkNonce nonce = peer->nonce;

@@ -112,7 +112,7 @@ class UcxLink final : public Link {
   }
   void end_overdue_posts();
   void lose(Peer& peer, const std::string& why);
-  void part(Peer& peer, Sign::Kind last_word, milliseconds patience);
+  void part(Peer& peer, Sign::Kind last_word, milliseconds timeout);
   void drop(Peer& peer);
   void settle();
   void heed(const Sign& sign);
@@ -203,9 +203,9 @@ void UcxLink::forget(PeerId id) {
   if (!peer) return;
   if (usable() && peer->endpoint) {
     const bool open = std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
-    const milliseconds patience = open ? kOpenTimeout : kFlushTimeout;
-    part(*peer, Sign::kLeave, patience);
-    overdue_[id] = Clock::now() + patience + kLostTimeout;
+    const milliseconds timeout = open ? kOpenTimeout : kFlushTimeout;
+    part(*peer, Sign::kLeave, timeout);
+    overdue_[id] = Clock::now() + timeout + kLostTimeout;
   }
   for (Post* kept : unreached_.take(id)) end_post(*kept);
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
@@ -402,13 +402,13 @@ void UcxLink::drop(Peer& peer) {
 
 /// The same with a last sign, behind all earlier sends. It is sent twice: UCX holds back at most one small message per
 /// connection, so once the second is sent, the first and everything before it have left this process.
-void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds patience) {
+void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds timeout) {
   if (peer.broken != UCS_OK || !peer.endpoint) {
     drop(peer);
     return;
   }
   ucp_ep_h endpoint = std::exchange(peer.endpoint, nullptr);
-  worker_->retire(endpoint, patience);
+  worker_->retire(endpoint, timeout);
   send_sign(peer, endpoint, last_word);
   send_sign(peer, endpoint, last_word, /*closes=*/endpoint);
 }

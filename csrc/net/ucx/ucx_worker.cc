@@ -291,8 +291,8 @@ ucs_memory_type_t UcxWorker::memory_type_of(const void* at) const {
   return std::ranges::any_of(on_device_, holds) ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
 }
 
-void UcxWorker::retire(ucp_ep_h endpoint, std::chrono::milliseconds patience) {
-  closing_.push_back({endpoint, Clock::now() + patience});
+void UcxWorker::retire(ucp_ep_h endpoint, std::chrono::milliseconds timeout) {
+  closing_.push_back({endpoint, Clock::now() + timeout});
 }
 
 void UcxWorker::ready_to_close(ucp_ep_h endpoint) {
@@ -333,8 +333,8 @@ bool UcxWorker::bury(Closing& closing) {
   return true;
 }
 
-void UcxWorker::hurry(std::chrono::milliseconds patience) {
-  const auto latest = Clock::now() + patience;
+void UcxWorker::hurry(std::chrono::milliseconds timeout) {
+  const auto latest = Clock::now() + timeout;
   for (Closing& closing : closing_) closing.force_at = std::min(closing.force_at, latest);
 }
 

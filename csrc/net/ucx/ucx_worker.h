@@ -43,7 +43,7 @@ class UcxWorker {
   UcxListeners& listeners() { return listeners_; }
 
   /// Takes an endpoint, and closes it when ready_to_close() is called for it, or after this span.
-  void retire(ucp_ep_h endpoint, std::chrono::milliseconds patience);
+  void retire(ucp_ep_h endpoint, std::chrono::milliseconds timeout);
   void ready_to_close(ucp_ep_h endpoint);
   /// Advances the closing of endpoints. Call it between calls of progress. Returns true if none is left.
   bool bury();
@@ -52,7 +52,7 @@ class UcxWorker {
   /// Closes all sockets in a forked child: peers would miss the parent's death, and could connect to the child.
   void close_in_child() const;
   /// Limits the remaining time of all closing endpoints to this span.
-  void hurry(std::chrono::milliseconds patience);
+  void hurry(std::chrono::milliseconds timeout);
 
  private:
   struct Closing {

@@ -142,7 +142,7 @@ TEST(DevicePools, ARefusalIsStagedUntilThePoolGrowsFurther) {
 }
 
 TEST(DevicePools, ADriverThatHangsInMappingHoldsNobodyUp) {
-  DeviceWorld world({.ranks = 2, .processes = true, .patience = milliseconds(300)});
+  DeviceWorld world({.ranks = 2, .processes = true, .timeout = milliseconds(300)});
   Together together(2);
   with_pools(world, together, [&](DeviceRank& one) {
     Process& process = world.process(one.rank);

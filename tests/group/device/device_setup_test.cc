@@ -49,7 +49,7 @@ TEST(DeviceSetup, AllRanksReportTheReasonOfOneRank) {
     world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
   });
   all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
-  all_say("asking for the GPU's UUID", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
+  all_say("asking for the GPU's UUID", {.ranks = 3, .processes = true, .timeout = milliseconds(300)},
           [](DeviceWorld& world) {
             with_executors(world, [](DeviceRank&) {});  // later groups do not probe
             world.process(1).driver->block("describe");
@@ -142,7 +142,7 @@ TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
 TEST(DeviceSetup, SetUpEndsWhicheverDriverCallHangs) {
   // A call that returns late may still use them.
   static auto* const kKept = new std::vector<std::unique_ptr<DeviceRegistry>>;
-  const milliseconds patience(as_fast(100, 1000));
+  const milliseconds timeout(as_fast(100, 1000));
   const auto set_up = [&](Process& process) {
     DeviceWorld world({.ranks = 1});
     const SharedTable table(1);
@@ -152,13 +152,13 @@ TEST(DeviceSetup, SetUpEndsWhicheverDriverCallHangs) {
     } catch (const Error&) {
     }
   };
-  Process clean(1, 2 * M, patience);
+  Process clean(1, 2 * M, timeout);
   const SharedTable table(1);
   SharedExchange exchange(table, 0);
   { const PeerMappings mappings(*clean.registry, exchange, options_of(0, 1, 0)); }
   const int first = clean.driver->calls();  // earlier calls have their own tests
   for (int n = first, struck = 0; struck < 12; ++n, ++struck) {
-    Process process(1, 2 * M, patience);
+    Process process(1, 2 * M, timeout);
     process.driver->block_call(n);
     const auto began = Clock::now();
     set_up(process);

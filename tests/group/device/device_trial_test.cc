@@ -74,7 +74,7 @@ TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
 
 TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
   DeviceWorld world({.ranks = 3});
-  world.launcher(1)->delay = 2 * world.options(1).patience;
+  world.launcher(1)->delay = 2 * world.options(1).timeout;
   with_executors(world, [&](DeviceRank& one) {
     EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
     EXPECT_EQ(one.executor->resources().mappings().complaints(), "");

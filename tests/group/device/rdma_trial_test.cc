@@ -41,7 +41,7 @@ class Trials {
       setting.next = (rank + 1) % ranks;
       setting.registry = processes[size_t(rank)]->registry.get();
       setting.open_link = [this] { return ++links, net.open(); };
-      setting.patience = std::chrono::seconds(30), setting.slack = setting.patience;  // on busy processors
+      setting.timeout = std::chrono::seconds(30), setting.slack = setting.timeout;  // on busy processors
       change(rank, setting);
       StoreExchange exchange(store, {.prefix = "rdma", .rank = rank, .ranks = ranks});
       told[size_t(rank)] = why_no_rdma(exchange, setting);
@@ -128,7 +128,7 @@ TEST(RdmaTrial, EndsWhereMessagesDoNotArrive) {
   options.faults.lose = 1;
   Trials trials(2, options);
   const auto began = Clock::now();
-  const auto change = [](int rank, RdmaTrialSetting& setting) { setting.patience = milliseconds(1000 + 3000 * rank); };
+  const auto change = [](int rank, RdmaTrialSetting& setting) { setting.timeout = milliseconds(1000 + 3000 * rank); };
   expect_about(trials.reason(change), "rank 0", "messages of device memory did not arrive within 1000 ms");
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
 }
@@ -137,7 +137,7 @@ TEST(RdmaTrial, EndsWhereMessagesDoNotArrive) {
 TEST(RdmaTrial, EndsWhereACallHangs) {
   Trials trials(2);
   trials.driver(1).block("flush_rdma");
-  expect_about(trials.reason([](int, RdmaTrialSetting& setting) { setting.patience = milliseconds(500); }), "rank 1",
+  expect_about(trials.reason([](int, RdmaTrialSetting& setting) { setting.timeout = milliseconds(500); }), "rank 1",
                "a trial of GPUDirect did not return within");
   trials.driver(1).come_back();
   for (const auto& process : trials.processes) {  // on a busy processor, rank 0 may have given up its thread too

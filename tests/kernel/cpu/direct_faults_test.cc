@@ -25,8 +25,8 @@ struct Route {
 /// The root with which rank 0 of two waits for rank 1's data; -1: there is none.
 int root_for_rank_0(Collective c) { return !is_rooted(c) ? -1 : sends_from_root(c) ? 1 : 0; }
 
-Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, milliseconds patience) {
-  const WaitRules rules = rules_of(patience);
+Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, milliseconds timeout) {
+  const WaitRules rules = rules_of(timeout);
   CpuExec ex(side.width(), kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[rank].factors().data(), rules);
   if (launch_cpu(algorithm, ex, lanes[rank], side.work())) return {};
   EXPECT_NE(ex.verdict().cause, Verdict::Cause::kNone);

@@ -46,15 +46,15 @@ struct World {
 
   /// All ranks run the steps, `at_once` of them per kernel.
   template <class Rules = kernel::PushRules>
-  int wrong(const std::vector<Step>& steps, const Where& where, size_t at_once = 1, uint64_t patience_ns = kPatience) {
+  int wrong(const std::vector<Step>& steps, const Where& where, size_t at_once = 1, uint64_t timeout_ns = kTimeout) {
     std::atomic<int> wrong{0};
     as_threads(twins.ranks(), [&](int rank) {
       for (size_t i = 0; i < steps.size(); i += at_once) {
         Batch batch(twins, rank, &pools);
         for (size_t j = i; j < std::min(i + at_once, steps.size()); ++j)
-          batch.add(steps[j].algorithm, steps[j].play, patience_ns, where(j, rank));
+          batch.add(steps[j].algorithm, steps[j].play, timeout_ns, where(j, rank));
         const std::string text = batch.run<Rules>();
-        if (!text.empty() && patience_ns == kPatience) ADD_FAILURE() << text;
+        if (!text.empty() && timeout_ns == kTimeout) ADD_FAILURE() << text;
         if (!text.empty()) ++wrong;
       }
     });
@@ -264,7 +264,7 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
     const Play play{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {kWhole, kWhole}};
     as_threads(2, [&](int rank) {
       Batch batch(world.twins, rank, &world.pools);
-      batch.add(DeviceAlgorithm::kExchangeChunks, play, kPatience, {true, true});
+      batch.add(DeviceAlgorithm::kExchangeChunks, play, kTimeout, {true, true});
       const bool well = batch.run().empty();
       if (rank == 0) {
         ended_well = well;
@@ -286,7 +286,7 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
 /// writes.
 template <class Rules>
 struct Failing {
-  Failing(DeviceAlgorithm algorithm, const Play& play, uint32_t look, uint64_t patience_ns = 150 * kMillisecond) {
+  Failing(DeviceAlgorithm algorithm, const Play& play, uint32_t look, uint64_t timeout_ns = 150 * kMillisecond) {
     World world(2, 1);
     world.pools.map_all(4);
     world.twins.mischief(0).abort_at = look;
@@ -294,7 +294,7 @@ struct Failing {
     std::vector<std::unique_ptr<Batch>> batches;
     for (int rank = 0; rank < 2; ++rank) {
       batches.push_back(std::make_unique<Batch>(world.twins, rank, &world.pools));
-      batches.back()->add(algorithm, play, rank == 0 ? kPatience : patience_ns, {true, true});
+      batches.back()->add(algorithm, play, rank == 0 ? kTimeout : timeout_ns, {true, true});
     }
     as_threads(2, [&](int rank) {
       const bool ended_well = batches[size_t(rank)]->run<Rules>().empty();
@@ -323,7 +323,7 @@ struct Silent : kernel::PushRules {
 /// Whether a rank ends successfully with wrong data if it is held at one of its awaits until the other one has given up
 /// and reused its tensors.
 template <class Rules>
-bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
+bool is_taken_in(Collective collective, uint32_t await, uint64_t timeout_ns) {
   World world(2, 1);
   world.pools.map_all(4);
   std::atomic<bool> over{false};
@@ -337,7 +337,7 @@ bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
   as_threads(2, [&](int rank) {
     Batch batch(world.twins, rank, &world.pools);
     // Rank 1's own input is staged; otherwise it would wait for its reader, which has failed.
-    batch.add(DeviceAlgorithm::kReduceChunks, play, rank == 0 ? patience_ns : 3 * patience_ns, {rank == 0, true});
+    batch.add(DeviceAlgorithm::kReduceChunks, play, rank == 0 ? timeout_ns : 3 * timeout_ns, {rank == 0, true});
     const std::string text = batch.run<Rules>();
     if (rank == 1) return void(taken_in = text.find("wrong output") != std::string::npos);
     if (!text.empty()) std::memset(batch.in(), 0x77, batch.in_bytes());  // the caller reuses the tensor
@@ -348,10 +348,10 @@ bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
 
 /// The number of its awaits at which this happens.
 template <class Rules>
-int taken_in(uint64_t patience_ns) {
+int taken_in(uint64_t timeout_ns) {
   int times = 0;
   for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
-    for (uint32_t await = 1; await <= 18; ++await) times += is_taken_in<Rules>(collective, await, patience_ns);
+    for (uint32_t await = 1; await <= 18; ++await) times += is_taken_in<Rules>(collective, await, timeout_ns);
   }
   return times;
 }
@@ -384,7 +384,7 @@ Afterwards after_failure_at(uint32_t barrier) {
   bool written = false;
   as_threads(2, [&](int rank) {
     Batch batch(world.twins, rank, &world.pools);
-    batch.add(DeviceAlgorithm::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {128, 128}}, kPatience,
+    batch.add(DeviceAlgorithm::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {128, 128}}, kTimeout,
               {true, true});
     EXPECT_NE(batch.run(), "");
     if (rank == 1) written = batch.out()[0] != std::byte(0xEE);
@@ -504,8 +504,7 @@ TEST(PlaceControls, AnInputThatIsLeftTooEarlyIsReadTooLate) {
 
 TEST(PlaceControls, WithoutAFailureNoticePeersAcceptWrongData) {
   int times = 0;
-  for (const uint64_t patience_ms : {50, 500, 5000})
-    times = times ? times : taken_in<Silent>(patience_ms * kMillisecond);
+  for (const uint64_t timeout_ms : {50, 500, 5000}) times = times ? times : taken_in<Silent>(timeout_ms * kMillisecond);
   EXPECT_GT(times, 0);
 }
 

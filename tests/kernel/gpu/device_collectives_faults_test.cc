@@ -22,9 +22,9 @@ Twins::Shape small(int ranks, uint32_t first_epoch = 0, uint32_t blocks = 1) {
 }
 
 /// Runs one play of one rank and returns its verdict; kNone: success.
-DeviceVerdict run(Twins& twins, int rank, DeviceAlgorithm algorithm, const Play& play, uint64_t patience_ns) {
+DeviceVerdict run(Twins& twins, int rank, DeviceAlgorithm algorithm, const Play& play, uint64_t timeout_ns) {
   Batch batch(twins, rank);
-  batch.add(algorithm, play, patience_ns);
+  batch.add(algorithm, play, timeout_ns);
   if (batch.run().empty()) return {};
   const DeviceVerdict& verdict = twins.control(rank).verdict;
   EXPECT_EQ(verdict.state, DeviceVerdict::kReadable);
@@ -40,7 +40,7 @@ bool waits_for(DeviceAlgorithm algorithm, Collective collective, int rank) {
 
 /// Three ranks of which the last never comes. Whether all ranks that waited named it, and in time. On a busy machine a
 /// late rank may look absent to another one.
-bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint64_t patience_ns) {
+bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint64_t timeout_ns) {
   constexpr int kRanks = 3, kAbsent = 2;
   Twins twins(small(kRanks, uint32_t(-2), 2));
   std::atomic<bool> named{true};
@@ -49,11 +49,11 @@ bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint
     const Play play = play_of(collective, 33, kRanks, 0);
     const auto began = Clock::now();
     Batch batch(twins, rank);
-    batch.add(algorithm, play, patience_ns);
+    batch.add(algorithm, play, timeout_ns);
     const std::string wrong = batch.run();
     const auto took = Clock::now() - began;
     EXPECT_LT(took, std::chrono::seconds(20));
-    if (took > 2 * std::chrono::nanoseconds(patience_ns) + std::chrono::seconds(1)) named = false;
+    if (took > 2 * std::chrono::nanoseconds(timeout_ns) + std::chrono::seconds(1)) named = false;
     if (wrong.empty()) {
       EXPECT_FALSE(waits_for(algorithm, collective, rank)) << describe(play);
       return;
@@ -73,8 +73,8 @@ bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint
 TEST(DeviceCollectivesFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   for (const auto& [algorithm, collective] : kWays) {
     bool named = false;
-    for (const uint64_t patience_ms : {50, 1000, 5000}) {
-      named = named || absent_rank_is_named(algorithm, collective, patience_ms * kMillisecond);
+    for (const uint64_t timeout_ms : {50, 1000, 5000}) {
+      named = named || absent_rank_is_named(algorithm, collective, timeout_ms * kMillisecond);
     }
     EXPECT_TRUE(named) << kernel::name(algorithm) << " for collective " << int(collective);
   }
@@ -198,8 +198,8 @@ TEST(DeviceCollectivesFaults, EveryKindOfMismatchIsSeenByBoth) {
   for (const auto& [algorithm, play] : others) {
     Twins twins(small(2));
     as_threads(2, [&, algorithm = algorithm, play = play](int rank) {
-      const DeviceVerdict v = rank == 0 ? run(twins, 0, DeviceAlgorithm::kReducePackets, usual, kPatience)
-                                        : run(twins, 1, algorithm, play, kPatience);
+      const DeviceVerdict v = rank == 0 ? run(twins, 0, DeviceAlgorithm::kReducePackets, usual, kTimeout)
+                                        : run(twins, 1, algorithm, play, kTimeout);
       EXPECT_EQ(v.cause, Verdict::Cause::kMismatch) << describe(play);
       EXPECT_EQ(v.peer, 1 - rank);
       EXPECT_NE(std::memcmp(v.mine, v.theirs, sizeof v.mine), 0);
@@ -235,10 +235,10 @@ TEST(DeviceCollectivesFaults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
     Twins twins(small(2, first));
     as_threads(2, [&](int rank) {
       Play play{.collective = Collective::kBroadcast, .root = rank, .counts = {10, 10}};
-      DeviceVerdict v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kPatience);
+      DeviceVerdict v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kTimeout);
       EXPECT_EQ(v.cause, Verdict::Cause::kNone) << "nobody has heard of anybody yet";
       for (uint32_t i = 0; i < kernel::kBuffers && v.cause == Verdict::Cause::kNone; ++i) {
-        v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kPatience);
+        v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kTimeout);
       }
       EXPECT_EQ(v.cause, Verdict::Cause::kMismatch);
       EXPECT_EQ(v.peer, 1 - rank);
@@ -268,7 +268,7 @@ struct NarrowStamps : kernel::PushRules {
 /// Runs plays on two ranks, one kernel each; rank 1 is delayed. Returns the number of failures.
 template <class Rules>
 int wrong_plays(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
-                uint64_t patience_ns = kPatience) {
+                uint64_t timeout_ns = kTimeout) {
   Twins twins({{2, 1, 128, 64}, 3, 0, 0});
   twins.mischief(1) = {kind, 400, 1};
   twins.mischief(0) = {kind, 0, 0};
@@ -276,7 +276,7 @@ int wrong_plays(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Misc
   as_threads(2, [&](int rank) {
     for (const auto& [algorithm, play] : plays) {
       Batch batch(twins, rank);
-      batch.add(algorithm, play, patience_ns);
+      batch.add(algorithm, play, timeout_ns);
       if (!batch.run<Rules>().empty()) ++wrong;
     }
   });
@@ -366,9 +366,9 @@ TEST(DeviceCollectivesControls, ASignalThatDoesNotReleaseIsARace) {
 /// Whether the plays go wrong. A broken rule may need several tries to show.
 template <class Rules>
 bool go_wrong(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
-              uint64_t patience_ns = kPatience) {
+              uint64_t timeout_ns = kTimeout) {
   for (int tries = 0; tries < 20; ++tries) {
-    if (wrong_plays<Rules>(plays, kind, patience_ns) > 0) return true;
+    if (wrong_plays<Rules>(plays, kind, timeout_ns) > 0) return true;
   }
   return false;
 }

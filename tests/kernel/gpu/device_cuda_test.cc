@@ -24,14 +24,14 @@ class Fused {
   kernel::Control& control(uint32_t rank) { return ranks_.control(rank); }
 
   /// Runs one play on the ranks [0, present). Returns an empty text if all outputs are correct.
-  std::string run(DeviceAlgorithm algorithm, const Play& play, uint32_t present, uint64_t patience_ns) {
+  std::string run(DeviceAlgorithm algorithm, const Play& play, uint32_t present, uint64_t timeout_ns) {
     std::vector<std::unique_ptr<KernelExecutor>> sides;
     std::vector<std::unique_ptr<DeviceMemory>> held;
     std::vector<FusedRank> ranks;
     for (uint32_t r = 0; r < present; ++r) {
       sides.push_back(std::make_unique<KernelExecutor>(play, r, ranks_.shape().ranks));
       std::vector<Piece> table(2 * size_t(ranks_.shape().ranks));
-      const Job job = sides[r]->job(algorithm, patience_ns, 0, table.data());
+      const Job job = sides[r]->job(algorithm, timeout_ns, 0, table.data());
       const Status may = kernel::check_launch(ranks_.channel(r), {&job, 1}, table);
       if (!may.ok()) return may.what();
       held.push_back(on_device(sizeof(Job) + table.size() * sizeof(Piece)));
@@ -73,7 +73,7 @@ TEST_F(Device, EveryAlgorithmTypeAndOperatorFused) {
           play.round = ++round;
           play.counts.assign(ranks, algorithm == DeviceAlgorithm::kReduceChunks ? 5003 : 771);
           play.shift = round % 3 == 0 ? 16 : 0;
-          ASSERT_EQ(fused.run(algorithm, play, ranks, kDevicePatience), "") << kernel::name(algorithm);
+          ASSERT_EQ(fused.run(algorithm, play, ranks, kDeviceTimeout), "") << kernel::name(algorithm);
         }
       }
     }
@@ -91,7 +91,7 @@ TEST_F(Device, EveryExchangeFused) {
         if (collective == Collective::kBroadcast || collective >= Collective::kGather) play.root = int(round % 4);
         if (collective == Collective::kBarrier) play.root = -1, play.counts = {0, 0, 0, 0};
         play.shift = round % 2 * 4;
-        ASSERT_EQ(fused.run(algorithm, play, 4, kDevicePatience), "")
+        ASSERT_EQ(fused.run(algorithm, play, 4, kDeviceTimeout), "")
             << kernel::name(algorithm) << " " << describe(play);
       }
     }

@@ -45,7 +45,7 @@ std::vector<std::vector<Bytes>> results_of(const std::vector<std::pair<DeviceAlg
     twins.mischief(rank) = {Mischief::Kind::kNone, 40u << rank % 4, uint64_t(rank)};
     for (const auto& [algorithm, play] : plays) {
       Batch batch(twins, rank, &pools);
-      batch.add(algorithm, play, kPatience, {pooled, pooled});
+      batch.add(algorithm, play, kTimeout, {pooled, pooled});
       ASSERT_TRUE(batch.is_hot()) << describe(play);
       ASSERT_EQ(batch.run<kernel::PushRules>(generals(rank) ? Played::kGeneral : Played::kAsLaunched), "");
       results[size_t(rank)].push_back(batch.result(0));

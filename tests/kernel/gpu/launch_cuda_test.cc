@@ -37,7 +37,7 @@ class Operations {
  public:
   using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
 
-  Operations(DeviceRanks& ranks, const Plan& plan, uint64_t patience_ns) : ranks_(ranks) {
+  Operations(DeviceRanks& ranks, const Plan& plan, uint64_t timeout_ns) : ranks_(ranks) {
     const uint32_t n = ranks.shape().ranks;
     for (uint32_t r = 0; r < n; ++r) {
       tables_.emplace_back(2 * n * plan.size());
@@ -46,7 +46,7 @@ class Operations {
       for (const auto& [algorithm, play] : plan) {
         sides_[r].push_back(std::make_unique<KernelExecutor>(play, r, n));
         const uint32_t index = uint32_t(2 * n * jobs_[r].size());
-        jobs_[r].push_back(sides_[r].back()->job(algorithm, patience_ns, index, tables_[r].data()));
+        jobs_[r].push_back(sides_[r].back()->job(algorithm, timeout_ns, index, tables_[r].data()));
       }
     }
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -110,7 +110,7 @@ class LaunchCuda : public Device {
     return error == cudaSuccess ? operations.verdict() : cudaGetErrorString(error);
   }
   std::string run(DeviceRanks& ranks, const Operations::Plan& plan) {
-    Operations operations(ranks, plan, kDevicePatience);
+    Operations operations(ranks, plan, kDeviceTimeout);
     return run(operations);
   }
 
@@ -181,8 +181,8 @@ TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
 /// would have to wait or not.
 TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
   DeviceRanks ranks(shape_, 0);
-  Operations sum(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDevicePatience);
-  Operations later(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kDevicePatience);
+  Operations sum(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDeviceTimeout);
+  Operations later(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kDeviceTimeout);
   sum.spoil(), later.spoil();
   const auto began = std::chrono::steady_clock::now();
   ASSERT_TRUE(sum.launch(0, streams_[0]->get()).ok());
@@ -230,7 +230,7 @@ TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
 TEST_F(LaunchCuda, AnAbortedRankBeginsNothing) {
   DeviceRanks ranks(shape_, 0);
   Operations operations(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 100, 0)}},
-                        kDevicePatience);
+                        kDeviceTimeout);
   operations.spoil();
   std::atomic_ref(ranks.control(0).abort).store(1);
   ASSERT_TRUE(operations.launch(0, streams_[0]->get()).ok());
@@ -266,9 +266,9 @@ TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
   Operations captured(ranks,
                       {{DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 500, 1)},
                        {DeviceAlgorithm::kExchangeChunks, play(Collective::kAllGather, 9000, 2)}},
-                      kDevicePatience);
+                      kDeviceTimeout);
   Operations eager(ranks, {{DeviceAlgorithm::kReducePacketsTwoShot, play(Collective::kAllReduce, 700, 3)}},
-                   kDevicePatience);
+                   kDeviceTimeout);
   std::vector<std::unique_ptr<Graph>> graphs;
   for (uint32_t r = 0; r < kRanks; ++r) graphs.push_back(std::make_unique<Graph>(captured, r, streams_[r]->get()));
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

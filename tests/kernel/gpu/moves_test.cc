@@ -34,7 +34,7 @@ struct Luggage {
   Job job(uint32_t index, std::vector<Piece>& table) const {
     table.resize(index + 2 * out.size());
     Job job = kernel::job_of_moves(out, in, index, table.data() + index);
-    job.patience_ns = kPatience;
+    job.timeout_ns = kTimeout;
     return job;
   }
   bool has_come() const {
@@ -84,7 +84,7 @@ TEST(Moves, WaitForTheHostAndSeeWhatItHasWritten) {
       for (Piece& piece : luggage.out) piece.data = luggage.from.data() + (piece.data - made.data());
       std::vector<Piece> table;
       Job move = luggage.job(0, table);
-      move.awaited = &counter, move.awaits = turn, move.patience_ns = 0;
+      move.awaited = &counter, move.awaits = turn, move.timeout_ns = 0;
       std::thread host([&] {
         std::this_thread::sleep_for(std::chrono::microseconds(300 * (turn % 3)));
         EXPECT_TRUE(std::all_of(luggage.to.begin(), luggage.to.end(), [](std::byte b) { return b == std::byte{}; }));
@@ -106,7 +106,7 @@ TEST(Moves, EndByTheAbortWordAndMoveNothing) {
     Luggage luggage(uint64_t(rank) + 1);
     std::vector<Piece> table;
     Job waits = luggage.job(0, table), later = luggage.job(uint32_t(table.size()), table);
-    waits.awaited = &counter, waits.awaits = 1, waits.patience_ns = 0;
+    waits.awaited = &counter, waits.awaits = 1, waits.timeout_ns = 0;
     std::thread host([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       std::atomic_ref(twins.control(rank).abort).store(1, std::memory_order_release);

@@ -51,7 +51,7 @@ struct Sum {
     kernel::Piece none[2 * kernel::kMostRanks];
     job = kernel::job_of(DeviceAlgorithm::kReduceMulticast, side.work(), uint32_t(rank), uint32_t(ranks), side.width(),
                          0, none);
-    job.patience_ns = kPatience;
+    job.timeout_ns = kTimeout;
   }
   Bytes result() const { return Bytes(side.out(), side.out() + side.count() * side.width()); }
 };
@@ -153,7 +153,7 @@ TEST(Multicast, AMissingRankIsNamedAndNothingIsStored) {
   as_threads(2, [&](int rank) {
     Sum sum(play_of(Collective::kAllReduce, 100, 3, 0), rank, 3);
     const Bytes before = sum.result();
-    sum.job.patience_ns = 150 * kMillisecond;
+    sum.job.timeout_ns = 150 * kMillisecond;
     EXPECT_EQ(play_multicast(twins.channel(rank), sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), 0);
     EXPECT_EQ(twins.control(rank).verdict.peer, 2);
     EXPECT_EQ(sum.result(), before);

@@ -47,7 +47,7 @@ Outcome try_to_share(
 /// Short timeouts for calls that may hang, long ones for the others, because the machine may be busy.
 MappingOptions patient(int rank, bool faulty) {
   MappingOptions options = options_of(rank, 2, rank);
-  options.patience = milliseconds(faulty ? as_fast(300, 2000) : 10'000);
+  options.timeout = milliseconds(faulty ? as_fast(300, 2000) : 10'000);
   return options;
 }
 
@@ -118,7 +118,7 @@ void play(const Fault& fault, bool hangs) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     const bool faulty = rank == 1;
-    Process process(2, 4 * M, faulty ? milliseconds(as_fast(400, 2500)) : DeviceArena::kPatience);
+    Process process(2, 4 * M, faulty ? milliseconds(as_fast(400, 2500)) : DeviceArena::kTimeout);
     for (const ShareKind lack : fault.lacking) process.driver->lacks(lack);
     if (faulty && hangs) process.driver->block(fault.call);
     if (faulty && !hangs) process.driver->refuse(fault.call, 77);
@@ -148,7 +148,7 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
     std::string struck;
     std::array<Outcome, 2> outcomes;
     as_threads(2, [&](int rank) {
-      Process process(2, 4 * M, rank == 1 ? milliseconds(as_fast(400, 2500)) : DeviceArena::kPatience);
+      Process process(2, 4 * M, rank == 1 ? milliseconds(as_fast(400, 2500)) : DeviceArena::kTimeout);
       for (const ShareKind lack : lacking) process.driver->lacks(lack);
       if (rank == 1) process.driver->block_call(n);
       SharedExchange exchange(table, rank);

@@ -111,7 +111,7 @@ TEST(DevicePool, ADriverThatFailsAnywhereLeavesNothingBehind) {
     bool struck = false;
     auto driver = std::make_shared<FakeDriver>(1);
     {
-      DevicePool pool(driver, 0, {.patience = milliseconds(10'000)});
+      DevicePool pool(driver, 0, {.timeout = milliseconds(10'000)});
       (void)pool.allocate(2 * M);
       driver->fail_call(n);
       (void)refusal_of([&] { (void)pool.allocate(4 * M); });
@@ -131,7 +131,7 @@ TEST(DevicePool, ADriverThatFailsAnywhereLeavesNothingBehind) {
 
 TEST(DevicePool, ADriverThatHangsIsLeftToItself) {
   auto driver = std::make_shared<FakeDriver>(1);
-  DevicePool pool(driver, 0, {.patience = milliseconds(50)});
+  DevicePool pool(driver, 0, {.timeout = milliseconds(50)});
   driver->block("create");
   EXPECT_EQ(refusal_of([&] { (void)pool.allocate(M); }).first, Code::kTimeout);
   const auto [code, said] = refusal_of([&] { (void)pool.allocate(M); });

@@ -335,7 +335,7 @@ TEST(Flood, OfTheServersOfPeerMappingsDoesNotKeepRanksApart) {
     process.driver->lacks(ShareKind::kFabric);
     for (int i = 0; i < 3; ++i) {
       MappingOptions options = options_of(rank, 3, rank);
-      options.patience = seconds(20);
+      options.timeout = seconds(20);
       const PeerMappings mappings(*process.registry, exchange, options);
       EXPECT_EQ(mappings.agreement().kind, ShareKind::kFd) << mappings.agreement().why_not_better;
       EXPECT_EQ(mappings.complaints(), "");

@@ -142,8 +142,8 @@ class Visitor {
 
 class Tcp : public testing::Test {
  protected:
-  bool drive_all(const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
-    return drive({a.link.get(), b.link.get()}, patience, until);
+  bool drive_all(const std::function<bool()>& until, milliseconds timeout = std::chrono::seconds(10)) {
+    return drive({a.link.get(), b.link.get()}, timeout, until);
   }
   void SetUp() override {
     a.link->add(b.link->address());

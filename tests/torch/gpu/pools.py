@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from .rank import Cases, Rank, close
 from .splitting import numbers
 
-PATIENCE = 20.0  # seconds until all ranks have mapped the others' pools
+TIMEOUT = 20.0  # seconds until all ranks have mapped the others' pools
 
 
 def stats() -> dict[str, Any] | None:
@@ -51,7 +51,7 @@ def served(rank: Rank) -> bool:
 def map_all(rank: Rank) -> None:
     """Calls until every rank has mapped the pools of all others: launches announce new memory, and mapping runs beside
     them."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while True:
         dist.all_reduce(torch.ones(1, device=rank.device))
         found = stats()
