@@ -140,8 +140,8 @@ Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>
     port.mutex().held_by_caller();
     return said({.opened = port.monitored_in(rank), .ended = port.monitored_out()}) || (fate = port.fate(rank));
   };
-  const auto look = [&] { port.mutex().held_by_caller(), port.ask(rank); };
-  const Waited how = port.messenger().wait(ended, look, -1, rules);
+  const auto check_peers = [&] { port.mutex().held_by_caller(), port.ask(rank); };
+  const Waited how = port.messenger().wait(ended, check_peers, -1, rules);
   if (how != Waited::kReached || !fate) return how;
   (void)core_.failures.fail_by_fate(*fate);
   return Waited::kAlarmed;

@@ -320,7 +320,7 @@ std::vector<int> ScheduleRun::unheard() const {
   return ranks;
 }
 
-void ScheduleRun::look() {
+void ScheduleRun::check_peers() {
   port_.mutex().held_by_caller();
   for (const int rank : waits_for()) {
     if (port_.fate(rank)) {

@@ -62,7 +62,7 @@ class ScheduleRun final : public Sender {
   /// The rank that the oldest step in flight waits for; -1: none.
   int waits_first_for() const;
   /// Checks the ranks that it waits for: pings them, and fails with the first that is lost.
-  void look();
+  void check_peers();
   /// Gives up these runs of a port. On return nothing accesses their memory any more. Takes a bounded time.
   static void abandon(GroupPort& port, std::span<ScheduleRun* const> runs);
 

@@ -88,8 +88,8 @@ class Messenger final : private Receiver {
   bool try_progress() EXCLUDES(mutex_);
 
   /// Waits until ready(), which is called with the lock held, or until the deadline passes or the watch alarms. Drives
-  /// the link meanwhile. A sleeper calls look(), with the lock held, about fifty times a second.
-  Waited wait(auto ready, auto look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
+  /// the link meanwhile. A sleeper calls check_peers(), with the lock held, about fifty times a second.
+  Waited wait(auto ready, auto check_peers, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
   /// Sleeps in the link until another thread that drives it has found something, at most for `span`. Returns at once if
   /// events_ has changed since `seen` was read.
@@ -171,7 +171,7 @@ inline constexpr std::chrono::microseconds kMostSleep{1000};
 /// adaptive spin time would never grow again.
 inline constexpr std::chrono::microseconds kLeastSpin{50};
 
-Waited Messenger::wait(auto ready, auto look, int peer, const WaitRules& rules) {
+Waited Messenger::wait(auto ready, auto check_peers, int peer, const WaitRules& rules) {
   uint64_t seen = 0;
   bool moved = false;
   const auto attempt = [&] {
@@ -201,7 +201,7 @@ Waited Messenger::wait(auto ready, auto look, int peer, const WaitRules& rules) 
     next_look = now + kWatchInterval;
     {
       MutexLock lock(mutex_);
-      look();
+      check_peers();
     }
     if (rules.watch && rules.watch->should_abort(peer)) {
       if (attempt()) return Waited::kReached;

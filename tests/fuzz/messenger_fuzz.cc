@@ -125,7 +125,7 @@ void play(FuzzedDataProvider& from) {
       case 1: (void)port.mail().next_letter(); break;
       case 2: (void)port.mail().next_done(); break;
       case 3:
-        if (run) run->look();
+        if (run) run->check_peers();
         break;
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
       case 5: link->reads_posts = from.ConsumeBool(); break;

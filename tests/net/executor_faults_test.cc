@@ -422,7 +422,7 @@ TEST(RunFaults, ALostPeerIsNamed) {
     alone.link().to_lose.push_back(0);
     alone.advance();
     alone.hold();
-    alone.run().look();
+    alone.run().check_peers();
     EXPECT_EQ(alone.advance(), Progress::kFailed);
     EXPECT_EQ(alone.run().verdict().cause, Cause::kLost);
     EXPECT_EQ(alone.run().verdict().rank, 1);

@@ -158,7 +158,7 @@ class OpenRun {
     WaitRules rules;
     rules.deadline = Deadline::after(span);
     port_.messenger().wait([&] { return (progress = run_->advance()) != net::Progress::kPending; },
-                           [&] { run_->look(); }, -1, rules);
+                           [&] { run_->check_peers(); }, -1, rules);
     return progress;
   }
   /// Nothing accesses its memory afterwards.

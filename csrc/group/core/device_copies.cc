@@ -35,7 +35,7 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
   copies->poller_ = std::make_shared<Poller>(
       [weak = std::weak_ptr<DeviceCopies>(copies)] {
         const std::shared_ptr<DeviceCopies> there = weak.lock();
-        return Poller::Seen{there && there->look(), {}};
+        return Poller::Seen{there && there->progress(), {}};
       },
       Poller::kSoon);
   return copies;
@@ -87,7 +87,7 @@ void DeviceCopies::begin(const std::shared_ptr<DeviceCopy>& copy) {
 }
 
 /// Looks again for a moment after a copy has begun or ended, since most take microseconds. True if any still runs.
-bool DeviceCopies::look() {
+bool DeviceCopies::progress() {
   constexpr std::chrono::microseconds kMoment{50};
   const BesideCaptures beside;
   for (;; relax()) {

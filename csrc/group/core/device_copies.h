@@ -90,7 +90,7 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
 
   explicit DeviceCopies(Setting setting) : setting_(std::move(setting)) {}
   const Peer& peer(int local_rank) const { return setting_.peers[size_t(local_rank)]; }
-  bool look() EXCLUDES(mutex_);
+  bool progress() EXCLUDES(mutex_);
   bool advance(const std::shared_ptr<DeviceCopy>& copy);
   static void end(DeviceCopy& copy, DeviceCopy::State state, const Status& status);
 

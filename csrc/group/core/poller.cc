@@ -25,7 +25,7 @@ void Poller::poll() {
       MutexLock lock(mutex_);
       woken_ = false;
     }
-    Seen seen = look_();
+    Seen seen = progress_();
     MutexLock lock(mutex_);
     const bool more = seen.more || woken_;
     const bool relieved = !more || (seen.act && find_thread());

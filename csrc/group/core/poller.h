@@ -21,8 +21,8 @@ class Poller : public std::enable_shared_from_this<Poller> {
   };
   static constexpr Pace kSoon{std::chrono::microseconds(20), std::chrono::microseconds(100)};
 
-  /// `look`: called by one thread at a time, with no lock held. It may refer to other objects only during a call.
-  Poller(std::function<Seen()> look, Pace pace) : look_(std::move(look)), pace_(pace) {}
+  /// `progress`: called by one thread at a time, with no lock held. It may refer to other objects only during a call.
+  Poller(std::function<Seen()> progress, Pace pace) : progress_(std::move(progress)), pace_(pace) {}
 
   /// Requests a poll: at least one follows. False if there is no thread for it.
   bool wake() EXCLUDES(mutex_);
@@ -31,7 +31,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   bool find_thread() REQUIRES(mutex_);
   void poll() EXCLUDES(mutex_);
 
-  const std::function<Seen()> look_;
+  const std::function<Seen()> progress_;
   const Pace pace_;
   Mutex mutex_;
   bool polling_ GUARDED_BY(mutex_) = false;  // a pool thread polls

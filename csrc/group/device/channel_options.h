@@ -31,7 +31,7 @@ struct ChannelOptions : MappingOptions {
   std::chrono::microseconds slowest{0};
   std::chrono::milliseconds drain_timeout{5000};  ///< the limit for kernels still in flight when this rank leaves
   /// Called now and then during waits of set-up; throws Error if they are pointless.
-  std::function<void()> look = [] {};
+  std::function<void()> check_peers = [] {};
   /// True once no peer's kernel can write to the memory that this rank has exported. Asked after this rank has left,
   /// possibly by threads of other groups; the memory is not reused before.
   std::function<bool()> peers_gone = [] { return false; };

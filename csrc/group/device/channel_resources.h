@@ -34,7 +34,7 @@ class ChannelResources {
   /// The control block, mapped on the host.
   kernel::Control& control() const { return *reinterpret_cast<kernel::Control*>(control_->host()); }
   /// Call before each launch or message: see `DevicePools`.
-  void update_pools() { pools_->look(); }
+  void update_pools() { pools_->update(); }
   PoolStats pool_stats(uint32_t direct) const {
     PoolStats stats = pools_->stats();
     stats.direct = direct;

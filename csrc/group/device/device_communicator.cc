@@ -108,7 +108,7 @@ StoreExchange DeviceCommunicator::exchange_of_all(Store& store, const std::strin
            .rank = members_.rank,
            .ranks = members_.size(),
            .timeout = exchange_timeout(core_.waits),
-           .watch = [this](int rank) { look_while_waiting(rank); }}};
+           .watch = [this](int rank) { check_while_waiting(rank); }}};
 }
 
 /// Throws Error if a rank does not take part.
@@ -216,12 +216,12 @@ bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_no
       throw Error(Code::kTimeout, "nvx: timed out after " + seconds(last) +
                                       ", while the ranks agreed to open the devices that device_id names");
     looked_at = (looked_at + 1) % members_.size();
-    if (looked_at != members_.rank) look_while_waiting(looked_at);
+    if (looked_at != members_.rank) check_while_waiting(looked_at);
   }
 }
 
 /// Runs during waits for a rank in the store. Throws Error if the wait has become pointless.
-void DeviceCommunicator::look_while_waiting(int writer) {
+void DeviceCommunicator::check_while_waiting(int writer) {
   FailureState& failures = core_.failures;
   (void)failures.told();
   if (failures.look_for_interrupt() || failures.failed()) throw Error(failures.failure());
@@ -256,7 +256,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
                                  .ranks = int(ranks.size()),
                                  .timeout = exchange_timeout(core_.waits),
                                  .name = name_of,
-                                 .watch = [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); }});
+                                 .watch = [this, ranks](int s) { check_while_waiting(ranks[size_t(s)]); }});
   ChannelOptions options;
   options.group = members_.name;
   options.rank = own;
@@ -267,9 +267,9 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   if (config().nvls) options.multicast_bytes = kMulticastBytes;
   options.busy = exchange_timeout(core_.waits);
   if (members_.kernels == Kernels::kIfFast) options.slowest = std::chrono::milliseconds(1);
-  options.look = [this, ranks, turn = size_t(own)]() mutable {
+  options.check_peers = [this, ranks, turn = size_t(own)]() mutable {
     turn = (turn + 1) % ranks.size();
-    look_while_waiting(ranks[turn]);
+    check_while_waiting(ranks[turn]);
   };
   options.force = members_.facts.force;
   options.tuning = members_.facts.tuning;

@@ -97,7 +97,7 @@ class DeviceCommunicator {
   void agree_on_rdma(Store& store, int device);
   StoreExchange exchange_of_all(Store& store, const std::string& what);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
-  void look_while_waiting(int writer);
+  void check_while_waiting(int writer);
   uint64_t pool_of(int local_rank) const;
   KernelExecutor* opened() const { return opened_.load(std::memory_order_acquire); }
   bool needs_watching();

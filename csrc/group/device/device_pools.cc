@@ -46,7 +46,7 @@ void DevicePools::keep() {
   }
 }
 
-void DevicePools::look() {
+void DevicePools::update() {
   if (const DevicePool* own = own_.load(std::memory_order_acquire)) {
     if (said_.load(std::memory_order_relaxed) != own->grown()) {
       MutexLock lock(telling_);

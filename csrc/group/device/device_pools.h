@@ -35,7 +35,7 @@ class DevicePools {
     kernel::PoolView* view = nullptr;  ///< for this rank's kernels, once `show_all` has copied it to them
     std::string who;                   ///< "rank 3 (pid 4711, host a01)"
   };
-  /// `ranks`: by rank; this rank's entry has no owner. `news` is called during `look()` only. `show_all` copies the
+  /// `ranks`: by rank; this rank's entry has no owner. `news` is called during `update()` only. `show_all` copies the
   /// views to where kernels read them. It is called on any thread, also after the group has gone.
   DevicePools(DeviceRegistry& registry, int device, std::string group, std::vector<Rank> ranks, PoolNews news,
               std::function<void()> show_all);
@@ -44,7 +44,7 @@ class DevicePools {
 
   /// Call before a launch or a message: publishes this rank's size and starts the mapping of missing parts.
   /// Non-blocking; allocates only if a pool has grown.
-  void look();
+  void update();
   PoolStats stats() const;
   /// Null for this rank, and if the pool is not reachable.
   std::shared_ptr<PeerPool> of(int rank) const {

@@ -257,7 +257,7 @@ class DeviceTrial {
       for (const uint32_t ended = progress(); seen < ended; ++seen, last = now) gaps.push_back(now - last);
       return seen == stages() || has_verdict() || limit.passed(now);
     };
-    while (!look_until(over, Deadline::after(kGlance))) options_.look();
+    while (!look_until(over, Deadline::after(kGlance))) options_.check_peers();
     if (gaps.size() < stages() / 2) return;
     gaps.erase(gaps.begin());  // it waited for the last rank to come
     std::nth_element(gaps.begin(), gaps.begin() + std::ptrdiff_t(gaps.size() / 2), gaps.end());

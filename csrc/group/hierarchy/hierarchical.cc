@@ -242,14 +242,14 @@ Status Hierarchical::finish(Call& call) {
     return progress != net::Progress::kPending;
   };
   core_.failures.doubt(kReportGraceHosts);
-  const auto look = [&] {
-    run.look();
+  const auto check_peers = [&] {
+    run.check_peers();
     const std::vector<int> unheard = run.unheard(), awaited = unheard.empty() ? run.waits_for() : unheard;
     if (awaited.empty()) return;
     core_.status->slept(awaited.front(), kWatchInterval);
     core_.status->sleeps(awaited.front());
   };
-  const Waited how = port_.messenger().wait(ended, look, -1, call.rules);
+  const Waited how = port_.messenger().wait(ended, check_peers, -1, call.rules);
   if (how != Waited::kReached || progress == net::Progress::kFailed) return explain(call, run, how);
   MutexLock lock(port_.mutex());
   active_.pop_front();

@@ -154,7 +154,7 @@ void Doorway::serve(std::chrono::microseconds span) {
 
 std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<Wanted>& wanted,
                                                              const Deadline& deadline,
-                                                             const std::function<void()>& look) {
+                                                             const std::function<void()>& check_peers) {
   std::map<ArenaId, std::shared_ptr<Neighbour>> got;
   std::vector<Visit> open;
   for (const Wanted& want : wanted) open.push_back({want, {}});
@@ -162,7 +162,7 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
   while (!open.empty()) {
     const bool all_connected = connect(open);
     if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
-    if (look) look();
+    if (check_peers) check_peers();
     if (deadline.passed(Clock::now())) end_as_late(open);
     polls.assign({{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}});
     for (const LocalSocket& guest : guests_) polls.push_back({guest.get(), POLLIN, 0});

@@ -109,10 +109,10 @@ class Doorway {
   /// From now on, also serves the guests of this handout.
   void hand_out(Handout* handout) { handout_ = handout; }
 
-  /// Fetches the wanted neighbours and serves the requests of others meanwhile. Throws at the deadline. `look`: called
-  /// repeatedly; throws if the wait has become pointless.
+  /// Fetches the wanted neighbours and serves the requests of others meanwhile. Throws at the deadline. `check_peers`:
+  /// called repeatedly; throws if the wait has become pointless.
   std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline,
-                                                      const std::function<void()>& look = {});
+                                                      const std::function<void()>& check_peers = {});
 
   /// Waits at most this long, and serves the requests that come meanwhile.
   void serve(std::chrono::microseconds span);

@@ -16,7 +16,7 @@ bool CompletionPoller::add(c10::intrusive_ptr<NvxWork> work) {
   return true;
 }
 
-Poller::Seen CompletionPoller::look() {
+Poller::Seen CompletionPoller::progress() {
   Works there;
   MutexLock lock(mutex_);
   for (auto line = waiting_.begin(); line != waiting_.end();) {

@@ -22,9 +22,9 @@ class CompletionPoller {
 
  private:
   using Works = std::vector<c10::intrusive_ptr<NvxWork>>;
-  Poller::Seen look() EXCLUDES(mutex_);
+  Poller::Seen progress() EXCLUDES(mutex_);
 
-  const std::shared_ptr<Poller> poller_ = std::make_shared<Poller>([this] { return look(); }, Poller::kSoon);
+  const std::shared_ptr<Poller> poller_ = std::make_shared<Poller>([this] { return progress(); }, Poller::kSoon);
   Mutex mutex_;
   std::unordered_map<c10::Stream, std::deque<c10::intrusive_ptr<NvxWork>>> waiting_ GUARDED_BY(mutex_);
   Works of_several_streams_ GUARDED_BY(mutex_);
