@@ -5,9 +5,12 @@
 /// The root exchanges with each other rank directly. The data of each rank is different, so a tree would save no byte.
 namespace nvx::schedule {
 
-struct LinearGather : AnyLayout {
+struct Linear : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) { return rank == l.root ? uint64_t(l.size) : 1; }
+  static constexpr uint64_t depth(int size) { return size > 1; }
+};
 
+struct LinearGather : Linear {
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     const Range mine = l.own(rank).in(kInput);
     if (rank != l.root) return {.send_to = l.root, .send = mine};
@@ -15,13 +18,9 @@ struct LinearGather : AnyLayout {
     if (from == l.root) return move(rank, mine, l.block(rank).in(kOutput));
     return {.recv_from = from, .recv = l.block(from).in(kOutput)};
   }
-
-  static constexpr uint64_t depth(int size) { return size > 1; }
 };
 
-struct LinearScatter : AnyLayout {
-  static constexpr uint64_t steps(const Layout& l, int rank) { return rank == l.root ? uint64_t(l.size) : 1; }
-
+struct LinearScatter : Linear {
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     const Range mine = l.own(rank).in(kOutput);
     if (rank != l.root) return {.recv_from = l.root, .recv = mine};
@@ -29,8 +28,6 @@ struct LinearScatter : AnyLayout {
     if (to == l.root) return move(rank, l.block(rank).in(kInput), mine);
     return {.send_to = to, .send = l.block(to).in(kInput)};
   }
-
-  static constexpr uint64_t depth(int size) { return size > 1; }
 };
 
 }  // namespace nvx::schedule
