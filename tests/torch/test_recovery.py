@@ -10,7 +10,9 @@ import statistics
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
+import nvx
 import pytest
 import torch
 import torch.distributed as dist
@@ -200,3 +202,17 @@ def test_a_rank_whose_module_does_not_load_is_named_on_the_others(tmp_path, vict
             why = rf"nvx: rank {victim} \(pid \d+, host \S+\) cannot load nvx: it was built for another torch; "
             assert re.search(why + rf"this is rank {rank}.*Next: see the log of that rank", said), err
         assert float(out) < 15
+
+
+@pytest.mark.parametrize("error", [nvx.Unusable("it was built for another torch"), ImportError("no libtorch_cpu.so")])
+def test_a_store_that_fails_does_not_hide_why_the_module_does_not_load(monkeypatch, error):
+    def load():
+        raise error
+
+    def add(key, more):
+        raise dist.DistNetworkError("the store is lost")
+
+    monkeypatch.setattr(nvx, "_load", load)
+    with pytest.raises(type(error)) as raised:
+        nvx._create(SimpleNamespace(store=SimpleNamespace(add=add), group_rank=1), None)
+    assert raised.value is error
