@@ -2,9 +2,9 @@
 
     python tests/torch/kills.py --worlds 300 --phase new_group --hosts 2
 
-Every world is a handful of processes that make the default group ("init"), groups one after another ("new_group"), or
-all_reduces ("steady"). The ranks start up to `--spread` seconds apart. A world is replayed by its seed, which its line
-begins with.
+Every world is a handful of processes that make the default group ("init"), leave it and make it again ("again"), make
+groups one after another ("new_group"), or all_reduces ("steady"). The ranks start up to `--spread` seconds apart. A
+world is replayed by its seed, which its line begins with.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 ENDS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGTERM": signal.SIGTERM, "exit": None, "exec": None}
+PHASES = ["init", "again", "new_group", "steady"]
 GROUPS = 1000  # far more than a rank makes before its end
 
 
@@ -78,7 +79,7 @@ def store_of(plan, where):
     return dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
 
 
-def be_rank(plan, rank, where, start, told, pipe):
+def be_rank(plan, rank, where, start, delay, told, pipe):
     if plan.hosts > 1:
         os.environ["NVX_HOST_ID"] = f"host{rank % plan.hosts}"
     torch.set_num_threads(1)
@@ -86,18 +87,23 @@ def be_rank(plan, rank, where, start, told, pipe):
     time.sleep(max(0.0, start - time.monotonic()))
     if told is not None:
         end_itself(plan.how, told)
-    text = "nothing"
+    text, began = "nothing", time.monotonic()
+    facts = {"rank": rank, "world_size": plan.ranks, "timeout": timedelta(seconds=plan.timeout)}
     try:
-        timeout = timedelta(seconds=plan.timeout)
-        dist.init_process_group("nvx", store=store, rank=rank, world_size=plan.ranks, timeout=timeout)
+        dist.init_process_group("nvx", store=store, **facts)
         os.write(pipe, b"made\n")
+        if plan.phase == "again":
+            dist.destroy_process_group()
+            time.sleep(delay)
+            began = time.monotonic()
+            dist.init_process_group("nvx", store=store, **facts)
         for _ in range(GROUPS if plan.phase == "new_group" else 0):
             dist.new_group()
         while True:
             dist.all_reduce(torch.ones(8))
     except Exception as error:
         text = str(error)
-    os.write(pipe, json.dumps([time.monotonic(), text]).encode() + b"\n")
+    os.write(pipe, json.dumps([began, time.monotonic(), text]).encode() + b"\n")
     os._exit(0)
 
 
@@ -128,12 +134,12 @@ def play(plan, folder, port=None):
     ranks = []
     for rank in range(plan.ranks):
         acts = by_itself and rank == victim
-        ranks.append(start_rank(plan, rank, where, began + starts[rank], told if acts else None))
+        ranks.append(start_rank(plan, rank, where, began + starts[rank], starts[rank], told if acts else None))
     pid, lines = ranks[victim]
     if plan.phase != "init":
         for _, made in ranks if plan.phase == "steady" else [ranks[victim]]:
             assert made.readline() == "made\n"
-        end = time.monotonic() + moment
+        end = time.monotonic() + moment + (starts[victim] if plan.phase == "again" else 0)
     time.sleep(max(0.0, end - time.monotonic()))
     if by_itself:
         os.write(tell, b"now")
@@ -141,7 +147,7 @@ def play(plan, folder, port=None):
         os.kill(pid, ENDS[plan.how])
     end = time.monotonic()
     others = [rank for rank in range(plan.ranks) if rank != victim]
-    said = [(rank, json.loads(ranks[rank][1].read().splitlines()[-1])) for rank in others]
+    said = [json.loads(ranks[rank][1].read().splitlines()[-1]) for rank in others]
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     for process, lines in ranks:
@@ -149,15 +155,16 @@ def play(plan, folder, port=None):
         lines.close()
     os.close(told)
     os.close(tell)
-    seconds = max(at - max(end, began + starts[rank]) for rank, (at, _) in said)
-    texts = [text for _, (_, text) in said]
+    seconds = max(at - max(end, start) for start, at, _ in said)
+    texts = [text for _, _, text in said]
+    absent = any("has not joined" in text or "have not joined" in text for text in texts)
     return Outcome(
         plan,
         victim,
         moment,
         seconds,
         all(names(text, victim) for text in texts),
-        plan.phase != "init" or not any("has not joined" in text or "have not joined" in text for text in texts),
+        plan.phase not in ("init", "again") or not absent,
         texts,
     )
 
@@ -232,7 +239,7 @@ def main():
         "--limit", type=float, default=1.0, help="fail if a world that saw the rank took longer, or names it not"
     )
     for name, default in asdict(Plan(seed=1)).items():
-        choices = {"phase": ["init", "new_group", "steady"], "store": ["file", "tcp"], "how": list(ENDS)}.get(name)
+        choices = {"phase": PHASES, "store": ["file", "tcp"], "how": list(ENDS)}.get(name)
         parser.add_argument(f"--{name}", type=type(default), default=default, choices=choices)
     given = vars(parser.parse_args())
     worlds, limit, seed, load = (given.pop(name) for name in ("worlds", "limit", "seed", "load"))

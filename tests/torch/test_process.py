@@ -129,7 +129,7 @@ finally:
 
 @only_nvx
 @pytest.mark.parametrize("hosts", [1, 2])
-@pytest.mark.parametrize("phase", ["init", "new_group"])
+@pytest.mark.parametrize("phase", ["init", "again", "new_group"])
 def test_a_rank_that_is_killed_in_set_up(phase, hosts):
     """At random moments. `python tests/torch/kills.py --help`: hundreds of them, and other ways to end."""
     code = "import kills; kills.main()"
