@@ -56,9 +56,10 @@ ROWS = (
     Row("R3", "SIGSEGV, `os._exit`, an exception in a collective", (*SOON[1:], *DRILLED),
         (f"{KILLS} 100 --phase steady --how SIGSEGV", f"{KILLS} 100 --phase steady --how exit",
          "nvx drill --fault raise")),
-    Row("R4", "SIGKILL of a rank in `init_process_group` and `new_group`; a timeout of 2 s ends the wait for a rank "
-        "that ended before it came", (*SOON, "unseen <= 60", "max_unseen_s <= 3"),
-        (f"{KILLS} 160 --timeout 2 --phase init", f"{KILLS} 160 --phase new_group")),
+    Row("R4", "SIGKILL of a rank in its first and second `init_process_group`, and in `new_group`; a timeout of 2 s "
+        "ends the wait for a rank that ended before it came", (*SOON, "unseen <= 60", "max_unseen_s <= 3"),
+        (f"{KILLS} 160 --timeout 2 --phase init", f"{KILLS} 160 --timeout 2 --phase again",
+         f"{KILLS} 160 --phase new_group")),
     Row("R5", "SIGKILL of a rank of another host", ("max_s <= 2", "unnamed = 0", *PASSED),
         (f"{KILLS} 100 --phase steady --hosts 2", "pytest tests/hosts/test_hosts.py -k killed_rank_is_named")),
     Row("R6", "a host that falls silent, `NVX_LIVENESS_S=2`", DRILLED, ("nvx drill --fault link",)),
