@@ -23,7 +23,8 @@ class Lanes {
  public:
   static constexpr size_t kLease = 24 << 10;  // small: a few KiB use several chunks
 
-  explicit Lanes(int ranks, uint32_t first_epoch = 0, size_t lease_bytes = kLease) : lease_bytes_(lease_bytes) {
+  explicit Lanes(int ranks, uint32_t first_epoch = 0, size_t lease_bytes = kLease, bool rotates = true)
+      : lease_bytes_(lease_bytes), rotates_(rotates) {
     const kernel::PadLayout layout{size_t(ranks)};
     for (int r = 0; r < ranks; ++r) {
       const size_t bytes = layout.bytes() + lease_bytes + kGuard;
@@ -45,7 +46,7 @@ class Lanes {
       const kernel::Pad p = pad(r);
       for (Flag* flag : {&p.done(), &p.staged(), &p.reduced(), &p.fetched()}) flag->value = stamp(first_epoch, 0);
       for (uint32_t e = 0; e < kernel::kEpochs; ++e) p.arrival(e).flag.value = stamp(first_epoch, 0);
-      channels_.push_back(std::make_unique<Channel>(r, memory_, first_epoch));
+      channels_.push_back(std::make_unique<Channel>(r, memory_, first_epoch, rotates_));
       lease(r);
     }
   }
@@ -81,6 +82,7 @@ class Lanes {
   };
 
   size_t lease_bytes_;
+  bool rotates_;
   std::vector<std::unique_ptr<std::byte[], Free>> arenas_;
   std::vector<kernel::PeerMemory> memory_;
   std::vector<std::unique_ptr<Channel>> channels_;

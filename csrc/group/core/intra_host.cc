@@ -16,7 +16,8 @@ using kernel::Piece;
 IntraHost::IntraHost(Core& core)
     : core_(core),
       members_(core.members),
-      channel_(members_.local_rank(), members_.memory, members_.first_epoch, rotation(members_.facts) != 0) {
+      channel_(members_.local_rank(), members_.memory, members_.first_epoch,
+               /*rotates=*/rotation(members_.facts) != 0) {
   core_.neighbours().leases().join(this);
 }
 
@@ -174,8 +175,8 @@ Span IntraHost::next_part(const Choice& choice, size_t staged) {
     bytes = std::min(bytes, (staged + kLine * members_.facts.ranks + kPage - 1) / kPage * kPage);
   MutexLock lock(lease_mutex_);
   bytes = std::min(bytes, lease_.bytes);
-  if (bytes > lease_.bytes - lease_at_) lease_at_ = 0;
-  return {lease_.offset + std::exchange(lease_at_, lease_at_ + bytes), bytes};
+  if (lease_at_ + bytes > std::min(lease_.bytes, std::max(bytes, rotation(members_.facts)))) lease_at_ = 0;
+  return {lease_.offset + std::exchange(lease_at_, (lease_at_ + bytes + kPage - 1) / kPage * kPage), bytes};
 }
 
 void IntraHost::rest_lease() {

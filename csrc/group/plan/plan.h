@@ -38,9 +38,9 @@ struct Choice {
 kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
 
 size_t most_lease(const PlanFacts& facts);
-/// The staging through which consecutive operations rotate, so that a rank writes to lines that its peers' caches no
-/// longer hold: a write to a line that another core has read lately takes several times as long as the copy. 0: none,
-/// since ranks that share cores share their caches too.
+/// The part of a group's lease through which consecutive operations rotate, so that a rank writes to lines that its
+/// peers' caches no longer hold: a write to a line that another core has read lately takes several times as long as the
+/// copy. 0: none, since ranks that share cores share their caches too.
 size_t rotation(const PlanFacts& facts);
 /// The bytes from which `policy_to_keep()` bypasses the caches.
 size_t past_caches(const PlanFacts& facts);

@@ -36,9 +36,9 @@ enum class Staging { kSlot, kLeased };
 ///  1. Every collective is one epoch on every rank. A rank announces it in arrival(e), which it may overwrite at e +
 ///  kEpochs.
 ///
-///  2. A rank enters epoch e only when all others are done with e - kEpochs, so no rank still reads the memory that it
-///  overwrites. If every rank hears from every rank, this follows from the arrivals at no cost. Otherwise the rank
-///  waits until the others signal it: their credit.
+///  2. A rank enters epoch e only when all others are done with e - kEpochs. The slots of kEpochs consecutive
+///  operations lie apart, so no rank still reads the memory that it overwrites. If every rank hears from every rank,
+///  this follows from the arrivals at no cost. Otherwise the rank waits until the others signal it: their credit.
 ///
 ///  3. Staging is leased memory, and the arrival says where it is. A rank writes to it again only when all ranks are
 ///  done with the last epoch that used it.
@@ -52,7 +52,7 @@ enum class Staging { kSlot, kLeased };
 class Channel {
  public:
   /// `rotates`: slots go through all of the memory for slots, see rotation() in group/plan/plan.h.
-  Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch, bool rotates = true);
+  Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch, bool rotates);
 
   int rank() const { return rank_; }
   int size() const { return int(pads_.size()); }
@@ -79,7 +79,8 @@ class Channel {
   /// The same for an epoch in which ranks may lend.
   bool leave_lenders(CpuExec& ex);
 
-  /// The place of a small message of this epoch: inside the arrival, or in the slot.
+  /// The place of a small message of this epoch: inside the arrival, or in the slot. For the own rank: after enter(),
+  /// with the bytes that this rank stages.
   std::byte* slot(int rank, size_t bytes) {
     Pad& p = pad(rank);
     if (bytes <= kInlineBytes) return p.arrival(epoch_).payload;

@@ -47,7 +47,7 @@ static_assert(kSlotsBytes >= (kEpochs + 1) * kSlotBytes);
 struct alignas(kCacheLine) Arrival {
   Flag flag;
   Fingerprint fingerprint;
-  uint64_t lease_offset;  ///< of this operation's staging, in the owner's arena; without a lease, of its slot
+  uint64_t lease_offset;  ///< of this operation's staging: in the owner's arena, or without a lease in the pad's slots
   uint64_t lease_bytes;
   double factor;         ///< this rank's multiplier for premul_sum
   uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all ranks

@@ -24,7 +24,7 @@ class LeasePool {
 
   LeasePool(Arena& arena, size_t most) : arena_(arena), most_(most) {}
 
-  /// Leases `wanted` bytes. If that many are not free, leases of other holders are reclaimed for `least` bytes.
+  /// Leases `wanted` bytes. If fewer are free, at most `least` bytes, for which leases of other holders are reclaimed.
   Span acquire(size_t wanted, size_t least, LeaseHolder* asker) EXCLUDES(mutex_);
   Span acquire(size_t bytes, LeaseHolder* asker) { return acquire(bytes, bytes, asker); }
   void release(Span span) EXCLUDES(mutex_);

@@ -358,7 +358,7 @@ int wrong_sums() {
   Lanes lanes(kRanks);
   std::atomic<int> wrong{0};
   as_threads(kRanks, [&](int rank) {
-    Lane lane(rank, lanes.memory(), 0);
+    Lane lane(rank, lanes.memory(), 0, /*rotates=*/true);
     for (uint64_t round = 0; round < kRounds; ++round) {
       Side side({.collective = Collective::kAllReduce, .counts = {1000}, .round = round}, rank, kRanks);
       const WaitRules rules = rules_of(std::chrono::seconds(20));

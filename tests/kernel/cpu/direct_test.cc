@@ -225,6 +225,23 @@ TEST(Direct, PiecesArriveWhateverTheOrder) {
   }
 }
 
+/// The slots go through their memory several times, while ranks that do not meet are up to kEpochs operations apart.
+TEST(Direct, LongMessagesFollowOneAnotherThroughTheSlots) {
+  constexpr int kRanks = 3;
+  constexpr size_t kCount = kernel::kSlotBytes / sizeof(float) - 100;
+  for (const bool rotates : {true, false}) {
+    Lanes lanes(kRanks, uint32_t(-10), Lanes::kLease, rotates);
+    std::vector<std::pair<Play, Algorithm>> plays;
+    for (int round = 1; round <= 100; ++round) {
+      Play play{.collective = Collective::kBroadcast, .root = round / 20 % kRanks, .counts = {kCount - size_t(round)}};
+      play.round = uint64_t(round);
+      if (round % 20 == 0) play.collective = Collective::kAllReduce, play.root = -1;
+      plays.emplace_back(play, play.root < 0 ? Algorithm::kReduceOneShot : Algorithm::kPublishOneShot);
+    }
+    perform_all(lanes, plays);
+  }
+}
+
 TEST(Direct, NobodyLeavesABarrierBeforeAllHaveCome) {
   constexpr int kRanks = 4;
   Lanes lanes(kRanks, uint32_t(-10));
