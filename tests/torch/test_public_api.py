@@ -54,6 +54,10 @@ def test_a_rank_that_has_another_world_size_is_named_by_those_that_wait():
     with pytest.raises(dist.DistBackendError, match=f"rank 0 has not joined; rank 0 {told} 1; this is rank 1"):
         nvx.ProcessGroup(store, 1, 2, short)
     store = dist.HashStore()
+    nvx.ProcessGroup(store, 0, 1, alone).shutdown()
+    with pytest.raises(dist.DistBackendError, match="rank 1 has not joined; this is rank 0"):
+        nvx.ProcessGroup(store, 0, 2, short)  # it has joined a larger world since
+    store = dist.HashStore()
     with pytest.raises(ValueError, match="cannot have rank 2 of 2"):
         nvx.ProcessGroup(store, 2, 2)
     with pytest.raises(dist.DistBackendError, match=f"rank 1 has not joined; rank 2 {told} 2; this is rank 0"):

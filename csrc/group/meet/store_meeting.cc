@@ -269,8 +269,9 @@ std::string StoreMeeting::missing(int writer) {
   std::string named;
   for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
   if (ranks.size() > kMostNamed) named += " and others";
-  std::string other = told_world_size(store_);
-  if (!other.empty()) other = "; " + other;
+  const auto told = told_world_size(store_);
+  const bool joined = told && told->rank < size() && store_.add(generation_of(told->rank), 0) >= generation_;
+  const std::string other = told && !joined ? "; " + told->text : "";
   if (ranks.size() == 1) return "rank " + named + " has not joined" + other;
   const bool server_too = ranks.front() == "0";  // torch blocks the serving rank while any rank is missing
   return "ranks " + named + " have not joined" +

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <span>
 #include <thread>
 
@@ -43,15 +44,19 @@ std::optional<Failure> read_note(Store& store, const std::string& prefix, int ra
 
 void tell_world_size(Store& store, int rank, int size, const std::string& host) {
   const std::string place = "pid " + std::to_string(getpid()) + ", host " + own_host_name(host);
-  const std::string text =
-      described(of_rank(rank), place) + " was started with a world size of " + std::to_string(size);
+  const std::string text = std::to_string(rank) + " " + described(of_rank(rank), place) +
+                           " was started with a world size of " + std::to_string(size);
   contain_and([&] { store.set(kWorldSize, {text.begin(), text.end()}); }, [](const std::exception*) {});
 }
 
-std::string told_world_size(Store& store) {
+std::optional<OtherWorld> told_world_size(Store& store) {
   constexpr size_t kMost = 200;
-  const auto text = store.get(kWorldSize, std::chrono::milliseconds(0));
-  return text ? printable(std::string(text->begin(), text->begin() + ptrdiff_t(std::min(text->size(), kMost)))) : "";
+  const auto value = store.get(kWorldSize, std::chrono::milliseconds(0));
+  if (!value) return std::nullopt;
+  const std::string text(value->begin(), value->begin() + ptrdiff_t(std::min(value->size(), kMost)));
+  const size_t space = text.find(' ');
+  if (space == std::string::npos) return std::nullopt;
+  return OtherWorld{std::atoi(text.c_str()), printable(text.substr(space + 1))};
 }
 
 void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most) {
