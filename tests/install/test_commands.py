@@ -385,8 +385,7 @@ def test_python_m_nvx_is_the_command():
 def test_commands_without_torch_do_not_load_it(tmp_path, line):
     """As installed: with the entry point, `import nvx` leaves the registration to `import torch`."""
     (tmp_path / "torch.py").write_text("raise ImportError('torch was loaded')")
-    (tmp_path / "torch_nvx-0.dist-info").mkdir()
-    (tmp_path / "torch_nvx-0.dist-info" / "entry_points.txt").write_text("[torch.backends]\nnvx = nvx:_autoload\n")
+    add_entry_point(tmp_path)
     folders = [str(tmp_path), str(pathlib.Path(nvx_module.__file__).parent.parent)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-m", "nvx", *line.split()]
@@ -394,12 +393,21 @@ def test_commands_without_torch_do_not_load_it(tmp_path, line):
     assert "torch was loaded" not in ended.stderr and ended.returncode == (line in ("status 0", "trace absent")), ended
 
 
+def add_entry_point(folder):
+    (folder / "torch_nvx-0.dist-info").mkdir()
+    (folder / "torch_nvx-0.dist-info" / "entry_points.txt").write_text("[torch.backends]\nnvx = nvx:_autoload\n")
+
+
 @pytest.mark.parametrize("first", ["nvx", "torch"])
 @pytest.mark.parametrize("switch", ["1", "0"])
-def test_import_nvx_registers_it_before_and_after_torch(first, switch):
+@pytest.mark.parametrize("installed", [False, True])
+def test_import_nvx_registers_it_before_and_after_torch(tmp_path, first, switch, installed):
+    if installed:
+        add_entry_point(tmp_path)
     then = "import nvx" if first == "torch" else "import torch"
     script = f"import {first}; {then}; import torch.distributed as dist; print('NVX' in dist.Backend._plugins)"
-    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": switch}
+    folders = [str(tmp_path), str(pathlib.Path(nvx_module.__file__).parent.parent)]
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": switch, "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-c", script]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout == "True\n", ended.stderr
