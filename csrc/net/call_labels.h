@@ -50,7 +50,7 @@ class CallLabels {
   /// A rank whose label of this operation differs from this rank's, and its label.
   std::optional<Theirs> clash(uint32_t op) const { return clash_ && clash_->op == op ? clash_ : std::nullopt; }
 
-  /// Records a label of an operation that has ended here; it may equal this rank's. The first stays until taken.
+  /// Records a label of an operation that has ended here; it may differ from this rank's. The first stays until taken.
   void note_late(const Theirs& theirs) {
     if (!late_) late_ = theirs;
   }

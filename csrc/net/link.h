@@ -64,7 +64,8 @@ class Link {
   /// Sets the receiver of all callbacks. Call it before any other method.
   virtual void listen(Receiver& receiver) = 0;
   /// Closes the link, as does the destructor. Posts done() with a good status are still delivered if that takes less
-  /// than a second; open ones are done() and places dropped() on return. The peers lose this link.
+  /// than a second; open ones are done() and places dropped() on return, and no callback follows. The peers lose this
+  /// link.
   virtual void close() = 0;
 
   /// The address for the other side's add(). It contains enough for that side to refuse an unreachable address.

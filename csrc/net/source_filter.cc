@@ -12,7 +12,7 @@
 namespace nvx::net {
 namespace {
 
-/// Where an IP header has its version and source. The filter keeps an address's words in places of its memory.
+/// Where an IP header has its version and its source, whose words the filter keeps in these places of its own memory.
 constexpr uint32_t kVersion = uint32_t(SKF_NET_OFF), kSourceOf4 = kVersion + 12, kSourceOf6 = kVersion + 8;
 constexpr unsigned kWordBits = 32;
 

@@ -11,7 +11,8 @@
 namespace nvx {
 namespace {
 
-/// Whether a call is proxied: all of its operations, or none. Then these go in chunks, which use the same memory.
+/// Whether a call is proxied: all of its operations, or none. If none, proxied ones go in chunks, which use the same
+/// memory.
 bool are_proxied(TensorOperations& collectives) {
   const auto is_proxied = [](const TensorOperation& c) { return c.route() == Route::kHostProxy; };
   if (std::ranges::all_of(collectives, is_proxied)) return true;

@@ -41,9 +41,9 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
   return copies;
 }
 
-/// No copy runs any more. The driver may hang in what it is told here.
+/// No copy runs any more. The driver may hang in what it is told here. The queues are closed before the mappings.
 DeviceCopies::~DeviceCopies() {
-  destroy_on_thread("closing the queues of messages", std::pair(std::move(idle_), std::move(setting_.peers)),
+  destroy_on_thread("closing the queues of messages", std::pair(std::move(setting_.peers), std::move(idle_)),
                     setting_.timeout);
 }
 

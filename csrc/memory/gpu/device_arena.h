@@ -92,7 +92,7 @@ class DeviceRegistry {
   ShareProbe probe(int device, std::chrono::milliseconds timeout) EXCLUDES(mutex_);
 
   /// The arena of a device, shared by all groups. The first call makes it, with the kind that its ranks agreed on;
-  /// others return it whatever its kind. Throws Error, with kTimeout if the driver does not return.
+  /// others return it whatever its kind, so check that. Throws Error, with kTimeout if the driver does not return.
   DeviceArena& arena(int device, ShareKind kind) EXCLUDES(mutex_);
   /// Null until the arena exists.
   DeviceArena* made(int device) EXCLUDES(mutex_);

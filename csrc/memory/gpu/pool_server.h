@@ -11,7 +11,7 @@
 
 namespace nvx {
 
-/// A question about the pool of one of a process's devices. Fixed layout; comes from peers.
+/// A question about the pool of one of a process's devices. Fixed layout; not trusted, as peers send it.
 struct PoolQuestion {
   static constexpr uint32_t kMagic = 0x7178766e;  // "nvxq"
   uint32_t magic = kMagic;

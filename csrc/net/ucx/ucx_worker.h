@@ -49,7 +49,7 @@ class UcxWorker {
   bool bury();
   /// Sets close-on-exec on all connections that exist now.
   void keep_sockets_to_itself() const;
-  /// Closes all sockets in a forked child: peers would miss the parent's death, and could connect to the child.
+  /// Closes all sockets in a forked child: otherwise peers would miss the parent's death, or connect to the child.
   void close_in_child() const;
   /// Limits the remaining time of all closing endpoints to this span.
   void hurry(std::chrono::milliseconds timeout);
