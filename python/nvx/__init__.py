@@ -270,14 +270,14 @@ def __dir__():
 
 
 def _torch_calls():
-    """Whether `import torch`, which is still to come, will call `_autoload`."""
+    """Whether this process is a command of nvx, and `import torch`, if it comes to that, will call `_autoload`."""
     on = "torch" not in sys.modules and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1"
-    points = importlib.metadata.entry_points(group="torch.backends") if on else ()
-    return any(point.value == "nvx:_autoload" for point in points)
+    on = on and os.path.basename((sys.argv or [""])[0]) in ("nvx", "-m")  # "-m": python -m nvx
+    return on and any(one.value == "nvx:_autoload" for one in importlib.metadata.entry_points(group="torch.backends"))
 
 
-# Registers the backend where no entry point does, such as in a source tree on PYTHONPATH. Elsewhere torch is not loaded
-# before it is needed, so that commands without it start at once. This comes last, because importing torch here may run
-# an entry point against this module before it is complete.
+# Registers the backend, also where no entry point does, such as in a source tree on PYTHONPATH. Commands start at once
+# if they need no torch. This comes last, because importing torch here may run an entry point against this module before
+# it is complete.
 if not _torch_calls():
     _autoload()
