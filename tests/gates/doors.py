@@ -159,7 +159,7 @@ EXAMPLES = (
     ("group/meet/setup.cc", '#include "group/core/core.h"', True),
     ("group/plan/plan.cc", '#include "group/meet/members.h"', True),
     ("group/core/core.h", '#include "group/p2p/mailbox.h"', True),
-    ("group/lifetime.cc", '#include "group/hierarchy/hierarchical.h"', False),
+    ("group/group.cc", '#include "group/hierarchy/hierarchical.h"', False),
     ("group/attic/x.cc", "", True),
     ("group/group.h", "#include <torch/csrc/distributed/c10d/Backend.hpp>", True),
     ("group/group.h", "#include <ATen/ATen.h>", True),
