@@ -40,10 +40,10 @@ PARTS_OF = {
     "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
     "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::let_in LocalServer::hear",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",
-    "memory/shm/handout.cc": "receive_card read_all Handout::serve Handout::attend Receipt::next Receipt::take",
-    "memory/shm/neighbours.cc": """receive_introduction Neighbour::Neighbour Neighbour::tensors Neighbours::find
-        Neighbours::adopt Doorway::answer Doorway::serve Doorway::fetch Doorway::connect Doorway::receive""",
-    "memory/shm/unix_socket.cc": """abstract_address words_in is_own peer_of same connect_to process_at accept_guests
+    "memory/shm/host_relay.cc": "receive_info read_all HostRelay::serve HostRelay::attend RelayClient::next RelayClient::take",
+    "memory/shm/neighbours.cc": """receive_segment Neighbour::Neighbour Neighbour::tensors Neighbours::find
+        Neighbours::adopt IpcSocket::answer IpcSocket::serve IpcSocket::fetch IpcSocket::connect IpcSocket::receive""",
+    "memory/shm/unix_socket.cc": """abstract_address words_in is_own peer_of same connect_to process_at accept_clients
         receive_packet""",
     "net/call_labels.h": "CallLabels::note CallLabels::note_clash CallLabels::note_late CallLabels::has_ended",
     "net/executor.cc": """ScheduleRun::flight_of ScheduleRun::refuse ScheduleRun::compare ScheduleRun::fits

@@ -35,7 +35,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (size_t r = 0; r < count; ++r) {
       (void)nvx::sources_of(topology.ranks[r], topology.ranks[0]);
       if (topology.ranks[r].rank != int32_t(r) || topology.describe(int(r)).size() > 200) std::abort();
-      if (std::strlen(topology.ranks[r].door) >= sizeof(nvx::Hello::door)) std::abort();
+      if (std::strlen(topology.ranks[r].socket) >= sizeof(nvx::Hello::socket)) std::abort();
     }
   } catch (const nvx::Error&) {
   }

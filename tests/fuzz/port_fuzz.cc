@@ -285,13 +285,13 @@ void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
 
 /// Packets from addresses that are not admitted never reach UCX, which would let them write to any memory.
 void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
-  std::vector<Fd> guests;
+  std::vector<Fd> clients;
   for (int step = 0; step < 10 && from.remaining_bytes() > 0; ++step) {
-    guests.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange<uint8_t>(2, 255)));
-    if (!guests.back()) continue;
-    say(guests.back().get(), from.ConsumeRandomLengthString(100));
+    clients.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange<uint8_t>(2, 255)));
+    if (!clients.back()) continue;
+    say(clients.back().get(), from.ConsumeRandomLengthString(100));
     ranks.drive();
-    require(!is_connected(guests.back().get()));
+    require(!is_connected(clients.back().get()));
   }
   ranks.transfer(100);
 }
@@ -315,26 +315,26 @@ bool shake_hands(FuzzedDataProvider& from, Ranks& ranks, int fd) {
 void hear_tcp(FuzzedDataProvider& from, Ranks& ranks) {
   const bool holds_key = from.ConsumeBool();
   const size_t before = ranks.at_one.from_others;
-  std::vector<Fd> guests;
+  std::vector<Fd> clients;
   std::optional<PeerId> known;
   if (holds_key && from.ConsumeBool()) known = ranks.one->add(encode_address(TcpAddress{kRogue, {{}}}, key()));
   for (int step = 0; step < 30 && from.remaining_bytes() > 0; ++step) {
-    const size_t one = guests.empty() ? 0 : from.ConsumeIntegralInRange<size_t>(0, guests.size() - 1);
-    switch (from.ConsumeIntegralInRange(0, guests.empty() ? 0 : 9)) {
+    const size_t one = clients.empty() ? 0 : from.ConsumeIntegralInRange<size_t>(0, clients.size() - 1);
+    switch (from.ConsumeIntegralInRange(0, clients.empty() ? 0 : 9)) {
       case 0:
-        guests.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange(0, 7) == 0 ? 9 : 0));
-        if (!guests.back()) return;  // this machine has no port left
-        if (holds_key && from.ConsumeBool()) (void)shake_hands(from, ranks, guests.back().get());
+        clients.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange(0, 7) == 0 ? 9 : 0));
+        if (!clients.back()) return;  // this machine has no port left
+        if (holds_key && from.ConsumeBool()) (void)shake_hands(from, ranks, clients.back().get());
         break;
-      case 1: guests.erase(guests.begin() + ptrdiff_t(one)); break;
-      case 2: shutdown(guests[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
-      case 3: (void)send(guests[one].get(), "!", 1, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_OOB); break;
-      case 4: say(guests[one].get(), bytes_of(Greeting{.from = kRogue, .to = {}})); break;
-      case 5: say(guests[one].get(), from.ConsumeRandomLengthString(200)); break;
+      case 1: clients.erase(clients.begin() + ptrdiff_t(one)); break;
+      case 2: shutdown(clients[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
+      case 3: (void)send(clients[one].get(), "!", 1, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_OOB); break;
+      case 4: say(clients[one].get(), bytes_of(Greeting{.from = kRogue, .to = {}})); break;
+      case 5: say(clients[one].get(), from.ConsumeRandomLengthString(200)); break;
       default: {
         std::string said = framed(from);
         if (from.ConsumeIntegralInRange(0, 4) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, said.size()));
-        say(guests[one].get(), said);
+        say(clients[one].get(), said);
         break;
       }
     }

@@ -6,8 +6,8 @@ import re
 import statistics
 
 import classes as class_rules
-import doors as door_rules
 import kernels as kernel_rules
+import layers as layer_rules
 import names as name_rules
 import words as word_rules
 from common import Failed, shut_if
@@ -38,13 +38,13 @@ def shell(context):
     return f"{len(scripts)} scripts"
 
 
-def doors(context):
+def layers(context):
     files = context.sources(".cc", ".h", ".cu", under=("csrc",))
     paths = [f.relative_to("csrc").as_posix() for f in files]
-    breaches = [b for f, path in zip(files, paths, strict=True) for b in door_rules.breaches(path, context.read(f))]
-    breaches += door_rules.circles(door_rules.FOLDERS)
-    shut_if(breaches, "includes that no door leads to")
-    shut_if(door_rules.crowded(paths), "folders that hold too much")
+    breaches = [b for f, path in zip(files, paths, strict=True) for b in layer_rules.breaches(path, context.read(f))]
+    breaches += layer_rules.circles(layer_rules.FOLDERS)
+    shut_if(breaches, "includes that no layer allows")
+    shut_if(layer_rules.crowded(paths), "folders with too many units")
     return f"{len(files)} files in {len({f.parent for f in files})} folders of {len({f.parts[1] for f in files})} rooms"
 
 
@@ -99,10 +99,10 @@ def words(context):
 def selftest(context):
     """Each rule must be able to fail: it is shown one breach and one near miss."""
     cases = [
-        *[(door_rules.breaches(p, t), bad, f"doors: {p}: {t}") for p, t, bad in door_rules.EXAMPLES],
+        *[(layer_rules.breaches(p, t), bad, f"layers: {p}: {t}") for p, t, bad in layer_rules.EXAMPLES],
         *[(class_rules.breaches(tags), bad, f"sizes: {tags[0]}") for tags, bad in class_rules.EXAMPLES],
-        *[(door_rules.circles(f), bad, f"doors: {f}") for f, bad in door_rules.CIRCLE_EXAMPLES],
-        *[(door_rules.crowded(p), bad, f"doors: {len(p)} files") for p, bad in door_rules.UNIT_EXAMPLES],
+        *[(layer_rules.circles(f), bad, f"layers: {f}") for f, bad in layer_rules.CIRCLE_EXAMPLES],
+        *[(layer_rules.crowded(p), bad, f"layers: {len(p)} files") for p, bad in layer_rules.UNIT_EXAMPLES],
         *[(kernel_rules.text_breaches(t), bad, f"cuda: {t}") for t, bad in kernel_rules.EXAMPLES],
         *[
             (kernel_rules.resource_breaches(kernel_rules.resources(t)), bad, f"cuda: {t}")

@@ -20,7 +20,7 @@ struct Said {
 };
 
 /// The end that a member process holds.
-class Member : public Exchange {
+class Member : public Bootstrap {
  public:
   /// `number` is the member's own and stays the same when others end. `members` is the count at the start.
   Member(Fd fd, uint32_t number, uint32_t members) : fd_(std::move(fd)), number_(number), members_(members) {}

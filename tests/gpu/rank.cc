@@ -21,25 +21,25 @@ double ms_since(Clock::time_point* then) {
 }
 
 /// A member's description of its device, reduced to one kind of memory to share.
-class OneKind : public Exchange {
+class OneKind : public Bootstrap {
  public:
-  OneKind(Exchange& exchange, std::optional<ShareKind> kind) : exchange_(exchange), kind_(kind) {}
+  OneKind(Bootstrap& bootstrap, std::optional<ShareKind> kind) : bootstrap_(bootstrap), kind_(kind) {}
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
-    DeviceCard card;
-    if (!kind_ || mine.size() != sizeof card) return exchange_.all_gather(mine);
-    std::memcpy(&card, mine.data(), sizeof card);
-    if (card.magic != DeviceCard::kMagic) return exchange_.all_gather(mine);
+    DeviceInfo info;
+    if (!kind_ || mine.size() != sizeof info) return bootstrap_.all_gather(mine);
+    std::memcpy(&info, mine.data(), sizeof info);
+    if (info.magic != DeviceInfo::kMagic) return bootstrap_.all_gather(mine);
     for (const KindWord& one : kKindWords) {
-      if (one.kind == *kind_ || !(card.kinds >> int(one.kind) & 1)) continue;
-      card.kinds &= ~(1u << int(one.kind));
-      std::snprintf(card.why_not[int(one.kind)], sizeof card.why_not[0], "left out, as --kind asks");
+      if (one.kind == *kind_ || !(info.kinds >> int(one.kind) & 1)) continue;
+      info.kinds &= ~(1u << int(one.kind));
+      std::snprintf(info.why_not[int(one.kind)], sizeof info.why_not[0], "left out, as --kind asks");
     }
-    return exchange_.all_gather(std::as_bytes(std::span(&card, 1)));
+    return bootstrap_.all_gather(std::as_bytes(std::span(&info, 1)));
   }
-  void give_up(const Failure& why) override { exchange_.give_up(why); }
+  void give_up(const Failure& why) override { bootstrap_.give_up(why); }
 
  private:
-  Exchange& exchange_;
+  Bootstrap& bootstrap_;
   const std::optional<ShareKind> kind_;
 };
 
@@ -60,9 +60,9 @@ Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTim
   (void)resident_blocks();  // loads the kernels
   member.barrier();         // otherwise the slowest rank's context creation would be timed
   auto then = Clock::now();
-  OneKind exchange(member, place.kind);
+  OneKind bootstrap(member, place.kind);
   mappings_ = std::make_unique<PeerMappings>(
-      DeviceRegistry::here(), exchange,
+      DeviceRegistry::here(), bootstrap,
       MappingOptions{int(rank_), int(shape_.ranks), place.device, kThisHost, std::chrono::milliseconds(5000)});
   times->share = ms_since(&then);
   format(shape, member);

@@ -519,7 +519,7 @@ TEST(SetUp, EndsWhenTheUserWantsIt) {
 
 TEST(SetUp, WaitingForAnotherRanksMemoryEndsWhenTheUserWantsIt) {
   const auto neighbours = Neighbours::here();
-  Doorway mine(*neighbours), closed(*neighbours);
+  IpcSocket mine(*neighbours), closed(*neighbours);
   const Interrupted interrupted;
   try {
     mine.fetch({{ArenaId{1, 2}, closed.name(), getpid()}}, Deadline::after(milliseconds(60'000)));

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "memory/shm/handout.h"
+#include "memory/shm/host_relay.h"
 #include "support/hosts.h"
 
 namespace nvx::test {
@@ -72,10 +72,10 @@ TEST(SharedReads, AReaderThatIsGoneIsNamed) {
   const Hello self = describe_self(0, "host");
   const std::string place = "nvx/1/host/" + std::to_string(self.host) + "/" + std::to_string(self.machine) + "/3";
   store.add(place + "/asked", 1);
-  const Card card = Card::of(2, "rank 2 (pid 4711, host host)");
-  std::vector<uint8_t> lead(sizeof card + 48);
-  std::memcpy(lead.data(), &card, sizeof card);
-  std::memcpy(lead.data() + sizeof card, "nobody", 6);
+  const PeerInfo info = PeerInfo::of(2, "rank 2 (pid 4711, host host)");
+  std::vector<uint8_t> lead(sizeof info + 48);
+  std::memcpy(lead.data(), &info, sizeof info);
+  std::memcpy(lead.data() + sizeof info, "nobody", 6);
   store.set(place, lead);
   as_threads(2, [&](int rank) {
     GroupOptions o = options("gone", rank, 3);
@@ -87,62 +87,62 @@ TEST(SharedReads, AReaderThatIsGoneIsNamed) {
   });
 }
 
-TEST(Handout, GivesItsSheetsInTheirOrderAlsoToThoseWhoComeLate) {
+TEST(HostRelay, GivesItsSheetsInTheirOrderAlsoToThoseWhoComeLate) {
   const std::vector<uint8_t> first(300'000, 7), second{}, third{1, 2, 3};
-  Handout handout(Card::of(0, "rank 0"));
-  Receipt early(handout.name(), Card::of(1, "rank 1"));
+  HostRelay relay(PeerInfo::of(0, "rank 0"));
+  RelayClient early(relay.name(), PeerInfo::of(1, "rank 1"));
   EXPECT_FALSE(early.next(milliseconds(1)));
   EXPECT_TRUE(early.open());
-  handout.give(first);
-  handout.give(second);
-  Receipt late(handout.name(), Card::of(2, "rank 2"));
-  handout.serve();
-  handout.give(third);
-  for (Receipt* receipt : {&early, &late}) {
-    for (const auto* sheet : {&first, &second, &third}) EXPECT_EQ(receipt->next(milliseconds(1000)), *sheet);
-    EXPECT_FALSE(receipt->next(milliseconds(1)));
-    EXPECT_TRUE(receipt->open());
+  relay.give(first);
+  relay.give(second);
+  RelayClient late(relay.name(), PeerInfo::of(2, "rank 2"));
+  relay.serve();
+  relay.give(third);
+  for (RelayClient* client : {&early, &late}) {
+    for (const auto* record : {&first, &second, &third}) EXPECT_EQ(client->next(milliseconds(1000)), *record);
+    EXPECT_FALSE(client->next(milliseconds(1)));
+    EXPECT_TRUE(client->open());
   }
 }
 
-TEST(Handout, IsMissedWhenItIsGone) {
-  auto handout = std::make_unique<Handout>(Card::of(0, "rank 0"));
-  const Card own = Card::of(1, "rank 1");
-  Receipt receipt(handout->name(), own), nobody("nvx-nobody", own);
-  handout->give(std::vector<uint8_t>{5});
-  handout.reset();
-  EXPECT_EQ(receipt.next(milliseconds(1000)), std::vector<uint8_t>{5});
-  EXPECT_FALSE(receipt.next(milliseconds(1000)));
-  EXPECT_FALSE(receipt.open());
+TEST(HostRelay, IsMissedWhenItIsGone) {
+  auto relay = std::make_unique<HostRelay>(PeerInfo::of(0, "rank 0"));
+  const PeerInfo own = PeerInfo::of(1, "rank 1");
+  RelayClient client(relay->name(), own), nobody("nvx-nobody", own);
+  relay->give(std::vector<uint8_t>{5});
+  relay.reset();
+  EXPECT_EQ(client.next(milliseconds(1000)), std::vector<uint8_t>{5});
+  EXPECT_FALSE(client.next(milliseconds(1000)));
+  EXPECT_FALSE(client.open());
   EXPECT_FALSE(nobody.open());
 }
 
-TEST(Handout, KnowsWhoHasComeAndGivesTheReasonWhenItGivesUp) {
-  Handout handout(Card::of(0, "rank 0"));
-  auto receipt = std::make_unique<Receipt>(handout.name(), Card::of(1, "rank 1"));
-  handout.serve();
-  ASSERT_EQ(handout.guests().size(), 1u);
-  EXPECT_EQ(handout.guests().front().card.rank, 1);
-  EXPECT_STREQ(handout.guests().front().card.who, "rank 1");
-  handout.give_up(std::vector<uint8_t>{9});
-  EXPECT_FALSE(receipt->next(milliseconds(1000)));
-  EXPECT_FALSE(receipt->open());
-  EXPECT_EQ(receipt->reason(), std::vector<uint8_t>{9});
-  EXPECT_FALSE(handout.has_lost_guests());
-  receipt.reset();
-  handout.serve();
-  EXPECT_TRUE(handout.has_lost_guests());
-  EXPECT_FALSE(handout.has_lost_guests());
+TEST(HostRelay, KnowsWhoHasComeAndGivesTheReasonWhenItGivesUp) {
+  HostRelay relay(PeerInfo::of(0, "rank 0"));
+  auto client = std::make_unique<RelayClient>(relay.name(), PeerInfo::of(1, "rank 1"));
+  relay.serve();
+  ASSERT_EQ(relay.peers().size(), 1u);
+  EXPECT_EQ(relay.peers().front().info.rank, 1);
+  EXPECT_STREQ(relay.peers().front().info.who, "rank 1");
+  relay.give_up(std::vector<uint8_t>{9});
+  EXPECT_FALSE(client->next(milliseconds(1000)));
+  EXPECT_FALSE(client->open());
+  EXPECT_EQ(client->reason(), std::vector<uint8_t>{9});
+  EXPECT_FALSE(relay.has_lost_clients());
+  client.reset();
+  relay.serve();
+  EXPECT_TRUE(relay.has_lost_clients());
+  EXPECT_FALSE(relay.has_lost_clients());
 }
 
-/// On a busy host the leader may be late: the card has come, and the answer cannot be sent.
-TEST(Handout, KnowsAGuestThatWasGoneBeforeItLooked) {
-  Handout handout(Card::of(0, "rank 0"));
-  { const Receipt gone(handout.name(), Card::of(1, "rank 1")); }
-  for (int i = 0; i < 2; ++i) handout.serve();
-  ASSERT_EQ(handout.guests().size(), 1u);
-  EXPECT_EQ(handout.guests().front().card.rank, 1);
-  EXPECT_TRUE(handout.has_lost_guests());
+/// On a busy host the leader may be late: the PeerInfo has come, and the answer cannot be sent.
+TEST(HostRelay, KnowsAGuestThatWasGoneBeforeItLooked) {
+  HostRelay relay(PeerInfo::of(0, "rank 0"));
+  { const RelayClient gone(relay.name(), PeerInfo::of(1, "rank 1")); }
+  for (int i = 0; i < 2; ++i) relay.serve();
+  ASSERT_EQ(relay.peers().size(), 1u);
+  EXPECT_EQ(relay.peers().front().info.rank, 1);
+  EXPECT_TRUE(relay.has_lost_clients());
 }
 
 }  // namespace

@@ -18,19 +18,19 @@ int open_fds() {
   return count;
 }
 
-void write_and_look(const PeerMappings& mappings, Exchange& exchange, int rank, int ranks) {
+void write_and_look(const PeerMappings& mappings, Bootstrap& bootstrap, int rank, int ranks) {
   const Span span = mappings.arena().allocate(65536);
-  const auto offsets = exchange.all_gather(std::as_bytes(std::span(&span.offset, 1)));
+  const auto offsets = bootstrap.all_gather(std::as_bytes(std::span(&span.offset, 1)));
   for (int r = 0; r < ranks; ++r) {
     size_t offset = 0;
     std::memcpy(&offset, offsets[size_t(r)].data(), sizeof offset);
     *memory(mappings.peer(r).theirs + offset + size_t(rank) * 8) = std::byte(10 * rank + r);
   }
-  (void)exchange.all_gather({});
+  (void)bootstrap.all_gather({});
   for (int r = 0; r < ranks; ++r) {
     EXPECT_EQ(*memory(mappings.peer(r).mine + span.offset + size_t(r) * 8), std::byte(10 * r + rank)) << r;
   }
-  (void)exchange.all_gather({});
+  (void)bootstrap.all_gather({});
   mappings.arena().free(span);
 }
 

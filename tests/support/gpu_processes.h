@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "memory/gpu/peer_mappings.h"
-#include "support/exchanges.h"
+#include "support/bootstraps.h"
 #include "support/fake_driver.h"
 #include "support/ranks.h"
 
@@ -43,12 +43,12 @@ std::string open_books_at_rest(const FakeDriver& driver);
 int open_fds();
 
 /// Each rank writes to the other ranks' memory and checks its own, through the addresses of its mappings, like kernels.
-void write_and_look(const PeerMappings& mappings, Exchange& exchange, int rank, int ranks);
+void write_and_look(const PeerMappings& mappings, Bootstrap& bootstrap, int rank, int ranks);
 
-/// An exchange that sends something else.
-class FalseExchange : public Exchange {
+/// A bootstrap that sends something else.
+class FalseBootstrap : public Bootstrap {
  public:
-  FalseExchange(Exchange& real, std::function<void(int, std::vector<std::byte>&)> spoil)
+  FalseBootstrap(Bootstrap& real, std::function<void(int, std::vector<std::byte>&)> spoil)
       : real_(real), spoil_(std::move(spoil)) {}
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
     std::vector<std::byte> said(mine.begin(), mine.end());
@@ -58,7 +58,7 @@ class FalseExchange : public Exchange {
   void give_up(const Failure& why) override { real_.give_up(why); }
 
  private:
-  Exchange& real_;
+  Bootstrap& real_;
   std::function<void(int, std::vector<std::byte>&)> spoil_;
   int round_ = 0;
 };

@@ -179,8 +179,9 @@ class DeviceWorld {
     options.peers_gone = [gone = gone_, all = shape_.ranks] { return *gone == all; };
     return options;
   }
-  std::unique_ptr<KernelExecutor> make(int rank, Exchange& exchange, const ChannelOptions& options) {
-    return std::make_unique<KernelExecutor>(*process(rank).registry, exchange, options, launcher(rank), launcher(rank));
+  std::unique_ptr<KernelExecutor> make(int rank, Bootstrap& bootstrap, const ChannelOptions& options) {
+    return std::make_unique<KernelExecutor>(*process(rank).registry, bootstrap, options, launcher(rank),
+                                            launcher(rank));
   }
   void say_goodbye() { ++*gone_; }
 
@@ -260,9 +261,9 @@ Operation all_reduce(std::vector<T>& data, DType dtype = DType::kI32) {
 }
 
 /// Why a `KernelExecutor` could not be made; nothing if it could.
-inline std::optional<Error> failure_to_make(DeviceWorld& world, int rank, Exchange& exchange) {
+inline std::optional<Error> failure_to_make(DeviceWorld& world, int rank, Bootstrap& bootstrap) {
   try {
-    (void)world.make(rank, exchange, world.options(rank));
+    (void)world.make(rank, bootstrap, world.options(rank));
     return {};
   } catch (const Error& error) {
     return error;
@@ -275,10 +276,10 @@ inline void with_executors(
     const std::function<void(ChannelOptions&)>& change = [](ChannelOptions&) {}) {
   const SharedTable table(world.ranks());
   as_threads(world.ranks(), [&](int rank) {
-    SharedExchange exchange(table, rank);
+    SharedBootstrap bootstrap(table, rank);
     ChannelOptions options = world.options(rank);
     change(options);
-    DeviceRank one(world, rank, world.make(rank, exchange, options));
+    DeviceRank one(world, rank, world.make(rank, bootstrap, options));
     body(one);
   });
 }

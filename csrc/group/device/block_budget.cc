@@ -12,13 +12,13 @@
 #include "base/mutex.h"
 #include "group/meet/store.h"
 #include "kernel/gpu/residency.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 
 namespace nvx {
 namespace {
 
 /// A rank's report of its GPU, before the channel's shape is decided. Fixed layout; comes from peers.
-struct BlockCard {
+struct BlockInfo {
   static constexpr uint32_t kMagic = 0x6578766e;  // "nvxe"
   uint32_t magic = kMagic;
   int32_t rank = -1;
@@ -33,29 +33,29 @@ struct BlockCard {
   uint32_t sharers = 1;   // processes that may use the GPU
 
   /// Whether both ranks' kernels run on one GPU. Without UUIDs, the process and the device index identify it.
-  bool same_gpu(const BlockCard& other) const {
+  bool same_gpu(const BlockInfo& other) const {
     if (uuid != decltype(uuid){}) return uuid == other.uuid;
     return process == other.process && device == other.device;
   }
 };
-static_assert(sizeof(BlockCard) == 72);
+static_assert(sizeof(BlockInfo) == 72);
 
 /// Each GPU once, in the order of its first rank: the same on every rank. The process with the least room counts.
-std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockCard>& cards) {
+std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockInfo>& infos) {
   std::vector<kernel::GpuRoom> rooms;
-  std::vector<const BlockCard*> gpus;
-  for (const BlockCard& card : cards) {
-    const auto known = std::ranges::find_if(gpus, [&](const BlockCard* g) { return g->same_gpu(card); });
+  std::vector<const BlockInfo*> gpus;
+  for (const BlockInfo& info : infos) {
+    const auto known = std::ranges::find_if(gpus, [&](const BlockInfo* g) { return g->same_gpu(info); });
     const size_t index = size_t(known - gpus.begin());
     if (known == gpus.end()) {
-      gpus.push_back(&card);
-      rooms.push_back({card.resident, 0});
+      gpus.push_back(&info);
+      rooms.push_back({info.resident, 0});
     }
     kernel::GpuRoom& room = rooms[index];
-    const auto beside = [&](const BlockCard& other) { return other.process == card.process && other.same_gpu(card); };
-    room = {std::min(room.resident, int(card.resident)),
-            std::max(room.ranks, uint32_t(std::ranges::count_if(cards, beside))),
-            std::max(room.promised, card.promised), std::max(room.processes, card.sharers)};
+    const auto beside = [&](const BlockInfo& other) { return other.process == info.process && other.same_gpu(info); };
+    room = {std::min(room.resident, int(info.resident)),
+            std::max(room.ranks, uint32_t(std::ranges::count_if(infos, beside))),
+            std::max(room.promised, info.promised), std::max(room.processes, info.sharers)};
   }
   return rooms;
 }
@@ -216,44 +216,44 @@ std::string connections_wanted_for(size_t groups, size_t streams, const char* se
                                          : ". Next: " + one_order);
 }
 
-/// Processes may set up several groups at once. Before a process publishes its card, its first rank on a GPU claims all
-/// blocks that its ranks of the group can get there. So of two groups that share a process, one counts the other in
-/// full, and together they never get more blocks than the process's part of the GPU has.
-BlockGrant reserve_blocks(Exchange& exchange, const PeerMappings& mappings, const ChannelOptions& options,
+/// Processes may set up several groups at once. Before a process publishes its BlockInfo, its first rank on a GPU
+/// claims all blocks that its ranks of the group can get there. So of two groups that share a process, one counts the
+/// other in full, and together they never get more blocks than the process's part of the GPU has.
+BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, const ChannelOptions& options,
                           const GpuToShare& gpu) {
-  BlockCard card;
-  card.rank = options.rank;
-  card.device = options.device;
-  card.resident = gpu.resident;
-  card.uuid = gpu.uuid;
-  card.process = gpu.process;
-  card.arena_free = mappings.arena().room();
-  card.wanted = std::max(options.blocks, 1u);
-  card.first_epoch = options.first_epoch;
-  card.sharers = sharers(mappings, options, gpu.process);
+  BlockInfo info;
+  info.rank = options.rank;
+  info.device = options.device;
+  info.resident = gpu.resident;
+  info.uuid = gpu.uuid;
+  info.process = gpu.process;
+  info.arena_free = mappings.arena().room();
+  info.wanted = std::max(options.blocks, 1u);
+  info.first_epoch = options.first_epoch;
+  info.sharers = sharers(mappings, options, gpu.process);
   BlockGrant grant;
   if (speaks_for_process(mappings, options.rank)) {
     grant.claim = BlockReservation(gpu.process, options.device, [&](uint32_t before) {
-      const kernel::GpuRoom room{gpu.resident, ranks_here(mappings, options.ranks), before, card.sharers};
-      return std::min(kernel::share_of(room), card.wanted) * room.ranks;
+      const kernel::GpuRoom room{gpu.resident, ranks_here(mappings, options.ranks), before, info.sharers};
+      return std::min(kernel::share_of(room), info.wanted) * room.ranks;
     });
-    card.promised = grant.claim.before();
+    info.promised = grant.claim.before();
   }
-  const auto cards = read_cards<BlockCard>(exchange.all_gather(bytes_of(card)), 1, options.name);
+  const auto infos = read_infos<BlockInfo>(bootstrap.all_gather(bytes_of(info)), 1, options.name);
   grant.arena_free = UINT64_MAX;
-  uint32_t wanted = card.wanted;
-  for (size_t r = 0; r < cards.size(); ++r) {
-    const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
-    if (cards[r].magic != BlockCard::kMagic || cards[r].rank != int32_t(r) || !alike)
+  uint32_t wanted = info.wanted;
+  for (size_t r = 0; r < infos.size(); ++r) {
+    const bool alike = infos[r].first_epoch == info.first_epoch && infos[r].wanted > 0;
+    if (infos[r].magic != BlockInfo::kMagic || infos[r].rank != int32_t(r) || !alike)
       throw of_another_version(options.name(int(r)));
-    const auto in_arena = [&](const BlockCard& c) {
-      return c.process == cards[r].process && c.device == cards[r].device;
+    const auto in_arena = [&](const BlockInfo& c) {
+      return c.process == infos[r].process && c.device == infos[r].device;
     };
     grant.arena_free =
-        std::min(grant.arena_free, cards[r].arena_free / uint64_t(std::ranges::count_if(cards, in_arena)));
-    wanted = std::min(wanted, cards[r].wanted);
+        std::min(grant.arena_free, infos[r].arena_free / uint64_t(std::ranges::count_if(infos, in_arena)));
+    wanted = std::min(wanted, infos[r].wanted);
   }
-  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), wanted);
+  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(infos), wanted);
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer ranks on it, or "
                                    "destroy groups that are no longer needed");

@@ -90,7 +90,7 @@ std::string connections_wanted_for(size_t groups, size_t streams, const char* se
 
 /// Collective over all ranks. `mappings` is of this group. Throws Error, and then on all ranks unless one has exited:
 /// also if a GPU has no room for one block of each of its ranks.
-BlockGrant reserve_blocks(Exchange& exchange, const PeerMappings& mappings, const ChannelOptions& options,
+BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, const ChannelOptions& options,
                           const GpuToShare& gpu);
 
 }  // namespace nvx

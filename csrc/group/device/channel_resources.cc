@@ -13,7 +13,7 @@
 #include "group/meet/store.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/device_work.h"
 
@@ -25,16 +25,16 @@ using kernel::DeviceState;
 using kernel::Part;
 
 /// Tells peers where a rank's pad is.
-struct PadCard {
+struct PadInfo {
   static constexpr uint32_t kMagic = 0x7078766e;  // "nvxp"
   uint32_t magic = kMagic;
   int32_t rank = -1;
   uint64_t offset = 0;  // in the rank's arena
 };
-static_assert(sizeof(PadCard) == 16);
+static_assert(sizeof(PadInfo) == 16);
 
 /// Tells peers how to request a rank's pool, once it exists.
-struct PoolCard {
+struct PoolInfo {
   static constexpr uint32_t kMagic = 0x6c78766e;  // "nvxl"
   uint32_t magic = kMagic;
   int32_t rank = -1;
@@ -43,7 +43,7 @@ struct PoolCard {
   ArenaId process;
   char socket[48] = {};
 };
-static_assert(sizeof(PoolCard) == 80);
+static_assert(sizeof(PoolInfo) == 80);
 
 /// Whether this rank maps the peer's arena as device memory. The trial of that mapping also covers the peer's pool.
 bool shares_virtual_memory(const DevicePeer& peer) {
@@ -63,14 +63,14 @@ void warn_if_not_shown(const DeviceFacts& facts) {
 
 }  // namespace
 
-ChannelResources::ChannelResources(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+ChannelResources::ChannelResources(DeviceRegistry& registry, Bootstrap& bootstrap, const ChannelOptions& options,
                                    kernel::KernelLauncher& launcher)
     : registry_(registry), options_(options), own_(options.timeout) {
   try {
-    set_up(exchange, launcher);
+    set_up(bootstrap, launcher);
   } catch (const std::exception& error) {
     let_go();
-    contain("telling the other ranks that GPUs cannot be used", [&] { exchange.give_up(failure_of(error)); });
+    contain("telling the other ranks that GPUs cannot be used", [&] { bootstrap.give_up(failure_of(error)); });
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kPeerFailed) throw;
     throw Error(
@@ -148,7 +148,7 @@ std::function<PairVerdict()> ChannelResources::state_writer(size_t to, DevicePtr
   };
 }
 
-void ChannelResources::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
+void ChannelResources::set_up(Bootstrap& bootstrap, kernel::KernelLauncher& launcher) {
   NVX_CHECK(uint32_t(options_.ranks) <= kernel::kMostRanks,
             "a channel between GPUs has at most " + std::to_string(kernel::kMostRanks) + " ranks");
   std::vector<kernel::KernelFacts> facts;  // loads the kernels before any peer's kernel waits for this rank's
@@ -156,7 +156,7 @@ void ChannelResources::set_up(Exchange& exchange, kernel::KernelLauncher& launch
   const int resident = kernel::resident_at_once(facts);
   constexpr int kTries = 4;  // each failed try finds pairs that kernels cannot use, or a late rank
   std::string why;
-  for (int tries = 1; !serves(exchange, launcher, open_channel(exchange, resident), &why); ++tries) {
+  for (int tries = 1; !serves(bootstrap, launcher, open_channel(bootstrap, resident), &why); ++tries) {
     NVX_CHECK(tries < kTries, "the first operations of GPU kernels failed: " + why);
     NVX_LOG(kWarn, "group %s: the first operations of GPU kernels failed, so the GPUs are opened again: %s",
             options_.group.c_str(), why.c_str());
@@ -172,11 +172,11 @@ void ChannelResources::set_up(Exchange& exchange, kernel::KernelLauncher& launch
 }
 
 /// Sets up and formats the memory that kernels need, on all ranks.
-Trial ChannelResources::open_channel(Exchange& exchange, int resident) {
-  mappings_ = std::make_unique<PeerMappings>(registry_, exchange, options_);
+Trial ChannelResources::open_channel(Bootstrap& bootstrap, int resident) {
+  mappings_ = std::make_unique<PeerMappings>(registry_, bootstrap, options_);
   multicast_ = mappings_->take_multicast();
   if (options_.multicast_bytes != 0 && !multicast_) give_up_multicast(mappings_->why_no_multicast());
-  BlockGrant grant = reserve(exchange, resident);
+  BlockGrant grant = reserve(bootstrap, resident);
   reservation_ = std::move(grant.reservation);
   why_fewer_ = std::move(grant.why_fewer);
   channel_.shape = device_shape(uint32_t(options_.ranks), grant.blocks, pad_budget(grant.arena_free, options_.tuning),
@@ -187,22 +187,22 @@ Trial ChannelResources::open_channel(Exchange& exchange, int resident) {
   take_memory(trial.first_epoch);
   trial.channel = channel_;
   trial.control = &control();
-  trial.pads = exchange_pads(exchange);
+  trial.pads = exchange_pads(bootstrap);
   grant.claim.give_back();
   trial.buffer = pin("the channel's initial state",
                      std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
                               trial_bytes(trial)));
   trial.touches = format(trial);
   exported_ = true;
-  meet_pools(exchange);  // it also ensures that all pads are formatted
+  meet_pools(bootstrap);  // it also ensures that all pads are formatted
   return trial;
 }
 
 /// Whether the trial succeeded for all pairs. Pairs that failed use host memory in the next try.
-bool ChannelResources::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const Trial& trial,
+bool ChannelResources::serves(Bootstrap& bootstrap, kernel::KernelLauncher& launcher, const Trial& trial,
                               std::string* why) {
   try {
-    const TrialVerdict verdict = try_kernels(registry_.driver(), exchange, launcher, trial);
+    const TrialVerdict verdict = try_kernels(registry_.driver(), bootstrap, launcher, trial);
     for (int r = 0; r < options_.ranks; ++r) {
       const PairVerdict& pair = verdict.peers[size_t(r)];
       const DevicePeer& peer = mappings_->peer(r);
@@ -250,12 +250,12 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
 }
 
 /// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
-BlockGrant ChannelResources::reserve(Exchange& exchange, int resident) {
+BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
   const DeviceFacts facts = call_or_throw<DeviceFacts>(
       "asking for the GPU's UUID", Deadline::after(registry_.timeout()),
       [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
   warn_if_not_shown(facts);
-  return reserve_blocks(exchange, *mappings_, options_, {registry_.id(), facts.uuid, resident});
+  return reserve_blocks(bootstrap, *mappings_, options_, {registry_.id(), facts.uuid, resident});
 }
 
 std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, size_t bytes) const {
@@ -281,17 +281,17 @@ void ChannelResources::take_memory(uint32_t first_epoch) {
 }
 
 /// Each rank publishes where its pad is. The location is checked against the size of the peer's mapping.
-std::vector<kernel::PeerPads> ChannelResources::exchange_pads(Exchange& exchange) {
-  PadCard card;
-  card.rank = options_.rank;
-  card.offset = span_.offset;
-  const auto cards = read_cards<PadCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
+std::vector<kernel::PeerPads> ChannelResources::exchange_pads(Bootstrap& bootstrap) {
+  PadInfo info;
+  info.rank = options_.rank;
+  info.offset = span_.offset;
+  const auto infos = read_infos<PadInfo>(bootstrap.all_gather(bytes_of(info)), 1, options_.name);
   std::vector<kernel::PeerPads> pads;
-  for (size_t r = 0; r < cards.size(); ++r) {
+  for (size_t r = 0; r < infos.size(); ++r) {
     const DevicePeer& peer = mappings_->peer(int(r));
-    const uint64_t offset = cards[r].offset;
+    const uint64_t offset = infos[r].offset;
     const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kCacheLine == 0;
-    if (cards[r].magic != PadCard::kMagic || cards[r].rank != int32_t(r) || !inside)
+    if (infos[r].magic != PadInfo::kMagic || infos[r].rank != int32_t(r) || !inside)
       throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " reports a pad outside its GPU memory",
                   kOneVersion);
     pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});
@@ -299,23 +299,23 @@ std::vector<kernel::PeerPads> ChannelResources::exchange_pads(Exchange& exchange
   return pads;
 }
 
-void ChannelResources::meet_pools(Exchange& exchange) {
-  PoolCard card;
-  card.rank = options_.rank;
-  card.device = options_.device;
-  card.process = registry_.id();
-  put(card.socket, registry_.pool_socket());
-  const auto cards = read_cards<PoolCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
-  std::vector<DevicePools::Rank> ranks(cards.size());
-  for (size_t r = 0; r < cards.size(); ++r) {
-    if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))
+void ChannelResources::meet_pools(Bootstrap& bootstrap) {
+  PoolInfo info;
+  info.rank = options_.rank;
+  info.device = options_.device;
+  info.process = registry_.id();
+  put(info.socket, registry_.pool_socket());
+  const auto infos = read_infos<PoolInfo>(bootstrap.all_gather(bytes_of(info)), 1, options_.name);
+  std::vector<DevicePools::Rank> ranks(infos.size());
+  for (size_t r = 0; r < infos.size(); ++r) {
+    if (infos[r].magic != PoolInfo::kMagic || infos[r].rank != int32_t(r))
       throw of_another_version(options_.name(int(r)));
     if (int(r) == options_.rank || !shares_virtual_memory(mappings_->peer(int(r)))) continue;
-    ranks[r] = {PoolOwner{cards[r].process, cards[r].device, text_of(cards[r].socket)},
+    ranks[r] = {PoolOwner{infos[r].process, infos[r].device, text_of(infos[r].socket)},
                 &kernel::pool_views(&control())[r], options_.describe(int(r))};
   }
   const auto write = state_writer(DeviceState{channel_.shape}.views(), control_->base() + sizeof(kernel::Control),
-                                  cards.size() * sizeof(kernel::PoolView));
+                                  infos.size() * sizeof(kernel::PoolView));
   const auto show_all = [write, group = options_.group] {
     if (const PairVerdict wrote = write(); !wrote.fine())
       NVX_LOG(kWarn, "group %s: transfers stay staged: %s", group.c_str(), wrote.why.c_str());

@@ -25,7 +25,7 @@ class ChannelResources {
  public:
   /// Collective over all ranks, on a thread whose current device is this rank's. On return, every rank is ready
   /// for kernels. Throws Error, and then on all ranks unless one has exited.
-  ChannelResources(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+  ChannelResources(DeviceRegistry& registry, Bootstrap& bootstrap, const ChannelOptions& options,
                    kernel::KernelLauncher& launcher);
   ~ChannelResources();
 
@@ -60,15 +60,15 @@ class ChannelResources {
   void keep(User user);
 
  private:
-  void set_up(Exchange& exchange, kernel::KernelLauncher& launcher);
-  Trial open_channel(Exchange& exchange, int resident);
-  bool serves(Exchange& exchange, kernel::KernelLauncher& launcher, const Trial& trial, std::string* why);
+  void set_up(Bootstrap& bootstrap, kernel::KernelLauncher& launcher);
+  Trial open_channel(Bootstrap& bootstrap, int resident);
+  bool serves(Bootstrap& bootstrap, kernel::KernelLauncher& launcher, const Trial& trial, std::string* why);
   void check_speed(std::chrono::microseconds each) const;
   void give_up_multicast(const std::string& why);
-  BlockGrant reserve(Exchange& exchange, int resident);
+  BlockGrant reserve(Bootstrap& bootstrap, int resident);
   void take_memory(uint32_t first_epoch);
-  std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
-  void meet_pools(Exchange& exchange);
+  std::vector<kernel::PeerPads> exchange_pads(Bootstrap& bootstrap);
+  void meet_pools(Bootstrap& bootstrap);
   std::vector<std::shared_ptr<DeviceRegion>> format(const Trial& trial);
   void let_go();
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;

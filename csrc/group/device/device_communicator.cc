@@ -13,7 +13,7 @@
 #include "group/device/device_pools.h"
 #include "group/device/kernel_executor.h"
 #include "group/device/rdma_trial.h"
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "group/meet/store_meeting.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
@@ -28,7 +28,7 @@ bool may_run(const KernelExecutor& kernels) {
   return kernels.may_be_replayed() && !Engine::here().stopping();
 }
 
-std::chrono::milliseconds exchange_timeout(const Waits& waits) {
+std::chrono::milliseconds bootstrap_timeout(const Waits& waits) {
   return waits.timeout().count() > 0 ? waits.timeout() : std::chrono::hours(24);
 }
 
@@ -102,12 +102,12 @@ bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<St
   return executor_ != nullptr;
 }
 
-StoreExchange DeviceCommunicator::exchange_of_all(Store& store, const std::string& what) {
+StoreBootstrap DeviceCommunicator::bootstrap_of_all(Store& store, const std::string& what) {
   return {store,
           {.prefix = members_.key(what),
            .rank = members_.rank,
            .ranks = members_.size(),
-           .timeout = exchange_timeout(core_.waits),
+           .timeout = bootstrap_timeout(core_.waits),
            .watch = [this](int rank) { check_while_waiting(rank); }}};
 }
 
@@ -119,7 +119,7 @@ void DeviceCommunicator::agree_on_rdma(Store& store, int device) {
   setting.device = device;
   setting.registry = &DeviceRegistry::here();
   setting.name = [this](int rank) { return members_.topology.describe(rank); };
-  if (members_.kernels != Kernels::kIfFast) setting.slack = exchange_timeout(core_.waits);
+  if (members_.kernels != Kernels::kIfFast) setting.slack = bootstrap_timeout(core_.waits);
   setting.obstacle = messenger.use_device_memory({});
   if (members_.facts.world != members_.facts.rails * hosts.size()) {
     setting.obstacle = "hosts have different numbers of ranks";
@@ -137,8 +137,8 @@ void DeviceCommunicator::agree_on_rdma(Store& store, int device) {
       return link;
     };
   }
-  StoreExchange exchange = exchange_of_all(store, "device/rdma");
-  why_no_rdma_ = nvx::why_no_rdma(exchange, setting);
+  StoreBootstrap bootstrap = bootstrap_of_all(store, "device/rdma");
+  why_no_rdma_ = nvx::why_no_rdma(bootstrap, setting);
   NVX_LOG(kInfo, "group %s: between hosts, %s%s", members_.name.c_str(),
           why_no_rdma_.empty() ? "all_gather goes from device to device memory (GPUDirect)"
                                : "device tensors go through pinned host memory: ",
@@ -171,7 +171,7 @@ Status DeviceCommunicator::show_received() const {
 /// The schedules between hosts depend on the steps inside them. Throws Error, on all ranks, if a host has no kernels.
 void DeviceCommunicator::agree_on_kernels(Store& store, bool has_one) {
   const std::byte mine{has_one};
-  const std::vector<std::vector<std::byte>> all = exchange_of_all(store, "device/hosts").all_gather({&mine, 1});
+  const std::vector<std::vector<std::byte>> all = bootstrap_of_all(store, "device/hosts").all_gather({&mine, 1});
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].size() == 1 && all[r][0] == std::byte{1}) continue;
     throw Error(Code::kInvalid, "nvx: the host of " + members_.topology.describe(int(r)) + " cannot use kernels",
@@ -251,12 +251,12 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   const std::vector<int> ranks = ranks_;
   const int own = kernel_rank_of(members_.local_rank());
   const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
-  StoreExchange exchange(store, {.prefix = where,
-                                 .rank = own,
-                                 .ranks = int(ranks.size()),
-                                 .timeout = exchange_timeout(core_.waits),
-                                 .name = name_of,
-                                 .watch = [this, ranks](int s) { check_while_waiting(ranks[size_t(s)]); }});
+  StoreBootstrap bootstrap(store, {.prefix = where,
+                                   .rank = own,
+                                   .ranks = int(ranks.size()),
+                                   .timeout = bootstrap_timeout(core_.waits),
+                                   .name = name_of,
+                                   .watch = [this, ranks](int s) { check_while_waiting(ranks[size_t(s)]); }});
   ChannelOptions options;
   options.group = members_.name;
   options.rank = own;
@@ -265,7 +265,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   options.host = 1 + uint64_t(host);
   options.processes = most_processes + uint32_t(ranks.size() - members_.here().size());
   if (config().nvls) options.multicast_bytes = kMulticastBytes;
-  options.busy = exchange_timeout(core_.waits);
+  options.busy = bootstrap_timeout(core_.waits);
   if (members_.kernels == Kernels::kIfFast) options.slowest = std::chrono::milliseconds(1);
   options.check_peers = [this, ranks, turn = size_t(own)]() mutable {
     turn = (turn + 1) % ranks.size();
@@ -293,9 +293,9 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
       const auto offset = made ? made->offset_of(at, bytes) : std::nullopt;
       return offset ? 1 + *offset : 0;
     };
-    return std::make_unique<KernelExecutor>(registry, exchange, options, launcher, order);
+    return std::make_unique<KernelExecutor>(registry, bootstrap, options, launcher, order);
   } catch (const Error& error) {
-    contain("telling why there are no kernels", [&] { exchange.give_up(failure_of(error)); });
+    contain("telling why there are no kernels", [&] { bootstrap.give_up(failure_of(error)); });
     throw;
   }
 }

@@ -20,7 +20,7 @@ namespace nvx {
 class DeviceCopies;
 class KernelExecutor;
 class PeerPool;
-class StoreExchange;
+class StoreBootstrap;
 class StreamOrder;
 struct Core;
 struct LaunchStream;
@@ -95,7 +95,7 @@ class DeviceCommunicator {
   std::shared_ptr<DeviceCopies> make_copies(const KernelExecutor& executor) const;
   void agree_on_kernels(Store& store, bool has_one);
   void agree_on_rdma(Store& store, int device);
-  StoreExchange exchange_of_all(Store& store, const std::string& what);
+  StoreBootstrap bootstrap_of_all(Store& store, const std::string& what);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
   void check_while_waiting(int writer);
   uint64_t pool_of(int local_rank) const;

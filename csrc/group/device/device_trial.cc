@@ -16,7 +16,7 @@
 #include "kernel/gpu/packs.h"
 #include "kernel/reduce/level.h"
 #include "kernel/reduce/reduce.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
 
 namespace nvx {
@@ -80,7 +80,7 @@ struct BufferLayout {
 };
 
 /// A rank's progress. Fixed layout; comes from peers.
-struct TrialCard {
+struct TrialInfo {
   static constexpr uint32_t kMagic = 0x7478766e;  // "nvxt"
   static constexpr uint32_t kNone = UINT32_MAX;
   uint32_t magic = kMagic;
@@ -166,9 +166,9 @@ bool are_near(const BufferLayout& layout, uint32_t stage, const std::byte* got) 
 
 class DeviceTrial {
  public:
-  DeviceTrial(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, const Trial& trial)
+  DeviceTrial(std::shared_ptr<DeviceDriver> driver, Bootstrap& bootstrap, const Trial& trial)
       : driver_(std::move(driver)),
-        exchange_(exchange),
+        bootstrap_(bootstrap),
         trial_(trial),
         options_(trial.options),
         layout_{trial.channel.shape, trial.epochs()},
@@ -318,46 +318,46 @@ class DeviceTrial {
     return whole;
   }
 
-  void look_at_sums(TrialCard& card) const {
+  void look_at_sums(TrialInfo& info) const {
     Hash hash;
     for (uint32_t stage = kTrialEpochs; stage < stages(); ++stage) {
       const std::byte* const got = buffer() + layout_.received(stage);
-      card.by_switch = card.by_switch || !are_near(layout_, stage, got);
+      info.by_switch = info.by_switch || !are_near(layout_, stage, got);
       hash.add(std::string_view(reinterpret_cast<const char*>(got), layout_.piece(stage)));
     }
-    card.sums = hash.value();
+    info.sums = hash.value();
   }
 
   /// Publishes this rank's progress, and reads the others'. Returns whether all ranks have ended well.
   bool tell() {
-    TrialCard card;
-    card.rank = options_.rank;
-    card.ended = ended();
-    if (card.ended == stages()) {
+    TrialInfo info;
+    info.rank = options_.rank;
+    info.ended = ended();
+    if (info.ended == stages()) {
       end_kernels();  // an end that a kernel reports is not ordered behind its stores
-      card.corrupt = !look_at_results(&card.wrong);
-      look_at_sums(card);
+      info.corrupt = !look_at_results(&info.wrong);
+      look_at_sums(info);
     }
-    card.each_us = uint32_t(std::min<int64_t>(each_.count(), UINT32_MAX));
-    const auto cards = read_cards<TrialCard>(exchange_.all_gather(bytes_of(card)), 1, options_.name);
+    info.each_us = uint32_t(std::min<int64_t>(each_.count(), UINT32_MAX));
+    const auto infos = read_infos<TrialInfo>(bootstrap_.all_gather(bytes_of(info)), 1, options_.name);
     all_well_ = true, any_ended_ = false, no_multicast_.clear();
     bool is_corrupt = false;
     for (uint32_t r = 0; r < ranks(); ++r) {
-      if (cards[r].magic != TrialCard::kMagic || cards[r].rank != int32_t(r))
+      if (infos[r].magic != TrialInfo::kMagic || infos[r].rank != int32_t(r))
         throw of_another_version(options_.name(int(r)));
-      const bool is_over = cards[r].ended == stages(), is_wrong = cards[r].wrong < kTrialEpochs;
-      if (!is_over && cards[r].ended >= kTrialEpochs)
+      const bool is_over = infos[r].ended == stages(), is_wrong = infos[r].wrong < kTrialEpochs;
+      if (!is_over && infos[r].ended >= kTrialEpochs)
         no_multicast_ = "the kernel of " + options_.name(int(r)) + " that uses multicast did not end";
-      if (is_over && no_multicast_.empty() && (cards[r].by_switch != 0 || cards[r].sums != cards[0].sums))
+      if (is_over && no_multicast_.empty() && (infos[r].by_switch != 0 || infos[r].sums != infos[0].sums))
         no_multicast_ = "the switch's sums on " + options_.name(int(r)) +
-                        (cards[r].by_switch ? " are wrong" : " are not those of rank 0");
+                        (infos[r].by_switch ? " are wrong" : " are not those of rank 0");
       if (is_wrong && wrong_.empty())
-        wrong_ = options_.name(int(r)) + "'s kernel " + kStages[cards[r].wrong].name() +
+        wrong_ = options_.name(int(r)) + "'s kernel " + kStages[infos[r].wrong].name() +
                  " computes other bits than the host";
-      all_well_ = all_well_ && is_over && !is_wrong && cards[r].corrupt == 0;
+      all_well_ = all_well_ && is_over && !is_wrong && infos[r].corrupt == 0;
       any_ended_ = any_ended_ || is_over;
-      is_corrupt = is_corrupt || cards[r].corrupt != 0;
-      each_ = std::max(each_, std::chrono::microseconds(cards[r].each_us));
+      is_corrupt = is_corrupt || infos[r].corrupt != 0;
+      each_ = std::max(each_, std::chrono::microseconds(infos[r].each_us));
     }
     if (is_corrupt) wrong_.clear();  // corrupt data makes other results; pairs are to blame
     return all_well_;
@@ -413,7 +413,7 @@ class DeviceTrial {
   /// The first stage with a finding decides, since it also makes later stages fail.
   TrialVerdict judge(TrialVerdict verdict) {
     const auto all =
-        read_cards<TrialFinding>(exchange_.all_gather(std::as_bytes(std::span(findings_))), ranks(), options_.name);
+        read_infos<TrialFinding>(bootstrap_.all_gather(std::as_bytes(std::span(findings_))), ranks(), options_.name);
     const auto is_fine = [](const TrialFinding& f) { return f.state == uint32_t(PairState::kFine); };
     uint32_t first = UINT32_MAX;
     for (const TrialFinding& f : all) first = is_fine(f) ? first : std::min(first, f.stage);
@@ -430,7 +430,7 @@ class DeviceTrial {
   }
 
   const std::shared_ptr<DeviceDriver> driver_;
-  Exchange& exchange_;
+  Bootstrap& bootstrap_;
   const Trial& trial_;
   const ChannelOptions& options_;
   const BufferLayout layout_;
@@ -438,7 +438,7 @@ class DeviceTrial {
   std::shared_ptr<DeviceWork> work_;           // the queue of the kernel, and then of the copies of pads
   const std::byte* copied_ = nullptr;          // the pad copied to `buffer`
   std::chrono::microseconds each_{0};          // this rank's operations; then the longest of all ranks'
-  bool all_well_ = false, any_ended_ = false;  // ranks, by their last cards
+  bool all_well_ = false, any_ended_ = false;  // ranks, by their last TrialInfo
   std::string wrong_;                          // which rank's kernel is wrong; empty if none
   std::string no_multicast_;                   // see TrialVerdict
 };
@@ -452,9 +452,9 @@ bool is_shown(int architecture, int cuda) {
 
 size_t trial_bytes(const Trial& trial) { return BufferLayout{trial.channel.shape, trial.epochs()}.bytes(); }
 
-TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
+TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Bootstrap& bootstrap, kernel::KernelLauncher& launcher,
                          const Trial& trial) {
-  return DeviceTrial(std::move(driver), exchange, trial).run(launcher);
+  return DeviceTrial(std::move(driver), bootstrap, trial).run(launcher);
 }
 
 }  // namespace nvx

@@ -51,7 +51,7 @@ struct TrialVerdict {
 /// Collective over all ranks, on a thread whose current device is this rank's, after all pads are formatted. Both ranks
 /// of a pair get the same verdict, and all ranks the same `failed`. Throws Error; kTimeout if this rank's device does
 /// not report that its kernels have ended, so that they may still write.
-TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
+TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Bootstrap& bootstrap, kernel::KernelLauncher& launcher,
                          const Trial& trial);
 
 }  // namespace nvx

@@ -10,9 +10,9 @@
 #include "group/device/device_communicator.h"
 #include "group/device/kernel_executor.h"
 #include "group/meet/nvlink_domain.h"
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 
 namespace nvx {
 
@@ -26,9 +26,9 @@ bool DeviceCommunicator::reaches_all(Store& store, int device) {
   };
   std::string why;
   try {
-    const DomainCard card = domain_card(members_.rank, ask, kNvmlTimeout);
-    StoreExchange exchange = exchange_of_all(store, "device/domains");
-    why = why_no_domain(exchange.all_gather(bytes_of(card)), [this](int r) { return members_.topology.describe(r); });
+    const DomainInfo info = domain_info(members_.rank, ask, kNvmlTimeout);
+    StoreBootstrap bootstrap = bootstrap_of_all(store, "device/domains");
+    why = why_no_domain(bootstrap.all_gather(bytes_of(info)), [this](int r) { return members_.topology.describe(r); });
   } catch (const Error& error) {
     (void)core_.failures.fail(met_in(error.failure(), "while the ranks compared their NVLink domains"));
     return false;

@@ -40,11 +40,11 @@ milliseconds timeout_of(const Operation& operation, milliseconds timeout) {
 
 }  // namespace
 
-KernelExecutor::KernelExecutor(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+KernelExecutor::KernelExecutor(DeviceRegistry& registry, Bootstrap& bootstrap, const ChannelOptions& options,
                                std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order)
     : launcher_(std::move(launcher)),
       order_(std::move(order)),
-      resources_(registry, exchange, options, *launcher_),
+      resources_(registry, bootstrap, options, *launcher_),
       facts_{resources_.channel().shape, options.force, options.tuning, resources_.multicast().bytes != 0},
       diagnosis_(options.group, options.rank, options.name, options.describe),
       launched_(options.first_epoch),

@@ -28,7 +28,7 @@ namespace nvx {
 class KernelExecutor {
  public:
   /// Collective, on a thread whose current device is this rank's. Throws Error, on all ranks unless one has exited.
-  KernelExecutor(DeviceRegistry& registry, Exchange& exchange, const ChannelOptions& options,
+  KernelExecutor(DeviceRegistry& registry, Bootstrap& bootstrap, const ChannelOptions& options,
                  std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
   ~KernelExecutor();
 

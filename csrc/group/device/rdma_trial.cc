@@ -227,7 +227,7 @@ class Delivery {
 
 }  // namespace
 
-std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
+std::string why_no_rdma(Bootstrap& bootstrap, const RdmaTrialSetting& setting) {
   using Trial = std::shared_ptr<RdmaTrial>;
   Trial trial;
   Reason why{setting.obstacle};
@@ -238,7 +238,7 @@ std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
   } catch (const Error& error) {
     why.text = error.reason();
   }
-  auto all = exchange.all_gather(told(why, trial ? trial->address() : std::vector<std::byte>()));
+  auto all = bootstrap.all_gather(told(why, trial ? trial->address() : std::vector<std::byte>()));
   std::string worst = worst_of(all, setting.name);
   if (worst.empty()) {
     const Deadline deadline = Deadline::after(setting.timeout);
@@ -252,7 +252,7 @@ std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting) {
     }
     std::optional<Delivery> delivery;
     if (why.text.empty()) delivery.emplace(trial, setting.timeout);
-    worst = worst_of(exchange.all_gather(told(why)), setting.name);
+    worst = worst_of(bootstrap.all_gather(told(why)), setting.name);
   }
   if (trial) destroy_on_thread("the end of a trial of GPUDirect", std::move(trial), setting.timeout);
   return worst;

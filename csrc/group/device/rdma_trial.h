@@ -28,7 +28,7 @@ struct RdmaTrialSetting {
 };
 
 /// Collective over all ranks. Returns a reason why network cards cannot access the memory of the devices' pools, or do
-/// so more slowly than host memory; empty if they can. The same on all ranks. Throws Error if the exchange fails.
-std::string why_no_rdma(Exchange& exchange, const RdmaTrialSetting& setting);
+/// so more slowly than host memory; empty if they can. The same on all ranks. Throws Error if the bootstrap fails.
+std::string why_no_rdma(Bootstrap& bootstrap, const RdmaTrialSetting& setting);
 
 }  // namespace nvx

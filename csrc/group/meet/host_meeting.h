@@ -11,7 +11,7 @@
 #include "group/meet/group_options.h"
 #include "group/meet/store.h"
 #include "group/meet/topology.h"
-#include "memory/shm/handout.h"
+#include "memory/shm/host_relay.h"
 #include "memory/shm/neighbours.h"
 
 namespace nvx {
@@ -32,15 +32,15 @@ class HostMeeting {
   void enter(int64_t generation, const Hello& own);
   void leave();
   /// Whether another rank leads this one, and is there.
-  bool follows() const { return receipt_ && receipt_->open(); }
+  bool follows() const { return relay_client_ && relay_client_->open(); }
 
   /// The values that the leader reads from the store for the others; null on these.
-  Handout* handout() { return handout_.get(); }
+  HostRelay* relay() { return relay_.get(); }
   /// For the leader: passes a value on to the others.
   void give(const Value& value);
   /// Whether this rank gets values from its leader.
   bool is_given() const { return follows() && !reads_itself_; }
-  std::optional<Value> next(std::chrono::milliseconds span) { return receipt_->next(span); }
+  std::optional<Value> next(std::chrono::milliseconds span) { return relay_client_->next(span); }
   /// From now on, this rank reads the store itself: some value did not come.
   void read_itself() { reads_itself_ = true; }
   /// For the leader: tells the others why it gives up.
@@ -59,17 +59,17 @@ class HostMeeting {
   std::shared_ptr<Neighbour> met(int rank) const { return met_before(options_, rank); }
 
  private:
-  void look_at(const ProcessWatch& process, const Card& card);
+  void look_at(const ProcessWatch& process, const PeerInfo& info);
   void look_for_leader();
-  [[noreturn]] void end_as_died(const Card& card, const Ending& ending);
+  [[noreturn]] void end_as_died(const PeerInfo& info, const Ending& ending);
 
   Store& store_;
   const GroupOptions& options_;
   int64_t generation_ = 0;
-  std::unique_ptr<Handout> handout_;  // on the leader
-  std::unique_ptr<Receipt> receipt_;  // on the other ranks
-  Card leader_;                       // the other ranks' leader
-  bool leader_was_there_ = false;     // at the last proceed()
+  std::unique_ptr<HostRelay> relay_;           // on the leader
+  std::unique_ptr<RelayClient> relay_client_;  // on the other ranks
+  PeerInfo leader_;                            // the other ranks' leader
+  bool leader_was_there_ = false;              // at the last proceed()
   bool reads_itself_ = false;
 };
 

@@ -6,7 +6,7 @@
 
 #include "base/reason.h"
 #include "group/meet/gpu_topology.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/device_memory.h"
 
@@ -23,32 +23,32 @@ NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml) {
   throw Error(Code::kInvalid, "nvx: NVML does not list GPU " + facts.bus);
 }
 
-DomainCard domain_card(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience) {
-  DomainCard card;
-  card.rank = rank;
+DomainInfo domain_info(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience) {
+  DomainInfo info;
+  info.rank = rank;
   try {
     const auto domain =
         call_or_throw<NvlinkDomain>("asking NVML for the NVLink fabric", Deadline::after(patience), std::move(ask));
-    card.cluster = domain.cluster;
-    card.clique = domain.clique;
+    info.cluster = domain.cluster;
+    info.clique = domain.clique;
   } catch (const std::exception& error) {
-    put(card.why_none, without_name(error.what()));
+    put(info.why_none, without_name(error.what()));
   }
-  return card;
+  return info;
 }
 
-std::string why_no_domain(const std::vector<std::vector<std::byte>>& cards, const RankNames& name_of) {
-  const auto all = read_cards<DomainCard>(cards, 1, name_of);
+std::string why_no_domain(const std::vector<std::vector<std::byte>>& infos, const RankNames& name_of) {
+  const auto all = read_infos<DomainInfo>(infos, 1, name_of);
   std::string why;
   for (size_t r = 0; r < all.size(); ++r) {
-    const DomainCard& card = all[r];
-    if (card.magic != DomainCard::kMagic || card.rank != int32_t(r)) throw of_another_version(name_of(int(r)));
+    const DomainInfo& info = all[r];
+    if (info.magic != DomainInfo::kMagic || info.rank != int32_t(r)) throw of_another_version(name_of(int(r)));
     if (!why.empty()) continue;
-    if (card.cluster == decltype(card.cluster){}) {
-      why = name_of(int(r)) + ": " + text_of(card.why_none);
-    } else if (card.cluster != all[0].cluster) {
+    if (info.cluster == decltype(info.cluster){}) {
+      why = name_of(int(r)) + ": " + text_of(info.why_none);
+    } else if (info.cluster != all[0].cluster) {
       why = name_of(int(r)) + " and " + name_of(0) + " are in different NVLink clusters";
-    } else if (card.clique != all[0].clique) {
+    } else if (info.clique != all[0].clique) {
       why = name_of(int(r)) + " and " + name_of(0) + " are in different cliques of their NVLink cluster";
     }
   }

@@ -15,7 +15,7 @@
 namespace nvx {
 
 /// A rank's report of its GPU's domain. The layout is fixed. It comes from peers.
-struct DomainCard {
+struct DomainInfo {
   static constexpr uint32_t kMagic = 0x6b78766e;  // "nvxk"
   uint32_t magic = kMagic;
   int32_t rank = -1;
@@ -23,17 +23,17 @@ struct DomainCard {
   uint32_t clique = 0;
   char why_none[92] = {};
 };
-static_assert(sizeof(DomainCard) == 120);
+static_assert(sizeof(DomainInfo) == 120);
 
 /// The domain of the driver's GPU `device`: that of NVML's GPU on the same bus. Throws Error if it is in none.
 NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml);
 
-/// The rank's card with the domain that `ask` returns. If `ask` throws Error, or does not return within `patience`, the
-/// card has the reason.
-DomainCard domain_card(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience);
+/// The rank's description, with the domain that `ask` returns. If `ask` throws Error, or does not return within
+/// `patience`, the description has the reason.
+DomainInfo domain_info(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience);
 
-/// The reason why the ranks with these cards are not in one domain; empty if they are. A pure function: the same on all
-/// ranks. Throws Error if a card does not have this layout.
-std::string why_no_domain(const std::vector<std::vector<std::byte>>& cards, const RankNames& name_of);
+/// The reason why the ranks with these descriptions are not in one domain; empty if they are. A pure function: the same
+/// on all ranks. Throws Error if a description does not have this layout.
+std::string why_no_domain(const std::vector<std::vector<std::byte>>& infos, const RankNames& name_of);
 
 }  // namespace nvx

@@ -36,15 +36,15 @@ void begin_counters(kernel::Pad pad, uint32_t epoch) {
 
 SetUp::Made SetUp::meet() {
   std::shared_ptr<Neighbours> neighbours;
-  std::optional<Doorway> door;  // closes after give_up(): a rank that finds it closed finds the note, too
+  std::optional<IpcSocket> ipc;  // closes after give_up(): a rank that finds it closed finds the note, too
   try {
     neighbours = members_.neighbours = Neighbours::here();
-    door.emplace(*neighbours);
-    begin(*door);
+    ipc.emplace(*neighbours);
+    begin(*ipc);
     try {
-      find_members(*door);
-      map_peers(*door);
-      await_ready(*door);
+      find_members(*ipc);
+      map_peers(*ipc);
+      await_ready(*ipc);
       if (members_.topology.hosts.size() > 1) open_port();
     } catch (const Error& error) {
       meeting_.look_for_cause(error.code());
@@ -86,7 +86,7 @@ void SetUp::give_up(Made made, const Failure& why) {
 }
 
 /// Allocates the pad, and comes to the set-up. The pad has room for all ranks until the ranks of this host are known.
-void SetUp::begin(const Doorway& door) {
+void SetUp::begin(const IpcSocket& ipc) {
   Arena& arena = members_.neighbours->arena();
   members_.name = name();
   members_.rank = rank();
@@ -112,12 +112,12 @@ void SetUp::begin(const Doorway& door) {
   self.pad_bytes = members_.pad_span.bytes;
   self.ranks = uint32_t(size());
   std::ranges::copy(net::own_addresses(), self.addresses.begin());
-  std::memcpy(self.door, door.name().data(), std::min(door.name().size(), sizeof self.door - 1));
+  std::memcpy(self.socket, ipc.name().data(), std::min(ipc.name().size(), sizeof self.socket - 1));
   meeting_.begin(self, settings);
 }
 
 /// Gets all ranks and their hosts from the store.
-void SetUp::find_members(Doorway& door) {
+void SetUp::find_members(IpcSocket& ipc) {
   members_.topology =
       Topology::from(meeting_.exchange_hellos(deadline_), [&](int r) { return meeting_.settings_of(r); });
   members_.topology.global_ranks = options_.global_ranks;
@@ -125,7 +125,7 @@ void SetUp::find_members(Doorway& door) {
   static std::atomic<bool> said{false};
   const std::string doubt = rank() == 0 ? members_.topology.doubt() : "";
   if (!doubt.empty() && !said.exchange(true)) NVX_LOG(kWarn, "%s. Next: %s", doubt.c_str(), Topology::kIfInDoubt);
-  door.hand_out(meeting_.handout());
+  ipc.serve_with(meeting_.relay());
   members_.facts = facts_of(members_.topology, rank(), tuning_);
   if (const std::string tuned = tuning_.text(); !tuned.empty())
     NVX_LOG(kInfo, "group %s: tuned: %s", name().c_str(), tuned.c_str());
@@ -144,25 +144,25 @@ void SetUp::shrink_pad() {
   span.bytes = bytes;
 }
 
-void SetUp::map_peers(Doorway& door) {
+void SetUp::map_peers(IpcSocket& ipc) {
   Neighbours& neighbours = *members_.neighbours;
   const Topology& topology = members_.topology;
   const std::vector<int>& here = members_.here();
   std::vector<std::shared_ptr<Neighbour>>& peers = members_.peers;
   const ArenaId own = neighbours.arena().id();
-  std::vector<Doorway::Wanted> wanted;
+  std::vector<IpcSocket::Wanted> wanted;
   peers.resize(here.size());
   for (size_t s = 0; s < peers.size(); ++s) {
     const Hello& hello = topology.ranks[size_t(here[s])];
     if (hello.arena == own || (peers[s] = neighbours.find(hello.arena))) continue;
-    const auto same = [&](const Doorway::Wanted& w) { return w.id == hello.arena; };
+    const auto same = [&](const IpcSocket::Wanted& w) { return w.id == hello.arena; };
     if (std::none_of(wanted.begin(), wanted.end(), same))
-      wanted.push_back({hello.arena, hello.door, pid_t(hello.pid), topology.describe(here[s]), here[s]});
+      wanted.push_back({hello.arena, hello.socket, pid_t(hello.pid), topology.describe(here[s]), here[s]});
   }
   const auto look = [&] {
     meeting_.look_around([] { return std::string("the memory of a rank of this host has not arrived"); });
   };
-  const auto fetched = door.fetch(wanted, deadline_, look);
+  const auto fetched = ipc.fetch(wanted, deadline_, look);
   const size_t bytes = kernel::PadLayout(peers.size()).bytes();
   for (size_t s = 0; s < peers.size(); ++s) {
     const size_t r = size_t(here[s]);
@@ -192,7 +192,7 @@ void SetUp::map_peers(Doorway& door) {
   meeting_.watch([this] { check_local_ranks(); });
 }
 
-void SetUp::await_ready(Doorway& door) {
+void SetUp::await_ready(IpcSocket& ipc) {
   signal(members_.own_pad().header().ready.flag, 1);
   for (int s = 0; s < members_.local_ranks(); ++s) {
     const int r = members_.here()[size_t(s)];
@@ -202,7 +202,7 @@ void SetUp::await_ready(Doorway& door) {
         relax();
         continue;
       }
-      door.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
+      ipc.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
       if (looks % 64 != 0) continue;
       meeting_.look_around([&] { return members_.topology.describe(r) + " has not mapped the memory of the others"; });
       if (deadline_.passed(Clock::now())) {

@@ -36,11 +36,11 @@ class SetUp {
 
  private:
   Made made();
-  void begin(const Doorway& door);
-  void find_members(Doorway& door);
+  void begin(const IpcSocket& ipc);
+  void find_members(IpcSocket& ipc);
   void shrink_pad();
-  void map_peers(Doorway& door);
-  void await_ready(Doorway& door);
+  void map_peers(IpcSocket& ipc);
+  void await_ready(IpcSocket& ipc);
   void check_local_ranks();
   std::vector<AddressPrefix> sources() const;
   std::shared_ptr<net::Messenger> messenger() const;

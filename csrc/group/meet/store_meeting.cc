@@ -41,7 +41,7 @@ void StoreMeeting::begin(const Hello& own, const std::string& settings) {
 /// Lets the ranks of this host, and rank 0, see this process, then writes its hello.
 void StoreMeeting::enter(int64_t generation) {
   host_.enter(generation, own_);
-  far_.enter(generation, own_, host_.handout() != nullptr);
+  far_.enter(generation, own_, host_.relay() != nullptr);
   const std::string value = std::string(reinterpret_cast<const char*>(&own_), sizeof own_) + settings_;
   store_.set(key_in(generation, hello_of(rank())), {value.begin(), value.end()});
 }

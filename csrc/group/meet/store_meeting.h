@@ -49,8 +49,8 @@ class StoreMeeting {
   /// which one of the ranks may serve.
   void look_for_cause(Code code);
 
-  /// The values that this rank reads for the others of its host; null if it does not. Its doorway hands them out.
-  Handout* handout() { return host_.handout(); }
+  /// The values that this rank reads for the others of its host; null if it does not. Its IPC socket hands them out.
+  HostRelay* relay() { return host_.relay(); }
   /// Call after the last `fetch()`.
   void stop_sharing() { host_.leave(); }
 

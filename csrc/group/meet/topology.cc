@@ -196,7 +196,7 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
                       std::to_string(hello.wire_version) + ", this rank " + std::to_string(Hello::kWire),
                   kOneVersion);
     }
-    if (!terminated(hello.host_name) || !terminated(hello.door) || !terminated(hello.version)) {
+    if (!terminated(hello.host_name) || !terminated(hello.socket) || !terminated(hello.version)) {
       throw Error(Code::kMismatch, "nvx: a rank's description in the store is damaged");
     }
   }

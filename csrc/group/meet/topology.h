@@ -43,7 +43,7 @@ struct Hello {
   /// The source addresses of this rank's connections to other hosts; ends with 0.
   std::array<AddressBytes, net::kMostAddresses> addresses = {};
   char host_name[48] = {};
-  char door[48] = {};
+  char socket[48] = {};
   char version[16] = {};
 };
 static_assert(sizeof(Hello) == 512);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/per_process.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
 
 namespace nvx {
@@ -75,12 +75,12 @@ std::shared_ptr<Symmetric> Symmetric::meet(const Parts& group, const SymmetricBl
   const Members& members = core.members;
   check_one_host(members);
   const std::shared_ptr<Symmetric> made(new Symmetric(core, mine));
-  const Card card{mine, made->ledger_span_.offset, bool(made->ledger_span_)};
-  const std::vector<Card> cards = gather(core, group.execute, core.next_number(), kPurpose, card);
-  for (int r = 0; r < members.size(); ++r) check_alike(members, r, cards[size_t(r)].block, cards[0].block);
+  const Info info{mine, made->ledger_span_.offset, bool(made->ledger_span_)};
+  const std::vector<Info> infos = gather(core, group.execute, core.next_number(), kPurpose, info);
+  for (int r = 0; r < members.size(); ++r) check_alike(members, r, infos[size_t(r)].block, infos[0].block);
   Mapped mapped{1, {}};
   try {
-    made->map(group, cards, base);
+    made->map(group, infos, base);
   } catch (const Error& error) {
     mapped.done = 0;
     nvx::put(mapped.why_not, error.reason());
@@ -94,45 +94,45 @@ std::shared_ptr<Symmetric> Symmetric::meet(const Parts& group, const SymmetricBl
   return made;
 }
 
-void Symmetric::map(const Parts& group, const std::vector<Card>& cards, std::byte* base) {
+void Symmetric::map(const Parts& group, const std::vector<Info>& infos, std::byte* base) {
   const Members& members = group.core.members;
   base_[size_t(rank_)] = base;
   for (int r = 0; r < size(); ++r) {
     try {
-      map_peer(group, r, cards[size_t(r)]);
+      map_peer(group, r, infos[size_t(r)]);
     } catch (const Error& error) {
       throw Error(error.code(), "nvx: the memory of " + members.topology.describe(r) + ": " + error.reason());
     }
   }
 }
 
-void Symmetric::map_peer(const Parts& group, int rank, const Card& card) {
+void Symmetric::map_peer(const Parts& group, int rank, const Info& info) {
   const Members& members = group.core.members;
   const int s = members.local_rank_of(rank);
-  NVX_CHECK(card.has_ledger, "it has none left");
+  NVX_CHECK(info.has_ledger, "it has none left");
   Peer& peer = peers_[size_t(rank)];
   peer.process = members.peers[size_t(s)];
   if (peer.process) peer.tensors = peer.process->tensors();
   const auto tensors =
       peer.tensors ? std::span(peer.tensors->base(), peer.tensors->size()) : neighbours_->tensors().all();
-  std::byte* const ledger = part_of(tensors, card.ledger, Ledger::bytes(peers_.size()));
+  std::byte* const ledger = part_of(tensors, info.ledger, Ledger::bytes(peers_.size()));
   ledgers_[size_t(rank)] = reinterpret_cast<Ledger*>(ledger);
   if (rank == rank_) return;
   const uint64_t bytes = mine_.pad + mine_.pad_bytes;
   if (!group.pool_of) {
-    base_[size_t(rank)] = part_of(tensors, card.block.offset, bytes);
+    base_[size_t(rank)] = part_of(tensors, info.block.offset, bytes);
     return;
   }
   peer.pool = group.pool_of(s);
   NVX_CHECK(peer.pool && !peer.pool->is_given_up(), "its GPU's memory is not reachable from this GPU");
   const Deadline deadline = Deadline::after(group.core.waits.span_of(std::chrono::milliseconds(0)));
-  check_part(UINT64_MAX, card.block.offset, bytes);
+  check_part(UINT64_MAX, info.block.offset, bytes);
   (void)call_or_throw<bool>("mapping its pool", deadline,
-                            [pool = peer.pool, end = card.block.offset + bytes, deadline] {
+                            [pool = peer.pool, end = info.block.offset + bytes, deadline] {
                               pool->catch_up(end, deadline);
                               return true;
                             });
-  base_[size_t(rank)] = reinterpret_cast<std::byte*>(peer.pool->base() + card.block.offset);
+  base_[size_t(rank)] = reinterpret_cast<std::byte*>(peer.pool->base() + info.block.offset);
 }
 
 void Symmetric::begin_use(const Parts& group) {

@@ -74,7 +74,7 @@ class Symmetric {
     Left& left(int rank) { return reinterpret_cast<Left*>(this + 1)[rank]; }
     static size_t bytes(size_t ranks) { return sizeof(Ledger) + ranks * sizeof(Left); }
   };
-  struct Card {
+  struct Info {
     SymmetricBlock block;
     uint64_t ledger;  // its offset in the `TensorMemory` of its process
     uint64_t has_ledger;
@@ -94,8 +94,8 @@ class Symmetric {
   };
 
   Symmetric(const Core& core, const SymmetricBlock& mine);
-  void map(const Parts& group, const std::vector<Card>& cards, std::byte* base);
-  void map_peer(const Parts& group, int rank, const Card& card);
+  void map(const Parts& group, const std::vector<Info>& infos, std::byte* base);
+  void map_peer(const Parts& group, int rank, const Info& info);
   void begin_use(const Parts& group);
   Status swap(Core& core, const char* what, int peer, std::atomic<uint32_t>& word, uint32_t from, uint32_t to,
               const WaitRules& rules);

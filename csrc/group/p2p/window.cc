@@ -23,18 +23,18 @@ std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Mem
 
 void Window::meet(const Parts& group, bool offered) {
   const auto ranks = size_t(members_.size());
-  const Card card{core_.next_number(), mine_.share, offered};
-  const std::vector<Card> cards = gather(core_, group.execute, card.number, "window", card);
+  const Info info{core_.next_number(), mine_.share, offered};
+  const std::vector<Info> infos = gather(core_, group.execute, info.number, "window", info);
   std::string without;
   for (size_t r = 0; r < ranks; ++r) {
-    const Share& share = cards[r].share;
+    const Share& share = infos[r].share;
     const bool possible = share.element_bytes != 0 && share.elements <= SIZE_MAX / share.element_bytes;
-    if (!cards[r].offered || !possible) without += (without.empty() ? "" : ", ") + members_.topology.describe(int(r));
+    if (!infos[r].offered || !possible) without += (without.empty() ? "" : ", ") + members_.topology.describe(int(r));
     shares_[r] = share;
   }
   NVX_CHECK(without.empty(), "no window was created in group " + members_.name + ", because a tensor was refused on " +
                                  without + ". Next: see the error there, and call tensor_register again on all ranks");
-  number_ = cards[0].number;
+  number_ = infos[0].number;
 }
 
 int64_t Window::tag(Channel channel) const {

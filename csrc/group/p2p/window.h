@@ -65,8 +65,8 @@ class Window : public std::enable_shared_from_this<Window> {
   };
   static_assert(sizeof(Note) == 24);
   enum class Channel { kNotes, kSignals, kEnds, kCount };
-  /// The ranks exchange cards when they open the window.
-  struct Card {
+  /// The ranks exchange this when they open the window.
+  struct Info {
     uint64_t number;
     Share share;
     uint64_t offered;

@@ -6,7 +6,7 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "base/per_process.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/mapping_setup.h"
 
@@ -63,7 +63,7 @@ class MulticastObject {
 namespace {
 
 /// The end of a rank's step. Fixed layout; comes from peers.
-struct MulticastCard {
+struct MulticastInfo {
   static constexpr uint32_t kMagic = 0x6d78766e;  // "nvxm"
   uint32_t magic = kMagic;
   int32_t rank = -1;
@@ -71,7 +71,7 @@ struct MulticastCard {
   HandleBytes handle{};
   char why_not[160] = {};  // empty: the step succeeded
 };
-static_assert(sizeof(MulticastCard) == 16 + 64 + 160);
+static_assert(sizeof(MulticastInfo) == 16 + 64 + 160);
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
@@ -116,21 +116,21 @@ class MappingSetup::Steps {
   /// Performs `own` on a thread, within the deadline, and then `then` on this one. Returns whether all ranks have
   /// succeeded; if not, `why_no_multicast()` has the reason of the first one that has not.
   bool all(
-      const char* what, const std::function<MulticastCard()>& own, const std::function<void()>& then = [] {}) {
+      const char* what, const std::function<MulticastInfo()>& own, const std::function<void()>& then = [] {}) {
     const MappingOptions& options = setup_.options_;
-    MulticastCard card;
+    MulticastInfo info;
     try {
-      card = call_or_throw<MulticastCard>(what, Deadline::after(options.timeout), own);
+      info = call_or_throw<MulticastInfo>(what, Deadline::after(options.timeout), own);
       then();
     } catch (const Error& error) {
       hung_ = error.code() == Code::kTimeout;
-      put(card.why_not, error.reason());
+      put(info.why_not, error.reason());
     }
-    card.rank = options.rank;
-    cards_ = read_cards<MulticastCard>(setup_.exchange_.all_gather(bytes_of(card)), 1, options.name);
-    for (size_t r = 0; r < cards_.size(); ++r) {
-      const std::string said = text_of(cards_[r].why_not);
-      if (cards_[r].magic != MulticastCard::kMagic || cards_[r].rank != int32_t(r))
+    info.rank = options.rank;
+    infos_ = read_infos<MulticastInfo>(setup_.bootstrap_.all_gather(bytes_of(info)), 1, options.name);
+    for (size_t r = 0; r < infos_.size(); ++r) {
+      const std::string said = text_of(infos_[r].why_not);
+      if (infos_[r].magic != MulticastInfo::kMagic || infos_[r].rank != int32_t(r))
         throw of_another_version(options.name(int(r)));
       if (said.empty()) continue;
       setup_.mappings_.why_no_multicast_ = options.name(int(r)) + ": " + said;
@@ -138,7 +138,7 @@ class MappingSetup::Steps {
     }
     return true;
   }
-  const std::vector<MulticastCard>& cards() const { return cards_; }
+  const std::vector<MulticastInfo>& infos() const { return infos_; }
   std::unique_ptr<MulticastSpan> done(size_t offset) {
     return std::make_unique<MulticastSpan>(*setup_.mappings_.arena_, std::exchange(span, Span{}), offset,
                                            std::move(*object));
@@ -150,7 +150,7 @@ class MappingSetup::Steps {
 
  private:
   MappingSetup& setup_;
-  std::vector<MulticastCard> cards_;
+  std::vector<MulticastInfo> infos_;
   bool hung_ = false;  // this rank's step has not returned, so the driver may still complete it
 };
 
@@ -162,8 +162,8 @@ std::string MappingSetup::why_no_multicast() const {
   for (size_t a = 0; a < ranks(); ++a) {
     for (size_t b = a + 1; b < ranks(); ++b) {
       const std::string both = options_.name(int(a)) + " and " + options_.name(int(b));
-      if (cards_[a].process == cards_[b].process) return both + " are one process";
-      if (cards_[a].uuid == cards_[b].uuid) return both + " share a GPU";
+      if (infos_[a].process == infos_[b].process) return both + " are one process";
+      if (infos_[a].uuid == infos_[b].uuid) return both + " share a GPU";
       if (!pairs_[a * ranks() + b].fine()) return both + " do not reach each other's GPU memory";
     }
   }
@@ -180,15 +180,15 @@ void MappingSetup::share_multicast() {
   Steps steps(*this);
   const auto ask = [driver = registry_.driver(), device = options_.device, ranks = options_.ranks,
                     kind = mappings_.agreement_.kind] {
-    MulticastCard card;
-    demand(*driver, driver->multicast_granularity(device, kind, ranks, &card.granularity), "cuMulticastGetGranularity",
+    MulticastInfo info;
+    demand(*driver, driver->multicast_granularity(device, kind, ranks, &info.granularity), "cuMulticastGetGranularity",
            device);
-    return card;
+    return info;
   };
   if (!steps.all("asking for multicast", ask)) return;
   constexpr uint64_t kMost = uint64_t(1) << 30;
   uint64_t granularity = 1;
-  for (const MulticastCard& card : steps.cards()) granularity = std::max(granularity, card.granularity);
+  for (const MulticastInfo& info : steps.infos()) granularity = std::max(granularity, info.granularity);
   if (granularity > kMost || (granularity & (granularity - 1)) != 0)
     throw Error(Code::kMismatch, "nvx: a rank describes multicast memory that it cannot have");
   const size_t bytes = round_up(options_.multicast_bytes, granularity);
@@ -196,14 +196,14 @@ void MappingSetup::share_multicast() {
   const auto fd = std::make_shared<Fd>();
   const auto create = [=, object = steps.object, driver = registry_.driver(), device = options_.device,
                        ranks = options_.ranks, kind = mappings_.agreement_.kind] {
-    MulticastCard card;
-    if (!first) return card;
+    MulticastInfo info;
+    if (!first) return info;
     *object = std::make_shared<MulticastObject>(driver, device, bytes, "cuMulticastCreate", [&](DeviceMemory* made) {
       return driver->create_multicast(device, kind, ranks, bytes, made);
     });
     if (by_fd) *fd = (*object)->export_fd();
-    if (!by_fd) card.handle = (*object)->export_fabric();
-    return card;
+    if (!by_fd) info.handle = (*object)->export_fabric();
+    return info;
   };
   std::vector<bool> others(ranks(), true), sender(ranks(), false);
   others[0] = false, sender[0] = by_fd && !first;
@@ -214,7 +214,7 @@ void MappingSetup::share_multicast() {
   if (!steps.all("creating a multicast object", create, send)) return;
   if (!first && by_fd) *fd = std::move(collect(sender)[0]);
   const auto join = [=, object = steps.object, driver = registry_.driver(), device = options_.device,
-                     handle = steps.cards()[0].handle] {
+                     handle = steps.infos()[0].handle] {
     NVX_CHECK(first || !by_fd || *fd, "the multicast object of rank 0 did not arrive");
     const auto import = [&](DeviceMemory* made) {
       return by_fd ? driver->import_fd(device, fd->get(), made) : driver->import_fabric(device, handle, made);
@@ -222,7 +222,7 @@ void MappingSetup::share_multicast() {
     if (!first)
       *object = std::make_shared<MulticastObject>(driver, device, bytes, "cuMemImportFromShareableHandle", import);
     (*object)->join();
-    return MulticastCard();
+    return MulticastInfo();
   };
   if (!steps.all("joining a multicast object", join)) return;
 
@@ -236,7 +236,7 @@ void MappingSetup::share_multicast() {
   const auto bind = [=, object = steps.object, region = mappings_.arena_->hold()] {
     if (!full.empty()) throw Error(Code::kSystem, full);
     (*object)->bind(region, offset);
-    return MulticastCard();
+    return MulticastInfo();
   };
   if (!steps.all("binding memory to a multicast object", bind)) return;
   mappings_.multicast_ = steps.done(offset);

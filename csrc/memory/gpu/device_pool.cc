@@ -45,7 +45,7 @@ void DevicePool::grow(uint64_t bytes) {
       "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " + std::to_string(device());
   if (stuck_) throw Error(Code::kTimeout, "nvx: " + what + ": the driver has not returned from an earlier call");
   const uint64_t before = grown(), more = up_to_multiple(bytes, granule_);
-  if (before == 0) options_.open_door();
+  if (before == 0) options_.start_server();
   try {
     (void)call_or_throw<bool>(what, Deadline::after(options_.timeout), [region = region_, kind = options_.kind, more] {
       DeviceMemory memory = 0;

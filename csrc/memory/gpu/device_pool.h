@@ -21,7 +21,7 @@ class DevicePool {
   struct Options {
     ShareKind kind = ShareKind::kFd;       ///< kFd or kFabric
     std::chrono::milliseconds timeout{0};  ///< how long this process waits for its own device
-    std::function<void()> open_door = [] {
+    std::function<void()> start_server = [] {
     };  ///< called before the first memory is created; opens the socket at which peers request it
   };
 

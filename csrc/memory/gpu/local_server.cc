@@ -36,19 +36,19 @@ void LocalServer::serve() {
   bool rests = false;
   for (;;) {
     std::vector<pollfd> asked{{end_.get(), POLLIN, 0}, {listener_.get(), short(rests ? 0 : POLLIN), 0}};
-    for (const LocalSocket& guest : guests_) asked.push_back({guest.get(), POLLIN, 0});
+    for (const LocalSocket& client : clients_) asked.push_back({client.get(), POLLIN, 0});
     const int came = poll(asked.data(), asked.size(), rests ? kRestMs : -1);
     if (came < 0 && errno != EINTR) return;
     if (came < 0) continue;
     if (asked[0].revents) return;
-    auto guest = guests_.begin();
+    auto client = clients_.begin();
     for (size_t i = 2; i < asked.size(); ++i) {
-      const auto next = std::next(guest);
+      const auto next = std::next(client);
       if (asked[i].revents) {
-        hear(*guest);
-        guests_.erase(guest);
+        hear(*client);
+        clients_.erase(client);
       }
-      guest = next;
+      client = next;
     }
     rests = false;
     if (!asked[1].revents) continue;
@@ -61,16 +61,16 @@ void LocalServer::serve() {
 }
 
 void LocalServer::let_in() {
-  accept_guests(listener_, [this](LocalSocket guest) {
-    guests_.push_back(std::move(guest));
-    if (guests_.size() <= kMostGuests) return;
-    hear(guests_.front());  // its packet may have arrived meanwhile
-    guests_.pop_front();
+  accept_clients(listener_, [this](LocalSocket client) {
+    clients_.push_back(std::move(client));
+    if (clients_.size() <= kMostClients) return;
+    hear(clients_.front());  // its packet may have arrived meanwhile
+    clients_.pop_front();
   });
 }
 
-void LocalServer::hear(const LocalSocket& guest) {
-  contain("handing over GPU memory", [&] { hear_(guest); });
+void LocalServer::hear(const LocalSocket& client) {
+  contain("handing over GPU memory", [&] { hear_(client); });
 }
 
 }  // namespace nvx

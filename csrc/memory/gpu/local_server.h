@@ -14,7 +14,7 @@ namespace nvx {
 class LocalServer {
  public:
   /// Reads the packet, and may answer, on the server's thread. Exceptions are logged.
-  using Hear = std::function<void(const LocalSocket& guest)>;
+  using Hear = std::function<void(const LocalSocket& client)>;
 
   /// Throws Error if the socket cannot be opened.
   LocalServer(const std::string& name, Hear hear);
@@ -23,15 +23,15 @@ class LocalServer {
  private:
   void serve();
   void let_in();
-  void hear(const LocalSocket& guest);
+  void hear(const LocalSocket& client);
 
-  /// Above this number, the oldest guests that have sent nothing are closed to make room.
-  static constexpr size_t kMostGuests = 64;
+  /// Above this number, the oldest clients that have sent nothing are closed to make room.
+  static constexpr size_t kMostClients = 64;
 
   const Hear hear_;
   LocalSocket listener_;
   Fd end_;  // readable when the thread must end
-  std::list<LocalSocket> guests_;
+  std::list<LocalSocket> clients_;
   std::thread thread_;
 };
 

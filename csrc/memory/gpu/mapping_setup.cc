@@ -17,12 +17,12 @@ MappingSetup::~MappingSetup() {
   }
 }
 
-void MappingSetup::introduce() {
-  DeviceCard card;
-  card.rank = options_.rank;
-  card.device = options_.device;
-  card.host = options_.host;
-  card.process = registry_.id();
+void MappingSetup::exchange_infos() {
+  DeviceInfo info;
+  info.rank = options_.rank;
+  info.device = options_.device;
+  info.host = options_.host;
+  info.process = registry_.id();
   if (!found_) found_ = registry_.probe(options_.device, options_.timeout);
   probe_ = *found_;
   if (const DeviceArena* made = registry_.made(options_.device)) {
@@ -33,17 +33,17 @@ void MappingSetup::introduce() {
           std::string("its memory was made before, for another group, by ") + name(made->region().kind());
     }
   }
-  card.kinds = probe_.kinds;
-  for (int kind = 0; kind < kShareKinds; ++kind) put(card.why_not[kind], probe_.why_not[kind]);
-  card.uuid = probe_.facts.uuid;
-  put(card.socket, socket_name_);
-  cards_ = read_cards<DeviceCard>(exchange_.all_gather(bytes_of(card)), 1, options_.name);
+  info.kinds = probe_.kinds;
+  for (int kind = 0; kind < kShareKinds; ++kind) put(info.why_not[kind], probe_.why_not[kind]);
+  info.uuid = probe_.facts.uuid;
+  put(info.socket, socket_name_);
+  infos_ = read_infos<DeviceInfo>(bootstrap_.all_gather(bytes_of(info)), 1, options_.name);
   for (size_t r = 0; r < ranks(); ++r) {
-    const DeviceCard& other = cards_[r];
-    if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
+    const DeviceInfo& other = infos_[r];
+    if (other.magic != DeviceInfo::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
       throw of_another_version(options_.name(int(r)));
   }
-  mappings_.agreement_ = agree_on_kind(cards_, options_.name);
+  mappings_.agreement_ = agree_on_kind(infos_, options_.name);
 }
 
 /// If no process can map the arena now, members of later groups may: it is made by the kind that most have.
@@ -86,9 +86,9 @@ void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
     const std::string other = options_.name(int(r));
-    const LocalSocket guest = connect_or_throw(text_of(cards_[r].socket), "the Unix socket of " + other, deadline);
+    const LocalSocket client = connect_or_throw(text_of(infos_[r].socket), "the Unix socket of " + other, deadline);
     const Handover handover{Handover::kMagic, options_.rank, turn_, 0, mappings_.arena_->id()};
-    if (!send_packet(guest, &handover, sizeof handover, {&fd, 1}))
+    if (!send_packet(client, &handover, sizeof handover, {&fd, 1}))
       throw Error(Code::kPeerDied, "nvx: " + other + " ended before it received this rank's memory");
   }
 }
@@ -110,7 +110,7 @@ std::optional<std::vector<Fd>> MappingSetup::trade(Offer mine, const std::functi
 
 bool MappingSetup::exchange_offers(const Offer& mine) {
   touched_ = mine.state == Offer::kHere;
-  offers_ = read_cards<Offer>(exchange_.all_gather(bytes_of(mine)), 1, options_.name);
+  offers_ = read_infos<Offer>(bootstrap_.all_gather(bytes_of(mine)), 1, options_.name);
   constexpr uint64_t kMost = uint64_t(1) << 40;
   bool anew = false;
   for (size_t r = 0; r < ranks(); ++r) {
@@ -133,11 +133,11 @@ bool MappingSetup::exchange_offers(const Offer& mine) {
 }
 
 /// Handles a connection to this rank's server, on the server's thread.
-void MappingSetup::receive_fd(const LocalSocket& guest) {
+void MappingSetup::receive_fd(const LocalSocket& client) {
   Handover handover;
   Fd fd;
   try {
-    if (!receive_packet(guest, &handover, sizeof handover, {&fd, 1})) return;
+    if (!receive_packet(client, &handover, sizeof handover, {&fd, 1})) return;
   } catch (const Error& error) {  // the process has reached its descriptor limit
     MutexLock lock(mutex_);
     refused_ = error.failure();
@@ -181,13 +181,13 @@ Deadline MappingSetup::soon() const {
 
 /// The memory of a rank of this process, made accessible to this rank's device.
 std::shared_ptr<DeviceRegion> MappingSetup::open(size_t r, ShareKind kind) {
-  DeviceArena* const arena = registry_.made(cards_[r].device);
+  DeviceArena* const arena = registry_.made(infos_[r].device);
   NVX_CHECK(arena && arena->id() == offers_[r].arena && arena->region().bytes() == offers_[r].bytes,
             "it is not this process's arena of that GPU");
   if (kind == ShareKind::kHost) return arena->hold_fallback();
   return call_or_throw<std::shared_ptr<DeviceRegion>>(
       "giving access to GPU " + std::to_string(options_.device), soon(),
-      [driver = registry_.driver(), device = options_.device, peer = cards_[r].device, theirs = arena->hold()] {
+      [driver = registry_.driver(), device = options_.device, peer = infos_[r].device, theirs = arena->hold()] {
         demand_reach(*driver, device, peer);
         theirs->open_to(device);
         return theirs;
@@ -251,7 +251,7 @@ std::vector<PairVerdict> MappingSetup::tell_findings(const std::vector<PairVerdi
     put(findings[r].why, mine[r].why);
   }
   const auto told =
-      read_cards<Finding>(exchange_.all_gather(std::as_bytes(std::span(findings))), ranks(), options_.name);
+      read_infos<Finding>(bootstrap_.all_gather(std::as_bytes(std::span(findings))), ranks(), options_.name);
   std::vector<PairVerdict> all;
   for (const Finding& finding : told)
     all.push_back({PairState(std::min(finding.state, uint32_t(PairState::kCorrupt))), text_of(finding.why)});

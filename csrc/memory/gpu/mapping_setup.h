@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/mutex.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/local_server.h"
 #include "memory/gpu/peer_mappings.h"
@@ -55,19 +55,19 @@ struct Finding {
 /// The state that exists only while a PeerMappings is being made.
 class MappingSetup {
  public:
-  MappingSetup(PeerMappings& mappings, DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options)
+  MappingSetup(PeerMappings& mappings, DeviceRegistry& registry, Bootstrap& bootstrap, const MappingOptions& options)
       : mappings_(mappings),
         registry_(registry),
-        exchange_(exchange),
+        bootstrap_(bootstrap),
         options_(options),
         socket_name_(fresh_socket_name()),
         budget_(Deadline::after(options.timeout + std::chrono::milliseconds(1))),
-        server_(socket_name_, [this](const LocalSocket& guest) { receive_fd(guest); }) {}
+        server_(socket_name_, [this](const LocalSocket& client) { receive_fd(client); }) {}
   ~MappingSetup();
 
   /// Each rank sends its properties, and all agree on a kind.
-  void introduce();
-  /// Returns false if the ranks must introduce themselves again, because a rank's arena has become of another kind.
+  void exchange_infos();
+  /// Returns false if the ranks must call exchange_infos() again, because a rank's arena has become of another kind.
   bool share_arenas();
   void share_fallbacks();
   /// Makes a multicast object if the options ask for it. On any failure there is none on any rank, for a reason that
@@ -79,13 +79,13 @@ class MappingSetup {
   std::string why_no_multicast() const;
   size_t ranks() const { return size_t(options_.ranks); }
   size_t me() const { return size_t(options_.rank); }
-  const DeviceCard& own() const { return cards_[me()]; }
-  bool same_process(size_t r) const { return cards_[r].process == own().process; }
-  bool same_host(size_t r) const { return cards_[r].host == own().host; }
+  const DeviceInfo& own() const { return infos_[me()]; }
+  bool same_process(size_t r) const { return infos_[r].process == own().process; }
+  bool same_host(size_t r) const { return infos_[r].host == own().host; }
   /// If the driver does not identify its GPUs, compares the process and the device number.
   bool same_gpu(size_t r) const {
-    if (own().uuid != decltype(own().uuid){}) return cards_[r].uuid == own().uuid;
-    return same_process(r) && cards_[r].device == own().device;
+    if (own().uuid != decltype(own().uuid){}) return infos_[r].uuid == own().uuid;
+    return same_process(r) && infos_[r].device == own().device;
   }
 
   ShareKind kind_to_make() const;
@@ -94,7 +94,7 @@ class MappingSetup {
   std::optional<std::vector<Fd>> trade(Offer mine, const std::function<void(Offer&)>& fill,
                                        const std::vector<bool>& over_socket);
   bool exchange_offers(const Offer& mine);
-  void receive_fd(const LocalSocket& guest) EXCLUDES(mutex_);
+  void receive_fd(const LocalSocket& client) EXCLUDES(mutex_);
   std::vector<Fd> collect(const std::vector<bool>& from) EXCLUDES(mutex_);
   std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind);
   std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd);
@@ -117,13 +117,13 @@ class MappingSetup {
 
   PeerMappings& mappings_;
   DeviceRegistry& registry_;
-  Exchange& exchange_;
+  Bootstrap& bootstrap_;
   const MappingOptions options_;
   const std::string socket_name_;
   std::optional<ShareProbe> found_;  // kinds that this process can export ...
   ShareProbe probe_;                 // ... without those that its arena is not made by
   uint32_t turn_ = 0;                // of offers
-  std::vector<DeviceCard> cards_;
+  std::vector<DeviceInfo> infos_;
   std::vector<Offer> offers_;
   std::vector<PairVerdict> pairs_;  // indexed by both ranks: whether each pair can use its arenas
   Span check_;

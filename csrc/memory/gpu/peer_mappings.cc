@@ -9,27 +9,27 @@
 namespace nvx {
 namespace {
 
-bool one_process(std::span<const DeviceCard> cards) {
-  return std::ranges::all_of(cards, [&](const DeviceCard& c) { return c.process == cards[0].process; });
+bool one_process(std::span<const DeviceInfo> infos) {
+  return std::ranges::all_of(infos, [&](const DeviceInfo& c) { return c.process == infos[0].process; });
 }
 
-bool one_host(std::span<const DeviceCard> cards) {
-  return std::ranges::all_of(cards, [&](const DeviceCard& c) { return c.host == cards[0].host; });
+bool one_host(std::span<const DeviceInfo> infos) {
+  return std::ranges::all_of(infos, [&](const DeviceInfo& c) { return c.host == infos[0].host; });
 }
 
 }  // namespace
 
-ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames& name_of) {
-  if (one_process(cards)) return {ShareKind::kPointer, ""};
+ShareAgreement agree_on_kind(std::span<const DeviceInfo> infos, const RankNames& name_of) {
+  if (one_process(infos)) return {ShareKind::kPointer, ""};
   ShareAgreement agreement;
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc, ShareKind::kHost}) {
-    const auto lacks = [&](const DeviceCard& card) { return !(card.kinds >> int(kind) & 1); };
-    const auto without = std::ranges::find_if(cards, lacks);
+    const auto lacks = [&](const DeviceInfo& info) { return !(info.kinds >> int(kind) & 1); };
+    const auto without = std::ranges::find_if(infos, lacks);
     std::string& why = agreement.why_not_better;
-    if (without != cards.end()) {
+    if (without != infos.end()) {
       why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": " + name_of(without->rank) + ": " +
              text_of(without->why_not[int(kind)]);
-    } else if (kind != ShareKind::kFabric && !one_host(cards)) {
+    } else if (kind != ShareKind::kFabric && !one_host(infos)) {
       why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": the ranks are on several hosts";
     } else {
       agreement.kind = kind;
@@ -72,7 +72,7 @@ bool MappingSetup::share_arenas() {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : agreed;
     mappings_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, offers_[r].arena, same_gpu(r), ""};
     for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
-      if (cards_[r].process != cards_[b].process)
+      if (infos_[r].process != infos_[b].process)
         pairs_[r * ranks() + b] = {PairState::kRefused, mappings_.agreement_.why_not_better};
     }
   }
@@ -107,10 +107,10 @@ void MappingSetup::share_fallbacks() {
   for (size_t a = 0; a < ranks(); ++a) {
     for (size_t b = a + 1; b < ranks(); ++b) {
       const PairVerdict& arenas = pairs_[a * ranks() + b];
-      if (arenas.fine() || (fallbacks[a * ranks() + b].fine() && cards_[a].host == cards_[b].host)) continue;
+      if (arenas.fine() || (fallbacks[a * ranks() + b].fine() && infos_[a].host == infos_[b].host)) continue;
       throw Error(Code::kSystem, "nvx: " + options_.name(int(a)) + " and " + options_.name(int(b)) +
                                      " share neither GPU memory (" + arenas.why + ") nor pinned host memory (" +
-                                     (cards_[a].host == cards_[b].host ? fallbacks[a * ranks() + b].why
+                                     (infos_[a].host == infos_[b].host ? fallbacks[a * ranks() + b].why
                                                                        : "they are on different hosts") +
                                      ")");
     }
@@ -127,21 +127,21 @@ void MappingSetup::share_fallbacks() {
   }
 }
 
-PeerMappings::PeerMappings(DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options)
+PeerMappings::PeerMappings(DeviceRegistry& registry, Bootstrap& bootstrap, const MappingOptions& options)
     : kept_(options.timeout), name_of_(options.name) {
   try {
-    MappingSetup setup(*this, registry, exchange, options);
+    MappingSetup setup(*this, registry, bootstrap, options);
     // A rank whose arena already existed with another kind reports that in the next round. So no rank has more than one
     // reason to agree again.
     int left = options.ranks + 1;
     do {
       NVX_CHECK(left-- > 0, "the ranks do not reach an agreement");
-      setup.introduce();
+      setup.exchange_infos();
     } while (!setup.share_arenas());
     setup.share_fallbacks();
     setup.share_multicast();
   } catch (const std::exception& error) {
-    contain("telling the other ranks that GPU memory cannot be shared", [&] { exchange.give_up(failure_of(error)); });
+    contain("telling the other ranks that GPU memory cannot be shared", [&] { bootstrap.give_up(failure_of(error)); });
     throw;
   }
   if (const std::string said = complaints(); !said.empty()) NVX_LOG(kWarn, "%s", said.c_str());

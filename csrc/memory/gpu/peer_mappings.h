@@ -14,9 +14,9 @@
 namespace nvx {
 
 /// The communication of ranks that set up shared device memory.
-class Exchange {
+class Bootstrap {
  public:
-  virtual ~Exchange() = default;
+  virtual ~Bootstrap() = default;
   /// Gathers one value from each rank, by rank. Throws Error unless all ranks contribute.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
   /// This rank has failed and contributes nothing more. The implementation may tell the ranks that wait for it.
@@ -34,10 +34,10 @@ struct MappingOptions {
 };
 
 /// A rank's description of its device. The layout is fixed. It comes from peers.
-struct DeviceCard {
+struct DeviceInfo {
   static constexpr uint32_t kMagic = 0x6478766e;  // "nvxd"
   uint32_t magic = kMagic;
-  uint32_t bytes = sizeof(DeviceCard);
+  uint32_t bytes = sizeof(DeviceInfo);
   int32_t rank = -1;
   int32_t device = -1;
   uint32_t kinds = 0;  ///< the kinds that it can export, a bit each
@@ -48,7 +48,7 @@ struct DeviceCard {
   char why_not[kShareKinds][96] = {};
   char socket[48] = {};
 };
-static_assert(sizeof(DeviceCard) == 592);
+static_assert(sizeof(DeviceInfo) == 592);
 
 /// The kind with which all ranks create their arenas.
 struct ShareAgreement {
@@ -56,7 +56,7 @@ struct ShareAgreement {
   std::string why_not_better;  ///< which ranks lack a better kind, and why; empty if none does
 };
 /// The best kind that every rank has; kPointer in one process. Pure. Throws Error if they have none in common.
-ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames& name_of = of_rank);
+ShareAgreement agree_on_kind(std::span<const DeviceInfo> infos, const RankNames& name_of = of_rank);
 
 /// How this rank and another one access each other's memory.
 struct DevicePeer {
@@ -74,7 +74,7 @@ struct DevicePeer {
 class PeerMappings {
  public:
   /// Collective over all ranks. Throws Error, on all ranks unless one has ended.
-  PeerMappings(DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options);
+  PeerMappings(DeviceRegistry& registry, Bootstrap& bootstrap, const MappingOptions& options);
 
   const ShareAgreement& agreement() const { return agreement_; }
   DeviceArena& arena() const { return *arena_; }

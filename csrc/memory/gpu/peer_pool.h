@@ -39,7 +39,7 @@ class PeerPool {
   std::atomic<bool> given_up_{false};
 };
 
-/// A pool of another process, as in that process's card.
+/// A pool of another process, as that process describes it.
 struct PoolOwner {
   ArenaId process;
   int device = -1;

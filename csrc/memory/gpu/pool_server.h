@@ -48,7 +48,7 @@ class PoolServer {
   PoolServer(const std::string& name, Answer answer);
 
  private:
-  void hear(const LocalSocket& guest);
+  void hear(const LocalSocket& client);
 
   const Answer answer_;
   LocalServer server_;

@@ -13,14 +13,14 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "base/per_process.h"
-#include "memory/shm/handout.h"
+#include "memory/shm/host_relay.h"
 #include "memory/shm/unix_socket.h"
 
 namespace nvx {
 namespace {
 
-/// The message that passes through a doorway, with the two descriptors.
-struct Introduction {
+/// The message that passes through a IPC socket, with the two descriptors.
+struct SegmentInfo {
   static constexpr uint32_t kMagic = 0x4e565832;  // "NVX2"
   uint32_t magic;
   uint32_t has_life;
@@ -32,15 +32,15 @@ struct Home {
   std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
 };
 
-bool receive_introduction(const LocalSocket& socket, Introduction* introduction, Fd* memfd, Fd* life) {
+bool receive_segment(const LocalSocket& socket, SegmentInfo* segment, Fd* memfd, Fd* life) {
   Fd fds[2];
-  if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
+  if (!receive_packet(socket, segment, sizeof *segment, fds)) return false;
   *memfd = std::move(fds[0]);
   *life = std::move(fds[1]);
-  return introduction->magic == Introduction::kMagic && *memfd && sealed_bytes(memfd->get()) >= Arena::kBytes;
+  return segment->magic == SegmentInfo::kMagic && *memfd && sealed_bytes(memfd->get()) >= Arena::kBytes;
 }
 
-std::string name_of(const Doorway::Wanted& wanted) {
+std::string name_of(const IpcSocket::Wanted& wanted) {
   return wanted.who.empty() ? "the process " + std::to_string(wanted.pid) + " of this host" : wanted.who;
 }
 
@@ -123,40 +123,40 @@ bool Neighbours::has_left_job(uint64_t global_rank) {
          });
 }
 
-Doorway::Doorway(Neighbours& neighbours)
+IpcSocket::IpcSocket(Neighbours& neighbours)
     : neighbours_(neighbours), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
 
-void Doorway::answer() {
-  accept_guests(
-      listener_, [this](LocalSocket guest) { guests_.push_back(std::move(guest)); }, &strangers_);
-  std::erase_if(guests_, [this](const LocalSocket& guest) { return answer(guest); });
-  for (; guests_.size() > kMostSilent; guests_.erase(guests_.begin()))
-    (void)answer(guests_.front());  // its packet may have arrived meanwhile
-  if (handout_) handout_->serve();
+void IpcSocket::answer() {
+  accept_clients(
+      listener_, [this](LocalSocket client) { clients_.push_back(std::move(client)); }, &strangers_);
+  std::erase_if(clients_, [this](const LocalSocket& client) { return answer(client); });
+  for (; clients_.size() > kMostSilent; clients_.erase(clients_.begin()))
+    (void)answer(clients_.front());  // its packet may have arrived meanwhile
+  if (relay_) relay_->serve();
 }
 
-/// False if the guest has yet to ask.
-bool Doorway::answer(const LocalSocket& guest) {
-  if (!receive_packet(guest, nullptr, 0, {})) return errno != EAGAIN;
+/// False if the client has yet to ask.
+bool IpcSocket::answer(const LocalSocket& client) {
+  if (!receive_packet(client, nullptr, 0, {})) return errno != EAGAIN;
   const Arena& arena = neighbours_.arena();
-  const int fds[] = {arena.fd(), ProcessWatch::own_life(process_at(guest.get()))};
+  const int fds[] = {arena.fd(), ProcessWatch::own_life(process_at(client.get()))};
   const bool has_life = fds[1] >= 0;
-  const Introduction introduction{Introduction::kMagic, has_life, arena.id()};
-  (void)send_packet(guest, &introduction, sizeof introduction, std::span(fds, has_life ? 2 : 1));
+  const SegmentInfo segment{SegmentInfo::kMagic, has_life, arena.id()};
+  (void)send_packet(client, &segment, sizeof segment, std::span(fds, has_life ? 2 : 1));
   return true;
 }
 
-void Doorway::serve(std::chrono::microseconds span) {
-  pollfd asks[] = {{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}};
+void IpcSocket::serve(std::chrono::microseconds span) {
+  pollfd asks[] = {{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}};
   const timespec time{0, long(span.count()) * 1000};
-  if (ppoll(asks, 2, &time, nullptr) >= 1 || !guests_.empty()) answer();
+  if (ppoll(asks, 2, &time, nullptr) >= 1 || !clients_.empty()) answer();
 }
 
-std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<Wanted>& wanted,
-                                                             const Deadline& deadline,
-                                                             const std::function<void()>& check_peers) {
+std::map<ArenaId, std::shared_ptr<Neighbour>> IpcSocket::fetch(const std::vector<Wanted>& wanted,
+                                                               const Deadline& deadline,
+                                                               const std::function<void()>& check_peers) {
   std::map<ArenaId, std::shared_ptr<Neighbour>> got;
-  std::vector<Visit> open;
+  std::vector<Connection> open;
   for (const Wanted& want : wanted) open.push_back({want, {}});
   std::vector<pollfd> polls;
   while (!open.empty()) {
@@ -164,10 +164,10 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
     if (check_peers) check_peers();
     if (deadline.passed(Clock::now())) end_as_late(open);
-    polls.assign({{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}});
-    for (const LocalSocket& guest : guests_) polls.push_back({guest.get(), POLLIN, 0});
+    polls.assign({{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}});
+    for (const LocalSocket& client : clients_) polls.push_back({client.get(), POLLIN, 0});
     const size_t first = polls.size();
-    for (const Visit& visit : open) polls.push_back({visit.socket.get(), POLLIN, 0});
+    for (const Connection& connection : open) polls.push_back({connection.socket.get(), POLLIN, 0});
     const auto span = all_connected ? std::chrono::milliseconds(100) : kConnectPause;
     if (poll(polls.data(), polls.size(), int(span.count())) < 0 && errno != EINTR) throw system_error("poll failed");
     if (std::any_of(polls.begin(), polls.begin() + ptrdiff_t(first), [](const pollfd& p) { return p.revents != 0; }))
@@ -175,54 +175,54 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     for (size_t i = first; i < polls.size(); ++i) {
       if (polls[i].revents) got[open[i - first].want.id] = receive(open[i - first]);
     }
-    std::erase_if(open, [&](const Visit& visit) { return got.contains(visit.want.id); });
+    std::erase_if(open, [&](const Connection& connection) { return got.contains(connection.want.id); });
   }
   return got;
 }
 
 /// Asks for the memory of the others. Whether all are connected now. The backlog of the others is full of connections
 /// of another user, or of many processes that came at once.
-bool Doorway::connect(std::vector<Visit>& open) {
+bool IpcSocket::connect(std::vector<Connection>& open) {
   bool all = true;
-  for (Visit& visit : open) {
-    if (visit.socket) continue;
-    visit.socket = connect_to(visit.want.door);
-    if (!visit.socket && !backlog_is_full()) {
+  for (Connection& connection : open) {
+    if (connection.socket) continue;
+    connection.socket = connect_to(connection.want.socket);
+    if (!connection.socket && !backlog_is_full()) {
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = name_of(visit.want) + " cannot be reached over its Unix socket (" +
+                          .cause = name_of(connection.want) + " cannot be reached over its Unix socket (" +
                                    std::strerror(errno) + "): it has ended, or belongs to another user",
                           .advice = "see its log; run all ranks of a host as one user",
-                          .who = visit.want.rank});
+                          .who = connection.want.rank});
     }
     // If the other has closed the connection, receive() notices.
-    if (visit.socket && !send_packet(visit.socket, nullptr, 0, {}) && errno == EAGAIN) visit.socket = {};
-    all = all && visit.socket;
+    if (connection.socket && !send_packet(connection.socket, nullptr, 0, {}) && errno == EAGAIN) connection.socket = {};
+    all = all && connection.socket;
   }
   return all;
 }
 
-std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
-  Introduction introduction{};
+std::shared_ptr<Neighbour> IpcSocket::receive(const Connection& connection) {
+  SegmentInfo segment{};
   Fd memfd, life;
-  if (!receive_introduction(visit.socket, &introduction, &memfd, &life) || introduction.id != visit.want.id) {
-    throw Error(
-        Failure{.code = Code::kPeerDied,
-                .cause = name_of(visit.want) + " ended during set-up, or sent something other than its shared memory",
-                .advice = "see its log",
-                .who = visit.want.rank});
+  if (!receive_segment(connection.socket, &segment, &memfd, &life) || segment.id != connection.want.id) {
+    throw Error(Failure{
+        .code = Code::kPeerDied,
+        .cause = name_of(connection.want) + " ended during set-up, or sent something other than its shared memory",
+        .advice = "see its log",
+        .who = connection.want.rank});
   }
-  ProcessWatch process(std::move(life), process_at(visit.socket.get()));
-  return neighbours_.adopt(
-      std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(process), visit.want.pid));
+  ProcessWatch process(std::move(life), process_at(connection.socket.get()));
+  return neighbours_.adopt(std::make_shared<Neighbour>(connection.want.id, memfd.get(), Arena::kBytes,
+                                                       std::move(process), connection.want.pid));
 }
 
-void Doorway::end_as_late(const std::vector<Visit>& open) const {
+void IpcSocket::end_as_late(const std::vector<Connection>& open) const {
   std::string missing;
   bool full = false;
-  for (const Visit& visit : open) {
-    missing += (missing.empty() ? "" : ", ") + name_of(visit.want);
-    if (!visit.socket) missing += " (the backlog of its Unix socket is full" + words_of(strangers_) + ")";
-    full = full || !visit.socket;
+  for (const Connection& connection : open) {
+    missing += (missing.empty() ? "" : ", ") + name_of(connection.want);
+    if (!connection.socket) missing += " (the backlog of its Unix socket is full" + words_of(strangers_) + ")";
+    full = full || !connection.socket;
   }
   const std::string advice =
       "check whether it is stopped or swapped out, and whether the timeout is long enough "

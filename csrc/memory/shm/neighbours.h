@@ -21,7 +21,7 @@
 
 namespace nvx {
 
-class Handout;
+class HostRelay;
 
 /// Another process of this host: its arena, mapped here, and whether it has ended.
 class Neighbour {
@@ -93,21 +93,21 @@ class Neighbours {
 
 /// An abstract Unix socket on which this process passes its memfd and its life to processes of the same user. Open
 /// only during the set-up of one group.
-class Doorway {
+class IpcSocket {
  public:
   struct Wanted {
     ArenaId id;
-    std::string door;  ///< the name of that process's doorway
+    std::string socket;  ///< the name of that process's IPC socket
     pid_t pid;
     std::string who{};   ///< describes the process in errors
     int rank = kNobody;  ///< in its group
   };
 
-  explicit Doorway(Neighbours& neighbours);
+  explicit IpcSocket(Neighbours& neighbours);
   const std::string& name() const { return name_; }
 
-  /// From now on, also serves the guests of this handout.
-  void hand_out(Handout* handout) { handout_ = handout; }
+  /// From now on, also serves the clients of this relay.
+  void serve_with(HostRelay* relay) { relay_ = relay; }
 
   /// Fetches the wanted neighbours and serves the requests of others meanwhile. Throws at the deadline. `check_peers`:
   /// called repeatedly; throws if the wait has become pointless.
@@ -118,22 +118,22 @@ class Doorway {
   void serve(std::chrono::microseconds span);
 
  private:
-  struct Visit {
+  struct Connection {
     Wanted want;
     LocalSocket socket;  // none while the other process's backlog is full
   };
 
   void answer();
-  bool answer(const LocalSocket& guest);
-  static bool connect(std::vector<Visit>& open);
-  std::shared_ptr<Neighbour> receive(const Visit& visit);
-  [[noreturn]] void end_as_late(const std::vector<Visit>& open) const;
+  bool answer(const LocalSocket& client);
+  static bool connect(std::vector<Connection>& open);
+  std::shared_ptr<Neighbour> receive(const Connection& connection);
+  [[noreturn]] void end_as_late(const std::vector<Connection>& open) const;
 
   Neighbours& neighbours_;
   std::string name_;
   LocalSocket listener_;
-  std::vector<LocalSocket> guests_;  // that have yet to ask
-  Handout* handout_ = nullptr;
+  std::vector<LocalSocket> clients_;  // that have yet to ask
+  HostRelay* relay_ = nullptr;
   Strangers strangers_;
 };
 

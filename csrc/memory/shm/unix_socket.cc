@@ -60,7 +60,7 @@ ucred peer_of(int socket) {
   return peer;
 }
 
-/// The two words of a name: the guests' and the listener's. Zeros if it has none.
+/// The two words of a name: the clients' and the listener's. Zeros if it has none.
 std::array<Word, 2> words_in(const std::string& name) {
   std::array<Word, 2> words{};
   const size_t dot = name.find('.');
@@ -112,18 +112,18 @@ LocalSocket listen_on(const std::string& name) {
       listen(listener.get(), 4096) != 0) {
     throw system_error("cannot listen on a Unix socket");
   }
-  const auto [guests, own] = words_in(name);
-  return {std::move(listener), own, guests};
+  const auto [clients, own] = words_in(name);
+  return {std::move(listener), own, clients};
 }
 
 LocalSocket connect_to(const std::string& name) {
-  Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!guest) throw system_error("cannot make a Unix socket");
+  Fd client(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!client) throw system_error("cannot make a Unix socket");
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
-  if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
+  if (connect(client.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
   const auto [own, listeners] = words_in(name);
-  if (is_own(peer_of(guest.get()).uid)) return {std::move(guest), own, listeners};
+  if (is_own(peer_of(client.get()).uid)) return {std::move(client), own, listeners};
   errno = EPERM;
   return {};
 }
@@ -134,7 +134,7 @@ bool backlog_is_full() { return errno == EAGAIN; }
 
 LocalSocket connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline) {
   for (;;) {
-    if (LocalSocket guest = connect_to(name)) return guest;
+    if (LocalSocket client = connect_to(name)) return client;
     if (!backlog_is_full()) {
       throw Error(Code::kPeerDied, "nvx: " + called + " cannot be reached (" + std::strerror(errno) +
                                        "): its process has ended, or belongs to another user");
@@ -153,16 +153,16 @@ std::string words_of(const Strangers& strangers) {
          std::to_string(strangers.count) + " connections to that of this process";
 }
 
-void accept_guests(const LocalSocket& listener, const std::function<void(LocalSocket)>& take, Strangers* strangers) {
+void accept_clients(const LocalSocket& listener, const std::function<void(LocalSocket)>& take, Strangers* strangers) {
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
-    Fd guest(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!guest && ran_out())
+    Fd client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!client && ran_out())
       throw system_error(
           "cannot accept a connection of another process of this host");  // it would wait until its timeout
-    if (!guest) return;
-    const uid_t user = peer_of(guest.get()).uid;
+    if (!client) return;
+    const uid_t user = peer_of(client.get()).uid;
     if (is_own(user)) {
-      take({std::move(guest), listener.says, listener.hears});
+      take({std::move(client), listener.says, listener.hears});
     } else if (strangers && user != kNobodyKnown) {
       ++strangers->count;
       strangers->last_user = user;

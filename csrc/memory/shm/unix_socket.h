@@ -17,7 +17,7 @@
 namespace nvx {
 
 /// A secret of 14 random characters, of 6 bits each. Every packet of a listener begins with one word and every packet
-/// of its guests with another; packets that do not are dropped.
+/// of its clients with another; packets that do not are dropped.
 using Word = std::array<char, 14>;
 
 /// A listener, or one end of a connection.
@@ -66,8 +66,8 @@ constexpr int kAcceptedAtOnce = 256;
 /// do not take all descriptors. Ranks speak at once.
 constexpr ptrdiff_t kMostSilent = 256;
 /// ... and passes those of the same user to take(). Throws Error if the process has no free descriptors for them.
-void accept_guests(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
-                   Strangers* strangers = nullptr);
+void accept_clients(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
+                    Strangers* strangers = nullptr);
 
 /// Sends a packet with up to two descriptors. False if there is no room now (errno is EAGAIN) or the peer is gone.
 bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds);

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kMoment{2000};  // for a backend's own abort or shutdown
 constexpr milliseconds kGlance{20};    // between two checks whether the connecting must end
 constexpr milliseconds kNews{200};     // between two queries of the store whether another rank cannot connect
-constexpr char kBorder = '\n';         // separates the two texts of a card
+constexpr char kBorder = '\n';         // separates the two texts of a DelegateInfo
 constexpr const char* kCannotKey = "cannot";
 
 std::vector<std::byte> to_bytes(const std::string& text) {
@@ -118,7 +118,7 @@ DelegateSetup::DelegateSetup(Group& group, const Topology& topology, c10::intrus
       span_(group.timeout().count() > 0 ? group.timeout() : std::chrono::hours(24)),
       prefix_("nvx/delegate/" + std::to_string(topology.ranks[0].nonce) + "/"),
       store_(torch_store_, group.size()),
-      exchange_(
+      bootstrap_(
           store_,
           {.prefix = key("talk"), .rank = group.rank(), .ranks = group.size(), .timeout = span_, .watch = [this](int) {
              look_about();
@@ -131,14 +131,14 @@ void DelegateSetup::look_about() const {
 }
 
 DelegateSetup::Backend DelegateSetup::agree() {
-  const DelegateCard card = look();
-  why_not_ = refusal_of(exchange_.all_gather(to_bytes(card.gpu + kBorder + card.why_not)));
+  const DelegateInfo info = look();
+  why_not_ = refusal_of(bootstrap_.all_gather(to_bytes(info.gpu + kBorder + info.why_not)));
   if (!why_not_.empty()) return nullptr;
   try {
     const Said mine = connect();
-    why_not_ = refusal_of_connecting(exchange_.all_gather(to_bytes(std::string(1, char(mine.kind)) + mine.text)));
+    why_not_ = refusal_of_connecting(bootstrap_.all_gather(to_bytes(std::string(1, char(mine.kind)) + mine.text)));
   } catch (const std::exception& error) {
-    contain("telling why a rank does not connect", [&] { exchange_.give_up(failure_of(error)); });
+    contain("telling why a rank does not connect", [&] { bootstrap_.give_up(failure_of(error)); });
     if (backend_) abort_delegate(backend_);
     throw;
   }
@@ -148,18 +148,18 @@ DelegateSetup::Backend DelegateSetup::agree() {
   return nullptr;
 }
 
-DelegateCard DelegateSetup::look() const {
-  DelegateCard card;
-  contain_and([&] { card = look_for_delegate(device_); },
-              [&](const std::exception* error) { card.why_not = words_of(error); });
-  return card;
+DelegateInfo DelegateSetup::look() const {
+  DelegateInfo info;
+  contain_and([&] { info = look_for_delegate(device_); },
+              [&](const std::exception* error) { info.why_not = words_of(error); });
+  return info;
 }
 
-/// Depends only on the cards, so the result is the same on all ranks.
-std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>& cards) const {
+/// Depends only on what the ranks sent, so the result is the same on all ranks.
+std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>& infos) const {
   std::vector<std::string> gpus;
-  for (size_t r = 0; r < cards.size(); ++r) {
-    const std::string_view said = view_of(cards[r]);
+  for (size_t r = 0; r < infos.size(); ++r) {
+    const std::string_view said = view_of(infos[r]);
     const size_t border = std::min(said.find(kBorder), said.size());
     gpus.push_back(text_of(said.substr(0, border)));
     if (border + 1 < said.size()) return topology_.describe(int(r)) + ": " + text_of(said.substr(border + 1));

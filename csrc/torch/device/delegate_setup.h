@@ -9,20 +9,20 @@
 
 #include "base/deadline.h"
 #include "group/group.h"
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "torch/call/coalescing.h"
 #include "torch/core/store.h"
 
 namespace nvx {
 
 /// A rank's information for the others, exchanged before another backend is set up to serve its tensors.
-struct DelegateCard {
+struct DelegateInfo {
   std::string gpu;      ///< the GPU of its host that it uses; ranks that share one cannot be served
   std::string why_not;  ///< why this rank cannot be served; empty if it can
 };
 
 /// These call Python, `nvx/delegate.py`, which makes NCCL's backend or a test's. They throw its exceptions.
-DelegateCard look_for_delegate(at::Device device);
+DelegateInfo look_for_delegate(at::Device device);
 c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                 at::Device device);
 /// Whether this thread's current stream of the device is being captured. For versions of torch whose C++ API has no
@@ -69,8 +69,8 @@ class DelegateSetup {
   };
   class Attempt;
 
-  DelegateCard look() const;
-  std::string refusal_of(const std::vector<std::vector<std::byte>>& cards) const;
+  DelegateInfo look() const;
+  std::string refusal_of(const std::vector<std::vector<std::byte>>& infos) const;
   std::string refusal_of_connecting(const std::vector<std::vector<std::byte>>& said) const;
   Said connect();
   Said await(Attempt& attempt);
@@ -86,7 +86,7 @@ class DelegateSetup {
   const std::chrono::milliseconds span_;
   const std::string prefix_;
   TorchStore store_;
-  StoreExchange exchange_;
+  StoreBootstrap bootstrap_;
   Backend backend_;
   std::string why_not_;
 };

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "group/device/block_budget.h"
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/stores.h"
 
@@ -25,8 +25,8 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
     for (int group = 0; group < 2; ++group) {
       const SharedTable table(3);
       as_threads(3, [&](int rank) {
-        SharedExchange exchange(table, rank);
-        EXPECT_FALSE(failure_to_make(world, rank, exchange));
+        SharedBootstrap bootstrap(table, rank);
+        EXPECT_FALSE(failure_to_make(world, rank, bootstrap));
       });
     }
     const std::string said = testing::internal::GetCapturedStderr();
@@ -52,8 +52,8 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedTheirKernelsLoaded) {
   const SharedTable table(2);
   testing::internal::CaptureStderr();
   as_threads(2, [&](int rank) {
-    SharedExchange exchange(table, rank);
-    EXPECT_FALSE(failure_to_make(world, rank, exchange));
+    SharedBootstrap bootstrap(table, rank);
+    EXPECT_FALSE(failure_to_make(world, rank, bootstrap));
   });
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(contains(said, "GPU 0: CUDA_MODULE_LOADING is not set, and 2 ranks of this process share it: ")) << said;
@@ -68,8 +68,8 @@ std::vector<std::unique_ptr<DeviceRank>> two_groups(DeviceWorld& world) {
   std::vector<std::unique_ptr<DeviceRank>> groups;
   for (int i = 0; i < 2; ++i) {
     const SharedTable table(1);
-    SharedExchange exchange(table, 0);
-    groups.push_back(std::make_unique<DeviceRank>(world, 0, world.make(0, exchange, world.options(0))));
+    SharedBootstrap bootstrap(table, 0);
+    groups.push_back(std::make_unique<DeviceRank>(world, 0, world.make(0, bootstrap, world.options(0))));
   }
   return groups;
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/pushes.h"
 #include "support/stores.h"
@@ -20,11 +20,11 @@ void spread(ChannelOptions& options) { options.host = 1 + uint64_t(options.rank)
 void expect_none(DeviceWorld& world, const std::vector<std::string>& reasons) {
   MemoryStore store;
   as_threads(4, [&](int rank) {
-    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 4});
+    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = 4});
     ChannelOptions options = world.options(rank);
     spread(options);
     try {
-      (void)world.make(rank, exchange, options);
+      (void)world.make(rank, bootstrap, options);
       ADD_FAILURE() << rank << " " << reasons[0];
     } catch (const Error& error) {
       for (const std::string& reason : reasons) EXPECT_TRUE(contains(error.what(), reason)) << error.what();

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "group/device/block_budget.h"
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/pushes.h"
 #include "support/sizes.h"
@@ -25,8 +25,8 @@ void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
   hinder(world);
   MemoryStore store;
   as_threads(shape.ranks, [&](int rank) {
-    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = shape.ranks});
-    const auto failure = failure_to_make(world, rank, exchange);
+    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = shape.ranks});
+    const auto failure = failure_to_make(world, rank, bootstrap);
     ASSERT_TRUE(failure);
     const std::string said = failure->what();
     EXPECT_TRUE(contains(said, reason)) << said;
@@ -60,8 +60,8 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
   DeviceWorld world({.ranks = 3, .gpus = 1, .resident = 2});
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
-    SharedExchange exchange(table, rank);
-    const auto failure = failure_to_make(world, rank, exchange);
+    SharedBootstrap bootstrap(table, rank);
+    const auto failure = failure_to_make(world, rank, bootstrap);
     ASSERT_TRUE(failure);
     EXPECT_TRUE(
         contains(failure->what(),
@@ -81,8 +81,8 @@ TEST(DeviceSetup, AdviceComesFromTheRankThatKnowsTheCause) {
                                        .who = 3,
                                        .ending = {nvx::Ending::How::kKilled, 9}};
   const SharedTable table(1);
-  SharedExchange exchange(table, 0);
-  const auto error = failure_to_make(world, 0, exchange);
+  SharedBootstrap bootstrap(table, 0);
+  const auto error = failure_to_make(world, 0, bootstrap);
   ASSERT_TRUE(error);
   EXPECT_EQ(error->reason(),
             "GPU 0 cannot be used on rank 0: rank 3 has ended; before that, all else had failed. Next: see the log "
@@ -95,7 +95,7 @@ TEST(DeviceSetup, AdviceComesFromTheRankThatKnowsTheCause) {
 TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
   DeviceWorld world({.ranks = 1, .arena = 2 * M});
   const SharedTable first(1), second(1), third(1);
-  SharedExchange meet_first(first, 0), meet_second(second, 0), meet_third(third, 0);
+  SharedBootstrap meet_first(first, 0), meet_second(second, 0), meet_third(third, 0);
   const auto executor = world.make(0, meet_first, world.options(0));
   const Span rest = world.arena(0).allocate(2 * M - world.arena(0).used() - 256 * 1024);
   const size_t used = world.arena(0).used();
@@ -118,9 +118,9 @@ TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
     {
       DeviceWorld world({.ranks = 1});
       const SharedTable table(1);
-      SharedExchange exchange(table, 0);
+      SharedBootstrap bootstrap(table, 0);
       try {
-        KernelExecutor executor(*process.registry, exchange, world.options(0), world.launcher(0), world.launcher(0));
+        KernelExecutor executor(*process.registry, bootstrap, world.options(0), world.launcher(0), world.launcher(0));
       } catch (const Error& error) {
         EXPECT_TRUE(contains(error.what(), "GPU 0 cannot be used on rank 0: ")) << error.what();
       }
@@ -146,16 +146,16 @@ TEST(DeviceSetup, SetUpEndsWhicheverDriverCallHangs) {
   const auto set_up = [&](Process& process) {
     DeviceWorld world({.ranks = 1});
     const SharedTable table(1);
-    SharedExchange exchange(table, 0);
+    SharedBootstrap bootstrap(table, 0);
     try {
-      KernelExecutor executor(*process.registry, exchange, world.options(0), world.launcher(0), world.launcher(0));
+      KernelExecutor executor(*process.registry, bootstrap, world.options(0), world.launcher(0), world.launcher(0));
     } catch (const Error&) {
     }
   };
   Process clean(1, 2 * M, timeout);
   const SharedTable table(1);
-  SharedExchange exchange(table, 0);
-  { const PeerMappings mappings(*clean.registry, exchange, options_of(0, 1, 0)); }
+  SharedBootstrap bootstrap(table, 0);
+  { const PeerMappings mappings(*clean.registry, bootstrap, options_of(0, 1, 0)); }
   const int first = clean.driver->calls();  // earlier calls have their own tests
   for (int n = first, struck = 0; struck < 12; ++n, ++struck) {
     Process process(1, 2 * M, timeout);
@@ -187,11 +187,11 @@ TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
     DeviceWorld world({.ranks = 2});
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
-      SharedExchange honest(table, rank);
-      FalseExchange exchange(honest, [&](int, std::vector<std::byte>& said) {
+      SharedBootstrap honest(table, rank);
+      FalseBootstrap bootstrap(honest, [&](int, std::vector<std::byte>& said) {
         if (rank == 1 && said.size() == lie.size) said[lie.at] = std::byte(lie.with);
       });
-      const auto failure = failure_to_make(world, rank, exchange);
+      const auto failure = failure_to_make(world, rank, bootstrap);
       ASSERT_TRUE(failure) << lie.at;
       EXPECT_EQ(failure->code(), Code::kMismatch);
       EXPECT_TRUE(contains(failure->what(), lie.reason)) << failure->what();
@@ -203,10 +203,10 @@ TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
 
 /// A group of all ranks of a world. Each rank holds several such groups.
 std::unique_ptr<KernelExecutor> make_group(DeviceWorld& world, int rank, const SharedTable& table, uint32_t blocks) {
-  SharedExchange exchange(table, rank);
+  SharedBootstrap bootstrap(table, rank);
   ChannelOptions options = world.options(rank);
   options.blocks = blocks;
-  return world.make(rank, exchange, options);
+  return world.make(rank, bootstrap, options);
 }
 
 /// One all-reduce of a group of all ranks of the world, on its own stream.
@@ -248,7 +248,7 @@ TEST(BlockBudget, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
           << a->resources().why_fewer_blocks();
       EXPECT_TRUE(contains(b->resources().why_fewer_blocks(),
                            (processes ? "1" : "2") + std::string(" of them are reserved for other groups")));
-      SharedExchange meet_begun(begun, rank), meet_done(done, rank);
+      SharedBootstrap meet_begun(begun, rank), meet_done(done, rank);
       InFlight of_a, of_b;
       (rank == 0 ? of_a : of_b).begin(rank == 0 ? *a : *b, rank);
       (void)meet_begun.all_gather({});
@@ -283,11 +283,11 @@ TEST(BlockBudget, GroupsOfAMeshOnOneGpuAllFindRoom) {
         options.processes = 4;
         options.rank = group == 1 ? rank % 2 : group == 2 ? rank / 2 : rank;
         options.ranks = table.ranks();
-        SharedExchange exchange(table, options.rank);
-        executors.push_back(world.make(rank, exchange, options));
+        SharedBootstrap bootstrap(table, options.rank);
+        executors.push_back(world.make(rank, bootstrap, options));
         blocks += executors.back()->shape().blocks;
       }
-      SharedExchange meet_done(done, rank);
+      SharedBootstrap meet_done(done, rank);
       (void)meet_done.all_gather({});
     });
     EXPECT_EQ(blocks, uint32_t(kResident)) << "all that the GPU holds, and no more";
@@ -316,7 +316,7 @@ TEST(BlockBudget, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
         << refused;
     EXPECT_TRUE(contains(refused, "destroy groups that are no longer needed")) << refused;
     executors.clear();
-    SharedExchange gone(tables[6], rank);
+    SharedBootstrap gone(tables[6], rank);
     (void)gone.all_gather({});
   });
   const SharedTable again(2);
@@ -344,7 +344,7 @@ TEST(BlockBudget, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
         blocks += executor->shape().blocks;
       } catch (const Error&) {
       }
-      SharedExchange meet(done, thread);
+      SharedBootstrap meet(done, thread);
       (void)meet.all_gather({});
     });
     EXPECT_LE(blocks, uint32_t(kResident));
@@ -357,7 +357,7 @@ TEST(BlockBudget, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
   for (const bool captured : {false, true}) {
     DeviceWorld world({.ranks = 1, .resident = 4});
     const SharedTable first(1), second(1);
-    SharedExchange meet_first(first, 0), meet_second(second, 0);
+    SharedBootstrap meet_first(first, 0), meet_second(second, 0);
     ChannelOptions options = world.options(0);
     options.drain_timeout = milliseconds(50);
     auto executor = world.make(0, meet_first, options);
@@ -385,10 +385,10 @@ Operation barrier_operation() {
 TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   DeviceWorld world({.ranks = 1});
   const SharedTable table(1);
-  SharedExchange exchange(table, 0);
+  SharedBootstrap bootstrap(table, 0);
   ChannelOptions options = world.options(0);
   options.drain_timeout = milliseconds(50);
-  auto executor = world.make(0, exchange, options);
+  auto executor = world.make(0, bootstrap, options);
   const kernel::DeviceChannel channel = executor->resources().channel();
   const Operation operation = barrier_operation();
   const Operation* const list[] = {&operation};
@@ -413,7 +413,7 @@ TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
   DeviceWorld world({.ranks = 2, .processes = true});
   const SharedTable first(2), second(2), begun(2), gone(2);
   as_threads(2, [&](int rank) {
-    SharedExchange meet_begun(begun, rank), meet_gone(gone, rank);
+    SharedBootstrap meet_begun(begun, rank), meet_gone(gone, rank);
     const auto a = make_group(world, rank, first, /*blocks=*/2);
     InFlight of_a;
     if (rank == 0) of_a.begin(*a, rank);
@@ -422,10 +422,10 @@ TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
     const auto frees = [&] { return driver.calls_of("free") + driver.calls_of("unmap") + driver.calls_of("release"); };
     const int before = frees();
     {
-      SharedExchange exchange(second, rank);
+      SharedBootstrap bootstrap(second, rank);
       const auto launcher = std::make_shared<PlayedLauncher>(world.process(rank).driver, rank,
                                                              std::make_shared<PlayedRoom>(/*blocks=*/64));
-      KernelExecutor b(*world.process(rank).registry, exchange, world.options(rank), launcher, launcher);
+      KernelExecutor b(*world.process(rank).registry, bootstrap, world.options(rank), launcher, launcher);
       EXPECT_TRUE(b.finalize());
     }
     EXPECT_EQ(frees(), before);

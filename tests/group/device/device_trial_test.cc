@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/results.h"
 #include "support/stores.h"
@@ -88,8 +88,8 @@ TEST(DeviceTrial, AKernelThatComputesOtherBitsThanTheHostIsNotUsed) {
   world.launcher(1)->bends = kernel::DeviceAlgorithm::kReduceChunks;
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
-    SharedExchange exchange(table, rank);
-    const auto failure = failure_to_make(world, rank, exchange);
+    SharedBootstrap bootstrap(table, rank);
+    const auto failure = failure_to_make(world, rank, bootstrap);
     ASSERT_TRUE(failure);
     EXPECT_TRUE(contains(failure->what(), "rank 1's kernel reduce_chunks of f32 computes other bits than the host"))
         << failure->what();
@@ -103,12 +103,12 @@ TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreNotUsedUnlessTheyAreInsistedOn) 
     world.launcher(1)->slow = milliseconds(20);
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
-      SharedExchange exchange(table, rank);
+      SharedBootstrap bootstrap(table, rank);
       ChannelOptions options = world.options(rank);
       if (!insists) options.slowest = milliseconds(10);
       std::string said;
       try {
-        (void)world.make(rank, exchange, options);
+        (void)world.make(rank, bootstrap, options);
       } catch (const Error& error) {
         said = error.what();
         EXPECT_EQ(error.code(), Code::kInvalid);
@@ -170,8 +170,8 @@ TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
   world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
   MemoryStore store;
   as_threads(3, [&](int rank) {
-    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 3});
-    const auto failure = failure_to_make(world, rank, exchange);
+    StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = 3});
+    const auto failure = failure_to_make(world, rank, bootstrap);
     ASSERT_TRUE(failure);
     EXPECT_TRUE(contains(failure->what(), "the device takes no launches")) << failure->what();
   });

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <thread>
 
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/pushes.h"
 
@@ -140,10 +140,10 @@ TEST(KernelExecutor, ManyGroupsShareAnArena) {
   as_threads(2, [&](int rank) {
     std::vector<std::unique_ptr<DeviceRank>> groups;
     for (const auto& table : tables) {
-      SharedExchange exchange(*table, rank);
+      SharedBootstrap bootstrap(*table, rank);
       ChannelOptions options = world.options(rank);
       options.blocks = 8;
-      groups.push_back(std::make_unique<DeviceRank>(world, rank, world.make(rank, exchange, options)));
+      groups.push_back(std::make_unique<DeviceRank>(world, rank, world.make(rank, bootstrap, options)));
     }
     EXPECT_GT(groups[0]->executor->shape().packets, groups[3]->executor->shape().packets) << "later ones get less";
     for (uint64_t i = 0; i < 8; ++i) {

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <set>
 
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 #include "memory/gpu/device_pool.h"
 #include "support/gpu_processes.h"
 #include "support/loopback.h"
@@ -43,8 +43,8 @@ class Trials {
       setting.open_link = [this] { return ++links, net.open(); };
       setting.timeout = std::chrono::seconds(30), setting.slack = setting.timeout;  // on busy processors
       change(rank, setting);
-      StoreExchange exchange(store, {.prefix = "rdma", .rank = rank, .ranks = ranks});
-      told[size_t(rank)] = why_no_rdma(exchange, setting);
+      StoreBootstrap bootstrap(store, {.prefix = "rdma", .rank = rank, .ranks = ranks});
+      told[size_t(rank)] = why_no_rdma(bootstrap, setting);
     });
     EXPECT_EQ(std::set(told.begin(), told.end()).size(), 1u);
     return told[0];

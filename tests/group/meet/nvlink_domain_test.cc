@@ -5,7 +5,7 @@
 #include <cctype>
 #include <future>
 
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "support/fake_driver.h"
 #include "support/fake_nvml.h"
 
@@ -20,46 +20,46 @@ NvlinkDomain domain(uint8_t cluster, uint32_t clique) {
   return made;
 }
 
-DomainCard card(int rank, uint8_t cluster, uint32_t clique) {
-  return domain_card(
+DomainInfo info(int rank, uint8_t cluster, uint32_t clique) {
+  return domain_info(
       rank, [=] { return domain(cluster, clique); }, milliseconds(10'000));
 }
 
-std::string verdict(const std::vector<DomainCard>& cards) {
+std::string verdict(const std::vector<DomainInfo>& infos) {
   std::vector<std::vector<std::byte>> said;
-  for (const DomainCard& one : cards) said.emplace_back(bytes_of(one).begin(), bytes_of(one).end());
+  for (const DomainInfo& one : infos) said.emplace_back(bytes_of(one).begin(), bytes_of(one).end());
   return why_no_domain(said, of_rank);
 }
 
 TEST(NvlinkDomain, IsOfOneClusterAndClique) {
-  EXPECT_EQ(verdict({card(0, 7, 2), card(1, 7, 2), card(2, 7, 2)}), "");
-  EXPECT_EQ(verdict({card(0, 7, 2), card(1, 8, 2)}), "rank 1 and rank 0 are in different NVLink clusters");
-  EXPECT_EQ(verdict({card(0, 7, 2), card(1, 7, 2), card(2, 7, 3)}),
+  EXPECT_EQ(verdict({info(0, 7, 2), info(1, 7, 2), info(2, 7, 2)}), "");
+  EXPECT_EQ(verdict({info(0, 7, 2), info(1, 8, 2)}), "rank 1 and rank 0 are in different NVLink clusters");
+  EXPECT_EQ(verdict({info(0, 7, 2), info(1, 7, 2), info(2, 7, 3)}),
             "rank 2 and rank 0 are in different cliques of their NVLink cluster");
 }
 
 TEST(NvlinkDomain, ARankWithoutOneHasTheReason) {
   const auto none = [](int rank) {
-    return domain_card(
+    return domain_info(
         rank, []() -> NvlinkDomain { throw Error(Code::kSystem, "nvx: no NVIDIA driver here"); }, milliseconds(10'000));
   };
-  EXPECT_EQ(verdict({card(0, 7, 2), none(1), none(2)}), "rank 1: no NVIDIA driver here");
+  EXPECT_EQ(verdict({info(0, 7, 2), none(1), none(2)}), "rank 1: no NVIDIA driver here");
   EXPECT_EQ(verdict({none(0), none(1)}), "rank 0: no NVIDIA driver here") << "two ranks without one share none";
 }
 
 TEST(NvlinkDomain, NvmlMayHang) {
   auto never = std::make_shared<std::promise<NvlinkDomain>>();
-  const DomainCard late = domain_card(
+  const DomainInfo late = domain_info(
       1, [never] { return never->get_future().get(); }, milliseconds(50));
-  EXPECT_EQ(verdict({card(0, 7, 2), late}), "rank 1: asking NVML for the NVLink fabric did not return within 50 ms");
+  EXPECT_EQ(verdict({info(0, 7, 2), late}), "rank 1: asking NVML for the NVLink fabric did not return within 50 ms");
   never->set_value({});
 }
 
 TEST(NvlinkDomain, CardsOfOthersAreChecked) {
-  DomainCard bent = card(1, 7, 2), moved = card(0, 7, 2);
+  DomainInfo bent = info(1, 7, 2), moved = info(0, 7, 2);
   bent.magic ^= 1;
-  EXPECT_THROW((void)verdict({card(0, 7, 2), bent}), Error);
-  EXPECT_THROW((void)verdict({card(0, 7, 2), moved}), Error);
+  EXPECT_THROW((void)verdict({info(0, 7, 2), bent}), Error);
+  EXPECT_THROW((void)verdict({info(0, 7, 2), moved}), Error);
   EXPECT_THROW((void)why_no_domain({std::vector<std::byte>(3)}, of_rank), Error);
 }
 

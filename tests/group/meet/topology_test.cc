@@ -91,10 +91,10 @@ TEST(Topology, DamagedValuesAreRefused) {
     bad[sizeof(Hello) + byte] ^= 0x10;
     EXPECT_THROW((void)decode(bad, 2), Error) << byte;
   }
-  for (const size_t field : {offsetof(Hello, host_name), offsetof(Hello, door), offsetof(Hello, version)}) {
+  for (const size_t field : {offsetof(Hello, host_name), offsetof(Hello, socket), offsetof(Hello, version)}) {
     std::vector<uint8_t> bad = good;
     std::memset(bad.data() + field, 'x',
-                field == offsetof(Hello, version) ? sizeof(Hello::version) : sizeof(Hello::door));
+                field == offsetof(Hello, version) ? sizeof(Hello::version) : sizeof(Hello::socket));
     EXPECT_THROW((void)decode(bad, 2), Error) << field;
   }
 }

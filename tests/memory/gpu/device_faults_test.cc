@@ -32,12 +32,12 @@ struct Outcome {
 
 /// `made` is called when the mappings exist, before they are used.
 Outcome try_to_share(
-    DeviceRegistry& registry, Exchange& exchange, const MappingOptions& options,
+    DeviceRegistry& registry, Bootstrap& bootstrap, const MappingOptions& options,
     const std::function<void()>& made = [] {}) {
   try {
-    const PeerMappings mappings(registry, exchange, options);
+    const PeerMappings mappings(registry, bootstrap, options);
     made();
-    write_and_look(mappings, exchange, options.rank, options.ranks);
+    write_and_look(mappings, bootstrap, options.rank, options.ranks);
     return {mappings.peer(1 - options.rank).kind, mappings.agreement().why_not_better + mappings.complaints()};
   } catch (const Error& error) {
     return {std::nullopt, error.what()};
@@ -122,9 +122,9 @@ void play(const Fault& fault, bool hangs) {
     for (const ShareKind lack : fault.lacking) process.driver->lacks(lack);
     if (faulty && hangs) process.driver->block(fault.call);
     if (faulty && !hangs) process.driver->refuse(fault.call, 77);
-    SharedExchange exchange(table, rank);
+    SharedBootstrap bootstrap(table, rank);
     const auto began = Clock::now();
-    judge(fault, hangs, rank, try_to_share(*process.registry, exchange, patient(rank, faulty)));
+    judge(fault, hangs, rank, try_to_share(*process.registry, bootstrap, patient(rank, faulty)));
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << fault.call;
     process.driver->come_back();
   });
@@ -151,10 +151,10 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
       Process process(2, 4 * M, rank == 1 ? milliseconds(as_fast(400, 2500)) : DeviceArena::kTimeout);
       for (const ShareKind lack : lacking) process.driver->lacks(lack);
       if (rank == 1) process.driver->block_call(n);
-      SharedExchange exchange(table, rank);
+      SharedBootstrap bootstrap(table, rank);
       const auto began = Clock::now();
       const auto stop = [&] { process.driver->block_call(-1); };
-      outcomes[size_t(rank)] = try_to_share(*process.registry, exchange, patient(rank, rank == 1), stop);
+      outcomes[size_t(rank)] = try_to_share(*process.registry, bootstrap, patient(rank, rank == 1), stop);
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << n;
       if (rank == 1) struck = process.driver->struck();
       process.driver->come_back();
@@ -189,12 +189,12 @@ TEST(DeviceFaults, APairOfOneProcessThatHangsIsGoneRound) {
     process.driver->block(call);
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
-      SharedExchange exchange(table, rank);
-      const Outcome outcome = try_to_share(*process.registry, exchange, patient(rank, true));
+      SharedBootstrap bootstrap(table, rank);
+      const Outcome outcome = try_to_share(*process.registry, bootstrap, patient(rank, true));
       EXPECT_EQ(outcome.kind, kHost) << outcome.says;
       EXPECT_NE(outcome.says.find("giving access to GPU"), std::string::npos) << outcome.says;
       const auto began = Clock::now();
-      const Outcome again = try_to_share(*process.registry, exchange, patient(rank, true));
+      const Outcome again = try_to_share(*process.registry, bootstrap, patient(rank, true));
       EXPECT_NE(again.says.find("found by an earlier group"), std::string::npos) << again.says;
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
     });
@@ -208,11 +208,11 @@ TEST(DeviceFaults, AWindowThatHangsIsAnErrorOnAllRanks) {
   as_threads(2, [&](int rank) {
     Process process(2, 4 * M, milliseconds(as_fast(400, 2500)));
     process.driver->pairs(0, 1, FakeDriver::Truth::kRefuses);
-    SharedExchange honest(table, rank);
-    FalseExchange exchange(honest, [&](int round, std::vector<std::byte>&) {
+    SharedBootstrap honest(table, rank);
+    FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>&) {
       if (rank == 1 && round == 3) process.driver->block("pin");  // all kinds but pinned host memory have been tried
     });
-    const Outcome outcome = try_to_share(*process.registry, exchange, patient(rank, true));
+    const Outcome outcome = try_to_share(*process.registry, bootstrap, patient(rank, true));
     EXPECT_FALSE(outcome.kind);
     EXPECT_NE(outcome.says.find("rank 1: pinning 4096 KiB for GPU 1 did not return within"), std::string::npos)
         << outcome.says;
@@ -293,12 +293,12 @@ TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
     as_threads(2, [&](int rank) {
       Process process(2);
       for (const ShareKind lack : row.lacking) process.driver->lacks(lack);
-      SharedExchange honest(table, rank);
-      FalseExchange exchange(honest, [&](int round, std::vector<std::byte>& said) {
+      SharedBootstrap honest(table, rank);
+      FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>& said) {
         constexpr size_t kBytesAt = 43;  // the fourth byte of the size: 16 MiB more
         if (rank == 1 && round == 1) said[kBytesAt] ^= std::byte(1);
       });
-      const Outcome outcome = try_to_share(*process.registry, exchange, options_of(rank, 2, rank));
+      const Outcome outcome = try_to_share(*process.registry, bootstrap, options_of(rank, 2, rank));
       EXPECT_EQ(outcome.kind, kHost) << outcome.says;
       EXPECT_NE(outcome.says.find(row.says), std::string::npos) << outcome.says;
     });
@@ -306,9 +306,9 @@ TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
 }
 
 /// Calls back after each round.
-class WatchedExchange : public Exchange {
+class WatchedBootstrap : public Bootstrap {
  public:
-  WatchedExchange(Exchange& real, std::function<void(int)> after) : real_(real), after_(std::move(after)) {}
+  WatchedBootstrap(Bootstrap& real, std::function<void(int)> after) : real_(real), after_(std::move(after)) {}
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
     auto all = real_.all_gather(mine);
     after_(round_++);
@@ -316,7 +316,7 @@ class WatchedExchange : public Exchange {
   }
 
  private:
-  Exchange& real_;
+  Bootstrap& real_;
   std::function<void(int)> after_;
   int round_ = 0;
 };
@@ -334,12 +334,12 @@ TEST(DeviceFaults, TwoGroupsThatAgreeOnDifferentKindsAtOnce) {
       const bool first = thread < 2;
       Process& process = thread % 2 == 0 ? both : first ? fabric : descriptor;
       const int rank = thread % 2;
-      SharedExchange real(first ? one : other, rank);
-      WatchedExchange exchange(real, [&](int round) {
+      SharedBootstrap real(first ? one : other, rank);
+      WatchedBootstrap bootstrap(real, [&](int round) {
         if (rank == 0 && round == 0) agreed.arrive_and_wait();
       });
       MappingOptions options = options_of(rank, 2, rank == 0 ? 0 : first ? 1 : 2);
-      outcomes[size_t(thread)] = try_to_share(*process.registry, exchange, options);
+      outcomes[size_t(thread)] = try_to_share(*process.registry, bootstrap, options);
     });
     EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << outcomes[0].says << outcomes[1].says;
     EXPECT_EQ(outcomes[2].kind, outcomes[3].kind) << outcomes[2].says << outcomes[3].says;

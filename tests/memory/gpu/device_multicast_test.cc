@@ -25,26 +25,26 @@ constexpr int kRanks = 3;
 /// One rank of a test, whose process has GPUs of its own driver.
 struct Rank {
   Process process;
-  SharedExchange exchange;
+  SharedBootstrap bootstrap;
   std::unique_ptr<PeerMappings> mappings;
   std::unique_ptr<MulticastSpan> span;
   const int rank, ranks;
 
   Rank(const SharedTable& table, int rank)
-      : process(table.ranks(), 16 * M), exchange(table, rank), rank(rank), ranks(table.ranks()) {}
+      : process(table.ranks(), 16 * M), bootstrap(table, rank), rank(rank), ranks(table.ranks()) {}
   FakeDriver& driver() { return *process.driver; }
 
   void open(size_t bytes = 3 * M) {
     MappingOptions options = options_of(rank, ranks, rank);
     options.multicast_bytes = bytes;
-    mappings = std::make_unique<PeerMappings>(*process.registry, exchange, options);
+    mappings = std::make_unique<PeerMappings>(*process.registry, bootstrap, options);
     span = mappings->take_multicast();
   }
   /// Gives everything back, and returns the resources that the driver does not get.
   std::string close() {
     span.reset();
     mappings.reset();
-    (void)exchange.all_gather({});
+    (void)bootstrap.all_gather({});
     (void)eventually(milliseconds(10'000), [&] { return driver().open_books().find("bound") == std::string::npos; });
     process.registry.reset();
     return open_books_at_rest(driver());
@@ -64,9 +64,9 @@ void expect_none(Rank& one, const std::string& why) {
   EXPECT_EQ(one.span, nullptr);
   EXPECT_NE(one.mappings->why_no_multicast().find(why), std::string::npos) << one.mappings->why_no_multicast();
   const std::string& said = one.mappings->why_no_multicast();
-  for (const auto& theirs : one.exchange.all_gather(std::as_bytes(std::span(said))))
+  for (const auto& theirs : one.bootstrap.all_gather(std::as_bytes(std::span(said))))
     EXPECT_EQ(std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()), said);
-  write_and_look(*one.mappings, one.exchange, one.rank, one.ranks);
+  write_and_look(*one.mappings, one.bootstrap, one.rank, one.ranks);
 }
 
 TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
@@ -78,15 +78,15 @@ TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
       EXPECT_EQ(one.mappings->why_no_multicast(), "");
       EXPECT_EQ(one.span->bytes(), 4 * M) << "whole granules";
       std::memset(memory(one.span->mine()), one.rank + 1, one.span->bytes());
-      (void)one.exchange.all_gather({});
+      (void)one.bootstrap.all_gather({});
       const size_t last = one.span->bytes() - 1;
       for (const size_t at : {size_t(0), last}) {
         const auto parts = one.driver().multicast(memory(one.span->all() + at));
         ASSERT_EQ(parts.size(), size_t(kRanks));
         for (int r = 0; r < kRanks; ++r) EXPECT_EQ(int(*parts[size_t(r)]), r + 1) << at;
       }
-      write_and_look(*one.mappings, one.exchange, one.rank, kRanks);
-      (void)one.exchange.all_gather({});
+      write_and_look(*one.mappings, one.bootstrap, one.rank, kRanks);
+      (void)one.bootstrap.all_gather({});
       EXPECT_EQ(one.close(), "");
     });
   }
@@ -136,9 +136,9 @@ TEST(DeviceMulticast, WhereTheDriverOfOneRankHangsNoneHasItAndNoneWaitsLong) {
         expect_none(one, "did not return within");
         const bool keeps = one.rank == hangs && std::string(call) == "bind_multicast";
         EXPECT_EQ(one.mappings->arena().used() > 0, keeps) << "memory that may yet be bound is not used again";
-        (void)one.exchange.all_gather({});
+        (void)one.bootstrap.all_gather({});
         one.driver().come_back();
-        (void)one.exchange.all_gather({});
+        (void)one.bootstrap.all_gather({});
         one.mappings.reset();
         (void)eventually(milliseconds(10'000),
                          [&] { return one.driver().open_books().find("bound") == std::string::npos; });
@@ -170,8 +170,8 @@ TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndTheBooksBalance) {
       one.open();
       one.driver().fail_call(-1);
       has[rank] = one.span != nullptr;
-      write_and_look(*one.mappings, one.exchange, rank, 2);
-      if (one.driver().struck() == "drained") return (void)one.exchange.all_gather({});  // the queue stays
+      write_and_look(*one.mappings, one.bootstrap, rank, 2);
+      if (one.driver().struck() == "drained") return (void)one.bootstrap.all_gather({});  // the queue stays
       EXPECT_EQ(one.close(), "") << one.driver().struck();
     });
     EXPECT_EQ(has[0], has[1]) << n;
@@ -220,7 +220,7 @@ TEST(DeviceMulticast, OnePartIsNotReleasedBeforeThePeersHaveGone) {
 
 TEST(DeviceMulticast, DamagedWordsOfAPeerAreRefused) {
   all_ranks(2, [](Rank& one) {
-    FalseExchange exchange(one.exchange, [&](int, std::vector<std::byte>& said) {
+    FalseBootstrap bootstrap(one.bootstrap, [&](int, std::vector<std::byte>& said) {
       uint32_t magic = 0;
       if (said.size() >= sizeof magic) std::memcpy(&magic, said.data(), sizeof magic);
       if (one.rank == 1 && magic == 0x6d78766e) said[0] ^= std::byte{1};
@@ -228,7 +228,7 @@ TEST(DeviceMulticast, DamagedWordsOfAPeerAreRefused) {
     MappingOptions options = options_of(one.rank, 2, one.rank);
     options.multicast_bytes = M;
     try {
-      const PeerMappings mappings(*one.process.registry, exchange, options);
+      const PeerMappings mappings(*one.process.registry, bootstrap, options);
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::kMismatch) << error.what();

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "base/log.h"
-#include "memory/driver/cards.h"
+#include "memory/driver/gpu_info.h"
 #include "memory/shm/unix_socket.h"
 #include "support/fake_driver.h"
 #include "support/gpu_processes.h"
@@ -245,7 +245,7 @@ TEST(PeerPool, GivesAllBackWhenNobodyKeepsIt) {
   EXPECT_EQ(open_fds(), before);
 }
 
-TEST(PeerPool, OfTheSameProcessNeedsNoDoor) {
+TEST(PeerPool, OfTheSameProcessNeedsNoServer) {
   Process process(2);
   const auto other = process.registry->peer_pool(0, owner_of(*process.registry, 1));
   const auto same = process.registry->peer_pool(1, owner_of(*process.registry, 1));
@@ -312,14 +312,14 @@ TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
 
 /// A socket that answers as a test wants.
 struct FalseOwner {
-  explicit FalseOwner(PoolServer::Answer answer) : door(name, std::move(answer)) {}
+  explicit FalseOwner(PoolServer::Answer answer) : server(name, std::move(answer)) {}
   PoolOwner owner() const { return {process, 0, name}; }
   const std::string name = fresh_socket_name();
   const ArenaId process = random_arena_id();
-  PoolServer door;
+  PoolServer server;
 };
 
-TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
+TEST(PeerPool, DoesNotBelieveWhatAServerSays) {
   FakeDriver elsewhere(1);
   DeviceMemory made = 0;
   ASSERT_EQ(elsewhere.create(0, ShareKind::kFd, 2 * M, &made), 0);
@@ -375,7 +375,7 @@ TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
   ASSERT_EQ(elsewhere.release(made), 0);
 }
 
-TEST(PeerPool, ADoorThatNeverAnswersIsNotWaitedForLong) {
+TEST(PeerPool, AServerThatNeverAnswersIsNotWaitedForLong) {
   Process mine(1);
   const std::string name = fresh_socket_name();
   const LocalSocket nobody =
@@ -397,7 +397,7 @@ TEST(PeerPool, OfAProcessThatHasEndedOrIsAnother) {
   EXPECT_NE(refusal_of([&] { none->catch_up(2 * M, soon()); }).second.find("has no such segment"), std::string::npos);
 }
 
-// --- the door -------------------------------------------------------------------------------------------------------
+// --- the server ----------------------------------------------------------------------------------------------------
 
 TEST(PoolServer, OpensWithTheFirstMemory) {
   Process process(1);
@@ -458,25 +458,25 @@ TEST(PeerPool, OutlivesItsOwner) {
   const SharedTable table(2);
   const auto endings = as_processes(2, [&](int rank) {
     Process process(2);
-    SharedExchange exchange(table, rank);
-    struct Card {
+    SharedBootstrap bootstrap(table, rank);
+    struct Info {
       ArenaId process;
       char socket[48];
       uint64_t grown;
-    } card{process.registry->id(), {}, 0};
-    put(card.socket, process.registry->pool_socket());
+    } info{process.registry->id(), {}, 0};
+    put(info.socket, process.registry->pool_socket());
     DevicePtr place = 0;
     if (rank == 1) {
       place = process.registry->pool(1).allocate(4 * M);
       write_at(place, 4 * M, 9);
-      card.grown = process.registry->pool(1).grown();
+      info.grown = process.registry->pool(1).grown();
     }
-    const Card theirs = read_cards<Card>(exchange.all_gather(bytes_of(card)), 1, of_rank)[1];
+    const Info theirs = read_infos<Info>(bootstrap.all_gather(bytes_of(info)), 1, of_rank)[1];
     if (rank == 0) {
       const auto seen = process.registry->peer_pool(0, {theirs.process, 1, text_of(theirs.socket)});
       seen->catch_up(theirs.grown, soon());
       write_at(seen->base() + M, 1, 3);
-      (void)exchange.all_gather({});
+      (void)bootstrap.all_gather({});
       const auto reaches_no_more = [&] {
         return refusal_of([&] { seen->catch_up(theirs.grown + 2 * M, soon(500)); }).first == Code::kPeerDied;
       };
@@ -485,7 +485,7 @@ TEST(PeerPool, OutlivesItsOwner) {
       EXPECT_EQ(at(seen->base() + 4 * M - 1), 9) << "the memory stays for who has it mapped";
       EXPECT_EQ(at(seen->base() + M), 3);
     } else {
-      (void)exchange.all_gather({});
+      (void)bootstrap.all_gather({});
       EXPECT_EQ(at(place + M), 3);
       kill(getpid(), SIGKILL);
     }
@@ -494,15 +494,15 @@ TEST(PeerPool, OutlivesItsOwner) {
   EXPECT_EQ(endings[1].signal, SIGKILL);
 }
 
-TEST(PoolServer, DoorStaysOpenAfterAGuestDies) {
+TEST(PoolServer, StaysOpenAfterAClientDies) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   Process theirs(1);
   (void)theirs.registry->pool(0).allocate(2 * M);
   theirs.driver->block("export_fd");  // so that it is in the middle of the call
   const auto endings = as_processes(1, [&](int) {
-    const LocalSocket guest = connect_to(theirs.registry->pool_socket());
+    const LocalSocket client = connect_to(theirs.registry->pool_socket());
     const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.registry->id(), 0};
-    EXPECT_TRUE(send_packet(guest, &question, sizeof question, {}));
+    EXPECT_TRUE(send_packet(client, &question, sizeof question, {}));
     kill(getpid(), SIGKILL);
   });
   EXPECT_EQ(endings[0].signal, SIGKILL);

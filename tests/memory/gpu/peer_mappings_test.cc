@@ -20,41 +20,41 @@ namespace {
 using std::chrono::milliseconds;
 using Truth = FakeDriver::Truth;
 
-DeviceCard card(int rank, uint64_t home, std::initializer_list<ShareKind> kinds, uint64_t host = 7) {
-  DeviceCard card;
-  card.rank = rank;
-  card.host = host;
-  card.process = {home, home};
-  for (const ShareKind kind : kinds) card.kinds |= 1u << int(kind);
-  for (auto& why : card.why_not) std::strcpy(why, "not today");
-  return card;
+DeviceInfo info(int rank, uint64_t home, std::initializer_list<ShareKind> kinds, uint64_t host = 7) {
+  DeviceInfo info;
+  info.rank = rank;
+  info.host = host;
+  info.process = {home, home};
+  for (const ShareKind kind : kinds) info.kinds |= 1u << int(kind);
+  for (auto& why : info.why_not) std::strcpy(why, "not today");
+  return info;
 }
 
 TEST(PeerMappings, TheBestKindThatAllHaveIsAgreedOn) {
   using enum ShareKind;
   const struct {
-    std::vector<DeviceCard> cards;
+    std::vector<DeviceInfo> infos;
     ShareKind kind;
     std::string why;
   } kTable[] = {
-      {{card(0, 1, {kFabric, kFd, kIpc}), card(1, 2, {kFabric, kFd, kIpc})}, kFabric, ""},
-      {{card(0, 1, {kFabric, kFd, kIpc}), card(1, 2, {kFd, kIpc})}, kFd, "no fabric handle: rank 1: not today"},
-      {{card(0, 1, {kIpc}), card(1, 2, {kFd, kIpc})},
+      {{info(0, 1, {kFabric, kFd, kIpc}), info(1, 2, {kFabric, kFd, kIpc})}, kFabric, ""},
+      {{info(0, 1, {kFabric, kFd, kIpc}), info(1, 2, {kFd, kIpc})}, kFd, "no fabric handle: rank 1: not today"},
+      {{info(0, 1, {kIpc}), info(1, 2, {kFd, kIpc})},
        kIpc,
        "no fabric handle: rank 0: not today; no file descriptor: rank 0: not today"},
-      {{card(0, 1, {kFd, kHost}), card(1, 2, {kIpc, kHost})},
+      {{info(0, 1, {kFd, kHost}), info(1, 2, {kIpc, kHost})},
        kHost,
        "no fabric handle: rank 0: not today; no file descriptor: rank 1: not today; no legacy IPC: rank 0: not today"},
-      {{card(0, 1, {}), card(1, 1, {})}, kPointer, ""},
-      {{card(0, 1, {kFabric, kFd}), card(1, 2, {kFabric, kFd}, 8)}, kFabric, ""},
+      {{info(0, 1, {}), info(1, 1, {})}, kPointer, ""},
+      {{info(0, 1, {kFabric, kFd}), info(1, 2, {kFabric, kFd}, 8)}, kFabric, ""},
   };
   for (const auto& row : kTable) {
-    const ShareAgreement agreed = agree_on_kind(row.cards);
+    const ShareAgreement agreed = agree_on_kind(row.infos);
     EXPECT_EQ(agreed.kind, row.kind) << name(row.kind);
     EXPECT_EQ(agreed.why_not_better, row.why);
   }
   try {
-    (void)agree_on_kind(std::vector{card(0, 1, {kFd, kHost}), card(1, 2, {kFd, kHost}, 8)});
+    (void)agree_on_kind(std::vector{info(0, 1, {kFd, kHost}), info(1, 2, {kFd, kHost}, 8)});
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("no file descriptor: the ranks are on several hosts"), std::string::npos)
@@ -67,11 +67,11 @@ TEST(PeerMappings, RanksOfOneProcessUsePointers) {
   Process process(3);
   const SharedTable table(kRanks);
   as_threads(kRanks, [&](int rank) {
-    SharedExchange exchange(table, rank);
-    const PeerMappings mappings(*process.registry, exchange, options_of(rank, kRanks, rank % 3));
+    SharedBootstrap bootstrap(table, rank);
+    const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, kRanks, rank % 3));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kPointer);
     EXPECT_EQ(mappings.complaints(), "");
-    write_and_look(mappings, exchange, rank, kRanks);
+    write_and_look(mappings, bootstrap, rank, kRanks);
   });
   EXPECT_EQ(process.registry->made(0)->used(), 0u);
   EXPECT_EQ(process.driver->open_books(), "3 memories 3 reservations 3 mappings ");
@@ -85,10 +85,10 @@ TEST(PeerMappings, RanksOfOneProcessFallBackByPair) {
   process.driver->pairs(0, 1, Truth::kRefuses);
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
-    SharedExchange exchange(table, rank);
+    SharedBootstrap bootstrap(table, rank);
     MappingOptions options = options_of(rank, 3, rank);
     options.name = [](int r) { return "rank " + std::to_string(r + 40); };
-    const PeerMappings mappings(*process.registry, exchange, options);
+    const PeerMappings mappings(*process.registry, bootstrap, options);
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(mappings.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
     }
@@ -96,7 +96,7 @@ TEST(PeerMappings, RanksOfOneProcessFallBackByPair) {
               rank < 2);
     EXPECT_EQ(mappings.complaints().starts_with("rank 41 is reached through"), rank == 0) << mappings.complaints();
     EXPECT_EQ(mappings.complaints().starts_with("rank 40 is reached through"), rank == 1) << mappings.complaints();
-    write_and_look(mappings, exchange, rank, 3);
+    write_and_look(mappings, bootstrap, rank, 3);
   });
   process.registry.reset();
   EXPECT_EQ(open_books_at_rest(*process.driver), "");
@@ -108,8 +108,8 @@ TEST(PeerMappings, RanksOfOneProcessKeepPointersWhateverOthersLack) {
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) other.driver->lacks(kind);
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
-    SharedExchange exchange(table, rank);
-    const PeerMappings mappings(*(rank < 2 ? both : other).registry, exchange, options_of(rank, 3, rank));
+    SharedBootstrap bootstrap(table, rank);
+    const PeerMappings mappings(*(rank < 2 ? both : other).registry, bootstrap, options_of(rank, 3, rank));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kHost);
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(mappings.peer(r).kind, (r < 2) == (rank < 2) ? ShareKind::kPointer : ShareKind::kHost) << rank << r;
@@ -117,7 +117,7 @@ TEST(PeerMappings, RanksOfOneProcessKeepPointersWhateverOthersLack) {
     if (rank < 2) {
       EXPECT_EQ(mappings.peer(1 - rank).theirs, both.registry->made(1 - rank)->region().base());
     }
-    write_and_look(mappings, exchange, rank, 3);
+    write_and_look(mappings, bootstrap, rank, 3);
   });
 }
 
@@ -128,14 +128,14 @@ TEST(PeerMappings, RanksOfOneProcessGoRoundAPairThatCorrupts) {
   const SharedTable table(2);
   std::array<size_t, 2> used{};
   as_threads(2, [&](int rank) {
-    SharedExchange exchange(table, rank);
+    SharedBootstrap bootstrap(table, rank);
     for (int time = 0; time < 3; ++time) {
       {
-        const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+        const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
         EXPECT_EQ(mappings.peer(1 - rank).kind, ShareKind::kHost) << mappings.complaints();
-        write_and_look(mappings, exchange, rank, 2);
+        write_and_look(mappings, bootstrap, rank, 2);
       }
-      (void)exchange.all_gather({});
+      (void)bootstrap.all_gather({});
       if (time == 1) used[size_t(rank)] = process.registry->made(rank)->used();
     }
     EXPECT_EQ(process.registry->made(rank)->used(), used[size_t(rank)]);
@@ -146,10 +146,10 @@ TEST(PeerMappings, RanksOfOneProcessGoRoundAPairThatCorrupts) {
 TEST(PeerMappings, OneRankHasItselfAlone) {
   Process process(1);
   const SharedTable table(1);
-  SharedExchange exchange(table, 0);
-  const PeerMappings mappings(*process.registry, exchange, options_of(0, 1, 0));
+  SharedBootstrap bootstrap(table, 0);
+  const PeerMappings mappings(*process.registry, bootstrap, options_of(0, 1, 0));
   EXPECT_EQ(mappings.peer(0).theirs, mappings.peer(0).mine);
-  write_and_look(mappings, exchange, 0, 1);
+  write_and_look(mappings, bootstrap, 0, 1);
 }
 
 /// The kinds that a machine lacks, and the kind that remains.
@@ -164,16 +164,16 @@ void share_once(const SharedTable& table, int rank, const std::vector<ShareKind>
   const int ranks = table.ranks();
   Process process(ranks);
   for (const ShareKind lack : lacking) process.driver->lacks(lack);
-  SharedExchange exchange(table, rank);
+  SharedBootstrap bootstrap(table, rank);
   {
-    const PeerMappings mappings(*process.registry, exchange, options_of(rank, ranks, rank));
+    const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, ranks, rank));
     EXPECT_EQ(mappings.agreement().kind, kind) << mappings.agreement().why_not_better;
     EXPECT_EQ(mappings.complaints().empty(), kind != ShareKind::kHost) << mappings.complaints();
     for (int r = 0; r < ranks; ++r) EXPECT_EQ(mappings.peer(r).kind, r == rank ? ShareKind::kPointer : kind);
-    write_and_look(mappings, exchange, rank, ranks);
+    write_and_look(mappings, bootstrap, rank, ranks);
   }
   EXPECT_EQ(process.registry->made(rank)->used(), 0u);
-  (void)exchange.all_gather({});
+  (void)bootstrap.all_gather({});
   process.registry.reset();
   EXPECT_EQ(open_books_at_rest(*process.driver), "");
 }
@@ -202,8 +202,8 @@ TEST(PeerMappings, SeveralRanksShareOneGpu) {
   all_end_well(4, [&](int rank) {
     Process process(2);
     process.driver->pairs(0, 1, Truth::kRefuses);
-    SharedExchange exchange(table, rank);
-    const PeerMappings mappings(*process.registry, exchange, options_of(rank, 4, rank / 2));
+    SharedBootstrap bootstrap(table, rank);
+    const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 4, rank / 2));
     for (int r = 0; r < 4; ++r) {
       const ShareKind expected = r == rank           ? ShareKind::kPointer
                                  : r / 2 == rank / 2 ? ShareKind::kFabric
@@ -211,7 +211,7 @@ TEST(PeerMappings, SeveralRanksShareOneGpu) {
       EXPECT_EQ(mappings.peer(r).kind, expected) << r << ": " << mappings.peer(r).why_not_better;
       EXPECT_EQ(mappings.peer(r).same_gpu, r / 2 == rank / 2);
     }
-    write_and_look(mappings, exchange, rank, 4);
+    write_and_look(mappings, bootstrap, rank, 4);
   });
 }
 
@@ -247,9 +247,9 @@ TEST(PeerMappings, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
       drivers[size_t(rank)] = process.driver;
       process.driver->pair(0, 2, lie.truth);
       process.driver->pair(2, 0, lie.back);
-      SharedExchange exchange(table, rank);
+      SharedBootstrap bootstrap(table, rank);
       const auto began = Clock::now();
-      const PeerMappings mappings(*process.registry, exchange, options_of(rank, 3, rank));
+      const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 3, rank));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << lie.name;
       for (int r = 0; r < 3; ++r) {
         const bool odd = (rank == 0 && r == 2) || (rank == 2 && r == 0);
@@ -260,17 +260,17 @@ TEST(PeerMappings, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
           EXPECT_NE(mappings.complaints().find(lie.says), std::string::npos) << mappings.complaints();
         }
       }
-      write_and_look(mappings, exchange, rank, 3);
+      write_and_look(mappings, bootstrap, rank, 3);
       // Memory that a hanging copy may still write is not allocated again.
       const bool hangs = lie.has(Truth::kHangs) || lie.has(Truth::kBlocks);
       EXPECT_EQ(mappings.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
       // Another group of the same processes does not try again.
-      const PeerMappings second(*process.registry, exchange, options_of(rank, 3, rank));
+      const PeerMappings second(*process.registry, bootstrap, options_of(rank, 3, rank));
       EXPECT_EQ(second.complaints().find("found by an earlier group") != std::string::npos,
                 rank != 1 && lie.truth != Truth::kRefuses && lie.truth != Truth::kCorruptsWrites)
           << lie.name << rank << second.complaints();
       EXPECT_EQ(second.peer((rank + 1) % 3).kind, mappings.peer((rank + 1) % 3).kind);
-      (void)exchange.all_gather({});
+      (void)bootstrap.all_gather({});
       process.driver->come_back();
     });
     for (const auto& driver : drivers) {
@@ -292,9 +292,9 @@ TEST(PeerMappings, WhereNeitherWorksAllRanksSaySo) {
     Process process(2);
     process.driver->pairs(0, 1, Truth::kRefuses);
     if (rank == 1) process.driver->lacks(ShareKind::kHost), process.driver->refuse("pin", 712);
-    SharedExchange exchange(table, rank);
+    SharedBootstrap bootstrap(table, rank);
     try {
-      const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+      const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("fake refusal 712"), std::string::npos) << error.what();
@@ -320,14 +320,14 @@ TEST(PeerMappings, WhicheverCallFailsTheBooksBalance) {
           drivers[rank] = process.driver;
           for (const ShareKind lack : lacking) process.driver->lacks(lack);
           if (rank == 1) process.driver->fail_call(n);
-          SharedExchange exchange(table, rank);
+          SharedBootstrap bootstrap(table, rank);
           try {
-            const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+            const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
             made[rank] = true;
             if (rank == 1 && !mappings.complaints().empty()) ++fell_back;
             reached_call[rank] = process.driver->calls() > n;
             process.driver->fail_call(-1);
-            write_and_look(mappings, exchange, rank, 2);
+            write_and_look(mappings, bootstrap, rank, 2);
           } catch (const Error& error) {
             EXPECT_NE(std::string(error.what()).find(error.code() == Code::kPeerFailed ? "rank 1" : "fake refusal 999"),
                       std::string::npos)
@@ -335,8 +335,8 @@ TEST(PeerMappings, WhicheverCallFailsTheBooksBalance) {
           }
           process.driver->fail_call(-1);
           try {
-            const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
-            (void)exchange.all_gather({});
+            const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
+            (void)bootstrap.all_gather({});
           } catch (const Error& error) {  // the only way may hang
             EXPECT_EQ(kind, ShareKind::kHost);
             EXPECT_NE(std::string(error.what()).find("found by an earlier group"), std::string::npos) << error.what();
@@ -364,16 +364,16 @@ TEST(PeerMappings, AnArenaIsMadeOnceForAllGroups) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     Process process(2);
-    SharedExchange exchange(table, rank);
+    SharedBootstrap bootstrap(table, rank);
     const auto options = options_of(rank, 2, rank);
-    const PeerMappings first(*process.registry, exchange, options);
+    const PeerMappings first(*process.registry, bootstrap, options);
     const int created = process.driver->calls_of("create"), imported = process.driver->calls_of("import_fabric");
-    const PeerMappings second(*process.registry, exchange, options);
+    const PeerMappings second(*process.registry, bootstrap, options);
     EXPECT_EQ(&first.arena(), &second.arena());
     EXPECT_EQ(first.peer(1 - rank).theirs, second.peer(1 - rank).theirs);
     EXPECT_EQ(process.driver->calls_of("create"), created) << "neither to probe nor for an arena";
     EXPECT_EQ(process.driver->calls_of("import_fabric"), imported) << "neither to probe nor for the other's arena";
-    (void)exchange.all_gather({});
+    (void)bootstrap.all_gather({});
   });
 }
 
@@ -391,13 +391,13 @@ TEST(PeerMappings, ProcessThatWasAloneFirstIsMapped) {
     as_threads(2, [&](int rank) {
       Process process(2);
       for (const ShareKind lack : row.lacking) process.driver->lacks(lack);
-      SharedExchange alone(own[rank], 0), exchange(both, rank);
+      SharedBootstrap alone(own[rank], 0), bootstrap(both, rank);
       const PeerMappings first(*process.registry, alone, options_of(0, 1, rank));
       EXPECT_EQ(first.agreement().kind, ShareKind::kPointer);
-      const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+      const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
       EXPECT_EQ(mappings.agreement().kind, row.kind) << mappings.agreement().why_not_better;
       EXPECT_EQ(&mappings.arena(), &first.arena());
-      write_and_look(mappings, exchange, rank, 2);
+      write_and_look(mappings, bootstrap, rank, 2);
     });
   }
 }
@@ -408,10 +408,10 @@ TEST(PeerMappings, LaterProcessWithoutTheKindUsesHostMemory) {
   as_threads(3, [&](int rank) {
     Process process(3);
     if (rank == 2) process.driver->lacks(ShareKind::kFabric);
-    SharedExchange all(three, rank);
+    SharedBootstrap all(three, rank);
     std::optional<PeerMappings> first;
     if (rank < 2) {
-      SharedExchange two(pair, rank);
+      SharedBootstrap two(pair, rank);
       first.emplace(*process.registry, two, options_of(rank, 2, rank));
       EXPECT_EQ(first->agreement().kind, ShareKind::kFabric);
     }
@@ -442,14 +442,14 @@ TEST(PeerMappings, MalformedDescriptionsOfPeersAreRefused) {
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
       Process process(2);
-      SharedExchange honest(table, rank);
-      FalseExchange exchange(honest, [&](int round, std::vector<std::byte>& said) {
+      SharedBootstrap honest(table, rank);
+      FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>& said) {
         if (rank == 0 || round != spoilt.round) return;
         if (spoilt.bytes == 0) return said.resize(spoilt.byte);
         for (size_t i = 0; i < spoilt.bytes; ++i) said[spoilt.byte + i] ^= std::byte(0x7f);
       });
       try {
-        const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+        const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
         ADD_FAILURE() << spoilt.round << " " << spoilt.byte;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::kMismatch);

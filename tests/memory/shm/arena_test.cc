@@ -188,37 +188,37 @@ TEST(Neighbours, SeeEachOthersMemoryAndEnd) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   int pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
-  struct Card {
+  struct PeerInfo {
     ArenaId id;
-    char door[64];
+    char socket[64];
     pid_t pid;
   };
   all_end_well(2, [&](int rank) {
     if (rank == 1) {
       const auto here = Neighbours::here();
-      Doorway door(*here);
+      IpcSocket ipc(*here);
       const Span span = here->arena().allocate(M);
       EXPECT_EQ(span.offset, 0u);
       std::memcpy(here->arena().at(0), "hello", 6);
-      Card card{here->arena().id(), {}, getpid()};
-      std::strncpy(card.door, door.name().c_str(), sizeof card.door - 1);
-      ASSERT_EQ(write(pipes[1], &card, sizeof card), ssize_t(sizeof card));
+      PeerInfo info{here->arena().id(), {}, getpid()};
+      std::strncpy(info.socket, ipc.name().c_str(), sizeof info.socket - 1);
+      ASSERT_EQ(write(pipes[1], &info, sizeof info), ssize_t(sizeof info));
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
-        door.serve(std::chrono::milliseconds(1));
+        ipc.serve(std::chrono::milliseconds(1));
         return *here->arena().at(100) == std::byte(42);
       }));
       return;
     }
-    Card card{};
-    ASSERT_EQ(read(pipes[0], &card, sizeof card), ssize_t(sizeof card));
+    PeerInfo info{};
+    ASSERT_EQ(read(pipes[0], &info, sizeof info), ssize_t(sizeof info));
     const auto here = Neighbours::here();
-    Doorway door(*here);
-    const auto met = door.fetch({{card.id, card.door, card.pid}}, Deadline::after(milliseconds(20'000)));
+    IpcSocket ipc(*here);
+    const auto met = ipc.fetch({{info.id, info.socket, info.pid}}, Deadline::after(milliseconds(20'000)));
     ASSERT_EQ(met.size(), 1u);
     const std::shared_ptr<Neighbour> neighbour = met.begin()->second;
     EXPECT_STREQ(reinterpret_cast<const char*>(neighbour->at(0)), "hello");
     EXPECT_FALSE(neighbour->dead());
-    EXPECT_EQ(here->find(card.id), neighbour);
+    EXPECT_EQ(here->find(info.id), neighbour);
     *neighbour->at(100) = std::byte(42);
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return neighbour->dead(); }));
   });
@@ -250,10 +250,10 @@ TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
   }
 }
 
-/// A door that is not nvx's, or lies.
-class FalseDoor {
+/// A socket that is not nvx's, or lies.
+class FalseSocket {
  public:
-  FalseDoor() {
+  FalseSocket() {
     listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -262,12 +262,12 @@ class FalseDoor {
     EXPECT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
     EXPECT_EQ(listen(listener_.get(), 4), 0);
   }
-  std::string name() const { return "nvx-false-door-" + std::to_string(getpid()); }
+  std::string name() const { return "nvx-false-socket-" + std::to_string(getpid()); }
 
-  /// Hands over these bytes with this descriptor to the next guest. Its name has no words: they are zeros.
+  /// Hands over these bytes with this descriptor to the next client. Its name has no words: they are zeros.
   void answer(std::vector<char> bytes, int fd) {
     bytes.insert(bytes.begin(), sizeof(Word), '\0');
-    Fd guest(accept(listener_.get(), nullptr, nullptr));
+    Fd client(accept(listener_.get(), nullptr, nullptr));
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
     iovec part{bytes.data(), bytes.size()};
     msghdr message{};
@@ -282,7 +282,7 @@ class FalseDoor {
       head->cmsg_len = CMSG_LEN(sizeof(int));
       std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
     }
-    EXPECT_EQ(sendmsg(guest.get(), &message, MSG_NOSIGNAL), ssize_t(bytes.size()));
+    EXPECT_EQ(sendmsg(client.get(), &message, MSG_NOSIGNAL), ssize_t(bytes.size()));
   }
 
  private:
@@ -308,10 +308,10 @@ TEST(Neighbours, MalformedArenaIsRefused) {
       {"another word", wrong, small.get()}, {"too short", {1, 2, 3}, small.get()}, {"no memory", right, STDIN_FILENO},
   };
   for (const auto& [what, bytes, fd] : kTries) {
-    FalseDoor door;
-    std::thread answering([&, &bytes = bytes, fd = fd] { door.answer(bytes, fd); });
-    Doorway mine(*here);
-    EXPECT_THROW((void)mine.fetch({{id, door.name(), getpid()}}, Deadline::after(milliseconds(5000))), Error) << what;
+    FalseSocket liar;
+    std::thread answering([&, &bytes = bytes, fd = fd] { liar.answer(bytes, fd); });
+    IpcSocket mine(*here);
+    EXPECT_THROW((void)mine.fetch({{id, liar.name(), getpid()}}, Deadline::after(milliseconds(5000))), Error) << what;
     answering.join();
   }
 }
@@ -330,8 +330,8 @@ TEST(Neighbours, AreKnownAsLongAsAGroupStands) {
   EXPECT_EQ(here->met(4), nullptr);
 }
 
-TEST(Neighbours, ADoorThatIsShutIsAnError) {
-  Doorway mine(*Neighbours::here());
+TEST(Neighbours, AClosedIpcSocketIsAnError) {
+  IpcSocket mine(*Neighbours::here());
   try {
     (void)mine.fetch({{ArenaId{1, 2}, "nvx-nobody-is-here", 4711}}, Deadline::after(milliseconds(2000)));
     FAIL();
@@ -341,8 +341,8 @@ TEST(Neighbours, ADoorThatIsShutIsAnError) {
 }
 
 TEST(Neighbours, ASilentProcessEndsTheFetchInTime) {
-  FalseDoor silent;
-  Doorway mine(*Neighbours::here());
+  FalseSocket silent;
+  IpcSocket mine(*Neighbours::here());
   const auto began = Clock::now();
   EXPECT_THROW((void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(300))), Error);
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
@@ -362,25 +362,26 @@ void forbid_pidfd_open() {
 /// Two processes that meet: they share this memory.
 struct Meeting {
   ArenaId ids[2];
-  char doors[2][64];
+  char sockets[2][64];
   pid_t pids[2];  ///< as each knows its own
   std::atomic<int> here[2], met[2];
   std::atomic<int> verdict;  ///< of the inner process: 1 if it counts the outer one as alive, else 2
 };
 
-std::shared_ptr<Neighbour> meet(Meeting& meeting, int me, Doorway& door) {
+std::shared_ptr<Neighbour> meet(Meeting& meeting, int me, IpcSocket& ipc) {
   const auto here = Neighbours::here();
   meeting.ids[me] = here->arena().id();
-  std::strncpy(meeting.doors[me], door.name().c_str(), sizeof meeting.doors[me] - 1);
+  std::strncpy(meeting.sockets[me], ipc.name().c_str(), sizeof meeting.sockets[me] - 1);
   meeting.pids[me] = getpid();
   meeting.here[me] = 1;
   const int other = 1 - me;
   const auto both = [&](std::atomic<int>(&flags)[2]) {
-    return eventually(milliseconds(20'000), [&] { return door.serve(milliseconds(1)), flags[other] == 1; });
+    return eventually(milliseconds(20'000), [&] { return ipc.serve(milliseconds(1)), flags[other] == 1; });
   };
   if (!both(meeting.here)) return nullptr;
   const ArenaId& id = meeting.ids[other];
-  const auto met = door.fetch({{id, meeting.doors[other], meeting.pids[other]}}, Deadline::after(milliseconds(20'000)));
+  const auto met =
+      ipc.fetch({{id, meeting.sockets[other], meeting.pids[other]}}, Deadline::after(milliseconds(20'000)));
   meeting.met[me] = 1;
   return both(meeting.met) ? met.at(id) : nullptr;
 }
@@ -403,14 +404,14 @@ TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
     const pid_t inner = fork();
     if (inner == 0) {
       const auto own = Neighbours::here();
-      Doorway door(*own);
-      const auto outer = meet(meeting, 1, door);
+      IpcSocket ipc(*own);
+      const auto outer = meet(meeting, 1, ipc);
       const bool alive = outer && !outer->dead() && outer->process().state().empty() && !outer->ending().known();
       meeting.verdict = alive && getpid() == 1 ? 1 : 2;
       for (;;) pause();
     }
-    Doorway door(*here);
-    const auto neighbour = meet(meeting, 0, door);
+    IpcSocket ipc(*here);
+    const auto neighbour = meet(meeting, 0, ipc);
     ASSERT_TRUE(neighbour);
     EXPECT_EQ(neighbour->pid(), 1);
     EXPECT_FALSE(neighbour->dead());
@@ -435,14 +436,14 @@ TEST(Neighbours, AProcessThatRunsAnotherProgramHasEnded) {
     const pid_t child = fork();
     if (child == 0) {
       const auto own = Neighbours::here();
-      Doorway door(*own);
-      (void)meet(meeting, 1, door);
+      IpcSocket ipc(*own);
+      (void)meet(meeting, 1, ipc);
       if (fork() == 0) _exit(int(sleep(1)));
       execlp("sleep", "sleep", "20", nullptr);
       _exit(1);
     }
-    Doorway door(*here);
-    const auto neighbour = meet(meeting, 0, door);
+    IpcSocket ipc(*here);
+    const auto neighbour = meet(meeting, 0, ipc);
     ASSERT_TRUE(neighbour);
     EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return neighbour->dead(); }));
     EXPECT_EQ(words_of(neighbour->ending(), "<", ">"), "<exec of another program>");

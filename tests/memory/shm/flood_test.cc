@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "memory/driver/cards.h"
-#include "memory/shm/handout.h"
+#include "memory/driver/gpu_info.h"
+#include "memory/shm/host_relay.h"
 #include "memory/shm/neighbours.h"
 #include "memory/shm/unix_socket.h"
 #include "support/flood.h"
@@ -47,7 +47,7 @@ TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
   EXPECT_EQ(refusal_of(name, milliseconds(50)), Code::kTimeout);
   EXPECT_LT(Clock::now() - began, seconds(20));
   int taken = 0;
-  accept_guests(listener, [&](const LocalSocket&) { ++taken; });
+  accept_clients(listener, [&](const LocalSocket&) { ++taken; });
   EXPECT_EQ(taken, kAcceptedAtOnce) << "and no more, however many there are";
   EXPECT_TRUE(connect_to(name));
   EXPECT_EQ(refusal_of(fresh_socket_name(), seconds(20)), Code::kPeerDied) << "nobody listens";
@@ -108,46 +108,46 @@ TEST(UnixSocket, AnEndThatDoesNotKnowTheWordsIsNotHeard) {
   EXPECT_EQ(name.size() - without_words(name).size(), 1 + 2 * sizeof(Word));
   for (const bool real_listener : {true, false}) {
     const LocalSocket listener = listen_on(real_listener ? name : without_words(name));
-    const LocalSocket guest = connect_to(real_listener ? without_words(name) : name);
+    const LocalSocket client = connect_to(real_listener ? without_words(name) : name);
     std::vector<LocalSocket> host;
-    accept_guests(listener, [&](LocalSocket accepted) { host.push_back(std::move(accepted)); });
+    accept_clients(listener, [&](LocalSocket accepted) { host.push_back(std::move(accepted)); });
     ASSERT_EQ(host.size(), 1u);
-    const LocalSocket& stranger = real_listener ? guest : host[0];
-    const LocalSocket& other = real_listener ? host[0] : guest;
+    const LocalSocket& stranger = real_listener ? client : host[0];
+    const LocalSocket& other = real_listener ? host[0] : client;
     uint64_t word = 7;
     ASSERT_TRUE(send_packet(stranger, &word, sizeof word, {}));
     EXPECT_FALSE(receive_packet(other, &word, sizeof word, {}));
     EXPECT_EQ(errno, EPROTO);
   }
-  const LocalSocket listener = listen_on(name), guest = connect_to(name);
-  accept_guests(listener, [&](const LocalSocket& host) {
+  const LocalSocket listener = listen_on(name), client = connect_to(name);
+  accept_clients(listener, [&](const LocalSocket& host) {
     const int fds[] = {STDIN_FILENO};
-    ASSERT_TRUE(send_packet(guest, "abc", 3, fds));
+    ASSERT_TRUE(send_packet(client, "abc", 3, fds));
     char text[3];
     Fd fd;
     EXPECT_TRUE(receive_packet(host, text, sizeof text, {&fd, 1})) << "its packets are those of the right words";
     EXPECT_TRUE(fd);
-    ASSERT_TRUE(send_packet({Fd(dup(guest.get())), guest.hears, guest.says}, "abc", 3, {}));
+    ASSERT_TRUE(send_packet({Fd(dup(client.get())), client.hears, client.says}, "abc", 3, {}));
     EXPECT_FALSE(receive_packet(host, text, sizeof text, {})) << "nobody repeats what it has been told";
   });
 }
 
 /// A process of the same user, in another container for example, that reads names in /proc/net/unix.
-TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfADoorOrAHandout) {
+TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
   const auto here = Neighbours::here();
-  Doorway door(*here);
-  Handout handout(nvx::Card::of(0, "rank 0"));
-  door.hand_out(&handout);
-  handout.give(std::vector<uint8_t>{1, 2, 3});
-  const auto card = nvx::Card::of(1, "rank 1");
+  IpcSocket ipc(*here);
+  HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
+  ipc.serve_with(&relay);
+  relay.give(std::vector<uint8_t>{1, 2, 3});
+  const auto info = nvx::PeerInfo::of(1, "rank 1");
   std::vector<LocalSocket> strangers;
-  for (const std::string& name : {door.name(), handout.name()}) {
+  for (const std::string& name : {ipc.name(), relay.name()}) {
     strangers.push_back(connect_to(without_words(name)));  // says nothing
     strangers.push_back(connect_to(without_words(name)));
-    ASSERT_TRUE(send_packet(strangers.back(), &card, name == door.name() ? 0 : sizeof card, {}));
+    ASSERT_TRUE(send_packet(strangers.back(), &info, name == ipc.name() ? 0 : sizeof info, {}));
   }
-  for (int i = 0; i < 3; ++i) door.serve(milliseconds(1));
-  EXPECT_TRUE(handout.guests().empty());
+  for (int i = 0; i < 3; ++i) ipc.serve(milliseconds(1));
+  EXPECT_TRUE(relay.peers().empty());
   for (size_t i = 0; i < strangers.size(); ++i) {
     char byte = 0;
     const ssize_t got = recv(strangers[i].get(), &byte, sizeof byte, MSG_DONTWAIT);
@@ -160,13 +160,13 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfADoorOrAHandout) {
 TEST(UnixSocket, OfStrangersWhoSayNothingTheOldestAreClosed) {
   constexpr size_t kStrangers = kMostSilent + 64;
   const auto here = Neighbours::here();
-  Doorway door(*here);
-  Handout handout(nvx::Card::of(0, "rank 0"));
-  door.hand_out(&handout);
-  for (const std::string& name : {door.name(), handout.name()}) {
+  IpcSocket ipc(*here);
+  HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
+  ipc.serve_with(&relay);
+  for (const std::string& name : {ipc.name(), relay.name()}) {
     std::vector<LocalSocket> strangers;
     for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(connect_to(without_words(name)));
-    for (int i = 0; i < 3; ++i) door.serve(milliseconds(1));
+    for (int i = 0; i < 3; ++i) ipc.serve(milliseconds(1));
     const auto is_closed = [](const LocalSocket& stranger) {
       char byte = 0;
       return recv(stranger.get(), &byte, sizeof byte, MSG_DONTWAIT) == 0;
@@ -182,7 +182,7 @@ TEST(UnixSocket, NeitherSendsNorReceivesBlock) {
   const LocalSocket listener = listen_on(name);
   const LocalSocket one = connect_to(name);
   LocalSocket other;
-  accept_guests(listener, [&](LocalSocket guest) { other = std::move(guest); });
+  accept_clients(listener, [&](LocalSocket client) { other = std::move(client); });
   ASSERT_TRUE(one && other);
   uint64_t word = 7;
   EXPECT_FALSE(receive_packet(other, &word, sizeof word, {}));
@@ -193,35 +193,35 @@ TEST(UnixSocket, NeitherSendsNorReceivesBlock) {
   for (int i = 0; i < sent; ++i) ASSERT_TRUE(receive_packet(other, &word, sizeof word, {}));
 }
 
-TEST(Handout, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
+TEST(HostRelay, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
   int queued = 10;
   std::ifstream("/proc/sys/net/unix/max_dgram_qlen") >> queued;
-  const int sheets = std::min(queued + 20, 2000);
-  Handout handout(nvx::Card::of(0, "rank 0"));
-  Receipt slow(handout.name(), nvx::Card::of(1, "rank 1")), quick(handout.name(), nvx::Card::of(2, "rank 2"));
-  for (int i = 0; i < sheets; ++i) {
-    handout.give(std::vector<uint8_t>{uint8_t(i)});
+  const int records = std::min(queued + 20, 2000);
+  HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
+  RelayClient slow(relay.name(), nvx::PeerInfo::of(1, "rank 1")), quick(relay.name(), nvx::PeerInfo::of(2, "rank 2"));
+  for (int i = 0; i < records; ++i) {
+    relay.give(std::vector<uint8_t>{uint8_t(i)});
     ASSERT_EQ(quick.next(seconds(20)), std::vector<uint8_t>{uint8_t(i)});
   }
-  for (int i = 0; i < sheets; ++i) {
-    handout.serve();
+  for (int i = 0; i < records; ++i) {
+    relay.serve();
     ASSERT_EQ(slow.next(seconds(20)), std::vector<uint8_t>{uint8_t(i)});
   }
 }
 
-TEST(Handout, IsReachedOnceItsBacklogHasRoom) {
-  Handout handout(nvx::Card::of(0, "rank 0"));
-  fill_backlog(handout.name());
-  Receipt receipt(handout.name(), nvx::Card::of(1, "rank 1"));
-  EXPECT_TRUE(receipt.open());
-  EXPECT_FALSE(receipt.next(milliseconds(20)));
-  EXPECT_TRUE(receipt.open());
+TEST(HostRelay, IsReachedOnceItsBacklogHasRoom) {
+  HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
+  fill_backlog(relay.name());
+  RelayClient client(relay.name(), nvx::PeerInfo::of(1, "rank 1"));
+  EXPECT_TRUE(client.open());
+  EXPECT_FALSE(client.next(milliseconds(20)));
+  EXPECT_TRUE(client.open());
   std::atomic<bool> got{false};
-  std::thread serving([&] {  // a handout belongs to one thread
-    handout.give(std::vector<uint8_t>{5});
-    while (!got) handout.serve();
+  std::thread serving([&] {  // a relay belongs to one thread
+    relay.give(std::vector<uint8_t>{5});
+    while (!got) relay.serve();
   });
-  EXPECT_EQ(receipt.next(seconds(20)), std::vector<uint8_t>{5});
+  EXPECT_EQ(client.next(seconds(20)), std::vector<uint8_t>{5});
   got = true;
   serving.join();
 }
@@ -243,38 +243,38 @@ TEST(PoolServer, AFullBacklogIsNotWaitedForLong) {
 
 // --- another user ---------------------------------------------------------------------------------------------------
 
-struct Card {
+struct PeerInfo {
   ArenaId arena;
-  char door[48] = {};
+  char socket[48] = {};
   pid_t pid = 0;
 };
 
-/// Each rank's doorway, and what the others need to come there.
-Card card_of(const std::shared_ptr<Neighbours>& here, const Doorway& door) {
-  Card card{here->arena().id(), {}, getpid()};
-  put(card.door, door.name());
-  return card;
+/// Each rank's IPC socket, and what the others need to come there.
+PeerInfo info_of(const std::shared_ptr<Neighbours>& here, const IpcSocket& ipc) {
+  PeerInfo info{here->arena().id(), {}, getpid()};
+  put(info.socket, ipc.name());
+  return info;
 }
 
-TEST(Flood, OfEachDoorwayDoesNotKeepRanksApart) {
+TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   constexpr int kRanks = 3;
   const SharedTable table(kRanks);
   all_end_well(kRanks, [&](int rank) {
     const auto here = Neighbours::here();
     const Span span = here->arena().allocate(4096);
-    Doorway door(*here);
+    IpcSocket ipc(*here);
     const Flood flood({getpid()});
     flood.await(1);
-    SharedExchange exchange(table, rank);
-    const auto cards = read_cards<Card>(exchange.all_gather(bytes_of(card_of(here, door))), 1, of_rank);
+    SharedBootstrap bootstrap(table, rank);
+    const auto infos = read_infos<PeerInfo>(bootstrap.all_gather(bytes_of(info_of(here, ipc))), 1, of_rank);
     if (rank == kRanks - 1) std::this_thread::sleep_for(milliseconds(500));  // those who came wait for it meanwhile
-    std::vector<Doorway::Wanted> wanted;
+    std::vector<IpcSocket::Wanted> wanted;
     for (int r = 0; r < kRanks; ++r) {
-      if (r != rank) wanted.push_back({cards[size_t(r)].arena, cards[size_t(r)].door, cards[size_t(r)].pid});
+      if (r != rank) wanted.push_back({infos[size_t(r)].arena, infos[size_t(r)].socket, infos[size_t(r)].pid});
     }
     const auto began = Clock::now();
-    const auto met = door.fetch(wanted, Deadline::after(seconds(30)));
+    const auto met = ipc.fetch(wanted, Deadline::after(seconds(30)));
     std::printf("rank %d met the others after %lld ms\n", rank,
                 (long long)std::chrono::duration_cast<milliseconds>(Clock::now() - began).count());
     for (const auto& [id, neighbour] : met) *neighbour->at(span.offset + size_t(rank)) = std::byte(1);
@@ -285,7 +285,7 @@ TEST(Flood, OfEachDoorwayDoesNotKeepRanksApart) {
       return true;
     };
     const Deadline deadline = Deadline::after(seconds(30));
-    while (!all_met() && !deadline.passed(Clock::now())) door.serve(milliseconds(1));
+    while (!all_met() && !deadline.passed(Clock::now())) ipc.serve(milliseconds(1));
     EXPECT_TRUE(all_met());
   });
 }
@@ -293,7 +293,7 @@ TEST(Flood, OfEachDoorwayDoesNotKeepRanksApart) {
 TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsSaid) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   const auto here = Neighbours::here();
-  Doorway mine(*here), silent(*here);
+  IpcSocket mine(*here), silent(*here);
   const Flood flood({getpid()});
   flood.await(2);
   const auto began = Clock::now();
@@ -330,17 +330,17 @@ TEST(Flood, OfTheServersOfPeerMappingsDoesNotKeepRanksApart) {
   const SharedTable table(3);
   all_end_well(3, [&](int rank) {
     const Flood flood({getpid()});
-    SharedExchange exchange(table, rank);
+    SharedBootstrap bootstrap(table, rank);
     Process process(3);
     process.driver->lacks(ShareKind::kFabric);
     for (int i = 0; i < 3; ++i) {
       MappingOptions options = options_of(rank, 3, rank);
       options.timeout = seconds(20);
-      const PeerMappings mappings(*process.registry, exchange, options);
+      const PeerMappings mappings(*process.registry, bootstrap, options);
       EXPECT_EQ(mappings.agreement().kind, ShareKind::kFd) << mappings.agreement().why_not_better;
       EXPECT_EQ(mappings.complaints(), "");
-      write_and_look(mappings, exchange, rank, 3);
-      (void)exchange.all_gather({});
+      write_and_look(mappings, bootstrap, rank, 3);
+      (void)bootstrap.all_gather({});
     }
   });
 }

@@ -13,12 +13,12 @@
 
 namespace nvx {
 
-/// An Exchange through a store. Each rank writes its value under a key of its own; rank 0 collects the values and
+/// An Bootstrap through a store. Each rank writes its value under a key of its own; rank 0 collects the values and
 /// writes one table for all. Keys are removed when all ranks have read them, except for those of the last round.
-class StoreExchange : public Exchange {
+class StoreBootstrap : public Bootstrap {
  public:
   struct Options {
-    std::string prefix;  ///< of the keys; the same on all ranks, and unique to this exchange
+    std::string prefix;  ///< of the keys; the same on all ranks, and unique to this bootstrap
     int rank = 0;
     int ranks = 1;
     std::chrono::milliseconds timeout{60'000};  ///< for each round
@@ -28,10 +28,10 @@ class StoreExchange : public Exchange {
     std::function<void(int rank)> watch = [](int) {};
   };
 
-  StoreExchange(Store& store, Options options);
+  StoreBootstrap(Store& store, Options options);
 
   /// Throws Error: kTimeout names the missing ranks; kMismatch names the rank whose value is not a message of this
-  /// exchange; kPeerFailed repeats the cause of a rank that has given up.
+  /// bootstrap; kPeerFailed repeats the cause of a rank that has given up.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
   /// Ranks that wait for this one see the failure within about a second.
   void give_up(const Failure& why) override;

@@ -23,22 +23,22 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-/// For a card that does not have this version's layout.
+/// For a description that does not have this version's layout.
 inline Error of_another_version(const std::string& who) {
   return {Code::kMismatch, "nvx: " + who + " describes its GPU in the format of another version of nvx", kOneVersion};
 }
 
-/// Decodes each rank's cards and checks their size.
+/// Decodes each rank's values and checks their size.
 template <class T>
-std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each, const RankNames& name_of) {
-  std::vector<T> cards(said.size() * each);
+std::vector<T> read_infos(const std::vector<std::vector<std::byte>>& said, size_t each, const RankNames& name_of) {
+  std::vector<T> infos(said.size() * each);
   for (size_t r = 0; r < said.size(); ++r) {
     if (said[r].size() != each * sizeof(T))
       throw Error(Code::kMismatch,
                   "nvx: the GPU description of " + name_of(int(r)) + " is damaged or from another version of nvx");
-    std::memcpy(cards.data() + r * each, said[r].data(), said[r].size());
+    std::memcpy(infos.data() + r * each, said[r].data(), said[r].size());
   }
-  return cards;
+  return infos;
 }
 
 }  // namespace nvx

@@ -1,6 +1,6 @@
 // Ranks exchange through the store the data that they need to share GPU memory.
 
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-StoreExchange::Options options(int rank, int ranks, milliseconds timeout = milliseconds(60'000)) {
+StoreBootstrap::Options options(int rank, int ranks, milliseconds timeout = milliseconds(60'000)) {
   return {.prefix = "here", .rank = rank, .ranks = ranks, .timeout = timeout};
 }
 
@@ -25,25 +25,25 @@ std::vector<std::byte> speech(int rank, int round) {
 }
 
 void talk(Store& store, int rank, int ranks, int rounds) {
-  StoreExchange exchange(store, options(rank, ranks));
+  StoreBootstrap bootstrap(store, options(rank, ranks));
   for (int round = 0; round < rounds; ++round) {
-    const auto heard = exchange.all_gather(speech(rank, round));
+    const auto heard = bootstrap.all_gather(speech(rank, round));
     ASSERT_EQ(heard.size(), size_t(ranks));
     for (int r = 0; r < ranks; ++r) EXPECT_EQ(heard[size_t(r)], speech(r, round)) << rank << r;
   }
 }
 
 /// The error with which a rank ended that was to receive from all; nothing if it succeeded.
-std::optional<Error> failure_of(Exchange& exchange) {
+std::optional<Error> failure_of(Bootstrap& bootstrap) {
   try {
-    (void)exchange.all_gather({});
+    (void)bootstrap.all_gather({});
     return {};
   } catch (const Error& error) {
     return error;
   }
 }
 
-TEST(StoreExchange, EachRankHearsAll) {
+TEST(StoreBootstrap, EachRankHearsAll) {
   for (const int ranks : {1, 2, 5}) {
     MemoryStore store;
     as_threads(ranks, [&](int rank) { talk(store, rank, ranks, 6); });
@@ -51,18 +51,18 @@ TEST(StoreExchange, EachRankHearsAll) {
   }
 }
 
-TEST(StoreExchange, ProcessesDoSo) {
+TEST(StoreBootstrap, ProcessesDoSo) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   all_end_well(3, [&](int rank) { talk(store, rank, 3, 4); });
 }
 
-TEST(StoreExchange, AbsentRanksAreNamed) {
+TEST(StoreBootstrap, AbsentRanksAreNamed) {
   MemoryStore store;
   as_threads(4, [&](int rank) {
     if (rank >= 2) return;
-    StoreExchange exchange(store, options(rank, 4, milliseconds(300)));
-    const auto failure = failure_of(exchange);
+    StoreBootstrap bootstrap(store, options(rank, 4, milliseconds(300)));
+    const auto failure = failure_of(bootstrap);
     ASSERT_TRUE(failure);
     EXPECT_TRUE(failure->code() == Code::kTimeout || failure->code() == Code::kPeerFailed);
     EXPECT_NE(std::string(failure->what()).find("rank 2, rank 3 did not join within"), std::string::npos)
@@ -70,25 +70,25 @@ TEST(StoreExchange, AbsentRanksAreNamed) {
   });
 }
 
-TEST(StoreExchange, WhereTheFirstRankIsMissingTheOthersSaySo) {
+TEST(StoreBootstrap, WhereTheFirstRankIsMissingTheOthersSaySo) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
     if (rank == 0) return;
-    StoreExchange exchange(store, options(rank, 3, milliseconds(300)));
-    const auto failure = failure_of(exchange);
+    StoreBootstrap bootstrap(store, options(rank, 3, milliseconds(300)));
+    const auto failure = failure_of(bootstrap);
     ASSERT_TRUE(failure);
     EXPECT_NE(std::string(failure->what()).find("rank 0 did not join"), std::string::npos) << failure->what();
   });
 }
 
-TEST(StoreExchange, GivingUpEndsTheOthersWaits) {
+TEST(StoreBootstrap, GivingUpEndsTheOthersWaits) {
   for (const int quitter : {0, 2}) {
     MemoryStore store;
     as_threads(3, [&](int rank) {
-      StoreExchange exchange(store, options(rank, 3));
+      StoreBootstrap bootstrap(store, options(rank, 3));
       const auto began = Clock::now();
-      if (rank == quitter) return exchange.give_up({Code::kSystem, "there is no GPU"});
-      const auto failure = failure_of(exchange);
+      if (rank == quitter) return bootstrap.give_up({Code::kSystem, "there is no GPU"});
+      const auto failure = failure_of(bootstrap);
       ASSERT_TRUE(failure);
       EXPECT_EQ(failure->code(), Code::kPeerFailed);
       EXPECT_EQ(std::string(failure->what()), "nvx: rank " + std::to_string(quitter) +
@@ -98,12 +98,12 @@ TEST(StoreExchange, GivingUpEndsTheOthersWaits) {
   }
 }
 
-TEST(StoreExchange, WatchCanEndAWait) {
+TEST(StoreBootstrap, WatchCanEndAWait) {
   MemoryStore store;
   auto watched = options(1, 2);
   watched.watch = [](int rank) { throw Error(Code::kPeerDied, "nvx: rank " + std::to_string(rank) + " has ended"); };
-  StoreExchange exchange(store, watched);
-  const auto failure = failure_of(exchange);
+  StoreBootstrap bootstrap(store, watched);
+  const auto failure = failure_of(bootstrap);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->code(), Code::kPeerDied);
   EXPECT_STREQ(failure->what(), "nvx: rank 0 has ended");
@@ -125,7 +125,7 @@ class FalseStore : public MemoryStore {
   const std::function<void(std::vector<uint8_t>&)> spoil_;
 };
 
-TEST(StoreExchange, GarbageIsNotBelieved) {
+TEST(StoreBootstrap, GarbageIsNotBelieved) {
   using Value = std::vector<uint8_t>;
   const std::pair<const char*, std::function<void(Value&)>> kSpoils[] = {
       {"nothing", [](Value& value) { value.clear(); }},
@@ -144,10 +144,10 @@ TEST(StoreExchange, GarbageIsNotBelieved) {
       FalseStore store(key, spoil);
       const bool table = std::strcmp(key, "here/0/table") == 0;
       as_threads(3, [&, name = name](int rank) {
-        StoreExchange exchange(store, options(rank, 3));
+        StoreBootstrap bootstrap(store, options(rank, 3));
         std::string said;
         try {
-          (void)exchange.all_gather(speech(rank, 3));
+          (void)bootstrap.all_gather(speech(rank, 3));
         } catch (const Error& error) {
           said = error.what();
         }
@@ -161,46 +161,46 @@ TEST(StoreExchange, GarbageIsNotBelieved) {
   }
 }
 
-TEST(StoreExchange, ATableOfOtherRanksIsNotTaken) {
+TEST(StoreBootstrap, ATableOfOtherRanksIsNotTaken) {
   MemoryStore store;
   as_threads(2, [&](int rank) { talk(store, rank, 2, 1); });
-  StoreExchange late(store, options(1, 2));  // the same prefix a second time
+  StoreBootstrap late(store, options(1, 2));  // the same prefix a second time
   const auto failure = failure_of(late);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->code(), Code::kMismatch);
 }
 
-TEST(StoreExchange, RanksOfOneProcessShareTheirGpusOverIt) {
+TEST(StoreBootstrap, RanksOfOneProcessShareTheirGpusOverIt) {
   MemoryStore store;
   Process process(2);
   as_threads(2, [&](int rank) {
-    StoreExchange exchange(store, options(rank, 2));
-    const PeerMappings mappings(*process.registry, exchange, options_of(rank, 2, rank));
+    StoreBootstrap bootstrap(store, options(rank, 2));
+    const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kPointer);
-    write_and_look(mappings, exchange, rank, 2);
+    write_and_look(mappings, bootstrap, rank, 2);
   });
 }
 
-TEST(StoreExchange, ProcessesShareTheirGpusOverIt) {
+TEST(StoreBootstrap, ProcessesShareTheirGpusOverIt) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   all_end_well(3, [&](int rank) {
     Process process(3);
     if (rank == 1) process.driver->lacks(ShareKind::kFabric);
-    StoreExchange exchange(store, options(rank, 3));
-    const PeerMappings mappings(*process.registry, exchange, options_of(rank, 3, rank));
+    StoreBootstrap bootstrap(store, options(rank, 3));
+    const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 3, rank));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kFd);
-    write_and_look(mappings, exchange, rank, 3);
+    write_and_look(mappings, bootstrap, rank, 3);
   });
 }
 
 /// A rank fails without the others' knowledge: they are told, and do not wait until their timeout.
-TEST(StoreExchange, AShareThatOneRankCannotMakeEndsOnAll) {
+TEST(StoreBootstrap, AShareThatOneRankCannotMakeEndsOnAll) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
     Process process(3);
-    StoreExchange exchange(store, options(rank, 3));
-    FalseExchange breaking(exchange, [&](int round, std::vector<std::byte>&) {
+    StoreBootstrap bootstrap(store, options(rank, 3));
+    FalseBootstrap breaking(bootstrap, [&](int round, std::vector<std::byte>&) {
       if (rank == 1 && round == 2) throw std::runtime_error("out of memory, as a test wants it");
     });
     const auto began = Clock::now();

@@ -1,4 +1,4 @@
-#include "support/exchanges.h"
+#include "support/bootstraps.h"
 
 #include <sys/mman.h>
 
@@ -33,7 +33,7 @@ SharedTable::Cell& SharedTable::cell(int round, int rank) const {
   return static_cast<Cell*>(memory_)[round * ranks_ + rank];
 }
 
-std::vector<std::vector<std::byte>> SharedExchange::all_gather(std::span<const std::byte> mine) {
+std::vector<std::vector<std::byte>> SharedBootstrap::all_gather(std::span<const std::byte> mine) {
   if (round_ >= kRounds || mine.size() > kMost) throw Error(Code::kInvalid, "nvx: too much for this table");
   SharedTable::Cell& own = table_.cell(round_, rank_);
   if (!mine.empty()) std::memcpy(own.data, mine.data(), mine.size());

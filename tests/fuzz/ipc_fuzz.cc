@@ -1,4 +1,4 @@
-// The Unix sockets of a rank, and the rank as a guest at those of others, hear anything: packets with and without the
+// The Unix sockets of a rank, and the rank as a client at those of others, hear anything: packets with and without the
 // words, of any length, with descriptors of any number and kind, in any order. Nobody gets in without the words, what
 // is passed is refused or can be read in full, no descriptor stays, and the sockets still serve a rank afterwards.
 
@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 #include "memory/gpu/pool_server.h"
-#include "memory/shm/handout.h"
+#include "memory/shm/host_relay.h"
 #include "memory/shm/neighbours.h"
 
 namespace nvx {
@@ -44,16 +44,16 @@ Fd memory(size_t bytes, int seals) {
   return fd;
 }
 
-/// Descriptors of all kinds. The first is of an arena, the second of a sheet.
+/// Descriptors of all kinds. The first is of an arena, the second of a record.
 std::vector<Fd> make_fds() {
-  constexpr int kFixed = F_SEAL_SHRINK | F_SEAL_GROW, kSheet = kFixed | F_SEAL_WRITE;
+  constexpr int kFixed = F_SEAL_SHRINK | F_SEAL_GROW, kRecord = kFixed | F_SEAL_WRITE;
   std::vector<Fd> fds;
   fds.push_back(memory(Arena::kBytes, kFixed));
-  fds.push_back(memory(100, kSheet));
+  fds.push_back(memory(100, kRecord));
   fds.push_back(memory(100, kFixed));
   fds.push_back(memory(Arena::kBytes, F_SEAL_GROW));
-  fds.push_back(memory((size_t(1) << 30) + 1, kSheet));
-  fds.push_back(memory(0, kSheet));
+  fds.push_back(memory((size_t(1) << 30) + 1, kRecord));
+  fds.push_back(memory(0, kRecord));
   fds.emplace_back(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   fds.emplace_back(open("/dev/null", O_RDWR | O_CLOEXEC));
   fds.emplace_back(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -70,16 +70,16 @@ std::string bytes_of(const T& value) {
 
 /// The content of a packet: a well-formed one of some kind, or any bytes.
 std::string make_up(FuzzedDataProvider& from) {
-  struct Introduction {
+  struct SegmentInfo {
     uint32_t magic = 0x4e565832, has_life = 0;
     ArenaId id = kWanted;
   };
   switch (from.ConsumeIntegralInRange(0, 8)) {
-    case 0: return {};  // asks a doorway for its memory
-    case 1: return bytes_of(Card::of(from.ConsumeIntegralInRange(-1, 3), from.ConsumeRandomLengthString(200)));
-    case 2: return bytes_of(uint64_t(0x746565687378766e));  // comes with a sheet
+    case 0: return {};  // asks a IPC socket for its memory
+    case 1: return bytes_of(PeerInfo::of(from.ConsumeIntegralInRange(-1, 3), from.ConsumeRandomLengthString(200)));
+    case 2: return bytes_of(uint64_t(0x746565687378766e));  // comes with a record
     case 3: return bytes_of(uint64_t(0x6e6f73616572786e));  // comes with a reason
-    case 4: return bytes_of(Introduction());
+    case 4: return bytes_of(SegmentInfo());
     case 5: return bytes_of(PoolQuestion{.device = from.ConsumeIntegral<int>(), .process = {}});
     case 6: {
       PoolAnswer answer;
@@ -130,17 +130,17 @@ LocalSocket visit(FuzzedDataProvider& from, const std::string& name) {
   return connect_to(from.ConsumeIntegralInRange(0, 3) == 0 ? name.substr(0, name.find('.')) : name);
 }
 
-/// Guests come, speak and go in any order. `turn`: what the rank does meanwhile.
+/// Clients come, speak and go in any order. `turn`: what the rank does meanwhile.
 void come_and_go(FuzzedDataProvider& from, const std::vector<std::string>& names, const std::function<void()>& turn) {
-  std::vector<LocalSocket> guests;
+  std::vector<LocalSocket> clients;
   for (int step = 0; step < 40 && from.remaining_bytes() > 0; ++step) {
-    const size_t one = guests.empty() ? 0 : from.ConsumeIntegralInRange<size_t>(0, guests.size() - 1);
-    switch (from.ConsumeIntegralInRange(0, guests.empty() ? 0 : 7)) {
-      case 0: guests.push_back(visit(from, names[from.ConsumeIntegralInRange<size_t>(0, names.size() - 1)])); break;
-      case 1: guests.erase(guests.begin() + ptrdiff_t(one)); break;
-      case 2: shutdown(guests[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
+    const size_t one = clients.empty() ? 0 : from.ConsumeIntegralInRange<size_t>(0, clients.size() - 1);
+    switch (from.ConsumeIntegralInRange(0, clients.empty() ? 0 : 7)) {
+      case 0: clients.push_back(visit(from, names[from.ConsumeIntegralInRange<size_t>(0, names.size() - 1)])); break;
+      case 1: clients.erase(clients.begin() + ptrdiff_t(one)); break;
+      case 2: shutdown(clients[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
       case 3: turn(); break;
-      default: say(from, guests[one]); break;
+      default: say(from, clients[one]); break;
     }
   }
   turn();
@@ -148,21 +148,21 @@ void come_and_go(FuzzedDataProvider& from, const std::vector<std::string>& names
 
 /// A rank serves the others during set-up.
 void serve(FuzzedDataProvider& from, Neighbours& here) {
-  Doorway door(here);
-  Handout handout(Card::of(0, "the first rank"));
-  door.hand_out(&handout);
-  const std::vector<uint8_t> sheet(from.ConsumeIntegralInRange<size_t>(0, 40), 7);
-  come_and_go(from, {door.name(), handout.name()}, [&] {
-    door.serve(std::chrono::microseconds(0));
-    handout.give(sheet);
+  IpcSocket ipc(here);
+  HostRelay relay(PeerInfo::of(0, "the first rank"));
+  ipc.serve_with(&relay);
+  const std::vector<uint8_t> record(from.ConsumeIntegralInRange<size_t>(0, 40), 7);
+  come_and_go(from, {ipc.name(), relay.name()}, [&] {
+    ipc.serve(std::chrono::microseconds(0));
+    relay.give(record);
   });
-  for (const Acquaintance& guest : handout.guests()) require(guest.card.who[sizeof guest.card.who - 1] == '\0');
-  const auto got = door.fetch({{here.arena().id(), door.name(), getpid()}}, in_time());
+  for (const LocalPeer& client : relay.peers()) require(client.info.who[sizeof client.info.who - 1] == '\0');
+  const auto got = ipc.fetch({{here.arena().id(), ipc.name(), getpid()}}, in_time());
   require(got.at(here.arena().id())->size() == Arena::kBytes);
   require(got.at(here.arena().id())->tensors() != nullptr);
-  Receipt receipt(handout.name(), Card::of(1, "another rank"));
-  handout.serve();
-  require(receipt.next(std::chrono::seconds(30)) == sheet && receipt.met());
+  RelayClient client(relay.name(), PeerInfo::of(1, "another rank"));
+  relay.serve();
+  require(client.next(std::chrono::seconds(30)) == record && client.met());
 }
 
 /// A rank fetches memory from a process that says anything.
@@ -170,11 +170,11 @@ void fetch(FuzzedDataProvider& from, Neighbours& here) {
   const std::string name = fresh_socket_name();
   LocalSocket listener = listen_on(name);
   if (from.ConsumeIntegralInRange(0, 15) == 0) listener = {};  // it has ended
-  Doorway mine(here);
+  IpcSocket mine(here);
   bool told = false;
   const auto answer = [&] {
-    accept_guests(listener, [&](const LocalSocket& guest) {
-      for (int i = from.ConsumeIntegralInRange(0, 2); i > 0; --i) say(from, guest);
+    accept_clients(listener, [&](const LocalSocket& client) {
+      for (int i = from.ConsumeIntegralInRange(0, 2); i > 0; --i) say(from, client);
       told = true;
     });
     require(told);  // nobody else connects
@@ -192,28 +192,28 @@ void fetch(FuzzedDataProvider& from, Neighbours& here) {
   }
 }
 
-/// A rank takes sheets from a process that says anything.
+/// A rank takes records from a process that says anything.
 void take_sheets(FuzzedDataProvider& from) {
   const std::string name = fresh_socket_name();
   const LocalSocket listener = listen_on(name);
-  Receipt receipt(name, Card::of(1, "a rank"));
+  RelayClient client(name, PeerInfo::of(1, "a rank"));
   LocalSocket host;
-  accept_guests(listener, [&](LocalSocket guest) { host = std::move(guest); });
+  accept_clients(listener, [&](LocalSocket client) { host = std::move(client); });
   require(bool(host));
   for (int step = 0; step < 20 && from.remaining_bytes() > 0; ++step) {
     if (host) say(from, host);
     if (from.ConsumeIntegralInRange(0, 9) == 0) host = {};
-    if (from.ConsumeBool()) (void)receipt.next(milliseconds(0));
+    if (from.ConsumeBool()) (void)client.next(milliseconds(0));
   }
   host = {};
-  while (receipt.open()) (void)receipt.next(milliseconds(0));
-  (void)receipt.process().ended();
+  while (client.open()) (void)client.next(milliseconds(0));
+  (void)client.process().ended();
 }
 
 /// A process passes the memory of its pools on.
 void serve_pools(FuzzedDataProvider& from) {
   const std::string name = fresh_socket_name();
-  const PoolServer door(name, [](const PoolQuestion& question, Fd*) {
+  const PoolServer server(name, [](const PoolQuestion& question, Fd*) {
     if (question.device < 0) throw Error(Code::kSystem, "nvx: it has no such device");
     return PoolAnswer{.state = PoolAnswer::kHere, .pool = {}};
   });
@@ -228,7 +228,7 @@ void ask_for_pools(FuzzedDataProvider& from) {
   const LocalSocket listener = listen_on(name);
   std::thread host([&] {
     for (bool told = false; !told; std::this_thread::yield()) {
-      accept_guests(listener, [&](const LocalSocket& guest) { say(from, guest), told = true; });
+      accept_clients(listener, [&](const LocalSocket& client) { say(from, client), told = true; });
     }
   });
   Fd fd;

@@ -7,7 +7,7 @@
 namespace nvx::test {
 
 /// A table in memory that forked processes share, for ranks as processes or as threads. Create it before the fork, and
-/// give each rank a SharedExchange on it.
+/// give each rank a SharedBootstrap on it.
 class SharedTable {
  public:
   explicit SharedTable(int ranks);
@@ -18,7 +18,7 @@ class SharedTable {
   int ranks() const { return ranks_; }
 
  private:
-  friend class SharedExchange;
+  friend class SharedBootstrap;
   struct Cell;
   Cell& cell(int round, int rank) const;
 
@@ -26,9 +26,9 @@ class SharedTable {
   void* memory_;
 };
 
-class SharedExchange : public Exchange {
+class SharedBootstrap : public Bootstrap {
  public:
-  SharedExchange(const SharedTable& table, int rank) : table_(table), rank_(rank) {}
+  SharedBootstrap(const SharedTable& table, int rank) : table_(table), rank_(rank) {}
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
 
  private:

@@ -14,74 +14,74 @@
 
 namespace nvx {
 
-/// How a rank introduces itself to a handout, and a handout to its guests. Fixed layout; comes from peers.
-struct Card {
+/// How a rank introduces itself to a relay, and a relay to its clients. Fixed layout; comes from peers.
+struct PeerInfo {
   static constexpr uint32_t kMagic = 0x6378766e;  // "nvxc"
   uint32_t magic = kMagic;
   int32_t rank = -1;
   char who[120] = {};  ///< describes the rank in errors
 
-  static Card of(int rank, const std::string& who);
+  static PeerInfo of(int rank, const std::string& who);
 };
 
 /// A rank of this host, and its process.
-struct Acquaintance {
-  Card card;
+struct LocalPeer {
+  PeerInfo info;
   ProcessWatch process;
 };
 
 /// The first rank of a host to come watches the others, and passes to them data that it has read elsewhere, so that not
-/// each of them reads it from there. The data consists of sheets, which all ranks receive in the same order.
-class Handout {
+/// each of them reads it from there. The data consists of records, which all ranks receive in the same order.
+class HostRelay {
  public:
-  explicit Handout(const Card& own);
+  explicit HostRelay(const PeerInfo& own);
   const std::string& name() const { return name_; }
   /// Readable when a process has connected.
   int fd() const { return listener_.get(); }
 
-  /// Adds the next sheet. Throws Error if there is no memory for it.
-  void give(std::span<const uint8_t> sheet);
-  /// Adds the last sheet: the reason why no other will come.
+  /// Adds the next record. Throws Error if there is no memory for it.
+  void give(std::span<const uint8_t> record);
+  /// Adds the last record: the reason why no other will come.
   void give_up(std::span<const uint8_t> reason);
-  /// Accepts new connections, a bounded number, and sends all guests the sheets that exist. Never blocks.
+  /// Accepts new connections, a bounded number, and sends all clients the records that exist. Never blocks.
   void serve();
   /// The ranks that have come, also those that have gone away.
-  const std::vector<Acquaintance>& guests() const { return known_; }
-  bool has_lost_guests() { return std::exchange(lost_, false); }
+  const std::vector<LocalPeer>& peers() const { return known_; }
+  bool has_lost_clients() { return std::exchange(lost_, false); }
 
  private:
-  struct Guest {
+  struct Client {
     LocalSocket socket;
     size_t given = 0;
-    bool known = false;  // its card has come
+    bool known = false;  // its info has come
   };
-  struct Sheet {
+  struct Record {
     Fd file;
     bool is_reason;
   };
-  void add(std::span<const uint8_t> sheet, bool is_reason);
-  bool attend(Guest& guest);
+  void add(std::span<const uint8_t> record, bool is_reason);
+  bool attend(Client& client);
 
-  const Card own_;
+  const PeerInfo own_;
   std::string name_;
   LocalSocket listener_;
-  std::vector<Sheet> sheets_;
-  std::vector<Guest> guests_;
-  std::vector<Acquaintance> known_;
+  std::vector<Record> records_;
+  std::vector<Client> clients_;
+  std::vector<LocalPeer> known_;
   bool lost_ = false;
 };
 
-class Receipt {
+class RelayClient {
  public:
-  Receipt(const std::string& name, const Card& own);
-  /// False once its handout is gone: no further sheets will come.
+  RelayClient(const std::string& name, const PeerInfo& own);
+  /// False once its relay is gone: no further records will come.
   bool open() const { return open_; }
-  /// The next sheet; nothing if none comes within the span.
+  /// The next record; nothing if none comes within the span.
   std::optional<std::vector<uint8_t>> next(std::chrono::milliseconds span);
-  /// The reason that the handout gave when it gave up.
+  /// The reason that the relay gave when it gave up.
   const std::optional<std::vector<uint8_t>>& reason() const { return reason_; }
   bool met() const { return met_; }
-  /// The process of the handout, once this one has connected.
+  /// The process of the relay, once this one has connected.
   const ProcessWatch& process() const { return process_; }
 
  private:
@@ -89,10 +89,10 @@ class Receipt {
   std::optional<std::vector<uint8_t>> take();
 
   const std::string name_;
-  const Card own_;
+  const PeerInfo own_;
   bool open_ = false;
-  bool met_ = false;    // the handout has introduced itself
-  LocalSocket socket_;  // none while the handout's backlog is full
+  bool met_ = false;    // the relay has introduced itself
+  LocalSocket socket_;  // none while the relay's backlog is full
   ProcessWatch process_;
   std::optional<std::vector<uint8_t>> reason_;
 };

@@ -48,7 +48,7 @@ FOLDERS = {
 }
 # Single files that a folder may include although their folder or room is not allowed to it: the loops of `level.h`, the
 # factories of the links, the layouts that the verbs of a tile write to, and the names of the collectives.
-HATCHES = {
+EXCEPTIONS = {
     "schedule": {"base/collective.h"},
     "net": {"kernel/reduce/level.h", "net/tcp/tcp.h", "net/ucx/ucx.h"},
     "kernel": {"kernel/gpu/device_pad.h"},
@@ -57,7 +57,7 @@ HATCHES = {
 MOST_UNITS = 20
 
 # Headers of other projects: their pattern, and the files that may include them.
-OUTSIDERS = (
+EXTERNAL = (
     ("torch and Python", r"(ATen|c10|torch|pybind11|caffe2)/|Python\.h$", r"torch/"),
     ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/ucx/(?!ucx\.h$)"),
     ("NVTX", r"nvtx3/", r"torch/core/tool_range\.cc$"),
@@ -91,14 +91,14 @@ def breaches(path, text):
 def _judge(path, mark, header):
     room, folder = path.split("/")[0], path.rpartition("/")[0]
     target, inside = header.split("/")[0], header.rpartition("/")[0]
-    for whose, pattern, where in OUTSIDERS:
+    for whose, pattern, where in EXTERNAL:
         if re.match(pattern, header) and not (mark == '"' and target in ROOMS):
             return None if re.match(where, path) else f"includes {header}: headers of {whose} may not come here"
     if mark == "<":
         return None if re.match(SYSTEM, header) else f"includes <{header}>: not a header of the system"
     if target not in ROOMS or ".." in header:
         return f'includes "{header}": includes are written from csrc'
-    if header in HATCHES.get(folder, ()):
+    if header in EXCEPTIONS.get(folder, ()):
         return None
     if target != room:
         return None if target in ROOMS[room] else f"includes {header}: {room} may not see {target}"

@@ -1,4 +1,4 @@
-#include "group/meet/store_exchange.h"
+#include "group/meet/store_bootstrap.h"
 
 #include <algorithm>
 #include <cstring>
@@ -21,7 +21,7 @@ struct Header {
   uint16_t bytes = sizeof(Header);
   int32_t rank = -1;
   uint32_t round = 0;
-  uint64_t nonce = 0;  // of the rank's exchange: a table with another nonce is stale
+  uint64_t nonce = 0;  // of the rank's bootstrap: a table with another nonce is stale
   uint64_t length = 0;
 };
 static_assert(sizeof(Header) == 32);
@@ -30,16 +30,16 @@ constexpr uint64_t kMost = uint64_t(1) << 24;  // bytes of a value
 
 }  // namespace
 
-StoreExchange::StoreExchange(Store& store, Options options)
+StoreBootstrap::StoreBootstrap(Store& store, Options options)
     : store_(store), options_(std::move(options)), nonce_(random_arena_id().low) {}
 
-std::string StoreExchange::key_of(uint32_t round, int rank) const {
+std::string StoreBootstrap::key_of(uint32_t round, int rank) const {
   return key(std::to_string(round) + "/" + std::to_string(rank));
 }
 
-std::string StoreExchange::table_of(uint32_t round) const { return key(std::to_string(round) + "/table"); }
+std::string StoreBootstrap::table_of(uint32_t round) const { return key(std::to_string(round) + "/table"); }
 
-std::vector<std::vector<std::byte>> StoreExchange::all_gather(std::span<const std::byte> mine) {
+std::vector<std::vector<std::byte>> StoreBootstrap::all_gather(std::span<const std::byte> mine) {
   NVX_CHECK(mine.size() <= kMost, "the message is too large for the store");
   try {
     auto all = trade(pack(mine));
@@ -54,7 +54,7 @@ std::vector<std::vector<std::byte>> StoreExchange::all_gather(std::span<const st
   }
 }
 
-std::vector<std::vector<std::byte>> StoreExchange::trade(const Value& mine) {
+std::vector<std::vector<std::byte>> StoreBootstrap::trade(const Value& mine) {
   const Deadline deadline = Deadline::after(options_.timeout);
   store_.set(key_of(round_, options_.rank), mine);
   if (options_.rank != 0) return read_table(fetch(table_of(round_), 0, deadline), mine);
@@ -64,7 +64,7 @@ std::vector<std::vector<std::byte>> StoreExchange::trade(const Value& mine) {
   return all;
 }
 
-StoreExchange::Value StoreExchange::collect(const Value& mine, const Deadline& deadline) {
+StoreBootstrap::Value StoreBootstrap::collect(const Value& mine, const Deadline& deadline) {
   Value table = mine;
   for (int r = 1; r < options_.ranks; ++r) {
     const Value said = fetch(key_of(round_, r), r, deadline);
@@ -76,7 +76,7 @@ StoreExchange::Value StoreExchange::collect(const Value& mine, const Deadline& d
 
 /// Waits in slices, and checks in between for ranks that have given up. All ranks check, so a long wait checks the
 /// store less often.
-StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, const Deadline& deadline) {
+StoreBootstrap::Value StoreBootstrap::fetch(const std::string& what, int writer, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
     if (auto value = store_.get(what, kSlice)) return *std::move(value);
@@ -93,7 +93,7 @@ StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, c
 }
 
 /// The ranks that have written nothing in this round.
-std::string StoreExchange::missing() {
+std::string StoreBootstrap::missing() {
   std::string ranks;
   for (int r = 0; r < options_.ranks; ++r) {
     if (r == options_.rank || store_.get(key_of(round_, r), std::chrono::milliseconds(0))) continue;
@@ -103,12 +103,12 @@ std::string StoreExchange::missing() {
   return ranks + " did not join";
 }
 
-void StoreExchange::look_for_failures() {
+void StoreBootstrap::look_for_failures() {
   if (const auto note = read_note(store_, key(""), options_.ranks))
     throw Error(met_in(*note, "this is " + options_.name(options_.rank)));
 }
 
-void StoreExchange::give_up(const Failure& why) {
+void StoreBootstrap::give_up(const Failure& why) {
   if (gave_up_) return;
   gave_up_ = true;
   // `options_.name` may map to ranks of a larger group.
@@ -119,7 +119,7 @@ void StoreExchange::give_up(const Failure& why) {
               .before = why.before});
 }
 
-StoreExchange::Value StoreExchange::pack(std::span<const std::byte> said) const {
+StoreBootstrap::Value StoreBootstrap::pack(std::span<const std::byte> said) const {
   Header header;
   header.rank = options_.rank;
   header.round = round_;
@@ -131,7 +131,7 @@ StoreExchange::Value StoreExchange::pack(std::span<const std::byte> said) const 
   return value;
 }
 
-std::vector<std::byte> StoreExchange::unpack(std::span<const uint8_t> value, int rank) const {
+std::vector<std::byte> StoreBootstrap::unpack(std::span<const uint8_t> value, int rank) const {
   Header header;
   const bool whole = value.size() >= sizeof header;
   if (whole) std::memcpy(&header, value.data(), sizeof header);
@@ -146,7 +146,7 @@ std::vector<std::byte> StoreExchange::unpack(std::span<const uint8_t> value, int
   return {begin, begin + header.length};
 }
 
-std::vector<std::vector<std::byte>> StoreExchange::read_table(const Value& table, const Value& mine) const {
+std::vector<std::vector<std::byte>> StoreBootstrap::read_table(const Value& table, const Value& mine) const {
   std::vector<std::vector<std::byte>> all;
   std::span<const uint8_t> rest(table);
   for (int r = 0; r < options_.ranks; ++r) {

@@ -1,0 +1,166 @@
+#include "memory/shm/host_relay.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "memory/shm/unix_socket.h"
+
+namespace nvx {
+namespace {
+
+constexpr uint64_t kRecord = 0x746565687378766e;  // "nvxsheet"
+constexpr uint64_t kReason = 0x6e6f73616572786e;  // "nxreason"
+constexpr size_t kMostBytes = size_t(1) << 30;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+std::span<const int> only_if(const int& fd) { return {&fd, fd >= 0 ? size_t(1) : 0}; }
+
+/// Sends this process's info and its life file.
+bool send_info(const LocalSocket& socket, const PeerInfo& info) {
+  const int life = ProcessWatch::own_life(process_at(socket.get()));
+  return send_packet(socket, &info, sizeof info, only_if(life));
+}
+
+/// Whether a PeerInfo has come. `process` watches its sender.
+bool receive_info(const LocalSocket& socket, PeerInfo* info, ProcessWatch* process) {
+  Fd life;
+  if (!receive_packet(socket, info, sizeof *info, {&life, 1}) || info->magic != PeerInfo::kMagic) return false;
+  info->who[sizeof info->who - 1] = '\0';
+  *process = ProcessWatch(std::move(life), process_at(socket.get()));
+  return true;
+}
+
+Fd written(std::span<const uint8_t> record) {
+  Fd fd(memfd_create("nvx-record", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw system_error("memfd_create failed");
+  for (size_t done = 0; done < record.size();) {
+    const ssize_t wrote = write(fd.get(), record.data() + done, record.size() - done);
+    if (wrote <= 0) throw system_error("cannot write to shared memory");
+    done += size_t(wrote);
+  }
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw system_error("cannot seal the shared memory");
+  return fd;
+}
+
+/// Returns nothing if the file is not one that a relay passes.
+std::optional<std::vector<uint8_t>> read_all(int fd) {
+  struct stat facts {};
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals || fstat(fd, &facts) != 0) return std::nullopt;
+  if (facts.st_size < 0 || size_t(facts.st_size) > kMostBytes) return std::nullopt;
+  std::vector<uint8_t> record(size_t(facts.st_size));
+  for (size_t done = 0; done < record.size();) {
+    const ssize_t got = pread(fd, record.data() + done, record.size() - done, off_t(done));
+    if (got <= 0) return std::nullopt;
+    done += size_t(got);
+  }
+  return record;
+}
+
+}  // namespace
+
+PeerInfo PeerInfo::of(int rank, const std::string& who) {
+  PeerInfo info;
+  info.rank = rank;
+  std::memcpy(info.who, who.data(), std::min(who.size(), sizeof info.who - 1));
+  return info;
+}
+
+HostRelay::HostRelay(const PeerInfo& own) : own_(own), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
+
+void HostRelay::give(std::span<const uint8_t> record) { add(record, /*is_reason=*/false); }
+
+void HostRelay::give_up(std::span<const uint8_t> reason) { add(reason, /*is_reason=*/true); }
+
+void HostRelay::add(std::span<const uint8_t> record, bool is_reason) {
+  records_.push_back({written(record), is_reason});
+  serve();
+}
+
+void HostRelay::serve() {
+  accept_clients(listener_, [this](LocalSocket client) { clients_.push_back({std::move(client)}); });
+  std::erase_if(clients_, [this](Client& client) { return !attend(client); });
+  ptrdiff_t excess = std::ranges::count(clients_, false, &Client::known) - kMostSilent;
+  if (excess <= 0) return;
+  // The packet of a silent one may have arrived meanwhile.
+  std::erase_if(clients_,
+                [&](Client& client) { return !client.known && excess-- > 0 && (!attend(client) || !client.known); });
+}
+
+/// False if the client has gone away. It stays known: its process may be about to end.
+bool HostRelay::attend(Client& client) {
+  if (!client.known) {
+    LocalPeer rank;
+    client.known = receive_info(client.socket, &rank.info, &rank.process);
+    if (!client.known && errno == EAGAIN) return true;
+    if (client.known) known_.push_back(std::move(rank));
+    client.known = client.known && send_info(client.socket, own_);
+  }
+  char more = 0;
+  bool here =
+      client.known && recv(client.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  for (; here && client.given < records_.size(); ++client.given) {
+    const Record& record = records_[client.given];
+    const int fd = record.file.get();
+    const uint64_t kind = record.is_reason ? kReason : kRecord;
+    if (send_packet(client.socket, &kind, sizeof kind, {&fd, 1})) continue;
+    if (errno == EAGAIN) return true;  // it has yet to read earlier records
+    here = false;
+  }
+  lost_ |= !here;
+  return here;
+}
+
+RelayClient::RelayClient(const std::string& name, const PeerInfo& own) : name_(name), own_(own) { connect(); }
+
+void RelayClient::connect() {
+  socket_ = connect_to(name_);
+  open_ = socket_ || errno != ECONNREFUSED;  // refused: the process has ended. Otherwise its IPC socket will tell
+  if (!socket_) return;
+  process_ = ProcessWatch({}, process_at(socket_.get()));  // until the relay has introduced itself
+  if (!send_info(socket_, own_)) open_ = false;
+}
+
+std::optional<std::vector<uint8_t>> RelayClient::next(std::chrono::milliseconds span) {
+  const Deadline deadline{Clock::now(), Clock::now() + span};
+  for (; open_ && !socket_ && !deadline.passed(Clock::now()); std::this_thread::sleep_for(kConnectPause)) connect();
+  if (!socket_ || !open_) return std::nullopt;
+  do {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
+    pollfd ask{socket_.get(), POLLIN, 0};
+    if (poll(&ask, 1, int(std::max<int64_t>(left.count(), 0))) != 1) return std::nullopt;
+    if (auto record = take()) return record;
+  } while (open_);
+  return std::nullopt;
+}
+
+/// The record that has arrived; nothing if it is the PeerInfo of the relay, or the end.
+std::optional<std::vector<uint8_t>> RelayClient::take() {
+  if (!met_) {
+    PeerInfo info;
+    met_ = open_ = receive_info(socket_, &info, &process_);
+    return std::nullopt;
+  }
+  uint64_t kind = 0;
+  Fd record;
+  if (receive_packet(socket_, &kind, sizeof kind, {&record, 1}) && (kind == kRecord || kind == kReason) && record) {
+    auto value = read_all(record.get());
+    if (value && kind == kRecord) return value;
+    reason_ = std::move(value);
+  }
+  open_ = false;
+  return std::nullopt;
+}
+
+}  // namespace nvx
