@@ -179,7 +179,7 @@ Group::~Group() {
   hierarchical_.reset();
   core_->port.reset();
   intra_host_.reset();
-  core_->neighbours().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
+  core_->shm().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
 }
 
 std::vector<KnownProcess> Group::processes() {

@@ -34,16 +34,16 @@ c10::intrusive_ptr<c10d::Backend> child(Communicator& parent, const c10::intrusi
 }
 
 /// A tensor that other ranks of this host read in place. Without room for it, an ordinary one, which serves too.
-at::Tensor host_tensor(const std::shared_ptr<Neighbours>& neighbours, int64_t size, const at::TensorOptions& options) {
+at::Tensor host_tensor(const std::shared_ptr<ShmRegistry>& shm, int64_t size, const at::TensorOptions& options) {
   const bool fits = size > 0 && size_t(size) <= TensorMemory::kMost / options.dtype().itemsize();
   const size_t bytes = fits ? size_t(size) * options.dtype().itemsize() : 0;
-  const Span span = bytes != 0 ? neighbours->tensors().allocate(bytes) : Span{};
+  const Span span = bytes != 0 ? shm->tensors().allocate(bytes) : Span{};
   if (!span) return at::empty({size}, options);
-  const auto free = [neighbours, span, made = fork_generation()](void*) mutable {
-    neighbours->tensors().free(span);
-    if (fork_generation() != made) new auto(std::move(neighbours));  // a forked child did not inherit the arena
+  const auto free = [shm, span, made = fork_generation()](void*) mutable {
+    shm->tensors().free(span);
+    if (fork_generation() != made) new auto(std::move(shm));  // a forked child did not inherit the arena
   };
-  return at::from_blob(neighbours->tensors().at(span), {size}, free, options);
+  return at::from_blob(shm->tensors().at(span), {size}, free, options);
 }
 
 }  // namespace
@@ -171,7 +171,7 @@ void ProcessGroupNVX::registerOnCompletionHook(Listeners::OnCompletion&& hook) {
 at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options) {
   const auto current = active();
   const at::Device device = options.device();
-  if (device.is_cpu()) return host_tensor(current->group().core().members.neighbours, size, options);
+  if (device.is_cpu()) return host_tensor(current->group().core().members.shm, size, options);
   if (device.type() != kernel_device() || device.index() < 0 || !current->has_memory_of(device.index())) {
     throw_argument_error("nvx: group " + current->group().name() + " cannot allocate tensors on " + device.str() +
                          " (supports_tensor_alloc is False). Next: use torch.empty");

@@ -77,7 +77,7 @@ std::shared_ptr<Group> Communicator::child(const c10::intrusive_ptr<c10d::Store>
 }
 
 bool Communicator::has_memory_of(c10::DeviceIndex device) {
-  if (device < 0) return group().core().members.local_ranks() > 1 && group().core().neighbours().tensors().available();
+  if (device < 0) return group().core().members.local_ranks() > 1 && group().core().shm().tensors().available();
   return issuer.kernels().may_serve(device) && has_pool(device);
 }
 

@@ -19,7 +19,7 @@
 #include "base/error.h"
 #include "memory/gpu/pool_server.h"
 #include "memory/shm/host_relay.h"
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 
 namespace nvx {
 namespace {
@@ -147,7 +147,7 @@ void come_and_go(FuzzedDataProvider& from, const std::vector<std::string>& names
 }
 
 /// A rank serves the others during set-up.
-void serve(FuzzedDataProvider& from, Neighbours& here) {
+void serve(FuzzedDataProvider& from, ShmRegistry& here) {
   IpcSocket ipc(here);
   HostRelay relay(PeerInfo::of(0, "the first rank"));
   ipc.serve_with(&relay);
@@ -166,7 +166,7 @@ void serve(FuzzedDataProvider& from, Neighbours& here) {
 }
 
 /// A rank fetches memory from a process that says anything.
-void fetch(FuzzedDataProvider& from, Neighbours& here) {
+void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
   const std::string name = fresh_socket_name();
   LocalSocket listener = listen_on(name);
   if (from.ConsumeIntegralInRange(0, 15) == 0) listener = {};  // it has ended
@@ -241,7 +241,7 @@ void ask_for_pools(FuzzedDataProvider& from) {
 }
 
 void hear(FuzzedDataProvider& from) {
-  static const auto& here = *new std::shared_ptr<Neighbours>(Neighbours::here());
+  static const auto& here = *new std::shared_ptr<ShmRegistry>(ShmRegistry::here());
   switch (from.ConsumeIntegralInRange(0, 7)) {
     case 0:
     case 1: return fetch(from, *here);

@@ -468,29 +468,29 @@ class FullArena {
   FullArena() {
     for (size_t bytes = Arena::kBytes; bytes >= 4096;) {
       try {
-        spans_.push_back(neighbours_->arena().allocate(bytes));
+        spans_.push_back(shm_->arena().allocate(bytes));
       } catch (const Error&) {
         bytes /= 2;
       }
     }
   }
   ~FullArena() {
-    for (const Span& span : spans_) neighbours_->arena().free(span);
+    for (const Span& span : spans_) shm_->arena().free(span);
   }
 
  private:
-  std::shared_ptr<Neighbours> neighbours_ = Neighbours::here();
+  std::shared_ptr<ShmRegistry> shm_ = ShmRegistry::here();
   std::vector<Span> spans_;
 };
 
 /// A rank that fails before it writes anything into the store.
 TEST(SetUp, ARankThatFailsAtOnceIsNamedWithTheReason) {
   MemoryStore store;
-  const auto neighbours = Neighbours::here();
-  const size_t before = neighbours->arena().used();
+  const auto shm = ShmRegistry::here();
+  const size_t before = shm->arena().used();
   std::string error;
   std::thread waiting([&] { error = set_up_error(store, options("at once", 0, 2)); });
-  EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return neighbours->arena().used() != before; }));
+  EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return shm->arena().used() != before; }));
   {
     const FullArena full;
     const std::string own = set_up_error(store, options("at once", 1, 2));
@@ -518,8 +518,8 @@ TEST(SetUp, EndsWhenTheUserWantsIt) {
 }
 
 TEST(SetUp, WaitingForAnotherRanksMemoryEndsWhenTheUserWantsIt) {
-  const auto neighbours = Neighbours::here();
-  IpcSocket mine(*neighbours), closed(*neighbours);
+  const auto shm = ShmRegistry::here();
+  IpcSocket mine(*shm), closed(*shm);
   const Interrupted interrupted;
   try {
     mine.fetch({{ArenaId{1, 2}, closed.name(), getpid()}}, Deadline::after(milliseconds(60'000)));
@@ -587,7 +587,7 @@ TEST(SetUp, AHelloThatDescribesImpossibleMemoryIsRefused) {
        {uint64_t(Arena::kBytes), uint64_t(Arena::kBytes) - 4096, ~uint64_t(0) - 4095, uint64_t(17)}) {
     MemoryStore store;
     Hello liar = describe_self(1);
-    liar.arena = Neighbours::here()->arena().id();
+    liar.arena = ShmRegistry::here()->arena().id();
     liar.pad_offset = offset;
     liar.ranks = 2;
     store.set("nvx/1/1", encode({&liar, 1}));

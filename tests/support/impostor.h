@@ -10,16 +10,16 @@ namespace nvx::test {
 /// For tests of a peer that sends false data.
 class Impostor : public MemoryStore {
  public:
-  Impostor() : neighbours_(Neighbours::here()) {
-    span_ = neighbours_->arena().allocate(kernel::PadLayout(2).bytes());
+  Impostor() : shm_(ShmRegistry::here()) {
+    span_ = shm_->arena().allocate(kernel::PadLayout(2).bytes());
     Hello hello = describe_self(1);
     hello.ranks = 2;
-    hello.arena = neighbours_->arena().id();
+    hello.arena = shm_->arena().id();
     hello.pad_offset = span_.offset;
     hello.pad_bytes = span_.bytes;
     MemoryStore::set("nvx/1/1", encode({&hello, 1}));
   }
-  ~Impostor() override { neighbours_->arena().free(span_); }
+  ~Impostor() override { shm_->arena().free(span_); }
 
   /// Rank 0 publishes the table of all ranks, as a correct rank 1 would expect.
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
@@ -33,14 +33,14 @@ class Impostor : public MemoryStore {
     MemoryStore::set(key, value);
   }
 
-  kernel::Pad pad() const { return {neighbours_->arena().at(span_.offset), 2}; }
-  std::byte* bytes() const { return neighbours_->arena().at(span_.offset); }
+  kernel::Pad pad() const { return {shm_->arena().at(span_.offset), 2}; }
+  std::byte* bytes() const { return shm_->arena().at(span_.offset); }
   size_t size() const { return kernel::PadLayout(2).bytes(); }
   /// Rank 0's pad is in the same arena.
   void leave() { pad().header().presence = kernel::Presence::kLeft; }
 
  private:
-  std::shared_ptr<Neighbours> neighbours_;
+  std::shared_ptr<ShmRegistry> shm_;
   Span span_;
 };
 

@@ -43,7 +43,7 @@ struct Core {
     status->issued(number);
     return number;
   }
-  Neighbours& neighbours() const { return *members.neighbours; }
+  ShmRegistry& shm() const { return *members.shm; }
 
   const GroupOptions options;                 ///< `unwanted` is empty: it may own objects of the caller
   const std::unique_ptr<GroupStatus> status;  ///< never null

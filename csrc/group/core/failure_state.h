@@ -24,7 +24,7 @@ namespace nvx {
 class FailureState final : public Watch {
  public:
   /// `port`: null if all ranks are on one host. `standing`: released when this rank leaves or fails; see
-  /// `Neighbours::meet`. The referenced objects must outlive this one, except in a forked child.
+  /// `ShmRegistry::meet`. The referenced objects must outlive this one, except in a forked child.
   FailureState(const Members& members, const Diagnosis& diagnosis, GroupStatus& status, net::GroupPort* port,
                std::shared_ptr<bool> standing);
 
@@ -95,7 +95,7 @@ class FailureState final : public Watch {
 
   /// A process that a group has found dead, or to which it has lost the connection.
   struct Lost {
-    const Neighbour* near = nullptr;
+    const PeerProcess* near = nullptr;
     const net::Messenger* messenger = nullptr;
     net::PeerId far = 0;
   };

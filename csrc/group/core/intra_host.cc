@@ -18,11 +18,11 @@ IntraHost::IntraHost(Core& core)
       members_(core.members),
       channel_(members_.local_rank(), members_.memory, members_.first_epoch,
                /*rotates=*/rotation(members_.facts) != 0) {
-  core_.neighbours().leases().join(this);
+  core_.shm().leases().join(this);
 }
 
 IntraHost::~IntraHost() {
-  LeasePool& leases = core_.neighbours().leases();
+  LeasePool& leases = core_.shm().leases();
   leases.leave(this);
   MutexLock lock(lease_mutex_);
   if (lease_) leases.free_when(lease_, members_.everybody_gone());
@@ -147,7 +147,7 @@ std::optional<size_t> IntraHost::lendable(const Operation& step) const {
     }
     default: return std::nullopt;
   }
-  return writes_apart ? core_.neighbours().tensors().find(given.data, given.bytes) : std::nullopt;
+  return writes_apart ? core_.shm().tensors().find(given.data, given.bytes) : std::nullopt;
 }
 
 /// A lease that is too small is replaced once no peer reads it. Until then the smaller one remains in use.
@@ -159,7 +159,7 @@ void IntraHost::hold_lease(size_t bytes) {
   const Span old = std::exchange(lease_, Span{});
   lease_wanted_ = bytes;
   lock.unlock();  // the pool may ask other groups for their leases, and their threads may ask this one
-  LeasePool& leases = core_.neighbours().leases();
+  LeasePool& leases = core_.shm().leases();
   if (old) leases.release(old);
   const Span span = leases.acquire(std::max(bytes, rotation(members_.facts)), bytes, this);
   lock.lock();

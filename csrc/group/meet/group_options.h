@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/config.h"
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 #include "net/link.h"
 
 namespace nvx {
@@ -21,9 +21,9 @@ class Messenger;
 /// The process of a rank as an earlier group of this process has met it.
 struct KnownProcess {
   ArenaId id;
-  std::string place{};                ///< "pid 4711, host a01"
-  std::shared_ptr<Neighbour> near{};  ///< on this host
-  std::optional<net::PeerId> far{};   ///< on another host
+  std::string place{};                  ///< "pid 4711, host a01"
+  std::shared_ptr<PeerProcess> near{};  ///< on this host
+  std::optional<net::PeerId> far{};     ///< on another host
 };
 
 /// The parameters of a group on one of its ranks.

@@ -117,15 +117,15 @@ void HostMeeting::end_as_died(const PeerInfo& info, const Ending& ending) {
                       .ending = ending});
 }
 
-std::shared_ptr<Neighbour> met_before(const GroupOptions& options, int rank) {
+std::shared_ptr<PeerProcess> met_before(const GroupOptions& options, int rank) {
   const size_t r = size_t(rank);  // none, -1, exceeds all sizes
   if (r < options.processes.size() && options.processes[r].near) return options.processes[r].near;
-  const std::shared_ptr<Neighbours> neighbours = Neighbours::opened();
-  return neighbours && r < options.global_ranks.size() ? neighbours->met(options.global_ranks[r]) : nullptr;
+  const std::shared_ptr<ShmRegistry> shm = ShmRegistry::opened();
+  return shm && r < options.global_ranks.size() ? shm->met(options.global_ranks[r]) : nullptr;
 }
 
 bool HostMeeting::has_ended(int rank) const {
-  if (const auto neighbour = met(rank); neighbour && neighbour->dead()) return true;
+  if (const auto process = met(rank); process && process->dead()) return true;
   if (relay_client_ && leader_.rank == rank) return relay_client_->process().ended();
   return relay_ && std::ranges::any_of(relay_->peers(), [&](const LocalPeer& client) {
            return client.info.rank == rank && client.process.ended();

@@ -12,12 +12,12 @@
 #include "group/meet/store.h"
 #include "group/meet/topology.h"
 #include "memory/shm/host_relay.h"
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 
 namespace nvx {
 
 /// The process of a rank of this host, if an earlier group has met it; otherwise null.
-std::shared_ptr<Neighbour> met_before(const GroupOptions& options, int rank);
+std::shared_ptr<PeerProcess> met_before(const GroupOptions& options, int rank);
 
 /// The ranks of one host in a set-up. The first rank to come leads the others: it watches their processes, and these
 /// watch its own, so a death before the ranks know each other is noticed too. It also reads the store for the others.
@@ -56,7 +56,7 @@ class HostMeeting {
   /// Whether the process of a rank, as far as this rank has met it, has ended.
   bool has_ended(int rank) const;
   /// The process of a rank, if an earlier group has met it; otherwise null.
-  std::shared_ptr<Neighbour> met(int rank) const { return met_before(options_, rank); }
+  std::shared_ptr<PeerProcess> met(int rank) const { return met_before(options_, rank); }
 
  private:
   void look_at(const ProcessWatch& process, const PeerInfo& info);

@@ -39,7 +39,7 @@ std::string Members::describe_progress(int local_rank) const {
 }
 
 void Members::warn_if_stopped(int local_rank) const {
-  const std::shared_ptr<Neighbour>& peer = peers[size_t(local_rank)];
+  const std::shared_ptr<PeerProcess>& peer = peers[size_t(local_rank)];
   const std::string news = peer ? peer->process().news() : "";
   if (!news.empty())
     NVX_LOG(kWarn, "%s %s; %s waits for it in group %s", describe_local_rank(local_rank).c_str(), news.c_str(),
@@ -48,7 +48,7 @@ void Members::warn_if_stopped(int local_rank) const {
 
 bool Members::is_stopped(int other) const {
   const int local_rank = local_rank_of(other);
-  const std::shared_ptr<Neighbour> peer = local_rank >= 0 ? peers[size_t(local_rank)] : nullptr;
+  const std::shared_ptr<PeerProcess> peer = local_rank >= 0 ? peers[size_t(local_rank)] : nullptr;
   return peer && peer->process().state().starts_with("stopped by a signal");
 }
 

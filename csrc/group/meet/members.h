@@ -11,7 +11,7 @@
 #include "group/meet/topology.h"
 #include "group/plan/plan.h"
 #include "kernel/cpu/channel.h"
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 
 namespace nvx {
 
@@ -33,10 +33,10 @@ struct Members {
   PlanFacts facts;
   Kernels kernels = Kernels::kIfFast;
   std::string tune;  ///< the option of the group; groups that split off inherit it
-  std::shared_ptr<Neighbours> neighbours;
-  Span pad_span;                                  ///< of this rank, in its process's arena
-  std::vector<std::shared_ptr<Neighbour>> peers;  ///< by `local_rank`; null for ranks of this process
-  std::vector<kernel::PeerMemory> memory;         ///< by `local_rank`
+  std::shared_ptr<ShmRegistry> shm;
+  Span pad_span;                                    ///< of this rank, in its process's arena
+  std::vector<std::shared_ptr<PeerProcess>> peers;  ///< by `local_rank`; null for ranks of this process
+  std::vector<kernel::PeerMemory> memory;           ///< by `local_rank`
 
   /// A key in the store that only the ranks of this set-up use.
   std::string key(const std::string& what) const;

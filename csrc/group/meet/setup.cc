@@ -35,11 +35,11 @@ void begin_counters(kernel::Pad pad, uint32_t epoch) {
 }  // namespace
 
 SetUp::Made SetUp::meet() {
-  std::shared_ptr<Neighbours> neighbours;
+  std::shared_ptr<ShmRegistry> shm;
   std::optional<IpcSocket> ipc;  // closes after give_up(): a rank that finds it closed finds the note, too
   try {
-    neighbours = members_.neighbours = Neighbours::here();
-    ipc.emplace(*neighbours);
+    shm = members_.shm = ShmRegistry::here();
+    ipc.emplace(*shm);
     begin(*ipc);
     try {
       find_members(*ipc);
@@ -69,7 +69,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   }
   const Members& members = made.members;
   if (members.pad_span) {
-    const kernel::Pad own(members.neighbours->arena().at(members.pad_span.offset), size());
+    const kernel::Pad own(members.shm->arena().at(members.pad_span.offset), size());
     own.header().failure.write(note);
     own.header().presence.store(kernel::Presence::kLeft);
   }
@@ -79,7 +79,7 @@ void SetUp::give_up(Made made, const Failure& why) {
             [&] { tell_other_hosts(*made.port, members.topology, note); });
   made.port.reset();
   if (!members.pad_span) return;
-  Arena& arena = members.neighbours->arena();
+  Arena& arena = members.shm->arena();
   if (!members.topology.ranks.empty() && members.memory.size() == members.here().size())
     return arena.free_when(members.pad_span, members.everybody_gone());
   arena.free_when(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
@@ -87,7 +87,7 @@ void SetUp::give_up(Made made, const Failure& why) {
 
 /// Allocates the pad, and comes to the set-up. The pad has room for all ranks until the ranks of this host are known.
 void SetUp::begin(const IpcSocket& ipc) {
-  Arena& arena = members_.neighbours->arena();
+  Arena& arena = members_.shm->arena();
   members_.name = name();
   members_.rank = rank();
   members_.first_epoch = options_.first_epoch;
@@ -130,7 +130,7 @@ void SetUp::find_members(IpcSocket& ipc) {
   if (const std::string tuned = tuning_.text(); !tuned.empty())
     NVX_LOG(kInfo, "group %s: tuned: %s", name().c_str(), tuned.c_str());
   members_.id = members_.topology.ranks[0].nonce;
-  kernel::Pad own(members_.neighbours->arena().at(members_.pad_span.offset), size());
+  kernel::Pad own(members_.shm->arena().at(members_.pad_span.offset), size());
   own.header().group = members_.id;
   shrink_pad();
 }
@@ -140,21 +140,21 @@ void SetUp::shrink_pad() {
   Span& span = members_.pad_span;
   const size_t bytes = (kernel::PadLayout(members_.here().size()).bytes() + kSpanPage - 1) / kSpanPage * kSpanPage;
   if (bytes >= span.bytes) return;
-  members_.neighbours->arena().free({span.offset + bytes, span.bytes - bytes});
+  members_.shm->arena().free({span.offset + bytes, span.bytes - bytes});
   span.bytes = bytes;
 }
 
 void SetUp::map_peers(IpcSocket& ipc) {
-  Neighbours& neighbours = *members_.neighbours;
+  ShmRegistry& shm = *members_.shm;
   const Topology& topology = members_.topology;
   const std::vector<int>& here = members_.here();
-  std::vector<std::shared_ptr<Neighbour>>& peers = members_.peers;
-  const ArenaId own = neighbours.arena().id();
+  std::vector<std::shared_ptr<PeerProcess>>& peers = members_.peers;
+  const ArenaId own = shm.arena().id();
   std::vector<IpcSocket::Wanted> wanted;
   peers.resize(here.size());
   for (size_t s = 0; s < peers.size(); ++s) {
     const Hello& hello = topology.ranks[size_t(here[s])];
-    if (hello.arena == own || (peers[s] = neighbours.find(hello.arena))) continue;
+    if (hello.arena == own || (peers[s] = shm.find(hello.arena))) continue;
     const auto same = [&](const IpcSocket::Wanted& w) { return w.id == hello.arena; };
     if (std::none_of(wanted.begin(), wanted.end(), same))
       wanted.push_back({hello.arena, hello.socket, pid_t(hello.pid), topology.describe(here[s]), here[s]});
@@ -172,10 +172,10 @@ void SetUp::map_peers(IpcSocket& ipc) {
       throw Error(Code::kMismatch, "nvx: " + topology.describe(int(r)) + " reports memory outside its arena",
                   kOneVersion);
     }
-    std::byte* arena = peers[s] ? peers[s]->at(0) : neighbours.arena().at(0);
+    std::byte* arena = peers[s] ? peers[s]->at(0) : shm.arena().at(0);
     // `held`: its users' copies of the function keep the mapping.
-    const auto tensors = [&neighbours, peer = peers[s].get(), held = std::shared_ptr<const Mapping>()]() mutable {
-      if (!peer) return neighbours.tensors().all();
+    const auto tensors = [&shm, peer = peers[s].get(), held = std::shared_ptr<const Mapping>()]() mutable {
+      if (!peer) return shm.tensors().all();
       if (!held) held = peer->tensors();
       return std::span(held->base(), held->size());
     };
@@ -187,7 +187,7 @@ void SetUp::map_peers(IpcSocket& ipc) {
         return header.group == id && header.presence.load() == kernel::Presence::kLeft;
       };
     }
-    neighbours.meet(options_.global_ranks[r], peers[s], standing_, std::move(has_left));
+    shm.meet(options_.global_ranks[r], peers[s], standing_, std::move(has_left));
   }
   meeting_.watch([this] { check_local_ranks(); });
 }

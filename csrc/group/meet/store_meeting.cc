@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/words.h"
 #include "group/meet/store_notes.h"
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 #include "net/messenger.h"
 
 namespace nvx {
@@ -389,10 +389,10 @@ int64_t StoreMeeting::ranks_to_tell(const Failure& note) {
 }
 
 void look_for_deaths(const GroupOptions& options, int far) {
-  const std::shared_ptr<Neighbours> neighbours = Neighbours::here();
+  const std::shared_ptr<ShmRegistry> shm = ShmRegistry::here();
   const std::string when = " while group " + options.name + " was being created";
   for (int r = 0; r < options.size; ++r) {
-    const std::shared_ptr<Neighbour> met = met_before(options, r);
+    const std::shared_ptr<PeerProcess> met = met_before(options, r);
     if (!met) continue;
     const std::string name = job_name(options, r);
     const std::string who =
@@ -406,7 +406,7 @@ void look_for_deaths(const GroupOptions& options, int far) {
                           .ending = ending});
     }
     const bool numbered = size_t(r) < options.global_ranks.size();
-    if (numbered && !options.whole_job && neighbours->has_left_job(options.global_ranks[size_t(r)])) {
+    if (numbered && !options.whole_job && shm->has_left_job(options.global_ranks[size_t(r)])) {
       throw Error(Failure{.code = Code::kPeerLeft,
                           .cause = who + " has destroyed the group of the whole job," + when,
                           .advice = see_log_of(name),

@@ -22,7 +22,7 @@ Mailbox::Mailbox(Core& core)
       peers_[size_t(rank)] = std::make_unique<NearPeer>(*this, core, rank);
     }
   }
-  core_.neighbours().leases().join(this);
+  core_.shm().leases().join(this);
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
   core_.port->mail().on_news([this] { poke(); });
@@ -30,7 +30,7 @@ Mailbox::Mailbox(Core& core)
 
 Mailbox::~Mailbox() {
   close();
-  core_.neighbours().leases().leave(this);
+  core_.shm().leases().leave(this);
   MutexLock lock(mutex_);
   while (progress_threads_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
 }

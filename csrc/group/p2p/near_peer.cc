@@ -34,7 +34,7 @@ NearPeer::NearPeer(Mailbox& box, Core& core, int rank)
       their_in_(core.members.pad(core.members.local_rank_of(rank)).inbox(core.members.local_rank())) {}
 
 NearPeer::~NearPeer() {
-  if (lease_) core_.neighbours().leases().free_when(lease_, core_.members.everybody_gone());
+  if (lease_) core_.shm().leases().free_when(lease_, core_.members.everybody_gone());
   let_go_of_slots();
 }
 
@@ -201,9 +201,9 @@ bool NearPeer::lease_on_host(size_t bytes, bool is_read) {
   if (fits && out_.lease_place == ChunkPlace::kHost) return true;
   if (!is_read) return false;
   if (!fits) {
-    if (lease_) core_.neighbours().leases().release(std::exchange(lease_, Span{}));
+    if (lease_) core_.shm().leases().release(std::exchange(lease_, Span{}));
     lease_wanted_ = wanted;
-    lease_ = core_.neighbours().leases().acquire(wanted, &box_);
+    lease_ = core_.shm().leases().acquire(wanted, &box_);
   }
   show_lease(ChunkPlace::kHost, lease_);
   return true;
@@ -253,7 +253,7 @@ size_t NearPeer::write_chunk(Message& message) {
   if (streamed_ - load(their_in_.consumed) >= kStreamDepth) return 0;
   const size_t slot = lease_.bytes / kStreamDepth;
   const size_t bytes = std::min(slot, message.bytes - message.moved_);
-  std::byte* chunk = core_.neighbours().arena().at(lease_.offset) + streamed_ % kStreamDepth * slot;
+  std::byte* chunk = core_.shm().arena().at(lease_.offset) + streamed_ % kStreamDepth * slot;
   if (!policies_) policies_ = std::make_unique<kernel::CachePolicyRecords>();
   kernel::CachePolicyRecord& policy = policies_->of(message.bytes);
   if (message.moved_ == 0) policy.now(policy.next());

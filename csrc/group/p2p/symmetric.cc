@@ -57,13 +57,13 @@ Symmetric::Symmetric(const Core& core, const SymmetricBlock& mine)
     : mine_(mine),
       rank_(core.members.rank),
       fork_generation_(fork_generation()),
-      neighbours_(core.members.neighbours),
-      ledger_span_(neighbours_->tensors().allocate(Ledger::bytes(size_t(core.members.size())))),
+      shm_(core.members.shm),
+      ledger_span_(shm_->tensors().allocate(Ledger::bytes(size_t(core.members.size())))),
       peers_(size_t(core.members.size())),
       base_(peers_.size()),
       ledgers_(peers_.size()) {
   if (!ledger_span_) return;
-  std::byte* const at = neighbours_->tensors().at(ledger_span_);
+  std::byte* const at = shm_->tensors().at(ledger_span_);
   std::memset(at, 0, Ledger::bytes(peers_.size()));
   ledgers_[size_t(rank_)] = new (at) Ledger;
 }
@@ -113,8 +113,7 @@ void Symmetric::map_peer(const Parts& group, int rank, const Info& info) {
   Peer& peer = peers_[size_t(rank)];
   peer.process = members.peers[size_t(s)];
   if (peer.process) peer.tensors = peer.process->tensors();
-  const auto tensors =
-      peer.tensors ? std::span(peer.tensors->base(), peer.tensors->size()) : neighbours_->tensors().all();
+  const auto tensors = peer.tensors ? std::span(peer.tensors->base(), peer.tensors->size()) : shm_->tensors().all();
   std::byte* const ledger = part_of(tensors, info.ledger, Ledger::bytes(peers_.size()));
   ledgers_[size_t(rank)] = reinterpret_cast<Ledger*>(ledger);
   if (rank == rank_) return;
@@ -157,7 +156,7 @@ bool Symmetric::Leaving::all_left() {
 /// A GPU's pool may ask after the last group of this process, so it keeps the memory of the ledger. Host memory is that
 /// memory's own, and must not keep it.
 std::function<bool()> Symmetric::released() const {
-  return [leaving = leaving_, memory = leaving_->on_gpu ? neighbours_ : nullptr] { return leaving->all_left(); };
+  return [leaving = leaving_, memory = leaving_->on_gpu ? shm_ : nullptr] { return leaving->all_left(); };
 }
 
 /// Release: a rank that sees that this one has left sees its accesses done. If the rendezvous failed on this rank
@@ -165,14 +164,14 @@ std::function<bool()> Symmetric::released() const {
 Symmetric::~Symmetric() {
   if (fork_generation_ != fork_generation()) {
     new auto(std::move(peers_));  // a forked child has not inherited their memory
-    new auto(neighbours_);
+    new auto(shm_);
     return;
   }
   if (!leaving_) return;
   for (int r = 0; r < size(); ++r) {
     if (r != rank_) ledgers_[size_t(r)]->left(rank_).store(1, std::memory_order_release);
   }
-  neighbours_->tensors().free_when(ledger_span_, [leaving = leaving_] { return leaving->all_left(); });
+  shm_->tensors().free_when(ledger_span_, [leaving = leaving_] { return leaving->all_left(); });
 }
 
 // --- signals

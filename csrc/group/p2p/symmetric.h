@@ -81,13 +81,13 @@ class Symmetric {
   };
   /// This rank's access to another one's memory.
   struct Peer {
-    std::shared_ptr<Neighbour> process;  // null for ranks of this process
+    std::shared_ptr<PeerProcess> process;  // null for ranks of this process
     std::shared_ptr<const Mapping> tensors;
     std::shared_ptr<PeerPool> pool;  // null for host memory
   };
   /// Shared with the functions of `released()`. `done` stays once it is set: the ledger may be used again then.
   struct Leaving {
-    std::vector<std::pair<std::shared_ptr<Neighbour>, const std::atomic<uint32_t>*>> peers;
+    std::vector<std::pair<std::shared_ptr<PeerProcess>, const std::atomic<uint32_t>*>> peers;
     bool on_gpu = false;
     std::atomic<bool> done{false};
     bool all_left();
@@ -106,7 +106,7 @@ class Symmetric {
   const SymmetricBlock mine_;
   const int rank_;
   const uint32_t fork_generation_;
-  const std::shared_ptr<Neighbours> neighbours_;
+  const std::shared_ptr<ShmRegistry> shm_;
   const Span ledger_span_;
   std::vector<Peer> peers_;           // by rank
   std::vector<std::byte*> base_;      // by rank

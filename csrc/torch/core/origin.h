@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 #include "torch/core/argument_error.h"
 
 namespace nvx {

@@ -50,7 +50,7 @@ Reconfigurable::Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, 
 
 /// In a forked child the memory belongs to the parent and is not mapped, so it is leaked.
 Reconfigurable::~Reconfigurable() {
-  if (origin_.elsewhere()) new auto(std::move(neighbours_));
+  if (origin_.elsewhere()) new auto(std::move(shm_));
 }
 
 std::string Reconfigurable::name() const {
@@ -86,7 +86,7 @@ MemberHandle Reconfigurable::own_handle() const {
   return {.rank = handle_rank_,
           .uuid = uuid_,
           .pid = getpid(),
-          .process = neighbours_->arena().id(),
+          .process = shm_->arena().id(),
           .group = number_,
           .host = printable(own_host_name())};
 }
@@ -120,7 +120,7 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
     if (member.group == self.group && member.process == self.process) known_as = member.text();
     const auto met = known.find(member.process);
     plan.processes.push_back(met != known.end() ? met->second : KnownProcess{.id = member.process});
-    if (member.process != self.process) plan.processes.back().near = neighbours_->find(member.process);
+    if (member.process != self.process) plan.processes.back().near = shm_->find(member.process);
   }
   if (known_as != self.text()) {
     const std::string stale = known_as.empty() ? "" : "; there is one that it had before, " + known_as;

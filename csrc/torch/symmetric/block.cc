@@ -57,18 +57,18 @@ Block::Block(size_t bytes, size_t pad_bytes, c10::Device device, std::optional<s
       device_(device),
       group_(std::move(group)),
       fork_generation_(fork_generation()),
-      neighbours_(Neighbours::here()) {
+      shm_(ShmRegistry::here()) {
   NVX_CHECK(bytes <= TensorMemory::kMost && pad_bytes <= TensorMemory::kMost,
             "symm_mem.empty: " + std::to_string(bytes) + " bytes are more than any rank maps");
   device_.is_cpu() ? take_host_memory(place_.pad + pad_bytes) : take_device_memory(place_.pad + pad_bytes);
 }
 
 void Block::take_host_memory(size_t bytes) {
-  span_ = neighbours_->tensors().allocate(bytes);
+  span_ = shm_->tensors().allocate(bytes);
   NVX_CHECK(span_,
             "symm_mem.empty: there is no memory that other ranks can map for " + std::to_string(bytes) + " bytes");
   place_.offset = span_.offset;
-  data_ = neighbours_->tensors().at(span_);
+  data_ = shm_->tensors().at(span_);
   std::memset(data_ + place_.pad, 0, place_.pad_bytes);
 }
 
@@ -107,11 +107,11 @@ Block::~Block() {
   for (const auto& [id, meeting] : met_) met.push_back(meeting);
   met_.clear();
   if (fork_generation_ != fork_generation()) {
-    new auto(std::move(neighbours_));  // a forked child has not inherited it
+    new auto(std::move(shm_));  // a forked child has not inherited it
   } else if (!device_.is_cpu()) {
     contain("freeing symmetric memory", [&] { without_python_lock([&] { free_device_memory(std::move(met)); }); });
   } else if (!unsure_) {
-    neighbours_->tensors().free_when(span_, leave(std::move(met)));
+    shm_->tensors().free_when(span_, leave(std::move(met)));
   }
 }
 
@@ -137,7 +137,7 @@ std::shared_ptr<const Rendezvous> Block::meet(const c10::intrusive_ptr<c10d::Bac
     if (const auto known = met_.find(id); known != met_.end()) return known->second;
   }
   if (const Status alive = group.check_alive("rendezvous"); !alive.ok()) throw Error(alive);
-  NVX_CHECK(group.core().members.neighbours == neighbours_, "this memory was made before a fork");
+  NVX_CHECK(group.core().members.shm == shm_, "this memory was made before a fork");
   const std::shared_ptr<const Rendezvous> meeting = make_rendezvous(backend, communicator, group);
   MutexLock lock(mutex_);
   return met_.emplace(id, meeting).first->second;

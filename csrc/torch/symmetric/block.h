@@ -58,7 +58,7 @@ class Block {
   const c10::Device device_;
   const std::optional<std::string> group_;
   const uint32_t fork_generation_;
-  std::shared_ptr<Neighbours> neighbours_;
+  std::shared_ptr<ShmRegistry> shm_;
   Span span_;  // of host memory
   std::byte* data_ = nullptr;
   Mutex mutex_;

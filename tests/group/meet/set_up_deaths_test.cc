@@ -182,9 +182,9 @@ TEST(SetUp, LooksForAnEndWithoutMemoryOfItsOwn) {
   GroupOptions own = options("without", 0, 2);
   own.global_ranks = {0, 1};
   EXPECT_FALSE(HostMeeting(store, own).has_ended(1));
-  EXPECT_EQ(Neighbours::opened(), nullptr);
-  const auto neighbours = Neighbours::here();
-  EXPECT_EQ(Neighbours::opened(), neighbours);
+  EXPECT_EQ(ShmRegistry::opened(), nullptr);
+  const auto shm = ShmRegistry::here();
+  EXPECT_EQ(ShmRegistry::opened(), shm);
 }
 
 /// The log of what `act` does.

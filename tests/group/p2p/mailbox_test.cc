@@ -300,7 +300,7 @@ TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
       ASSERT_TRUE(barrier(group).ok());
       const Span span = group.mail().release_idle();
       EXPECT_EQ(bool(span), rank == 0);
-      if (span) group.core().neighbours().leases().release(span);
+      if (span) group.core().shm().leases().release(span);
       EXPECT_FALSE(group.mail().release_idle());
     }
   });

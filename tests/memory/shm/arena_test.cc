@@ -26,7 +26,7 @@
 
 #include "base/error.h"
 #include "memory/shm/leases.h"
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 #include "support/ranks.h"
 #include "support/sizes.h"
 
@@ -184,7 +184,7 @@ TEST(Leases, TheBuriedCountUntilTheyAreReleased) {
       << "nothing is left but the least that everybody gets";
 }
 
-TEST(Neighbours, SeeEachOthersMemoryAndEnd) {
+TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   int pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
@@ -195,7 +195,7 @@ TEST(Neighbours, SeeEachOthersMemoryAndEnd) {
   };
   all_end_well(2, [&](int rank) {
     if (rank == 1) {
-      const auto here = Neighbours::here();
+      const auto here = ShmRegistry::here();
       IpcSocket ipc(*here);
       const Span span = here->arena().allocate(M);
       EXPECT_EQ(span.offset, 0u);
@@ -211,20 +211,20 @@ TEST(Neighbours, SeeEachOthersMemoryAndEnd) {
     }
     PeerInfo info{};
     ASSERT_EQ(read(pipes[0], &info, sizeof info), ssize_t(sizeof info));
-    const auto here = Neighbours::here();
+    const auto here = ShmRegistry::here();
     IpcSocket ipc(*here);
     const auto met = ipc.fetch({{info.id, info.socket, info.pid}}, Deadline::after(milliseconds(20'000)));
     ASSERT_EQ(met.size(), 1u);
-    const std::shared_ptr<Neighbour> neighbour = met.begin()->second;
-    EXPECT_STREQ(reinterpret_cast<const char*>(neighbour->at(0)), "hello");
-    EXPECT_FALSE(neighbour->dead());
-    EXPECT_EQ(here->find(info.id), neighbour);
-    *neighbour->at(100) = std::byte(42);
-    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return neighbour->dead(); }));
+    const std::shared_ptr<PeerProcess> process = met.begin()->second;
+    EXPECT_STREQ(reinterpret_cast<const char*>(process->at(0)), "hello");
+    EXPECT_FALSE(process->dead());
+    EXPECT_EQ(here->find(info.id), process);
+    *process->at(100) = std::byte(42);
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process->dead(); }));
   });
 }
 
-TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
+TEST(PeerProcesses, TellHowOneEndedEvenWhenItIsReaped) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const auto& [dies, said] : {std::pair{true, "<signal 9>"}, {false, "<exit code 7>"}}) {
     const pid_t child = fork();
@@ -234,16 +234,16 @@ TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
     }
     Fd memfd(memfd_create("nvx test", MFD_CLOEXEC));
     ASSERT_EQ(ftruncate(memfd.get(), 4096), 0);
-    const Neighbour neighbour({}, memfd.get(), 4096, ProcessWatch(Fd(), child), child);
+    const PeerProcess process({}, memfd.get(), 4096, ProcessWatch(Fd(), child), child);
     siginfo_t info{};
     ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
-    EXPECT_EQ(words_of(neighbour.ending(), "<", ">"), said);
+    EXPECT_EQ(words_of(process.ending(), "<", ">"), said);
     ASSERT_EQ(waitpid(child, nullptr, 0), child);
     utsname kernel{};
     uname(&kernel);
     int major = 0, minor = 0;
     std::sscanf(kernel.release, "%d.%d", &major, &minor);
-    const std::string later = words_of(neighbour.ending(), "<", ">");
+    const std::string later = words_of(process.ending(), "<", ">");
     if (major > 6 || (major == 6 && minor >= 15) || !later.empty()) {
       EXPECT_EQ(later, said) << kernel.release;
     }
@@ -289,8 +289,8 @@ class FalseSocket {
   Fd listener_;
 };
 
-TEST(Neighbours, MalformedArenaIsRefused) {
-  const auto here = Neighbours::here();
+TEST(PeerProcesses, MalformedArenaIsRefused) {
+  const auto here = ShmRegistry::here();
   const ArenaId id{1, 2};
   std::vector<char> right(24);
   const uint32_t magic = 0x4e565832;
@@ -317,21 +317,21 @@ TEST(Neighbours, MalformedArenaIsRefused) {
 }
 
 /// A rank stays known while any group stands that has shown it, whichever of them ends first.
-TEST(Neighbours, AreKnownAsLongAsAGroupStands) {
-  const auto here = Neighbours::here();
-  const auto neighbour = std::make_shared<Neighbour>(ArenaId{5, 6}, here->arena().fd(), 4096, ProcessWatch(), getpid());
+TEST(PeerProcesses, AreKnownAsLongAsAGroupStands) {
+  const auto here = ShmRegistry::here();
+  const auto process = std::make_shared<PeerProcess>(ArenaId{5, 6}, here->arena().fd(), 4096, ProcessWatch(), getpid());
   auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
-  here->meet(3, neighbour, first);
-  here->meet(3, neighbour, second);
+  here->meet(3, process, first);
+  here->meet(3, process, second);
   second.reset();
-  EXPECT_EQ(here->met(3), neighbour);
+  EXPECT_EQ(here->met(3), process);
   first.reset();
   EXPECT_EQ(here->met(3), nullptr);
   EXPECT_EQ(here->met(4), nullptr);
 }
 
-TEST(Neighbours, AClosedIpcSocketIsAnError) {
-  IpcSocket mine(*Neighbours::here());
+TEST(PeerProcesses, AClosedIpcSocketIsAnError) {
+  IpcSocket mine(*ShmRegistry::here());
   try {
     (void)mine.fetch({{ArenaId{1, 2}, "nvx-nobody-is-here", 4711}}, Deadline::after(milliseconds(2000)));
     FAIL();
@@ -340,9 +340,9 @@ TEST(Neighbours, AClosedIpcSocketIsAnError) {
   }
 }
 
-TEST(Neighbours, ASilentProcessEndsTheFetchInTime) {
+TEST(PeerProcesses, ASilentProcessEndsTheFetchInTime) {
   FalseSocket silent;
-  IpcSocket mine(*Neighbours::here());
+  IpcSocket mine(*ShmRegistry::here());
   const auto began = Clock::now();
   EXPECT_THROW((void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(300))), Error);
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
@@ -368,8 +368,8 @@ struct Meeting {
   std::atomic<int> verdict;  ///< of the inner process: 1 if it counts the outer one as alive, else 2
 };
 
-std::shared_ptr<Neighbour> meet(Meeting& meeting, int me, IpcSocket& ipc) {
-  const auto here = Neighbours::here();
+std::shared_ptr<PeerProcess> meet(Meeting& meeting, int me, IpcSocket& ipc) {
+  const auto here = ShmRegistry::here();
   meeting.ids[me] = here->arena().id();
   std::strncpy(meeting.sockets[me], ipc.name().c_str(), sizeof meeting.sockets[me] - 1);
   meeting.pids[me] = getpid();
@@ -388,7 +388,7 @@ std::shared_ptr<Neighbour> meet(Meeting& meeting, int me, IpcSocket& ipc) {
 
 /// Two containers of a pod whose seccomp profile has no pidfd_open. One process sees the other, by another pid than the
 /// other's own; the other does not see the first.
-TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
+TEST(PeerProcesses, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   void* const shared = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   Meeting& meeting = *new (shared) Meeting{};
@@ -399,11 +399,11 @@ TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
   if (status != 0) GTEST_SKIP() << "this user cannot make a pid namespace";
   all_end_well(1, [&](int) {
     forbid_pidfd_open();
-    const auto here = Neighbours::here();
+    const auto here = ShmRegistry::here();
     ASSERT_EQ(unshare(CLONE_NEWPID), 0);  // for the next child
     const pid_t inner = fork();
     if (inner == 0) {
-      const auto own = Neighbours::here();
+      const auto own = ShmRegistry::here();
       IpcSocket ipc(*own);
       const auto outer = meet(meeting, 1, ipc);
       const bool alive = outer && !outer->dead() && outer->process().state().empty() && !outer->ending().known();
@@ -411,15 +411,15 @@ TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
       for (;;) pause();
     }
     IpcSocket ipc(*here);
-    const auto neighbour = meet(meeting, 0, ipc);
-    ASSERT_TRUE(neighbour);
-    EXPECT_EQ(neighbour->pid(), 1);
-    EXPECT_FALSE(neighbour->dead());
+    const auto process = meet(meeting, 0, ipc);
+    ASSERT_TRUE(process);
+    EXPECT_EQ(process->pid(), 1);
+    EXPECT_FALSE(process->dead());
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return meeting.verdict != 0; }));
     EXPECT_EQ(meeting.verdict, 1);
     kill(inner, SIGKILL);
-    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return neighbour->dead(); }));
-    EXPECT_EQ(neighbour->ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return process->dead(); }));
+    EXPECT_EQ(process->ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
     EXPECT_EQ(waitpid(inner, nullptr, 0), inner);
   });
   munmap(shared, sizeof(Meeting));
@@ -427,15 +427,15 @@ TEST(Neighbours, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
 
 /// A process that calls exec() keeps its pid, and its memory is gone. Its own child has inherited all of its
 /// descriptors.
-TEST(Neighbours, AProcessThatRunsAnotherProgramHasEnded) {
+TEST(PeerProcesses, AProcessThatRunsAnotherProgramHasEnded) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   void* const shared = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   Meeting& meeting = *new (shared) Meeting{};
   all_end_well(1, [&](int) {
-    const auto here = Neighbours::here();
+    const auto here = ShmRegistry::here();
     const pid_t child = fork();
     if (child == 0) {
-      const auto own = Neighbours::here();
+      const auto own = ShmRegistry::here();
       IpcSocket ipc(*own);
       (void)meet(meeting, 1, ipc);
       if (fork() == 0) _exit(int(sleep(1)));
@@ -443,10 +443,10 @@ TEST(Neighbours, AProcessThatRunsAnotherProgramHasEnded) {
       _exit(1);
     }
     IpcSocket ipc(*here);
-    const auto neighbour = meet(meeting, 0, ipc);
-    ASSERT_TRUE(neighbour);
-    EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return neighbour->dead(); }));
-    EXPECT_EQ(words_of(neighbour->ending(), "<", ">"), "<exec of another program>");
+    const auto process = meet(meeting, 0, ipc);
+    ASSERT_TRUE(process);
+    EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process->dead(); }));
+    EXPECT_EQ(words_of(process->ending(), "<", ">"), "<exec of another program>");
     EXPECT_EQ(kill(child, SIGKILL), 0) << "the process itself lives";
     EXPECT_EQ(waitpid(child, nullptr, 0), child);
   });

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "memory/driver/gpu_info.h"
 #include "memory/shm/host_relay.h"
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 #include "memory/shm/unix_socket.h"
 #include "support/flood.h"
 #include "support/gpu_processes.h"
@@ -134,7 +134,7 @@ TEST(UnixSocket, AnEndThatDoesNotKnowTheWordsIsNotHeard) {
 
 /// A process of the same user, in another container for example, that reads names in /proc/net/unix.
 TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
-  const auto here = Neighbours::here();
+  const auto here = ShmRegistry::here();
   IpcSocket ipc(*here);
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   ipc.serve_with(&relay);
@@ -159,7 +159,7 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
 /// Each would hold a descriptor of this process, until there are none for ranks.
 TEST(UnixSocket, OfStrangersWhoSayNothingTheOldestAreClosed) {
   constexpr size_t kStrangers = kMostSilent + 64;
-  const auto here = Neighbours::here();
+  const auto here = ShmRegistry::here();
   IpcSocket ipc(*here);
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   ipc.serve_with(&relay);
@@ -250,7 +250,7 @@ struct PeerInfo {
 };
 
 /// Each rank's IPC socket, and what the others need to come there.
-PeerInfo info_of(const std::shared_ptr<Neighbours>& here, const IpcSocket& ipc) {
+PeerInfo info_of(const std::shared_ptr<ShmRegistry>& here, const IpcSocket& ipc) {
   PeerInfo info{here->arena().id(), {}, getpid()};
   put(info.socket, ipc.name());
   return info;
@@ -261,7 +261,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
   constexpr int kRanks = 3;
   const SharedTable table(kRanks);
   all_end_well(kRanks, [&](int rank) {
-    const auto here = Neighbours::here();
+    const auto here = ShmRegistry::here();
     const Span span = here->arena().allocate(4096);
     IpcSocket ipc(*here);
     const Flood flood({getpid()});
@@ -277,7 +277,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
     const auto met = ipc.fetch(wanted, Deadline::after(seconds(30)));
     std::printf("rank %d met the others after %lld ms\n", rank,
                 (long long)std::chrono::duration_cast<milliseconds>(Clock::now() - began).count());
-    for (const auto& [id, neighbour] : met) *neighbour->at(span.offset + size_t(rank)) = std::byte(1);
+    for (const auto& [id, process] : met) *process->at(span.offset + size_t(rank)) = std::byte(1);
     const auto all_met = [&] {
       for (int r = 0; r < kRanks; ++r) {
         if (r != rank && *here->arena().at(span.offset + size_t(r)) != std::byte(1)) return false;
@@ -292,7 +292,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
 
 TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsSaid) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
-  const auto here = Neighbours::here();
+  const auto here = ShmRegistry::here();
   IpcSocket mine(*here), silent(*here);
   const Flood flood({getpid()});
   flood.await(2);

@@ -24,10 +24,10 @@ namespace nvx {
 class HostRelay;
 
 /// Another process of this host: its arena, mapped here, and whether it has ended.
-class Neighbour {
+class PeerProcess {
  public:
   /// `pid`: as the process knows it.
-  Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid);
+  PeerProcess(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid);
 
   const ArenaId& id() const { return id_; }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
@@ -54,37 +54,37 @@ class Neighbour {
 
 /// The memory that this process shares with the others of its host: its own arena and the arenas of the processes it
 /// has met. Exists from the first group to the last.
-class Neighbours {
+class ShmRegistry {
  public:
-  static std::shared_ptr<Neighbours> here();
-  static std::shared_ptr<Neighbours> opened();
+  static std::shared_ptr<ShmRegistry> here();
+  static std::shared_ptr<ShmRegistry> opened();
 
   Arena& arena() { return arena_; }
   LeasePool& leases() { return leases_; }
   TensorMemory& tensors() { return tensors_; }
 
-  std::shared_ptr<Neighbour> find(const ArenaId& id) EXCLUDES(mutex_);
-  std::shared_ptr<Neighbour> adopt(std::shared_ptr<Neighbour> neighbour) EXCLUDES(mutex_);
+  std::shared_ptr<PeerProcess> find(const ArenaId& id) EXCLUDES(mutex_);
+  std::shared_ptr<PeerProcess> adopt(std::shared_ptr<PeerProcess> process) EXCLUDES(mutex_);
 
   /// Notes that this process is that rank of the whole job, as long as the group `standing` exists: a job may renumber
   /// its ranks after a failure. `has_left_job`, for the group of the whole job: whether the rank has destroyed it;
-  /// reads memory of the neighbour.
-  void meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing,
+  /// reads memory of the process.
+  void meet(uint64_t global_rank, const std::shared_ptr<PeerProcess>& process, std::weak_ptr<void> standing,
             std::function<bool()> has_left_job = {}) EXCLUDES(mutex_);
-  std::shared_ptr<Neighbour> met(uint64_t global_rank) EXCLUDES(mutex_);
+  std::shared_ptr<PeerProcess> met(uint64_t global_rank) EXCLUDES(mutex_);
   /// Whether the rank has destroyed the group of the whole job, which stands here.
   bool has_left_job(uint64_t global_rank) EXCLUDES(mutex_);
 
-  Neighbours();
+  ShmRegistry();
 
  private:
   Arena arena_;
   LeasePool leases_;
   TensorMemory tensors_;
   Mutex mutex_;
-  std::map<ArenaId, std::weak_ptr<Neighbour>> known_ GUARDED_BY(mutex_);
+  std::map<ArenaId, std::weak_ptr<PeerProcess>> known_ GUARDED_BY(mutex_);
   struct Met {
-    std::weak_ptr<Neighbour> neighbour;
+    std::weak_ptr<PeerProcess> process;
     std::weak_ptr<void> standing;
     std::function<bool()> has_left_job;
   };
@@ -103,16 +103,16 @@ class IpcSocket {
     int rank = kNobody;  ///< in its group
   };
 
-  explicit IpcSocket(Neighbours& neighbours);
+  explicit IpcSocket(ShmRegistry& shm);
   const std::string& name() const { return name_; }
 
   /// From now on, also serves the clients of this relay.
   void serve_with(HostRelay* relay) { relay_ = relay; }
 
-  /// Fetches the wanted neighbours and serves the requests of others meanwhile. Throws at the deadline. `check_peers`:
-  /// called repeatedly; throws if the wait has become pointless.
-  std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline,
-                                                      const std::function<void()>& check_peers = {});
+  /// Fetches the memory of the wanted processes and serves the requests of others meanwhile. Throws at the deadline.
+  /// `check_peers`: called repeatedly; throws if the wait has become pointless.
+  std::map<ArenaId, std::shared_ptr<PeerProcess>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline,
+                                                        const std::function<void()>& check_peers = {});
 
   /// Waits at most this long, and serves the requests that come meanwhile.
   void serve(std::chrono::microseconds span);
@@ -126,10 +126,10 @@ class IpcSocket {
   void answer();
   bool answer(const LocalSocket& client);
   static bool connect(std::vector<Connection>& open);
-  std::shared_ptr<Neighbour> receive(const Connection& connection);
+  std::shared_ptr<PeerProcess> receive(const Connection& connection);
   [[noreturn]] void end_as_late(const std::vector<Connection>& open) const;
 
-  Neighbours& neighbours_;
+  ShmRegistry& shm_;
   std::string name_;
   LocalSocket listener_;
   std::vector<LocalSocket> clients_;  // that have yet to ask

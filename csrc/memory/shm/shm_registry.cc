@@ -1,4 +1,4 @@
-#include "memory/shm/neighbours.h"
+#include "memory/shm/shm_registry.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -29,7 +29,7 @@ struct SegmentInfo {
 
 struct Home {
   Mutex mutex;
-  std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
+  std::weak_ptr<ShmRegistry> shm GUARDED_BY(mutex);
 };
 
 bool receive_segment(const LocalSocket& socket, SegmentInfo* segment, Fd* memfd, Fd* life) {
@@ -46,7 +46,7 @@ std::string name_of(const IpcSocket::Wanted& wanted) {
 
 }  // namespace
 
-Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid)
+PeerProcess::PeerProcess(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid)
     : id_(id),
       memfd_(fcntl(memfd, F_DUPFD_CLOEXEC, 0)),
       mapping_(memfd, bytes),
@@ -55,7 +55,7 @@ Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, ProcessWatch process, 
   if (!memfd_) throw system_error("cannot keep the descriptor of another process's memory");
 }
 
-std::shared_ptr<const Mapping> Neighbour::tensors() {
+std::shared_ptr<const Mapping> PeerProcess::tensors() {
   MutexLock lock(mutex_);
   std::shared_ptr<const Mapping> there = tensors_.lock();
   if (there) return there;
@@ -66,65 +66,64 @@ std::shared_ptr<const Mapping> Neighbour::tensors() {
   return there;
 }
 
-Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), tensors_(arena_) {}
+ShmRegistry::ShmRegistry() : leases_(arena_, size_t(config().staging_mb) << 20), tensors_(arena_) {}
 
-std::shared_ptr<Neighbours> Neighbours::here() {
+std::shared_ptr<ShmRegistry> ShmRegistry::here() {
   Home& h = of_this_process<Home>();
   MutexLock lock(h.mutex);
-  std::shared_ptr<Neighbours> neighbours = h.neighbours.lock();
-  if (!neighbours) h.neighbours = neighbours = std::make_shared<Neighbours>();
-  return neighbours;
+  std::shared_ptr<ShmRegistry> shm = h.shm.lock();
+  if (!shm) h.shm = shm = std::make_shared<ShmRegistry>();
+  return shm;
 }
 
-std::shared_ptr<Neighbours> Neighbours::opened() {
+std::shared_ptr<ShmRegistry> ShmRegistry::opened() {
   Home& h = of_this_process<Home>();
   MutexLock lock(h.mutex);
-  return h.neighbours.lock();
+  return h.shm.lock();
 }
 
-std::shared_ptr<Neighbour> Neighbours::find(const ArenaId& id) {
+std::shared_ptr<PeerProcess> ShmRegistry::find(const ArenaId& id) {
   MutexLock lock(mutex_);
   const auto it = known_.find(id);
   return it == known_.end() ? nullptr : it->second.lock();
 }
 
-std::shared_ptr<Neighbour> Neighbours::adopt(std::shared_ptr<Neighbour> neighbour) {
+std::shared_ptr<PeerProcess> ShmRegistry::adopt(std::shared_ptr<PeerProcess> process) {
   MutexLock lock(mutex_);
   std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
-  known_[neighbour->id()] = neighbour;
-  return neighbour;
+  known_[process->id()] = process;
+  return process;
 }
 
-void Neighbours::meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing,
-                      std::function<bool()> has_left_job) {
+void ShmRegistry::meet(uint64_t global_rank, const std::shared_ptr<PeerProcess>& process, std::weak_ptr<void> standing,
+                       std::function<bool()> has_left_job) {
   MutexLock lock(mutex_);
   std::vector<Met>& met = met_[global_rank];
   std::erase_if(met, [&](const Met& m) {
-    return m.standing.expired() || m.neighbour.lock() != neighbour;  // its place has been taken by another process
+    return m.standing.expired() || m.process.lock() != process;  // its place has been taken by another process
   });
-  met.push_back({neighbour, std::move(standing), std::move(has_left_job)});
+  met.push_back({process, std::move(standing), std::move(has_left_job)});
 }
 
-std::shared_ptr<Neighbour> Neighbours::met(uint64_t global_rank) {
+std::shared_ptr<PeerProcess> ShmRegistry::met(uint64_t global_rank) {
   MutexLock lock(mutex_);
   const auto it = met_.find(global_rank);
   if (it == met_.end()) return nullptr;
   std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
-  return it->second.empty() ? nullptr : it->second.back().neighbour.lock();
+  return it->second.empty() ? nullptr : it->second.back().process.lock();
 }
 
-bool Neighbours::has_left_job(uint64_t global_rank) {
+bool ShmRegistry::has_left_job(uint64_t global_rank) {
   MutexLock lock(mutex_);
   const auto it = met_.find(global_rank);
   return it != met_.end() && std::ranges::any_of(it->second, [](const Met& m) {
            const auto standing = m.standing.lock();
-           const auto neighbour = m.neighbour.lock();  // keeps the memory that `has_left_job` reads
-           return standing && neighbour && m.has_left_job && m.has_left_job();
+           const auto process = m.process.lock();  // keeps the memory that `has_left_job` reads
+           return standing && process && m.has_left_job && m.has_left_job();
          });
 }
 
-IpcSocket::IpcSocket(Neighbours& neighbours)
-    : neighbours_(neighbours), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
+IpcSocket::IpcSocket(ShmRegistry& shm) : shm_(shm), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
 
 void IpcSocket::answer() {
   accept_clients(
@@ -138,7 +137,7 @@ void IpcSocket::answer() {
 /// False if the client has yet to ask.
 bool IpcSocket::answer(const LocalSocket& client) {
   if (!receive_packet(client, nullptr, 0, {})) return errno != EAGAIN;
-  const Arena& arena = neighbours_.arena();
+  const Arena& arena = shm_.arena();
   const int fds[] = {arena.fd(), ProcessWatch::own_life(process_at(client.get()))};
   const bool has_life = fds[1] >= 0;
   const SegmentInfo segment{SegmentInfo::kMagic, has_life, arena.id()};
@@ -152,10 +151,10 @@ void IpcSocket::serve(std::chrono::microseconds span) {
   if (ppoll(asks, 2, &time, nullptr) >= 1 || !clients_.empty()) answer();
 }
 
-std::map<ArenaId, std::shared_ptr<Neighbour>> IpcSocket::fetch(const std::vector<Wanted>& wanted,
-                                                               const Deadline& deadline,
-                                                               const std::function<void()>& check_peers) {
-  std::map<ArenaId, std::shared_ptr<Neighbour>> got;
+std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vector<Wanted>& wanted,
+                                                                 const Deadline& deadline,
+                                                                 const std::function<void()>& check_peers) {
+  std::map<ArenaId, std::shared_ptr<PeerProcess>> got;
   std::vector<Connection> open;
   for (const Wanted& want : wanted) open.push_back({want, {}});
   std::vector<pollfd> polls;
@@ -201,7 +200,7 @@ bool IpcSocket::connect(std::vector<Connection>& open) {
   return all;
 }
 
-std::shared_ptr<Neighbour> IpcSocket::receive(const Connection& connection) {
+std::shared_ptr<PeerProcess> IpcSocket::receive(const Connection& connection) {
   SegmentInfo segment{};
   Fd memfd, life;
   if (!receive_segment(connection.socket, &segment, &memfd, &life) || segment.id != connection.want.id) {
@@ -212,8 +211,8 @@ std::shared_ptr<Neighbour> IpcSocket::receive(const Connection& connection) {
         .who = connection.want.rank});
   }
   ProcessWatch process(std::move(life), process_at(connection.socket.get()));
-  return neighbours_.adopt(std::make_shared<Neighbour>(connection.want.id, memfd.get(), Arena::kBytes,
-                                                       std::move(process), connection.want.pid));
+  return shm_.adopt(std::make_shared<PeerProcess>(connection.want.id, memfd.get(), Arena::kBytes, std::move(process),
+                                                  connection.want.pid));
 }
 
 void IpcSocket::end_as_late(const std::vector<Connection>& open) const {
