@@ -91,11 +91,11 @@ std::string make_up(FuzzedDataProvider& from) {
   }
 }
 
-/// Sends a packet, whole or cut, with the word or another one.
+/// Sends a packet, whole or cut, with the token or another one.
 void say(FuzzedDataProvider& from, const LocalSocket& socket) {
   static const std::vector<Fd>& fds = *new std::vector<Fd>(make_fds());
-  std::string said(socket.says.begin(), socket.says.end());
-  if (from.ConsumeIntegralInRange(0, 7) == 0) said = from.ConsumeRandomLengthString(sizeof(Word) + 1);
+  std::string said(socket.own_token.begin(), socket.own_token.end());
+  if (from.ConsumeIntegralInRange(0, 7) == 0) said = from.ConsumeRandomLengthString(sizeof(Token) + 1);
   said += make_up(from);
   if (from.ConsumeIntegralInRange(0, 9) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, 2 * said.size()));
   const size_t count = from.ConsumeIntegralInRange<size_t>(0, kMostFds);

@@ -85,7 +85,7 @@ def doors() -> list[str]:
 
 
 def packets(chance: random.Random):
-    """Of strangers who do not know the word."""
+    """Of strangers who do not know the token."""
     while True:
         yield chance.randbytes(WORD)  # asks for memory
         yield chance.randbytes(WORD) + CARD

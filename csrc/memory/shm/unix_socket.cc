@@ -25,7 +25,7 @@ union Control {
   char bytes[CMSG_SPACE(kMostFds * sizeof(int))];
 };
 
-/// `name`: with or without its words.
+/// `name`: with or without its tokens.
 sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -60,17 +60,17 @@ ucred peer_of(int socket) {
   return peer;
 }
 
-/// The two words of a name: the clients' and the listener's. Zeros if it has none.
-std::array<Word, 2> words_in(const std::string& name) {
-  std::array<Word, 2> words{};
+/// The two tokens of a name: the clients' and the listener's. Zeros if it has none.
+std::array<Token, 2> tokens_in(const std::string& name) {
+  std::array<Token, 2> tokens{};
   const size_t dot = name.find('.');
-  if (dot != std::string::npos && name.size() - dot - 1 == sizeof words)
-    std::memcpy(words.data(), name.data() + dot + 1, sizeof words);
-  return words;
+  if (dot != std::string::npos && name.size() - dot - 1 == sizeof tokens)
+    std::memcpy(tokens.data(), name.data() + dot + 1, sizeof tokens);
+  return tokens;
 }
 
-/// Whether two words are equal, in a time that does not depend on their content.
-bool same(const Word& a, const Word& b) {
+/// Whether two tokens are equal, in a time that does not depend on their content.
+bool same(const Token& a, const Token& b) {
   volatile unsigned differing = 0;
   for (size_t i = 0; i < a.size(); ++i) differing = differing | unsigned(a[i] ^ b[i]);
   return differing == 0;
@@ -93,7 +93,8 @@ bool ran_out() {
 
 /// At most 47 characters, for which messages have room: a pid has at most 7.
 std::string fresh_socket_name() {
-  return "nvx-" + std::to_string(getpid()) + "-" + random_characters<6>() + "." + random_characters<2 * sizeof(Word)>();
+  return "nvx-" + std::to_string(getpid()) + "-" + random_characters<6>() + "." +
+         random_characters<2 * sizeof(Token)>();
 }
 
 LocalSocket listen_on(const std::string& name) {
@@ -112,7 +113,7 @@ LocalSocket listen_on(const std::string& name) {
       listen(listener.get(), 4096) != 0) {
     throw system_error("cannot listen on a Unix socket");
   }
-  const auto [clients, own] = words_in(name);
+  const auto [clients, own] = tokens_in(name);
   return {std::move(listener), own, clients};
 }
 
@@ -122,7 +123,7 @@ LocalSocket connect_to(const std::string& name) {
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
   if (connect(client.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
-  const auto [own, listeners] = words_in(name);
+  const auto [own, listeners] = tokens_in(name);
   if (is_own(peer_of(client.get()).uid)) return {std::move(client), own, listeners};
   errno = EPERM;
   return {};
@@ -162,7 +163,7 @@ void accept_clients(const LocalSocket& listener, const std::function<void(LocalS
     if (!client) return;
     const uid_t user = peer_of(client.get()).uid;
     if (is_own(user)) {
-      take({std::move(client), listener.says, listener.hears});
+      take({std::move(client), listener.own_token, listener.peer_token});
     } else if (strangers && user != kNobodyKnown) {
       ++strangers->count;
       strangers->last_user = user;
@@ -172,8 +173,8 @@ void accept_clients(const LocalSocket& listener, const std::function<void(LocalS
 
 bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds) {
   Control control{};
-  Word word = socket.says;
-  iovec parts[] = {{word.data(), sizeof word}, {const_cast<void*>(data), bytes}};
+  Token token = socket.own_token;
+  iovec parts[] = {{token.data(), sizeof token}, {const_cast<void*>(data), bytes}};
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = 2;
@@ -186,15 +187,15 @@ bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std:
     head->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
   }
-  if (sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(sizeof word + bytes)) return true;
+  if (sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(sizeof token + bytes)) return true;
   if (ran_out()) throw system_error("cannot pass memory to another process of this host");  // it would read of an end
   return false;
 }
 
 bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::span<Fd> fds) {
   Control control{};
-  Word word{};
-  iovec parts[] = {{word.data(), sizeof word}, {data, bytes}};
+  Token token{};
+  iovec parts[] = {{token.data(), sizeof token}, {data, bytes}};
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = 2;
@@ -216,7 +217,7 @@ bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::sp
   const bool cut = got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds;  // the message had room
   if (cut) errno = EMFILE;
   if (cut || (got < 0 && ran_out())) throw system_error("cannot receive the memory of another process of this host");
-  if (got == ssize_t(sizeof word + bytes) && same(word, socket.hears)) return true;
+  if (got == ssize_t(sizeof token + bytes) && same(token, socket.peer_token)) return true;
   if (got >= 0) errno = EPROTO;
   return false;
 }

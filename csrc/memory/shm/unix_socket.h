@@ -16,21 +16,21 @@
 /// but it receives and sends no data. So no call here blocks, and each handles a bounded number of connections.
 namespace nvx {
 
-/// A secret of 14 random characters, of 6 bits each. Every packet of a listener begins with one word and every packet
+/// A secret of 14 random characters, of 6 bits each. Every packet of a listener begins with one token and every packet
 /// of its clients with another; packets that do not are dropped.
-using Word = std::array<char, 14>;
+using Token = std::array<char, 14>;
 
 /// A listener, or one end of a connection.
 struct LocalSocket {
   Fd fd;
-  Word says{}, hears{};  ///< the words of this end and of the other
+  Token own_token{}, peer_token{};  ///< those of the packets that this end sends and receives
 
   int get() const { return fd.get(); }
   explicit operator bool() const { return bool(fd); }
 };
 
-/// A name that no other socket has, and after a dot the two words of the socket. Other processes see the name, but not
-/// the words; the ranks of a job get both through the store.
+/// A name that no other socket has, and after a dot the two tokens of the socket. Other processes see the name, but not
+/// the tokens; the ranks of a job get both through the store.
 std::string fresh_socket_name();
 
 /// A listening socket that never blocks. Throws Error if it cannot be made, and if the number of this process's user
@@ -72,7 +72,7 @@ void accept_clients(const LocalSocket& listener, const std::function<void(LocalS
 /// Sends a packet with up to two descriptors. False if there is no room now (errno is EAGAIN) or the peer is gone.
 bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds);
 
-/// True if a packet of this length with the other end's word has arrived; errno is EAGAIN if none has yet. `fds` owns
+/// True if a packet of this length with the other end's token has arrived; errno is EAGAIN if none has yet. `fds` owns
 /// descriptors, even of a rejected packet. Throws Error if this process has reached its descriptor limit.
 bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::span<Fd> fds);
 

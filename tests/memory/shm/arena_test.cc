@@ -264,9 +264,9 @@ class FalseSocket {
   }
   std::string name() const { return "nvx-false-socket-" + std::to_string(getpid()); }
 
-  /// Hands over these bytes with this descriptor to the next client. Its name has no words: they are zeros.
+  /// Hands over these bytes with this descriptor to the next client. Its name has no tokens: they are zeros.
   void answer(std::vector<char> bytes, int fd) {
-    bytes.insert(bytes.begin(), sizeof(Word), '\0');
+    bytes.insert(bytes.begin(), sizeof(Token), '\0');
     Fd client(accept(listener_.get(), nullptr, nullptr));
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
     iovec part{bytes.data(), bytes.size()};
@@ -304,8 +304,8 @@ TEST(PeerProcesses, MalformedArenaIsRefused) {
   ASSERT_EQ(ftruncate(small.get(), 4096), 0);
   ASSERT_EQ(fcntl(small.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   const std::tuple<const char*, std::vector<char>, int> kTries[] = {
-      {"no descriptor", right, -1},         {"not sealed", right, unsealed.get()}, {"too small", right, small.get()},
-      {"another word", wrong, small.get()}, {"too short", {1, 2, 3}, small.get()}, {"no memory", right, STDIN_FILENO},
+      {"no descriptor", right, -1},          {"not sealed", right, unsealed.get()}, {"too small", right, small.get()},
+      {"another token", wrong, small.get()}, {"too short", {1, 2, 3}, small.get()}, {"no memory", right, STDIN_FILENO},
   };
   for (const auto& [what, bytes, fd] : kTries) {
     FalseSocket liar;

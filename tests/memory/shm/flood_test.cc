@@ -99,16 +99,16 @@ TEST(UnixSocket, TheNumberOfAllUnmappedUsersIsRefusedWhereSomeAreUnmapped) {
   EXPECT_EQ(status, 0);
 }
 
-/// Everybody on the host can read a socket's name, but not its words.
-std::string without_words(const std::string& name) { return name.substr(0, name.find('.')); }
+/// Everybody on the host can read a socket's name, but not its tokens.
+std::string without_tokens(const std::string& name) { return name.substr(0, name.find('.')); }
 
-TEST(UnixSocket, AnEndThatDoesNotKnowTheWordsIsNotHeard) {
+TEST(UnixSocket, PacketsWithoutTheTokenAreDropped) {
   const std::string name = fresh_socket_name();
   EXPECT_LE(name.size(), 47u) << "messages have no more room";
-  EXPECT_EQ(name.size() - without_words(name).size(), 1 + 2 * sizeof(Word));
+  EXPECT_EQ(name.size() - without_tokens(name).size(), 1 + 2 * sizeof(Token));
   for (const bool real_listener : {true, false}) {
-    const LocalSocket listener = listen_on(real_listener ? name : without_words(name));
-    const LocalSocket client = connect_to(real_listener ? without_words(name) : name);
+    const LocalSocket listener = listen_on(real_listener ? name : without_tokens(name));
+    const LocalSocket client = connect_to(real_listener ? without_tokens(name) : name);
     std::vector<LocalSocket> host;
     accept_clients(listener, [&](LocalSocket accepted) { host.push_back(std::move(accepted)); });
     ASSERT_EQ(host.size(), 1u);
@@ -125,9 +125,9 @@ TEST(UnixSocket, AnEndThatDoesNotKnowTheWordsIsNotHeard) {
     ASSERT_TRUE(send_packet(client, "abc", 3, fds));
     char text[3];
     Fd fd;
-    EXPECT_TRUE(receive_packet(host, text, sizeof text, {&fd, 1})) << "its packets are those of the right words";
+    EXPECT_TRUE(receive_packet(host, text, sizeof text, {&fd, 1})) << "its packets are those of the right tokens";
     EXPECT_TRUE(fd);
-    ASSERT_TRUE(send_packet({Fd(dup(client.get())), client.hears, client.says}, "abc", 3, {}));
+    ASSERT_TRUE(send_packet({Fd(dup(client.get())), client.peer_token, client.own_token}, "abc", 3, {}));
     EXPECT_FALSE(receive_packet(host, text, sizeof text, {})) << "nobody repeats what it has been told";
   });
 }
@@ -142,8 +142,8 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
   const auto info = nvx::PeerInfo::of(1, "rank 1");
   std::vector<LocalSocket> strangers;
   for (const std::string& name : {ipc.name(), relay.name()}) {
-    strangers.push_back(connect_to(without_words(name)));  // says nothing
-    strangers.push_back(connect_to(without_words(name)));
+    strangers.push_back(connect_to(without_tokens(name)));  // says nothing
+    strangers.push_back(connect_to(without_tokens(name)));
     ASSERT_TRUE(send_packet(strangers.back(), &info, name == ipc.name() ? 0 : sizeof info, {}));
   }
   for (int i = 0; i < 3; ++i) ipc.serve(milliseconds(1));
@@ -165,7 +165,7 @@ TEST(UnixSocket, OfStrangersWhoSayNothingTheOldestAreClosed) {
   ipc.serve_with(&relay);
   for (const std::string& name : {ipc.name(), relay.name()}) {
     std::vector<LocalSocket> strangers;
-    for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(connect_to(without_words(name)));
+    for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(connect_to(without_tokens(name)));
     for (int i = 0; i < 3; ++i) ipc.serve(milliseconds(1));
     const auto is_closed = [](const LocalSocket& stranger) {
       char byte = 0;
