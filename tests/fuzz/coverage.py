@@ -43,7 +43,7 @@ PARTS_OF = {
     "memory/shm/host_relay.cc": "receive_info read_all HostRelay::serve HostRelay::attend RelayClient::next RelayClient::take",
     "memory/shm/shm_registry.cc": """receive_segment PeerProcess::PeerProcess PeerProcess::tensors ShmRegistry::find
         ShmRegistry::adopt IpcSocket::answer IpcSocket::serve IpcSocket::fetch IpcSocket::connect IpcSocket::receive""",
-    "memory/shm/unix_socket.cc": """abstract_address tokens_in is_own peer_of same connect_to process_at accept_clients
+    "memory/shm/unix_socket.cc": """abstract_address tokens_in is_own peer_of same connect_to peer_pid accept_clients
         receive_packet""",
     "net/call_labels.h": "CallLabels::note CallLabels::note_clash CallLabels::note_late CallLabels::has_ended",
     "net/executor.cc": """ScheduleRun::flight_of ScheduleRun::refuse ScheduleRun::compare ScheduleRun::fits

@@ -167,7 +167,7 @@ void serve(FuzzedDataProvider& from, ShmRegistry& here) {
 
 /// A rank fetches memory from a process that says anything.
 void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   LocalSocket listener = listen_on(name);
   if (from.ConsumeIntegralInRange(0, 15) == 0) listener = {};  // it has ended
   IpcSocket mine(here);
@@ -194,7 +194,7 @@ void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
 
 /// A rank takes records from a process that says anything.
 void take_sheets(FuzzedDataProvider& from) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   RelayClient client(name, PeerInfo::of(1, "a rank"));
   LocalSocket host;
@@ -212,7 +212,7 @@ void take_sheets(FuzzedDataProvider& from) {
 
 /// A process passes the memory of its pools on.
 void serve_pools(FuzzedDataProvider& from) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const PoolServer server(name, [](const PoolQuestion& question, Fd*) {
     if (question.device < 0) throw Error(Code::kSystem, "nvx: it has no such device");
     return PoolAnswer{.state = PoolAnswer::kHere, .pool = {}};
@@ -224,7 +224,7 @@ void serve_pools(FuzzedDataProvider& from) {
 
 /// A process asks for such memory where anything may be said.
 void ask_for_pools(FuzzedDataProvider& from) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   std::thread host([&] {
     for (bool told = false; !told; std::this_thread::yield()) {

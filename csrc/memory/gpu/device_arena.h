@@ -150,7 +150,7 @@ class DeviceRegistry {
     auto operator<=>(const Seen&) const = default;
   };
   std::map<Seen, std::weak_ptr<PeerPool>> peer_pools_ GUARDED_BY(mutex_);
-  const std::string pool_socket_ = fresh_socket_name();
+  const std::string pool_socket_ = unique_socket_name();
   std::unique_ptr<PoolServer> pool_server_ GUARDED_BY(mutex_);
 };
 

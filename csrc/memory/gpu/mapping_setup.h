@@ -60,7 +60,7 @@ class MappingSetup {
         registry_(registry),
         bootstrap_(bootstrap),
         options_(options),
-        socket_name_(fresh_socket_name()),
+        socket_name_(unique_socket_name()),
         budget_(Deadline::after(options.timeout + std::chrono::milliseconds(1))),
         server_(socket_name_, [this](const LocalSocket& client) { receive_fd(client); }) {}
   ~MappingSetup();

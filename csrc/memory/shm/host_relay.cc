@@ -28,7 +28,7 @@ std::span<const int> only_if(const int& fd) { return {&fd, fd >= 0 ? size_t(1) :
 
 /// Sends this process's info and its life file.
 bool send_info(const LocalSocket& socket, const PeerInfo& info) {
-  const int life = ProcessWatch::own_life(process_at(socket.get()));
+  const int life = ProcessWatch::own_life(peer_pid(socket.get()));
   return send_packet(socket, &info, sizeof info, only_if(life));
 }
 
@@ -37,7 +37,7 @@ bool receive_info(const LocalSocket& socket, PeerInfo* info, ProcessWatch* proce
   Fd life;
   if (!receive_packet(socket, info, sizeof *info, {&life, 1}) || info->magic != PeerInfo::kMagic) return false;
   info->who[sizeof info->who - 1] = '\0';
-  *process = ProcessWatch(std::move(life), process_at(socket.get()));
+  *process = ProcessWatch(std::move(life), peer_pid(socket.get()));
   return true;
 }
 
@@ -77,7 +77,7 @@ PeerInfo PeerInfo::of(int rank, const std::string& who) {
   return info;
 }
 
-HostRelay::HostRelay(const PeerInfo& own) : own_(own), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
+HostRelay::HostRelay(const PeerInfo& own) : own_(own), name_(unique_socket_name()), listener_(listen_on(name_)) {}
 
 void HostRelay::give(std::span<const uint8_t> record) { add(record, /*is_reason=*/false); }
 
@@ -128,7 +128,7 @@ void RelayClient::connect() {
   socket_ = connect_to(name_);
   open_ = socket_ || errno != ECONNREFUSED;  // refused: the process has ended. Otherwise its IPC socket will tell
   if (!socket_) return;
-  process_ = ProcessWatch({}, process_at(socket_.get()));  // until the relay has introduced itself
+  process_ = ProcessWatch({}, peer_pid(socket_.get()));  // until the relay has introduced itself
   if (!send_info(socket_, own_)) open_ = false;
 }
 

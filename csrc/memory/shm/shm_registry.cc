@@ -123,7 +123,7 @@ bool ShmRegistry::has_left_job(uint64_t global_rank) {
          });
 }
 
-IpcSocket::IpcSocket(ShmRegistry& shm) : shm_(shm), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
+IpcSocket::IpcSocket(ShmRegistry& shm) : shm_(shm), name_(unique_socket_name()), listener_(listen_on(name_)) {}
 
 void IpcSocket::answer() {
   accept_clients(
@@ -138,7 +138,7 @@ void IpcSocket::answer() {
 bool IpcSocket::answer(const LocalSocket& client) {
   if (!receive_packet(client, nullptr, 0, {})) return errno != EAGAIN;
   const Arena& arena = shm_.arena();
-  const int fds[] = {arena.fd(), ProcessWatch::own_life(process_at(client.get()))};
+  const int fds[] = {arena.fd(), ProcessWatch::own_life(peer_pid(client.get()))};
   const bool has_life = fds[1] >= 0;
   const SegmentInfo segment{SegmentInfo::kMagic, has_life, arena.id()};
   (void)send_packet(client, &segment, sizeof segment, std::span(fds, has_life ? 2 : 1));
@@ -210,7 +210,7 @@ std::shared_ptr<PeerProcess> IpcSocket::receive(const Connection& connection) {
         .advice = "see its log",
         .who = connection.want.rank});
   }
-  ProcessWatch process(std::move(life), process_at(connection.socket.get()));
+  ProcessWatch process(std::move(life), peer_pid(connection.socket.get()));
   return shm_.adopt(std::make_shared<PeerProcess>(connection.want.id, memfd.get(), Arena::kBytes, std::move(process),
                                                   connection.want.pid));
 }

@@ -92,7 +92,7 @@ bool ran_out() {
 }  // namespace
 
 /// At most 47 characters, for which messages have room: a pid has at most 7.
-std::string fresh_socket_name() {
+std::string unique_socket_name() {
   return "nvx-" + std::to_string(getpid()) + "-" + random_characters<6>() + "." +
          random_characters<2 * sizeof(Token)>();
 }
@@ -129,7 +129,7 @@ LocalSocket connect_to(const std::string& name) {
   return {};
 }
 
-pid_t process_at(int socket) { return peer_of(socket).pid; }
+pid_t peer_pid(int socket) { return peer_of(socket).pid; }
 
 bool backlog_is_full() { return errno == EAGAIN; }
 

@@ -31,7 +31,7 @@ struct LocalSocket {
 
 /// A name that no other socket has, and after a dot the two tokens of the socket. Other processes see the name, but not
 /// the tokens; the ranks of a job get both through the store.
-std::string fresh_socket_name();
+std::string unique_socket_name();
 
 /// A listening socket that never blocks. Throws Error if it cannot be made, and if the number of this process's user
 /// is also that of other users, which its user namespace does not map.
@@ -41,7 +41,7 @@ LocalSocket listen_on(const std::string& name);
 LocalSocket connect_to(const std::string& name);
 
 /// The process at the other end of a connection, by its pid in this process's namespace; 0 if it is not visible here.
-pid_t process_at(int socket);
+pid_t peer_pid(int socket);
 
 /// Whether errno after connect_to() means that the backlog is full: another attempt may succeed.
 bool backlog_is_full();

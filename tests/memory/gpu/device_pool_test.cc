@@ -314,7 +314,7 @@ TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
 struct FalseOwner {
   explicit FalseOwner(PoolServer::Answer answer) : server(name, std::move(answer)) {}
   PoolOwner owner() const { return {process, 0, name}; }
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const ArenaId process = random_arena_id();
   PoolServer server;
 };
@@ -377,7 +377,7 @@ TEST(PeerPool, DoesNotBelieveWhatAServerSays) {
 
 TEST(PeerPool, AServerThatNeverAnswersIsNotWaitedForLong) {
   Process mine(1);
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const LocalSocket nobody =
       listen_on(name);  // like that of a process that hangs, or of a forked child that survives it
   const auto seen = mine.registry->peer_pool(0, {random_arena_id(), 0, name});
@@ -388,7 +388,7 @@ TEST(PeerPool, AServerThatNeverAnswersIsNotWaitedForLong) {
 
 TEST(PeerPool, OfAProcessThatHasEndedOrIsAnother) {
   Process mine(1), theirs(1);
-  const auto gone = mine.registry->peer_pool(0, {random_arena_id(), 0, fresh_socket_name()});
+  const auto gone = mine.registry->peer_pool(0, {random_arena_id(), 0, unique_socket_name()});
   EXPECT_EQ(refusal_of([&] { gone->catch_up(2 * M, soon()); }).first, Code::kPeerDied);
   (void)theirs.registry->pool(0).allocate(M);
   const auto other = mine.registry->peer_pool(0, {random_arena_id(), 0, theirs.registry->pool_socket()});

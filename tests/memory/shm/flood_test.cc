@@ -38,7 +38,7 @@ std::optional<Code> refusal_of(const std::string& name, milliseconds span) {
 }
 
 TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   const auto began = Clock::now();
   fill_backlog(name);
@@ -50,18 +50,18 @@ TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
   accept_clients(listener, [&](const LocalSocket&) { ++taken; });
   EXPECT_EQ(taken, kAcceptedAtOnce) << "and no more, however many there are";
   EXPECT_TRUE(connect_to(name));
-  EXPECT_EQ(refusal_of(fresh_socket_name(), seconds(20)), Code::kPeerDied) << "nobody listens";
+  EXPECT_EQ(refusal_of(unique_socket_name(), seconds(20)), Code::kPeerDied) << "nobody listens";
 }
 
 TEST(UnixSocket, AUserThatTheNamespaceDoesNotMapIsRefused) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   const pid_t child = fork();
   if (child == 0) {
     if (unshare(CLONE_NEWUSER) != 0) _exit(1);
     try {
-      (void)listen_on(fresh_socket_name());
+      (void)listen_on(unique_socket_name());
       _exit(2);
     } catch (const Error& error) {
       if (std::string(error.what()).find("uid 65534, that of this process, is also the number of all users") ==
@@ -87,7 +87,7 @@ TEST(UnixSocket, TheNumberOfAllUnmappedUsersIsRefusedWhereSomeAreUnmapped) {
     std::ofstream("/proc/self/uid_map") << "65534 " << outside << " 1\n";
     if (geteuid() != 65534) _exit(1);
     try {
-      (void)listen_on(fresh_socket_name());
+      (void)listen_on(unique_socket_name());
       _exit(2);
     } catch (const Error& error) {
       _exit(error.failure().advice.find("/proc/self/uid_map") == std::string::npos ? 3 : 0);
@@ -103,7 +103,7 @@ TEST(UnixSocket, TheNumberOfAllUnmappedUsersIsRefusedWhereSomeAreUnmapped) {
 std::string without_tokens(const std::string& name) { return name.substr(0, name.find('.')); }
 
 TEST(UnixSocket, PacketsWithoutTheTokenAreDropped) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   EXPECT_LE(name.size(), 47u) << "messages have no more room";
   EXPECT_EQ(name.size() - without_tokens(name).size(), 1 + 2 * sizeof(Token));
   for (const bool real_listener : {true, false}) {
@@ -178,7 +178,7 @@ TEST(UnixSocket, OfStrangersWhoSayNothingTheOldestAreClosed) {
 }
 
 TEST(UnixSocket, NeitherSendsNorReceivesBlock) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   const LocalSocket one = connect_to(name);
   LocalSocket other;
@@ -227,7 +227,7 @@ TEST(HostRelay, IsReachedOnceItsBacklogHasRoom) {
 }
 
 TEST(PoolServer, AFullBacklogIsNotWaitedForLong) {
-  const std::string name = fresh_socket_name();
+  const std::string name = unique_socket_name();
   const LocalSocket nobody = listen_on(name);
   fill_backlog(name);
   Fd fd;
