@@ -35,7 +35,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr LinkNonce kRogue{0x33, 0x44};
-constexpr size_t kMostPlaced = 1 << 20, kMostRogues = 30;
+constexpr size_t kMostPlaced = 1 << 20, kMostAttackers = 30;
 constexpr uint64_t kRank = 0x6b6e6172;  // begins the headers between the ranks
 
 void require(bool holds) {
@@ -181,9 +181,9 @@ std::string bytes_of(const T& value) {
 // --- UCX
 
 /// A process that speaks UCX, and says with it what a rank would not.
-class Rogue {
+class Attacker {
  public:
-  explicit Rogue(Ranks& ranks) : worker_(""), to_(*decode_address(address_ = ranks.one->address())) {
+  explicit Attacker(Ranks& ranks) : worker_(""), to_(*decode_address(address_ = ranks.one->address())) {
     here_ = encode_address({to_.version, kRogue, worker_.address()});
     for (const unsigned id : {0u, 1u}) {  // UCX crashes on a message without one
       ucp_am_handler_param_t param{};
@@ -238,36 +238,36 @@ class Rogue {
 
 void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
   // They stay: a UCX of 1.13 aborts a process that connects to one which has just ended.
-  static std::deque<Rogue>& rogues = *new std::deque<Rogue>;
+  static std::deque<Attacker>& attackers = *new std::deque<Attacker>;
   static bool& alone = *new bool(true);
-  if (alone && rogues.size() == kMostRogues) return;
-  if (std::exchange(alone, false)) rogues.emplace_back(ranks);
-  Rogue& rogue = rogues.back();
+  if (alone && attackers.size() == kMostAttackers) return;
+  if (std::exchange(alone, false)) attackers.emplace_back(ranks);
+  Attacker& attacker = attackers.back();
   const auto drive = [&] {
-    for (Rogue& one : rogues) one.progress();
+    for (Attacker& one : attackers) one.progress();
     ranks.drive();
   };
   const bool known = from.ConsumeBool();
   std::vector<PeerId> peers;
-  if (known) peers.push_back(ranks.one->add(rogue.address()));
+  if (known) peers.push_back(ranks.one->add(attacker.address()));
   for (int step = 0; step < 20 && from.remaining_bytes() > 0; ++step) {
     Sign sign{Sign::Kind(from.ConsumeIntegralInRange(0, 3)), from.ConsumeIntegralInRange<uint32_t>(0, 3), kRogue};
     switch (from.ConsumeIntegralInRange(0, 7)) {
       case 0:
-      case 1: rogue.say(1, from.ConsumeRandomLengthString(kMostHeader + 20), "", 0); break;
+      case 1: attacker.say(1, from.ConsumeRandomLengthString(kMostHeader + 20), "", 0); break;
       case 2: sign.from[0] = from.ConsumeIntegral<uint8_t>(); [[fallthrough]];
-      case 3: rogue.say(1, bytes_of(sign), "", 0); break;
+      case 3: attacker.say(1, bytes_of(sign), "", 0); break;
       case 4:
         sign.kind = from.ConsumeBool() ? Sign::kLeave : Sign::kClose;
-        rogue.say(1, bytes_of(sign), "", 0);
+        attacker.say(1, bytes_of(sign), "", 0);
         break;
       case 5:
-        if (peers.size() < 3) peers.push_back(ranks.one->add(rogue.address()));
+        if (peers.size() < 3) peers.push_back(ranks.one->add(attacker.address()));
         break;
       default: {
         const size_t bytes = from.ConsumeIntegralInRange<size_t>(0, from.ConsumeBool() ? 300 : 100'000);
-        rogue.say(from.ConsumeIntegralInRange(0, 20) == 0 ? 2 : 0, from.ConsumeRandomLengthString(kMostHeader + 20),
-                  std::string(bytes, 'b'), from.ConsumeBool() ? UCP_AM_SEND_FLAG_RNDV : 0u);
+        attacker.say(from.ConsumeIntegralInRange(0, 20) == 0 ? 2 : 0, from.ConsumeRandomLengthString(kMostHeader + 20),
+                     std::string(bytes, 'b'), from.ConsumeBool() ? UCP_AM_SEND_FLAG_RNDV : 0u);
         break;
       }
     }
@@ -276,7 +276,7 @@ void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
   // Most of it has arrived once a last message has. It does not where a connection was closed, and UCX does not let the
   // process connect again then.
   const uint64_t last = ++ranks.at_one.last_wanted;
-  rogue.say(0, bytes_of(last), "", 0);
+  attacker.say(0, bytes_of(last), "", 0);
   for (int i = 0; i < 500 && ranks.at_one.last_heard != last; ++i) drive();
   ranks.transfer(from.ConsumeBool() ? 100 : 200'000);
   for (const PeerId peer : peers) ranks.one->forget(peer);

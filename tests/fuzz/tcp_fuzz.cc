@@ -148,8 +148,8 @@ void hear_answers(FuzzedDataProvider& from) {
   std::vector<Post*> written;
   Outgoing outgoing(epoll.get(), key(), kSelf, kPeer, written);
   outgoing.connect(listener.address);
-  pollfd guest{listener.fd.get(), POLLIN, 0};
-  (void)poll(&guest, 1, outgoing.state() == Outgoing::State::kConnecting ? 1000 : 0);
+  pollfd client{listener.fd.get(), POLLIN, 0};
+  (void)poll(&client, 1, outgoing.state() == Outgoing::State::kConnecting ? 1000 : 0);
   const Fd theirs(accept(listener.fd.get(), nullptr, nullptr));
   if (!theirs) return;  // this machine has no port left
   const std::string body = from.ConsumeRandomLengthString(50);

@@ -35,10 +35,10 @@ while os.getppid() == parent:
     for name in names:
         victim = next((v for v in victims if name.startswith(v)), None)
         while victim:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
-                guest.setblocking(False)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.setblocking(False)
                 try:
-                    guest.connect("\\0" + name[1:])
+                    client.connect("\\0" + name[1:])
                 except BlockingIOError:
                     full.add(victim)
                     break

@@ -127,7 +127,7 @@ IpcSocket::IpcSocket(ShmRegistry& shm) : shm_(shm), name_(unique_socket_name()),
 
 void IpcSocket::answer() {
   accept_clients(
-      listener_, [this](LocalSocket client) { clients_.push_back(std::move(client)); }, &strangers_);
+      listener_, [this](LocalSocket client) { clients_.push_back(std::move(client)); }, &rejected_);
   std::erase_if(clients_, [this](const LocalSocket& client) { return answer(client); });
   for (; clients_.size() > kMostSilent; clients_.erase(clients_.begin()))
     (void)answer(clients_.front());  // its packet may have arrived meanwhile
@@ -220,7 +220,7 @@ void IpcSocket::end_as_late(const std::vector<Connection>& open) const {
   bool full = false;
   for (const Connection& connection : open) {
     missing += (missing.empty() ? "" : ", ") + name_of(connection.want);
-    if (!connection.socket) missing += " (the backlog of its Unix socket is full" + words_of(strangers_) + ")";
+    if (!connection.socket) missing += " (the backlog of its Unix socket is full" + describe(rejected_) + ")";
     full = full || !connection.socket;
   }
   const std::string advice =

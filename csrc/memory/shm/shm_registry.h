@@ -134,7 +134,7 @@ class IpcSocket {
   LocalSocket listener_;
   std::vector<LocalSocket> clients_;  // that have yet to ask
   HostRelay* relay_ = nullptr;
-  Strangers strangers_;
+  RejectedClients rejected_;
 };
 
 }  // namespace nvx

@@ -148,13 +148,14 @@ LocalSocket connect_or_throw(const std::string& name, const std::string& called,
   }
 }
 
-std::string words_of(const Strangers& strangers) {
-  if (strangers.count == 0) return "";
-  return ", and other users, such as " + std::to_string(strangers.last_user) + ", have made " +
-         std::to_string(strangers.count) + " connections to that of this process";
+std::string describe(const RejectedClients& rejected) {
+  if (rejected.count == 0) return "";
+  return ", and other users, such as " + std::to_string(rejected.last_user) + ", have made " +
+         std::to_string(rejected.count) + " connections to that of this process";
 }
 
-void accept_clients(const LocalSocket& listener, const std::function<void(LocalSocket)>& take, Strangers* strangers) {
+void accept_clients(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
+                    RejectedClients* rejected) {
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
     Fd client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!client && ran_out())
@@ -164,9 +165,9 @@ void accept_clients(const LocalSocket& listener, const std::function<void(LocalS
     const uid_t user = peer_of(client.get()).uid;
     if (is_own(user)) {
       take({std::move(client), listener.own_token, listener.peer_token});
-    } else if (strangers && user != kNobodyKnown) {
-      ++strangers->count;
-      strangers->last_user = user;
+    } else if (rejected && user != kNobodyKnown) {
+      ++rejected->count;
+      rejected->last_user = user;
     }
   }
 }

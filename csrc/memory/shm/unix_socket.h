@@ -53,21 +53,21 @@ LocalSocket connect_or_throw(const std::string& name, const std::string& called,
 constexpr std::chrono::milliseconds kConnectPause{1};
 
 /// Connections of other users to a listener, which were closed.
-struct Strangers {
+struct RejectedClients {
   uint64_t count = 0;
   uint32_t last_user = 0;
 };
 /// ", and other users, such as 65534, have made 7 connections to that of this process"; empty if there were none.
-std::string words_of(const Strangers& strangers);
+std::string describe(const RejectedClients& rejected);
 
 /// Accepts at most this many connections per call, so that a flood delays the caller by about a millisecond ...
 constexpr int kAcceptedAtOnce = 256;
-/// Above this number, a listener closes the oldest connections that have said nothing, so that strangers of this user
-/// do not take all descriptors. Ranks speak at once.
+/// Above this number, a listener closes the oldest connections that have said nothing, so that other processes of this
+/// user do not take all descriptors. Ranks speak at once.
 constexpr ptrdiff_t kMostSilent = 256;
 /// ... and passes those of the same user to take(). Throws Error if the process has no free descriptors for them.
 void accept_clients(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
-                    Strangers* strangers = nullptr);
+                    RejectedClients* rejected = nullptr);
 
 /// Sends a packet with up to two descriptors. False if there is no room now (errno is EAGAIN) or the peer is gone.
 bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds);

@@ -169,7 +169,7 @@ class TcpLink final : public Link {
   std::vector<News> news_;
   bool changed_ = false;  // a connection has ended or been opened
   Clock::time_point next_look_{};
-  bool warned_of_strangers_ = false;
+  bool warned_of_unauthenticated_ = false;
 };
 
 TcpLink::TcpLink(const JobKey& key, const std::string& met_at)
@@ -348,7 +348,7 @@ void TcpLink::reap_incoming(Clock::time_point now) {
 /// A connection that is cut may be one whose message a living peer has given up, so connecting to that peer decides.
 void TcpLink::note_end(const Incoming& incoming) {
   if (!incoming.authenticated()) {
-    if (incoming.why().empty() || std::exchange(warned_of_strangers_, true)) return;
+    if (incoming.why().empty() || std::exchange(warned_of_unauthenticated_, true)) return;
     NVX_LOG(kWarn,
             "closed a connection from %s that was not authenticated with the job's key (NVX_JOB_KEY): %s. It has no "
             "effect on this job. Further ones are not told",

@@ -38,7 +38,7 @@ class Incoming final : public Socket {
   bool authenticated() const { return authenticated_; }
   const LinkNonce& from() const { return greeting_.from; }
   End ended() const { return end_; }
-  /// Empty if a stranger has ended it.
+  /// Empty if the other side closed it during the handshake.
   const std::string& why() const { return why_; }
   const std::string& at() const { return at_; }
   Clock::time_point since() const { return since_; }

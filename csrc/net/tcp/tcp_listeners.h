@@ -14,7 +14,7 @@
 namespace nvx::net {
 
 /// The sockets at which a TCP link accepts connections: one for each address of the interfaces that lead to other
-/// hosts. A filter drops packets from addresses that are not admitted, so that strangers cost nothing; the handshake
+/// hosts. A filter drops packets from addresses that are not admitted, so that other hosts cost nothing; the handshake
 /// does not depend on it.
 class TcpListeners {
  public:

@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 /// as fast as one of 256 KiB.
 constexpr size_t kSegmentBytes = 63 << 10;
 /// Remembered links that said hello before add(). Only a post to it notices the loss of any further link.
-constexpr size_t kMostStrangers = 65536;
+constexpr size_t kMostUnknownLinks = 65536;
 /// How long posts to a peer may stay open after the peer is forgotten, and after it is lost or closed.
 constexpr milliseconds kOpenTimeout{250};
 constexpr milliseconds kLostTimeout{1000};
@@ -141,7 +141,7 @@ class UcxLink final : public Link {
 
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
   std::multimap<LinkNonce, PeerId> by_nonce_;
-  std::set<LinkNonce> strangers_;
+  std::set<LinkNonce> unknown_links_;
   std::deque<Sent> sent_;  // the sends under way, and ended ones, whose memory is reused
   std::vector<Sent*> free_, open_;
   std::map<PeerId, Clock::time_point> overdue_;  // when open posts to a lost or forgotten peer end at the latest
@@ -186,7 +186,7 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   peer.worker_address.assign(address->worker.begin(), address->worker.end());
   if (!worker_->has_rdma()) peer.reached_at = address->reached_at;
   by_nonce_.emplace(peer.nonce, id);
-  if (strangers_.erase(peer.nonce) != 0) to_greet_.push_back(id);
+  if (unknown_links_.erase(peer.nonce) != 0) to_greet_.push_back(id);
   return id;
 }
 
@@ -353,9 +353,9 @@ void UcxLink::heed(const Sign& sign) {
   const auto [first, last] = by_nonce_.equal_range(sign.from);
   if (first == last) {
     if (sign.kind != Sign::kHello) {
-      strangers_.erase(sign.from);
-    } else if (strangers_.size() < kMostStrangers) {
-      strangers_.insert(sign.from);
+      unknown_links_.erase(sign.from);
+    } else if (unknown_links_.size() < kMostUnknownLinks) {
+      unknown_links_.insert(sign.from);
     }
     return;
   }

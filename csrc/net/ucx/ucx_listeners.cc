@@ -261,8 +261,8 @@ void UcxListeners::look_around() {
   next_look_ = Clock::now() + kBetween;
   if (const std::string closed = why_closed(); !closed.empty() && !std::exchange(warned_of_end_, true))
     NVX_LOG(kWarn, "ranks that have no connection to this process yet cannot connect%s", closed.c_str());
-  if (warned_of_strangers_ || dropped() == 0) return;
-  warned_of_strangers_ = true;
+  if (warned_of_drops_ || dropped() == 0) return;
+  warned_of_drops_ = true;
   NVX_LOG(
       kWarn,
       "packets to the TCP port of this process were dropped: a host at an address that no rank of the job has named "

@@ -51,7 +51,7 @@ class UcxListeners {
   const bool filters_;  // false: NVX_ALLOW_FROM names all addresses
   std::set<ino_t> others_;
   std::vector<Listener> listeners_;
-  bool warned_of_strangers_ = false, warned_of_end_ = false;
+  bool warned_of_drops_ = false, warned_of_end_ = false;
   Clock::time_point next_look_{};
 };
 

@@ -305,7 +305,7 @@ TEST(PeerProcesses, MalformedArenaIsRefused) {
   ASSERT_EQ(fcntl(small.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   const std::tuple<const char*, std::vector<char>, int> kTries[] = {
       {"no descriptor", right, -1},          {"not sealed", right, unsealed.get()}, {"too small", right, small.get()},
-      {"another token", wrong, small.get()}, {"too short", {1, 2, 3}, small.get()}, {"no memory", right, STDIN_FILENO},
+      {"another magic", wrong, small.get()}, {"too short", {1, 2, 3}, small.get()}, {"no memory", right, STDIN_FILENO},
   };
   for (const auto& [what, bytes, fd] : kTries) {
     FalseSocket liar;
