@@ -71,7 +71,7 @@ std::string bytes_of(const T& value) {
 /// The content of a packet: a well-formed one of some kind, or any bytes.
 std::string make_up(FuzzedDataProvider& from) {
   struct SegmentInfo {
-    uint32_t magic = 0x4e565832, has_life = 0;
+    uint32_t magic = 0x4e565832, reserved = 0;
     ArenaId id = kWanted;
   };
   switch (from.ConsumeIntegralInRange(0, 8)) {

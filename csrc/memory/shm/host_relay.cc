@@ -26,18 +26,18 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 std::span<const int> only_if(const int& fd) { return {&fd, fd >= 0 ? size_t(1) : 0}; }
 
-/// Sends this process's info and its life file.
+/// Sends this process's info and its lock file.
 bool send_info(const LocalSocket& socket, const PeerInfo& info) {
-  const int life = ProcessWatch::own_life(peer_pid(socket.get()));
-  return send_packet(socket, &info, sizeof info, only_if(life));
+  const int lock_file = ProcessWatch::own_lock_file(peer_pid(socket.get()));
+  return send_packet(socket, &info, sizeof info, only_if(lock_file));
 }
 
 /// Whether a PeerInfo has come. `process` watches its sender.
 bool receive_info(const LocalSocket& socket, PeerInfo* info, ProcessWatch* process) {
-  Fd life;
-  if (!receive_packet(socket, info, sizeof *info, {&life, 1}) || info->magic != PeerInfo::kMagic) return false;
+  Fd lock_file;
+  if (!receive_packet(socket, info, sizeof *info, {&lock_file, 1}) || info->magic != PeerInfo::kMagic) return false;
   info->who[sizeof info->who - 1] = '\0';
-  *process = ProcessWatch(std::move(life), peer_pid(socket.get()));
+  *process = ProcessWatch(std::move(lock_file), peer_pid(socket.get()));
   return true;
 }
 

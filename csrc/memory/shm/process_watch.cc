@@ -21,7 +21,7 @@
 namespace nvx {
 namespace {
 
-struct Life {
+struct OwnLockFile {
   Mutex mutex;
   Fd file GUARDED_BY(mutex);
 };
@@ -114,21 +114,22 @@ bool all_threads_ended(int pidfd, pid_t pid, std::chrono::milliseconds span) {
 
 }  // namespace
 
-int ProcessWatch::own_life(pid_t to) {
+int ProcessWatch::own_lock_file(pid_t to) {
   if (to == getpid()) return -1;
-  Life& own = of_this_process<Life>();
+  OwnLockFile& own = of_this_process<OwnLockFile>();
   MutexLock lock(own.mutex);
   if (own.file) return own.file.get();
-  Fd file(memfd_create("nvx-life", MFD_CLOEXEC));
+  Fd file(memfd_create("nvx-lock", MFD_CLOEXEC));
   struct flock whole = whole_file();
   if (file && fcntl(file.get(), F_SETLK, &whole) == 0) own.file = std::move(file);
   return own.file.get();
 }
 
-ProcessWatch::ProcessWatch(Fd life, pid_t pid) : life_(std::move(life)), pidfd_(open_pidfd(pid)), pid_(pid) {}
+ProcessWatch::ProcessWatch(Fd lock_file, pid_t pid)
+    : lock_file_(std::move(lock_file)), pidfd_(open_pidfd(pid)), pid_(pid) {}
 
 ProcessWatch& ProcessWatch::operator=(ProcessWatch&& other) noexcept {
-  life_ = std::move(other.life_);
+  lock_file_ = std::move(other.lock_file_);
   pidfd_ = std::move(other.pidfd_);
   pid_ = other.pid_;
   signaled_ = other.signaled_.load();
@@ -138,9 +139,9 @@ ProcessWatch& ProcessWatch::operator=(ProcessWatch&& other) noexcept {
 bool ProcessWatch::ended() const { return signaled_.load(std::memory_order_relaxed) || released(); }
 
 bool ProcessWatch::released() const {
-  if (!life_) return pidfd_ && all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0));
+  if (!lock_file_) return pidfd_ && all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0));
   struct flock held = whole_file();
-  return fcntl(life_.get(), F_GETLK, &held) == 0 && held.l_type == F_UNLCK;
+  return fcntl(lock_file_.get(), F_GETLK, &held) == 0 && held.l_type == F_UNLCK;
 }
 
 bool ProcessWatch::torn_down() const {

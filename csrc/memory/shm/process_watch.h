@@ -13,21 +13,22 @@ namespace nvx {
 
 /// Another process of this host, watched through the kernel.
 ///
-/// Every process locks a file of its own, its life, and passes the file to the processes that watch it. The kernel
-/// releases the lock when the process ends, and when it calls exec(). A forked child does not inherit the lock. So no
-/// pid is compared, which may belong to another process by then, or in another pid namespace.
+/// Every process locks a file of its own and passes the file to the processes that watch it. The kernel releases the
+/// lock when the process ends, and when it calls exec(). A forked child does not inherit the lock. So no pid is
+/// compared, which may belong to another process by then, or in another pid namespace.
 class ProcessWatch {
  public:
   /// Nothing is known of the process: it never ends.
   ProcessWatch() = default;
-  /// `life`: from the process, if it could lock one. `pid`: in this process's namespace; 0 if it is not visible here.
-  ProcessWatch(Fd life, pid_t pid);
+  /// `lock_file`: from the process, if it could lock one. `pid`: in this process's namespace; 0 if it is not visible
+  /// here.
+  ProcessWatch(Fd lock_file, pid_t pid);
   ProcessWatch(ProcessWatch&& other) noexcept : ProcessWatch() { *this = std::move(other); }
   ProcessWatch& operator=(ProcessWatch&& other) noexcept;
 
-  /// The life of this process, to send to that one; -1 if there is none. A process sends none to itself: the lock goes
-  /// with the first descriptor of the file that the process closes.
-  static int own_life(pid_t to);
+  /// The lock file of this process, to send to that one; -1 if there is none. A process sends none to itself: the lock
+  /// goes with the first descriptor of the file that the process closes.
+  static int own_lock_file(pid_t to);
 
   /// Whether it has ended, or runs another program. Also, once `news()` has seen it, whether a signal has ended it and
   /// the kernel has yet to write its core or to free its memory, which may take seconds.
@@ -47,7 +48,7 @@ class ProcessWatch {
  private:
   std::string state_in(const std::string& stat) const;
 
-  Fd life_, pidfd_;
+  Fd lock_file_, pidfd_;
   pid_t pid_ = 0;
   mutable std::atomic<bool> signaled_{false};  // a signal has ended it
   mutable std::atomic<Clock::duration::rep> next_look_{0};

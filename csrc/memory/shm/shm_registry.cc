@@ -23,7 +23,7 @@ namespace {
 struct SegmentInfo {
   static constexpr uint32_t kMagic = 0x4e565832;  // "NVX2"
   uint32_t magic;
-  uint32_t has_life;
+  uint32_t reserved;
   ArenaId id;
 };
 
@@ -32,11 +32,11 @@ struct Home {
   std::weak_ptr<ShmRegistry> shm GUARDED_BY(mutex);
 };
 
-bool receive_segment(const LocalSocket& socket, SegmentInfo* segment, Fd* memfd, Fd* life) {
+bool receive_segment(const LocalSocket& socket, SegmentInfo* segment, Fd* memfd, Fd* lock_file) {
   Fd fds[2];
   if (!receive_packet(socket, segment, sizeof *segment, fds)) return false;
   *memfd = std::move(fds[0]);
-  *life = std::move(fds[1]);
+  *lock_file = std::move(fds[1]);
   return segment->magic == SegmentInfo::kMagic && *memfd && sealed_bytes(memfd->get()) >= Arena::kBytes;
 }
 
@@ -138,10 +138,10 @@ void IpcSocket::answer() {
 bool IpcSocket::answer(const LocalSocket& client) {
   if (!receive_packet(client, nullptr, 0, {})) return errno != EAGAIN;
   const Arena& arena = shm_.arena();
-  const int fds[] = {arena.fd(), ProcessWatch::own_life(peer_pid(client.get()))};
-  const bool has_life = fds[1] >= 0;
-  const SegmentInfo segment{SegmentInfo::kMagic, has_life, arena.id()};
-  (void)send_packet(client, &segment, sizeof segment, std::span(fds, has_life ? 2 : 1));
+  const int fds[] = {arena.fd(), ProcessWatch::own_lock_file(peer_pid(client.get()))};
+  const bool has_lock_file = fds[1] >= 0;
+  const SegmentInfo segment{SegmentInfo::kMagic, 0, arena.id()};
+  (void)send_packet(client, &segment, sizeof segment, std::span(fds, has_lock_file ? 2 : 1));
   return true;
 }
 
@@ -202,15 +202,15 @@ bool IpcSocket::connect(std::vector<Connection>& open) {
 
 std::shared_ptr<PeerProcess> IpcSocket::receive(const Connection& connection) {
   SegmentInfo segment{};
-  Fd memfd, life;
-  if (!receive_segment(connection.socket, &segment, &memfd, &life) || segment.id != connection.want.id) {
+  Fd memfd, lock_file;
+  if (!receive_segment(connection.socket, &segment, &memfd, &lock_file) || segment.id != connection.want.id) {
     throw Error(Failure{
         .code = Code::kPeerDied,
         .cause = name_of(connection.want) + " ended during set-up, or sent something other than its shared memory",
         .advice = "see its log",
         .who = connection.want.rank});
   }
-  ProcessWatch process(std::move(life), peer_pid(connection.socket.get()));
+  ProcessWatch process(std::move(lock_file), peer_pid(connection.socket.get()));
   return shm_.adopt(std::make_shared<PeerProcess>(connection.want.id, memfd.get(), Arena::kBytes, std::move(process),
                                                   connection.want.pid));
 }

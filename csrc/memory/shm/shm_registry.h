@@ -91,7 +91,7 @@ class ShmRegistry {
   std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
 };
 
-/// An abstract Unix socket on which this process passes its memfd and its life to processes of the same user. Open
+/// An abstract Unix socket on which this process passes its memfd and its lock file to processes of the same user. Open
 /// only during the set-up of one group.
 class IpcSocket {
  public:

@@ -87,7 +87,7 @@ def held():
         with contextlib.suppress(OSError):
             kind = re.sub(r"[\d\[\]]", "", os.readlink(f"/proc/self/fd/{file}")).strip(":")
             # One of each for a process is not counted: the lock that shows that it lives, and its page or trace.
-            kinds[kind] += not re.search("/memfd:nvx-(life|status) |/nvx-trace[.]", kind)
+            kinds[kind] += not re.search("/memfd:nvx-(lock|status) |/nvx-trace[.]", kind)
     return kinds
 
 
