@@ -17,11 +17,11 @@ const char* name(Code code) {
   return "unknown";
 }
 
-std::string words_of(const Ending& ending, const std::string& before, const std::string& behind) {
-  if (!ending.known()) return "";
-  if (ending.how == Ending::How::kReplaced) return before + "exec of another program" + behind;
-  const bool killed = ending.how == Ending::How::kKilled;
-  return before + (killed ? "signal " : "exit code ") + std::to_string(ending.number) + behind;
+std::string words_of(const ExitStatus& status, const std::string& before, const std::string& behind) {
+  if (!status.known()) return "";
+  if (status.how == ExitStatus::How::kReplaced) return before + "exec of another program" + behind;
+  const bool killed = status.how == ExitStatus::How::kKilled;
+  return before + (killed ? "signal " : "exit code ") + std::to_string(status.number) + behind;
 }
 
 std::string words_of(const Failure& failure) {

@@ -22,7 +22,7 @@ inline constexpr size_t kCodes = size_t(Code::kSystem) + 1;
 const char* name(Code code);
 
 /// How a process ended.
-struct Ending {
+struct ExitStatus {
   enum class How : uint8_t {
     kUnknown,
     kExited,
@@ -34,11 +34,11 @@ struct Ending {
   int32_t number = 0;  ///< the exit code or the signal number
 
   bool known() const { return how != How::kUnknown; }
-  bool operator==(const Ending&) const = default;
+  bool operator==(const ExitStatus&) const = default;
 };
 
-/// "signal 9", "exit code 1" or "exec of another program" between the two texts. Empty if the ending is unknown.
-std::string words_of(const Ending& ending, const std::string& before = "", const std::string& behind = "");
+/// "signal 9", "exit code 1" or "exec of another program" between the two texts. Empty if the status is unknown.
+std::string words_of(const ExitStatus& status, const std::string& before = "", const std::string& behind = "");
 
 inline constexpr int kNobody = -1;
 
@@ -51,7 +51,7 @@ struct Failure {
   std::string advice{};        ///< what the reader can do: "see the log of rank 3"
   std::string before{};        ///< the failure of another group that caused this one
   int who = kNobody;           ///< the rank that ended, is lost, or left
-  Ending ending{};             ///< how that rank ended, if known
+  ExitStatus exit_status{};    ///< how that rank ended, if known
   std::vector<int> awaited{};  ///< the ranks that this rank waited for
   bool told = false;           ///< another rank met the failure and reported the fields above
 

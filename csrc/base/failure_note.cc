@@ -25,7 +25,7 @@ bool consistent(const FailureNote& note, size_t received, int ranks) {
   const size_t text = size_t(note.cause_bytes) + note.before_bytes + note.advice_bytes;
   return note.magic == FailureNote::kMagic && note.version == FailureNote::kVersion && note.bytes <= received &&
          note.bytes == kFixed + text && text <= FailureNote::kMostText && note.cause_bytes > 0 && note.code < kCodes &&
-         note.how < Ending::kHows && note.awaited_ranks <= FailureNote::kMostAwaited &&
+         note.how < ExitStatus::kHows && note.awaited_ranks <= FailureNote::kMostAwaited &&
          (note.who == kNobody || names_rank(note.who, ranks)) &&
          std::all_of(note.awaited, note.awaited + note.awaited_ranks, [&](int32_t r) { return names_rank(r, ranks); });
 }
@@ -41,8 +41,8 @@ FailureNote FailureNote::of(const Failure& failure) {
     return uint16_t(bytes);
   };
   note.code = uint8_t(failure.code);
-  note.how = uint8_t(failure.ending.how);
-  note.number = failure.ending.number;
+  note.how = uint8_t(failure.exit_status.how);
+  note.number = failure.exit_status.number;
   note.who = failure.who;
   note.awaited_ranks = uint16_t(std::min(failure.awaited.size(), kMostAwaited));
   std::copy_n(failure.awaited.begin(), note.awaited_ranks, note.awaited);
@@ -67,7 +67,7 @@ std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int r
   failure.before = next(note.before_bytes);
   failure.advice = next(note.advice_bytes);
   failure.who = note.who;
-  failure.ending = {Ending::How(note.how), note.number};
+  failure.exit_status = {ExitStatus::How(note.how), note.number};
   failure.awaited.assign(note.awaited, note.awaited + note.awaited_ranks);
   return failure;
 }

@@ -23,10 +23,10 @@ struct FailureNote {
   uint16_t version = kVersion;
   uint16_t bytes = 0;  ///< the size of the note, up to the end of its text
   uint8_t code = 0;    ///< a Code
-  uint8_t how = 0;     ///< an Ending::How
+  uint8_t how = 0;     ///< an ExitStatus::How
   uint16_t awaited_ranks = 0;
   int32_t who = kNobody;
-  int32_t number = 0;  ///< Ending::number
+  int32_t number = 0;  ///< ExitStatus::number
   uint16_t cause_bytes = 0;
   uint16_t before_bytes = 0;
   uint16_t advice_bytes = 0;

@@ -22,7 +22,7 @@ Failure some_failure() {
           .advice = "see the log of rank 3",
           .before = "group 2 of rank 3 had failed",
           .who = 3,
-          .ending = {Ending::How::kKilled, 9},
+          .exit_status = {ExitStatus::How::kKilled, 9},
           .awaited = {3, 0}};
 }
 
@@ -38,7 +38,7 @@ TEST(FailureNote, TellsEveryFactButWhereItWasMet) {
   EXPECT_EQ(told->advice, failure.advice);
   EXPECT_EQ(told->before, failure.before);
   EXPECT_EQ(told->who, 3);
-  EXPECT_EQ(told->ending, failure.ending);
+  EXPECT_EQ(told->exit_status, failure.exit_status);
   EXPECT_EQ(told->awaited, failure.awaited);
   EXPECT_TRUE(told->told);
   EXPECT_EQ(told->met_as(), Code::kPeerFailed);
@@ -52,7 +52,7 @@ TEST(FailureNote, IsRefusedWhereAnythingDoesNotHoldTogether) {
       [](FailureNote& n) { ++n.bytes; },
       [](FailureNote& n) { n.bytes = 0; },
       [](FailureNote& n) { n.code = kCodes; },
-      [](FailureNote& n) { n.how = Ending::kHows; },
+      [](FailureNote& n) { n.how = ExitStatus::kHows; },
       [](FailureNote& n) { n.who = kRanks; },
       [](FailureNote& n) { n.who = -2; },
       [](FailureNote& n) { n.awaited[1] = kRanks; },
@@ -126,13 +126,13 @@ TEST(FailureNote, IsFitForAMessageWhateverWasWritten) {
 
 TEST(Failure, IsToldInOneSentence) {
   Failure failure = some_failure();
-  failure.cause = "rank 3 has ended" + words_of(failure.ending, " (", ")");
+  failure.cause = "rank 3 has ended" + words_of(failure.exit_status, " (", ")");
   EXPECT_EQ(words_of(met_in(failure, "in send")),
             "nvx: rank 3 has ended (signal 9); before that, group 2 of rank 3 had failed; this is rank 1; in send. "
             "Next: see the log of rank 3");
   EXPECT_EQ(words_of(Failure{.cause = "it"}), "nvx: it");
-  EXPECT_EQ(words_of(Ending{}, "(", ")"), "");
-  EXPECT_EQ(words_of(Ending{Ending::How::kExited, 7}), "exit code 7");
+  EXPECT_EQ(words_of(ExitStatus{}, "(", ")"), "");
+  EXPECT_EQ(words_of(ExitStatus{ExitStatus::How::kExited, 7}), "exit code 7");
 }
 
 TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
@@ -141,7 +141,7 @@ TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
   EXPECT_EQ(more.advice, "see the log of rank 3") << "who has met it knows better what helps";
   EXPECT_EQ(more.before, some_failure().before);
   EXPECT_EQ(more.who, 3);
-  EXPECT_EQ(more.ending, some_failure().ending);
+  EXPECT_EQ(more.exit_status, some_failure().exit_status);
   EXPECT_EQ(words_of(reason_for("no group", {.cause = "no memory"}, "drink tea")),
             "nvx: no group: no memory. Next: drink tea");
   EXPECT_EQ(words_of(reason_for("no group", failure_of(Error(Code::kSystem, "nvx: no memory", "buy some")))),

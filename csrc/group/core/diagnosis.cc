@@ -82,14 +82,14 @@ Failure Diagnosis::no_memory(const std::string& what) const {
 
 // --- of another rank
 
-Failure Diagnosis::died(int rank, const std::string& who, const Ending& ending) const {
-  const bool killed = ending == Ending{Ending::How::kKilled, SIGKILL};
+Failure Diagnosis::died(int rank, const std::string& who, const ExitStatus& status) const {
+  const bool killed = status == ExitStatus{ExitStatus::How::kKilled, SIGKILL};
   return {
       .code = Code::kPeerDied,
-      .cause = who + " has ended" + words_of(ending, " (", ")"),
+      .cause = who + " has ended" + words_of(status, " (", ")"),
       .advice = see_log_of(name_(rank)) + (killed ? "; if the kernel killed it, `dmesg | grep -i kill` shows it" : ""),
       .who = rank,
-      .ending = ending};
+      .exit_status = status};
 }
 
 Failure Diagnosis::left(int rank, const std::string& who, const std::string& how) const {

@@ -68,7 +68,7 @@ class Diagnosis {
   Failure no_memory(const std::string& what) const;
 
   /// `who` describes the rank, with its progress if known. The callers add `Failure::before`.
-  Failure died(int rank, const std::string& who, const Ending& ending) const;
+  Failure died(int rank, const std::string& who, const ExitStatus& status) const;
   /// `how`: how it left.
   Failure left(int rank, const std::string& who, const std::string& how) const;
   /// A rank of another host: the connection is lost, or that rank considers this one lost.

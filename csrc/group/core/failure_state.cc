@@ -195,7 +195,7 @@ void FailureState::await_clarity() const {
 /// returns its `local_rank`: this host knows how the process ended. Otherwise -1. The connections of a process end a
 /// little before the process does, hence `clarity`.
 int FailureState::seen_to_end(const Failure& told, Clock::duration clarity) const {
-  if (told.code != Code::kPeerDied || told.ending.known() || told.who == kNobody) return -1;
+  if (told.code != Code::kPeerDied || told.exit_status.known() || told.who == kNobody) return -1;
   const int s = members_.local_rank_of(told.who);
   if (s < 0 || s == members_.local_rank()) return -1;
   const auto has_left = [&] { return members_.pad(s).header().presence.load() != Presence::kHere; };
@@ -225,16 +225,17 @@ void FailureState::fail_as_gone(int local_rank) {
   const kernel::PadHeader& header = members_.pad(local_rank).header();
   const int rank = members_.here()[size_t(local_rank)];
   if (header.group != members_.id || header.presence.load() == Presence::kLeft) return (void)fail_as_left(rank);
-  const Ending ending = members_.peers[size_t(local_rank)]->ending();
-  (void)fail(with_trouble(diagnosis_.died(rank, members_.describe_local_rank(local_rank), ending)));
+  const ExitStatus status = members_.peers[size_t(local_rank)]->exit_status();
+  (void)fail(with_trouble(diagnosis_.died(rank, members_.describe_local_rank(local_rank), status)));
 }
 
 Status FailureState::fail_as_left(int rank) {
   const int s = members_.local_rank_of(rank);
   const std::string who = s >= 0 ? members_.describe_progress(s) : members_.topology.describe(rank);
   const bool ended = s >= 0 && members_.dead(s);
-  const std::string how = ended ? "its process has ended" + words_of(members_.peers[size_t(s)]->ending(), " (", ")")
-                                : "it has destroyed the group, or its process ends";
+  const std::string how = ended
+                              ? "its process has ended" + words_of(members_.peers[size_t(s)]->exit_status(), " (", ")")
+                              : "it has destroyed the group, or its process ends";
   return fail(with_trouble(diagnosis_.left(rank, who, how)));
 }
 

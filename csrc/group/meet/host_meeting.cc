@@ -93,7 +93,7 @@ void HostMeeting::look() {
 }
 
 void HostMeeting::look_at(const ProcessWatch& process, const PeerInfo& info) {
-  if (process.ended()) end_as_died(info, process.ending());
+  if (process.ended()) end_as_died(info, process.exit_status());
   if (met(info.rank)) return;  // watched by look_for_deaths()
   if (const std::string news = process.news(); !news.empty())
     NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", printable(info.who).c_str(), news.c_str(),
@@ -107,14 +107,14 @@ void HostMeeting::look_for_leader() {
   if (!store_.get(key_in(generation_, kHellos), std::chrono::milliseconds(0))) end_as_died(leader_, {});
 }
 
-void HostMeeting::end_as_died(const PeerInfo& info, const Ending& ending) {
+void HostMeeting::end_as_died(const PeerInfo& info, const ExitStatus& status) {
   const int who = info.rank >= 0 && info.rank < options_.size ? info.rank : kNobody;
   throw Error(Failure{.code = Code::kPeerDied,
-                      .cause = printable(info.who) + " has ended" + words_of(ending, " (", ")") + " while group " +
+                      .cause = printable(info.who) + " has ended" + words_of(status, " (", ")") + " while group " +
                                options_.name + " was being created",
                       .advice = see_log_of(who == kNobody ? "that rank" : rank_name(who, options_.global_ranks)),
                       .who = who,
-                      .ending = ending});
+                      .exit_status = status});
 }
 
 std::shared_ptr<PeerProcess> met_before(const GroupOptions& options, int rank) {

@@ -61,7 +61,7 @@ class HostMeeting {
  private:
   void look_at(const ProcessWatch& process, const PeerInfo& info);
   void look_for_leader();
-  [[noreturn]] void end_as_died(const PeerInfo& info, const Ending& ending);
+  [[noreturn]] void end_as_died(const PeerInfo& info, const ExitStatus& status);
 
   Store& store_;
   const GroupOptions& options_;

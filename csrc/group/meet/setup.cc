@@ -238,13 +238,13 @@ void SetUp::check_local_ranks() {
     if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
       throw Error(Code::kPeerLeft, who + " has failed to create group " + name(), advice);
     if (members_.dead(s) && presence == kernel::Presence::kHere) {
-      const Ending ending = members_.peers[size_t(s)]->ending();
+      const ExitStatus status = members_.peers[size_t(s)]->exit_status();
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = members_.describe_local_rank(s) + " has ended" + words_of(ending, " (", ")") +
+                          .cause = members_.describe_local_rank(s) + " has ended" + words_of(status, " (", ")") +
                                    " while group " + name() + " was being created",
                           .advice = advice,
                           .who = members_.here()[size_t(s)],
-                          .ending = ending});
+                          .exit_status = status});
     }
   }
 }

@@ -398,12 +398,12 @@ void look_for_deaths(const GroupOptions& options, int far) {
     const std::string who =
         name + " (pid " + std::to_string(met->pid()) + ", host " + own_host_name(options.host) + ")";
     if (met->dead()) {
-      const Ending ending = met->ending();
+      const ExitStatus status = met->exit_status();
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = who + " has ended" + words_of(ending, " (", ")") + when,
+                          .cause = who + " has ended" + words_of(status, " (", ")") + when,
                           .advice = see_log_of(name),
                           .who = r,
-                          .ending = ending});
+                          .exit_status = status});
     }
     const bool numbered = size_t(r) < options.global_ranks.size();
     if (numbered && !options.whole_job && shm->has_left_job(options.global_ranks[size_t(r)])) {

@@ -148,19 +148,19 @@ bool ProcessWatch::torn_down() const {
   return released() && (!pidfd_ || all_threads_ended(pidfd_.get(), pid_, std::chrono::milliseconds(0)));
 }
 
-Ending ProcessWatch::ending() const {
+ExitStatus ProcessWatch::exit_status() const {
   constexpr std::chrono::milliseconds kMoment{50};  // between the end of its files and its own
   if (pid_ == 0 || !ended()) return {};
   if (!all_threads_ended(pidfd_.get(), pid_, kMoment)) {
     const int signal = signaled_.load(std::memory_order_relaxed) ? WTERMSIG(status_in(stat_of(pid_))) : 0;
-    if (signal != 0) return {Ending::How::kKilled, signal};
-    return {pidfd_ && runs_on(pid_) ? Ending::How::kReplaced : Ending::How::kUnknown};
+    if (signal != 0) return {ExitStatus::How::kKilled, signal};
+    return {pidfd_ && runs_on(pid_) ? ExitStatus::How::kReplaced : ExitStatus::How::kUnknown};
   }
   std::optional<int> status = status_of_unreaped(pid_);
   if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
   if (!status) return {};
-  if (WIFSIGNALED(*status)) return {Ending::How::kKilled, WTERMSIG(*status)};
-  return {Ending::How::kExited, WEXITSTATUS(*status)};
+  if (WIFSIGNALED(*status)) return {ExitStatus::How::kKilled, WTERMSIG(*status)};
+  return {ExitStatus::How::kExited, WEXITSTATUS(*status)};
 }
 
 std::string ProcessWatch::state() const { return state_in(stat_of(pid_)); }

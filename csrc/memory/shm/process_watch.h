@@ -38,7 +38,7 @@ class ProcessWatch {
   /// Whether the kernel has finished with it, its kernels on GPUs too. False for one that runs another program.
   bool torn_down() const;
   /// How it ended, if the kernel still knows. The kernel knows a moment after `ended()`, for which this waits.
-  Ending ending() const;
+  ExitStatus exit_status() const;
   /// Why it does not run, according to /proc: "stopped by a signal (state T)". Empty if it runs, or is not visible.
   std::string state() const;
   /// For waiters, which call it as often as they like, and ask `ended()` then: a text, once, when the process has had a

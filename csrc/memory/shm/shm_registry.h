@@ -39,7 +39,7 @@ class PeerProcess {
   /// Nothing that the process began, such as a kernel on a GPU, accesses memory any more.
   bool torn_down() const { return process_.torn_down(); }
   bool released() const { return process_.released(); }
-  Ending ending() const { return process_.ending(); }
+  ExitStatus exit_status() const { return process_.exit_status(); }
   pid_t pid() const { return pid_; }
 
  private:

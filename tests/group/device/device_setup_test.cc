@@ -79,7 +79,7 @@ TEST(DeviceSetup, AdviceComesFromTheRankThatKnowsTheCause) {
                                        .advice = "see the log of global rank 3",
                                        .before = "all else had failed",
                                        .who = 3,
-                                       .ending = {nvx::Ending::How::kKilled, 9}};
+                                       .exit_status = {nvx::ExitStatus::How::kKilled, 9}};
   const SharedTable table(1);
   SharedBootstrap bootstrap(table, 0);
   const auto error = failure_to_make(world, 0, bootstrap);
@@ -89,7 +89,7 @@ TEST(DeviceSetup, AdviceComesFromTheRankThatKnowsTheCause) {
             "of global rank 3");
   EXPECT_EQ(error->code(), Code::kPeerDied);
   EXPECT_EQ(error->failure().who, 3);
-  EXPECT_EQ(error->failure().ending, world.launcher(0)->refusal.failure().ending);
+  EXPECT_EQ(error->failure().exit_status, world.launcher(0)->refusal.failure().exit_status);
 }
 
 TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {

@@ -237,13 +237,13 @@ TEST(PeerProcesses, TellHowOneEndedEvenWhenItIsReaped) {
     const PeerProcess process({}, memfd.get(), 4096, ProcessWatch(Fd(), child), child);
     siginfo_t info{};
     ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
-    EXPECT_EQ(words_of(process.ending(), "<", ">"), said);
+    EXPECT_EQ(words_of(process.exit_status(), "<", ">"), said);
     ASSERT_EQ(waitpid(child, nullptr, 0), child);
     utsname kernel{};
     uname(&kernel);
     int major = 0, minor = 0;
     std::sscanf(kernel.release, "%d.%d", &major, &minor);
-    const std::string later = words_of(process.ending(), "<", ">");
+    const std::string later = words_of(process.exit_status(), "<", ">");
     if (major > 6 || (major == 6 && minor >= 15) || !later.empty()) {
       EXPECT_EQ(later, said) << kernel.release;
     }
@@ -406,7 +406,7 @@ TEST(PeerProcesses, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
       const auto own = ShmRegistry::here();
       IpcSocket ipc(*own);
       const auto outer = meet(meeting, 1, ipc);
-      const bool alive = outer && !outer->dead() && outer->process().state().empty() && !outer->ending().known();
+      const bool alive = outer && !outer->dead() && outer->process().state().empty() && !outer->exit_status().known();
       meeting.verdict = alive && getpid() == 1 ? 1 : 2;
       for (;;) pause();
     }
@@ -419,7 +419,7 @@ TEST(PeerProcesses, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
     EXPECT_EQ(meeting.verdict, 1);
     kill(inner, SIGKILL);
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return process->dead(); }));
-    EXPECT_EQ(process->ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
+    EXPECT_EQ(process->exit_status(), (nvx::ExitStatus{nvx::ExitStatus::How::kKilled, 9}));
     EXPECT_EQ(waitpid(inner, nullptr, 0), inner);
   });
   munmap(shared, sizeof(Meeting));
@@ -446,7 +446,7 @@ TEST(PeerProcesses, AProcessThatRunsAnotherProgramHasEnded) {
     const auto process = meet(meeting, 0, ipc);
     ASSERT_TRUE(process);
     EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process->dead(); }));
-    EXPECT_EQ(words_of(process->ending(), "<", ">"), "<exec of another program>");
+    EXPECT_EQ(words_of(process->exit_status(), "<", ">"), "<exec of another program>");
     EXPECT_EQ(kill(child, SIGKILL), 0) << "the process itself lives";
     EXPECT_EQ(waitpid(child, nullptr, 0), child);
   });
@@ -518,13 +518,14 @@ TEST(ProcessWatch, TellsThatASignalHasEndedItWhileItsFilesAreOpen) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_EQ(status >> 8, SIGTRAP | PTRACE_EVENT_EXIT << 8);
   EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process.news().empty() && process.ended(); }));
-  const std::string early = words_of(process.ending());  // Linux before 5.17 knows the signal only when all has ended
+  // Linux before 5.17 knows the signal only when all has ended.
+  const std::string early = words_of(process.exit_status());
   EXPECT_TRUE(early == "signal 11" || early.empty()) << early;
   EXPECT_FALSE(process.torn_down());
   ptrace(PTRACE_CONT, child, nullptr, 0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(process.torn_down());
-  EXPECT_EQ(words_of(process.ending()), "signal 11");
+  EXPECT_EQ(words_of(process.exit_status()), "signal 11");
 }
 
 }  // namespace
