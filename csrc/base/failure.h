@@ -53,10 +53,10 @@ struct Failure {
   int who = kNobody;           ///< the rank that ended, is lost, or left
   ExitStatus exit_status{};    ///< how that rank ended, if known
   std::vector<int> awaited{};  ///< the ranks that this rank waited for
-  bool told = false;           ///< another rank met the failure and reported the fields above
+  bool reported = false;       ///< another rank met the failure and reported the fields above
 
   /// The code that this rank reports.
-  Code met_as() const { return told ? Code::kPeerFailed : code; }
+  Code met_as() const { return reported ? Code::kPeerFailed : code; }
 };
 
 /// The failure in one sentence that begins with "nvx: ".

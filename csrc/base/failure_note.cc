@@ -63,7 +63,7 @@ std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int r
   if (!consistent(note, bytes.size(), ranks)) return std::nullopt;
   const char* at = note.text;
   const auto next = [&](size_t length) { return printable(std::string(std::exchange(at, at + length), length)); };
-  Failure failure{.code = Code(note.code), .cause = next(note.cause_bytes), .told = true};
+  Failure failure{.code = Code(note.code), .cause = next(note.cause_bytes), .reported = true};
   failure.before = next(note.before_bytes);
   failure.advice = next(note.advice_bytes);
   failure.who = note.who;
@@ -75,7 +75,7 @@ std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int r
 Failure unreadable_note(const std::string& teller) {
   return {.code = Code::kPeerFailed,
           .cause = "the failure note of " + teller + " is damaged or from another version of nvx",
-          .told = true};
+          .reported = true};
 }
 
 }  // namespace nvx

@@ -13,7 +13,7 @@ Failure reason_for(const std::string& what, Failure failure, const std::string& 
 Failure system_failure(const std::string& what, const std::exception& thrown) {
   Failure failure = reason_for(what, failure_of(thrown));
   failure.code = Code::kSystem;
-  failure.told = false;
+  failure.reported = false;
   return failure;
 }
 

@@ -136,7 +136,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
     monitored_ = std::make_unique<MonitoredBarrier>(*core_);
     if (port) {
       MutexLock lock(port->mutex());
-      port->on_failure([this](const net::GroupPort::Told& told) { core_->failures.pass_on(told); });
+      port->on_failure([this](const net::GroupPort::ReportedFailure& told) { core_->failures.pass_on(told); });
     }
     log_description(core_->members);
     core_->status->open(core_->members.id, core_->members.global_rank(options.rank));
@@ -153,7 +153,7 @@ void Group::unmake() {
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());
     port->mail().on_news([] {});
-    port->on_failure([](const net::GroupPort::Told&) {});
+    port->on_failure([](const net::GroupPort::ReportedFailure&) {});
   }
   mailbox_.reset();
   hierarchical_.reset();

@@ -78,7 +78,7 @@ Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all
   if (!core_.failures.failed())
     return {Code::kTimeout, "nvx: " + head + "; " + rest, see_logs_of(missing.size(), "monitored_barrier(timeout=)")};
   Failure why = met_in(core_.failures.failure().failure(), rest);
-  why.code = Code::kTimeout, why.told = false;
+  why.code = Code::kTimeout, why.reported = false;
   why.cause = head + ": " + why.cause;
   return why;
 }

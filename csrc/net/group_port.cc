@@ -171,17 +171,17 @@ void GroupPort::take_label(const MessageHeader& header, std::span<const std::byt
 
 // --- failure
 
-void GroupPort::fail(Told told) {
+void GroupPort::fail(ReportedFailure reported) {
   if (failed_.load(std::memory_order_relaxed) || left_) return;
-  told_ = std::move(told);
+  reported_ = std::move(reported);
   failed_.store(true, std::memory_order_release);
-  if (hear_) hear_(*told_);
+  if (on_failure_) on_failure_(*reported_);
   mail_.notify();
 }
 
-void GroupPort::on_failure(std::function<void(const Told&)> hear) {
-  hear_ = std::move(hear);
-  if (told_) hear_(*told_);
+void GroupPort::on_failure(std::function<void(const ReportedFailure&)> handler) {
+  on_failure_ = std::move(handler);
+  if (reported_) on_failure_(*reported_);
 }
 
 std::optional<GroupPort::Fate> GroupPort::fate(int rank) {

@@ -32,7 +32,7 @@ class GroupPort {
     bool left() const { return what == What::kLeft; }
   };
   /// A failure that another rank reported.
-  struct Told {
+  struct ReportedFailure {
     int by = kNobody;
     Failure failure;
   };
@@ -75,9 +75,9 @@ class GroupPort {
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  const std::optional<Told>& told() const REQUIRES(messenger_->mutex()) { return told_; }
-  /// `hear`: called once, when another rank fails the group, on the thread that drives, with the messenger's lock.
-  void on_failure(std::function<void(const Told&)> hear) REQUIRES(messenger_->mutex());
+  const std::optional<ReportedFailure>& reported() const REQUIRES(messenger_->mutex()) { return reported_; }
+  /// `handler`: called once, when another rank fails the group, on the thread that drives, with the messenger's lock.
+  void on_failure(std::function<void(const ReportedFailure&)> handler) REQUIRES(messenger_->mutex());
   /// How a rank has ended: lost or left; nothing while it is alive.
   std::optional<Fate> fate(int rank) REQUIRES(messenger_->mutex());
   /// How long a rank that is waited for has not answered pings; 0 if it was not asked.
@@ -127,7 +127,7 @@ class GroupPort {
   void take_trouble(Rank& from, const MessageHeader& header, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
   void take_label(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
-  void fail(Told told) REQUIRES(messenger_->mutex());
+  void fail(ReportedFailure reported) REQUIRES(messenger_->mutex());
   void pass_trouble(int rank) REQUIRES(messenger_->mutex());
 
   std::shared_ptr<Messenger> messenger_;
@@ -140,8 +140,8 @@ class GroupPort {
   Mail mail_;
   bool left_ = false;
   std::atomic<bool> failed_{false};
-  std::optional<Told> told_;
-  std::function<void(const Told&)> hear_;
+  std::optional<ReportedFailure> reported_;
+  std::function<void(const ReportedFailure&)> on_failure_;
   std::optional<FailureNote> trouble_;  // of other groups of this process
   Clock::time_point troubled_{};        // since then
   uint64_t monitored_out_ = 0;

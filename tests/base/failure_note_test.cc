@@ -40,7 +40,7 @@ TEST(FailureNote, TellsEveryFactButWhereItWasMet) {
   EXPECT_EQ(told->who, 3);
   EXPECT_EQ(told->exit_status, failure.exit_status);
   EXPECT_EQ(told->awaited, failure.awaited);
-  EXPECT_TRUE(told->told);
+  EXPECT_TRUE(told->reported);
   EXPECT_EQ(told->met_as(), Code::kPeerFailed);
 }
 
@@ -151,7 +151,7 @@ TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
 /// Other ranks receive the cause and add their own advice.
 TEST(Failure, OfThisRanksSystemNamesNvxOnceAndKeepsAdviceApart) {
   Failure met = some_failure();
-  met.cause = "no memory", met.advice = "buy some", met.told = true;
+  met.cause = "no memory", met.advice = "buy some", met.reported = true;
   const Failure failure = system_failure("launching failed", Error(met));
   EXPECT_EQ(failure.met_as(), Code::kSystem);
   EXPECT_EQ(failure.cause, "launching failed: no memory");

@@ -133,7 +133,7 @@ void play(FuzzedDataProvider& from) {
       case 7: port.ask(1); break;
       case 8: port.tell_trouble({Code::kSystem, std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')}); break;
       case 9:
-        if (port.told() && port.told()->failure.cause.empty()) std::abort();
+        if (port.reported() && port.reported()->failure.cause.empty()) std::abort();
         if (port.trouble(1).size() > 1500 || (port.fate(1) && port.fate(1)->why.size() > 1500)) std::abort();
         break;
       default: break;

@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const std::string& text : {read->cause, read->before, read->advice}) {
     if (text.size() > nvx::FailureNote::kMostText || nvx::printable(text) != text) std::abort();
   }
-  if (read->cause.empty() || !read->told || !read->context.empty()) std::abort();
+  if (read->cause.empty() || !read->reported || !read->context.empty()) std::abort();
   // A decoded failure can be sent on.
   const nvx::FailureNote again = nvx::FailureNote::of(*read);
   const auto twice = nvx::FailureNote::read(again.used(), ranks);

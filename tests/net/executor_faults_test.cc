@@ -61,7 +61,7 @@ class Alone {
   std::string trouble(int rank) { return hold(), port_->trouble(rank); }
   std::optional<Clock::time_point> gave_up_on_this() { return hold(), port_->gave_up_on_this(1); }
   void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
-  std::optional<net::GroupPort::Told> told() { return hold(), port_->told(); }
+  std::optional<net::GroupPort::ReportedFailure> told() { return hold(), port_->reported(); }
   void look() { hold(), messenger_->progress(); }
   std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
 

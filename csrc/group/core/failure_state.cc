@@ -122,7 +122,7 @@ void FailureState::note(const Failure& failure) {
   }
 }
 
-void FailureState::pass_on(const net::GroupPort::Told& told) {
+void FailureState::pass_on(const net::GroupPort::ReportedFailure& told) {
   MutexLock lock(mutex_);
   if (failure_.ok()) note(told.failure);
 }
@@ -175,15 +175,15 @@ int FailureState::told_by() const {
 }
 
 /// The failure that another rank has reported: one of this host first, then one of another host.
-std::optional<net::GroupPort::Told> FailureState::report() const {
+std::optional<net::GroupPort::ReportedFailure> FailureState::report() const {
   if (const int s = told_by(); s >= 0) {
     const int teller = members_.here()[size_t(s)];
     const std::optional<Failure> note = members_.pad(s).header().failure.read(members_.size());
-    return net::GroupPort::Told{teller, note.value_or(unreadable_note(members_.rank_name(teller)))};
+    return net::GroupPort::ReportedFailure{teller, note.value_or(unreadable_note(members_.rank_name(teller)))};
   }
   if (!port_ || !port_->failed()) return std::nullopt;
   MutexLock lock(port_->mutex());
-  return port_->told();
+  return port_->reported();
 }
 
 void FailureState::await_clarity() const {
@@ -210,7 +210,7 @@ bool FailureState::fail_as_told() {
   return true;
 }
 
-void FailureState::fail_as_told(const net::GroupPort::Told& told, Clock::duration clarity) {
+void FailureState::fail_as_told(const net::GroupPort::ReportedFailure& told, Clock::duration clarity) {
   if (const int s = seen_to_end(told.failure, clarity); s >= 0) return fail_as_gone(s);
   (void)fail(diagnosis_.told(told.failure, told.by));
 }

@@ -77,7 +77,7 @@ class FailureState final : public Watch {
   /// Fails the group if this is the main thread and the user interrupts it.
   bool look_for_interrupt();
   /// For the port, with its lock held: passes a report of another host on at once, since this rank itself may be busy.
-  void pass_on(const net::GroupPort::Told& told) EXCLUDES(mutex_);
+  void pass_on(const net::GroupPort::ReportedFailure& told) EXCLUDES(mutex_);
 
   // --- waits
 
@@ -111,8 +111,8 @@ class FailureState final : public Watch {
   bool fail_as_lost(const Lost& lost);
   bool told_in_time();
   int told_by() const;
-  std::optional<net::GroupPort::Told> report() const;
-  void fail_as_told(const net::GroupPort::Told& told, Clock::duration clarity);
+  std::optional<net::GroupPort::ReportedFailure> report() const;
+  void fail_as_told(const net::GroupPort::ReportedFailure& told, Clock::duration clarity);
   int seen_to_end(const Failure& told, Clock::duration clarity) const;
 
   const Members& members_;

@@ -38,7 +38,7 @@ std::optional<Failure> read_note(Store& store, const std::string& prefix, int ra
   const std::string text(reinterpret_cast<const char*>(note->data()), std::min(note->size(), FailureNote::kMostText));
   if (text.starts_with("rank "))
     return Failure{
-        .code = Code::kPeerFailed, .cause = printable(text), .advice = see_log_of("that rank"), .told = true};
+        .code = Code::kPeerFailed, .cause = printable(text), .advice = see_log_of("that rank"), .reported = true};
   return FailureNote::read(std::as_bytes(std::span(*note)), ranks).value_or(unreadable_note("a rank"));
 }
 

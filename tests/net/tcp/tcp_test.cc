@@ -400,7 +400,7 @@ TEST_F(Tcp, AMessageInTheNameOfAnotherProcessIsDropped) {
     MutexLock lock(port.mutex());
     port.connect(1, address_of(1, *a.link));
     port.connect(2, address_of(2, *b.link));
-    port.on_failure([&](const GroupPort::Told& told) { failed.push_back(told.by); });
+    port.on_failure([&](const GroupPort::ReportedFailure& told) { failed.push_back(told.by); });
   }
   const std::vector<std::byte> of_messenger = messenger->address();
   const auto poison = [&](End& end, uint32_t rank) {
