@@ -250,11 +250,11 @@ class TileExec : public Machine {
     Machine::store_host(control_->ended[Machine::tile()], end.word());
   }
 
-  /// Release: one lane of each block calls this when its block has ended. The last one sets `told` to `tells`.
-  NVX_HD void tell(Stamp* told, Stamp tells) {
-    if (!told || Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
+  /// Release: one lane of each block calls this when its block has ended. The last one sets the counter, if any.
+  NVX_HD void complete(Stamp* completion, Stamp value) {
+    if (!completion || Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);
-    Machine::signal(*told, tells);
+    Machine::signal(*completion, value);
   }
 
  private:

@@ -71,7 +71,7 @@ class Protocol:
 ORDERS = {
     # exec.h
     "wait_for": "wait acquire",
-    "tell": "add(left) store(left) signal(told)",
+    "complete": "add(left) store(left) signal(completion)",
     "record": "claim(failed) signal(state)",
     "has_failed": "load(failed)",
     # packets
@@ -113,7 +113,7 @@ ORDERS = {
     # the ends
     "signal_peers": "acquire signal",
     "await_host": "may_continue wait_for all",
-    "retire": "end_block tell",
+    "retire": "end_block complete",
     "run_jobs": "enter give_up leave retire",
     # Watched or counted only: no other access is ordered by these.
     "ask_host": "load_host(abort)",
@@ -348,8 +348,8 @@ PROTOCOLS = [
         },
     ),
     Protocol(
-        "a launch that has told the host is complete, with the writes of all lanes of all blocks",
-        ("tell", "retire", "leave"),
+        "a launch whose completion the host has seen is over, with the writes of all lanes of all blocks",
+        ("complete", "retire", "leave"),
         """
         a00: write one 1; sync 0
         a10: sync 0; add first left 1; if first =1; signal told 1

@@ -13,13 +13,13 @@ OPERATIONS = "put_packet|peek_packet|signal|signal_behind|fence|acquire|sync|all
 WORDS = "load|store|claim|add|load_host|store_host|load_view"  # operations whose names others have too
 STEPS = """put_pack|peek_pack|await_word|wait_for|none_has_failed|has_not_failed|signal_peers|restamp|await_ready|
 decide_direct|is_free|describe|send_places|copy_all|reduce_as|meet|await|publish|await_readers|enter|leave|factor_of|give_up|retire|
-tell|load_ahead|store_sum|wait|load_any|get_packets|put_packets|end_block|may_continue|own|pipe""".replace("\n", "")
+complete|load_ahead|store_sum|wait|load_any|get_packets|put_packets|end_block|may_continue|own|pipe""".replace("\n", "")
 OBJECT = r"(?:(?:ex_?|lane|ch|Machine|memory)(?:\.|::))?\b"
 CALL = re.compile(
     rf"(?<![\w:]){OBJECT}({OPERATIONS}|{STEPS})(?:<[\w:<>, ]+>)?\((?=([^;{{}}]*))"
     rf"|(?<![\w:])(?:ex_?\.|lane\.|Machine::)({WORDS})\((?=([^;{{}}]*))"
 )
-MEMBER = re.compile(r"\b(posted|credit|done|ready|quit|failed|abort|left|begun|ended|direct|state|told)\b")
+MEMBER = re.compile(r"\b(posted|credit|done|ready|quit|failed|abort|left|begun|ended|direct|state|completion)\b")
 STATE = re.compile(r"\b(own|pipe)\(\w*\)\.(\w+)(?:\[[^=]*\])? =(?!=)")
 
 

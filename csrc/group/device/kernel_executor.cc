@@ -156,7 +156,7 @@ Status KernelExecutor::launch_batches(std::span<const Operation* const> operatio
       return refused({Code::kInvalid, "nvx: the operation has more pieces than a kernel launch can list"}, Begins::kNow,
                      /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
-    if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
+    if (at + n == operations.size()) channel.completion = tells.at, channel.completion_value = tells.what;
     const Status status =
         launcher_->launch(channel, batch_.jobs(), batch_.pieces(), resources_.multicast(), stream.native);
     if (!status.ok()) return refused(status, begins, /*is_first=*/at == 0);

@@ -112,7 +112,7 @@ class Channel {
   /// Whether this rank decides for all ranks how they write to staging: see kernel/reduce/cache_policy.h.
   bool leads() const { return rank_ == 0; }
   /// Announces the next policy with the next arrival. Called by the leading rank.
-  void tell(CachePolicy next) { next_policy_ = next; }
+  void announce(CachePolicy next) { next_policy_ = next; }
   /// The policy that the leading rank announced in this epoch, after it has been met.
   CachePolicy next_policy() const { return next_policy_; }
   CachePolicies& cache_policies() { return cache_policies_; }

@@ -73,7 +73,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   const bool chooses = !channel.lends() && work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
                        (both_ways || writes(algorithm, work.call, channel.rank()));
   if (policies.only() || !chooses) {
-    channel.tell(CachePolicy::kCached);  // for ranks that have more bytes than this one
+    channel.announce(CachePolicy::kCached);  // for ranks that have more bytes than this one
     return run(policies.only().value_or(CachePolicy::kCached));
   }
   CachePolicyRecord& record = policies.record(kind_of(algorithm, work.call), work.bytes);
@@ -83,7 +83,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
     return true;
   }
   const CachePolicy next = record.next();
-  if (both_ways) channel.tell(next);
+  if (both_ways) channel.announce(next);
   ex.measure();
   const OwnTime time(work.bytes);
   if (!run(record.now())) return false;

@@ -296,11 +296,11 @@ NVX_HD bool run_hot(Exec& ex, Channel& ch, const Job& job, HotOperation<kAlgorit
 }
 
 /// The hot operations: calls what(HotOperation) with the one that the job is, and returns whether it is one. A launch
-/// that tells the host of its end is not: its blocks must agree on when that is.
+/// with a completion counter is not: its blocks must agree on when that is.
 template <class What>
 bool with_hot_operation(const DeviceChannel& channel, const Job& job, PieceTable table, What what) {
   using enum DeviceAlgorithm;
-  if (channel.told || job.root >= 0) return false;
+  if (channel.completion || job.root >= 0) return false;
   const auto as = [&]<DeviceAlgorithm kAlgorithm, class T = void>() {
     what(HotOperation<kAlgorithm, T>());
     return true;

@@ -164,7 +164,7 @@ struct PeerPads {
 /// The state of a rank, in memory that no peer writes.
 struct alignas(kCacheLine) RankState {
   uint32_t failed;  ///< 1 after the first failure; blocks of later operations then write nothing
-  uint32_t left;    ///< the number of blocks that have ended the current launch, if it tells the host
+  uint32_t left;    ///< the number of blocks that have ended the current launch, if it has a completion counter
   uint32_t direct;  ///< see Control::direct
 };
 
@@ -277,8 +277,8 @@ struct DeviceChannel {
   Control* control = nullptr;
   const PoolView* pools = nullptr;  ///< by rank, in device memory; null: everything uses staging
   uint32_t by_replays = 0;          ///< 1 if the launch belongs to a graph, whose replays the host does not count
-  Stamp* told = nullptr;            ///< in host memory; set to `tells` when the launch has ended without failure
-  Stamp tells = 0;
+  Stamp* completion = nullptr;  ///< in host memory; set to `completion_value` when the launch has ended without failure
+  Stamp completion_value = 0;
 
   // Set by prepared(), so that kernels need not compute them:
   Divisor by_ranks{}, by_blocks{};

@@ -204,9 +204,9 @@ Status Tail::put_behind(void* stream, uint64_t capture) {
 
 namespace {
 
-bool is_over(cudaError_t told) {
-  return told != cudaErrorNotReady && told != cudaErrorStreamCaptureUnsupported && told != cudaErrorCapturedEvent &&
-         told != cudaErrorStreamCaptureImplicit;
+bool is_over(cudaError_t error) {
+  return error != cudaErrorNotReady && error != cudaErrorStreamCaptureUnsupported && error != cudaErrorCapturedEvent &&
+         error != cudaErrorStreamCaptureImplicit;
 }
 
 }  // namespace

@@ -12,11 +12,11 @@
 /// ranks, because one rank reads each sum and stores it to all.
 namespace nvx::kernel {
 
-/// In a kernel of its own for each type. A launch of it may tell the host of its end.
+/// In a kernel of its own for each type. A launch of it may have a completion counter.
 template <class T>
 struct MulticastOperation {
   static constexpr bool kHot = true;
-  static constexpr bool kTells = true;
+  static constexpr bool kCompletes = true;
   NVX_HD static constexpr bool has_chunks(const Job&) { return true; }
   NVX_HD static constexpr bool has_pieces(const Job&) { return false; }
   NVX_HD static constexpr bool reduces(const Job&) { return true; }

@@ -11,7 +11,7 @@ namespace nvx::kernel {
 /// The operations that a kernel is compiled for. Any: every algorithm, type, operator and root, told apart at run time.
 struct AnyOperation {
   static constexpr bool kHot = false;
-  static constexpr bool kTells = true;  ///< a launch may tell the host of its end
+  static constexpr bool kCompletes = true;  ///< a launch may have a completion counter
   NVX_HD static bool has_chunks(const Job& job) { return kernel::has_chunks(job.algorithm); }
   NVX_HD static bool has_pieces(const Job& job) { return job.algorithm == DeviceAlgorithm::kExchangePieces; }
   NVX_HD static bool reduces(const Job& job) { return kernel::reduces(job.algorithm); }
@@ -22,7 +22,7 @@ struct AnyOperation {
 template <DeviceAlgorithm kAlgorithm, class T = void>
 struct HotOperation {
   using Element = T;
-  static constexpr bool kHot = true, kTells = false;
+  static constexpr bool kHot = true, kCompletes = false;
   static constexpr bool kHasChunks = kernel::has_chunks(kAlgorithm);
   NVX_HD static constexpr bool has_chunks(const Job&) { return kHasChunks; }
   NVX_HD static constexpr bool has_pieces(const Job&) { return kAlgorithm == DeviceAlgorithm::kExchangePieces; }
@@ -207,7 +207,7 @@ class PushChannel : public ChannelMemory {
     if (ex_.lane() != 0) return;
     if (at_.by_replays) own().replayed += operations;
     ex_.end_block({epoch_, own().replayed}, /*counts_direct=*/!Kind::kHot || shares_);
-    if (Kind::kTells) ex_.tell(at_.told, at_.tells);
+    if (Kind::kCompletes) ex_.complete(at_.completion, at_.completion_value);
   }
 
   // ---- chunks

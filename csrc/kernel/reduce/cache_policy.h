@@ -19,9 +19,9 @@ enum class CachePolicy : uint8_t { kCached, kPast };
 /// the less often the slower it was. The cost is that of a rank's own work without its waits, in any unit.
 ///
 /// If all ranks write and read, the cost of a rank's work depends on how its peers write. So one rank decides for all
-/// and announces its choice one operation ahead (Channel::tell()): in each operation all ranks use the same policy. A
-/// rank that only writes decides for itself: between distant cores, its cost is to take the cache lines away from their
-/// last readers.
+/// and announces its choice one operation ahead (Channel::announce()): in each operation all ranks use the same policy.
+/// A rank that only writes decides for itself: between distant cores, its cost is to take the cache lines away from
+/// their last readers.
 class CachePolicyRecord {
  public:
   CachePolicy now() const { return now_; }

@@ -137,13 +137,13 @@ TEST_P(Multicasts, AllRanksHaveTheSameSumsAtAnyLengthAndAddress) {
 TEST(Multicast, TellsTheHostOfItsEnd) {
   Twins twins({{2, 2, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
-  Stamp told[2] = {};
+  Stamp completions[2] = {};
   as_threads(2, [&](int rank) {
     Sum sum(play_of(Collective::kAllReduce, 100, 2, 0), rank, 2);
     kernel::DeviceChannel channel = twins.channel(rank);
-    channel.told = &told[rank], channel.tells = 7;
+    channel.completion = &completions[rank], channel.completion_value = 7;
     EXPECT_EQ(play_multicast(channel, sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), twins.lanes_in_all());
-    EXPECT_EQ(told[rank], 7u);
+    EXPECT_EQ(completions[rank], 7u);
   });
 }
 
