@@ -66,8 +66,8 @@ NVX_HD T* in_block(T* at) {
   return at;
 }
 
-/// The operations in which the CPU algorithms (kernel/cpu/direct.h) are written, for the one host thread that runs a
-/// rank. The loops of the instruction-set level (kernel/reduce/level.h) do the bulk work.
+/// The operations in which the CPU algorithms (kernel/cpu/host_collectives.h) are written, for the one host thread that
+/// runs a rank. The loops of the instruction-set level (kernel/reduce/level.h) do the bulk work.
 class CpuExec {
  public:
   CpuExec(size_t width, ReduceFn reduce, const double* factors, const WaitRules& rules)

@@ -126,9 +126,9 @@ def crowded(paths):
 
 # (path, text, whether it is a breach)
 EXAMPLES = (
-    ("kernel/cpu/direct.h", '#include "kernel/exec.h"\n#include <span>\n', False),
-    ("kernel/cpu/direct.h", '#include "group/group.h"', True),
-    ("kernel/cpu/direct.h", '  #  include "torch/work.h"', True),
+    ("kernel/cpu/host_collectives.h", '#include "kernel/exec.h"\n#include <span>\n', False),
+    ("kernel/cpu/host_collectives.h", '#include "group/group.h"', True),
+    ("kernel/cpu/host_collectives.h", '  #  include "torch/work.h"', True),
     ("kernel/reduce/level.h", '#include "kernel/cpu/pad.h"', True),
     ("kernel/exec.h", '#include "kernel/gpu/device_pad.h"', False),
     ("kernel/exec.h", '#include "kernel/gpu/packs.h"', True),
@@ -168,7 +168,7 @@ EXAMPLES = (
     ("torch/device/delegate.cc", "#include <nccl.h>", True),
     ("torch/reconfigure/x.cc", '#include "torch/device/pool.h"', True),
     ("attic/x.cc", "", True),
-    ("kernel/cpu/direct.h", "#if defined(__CUDACC__)", True),
+    ("kernel/cpu/host_collectives.h", "#if defined(__CUDACC__)", True),
     ("kernel/exec.h", "#if defined(__CUDACC__)", False),
     ("kernel/exec.h", "#include <cuda/atomic>", False),
     ("kernel/gpu/device_collectives.h", "#include <cuda/atomic>", True),

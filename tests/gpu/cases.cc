@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 #include "support/lanes.h"
 
 namespace nvx::gpu {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernel/cpu/channel.h"
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 #include "kernel/cpu/launch.h"
 
 /// The kernels without a group: pads and staging of all ranks in plain memory, one channel each.

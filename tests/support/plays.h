@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 #include "kernel/cpu/launch.h"
 #include "kernel/cpu/pad.h"
 #include "support/inputs.h"

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 
 namespace nvx {
 namespace {
@@ -34,8 +34,8 @@ constexpr double kTcpMessage = 15 * kMicro, kTcpByte = 500 * kMicro / kMiB;
 
 constexpr double kHostCopy = 1 / 20e9, kHostCopyBegins = 10 * kMicro;
 
-/// The busiest rank's reads and writes, in units of `bytes`, as in `kernel/cpu/direct.h`. A copied byte counts twice; a
-/// reduced one counts once per term and once for the result.
+/// The busiest rank's reads and writes, in units of `bytes`, as in `kernel/cpu/host_collectives.h`. A copied byte
+/// counts twice; a reduced one counts once per term and once for the result.
 double passes(Algorithm algorithm, Collective collective, double n) {
   const double others = (n - 1) / n;
   switch (algorithm) {

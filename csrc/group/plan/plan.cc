@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 #include "memory/shm/leases.h"
 
 namespace nvx {

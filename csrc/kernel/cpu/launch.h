@@ -31,9 +31,9 @@ struct Work {
   size_t count = 0;             ///< elements of `in`
   const Piece* send = nullptr;  ///< one piece per rank
   const Piece* recv = nullptr;
-  size_t bytes = 0;  ///< the approximate size; 0: unknown, or this rank writes nothing for others
-  bool meets_all = true;
-  int meets = -1;
+  size_t bytes = 0;       ///< the approximate size; 0: unknown, or this rank writes nothing for others
+  bool meets_all = true;  ///< in an exchange: this rank waits for all arrivals ...
+  int meets = -1;         ///< ... or else for one rank's; -1: for none
 };
 
 /// Runs one collective on this rank to its end. On false, the Exec has the verdict.

@@ -1,36 +1,25 @@
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 #include "kernel/cpu/launch.h"
 #include "kernel/cpu/own_time.h"
 
 namespace nvx::kernel {
 namespace {
 
-using Run = bool (*)(CpuExec&, Channel&, const Work&);
-
 struct Row {
   Algorithm algorithm;
   const char* name;
-  Run run;
+  bool (*run)(CpuExec&, Channel&, const Work&);
 };
 
 constexpr Row kRows[] = {
-    {Algorithm::kBarrier, "barrier", [](CpuExec& ex, Channel& ch, const Work& w) { return barrier(ex, ch, w.call); }},
-    {Algorithm::kReduceOneShot, "reduce_one_shot",
-     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_one_shot(ex, ch, w.call, w.in, w.out, w.count); }},
-    {Algorithm::kReducePipelined, "reduce_pipelined",
-     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_pipelined(ex, ch, w.call, w.in, w.out, w.count); }},
-    {Algorithm::kReduceScatterOneShot, "reduce_scatter_one_shot",
-     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_scatter_one_shot(ex, ch, w.call, w.send, w.out); }},
-    {Algorithm::kReduceScatterPipelined, "reduce_scatter_pipelined",
-     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_scatter_pipelined(ex, ch, w.call, w.send, w.out); }},
-    {Algorithm::kPublishOneShot, "publish_one_shot",
-     [](CpuExec& ex, Channel& ch, const Work& w) { return publish_one_shot(ex, ch, w.call, w.in, w.recv); }},
-    {Algorithm::kPublishPipelined, "publish_pipelined",
-     [](CpuExec& ex, Channel& ch, const Work& w) { return publish_pipelined(ex, ch, w.call, w.in, w.recv); }},
-    {Algorithm::kExchange, "exchange",
-     [](CpuExec& ex, Channel& ch, const Work& w) {
-       return exchange(ex, ch, w.call, ExchangeTask{w.send, w.recv, w.meets_all, w.meets});
-     }},
+    {Algorithm::kBarrier, "barrier", barrier},
+    {Algorithm::kReduceOneShot, "reduce_one_shot", reduce_one_shot},
+    {Algorithm::kReducePipelined, "reduce_pipelined", reduce_pipelined},
+    {Algorithm::kReduceScatterOneShot, "reduce_scatter_one_shot", reduce_scatter_one_shot},
+    {Algorithm::kReduceScatterPipelined, "reduce_scatter_pipelined", reduce_scatter_pipelined},
+    {Algorithm::kPublishOneShot, "publish_one_shot", publish_one_shot},
+    {Algorithm::kPublishPipelined, "publish_pipelined", publish_pipelined},
+    {Algorithm::kExchange, "exchange", exchange},
 };
 
 constexpr bool in_order() {

@@ -8,7 +8,8 @@
 
 /// The collectives inside a host for memory that is far from its reader, as between GPUs: all data is pushed to its
 /// reader, which waits for it locally. There are two primitives: packets, which carry their own stamps, for small data;
-/// chunks and counters for large data. The contract and the results are those of kernel/cpu/direct.h, bit for bit.
+/// chunks and counters for large data. The contract and the results are those of kernel/cpu/host_collectives.h, bit for
+/// bit.
 ///
 /// Every block does its share of every piece and is independent of the other blocks. All lanes of a tile take the same
 /// path: a failure of one lane ends the tile. Between PushChannel::enter() and leave(), which run_jobs() calls.

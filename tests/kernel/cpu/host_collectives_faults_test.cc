@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 #include "support/lanes.h"
 #include "support/plays.h"
 #include "support/ranks.h"
@@ -367,8 +367,7 @@ int wrong_sums() {
       LateReader late(plain);
       CpuExec prompt(plain);
       if (rank == 1 && round % 2) std::this_thread::sleep_for(milliseconds(1));
-      const bool ended = rank == 1 ? reduce_one_shot(late, lane, w.call, w.in, w.out, w.count)
-                                   : reduce_one_shot(prompt, lane, w.call, w.in, w.out, w.count);
+      const bool ended = rank == 1 ? reduce_one_shot(late, lane, w) : reduce_one_shot(prompt, lane, w);
       ASSERT_TRUE(ended);
       if (!side.verdict().empty()) ++wrong;
     }

@@ -1,7 +1,7 @@
 // The algorithms over plain memory, with ranks as threads: every collective, path, number of ranks, count, type and
 // operator is compared with a reference, at epochs that wrap, at any alignment, and with delays.
 
-#include "kernel/cpu/direct.h"
+#include "kernel/cpu/host_collectives.h"
 
 #include <gtest/gtest.h>
 
@@ -149,7 +149,7 @@ TEST_P(Grid, TypesThatAreOnlyMoved) {
 }
 
 /// The same inputs give the same bits with every algorithm and staging.
-TEST(Direct, BitsDoNotDependOnAlgorithmOrStaging) {
+TEST(HostCollectives, BitsDoNotDependOnAlgorithmOrStaging) {
   constexpr int kRanks = 3;
   constexpr size_t kCount = 3001;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -176,7 +176,7 @@ TEST(Direct, BitsDoNotDependOnAlgorithmOrStaging) {
 }
 
 /// Delays before every operation make ranks arrive in every order. The roles rotate.
-TEST(Direct, OrderOfArrivalDoesNotMatter) {
+TEST(HostCollectives, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {
     Lanes lanes(ranks, uint32_t(-40));
     as_threads(ranks, [&](int rank) {
@@ -190,8 +190,7 @@ TEST(Direct, OrderOfArrivalDoesNotMatter) {
         SlowExec ex({4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), nullptr, rules},
                     uint32_t(round * 8 + rank));
         const kernel::Work w = side.work();
-        const bool ended = pipelined ? reduce_pipelined(ex, lanes[rank], w.call, w.in, w.out, w.count)
-                                     : reduce_one_shot(ex, lanes[rank], w.call, w.in, w.out, w.count);
+        const bool ended = pipelined ? reduce_pipelined(ex, lanes[rank], w) : reduce_one_shot(ex, lanes[rank], w);
         ASSERT_TRUE(ended);
         ASSERT_EQ(side.verdict(), "");
       }
@@ -199,7 +198,7 @@ TEST(Direct, OrderOfArrivalDoesNotMatter) {
   }
 }
 
-TEST(Direct, PiecesArriveWhateverTheOrder) {
+TEST(HostCollectives, PiecesArriveWhateverTheOrder) {
   for (const int ranks : {2, 3, 4}) {
     Lanes lanes(ranks, uint32_t(-40));
     as_threads(ranks, [&](int rank) {
@@ -215,9 +214,9 @@ TEST(Direct, PiecesArriveWhateverTheOrder) {
         SlowExec ex({4, nullptr, nullptr, rules}, uint32_t(round * 8 + rank));
         const kernel::Work w = side.work();
         const bool publishes = play.collective == Collective::kBroadcast || play.collective == Collective::kAllGather;
-        const bool ended = !publishes  ? exchange(ex, lanes[rank], w.call, {w.send, w.recv, w.meets_all, w.meets})
-                           : round % 2 ? publish_pipelined(ex, lanes[rank], w.call, w.in, w.recv)
-                                       : publish_one_shot(ex, lanes[rank], w.call, w.in, w.recv);
+        const bool ended = !publishes  ? exchange(ex, lanes[rank], w)
+                           : round % 2 ? publish_pipelined(ex, lanes[rank], w)
+                                       : publish_one_shot(ex, lanes[rank], w);
         ASSERT_TRUE(ended);
         ASSERT_EQ(side.verdict(), "");
       }
@@ -226,7 +225,7 @@ TEST(Direct, PiecesArriveWhateverTheOrder) {
 }
 
 /// The slots go through their memory several times, while ranks that do not meet are up to kEpochs operations apart.
-TEST(Direct, LongMessagesFollowOneAnotherThroughTheSlots) {
+TEST(HostCollectives, LongMessagesFollowOneAnotherThroughTheSlots) {
   constexpr int kRanks = 3;
   constexpr size_t kCount = kernel::kSlotBytes / sizeof(float) - 100;
   for (const bool rotates : {true, false}) {
@@ -242,7 +241,7 @@ TEST(Direct, LongMessagesFollowOneAnotherThroughTheSlots) {
   }
 }
 
-TEST(Direct, NobodyLeavesABarrierBeforeAllHaveCome) {
+TEST(HostCollectives, NobodyLeavesABarrierBeforeAllHaveCome) {
   constexpr int kRanks = 4;
   Lanes lanes(kRanks, uint32_t(-10));
   std::atomic<int> came{0};
