@@ -38,7 +38,7 @@ PARTS_OF = {
         Mailbox::accept Mailbox::yield MailPeer::come MailPeer::keep MailPeer::let_go MailPeer::clear
         MailPeer::finish""",
     "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
-    "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::let_in LocalServer::hear",
+    "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::accept LocalServer::handle",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",
     "memory/shm/host_relay.cc": "receive_info read_all HostRelay::serve HostRelay::attend RelayClient::next RelayClient::take",
     "memory/shm/shm_registry.cc": """receive_segment PeerProcess::PeerProcess PeerProcess::tensors ShmRegistry::find
@@ -59,8 +59,8 @@ PARTS_OF = {
     "net/tcp/job_key.cc": "JobKey::sign JobKey::same",
     "net/tcp/tcp.cc": """TcpLink::add TcpLink::accept TcpLink::make_room_for_pending TcpLink::reap_incoming
         TcpLink::note_end TcpLink::handle""",
-    "net/tcp/tcp_outgoing.cc": """Outgoing::fail Outgoing::advance Outgoing::hear Outgoing::prove Outgoing::enter
-        Outgoing::look_for_end""",
+    "net/tcp/tcp_outgoing.cc": """Outgoing::fail Outgoing::advance Outgoing::receive_some Outgoing::send_proof Outgoing::receive_welcome
+        Outgoing::check_for_end""",
     "net/ucx/ucx.cc": """UcxLink::add UcxLink::on_message UcxLink::on_sign UcxLink::heed UcxLink::greet UcxLink::lose
         UcxLink::drop""",
 }

@@ -14,8 +14,8 @@
 
 namespace nvx {
 
-LocalServer::LocalServer(const std::string& name, Hear hear)
-    : hear_(std::move(hear)), listener_(listen_on(name)), end_(eventfd(0, EFD_CLOEXEC)) {
+LocalServer::LocalServer(const std::string& name, Handler handler)
+    : handler_(std::move(handler)), listener_(listen_on(name)), end_(eventfd(0, EFD_CLOEXEC)) {
   if (!end_) throw system_error("cannot make an eventfd");
   try {
     thread_ = std::thread([this] { serve(); });
@@ -45,7 +45,7 @@ void LocalServer::serve() {
     for (size_t i = 2; i < asked.size(); ++i) {
       const auto next = std::next(client);
       if (asked[i].revents) {
-        hear(*client);
+        handle(*client);
         clients_.erase(client);
       }
       client = next;
@@ -53,24 +53,24 @@ void LocalServer::serve() {
     rests = false;
     if (!asked[1].revents) continue;
     try {
-      let_in();
+      accept();
     } catch (const Error&) {
       rests = true;
     }
   }
 }
 
-void LocalServer::let_in() {
+void LocalServer::accept() {
   accept_clients(listener_, [this](LocalSocket client) {
     clients_.push_back(std::move(client));
     if (clients_.size() <= kMostClients) return;
-    hear(clients_.front());  // its packet may have arrived meanwhile
+    handle(clients_.front());  // its packet may have arrived meanwhile
     clients_.pop_front();
   });
 }
 
-void LocalServer::hear(const LocalSocket& client) {
-  contain("handing over GPU memory", [&] { hear_(client); });
+void LocalServer::handle(const LocalSocket& client) {
+  contain("handing over GPU memory", [&] { handler_(client); });
 }
 
 }  // namespace nvx

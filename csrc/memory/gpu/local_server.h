@@ -14,21 +14,21 @@ namespace nvx {
 class LocalServer {
  public:
   /// Reads the packet, and may answer, on the server's thread. Exceptions are logged.
-  using Hear = std::function<void(const LocalSocket& client)>;
+  using Handler = std::function<void(const LocalSocket& client)>;
 
   /// Throws Error if the socket cannot be opened.
-  LocalServer(const std::string& name, Hear hear);
+  LocalServer(const std::string& name, Handler handler);
   ~LocalServer();
 
  private:
   void serve();
-  void let_in();
-  void hear(const LocalSocket& client);
+  void accept();
+  void handle(const LocalSocket& client);
 
   /// Above this number, the oldest clients that have sent nothing are closed to make room.
   static constexpr size_t kMostClients = 64;
 
-  const Hear hear_;
+  const Handler handler_;
   LocalSocket listener_;
   Fd end_;  // readable when the thread must end
   std::list<LocalSocket> clients_;

@@ -48,7 +48,7 @@ class PoolServer {
   PoolServer(const std::string& name, Answer answer);
 
  private:
-  void hear(const LocalSocket& client);
+  void handle(const LocalSocket& client);
 
   const Answer answer_;
   LocalServer server_;

@@ -265,9 +265,9 @@ void TcpLink::look_after(Peer& peer, Clock::time_point now) {
 void TcpLink::retry(Peer& peer, Clock::time_point now) {
   const size_t addresses = peer.listeners.size();
   const std::string why = peer.out->why();
-  const bool alien = peer.out->failure() == Outgoing::Failure::kAlien;
-  const size_t refused = alien || peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
-  if (refused >= addresses && alien) return lose(peer, why);
+  const bool wrong_key = peer.out->failure() == Outgoing::Failure::kWrongKey;
+  const size_t refused = wrong_key || peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
+  if (refused >= addresses && wrong_key) return lose(peer, why);
   if (refused >= addresses) return void(peer.dying = "its process has ended (" + why + ")");
   if (now < peer.next_try && peer.attempts % addresses == 0) return;
   peer.refused = refused;
@@ -445,7 +445,7 @@ void TcpLink::sleep(std::chrono::microseconds span) {
   usable() ? bell_.sleep(sockets_->epoll.get(), span) : std::this_thread::sleep_for(span);
 }
 
-/// Sends the remaining messages and the last word, for a bounded time. The kernel sends on after that.
+/// Sends the remaining messages and the last frame, for a bounded time. The kernel sends on after that.
 void TcpLink::drain() {
   const auto give_up = Clock::now() + kCloseTimeout;
   for (const std::unique_ptr<Peer>& peer : sockets_->peers) {

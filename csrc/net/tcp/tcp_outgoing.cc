@@ -40,62 +40,62 @@ void Outgoing::connect(const HostAddress& to) {
 bool Outgoing::advance(uint32_t events) {
   const State before = state_;
   const size_t posts = posts_.size(), sent = sent_;
-  if (state_ == State::kConnecting) greet();
-  if (state_ == State::kGreeted) prove();
-  if (state_ == State::kProved) enter();
-  if (state_ == State::kOpen && (before != State::kOpen || (events & ~uint32_t(EPOLLOUT)) != 0)) look_for_end();
+  if (state_ == State::kConnecting) send_greeting();
+  if (state_ == State::kGreeted) send_proof();
+  if (state_ == State::kProved) receive_welcome();
+  if (state_ == State::kOpen && (before != State::kOpen || (events & ~uint32_t(EPOLLOUT)) != 0)) check_for_end();
   if (state_ == State::kOpen) flush();
   return state_ != before || posts_.size() != posts || sent_ != sent;
 }
 
 /// Sends what the kernel takes now. The messages of the handshake fit into the empty buffer of a new connection.
-size_t Outgoing::say(const void* bytes, size_t size) {
+size_t Outgoing::send_some(const void* bytes, size_t size) {
   const ssize_t n = ::send(fd(), bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n < 0 && !must_wait(errno)) fail(std::strerror(errno));
   return size_t(std::max<ssize_t>(n, 0));
 }
 
 /// Returns 0 if nothing has come.
-size_t Outgoing::hear(void* bytes, size_t size) {
+size_t Outgoing::receive_some(void* bytes, size_t size) {
   const ssize_t n = recv(fd(), bytes, size, MSG_DONTWAIT);
   if (n == 0) fail(was_open_ ? "Connection closed" : "the connection was closed during the handshake");
   if (n < 0 && !must_wait(errno)) fail(std::strerror(errno));
   return size_t(std::max<ssize_t>(n, 0));
 }
 
-void Outgoing::greet() {
+void Outgoing::send_greeting() {
   int error = 0;
   socklen_t bytes = sizeof error;
   (void)getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &bytes);
   if (error != 0) return fail(std::strerror(error), error == ECONNREFUSED ? Failure::kRefused : Failure::kOther);
-  if (say(&greeting_, sizeof greeting_) == sizeof greeting_) state_ = State::kGreeted;
+  if (send_some(&greeting_, sizeof greeting_) == sizeof greeting_) state_ = State::kGreeted;
 }
 
-void Outgoing::prove() {
-  got_ += hear(reinterpret_cast<std::byte*>(&answer_) + got_, sizeof answer_ - got_);
+void Outgoing::send_proof() {
+  got_ += receive_some(reinterpret_cast<std::byte*>(&answer_) + got_, sizeof answer_ - got_);
   if (got_ < sizeof answer_) return;
   try {
     if (!JobKey::same(answer_.mac, mac_of(Role::kAccepts, greeting_, answer_.challenge, key_)))
-      return fail("did not prove that it holds the job's key (NVX_JOB_KEY)", Failure::kAlien);
+      return fail("did not prove that it holds the job's key (NVX_JOB_KEY)", Failure::kWrongKey);
     const Proof proof{mac_of(Role::kConnects, greeting_, answer_.challenge, key_)};
-    if (say(&proof, sizeof proof) == sizeof proof) state_ = State::kProved;
+    if (send_some(&proof, sizeof proof) == sizeof proof) state_ = State::kProved;
   } catch (const Error& error) {
     fail(error.reason());
   }
 }
 
 /// No message leaves before the peer says that it accepts the proof, so a connection that it gave up can be replaced.
-void Outgoing::enter() {
+void Outgoing::receive_welcome() {
   Welcome welcome;
-  if (hear(&welcome, sizeof welcome) == 0) return;
+  if (receive_some(&welcome, sizeof welcome) == 0) return;
   state_ = State::kOpen;
   was_open_ = true;
 }
 
 /// The peer sends nothing more, so anything that can be read is the end.
-void Outgoing::look_for_end() {
+void Outgoing::check_for_end() {
   std::byte more;
-  if (hear(&more, 1) != 0) fail("Unexpected data");
+  if (receive_some(&more, 1) != 0) fail("Unexpected data");
 }
 
 void Outgoing::post(Post& post) {
@@ -103,9 +103,9 @@ void Outgoing::post(Post& post) {
   if (state_ == State::kOpen && posts_.size() == 1) flush();
 }
 
-void Outgoing::leave(Frame::Kind last_word) {
+void Outgoing::leave(Frame::Kind last_frame) {
   leaves_ = true;
-  last_word_.kind = last_word;
+  last_frame_.kind = last_frame;
   if (state_ == State::kOpen) flush();
 }
 
@@ -134,8 +134,8 @@ void Outgoing::flush() {
     written_.push_back(&post);
   }
   if (!leaves_) return;
-  sent_ += say(reinterpret_cast<const std::byte*>(&last_word_) + sent_, sizeof last_word_ - sent_);
-  if (sent_ < sizeof last_word_) return;
+  sent_ += send_some(reinterpret_cast<const std::byte*>(&last_frame_) + sent_, sizeof last_frame_ - sent_);
+  if (sent_ < sizeof last_frame_) return;
   state_ = State::kLeft;
   close();
 }

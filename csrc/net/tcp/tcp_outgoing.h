@@ -16,7 +16,7 @@ namespace nvx::net {
 class Outgoing final : public Socket {
  public:
   enum class State { kFailed, kConnecting, kGreeted, kProved, kOpen, kLeft };
-  enum class Failure { kOther, kRefused, kAlien };
+  enum class Failure { kOther, kRefused, kWrongKey };
 
   /// `written` gets the posts that the kernel has.
   Outgoing(int epoll, const JobKey& key, const LinkNonce& self, const LinkNonce& peer, std::vector<Post*>& written)
@@ -28,7 +28,7 @@ class Outgoing final : public Socket {
   bool advance(uint32_t events);
   void post(Post& post);
   /// Sends this behind all posts, and closes the connection then.
-  void leave(Frame::Kind last_word);
+  void leave(Frame::Kind last_frame);
   void fail(const std::string& why, Failure failure = Failure::kOther);
 
   State state() const { return state_; }
@@ -42,13 +42,13 @@ class Outgoing final : public Socket {
   std::vector<Post*> take_posts();
 
  private:
-  void greet();
-  void prove();
-  void enter();
+  void send_greeting();
+  void send_proof();
+  void receive_welcome();
   void flush();
-  size_t say(const void* bytes, size_t size);
-  size_t hear(void* bytes, size_t size);
-  void look_for_end();
+  size_t send_some(const void* bytes, size_t size);
+  size_t receive_some(void* bytes, size_t size);
+  void check_for_end();
 
   const JobKey& key_;
   const LinkNonce self_, peer_;
@@ -64,9 +64,9 @@ class Outgoing final : public Socket {
 
   std::deque<Post*> posts_;
   std::array<std::byte, sizeof(Frame) + kMostHeader> head_;  // of the first post
-  size_t sent_ = 0;  // of the first post with its head, behind all posts of the last word
+  size_t sent_ = 0;  // of the first post with its head, behind all posts of the last frame
   bool leaves_ = false;
-  Frame last_word_;
+  Frame last_frame_;
 };
 
 }  // namespace nvx::net
