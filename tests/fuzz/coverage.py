@@ -61,8 +61,8 @@ PARTS_OF = {
         TcpLink::note_end TcpLink::handle""",
     "net/tcp/tcp_outgoing.cc": """Outgoing::fail Outgoing::advance Outgoing::receive_some Outgoing::send_proof Outgoing::receive_welcome
         Outgoing::check_for_end""",
-    "net/ucx/ucx.cc": """UcxLink::add UcxLink::on_message UcxLink::on_sign UcxLink::heed UcxLink::greet UcxLink::lose
-        UcxLink::drop""",
+    "net/ucx/ucx.cc": """UcxLink::add UcxLink::on_message UcxLink::on_control UcxLink::handle UcxLink::connect_back
+        UcxLink::lose UcxLink::drop""",
 }
 COVERAGE = "-fprofile-instr-generate -fcoverage-mapping"
 

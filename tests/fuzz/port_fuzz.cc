@@ -34,7 +34,7 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr LinkNonce kRogue{0x33, 0x44};
+constexpr LinkNonce kAttacker{0x33, 0x44};
 constexpr size_t kMostPlaced = 1 << 20, kMostAttackers = 30;
 constexpr uint64_t kRank = 0x6b6e6172;  // begins the headers between the ranks
 
@@ -184,7 +184,7 @@ std::string bytes_of(const T& value) {
 class Attacker {
  public:
   explicit Attacker(Ranks& ranks) : worker_(""), to_(*decode_address(address_ = ranks.one->address())) {
-    here_ = encode_address({to_.version, kRogue, worker_.address()});
+    here_ = encode_address({to_.version, kAttacker, worker_.address()});
     for (const unsigned id : {0u, 1u}) {  // UCX crashes on a message without one
       ucp_am_handler_param_t param{};
       param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB;
@@ -251,15 +251,16 @@ void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
   std::vector<PeerId> peers;
   if (known) peers.push_back(ranks.one->add(attacker.address()));
   for (int step = 0; step < 20 && from.remaining_bytes() > 0; ++step) {
-    Sign sign{Sign::Kind(from.ConsumeIntegralInRange(0, 3)), from.ConsumeIntegralInRange<uint32_t>(0, 3), kRogue};
+    ControlMessage control{ControlMessage::Kind(from.ConsumeIntegralInRange(0, 3)),
+                           from.ConsumeIntegralInRange<uint32_t>(0, 3), kAttacker};
     switch (from.ConsumeIntegralInRange(0, 7)) {
       case 0:
       case 1: attacker.say(1, from.ConsumeRandomLengthString(kMostHeader + 20), "", 0); break;
-      case 2: sign.from[0] = from.ConsumeIntegral<uint8_t>(); [[fallthrough]];
-      case 3: attacker.say(1, bytes_of(sign), "", 0); break;
+      case 2: control.from[0] = from.ConsumeIntegral<uint8_t>(); [[fallthrough]];
+      case 3: attacker.say(1, bytes_of(control), "", 0); break;
       case 4:
-        sign.kind = from.ConsumeBool() ? Sign::kLeave : Sign::kClose;
-        attacker.say(1, bytes_of(sign), "", 0);
+        control.kind = from.ConsumeBool() ? ControlMessage::kLeave : ControlMessage::kClose;
+        attacker.say(1, bytes_of(control), "", 0);
         break;
       case 5:
         if (peers.size() < 3) peers.push_back(ranks.one->add(attacker.address()));
@@ -301,7 +302,7 @@ void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
 /// Shakes hands with the first rank as the holder of the key. False if that has closed the connection, which it may
 /// always do.
 bool shake_hands(FuzzedDataProvider& from, Ranks& ranks, int fd) {
-  Greeting greeting{.from = kRogue, .to = decode_address(ranks.one->address(), key())->nonce};
+  Greeting greeting{.from = kAttacker, .to = decode_address(ranks.one->address(), key())->nonce};
   Answer answer;
   say(fd, bytes_of(greeting));
   for (int i = 0; i < 3; ++i) ranks.drive();
@@ -317,7 +318,7 @@ void hear_tcp(FuzzedDataProvider& from, Ranks& ranks) {
   const size_t before = ranks.at_one.from_others;
   std::vector<Fd> clients;
   std::optional<PeerId> known;
-  if (holds_key && from.ConsumeBool()) known = ranks.one->add(encode_address(TcpAddress{kRogue, {{}}}, key()));
+  if (holds_key && from.ConsumeBool()) known = ranks.one->add(encode_address(TcpAddress{kAttacker, {{}}}, key()));
   for (int step = 0; step < 30 && from.remaining_bytes() > 0; ++step) {
     const size_t one = clients.empty() ? 0 : from.ConsumeIntegralInRange<size_t>(0, clients.size() - 1);
     switch (from.ConsumeIntegralInRange(0, clients.empty() ? 0 : 9)) {
@@ -329,7 +330,7 @@ void hear_tcp(FuzzedDataProvider& from, Ranks& ranks) {
       case 1: clients.erase(clients.begin() + ptrdiff_t(one)); break;
       case 2: shutdown(clients[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
       case 3: (void)send(clients[one].get(), "!", 1, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_OOB); break;
-      case 4: say(clients[one].get(), bytes_of(Greeting{.from = kRogue, .to = {}})); break;
+      case 4: say(clients[one].get(), bytes_of(Greeting{.from = kAttacker, .to = {}})); break;
       case 5: say(clients[one].get(), from.ConsumeRandomLengthString(200)); break;
       default: {
         std::string said = framed(from);

@@ -35,16 +35,16 @@ constexpr milliseconds kLostTimeout{1000};
 constexpr milliseconds kFlushTimeout{10000};
 constexpr milliseconds kCloseTimeout{500};
 
-enum MessageId : unsigned { kMessage, kSign };
+enum MessageId : unsigned { kMessage, kControl };
 
 class UcxLink;
 
-/// A post or a sign that UCX is sending. Lives until UCX's callback, even if the post has ended before.
+/// A post or a control message that UCX is sending. Lives until UCX's callback, even if the post has ended before.
 struct Sent {
   UcxLink* link;
   Post* post;
   PeerId peer;
-  Sign sign;
+  ControlMessage control;
   ucp_ep_h closes;  // if set: the endpoint to close when this has ended
   size_t slot;      // index in open_
 };
@@ -104,7 +104,7 @@ class UcxLink final : public Link {
   Sent& take(Post* post, PeerId peer);
   void release(Sent& sent);
   void send(Peer& peer, Post& post);
-  void send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes = nullptr);
+  void send_control(const Peer& peer, ucp_ep_h endpoint, ControlMessage::Kind kind, ucp_ep_h closes = nullptr);
   bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
              size_t bytes);
   void end_post(Post& post, Status status = {Code::kPeerDied, "nvx: the peer is lost"}) {
@@ -112,19 +112,19 @@ class UcxLink final : public Link {
   }
   void end_overdue_posts();
   void lose(Peer& peer, const std::string& why);
-  void part(Peer& peer, Sign::Kind last_word, milliseconds timeout);
+  void leave(Peer& peer, ControlMessage::Kind last, milliseconds timeout);
   void drop(Peer& peer);
   void settle();
-  void heed(const Sign& sign);
-  void greet(Peer& peer);
+  void handle(const ControlMessage& control);
+  void connect_back(Peer& peer);
   bool tell();
   void drain();
   std::string why(const Peer& peer, ucs_status_t status) const;
 
   static ucs_status_t on_message(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
                                  const ucp_am_recv_param_t* param) noexcept;
-  static ucs_status_t on_sign(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
-                              const ucp_am_recv_param_t* param) noexcept;
+  static ucs_status_t on_control(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                 const ucp_am_recv_param_t* param) noexcept;
   static void on_sent(void* request, ucs_status_t status, void* sent) noexcept;
 
   const LinkNonce nonce_ = random_value<LinkNonce>();
@@ -148,8 +148,8 @@ class UcxLink final : public Link {
   UcxFetches fetches_{*worker_};
   std::vector<Post*> waiting_;                        // for an endpoint
   Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
-  std::vector<PeerId> to_greet_;
-  std::vector<Sign> signs_;
+  std::vector<PeerId> to_connect_back_;
+  std::vector<ControlMessage> controls_;
   std::vector<News> news_;
 };
 
@@ -157,7 +157,7 @@ UcxLink::UcxLink(const std::string& met_at)
     : worker_(std::make_unique<UcxWorker>(met_at)),
       ucx_(worker_->ucx()),
       address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->reached_at()})) {
-  const auto handle = [&](unsigned id, ucp_am_recv_callback_t callback) {
+  const auto set_handler = [&](unsigned id, ucp_am_recv_callback_t callback) {
     ucp_am_handler_param_t param{};
     param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                        UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -168,8 +168,8 @@ UcxLink::UcxLink(const std::string& met_at)
     if (ucx_.worker_set_am_recv_handler(worker_->get(), &param) != UCS_OK)
       throw Error(Code::kSystem, "nvx: UCX refuses a handler for active messages");
   };
-  handle(kMessage, on_message);
-  handle(kSign, on_sign);
+  set_handler(kMessage, on_message);
+  set_handler(kControl, on_control);
   NVX_LOG(kInfo, "%s", worker_->describe().c_str());
 }
 
@@ -186,7 +186,7 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   peer.worker_address.assign(address->worker.begin(), address->worker.end());
   if (!worker_->has_rdma()) peer.reached_at = address->reached_at;
   by_nonce_.emplace(peer.nonce, id);
-  if (unknown_links_.erase(peer.nonce) != 0) to_greet_.push_back(id);
+  if (unknown_links_.erase(peer.nonce) != 0) to_connect_back_.push_back(id);
   return id;
 }
 
@@ -204,7 +204,7 @@ void UcxLink::forget(PeerId id) {
   if (usable() && peer->endpoint) {
     const bool open = std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
     const milliseconds timeout = open ? kOpenTimeout : kFlushTimeout;
-    part(*peer, Sign::kLeave, timeout);
+    leave(*peer, ControlMessage::kLeave, timeout);
     overdue_[id] = Clock::now() + timeout + kLostTimeout;
   }
   for (Post* kept : unreached_.take(id)) end_post(*kept);
@@ -248,7 +248,7 @@ void UcxLink::post(Post& post) {
   } else if (!peer->endpoint && unreached_.holds(peer->id, peer->reached_at)) {
     unreached_.keep(post);
   } else {
-    if (!peer->endpoint && connect(*peer)) send_sign(*peer, peer->endpoint, Sign::kHello);
+    if (!peer->endpoint && connect(*peer)) send_control(*peer, peer->endpoint, ControlMessage::kHello);
     send(*peer, post);
   }
 }
@@ -261,11 +261,11 @@ void UcxLink::send(Peer& peer, Post& post) {
   breakage_ = true;
 }
 
-void UcxLink::send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes) {
+void UcxLink::send_control(const Peer& peer, ucp_ep_h endpoint, ControlMessage::Kind kind, ucp_ep_h closes) {
   Sent& sent = take(nullptr, peer.id);
-  sent.sign = {kind, peer.turn, nonce_};
+  sent.control = {kind, peer.turn, nonce_};
   sent.closes = closes;
-  begin(sent, endpoint, kSign, &sent.sign, sizeof sent.sign, nullptr, 0);
+  begin(sent, endpoint, kControl, &sent.control, sizeof sent.control, nullptr, 0);
 }
 
 /// Returns false if UCX refuses; the post has then ended. It has also ended if UCX sent all of it at once.
@@ -339,40 +339,40 @@ ucs_status_t UcxLink::on_message(void* argument, const void* header, size_t head
   return UCS_OK;
 }
 
-ucs_status_t UcxLink::on_sign(void* argument, const void* header, size_t header_bytes, void*, size_t,
-                              const ucp_am_recv_param_t*) noexcept {
+ucs_status_t UcxLink::on_control(void* argument, const void* header, size_t header_bytes, void*, size_t,
+                                 const ucp_am_recv_param_t*) noexcept {
   UcxLink& link = *static_cast<UcxLink*>(argument);
-  Sign sign;
-  if (link.closed_ || header_bytes != sizeof sign) return UCS_OK;
-  std::memcpy(&sign, header, sizeof sign);
-  link.signs_.push_back(sign);
+  ControlMessage control;
+  if (link.closed_ || header_bytes != sizeof control) return UCS_OK;
+  std::memcpy(&control, header, sizeof control);
+  link.controls_.push_back(control);
   return UCS_OK;
 }
 
-void UcxLink::heed(const Sign& sign) {
-  const auto [first, last] = by_nonce_.equal_range(sign.from);
+void UcxLink::handle(const ControlMessage& control) {
+  const auto [first, last] = by_nonce_.equal_range(control.from);
   if (first == last) {
-    if (sign.kind != Sign::kHello) {
-      unknown_links_.erase(sign.from);
+    if (control.kind != ControlMessage::kHello) {
+      unknown_links_.erase(control.from);
     } else if (unknown_links_.size() < kMostUnknownLinks) {
-      unknown_links_.insert(sign.from);
+      unknown_links_.insert(control.from);
     }
     return;
   }
   for (auto it = first; it != last; ++it) {
     Peer& peer = *peers_[it->second];
     if (peer.lost) continue;
-    peer.their_turn = std::max(peer.their_turn, sign.turn);
-    switch (sign.kind) {
-      case Sign::kHello:
-        greet(peer);
+    peer.their_turn = std::max(peer.their_turn, control.turn);
+    switch (control.kind) {
+      case ControlMessage::kHello:
+        connect_back(peer);
         worker_->keep_sockets_to_itself();  // by now the sockets of both directions exist
         return;                             // one connection, one peer
-      case Sign::kLeave:
+      case ControlMessage::kLeave:
         drop(peer);
-        if (peer.their_turn > sign.turn) greet(peer);
+        if (peer.their_turn > control.turn) connect_back(peer);
         break;
-      case Sign::kClose: lose(peer, "its process has closed its link"); break;
+      case ControlMessage::kClose: lose(peer, "its process has closed its link"); break;
     }
   }
 }
@@ -383,7 +383,7 @@ std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
 }
 
 /// Connects back: with an endpoint of its own, this side is also notified when the connection breaks.
-void UcxLink::greet(Peer& peer) {
+void UcxLink::connect_back(Peer& peer) {
   if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
 }
 
@@ -400,17 +400,17 @@ void UcxLink::drop(Peer& peer) {
   if (peer.endpoint) worker_->retire(std::exchange(peer.endpoint, nullptr), milliseconds(0));
 }
 
-/// The same with a last sign, behind all earlier sends. It is sent twice: UCX holds back at most one small message per
-/// connection, so once the second is sent, the first and everything before it have left this process.
-void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds timeout) {
+/// The same with a last control message, behind all earlier sends. It is sent twice: UCX holds back at most one small
+/// message per connection, so once the second is sent, the first and everything before it have left this process.
+void UcxLink::leave(Peer& peer, ControlMessage::Kind last, milliseconds timeout) {
   if (peer.broken != UCS_OK || !peer.endpoint) {
     drop(peer);
     return;
   }
   ucp_ep_h endpoint = std::exchange(peer.endpoint, nullptr);
   worker_->retire(endpoint, timeout);
-  send_sign(peer, endpoint, last_word);
-  send_sign(peer, endpoint, last_word, /*closes=*/endpoint);
+  send_control(peer, endpoint, last);
+  send_control(peer, endpoint, last, /*closes=*/endpoint);
 }
 
 /// Ends posts that UCX should have ended by now. UCX has closed their endpoints, so it no longer reads the posts.
@@ -430,21 +430,21 @@ void UcxLink::end_overdue_posts() {
 
 /// Does the work that had to wait until no UCX call was on the stack.
 void UcxLink::settle() {
-  for (const Sign& sign : std::exchange(signs_, {})) heed(sign);
+  for (const ControlMessage& control : std::exchange(controls_, {})) handle(control);
   if (std::exchange(breakage_, false)) {
     for (const std::unique_ptr<Peer>& peer : peers_) {
       if (peer && peer->broken != UCS_OK && !peer->lost) lose(*peer, why(*peer, peer->broken));
     }
   }
-  for (const PeerId id : std::exchange(to_greet_, {})) {
-    if (Peer* peer = find(id)) greet(*peer);
+  for (const PeerId id : std::exchange(to_connect_back_, {})) {
+    if (Peer* peer = find(id)) connect_back(*peer);
   }
   for (Post* waiting : std::exchange(waiting_, {})) post(*waiting);
   for (const Unreached::News& item : unreached_.look_again()) {
     Peer* peer = find(item.peer);
     if (peer && !item.why.empty()) lose(*peer, item.why);
     for (Post* post : item.posts) this->post(*post);
-    if (peer && item.posts.empty()) greet(*peer);
+    if (peer && item.posts.empty()) connect_back(*peer);
   }
   worker_->bury();
   if (!overdue_.empty()) end_overdue_posts();
@@ -479,7 +479,7 @@ bool UcxLink::tell() {
 /// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
   worker_->listeners().look_around();
-  if (!news_.empty() || fetches_.fetched() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
+  if (!news_.empty() || fetches_.fetched() || !waiting_.empty() || !to_connect_back_.empty() || breakage_) return false;
   if (!usable()) return true;
   return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;
 }
@@ -500,7 +500,7 @@ void UcxLink::wake() {
 /// Sends the remaining messages, closes all endpoints and waits, for a bounded time.
 void UcxLink::drain() {
   for (const std::unique_ptr<Peer>& peer : peers_) {
-    if (peer) part(*peer, Sign::kClose, kCloseTimeout);
+    if (peer) leave(*peer, ControlMessage::kClose, kCloseTimeout);
   }
   worker_->hurry(kCloseTimeout);
   const auto give_up = Clock::now() + kCloseTimeout + kLostTimeout;

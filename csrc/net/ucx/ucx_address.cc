@@ -12,7 +12,8 @@ namespace {
 /// Precedes UCX's own address. Little endian, like all of nvx's platforms.
 struct Head {
   static constexpr uint32_t kMagic = 0x5543584e;  // "NXCU"
-  static constexpr uint32_t kWire = 2;  // increases with changes of this layout, of Sign, and of the segment size
+  /// Increases with changes of this layout, of ControlMessage, and of the segment size.
+  static constexpr uint32_t kWire = 2;
 
   uint32_t magic;
   uint32_t wire_version;

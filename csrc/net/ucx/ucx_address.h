@@ -30,7 +30,7 @@ struct UcxAddress {
 };
 
 /// Control messages between links.
-struct Sign {
+struct ControlMessage {
   enum Kind : uint32_t {
     kHello,  ///< the first: identifies this side. The other side connects too, to notice its death.
     kLeave,  ///< this side no longer needs the connection
