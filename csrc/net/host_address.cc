@@ -53,7 +53,7 @@ int connect_to(int fd, HostAddress host) {
 }
 
 /// Whether an error means that there is no route. Others do not tell: no free descriptor, or a filter.
-bool says_no_way(int error) {
+bool means_no_route(int error) {
   return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
 }
 
@@ -127,7 +127,7 @@ Route route_to(const HostAddress& host) {
   Route route;
   const Fd fd(socket(host.family == 4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd || connect_to(fd.get(), host) != 0) {
-    route.error = says_no_way(errno) ? errno : 0;
+    route.error = means_no_route(errno) ? errno : 0;
     return route;
   }
   sockaddr_storage own{};

@@ -22,8 +22,8 @@ constexpr size_t kPrefixes = 512;
 
 sock_filter statement(uint16_t code, uint32_t k) { return BPF_STMT(code, k); }
 sock_filter unless_equal(uint32_t k, uint8_t skip) { return BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, k, 0, skip); }
-sock_filter let_pass() { return statement(BPF_RET | BPF_K, UINT32_MAX); }
-sock_filter drop() { return statement(BPF_RET | BPF_K, 0); }
+sock_filter accept_packet() { return statement(BPF_RET | BPF_K, UINT32_MAX); }
+sock_filter drop_packet() { return statement(BPF_RET | BPF_K, 0); }
 
 uint32_t word_of(const AddressBytes& address, unsigned at) {
   return uint32_t(address[at]) << 24 | uint32_t(address[at + 1]) << 16 | uint32_t(address[at + 2]) << 8 |
@@ -39,7 +39,7 @@ void append(std::vector<sock_filter>& program, const AddressPrefix& prefix) {
     if (bits < kWordBits) test.push_back(statement(BPF_ALU | BPF_AND | BPF_K, ~(UINT32_MAX >> bits)));
     test.push_back(unless_equal(word_of(prefix.address, begin + 4 * word), 0));
   }
-  test.push_back(let_pass());
+  test.push_back(accept_packet());
   for (size_t i = 0; i < test.size(); ++i) {
     if (BPF_CLASS(test[i].code) == BPF_JMP) test[i].jf = uint8_t(test.size() - i - 1);
   }
@@ -57,7 +57,7 @@ std::vector<sock_filter> part(std::span<const AddressPrefix> admitted, uint8_t f
   for (const AddressPrefix& prefix : admitted) {
     if (prefix.family == family) append(program, prefix);
   }
-  program.push_back(drop());
+  program.push_back(drop_packet());
   return program;
 }
 
@@ -69,7 +69,7 @@ bool attach(int socket, std::span<sock_filter> program) {
 }  // namespace
 
 std::vector<sock_filter> source_filter(std::span<const AddressPrefix> admitted) {
-  if (admitted.empty()) return {drop()};
+  if (admitted.empty()) return {drop_packet()};
   const std::vector<sock_filter> of_4 = part(admitted, 4), of_6 = part(admitted, 6);
   std::vector<sock_filter> program = {
       statement(BPF_LD | BPF_B | BPF_ABS, kVersion), statement(BPF_ALU | BPF_RSH | BPF_K, 4),
@@ -86,11 +86,11 @@ std::set<AddressPrefix> allowed_sources() {
               "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
 }
 
-bool is_everybody(const std::set<AddressPrefix>& admitted) {
+bool holds_every_address(const std::set<AddressPrefix>& admitted) {
   return std::ranges::count(admitted, 0, &AddressPrefix::bits) == 2;
 }
 
-std::optional<size_t> let_in(int socket, const std::vector<AddressPrefix>& admitted) {
+std::optional<size_t> attach_source_filter(int socket, const std::vector<AddressPrefix>& admitted) {
   for (size_t most = kPrefixes; most > 0; most /= 2) {
     const std::vector<AddressPrefix> prefixes = merged(admitted, most);
     std::vector<sock_filter> program = source_filter(prefixes);

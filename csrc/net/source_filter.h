@@ -20,12 +20,12 @@ std::vector<sock_filter> source_filter(std::span<const AddressPrefix> admitted);
 /// The sources that NVX_ALLOW_FROM names. Throws Error.
 std::set<AddressPrefix> allowed_sources();
 /// Whether these are all addresses, so that a filter would drop nothing.
-bool is_everybody(const std::set<AddressPrefix>& admitted);
+bool holds_every_address(const std::set<AddressPrefix>& admitted);
 
 /// Makes a socket admit packets from these addresses only; the change is atomic. If the kernel refuses a filter of that
 /// length, neighbouring addresses are joined to prefixes that hold more addresses. Returns the number of prefixes, or
 /// nothing and errno if the kernel refuses every filter.
-std::optional<size_t> let_in(int socket, const std::vector<AddressPrefix>& admitted);
+std::optional<size_t> attach_source_filter(int socket, const std::vector<AddressPrefix>& admitted);
 
 /// The number of packets that a listener has dropped: by its filter, or because its backlog was full.
 uint32_t dropped_by(int socket);

@@ -159,10 +159,10 @@ Fd connected(const Listening& to, const std::string& from) {
 TEST(SourceFilter, KeepsStrangersFromASocketAndLetsPeersIn) {
   Listening listening("127.0.0.1");
   ASSERT_NE(listening.port, 0);
-  ASSERT_EQ(let_in(listening.fd.get(), {}), 0u);
+  ASSERT_EQ(attach_source_filter(listening.fd.get(), {}), 0u);
   EXPECT_FALSE(connected(listening, "127.0.0.2"));
   EXPECT_GT(dropped_by(listening.fd.get()), 0u);
-  ASSERT_EQ(let_in(listening.fd.get(), prefixes("127.0.0.2,127.0.0.4")), 2u);
+  ASSERT_EQ(attach_source_filter(listening.fd.get(), prefixes("127.0.0.2,127.0.0.4")), 2u);
   const Fd peer = connected(listening, "127.0.0.2");
   EXPECT_TRUE(peer);
   EXPECT_FALSE(connected(listening, "127.0.0.3"));
@@ -179,9 +179,9 @@ TEST(SourceFilter, KeepsStrangersFromASocketAndLetsPeersIn) {
 TEST(SourceFilter, WorksOverIPv6) {
   Listening listening("::1");
   if (listening.port == 0) GTEST_SKIP() << "no IPv6 here";
-  ASSERT_TRUE(let_in(listening.fd.get(), prefixes("fd00::1,127.0.0.1")));
+  ASSERT_TRUE(attach_source_filter(listening.fd.get(), prefixes("fd00::1,127.0.0.1")));
   EXPECT_FALSE(connected(listening, "::1"));
-  ASSERT_TRUE(let_in(listening.fd.get(), prefixes("fd00::1,::1")));
+  ASSERT_TRUE(attach_source_filter(listening.fd.get(), prefixes("fd00::1,::1")));
   EXPECT_TRUE(connected(listening, "::1"));
 }
 
@@ -194,7 +194,7 @@ TEST(SourceFilter, OfMoreThanAKernelTakesIsMadeShorter) {
     many.push_back(AddressPrefix::of(bytes));
   }
   for (int times = 0; times < 3; ++times) {
-    const auto kept = let_in(listening.fd.get(), many);
+    const auto kept = attach_source_filter(listening.fd.get(), many);
     ASSERT_TRUE(kept);
     EXPECT_LT(*kept, many.size());
   }
@@ -214,7 +214,7 @@ TEST(UcxListeners, TakeAwayWhatConnectedBeforeTheyWereShut) {
   ASSERT_TRUE(accepted);
   ASSERT_EQ(send(first.get(), "first", 5, 0), 5);
   ASSERT_TRUE(comes_true(accepted.get(), POLLIN, 1000));
-  listeners.shut(listening.told(), 1);
+  listeners.restrict_to_admitted(listening.told(), 1);
   char bytes[8];
   EXPECT_EQ(recv(accepted.get(), bytes, sizeof bytes, 0), 0) << "what had come is thrown away";
   EXPECT_FALSE(listening.accept());
@@ -232,7 +232,7 @@ TEST(UcxListeners, TakeAwayWhatConnectedBeforeTheyWereShut) {
 TEST(UcxListeners, LeaveAloneWhatHasTakenTheNumberOfAClosedOne) {
   UcxListeners listeners;
   auto listening = std::make_unique<Listening>("127.0.0.1");
-  listeners.shut(listening->told(), 1);
+  listeners.restrict_to_admitted(listening->told(), 1);
   const int number = listening->fd.get();
   listening.reset();
   Listening next("127.0.0.1");
@@ -245,7 +245,7 @@ TEST(UcxListeners, LeaveAloneWhatHasTakenTheNumberOfAClosedOne) {
 TEST(UcxListeners, AdmitAgainAfterAFailure) {
   UcxListeners listeners;
   Listening listening("127.0.0.1");
-  listeners.shut(listening.told(), 1);
+  listeners.restrict_to_admitted(listening.told(), 1);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none{.rlim_cur = 1, .rlim_max = before.rlim_max};
@@ -271,7 +271,7 @@ TEST(UcxListeners, AdmitAgainAfterAFailure) {
 TEST(UcxListeners, AreAllTheNewOnesWhereTheAddressNamesTooFew) {
   UcxListeners listeners;
   Listening one("127.0.0.1"), two("127.0.0.1");
-  listeners.shut(one.told(), 2);
+  listeners.restrict_to_admitted(one.told(), 2);
   EXPECT_FALSE(connected(one, "127.0.0.2"));
   EXPECT_FALSE(connected(two, "127.0.0.2"));
 }

@@ -43,7 +43,7 @@ std::vector<HostAddress> own_listeners(const std::string& met_at) {
 }  // namespace
 
 TcpListeners::TcpListeners(int epoll, const std::string& met_at) : admitted_(allowed_sources()) {
-  const bool filters = !is_everybody(admitted_);
+  const bool filters = !holds_every_address(admitted_);
   int error = ENODEV;
   for (HostAddress& address : own_listeners(met_at)) {
     Fd fd = new_socket(address);
@@ -52,7 +52,7 @@ TcpListeners::TcpListeners(int epoll, const std::string& met_at) : admitted_(all
       error = errno;  // such as an IPv6 address that is still being checked for duplicates
       continue;
     }
-    const bool filtered = filters && let_in(fd.get(), {admitted_.begin(), admitted_.end()});
+    const bool filtered = filters && attach_source_filter(fd.get(), {admitted_.begin(), admitted_.end()});
     if (listen(fd.get(), SOMAXCONN) != 0) throw system_error("cannot listen for ranks of other hosts");
     address.port = port_of(fd.get());
     listeners_.emplace_back(epoll, std::move(fd), address).filtered = filtered;
@@ -73,7 +73,7 @@ std::vector<HostAddress> TcpListeners::addresses() const {
 void TcpListeners::admit(std::span<const AddressPrefix> more) {
   admitted_.insert(more.begin(), more.end());
   for (const Listener& listener : listeners_) {
-    if (!listener.filtered || let_in(listener.fd(), {admitted_.begin(), admitted_.end()})) continue;
+    if (!listener.filtered || attach_source_filter(listener.fd(), {admitted_.begin(), admitted_.end()})) continue;
     throw system_error("the kernel does not change the filter of a socket");
   }
 }

@@ -397,7 +397,7 @@ void UcxLink::lose(Peer& peer, const std::string& why) {
 }
 
 void UcxLink::drop(Peer& peer) {
-  if (peer.endpoint) worker_->retire(std::exchange(peer.endpoint, nullptr), milliseconds(0));
+  if (peer.endpoint) worker_->close_later(std::exchange(peer.endpoint, nullptr), milliseconds(0));
 }
 
 /// The same with a last control message, behind all earlier sends. It is sent twice: UCX holds back at most one small
@@ -408,7 +408,7 @@ void UcxLink::leave(Peer& peer, ControlMessage::Kind last, milliseconds timeout)
     return;
   }
   ucp_ep_h endpoint = std::exchange(peer.endpoint, nullptr);
-  worker_->retire(endpoint, timeout);
+  worker_->close_later(endpoint, timeout);
   send_control(peer, endpoint, last);
   send_control(peer, endpoint, last, /*closes=*/endpoint);
 }
@@ -446,7 +446,7 @@ void UcxLink::settle() {
     for (Post* post : item.posts) this->post(*post);
     if (peer && item.posts.empty()) connect_back(*peer);
   }
-  worker_->bury();
+  worker_->advance_closing();
   if (!overdue_.empty()) end_overdue_posts();
 }
 
@@ -478,7 +478,7 @@ bool UcxLink::tell() {
 /// UCX handles a broken connection in the calls after the one that noticed it. That call does not count as progress,
 /// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
-  worker_->listeners().look_around();
+  worker_->listeners().warn_once();
   if (!news_.empty() || fetches_.fetched() || !waiting_.empty() || !to_connect_back_.empty() || breakage_) return false;
   if (!usable()) return true;
   return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;
@@ -502,11 +502,12 @@ void UcxLink::drain() {
   for (const std::unique_ptr<Peer>& peer : peers_) {
     if (peer) leave(*peer, ControlMessage::kClose, kCloseTimeout);
   }
-  worker_->hurry(kCloseTimeout);
+  worker_->limit_closing(kCloseTimeout);
   const auto give_up = Clock::now() + kCloseTimeout + kLostTimeout;
   while (Clock::now() < give_up) {
-    const bool moved = ucx_.worker_progress(worker_->get()) != 0, buried = worker_->bury();
-    if (buried && !fetches_.under_way() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; })) break;
+    const bool moved = ucx_.worker_progress(worker_->get()) != 0, all_closed = worker_->advance_closing();
+    if (all_closed && !fetches_.under_way() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; }))
+      break;
     if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
   }
 }

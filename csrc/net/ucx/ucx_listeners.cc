@@ -90,7 +90,7 @@ Fd own_descriptor(const Listener& listener) {
 }
 
 /// Ends a connection: discards the data that has arrived, admits no more, and lets its reader see the end.
-void take_away(int fd) {
+void end_connection(int fd) {
   const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
   int error = 0;
   socklen_t bytes = sizeof error;
@@ -135,11 +135,11 @@ bool has_connections(const std::vector<Listener>& listeners) {
   return false;
 }
 
-/// Takes away all connections that came before the filter. UCX may be accepting one at this moment, so this repeats
+/// Ends all connections that came before the filter. UCX may be accepting one at this moment, so this repeats
 /// until the kernel's table has none. The filter drops the packet that would complete a half-open connection, but a
 /// packet that passed before the filter may still be in the kernel. The barrier waits for such packets
 /// (synchronize_rcu, some milliseconds).
-void take_connections_away(const std::vector<Listener>& listeners) {
+void end_all_connections(const std::vector<Listener>& listeners) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(5));
   if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) != 0) usleep(50'000);
   for (;;) {
@@ -148,7 +148,7 @@ void take_connections_away(const std::vector<Listener>& listeners) {
       while (own) {
         const Fd made(accept4(own.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (!made && errno != ECONNABORTED && errno != EINTR) break;
-        if (made) take_away(made.get());
+        if (made) end_connection(made.get());
       }
     }
     // Before the descriptors: a connection that its peer resets leaves the table, and can still be read.
@@ -158,7 +158,7 @@ void take_connections_away(const std::vector<Listener>& listeners) {
       if (!socket || listens(fd)) return;
       for (const Listener& listener : listeners) {
         if (socket->port != listener.port || socket->address != listener.address) continue;
-        if (const Fd own = own_descriptor(*socket)) take_away(own.get());
+        if (const Fd own = own_descriptor(*socket)) end_connection(own.get());
       }
     });
     if (!more) return;
@@ -182,11 +182,11 @@ std::vector<Listener> of_worker(std::vector<Listener> fresh, std::span<const std
 
 }  // namespace
 
-UcxListeners::UcxListeners() : admitted_(allowed_sources()), filters_(!is_everybody(admitted_)) {
+UcxListeners::UcxListeners() : admitted_(allowed_sources()), filters_(!holds_every_address(admitted_)) {
   for (const Listener& listener : present()) others_.insert(listener.inode);
 }
 
-void UcxListeners::shut(std::span<const std::byte> address, size_t devices) {
+void UcxListeners::restrict_to_admitted(std::span<const std::byte> address, size_t devices) {
   std::vector<Listener> fresh = present();
   std::erase_if(fresh, [&](const Listener& listener) { return others_.contains(listener.inode); });
   listeners_ = of_worker(std::move(fresh), address, devices);
@@ -194,7 +194,7 @@ void UcxListeners::shut(std::span<const std::byte> address, size_t devices) {
   if (!filters_ || (listeners_.empty() && devices == 0)) return;
   if (listeners_.empty()) refuse("nvx does not find the sockets at which UCX listens");
   attach(admitted_);
-  take_connections_away(listeners_);
+  end_all_connections(listeners_);
 }
 
 /// Without filters, listeners that are not found only stay open in children.
@@ -231,7 +231,7 @@ void UcxListeners::attach(const std::set<AddressPrefix>& admitted) {
     const Fd own = own_descriptor(listener);
     if (!own && errno == EBADF) continue;  // UCX has closed it
     if (!own) refuse(std::string("nvx gets no descriptor for a socket (") + std::strerror(errno) + ")");
-    const std::optional<size_t> prefixes = let_in(own.get(), {admitted.begin(), admitted.end()});
+    const std::optional<size_t> prefixes = attach_source_filter(own.get(), {admitted.begin(), admitted.end()});
     if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
     if (!admitted.empty())
       NVX_LOG(kInfo, "TCP port %u admits %zu prefixes, which hold the %zu addresses of this job", listener.port,
@@ -255,7 +255,7 @@ std::string UcxListeners::why_closed() const {
          "descriptor for a connection: raise the limit (ulimit -n)";
 }
 
-void UcxListeners::look_around() {
+void UcxListeners::warn_once() {
   constexpr std::chrono::seconds kBetween{1};
   if (listeners_.empty() || Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kBetween;

@@ -23,7 +23,7 @@ class UcxListeners {
   /// To be called before the worker first makes progress: until then UCX has read nothing. The worker's listeners then
   /// admit only the addresses in NVX_ALLOW_FROM, and connections made in between are closed. `address` is the worker's;
   /// `devices` is the number of its TCP devices. Throws Error if a listener cannot be filtered.
-  void shut(std::span<const std::byte> address, size_t devices);
+  void restrict_to_admitted(std::span<const std::byte> address, size_t devices);
   /// Lets in more. Throws Error, and then lets in as many as before.
   void admit(std::span<const AddressPrefix> more);
   /// The number of packets that the listeners have dropped; see dropped_by().
@@ -32,7 +32,7 @@ class UcxListeners {
   /// descriptor when a rank connects.
   std::string why_closed() const;
   /// Warns once of dropped packets, and once of a closed listener. Cheap enough for every sleep.
-  void look_around();
+  void warn_once();
   /// Closes the listeners in a child just forked: allocates nothing, takes no lock.
   void close_in_child() const;
 

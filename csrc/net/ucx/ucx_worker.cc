@@ -155,7 +155,7 @@ std::string restrictions() {
   return text;
 }
 
-Error no_way(const std::string& who) {
+Error no_transport(const std::string& who) {
   std::vector<std::string> names;
   for (const Interface& interface : interfaces()) names.push_back(interface.name);
   const std::vector<std::string> ports = rdma_ports();
@@ -179,7 +179,7 @@ UcxWorker::UcxWorker(const std::string& met_at) : generation_(own_generation()),
     make_context(met_at);
     make_worker();
     take_address();
-    look_around();
+    query_transports();
     workers.fetch_add(1);
     replace(nullptr, this);
   } catch (...) {
@@ -235,7 +235,7 @@ void UcxWorker::make_context(const std::string& met_at) {
   const ucs_status_t status = ucx_.init_version(kOldestUcx.major, kOldestUcx.minor, &params, config, &context_);
   ucx_.config_release(config);
   require(unread, "setting ADAPTIVE_PROGRESS");
-  if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")");
+  if (status == UCS_ERR_NO_DEVICE) throw no_transport("UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")");
   require(status, "making a context");
 }
 
@@ -257,7 +257,7 @@ void UcxWorker::take_address() {
   ucx_.worker_release_address(worker_, attributes.address);
 }
 
-void UcxWorker::look_around() {
+void UcxWorker::query_transports() {
   ucp_context_attr_t attributes{};
   attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   require(ucx_.context_query(context_, &attributes), "asking for memory types");
@@ -270,12 +270,12 @@ void UcxWorker::look_around() {
     if (transport != "self") transports += ", " + transport + " on " + joined(devices, ",");
   }
   const auto tcp = found.find("tcp");
-  listeners_.shut(address_, tcp == found.end() ? 0 : tcp->second.size());
+  listeners_.restrict_to_admitted(address_, tcp == found.end() ? 0 : tcp->second.size());
   if (tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
   has_cuda_ = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.from.path() + ")" + transports +
                  (has_cuda_ ? ", host and CUDA memory" : ", host memory");
-  if (all_local) throw no_way(description_);
+  if (all_local) throw no_transport(description_);
 }
 
 /// Over TCP, UCX copies device memory to host memory by itself: in small pieces, and behind kernels that wait.
@@ -291,7 +291,7 @@ ucs_memory_type_t UcxWorker::memory_type_of(const void* at) const {
   return std::ranges::any_of(on_device_, holds) ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
 }
 
-void UcxWorker::retire(ucp_ep_h endpoint, std::chrono::milliseconds timeout) {
+void UcxWorker::close_later(ucp_ep_h endpoint, std::chrono::milliseconds timeout) {
   closing_.push_back({endpoint, Clock::now() + timeout});
 }
 
@@ -301,14 +301,14 @@ void UcxWorker::ready_to_close(ucp_ep_h endpoint) {
   }
 }
 
-bool UcxWorker::bury() {
-  if (!closing_.empty()) std::erase_if(closing_, [this](Closing& closing) { return bury(closing); });
+bool UcxWorker::advance_closing() {
+  if (!closing_.empty()) std::erase_if(closing_, [this](Closing& closing) { return advance_closing(closing); });
   return closing_.empty();
 }
 
 /// With RDMA, a flush waits for data that the NIC has sent and the peer has not acknowledged. Over TCP the kernel has
 /// all data, and a flush would only wait for the peer to call UCX.
-bool UcxWorker::bury(Closing& closing) {
+bool UcxWorker::advance_closing(Closing& closing) {
   if (!closing.closing) {
     const bool late = Clock::now() >= closing.force_at;
     if (!closing.ready && !late) return false;
@@ -333,7 +333,7 @@ bool UcxWorker::bury(Closing& closing) {
   return true;
 }
 
-void UcxWorker::hurry(std::chrono::milliseconds timeout) {
+void UcxWorker::limit_closing(std::chrono::milliseconds timeout) {
   const auto latest = Clock::now() + timeout;
   for (Closing& closing : closing_) closing.force_at = std::min(closing.force_at, latest);
 }

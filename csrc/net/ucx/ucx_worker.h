@@ -43,16 +43,16 @@ class UcxWorker {
   UcxListeners& listeners() { return listeners_; }
 
   /// Takes an endpoint, and closes it when ready_to_close() is called for it, or after this span.
-  void retire(ucp_ep_h endpoint, std::chrono::milliseconds timeout);
+  void close_later(ucp_ep_h endpoint, std::chrono::milliseconds timeout);
   void ready_to_close(ucp_ep_h endpoint);
   /// Advances the closing of endpoints. Call it between calls of progress. Returns true if none is left.
-  bool bury();
+  bool advance_closing();
   /// Sets close-on-exec on all connections that exist now.
   void keep_sockets_to_itself() const;
   /// Closes all sockets in a forked child: otherwise peers would miss the parent's death, or connect to the child.
   void close_in_child() const;
   /// Limits the remaining time of all closing endpoints to this span.
-  void hurry(std::chrono::milliseconds timeout);
+  void limit_closing(std::chrono::milliseconds timeout);
 
  private:
   struct Closing {
@@ -65,8 +65,8 @@ class UcxWorker {
   void make_context(const std::string& met_at);
   void make_worker();
   void take_address();
-  void look_around();
-  bool bury(Closing& closing);
+  void query_transports();
+  bool advance_closing(Closing& closing);
   void require(ucs_status_t status, const char* what) const;
 
   const uint32_t generation_;
