@@ -16,8 +16,7 @@ std::string advice_for(int error) {
     case EFBIG: return "raise the file size limit (ulimit -f); it also applies to shared memory";
     case ENOMEM:
       return "raise or remove the limit of address space (ulimit -v): nvx maps 1 GiB of it for each process of the "
-             "host "
-             "and uses little of that. Without such a limit, the host is out of memory";
+             "host and uses little of that. Without such a limit, the host is out of memory";
     case EAGAIN: return "raise the limit of threads, of the user (ulimit -u) or of the container (pids.max)";
     case EPERM:
     case EACCES:
@@ -44,6 +43,13 @@ Failure failure_of(const std::exception& thrown) {
   std::string cause = without_name(thrown.what());
   cause.resize(std::min(cause.size(), cause.find('\n')));  // a stack may follow, of Python or of torch
   return {.code = Code::kSystem, .cause = cause};
+}
+
+Failure system_failure(const std::string& what, const std::exception& thrown) {
+  Failure failure = reason_for(what, failure_of(thrown));
+  failure.code = Code::kSystem;
+  failure.reported = false;
+  return failure;
 }
 
 Error system_error(const std::string& what, int error) {

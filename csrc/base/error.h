@@ -59,6 +59,9 @@ inline Status met_in(const Status& status, const std::string& context) { return 
 /// Converts an exception into a `Failure`. An exception that is not an nvx::Error becomes `kSystem`.
 Failure failure_of(const std::exception& thrown);
 
+/// An exception on this rank as the cause of `what`. The code is always `kSystem`, whatever the exception carried.
+Failure system_failure(const std::string& what, const std::exception& thrown);
+
 /// The Error for a system call that has failed: "nvx: <what>: <strerror(error)>", with advice that fits.
 Error system_error(const std::string& what, int error = errno);
 

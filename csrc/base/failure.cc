@@ -37,4 +37,10 @@ Failure met_in(Failure failure, const std::string& context) {
   return failure;
 }
 
+Failure reason_for(const std::string& what, Failure failure, const std::string& advice) {
+  failure.cause = what + ": " + failure.cause;
+  if (failure.advice.empty()) failure.advice = advice;
+  return failure;
+}
+
 }  // namespace nvx

@@ -65,4 +65,8 @@ std::string words_of(const Failure& failure);
 /// The failure with one more line of context: where this rank met it.
 Failure met_in(Failure failure, const std::string& context);
 
+/// The failure as the cause of something else: "<what>: <its cause>". All other facts stay. `advice` is used only if
+/// the failure has none, because the failure's own is more specific.
+Failure reason_for(const std::string& what, Failure failure, const std::string& advice = "");
+
 }  // namespace nvx

@@ -8,7 +8,6 @@
 #include <functional>
 
 #include "base/error.h"
-#include "base/reason.h"
 
 namespace nvx {
 namespace {

@@ -5,9 +5,9 @@
 #include <iterator>
 #include <utility>
 
+#include "base/error.h"
 #include "base/flag.h"
 #include "base/per_process.h"
-#include "base/reason.h"
 #include "memory/driver/beside_captures.h"
 #include "memory/driver/thread_call.h"
 

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/contain.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/per_process.h"
-#include "base/reason.h"
 #include "group/meet/store.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"

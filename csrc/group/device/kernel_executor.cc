@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "base/deadline.h"
+#include "base/error.h"
 #include "base/log.h"
-#include "base/reason.h"
 #include "base/words.h"
 #include "memory/driver/beside_captures.h"
 

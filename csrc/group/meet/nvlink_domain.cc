@@ -4,7 +4,7 @@
 #include <exception>
 #include <utility>
 
-#include "base/reason.h"
+#include "base/error.h"
 #include "group/meet/gpu_topology.h"
 #include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"

@@ -10,8 +10,8 @@
 
 #include "base/config.h"
 #include "base/contain.h"
+#include "base/error.h"
 #include "base/log.h"
-#include "base/reason.h"
 #include "torch/call/completion_poller.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/hook.h"

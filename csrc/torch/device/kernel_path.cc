@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "base/contain.h"
+#include "base/error.h"
 #include "base/log.h"
-#include "base/reason.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/call/call.h"
 #include "torch/core/argument_error.h"

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "base/reason.h"
+#include "base/error.h"
 
 namespace nvx {
 

@@ -13,7 +13,7 @@
 #include <iterator>
 #include <unordered_set>
 
-#include "base/reason.h"
+#include "base/error.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
