@@ -126,19 +126,23 @@ void ScheduleRun::begin(const schedule::Step& step) {
     flight.received_all = false;
     flight.early = true;
     flight.in_number = got_from_[size_t(step.recv_from)]++;
-    if (args_.on_device) say_ready(flight);
+    if (args_.on_device) send_ready(flight);
   }
   ++behind_;
   post(flight);
 }
 
-void ScheduleRun::say_ready(const Flight& flight) {
-  port_.mutex().held_by_caller();
-  MessageHeader header(Kind::kReady);
+MessageHeader ScheduleRun::header_of(Kind kind, uint16_t message) const {
+  MessageHeader header(kind);
   header.op = args_.op;
   header.run = args_.run;
-  header.message = flight.in_number;
-  port_.send(rank_of(flight.step.recv_from), header);
+  header.message = message;
+  return header;
+}
+
+void ScheduleRun::send_ready(const Flight& flight) {
+  port_.mutex().held_by_caller();
+  port_.send(rank_of(flight.step.recv_from), header_of(Kind::kReady, flight.in_number));
 }
 
 /// Passes segments to the link as far as the receiver's credit allows.
@@ -153,13 +157,11 @@ void ScheduleRun::post(Flight& flight) {
   do {
     const size_t bytes = std::min(segment, total - flight.posted);
     if (!port_.flow().take_credit(rank, bytes)) return;
-    MessageHeader header(flight.posted == 0 ? Kind::kFirst : Kind::kNext);
-    header.op = args_.op;
-    header.run = args_.run;
-    header.message = flight.out_number;
+    const bool is_first = flight.posted == 0;
+    MessageHeader header = header_of(is_first ? Kind::kFirst : Kind::kNext, flight.out_number);
     header.segment = uint32_t(flight.posted / segment);
     const First first{args_.label, total};
-    const auto behind = std::as_bytes(std::span(&first, header.kind == Kind::kFirst ? 1 : 0));
+    const auto behind = std::as_bytes(std::span(&first, is_first ? 1 : 0));
     const std::byte* body = data + flight.posted;
     flight.posted += bytes;
     flight.posted_all = flight.posted == total;

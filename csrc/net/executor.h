@@ -109,7 +109,8 @@ class ScheduleRun final : public Sender {
   void move_inside(const schedule::Step& step);
   void begin(const schedule::Step& step);
   void post(Flight& flight);
-  void say_ready(const Flight& flight);
+  MessageHeader header_of(Kind kind, uint16_t message) const;
+  void send_ready(const Flight& flight);
   void reap();
   Flight* flight_of(uint32_t rank, uint16_t number);
   bool fits(const Flight& flight, uint32_t segment, size_t bytes) const;

@@ -20,11 +20,16 @@ struct PingBody {
 
 double in_seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
+MessageHeader header_of(Kind kind, uint64_t value, uint64_t group, uint32_t from, uint32_t to) {
+  MessageHeader header(kind, value);
+  header.group = group;
+  header.from = from;
+  header.to = to;
+  return header;
+}
+
 MessageHeader pong_to(const MessageHeader& heard, Liveness::Answer value) {
-  MessageHeader pong(Kind::kPong, value);
-  pong.group = heard.group;
-  pong.from = heard.to;
-  pong.to = heard.from;
+  MessageHeader pong = header_of(Kind::kPong, value, heard.group, heard.to, heard.from);
   if (heard.kind == Kind::kPing) pong.op = heard.op;
   return pong;
 }
@@ -142,21 +147,13 @@ void Liveness::ask(PeerId peer, uint64_t group, int from, int to) {
   if (!signs.waits_for_pong) signs.asked_first = now;
   signs.asked = now;
   signs.waits_for_pong = true;
-  MessageHeader ping(Kind::kPing);
-  ping.group = group;
-  ping.from = uint32_t(from);
-  ping.to = uint32_t(to);
-  send(peer, ping);
+  send(peer, header_of(Kind::kPing, 0, group, uint32_t(from), uint32_t(to)));
 }
 
 void Liveness::tell_gone(PeerId peer, uint64_t group, int from, int to) {
   messenger_.mutex().held_by_caller();
   if (!messenger_.lost_because(peer).empty()) return;
-  MessageHeader pong(Kind::kPong, kGroupGone);
-  pong.group = group;
-  pong.from = uint32_t(from);
-  pong.to = uint32_t(to);
-  send(peer, pong);
+  send(peer, header_of(Kind::kPong, kGroupGone, group, uint32_t(from), uint32_t(to)));
 }
 
 PeerId Liveness::reconnect(PeerId peer) {

@@ -40,38 +40,26 @@ class ChannelMemory {
   }
 
   /// The packets of this epoch: to write for `to`, and to read from `from`.
-  NVX_HD Packet* packets_to(uint32_t to) const {
-    return reinterpret_cast<Packet*>(peers_[to].theirs + at_.offset(packets(), block_, rank()));
-  }
-  NVX_HD const Packet* packets_from(uint32_t from) const {
-    return reinterpret_cast<const Packet*>(peers_[from].mine + at_.offset(packets(), block_, from));
-  }
+  NVX_HD Packet* packets_to(uint32_t to) const { return cell_to<Packet>(packets(), to); }
+  NVX_HD const Packet* packets_from(uint32_t from) const { return cell_from<Packet>(packets(), from); }
   /// The slot of the i-th chunk from now on that this rank writes for a peer, or reads from it.
   NVX_HD std::byte* slot_to(uint32_t to, uint32_t i) const {
-    return peers_[to].theirs + at_.offset(Part::kStaging, block_, rank()) +
-           size_t((peers_[to].sent + i) % kChunks) * at_.shape.chunk_bytes;
+    return cell_to<std::byte>(Part::kStaging, to) + size_t((peers_[to].sent + i) % kChunks) * at_.shape.chunk_bytes;
   }
   NVX_HD const std::byte* slot_from(uint32_t from, uint32_t i) const {
-    return peers_[from].mine + at_.offset(Part::kStaging, block_, from) +
+    return cell_from<std::byte>(Part::kStaging, from) +
            size_t((peers_[from].taken + i) % kChunks) * at_.shape.chunk_bytes;
   }
 
   NVX_HD uint32_t slot() const { return epoch_ % slots_; }
   NVX_HD Part packets() const { return DevicePad::of(Part::kPackets, slot()); }
+  NVX_HD Part greetings() const { return DevicePad::of(Part::kGreetings, slot()); }
 
-  NVX_HD Packet* greetings_to(uint32_t to) const {
-    return reinterpret_cast<Packet*>(peers_[to].theirs +
-                                     at_.offset(DevicePad::of(Part::kGreetings, slot()), block_, rank()));
-  }
-  NVX_HD const Packet* greetings_from(uint32_t from) const {
-    return reinterpret_cast<const Packet*>(peers_[from].mine +
-                                           at_.offset(DevicePad::of(Part::kGreetings, slot()), block_, from));
-  }
-  NVX_HD PeerCounters& counters_at(uint32_t to) const {
-    return *reinterpret_cast<PeerCounters*>(peers_[to].theirs + at_.offset(Part::kCounters, block_, rank()));
-  }
+  NVX_HD Packet* greetings_to(uint32_t to) const { return cell_to<Packet>(greetings(), to); }
+  NVX_HD const Packet* greetings_from(uint32_t from) const { return cell_from<Packet>(greetings(), from); }
+  NVX_HD PeerCounters& counters_at(uint32_t to) const { return *cell_to<PeerCounters>(Part::kCounters, to); }
   NVX_HD const PeerCounters& counters_from(uint32_t from) const {
-    return *reinterpret_cast<const PeerCounters*>(peers_[from].mine + at_.offset(Part::kCounters, block_, from));
+    return *cell_from<PeerCounters>(Part::kCounters, from);
   }
   NVX_HD BlockState& own() const {
     return *reinterpret_cast<BlockState*>(at_.state + DeviceState{at_.shape}.blocks() + block_ * sizeof(BlockState));
@@ -82,8 +70,7 @@ class ChannelMemory {
   /// The reduction of a share: of the packets of all ranks, whose sums are sent on from packet `second` on, if it is
   /// not 0; or of a round's chunks.
   NVX_HD Fold fold(const Job& job, bool in_packets, uint32_t second, const Piece& out) const {
-    const Part greetings = DevicePad::of(Part::kGreetings, slot());
-    const Factors factors{job.factor, int(rank()), at_.offset(greetings, block_, 0), at_.cells[size_t(greetings)]};
+    const Factors factors{job.factor, int(rank()), at_.offset(greetings(), block_, 0), at_.cells[size_t(greetings())]};
     return {peers_,
             ranks_,
             rank(),
@@ -120,6 +107,16 @@ class ChannelMemory {
   }
 
  protected:
+  /// This block's cell of a part: in a peer's pad, which this rank writes, and in this rank's, which the peer writes.
+  template <class T>
+  NVX_HD T* cell_to(Part part, uint32_t to) const {
+    return reinterpret_cast<T*>(peers_[to].theirs + at_.offset(part, block_, rank()));
+  }
+  template <class T>
+  NVX_HD const T* cell_from(Part part, uint32_t from) const {
+    return reinterpret_cast<const T*>(peers_[from].mine + at_.offset(part, block_, from));
+  }
+
   const DeviceChannel& at_;
   Peer* peers_;
   uint32_t ranks_;
