@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "base/round_up.h"
+
 namespace nvx::kernel {
 
 /// A rank's share of a buffer.
@@ -11,7 +13,5 @@ struct Piece {
 };
 
 inline std::byte* advance(const Piece& piece, size_t bytes) { return piece.data ? piece.data + bytes : nullptr; }
-
-constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
 }  // namespace nvx::kernel

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/round_up.h"
+
 namespace nvx::net {
 namespace {
 
@@ -202,7 +204,7 @@ bool ScheduleRun::fits(const Flight& flight, uint32_t number, size_t bytes) cons
 /// Marks a segment as seen. Returns false if it was seen before.
 bool ScheduleRun::claim(Flight& flight, uint32_t number) {
   const size_t total = flight.step.recv.bytes, segment = port_.messenger().segment_bytes();
-  flight.seen.resize(std::max<size_t>(1, (total + segment - 1) / segment));
+  flight.seen.resize(std::max<size_t>(1, ceil_div(total, segment)));
   if (flight.seen[number]) return false;
   return flight.seen[number] = true;
 }

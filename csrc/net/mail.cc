@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/round_up.h"
 #include "net/group_port.h"
 
 namespace nvx::net {
@@ -55,7 +56,7 @@ void Mail::grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
   incoming_.push_back({next_id_++, rank, number, data, bytes, std::move(owner)});
-  incoming_.back().seen.resize((bytes + segment - 1) / segment);
+  incoming_.back().seen.resize(ceil_div(bytes, segment));
   port_.send(rank, {Kind::kGrant, number});
 }
 

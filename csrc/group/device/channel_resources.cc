@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/per_process.h"
+#include "base/round_up.h"
 #include "group/meet/store.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"
@@ -260,7 +261,7 @@ BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
 
 std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, size_t bytes) const {
   constexpr size_t kPage = 65536;
-  bytes = (bytes + kPage - 1) / kPage * kPage;
+  bytes = round_up(bytes, kPage);
   const auto make = [driver = registry_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
     return DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
   };

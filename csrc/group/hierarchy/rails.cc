@@ -9,7 +9,7 @@ using kernel::Piece;
 size_t Rails::rounds() const {
   size_t most = 0;
   for (const std::vector<int>& host : members_.topology.hosts) most = std::max(most, host.size());
-  return kernel::ceil_div(most, count());
+  return ceil_div(most, count());
 }
 
 int Rails::rank_at(size_t host, size_t local_rank) const {

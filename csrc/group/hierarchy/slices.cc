@@ -62,7 +62,7 @@ Slices::Slices(const Source& source)
 /// Between elements.
 void Slices::cut_by(size_t slice, size_t bytes) {
   slice = slice / width() * width();
-  cut_ = {slice, std::max<size_t>(1, kernel::ceil_div(bytes, slice)), bytes};
+  cut_ = {slice, std::max<size_t>(1, ceil_div(bytes, slice)), bytes};
 }
 
 std::byte* Slices::at(size_t k) const { return o_.proxy ? o_.proxy->at(k) : scratch_ + k % kSlots * slot_bytes_; }

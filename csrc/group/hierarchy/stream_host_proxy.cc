@@ -23,7 +23,7 @@ StreamHostProxy::~StreamHostProxy() {
 }
 
 Status StreamHostProxy::make(const Room& room) {
-  room_ = kernel::ceil_div(room.bytes, kAlign) * kAlign;
+  room_ = round_up(room.bytes, kAlign);
   const size_t slots = std::min(room.slices, kSlots) * room_;
   try {
     if (room.moves_only && setting_.on_device && slots != 0) device_slots_ = setting_.on_device(slots);

@@ -6,7 +6,6 @@
 namespace nvx {
 namespace {
 
-using kernel::ceil_div;
 using kernel::Collective;
 
 /// Chunks are whole cache lines. No element straddles one.

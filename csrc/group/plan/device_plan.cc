@@ -6,7 +6,6 @@
 namespace nvx {
 namespace {
 
-using kernel::ceil_div;
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 

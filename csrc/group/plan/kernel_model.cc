@@ -9,7 +9,6 @@
 namespace nvx {
 namespace {
 
-using kernel::ceil_div;
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 

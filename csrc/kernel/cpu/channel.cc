@@ -64,7 +64,7 @@ bool Channel::enter(CpuExec& ex) {
 
 /// The slots of the last epochs, which peers may still read, lie before the next one.
 void Channel::next_slot() {
-  slot_at_ += (std::exchange(slot_bytes_, 0) + kCacheLine - 1) / kCacheLine * kCacheLine;
+  slot_at_ += round_up(std::exchange(slot_bytes_, 0), kCacheLine);
   if (!rotates_) slot_at_ = epoch_ % kEpochs * kSlotBytes;
   if (slot_at_ > kSlotsBytes - kSlotBytes) slot_at_ = 0;
 }

@@ -10,6 +10,7 @@
 #include "base/collective.h"
 #include "base/failure_note.h"
 #include "base/flag.h"
+#include "base/round_up.h"
 #include "kernel/reduce/dtype.h"
 
 namespace nvx::kernel {
@@ -149,23 +150,20 @@ class PadLayout {
   explicit constexpr PadLayout(size_t ranks) : ranks_(ranks) {}
 
   static constexpr size_t header() { return 0; }
-  static constexpr size_t done() { return round(sizeof(PadHeader)); }
+  static constexpr size_t done() { return round_up(sizeof(PadHeader), kCacheLine); }
   static constexpr size_t staged() { return done() + sizeof(FlagLine); }
   static constexpr size_t reduced() { return staged() + sizeof(FlagLine); }
   static constexpr size_t fetched() { return reduced() + sizeof(FlagLine); }
   static constexpr size_t recent() { return fetched() + sizeof(FlagLine); }
-  static constexpr size_t arrivals() { return round(recent() + kRecent * sizeof(Fingerprint)); }
+  static constexpr size_t arrivals() { return round_up(recent() + kRecent * sizeof(Fingerprint), kCacheLine); }
   static constexpr size_t counts() { return arrivals() + kEpochs * sizeof(Arrival); }
-  constexpr size_t outboxes() const { return round(counts() + kEpochs * ranks_ * sizeof(uint64_t)); }
+  constexpr size_t outboxes() const { return round_up(counts() + kEpochs * ranks_ * sizeof(uint64_t), kCacheLine); }
   constexpr size_t inboxes() const { return outboxes() + ranks_ * sizeof(Outbox); }
-  constexpr size_t slots() const { return page(inboxes() + ranks_ * sizeof(Inbox)); }
+  constexpr size_t slots() const { return round_up(inboxes() + ranks_ * sizeof(Inbox), 4096); }
   constexpr size_t bytes() const { return slots() + kSlotsBytes; }
   constexpr size_t ranks() const { return ranks_; }
 
  private:
-  static constexpr size_t round(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
-  static constexpr size_t page(size_t n) { return (n + 4095) / 4096 * 4096; }
-
   size_t ranks_;
 };
 static_assert(PadLayout::arrivals() % kCacheLine == 0 && PadLayout(3).outboxes() % kCacheLine == 0);

@@ -129,12 +129,12 @@ struct DevicePad {
   DeviceShape shape;
 
   /// The packets that a cell has room for: whole rows.
-  constexpr size_t packets() const { return (shape.packets + kRowPackets - 1) / kRowPackets * kRowPackets; }
+  constexpr size_t packets() const { return round_up(shape.packets, kRowPackets); }
   constexpr size_t cell(Part part) const {
     const size_t bytes[] = {
         kGreetingPackets * sizeof(Packet), packets() * sizeof(Packet), kGreetingPackets * sizeof(Packet),
         packets() * sizeof(Packet),        sizeof(PeerCounters),       size_t(kChunks) * shape.chunk_bytes};
-    return (bytes[size_t(part)] + kCacheLine - 1) / kCacheLine * kCacheLine;
+    return round_up(bytes[size_t(part)], kCacheLine);
   }
   constexpr size_t offset(Part part) const {
     size_t sum = 0;
@@ -188,19 +188,18 @@ struct DeviceState {
   static constexpr size_t rank() { return 0; }
   /// One PeerPads per rank.
   static constexpr size_t pads() { return rank() + sizeof(RankState); }
-  constexpr size_t blocks() const { return round(pads() + shape.ranks * sizeof(PeerPads)); }
+  constexpr size_t blocks() const { return round_up(pads() + shape.ranks * sizeof(PeerPads), kCacheLine); }
   constexpr size_t pipes() const { return blocks() + shape.blocks * sizeof(BlockState); }
   constexpr size_t pipe(uint32_t block, uint32_t peer) const {
     return pipes() + (size_t(block) * shape.ranks + peer) * sizeof(PipeState);
   }
   /// One PoolView per rank: the host copies here what it has mapped. Kernels do not read it from the host's memory,
   /// where the reads of a launch's blocks would come one after another.
-  constexpr size_t views() const { return round(pipe(shape.blocks, 0)); }
-  constexpr size_t bytes() const { return round(views() + shape.ranks * kViewBytes); }
+  constexpr size_t views() const { return round_up(pipe(shape.blocks, 0), kCacheLine); }
+  constexpr size_t bytes() const { return round_up(views() + shape.ranks * kViewBytes, kCacheLine); }
 
  private:
   static constexpr size_t kViewBytes = 16;
-  static constexpr size_t round(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
 };
 
 /// Why a rank's kernel gave up, for the host. Only the first failure of a rank is kept.

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/round_up.h"
 #include "memory/driver/driver_library.h"
 #include "memory/gpu/device_work.h"
 
@@ -83,11 +84,11 @@ DeviceArena& DeviceRegistry::arena(int device, ShareKind kind) {
   }
   const std::string what = "making " + std::to_string(arena_bytes_ >> 10) + " KiB of memory on GPU " +
                            std::to_string(device) + " (" + name(kind) + ")";
-  return arena->get(
-      what, Deadline::after(timeout_), [driver = driver_, device, kind, bytes = arena_bytes_, timeout = timeout_] {
-        const size_t granule = share_granularity(*driver, device, kind);
-        return std::make_unique<DeviceArena>(driver, device, kind, (bytes + granule - 1) / granule * granule, timeout);
-      });
+  return arena->get(what, Deadline::after(timeout_),
+                    [driver = driver_, device, kind, bytes = arena_bytes_, timeout = timeout_] {
+                      const size_t granule = share_granularity(*driver, device, kind);
+                      return std::make_unique<DeviceArena>(driver, device, kind, round_up(bytes, granule), timeout);
+                    });
 }
 
 DeviceArena* DeviceRegistry::made(int device) {

@@ -6,6 +6,7 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "base/per_process.h"
+#include "base/round_up.h"
 #include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/mapping_setup.h"
@@ -72,8 +73,6 @@ struct MulticastInfo {
   char why_not[160] = {};  // empty: the step succeeded
 };
 static_assert(sizeof(MulticastInfo) == 16 + 64 + 160);
-
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /// Does not wait for the driver.
 void release(std::shared_ptr<MulticastObject> object) {

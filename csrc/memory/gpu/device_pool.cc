@@ -5,21 +5,16 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/round_up.h"
 #include "memory/driver/thread_call.h"
 
 namespace nvx {
-namespace {
-
-uint64_t up_to_multiple(uint64_t bytes, uint64_t of) { return (bytes + of - 1) / of * of; }
-
-}  // namespace
 
 DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options options)
     : options_(std::move(options)),
       made_by_(getpid()),
       granule_(share_granularity(*driver, device, options_.kind)),
-      region_(
-          std::make_shared<GrowingRegion>(driver, device, up_to_multiple(facts_of(*driver, device).bytes, granule_))),
+      region_(std::make_shared<GrowingRegion>(driver, device, round_up(facts_of(*driver, device).bytes, granule_))),
       spans_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
 
 DevicePtr DevicePool::allocate(size_t bytes) {
@@ -44,7 +39,7 @@ void DevicePool::grow(uint64_t bytes) {
   const std::string what =
       "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " + std::to_string(device());
   if (stuck_) throw Error(Code::kTimeout, "nvx: " + what + ": the driver has not returned from an earlier call");
-  const uint64_t before = grown(), more = up_to_multiple(bytes, granule_);
+  const uint64_t before = grown(), more = round_up(bytes, granule_);
   if (before == 0) options_.start_server();
   try {
     (void)call_or_throw<bool>(what, Deadline::after(options_.timeout), [region = region_, kind = options_.kind, more] {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/round_up.h"
 
 namespace nvx {
 
@@ -31,7 +32,7 @@ void SpanAllocator::add(Span span) {
 }
 
 Span SpanAllocator::take(size_t bytes) {
-  bytes = (bytes + page_ - 1) / page_ * page_;
+  bytes = round_up(bytes, page_);
   free_deferred();
   for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
     if (hole->second < bytes) continue;

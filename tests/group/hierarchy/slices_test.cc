@@ -70,7 +70,7 @@ TEST(Slices, AreThoseThatThePlanExplains) {
         const InterHostPlan plan = plan_between(between, bytes, members.facts);
         const Sizes size = sizes(between, bytes, plan, members.facts);
         EXPECT_EQ(slices->row(), plan.row);
-        EXPECT_EQ(slices->count(), kernel::ceil_div(size.sliced, plan.slice));
+        EXPECT_EQ(slices->count(), ceil_div(size.sliced, plan.slice));
         ASSERT_EQ(slices->before(0).empty(), plan.before == Collective::kNone);
         ASSERT_EQ(slices->after(0).empty(), plan.after == Collective::kNone);
         for (const Operation& step : slices->before(0)) EXPECT_EQ(staged_by(step), size.before);
