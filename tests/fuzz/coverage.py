@@ -35,12 +35,13 @@ PARTS_OF = {
     "group/meet/far_meeting.cc": "FarMeeting::meet FarMeeting::know",
     "group/meet/host_meeting.cc": "HostMeeting::enter HostMeeting::reason",
     "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::come Mailbox::match_early
-        Mailbox::accept Mailbox::yield MailPeer::come MailPeer::keep MailPeer::let_go MailPeer::clear
+        Mailbox::accept Mailbox::release_idle MailPeer::come MailPeer::keep MailPeer::let_go MailPeer::clear
         MailPeer::finish""",
     "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
     "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::accept LocalServer::handle",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",
-    "memory/shm/host_relay.cc": "receive_info read_all HostRelay::serve HostRelay::attend RelayClient::next RelayClient::take",
+    "memory/shm/host_relay.cc": """receive_info read_all HostRelay::serve HostRelay::attend RelayClient::next
+        RelayClient::take""",
     "memory/shm/shm_registry.cc": """receive_segment PeerProcess::PeerProcess PeerProcess::tensors ShmRegistry::find
         ShmRegistry::adopt IpcSocket::answer IpcSocket::serve IpcSocket::fetch IpcSocket::connect IpcSocket::receive""",
     "memory/shm/unix_socket.cc": """abstract_address tokens_in is_own peer_of same connect_to peer_pid accept_clients
@@ -59,8 +60,8 @@ PARTS_OF = {
     "net/tcp/job_key.cc": "JobKey::sign JobKey::same",
     "net/tcp/tcp.cc": """TcpLink::add TcpLink::accept TcpLink::make_room_for_pending TcpLink::reap_incoming
         TcpLink::note_end TcpLink::handle""",
-    "net/tcp/tcp_outgoing.cc": """Outgoing::fail Outgoing::advance Outgoing::receive_some Outgoing::send_proof Outgoing::receive_welcome
-        Outgoing::check_for_end""",
+    "net/tcp/tcp_outgoing.cc": """Outgoing::fail Outgoing::advance Outgoing::receive_some Outgoing::send_proof
+        Outgoing::receive_welcome Outgoing::check_for_end""",
     "net/ucx/ucx.cc": """UcxLink::add UcxLink::on_message UcxLink::on_control UcxLink::handle UcxLink::connect_back
         UcxLink::lose UcxLink::drop""",
 }
