@@ -413,8 +413,6 @@ class CudaMachine {
   int tile_;
   int tiles_;
 };
-
-using CudaExec = TileExec<CudaMachine>;
 #endif
 
 }  // namespace nvx::kernel
