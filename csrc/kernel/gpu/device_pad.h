@@ -128,8 +128,8 @@ enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, k
 struct DevicePad {
   DeviceShape shape;
 
-  /// The packets that a cell has room for: whole rows.
-  constexpr size_t packets() const { return round_up(shape.packets, kRowPackets); }
+  /// The packets that a cell has room for: whole rows. Kernels compute this, so it stays in 32 bits, unlike round_up().
+  constexpr size_t packets() const { return (shape.packets + kRowPackets - 1) / kRowPackets * kRowPackets; }
   constexpr size_t cell(Part part) const {
     const size_t bytes[] = {
         kGreetingPackets * sizeof(Packet), packets() * sizeof(Packet), kGreetingPackets * sizeof(Packet),
