@@ -65,16 +65,17 @@ void MonitoredBarrier::tell_other_hosts(net::Kind what, Stamp turn) {
 /// Lists the numbers of all missing ranks, and describes the first few.
 Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all, const std::string& me,
                                        const Deadline& deadline) const {
-  std::string numbers, described;
-  for (size_t i = 0; i < missing.size(); ++i) {
-    numbers += (i ? ", " : "") + std::to_string(missing[i]);
-    if (i < kMostDescribed) described += (i ? ", " : "") + members_.describe_awaited(missing[i]);
+  std::vector<std::string> numbers, described;
+  for (const int rank : missing) {
+    numbers.push_back(std::to_string(rank));
+    if (described.size() < kMostDescribed) described.push_back(members_.describe_awaited(rank));
   }
-  if (missing.size() > kMostDescribed) described += ", ...";
+  if (missing.size() > kMostDescribed) described.push_back("...");
   const std::string head =
-      (all ? "Ranks " : "Rank ") + numbers + " failed to pass monitoredBarrier in " + seconds(deadline);
+      (all ? "Ranks " : "Rank ") + joined(numbers) + " failed to pass monitoredBarrier in " + seconds(deadline);
   const std::string cycle = cycle_of_waits(members_, {missing, ""}, "monitored_barrier", deadline.start);
-  const std::string rest = me + ", waited for " + described + (cycle.empty() ? "" : "; cycle of waits: " + cycle);
+  const std::string rest =
+      me + ", waited for " + joined(described) + (cycle.empty() ? "" : "; cycle of waits: " + cycle);
   if (!core_.failures.failed())
     return {Code::kTimeout, "nvx: " + head + "; " + rest, see_logs_of(missing.size(), "monitored_barrier(timeout=)")};
   Failure why = met_in(core_.failures.failure().failure(), rest);

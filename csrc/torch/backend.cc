@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/per_process.h"
+#include "base/words.h"
 #include "group/device/device_pools.h"
 #include "torch/arguments/checks.h"
 #include "torch/device/kernel_path.h"
@@ -143,8 +144,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
   const auto& ranks = group.topology().global_ranks;
   std::vector<KnownProcess> all = group.processes(), processes;
   std::vector<uint64_t> global;
-  std::string without;
-  for (const int64_t rank : gone) without += (without.empty() ? "" : ",") + std::to_string(rank);
+  std::vector<std::string> without;
+  for (const int64_t rank : gone) without.push_back(std::to_string(rank));
   int rank = 0, left = 0;
   for (int r = 0; r < size; ++r) {
     if (gone.contains(r)) continue;
@@ -155,7 +156,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
   }
   auto options = c10::make_intrusive<Options>(options_of_child(group, override, std::move(global)));
   options->group_name = group.name() + ":shrunk";
-  auto store = c10::make_intrusive<c10d::PrefixStore>("nvx/without/" + without, current->context.groups.store());
+  auto store =
+      c10::make_intrusive<c10d::PrefixStore>("nvx/without/" + joined(without, ","), current->context.groups.store());
   auto smaller = make_group(store, rank, left, *options, {}, std::move(processes));
   return c10::make_intrusive<ProcessGroupNVX>(std::move(store), std::move(smaller), *options);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/words.h"
 #include "kernel/cpu/launch.h"
 #include "kernel/reduce/level.h"
 
@@ -104,7 +105,7 @@ size_t IntraHost::staged_bytes(const Operation& step) const {
 
 namespace {
 
-std::optional<Piece> joined(const Pieces& pieces) {
+std::optional<Piece> as_one(const Pieces& pieces) {
   Piece all = pieces[0];
   for (size_t p = 1; p < pieces.size(); ++p) {
     if (pieces[p].bytes != 0 && pieces[p].data != all.data + all.bytes) return std::nullopt;
@@ -136,7 +137,7 @@ std::optional<size_t> IntraHost::lendable(const Operation& step) const {
       break;
     case Collective::kReduceScatter:
     case Collective::kAllToAll: {
-      const std::optional<Piece> all = joined(step.send);
+      const std::optional<Piece> all = as_one(step.send);
       if (!all) return std::nullopt;
       given = *all;
       const bool own = step.out == step.send[me].data;
@@ -227,13 +228,15 @@ Status IntraHost::explain(const kernel::Verdict& v, const Operation& o, const De
 
 Awaited IntraHost::missing_ranks() {
   Awaited missing;
+  std::vector<std::string> names;
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s == members_.local_rank()) continue;
     const kernel::Arrival& there = members_.pad(s).arrival(channel_.epoch());
     if (reached(there.flag.value.load(std::memory_order_seq_cst), stamp(channel_.epoch(), 0))) continue;
     missing.ranks.push_back(members_.here()[size_t(s)]);
-    missing.words += (missing.words.empty() ? "" : ", ") + members_.describe_progress(s);
+    names.push_back(members_.describe_progress(s));
   }
+  missing.words = joined(names);
   return missing;
 }
 

@@ -255,13 +255,13 @@ std::string GroupStatus::lates() const {
   for (const StatusSlot::Late& late : slot_->lates)
     longest.push_back({late.ns.load(kRelaxed), late.rank.load(kRelaxed), late.times.load(kRelaxed)});
   std::sort(longest.rbegin(), longest.rend());
-  std::string text;
+  std::vector<std::string> ranks;
   for (const auto& [ns, rank, times] : longest) {
     if (ns == 0) break;
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank - 1) + " " + seconds(double(ns) / 1e9) +
-            " (last in " + std::to_string(times) + (times == 1 ? " call)" : " calls)");
+    ranks.push_back("rank " + std::to_string(rank - 1) + " " + seconds(double(ns) / 1e9) + " (last in " +
+                    std::to_string(times) + (times == 1 ? " call)" : " calls)"));
   }
-  return text;
+  return joined(ranks);
 }
 
 // --- the page
@@ -292,9 +292,9 @@ std::string host() {
 
 template <class NameOf>
 std::string list(size_t n, NameOf name_of) {
-  std::string text;
-  for (size_t i = 0; i < n; ++i) text += (i ? " " : "") + std::string(name_of(i));
-  return "\"" + text + "\"";
+  std::vector<std::string> names;
+  for (size_t i = 0; i < n; ++i) names.push_back(name_of(i));
+  return "\"" + joined(names, " ") + "\"";
 }
 
 std::string section(const char* name, size_t at, size_t records, const char* format, const char* fields) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/words.h"
 #include "group/core/status.h"
 
 namespace nvx {
@@ -99,11 +100,11 @@ class Search {
   }
 
   std::string words() const {
-    std::string text;
+    std::vector<std::string> waits;
     for (const Wait& wait : path_)
-      text += (text.empty() ? "rank " : ", rank ") + std::to_string(wait.from) + " waits in group " + wait.name + " (" +
-              wait.call + ") for rank " + std::to_string(wait.to);
-    return text;
+      waits.push_back("rank " + std::to_string(wait.from) + " waits in group " + wait.name + " (" + wait.call +
+                      ") for rank " + std::to_string(wait.to));
+    return joined(waits);
   }
 
  private:

@@ -230,17 +230,16 @@ void DeviceCommunicator::check_while_waiting(int writer) {
 }
 
 void DeviceCommunicator::warn_of_missing(Store& store, const std::string& come, const Deadline& deadline) {
-  std::string missing;
+  std::vector<std::string> missing;
   for (int r = 0; r < members_.size(); ++r) {
     if (!store.get(come + "/" + std::to_string(r), std::chrono::milliseconds(0)))
-      missing += (missing.empty() ? "" : ", ") + members_.topology.describe(r);
+      missing.push_back(members_.topology.describe(r));
   }
-  if (missing.empty()) missing = "all other ranks";
   NVX_LOG(
       kWarn,
       "group %s: this rank passed device_id to init_process_group, but within %.0f s %s did not: the first collective "
       "opens the devices instead. Next: pass device_id on all ranks, or on none",
-      members_.name.c_str(), deadline.elapsed_s(), missing.c_str());
+      members_.name.c_str(), deadline.elapsed_s(), missing.empty() ? "all other ranks" : joined(missing).c_str());
 }
 
 /// Throws Error, and then on all ranks unless one has exited.

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/words.h"
 #include "kernel/reduce/level.h"
 
 namespace nvx {
@@ -281,9 +282,9 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
                                      : ", which have called it too: see their logs for the rank that they wait for";
       core_.failures.doubt(kReportGraceSteps);
     }
-    for (const int rank : whom.ranks) {
-      whom.words += (whom.words.empty() ? "" : ", ") + members_.topology.describe(rank);
-    }
+    std::vector<std::string> names;
+    for (const int rank : whom.ranks) names.push_back(members_.topology.describe(rank));
+    whom.words = joined(names);
     if (!whom.ranks.empty() && how == Waited::kTimedOut) whom.words += state;
     if (v.cause == Cause::kLost) fate = port_.fate(v.rank);
   }

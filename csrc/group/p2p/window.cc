@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/words.h"
 #include "group/p2p/gather.h"
 
 namespace nvx {
@@ -25,15 +26,16 @@ void Window::meet(const Parts& group, bool offered) {
   const auto ranks = size_t(members_.size());
   const Info info{core_.next_number(), mine_.share, offered};
   const std::vector<Info> infos = gather(core_, group.execute, info.number, "window", info);
-  std::string without;
+  std::vector<std::string> without;
   for (size_t r = 0; r < ranks; ++r) {
     const Share& share = infos[r].share;
     const bool possible = share.element_bytes != 0 && share.elements <= SIZE_MAX / share.element_bytes;
-    if (!infos[r].offered || !possible) without += (without.empty() ? "" : ", ") + members_.topology.describe(int(r));
+    if (!infos[r].offered || !possible) without.push_back(members_.topology.describe(int(r)));
     shares_[r] = share;
   }
   NVX_CHECK(without.empty(), "no window was created in group " + members_.name + ", because a tensor was refused on " +
-                                 without + ". Next: see the error there, and call tensor_register again on all ranks");
+                                 joined(without) +
+                                 ". Next: see the error there, and call tensor_register again on all ranks");
   number_ = infos[0].number;
 }
 

@@ -193,13 +193,12 @@ bool Overrides::misses(size_t ranks) const {
 }
 
 std::string Overrides::text() const {
-  std::string text;
+  std::vector<std::string> texts;
   for (const auto& [at, value] : values_) {
     const std::string where = at.first == kAny ? "" : " for " + std::to_string(at.first) + " ranks";
-    text += (text.empty() ? "" : ", ") + std::string(kTuneRows[size_t(at.second)].name) + '=' +
-            std::to_string(value.first) + where;
+    texts.push_back(std::string(kTuneRows[size_t(at.second)].name) + '=' + std::to_string(value.first) + where);
   }
-  return text;
+  return joined(texts);
 }
 
 }  // namespace nvx

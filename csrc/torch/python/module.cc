@@ -11,6 +11,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "base/per_process.h"
+#include "base/words.h"
 #include "group/device/device_pools.h"
 #include "group/device_explain.h"
 #include "group/plan/device_plan.h"
@@ -44,13 +45,13 @@ template <class T, class... Bases>
 using Class = py::class_<T, c10::intrusive_ptr<T>, Bases...>;
 
 kernel::Collective collective_of(const std::string& called) {
-  std::string known;
+  std::vector<std::string> known;
   for (int c = int(kernel::Collective::kAllReduce); c <= int(kernel::Collective::kBarrier); ++c) {
     const char* one = name(kernel::Collective(c));
     if (called == one) return kernel::Collective(c);
-    known += std::string(known.empty() ? "" : ", ") + one;
+    known.push_back(one);
   }
-  C10_THROW_ERROR(ValueError, "nvx: there is no collective " + called + "; there are " + known);
+  C10_THROW_ERROR(ValueError, "nvx: there is no collective " + called + "; there are " + joined(known));
 }
 
 /// Facts of a group of processes like this one, spread evenly over hosts.

@@ -279,22 +279,21 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
 
 /// Describes the failure, and names the members that have not come, as far as this process knows them.
 Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
-  constexpr int kMost = 8;
-  std::string missing;
+  constexpr size_t kMost = 8;
   if (Failure failure = error.failure(); failure.code == Code::kPeerDied) {
     failure.advice = "reconfigure without it, with a uuid that is new";
     return failure;
   }
   if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return error.status();
+  std::vector<std::string> missing;
   contain("the store, asked who has come to reconfigure,", [&] {
     TorchStore store(store_of(plan), int(plan.members.size()));
-    int named = 0;
-    for (size_t r = 0; r < plan.members.size() && named < kMost; ++r) {
-      if (store.add(came_key(r), 0) > 0) continue;
-      missing += (named++ ? ", rank " : "rank ") + std::to_string(r) + " is " + plan.members[r].who();
+    for (size_t r = 0; r < plan.members.size() && missing.size() < kMost; ++r) {
+      if (store.add(came_key(r), 0) == 0)
+        missing.push_back("rank " + std::to_string(r) + " is " + plan.members[r].who());
     }
   });
-  return missing.empty() ? error.status() : met_in(error.status(), "of those that did not come, " + missing);
+  return missing.empty() ? error.status() : met_in(error.status(), "of those that did not come, " + joined(missing));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {
