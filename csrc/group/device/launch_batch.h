@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 
+#include "group/plan/operation.h"
 #include "kernel/gpu/launch_cuda.h"
 
 namespace nvx {
@@ -28,19 +29,14 @@ class LaunchBatch {
   std::span<const kernel::Piece> pieces() const { return {piece_.data(), listed_}; }
 
  private:
-  /// The range from the first to the last byte that a job accesses. Disjoint ranges mean disjoint jobs.
-  struct Reach {
-    const std::byte* begin = nullptr;
-    const std::byte* end = nullptr;
-  };
   bool append(const kernel::Job& job);
-  Reach reach_of(const kernel::Pieces& pieces) const;
-  bool meets(const kernel::Pieces& a, const kernel::Pieces& b) const;
+  bool overlap(const kernel::Pieces& a, const kernel::Pieces& b) const;
 
   const uint32_t ranks_;
   size_t jobs_ = 0, listed_ = 0;
   std::array<kernel::Job, kernel::kLaunchJobs> job_;
-  std::array<Reach, kernel::kLaunchJobs> read_, written_;
+  /// The ranges from the first to the last byte that the jobs access. Disjoint ranges mean disjoint jobs.
+  std::array<kernel::Piece, kernel::kLaunchJobs> read_, written_;
   std::array<kernel::Piece, kernel::kLaunchPieces> piece_;
 };
 
