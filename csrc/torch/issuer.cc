@@ -30,7 +30,7 @@ int64_t elements_of(const Tensors& tensors) {
 
 uint64_t bytes_of(const Tensors& tensors) {
   uint64_t n = 0;
-  for (const at::Tensor& tensor : tensors) n += uint64_t(tensor.numel()) * tensor.element_size();
+  for (const at::Tensor& tensor : tensors) n += tensor.nbytes();
   return n;
 }
 

@@ -53,7 +53,7 @@ IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& 
   if (kind.type != c10d::OpType::RECVANYSOURCE && (peer < 0 || peer >= context_.size))
     args.invalid("invalid rank ", peer, " in a group of ", context_.size);
   at::Tensor& tensor = message_tensor(args, tensors, tag);
-  const ToolRange range(kind.title + 4, [&] { return uint64_t(tensor.numel()) * tensor.element_size(); });
+  const ToolRange range(kind.title + 4, [&] { return tensor.nbytes(); });
   if (!at::hasCallbacks()) [[likely]]
     return begin_transfer(kind, tensor, peer, tag, receives);
   const Tensors none, it{tensor};
@@ -76,7 +76,7 @@ IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int
   message->tag = tag;
   message->dtype = dtype_of(tensor);
   message->data = static_cast<std::byte*>(tensor.data_ptr());
-  message->bytes = size_t(tensor.numel()) * tensor.element_size();
+  message->bytes = tensor.nbytes();
   if (tensor.device().type() == kernel_device()) {
     message->at = context_.group().mail().reach(message->data, message->bytes, tensor.device().index(), peer);
     if (message->at) context_.group().device().update_pools();

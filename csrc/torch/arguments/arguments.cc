@@ -12,11 +12,9 @@ namespace {
 
 using kernel::Piece;
 
-size_t bytes_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tensor.element_size(); }
-
 size_t bytes_of_all(at::TensorList tensors) {
   size_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? bytes_of(tensor) : 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? tensor.nbytes() : 0;
   return bytes;
 }
 
@@ -66,7 +64,7 @@ uint64_t shape_of(const Pieces& pieces) {
 /// The ranks' parts of a tensor's memory. splits: how many rows of dimension 0 each part has; empty: equal parts.
 Pieces cut(const at::Tensor& tensor, const std::vector<int64_t>& splits, std::byte* base, int ranks) {
   Pieces pieces{size_t(ranks)};
-  const size_t total = bytes_of(tensor);
+  const size_t total = tensor.nbytes();
   const size_t rows = tensor.dim() && tensor.size(0) ? size_t(tensor.size(0)) : 1;
   for (size_t p = 0; p < pieces.size(); ++p) {
     const size_t bytes = splits.empty() ? total / pieces.size() : size_t(splits[p]) * (total / rows);
@@ -114,7 +112,7 @@ const std::byte* Arguments::input(TensorOperation& c, const at::Tensor& tensor, 
 }
 
 Piece Arguments::give(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
-  return {const_cast<std::byte*>(input(c, tensor, apart)), bytes_of(tensor)};
+  return {const_cast<std::byte*>(input(c, tensor, apart)), tensor.nbytes()};
 }
 
 std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart, bool filled) const {
@@ -160,7 +158,7 @@ TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   c.operation.in = c.operation.out;
   c.operation.root = int(root);
   c.operation.recv = Pieces(size_t(size_));
-  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {c.operation.out, bytes_of(tensor)};
+  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {c.operation.out, tensor.nbytes()};
   return c;
 }
 
@@ -177,7 +175,7 @@ TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor
   c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
   for (size_t p = 0; p < outputs.size(); ++p)
-    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
+    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), outputs[p].nbytes()};
   const int64_t own = outputs[size_t(rank_)].numel();
   if (own != tensor.numel()) invalid("the input has ", tensor.numel(), " elements, the output for this rank ", own);
   c.operation.shape = shape_of(c.operation.recv);
@@ -219,21 +217,21 @@ TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor
   return c;
 }
 
-/// Describes each rank's input. Only the root knows the outputs.
-TensorOperation Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apart) const {
+/// For a gather or a scatter, of which only the root knows all pieces. own: the tensor that each rank has.
+TensorOperation Arguments::begin_rooted(kernel::Collective collective, const at::Tensor& own, int64_t root) const {
   check_root(root);
-  check_tensor(in);
-  TensorOperation c = begin(kernel::Collective::kGather, in);
+  check_tensor(own);
+  TensorOperation c = begin(collective, own);
   c.operation.root = int(root);
   c.operation.send = Pieces(size_t(size_));
   c.operation.recv = Pieces(size_t(size_));
-  c.operation.send[size_t(root)] = give(c, in, apart);
   return c;
 }
 
 TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tensor& tensor, int64_t root) const {
-  TensorOperation c =
-      begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
+  TensorOperation c = begin_rooted(kernel::Collective::kGather, tensor, root);
+  const bool apart = outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_));
+  c.operation.send[size_t(root)] = give(c, tensor, apart);
   check_lists_at_root(outputs, "output", root);
   if (root != rank_) return c;
   const Outputs written(outputs[0]);
@@ -241,14 +239,15 @@ TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tenso
     at::Tensor& out = outputs[0][p];
     check_tensor(out);
     check_type(outputs[0], p, tensor);
-    c.operation.recv[p] = {output(c, out, written.meets_one_before(p)), bytes_of(out)};
+    c.operation.recv[p] = {output(c, out, written.meets_one_before(p)), out.nbytes()};
   }
   if (outputs[0][size_t(rank_)].numel() != tensor.numel()) check_size(outputs[0], size_t(rank_), tensor);
   return c;
 }
 
 TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
-  TensorOperation c = begin_gather(in, root, root == rank_ && clash_within(in, out, rank_));
+  TensorOperation c = begin_rooted(kernel::Collective::kGather, in, root);
+  c.operation.send[size_t(root)] = give(c, in, /*apart=*/root == rank_ && clash_within(in, out, rank_));
   if (root != rank_) return c;
   check_times_size(out, in, /*whole=*/out);
   c.operation.recv = cut(out, {}, output(c, out), size_);
@@ -256,13 +255,8 @@ TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, in
 }
 
 TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<Tensors>& inputs, int64_t root) const {
-  check_root(root);
-  check_tensor(out);
-  TensorOperation c = begin(kernel::Collective::kScatter, out);
-  c.operation.root = int(root);
-  c.operation.send = Pieces(size_t(size_));
-  c.operation.recv = Pieces(size_t(size_));
-  c.operation.recv[size_t(root)] = {output(c, out), bytes_of(out)};
+  TensorOperation c = begin_rooted(kernel::Collective::kScatter, out, root);
+  c.operation.recv[size_t(root)] = {output(c, out), out.nbytes()};
   check_lists_at_root(inputs, "input", root);
   if (root != rank_) return c;
   for (size_t p = 0; p < inputs[0].size(); ++p) {
@@ -290,7 +284,7 @@ TensorOperation Arguments::all_to_all(Tensors& outputs, const Tensors& inputs) c
     same_type(inputs[0], inputs[p]);
     same_type(outputs[p], inputs[0]);
     c.operation.send[p] = give(c, inputs[p], written.clash(inputs[p], p));
-    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
+    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), outputs[p].nbytes()};
   }
   const int64_t sent = inputs[size_t(rank_)].numel(), kept = outputs[size_t(rank_)].numel();
   if (sent != kept)

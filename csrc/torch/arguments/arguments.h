@@ -50,7 +50,7 @@ class Arguments : public Checks {
                         const c10d::ReduceOp* op = nullptr) const;
   TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
                                bool apart) const;
-  TensorOperation begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
+  TensorOperation begin_rooted(kernel::Collective collective, const at::Tensor& own, int64_t root) const;
   void reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const TensorOperation& c, const at::Tensor& tensor) const;
   /// These three return the memory that the operation uses for a tensor: its own or a stand-in's. apart: an output uses

@@ -10,13 +10,11 @@ namespace {
 
 const std::byte* begin_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.data_ptr()); }
 
-size_t length_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tensor.element_size(); }
-
 }  // namespace
 
 MemorySpan span_of(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_contiguous()) return {};
-  return {begin_of(tensor), begin_of(tensor) + length_of(tensor)};
+  return {begin_of(tensor), begin_of(tensor) + tensor.nbytes()};
 }
 
 bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts) {
@@ -42,7 +40,7 @@ bool Outputs::meets_one_before(size_t p) const {
 
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
   const MemorySpan in = span_of(piece), all = span_of(whole);
-  return in.meets(all) && in.begin != all.begin + size_t(rank) * length_of(piece);
+  return in.meets(all) && in.begin != all.begin + size_t(rank) * piece.nbytes();
 }
 
 std::vector<bool> use_memory_again(const Tensors& tensors) {
