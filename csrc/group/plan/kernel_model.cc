@@ -115,7 +115,7 @@ KernelCost cost_of(DeviceAlgorithm algorithm, Collective collective, size_t byte
   const double begins = kLaunch + double(c.waits) * trip + double(shape.ranks - 2) * kGreeting;
   if (in_chunks(algorithm)) {
     const bool passes_on = algorithm == DeviceAlgorithm::kReduceChunks && collective != Collective::kReduceScatter;
-    c.rounds = c.fences = ceil_div(share, size_t(shape.chunk_bytes)) + (passes_on ? 2 : 1);
+    c.rounds = ceil_div(share, size_t(shape.chunk_bytes)) + (passes_on ? 2 : 1);
     c.waits += c.rounds;
     const double round = kRound + kTripsOfRound * (trip - kTrip[0]);
     to_fill = kRoundsToFill * round;

@@ -27,8 +27,7 @@ kernel::DeviceShape shape_for(const PlanFacts& facts);
 /// and the rates of a block and of the link. Only the terms inside a GPU are measured, so every figure is a prediction.
 struct KernelCost {
   double seconds = 0;     ///< of the kernel in a graph, its launch included; 0: no other rank, or no data
-  uint64_t rounds = 0;    ///< of chunks, in each block
-  uint64_t fences = 0;    ///< of system scope, in each block
+  uint64_t rounds = 0;    ///< of chunks, in each block, with a fence of system scope each
   uint64_t waits = 0;     ///< for other ranks, in sequence
   size_t sent = 0;        ///< bytes that the busiest rank pushes or receives
   size_t in_flight = 0;   ///< bytes that a block has asked for at once
