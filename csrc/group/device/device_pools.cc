@@ -77,10 +77,7 @@ PoolStats DevicePools::stats() const {
 void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds timeout) {
   try {
     const Deadline deadline = Deadline::after(timeout);
-    (void)call_or_throw<bool>("mapping the pool", deadline, [pool = pool, grown, deadline] {
-      pool->catch_up(grown, deadline);
-      return true;
-    });
+    catch_up_on_thread("mapping the pool", pool, grown, deadline);
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kTimeout) pool->give_up();

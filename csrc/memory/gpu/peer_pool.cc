@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "memory/driver/thread_call.h"
 #include "memory/gpu/growing_region.h"
 
 namespace nvx {
@@ -90,6 +91,14 @@ void PeerPool::catch_up(uint64_t grown, const Deadline& deadline) {
     ++segments_;
     mapped_.store(reaches, std::memory_order_release);
   }
+}
+
+void catch_up_on_thread(const std::string& what, const std::shared_ptr<PeerPool>& pool, uint64_t grown,
+                        const Deadline& deadline) {
+  (void)call_or_throw<bool>(what, deadline, [pool, grown, deadline] {
+    pool->catch_up(grown, deadline);
+    return true;
+  });
 }
 
 std::shared_ptr<PeerPool> remote_pool(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner) {

@@ -39,6 +39,10 @@ class PeerPool {
   std::atomic<bool> given_up_{false};
 };
 
+/// Runs catch_up() on a thread of its own. Throws Error, also if it does not return in time. `what`: in that text.
+void catch_up_on_thread(const std::string& what, const std::shared_ptr<PeerPool>& pool, uint64_t grown,
+                        const Deadline& deadline);
+
 /// A pool of another process, as that process describes it.
 struct PoolOwner {
   ArenaId process;
