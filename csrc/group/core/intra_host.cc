@@ -29,15 +29,8 @@ IntraHost::~IntraHost() {
   if (lease_) leases.free_when(lease_, members_.everybody_gone());
 }
 
-/// The step, for the launch. Its pieces must outlive it.
 kernel::Work IntraHost::work_of(const Operation& step, const Operation& call, size_t staged) const {
-  kernel::Work work;
-  work.call = {call.fingerprint(), step.factor, step.root};
-  work.in = step.in;
-  work.out = step.out;
-  work.count = step.count;
-  work.send = step.send.data();
-  work.recv = step.recv.data();
+  kernel::Work work = step.work_of({call.fingerprint(), step.factor, step.root});
   work.bytes = staged;
   if (step.collective == Collective::kGather) work.meets_all = step.root == members_.local_rank();
   if (step.collective == Collective::kScatter) {
@@ -81,7 +74,10 @@ Status IntraHost::run(const Operation& step, const Operation& o, const WaitRules
   } catch (const Error& error) {  // the memory of a peer's tensors cannot be mapped
     status = core_.failures.fail(error.failure());
   }
-  if (leases) rest_lease();
+  if (leases) {
+    MutexLock lock(lease_mutex_);
+    lease_in_use_ = false;
+  }
   if (lends) channel_.lease(0, 0);
   return status;
 }
@@ -178,11 +174,6 @@ Span IntraHost::next_part(const Choice& choice, size_t staged) {
   bytes = std::min(bytes, lease_.bytes);
   if (lease_at_ + bytes > std::min(lease_.bytes, std::max(bytes, rotation(members_.facts)))) lease_at_ = 0;
   return {lease_.offset + std::exchange(lease_at_, (lease_at_ + bytes + kPage - 1) / kPage * kPage), bytes};
-}
-
-void IntraHost::rest_lease() {
-  MutexLock lock(lease_mutex_);
-  lease_in_use_ = false;
 }
 
 bool IntraHost::read_by_all(uint32_t epoch) const {

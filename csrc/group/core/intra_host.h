@@ -38,7 +38,6 @@ class IntraHost final : public LeaseHolder {
   std::optional<size_t> lendable(const Operation& step) const;
   void hold_lease(size_t bytes) EXCLUDES(lease_mutex_);
   Span next_part(const Choice& choice, size_t staged) EXCLUDES(lease_mutex_);
-  void rest_lease() EXCLUDES(lease_mutex_);
   bool read_by_all(uint32_t epoch) const;
   Status explain(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
   Awaited missing_ranks();

@@ -237,18 +237,12 @@ kernel::Job KernelExecutor::job_of(const Operation& o, uint32_t index, kernel::P
   NVX_LOG(kTrace, "group %s rank %d #%llu %s on GPU %d: %s (%s)", resources_.options().group.c_str(),
           resources_.options().rank, static_cast<unsigned long long>(o.number), nvx::name(o.collective),
           resources_.options().device, kernel::name(choice.algorithm), choice.why);
-  kernel::Work work;
-  work.call = {o.fingerprint(), o.factor, o.root};
-  work.in = o.in;
-  work.out = o.out;
-  work.count = o.count;
-  work.send = o.send.data();
-  work.recv = o.recv.data();
   const kernel::DeviceChannel& channel = resources_.channel();
   kernel::Job job =
       o.collective == Collective::kNone
           ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, index, table)
-          : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), index, table);
+          : kernel::job_of(choice.algorithm, o.work_of({o.fingerprint(), o.factor, o.root}), channel.rank,
+                           channel.shape.ranks, size_of(o.dtype), index, table);
   job.awaited = o.awaited, job.awaits = o.awaits;
   // A job that waits for the host has no timeout: the host has a deadline and ends a late job.
   if (!o.awaited) job.timeout_ns = uint64_t(std::chrono::nanoseconds(timeout_of(o, timeout)).count());

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "kernel/cpu/launch.h"
 #include "kernel/cpu/pad.h"
 #include "kernel/piece.h"
 
@@ -89,6 +90,10 @@ struct Operation {
   const Stamp* awaited = nullptr;        ///< a counter that device and host can access; null: none
   Stamp awaits = 0;                      ///< the value that it must reach before the copies begin
 
+  /// Its memory, for an algorithm of `kernel`, which runs it as this call. The pieces must outlive the result.
+  kernel::Work work_of(const kernel::Call& call) const {
+    return {.call = call, .in = in, .out = out, .count = count, .send = send.data(), .recv = recv.data()};
+  }
   /// The form in which ranks compare calls.
   kernel::Fingerprint fingerprint() const;
   /// The size for the plan between hosts, for an operation that itself has this many bytes.
