@@ -8,7 +8,6 @@
 #include "torch/core/store.h"
 
 namespace nvx {
-namespace {
 
 GroupOptions group_options(int rank, int size, const NvxOptions& options) {
   GroupOptions facts;
@@ -26,8 +25,6 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
   }
   return facts;
 }
-
-}  // namespace
 
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> unwanted,

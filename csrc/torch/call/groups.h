@@ -15,6 +15,9 @@
 
 namespace nvx {
 
+/// The core's options for a group with torch's options.
+GroupOptions group_options(int rank, int size, const NvxOptions& options);
+
 /// A collective call. Raises if the ranks do not meet. unwanted: polled until they have met; true ends the wait.
 /// processes: see GroupOptions.
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

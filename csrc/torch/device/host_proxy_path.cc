@@ -48,8 +48,7 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
     if (capture == 0) ended_at = group->device().launched();
   }
   context_.raise_if_failed(status);
-  auto work = c10::make_intrusive<LaunchedWork>(kernels_, context_.facts(call.kind, group), call.outputs,
-                                                call.recorded(), std::move(staging));
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, context_.facts(call.kind, group), call, std::move(staging));
   work->begin(ended_at);
   context_.scopes.add(work);
   if (call.mode == Mode::kSync) work->wait(std::chrono::milliseconds(0));

@@ -118,8 +118,7 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
   context.raise_if_failed(status);
   if (!async && !heard) return nullptr;
   if (!async) return CallContext::done(context.facts(call.kind), call.outputs, std::move(staging));
-  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call.outputs,
-                                                call.recorded(), std::move(staging));
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call, std::move(staging));
   work->begin(ended_at);
   context.scopes.add(work);
   return work;
@@ -149,8 +148,7 @@ c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Pa
     status = fail_on_device(*group_, device, kind.title + 4, &error);
   }
   context.raise_if_failed(status);
-  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(kind), received, call.recorded(),
-                                                std::move(staging));
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(kind), call, std::move(staging));
   work->begin(/*ended_at=*/0);
   return work;
 }
@@ -176,8 +174,7 @@ IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique
   staging->bring_on_device({});  // may throw; then no number has been assigned
   claim.keep();
   number(call.collectives);
-  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call.outputs,
-                                                call.recorded(), std::move(staging));
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call, std::move(staging));
   work->used_ = call.used();
   work->collectives_ = std::move(call.collectives);
   work->closed_.store(false, std::memory_order_release);

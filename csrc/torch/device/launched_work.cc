@@ -5,9 +5,9 @@
 
 namespace nvx {
 
-LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, Tensors outputs,
-                           const std::optional<Tensors>& recorded, std::unique_ptr<StagingCopies> staging)
-    : NvxWork(std::move(facts), std::move(outputs), recorded), path_(std::move(path)), group_(facts_.group.lock()) {
+LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, const Call& call,
+                           std::unique_ptr<StagingCopies> staging)
+    : NvxWork(std::move(facts), call.outputs, call.recorded()), path_(std::move(path)), group_(facts_.group.lock()) {
   staging_ = std::move(staging);
   ends_on({staging_->stream()});
 }

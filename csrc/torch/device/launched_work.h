@@ -2,9 +2,8 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 
-#include "torch/call/work.h"
+#include "torch/call/call.h"
 #include "torch/device/kernel_path.h"
 
 namespace nvx {
@@ -13,8 +12,7 @@ namespace nvx {
 /// wait() makes the caller's stream wait for them.
 class LaunchedWork final : public NvxWork {
  public:
-  LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, Tensors outputs, const std::optional<Tensors>& recorded,
-               std::unique_ptr<StagingCopies> staging);
+  LaunchedWork(std::shared_ptr<KernelPath> path, Facts facts, const Call& call, std::unique_ptr<StagingCopies> staging);
   /// For collectives that have been launched. ended_at: from KernelPath::launch(). Not in the constructor, because
   /// hooks hold a reference until they have run.
   void begin(uint64_t ended_at) {

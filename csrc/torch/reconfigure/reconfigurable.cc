@@ -258,13 +258,8 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   options.ranks_unknown = true;
   options.global_ranks_in_group.clear();
   const auto store = store_of(*plan);
-  GroupOptions facts;
-  facts.name = options.group_name;
-  facts.rank = plan->rank;
-  facts.size = int(plan->members.size());
+  GroupOptions facts = group_options(plan->rank, int(plan->members.size()), options);
   facts.timeout = plan->timeout;
-  facts.kernels = options.kernels;
-  facts.tune = options.tune;
   facts.processes = plan->processes;
   facts.unwanted = [work] { return work->called_off() || exiting.load(); };
   TorchStore torch_store(store, facts.size);
