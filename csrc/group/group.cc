@@ -48,7 +48,7 @@ Status Group::execute(Operation& operation) {
   if (operation.number == 0) operation.number = next_number();
   const auto call = std::make_shared<QueuedCall>(*this, operation);
   lane_->submit(call);
-  lane_->wait(*call, Lane::MayRun::kYes, [this] { return look_for_interrupt(), false; });
+  lane_->wait(*call, Lane::MayRun::kYes, [this] { return check_interrupt(), false; });
   return call->status();
 }
 

@@ -90,8 +90,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Status check_alive(const char* what = "this call") const { return core_->failures.check_alive(what); }
   Status fail(Failure failure) { return core_->failures.fail(std::move(failure)); }
   Status fail_begun(const Status& status) { return core_->failures.fail_begun(status); }
-  Status look_around() { return core_->failures.look_around(); }
-  bool look_for_interrupt() { return core_->failures.look_for_interrupt(); }
+  Status check_peers() { return core_->failures.check_peers(); }
+  bool check_interrupt() { return core_->failures.check_interrupt(); }
   void note_heard() { core_->heard.store(true, std::memory_order_relaxed); }
   bool heard() const { return core_->heard.load(std::memory_order_relaxed); }
 

@@ -25,7 +25,7 @@ Communicator::~Communicator() {
 
 c10d::ErrorType Communicator::error() {
   const auto all = context.groups.all();
-  for (const auto& group : all) (void)group->device().look();
+  for (const auto& group : all) (void)group->device().check_kernels();
   const auto failed = std::ranges::find_if(all, [](const auto& group) { return group->failed(); });
   if (failed == all.end()) return c10d::ErrorType::SUCCESS;
   switch ((*failed)->failure().code()) {
@@ -82,18 +82,18 @@ bool Communicator::has_memory_of(c10::DeviceIndex device) {
 }
 
 void Communicator::wait_for_pending_works() {
-  constexpr std::chrono::milliseconds kLookAround{50};
+  constexpr std::chrono::milliseconds kCheckInterval{50};
   issuer.kernels().catch_up();
   const auto all_ended = [&] {
     if (context.pending->load(std::memory_order_acquire) == NvxWork::told_here(context.pending)) return true;
     if (group().lane().held_here()) raise(group().inside_itself());
-    group().lane().settle(kLookAround);
-    group().mail().settle(kLookAround);  // returns at once if the group has failed
-    group().look_for_interrupt();
+    group().lane().settle(kCheckInterval);
+    group().mail().settle(kCheckInterval);  // returns at once if the group has failed
+    group().check_interrupt();
     raise_interrupt();
     return false;
   };
-  (void)look_until(all_ended, Deadline());
+  (void)poll_until(all_ended, Deadline());
 }
 
 void Communicator::abort() {

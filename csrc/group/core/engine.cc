@@ -11,7 +11,7 @@
 namespace nvx {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAround{50};
+constexpr std::chrono::milliseconds kCheckInterval{50};
 constexpr std::chrono::seconds kIdleLife{5};
 
 }  // namespace
@@ -93,7 +93,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
         continue;
       }
     }
-    lock.wait_for(moved_, kLookAround);
+    lock.wait_for(moved_, kCheckInterval);
     if (task.done()) break;
     lock.unlock();
     bool stop = false;

@@ -246,7 +246,7 @@ Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
       with_trouble(gave_up ? diagnosis_.taken_for_lost(fate.rank, fate.why) : diagnosis_.lost(fate.rank, fate.why)));
 }
 
-Status FailureState::look_around() {
+Status FailureState::check_peers() {
   if (forked()) return check_alive();
   const bool looks = !closed();  // after that, peers may reuse the memory
   if (looks && !failed()) (void)told();
@@ -257,7 +257,7 @@ Status FailureState::look_around() {
   return failed() ? failure() : Status();
 }
 
-bool FailureState::look_for_interrupt() {
+bool FailureState::check_interrupt() {
   if (forked() || !stop_wanted()) return false;
   (void)fail(diagnosis_.interrupted());
   return true;
@@ -267,7 +267,7 @@ bool FailureState::look_for_interrupt() {
 
 bool FailureState::should_abort(int local_rank) {
   if (failed() || closed() || told_by() >= 0 || (port_ && port_->failed())) return true;
-  if (look_for_interrupt()) return true;
+  if (check_interrupt()) return true;
   const int own = members_.local_rank(), ranks = members_.local_ranks();
   if (local_rank >= 0) {
     if (local_rank == own) return false;

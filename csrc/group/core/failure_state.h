@@ -73,9 +73,9 @@ class FailureState final : public Watch {
   Status fail_by_fate(const net::GroupPort::Fate& fate);
   /// For waits outside of memory: fails the group if a rank has reported a failure, or if a process of this host has
   /// ended. Ok if this rank has left.
-  Status look_around();
+  Status check_peers();
   /// Fails the group if this is the main thread and the user interrupts it.
-  bool look_for_interrupt();
+  bool check_interrupt();
   /// For the port, with its lock held: passes a report of another host on at once, since this rank itself may be busy.
   void pass_on(const net::GroupPort::ReportedFailure& told) EXCLUDES(mutex_);
 

@@ -20,7 +20,7 @@ bool Poller::find_thread() {
 /// `act()` may block, for example in the user's code, so this thread first finds another one for the rest.
 void Poller::poll() {
   constexpr int kOften = 64;
-  for (int looks = 0;; ++looks) {
+  for (int polls = 0;; ++polls) {
     {
       MutexLock lock(mutex_);
       woken_ = false;
@@ -31,9 +31,9 @@ void Poller::poll() {
     const bool relieved = !more || (seen.act && find_thread());
     if (!more) polling_ = false;
     lock.unlock();
-    if (seen.act) seen.act(), looks = 0;
+    if (seen.act) seen.act(), polls = 0;
     if (relieved) return;
-    std::this_thread::sleep_for(looks < kOften ? pace_.first : pace_.later);
+    std::this_thread::sleep_for(polls < kOften ? pace_.first : pace_.later);
   }
 }
 

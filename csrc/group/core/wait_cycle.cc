@@ -129,8 +129,8 @@ std::string cycle_of_waits(const Members& members, const Awaited& whom, const st
                            Clock::time_point began) {
   const std::string name = call.substr(0, call.find_first_of("( "));
   // A rank that gives up now, or is between two sleeps, shows its wait in a moment.
-  for (int look = 0; look < 3; ++look) {
-    if (look > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     Search search;
     for (const int rank : whom.ranks) {
       const pid_t pid = members.pid_of(rank);

@@ -89,7 +89,7 @@ bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<St
     watcher_ = std::make_shared<Poller>(
         [this, owner = core_.owner()] {
           const std::shared_ptr<const void> group = owner.lock();
-          return Poller::Seen{group && needs_watching(), {}};
+          return Poller::Seen{group && poll(), {}};
         },
         Poller::Pace{kWatchInterval, kWatchInterval});
   } catch (const Error& error) {
@@ -224,7 +224,7 @@ bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_no
 void DeviceCommunicator::check_while_waiting(int writer) {
   FailureState& failures = core_.failures;
   (void)failures.told();
-  if (failures.look_for_interrupt() || failures.failed()) throw Error(failures.failure());
+  if (failures.check_interrupt() || failures.failed()) throw Error(failures.failure());
   if (const Status alive = failures.check_alive(); !alive.ok()) throw Error(alive);
   look_for_deaths(core_.options, writer);
 }
@@ -341,7 +341,7 @@ uint64_t DeviceCommunicator::pool_of(int local_rank) const {
 Status DeviceCommunicator::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                                   const CompletionFlag& tells) {
   NVX_TRY(core_.failures.check_alive());
-  NVX_TRY(look());
+  NVX_TRY(check_kernels());
   KernelExecutor& executor = *opened();
   const Status status = executor.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), tells);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
@@ -357,7 +357,7 @@ Status DeviceCommunicator::launch(std::span<const Operation* const> operations, 
 Status DeviceCommunicator::signal(kernel::SignalJob job, const LaunchStream& stream,
                                   std::chrono::milliseconds timeout) {
   NVX_TRY(core_.failures.check_alive());
-  NVX_TRY(look());
+  NVX_TRY(check_kernels());
   KernelExecutor* const executor = opened();
   if (!executor)
     return {Code::kInvalid, "nvx: signals of symmetric memory need nvx's kernels, and this group has none"};
@@ -389,7 +389,7 @@ bool DeviceCommunicator::is_quiet() const {
   return !executor || core_.failures.forked() || executor->settled();
 }
 
-Status DeviceCommunicator::look() {
+Status DeviceCommunicator::check_kernels() {
   if (core_.failures.forked()) return core_.failures.check_alive();
   if (core_.failures.failed()) return core_.failures.failure();
   KernelExecutor* const executor = opened();
@@ -399,9 +399,9 @@ Status DeviceCommunicator::look() {
 }
 
 /// Whether kernels in flight remain. No kernel detects a dead peer, so this looks for dead peers and for verdicts.
-bool DeviceCommunicator::needs_watching() {
+bool DeviceCommunicator::poll() {
   KernelExecutor& kernels = *opened();
-  look_after(kernels);
+  check_kernels_and_peers(kernels);
   if (core_.failures.failed()) {
     abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
     return false;
@@ -411,14 +411,14 @@ bool DeviceCommunicator::needs_watching() {
   return more;
 }
 
-void DeviceCommunicator::look_after(KernelExecutor& kernels) {
-  (void)look();
+void DeviceCommunicator::check_kernels_and_peers(KernelExecutor& kernels) {
+  (void)check_kernels();
   if (!core_.failures.failed()) (void)core_.failures.fail_as_told();
   for (int s = 0; s < members_.local_ranks() && !core_.failures.failed(); ++s) {
     members_.warn_if_stopped(s);
     if (waits_in_vain(kernels, s)) core_.failures.fail_as_gone(s);
   }
-  if (spans_hosts() && !core_.failures.failed() && !core_.failures.closed()) look_after_far();
+  if (spans_hosts() && !core_.failures.failed() && !core_.failures.closed()) check_far_ranks();
 }
 
 /// Whether an operation in flight waits for a rank that will not come. A rank that left in good order had ended all of
@@ -439,14 +439,14 @@ void DeviceCommunicator::abort(const Status& why) {
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s != members_.local_rank() && members_.dead(s)) kernels->note_dead(kernel_rank_of(s));
   }
-  if (spans_hosts()) lose_far(*kernels);
+  if (spans_hosts()) note_dead_far_ranks(*kernels);
   kernels->abort(why);
 }
 
 bool DeviceCommunicator::finalize() {
   KernelExecutor* const kernels = opened();
   if (!kernels) return true;
-  look_after(*kernels);
+  check_kernels_and_peers(*kernels);
   const bool quiet = kernels->finalize();
   kernel::PadHeader& own = members_.own_pad().header();
   own.launched.store(kernels->launched(), std::memory_order_release);

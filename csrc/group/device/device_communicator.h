@@ -59,7 +59,7 @@ class DeviceCommunicator {
   /// Launches signals of symmetric memory on the opened device. `timeout`: 0 is the group's.
   Status signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout);
   /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.
-  Status look();
+  Status check_kernels();
   /// Tells the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
   void update_pools();
   /// The number of operations launched, and whether the first `launched` have ended well; without those of graphs.
@@ -100,10 +100,10 @@ class DeviceCommunicator {
   void check_while_waiting(int writer);
   uint64_t pool_of(int local_rank) const;
   KernelExecutor* opened() const { return opened_.load(std::memory_order_acquire); }
-  bool needs_watching();
-  void look_after(KernelExecutor& kernels);
-  void look_after_far();
-  void lose_far(KernelExecutor& kernels);
+  bool poll();
+  void check_kernels_and_peers(KernelExecutor& kernels);
+  void check_far_ranks();
+  void note_dead_far_ranks(KernelExecutor& kernels);
   bool spans_hosts() const;
   bool is_far(int kernel_rank) const;
   int kernel_rank_of(int local_rank) const;

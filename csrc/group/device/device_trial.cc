@@ -200,7 +200,7 @@ class DeviceTrial {
     TrialVerdict verdict{std::vector<PairVerdict>(ranks()), !all_well_, !wrong_.empty(), wrong_, no_multicast_, each_};
     if (all_well_ || verdict.wrong) return verdict;
     // All ranks' kernels have ended, so their stores are now visible here, however late, or were lost.
-    if (ended() < kTrialEpochs) look_at_pads();
+    if (ended() < kTrialEpochs) check_pads();
     return judge(std::move(verdict));
   }
 
@@ -257,7 +257,7 @@ class DeviceTrial {
       for (const uint32_t ended = progress(); seen < ended; ++seen, last = now) gaps.push_back(now - last);
       return seen == stages() || has_verdict() || limit.passed(now);
     };
-    while (!look_until(over, Deadline::after(kGlance))) options_.check_peers();
+    while (!poll_until(over, Deadline::after(kGlance))) options_.check_peers();
     if (gaps.size() < stages() / 2) return;
     gaps.erase(gaps.begin());  // it waited for the last rank to come
     std::nth_element(gaps.begin(), gaps.begin() + std::ptrdiff_t(gaps.size() / 2), gaps.end());
@@ -299,7 +299,7 @@ class DeviceTrial {
   uint32_t ended() const { return has_verdict() ? control().verdict.epoch - trial_.first_epoch - 1 : progress(); }
 
   /// Compares all results with the host's: whether all exchanges are right; `wrong`: the first wrong reduction.
-  bool look_at_results(uint32_t* wrong) {
+  bool check_results(uint32_t* wrong) {
     bool whole = true;
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
       const std::vector<std::byte> want = expected(layout_, stage);
@@ -318,7 +318,7 @@ class DeviceTrial {
     return whole;
   }
 
-  void look_at_sums(TrialInfo& info) const {
+  void check_sums(TrialInfo& info) const {
     Hash hash;
     for (uint32_t stage = kTrialEpochs; stage < stages(); ++stage) {
       const std::byte* const got = buffer() + layout_.received(stage);
@@ -335,8 +335,8 @@ class DeviceTrial {
     info.ended = ended();
     if (info.ended == stages()) {
       end_kernels();  // an end that a kernel reports is not ordered behind its stores
-      info.corrupt = !look_at_results(&info.wrong);
-      look_at_sums(info);
+      info.corrupt = !check_results(&info.wrong);
+      check_sums(info);
     }
     info.each_us = uint32_t(std::min<int64_t>(each_.count(), UINT32_MAX));
     const auto infos = read_infos<TrialInfo>(bootstrap_.all_gather(bytes_of(info)), 1, options_.name);
@@ -371,7 +371,7 @@ class DeviceTrial {
   }
 
   /// Finds the peers whose first packets, or in the second stage whose flags, are missing or wrong.
-  void look_at_pads() {
+  void check_pads() {
     const kernel::DeviceVerdict& verdict = control().verdict;
     const std::string though = ", but copied data is intact";
     if (!has_verdict() || ended() > 1) return;

@@ -10,19 +10,19 @@
 
 namespace nvx {
 
-inline constexpr const char* kLookAtDevice =
+inline constexpr const char* kCheckDevice =
     "look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, nvx.set_timeout)";
 
 /// Polls until `ready()` holds; false if the deadline passes first. Pauses grow, as most waits take microseconds.
 template <class Ready>
-bool look_until(const Ready& ready, const Deadline& deadline) {
+bool poll_until(const Ready& ready, const Deadline& deadline) {
   constexpr int kAtOnce = 256, kOften = 4096;
-  for (int looks = 0; !ready(); looks += looks < kOften) {
+  for (int polls = 0; !ready(); polls += polls < kOften) {
     if (deadline.passed(Clock::now())) return false;
-    if (looks < kAtOnce) {
+    if (polls < kAtOnce) {
       relax();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(looks < kOften ? 20 : 100));
+      std::this_thread::sleep_for(std::chrono::microseconds(polls < kOften ? 20 : 100));
     }
   }
   return true;
@@ -36,12 +36,12 @@ template <class Failures, class Device, class Ready>
 std::optional<Status> wait_on_device(Failures& failures, Device& device, const Ready& ready, const Deadline& deadline) {
   constexpr int kRarely = 256;  // checks between two checks for Ctrl-C
   Status wrong;
-  int looks = 0;
-  const bool in_time = look_until(
+  int polls = 0;
+  const bool in_time = poll_until(
       [&] {
         if (ready()) return true;
-        if (++looks % kRarely == 0) failures.look_for_interrupt();
-        wrong = device.look();
+        if (++polls % kRarely == 0) failures.check_interrupt();
+        wrong = device.check_kernels();
         if (wrong.ok()) wrong = failures.check_alive();
         return !wrong.ok();
       },

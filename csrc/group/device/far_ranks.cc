@@ -55,7 +55,7 @@ int DeviceCommunicator::kernel_rank_of(int local_rank) const {
 }
 
 /// A rank that left in good order may have ended all operations. If not, the kernels' timeout ends them here.
-void DeviceCommunicator::look_after_far() {
+void DeviceCommunicator::check_far_ranks() {
   if (core_.failures.told()) return;
   std::optional<net::GroupPort::Fate> lost;
   {
@@ -70,7 +70,7 @@ void DeviceCommunicator::look_after_far() {
   if (lost) (void)core_.failures.fail_by_fate(*lost);
 }
 
-void DeviceCommunicator::lose_far(KernelExecutor& kernels) {
+void DeviceCommunicator::note_dead_far_ranks(KernelExecutor& kernels) {
   net::GroupPort& port = *core_.port;
   MutexLock lock(port.mutex());
   for (size_t s = 0; s < ranks_.size(); ++s) {

@@ -81,7 +81,7 @@ bool KernelExecutor::await_end(milliseconds most) {
     }
     return over || has_verdict() != had_verdict;
   };
-  const bool ended = look_until(ends, Deadline::after(std::max(most, milliseconds(1))));
+  const bool ended = poll_until(ends, Deadline::after(std::max(most, milliseconds(1))));
   return ended && !over ? await_end(milliseconds(200)) : over;
 }
 

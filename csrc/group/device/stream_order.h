@@ -39,7 +39,7 @@ class StreamOrder {
 
   /// Waits up to `most` until all has ended. After one timeout, later calls do not wait.
   bool await_end(std::chrono::milliseconds most) {
-    if (gave_up_.load() || !look_until([&] { return ended() || gave_up_.load(); }, Deadline::after(most)))
+    if (gave_up_.load() || !poll_until([&] { return ended() || gave_up_.load(); }, Deadline::after(most)))
       gave_up_.store(true);
     return !gave_up_.load();
   }

@@ -97,7 +97,7 @@ Status StreamHostProxy::await_room() const {
 bool StreamHostProxy::has_room(Status* refused) const {
   const uint64_t launched = device_.launched();
   if (launched < kMostAhead || device_.ended_well(launched - kMostAhead)) return true;
-  if (setting_.queue_early() || !device_.look().ok()) return false;
+  if (setting_.queue_early() || !device_.check_kernels().ok()) return false;
   *refused = {Code::kSystem,
               "nvx: this process cannot create a thread for the host's part of " +
                   std::string(nvx::name(setting_.collective)) + ", which is too large to begin without one",
@@ -116,7 +116,7 @@ Status StreamHostProxy::late(const Deadline& deadline) const {
                               .cause = setting_.device + " of " + core_.diagnosis.self() +
                                        " has not finished its part of " + nvx::name(setting_.collective) +
                                        " of group " + core_.members.name + " in " + seconds(deadline),
-                              .advice = kLookAtDevice});
+                              .advice = kCheckDevice});
 }
 
 }  // namespace nvx

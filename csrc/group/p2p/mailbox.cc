@@ -51,7 +51,7 @@ void Mailbox::close() {
 void poke(const Members& members, int rank) {
   Flag& bell = members.pad(members.local_rank_of(rank)).header().mail_bell.flag;
   bell.core.store(this_core(), std::memory_order_relaxed);
-  bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers, so it only counts reasons to look
+  bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers, so it only counts reasons to check
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
 }
 
@@ -133,7 +133,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
 
 void Mailbox::set_going(Carrier carrier) {
   Progress progress{Role::kNeither, carrier};
-  move(progress.next_look);
+  move(progress.next_check);
   if (carrier == Carrier::kPool && !open_.empty()) ensure_progress_thread();
   deliver(progress);
 }

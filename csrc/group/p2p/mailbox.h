@@ -132,7 +132,7 @@ class Mailbox : public LeaseHolder {
   struct Progress {
     Role role;
     Carrier carrier;
-    Clock::time_point began = Clock::now(), next_look = began + kWatchInterval;
+    Clock::time_point began = Clock::now(), next_check = began + kWatchInterval;
   };
 
   void enter(const std::shared_ptr<Message>& message) REQUIRES(mutex_);
@@ -167,8 +167,8 @@ class Mailbox : public LeaseHolder {
   std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // every message not done
   std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
   std::list<Early> early_ GUARDED_BY(mutex_);
-  std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);         // done, `finished()` not called yet
-  std::atomic<Clock::time_point> next_look_{Clock::now() + kWatchInterval};  // many short waits add up
+  std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);          // done, `finished()` not called yet
+  std::atomic<Clock::time_point> next_check_{Clock::now() + kWatchInterval};  // many short waits add up
   int waiters_ GUARDED_BY(mutex_) = 0;
   bool has_progress_thread_ GUARDED_BY(mutex_) = false;
   int progress_threads_ GUARDED_BY(mutex_) = 0;  // of tasks that have not returned, started or not

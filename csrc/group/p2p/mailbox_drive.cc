@@ -10,7 +10,7 @@
 namespace nvx {
 namespace {
 
-constexpr std::chrono::milliseconds kIdleCheck{1};  // interval at which an idle progress thread looks for new messages
+constexpr std::chrono::milliseconds kIdleCheck{1};  // interval at which an idle progress thread checks for new messages
 constexpr std::chrono::milliseconds kLinger{50};
 
 }  // namespace
@@ -114,12 +114,12 @@ std::string Mailbox::describe_wait(const Message& message) {
 /// Ends messages that can no longer complete or are late. The progressing thread calls it once per watch interval,
 /// however much arrives meanwhile. The watch may run hooks, so no lock is held.
 void Mailbox::check_times() {
-  struct Look {
+  struct PeerCheck {
     std::optional<net::GroupPort::Fate> gone;
     bool alarmed = false;
   };
   std::vector<std::pair<std::shared_ptr<Message>, int>> open;
-  std::map<int, Look> looks;  // by peer
+  std::map<int, PeerCheck> checks;  // by peer
   bool is_clear = false;
   {
     MutexLock lock(mutex_);
@@ -135,14 +135,14 @@ void Mailbox::check_times() {
   for (const auto& [message, peer] : open) {
     const bool late = message->deadline_.passed(Clock::now());
     const int local_rank = peer >= 0 ? members_.local_rank_of(peer) : -1;
-    const auto [look, fresh] = looks.try_emplace(peer);
-    if (fresh) look->second = {fate(peer), failures_.should_abort(far(peer) ? members_.local_rank() : local_rank)};
-    const auto& [gone, alarmed] = look->second;
+    const auto [check, fresh] = checks.try_emplace(peer);
+    if (fresh) check->second = {fate(peer), failures_.should_abort(far(peer) ? members_.local_rank() : local_rank)};
+    const auto& [gone, alarmed] = check->second;
     if (!late && !gone && !alarmed) continue;
     if (!late && !std::exchange(is_clear, true)) failures_.await_clarity();
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
-    if (!open_.contains(message)) continue;  // done during the look
+    if (!open_.contains(message)) continue;  // done during the check
     if (!late && !failures_.failed() && peer >= 0) {
       if (this->peer(peer).undelivered != 0) return;  // it may be this one
       // The sender may have left after it had sent all.
@@ -166,16 +166,16 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
   Flag& bell = members_.own_pad().header().mail_bell.flag;
   const Stamp seen = bell.value.load(std::memory_order_seq_cst);
   const auto now = Clock::now();
-  if (failures_.failed() || now >= progress.next_look || now >= next_look_.load(std::memory_order_relaxed)) {
-    progress.next_look = now + kWatchInterval;
-    next_look_.store(progress.next_look, std::memory_order_relaxed);
+  if (failures_.failed() || now >= progress.next_check || now >= next_check_.load(std::memory_order_relaxed)) {
+    progress.next_check = now + kWatchInterval;
+    next_check_.store(progress.next_check, std::memory_order_relaxed);
     check_times();
   }
   bool from_afar = false;
   int peer = kAnySource;
   {
     MutexLock lock(mutex_);
-    const bool more = move(progress.next_look);
+    const bool more = move(progress.next_check);
     const Role role = progress.role;
     deliver(progress);
     if (more || progress.role != role || (message ? message->over() : open_.empty())) return;
@@ -192,7 +192,7 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
   if (peer >= 0) core_.status->sleeps_for_message(peer, members_.pid_of(peer), message->receives_, progress.began);
   WaitRules rules = core_.waits.rules({}, progress.carrier);
   rules.watch = nullptr;
-  rules.deadline.end = std::min(rules.deadline.end, progress.next_look);
+  rules.deadline.end = std::min(rules.deadline.end, progress.next_check);
   if (from_afar) {
     (void)core_.port->messenger().wait(
         stirred, [] {}, -1, rules);

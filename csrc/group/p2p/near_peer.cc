@@ -38,7 +38,7 @@ NearPeer::~NearPeer() {
   let_go_of_slots();
 }
 
-/// They are free when the peer has read them, though no message may be open then that would look.
+/// They are free when the peer has read them, though no message may be open then that would poll.
 void NearPeer::let_go_of_slots() {
   if (!slots_) return;
   const auto released = [gone = core_.members.everybody_gone(), copy = sending_, &consumed = their_in_.consumed,

@@ -65,7 +65,7 @@ std::vector<uint8_t> GlooRanks::entry(int rank) const {
   }
 }
 
-void GlooRanks::look() {
+void GlooRanks::check() {
   if (others_.empty() || Clock::now() < next_) return;
   next_ = Clock::now() + pause_;
   static const std::vector<uint8_t> kOurs = refusal();

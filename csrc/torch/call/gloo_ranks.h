@@ -18,7 +18,7 @@ class GlooRanks {
   /// Writes this rank's entry. `store` is the one that torch gives the backend.
   GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, int size);
   /// For the waits of set-up, which call it repeatedly. Throws Error if a rank uses gloo itself.
-  void look();
+  void check();
   /// Removes this rank's entry. Call when all ranks have come; a rank that looks for it meanwhile does not wait.
   void leave();
 

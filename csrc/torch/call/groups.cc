@@ -44,7 +44,7 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
     std::shared_ptr<GlooRanks> gloo_ranks;
     if (options.replaces_gloo && size > 1) gloo_ranks = std::make_shared<GlooRanks>(store, facts.name, rank, size);
     facts.unwanted = [gloo_ranks, unwanted = std::move(unwanted)] {
-      if (gloo_ranks) gloo_ranks->look();
+      if (gloo_ranks) gloo_ranks->check();
       return unwanted && unwanted();
     };
     auto group = std::make_shared<Group>(torch_store, facts);

@@ -324,7 +324,7 @@ float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
   // Copies may be incomplete. A hook asks before the clock stops, and must not wait for itself.
-  (void)look_until([&] { return clocked_.load(std::memory_order_acquire) || told_here(); }, Deadline());
+  (void)poll_until([&] { return clocked_.load(std::memory_order_acquire) || told_here(); }, Deadline());
   return duration().count();
 }
 
@@ -370,7 +370,7 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
     const bool bounded = timeout.count() > 0;
     const Deadline limit = Deadline::after(timeout);
     const auto late = [&] {
-      group_->look_for_interrupt();  // an interrupt ends the operation
+      group_->check_interrupt();  // an interrupt ends the operation
       return bounded && limit.passed(Clock::now());
     };
     if (!group_->lane().wait(*this, bounded ? Lane::MayRun::kNo : Lane::MayRun::kYes, late))

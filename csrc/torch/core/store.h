@@ -51,7 +51,7 @@ class TorchStore final : public Store {
   }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
     // Not Store::wait(): torch logs to stderr when that times out, and here it often times out.
-    if (span.count() == 0) return ask_store([&] { return look(key); });  // perhaps while another key is waited for
+    if (span.count() == 0) return ask_store([&] { return read(key); });  // perhaps while another key is waited for
     const auto end = Clock::now() + span;
     if (key != asked_for_) {
       asked_for_ = key;
@@ -59,7 +59,7 @@ class TorchStore final : public Store {
     }
     for (;;) {
       if (Clock::now() >= next_) {
-        if (auto value = ask_store([&] { return look(key); })) return value;
+        if (auto value = ask_store([&] { return read(key); })) return value;
         const Clock::time_point now = Clock::now();
         next_ = now + std::clamp<std::chrono::nanoseconds>((now - began_) / 4, first_pause_, longest_pause_);
       }
@@ -97,7 +97,7 @@ class TorchStore final : public Store {
   }
   /// The value, if it exists. A store in another process gets one request: compareSet() with a value that no rank sets
   /// returns that value if the key does not exist, and changes nothing. check() and get() would need three.
-  std::optional<std::vector<uint8_t>> look(const std::string& key) {
+  std::optional<std::vector<uint8_t>> read(const std::string& key) {
     if (!asks_afar_) return store_->check({key}) ? std::optional(store_->get(key)) : std::nullopt;
     static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
     std::vector<uint8_t> value = store_->compareSet(key, kNone, kNone);

@@ -95,7 +95,7 @@ bool Delegate::ask(at::Device device) {
   watcher_ = std::make_shared<Poller>(
       [watched = weak_from_this()] {
         const std::shared_ptr<Delegate> delegate = watched.lock();
-        return Poller::Seen{delegate && delegate->needs_watching(), {}};
+        return Poller::Seen{delegate && delegate->poll(), {}};
       },
       Poller::Pace{kWatchInterval, kWatchInterval});
   std::string why_not;
@@ -124,7 +124,7 @@ void Delegate::say(const std::string& why_not) const {
 
 Status Delegate::ready() {
   NVX_TRY(group_->check_alive());
-  NVX_TRY(group_->device().look());
+  NVX_TRY(group_->device().check_kernels());
   return lane_group_->failed() ? fail(lane_group_->failure().failure()) : Status();
 }
 
@@ -174,8 +174,8 @@ Status Delegate::enqueue(const std::shared_ptr<Flight>& flight, const c10::Strea
   return {};
 }
 
-bool Delegate::needs_watching() {
-  const bool well = look_at_flights().ok();
+bool Delegate::poll() {
+  const bool well = check_flights().ok();
   MutexLock lock(mutex_);
   return well && !finalized_ && !flights_.empty();
 }
@@ -191,9 +191,9 @@ bool Delegate::clear() {
 
 /// A failure of one of the two groups fails both, and aborts the collectives in flight. An error of the device when it
 /// is queried does the same, because the end of its work can no longer be detected.
-Status Delegate::look_at_flights() {
+Status Delegate::check_flights() {
   Status now;
-  contain_and([&] { now = look(); },
+  contain_and([&] { now = check(); },
               [&](const std::exception* error) {
                 now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
                                           ": the query for the end of the collectives that group " + group_->name() +
@@ -203,19 +203,19 @@ Status Delegate::look_at_flights() {
   return now.ok() ? now : fail(now.failure());
 }
 
-Status Delegate::look() {
+Status Delegate::check() {
   const BesideCaptures beside;
   {
     MutexLock lock(mutex_);
     if (finalized_ || clear()) return {};
   }
-  NVX_TRY(group_->look_around());
-  NVX_TRY(lane_group_->look_around());
-  return look_at_first();
+  NVX_TRY(group_->check_peers());
+  NVX_TRY(lane_group_->check_peers());
+  return check_first_flight();
 }
 
 /// The device runs the collectives in order, so only the first one can have begun without having ended.
-Status Delegate::look_at_first() {
+Status Delegate::check_first_flight() {
   MutexLock lock(mutex_);
   if (flights_.empty()) return {};
   const std::shared_ptr<Flight> first = flights_.front();
@@ -254,12 +254,12 @@ void Delegate::finalize() {
   if (origin_.elsewhere() || !connected_.says_yes()) return;
   bool clear = false;
   const auto over = [&] {
-    const bool well = look_at_flights().ok();
+    const bool well = check_flights().ok();
     MutexLock lock(mutex_);
     clear = flights_.empty();
     return clear || !well || called_off_;
   };
-  (void)look_until(over, Deadline::after(kFarewell));
+  (void)poll_until(over, Deadline::after(kFarewell));
   {
     MutexLock lock(mutex_);
     if (std::exchange(finalized_, true)) return;

@@ -103,11 +103,11 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Status enqueue(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
                  const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
   void check_device(at::Device device) const;
-  bool needs_watching() EXCLUDES(mutex_);
+  bool poll() EXCLUDES(mutex_);
   bool clear() REQUIRES(mutex_);
-  Status look_at_flights() EXCLUDES(mutex_);
-  Status look() EXCLUDES(mutex_);
-  Status look_at_first() EXCLUDES(mutex_);
+  Status check_flights() EXCLUDES(mutex_);
+  Status check() EXCLUDES(mutex_);
+  Status check_first_flight() EXCLUDES(mutex_);
   Status fail(const Failure& failure);
   void call_off();
   std::string self() const { return group_->topology().describe(group_->rank()); }

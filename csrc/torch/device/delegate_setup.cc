@@ -121,17 +121,17 @@ DelegateSetup::DelegateSetup(Group& group, const Topology& topology, c10::intrus
       bootstrap_(
           store_,
           {.prefix = key("talk"), .rank = group.rank(), .ranks = group.size(), .timeout = span_, .watch = [this](int) {
-             look_about();
+             check_wait();
            }}) {}
 
-void DelegateSetup::look_about() const {
-  if (group_.look_for_interrupt()) throw Error(group_.failure());
-  if (const Status now = group_.look_around(); !now.ok()) throw Error(now);
+void DelegateSetup::check_wait() const {
+  if (group_.check_interrupt()) throw Error(group_.failure());
+  if (const Status now = group_.check_peers(); !now.ok()) throw Error(now);
   if (const Status alive = group_.check_alive(); !alive.ok()) throw Error(alive);
 }
 
 DelegateSetup::Backend DelegateSetup::agree() {
-  const DelegateInfo info = look();
+  const DelegateInfo info = local_info();
   why_not_ = refusal_of(bootstrap_.all_gather(to_bytes(info.gpu + kBorder + info.why_not)));
   if (!why_not_.empty()) return nullptr;
   try {
@@ -148,9 +148,9 @@ DelegateSetup::Backend DelegateSetup::agree() {
   return nullptr;
 }
 
-DelegateInfo DelegateSetup::look() const {
+DelegateInfo DelegateSetup::local_info() const {
   DelegateInfo info;
-  contain_and([&] { info = look_for_delegate(device_); },
+  contain_and([&] { info = find_delegate(device_); },
               [&](const std::exception* error) { info.why_not = words_of(error); });
   return info;
 }
@@ -217,7 +217,7 @@ DelegateSetup::Said DelegateSetup::await(Attempt& attempt) {
                 [&](const std::exception* error) { why = words_of(error); });
     if (!why.empty()) return cannot(why);
     if (done) return {Kind::kConnected, ""};
-    look_about();
+    check_wait();
     if (deadline.passed(Clock::now()))
       return cannot("it was not connected within " + how_long(deadline) + ", half of the group's timeout");
     if (Clock::now() < next_news) continue;

@@ -22,7 +22,7 @@ struct DelegateInfo {
 };
 
 /// These call Python, `nvx/delegate.py`, which makes NCCL's backend or a test's. They throw its exceptions.
-DelegateInfo look_for_delegate(at::Device device);
+DelegateInfo find_delegate(at::Device device);
 c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                 at::Device device);
 /// Whether this thread's current stream of the device is being captured. For versions of torch whose C++ API has no
@@ -69,14 +69,14 @@ class DelegateSetup {
   };
   class Attempt;
 
-  DelegateInfo look() const;
+  DelegateInfo local_info() const;
   std::string refusal_of(const std::vector<std::vector<std::byte>>& infos) const;
   std::string refusal_of_connecting(const std::vector<std::vector<std::byte>>& said) const;
   Said connect();
   Said await(Attempt& attempt);
   Said cannot(const std::string& why);
   /// Throws if the wait must end: see the constructor.
-  void look_about() const;
+  void check_wait() const;
   std::string key(const std::string& what) const { return prefix_ + what; }
 
   Group& group_;

@@ -164,11 +164,11 @@ void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
   const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: no deadline
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu()) continue;
-    const auto over = [&] { return group->device().is_quiet() || !group->device().look().ok(); };
+    const auto over = [&] { return group->device().is_quiet() || !group->device().check_kernels().ok(); };
     std::optional<Status> own;  // of the barrier's group; empty: not waited for, or timed out
     if (mode == Mode::kSync) own = wait_on_device(context_.group(), over, limit);
     raise_interrupt();
-    const Status status = group->device().look();
+    const Status status = group->device().check_kernels();
     if (!status.ok()) group->note_heard();
     context_.raise_if_failed(status);
     if (own && !own->ok()) raise(*own);
@@ -182,7 +182,7 @@ void HostProxyPath::see_off(const Deadline& deadline) {
     if (group == context_.groups.of_cpu() || group->core().failures.forked()) continue;
     (void)wait_on_device(
         *group, [&] { return group->device().is_quiet(); }, deadline);
-    const Status status = group->device().look();
+    const Status status = group->device().check_kernels();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
     if (!group->heard() && !context_.silence->exchange(true))
       log_line("%s: do not use the results of the collectives of group %s on devices", status.reason().c_str(),

@@ -265,7 +265,7 @@ void KernelPath::follow_hazards(CallContext& context, const Call& call, const c1
       if (of_devices.lane().held_here()) raise(group_->inside_itself());
       catch_up();
       of_devices.lane().settle(kGlance);
-      group_->look_for_interrupt();
+      group_->check_interrupt();
       raise_interrupt();
       if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
     }

@@ -41,7 +41,7 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   if (!outcome_.ok()) raise(outcome_);
   Status status;
   if (timeout.count() > 0 && staging_->capture() == 0) status = wait_there(timeout);
-  if (status.ok()) status = group_->device().look();
+  if (status.ok()) status = group_->device().check_kernels();
   if (status.ok() || has_ended_well()) return true;
   group_->note_heard();
   raise(status);
@@ -66,7 +66,7 @@ std::exception_ptr LaunchedWork::exception() const {
 Status LaunchedWork::failure() const {
   if (NvxWork::exception()) return NvxWork::failure();
   if (!closed_.load(std::memory_order_acquire)) return {};
-  const Status status = group_->device().look();
+  const Status status = group_->device().check_kernels();
   return status.ok() || has_ended_well() ? Status() : status;
 }
 

@@ -29,7 +29,7 @@ Answer ask_python(const char* function, at::Device device, const Args&... args) 
 
 }  // namespace
 
-DelegateInfo look_for_delegate(at::Device device) {
+DelegateInfo find_delegate(at::Device device) {
   const auto [gpu, why_not] = ask_python<std::pair<std::string, std::string>>("look", device);
   return {gpu, why_not};
 }

@@ -21,11 +21,11 @@ c10::intrusive_ptr<c10::ivalue::Future> ReconfigureWork::getFuture() {
 
 bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
   origin_.check(rank_);
-  constexpr std::chrono::milliseconds kLookAround{50};
+  constexpr std::chrono::milliseconds kCheckInterval{50};
   const Deadline deadline = Deadline::after(timeout);
   std::unique_lock lock(mutex_);
   while (!completed_) {
-    cv_.wait_for(lock, kLookAround);
+    cv_.wait_for(lock, kCheckInterval);
     if (completed_) break;
     lock.unlock();
     if (stop_wanted()) {

@@ -13,7 +13,7 @@ std::shared_ptr<PendingSends> PendingSends::of(std::shared_ptr<Group> group) {
   sends->poller_ = std::make_shared<Poller>(
       [weak = std::weak_ptr<PendingSends>(sends)] {
         const std::shared_ptr<PendingSends> there = weak.lock();
-        return there ? there->look() : Poller::Seen();
+        return there ? there->poll() : Poller::Seen();
       },
       Poller::kSoon);
   return sends;
@@ -27,7 +27,7 @@ bool PendingSends::add(Entry&& entry) {
   return poller_->wake();
 }
 
-Poller::Seen PendingSends::look() {
+Poller::Seen PendingSends::poll() {
   const bool moved = post();
   const bool more = count_.load(std::memory_order_acquire) != 0;
   if (!moved) return {more, {}};
@@ -52,12 +52,12 @@ bool PendingSends::post() {
     const auto entry = next++;
     const bool receives = entry->owner.defined();
     if (receives) {  // its peer may change meanwhile
-      const std::optional<bool> reached = look_at(*entry);
+      const std::optional<bool> reached = poll_entry(*entry);
       if (!reached) continue;
       if (*reached) entry->message->reached.store(true, std::memory_order_release);
     } else {
       const std::pair to{entry->message->peer, entry->message->tag};
-      if (held.contains(to) || !look_at(*entry)) {
+      if (held.contains(to) || !poll_entry(*entry)) {
         held.insert(to);
         continue;
       }
@@ -71,11 +71,11 @@ bool PendingSends::post() {
 }
 
 /// Whether the device has reached the message, or false if that does not matter any more. Empty: it has to wait.
-std::optional<bool> PendingSends::look_at(const Entry& entry) {
+std::optional<bool> PendingSends::poll_entry(const Entry& entry) {
   try {
     if (group_->closed() || (entry.owner && entry.message->done())) return false;
     if (!entry.staging) return true;
-    const std::optional<Status> end = entry.staging->look(*group_, entry.deadline);
+    const std::optional<Status> end = entry.staging->poll(*group_, entry.deadline);
     return end ? std::optional(end->ok()) : std::nullopt;
   } catch (const std::exception& error) {
     (void)group_->fail(system_failure("a message could not be copied from its device", error));

@@ -51,9 +51,9 @@ class PendingSends {
   };
   bool add(Entry&& entry) EXCLUDES(mutex_);
   explicit PendingSends(std::shared_ptr<Group> group) : group_(std::move(group)) {}
-  Poller::Seen look() EXCLUDES(mutex_);
+  Poller::Seen poll() EXCLUDES(mutex_);
   bool post() EXCLUDES(mutex_);
-  std::optional<bool> look_at(const Entry& entry) REQUIRES(mutex_);
+  std::optional<bool> poll_entry(const Entry& entry) REQUIRES(mutex_);
   /// Whether a message waits that `is` picks.
   bool waits(const std::function<bool(const Entry&)>& is) EXCLUDES(mutex_);
 

@@ -230,12 +230,12 @@ Status StagingCopies::arrive(Group& group, const Deadline& deadline) {
   const std::optional<Status> end = wait_on_device(
       group, [this] { return has_arrived(); }, deadline);
   if (!end) return late(group, deadline);
-  return end->ok() ? group.device().look() : *end;  // the arrived data may be results of a kernel that failed
+  return end->ok() ? group.device().check_kernels() : *end;  // the arrived data may be results of a kernel that failed
 }
 
-std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline) {
+std::optional<Status> StagingCopies::poll(Group& group, const Deadline& deadline) {
   if (group.failed()) return group.failure();
-  if (has_arrived()) return group.device().look();
+  if (has_arrived()) return group.device().check_kernels();
   return deadline.passed(Clock::now()) ? std::optional<Status>(late(group, deadline)) : std::nullopt;
 }
 
@@ -256,7 +256,7 @@ Status StagingCopies::late(Group& group, const Deadline& deadline) const {
                      .cause = comm_streams_.down.device().str() + " of " + group.topology().describe(group.rank()) +
                               " has not finished within " + seconds(deadline) +
                               " the work that was on its stream before an operation of group " + group.name(),
-                     .advice = kLookAtDevice});
+                     .advice = kCheckDevice});
 }
 
 void StagingCopies::take_back(const Loads& loads) {

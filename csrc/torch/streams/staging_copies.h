@@ -158,13 +158,13 @@ class StagingCopies {
   /// Enqueues the copies of a later chunk, into host memory of an earlier chunk, after the copies back of that one.
   /// Uses a stream that no later call blocks. Only once the device has reached the call. May be called from any thread.
   void bring_more(const Loads& loads);
-  /// Like bring(), but no stream waits for the caller's. The first look() after the device has reached the call
+  /// Like bring(), but no stream waits for the caller's. The first poll() after the device has reached the call
   /// enqueues the copies. behind: they come after results that are being copied back by then.
   void bring_later(const Loads& loads, bool behind = false);
   /// Waits until the copies to the host have arrived. Ends at the deadline, on the group's failure, or on Ctrl-C.
   Status arrive(Group& group, const Deadline& deadline);
   /// Polls once: the result of arrive(), or nothing if the copies have not arrived.
-  std::optional<Status> look(Group& group, const Deadline& deadline);
+  std::optional<Status> poll(Group& group, const Deadline& deadline);
   /// Enqueues the copies back. None of them runs before the caller's stream has reached the call.
   void take_back(const Loads& loads);
   /// From now on join_streams() covers all work that is on the stream. The memory of these tensors stays allocated
@@ -201,7 +201,7 @@ class StagingCopies {
 
   const CommStreams comm_streams_;
   PooledEvent called_;                // the device has reached the call; recorded if the streams are nvx's
-  std::optional<Loads> later_;        // copies that look() has yet to enqueue
+  std::optional<Loads> later_;        // copies that poll() has yet to enqueue
   bool behind_ = false;               // `later_` comes after results that are being copied back
   PooledEvent arrived_;               // the copies to the host have completed
   PooledEvent returned_;              // the copies back have completed; recorded only if there were any, or by close()

@@ -10,9 +10,9 @@ using std::chrono::milliseconds;
 /// Records the calls that `wait_on_device` makes to a group.
 struct AskedGroup {
   AskedGroup& device() { return *this; }
-  Status look() { return on_device; }
+  Status check_kernels() { return on_device; }
   Status check_alive() { return alive; }
-  bool look_for_interrupt() {
+  bool check_interrupt() {
     if (++interrupts == 3 && interrupted) alive = {Code::kInterrupted, "nvx: interrupted by the user"};
     return interrupted;
   }
