@@ -63,7 +63,8 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
   if (failures.failed()) return failures.check_alive(describe(o.fingerprint()).c_str());
   NVX_TRY(failures.check_alive());
   if (o.number == 0) o.number = next_number();
-  if (failures.told()) return failures.came_late(describe(o.fingerprint()) + " #" + std::to_string(o.number));
+  if (failures.check_reports())
+    return failures.failed_before(describe(o.fingerprint()) + " #" + std::to_string(o.number));
   if (reduces(o.collective) && !kernel::level().reduce(o.dtype, o.op)) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
@@ -136,7 +137,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
     monitored_ = std::make_unique<MonitoredBarrier>(*core_);
     if (port) {
       MutexLock lock(port->mutex());
-      port->on_failure([this](const net::GroupPort::ReportedFailure& told) { core_->failures.pass_on(told); });
+      port->on_failure([this](const net::GroupPort::ReportedFailure& report) { core_->failures.pass_on(report); });
     }
     log_description(core_->members);
     core_->status->open(core_->members.id, core_->members.global_rank(options.rank));

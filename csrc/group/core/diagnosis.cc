@@ -113,7 +113,7 @@ Failure Diagnosis::taken_for_lost(int rank, const std::string& why) const {
           .who = rank};
 }
 
-Failure Diagnosis::told(const Failure& failure, int by) const {
+Failure Diagnosis::reported(const Failure& failure, int by) const {
   const std::vector<int>& awaited = failure.awaited;
   const bool waited_for_this = std::ranges::find(awaited, rank_) != awaited.end();
   Failure mine = met_in(failure, "reported by " + name_(by));

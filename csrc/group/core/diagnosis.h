@@ -76,7 +76,7 @@ class Diagnosis {
   Failure taken_for_lost(int rank, const std::string& why) const;
   /// A failure that rank `by` reported. The reporter is seldom at fault, so its advice stays, or else names another
   /// rank or this one.
-  Failure told(const Failure& failure, int by) const;
+  Failure reported(const Failure& failure, int by) const;
 
   Failure aborted(const std::string& why = "") const;
   Failure destroyed() const;    ///< this rank has left the group with operations in flight

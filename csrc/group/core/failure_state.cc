@@ -16,7 +16,7 @@ namespace {
 using kernel::Presence;
 
 /// Whether this thread is telling the other groups of its process of a failure.
-thread_local bool telling_others = false;
+thread_local bool reporting_to_others = false;
 
 /// "; rank 3 gives no sign of life for 8.0 s", for a rank of another host.
 std::string silence_of(const Members& members, net::GroupPort* port, int rank) {
@@ -94,9 +94,9 @@ Status FailureState::fail(Failure failure) {
   status_.fail(failure.cause);
   act_(first);
   if (port_ && !closed()) tell_other_hosts(*port_, members_.topology, failure);
-  tell_other_groups(failure);
+  report_to_other_groups(failure);
   // A launcher that sees a rank die kills the others, often before the program has printed the exception.
-  if (first.code() == Code::kPeerDied && !telling_others) {
+  if (first.code() == Code::kPeerDied && !reporting_to_others) {
     NVX_LOG(kWarn, "%s", first.reason().c_str());
   } else {
     NVX_LOG(kInfo, "%s", first.reason().c_str());
@@ -122,9 +122,9 @@ void FailureState::note(const Failure& failure) {
   }
 }
 
-void FailureState::pass_on(const net::GroupPort::ReportedFailure& told) {
+void FailureState::pass_on(const net::GroupPort::ReportedFailure& report) {
   MutexLock lock(mutex_);
-  if (failure_.ok()) note(told.failure);
+  if (failure_.ok()) note(report.failure);
 }
 
 // --- whether operations may begin
@@ -142,24 +142,24 @@ Status FailureState::check_alive(const char* what) const {
   return {};
 }
 
-Status FailureState::came_late(const std::string& what) const {
+Status FailureState::failed_before(const std::string& what) const {
   return met_in(failure(), diagnosis_.me() + ", which called " + what + " after that");
 }
 
 // --- failures of others
 
-bool FailureState::told(Clock::duration clarity) {
-  if (told_by() < 0 && !(port_ && port_->failed())) [[likely]]
+bool FailureState::check_reports(Clock::duration grace) {
+  if (first_reporter() < 0 && !(port_ && port_->failed())) [[likely]]
     return false;
-  record_abort(-1, clarity);
+  record_abort(-1, grace);
   return failed();
 }
 
-/// Repeats `told()` for the span set by `doubt()`.
-bool FailureState::told_in_time() {
-  const auto end = Clock::now() + doubt_.load(std::memory_order_relaxed);
+/// Repeats `check_reports()` for the span set by `set_report_grace()`.
+bool FailureState::reported_in_time() {
+  const auto end = Clock::now() + report_grace_.load(std::memory_order_relaxed);
   do {
-    if (told()) return true;
+    if (check_reports()) return true;
     port_->messenger().sleep(std::chrono::milliseconds(1));
     port_->messenger().try_progress();
   } while (Clock::now() < end);
@@ -167,7 +167,7 @@ bool FailureState::told_in_time() {
 }
 
 /// The first `local_rank` that has noted a failure, or -1.
-int FailureState::told_by() const {
+int FailureState::first_reporter() const {
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s != members_.local_rank() && members_.pad(s).header().failure.readable()) return s;
   }
@@ -176,43 +176,43 @@ int FailureState::told_by() const {
 
 /// The failure that another rank has reported: one of this host first, then one of another host.
 std::optional<net::GroupPort::ReportedFailure> FailureState::report() const {
-  if (const int s = told_by(); s >= 0) {
-    const int teller = members_.here()[size_t(s)];
+  if (const int s = first_reporter(); s >= 0) {
+    const int reporter = members_.here()[size_t(s)];
     const std::optional<Failure> note = members_.pad(s).header().failure.read(members_.size());
-    return net::GroupPort::ReportedFailure{teller, note.value_or(unreadable_note(members_.rank_name(teller)))};
+    return net::GroupPort::ReportedFailure{reporter, note.value_or(unreadable_note(members_.rank_name(reporter)))};
   }
   if (!port_ || !port_->failed()) return std::nullopt;
   MutexLock lock(port_->mutex());
   return port_->reported();
 }
 
-void FailureState::await_clarity() const {
+void FailureState::await_exact_report() const {
   if (failed()) return;
-  if (const auto told = report()) (void)seen_to_end(told->failure, kClarity);
+  if (const auto reported = report()) (void)seen_to_end(reported->failure, kEndingGrace);
 }
 
-/// A rank of another host reports that it has lost `told.who`. If that is a rank of this host whose process has ended,
-/// returns its `local_rank`: this host knows how the process ended. Otherwise -1. The connections of a process end a
-/// little before the process does, hence `clarity`.
-int FailureState::seen_to_end(const Failure& told, Clock::duration clarity) const {
-  if (told.code != Code::kPeerDied || told.exit_status.known() || told.who == kNobody) return -1;
-  const int s = members_.local_rank_of(told.who);
+/// A rank of another host reports that it has lost `report.who`. If that is a rank of this host whose process has
+/// ended, returns its `local_rank`: this host knows how the process ended. Otherwise -1. The connections of a process
+/// end a little before the process does, hence `grace`.
+int FailureState::seen_to_end(const Failure& report, Clock::duration grace) const {
+  if (report.code != Code::kPeerDied || report.exit_status.known() || report.who == kNobody) return -1;
+  const int s = members_.local_rank_of(report.who);
   if (s < 0 || s == members_.local_rank()) return -1;
   const auto has_left = [&] { return members_.pad(s).header().presence.load() != Presence::kHere; };
-  for (const auto end = Clock::now() + clarity; !members_.dead(s) && !has_left() && Clock::now() < end;)
+  for (const auto end = Clock::now() + grace; !members_.dead(s) && !has_left() && Clock::now() < end;)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return members_.died(s) ? s : -1;
 }
 
-bool FailureState::fail_as_told() {
-  if (told_by() < 0) return false;
-  fail_as_told(*report(), kClarity);
+bool FailureState::fail_as_reported() {
+  if (first_reporter() < 0) return false;
+  fail_as_reported(*report(), kEndingGrace);
   return true;
 }
 
-void FailureState::fail_as_told(const net::GroupPort::ReportedFailure& told, Clock::duration clarity) {
-  if (const int s = seen_to_end(told.failure, clarity); s >= 0) return fail_as_gone(s);
-  (void)fail(diagnosis_.told(told.failure, told.by));
+void FailureState::fail_as_reported(const net::GroupPort::ReportedFailure& report, Clock::duration grace) {
+  if (const int s = seen_to_end(report.failure, grace); s >= 0) return fail_as_gone(s);
+  (void)fail(diagnosis_.reported(report.failure, report.by));
 }
 
 /// Adds the failure of another group of that process, since the rank may not be at fault.
@@ -249,7 +249,7 @@ Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
 Status FailureState::check_peers() {
   if (forked()) return check_alive();
   const bool looks = !closed();  // after that, peers may reuse the memory
-  if (looks && !failed()) (void)told();
+  if (looks && !failed()) (void)check_reports();
   for (int s = 0; looks && s < members_.local_ranks() && !failed(); ++s) {
     members_.warn_if_stopped(s);
     if (members_.died(s)) fail_as_gone(s);
@@ -266,7 +266,7 @@ bool FailureState::check_interrupt() {
 // --- waits
 
 bool FailureState::should_abort(int local_rank) {
-  if (failed() || closed() || told_by() >= 0 || (port_ && port_->failed())) return true;
+  if (failed() || closed() || first_reporter() >= 0 || (port_ && port_->failed())) return true;
   if (check_interrupt()) return true;
   const int own = members_.local_rank(), ranks = members_.local_ranks();
   if (local_rank >= 0) {
@@ -285,9 +285,9 @@ bool FailureState::should_abort(int local_rank) {
   return !somebody;
 }
 
-void FailureState::record_abort(int local_rank, Clock::duration clarity) {
+void FailureState::record_abort(int local_rank, Clock::duration grace) {
   if (failed()) return;
-  if (const auto told = report()) return fail_as_told(*told, clarity);
+  if (const auto reported = report()) return fail_as_reported(*reported, grace);
   if (closed()) return (void)fail(diagnosis_.destroyed());
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s == members_.local_rank() || (local_rank >= 0 && s != local_rank) || !members_.gone(s)) continue;
@@ -310,7 +310,7 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
   const std::string waited = seconds(deadline);
   const int first = whom.ranks.empty() ? -1 : whom.ranks.front();
   if (how == Waited::kTimedOut) status_.gave_up(first, members_.pid_of(first), what, deadline.start);
-  if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
+  if (how == Waited::kTimedOut && port_ && !failed() && reported_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed()) {
     const Status first = failure();
     const bool named = whom.words.empty() || whom.ranks == std::vector{first.failure().who};  // in the first words
@@ -340,7 +340,7 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
 
 // --- other groups of the process
 
-void FailureState::tell_other_groups(const Failure& failure) {
+void FailureState::report_to_other_groups(const Failure& failure) {
   const Code met = failure.met_as();
   if (met == Code::kAborted || closed()) return;
   // A failure that came from another group keeps its origin.
@@ -349,17 +349,17 @@ void FailureState::tell_other_groups(const Failure& failure) {
   const bool waited = met == Code::kTimeout;
   const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
-  if (std::exchange(telling_others, true)) return;  // what they hear from each other they have heard from this one
+  if (std::exchange(reporting_to_others, true)) return;  // what they hear from each other they have heard from this one
   LiveObjects<FailureState>::here().each([&](FailureState& other) {
     const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
     if (&other == this || apart) return;
     contain("telling another group of a failure", [&] {
       Failure there = trouble;
       if (waited) there.awaited = other.members_.ranks_of(members_, failure.awaited);
-      other.hear_of(lost, there);
+      other.on_failure_of_other_group(lost, there);
     });
   });
-  telling_others = false;
+  reporting_to_others = false;
 }
 
 std::vector<FailureState::Lost> FailureState::lost_ranks() const {
@@ -378,7 +378,7 @@ std::vector<FailureState::Lost> FailureState::lost_ranks() const {
   return lost;
 }
 
-void FailureState::hear_of(const std::vector<Lost>& lost, const Failure& trouble) {
+void FailureState::on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& trouble) {
   if (forked() || failed() || closed()) return;
   if (std::ranges::any_of(lost, [this](const Lost& l) { return fail_as_lost(l); })) return;
   {

@@ -54,18 +54,18 @@ class FailureState final : public Watch {
   /// The reason why no operation can begin, or ok. `what`: the operation.
   Status check_alive(const char* what = "this call") const;
   /// The result of an operation that begins after the group has failed.
-  Status came_late(const std::string& what) const;
+  Status failed_before(const std::string& what) const;
 
   // --- failures of others
 
-  static constexpr std::chrono::milliseconds kClarity{50};
+  static constexpr std::chrono::milliseconds kEndingGrace{50};
   /// Fails the group if another rank has reported a failure: an operation that one rank gave up must not succeed
-  /// elsewhere. Waits up to `clarity` for a more exact report about a rank of this host.
-  bool told(Clock::duration clarity = kClarity);
-  /// Only the wait of `told()`. For callers that fail the group later, with a lock held and no clarity.
-  void await_clarity() const;
+  /// elsewhere. Waits up to `grace` for a more exact report about a rank of this host.
+  bool check_reports(Clock::duration grace = kEndingGrace);
+  /// Only the wait of `check_reports()`. For callers that fail the group later, with a lock held and no grace.
+  void await_exact_report() const;
   /// Fails the group if a rank of this host has reported a failure.
-  bool fail_as_told();
+  bool fail_as_reported();
   /// Fails the group because of a rank of this host whose process has ended, or that has left.
   void fail_as_gone(int local_rank);
   Status fail_as_left(int rank);
@@ -77,19 +77,19 @@ class FailureState final : public Watch {
   /// Fails the group if this is the main thread and the user interrupts it.
   bool check_interrupt();
   /// For the port, with its lock held: passes a report of another host on at once, since this rank itself may be busy.
-  void pass_on(const net::GroupPort::ReportedFailure& told) EXCLUDES(mutex_);
+  void pass_on(const net::GroupPort::ReportedFailure& report) EXCLUDES(mutex_);
 
   // --- waits
 
   bool should_abort(int local_rank) override;
-  void record_abort(int local_rank) override { record_abort(local_rank, kClarity); }
+  void record_abort(int local_rank) override { record_abort(local_rank, kEndingGrace); }
   void sleeps(int local_rank) override;
   void waited(int local_rank, Clock::time_point began, Clock::duration slept) override;
-  void record_abort(int local_rank, Clock::duration clarity);
+  void record_abort(int local_rank, Clock::duration grace);
   /// The status of a wait that ended without success. An empty `whom`: any rank.
   Status explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline);
   /// How long a wait that has timed out waits for a report of a rank that knows better which one is missing.
-  void doubt(std::chrono::milliseconds span) { doubt_.store(span, std::memory_order_relaxed); }
+  void set_report_grace(std::chrono::milliseconds span) { report_grace_.store(span, std::memory_order_relaxed); }
 
   // --- other groups of the process
 
@@ -101,19 +101,19 @@ class FailureState final : public Watch {
   };
   /// Another group of this process has failed because of `trouble`. Fails this one too if it has lost the same process.
   /// Otherwise reports the trouble to the ranks, which may wait for this one.
-  void hear_of(const std::vector<Lost>& lost, const Failure& trouble) EXCLUDES(mutex_);
+  void on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& trouble) EXCLUDES(mutex_);
 
  private:
   Failure with_trouble(Failure failure) const;
   void note(const Failure& failure) REQUIRES(mutex_);
-  void tell_other_groups(const Failure& failure);
+  void report_to_other_groups(const Failure& failure);
   std::vector<Lost> lost_ranks() const;
   bool fail_as_lost(const Lost& lost);
-  bool told_in_time();
-  int told_by() const;
+  bool reported_in_time();
+  int first_reporter() const;
   std::optional<net::GroupPort::ReportedFailure> report() const;
-  void fail_as_told(const net::GroupPort::ReportedFailure& told, Clock::duration clarity);
-  int seen_to_end(const Failure& told, Clock::duration clarity) const;
+  void fail_as_reported(const net::GroupPort::ReportedFailure& report, Clock::duration grace);
+  int seen_to_end(const Failure& report, Clock::duration grace) const;
 
   const Members& members_;
   const Diagnosis& diagnosis_;
@@ -124,7 +124,7 @@ class FailureState final : public Watch {
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> closed_{false};
-  std::atomic<std::chrono::milliseconds> doubt_{std::chrono::milliseconds(0)};
+  std::atomic<std::chrono::milliseconds> report_grace_{std::chrono::milliseconds(0)};
   mutable Mutex mutex_;
   Status failure_ GUARDED_BY(mutex_);
   std::shared_ptr<bool> standing_ GUARDED_BY(mutex_);

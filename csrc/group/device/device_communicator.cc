@@ -223,7 +223,7 @@ bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_no
 /// Runs during waits for a rank in the store. Throws Error if the wait has become pointless.
 void DeviceCommunicator::check_while_waiting(int writer) {
   FailureState& failures = core_.failures;
-  (void)failures.told();
+  (void)failures.check_reports();
   if (failures.check_interrupt() || failures.failed()) throw Error(failures.failure());
   if (const Status alive = failures.check_alive(); !alive.ok()) throw Error(alive);
   look_for_deaths(core_.options, writer);
@@ -413,7 +413,7 @@ bool DeviceCommunicator::poll() {
 
 void DeviceCommunicator::check_kernels_and_peers(KernelExecutor& kernels) {
   (void)check_kernels();
-  if (!core_.failures.failed()) (void)core_.failures.fail_as_told();
+  if (!core_.failures.failed()) (void)core_.failures.fail_as_reported();
   for (int s = 0; s < members_.local_ranks() && !core_.failures.failed(); ++s) {
     members_.warn_if_stopped(s);
     if (waits_in_vain(kernels, s)) core_.failures.fail_as_gone(s);

@@ -56,7 +56,7 @@ int DeviceCommunicator::kernel_rank_of(int local_rank) const {
 
 /// A rank that left in good order may have ended all operations. If not, the kernels' timeout ends them here.
 void DeviceCommunicator::check_far_ranks() {
-  if (core_.failures.told()) return;
+  if (core_.failures.check_reports()) return;
   std::optional<net::GroupPort::Fate> lost;
   {
     net::GroupPort& port = *core_.port;

@@ -72,7 +72,7 @@ Status Hierarchical::run(Operation& o, const WaitRules& rules) {
   Call call{o, rules, std::bit_cast<net::Label>(o.fingerprint()),
             terms_of(o.dtype, o.op, o.factor, size_t(members_.size()))};
   call.rules.driver = this;
-  core_.failures.doubt(std::chrono::milliseconds(0));
+  core_.failures.set_report_grace(std::chrono::milliseconds(0));
   ++op_;
   {
     MutexLock lock(port_.mutex());
@@ -172,7 +172,7 @@ void Hierarchical::drive() {
 
 Status Hierarchical::stage(Call& call, const Operation& step) {
   const Status status = intra_host_.run(step, call.o, call.rules);
-  core_.failures.doubt(kReportGraceSteps);
+  core_.failures.set_report_grace(kReportGraceSteps);
   return status;
 }
 
@@ -242,7 +242,7 @@ Status Hierarchical::finish(Call& call) {
     if (core_.status->traced()) traced.is(run.waits_first_for());
     return progress != net::Progress::kPending;
   };
-  core_.failures.doubt(kReportGraceHosts);
+  core_.failures.set_report_grace(kReportGraceHosts);
   const auto check_peers = [&] {
     run.check_peers();
     const std::vector<int> unheard = run.unheard(), awaited = unheard.empty() ? run.waits_for() : unheard;
@@ -280,7 +280,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
       whom.called = !whom.ranks.empty();
       state = whom.ranks.size() == 1 ? ", which has called it too: see its log for the rank that it waits for"
                                      : ", which have called it too: see their logs for the rank that they wait for";
-      core_.failures.doubt(kReportGraceSteps);
+      core_.failures.set_report_grace(kReportGraceSteps);
     }
     std::vector<std::string> names;
     for (const int rank : whom.ranks) names.push_back(members_.topology.describe(rank));

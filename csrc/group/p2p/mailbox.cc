@@ -122,8 +122,8 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
     finish(message, failures_.check_alive(message->describe().c_str()));
   } else if (const Status refused = failures_.check_alive(); !refused.ok()) {
     finish(message, refused);
-  } else if (failures_.told(Clock::duration::zero())) {
-    finish(message, failures_.came_late(message->describe()));
+  } else if (failures_.check_reports(Clock::duration::zero())) {
+    finish(message, failures_.failed_before(message->describe()));
   } else if (!message->receives_) {
     peer(message->peer).send(message);
   } else if (!match_early(message)) {

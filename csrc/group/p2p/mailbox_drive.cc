@@ -139,7 +139,7 @@ void Mailbox::check_times() {
     if (fresh) check->second = {fate(peer), failures_.should_abort(far(peer) ? members_.local_rank() : local_rank)};
     const auto& [gone, alarmed] = check->second;
     if (!late && !gone && !alarmed) continue;
-    if (!late && !std::exchange(is_clear, true)) failures_.await_clarity();
+    if (!late && !std::exchange(is_clear, true)) failures_.await_exact_report();
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
     if (!open_.contains(message)) continue;  // done during the check
@@ -147,7 +147,7 @@ void Mailbox::check_times() {
       if (this->peer(peer).undelivered != 0) return;  // it may be this one
       // The sender may have left after it had sent all.
       const bool has_left = local_rank >= 0 && members_.gone(local_rank);
-      if (has_left && this->peer(peer).arriving() && !failures_.told(Clock::duration::zero())) continue;
+      if (has_left && this->peer(peer).arriving() && !failures_.check_reports(Clock::duration::zero())) continue;
     }
     if (gone) (void)failures_.fail_by_fate(*gone);
     if (!late) failures_.record_abort(local_rank, Clock::duration::zero());

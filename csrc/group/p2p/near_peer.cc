@@ -318,7 +318,7 @@ bool NearPeer::consume() {
         place == ChunkPlace::kHost ? read_chunk(*message, &status) : fetch(message, place, chunks, &status);
     if (status.ok() && read == 0) break;
     // A peer that has failed may have written to its tensor while it was read.
-    if (place == ChunkPlace::kPool && status.ok() && core_.failures.told(Clock::duration::zero())) return true;
+    if (place == ChunkPlace::kPool && status.ok() && core_.failures.check_reports(Clock::duration::zero())) return true;
     if (status.ok()) publish(in_.consumed, consumed_ += read), poke();
     moved = true;
     if (status.ok() && message->moved_ != message->bytes) continue;
