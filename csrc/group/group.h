@@ -92,8 +92,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Status fail_begun(const Status& status) { return core_->failures.fail_begun(status); }
   Status check_peers() { return core_->failures.check_peers(); }
   bool check_interrupt() { return core_->failures.check_interrupt(); }
-  void note_heard() { core_->heard.store(true, std::memory_order_relaxed); }
-  bool heard() const { return core_->heard.load(std::memory_order_relaxed); }
+  void note_failure_seen() { core_->failure_seen.store(true, std::memory_order_relaxed); }
+  bool failure_seen() const { return core_->failure_seen.load(std::memory_order_relaxed); }
 
  private:
   Status carry_out(Operation& operation, Carrier carrier);

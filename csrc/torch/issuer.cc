@@ -123,12 +123,12 @@ IntrusiveWork Issuer::issue_in_memory(Call&& call) {
     context_.enqueue(work, group.lane());
     return work;
   }
-  const bool heard = context_.needs_work();
-  const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
+  const bool needs_work = context_.needs_work();
+  const Clock::time_point began = needs_work ? Clock::now() : Clock::time_point();
   for (TensorOperation& c : call.collectives) context_.raise_if_failed(group.execute(c.operation));
   copy_back(call.collectives);
   raise_interrupt();  // a handler may have raised while the operation still succeeded
-  if (!heard) return nullptr;
+  if (!needs_work) return nullptr;
   NvxWork::Facts facts = context_.facts(call.kind);
   facts.began = began;
   return CallContext::done(std::move(facts), call.outputs, nullptr);

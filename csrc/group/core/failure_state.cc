@@ -349,7 +349,7 @@ void FailureState::report_to_other_groups(const Failure& failure) {
   const bool waited = met == Code::kTimeout;
   const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
-  if (std::exchange(reporting_to_others, true)) return;  // what they hear from each other they have heard from this one
+  if (std::exchange(reporting_to_others, true)) return;  // the others of this process hear of it from this group
   LiveObjects<FailureState>::here().each([&](FailureState& other) {
     const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
     if (&other == this || apart) return;

@@ -144,10 +144,10 @@ Status Window::close() {
   std::vector<std::shared_ptr<Message>> ends;
   for (int rank = 0; rank < members_.size(); ++rank) {
     const auto end = note_to(rank, {Kind::kClose}, "tensor_deregister");
-    const auto heard = message_of(rank, Channel::kEnds, "tensor_deregister");
-    mail_.receive(heard, Carrier::kPool);
+    const auto their_end = message_of(rank, Channel::kEnds, "tensor_deregister");
+    mail_.receive(their_end, Carrier::kPool);
     mail_.send(end, Carrier::kPool);
-    ends.insert(ends.end(), {heard, end});
+    ends.insert(ends.end(), {their_end, end});
   }
   Status status;
   for (const auto& end : ends) {

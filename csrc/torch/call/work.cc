@@ -36,26 +36,26 @@ uint64_t next_completion_key() {
 }
 
 /// Whether the program learns of a failure, by a call that raises it or by a future, or does not learn of it yet.
-enum class Heard { kByProgram, kByNobody };
+enum class Seen { kByProgram, kNotYet };
 
 /// Whether `NVX_ON_ERROR=abort` makes a failure end the process. An operation that the user interrupts, or that this
 /// rank aborts by leaving or aborting a group, is no failure of the process. A peer that has left in good order, or has
 /// reported a failure, counts only if the program hears of it: otherwise a leftover receive at the program's end would
 /// abort the process.
-bool ends_process(Code code, Heard heard) {
+bool ends_process(Code code, Seen seen) {
   if (config().on_error != "abort") return false;
   switch (code) {
     case Code::kInvalid:
     case Code::kInterrupted:
     case Code::kAborted: return false;
     case Code::kPeerLeft:
-    case Code::kPeerFailed: return heard == Heard::kByProgram;
-    default: return heard == Heard::kByProgram || !exiting.load();
+    case Code::kPeerFailed: return seen == Seen::kByProgram;
+    default: return seen == Seen::kByProgram || !exiting.load();
   }
 }
 
-void end_process_if_wanted(const Status& status, Heard heard) {
-  if (status.ok() || !ends_process(status.code(), heard)) return;
+void end_process_if_wanted(const Status& status, Seen seen) {
+  if (status.ok() || !ends_process(status.code(), seen)) return;
   log_line("%s (NVX_ON_ERROR=abort)", status.reason().c_str());
   without_python_lock([] { HooksBeside::await_all(); });  // they write the diagnostics that such an end is for
   std::abort();
@@ -73,11 +73,11 @@ std::string what_is(const char* title) { return title ? title + std::string("nvx
 
 void raise(const Status& status) {
   raise_interrupt();
-  end_process_if_wanted(status, Heard::kByProgram);
+  end_process_if_wanted(status, Seen::kByProgram);
   throw_failure(status);
 }
 
-void end_process_if_unheard(const Status& status) { end_process_if_wanted(status, Heard::kByNobody); }
+void end_process_if_unseen(const Status& status) { end_process_if_wanted(status, Seen::kNotYet); }
 
 std::exception_ptr exception_of(const Status& status) {
   try {
@@ -186,7 +186,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   if (!over_) return future;
   lock.unlock();
   if (const std::exception_ptr error = exception()) {
-    end_process_if_wanted(failure(), Heard::kByProgram);
+    end_process_if_wanted(failure(), Seen::kByProgram);
     future->setError(error);
   } else {
     complete(*future);
@@ -240,7 +240,7 @@ void NvxWork::blockCurrentStream() {
 void NvxWork::end(const Status& status, Hooks hooks) {
   status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
-  end_process_if_wanted(status, has_future() ? Heard::kByProgram : Heard::kByNobody);
+  end_process_if_wanted(status, has_future() ? Seen::kByProgram : Seen::kNotYet);
   run_hook("an observer of an operation's end", [&] { finish(error); });
   const Telling telling(*this);
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -256,8 +256,8 @@ void NvxWork::end(const Status& status, Hooks hooks) {
     if (future && !error) complete(*future);
   });
   if (coalesced) coalesced->one_has_ended();
-  const bool heard = facts_.on_end || facts_.timed;
-  if (hooks == Hooks::kNow || !heard || is_there()) return tell_hooks();
+  const bool has_observer = facts_.on_end || facts_.timed;
+  if (hooks == Hooks::kNow || !has_observer || is_there()) return tell_hooks();
   if (!CompletionPoller::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) tell_hooks();
 }
 
@@ -312,8 +312,8 @@ void NvxWork::check() {
   raise_interrupt();
   if (staging_) staging_->join_streams();  // even a failed one may have results that are still being copied
   if (const std::exception_ptr error = exception()) {
-    if (const auto group = facts_.group.lock()) group->note_heard();
-    end_process_if_wanted(failure(), Heard::kByProgram);
+    if (const auto group = facts_.group.lock()) group->note_failure_seen();
+    end_process_if_wanted(failure(), Seen::kByProgram);
     std::rethrow_exception(error);
   }
   if (!lost()) return;

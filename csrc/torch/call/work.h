@@ -30,7 +30,7 @@ namespace nvx {
 /// Returns the same exception without raising it, and ignores interrupts.
 std::exception_ptr exception_of(const Status& status);
 /// Ends the process for a failure that the program has not seen yet, if NVX_ON_ERROR says so.
-void end_process_if_unheard(const Status& status);
+void end_process_if_unseen(const Status& status);
 
 /// The text of an exception of a device or a backend, without its backtrace. null: the exception was no std::exception.
 std::string words_of(const std::exception* error);

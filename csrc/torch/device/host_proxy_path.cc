@@ -44,7 +44,7 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
     holder_ = std::this_thread::get_id();
     const auto let_go = c10::make_scope_exit([&] { holder_ = std::thread::id(); });
     status = begin(call, group, *staging);
-    if (!status.ok()) group->note_heard();
+    if (!status.ok()) group->note_failure_seen();
     if (capture == 0) ended_at = group->device().launched();
   }
   context_.raise_if_failed(status);
@@ -86,7 +86,7 @@ HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const s
     c.proxy = make(*group, *op, c.operation.collective, staging);
     c.operation.proxy = c.proxy.get();
     if (const Status status = group->reserve_slots(c.operation); !status.ok()) {
-      group->note_heard();
+      group->note_failure_seen();
       raise(status);
     }
   }
@@ -169,7 +169,7 @@ void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
     if (mode == Mode::kSync) own = wait_on_device(context_.group(), over, limit);
     raise_interrupt();
     const Status status = group->device().check_kernels();
-    if (!status.ok()) group->note_heard();
+    if (!status.ok()) group->note_failure_seen();
     context_.raise_if_failed(status);
     if (own && !own->ok()) raise(*own);
   }
@@ -184,7 +184,7 @@ void HostProxyPath::see_off(const Deadline& deadline) {
         *group, [&] { return group->device().is_quiet(); }, deadline);
     const Status status = group->device().check_kernels();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
-    if (!group->heard() && !context_.silence->exchange(true))
+    if (!group->failure_seen() && !context_.silence->exchange(true))
       log_line("%s: do not use the results of the collectives of group %s on devices", status.reason().c_str(),
                group->name().c_str());
   }

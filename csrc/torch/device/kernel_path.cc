@@ -104,11 +104,11 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
   uint64_t ended_at = 0;
   Status status = launch(call.collectives, *staging, delegate, &ended_at);
   closed.release();
-  const bool async = call.mode == Mode::kAsync, heard = context.needs_work();
+  const bool async = call.mode == Mode::kAsync, needs_work = context.needs_work();
   contain_and(
       [&] {
         const Tensors used = async ? call.used() : Tensors();
-        if (async || heard) staging->close(used);
+        if (async || needs_work) staging->close(used);
         if (async && delegate) context.hazards.expect(used)->set_out(staging->stream());
       },
       [&](const std::exception* error) {
@@ -116,7 +116,7 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
         if (status.ok()) status = lost;
       });
   context.raise_if_failed(status);
-  if (!async && !heard) return nullptr;
+  if (!async && !needs_work) return nullptr;
   if (!async) return CallContext::done(context.facts(call.kind), call.outputs, std::move(staging));
   auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call, std::move(staging));
   work->begin(ended_at);

@@ -43,7 +43,7 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() > 0 && staging_->capture() == 0) status = wait_there(timeout);
   if (status.ok()) status = group_->device().check_kernels();
   if (status.ok() || has_ended_well()) return true;
-  group_->note_heard();
+  group_->note_failure_seen();
   raise(status);
 }
 

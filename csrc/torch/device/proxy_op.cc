@@ -23,7 +23,7 @@ class ProxyOp::Turn final : public Task {
   bool conclusion_may_block() override { return call_->expected_ && call_->expected_->on_failure; }
   void conclude() override {
     if (outcome_.ok() || called_off_) return;
-    end_process_if_unheard(outcome_);
+    end_process_if_unseen(outcome_);
     if (conclusion_may_block()) call_->expected_->on_failure(outcome_.code());
   }
 

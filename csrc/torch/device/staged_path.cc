@@ -9,12 +9,12 @@ namespace nvx {
 IntrusiveWork StagedPath::issue(Call&& call) {
   if (call.mode == Mode::kAsync) return enqueue(std::move(call));
   if (context_.comes_behind(call)) return enqueue_and_wait(std::move(call));
-  const bool heard = context_.needs_work();
-  const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
+  const bool needs_work = context_.needs_work();
+  const Clock::time_point began = needs_work ? Clock::now() : Clock::time_point();
   auto staging = std::make_unique<StagingCopies>(CommStreams::of_caller(call.device()));
   context_.raise_if_failed(execute(call.collectives, *staging));
   raise_interrupt();  // a handler may have raised while the operation still succeeded
-  if (!heard) return nullptr;
+  if (!needs_work) return nullptr;
   NvxWork::Facts facts = context_.facts(call.kind, context_.groups.of(call.collectives));
   facts.began = began;
   return CallContext::done(std::move(facts), call.outputs, std::move(staging));
