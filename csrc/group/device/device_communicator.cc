@@ -339,13 +339,14 @@ uint64_t DeviceCommunicator::pool_of(int local_rank) const {
 }
 
 Status DeviceCommunicator::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                                  const CompletionFlag& tells) {
+                                  const CompletionFlag& completion) {
   NVX_TRY(core_.failures.check_alive());
   NVX_TRY(check_kernels());
   KernelExecutor& executor = *opened();
-  const Status status = executor.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), tells);
+  const Status status =
+      executor.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), completion);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
-  const bool is_call = !tells.at && stream.capture == 0;  // otherwise a round of a host proxy, or a graph's
+  const bool is_call = !completion.at && stream.capture == 0;  // otherwise a round of a host proxy, or a graph's
   for (size_t i = 0; status.ok() && is_call && i < operations.size(); ++i)
     core_.status->launched(*operations[i], executor.launched());
   if (status.ok()) (void)watcher_->wake();

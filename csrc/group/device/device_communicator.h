@@ -55,7 +55,7 @@ class DeviceCommunicator {
   /// Launches operations on the opened device: see `KernelExecutor::launch()`. They are indexed by `local_rank`, or by
   /// rank if `reaches_all()`. All have the timeout of the first.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                const CompletionFlag& tells = {});
+                const CompletionFlag& completion = {});
   /// Launches signals of symmetric memory on the opened device. `timeout`: 0 is the group's.
   Status signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout);
   /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.

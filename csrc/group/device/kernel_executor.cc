@@ -132,20 +132,20 @@ void KernelExecutor::note_dead(int rank) {
 }
 
 Status KernelExecutor::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                              milliseconds timeout, const CompletionFlag& tells) {
+                              milliseconds timeout, const CompletionFlag& completion) {
   MutexLock lock(launch_mutex_);
   if (finalized_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + resources_.options().group};
   streams_.note(stream.native);
   resources_.update_pools();
   const Status behind = order_->follow(stream);
   if (!behind.ok()) return refused(behind, begins_on(stream), /*is_first=*/true);
-  const Status begun = launch_batches(operations, stream, timeout, tells);
+  const Status begun = launch_batches(operations, stream, timeout, completion);
   const Status noted = order_->note(stream);
   return begun.ok() && !noted.ok() ? refused(noted, begins_on(stream), /*is_first=*/false) : begun;
 }
 
 Status KernelExecutor::launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
-                                      milliseconds timeout, const CompletionFlag& tells) {
+                                      milliseconds timeout, const CompletionFlag& completion) {
   const Begins begins = begins_on(stream);
   kernel::DeviceChannel channel = resources_.channel();
   channel.by_replays = begins == Begins::kInReplays;
@@ -156,7 +156,7 @@ Status KernelExecutor::launch_batches(std::span<const Operation* const> operatio
       return refused({Code::kInvalid, "nvx: the operation has more pieces than a kernel launch can list"}, Begins::kNow,
                      /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
-    if (at + n == operations.size()) channel.completion = tells.at, channel.completion_value = tells.what;
+    if (at + n == operations.size()) channel.completion = completion.at, channel.completion_value = completion.what;
     const Status status =
         launcher_->launch(channel, batch_.jobs(), batch_.pieces(), resources_.multicast(), stream.native);
     if (!status.ok()) return refused(status, begins, /*is_first=*/at == 0);

@@ -35,10 +35,11 @@ class KernelExecutor {
   /// Launches operations in order. Their pointers are addresses of this rank's device; the memory must stay valid until
   /// the stream has passed the operations. `timeout` applies to each operation without its own; 0: none. Non-blocking,
   /// and does not allocate unless something fails. kInvalid: nothing has been launched and the group is unchanged; any
-  /// other error: the group has failed. In a capture, each replay performs the operations, with this timeout. `tells`
-  /// is written when all operations have ended well.
+  /// other error: the group has failed. In a capture, each replay performs the operations, with this timeout.
+  /// `completion` is written when all operations have ended well.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
-                std::chrono::milliseconds timeout, const CompletionFlag& tells = {}) EXCLUDES(launch_mutex_, mutex_);
+                std::chrono::milliseconds timeout, const CompletionFlag& completion = {})
+      EXCLUDES(launch_mutex_, mutex_);
 
   /// Launches signals of symmetric memory, in the order of their stream alone. Non-blocking. Errors as `launch()`.
   Status signal(const kernel::SignalJob& job, const LaunchStream& stream) EXCLUDES(launch_mutex_, mutex_);
@@ -98,7 +99,7 @@ class KernelExecutor {
   static uint32_t call_of(uint64_t epoch) { return uint32_t(epoch) & ~kCaptured; }
 
   Status launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
-                        std::chrono::milliseconds timeout, const CompletionFlag& tells) REQUIRES(launch_mutex_)
+                        std::chrono::milliseconds timeout, const CompletionFlag& completion) REQUIRES(launch_mutex_)
       EXCLUDES(mutex_);
   uint32_t next_call(Begins begins) const;
   size_t gather(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, uint32_t call)

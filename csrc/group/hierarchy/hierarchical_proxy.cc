@@ -27,7 +27,7 @@ Operation up(const Operation& o, const std::vector<CopyPair>& copies) {
 }
 
 Operation awaiting(Operation moves, HostProxy& proxy, Stamp what) {
-  moves.awaited = proxy.said(), moves.awaits = what;
+  moves.awaited = proxy.host_counter(), moves.awaits = what;
   return moves;
 }
 
@@ -63,7 +63,7 @@ Status Hierarchical::launch(const Operation& o) const {
     }
     if (r > HostProxy::kRounds) append(round, slices->after(r - HostProxy::kRounds - 1));
     if (const size_t k = r - HostProxy::kRounds; r >= HostProxy::kRounds && k < slices->count())
-      round.push_back(awaiting(up(o, slices->up(k)), proxy, HostProxy::may_go(k)));
+      round.push_back(awaiting(up(o, slices->up(k)), proxy, HostProxy::may_copy_back(k)));
     for (Operation& step : round) {
       if (step.collective == Collective::kNone) step.whole = &whole;
     }
@@ -78,7 +78,7 @@ Status Hierarchical::run_proxy(Call& call) {
   const std::unique_ptr<Slices> slices = this->slices(call.o);
   const Deadline& deadline = call.rules.deadline;
   if (slices->by_kernels()) NVX_TRY(barrier(call));
-  proxy.say(HostProxy::kMet);
+  proxy.signal(HostProxy::kMet);
   const auto issue = [&](size_t k) -> Status {
     NVX_TRY(proxy.await(k, deadline, [this] { drive(); }));
     auto chunk = slices->chunk(k);
@@ -86,11 +86,11 @@ Status Hierarchical::run_proxy(Call& call) {
   };
   const auto retire = [&](size_t k) -> Status {
     NVX_TRY(proxy.make_visible());
-    proxy.say(HostProxy::may_go(k));
+    proxy.signal(HostProxy::may_copy_back(k));
     return {};
   };
   NVX_TRY(overlap(call, *slices, slices->by_kernels() ? kSlicesInFlight : 0, issue, retire));
-  return proxy.see_end(deadline);
+  return proxy.await_all(deadline);
 }
 
 /// Performs a chunk of the call's operation in host memory. `bytes`: see `Whole`.

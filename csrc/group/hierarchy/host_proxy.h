@@ -21,10 +21,10 @@ class HostProxy {
   static constexpr size_t kRounds = kAhead + kSlicesInFlight + 1;
   /// Slices in host memory at once, each in its own slot: one arrives while another one is copied back.
   static constexpr size_t kSlots = kRounds + 1;
-  // The host's messages to waiting steps: `kMet`, the ranks have met, so the first round may begin; `may_go(k)`, slice
-  // k may be copied back.
+  // The host's messages to waiting steps: `kMet`, the ranks have met, so the first round may begin; `may_copy_back(k)`,
+  // slice k may be copied back.
   static constexpr Stamp kMet = 1;
-  static constexpr Stamp may_go(size_t k) { return kMet + 1 + k; }
+  static constexpr Stamp may_copy_back(size_t k) { return kMet + 1 + k; }
 
   virtual ~HostProxy() = default;
 
@@ -37,27 +37,27 @@ class HostProxy {
   };
   virtual Status make(const Room& room) = 0;
   /// Resets it for one more replay. Called before the first round of that replay.
-  virtual void begin_anew() {}
+  virtual void reset() {}
   virtual std::byte* at(size_t k) = 0;
   /// Whether slots are in device memory: the same on all ranks.
   virtual bool on_device() const { return false; }
 
   // At the call. Non-blocking, unless the launch queue of the stream is full.
   /// The counter on which steps wait: the host's last message.
-  virtual const Stamp* said() = 0;
+  virtual const Stamp* host_counter() = 0;
   /// Begins the next round. Its steps, if any, are independent: none accesses memory that another one writes.
   virtual Status begin_round(std::span<const Operation> steps) = 0;
 
   // Called in the operation's turn on the host, possibly while rounds are still being begun.
   /// Sends the device a message that is larger than all before. Release: a kernel that sees the message also sees this
   /// thread's earlier writes to slots.
-  virtual void say(Stamp what) = 0;
+  virtual void signal(Stamp what) = 0;
   /// Makes what the link has received in slots of the device visible to running kernels, before slices are copied.
   virtual Status make_visible() { return {}; }
   /// Waits until the device has ended a round. Calls `meanwhile()` at each poll.
   virtual Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
   /// At the end of the host's part: waits until the device has ended the last round, if that matters to the caller.
-  virtual Status see_end(const Deadline& deadline) = 0;
+  virtual Status await_all(const Deadline& deadline) = 0;
 };
 
 /// The reason why kernels do not perform an operation's steps inside each host, and only copy each rank's data; nullptr

@@ -301,18 +301,18 @@ class AllGather final : public Slices {
     return copies;
   }
   std::vector<Operation> after(size_t i) const override {
-    std::vector<Operation> tells;
+    std::vector<Operation> steps;
     for (size_t host = 0; host < (packed_ ? 1 : rails_.hosts()); ++host) {
-      Operation tell = step_of(plan_.after);
+      Operation step = step_of(plan_.after);
       for (size_t l = 0; l < rails_.local_ranks(); ++l) {
         const std::vector<schedule::Block> row = packed_blocks(blocks(i, l));
-        tell.recv[l] = packed_ ? Piece{in_slot(i, l)[0].data, row.back().end()} : block(i, host, l);
+        step.recv[l] = packed_ ? Piece{in_slot(i, l)[0].data, row.back().end()} : block(i, host, l);
       }
-      tell.count = tell.recv.total() / width();
-      tell.in = o_.proxy && host == rails_.host() ? own(i).data : tell.recv[rails_.local_rank()].data;
-      tells.push_back(std::move(tell));
+      step.count = step.recv.total() / width();
+      step.in = o_.proxy && host == rails_.host() ? own(i).data : step.recv[rails_.local_rank()].data;
+      steps.push_back(std::move(step));
     }
-    return tells;
+    return steps;
   }
   std::vector<CopyPair> unpack(size_t i) const override {
     std::vector<CopyPair> copies;

@@ -32,16 +32,16 @@ Status StreamHostProxy::make(const Room& room) {
   }
   memory_ = setting_.pinned(sizeof(Words) + (device_slots_ ? 0 : slots));
   slots_ = device_slots_ ? device_slots_.get() : memory_.get() + sizeof(Words);
-  tells_.resize(room.rounds);
-  begin_anew();
+  round_ends_.resize(room.rounds);
+  reset();
   return {};
 }
 
 /// Resets both counters before the first round, and before the rounds of each replay. By then the rounds of the last
 /// replay have ended, and the host's part no longer reads them.
-void StreamHostProxy::begin_anew() {
-  say(0);
-  std::atomic_ref<Stamp>(words().ended).store(0, std::memory_order_release);
+void StreamHostProxy::reset() {
+  signal(0);
+  std::atomic_ref<Stamp>(words().device).store(0, std::memory_order_release);
 }
 
 Status StreamHostProxy::make_visible() {
@@ -52,13 +52,13 @@ Status StreamHostProxy::make_visible() {
 
 Status StreamHostProxy::begin_round(std::span<const Operation> steps) {
   const size_t round = begun_.load(std::memory_order_relaxed);
-  tells_[round] = steps.empty() ? (round == 0 ? 0 : tells_[round - 1]) : round + 1;
+  round_ends_[round] = steps.empty() ? (round == 0 ? 0 : round_ends_[round - 1]) : round + 1;
   if (!steps.empty()) {
     NVX_TRY(await_room());
     tried_ = true;
     std::vector<const Operation*> all;
     for (const Operation& step : steps) all.push_back(&step);
-    NVX_TRY(device_.launch(all, setting_.stream, {&words().ended, tells_[round]}));
+    NVX_TRY(device_.launch(all, setting_.stream, {&words().device, round_ends_[round]}));
   }
   begun_.store(round + 1, std::memory_order_release);
   if (round + 1 == kMostBefore) (void)setting_.queue_early();
@@ -76,9 +76,9 @@ Status StreamHostProxy::await(size_t round, const Deadline& deadline, const std:
 }
 
 /// Memory that graphs use stays, whether the operation has ended or not.
-Status StreamHostProxy::see_end(const Deadline& deadline) {
+Status StreamHostProxy::await_all(const Deadline& deadline) {
   if (setting_.stream.capture != 0) return {};
-  NVX_TRY(await(tells_.size() - 1, deadline, [] {}));
+  NVX_TRY(await(round_ends_.size() - 1, deadline, [] {}));
   over_ = true;
   return {};
 }
@@ -108,7 +108,7 @@ bool StreamHostProxy::has_room(Status* refused) const {
 /// A round without steps has ended when the round before it has.
 bool StreamHostProxy::has_ended(size_t round) const {
   return begun_.load(std::memory_order_acquire) > round &&
-         std::atomic_ref<Stamp>(words().ended).load(std::memory_order_acquire) >= tells_[round];
+         std::atomic_ref<Stamp>(words().device).load(std::memory_order_acquire) >= round_ends_[round];
 }
 
 Status StreamHostProxy::late(const Deadline& deadline) const {

@@ -36,22 +36,22 @@ class StreamHostProxy final : public HostProxy {
   ~StreamHostProxy() override;
 
   Status make(const Room& room) override;
-  void begin_anew() override;
+  void reset() override;
   std::byte* at(size_t k) override { return slots_ + k % kSlots * room_; }
   bool on_device() const override { return device_slots_ != nullptr; }
-  const Stamp* said() override { return &words().said; }
+  const Stamp* host_counter() override { return &words().host; }
   Status begin_round(std::span<const Operation> steps) override;
-  void say(Stamp what) override { std::atomic_ref<Stamp>(words().said).store(what, std::memory_order_release); }
+  void signal(Stamp what) override { std::atomic_ref<Stamp>(words().host).store(what, std::memory_order_release); }
   Status make_visible() override;
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override;
-  Status see_end(const Deadline& deadline) override;
+  Status await_all(const Deadline& deadline) override;
 
  private:
   static constexpr size_t kAlign = 64;
   /// The counters of host and device, before the slots. Each has one writer during the rounds, and its own cache line.
   struct Words {
-    alignas(kAlign) Stamp said;   ///< written by the host
-    alignas(kAlign) Stamp ended;  ///< written by the device: the last round that has ended, counted from 1
+    alignas(kAlign) Stamp host;    ///< written by the host
+    alignas(kAlign) Stamp device;  ///< written by the device: the last round that has ended, counted from 1
   };
   Words& words() const { return *reinterpret_cast<Words*>(memory_.get()); }
   bool has_ended(size_t round) const;
@@ -66,9 +66,9 @@ class StreamHostProxy final : public HostProxy {
   std::shared_ptr<std::byte> device_slots_;  // null: they are in host memory
   std::byte* slots_ = nullptr;
   size_t room_ = 0;
-  std::vector<Stamp> tells_;      // by round: the value that the device writes when the round has ended
-  std::atomic<size_t> begun_{0};  // rounds; the release makes their `tells_` visible to the host's part
-  bool tried_ = false;            // something has been launched, or may have been
+  std::vector<Stamp> round_ends_;  // by round: the value that the device writes when the round has ended
+  std::atomic<size_t> begun_{0};   // rounds; the release makes their `round_ends_` visible to the host's part
+  bool tried_ = false;             // something has been launched, or may have been
   bool over_ = false;
 };
 

@@ -145,7 +145,7 @@ Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging
   };
   const auto again = [](void* kept) {
     const Op& op = *static_cast<Op*>(kept);
-    for (TensorOperation& c : op->collectives) c.proxy->begin_anew();
+    for (TensorOperation& c : op->collectives) c.proxy->reset();
     contain("the host's part of a replay", [&] { ProxyOp::queue_from_stream(op); });
   };
   auto kept = std::make_unique<Op>(op);

@@ -59,7 +59,7 @@ class PlayedHostProxy final : public HostProxy {
   std::byte* at(size_t k) override { return slots_.data() + k % kSlots * room_; }
   bool on_device() const override { return on_device_; }
   Status make_visible() override { return ++shown_, Status(); }
-  const Stamp* said() override { return &said_; }
+  const Stamp* host_counter() override { return &said_; }
   Status begin_round(std::span<const Operation> steps) override {
     std::vector<Operation> kept;
     for (const Operation& step : steps) kept.push_back(copy_of(step));
@@ -68,9 +68,9 @@ class PlayedHostProxy final : public HostProxy {
     if (!device_.joinable()) device_ = std::jthread([this] { play(); });
     return {};
   }
-  void say(Stamp what) override {
+  void signal(Stamp what) override {
     EXPECT_LT(std::atomic_ref<Stamp>(said_).exchange(what), what);
-    EXPECT_LE(what, may_go(ended_)) << "it has not come";
+    EXPECT_LE(what, may_copy_back(ended_)) << "it has not come";
     EXPECT_TRUE(what == kMet || shown_ == what - kMet) << "kernels do not see it yet";
   }
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {
@@ -78,7 +78,7 @@ class PlayedHostProxy final : public HostProxy {
     for (; ended_ <= round; std::this_thread::yield()) meanwhile();
     return {};
   }
-  Status see_end(const Deadline& deadline) override {
+  Status await_all(const Deadline& deadline) override {
     NVX_TRY(await(slices_ + kRounds, deadline, [] {}));
     seen_home_ = true;
     return end_;
@@ -495,11 +495,11 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
   struct Broken final : HostProxy {
     Status make(const Room&) override { return {}; }
     std::byte* at(size_t) override { return nullptr; }
-    const Stamp* said() override { return nullptr; }
+    const Stamp* host_counter() override { return nullptr; }
     Status begin_round(std::span<const Operation>) override { return {Code::kInvalid, "nvx: no memory for it"}; }
-    void say(Stamp) override { ADD_FAILURE() << "it has not begun"; }
+    void signal(Stamp) override { ADD_FAILURE() << "it has not begun"; }
     Status await(size_t, const Deadline&, const std::function<void()>&) override { return {}; }
-    Status see_end(const Deadline&) override { return {}; }
+    Status await_all(const Deadline&) override { return {}; }
   };
   Hosts hosts({0, 0, 1, 1});
   const auto played = played_hosts({0, 0, 1, 1});
