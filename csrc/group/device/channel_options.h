@@ -37,7 +37,7 @@ struct ChannelOptions : MappingOptions {
   std::function<bool()> peers_gone = [] { return false; };
   /// 1 + the offset of this range in this rank's pool, which peers may map; 0: not in it. Called at every launch.
   kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
-  PoolNews pool_news = {};
+  PoolSizes pool_sizes = {};
   /// `rank_of` maps to ranks of the group, `describe` gives "rank 3 (pid 4711, host a01)".
   std::function<int(int rank)> rank_of = [](int rank) { return rank; };
   RankNames describe = of_rank;

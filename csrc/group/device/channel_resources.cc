@@ -322,7 +322,7 @@ void ChannelResources::meet_pools(Bootstrap& bootstrap) {
       NVX_LOG(kWarn, "group %s: transfers stay staged: %s", group.c_str(), wrote.why.c_str());
   };
   pools_ = std::make_unique<DevicePools>(registry_, options_.device, options_.group, std::move(ranks),
-                                         options_.pool_news, show_all);
+                                         options_.pool_sizes, show_all);
 }
 
 /// Formats a pad wherever a peer writes for this rank: in the arena, in its fallback, or in both. Returns the memory

@@ -276,7 +276,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   options.first_epoch = members_.first_epoch;
   options.peers_gone = members_.everybody_gone();
   if (spans_hosts()) options.peers_gone = [] { return false; };  // a rank of another host cannot tell: never reused
-  options.pool_news = {
+  options.pool_sizes = {
       [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
       [this](int s) { return is_far(s) ? 0 : pool_of(members_.local_rank_of(ranks_[size_t(s)])); }};
   options.name = name_of;

@@ -11,8 +11,8 @@
 namespace nvx {
 
 DevicePools::DevicePools(DeviceRegistry& registry, int device, std::string group, std::vector<Rank> ranks,
-                         PoolNews news, std::function<void()> show_all)
-    : news_(std::move(news)), timeout_(registry.timeout()), own_(registry.made_pool(device)), peers_(ranks.size()) {
+                         PoolSizes sizes, std::function<void()> show_all)
+    : sizes_(std::move(sizes)), timeout_(registry.timeout()), own_(registry.made_pool(device)), peers_(ranks.size()) {
   bool is_any_mapped = false;  // by another group
   for (size_t r = 0; r < ranks.size(); ++r) {
     if (!ranks[r].owner) continue;
@@ -48,17 +48,17 @@ void DevicePools::keep() {
 
 void DevicePools::update() {
   if (const DevicePool* own = own_.load(std::memory_order_acquire)) {
-    if (said_.load(std::memory_order_relaxed) != own->grown()) {
-      MutexLock lock(telling_);
+    if (published_.load(std::memory_order_relaxed) != own->grown()) {
+      MutexLock lock(publish_mutex_);
       const uint64_t grown = own->grown();
-      news_.tell(grown);
-      said_.store(grown, std::memory_order_relaxed);
+      sizes_.publish(grown);
+      published_.store(grown, std::memory_order_relaxed);
     }
   }
   for (size_t r = 0; r < peers_.size(); ++r) {
     const std::shared_ptr<Peer>& peer = peers_[r];
     if (!peer) continue;
-    const uint64_t grown = news_.told(int(r));
+    const uint64_t grown = sizes_.read(int(r));
     if (grown <= peer->tried.load(std::memory_order_acquire) || peer->pool->is_given_up()) continue;
     if (peer->busy.exchange(true, std::memory_order_acq_rel)) continue;
     const bool begun = Engine::here().start([peer, grown, timeout = timeout_] { peer->catch_up(grown, timeout); });
@@ -81,7 +81,7 @@ void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds timeo
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kTimeout) pool->give_up();
-    contain("logging why transfers are staged", [&] { say(without_name(error.what())); });
+    contain("logging why transfers are staged", [&] { log_failure(without_name(error.what())); });
   }
   if (show()) show_all();
   tried.store(grown, std::memory_order_release);
@@ -89,7 +89,7 @@ void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds timeo
 }
 
 /// Logs the first failure of a peer at a visible level, since the same failure may repeat.
-void DevicePools::Peer::say(const std::string& why) {
+void DevicePools::Peer::log_failure(const std::string& why) {
   MutexLock lock(mutex);
   const bool again = std::exchange(has_failed, true);
   if (!logs(again ? LogLevel::kInfo : LogLevel::kWarn)) return;

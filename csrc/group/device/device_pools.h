@@ -13,10 +13,10 @@
 
 namespace nvx {
 
-/// How ranks tell each other the sizes of their pools. Read before each launch and message.
-struct PoolNews {
-  std::function<void(uint64_t bytes)> tell = [](uint64_t) {};
-  std::function<uint64_t(int rank)> told = [](int) { return 0; };
+/// How ranks publish the sizes of their pools. Read before each launch and message.
+struct PoolSizes {
+  std::function<void(uint64_t bytes)> publish = [](uint64_t) {};
+  std::function<uint64_t(int rank)> read = [](int) { return 0; };
 };
 
 struct PoolStats {
@@ -35,9 +35,9 @@ class DevicePools {
     kernel::PoolView* view = nullptr;  ///< for this rank's kernels, once `show_all` has copied it to them
     std::string who;                   ///< "rank 3 (pid 4711, host a01)"
   };
-  /// `ranks`: by rank; this rank's entry has no owner. `news` is called during `update()` only. `show_all` copies the
+  /// `ranks`: by rank; this rank's entry has no owner. `sizes` is called during `update()` only. `show_all` copies the
   /// views to where kernels read them. It is called on any thread, also after the group has gone.
-  DevicePools(DeviceRegistry& registry, int device, std::string group, std::vector<Rank> ranks, PoolNews news,
+  DevicePools(DeviceRegistry& registry, int device, std::string group, std::vector<Rank> ranks, PoolSizes sizes,
               std::function<void()> show_all);
   /// Does not wait for mappings in progress. All kernels that use the views must have ended.
   ~DevicePools();
@@ -67,15 +67,15 @@ class DevicePools {
     bool has_failed GUARDED_BY(mutex) = false;
 
     void catch_up(uint64_t grown, std::chrono::milliseconds timeout) EXCLUDES(mutex);
-    void say(const std::string& why) EXCLUDES(mutex);
+    void log_failure(const std::string& why) EXCLUDES(mutex);
     bool show() EXCLUDES(mutex);
   };
 
-  const PoolNews news_;
+  const PoolSizes sizes_;
   const std::chrono::milliseconds timeout_;
   const std::atomic<DevicePool*>& own_;
-  Mutex telling_;  // the last one to tell tells the latest size
-  std::atomic<uint64_t> said_{0};
+  Mutex publish_mutex_;  // the last one to publish publishes the latest size
+  std::atomic<uint64_t> published_{0};
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank; null for ranks without an owner
 };
 

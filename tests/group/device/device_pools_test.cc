@@ -29,7 +29,7 @@ class Together {
  public:
   explicit Together(int ranks) : ranks_(ranks), all_(ranks) {}
 
-  PoolNews news_of(int rank) {
+  PoolSizes sizes_of(int rank) {
     return {[this, rank](uint64_t bytes) { grown_[size_t(rank)] = bytes; },
             [this](int other) { return grown_[size_t(other)].load(); }};
   }
@@ -79,7 +79,7 @@ void with_pools(DeviceWorld& world, Together& together, const std::function<void
         body(one);
         together.meet();  // no rank frees its memory before all have checked
       },
-      [&](ChannelOptions& options) { options.pool_news = together.news_of(options.rank); });
+      [&](ChannelOptions& options) { options.pool_sizes = together.sizes_of(options.rank); });
 }
 
 TEST(DevicePools, AreMappedAsTheyGrow) {
