@@ -218,7 +218,7 @@ void Group::finalize() {
     NVX_LOG(kInfo, "group %s rank %d waited for: %s", core_->members.name.c_str(), rank(), lates.c_str());
   }
   mailbox_->close();
-  device_->tell_of_leaving();
+  device_->announce_leaving();
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());
     port->leave();

@@ -46,15 +46,15 @@ void MonitoredBarrier::open_turn(Stamp turn) {
   kernel::PadHeader& own = members_.own_pad().header();
   signal(own.monitored_in.flag, turn);
   ring(own.monitored_out.flag);
-  tell_other_hosts(net::Kind::kMonitorIn, turn);
+  send_to_other_hosts(net::Kind::kMonitorIn, turn);
 }
 
 void MonitoredBarrier::end_turn(Stamp turn) {
   signal(members_.own_pad().header().monitored_out.flag, turn);
-  tell_other_hosts(net::Kind::kMonitorOut, turn);
+  send_to_other_hosts(net::Kind::kMonitorOut, turn);
 }
 
-void MonitoredBarrier::tell_other_hosts(net::Kind what, Stamp turn) {
+void MonitoredBarrier::send_to_other_hosts(net::Kind what, Stamp turn) {
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
   for (int r = 1; r < members_.size(); ++r) {
@@ -128,18 +128,19 @@ void MonitoredBarrier::join_turn(Stamp turn) {
   core_.port->send(0, {net::Kind::kMonitorIn, turn});
 }
 
-/// Waits until the turns of a rank are as said: rank 0 for check-ins, others for rank 0; or until a far rank is lost.
-Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>& said, const WaitRules& rules) {
+/// Waits until the turns of a rank meet the condition: rank 0 for check-ins, others for rank 0; or until a far rank is
+/// lost.
+Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>& condition, const WaitRules& rules) {
   if (const int s = members_.local_rank_of(rank); s >= 0) {
     kernel::PadHeader& there = members_.pad(s).header();
-    const auto ended = [&] { return said(turns_of(rank)); };
+    const auto ended = [&] { return condition(turns_of(rank)); };
     return wait(rank == 0 ? there.monitored_out.flag : there.monitored_in.flag, ended, s, rules);
   }
   net::GroupPort& port = *core_.port;
   std::optional<net::GroupPort::Fate> fate;
   const auto ended = [&] {
     port.mutex().held_by_caller();
-    return said({.opened = port.monitored_in(rank), .ended = port.monitored_out()}) || (fate = port.fate(rank));
+    return condition({.opened = port.monitored_in(rank), .ended = port.monitored_out()}) || (fate = port.fate(rank));
   };
   const auto check_peers = [&] { port.mutex().held_by_caller(), port.ask(rank); };
   const Waited how = port.messenger().wait(ended, check_peers, -1, rules);

@@ -31,13 +31,13 @@ class MonitoredBarrier {
   Status follow_rank_0(const std::string& me, const WaitRules& rules);
   void open_turn(Stamp turn);
   void end_turn(Stamp turn);
-  void tell_other_hosts(net::Kind what, Stamp turn);
+  void send_to_other_hosts(net::Kind what, Stamp turn);
   Status missing_ranks(const std::vector<int>& missing, bool all, const std::string& me,
                        const Deadline& deadline) const;
   Waited check_in(const WaitRules& rules);
   Turns turns_of(int rank) const;
   void join_turn(Stamp turn);
-  Waited await(int rank, const std::function<bool(const Turns&)>& said, const WaitRules& rules);
+  Waited await(int rank, const std::function<bool(const Turns&)>& condition, const WaitRules& rules);
 
   Core& core_;
   const Members& members_;

@@ -143,7 +143,7 @@ void DeviceCopies::end(DeviceCopy& copy, DeviceCopy::State state, const Status& 
   copy.status_ = status;
   if (state == DeviceCopy::State::kEnded) copy.memory.reset(), copy.copies_.reset();
   copy.state_.store(state, std::memory_order_release);
-  copy.tell();
+  copy.on_end();
 }
 
 }  // namespace nvx

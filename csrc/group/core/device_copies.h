@@ -21,7 +21,7 @@ struct DeviceCopy {
   };
   std::vector<Piece> pieces;
   std::shared_ptr<const void> memory;  ///< the owner of the user's memory; it stays until the copy has ended
-  std::function<void()> tell;          ///< called when the copy has ended; may be called after the group has gone
+  std::function<void()> on_end;        ///< called when the copy has ended; may be called after the group has gone
 
   bool over() const { return state_.load(std::memory_order_acquire) != State::kRuns; }
   /// Whether the device may still access the memory.

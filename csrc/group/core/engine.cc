@@ -141,8 +141,8 @@ bool Engine::make_thread() {
     if (threads_ >= most_) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
     std::thread([this] { work(); }).detach();
   } catch (const std::system_error& error) {
-    static std::atomic<bool> said{false};
-    if (!said.exchange(true)) {
+    static std::atomic<bool> warned{false};
+    if (!warned.exchange(true)) {
       NVX_LOG(kWarn,
               "cannot create a thread for asynchronous operations (%s): they run in the threads that call or wait. "
               "Next: check the limits of processes and threads (ulimit -u, pids.max of the cgroup)",

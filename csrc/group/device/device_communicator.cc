@@ -37,9 +37,9 @@ std::atomic<uint32_t> most_processes{0};
 
 bool is_news(const std::string& what) {
   static Mutex mutex;
-  static auto* const kSaid = new std::set<std::string>;
+  static auto* const kLogged = new std::set<std::string>;
   MutexLock lock(mutex);
-  return kSaid->insert(what).second;
+  return kLogged->insert(what).second;
 }
 
 uint32_t processes_here(const Members& members) {

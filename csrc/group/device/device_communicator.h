@@ -82,7 +82,7 @@ class DeviceCommunicator {
   /// Called by a failed group: ends the operations in flight here. Any thread may call it, at any time.
   void abort(const Status& why);
   /// Called before the group's port leaves, so that ranks of other hosts do not take the end for a death.
-  void tell_of_leaving();
+  void announce_leaving();
   /// Called when the group's rank leaves. True if no kernel of this rank can write to its peers any more.
   bool finalize();
   /// Called before the group frees its memory.

@@ -188,9 +188,9 @@ class DeviceTrial {
       launch(launcher);
       // A rank that has begun may wait for one whose device is busy. If one has ended meanwhile, so may all.
       watch(Deadline::after(options_.busy));
-      if (!tell() && any_ended_) {
+      if (!exchange_results() && any_ended_) {
         watch(Deadline::after(options_.timeout));
-        (void)tell();
+        (void)exchange_results();
       }
     } catch (const std::exception&) {
       end_kernels();
@@ -329,7 +329,7 @@ class DeviceTrial {
   }
 
   /// Publishes this rank's progress, and reads the others'. Returns whether all ranks have ended well.
-  bool tell() {
+  bool exchange_results() {
     TrialInfo info;
     info.rank = options_.rank;
     info.ended = ended();

@@ -79,7 +79,7 @@ void DeviceCommunicator::note_dead_far_ranks(KernelExecutor& kernels) {
   }
 }
 
-void DeviceCommunicator::tell_of_leaving() {
+void DeviceCommunicator::announce_leaving() {
   if (!opened() || !spans_hosts()) return;
   net::GroupPort& port = *core_.port;
   MutexLock lock(port.mutex());

@@ -86,8 +86,8 @@ bool KernelExecutor::await_end(milliseconds most) {
 }
 
 bool KernelExecutor::settled() const {
-  const bool told = captured_ == 0 && !unsure_ && finished() >= launched();
-  return (told || order_->ended()) && signals_have_ended();
+  const bool reported = captured_ == 0 && !unsure_ && finished() >= launched();
+  return (reported || order_->ended()) && signals_have_ended();
 }
 
 bool KernelExecutor::has_ended() const { return order_->ended() && signals_have_ended(); }

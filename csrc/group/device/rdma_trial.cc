@@ -185,7 +185,7 @@ class RdmaTrial final : public net::Receiver {
 /// The first byte of a rank's message to the others. Behind it is the reason, or the address of the link.
 enum class Outcome : uint8_t { kCan, kWaited, kCannot };
 
-std::vector<std::byte> told(const Reason& why_not, std::vector<std::byte> address = {}) {
+std::vector<std::byte> outcome_of(const Reason& why_not, std::vector<std::byte> address = {}) {
   const auto text = std::as_bytes(std::span(why_not.text));
   const Outcome outcome = text.empty() ? Outcome::kCan : why_not.waited ? Outcome::kWaited : Outcome::kCannot;
   if (!text.empty()) address.assign(text.begin(), text.end());
@@ -238,7 +238,7 @@ std::string why_no_rdma(Bootstrap& bootstrap, const RdmaTrialSetting& setting) {
   } catch (const Error& error) {
     why.text = error.reason();
   }
-  auto all = bootstrap.all_gather(told(why, trial ? trial->address() : std::vector<std::byte>()));
+  auto all = bootstrap.all_gather(outcome_of(why, trial ? trial->address() : std::vector<std::byte>()));
   std::string worst = worst_of(all, setting.name);
   if (worst.empty()) {
     const Deadline deadline = Deadline::after(setting.timeout);
@@ -252,7 +252,7 @@ std::string why_no_rdma(Bootstrap& bootstrap, const RdmaTrialSetting& setting) {
     }
     std::optional<Delivery> delivery;
     if (why.text.empty()) delivery.emplace(trial, setting.timeout);
-    worst = worst_of(bootstrap.all_gather(told(why)), setting.name);
+    worst = worst_of(bootstrap.all_gather(outcome_of(why)), setting.name);
   }
   if (trial) destroy_on_thread("the end of a trial of GPUDirect", std::move(trial), setting.timeout);
   return worst;

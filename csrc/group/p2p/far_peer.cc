@@ -58,15 +58,15 @@ void FarPeer::take(net::Mail::Letter&& letter) {
     ++taken_;
     come(std::move(ahead_.extract(ahead_.begin()).mapped()));
   }
-  if (uint32_t(taken_) - reported_.count >= kFarEnvelopes / 2) tell_taken();
+  if (uint32_t(taken_) - reported_.count >= kFarEnvelopes / 2) send_taken();
 }
 
-void FarPeer::tell_full(bool) {
+void FarPeer::send_full(bool) {
   ++reported_.turns;
-  tell_taken();
+  send_taken();
 }
 
-void FarPeer::tell_taken() {
+void FarPeer::send_taken() {
   reported_.count = uint32_t(taken_);
   MutexLock lock(core_.port->mutex());
   core_.port->send(rank_, {net::Kind::kTaken, reported_.value()});

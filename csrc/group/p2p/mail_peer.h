@@ -64,7 +64,7 @@ class MailPeer {
  protected:
   /// Whether a message travels in its announcement. An empty one has no data that could follow later.
   static bool carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
-  virtual void tell_full(bool full) = 0;
+  virtual void send_full(bool full) = 0;
   void finish(const std::shared_ptr<Message>& message, Status status);
   void come(Early&& early);
 
@@ -113,7 +113,7 @@ class NearPeer final : public MailPeer {
   void show_lease(kernel::ChunkPlace place, const Span& span);
   bool is_read() const;
   std::shared_ptr<DeviceCopy> begin(std::vector<DeviceCopy::Piece> pieces, const Message& message);
-  void tell_full(bool full) override;
+  void send_full(bool full) override;
   void poke() const { nvx::poke(core_.members, rank_); }
 
   // This rank writes the first two, the peer the others.
@@ -147,8 +147,8 @@ class FarPeer final : public MailPeer {
   bool announce();
   bool grant();
   void take(net::Mail::Letter&& letter);
-  void tell_taken();
-  void tell_full(bool full) override;
+  void send_taken();
+  void send_full(bool full) override;
 
   net::Taken there_;                 // announcements that the peer has reported as read
   net::Taken reported_;              // announcements that this rank has reported as read

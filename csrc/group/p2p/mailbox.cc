@@ -81,7 +81,7 @@ void Mailbox::expect(const std::shared_ptr<Message>& message) {
   if (!open_.empty()) ensure_progress_thread();
 }
 
-void Mailbox::tell_of(int peer, int64_t tag) {
+void Mailbox::receive_empty(int peer, int64_t tag) {
   MutexLock lock(mutex_);
   if (failures_.failed() || failures_.closed()) return;  // the wait has already ended
   come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
@@ -192,12 +192,12 @@ void Mailbox::come(Early&& early) {
 
 void MailPeer::keep(size_t bytes) {
   kept_ += bytes;
-  if (!full_ && kept_ > kMostKept) tell_full(full_ = true);
+  if (!full_ && kept_ > kMostKept) send_full(full_ = true);
 }
 
 void MailPeer::let_go(size_t bytes) {
   kept_ -= bytes;
-  if (full_ && kept_ < kMostKept / 2) tell_full(full_ = false);
+  if (full_ && kept_ < kMostKept / 2) send_full(full_ = false);
 }
 
 void MailPeer::clear(Clock::time_point /*until*/) {

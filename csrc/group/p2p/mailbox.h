@@ -106,7 +106,7 @@ class Mailbox : public LeaseHolder {
   /// caller of `finished()` does that work.
   void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   /// Acts as if an empty message with this tag arrived from this peer now. For a message's `finished()`.
-  void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
+  void receive_empty(int peer, int64_t tag) EXCLUDES(mutex_);
   /// The address for `Message::at`, if copy engines may move a message of this device's memory; otherwise 0.
   DevicePtr reach(const void* at, size_t bytes, int device, int peer) const;
   /// Drops unexpected messages with this tag. No rank may send more of them.
@@ -153,7 +153,7 @@ class Mailbox : public LeaseHolder {
   void check_times() EXCLUDES(mutex_);
   void poke() const { nvx::poke(members_, members_.rank); }  ///< wakes the threads of this rank
   void deliver(Progress& progress) REQUIRES(mutex_);
-  void tell(Message& message, Progress& progress) EXCLUDES(mutex_);
+  void deliver_one(Message& message, Progress& progress) EXCLUDES(mutex_);
   void release_role(Progress& progress) EXCLUDES(mutex_);
   bool ensure_progress_thread() REQUIRES(mutex_);
   void run_progress_thread() EXCLUDES(mutex_);

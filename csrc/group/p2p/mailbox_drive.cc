@@ -28,7 +28,7 @@ void Mailbox::deliver(Progress& progress) {
     const std::shared_ptr<Message> message = std::move(finished_.front());
     finished_.pop_front();
     mutex_.unlock();
-    tell(*message, progress);
+    deliver_one(*message, progress);
     mutex_.lock();
     if (message->stands) --peer(message->peer).undelivered;
   }
@@ -38,7 +38,7 @@ void Mailbox::deliver(Progress& progress) {
   }
 }
 
-void Mailbox::tell(Message& message, Progress& progress) {
+void Mailbox::deliver_one(Message& message, Progress& progress) {
   bool blocks = message.finished != nullptr;
   contain("a message's may_block", [&] { blocks = blocks && (!message.may_block || message.may_block()); });
   if (blocks) release_role(progress);

@@ -130,7 +130,7 @@ bool NearPeer::take() {
   return true;
 }
 
-void NearPeer::tell_full(bool full) { publish(in_.full, full); }
+void NearPeer::send_full(bool full) { publish(in_.full, full); }
 
 /// A receive whose device has not reached it keeps no other one from being granted.
 bool NearPeer::grant() {
@@ -301,7 +301,7 @@ std::shared_ptr<DeviceCopy> NearPeer::begin(std::vector<DeviceCopy::Piece> piece
   auto copy = std::make_shared<DeviceCopy>();
   copy->pieces = std::move(pieces);
   copy->memory = message.memory;
-  copy->tell = [owner = core_.owner(), &members = core_.members] {
+  copy->on_end = [owner = core_.owner(), &members = core_.members] {
     if (const auto group = owner.lock()) nvx::poke(members, members.rank);
   };
   core_.copies->begin(copy);

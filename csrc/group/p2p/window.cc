@@ -132,8 +132,8 @@ void Window::follow(int rank, const Note& note) {
     case Kind::kPut:
       if (fits) return expect_note(rank);
       break;
-    case Kind::kSignal: mail_.tell_of(rank, tag(Channel::kSignals)); return expect_note(rank);
-    case Kind::kClose: return mail_.tell_of(rank, tag(Channel::kEnds));
+    case Kind::kSignal: mail_.receive_empty(rank, tag(Channel::kSignals)); return expect_note(rank);
+    case Kind::kClose: return mail_.receive_empty(rank, tag(Channel::kEnds));
   }
   const std::string cause = members_.topology.describe(rank) + " writes outside the window";
   (void)core_.failures.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});

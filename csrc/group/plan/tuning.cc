@@ -84,7 +84,7 @@ const TuneRow* tune_row(const std::string& name) {
 }
 
 /// "key = value". Throws Error unless the key is known and the value within its bounds.
-std::pair<Tune, uint64_t> setting(const std::string& item, const std::string& said) {
+std::pair<Tune, uint64_t> setting(const std::string& item, const std::string& source) {
   const size_t sign = item.find('=');
   const std::string name = trimmed(item.substr(0, sign));
   const std::string value = sign == std::string::npos ? "" : trimmed(item.substr(sign + 1));
@@ -102,7 +102,7 @@ std::pair<Tune, uint64_t> setting(const std::string& item, const std::string& sa
     const std::optional<std::string> meant = nearest(name, keys);
     why = "there is no key \"" + printable(name) + '"' + (meant ? " (did you mean " + *meant + "?)" : "");
   }
-  throw Error(Code::kInvalid, "nvx: " + said + ": " + why, "`NVX_TUNE= nvx explain` lists the keys and their bounds");
+  throw Error(Code::kInvalid, "nvx: " + source + ": " + why, "`NVX_TUNE= nvx explain` lists the keys and their bounds");
 }
 
 }  // namespace
@@ -120,18 +120,18 @@ uint64_t Tuning::of(Tune key, size_t ranks) const {
   return kTuneRows[size_t(key)].by_ranks[ranks <= 2 ? 0 : ranks <= 4 ? 1 : ranks <= 8 ? 2 : 3];
 }
 
-void Overrides::add(const std::string& list, SetBy by, const std::string& said, const Read& read) {
+void Overrides::add(const std::string& list, SetBy by, const std::string& source, const Read& read) {
   for (const std::string& item : items(list)) {
     if (item.starts_with('@')) {
       const std::string path = item.substr(1);
       const std::optional<std::string> content = read(path);
       if (!content)
-        throw Error(Code::kInvalid, "nvx: " + said + " names " + path + ", which cannot be read",
+        throw Error(Code::kInvalid, "nvx: " + source + " names " + path + ", which cannot be read",
                     std::string("give a path that this process can read, on every host, or ") +
                         (by == SetBy::kVariable ? "unset NVX_TUNE" : "name no file"));
       add_file(path, *content);
     } else {
-      const auto [key, value] = setting(item, said);
+      const auto [key, value] = setting(item, source);
       values_[{kAny, key}] = {value, by};
     }
   }

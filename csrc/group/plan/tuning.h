@@ -77,9 +77,9 @@ class Overrides {
   using Read = std::function<std::optional<std::string>(const std::string& path)>;
 
   /// Adds a list such as "@FILE,all_reduce.one_shot=16K". Throws Error for an unknown key, a value out of its bounds,
-  /// or a file that `read` does not return. `said`: the list's name in messages. A file of another version of nvx is
+  /// or a file that `read` does not return. `source`: the list's name in messages. A file of another version of nvx is
   /// ignored, with a warning.
-  void add(const std::string& list, SetBy by, const std::string& said, const Read& read);
+  void add(const std::string& list, SetBy by, const std::string& source, const Read& read);
 
   /// `ranks`: the most that a host of the group has.
   Tuning of(size_t ranks) const;
