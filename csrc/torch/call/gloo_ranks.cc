@@ -53,7 +53,7 @@ GlooRanks::GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, i
   // An entry of an earlier group says that those of other ranks may be as old: they prove nothing.
   const bool entries_are_new = entry(rank) == kAbsent;
   for (int i = 1; entries_are_new && i < size; ++i) others_.push_back((rank + i) % size);
-  ask_store([&] { store_->set(key_of(rank), refusal()); });
+  call_store([&] { store_->set(key_of(rank), refusal()); });
 }
 
 /// One request, which never waits: get() would, for a key that its owner removes after a check().

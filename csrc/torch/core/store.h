@@ -20,7 +20,7 @@ namespace nvx {
 
 /// Calls the store. torch's errors for a lost one name neither it nor its server, so this adds them.
 template <class Call>
-auto ask_store(Call call) {
+auto call_store(Call call) {
   try {
     return call();
   } catch (const c10::Error& error) {
@@ -42,24 +42,24 @@ class TorchStore final : public Store {
  public:
   TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks)
       : store_(std::move(store)),
-        asks_afar_(dynamic_cast<c10d::TCPStore*>(innermost().get()) != nullptr),
+        is_remote_(dynamic_cast<c10d::TCPStore*>(innermost().get()) != nullptr),
         first_pause_(std::max(kFirstPause, ranks * kPauseOfARank / 40)),
         longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    ask_store([&] { store_->set(key, value); });
+    call_store([&] { store_->set(key, value); });
   }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
     // Not Store::wait(): torch logs to stderr when that times out, and here it often times out.
-    if (span.count() == 0) return ask_store([&] { return read(key); });  // perhaps while another key is waited for
+    if (span.count() == 0) return call_store([&] { return read(key); });  // perhaps while another key is waited for
     const auto end = Clock::now() + span;
-    if (key != asked_for_) {
-      asked_for_ = key;
+    if (key != awaited_key_) {
+      awaited_key_ = key;
       began_ = next_ = Clock::now();
     }
     for (;;) {
       if (Clock::now() >= next_) {
-        if (auto value = ask_store([&] { return read(key); })) return value;
+        if (auto value = call_store([&] { return read(key); })) return value;
         const Clock::time_point now = Clock::now();
         next_ = now + std::clamp<std::chrono::nanoseconds>((now - began_) / 4, first_pause_, longest_pause_);
       }
@@ -68,7 +68,7 @@ class TorchStore final : public Store {
     }
   }
   int64_t add(const std::string& key, int64_t n) override {
-    return ask_store([&] { return store_->add(key, n); });
+    return call_store([&] { return store_->add(key, n); });
   }
   /// In one step, so no rank ends between its claim and its value.
   std::vector<uint8_t> claim(const std::string& key, const std::vector<uint8_t>& value) override {
@@ -98,7 +98,7 @@ class TorchStore final : public Store {
   /// The value, if it exists. A store in another process gets one request: compareSet() with a value that no rank sets
   /// returns that value if the key does not exist, and changes nothing. check() and get() would need three.
   std::optional<std::vector<uint8_t>> read(const std::string& key) {
-    if (!asks_afar_) return store_->check({key}) ? std::optional(store_->get(key)) : std::nullopt;
+    if (!is_remote_) return store_->check({key}) ? std::optional(store_->get(key)) : std::nullopt;
     static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
     std::vector<uint8_t> value = store_->compareSet(key, kNone, kNone);
     return value == kNone ? std::nullopt : std::optional(std::move(value));
@@ -108,9 +108,9 @@ class TorchStore final : public Store {
   static constexpr std::chrono::microseconds kPauseOfARank{200};  // so all ranks together make 5000 requests a second
 
   c10::intrusive_ptr<c10d::Store> store_;
-  const bool asks_afar_;
+  const bool is_remote_;
   const std::chrono::nanoseconds first_pause_, longest_pause_;
-  std::string asked_for_;  // the key that is waited for, over several calls
+  std::string awaited_key_;  // the key that is waited for, over several calls
   Clock::time_point began_{}, next_{};
 };
 

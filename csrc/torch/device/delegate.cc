@@ -70,14 +70,14 @@ bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   const Operation& o = c.operation;
   if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
   if (is_captured(c.device)) return false;
-  const bool yes = connected_.answer(c.device, [&] { return ask(c.device); });
+  const bool yes = connected_.agree(c.device, [&] { return set_up(c.device); });
   if (yes) check_device(c.device);
   return yes;
 }
 
 bool Delegate::agree_to_serve(at::Device device, size_t bytes) {
   if (!is_message_handed_over(bytes, config().delegate)) return false;
-  const bool yes = connected_.answer(device, [&] { return ask(device); });
+  const bool yes = connected_.agree(device, [&] { return set_up(device); });
   if (yes) check_device(device);
   return yes;
 }
@@ -89,7 +89,7 @@ void Delegate::check_device(at::Device device) const {
                        ". Next: keep the tensors of a group on one device of each rank");
 }
 
-bool Delegate::ask(at::Device device) {
+bool Delegate::set_up(at::Device device) {
   lane_group_ = of_devices_();
   device_ = device;
   watcher_ = std::make_shared<Poller>(
@@ -108,12 +108,12 @@ bool Delegate::ask(at::Device device) {
     (void)fail(met_in(error.failure(), "while the ranks agreed on what to delegate"));
     raise(group_->failure());
   }
-  if (group_->rank() == 0) say(why_not);
+  if (group_->rank() == 0) log_setup(why_not);
   return backend_ != nullptr;
 }
 
 /// Logged once a group, by rank 0. The user asked for a delegate, so its absence is a warning.
-void Delegate::say(const std::string& why_not) const {
+void Delegate::log_setup(const std::string& why_not) const {
   if (why_not.empty()) {
     NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are delegated to %s, on %s of this rank",
             group_->name().c_str(), backend_->getBackendName().c_str(), device_.str().c_str());
@@ -251,7 +251,7 @@ void Delegate::call_off() {
 }
 
 void Delegate::finalize() {
-  if (origin_.elsewhere() || !connected_.says_yes()) return;
+  if (origin_.elsewhere() || !connected_.is_yes()) return;
   bool clear = false;
   const auto over = [&] {
     const bool well = check_flights().ok();

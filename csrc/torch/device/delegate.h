@@ -14,7 +14,7 @@
 #include "group/core/poller.h"
 #include "torch/call/coalescing.h"
 #include "torch/call/work.h"
-#include "torch/core/ask_once.h"
+#include "torch/core/agree_once.h"
 #include "torch/core/origin.h"
 #include "torch/device/delegate_setup.h"
 
@@ -55,7 +55,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
   /// A collective call: connects them now, as the first delegated collective would.
   void connect(at::Device device) {
-    (void)connected_.answer(device, [&] { return ask(device); });
+    (void)connected_.agree(device, [&] { return set_up(device); });
   }
 
   /// Enqueues a collective on the stream, which must be the current one. Returns the same as Group::launch().
@@ -66,7 +66,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
   /// Aborts the collectives in flight, within a moment. May be called from any thread, at any time.
   void abort() EXCLUDES(mutex_) {
-    if (connected_.says_yes()) call_off();
+    if (connected_.is_yes()) call_off();
   }
   /// Waits a bounded time for the collectives in flight, then aborts them. No collective begins afterwards. Call it
   /// before the group leaves: the group monitors its peers only until then.
@@ -94,8 +94,8 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
     std::string what;  ///< "all_reduce(sum, f32, 1024 elements) #7"
     std::shared_ptr<Meeting> meeting;
   };
-  bool ask(at::Device device);
-  void say(const std::string& why_not) const;
+  bool set_up(at::Device device);
+  void log_setup(const std::string& why_not) const;
   Status ready();
   /// meet_and_call: has the hosts meet, and calls the backend.
   Status begin(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
@@ -116,8 +116,8 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const GroupOfDevices of_devices_;
-  AskOnce connected_;
-  // AskOnce publishes these four to all threads of this rank: they are written before `connected_` has an answer.
+  AgreeOnce connected_;
+  // AgreeOnce publishes these four to all threads of this rank: they are written before `connected_` has an answer.
   at::Device device_{at::kCPU};
   std::shared_ptr<Group> lane_group_;
   c10::intrusive_ptr<c10d::Backend> backend_;

@@ -21,7 +21,7 @@ bool HostProxyPath::agree_to_serve(const Operation& operation, at::Device device
 bool HostProxyPath::agree_to_serve(at::Device device) {
   Group& group = context_.group();
   if (device.type() != kernel_device() || !may_use_kernels(group) || group.topology().hosts.size() == 1) return false;
-  const bool yes = served_.answer(device, [&] {
+  const bool yes = served_.agree(device, [&] {
     refuse_to_open(group, device);
     Group& of_devices = *context_.groups.of_devices();
     return open_device(of_devices, context_.groups.store_of_devices(), device, order_);

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "torch/call/call.h"
-#include "torch/core/ask_once.h"
+#include "torch/core/agree_once.h"
 #include "torch/device/kernel_path.h"
 #include "torch/device/proxy_op.h"
 #include "torch/streams/stream_order.h"
@@ -50,7 +50,7 @@ class HostProxyPath {
   CallContext& context_;
   const std::shared_ptr<KernelPath> kernels_;
   const std::shared_ptr<TorchStreamOrder> order_ = std::make_shared<TorchStreamOrder>();
-  AskOnce served_;
+  AgreeOnce served_;
   Mutex mutex_;  // held from an operation's number to its place in the lane, because all ranks need one order
   std::atomic<std::thread::id> holder_{};  // the holder of `mutex_`: a signal handler may run on that thread
 };

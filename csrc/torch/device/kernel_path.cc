@@ -33,15 +33,15 @@ KernelPath::~KernelPath() = default;
 
 bool KernelPath::agree_to_serve(at::Device device) {
   if (device.type() != kernel_device() || !may_use_kernels(*group_)) return false;
-  const bool yes = served_.answer(device, [&] { return open(device); });
+  const bool yes = served_.agree(device, [&] { return open(device); });
   if (yes && device != served_.device()) refuse_other_device(*group_, served_.device(), device);
   return yes;
 }
 
 bool KernelPath::may_serve(c10::DeviceIndex device) const {
-  if (!served_.is_answered())
+  if (!served_.is_decided())
     return kernel::built_with_cuda() && may_use_kernels(*group_) && group_->topology().hosts.size() == 1;
-  return served_.says_yes() && device == served_.device().index();
+  return served_.is_yes() && device == served_.device().index();
 }
 
 bool KernelPath::open(at::Device device) {

@@ -9,7 +9,7 @@
 #include "kernel/gpu/launch_cuda.h"
 #include "torch/call/coalescing.h"
 #include "torch/call/work.h"
-#include "torch/core/ask_once.h"
+#include "torch/core/agree_once.h"
 #include "torch/streams/shared_streams.h"
 #include "torch/streams/stream_order.h"
 
@@ -102,7 +102,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
 
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  AskOnce served_;
+  AgreeOnce served_;
   std::shared_ptr<SharedStreams> shared_;  // set before `served_` has an answer
   const std::shared_ptr<TorchStreamOrder> order_ = std::make_shared<TorchStreamOrder>();
   Mutex mutex_;                       // held during launches, because all ranks launch in one order

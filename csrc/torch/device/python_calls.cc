@@ -18,7 +18,7 @@ py::object device_object(at::Device device) {
 /// Calls a function of `nvx/delegate.py`. Its exception is rethrown as one of C++: a Python exception must not leave a
 /// scope that holds the GIL.
 template <class Answer, class... Args>
-Answer ask_python(const char* function, at::Device device, const Args&... args) {
+Answer call_delegate_module(const char* function, at::Device device, const Args&... args) {
   const py::gil_scoped_acquire locked;
   try {
     return py::module_::import("nvx.delegate").attr(function)(args..., device_object(device)).template cast<Answer>();
@@ -30,16 +30,16 @@ Answer ask_python(const char* function, at::Device device, const Args&... args) 
 }  // namespace
 
 DelegateInfo find_delegate(at::Device device) {
-  const auto [gpu, why_not] = ask_python<std::pair<std::string, std::string>>("look", device);
+  const auto [gpu, why_not] = call_delegate_module<std::pair<std::string, std::string>>("look", device);
   return {gpu, why_not};
 }
 
 c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                 at::Device device) {
-  return ask_python<c10::intrusive_ptr<c10d::Backend>>("make", device, store, rank, size);
+  return call_delegate_module<c10::intrusive_ptr<c10d::Backend>>("make", device, store, rank, size);
 }
 
-bool python_sees_capture(at::Device device) { return ask_python<bool>("captures", device); }
+bool python_sees_capture(at::Device device) { return call_delegate_module<bool>("captures", device); }
 
 at::Tensor pool_tensor(int64_t size, const at::TensorOptions& options) {
   const py::gil_scoped_acquire locked;
