@@ -49,7 +49,7 @@ at::Tensor host_tensor(const std::shared_ptr<ShmRegistry>& shm, int64_t size, co
 
 }  // namespace
 
-ProcessGroupNVX::ProcessGroupNVX(int rank, int size) : Backend(rank, size), told_rank_(rank) { init(); }
+ProcessGroupNVX::ProcessGroupNVX(int rank, int size) : Backend(rank, size), published_rank_(rank) { init(); }
 
 ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                  c10::intrusive_ptr<Options> options)
@@ -59,7 +59,7 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank
 ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
                                  const Options& options)
     : Backend(group->rank(), group->size()),
-      told_rank_(group->rank()),
+      published_rank_(group->rank()),
       only_(std::make_shared<Communicator>(*this, listeners_, std::move(store), std::move(group), options)) {
   init();
 }

@@ -160,10 +160,10 @@ class ProcessGroupNVX : public c10d::Backend {
   virtual Current active() const { return active_or_null(); }
   /// The communicator that there is. Raises in a forked child.
   virtual Current active_or_null() const;
-  void check_process() const { origin_.check(told_rank_); }
+  void check_process() const { origin_.check(published_rank_); }
 
   const Origin origin_;
-  std::atomic<int> told_rank_;  ///< `rank_`, for threads that do not wait for each other
+  std::atomic<int> published_rank_;  ///< `rank_`, for threads that do not wait for each other
   Listeners listeners_{*this};
 
  private:

@@ -85,7 +85,7 @@ void Communicator::wait_for_pending_works() {
   constexpr std::chrono::milliseconds kCheckInterval{50};
   issuer.kernels().catch_up();
   const auto all_ended = [&] {
-    if (context.pending->load(std::memory_order_acquire) == NvxWork::told_here(context.pending)) return true;
+    if (context.pending->load(std::memory_order_acquire) == NvxWork::reporting_here(context.pending)) return true;
     if (group().lane().held_here()) raise(group().inside_itself());
     group().lane().settle(kCheckInterval);
     group().mail().settle(kCheckInterval);  // returns at once if the group has failed
@@ -98,7 +98,7 @@ void Communicator::wait_for_pending_works() {
 
 void Communicator::abort() {
   if (context.origin.elsewhere()) return;
-  context.listeners.tell_abort(*context.silence);
+  context.listeners.report_abort(*context.silence);
   call_off("");
 }
 

@@ -63,7 +63,7 @@ IntrusiveWork CallContext::done(NvxWork::Facts facts, const Tensors& outputs, st
 
 void CallContext::raise_if_failed(const Status& status) {
   if (status.ok()) return;
-  listeners.tell_failure(status.code(), *silence);
+  listeners.report_failure(status.code(), *silence);
   raise(status);
 }
 

@@ -35,7 +35,7 @@ Poller::Seen CompletionPoller::progress() {
   const bool more = !waiting_.empty() || !of_several_streams_.empty();
   if (there.empty()) return {more, {}};
   return {more, [there = std::move(there)] {
-            for (const auto& work : there) work->tell_that_it_is_there();
+            for (const auto& work : there) work->report_arrival();
           }};
 }
 

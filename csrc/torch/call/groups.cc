@@ -30,8 +30,8 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
                                   const NvxOptions& options, std::function<bool()> unwanted,
                                   std::vector<KnownProcess> processes) {
   if (store && size >= 1 && rank >= size) {
-    TorchStore told(store, size);
-    tell_world_size(told, rank, size);
+    TorchStore torch_store(store, size);
+    tell_world_size(torch_store, rank, size);
   }
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "nvx: group ", options.group_name, " cannot have rank ",
                     rank, " of ", size, ". Next: give a world size of at least 1, and a rank below it");

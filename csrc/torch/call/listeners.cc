@@ -5,14 +5,14 @@ namespace nvx {
 std::function<void(NvxWork&)> Listeners::of_ends(const std::shared_ptr<Silence>& silence) {
   if (!any()) return {};
   return [this, silence, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](NvxWork& work) {
-    tell(work, *silence);
+    report_end(work, *silence);
   };
 }
 
 std::function<void(Code)> Listeners::of_failures(const std::shared_ptr<Silence>& silence) {
   if (!any()) return {};
   return [this, silence, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](Code code) {
-    tell_failure(code, *silence);
+    report_failure(code, *silence);
   };
 }
 
@@ -29,7 +29,7 @@ bool Listeners::set_on_completion(OnCompletion&& hook) {
   return first;
 }
 
-void Listeners::tell(NvxWork& work, [[maybe_unused]] Silence& silence) {
+void Listeners::report_end(NvxWork& work, [[maybe_unused]] Silence& silence) {
   std::shared_ptr<const OnCompletion> on_completion;
   {
     MutexLock lock(mutex_);
@@ -44,7 +44,7 @@ void Listeners::tell(NvxWork& work, [[maybe_unused]] Silence& silence) {
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
   if (const Status failure = work.failure(); !failure.ok() || work.lost())
-    return tell_failure(failure.ok() ? Code::kSystem : failure.code(), silence);
+    return report_failure(failure.ok() ? Code::kSystem : failure.code(), silence);
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   c10d::CompletionHookArgs args;
@@ -54,13 +54,13 @@ void Listeners::tell(NvxWork& work, [[maybe_unused]] Silence& silence) {
 #endif
 }
 
-void Listeners::tell_failure(Code code, Silence& silence) {
+void Listeners::report_failure(Code code, Silence& silence) {
   if (code == Code::kInvalid || code == Code::kInterrupted || exiting.load()) return;
   if (silence.exchange(true)) return;
   run_abort_hooks();
 }
 
-void Listeners::tell_abort(Silence& silence) {
+void Listeners::report_abort(Silence& silence) {
   silence = true;
   run_abort_hooks();
 }

@@ -14,7 +14,8 @@
 
 namespace nvx {
 
-/// True once failures of a communicator are not told to hooks any more. The first is: later ones have the same cause.
+/// True once failures of a communicator are not reported to hooks any more. The first is: later ones have the same
+/// cause.
 using Silence = std::atomic<bool>;
 
 /// Runs torch's hooks for the ends of a backend's operations. No hook runs, is copied or is destroyed while the mutex
@@ -32,9 +33,9 @@ class Listeners {
 
   /// A wrong argument and Ctrl-C are no failures of the group. Neither is the end of the process, where a thread in a
   /// hook that needs the GIL would be killed.
-  void tell_failure(Code code, Silence& silence);
+  void report_failure(Code code, Silence& silence);
   /// For an abort: runs the abort hooks, and waits a moment for them.
-  void tell_abort(Silence& silence);
+  void report_abort(Silence& silence);
 
   /// Returns false if there is a hook already.
   bool set_on_completion(OnCompletion&& hook) EXCLUDES(mutex_);
@@ -52,7 +53,7 @@ class Listeners {
   std::atomic<bool> timed{false};  ///< works measure their duration
 
  private:
-  void tell(NvxWork& work, Silence& silence) EXCLUDES(mutex_);
+  void report_end(NvxWork& work, Silence& silence) EXCLUDES(mutex_);
   void count(int change) { listeners_.fetch_add(change, std::memory_order_release); }
   void run_abort_hooks();
 

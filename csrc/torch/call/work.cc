@@ -141,16 +141,16 @@ Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*whic
 }
 
 /// Exists on the stack while its thread reports a work's end. A thread's objects form a list, innermost first.
-struct NvxWork::Telling {
-  explicit Telling(const NvxWork& work) : work(work), outer(std::exchange(innermost_, this)) {}
-  ~Telling() { innermost_ = outer; }
-  Telling(const Telling&) = delete;
+struct NvxWork::Reporting {
+  explicit Reporting(const NvxWork& work) : work(work), outer(std::exchange(innermost_, this)) {}
+  ~Reporting() { innermost_ = outer; }
+  Reporting(const Reporting&) = delete;
 
   const NvxWork& work;
-  const Telling* const outer;
+  const Reporting* const outer;
 };
 
-thread_local const NvxWork::Telling* NvxWork::innermost_ = nullptr;
+thread_local const NvxWork::Reporting* NvxWork::innermost_ = nullptr;
 
 NvxWork::NvxWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded)
     : Work(facts.rank, facts.type, recorded ? facts.title : nullptr, recorded),
@@ -163,9 +163,9 @@ void NvxWork::count_in(const Pending& pending) {
   pending_->fetch_add(1, std::memory_order_relaxed);
 }
 
-int64_t NvxWork::told_here(const Pending& pending) {
+int64_t NvxWork::reporting_here(const Pending& pending) {
   int64_t count = 0;
-  for (const Telling* t = innermost_; t; t = t->outer) count += t->work.pending_ == pending;
+  for (const Reporting* t = innermost_; t; t = t->outer) count += t->work.pending_ == pending;
   return count;
 }
 
@@ -242,7 +242,7 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
   end_process_if_wanted(status, has_future() ? Seen::kByProgram : Seen::kNotYet);
   run_hook("an observer of an operation's end", [&] { finish(error); });
-  const Telling telling(*this);
+  const Reporting reporting(*this);
   c10::intrusive_ptr<c10::ivalue::Future> future;
   c10::intrusive_ptr<CoalescedWork> coalesced;
   {
@@ -257,8 +257,8 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   });
   if (coalesced) coalesced->one_has_ended();
   const bool has_observer = facts_.on_end || facts_.timed;
-  if (hooks == Hooks::kNow || !has_observer || is_there()) return tell_hooks();
-  if (!CompletionPoller::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) tell_hooks();
+  if (hooks == Hooks::kNow || !has_observer || is_there()) return run_hooks();
+  if (!CompletionPoller::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) run_hooks();
 }
 
 bool NvxWork::is_there() {
@@ -275,13 +275,13 @@ void NvxWork::lose(const std::exception* error) {
                          error);
 }
 
-void NvxWork::tell_that_it_is_there() {
-  const Telling telling(*this);
-  tell_hooks();
+void NvxWork::report_arrival() {
+  const Reporting reporting(*this);
+  run_hooks();
 }
 
 /// The hook keeps the group alive until the call is over; a work that the program keeps does not.
-void NvxWork::tell_hooks() {
+void NvxWork::run_hooks() {
   ended_ = Clock::now();
   clocked_.store(true, std::memory_order_release);
   if (const auto on_end = std::exchange(facts_.on_end, nullptr))
@@ -324,7 +324,7 @@ float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
   // Copies may be incomplete. A hook asks before the clock stops, and must not wait for itself.
-  (void)poll_until([&] { return clocked_.load(std::memory_order_acquire) || told_here(); }, Deadline());
+  (void)poll_until([&] { return clocked_.load(std::memory_order_acquire) || reporting_here(); }, Deadline());
   return duration().count();
 }
 
@@ -364,7 +364,7 @@ void LaneWork::conclude() {
 }
 
 bool LaneWork::wait(std::chrono::milliseconds timeout) {
-  if (!done() && !told_here()) {
+  if (!done() && !reporting_here()) {
     origin_.check(facts_.rank);
     if (group_->lane().held_here()) raise(group_->inside_itself());
     const bool bounded = timeout.count() > 0;
@@ -471,7 +471,7 @@ void MessageWork::send() {
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   if (!message_->done()) origin_.check(facts_.rank);
-  if (told_here()) {
+  if (reporting_here()) {
     check();
     return true;
   }

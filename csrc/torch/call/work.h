@@ -117,7 +117,7 @@ class NvxWork : public c10d::Work {
   /// Counts this work in `pending` until it has ended. Call it before the work begins.
   void count_in(const Pending& pending);
   /// The number of works counted in `pending` whose end this thread is reporting, further up its stack.
-  static int64_t told_here(const Pending& pending);
+  static int64_t reporting_here(const Pending& pending);
   /// The scope will be notified of the end; false, and not notified, if that was before. At most one scope a work.
   bool belong_to(c10::intrusive_ptr<CoalescedWork> coalesced);
   /// Whether foreign code, such as a callback or a hook, will run when it ends.
@@ -129,7 +129,7 @@ class NvxWork : public c10d::Work {
   /// Whether a query of its device threw: then its outcome is unknown, whatever the status is.
   virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
   /// Tells hooks that the results have arrived. Called by CompletionPoller, which keeps the work until then.
-  void tell_that_it_is_there();
+  void report_arrival();
   /// From begin to end, by the device's clock if that was requested and supported, otherwise by the host's.
   std::chrono::duration<float, std::milli> duration() const;
 
@@ -141,7 +141,7 @@ class NvxWork : public c10d::Work {
   void end(const Status& status, Hooks hooks = Hooks::kNow);
   /// Whether it has ended and this thread is reporting an end, its own or another's. A callback or hook may wait for
   /// this work: that wait must not block.
-  bool told_here() const { return innermost_ && over_; }
+  bool reporting_here() const { return innermost_ && over_; }
   /// The last part of wait(): raises if the work failed, or was made before a fork of this process. Otherwise the
   /// caller's stream waits for the results.
   void check();
@@ -160,10 +160,10 @@ class NvxWork : public c10d::Work {
   void complete(c10::ivalue::Future& future);
   bool has_future();
   c10::IValue value() const;
-  void tell_hooks();
+  void run_hooks();
   void lose(const std::exception* error);
-  struct Telling;
-  static thread_local const Telling* innermost_;
+  struct Reporting;
+  static thread_local const Reporting* innermost_;
 
   const uint64_t completion_key_;  // a number, because a later work may have the same address
   Clock::time_point ended_{};      // written before `clocked_`

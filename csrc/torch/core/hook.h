@@ -21,9 +21,9 @@ inline std::atomic<bool> exiting{false};
 /// hooks. The exception is logged the first time at each place in nvx's code, and not rethrown.
 template <class Call>
 void run_hook(const char* whose, Call&& call) {
-  static std::atomic<bool> said{false};  // one for each place, because each has its own type Call
+  static std::atomic<bool> logged{false};  // one for each place, because each has its own type Call
   contain_and(call, [&](const std::exception* error) {
-    if (said.exchange(true)) return;
+    if (logged.exchange(true)) return;
     if (error) {
       log_line("%s raised an exception, which nvx ignores: %s", whose, error->what());
     } else {

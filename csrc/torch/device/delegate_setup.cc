@@ -28,13 +28,13 @@ std::vector<std::byte> to_bytes(const std::string& text) {
 }
 
 /// A peer's text, shortened and made printable for a message.
-std::string text_of(std::string_view said) {
+std::string text_of(std::string_view text) {
   constexpr size_t kMost = 400;
-  return printable(std::string(said.substr(0, kMost)));
+  return printable(std::string(text.substr(0, kMost)));
 }
 
-std::string_view view_of(const std::vector<std::byte>& said) {
-  return {reinterpret_cast<const char*>(said.data()), said.size()};
+std::string_view view_of(const std::vector<std::byte>& text) {
+  return {reinterpret_cast<const char*>(text.data()), text.size()};
 }
 
 /// A thread that waits in a store blocks all other users of the same connection, so this one gets its own.
@@ -135,7 +135,7 @@ DelegateSetup::Backend DelegateSetup::agree() {
   why_not_ = refusal_of(bootstrap_.all_gather(to_bytes(info.gpu + kBorder + info.why_not)));
   if (!why_not_.empty()) return nullptr;
   try {
-    const Said mine = connect();
+    const Outcome mine = connect();
     why_not_ = refusal_of_connecting(bootstrap_.all_gather(to_bytes(std::string(1, char(mine.kind)) + mine.text)));
   } catch (const std::exception& error) {
     contain("telling why a rank does not connect", [&] { bootstrap_.give_up(failure_of(error)); });
@@ -159,10 +159,10 @@ DelegateInfo DelegateSetup::local_info() const {
 std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>& infos) const {
   std::vector<std::string> gpus;
   for (size_t r = 0; r < infos.size(); ++r) {
-    const std::string_view said = view_of(infos[r]);
-    const size_t border = std::min(said.find(kBorder), said.size());
-    gpus.push_back(text_of(said.substr(0, border)));
-    if (border + 1 < said.size()) return topology_.describe(int(r)) + ": " + text_of(said.substr(border + 1));
+    const std::string_view info = view_of(infos[r]);
+    const size_t border = std::min(info.find(kBorder), info.size());
+    gpus.push_back(text_of(info.substr(0, border)));
+    if (border + 1 < info.size()) return topology_.describe(int(r)) + ": " + text_of(info.substr(border + 1));
     for (size_t other = 0; other < r; ++other) {
       if (topology_.host_of[r] != topology_.host_of[other] || gpus[r] != gpus[other]) continue;
       return topology_.describe(int(other)) + " and " + topology_.describe(int(r)) + " share the GPU " + gpus[r] +
@@ -173,10 +173,10 @@ std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>&
 }
 
 /// Depends only on its arguments, too. A rank whose connecting was aborted has no reason of its own to report.
-std::string DelegateSetup::refusal_of_connecting(const std::vector<std::vector<std::byte>>& said) const {
+std::string DelegateSetup::refusal_of_connecting(const std::vector<std::vector<std::byte>>& reports) const {
   std::string follower;
-  for (size_t r = 0; r < said.size(); ++r) {
-    const std::string_view one = view_of(said[r]);
+  for (size_t r = 0; r < reports.size(); ++r) {
+    const std::string_view one = view_of(reports[r]);
     if (one.starts_with(char(Kind::kConnected))) continue;
     const std::string reason = topology_.describe(int(r)) + ": " + text_of(one.substr(std::min<size_t>(1, one.size())));
     if (!one.starts_with(char(Kind::kCalledOff))) return reason;
@@ -185,7 +185,7 @@ std::string DelegateSetup::refusal_of_connecting(const std::vector<std::vector<s
   return follower;
 }
 
-DelegateSetup::Said DelegateSetup::connect() {
+DelegateSetup::Outcome DelegateSetup::connect() {
   std::unique_ptr<Attempt> attempt;
   try {
     attempt = std::make_unique<Attempt>(c10::make_intrusive<c10d::PrefixStore>(key("its"), torch_store_), group_.rank(),
@@ -194,20 +194,20 @@ DelegateSetup::Said DelegateSetup::connect() {
     return cannot("the system cannot start a thread for it");
   }
   try {
-    const Said said = await(*attempt);
-    if (said.kind == Kind::kConnected) {
+    const Outcome outcome = await(*attempt);
+    if (outcome.kind == Kind::kConnected) {
       backend_ = attempt->backend();
     } else {
       attempt->call_off();
     }
-    return said;
+    return outcome;
   } catch (...) {
     attempt->call_off();
     throw;
   }
 }
 
-DelegateSetup::Said DelegateSetup::await(Attempt& attempt) {
+DelegateSetup::Outcome DelegateSetup::await(Attempt& attempt) {
   const Deadline deadline = Deadline::after(span_ / 2);
   Clock::time_point next_news = Clock::now() + kNews;
   for (;;) {
@@ -226,7 +226,7 @@ DelegateSetup::Said DelegateSetup::await(Attempt& attempt) {
   }
 }
 
-DelegateSetup::Said DelegateSetup::cannot(const std::string& why) {
+DelegateSetup::Outcome DelegateSetup::cannot(const std::string& why) {
   store_.set(key(kCannotKey), {uint8_t(Kind::kCannot)});
   return {Kind::kCannot, why};
 }

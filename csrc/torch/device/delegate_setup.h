@@ -63,7 +63,7 @@ class DelegateSetup {
  private:
   enum class Kind : char { kConnected = '+', kCannot = '-', kCalledOff = '0' };
   /// A rank's report of its connecting.
-  struct Said {
+  struct Outcome {
     Kind kind;
     std::string text;
   };
@@ -71,10 +71,10 @@ class DelegateSetup {
 
   DelegateInfo local_info() const;
   std::string refusal_of(const std::vector<std::vector<std::byte>>& infos) const;
-  std::string refusal_of_connecting(const std::vector<std::vector<std::byte>>& said) const;
-  Said connect();
-  Said await(Attempt& attempt);
-  Said cannot(const std::string& why);
+  std::string refusal_of_connecting(const std::vector<std::vector<std::byte>>& reports) const;
+  Outcome connect();
+  Outcome await(Attempt& attempt);
+  Outcome cannot(const std::string& why);
   /// Throws if the wait must end: see the constructor.
   void check_wait() const;
   std::string key(const std::string& what) const { return prefix_ + what; }

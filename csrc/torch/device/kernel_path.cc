@@ -155,7 +155,7 @@ c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Pa
 
 Status KernelPath::launch(const Parcels& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier) {
   Works before;
-  const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
+  const auto later = c10::make_scope_exit([&] { report(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
   before = begin_postponed();
   staging.bring_on_device({});
@@ -193,7 +193,7 @@ void KernelPath::number(TensorOperations& collectives) {
 Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, Delegate* delegate,
                           uint64_t* ended_at) {
   Works before;
-  const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
+  const auto later = c10::make_scope_exit([&] { report(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
   before = begin_postponed();
   prepare(collectives, staging);
@@ -239,7 +239,7 @@ void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
     return n;
   };
   Works begun;
-  const auto later = c10::make_scope_exit([&] { tell(begun); });  // runs after the lock is released
+  const auto later = c10::make_scope_exit([&] { report(begun); });  // runs after the lock is released
   MutexLock lock(mutex_);
   if (!put_off_.empty() && !alike(*put_off_.front(), *work)) begun = begin_postponed();
   put_off_.push_back(std::move(work));
@@ -254,7 +254,7 @@ void KernelPath::catch_up() {
   MutexLock lock(mutex_);
   const Works begun = begin_postponed();
   lock.unlock();
-  tell(begun);
+  report(begun);
 }
 
 void KernelPath::follow_hazards(CallContext& context, const Call& call, const c10::Stream& stream) {
@@ -304,8 +304,8 @@ KernelPath::Works KernelPath::begin_postponed() {
   return works;
 }
 
-void KernelPath::tell(const Works& begun) {
-  for (const auto& work : begun) work->tell_outcome();
+void KernelPath::report(const Works& begun) {
+  for (const auto& work : begun) work->report_outcome();
 }
 
 }  // namespace nvx

@@ -96,7 +96,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   void number(TensorOperations& collectives);
   /// Fails the group, whose device threw `error` in a launch: part of the launch may have begun.
   Status lose(const TensorOperations& collectives, const StagingCopies& staging, const std::exception* error);
-  static void tell(const Works& begun);
+  static void report(const Works& begun);
   /// A collective call: opens the device on all of them, or on none.
   bool open(at::Device device);
 

@@ -21,7 +21,7 @@ void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
   closed_.store(true, std::memory_order_release);
 }
 
-void LaunchedWork::tell_outcome() {
+void LaunchedWork::report_outcome() {
   used_.clear();
   collectives_.clear();
   end(outcome_, outcome_.ok() ? Hooks::kWhenThere : Hooks::kNow);

@@ -34,7 +34,7 @@ class LaunchedWork final : public NvxWork {
   void close(const Status& outcome, uint64_t ended_at);
   /// Later failures and later calls do not change the result.
   bool has_ended_well() const { return outcome_.ok() && ended_at_ != 0 && group_->device().ended_well(ended_at_); }
-  void tell_outcome();
+  void report_outcome();
 
   const std::shared_ptr<KernelPath> path_;
   const std::shared_ptr<Group> group_;

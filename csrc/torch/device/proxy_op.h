@@ -34,8 +34,8 @@ class ProxyOp : public std::enable_shared_from_this<ProxyOp> {
   class Turn;
   /// State of one pending operation: keeps the group and the count until the last turn has ended.
   struct Expected {
-    Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> told)
-        : group(std::move(kept)), pending(std::move(counts)), on_failure(std::move(told)) {
+    Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> hook)
+        : group(std::move(kept)), pending(std::move(counts)), on_failure(std::move(hook)) {
       pending->fetch_add(1, std::memory_order_relaxed);
     }
     ~Expected() { pending->fetch_sub(1, std::memory_order_release); }

@@ -53,24 +53,24 @@ py::list gpus_of(const GpuTopology& topology) {
   return gpus;
 }
 
-void tell_speed(py::dict& told, const std::string& name, const PairSpeed& speed) {
-  told[py::str(name + "_gb_s")] = positive(speed.gb_s);
-  told[py::str(name + "_us")] = positive(speed.us);
-  told[py::str(name + "_own_us")] = positive(speed.own_us);
+void put_speed(py::dict& pair, const std::string& name, const PairSpeed& speed) {
+  pair[py::str(name + "_gb_s")] = positive(speed.gb_s);
+  pair[py::str(name + "_us")] = positive(speed.us);
+  pair[py::str(name + "_own_us")] = positive(speed.own_us);
 }
 
 py::list pairs_of(const GpuTopology& topology) {
   py::list pairs;
   for (const GpuPair& pair : topology.pairs) {
-    py::dict told =
+    py::dict entry =
         py::dict("gpus"_a = py::make_tuple(pair.a, pair.b), "label"_a = pair.label(), "pcie_path"_a = name(pair.path),
                  "nvswitch"_a = pair.through_switch, "expected_gb_s"_a = pair.expected_gb_s,
                  "expected_us"_a = positive(pair.expected_us), "why_not_measured"_a = pair.measured.why_not,
                  "why_not_measured_back"_a = pair.measured_back.why_not, "transport"_a = pair.transport,
                  "why_not_better"_a = pair.why_not_better);
-    tell_speed(told, "measured", pair.measured);
-    tell_speed(told, "measured_back", pair.measured_back);
-    pairs.append(std::move(told));
+    put_speed(entry, "measured", pair.measured);
+    put_speed(entry, "measured_back", pair.measured_back);
+    pairs.append(std::move(entry));
   }
   return pairs;
 }
@@ -98,7 +98,7 @@ py::dict gpu_topology(bool measure) {
 }
 
 /// The driver's answer about memory that network cards can reach, or why there is none.
-py::dict told_dma_bufs() {
+py::dict dma_bufs() {
   std::vector<DeviceFacts> found;
   std::string none;
   {
@@ -150,7 +150,7 @@ py::dict processor() {
 void register_inspection(py::module_& m) {
   m.def("gpu_topology", &gpu_topology, py::arg("measure") = false);
   m.def("network", &network);
-  m.def("dma_bufs", &told_dma_bufs);
+  m.def("dma_bufs", &dma_bufs);
   m.def("processor", &processor);
 }
 

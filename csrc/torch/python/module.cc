@@ -77,17 +77,17 @@ std::string explain_choice(const std::string& collective, size_t bytes, size_t r
 }
 
 py::list listed(const std::vector<Way>& ways) {
-  py::list told;
+  py::list list;
   for (const Way& way : ways) {
     const Estimate& estimate = way.estimate;
     const bool known = estimate.seconds > 0;
     const auto if_known = [&](auto value) { return known ? py::cast(value) : py::none(); };
-    told.append(py::dict("by"_a = way.by, "algorithm"_a = way.what, "why"_a = way.why, "set_by"_a = way.set_by,
+    list.append(py::dict("by"_a = way.by, "algorithm"_a = way.what, "why"_a = way.why, "set_by"_a = way.set_by,
                          "runs"_a = way.runs, "estimate_us"_a = if_known(estimate.seconds * 1e6),
                          "steps"_a = if_known(estimate.steps), "bytes"_a = if_known(estimate.bytes),
                          "basis"_a = estimate.basis));
   }
-  return told;
+  return list;
 }
 
 /// rdma_gb_s: of the port between hosts; 0: TCP.
@@ -122,7 +122,7 @@ py::dict simulate_on(const std::string& collective, size_t bytes, size_t hosts, 
                   "between_seconds"_a = s->between_seconds);
 }
 
-/// For CUDA tensors, in the order in which the paths are asked.
+/// For CUDA tensors, in the order in which the paths are tried.
 py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
                         const std::string& no_nccl, double rdma_gb_s) {
   const GpuTopology gpus = [] {
@@ -152,13 +152,13 @@ py::dict taken_on_device(size_t ranks) {
 /// One dict per key of `NVX_TUNE`.
 py::list tuning(size_t ranks, size_t hosts) {
   const PlanFacts facts = facts_of_some(ranks, hosts);
-  py::list told;
+  py::list rows;
   for (const TuneRow& row : tune_rows()) {
-    told.append(py::dict("key"_a = row.name, "link"_a = row.link, "value"_a = tuned(row.key, facts),
+    rows.append(py::dict("key"_a = row.name, "link"_a = row.link, "value"_a = tuned(row.key, facts),
                          "set_by"_a = name(facts.tuning.set_by(row.key)), "least"_a = row.least, "most"_a = row.most,
                          "multiple"_a = row.multiple, "meaning"_a = row.meaning));
   }
-  return told;
+  return rows;
 }
 
 /// (name, default with its effect, meaning, accepted values, why the current value is invalid).
@@ -171,9 +171,9 @@ std::vector<std::array<std::string, 5>> config_table() {
 
 /// (name, likely intended name).
 std::vector<std::pair<std::string, std::string>> config_strays() {
-  std::vector<std::pair<std::string, std::string>> told;
-  for (const UnknownVariable& one : unknown_variables()) told.emplace_back(one.name, one.hint);
-  return told;
+  std::vector<std::pair<std::string, std::string>> strays;
+  for (const UnknownVariable& one : unknown_variables()) strays.emplace_back(one.name, one.hint);
+  return strays;
 }
 
 py::dict build_info() {
@@ -182,10 +182,10 @@ py::dict build_info() {
                   "ucx"_a = net::built_with_ucx(), "nvtx"_a = built_with_nvtx(), "cpu_level"_a = kernel::level().name);
 }
 
-ProcessGroupNVX& nvx_of(const c10::intrusive_ptr<c10d::Backend>& backend, const char* asked) {
+ProcessGroupNVX& nvx_of(const c10::intrusive_ptr<c10d::Backend>& backend, const char* called) {
   auto* const found = dynamic_cast<ProcessGroupNVX*>(backend.get());
   const std::string name = backend ? backend->getBackendName() : "none";
-  TORCH_CHECK_VALUE(found, asked, ": the backend of this group is ", name, ", not nvx");
+  TORCH_CHECK_VALUE(found, called, ": the backend of this group is ", name, ", not nvx");
   return *found;
 }
 

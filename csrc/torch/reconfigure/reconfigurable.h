@@ -60,7 +60,7 @@ class Reconfigurable final : public ProcessGroupNVX {
   std::string name() const EXCLUDES(mutex_);
   MemberHandle own_handle() const REQUIRES(mutex_);
   /// Writes the fields that torch reads as rank() and size().
-  void be(int rank, int size) REQUIRES(mutex_) { rank_ = rank, size_ = size, told_rank_ = rank; }
+  void be(int rank, int size) REQUIRES(mutex_) { rank_ = rank, size_ = size, published_rank_ = rank; }
   Plan plan_of(const c10d::ReconfigureOptions& opts) const EXCLUDES(mutex_);
   void enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   void claim(const Plan& plan) const;
