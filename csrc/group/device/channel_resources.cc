@@ -157,7 +157,7 @@ void ChannelResources::set_up(Bootstrap& bootstrap, kernel::KernelLauncher& laun
   const int resident = kernel::resident_at_once(facts);
   constexpr int kTries = 4;  // each failed try finds pairs that kernels cannot use, or a late rank
   std::string why;
-  for (int tries = 1; !serves(bootstrap, launcher, open_channel(bootstrap, resident), &why); ++tries) {
+  for (int tries = 1; !passes_trial(bootstrap, launcher, open_channel(bootstrap, resident), &why); ++tries) {
     NVX_CHECK(tries < kTries, "the first operations of GPU kernels failed: " + why);
     NVX_LOG(kWarn, "group %s: the first operations of GPU kernels failed, so the GPUs are opened again: %s",
             options_.group.c_str(), why.c_str());
@@ -200,8 +200,8 @@ Trial ChannelResources::open_channel(Bootstrap& bootstrap, int resident) {
 }
 
 /// Whether the trial succeeded for all pairs. Pairs that failed use host memory in the next try.
-bool ChannelResources::serves(Bootstrap& bootstrap, kernel::KernelLauncher& launcher, const Trial& trial,
-                              std::string* why) {
+bool ChannelResources::passes_trial(Bootstrap& bootstrap, kernel::KernelLauncher& launcher, const Trial& trial,
+                                    std::string* why) {
   try {
     const TrialVerdict verdict = try_kernels(registry_.driver(), bootstrap, launcher, trial);
     for (int r = 0; r < options_.ranks; ++r) {

@@ -26,13 +26,13 @@ class Loader {
  public:
   explicit Loader(StagedChunk& staged, std::byte* room) : staged_(staged), room_(room) {}
 
-  enum class Way { kDown, kUp, kBoth };
-  kernel::Piece place(kernel::Piece there, Way way) {
+  enum class Direction { kDown, kUp, kBoth };
+  kernel::Piece place(kernel::Piece there, Direction direction) {
     if (there.bytes == 0) return {};
     if (there.data != behind_) staged_.bytes = ceil_div(staged_.bytes, kCacheLine) * kCacheLine;
     const kernel::Piece here{room_ ? room_ + staged_.bytes : nullptr, there.bytes};
-    if (room_ && way != Way::kUp) note(staged_.down, there, here);
-    if (room_ && way != Way::kDown) note(staged_.up, there, here);
+    if (room_ && direction != Direction::kUp) note(staged_.down, there, here);
+    if (room_ && direction != Direction::kDown) note(staged_.up, there, here);
     staged_.bytes += there.bytes, behind_ = there.data + there.bytes;
     return here;
   }
@@ -77,7 +77,7 @@ kernel::Piece Cut::of(kernel::Piece piece, size_t k) const {
 }
 
 StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* room) {
-  using Way = Loader::Way;
+  using Direction = Loader::Direction;
   StagedChunk staged;
   Loader loader(staged, room);
   Operation& part = staged.part;
@@ -85,36 +85,36 @@ StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::by
   part.send = Pieces(o.send.size()), part.recv = Pieces(o.recv.size());
   const bool is_root = o.root == rank;
   const size_t width = size_of(o.dtype);
-  const auto own = [&](const std::byte* data, size_t bytes, Way way) {
-    return loader.place(cut.of(piece_of(data, bytes), k), way);
+  const auto own = [&](const std::byte* data, size_t bytes, Direction direction) {
+    return loader.place(cut.of(piece_of(data, bytes), k), direction);
   };
-  const auto each = [&](Pieces& here, const Pieces& there, Way way) {
-    for (size_t p = 0; p < there.size(); ++p) here[p] = loader.place(cut.of(there[p], k), way);
+  const auto each = [&](Pieces& here, const Pieces& there, Direction direction) {
+    for (size_t p = 0; p < there.size(); ++p) here[p] = loader.place(cut.of(there[p], k), direction);
   };
   switch (o.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: {
       const bool gets = o.collective == Collective::kAllReduce || is_root;
-      const kernel::Piece here = own(o.in, o.count * width, gets ? Way::kBoth : Way::kDown);
+      const kernel::Piece here = own(o.in, o.count * width, gets ? Direction::kBoth : Direction::kDown);
       part.in = part.out = here.data;
       part.count = here.bytes / width;
       break;
     }
     case Collective::kBroadcast: {
-      const kernel::Piece here = own(o.in, o.recv[0].bytes, is_root ? Way::kDown : Way::kUp);
+      const kernel::Piece here = own(o.in, o.recv[0].bytes, is_root ? Direction::kDown : Direction::kUp);
       part.in = part.out = here.data;
       std::ranges::fill(part.recv, here);
       break;
     }
     case Collective::kAllGather:
-      part.in = own(o.in, o.recv[size_t(rank)].bytes, Way::kDown).data;
-      each(part.recv, o.recv, Way::kUp);
+      part.in = own(o.in, o.recv[size_t(rank)].bytes, Direction::kDown).data;
+      each(part.recv, o.recv, Direction::kUp);
       break;
     case Collective::kReduceScatter:
-      part.out = own(o.out, o.send[size_t(rank)].bytes, Way::kUp).data;
-      each(part.send, o.send, Way::kDown);
+      part.out = own(o.out, o.send[size_t(rank)].bytes, Direction::kUp).data;
+      each(part.send, o.send, Direction::kDown);
       break;
-    default: each(part.send, o.send, Way::kDown); each(part.recv, o.recv, Way::kUp);
+    default: each(part.send, o.send, Direction::kDown); each(part.recv, o.recv, Direction::kUp);
   }
   return staged;
 }

@@ -72,8 +72,8 @@ uint64_t steps_of(Algorithm algorithm, Collective collective, size_t bytes, cons
 Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
   Estimate e = count_inside(algorithm, collective, bytes, facts);
   const double a_byte = policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast ? kPast : kCached;
-  const double crowd = std::max(1.0, double(facts.ranks) / double(std::max<size_t>(facts.cores, 1)));
-  e.seconds = double(e.steps) * seen_inside(facts) + double(e.bytes) * a_byte * crowd;
+  const double ranks_per_core = std::max(1.0, double(facts.ranks) / double(std::max<size_t>(facts.cores, 1)));
+  e.seconds = double(e.steps) * seen_inside(facts) + double(e.bytes) * a_byte * ranks_per_core;
   e.basis = kInsideBasis;
   return e;
 }
@@ -102,11 +102,11 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
   const double posted = double(moved.messages) / double(kSlicesInFlight);
   const double byte = medium.byte * (medium.one_a_host ? senders(collective, inter_host, facts) : 1);
   // Only the first slice pays for its whole way; the later ones follow in the pipeline.
-  const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * byte;
+  const double fill = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * byte;
   Estimate e;
   e.bytes = size_t(double(moved.bytes) * b.slices);
   e.steps = uint64_t(std::max(depth, posted * std::ceil(b.slices)));
-  e.seconds = double(e.steps) * medium.message + double(e.bytes) * byte + way;
+  e.seconds = double(e.steps) * medium.message + double(e.bytes) * byte + fill;
   e.basis = medium.basis;
   return e;
 }

@@ -55,14 +55,14 @@ bool all_alike(const schedule::Row& row, const RunBetween& run) {
 /// Plays slices of one kind and a last one, over all places of the layout, or over host 0's if all hosts do the same.
 class Player {
  public:
-  /// `crowd`: ranks that share a card and of which one is played. Requires at most 2^32 slices.
-  Player(const schedule::Row& row, const Slice& each, const Slice& last, size_t slices, bool alike, double crowd,
-         const Fabric& fabric)
+  /// `ranks_per_card`: ranks that share a card and of which one is played. Requires at most 2^32 slices.
+  Player(const schedule::Row& row, const Slice& each, const Slice& last, size_t slices, bool alike,
+         double ranks_per_card, const Fabric& fabric)
       : row_(row),
         each_(each),
         last_(last),
         fabric_(fabric),
-        byte_(crowd / fabric.between),
+        byte_(ranks_per_card / fabric.between),
         places_(alike ? each.run.near : each.run.layout.size),
         count_(slices),
         cards_(size_t(places_ / each.run.near) * fabric.cards),
@@ -320,7 +320,7 @@ std::optional<Simulation> simulate(Collective collective, size_t bytes, const Pl
   const Slice each =
       slices > 1 ? slice_of(collective, plan.slice * whole, double(slices - 1), packs, plan, inside) : last;
   const bool rails = !plan.by_leader && each.run.near == 1, alike = all_alike(*plan.row, each.run);
-  const double crowd = rails ? std::ceil(double(facts.rails) / double(fabric.cards)) : 1;
+  const double ranks_per_card = rails ? std::ceil(double(facts.rails) / double(fabric.cards)) : 1;
   const int places = alike ? each.run.near : each.run.layout.size;
   uint64_t steps = 1;
   for (int place = 0; place < places; ++place) steps += plan.row->steps(each.run.layout, place);
@@ -328,11 +328,11 @@ std::optional<Simulation> simulate(Collective collective, size_t bytes, const Pl
   constexpr size_t kTurns = 2 * (kSlicesInFlight + 1);
   const size_t played = std::min(slices, std::max<size_t>(kMessages / steps / kTurns, 1) * kTurns);
   if (steps * played > kMost) return {};
-  Player player(*plan.row, each, last, played, alike, crowd, fabric);
+  Player player(*plan.row, each, last, played, alike, ranks_per_card, fabric);
   Simulation s;
   s.seconds = player.play();
   if (played < slices) {
-    const double half = Player(*plan.row, each, last, played / 2, alike, crowd, fabric).play();
+    const double half = Player(*plan.row, each, last, played / 2, alike, ranks_per_card, fabric).play();
     s.seconds += double(slices - played) * (s.seconds - half) / double(played - played / 2);
   }
   player.add_up(slices, s);

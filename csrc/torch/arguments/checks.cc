@@ -66,7 +66,7 @@ void Checks::check_tensor(const at::Tensor& tensor) const {
 }
 
 void Checks::check_place(const at::Tensor& tensor) const {
-  if (!serves(tensor.device())) invalid("only supports CPU and accelerator tensors, not one on ", tensor.device());
+  if (!supports(tensor.device())) invalid("only supports CPU and accelerator tensors, not one on ", tensor.device());
 }
 
 void Checks::check_lists_at_root(const std::vector<Tensors>& lists, const std::string& side, int64_t root) const {

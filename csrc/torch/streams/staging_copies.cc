@@ -23,7 +23,7 @@ namespace nvx {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
-bool serves(at::Device device) {
+bool supports(at::Device device) {
   return device.is_cpu() || (at::isAccelerator(device.type()) && c10::impl::hasDeviceGuardImpl(device.type()));
 }
 

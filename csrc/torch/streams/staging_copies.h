@@ -26,7 +26,7 @@ namespace nvx {
 at::DeviceType kernel_device();
 
 /// Whether nvx accepts tensors of this device.
-bool serves(at::Device device);
+bool supports(at::Device device);
 
 /// The device whose current stream a barrier waits for: `chosen`, or else this thread's current device. None if the
 /// process has not used that device.
