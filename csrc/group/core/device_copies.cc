@@ -32,12 +32,7 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
   Queues queues = call_or_throw<Queues>("opening queues for messages", Deadline::after(setting.timeout), open);
   const std::shared_ptr<DeviceCopies> copies(new DeviceCopies(std::move(setting)));
   copies->idle_ = std::move(queues);
-  copies->poller_ = std::make_shared<Poller>(
-      [weak = std::weak_ptr<DeviceCopies>(copies)] {
-        const std::shared_ptr<DeviceCopies> there = weak.lock();
-        return Poller::Seen{there && there->progress(), {}};
-      },
-      Poller::kSoon);
+  copies->poller_ = Poller::of(copies->weak_from_this(), &DeviceCopies::progress, Poller::kSoon);
   return copies;
 }
 

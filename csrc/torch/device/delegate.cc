@@ -70,20 +70,16 @@ bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   const Operation& o = c.operation;
   if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
   if (is_captured(c.device)) return false;
-  const bool yes = connected_.agree(c.device, [&] { return set_up(c.device); });
-  if (yes) check_device(c.device);
-  return yes;
+  return connected_on(c.device);
 }
 
 bool Delegate::agree_to_serve(at::Device device, size_t bytes) {
-  if (!is_message_handed_over(bytes, config().delegate)) return false;
-  const bool yes = connected_.agree(device, [&] { return set_up(device); });
-  if (yes) check_device(device);
-  return yes;
+  return is_message_handed_over(bytes, config().delegate) && connected_on(device);
 }
 
-void Delegate::check_device(at::Device device) const {
-  if (device == device_) return;
+bool Delegate::connected_on(at::Device device) {
+  const bool yes = connected_.agree(device, [&] { return set_up(device); });
+  if (!yes || device == device_) return yes;
   throw_argument_error("nvx: group " + group_->name() + " delegates to NCCL on " + device_.str() +
                        " (NVX_DELEGATE), and this tensor is on " + device.str() +
                        ". Next: keep the tensors of a group on one device of each rank");
@@ -92,12 +88,7 @@ void Delegate::check_device(at::Device device) const {
 bool Delegate::set_up(at::Device device) {
   lane_group_ = of_devices_();
   device_ = device;
-  watcher_ = std::make_shared<Poller>(
-      [watched = weak_from_this()] {
-        const std::shared_ptr<Delegate> delegate = watched.lock();
-        return Poller::Seen{delegate && delegate->poll(), {}};
-      },
-      Poller::Pace{kWatchInterval, kWatchInterval});
+  watcher_ = Poller::of(weak_from_this(), &Delegate::poll, {kWatchInterval, kWatchInterval});
   std::string why_not;
   try {
     DelegateSetup setup(*group_, lane_group_->topology(), store_, device);

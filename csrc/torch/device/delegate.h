@@ -102,7 +102,8 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
                const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
   Status enqueue(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
                  const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
-  void check_device(at::Device device) const;
+  /// Raises for another device than before.
+  bool connected_on(at::Device device);
   bool poll() EXCLUDES(mutex_);
   bool clear() REQUIRES(mutex_);
   Status check_flights() EXCLUDES(mutex_);

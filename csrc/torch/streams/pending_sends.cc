@@ -10,12 +10,7 @@ namespace nvx {
 
 std::shared_ptr<PendingSends> PendingSends::of(std::shared_ptr<Group> group) {
   const std::shared_ptr<PendingSends> sends(new PendingSends(std::move(group)));
-  sends->poller_ = std::make_shared<Poller>(
-      [weak = std::weak_ptr<PendingSends>(sends)] {
-        const std::shared_ptr<PendingSends> there = weak.lock();
-        return there ? there->poll() : Poller::Seen();
-      },
-      Poller::kSoon);
+  sends->poller_ = Poller::of(std::weak_ptr(sends), &PendingSends::poll, Poller::kSoon);
   return sends;
 }
 
