@@ -13,12 +13,11 @@ CallContext::CallContext(c10d::Backend& backend, Listeners& listeners, c10::intr
     : backend(backend),
       rank(group->rank()),
       size(group->size()),
-      groups(store, group, options),
-      listeners(listeners),
-      group_(std::move(group)) {}
+      groups(std::move(store), std::move(group), options),
+      listeners(listeners) {}
 
 NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>& group) {
-  return {rank,       kind.type, kind.title, group_->sequence(), listeners.timed, listeners.of_ends(silence),
+  return {rank,       kind.type, kind.title, groups.of_cpu()->sequence(), listeners.timed, listeners.of_ends(silence),
           kind.lists, group};
 }
 
@@ -27,13 +26,13 @@ CallContext::Term CallContext::term_of(std::chrono::milliseconds given) {
   TimeoutExtensions::Share share = extensions->begin();
   if (share.extra.count() == 0) [[likely]]
     return {own, nullptr};
-  const auto plain = own.count() != 0 ? own : group_->timeout();
+  const auto plain = own.count() != 0 ? own : group().timeout();
   if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // no timeout: no extension
   return {std::min(plain, TimeoutExtensions::kMost) + share.extra, std::move(share.until_it_ends)};
 }
 
 void CallContext::number(TensorOperations& collectives) {
-  for (TensorOperation& c : collectives) c.operation.number = group_->next_number();
+  for (TensorOperation& c : collectives) c.operation.number = group().next_number();
 }
 
 bool CallContext::needs_work() const {

@@ -56,14 +56,14 @@ class CallContext {
   CallContext(c10d::Backend& backend, Listeners& listeners, c10::intrusive_ptr<c10d::Store> store,
               std::shared_ptr<Group> group, const NvxOptions& options);
 
-  Group& group() const { return *group_; }
+  Group& group() const { return *groups.of_cpu(); }
   /// Raises in a forked child.
   Group& checked_group() const {
     origin.check(rank);
     return group();
   }
 
-  NvxWork::Facts facts(const Kind& kind) { return facts(kind, group_); }
+  NvxWork::Facts facts(const Kind& kind) { return facts(kind, groups.of_cpu()); }
   /// group: its lane runs the call.
   NvxWork::Facts facts(const Kind& kind, const std::shared_ptr<Group>& group);
   struct Term {
@@ -99,9 +99,6 @@ class CallContext {
   OutputHazards hazards;
   const std::shared_ptr<TimeoutExtensions> extensions = std::make_shared<TimeoutExtensions>();
   const NvxWork::Pending pending = std::make_shared<std::atomic<int64_t>>(0);
-
- private:
-  const std::shared_ptr<Group> group_;
 };
 
 }  // namespace nvx
