@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/round_up.h"
 #include "base/words.h"
 #include "kernel/cpu/launch.h"
 #include "kernel/reduce/level.h"
@@ -99,25 +100,12 @@ size_t IntraHost::staged_bytes(const Operation& step) const {
   }
 }
 
-namespace {
-
-std::optional<Piece> as_one(const Pieces& pieces) {
-  Piece all = pieces[0];
-  for (size_t p = 1; p < pieces.size(); ++p) {
-    if (pieces[p].bytes != 0 && pieces[p].data != all.data + all.bytes) return std::nullopt;
-    all.bytes += pieces[p].bytes;
-  }
-  return all;
-}
-
-}  // namespace
-
 /// The place of the data that this rank gives in its process's `TensorMemory`, if it can lend the data: the operation
 /// writes to none of it that peers may still read. A broadcast's root stages while the others copy, which is faster
 /// than a root that only waits.
 std::optional<size_t> IntraHost::lendable(const Operation& step) const {
   const auto me = size_t(members_.local_rank());
-  Piece given{const_cast<std::byte*>(step.in), 0};
+  Piece given = piece_of(step.in, 0);
   bool writes_apart = true;
   switch (step.collective) {
     case Collective::kAllReduce:
@@ -133,7 +121,7 @@ std::optional<size_t> IntraHost::lendable(const Operation& step) const {
       break;
     case Collective::kReduceScatter:
     case Collective::kAllToAll: {
-      const std::optional<Piece> all = as_one(step.send);
+      const std::optional<Piece> all = step.send.whole();
       if (!all) return std::nullopt;
       given = *all;
       const bool own = step.out == step.send[me].data;
@@ -169,11 +157,11 @@ Span IntraHost::next_part(const Choice& choice, size_t staged) {
   constexpr size_t kPage = 4096, kLine = 64;  // every part of a chunk begins on a cache line
   size_t bytes = choice.lease_bytes;
   if (choice.algorithm != kernel::Algorithm::kExchange)
-    bytes = std::min(bytes, (staged + kLine * members_.facts.ranks + kPage - 1) / kPage * kPage);
+    bytes = std::min(bytes, round_up(staged + kLine * members_.facts.ranks, kPage));
   MutexLock lock(lease_mutex_);
   bytes = std::min(bytes, lease_.bytes);
   if (lease_at_ + bytes > std::min(lease_.bytes, std::max(bytes, rotation(members_.facts)))) lease_at_ = 0;
-  return {lease_.offset + std::exchange(lease_at_, (lease_at_ + bytes + kPage - 1) / kPage * kPage), bytes};
+  return {lease_.offset + std::exchange(lease_at_, round_up(lease_at_ + bytes, kPage)), bytes};
 }
 
 bool IntraHost::read_by_all(uint32_t epoch) const {

@@ -32,8 +32,6 @@ std::vector<schedule::Block> packed_blocks(const std::vector<Piece>& pieces) {
 
 CopyPair between(const Piece& device, std::byte* host) { return {device, {host, device.bytes}}; }
 
-Piece piece_of(const std::byte* data, size_t bytes) { return {const_cast<std::byte*>(data), bytes}; }
-
 std::vector<Operation> one(Operation step) {
   std::vector<Operation> steps;
   steps.push_back(std::move(step));

@@ -1,6 +1,7 @@
 #include "group/hierarchy/stream_host_proxy.h"
 
 #include "base/contain.h"
+#include "base/round_up.h"
 #include "group/device/device_communicator.h"
 #include "kernel/gpu/launch_cuda.h"
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/round_up.h"
+
 namespace nvx {
 namespace {
 
@@ -29,7 +31,7 @@ class Loader {
   enum class Direction { kDown, kUp, kBoth };
   kernel::Piece place(kernel::Piece there, Direction direction) {
     if (there.bytes == 0) return {};
-    if (there.data != behind_) staged_.bytes = ceil_div(staged_.bytes, kCacheLine) * kCacheLine;
+    if (there.data != behind_) staged_.bytes = round_up(staged_.bytes, kCacheLine);
     const kernel::Piece here{room_ ? room_ + staged_.bytes : nullptr, there.bytes};
     if (room_ && direction != Direction::kUp) note(staged_.down, there, here);
     if (room_ && direction != Direction::kDown) note(staged_.up, there, here);
@@ -53,8 +55,6 @@ class Loader {
   std::byte* const room_;
   const std::byte* behind_ = nullptr;
 };
-
-kernel::Piece piece_of(const std::byte* data, size_t bytes) { return {const_cast<std::byte*>(data), bytes}; }
 
 }  // namespace
 
@@ -121,7 +121,7 @@ StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::by
 
 /// No later chunk needs more than the first one.
 size_t room_for(const Operation& o, const Cut& cut, int rank) {
-  return ceil_div(land(o, cut, 0, rank, nullptr).bytes, kCacheLine) * kCacheLine;
+  return round_up(land(o, cut, 0, rank, nullptr).bytes, kCacheLine);
 }
 
 Cut uncut(const Operation& o) {
@@ -138,7 +138,7 @@ Cut cut(const Operation& o, const PlanFacts& facts) {
   if (longest == 0) return {};
   const size_t bytes = longest * pieces, grain = grain_of(o, bytes, facts);
   // Chunks are as even as possible: a short last chunk has the fixed cost of a full one.
-  const size_t even = ceil_div(ceil_div(longest, ceil_div(bytes, kChunk)), grain) * grain;
+  const size_t even = round_up(ceil_div(longest, ceil_div(bytes, kChunk)), grain);
   const size_t slice = std::min(even, longest);
   return {slice, ceil_div(longest, slice), bytes};
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/deadline.h"
@@ -42,12 +43,25 @@ class Pieces {
   bool of_one_length() const {
     return std::ranges::all_of(*this, [this](const kernel::Piece& p) { return p.bytes == data()->bytes; });
   }
+  /// All pieces as one, if each begins where the one before it ends.
+  std::optional<kernel::Piece> whole() const {
+    kernel::Piece all = *data();
+    for (size_t p = 1; p < size_; ++p) {
+      const kernel::Piece& piece = data()[p];
+      if (piece.bytes != 0 && piece.data != all.data + all.bytes) return std::nullopt;
+      all.bytes += piece.bytes;
+    }
+    return all;
+  }
 
  private:
   size_t size_ = 0;
   std::array<kernel::Piece, 8> few_{};
   std::unique_ptr<kernel::Piece[]> many_;
 };
+
+/// A piece that is only read.
+inline kernel::Piece piece_of(const std::byte* data, size_t bytes) { return {const_cast<std::byte*>(data), bytes}; }
 
 inline bool apart(const kernel::Piece& a, const kernel::Piece& b) {
   return a.bytes == 0 || b.bytes == 0 || a.data + a.bytes <= b.data || b.data + b.bytes <= a.data;

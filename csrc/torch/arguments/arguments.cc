@@ -112,7 +112,7 @@ const std::byte* Arguments::input(TensorOperation& c, const at::Tensor& tensor, 
 }
 
 Piece Arguments::give(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
-  return {const_cast<std::byte*>(input(c, tensor, apart)), tensor.nbytes()};
+  return piece_of(input(c, tensor, apart), tensor.nbytes());
 }
 
 std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart, bool filled) const {

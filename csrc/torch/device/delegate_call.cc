@@ -29,12 +29,7 @@ c10d::ReduceOp torch_op_of(const Operation& o) {
   }
 }
 
-bool is_even(const Pieces& pieces) {
-  for (size_t p = 1; p < pieces.size(); ++p) {
-    if (pieces[p].bytes != pieces[0].bytes || pieces[p].data != pieces[0].data + p * pieces[0].bytes) return false;
-  }
-  return true;
-}
+bool is_even(const Pieces& pieces) { return pieces.of_one_length() && pieces.whole(); }
 
 /// Wraps memory in tensors of the operation's type. They do not own the memory; the caller of the operation does.
 class Views {

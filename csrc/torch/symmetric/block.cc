@@ -10,6 +10,7 @@
 
 #include "base/contain.h"
 #include "base/per_process.h"
+#include "base/round_up.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/communicator.h"
 #include "torch/core/interrupt.h"
@@ -19,8 +20,6 @@ namespace nvx {
 namespace {
 
 constexpr size_t kAlignment = 128;  // of the pad
-
-size_t round_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 /// Where kernels of the device read the addresses of all ranks' data and pads.
 at::Tensor room_for_addresses(int ranks, c10::Device device) {
@@ -53,7 +52,7 @@ Group& group_for(Communicator& communicator, c10::Device device) {
 }  // namespace
 
 Block::Block(size_t bytes, size_t pad_bytes, c10::Device device, std::optional<std::string> group)
-    : place_{0, bytes, round_up(bytes), pad_bytes},
+    : place_{0, bytes, round_up(bytes, kAlignment), pad_bytes},
       device_(device),
       group_(std::move(group)),
       fork_generation_(fork_generation()),
