@@ -246,8 +246,8 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
     const bool alike = infos[r].first_epoch == info.first_epoch && infos[r].wanted > 0;
     if (infos[r].magic != BlockInfo::kMagic || infos[r].rank != int32_t(r) || !alike)
       throw of_another_version(options.name(int(r)));
-    const auto in_arena = [&](const BlockInfo& c) {
-      return c.process == infos[r].process && c.device == infos[r].device;
+    const auto in_arena = [&](const BlockInfo& other) {
+      return other.process == infos[r].process && other.device == infos[r].device;
     };
     grant.arena_free =
         std::min(grant.arena_free, infos[r].arena_free / uint64_t(std::ranges::count_if(infos, in_arena)));
