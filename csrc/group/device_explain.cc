@@ -66,10 +66,12 @@ DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const DeviceQuestion& q, con
 }
 
 std::vector<Way> by_kernels(const DeviceQuestion& q) {
-  const DevicePlanFacts facts{shape_for(q.facts), q.facts.force, q.facts.tuning};
+  const DevicePlanFacts facts{shape_for(q.facts, q.link.kind), q.facts.force, q.facts.tuning,
+                              /*has_multicast=*/false, q.link.kind};
   const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
   std::vector<Way> ways;
-  const DevicePlanFacts with_switch{facts.shape, facts.force, facts.tuning, /*has_multicast=*/config().nvls};
+  const DevicePlanFacts with_switch{facts.shape, facts.force, facts.tuning, /*has_multicast=*/config().nvls,
+                                    facts.link};
   const auto sum = plan_all_reduce(q.bytes, DType::kF32, ReduceOp::kSum, with_switch).algorithm;
   if (q.collective == Collective::kAllReduce && sum == DeviceAlgorithm::kReduceMulticast && q.facts.ranks > 1)
     ways.push_back(
@@ -183,13 +185,13 @@ DeviceLink slowest_link(const GpuTopology& topology) {
   return {nvlink ? Kind::kNvlink : Kind::kPcie, pair.expected_gb_s, who};
 }
 
-uint64_t tuned(Tune key, const PlanFacts& facts) {
+uint64_t tuned(Tune key, const PlanFacts& facts, GpuLink link) {
   switch (key) {
     case Tune::kLease: return most_lease(facts);
     case Tune::kPastCaches: return past_caches(facts);
-    case Tune::kPackets: return shape_for(facts).packets;
-    case Tune::kChunkBytes: return shape_for(facts).chunk_bytes;
-    default: return facts.tuned(key);
+    case Tune::kPackets: return shape_for(facts, link).packets;
+    case Tune::kChunkBytes: return shape_for(facts, link).chunk_bytes;
+    default: return facts.tuning.of(key, facts.ranks, link);
   }
 }
 

@@ -24,8 +24,8 @@ struct DeviceQuestion {
 /// captures. Marks the one that runs.
 std::vector<Way> explain_on_device(const DeviceQuestion& question);
 
-/// The value by which a group decides, also where the table leaves it to the machine.
-uint64_t tuned(Tune key, const PlanFacts& facts);
+/// The value by which a group decides, also where the table leaves it to the machine. `link`: between its GPUs.
+uint64_t tuned(Tune key, const PlanFacts& facts, GpuLink link);
 
 /// The slowest link between the GPUs of this machine, by data sheet; without GPUs, an NVLink named as an assumption.
 DeviceLink slowest_link(const GpuTopology& topology);

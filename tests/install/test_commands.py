@@ -468,7 +468,7 @@ def test_explain_lists_the_keys_with_their_values_and_where_these_come_from(monk
     assert rows["broadcast.one_shot"][:6] == ["8K", "file", "0", "64K", "shared", "memory"]
     assert rows["slice"][:5] == ["128K", "variable", "64K", "64M", "hosts"]
     assert rows["all_reduce.one_shot"][:2] == ["64K", "default"]
-    assert rows["kernels.two_shot"][:5] == ["any", "default", "0", "any", "GPUs"]
+    assert rows["kernels.two_shot"][:5] == ["any", "default", "0", "any", "GPUs,"]
     assert rows["kernels.chunk"][0] == "64K" and rows["kernels.packets"][0] == "5504"
     assert len(rows) == len(nvx_module._load().tuning()) + 1
     four = nvx("explain", "all_reduce", "8", "-n", "4", "--json")

@@ -31,6 +31,8 @@ struct BlockInfo {
   uint32_t first_epoch = 0;
   uint32_t promised = 0;  // blocks that its process has promised to other groups on this GPU
   uint32_t sharers = 1;   // processes that may use the GPU
+  uint32_t link = 0;      // a GpuLink
+  uint32_t reserved = 0;
 
   /// Whether both ranks' kernels run on one GPU. Without UUIDs, the process and the device index identify it.
   bool same_gpu(const BlockInfo& other) const {
@@ -38,7 +40,7 @@ struct BlockInfo {
     return process == other.process && device == other.device;
   }
 };
-static_assert(sizeof(BlockInfo) == 72);
+static_assert(sizeof(BlockInfo) == 80);
 
 /// Each GPU once, in the order of its first rank: the same on every rank. The process with the least room counts.
 std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockInfo>& infos) {
@@ -111,6 +113,18 @@ uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, co
   }
   const uint32_t here = uint32_t(ledger.here.size()), met = here + uint32_t(ledger.elsewhere.size());
   return here == 1 ? 1 : here + (options.processes - std::min(options.processes, met));
+}
+
+/// The blocks that the options ask for, over this link.
+uint32_t wanted_over(GpuLink link, const ChannelOptions& options) {
+  if (options.blocks) return options.blocks;
+  return std::max(uint32_t(options.tuning.of(Tune::kBlocks, size_t(options.ranks), link)), 1u);
+}
+
+uint32_t most_wanted(const ChannelOptions& options) {
+  uint32_t most = 0;
+  for (size_t link = 0; link < kGpuLinks; ++link) most = std::max(most, wanted_over(GpuLink(link), options));
+  return most;
 }
 
 constexpr const char *kConnections = "CUDA_DEVICE_MAX_CONNECTIONS", *kLoading = "CUDA_MODULE_LOADING";
@@ -228,7 +242,8 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
   info.uuid = gpu.uuid;
   info.process = gpu.process;
   info.arena_free = mappings.arena().room();
-  info.wanted = std::max(options.blocks, 1u);
+  info.wanted = most_wanted(options);
+  info.link = uint32_t(gpu.link);
   info.first_epoch = options.first_epoch;
   info.sharers = sharers(mappings, options, gpu.process);
   BlockGrant grant;
@@ -243,7 +258,8 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
   grant.arena_free = UINT64_MAX;
   uint32_t wanted = info.wanted;
   for (size_t r = 0; r < infos.size(); ++r) {
-    const bool alike = infos[r].first_epoch == info.first_epoch && infos[r].wanted > 0;
+    const bool alike =
+        infos[r].first_epoch == info.first_epoch && infos[r].wanted > 0 && infos[r].link < uint32_t(kGpuLinks);
     if (infos[r].magic != BlockInfo::kMagic || infos[r].rank != int32_t(r) || !alike)
       throw of_another_version(options.name(int(r)));
     const auto in_arena = [&](const BlockInfo& other) {
@@ -252,7 +268,9 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
     grant.arena_free =
         std::min(grant.arena_free, infos[r].arena_free / uint64_t(std::ranges::count_if(infos, in_arena)));
     wanted = std::min(wanted, infos[r].wanted);
+    grant.link = std::max(grant.link, GpuLink(infos[r].link));
   }
+  wanted = std::min(wanted, wanted_over(grant.link, options));
   kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(infos), wanted);
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer ranks on it, or "

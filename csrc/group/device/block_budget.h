@@ -43,16 +43,18 @@ class BlockReservation {
 
 /// A rank's GPU, for the agreement.
 struct GpuToShare {
-  ArenaId process;                 ///< this one
-  std::array<uint8_t, 16> uuid{};  ///< of the GPU
-  int resident = 0;                ///< blocks that are resident at once
+  ArenaId process;                  ///< this one
+  std::array<uint8_t, 16> uuid{};   ///< of the GPU
+  int resident = 0;                 ///< blocks that are resident at once
+  GpuLink link = GpuLink::kOneGpu;  ///< the slowest to a GPU of another rank, as this rank sees it
 };
 
 struct BlockGrant {
-  uint32_t blocks = 0;           ///< of each rank
-  std::string why_fewer;         ///< the reason for fewer than requested; empty if there are as many
-  uint64_t arena_free = 0;       ///< bytes free in the fullest arena, for each rank of the group that shares it
-  BlockReservation reservation;  ///< of this rank's blocks
+  uint32_t blocks = 0;              ///< of each rank
+  std::string why_fewer;            ///< the reason for fewer than requested; empty if there are as many
+  GpuLink link = GpuLink::kOneGpu;  ///< the slowest that any rank sees
+  uint64_t arena_free = 0;          ///< bytes free in the fullest arena, for each rank of the group that shares it
+  BlockReservation reservation;     ///< of this rank's blocks
   /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this
   /// process have their promises. Give it back once all ranks have reported that they are past this point.
   BlockReservation claim;
@@ -88,8 +90,8 @@ std::string eager_loading_wanted(uint32_t ranks, const char* set);
 /// For groups of one process that use this many streams of a GPU.
 std::string connections_wanted_for(size_t groups, size_t streams, const char* set);
 
-/// Collective over all ranks. `mappings` is of this group. Throws Error, and then on all ranks unless one has exited:
-/// also if a GPU has no room for one block of each of its ranks.
+/// Collective over all ranks, which also agree on the link between their GPUs. `mappings` is of this group. Throws
+/// Error, and then on all ranks unless one has exited: also if a GPU has no room for one block of each of its ranks.
 BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, const ChannelOptions& options,
                           const GpuToShare& gpu);
 

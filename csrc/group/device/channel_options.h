@@ -3,9 +3,11 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/words.h"
 #include "group/device/device_pools.h"
+#include "group/meet/gpu_topology.h"
 #include "group/plan/plan.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/peer_mappings.h"
@@ -20,8 +22,10 @@ struct ChannelOptions : MappingOptions {
   std::string group;                                    ///< the group's name, for messages
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `tuning`
   Tuning tuning = {};
-  /// Of each rank, if all GPUs have room for them: see `reserve_blocks()`.
-  uint32_t blocks = uint32_t(Tuning().of(Tune::kBlocks, 2));
+  /// Of each rank, if all GPUs have room for them: see `reserve_blocks()`. 0: as many as `tuning` says for the link.
+  uint32_t blocks = 0;
+  /// NVML's GPUs of this machine. May throw Error, and may hang.
+  std::function<std::vector<GpuFacts>()> gpus = gpus_here;
   /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
   /// no group with a device has met yet count as sharing it too, so that groups of a few of them leave room for all.
   uint32_t processes = 0;

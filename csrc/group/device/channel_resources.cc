@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/per_process.h"
 #include "base/round_up.h"
+#include "group/device/gpu_link.h"
 #include "group/meet/store.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"
@@ -166,8 +167,8 @@ void ChannelResources::set_up(Bootstrap& bootstrap, kernel::KernelLauncher& laun
     mappings_.reset();
     reservation_.give_back();
   }
-  NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s%s",
-          options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
+  NVX_LOG(kInfo, "group %s: GPU %d, tuned for %s, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s%s",
+          options_.group.c_str(), options_.device, name(link_), channel_.shape.blocks, channel_.shape.packets,
           channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str(),
           multicast_ ? "; the switch adds sums (NVX_NVLS=1)" : "");
 }
@@ -180,6 +181,7 @@ Trial ChannelResources::open_channel(Bootstrap& bootstrap, int resident) {
   BlockGrant grant = reserve(bootstrap, resident);
   reservation_ = std::move(grant.reservation);
   why_fewer_ = std::move(grant.why_fewer);
+  link_ = grant.link;
   channel_.shape = device_shape(uint32_t(options_.ranks), grant.blocks, pad_budget(grant.arena_free, options_.tuning),
                                 options_.tuning);
   channel_.rank = uint32_t(options_.rank);
@@ -250,13 +252,16 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
                   "; NVX_KERNELS=1 uses kernels however slow they are");
 }
 
-/// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
+/// Agrees on the link between the GPUs, on the number of blocks that fit on every one, and on the free space of the
+/// fullest arena.
 BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
   const DeviceFacts facts = call_or_throw<DeviceFacts>(
       "asking for the GPU's UUID", Deadline::after(registry_.timeout()),
       [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
   warn_if_not_shown(facts);
-  return reserve_blocks(bootstrap, *mappings_, options_, {registry_.id(), facts.uuid, resident});
+  return reserve_blocks(
+      bootstrap, *mappings_, options_,
+      {registry_.id(), facts.uuid, resident, link_to_peers(*mappings_, options_, registry_.timeout())});
 }
 
 std::shared_ptr<DeviceRegion> ChannelResources::pin(const std::string& what, size_t bytes) const {

@@ -43,6 +43,8 @@ class ChannelResources {
   std::shared_ptr<PeerPool> peer_pool(int rank) const { return pools_->of(rank); }
   const PeerMappings& mappings() const { return *mappings_; }
   kernel::MulticastView multicast() const;
+  /// The slowest link between the GPUs of two ranks; the same on every rank.
+  GpuLink link() const { return link_; }
   /// The reason why the ranks have fewer blocks than requested; empty if they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }
 
@@ -81,6 +83,7 @@ class ChannelResources {
   kernel::DeviceChannel channel_;
   BlockReservation reservation_;
   std::string why_fewer_;
+  GpuLink link_ = GpuLink::kOneGpu;
   std::unique_ptr<PeerMappings> mappings_;
   std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<MulticastSpan> multicast_;

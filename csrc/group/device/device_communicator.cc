@@ -272,7 +272,6 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   };
   options.force = members_.facts.force;
   options.tuning = members_.facts.tuning;
-  options.blocks = uint32_t(members_.facts.tuned(Tune::kBlocks));
   options.first_epoch = members_.first_epoch;
   options.peers_gone = members_.everybody_gone();
   if (spans_hosts()) options.peers_gone = [] { return false; };  // a rank of another host cannot tell: never reused

@@ -224,6 +224,28 @@ std::string bus_key(std::string bus) {
   return bus.size() > 12 ? bus.substr(bus.size() - 12) : bus;
 }
 
+bool joined_by_nvlink(const GpuFacts& a, const GpuFacts& b) {
+  return lanes_to(a, b.bus) > 0 || (lanes_to_switch(a) > 0 && lanes_to_switch(b) > 0) ||
+         (a.domain && a.domain == b.domain);
+}
+
+std::string text_of_uuid(const std::array<uint8_t, 16>& uuid) {
+  std::string text = "GPU";
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    char byte[4];
+    std::snprintf(byte, sizeof byte, "%02x", unsigned(uuid[i]));
+    text += (i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + std::string(byte);
+  }
+  return text;
+}
+
+std::vector<GpuFacts> gpus_here() {
+  using Gpus = std::vector<GpuFacts>;
+  static auto* const kKnown = new CreatedOnce<Gpus>;
+  return kKnown->get("asking NVML for its GPUs", Deadline::after(std::chrono::seconds(10)),
+                     [] { return std::make_unique<Gpus>(nvml_library()->gpus()); });
+}
+
 GpuTopology look_at_gpus(Nvml& nvml) {
   GpuTopology topology;
   topology.driver = nvml.driver_version();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -47,6 +49,13 @@ struct GpuTopology {
 
 /// A bus in one spelling: NVML and the driver differ in the case and in the digits of the PCI domain.
 std::string bus_key(std::string bus);
+
+/// Whether NVLink joins the two: by lanes of their own, through a switch, or through the fabric of a domain.
+bool joined_by_nvlink(const GpuFacts& a, const GpuFacts& b);
+/// The UUID as NVML writes it.
+std::string text_of_uuid(const std::array<uint8_t, 16>& uuid);
+/// NVML's GPUs of this machine, as they were when the process first asked. Throws Error if there are none. May hang.
+std::vector<GpuFacts> gpus_here();
 
 /// NVML's data, and the connections and warnings derived from it.
 GpuTopology look_at_gpus(Nvml& nvml);

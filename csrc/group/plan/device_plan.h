@@ -15,8 +15,9 @@ struct DevicePlanFacts {
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< kOneShot: one trip wherever packets can hold the data
   Tuning tuning = {};
   bool has_multicast = false;  ///< the ranks have a multicast object, which NVX_NVLS asked for
+  GpuLink link = GpuLink::kNvlink;
 
-  size_t tuned(Tune key) const { return size_t(tuning.of(key, shape.ranks)); }
+  size_t tuned(Tune key) const { return size_t(tuning.of(key, shape.ranks, link)); }
 };
 
 struct DeviceChoice {

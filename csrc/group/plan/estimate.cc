@@ -260,7 +260,7 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
   Estimate e = on_the_wire(*inter_host.row, collective, bytes, inter_host, facts, medium, &slices);
   std::vector<double> stages{e.seconds, double(share) * kHostCopy, double(back) * kHostCopy};
   const auto pushed = [&](DeviceAlgorithm algorithm, Collective inside, size_t each) {
-    const Estimate step = estimate_device_algorithm(algorithm, inside, each, shape_for(facts), link);
+    const Estimate step = estimate_device_algorithm(algorithm, inside, each, shape_for(facts, link.kind), link);
     e.bytes += step.bytes;
     e.steps += step.steps;
     stages.push_back(step.seconds - kCall);

@@ -24,7 +24,7 @@ constexpr double kBlockRate = 33.6 * kGiga;  ///< bytes that a block sends by ch
 /// Packets pass at this rate, the first of them while the trip lasts.
 constexpr double kPacketRate = 21 * kGiga, kFirstPackets = 20e3;
 
-/// A trip of a store until a waiting lane has seen it, by DeviceLink::Kind: measured in a GPU, assumed over links.
+/// A trip of a store until a waiting lane has seen it, by GpuLink: measured in a GPU, assumed over links.
 constexpr double kTrip[] = {1.2 * kUs, 1.5 * kUs, 3 * kUs};
 /// A round takes three trips longer over a link: a fence waits for its stores' way there and back; a flag follows.
 constexpr double kTripsOfRound = 3;
@@ -87,9 +87,9 @@ size_t loads_in_turn(DeviceAlgorithm algorithm, Collective collective, size_t sh
 
 }  // namespace
 
-kernel::DeviceShape shape_for(const PlanFacts& facts) {
-  return device_shape(uint32_t(facts.ranks), uint32_t(facts.tuned(Tune::kBlocks)), pad_budget(SIZE_MAX, facts.tuning),
-                      facts.tuning);
+kernel::DeviceShape shape_for(const PlanFacts& facts, GpuLink link) {
+  const auto blocks = uint32_t(facts.tuning.of(Tune::kBlocks, facts.ranks, link));
+  return device_shape(uint32_t(facts.ranks), blocks, pad_budget(SIZE_MAX, facts.tuning), facts.tuning);
 }
 
 double usable(const DeviceLink& link, size_t ranks) {

@@ -12,7 +12,8 @@ namespace nvx {
 
 /// The link over which kernels push.
 struct DeviceLink {
-  enum class Kind { kOneGpu, kNvlink, kPcie } kind = Kind::kNvlink;
+  using Kind = GpuLink;
+  Kind kind = Kind::kNvlink;
   double gb_s = 450;  ///< in one direction, from the link's data sheet; of one GPU: for all ranks together
   std::string who;    ///< the hardware that has this link
 };
@@ -21,7 +22,7 @@ struct DeviceLink {
 double usable(const DeviceLink& link, size_t ranks);
 
 /// The channel that the first groups of a process get.
-kernel::DeviceShape shape_for(const PlanFacts& facts);
+kernel::DeviceShape shape_for(const PlanFacts& facts, GpuLink link);
 
 /// The cost of a collective by kernels, calculated from the terms of its algorithm: rounds, fences, bytes in flight,
 /// and the rates of a block and of the link. Only the terms inside a GPU are measured, so every figure is a prediction.

@@ -15,12 +15,12 @@ constexpr char kMemory[] = "shared memory", kHosts[] = "hosts", kGpus[] = "GPUs"
 
 constexpr std::array<uint64_t, 4> alike(uint64_t value) { return {value, value, value, value}; }
 
-/// All links between GPUs have the same defaults: none but one GPU that all ranks share has been measured. On an H200 a
-/// block of a bulk operation sends 16 GB/s with chunks of 8 KiB and 21 GB/s with 16 KiB
-/// (`bench/results/gpu_h200.json`, part `bench`), so 24 blocks fill most of the 450 GB/s of NVLink that it has each
-/// way. Small messages are as fast with 32 blocks as with 16. One shot sends every rank's whole message to every other
-/// rank, n / 2 times the bytes of two shots, and saves 1 to 2 us; with two ranks it never sends more. Its limits are
-/// derived from published figures for GPUs on NVLink, not measured.
+/// Keys of GPUs have the defaults for NVLink here, and those for other links in `kOtherLinks`. On an H200 a block of a
+/// bulk operation sends 16 GB/s with chunks of 8 KiB and 21 GB/s with 16 KiB (`bench/results/gpu_h200.json`, part
+/// `bench`), so 24 blocks fill most of the 450 GB/s of NVLink that it has each way. Small messages are as fast with 32
+/// blocks as with 16. One shot sends every rank's whole message to every other rank, n / 2 times the bytes of two
+/// shots, and saves 1 to 2 us; with two ranks it never sends more. Its limits are derived from published figures for
+/// GPUs on NVLink, not measured.
 constexpr TuneRow kTuneRows[] = {
     // clang-format off
     {Tune::kAllReduceOneShot, "all_reduce.one_shot", kMemory, {64 * K, 16 * K, 16 * K, 16 * K}, 0, 64 * K, 1,
@@ -73,6 +73,22 @@ static_assert([] {
     if (size_t(kTuneRows[i].key) != i) return false;
   return true;
 }());
+/// The defaults that differ from those for NVLink. Over PCIe they follow from the model (`kernel_model.cc`) of PCIe 4.0
+/// x16, which carries 26 GB/s: packets send twice the bytes of chunks, and pay for it sooner. Four blocks fill that
+/// link, eight also one of PCIe 5.0. Inside a GPU they are measured: the fastest algorithm of each size in
+/// `bench/results/gpu_h200.json`.
+constexpr struct {
+  GpuLink link;
+  Tune key;
+  std::array<uint64_t, 4> by_ranks;
+} kOtherLinks[] = {
+    {GpuLink::kOneGpu, Tune::kOneShot, {kUnlimited, 128 * K, 64 * K, 16 * K}},
+    {GpuLink::kOneGpu, Tune::kTwoShot, {kUnlimited, kUnlimited, kUnlimited, 256 * K}},
+    {GpuLink::kPcie, Tune::kBlocks, alike(8)},
+    {GpuLink::kPcie, Tune::kOneShot, {512 * K, 24 * K, 8 * K, 2 * K}},
+    {GpuLink::kPcie, Tune::kTwoShot, {512 * K, 384 * K, 320 * K, 256 * K}},
+    {GpuLink::kPcie, Tune::kPiece, {512 * K, 192 * K, 96 * K, 32 * K}},
+};
 /// Hosts with different numbers of ranks choose alike between hosts.
 static_assert(std::ranges::all_of(kTuneRows, [](const TuneRow& r) {
   return r.link != kHosts || r.by_ranks == alike(r.by_ranks[0]);
@@ -109,15 +125,24 @@ std::pair<Tune, uint64_t> setting(const std::string& item, const std::string& so
 
 std::span<const TuneRow> tune_rows() { return kTuneRows; }
 
+const char* name(GpuLink link) {
+  constexpr const char* kNames[] = {"one GPU", "NVLink", "PCIe"};
+  return kNames[size_t(link)];
+}
+
 const char* name(SetBy by) {
   constexpr const char* kNames[] = {"default", "file", "variable", "option"};
   return kNames[size_t(by)];
 }
 
-uint64_t Tuning::of(Tune key, size_t ranks) const {
+uint64_t Tuning::of(Tune key, size_t ranks, GpuLink link) const {
   const Set& own = set_[size_t(key)];
   if (own.by != SetBy::kDefault) return own.value;
-  return kTuneRows[size_t(key)].by_ranks[ranks <= 2 ? 0 : ranks <= 4 ? 1 : ranks <= 8 ? 2 : 3];
+  const size_t column = ranks <= 2 ? 0 : ranks <= 4 ? 1 : ranks <= 8 ? 2 : 3;
+  for (const auto& other : kOtherLinks) {
+    if (other.link == link && other.key == key) return other.by_ranks[column];
+  }
+  return kTuneRows[size_t(key)].by_ranks[column];
 }
 
 void Overrides::add(const std::string& list, SetBy by, const std::string& source, const Read& read) {

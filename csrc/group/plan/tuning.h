@@ -43,13 +43,20 @@ enum class Tune : uint8_t {
 };
 inline constexpr size_t kTunes = size_t(Tune::kPiece) + 1;
 
+/// The link between the GPUs of a group: the slowest that two of its ranks have, the fastest first.
+enum class GpuLink : uint8_t { kOneGpu, kNvlink, kPcie };
+inline constexpr size_t kGpuLinks = size_t(GpuLink::kPcie) + 1;
+const char* name(GpuLink link);
+
 struct TuneRow {
   Tune key;
   const char* name;
   const char* link;                  ///< between the ranks: shared memory, hosts, GPUs
-  std::array<uint64_t, 4> by_ranks;  ///< the default for up to 2, 4 and 8 ranks of a host, and for more; 0: derived
+  std::array<uint64_t, 4> by_ranks;  ///< the default for up to 2, 4 and 8 ranks of a host, and for more; 0: derived.
+                                     ///< Of GPUs: over NVLink
   uint64_t least, most, multiple;    ///< bounds of a user's value
   const char* meaning;
+  bool is_of_gpus() const { return key >= Tune::kBlocks; }
 };
 std::span<const TuneRow> tune_rows();
 
@@ -59,7 +66,8 @@ const char* name(SetBy by);
 
 class Tuning {
  public:
-  uint64_t of(Tune key, size_t ranks) const;
+  /// `link`: counts for keys of GPUs only.
+  uint64_t of(Tune key, size_t ranks, GpuLink link = GpuLink::kNvlink) const;
   SetBy set_by(Tune key) const { return set_[size_t(key)].by; }
   void set(Tune key, uint64_t value, SetBy by = SetBy::kOption) { set_[size_t(key)] = {value, by}; }
 

@@ -70,7 +70,8 @@ bool MappingSetup::share_arenas() {
   const DevicePtr mine = own_region->base();
   for (size_t r = 0; r < ranks(); ++r) {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : agreed;
-    mappings_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, offers_[r].arena, same_gpu(r), ""};
+    mappings_.peers_[r] = {
+        how, r == me() ? mine : at[r], mine, offers_[r].bytes, offers_[r].arena, same_gpu(r), "", infos_[r].uuid};
     for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
       if (infos_[r].process != infos_[b].process)
         pairs_[r * ranks() + b] = {PairState::kRefused, mappings_.agreement_.why_not_better};
@@ -123,7 +124,8 @@ void MappingSetup::share_fallbacks() {
                              offers_[r].bytes,
                              offers_[r].arena,
                              mappings_.peers_[r].same_gpu,
-                             pairs_[me() * ranks() + r].why};
+                             pairs_[me() * ranks() + r].why,
+                             infos_[r].uuid};
   }
 }
 

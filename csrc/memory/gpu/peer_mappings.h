@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <span>
 #include <string>
@@ -61,12 +62,13 @@ ShareAgreement agree_on_kind(std::span<const DeviceInfo> infos, const RankNames&
 /// How this rank and another one access each other's memory.
 struct DevicePeer {
   ShareKind kind = ShareKind::kPointer;
-  DevicePtr theirs = 0;        ///< the other rank's memory at an address of this rank's device
-  DevicePtr mine = 0;          ///< this rank's own memory: the part that the other rank has as `theirs`
-  size_t bytes = 0;            ///< of theirs; offsets are those of the other rank's arena
-  ArenaId arena;               ///< of the other rank
-  bool same_gpu = false;       ///< both ranks' kernels must be resident on it at once
-  std::string why_not_better;  ///< empty for the agreed kind
+  DevicePtr theirs = 0;            ///< the other rank's memory at an address of this rank's device
+  DevicePtr mine = 0;              ///< this rank's own memory: the part that the other rank has as `theirs`
+  size_t bytes = 0;                ///< of theirs; offsets are those of the other rank's arena
+  ArenaId arena;                   ///< of the other rank
+  bool same_gpu = false;           ///< both ranks' kernels must be resident on it at once
+  std::string why_not_better;      ///< empty for the agreed kind
+  std::array<uint8_t, 16> uuid{};  ///< of the other rank's GPU; zero if the driver does not identify its GPUs
 };
 
 /// The memory of the ranks' devices, mapped by all of them. It is created, exchanged and tried with a pattern. Pairs

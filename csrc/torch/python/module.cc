@@ -122,15 +122,16 @@ py::dict simulate_on(const std::string& collective, size_t bytes, size_t hosts, 
                   "between_seconds"_a = s->between_seconds);
 }
 
+DeviceLink link_here() {
+  const py::gil_scoped_release release;
+  return slowest_link(look_at_gpus());
+}
+
 /// For CUDA tensors, in the order in which the paths are tried.
 py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
                         const std::string& no_nccl, double rdma_gb_s) {
-  const GpuTopology gpus = [] {
-    const py::gil_scoped_release release;
-    return look_at_gpus();
-  }();
   const DeviceQuestion question{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
-                                kernel::built_with_cuda(), no_nccl, slowest_link(gpus),
+                                kernel::built_with_cuda(), no_nccl, link_here(),
                                 carrier_of(rdma_gb_s)};
   return listed(explain_on_device(question));
 }
@@ -140,7 +141,7 @@ py::list ways_on_device(const std::string& collective, size_t bytes, size_t rank
 py::dict taken_on_device(size_t ranks) {
   const PlanFacts facts = facts_of_some(ranks, 1);
   const kernel::DeviceShape shape =
-      device_shape(uint32_t(ranks), uint32_t(facts.tuned(Tune::kBlocks)),
+      device_shape(uint32_t(ranks), uint32_t(facts.tuning.of(Tune::kBlocks, ranks, link_here().kind)),
                    pad_budget(DeviceRegistry::kArenaBytes - DeviceArena::kForMessages, facts.tuning), facts.tuning);
   if (!shape.sound()) return {};
   return py::dict("blocks"_a = shape.blocks, "threads"_a = kernel::kLanes,
@@ -149,12 +150,14 @@ py::dict taken_on_device(size_t ranks) {
                   "pinned_bytes"_a = kernel::control_bytes(shape.ranks));
 }
 
-/// One dict per key of `NVX_TUNE`.
+/// One dict per key of `NVX_TUNE`. Those of GPUs are for the slowest link between this machine's.
 py::list tuning(size_t ranks, size_t hosts) {
   const PlanFacts facts = facts_of_some(ranks, hosts);
+  const GpuLink gpus = link_here().kind;
   py::list rows;
   for (const TuneRow& row : tune_rows()) {
-    rows.append(py::dict("key"_a = row.name, "link"_a = row.link, "value"_a = tuned(row.key, facts),
+    const std::string link = row.link + (row.is_of_gpus() ? std::string(", ") + name(gpus) : "");
+    rows.append(py::dict("key"_a = row.name, "link"_a = link, "value"_a = tuned(row.key, facts, gpus),
                          "set_by"_a = name(facts.tuning.set_by(row.key)), "least"_a = row.least, "most"_a = row.most,
                          "multiple"_a = row.multiple, "meaning"_a = row.meaning));
   }

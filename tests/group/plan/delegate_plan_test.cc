@@ -109,17 +109,17 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   EXPECT_EQ(bytes_of_whole(Collective::kReduceScatter, 800, 8), 800u);
   EXPECT_EQ(bytes_of_whole(Collective::kAllReduce, 100, 8), 100u);
   const size_t held = most_bytes(kernel::DeviceAlgorithm::kReducePackets,
-                                 device_shape(8, ChannelOptions().blocks, pad_budget(SIZE_MAX)));
+                                 device_shape(8, uint32_t(Tuning().of(Tune::kBlocks, 8)), pad_budget(SIZE_MAX)));
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held), "kernels reduce_packets;");
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held + 8), "kernels reduce_chunks;");
   EXPECT_EQ(runs_of(Collective::kAllGather, held), "kernels exchange_packets;");
   EXPECT_EQ(runs_of(Collective::kAllToAll, 8), "kernels exchange_pieces;") << "each pair knows its own";
   facts.tuning.set(Tune::kPiece, 100);
   EXPECT_EQ(runs_of(Collective::kAllGather, 101), "kernels exchange_chunks;");
-  EXPECT_EQ(tuned(Tune::kPackets, facts), 1408u);
+  EXPECT_EQ(tuned(Tune::kPackets, facts, GpuLink::kNvlink), 1408u);
   facts.tuning.set(Tune::kPackets, 64);
-  EXPECT_EQ(tuned(Tune::kPackets, facts), 64u);
-  EXPECT_EQ(tuned(Tune::kLease, facts), most_lease(facts));
+  EXPECT_EQ(tuned(Tune::kPackets, facts, GpuLink::kNvlink), 64u);
+  EXPECT_EQ(tuned(Tune::kLease, facts, GpuLink::kNvlink), most_lease(facts));
   EXPECT_TRUE(runs_of(Collective::kBarrier, 0).starts_with("host memory"));
 }
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -74,7 +75,7 @@ std::string predicted() {
       {8, {8, 16 * K, 256 * K, 1 * M, 16 * M, 64 * M, 1024 * M}}, {4, {1 * M, 1024 * M}}, {2, {1 * M, 1024 * M}}};
   for (const auto& [ranks, sizes] : kRows) {
     for (const size_t bytes : sizes) {
-      const DeviceShape shape = shape_for({.ranks = ranks, .world = ranks});
+      const DeviceShape shape = shape_for({.ranks = ranks, .world = ranks}, GpuLink::kNvlink);
       const DeviceAlgorithm algorithm = plan(Collective::kAllReduce, bytes, {shape}).algorithm;
       const KernelCost cost = cost_of(algorithm, Collective::kAllReduce, bytes, shape, kNvlink);
       const double bus = 2 * double(ranks - 1) / double(ranks) * double(bytes) / cost.seconds / 1e9;
@@ -99,8 +100,121 @@ TEST(KernelModel, IsTheTableOfItsPage) {
 }
 
 TEST(KernelModel, MeetsTheTargetOfBulk) {
-  const DeviceShape shape = shape_for({.ranks = 8, .world = 8});
+  const DeviceShape shape = shape_for({.ranks = 8, .world = 8}, GpuLink::kNvlink);
   EXPECT_GE(cost_of(DeviceAlgorithm::kReduceChunks, Collective::kAllReduce, 1024 * M, shape, kNvlink).gb_s, 330);
+}
+
+/// The default table, by link and ranks, against the model that it follows from: no other algorithm whose packets hold
+/// the message is much faster. The table has one row for several numbers of ranks.
+TEST(KernelModel, AgreesWithTheTableOfEachLink) {
+  for (const DeviceLink& link : {kNvlink, DeviceLink{Kind::kPcie, 31.5, "PCIe 4.0 x16"}}) {
+    for (const size_t ranks : {2, 3, 4, 6, 8, 16}) {
+      const DeviceShape shape = shape_for({.ranks = ranks, .world = ranks}, link.kind);
+      const DevicePlanFacts facts{.shape = shape, .link = link.kind};
+      for (const Collective c : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+        const size_t pieces = c == Collective::kReduceScatter ? ranks : 1;
+        for (size_t bytes = 64; bytes <= 64 * M; bytes *= 2) {
+          const auto cost = [&](DeviceAlgorithm algorithm) {
+            return cost_of(algorithm, c, bytes * pieces, shape, link).seconds;
+          };
+          const DeviceAlgorithm chosen = plan(c, bytes, facts).algorithm;
+          for (const DeviceAlgorithm other : algorithms_of(c)) {
+            if (bytes > most_bytes(other, shape)) continue;
+            EXPECT_LT(cost(chosen), 1.15 * cost(other))
+                << name(link.kind) << ", " << ranks << " ranks, " << name(c) << " of " << bytes << ": " << name(chosen)
+                << ", not " << name(other);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// The fewest blocks that the model wants for bulk, and not many more: a block takes an SM from the computation.
+TEST(KernelModel, WantsTheBlocksOfEachLink) {
+  const auto rate = [](size_t ranks, const DeviceLink& link, uint32_t blocks) {
+    return cost_of(DeviceAlgorithm::kReduceChunks, Collective::kAllReduce, 1024 * M,
+                   device_shape(uint32_t(ranks), blocks, pad_budget(64 * M)), link)
+               .gb_s *
+           1e9 / usable(link, ranks);
+  };
+  const DeviceLink kPcie4{Kind::kPcie, 31.5, ""}, kPcie5{Kind::kPcie, 63, ""};
+  for (const size_t ranks : {2, 4, 8, 16}) {
+    const auto blocks = uint32_t(Tuning().of(Tune::kBlocks, ranks, GpuLink::kPcie));
+    EXPECT_GT(rate(ranks, kPcie5, blocks), 0.98) << ranks;
+    EXPECT_GT(rate(ranks, kPcie4, blocks / 2), 0.98) << ranks;
+    EXPECT_LT(rate(ranks, kPcie5, 2), 0.98) << ranks;
+    EXPECT_LT(rate(ranks, kNvlink, blocks), 0.75) << ranks << ": NVLink wants more";
+  }
+}
+
+/// The default table inside a GPU against the GPU that was measured, with channels that a group could have.
+TEST(KernelModel, InsideAGpuTheTableIsThatOfTheMeasuredOnes) {
+  std::map<std::string, std::map<std::string, double>> by_case;  // by algorithm
+  for (auto& row : measured()) {
+    if (row["product"] != "all_reduce") continue;
+    by_case[row["ranks"] + " " + row["blocks"] + " " + row["packets"] + " " + row["chunk_bytes"] + " " + row["bytes"]]
+           [row["algorithm"]] = std::stod(row["graph_us"]);
+  }
+  size_t compared = 0;
+  for (const auto& [text, times] : by_case) {
+    DeviceShape shape;
+    size_t bytes = 0;
+    std::istringstream(text) >> shape.ranks >> shape.blocks >> shape.packets >> shape.chunk_bytes >> bytes;
+    const DeviceAlgorithm algorithm =
+        plan(Collective::kAllReduce, bytes, {.shape = shape, .link = GpuLink::kOneGpu}).algorithm;
+    const auto chosen = times.find(algorithm == DeviceAlgorithm::kReduceChunks           ? "chunks"
+                                   : algorithm == DeviceAlgorithm::kReducePacketsTwoShot ? "two_shot"
+                                                                                         : "one_shot");
+    ASSERT_NE(chosen, times.end()) << text;
+    for (const auto& [other, time] : times) {
+      EXPECT_LT(chosen->second, 1.2 * time) << text << ": " << other;
+      compared += other != chosen->first;
+    }
+  }
+  EXPECT_GT(compared, 90u);
+}
+
+/// The table of docs/gpu-model.md about blocks: medians of one-shot all_reduces in all channels of the file.
+std::string by_blocks() {
+  std::string table =
+      "| one-shot all_reduce of | ranks | 1 block | 2 | 4 | 8 | 16 | 24 | 32 | saved at most |\n"
+      "|---|---|---|---|---|---|---|---|---|---|\n";
+  std::map<std::string, double> times;
+  for (auto& row : measured()) {
+    if (row["algorithm"] == "one_shot")
+      times[row["ranks"] + " " + row["bytes"] + " " + row["blocks"]] = std::stod(row["graph_us"]);
+  }
+  for (const char* bytes : {"8", "1024", "16384"}) {
+    for (const char* ranks : {"2", "4", "8"}) {
+      const size_t size = std::stoul(bytes);
+      std::string line =
+          "| " + (size < K ? std::to_string(size) + " B" : std::to_string(size / K) + " KiB") + " | " + ranks;
+      double least = 1e9, as_bulk = 0;
+      for (const uint32_t blocks : {1, 2, 4, 8, 16, 24, 32}) {
+        const auto time = times.find(std::string(ranks) + " " + bytes + " " + std::to_string(blocks));
+        char cell[32] = " | -";
+        if (time != times.end()) {
+          std::snprintf(cell, sizeof cell, blocks == 1 ? " | %.2f us" : " | %.2f", time->second);
+          least = std::min(least, time->second);
+          if (blocks >= 16) as_bulk = std::max(as_bulk, time->second);
+        }
+        line += cell;
+      }
+      char saved[32];
+      std::snprintf(saved, sizeof saved, " | %.2f us |\n", as_bulk - least);
+      table += line + saved;
+    }
+  }
+  return table;
+}
+
+TEST(KernelModel, BlocksAreTheOtherTableOfItsPage) {
+  std::ifstream in(source_root() / "docs" / "gpu-model.md");
+  const std::string page((std::istreambuf_iterator<char>(in)), {});
+  const std::string table = by_blocks();
+  EXPECT_NE(page.find("compares this too -->\n" + table + "<!-- end"), std::string::npos) << "the table should be\n"
+                                                                                          << table;
 }
 
 TEST(KernelModel, CountsRoundsAndBytesInFlight) {

@@ -70,6 +70,40 @@ TEST(Tuning, DefaultsAreThisTable) {
   }
 }
 
+struct ExpectedOfLink {
+  GpuLink link;
+  ExpectedDefault row;
+};
+// clang-format off
+constexpr ExpectedOfLink kOfLinks[] = {
+    {GpuLink::kOneGpu, {"kernels.one_shot",   kAny, 128 * K,  64 * K,  16 * K}},
+    {GpuLink::kOneGpu, {"kernels.two_shot",   kAny,    kAny,    kAny, 256 * K}},
+    {GpuLink::kPcie,   {"kernels.blocks",        8,       8,       8,       8}},
+    {GpuLink::kPcie,   {"kernels.one_shot", 512 * K,  24 * K,   8 * K,   2 * K}},
+    {GpuLink::kPcie,   {"kernels.two_shot", 512 * K, 384 * K, 320 * K, 256 * K}},
+    {GpuLink::kPcie,   {"kernels.piece",    512 * K, 192 * K,  96 * K,  32 * K}},
+};
+// clang-format on
+
+TEST(Tuning, LinksBetweenGpusDifferInThisTableOnly) {
+  for (const GpuLink link : {GpuLink::kOneGpu, GpuLink::kNvlink, GpuLink::kPcie}) {
+    for (size_t i = 0; i < std::size(kDefaults); ++i) {
+      const TuneRow& row = tune_rows()[i];
+      ExpectedDefault e = kDefaults[i];
+      for (const ExpectedOfLink& other : kOfLinks) {
+        if (other.link == link && std::string(other.row.key) == e.key) e = other.row;
+      }
+      const std::pair<size_t, uint64_t> kByRanks[] = {{2, e.by_2}, {4, e.by_4}, {8, e.by_8}, {16, e.by_16}};
+      for (const auto& [ranks, value] : kByRanks)
+        EXPECT_EQ(Tuning().of(row.key, ranks, link), value) << row.name << " of " << ranks << ", " << name(link);
+      Tuning own;
+      own.set(row.key, row.most);
+      EXPECT_EQ(own.of(row.key, 8, link), row.most) << row.name << ": a user's value counts over every link";
+      EXPECT_EQ(row.is_of_gpus(), std::string(row.name).starts_with("kernels.")) << row.name;
+    }
+  }
+}
+
 const Overrides::Read kNoFile = [](const std::string&) { return std::nullopt; };
 
 Overrides overrides_of(const std::string& variable, const std::string& option = "",
