@@ -217,7 +217,7 @@ TEST(KernelModel, BlocksAreTheOtherTableOfItsPage) {
                                                                                           << table;
 }
 
-TEST(KernelModel, CountsRoundsAndBytesInFlight) {
+TEST(KernelModel, CountsRoundsFencesAndBytesInFlight) {
   const DeviceShape shape{8, 16, 1024, 16 * K};
   const auto cost = [&](DeviceAlgorithm algorithm, Collective collective, size_t bytes, size_t ranks = 8) {
     DeviceShape of = shape;
