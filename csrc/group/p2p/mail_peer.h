@@ -126,7 +126,9 @@ class NearPeer final : public MailPeer {
   uint64_t streamed_ = 0;
   Span lease_;
   size_t lease_wanted_ = 0;
-  Span slots_;  // in the arena of the GPU
+  Span part_;            // of the lease, that the receiver reads
+  size_t lease_at_ = 0;  // where the next part begins
+  Span slots_;           // in the arena of the GPU
   size_t slots_wanted_ = 0;
   std::shared_ptr<DeviceCopy> sending_;                   // of the first message of `streaming_`
   std::shared_ptr<DeviceCopy> fetching_;                  // of the first message of `arriving_`

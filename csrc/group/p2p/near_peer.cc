@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/round_up.h"
 #include "group/p2p/mailbox.h"
 #include "kernel/cpu/own_time.h"
 #include "kernel/reduce/level.h"
@@ -194,18 +195,26 @@ bool NearPeer::lease_slots(size_t bytes, bool is_read) {
   return bool(slots_);
 }
 
+/// The next part of the lease, in rotation (`group/plan/plan.h`), if the receiver has read all of the last one.
+/// Otherwise the last part again, if it is large enough.
 bool NearPeer::lease_on_host(size_t bytes, bool is_read) {
-  const size_t wanted =
-      std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, core_.members.facts.tuned(Tune::kMessageLease));
-  const bool fits = lease_ && lease_wanted_ >= wanted;
-  if (fits && out_.lease_place == ChunkPlace::kHost) return true;
-  if (!is_read) return false;
-  if (!fits) {
+  const PlanFacts& facts = core_.members.facts;
+  const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, facts.tuned(Tune::kMessageLease));
+  const size_t held = std::max(lease_wanted_, lease_.bytes);
+  if (!is_read)
+    return out_.lease_place == ChunkPlace::kHost && held >= wanted && part_.bytes >= std::min(wanted, lease_.bytes);
+  const size_t rotated = std::max(wanted, rotation(facts) / std::max<size_t>(facts.ranks - 1, 1));
+  if (!lease_ || held < wanted) {
     if (lease_) core_.shm().leases().release(std::exchange(lease_, Span{}));
     lease_wanted_ = wanted;
-    lease_ = core_.shm().leases().acquire(wanted, &box_);
+    lease_ = core_.shm().leases().acquire(rotated, wanted, &box_);
+    lease_at_ = 0;
   }
-  show_lease(ChunkPlace::kHost, lease_);
+  const size_t part = std::min(wanted, lease_.bytes);
+  if (lease_at_ + part > std::min(rotated, lease_.bytes)) lease_at_ = 0;
+  part_ = {lease_.offset + lease_at_, part};
+  show_lease(ChunkPlace::kHost, part_);
+  lease_at_ += round_up(std::min(bytes, part), 4096);
   return true;
 }
 
@@ -251,9 +260,9 @@ bool NearPeer::stream() {
 
 size_t NearPeer::write_chunk(Message& message) {
   if (streamed_ - load(their_in_.consumed) >= kStreamDepth) return 0;
-  const size_t slot = lease_.bytes / kStreamDepth;
+  const size_t slot = part_.bytes / kStreamDepth;
   const size_t bytes = std::min(slot, message.bytes - message.moved_);
-  std::byte* chunk = core_.shm().arena().at(lease_.offset) + streamed_ % kStreamDepth * slot;
+  std::byte* chunk = core_.shm().arena().at(part_.offset) + streamed_ % kStreamDepth * slot;
   if (!policies_) policies_ = std::make_unique<kernel::CachePolicyRecords>();
   kernel::CachePolicyRecord& policy = policies_->of(message.bytes);
   if (message.moved_ == 0) policy.now(policy.next());

@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <random>
+#include <set>
 #include <thread>
 
 #include "support/groups.h"
@@ -303,6 +304,24 @@ TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
       if (span) group.core().shm().leases().release(span);
       EXPECT_FALSE(group.mail().release_idle());
     }
+  });
+}
+
+/// A message that begins after all earlier ones have been read is in another part of the lease.
+TEST(Mailbox, StagingRotates) {
+  in_group("rotates", 2, [&](Group& group, int rank) {
+    constexpr size_t kBytes = 100 << 10, kPart = LeasePool::kSmallest;  // the least part of a message
+    const size_t rotates = std::max(kPart, rotation(group.plan_facts()));
+    std::set<uint64_t> places;
+    for (size_t n = 0; n < 2 * rotates / kBytes; ++n) {
+      Bytes memory = rank == 0 ? letter(0, 1, n, kBytes) : Bytes(kBytes);
+      const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
+      ASSERT_TRUE((rank == 0 ? send_now(group, mail) : receive_now(group, mail)).ok());
+      EXPECT_TRUE(memory == letter(0, 1, n, kBytes));
+      ASSERT_TRUE(barrier(group).ok());
+      places.insert(group.core().members.pad(0).outbox(1).lease_offset);
+    }
+    EXPECT_EQ(places.size(), (rotates - kPart) / kBytes + 1);
   });
 }
 
