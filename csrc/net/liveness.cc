@@ -220,7 +220,10 @@ std::string Liveness::fate(uint64_t global_rank) {
 
 std::string Liveness::whereabouts(uint64_t global_rank) const {
   const auto it = met_.find(global_rank);
-  return it == met_.end() || it->second.empty() ? "" : it->second.back().known_as;
+  if (it == met_.end()) return "";
+  const auto stands = [](const Met& m) { return !m.standing.expired(); };
+  const auto last = std::find_if(it->second.rbegin(), it->second.rend(), stands);
+  return last == it->second.rend() ? "" : last->known_as;
 }
 
 std::string Liveness::name_of(PeerId peer, const std::string& otherwise) const {

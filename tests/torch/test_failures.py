@@ -304,7 +304,6 @@ def death_in_new_group(rank, world, folder):
         assert time.monotonic() - float(note.read().split()[0]) < 5.0
 
 
-@pytest.mark.skipif(SEVERAL_HOSTS, reason="a rank of another host that dies in set-up is missed when its time is up")
 def test_death_while_a_group_is_made(ranks, tmp_path):
     ranks.run(death_in_new_group, world=3, folder=str(tmp_path), dies={ODD}, limit=20)
 

@@ -5,20 +5,35 @@
 
 #include "base/contain.h"
 #include "base/words.h"
+#include "group/meet/host_meeting.h"
 
 namespace nvx {
 namespace {
 
-constexpr int64_t kMostHosts = 128;  // that rank 0 meets: each takes two sockets of it
+/// A rank of the same host may leave a note that tells how the lost one has ended.
+constexpr std::chrono::milliseconds kClarity{500};
+constexpr int64_t kMostHosts = 128;  // that the first one meets: each takes two sockets of it
 
-/// Whether the group has other hosts, according to the launcher or, if it is the whole job, to the name that was given
-/// to this host. Otherwise the first rank to come learns of them only when they come, and nobody notices if it has
-/// ended by then.
+/// Whether the group has other hosts, according to the launcher or, if its ranks are numbered in the job, to the name
+/// that was given to this host. Otherwise the first rank to come learns of them only when they come, and nobody notices
+/// if it has ended by then.
 bool has_other_hosts(const GroupOptions& options) {
   const char* const here = std::getenv("LOCAL_WORLD_SIZE");
   const int ranks = here ? std::atoi(here) : 0;
   const bool named = !options.host.empty() || !config().host_id.empty();
-  return (options.whole_job && named) || (ranks > 0 && ranks < options.size);
+  return (!options.global_ranks.empty() && named) || (ranks > 0 && ranks < options.size);
+}
+
+/// Whether this process knows the processes of all other ranks from groups that stand.
+bool knows_all(const GroupOptions& options) {
+  const auto messenger = messenger_of(options);
+  for (int r = 0; r < options.size; ++r) {
+    if (r == options.rank || met_before(options, r)) continue;
+    if (!messenger || size_t(r) >= options.global_ranks.size()) return false;
+    MutexLock lock(messenger->mutex());
+    if (messenger->liveness().whereabouts(options.global_ranks[size_t(r)]).empty()) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -28,35 +43,35 @@ void FarMeeting::enter(int64_t generation, const Hello& own, bool leads) {
   own_ = own;
   known_.clear();
   met_.clear();
+  lost_.clear();
   messenger_.reset();
   standing_ = std::make_shared<bool>(true);
-  const bool have_met = !options_.whole_job && !options_.global_ranks.empty();  // in the group of the whole job
-  looks_ = !have_met && (leads || options_.rank == 0);
+  looks_ = leads && !knows_all(options_);
   if (!looks_) return;
-  const int64_t hosts = leads ? store_.add(key(kCount), 1) : 0;
-  looks_ = options_.rank == 0 || hosts <= kMostHosts;
-  if (!looks_) return;
-  own_place_ = options_.rank == 0 ? kRank0 : std::to_string(hosts);
-  if (leads && hosts == 1 && has_other_hosts(options_)) open();
+  host_ = store_.add(key(kCount), 1);
+  looks_ = host_ <= kMostHosts;
+  if (host_ == kFirst && (has_other_hosts(options_) || messenger_of(options_))) open();
   next_ = {};
   proceed();
 }
 
 /// One store serves all ranks.
 Clock::duration FarMeeting::pause() const {
-  return std::max<Clock::duration>(std::chrono::milliseconds(200), options_.size * std::chrono::microseconds(200));
+  return std::max<Clock::duration>(std::chrono::milliseconds(50), options_.size * std::chrono::microseconds(200));
 }
 
 void FarMeeting::proceed() {
   if (!looks_ || Clock::now() < next_) return;
   next_ = Clock::now() + pause();
-  looks_ = !known_.contains(kRank0);
-  const int64_t hosts = store_.add(key(kCount), 0);
-  if (hosts < 2) return;
+  const int64_t hosts = host_ == kFirst ? std::min(store_.add(key(kCount), 0), kMostHosts) : host_;
+  if (hosts == 1) return;
   if (!messenger_) open();
   if (!messenger_) return;
-  if (options_.rank != 0) meet(kRank0);
-  for (int64_t host = 1; options_.rank == 0 && host <= std::min(hosts, kMostHosts); ++host) meet(std::to_string(host));
+  if (host_ == kFirst) {
+    for (int64_t host = 2; host <= hosts; ++host) (void)meet(host);
+  } else {
+    looks_ = !meet(kFirst);
+  }
 }
 
 bool FarMeeting::has_met(int rank) const {
@@ -64,12 +79,9 @@ bool FarMeeting::has_met(int rank) const {
 }
 
 void FarMeeting::look(int known) {
-  const auto their_turn = std::max<Clock::duration>(std::chrono::seconds(1), 2 * pause());
-  for (const auto& [rank, peer, place, since] : met_) {
+  for (const auto& [rank, peer, place, asked_from] : met_) {
     MutexLock lock(messenger_->mutex());
-    // Until the other side has met this one too, it drops packets from here, and warns.
-    if (Clock::now() - since < their_turn && !messenger_->liveness().has_heard(peer)) continue;
-    ask(*messenger_, peer, rank, place);
+    if (Clock::now() >= asked_from || messenger_->liveness().has_heard(peer)) ask(*messenger_, peer, rank, place);
   }
   const auto messenger = messenger_of(options_);
   if (!messenger || size_t(known) >= options_.processes.size() || has_met(known)) return;
@@ -87,7 +99,8 @@ void FarMeeting::ask(net::Messenger& messenger, net::PeerId peer, int rank, cons
   messenger.progress();
   const std::string& lost = messenger.lost_because(peer);
   if (lost.empty() || messenger.liveness().has_given_up_this(peer)) return;  // the latter will connect anew
-  end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
+  const auto since = lost_.try_emplace(rank, Clock::now()).first->second;
+  if (Clock::now() - since >= kClarity) end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
 }
 
 std::string job_name(const GroupOptions& options, int rank) {
@@ -115,30 +128,36 @@ void FarMeeting::open() {
   if (!messenger_) return;
   std::vector<uint8_t> value = encode({&own_, 1});
   for (const std::byte byte : messenger_->address()) value.push_back(uint8_t(byte));
-  store_.set(key(own_place_), value);
+  store_.set(key(std::to_string(host_)), value);
 }
 
-/// Meets the rank that has written this. A rank of this host is known through its process.
-void FarMeeting::meet(const std::string& what) {
-  if (known_.contains(what)) return;
-  const auto value = store_.get(key(what), std::chrono::milliseconds(0));
-  if (!value) return;
-  known_.insert(what);
+/// Meets the rank that leads that host, if it has written its address; returns whether it has. A rank of this host is
+/// known through its process.
+bool FarMeeting::meet(int64_t host) {
+  if (known_.contains(host)) return true;
+  const auto value = store_.get(key(std::to_string(host)), std::chrono::milliseconds(0));
+  if (!value) return false;
+  known_.insert(host);
   const std::span<const uint8_t> said(*value);
   const Hello hello = decode_first(said);
-  if (hello.host == own_.host || hello.ranks != own_.ranks || hello.rank < 0 || hello.rank >= options_.size) return;
+  const bool elsewhere = hello.host != own_.host && hello.ranks == own_.ranks;
+  if (!elsewhere || hello.rank < 0 || hello.rank >= options_.size) return true;
   messenger_->admit(sources_of(hello, own_));
   contain_and([&] { know(hello, std::as_bytes(said.subspan(sizeof hello))); },
               [](const std::exception*) {});  // SetUp::open_port() throws it
+  return true;
 }
 
+/// The other side drops packets from here, and warns, until it has met this rank too. The first host to come looks
+/// often for others, so these ask it soon, and it asks only those from which it has heard nothing.
 void FarMeeting::know(const Hello& hello, std::span<const std::byte> address) {
+  const auto soon = 2 * pause(), later = std::max<Clock::duration>(std::chrono::seconds(1), 4 * soon);
   MutexLock lock(messenger_->mutex());
   const net::PeerId peer = messenger_->connect(address);
   if (size_t(hello.rank) < options_.global_ranks.size())
     messenger_->liveness().meet(options_.global_ranks[size_t(hello.rank)], peer, standing_,
                                 "(" + place_of(hello) + ")");
-  met_.push_back({hello.rank, peer, place_of(hello), Clock::now()});
+  met_.push_back({hello.rank, peer, place_of(hello), Clock::now() + (host_ == kFirst ? later : soon)});
 }
 
 }  // namespace nvx

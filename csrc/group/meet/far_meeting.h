@@ -16,10 +16,10 @@
 
 namespace nvx {
 
-/// The hosts of a job in the set-up of a group of all its ranks, or of ranks whose global ranks are not known: these
-/// may have met in no other group. Rank 0 and the rank that leads another host, for the first 128 hosts, exchange
-/// addresses before all ranks have come, and ping each other, so a rank that ends alone on its host is noticed too.
-/// Ranks of one host open no messenger, unless the launcher tells of other hosts, or `NVX_HOST_ID` for the whole job.
+/// The hosts of a group in its set-up, unless this rank knows all others from groups that stand. The ranks that lead
+/// the first 128 hosts to come exchange addresses with the first of them before all ranks have come, and they ping each
+/// other, so a rank that ends alone on its host is noticed too. Ranks of one host open no messenger, unless it is open
+/// already, or the launcher or, if the ranks are numbered in the job, `NVX_HOST_ID` tells of other hosts.
 class FarMeeting {
  public:
   /// `store` and `options` must outlive it.
@@ -37,7 +37,7 @@ class FarMeeting {
  private:
   Clock::duration pause() const;
   void open();
-  void meet(const std::string& what);
+  bool meet(int64_t host);
   void know(const Hello& hello, std::span<const std::byte> address);
   void ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place);
   /// Worlds of several sizes may meet over one store.
@@ -46,23 +46,24 @@ class FarMeeting {
   }
 
   static constexpr const char* kCount = "count";  // of the hosts that have come
-  static constexpr const char* kRank0 = "0";
+  static constexpr int64_t kFirst = 1;
 
   Store& store_;
   const GroupOptions& options_;
   Hello own_;
   int64_t generation_ = 0;
-  bool looks_ = false;           // for other hosts
-  std::string own_place_;        // the key of its address
-  std::set<std::string> known_;  // the keys that it has read
+  bool looks_ = false;       // for other hosts
+  int64_t host_ = 0;         // the number of this host, in the order of their coming: the key of its address
+  std::set<int64_t> known_;  // the hosts whose addresses it has read
   struct Met {
     int rank;
     net::PeerId peer;
     std::string place;  // "pid 4711, host a01"
-    Clock::time_point since;
+    Clock::time_point asked_from;
   };
   std::vector<Met> met_;
-  std::map<int, net::PeerId> asked_;  // the ranks that only an earlier group has met
+  std::map<int, net::PeerId> asked_;       // the ranks that only an earlier group has met
+  std::map<int, Clock::time_point> lost_;  // since when the ranks that are lost are known to be
   std::shared_ptr<net::Messenger> messenger_;
   std::shared_ptr<bool> standing_;  // see Liveness::meet()
   Clock::time_point next_{};

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <thread>
 
 #include "base/contain.h"
@@ -38,7 +39,7 @@ void StoreMeeting::begin(const Hello& own, const std::string& settings) {
   tell_size();
 }
 
-/// Lets the ranks of this host, and rank 0, see this process, then writes its hello.
+/// Lets the ranks of this host, and the first host to come, see this process, then writes its hello.
 void StoreMeeting::enter(int64_t generation) {
   host_.enter(generation, own_);
   far_.enter(generation, own_, host_.relay() != nullptr);
@@ -160,8 +161,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
     look_around([&] { return missing(writer); });
     if (Clock::now() >= next_deaths_) {
       next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
-      const bool another = rank() == 0 && ++asked_ % 2 == 0;
-      const int far = another ? asked_ / 2 % size() : writer;
+      const int far = next_asked(writer);
       try {
         unless_told([&] {
           far_.look(far);
@@ -192,6 +192,15 @@ bool StoreMeeting::due(Clock::time_point* next, bool often) const {
   if (now < *next) return false;
   *next = now + (often || !host_.follows() ? kOften : kSeldom);
   return true;
+}
+
+/// Which rank to ask next, if it is on another host and a group has met it: by turns the one that this rank waits for
+/// and another one. Rank 0 asks all, and each of the others some, as that opens a connection: each rank is asked by a
+/// few, in case rank 0 comes late.
+int StoreMeeting::next_asked(int writer) {
+  if (++asked_ % 2 != 0) return writer;
+  const int turn = asked_ / 2;
+  return (rank() + (rank() == 0 ? turn : 1 << turn % std::bit_width(unsigned(size() - 1)))) % size();
 }
 
 /// A value from the store, or from the rank that reads it for this host. The store is the fallback if another user

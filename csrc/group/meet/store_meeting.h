@@ -86,6 +86,7 @@ class StoreMeeting {
   std::string describe(int rank);
   int64_t ranks_to_tell(const Failure& note);
   bool due(Clock::time_point* next, bool often) const;
+  int next_asked(int writer);
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
   std::string rank_name(int rank) const { return nvx::rank_name(rank, options_.global_ranks); }
@@ -103,7 +104,7 @@ class StoreMeeting {
   const Clock::time_point began_ = Clock::now();
   Clock::time_point next_read_{}, next_count_{}, next_note_{};  // of the store
   Clock::time_point next_deaths_{};                             // the next look_for_deaths()
-  int asked_ = 0;                                               // how often rank 0 has looked for deaths
+  int asked_ = 0;                                               // how often it has looked for deaths
   Clock::time_point next_reminder_ = began_ + options_.reminder;
 };
 

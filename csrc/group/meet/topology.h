@@ -20,7 +20,7 @@ namespace nvx {
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire =
-      17;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
+      18;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
 
   uint32_t magic = kMagic;
   uint16_t wire_version = kWire;
