@@ -151,6 +151,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
 
 /// On return, no other thread calls the incomplete group.
 void Group::unmake() {
+  core_->failures.forget_peers();
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());
     port->mail().on_news([] {});

@@ -196,13 +196,22 @@ std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::durati
 
 // --- ranks of the whole job
 
-void Liveness::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
+void Liveness::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as,
+                    std::function<bool()> has_left_job) {
   std::vector<Met>& met = met_[global_rank];
   std::erase_if(met, [&](const Met& m) {
     messenger_.mutex().held_by_caller();  // a rank whose process differs was replaced
     return m.standing.expired() || messenger_.peers_[m.peer].process != messenger_.peers_[peer].process;
   });
-  met.push_back({peer, std::move(standing), std::move(known_as)});
+  met.push_back({peer, std::move(standing), std::move(known_as), std::move(has_left_job)});
+}
+
+bool Liveness::has_left_job(uint64_t global_rank) const {
+  const auto it = met_.find(global_rank);
+  return it != met_.end() && std::ranges::any_of(it->second, [](const Met& m) {
+           const auto standing = m.standing.lock();
+           return standing && m.has_left_job && m.has_left_job();
+         });
 }
 
 std::string Liveness::fate(uint64_t global_rank) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,8 +53,11 @@ class Liveness {
   std::optional<PeerId> open_peer(Clock::time_point began, Clock::duration timeout) const;
 
   /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `known_as` describes
-  /// the peer in messages.
-  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as);
+  /// the peer in messages. `has_left_job`, for the group of the whole job: asks the rank whether it has destroyed it.
+  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as,
+            std::function<bool()> has_left_job = {});
+  /// Whether the rank has destroyed the group of the whole job, which stands here, as of its last answer.
+  bool has_left_job(uint64_t global_rank) const;
   /// Pings a rank that has been met. Returns a text that describes the rank and its loss if it is lost, otherwise an
   /// empty text.
   std::string fate(uint64_t global_rank);
@@ -78,6 +82,7 @@ class Liveness {
     PeerId peer;
     std::weak_ptr<void> standing;
     std::string known_as;
+    std::function<bool()> has_left_job;
   };
 
   void send(PeerId peer, const MessageHeader& header);

@@ -40,6 +40,12 @@ std::string trouble_of(const Members& members, net::GroupPort* port, int rank) {
   return port->trouble(rank);
 }
 
+/// Adds the failure of another group of that process, since the rank may not be at fault.
+Failure with_trouble(Failure failure, const Members& members, net::GroupPort* port) {
+  failure.before = trouble_of(members, port, failure.who);
+  return failure;
+}
+
 /// Words on two waits that closed a cycle: a rank of another host for which this one waits gave up a wait of another
 /// group for this rank, while this wait was in progress. Empty if there is none.
 std::string cycle_between_hosts(const Members& members, net::GroupPort* port, const Awaited& whom,
@@ -129,6 +135,11 @@ void FailureState::pass_on(const net::GroupPort::ReportedFailure& report) {
 
 // --- whether operations may begin
 
+void FailureState::forget_peers() {
+  MutexLock lock(mutex_);
+  standing_.reset();
+}
+
 void FailureState::announce_left() {
   MutexLock lock(mutex_);
   members_.own_pad().header().presence.store(Presence::kLeft);
@@ -215,18 +226,12 @@ void FailureState::fail_as_reported(const net::GroupPort::ReportedFailure& repor
   (void)fail(diagnosis_.reported(report.failure, report.by));
 }
 
-/// Adds the failure of another group of that process, since the rank may not be at fault.
-Failure FailureState::with_trouble(Failure failure) const {
-  failure.before = trouble_of(members_, port_, failure.who);
-  return failure;
-}
-
 void FailureState::fail_as_gone(int local_rank) {
   const kernel::PadHeader& header = members_.pad(local_rank).header();
   const int rank = members_.here()[size_t(local_rank)];
   if (header.group != members_.id || header.presence.load() == Presence::kLeft) return (void)fail_as_left(rank);
   const ExitStatus status = members_.peers[size_t(local_rank)]->exit_status();
-  (void)fail(with_trouble(diagnosis_.died(rank, members_.describe_local_rank(local_rank), status)));
+  (void)fail(with_trouble(diagnosis_.died(rank, members_.describe_local_rank(local_rank), status), members_, port_));
 }
 
 Status FailureState::fail_as_left(int rank) {
@@ -236,14 +241,14 @@ Status FailureState::fail_as_left(int rank) {
   const std::string how = ended
                               ? "its process has ended" + words_of(members_.peers[size_t(s)]->exit_status(), " (", ")")
                               : "it has destroyed the group, or its process ends";
-  return fail(with_trouble(diagnosis_.left(rank, who, how)));
+  return fail(with_trouble(diagnosis_.left(rank, who, how), members_, port_));
 }
 
 Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
   if (fate.left()) return fail_as_left(fate.rank);
   const bool gave_up = fate.what == net::GroupPort::Fate::What::kGaveThisUp;
-  return fail(
-      with_trouble(gave_up ? diagnosis_.taken_for_lost(fate.rank, fate.why) : diagnosis_.lost(fate.rank, fate.why)));
+  const Failure lost = gave_up ? diagnosis_.taken_for_lost(fate.rank, fate.why) : diagnosis_.lost(fate.rank, fate.why);
+  return fail(with_trouble(lost, members_, port_));
 }
 
 Status FailureState::check_peers() {

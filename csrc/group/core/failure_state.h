@@ -49,6 +49,8 @@ class FailureState final : public Watch {
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
   /// Marks this rank as leaving. False if it had left before.
   bool close() { return !closed_.exchange(true); }
+  /// The process no longer counts the peers as met in this group; see `SetUp::Made::standing`.
+  void forget_peers() EXCLUDES(mutex_);
   /// The last step of leaving: tells the ranks of this host that this rank accesses no memory of theirs.
   void announce_left() EXCLUDES(mutex_);
   /// The reason why no operation can begin, or ok. `what`: the operation.
@@ -104,7 +106,6 @@ class FailureState final : public Watch {
   void on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& trouble) EXCLUDES(mutex_);
 
  private:
-  Failure with_trouble(Failure failure) const;
   void note(const Failure& failure) REQUIRES(mutex_);
   void report_to_other_groups(const Failure& failure);
   std::vector<Lost> lost_ranks() const;

@@ -11,7 +11,7 @@ namespace nvx {
 namespace {
 
 /// A rank of the same host may leave a note that tells how the lost one has ended.
-constexpr std::chrono::milliseconds kClarity{500};
+constexpr std::chrono::milliseconds kEndingGrace{500};
 constexpr int64_t kMostHosts = 128;  // that the first one meets: each takes two sockets of it
 
 /// Whether the group has other hosts, according to the launcher or, if its ranks are numbered in the job, to the name
@@ -78,10 +78,11 @@ bool FarMeeting::has_met(int rank) const {
   return std::ranges::any_of(met_, [&](const Met& met) { return met.rank == rank; });
 }
 
-void FarMeeting::look(int known) {
+void FarMeeting::look(int known, bool at_once) {
   for (const auto& [rank, peer, place, asked_from] : met_) {
     MutexLock lock(messenger_->mutex());
-    if (Clock::now() >= asked_from || messenger_->liveness().has_heard(peer)) ask(*messenger_, peer, rank, place);
+    if (Clock::now() >= asked_from || messenger_->liveness().has_heard(peer))
+      ask(*messenger_, peer, rank, place, at_once);
   }
   const auto messenger = messenger_of(options_);
   if (!messenger || size_t(known) >= options_.processes.size() || has_met(known)) return;
@@ -90,17 +91,17 @@ void FarMeeting::look(int known) {
   MutexLock lock(messenger->mutex());
   const auto [peer, is_first] = asked_.try_emplace(known, *far);
   if (is_first) peer->second = messenger->liveness().reconnect(*far);
-  ask(*messenger, peer->second, known, place);
+  ask(*messenger, peer->second, known, place, at_once);
 }
 
-void FarMeeting::ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place) {
+void FarMeeting::ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place, bool at_once) {
   messenger.mutex().held_by_caller();
   messenger.liveness().ask(peer, /*group=*/0, /*from=*/0, rank);
   messenger.progress();
   const std::string& lost = messenger.lost_because(peer);
   if (lost.empty() || messenger.liveness().has_given_up_this(peer)) return;  // the latter will connect anew
   const auto since = lost_.try_emplace(rank, Clock::now()).first->second;
-  if (Clock::now() - since >= kClarity) end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
+  if (at_once || Clock::now() - since >= kEndingGrace) end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
 }
 
 std::string job_name(const GroupOptions& options, int rank) {

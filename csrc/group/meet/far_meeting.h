@@ -30,8 +30,9 @@ class FarMeeting {
   /// For waits, which call it repeatedly: opens the messenger once a second host has come, and meets the others.
   void proceed();
   /// Throws if a rank that this one has met is lost. Of the ranks that only an earlier group has met, it checks only
-  /// `known`, since a check opens a connection.
-  void look(int known);
+  /// `known`, since a check opens a connection. A rank of its own host can tell more, so a loss is thrown half a second
+  /// after it was seen, unless `at_once`.
+  void look(int known, bool at_once = false);
   bool has_met(int rank) const;
 
  private:
@@ -39,7 +40,7 @@ class FarMeeting {
   void open();
   bool meet(int64_t host);
   void know(const Hello& hello, std::span<const std::byte> address);
-  void ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place);
+  void ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place, bool at_once);
   /// Worlds of several sizes may meet over one store.
   std::string key(const std::string& what) const {
     return key_in(generation_, "hosts/" + std::to_string(options_.size) + "/" + what);

@@ -77,6 +77,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   if (made.port)
     contain("the messenger, told that a group cannot be made,",
             [&] { tell_other_hosts(*made.port, members.topology, note); });
+  made.standing.reset();  // first: Liveness calls the port while this exists
   made.port.reset();
   if (!members.pad_span) return;
   Arena& arena = members.shm->arena();
@@ -285,9 +286,18 @@ void SetUp::open_port() {
     try {
       MutexLock lock(port_->mutex());
       port_->connect(r, addresses[size_t(r)]);
-      if (size_t(r) < options_.global_ranks.size())
-        messenger->liveness().meet(options_.global_ranks[size_t(r)], *port_->process_of(r), standing_,
-                                   topology.whereabouts(r));
+      if (size_t(r) >= options_.global_ranks.size()) continue;
+      std::function<bool()> has_left;
+      if (options_.whole_job) {
+        has_left = [port = port_.get(), r] {
+          port->mutex().held_by_caller();
+          port->ask(r);
+          const auto fate = port->fate(r);
+          return fate && fate->left();
+        };
+      }
+      messenger->liveness().meet(options_.global_ranks[size_t(r)], *port_->process_of(r), standing_,
+                                 topology.whereabouts(r), std::move(has_left));
     } catch (const Error& error) {
       Failure failure = error.failure();
       failure.cause += " (" + topology.describe(r) + ", seen from " + topology.describe(rank()) + ")";

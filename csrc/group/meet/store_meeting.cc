@@ -164,8 +164,9 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
       const int far = next_asked(writer);
       try {
         unless_told([&] {
+          look_for_deaths(options_,
+                          far_.has_met(far) ? kNobody : far);  // first: its ping asks more than the next one's
           far_.look(far);
-          look_for_deaths(options_, far_.has_met(far) ? kNobody : far);
         });
       } catch (const Error&) {
         if (told_) throw;
@@ -260,7 +261,7 @@ void StoreMeeting::look_for_cause(Code code) {
     if (host_.follows()) (void)host_.next(std::chrono::milliseconds(0));
     if (const auto reason = host_.reason()) end_as_told(*reason);
     look_here_ ? look_here_() : host_.look();
-    far_.look(0);
+    far_.look(0, /*at_once=*/true);
     look_for_deaths(options_, far_.has_met(0) ? kNobody : 0);  // rank 0, as a rule, served the store
   }
 }
@@ -400,6 +401,12 @@ int64_t StoreMeeting::ranks_to_tell(const Failure& note) {
 void look_for_deaths(const GroupOptions& options, int far) {
   const std::shared_ptr<ShmRegistry> shm = ShmRegistry::here();
   const std::string when = " while group " + options.name + " was being created";
+  const auto has_left = [&](int r, const std::string& who) {
+    return Error(Failure{.code = Code::kPeerLeft,
+                         .cause = who + " has destroyed the group of the whole job," + when,
+                         .advice = see_log_of(job_name(options, r)),
+                         .who = r});
+  };
   for (int r = 0; r < options.size; ++r) {
     const std::shared_ptr<PeerProcess> met = met_before(options, r);
     if (!met) continue;
@@ -415,12 +422,8 @@ void look_for_deaths(const GroupOptions& options, int far) {
                           .exit_status = status});
     }
     const bool numbered = size_t(r) < options.global_ranks.size();
-    if (numbered && !options.whole_job && shm->has_left_job(options.global_ranks[size_t(r)])) {
-      throw Error(Failure{.code = Code::kPeerLeft,
-                          .cause = who + " has destroyed the group of the whole job," + when,
-                          .advice = see_log_of(name),
-                          .who = r});
-    }
+    if (numbered && !options.whole_job && shm->has_left_job(options.global_ranks[size_t(r)]))
+      throw has_left(r, who);
     if (const std::string news = met->process().news(); !news.empty())
       NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", who.c_str(), news.c_str(),
               options.name.c_str());
@@ -428,7 +431,11 @@ void look_for_deaths(const GroupOptions& options, int far) {
   const std::shared_ptr<net::Messenger> messenger = messenger_of(options);
   if (!messenger || size_t(far) >= options.global_ranks.size()) return;
   MutexLock lock(messenger->mutex());
-  end_if_lost(options, far, messenger->liveness().fate(options.global_ranks[size_t(far)]));
+  net::Liveness& liveness = messenger->liveness();
+  const uint64_t global_rank = options.global_ranks[size_t(far)];
+  if (!options.whole_job && liveness.has_left_job(global_rank))
+    throw has_left(far, job_name(options, far) + " " + liveness.whereabouts(global_rank));
+  end_if_lost(options, far, liveness.fate(global_rank));
 }
 
 }  // namespace nvx

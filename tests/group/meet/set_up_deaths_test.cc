@@ -152,6 +152,31 @@ TEST_P(EndBetweenGroups, OfARankOfAnotherHostIsNamed) {
   for (int r = 0; r < victim; ++r) EXPECT_TRUE(endings[size_t(r)].well()) << r;
 }
 
+TEST(SetUp, ARankOfAnotherHostThatHasDestroyedTheJobsGroupIsNamed) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
+  FolderStore first, second;
+  const auto endings = as_processes(2, [&](int rank) {
+    GroupOptions own = options("first", rank, 2);
+    own.host = "host" + std::to_string(rank);
+    own.whole_job = true;
+    own.global_ranks = {0, 1};
+    auto group = std::make_unique<Group>(first, own);
+    EXPECT_TRUE(barrier(*group).ok());
+    if (rank == 1) {
+      group.reset();
+      return (void)first.get("named", milliseconds(70'000));
+    }
+    own.name = "second";
+    own.whole_job = false;
+    const std::string error = set_up_error(second, own);
+    EXPECT_NE(error.find("rank 1 (pid "), std::string::npos) << error;
+    EXPECT_NE(error.find(") has destroyed the group of the whole job, while group second"), std::string::npos) << error;
+    first.set("named", {1});
+  });
+  for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
+}
+
 /// Ends the process before it adds to that key, and tells so.
 class EndingStore final : public Store {
  public:
