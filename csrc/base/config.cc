@@ -58,7 +58,7 @@ constexpr Variable kVariables[] = {
     {"NVX_ALGO", "", "size and ranks decide", "forces one_shot or pipelined wherever both are possible",
      "one_shot, pipelined"},
     {"NVX_TUNE", "", "the table that `nvx explain` prints",
-     "keys of that table with other values, and '@' with the path of a file that `nvx tune` wrote "
+     "keys of the table of `nvx explain` with other values, and '@' with the path of a file that `nvx tune` wrote "
      "(@two.tune,all_reduce.one_shot=16K); a group with an unknown key or a value out of its bounds fails to "
      "initialise"},
     // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the

@@ -103,7 +103,7 @@ def arguments_of(arguments):
     show = parser.add_argument
     show("collective", help="all_reduce, all_gather, broadcast, ...")
     show("size", nargs="?", type=size_argument, default=0, help="bytes per rank: 4096, 4K, 64M")
-    show("--hosts", type=int, required=True)
+    show("--hosts", type=int, required=True, metavar="N", help="hosts, each with the same number of ranks")
     show("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
     show("--intra", type=rate, default=50e9, metavar="RATE", help="of a rank's reads and writes; default 50GB/s")
     show("--inter", type=rate, required=True, metavar="RATE", help="of a network card, in each direction: 50GB/s")

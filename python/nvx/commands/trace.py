@@ -172,9 +172,9 @@ def run(command, output, dumps):
 def main(arguments=None):
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    as_is = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="nvx trace", description=DESCRIPTION, formatter_class=as_is)
-    parser.add_argument("folder", nargs="?", help="the folder that NVX_TRACE named; or -- and a command")
+    usage, as_is = "nvx trace [OPTIONS] (folder | -- COMMAND ...)", argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="nvx trace", usage=usage, description=DESCRIPTION, formatter_class=as_is)
+    parser.add_argument("folder", nargs="?", help="the folder that NVX_TRACE named")
     parser.add_argument("-o", "--output", default="trace.json", help="the file to write (default: trace.json)")
     parser.add_argument("--flight-recorder", metavar="FOLDER", help="instead write dumps of each rank for torchfrtrace")
     options, command = parser.parse_args(arguments[:split]), arguments[split + 1 :]

@@ -199,7 +199,7 @@ def selected(steps, keys):
 
 def parse(arguments):
     """The options, and the steps to measure."""
-    parser = argparse.ArgumentParser(prog="nvx tune", description=__doc__.partition(": ")[2])
+    parser = argparse.ArgumentParser(prog="nvx tune", description="M" + __doc__.partition(": m")[2])
     known = [key for steps in STEPS.values() for step in steps for keys in step.keys for key in keys]
     parser.add_argument("keys", nargs="*", metavar="key", help=f"only these: {', '.join(known)}")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks of the group, all on this host (default 2)")
