@@ -105,7 +105,7 @@ def _name(c10d, group, asked, actual, store):
     _groups += 1
     if _groups == 1 and group.rank() == 0:
         these = " and ".join(sorted(_served))
-        print(f"nvx serves the groups that are asked for as {these}; get_backend() still returns that name", file=sys.stderr)
+        print(f"nvx serves the groups that are asked for as {these}; get_backend() returns that name", file=sys.stderr)
 
 
 class RefusalNamed(logging.Handler):
