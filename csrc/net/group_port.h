@@ -47,7 +47,7 @@ class GroupPort {
   Mail& mail() { return mail_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(messenger_->mutex());
-  /// Stops sending and receiving. Peers that ask for the group are told that it is gone.
+  /// Stops sending and receiving. Peers that ping the group learn that it is gone.
   void leave() REQUIRES(messenger_->mutex());
   /// As Messenger::send(), to a rank. A rank whose address is unknown counts as lost.
   void send(int rank, MessageHeader header, std::span<const std::byte> behind = {},

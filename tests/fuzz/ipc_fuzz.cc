@@ -1,6 +1,7 @@
-// The Unix sockets of a rank, and the rank as a client at those of others, hear anything: packets with and without the
-// words, of any length, with descriptors of any number and kind, in any order. Nobody gets in without the words, what
-// is passed is refused or can be read in full, no descriptor stays, and the sockets still serve a rank afterwards.
+// The Unix sockets of a rank, and the rank as a client at those of others, receive anything: packets with and without
+// the tokens, of any length, with descriptors of any number and kind, in any order. Nobody is admitted without the
+// tokens, a passed descriptor is refused or can be read in full, no descriptor stays, and the sockets still serve a
+// rank afterwards.
 
 #include <fcntl.h>
 #include <fuzzer/FuzzedDataProvider.h>
@@ -75,7 +76,7 @@ std::string make_up(FuzzedDataProvider& from) {
     ArenaId id = kWanted;
   };
   switch (from.ConsumeIntegralInRange(0, 8)) {
-    case 0: return {};  // asks a IPC socket for its memory
+    case 0: return {};  // requests the memory of an IPC socket
     case 1: return bytes_of(PeerInfo::of(from.ConsumeIntegralInRange(-1, 3), from.ConsumeRandomLengthString(200)));
     case 2: return bytes_of(uint64_t(0x746565687378766e));  // comes with a record
     case 3: return bytes_of(uint64_t(0x6e6f73616572786e));  // comes with a reason
@@ -130,7 +131,7 @@ LocalSocket visit(FuzzedDataProvider& from, const std::string& name) {
   return connect_to(from.ConsumeIntegralInRange(0, 3) == 0 ? name.substr(0, name.find('.')) : name);
 }
 
-/// Clients come, speak and go in any order. `turn`: what the rank does meanwhile.
+/// Clients come, send and go in any order. `turn`: what the rank does meanwhile.
 void come_and_go(FuzzedDataProvider& from, const std::vector<std::string>& names, const std::function<void()>& turn) {
   std::vector<LocalSocket> clients;
   for (int step = 0; step < 40 && from.remaining_bytes() > 0; ++step) {
@@ -165,7 +166,7 @@ void serve(FuzzedDataProvider& from, ShmRegistry& here) {
   require(client.next(std::chrono::seconds(30)) == record && client.met());
 }
 
-/// A rank fetches memory from a process that says anything.
+/// A rank fetches memory from a process that sends anything.
 void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
   const std::string name = unique_socket_name();
   LocalSocket listener = listen_on(name);
@@ -192,8 +193,8 @@ void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
   }
 }
 
-/// A rank takes records from a process that says anything.
-void take_sheets(FuzzedDataProvider& from) {
+/// A rank takes records from a process that sends anything.
+void take_records(FuzzedDataProvider& from) {
   const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   RelayClient client(name, PeerInfo::of(1, "a rank"));
@@ -222,7 +223,7 @@ void serve_pools(FuzzedDataProvider& from) {
   require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, in_time()).state == PoolAnswer::kHere);
 }
 
-/// A process asks for such memory where anything may be said.
+/// A process requests such memory where the answer may be anything.
 void ask_for_pools(FuzzedDataProvider& from) {
   const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
@@ -245,7 +246,7 @@ void hear(FuzzedDataProvider& from) {
   switch (from.ConsumeIntegralInRange(0, 7)) {
     case 0:
     case 1: return fetch(from, *here);
-    case 2: return take_sheets(from);
+    case 2: return take_records(from);
     case 3: return serve_pools(from);
     case 4: return ask_for_pools(from);
     default: return serve(from, *here);

@@ -43,7 +43,7 @@ def layers(context):
     paths = [f.relative_to("csrc").as_posix() for f in files]
     breaches = [b for f, path in zip(files, paths, strict=True) for b in layer_rules.breaches(path, context.read(f))]
     breaches += layer_rules.circles(layer_rules.FOLDERS)
-    shut_if(breaches, "includes that no layer allows")
+    shut_if(breaches, "includes that layers.py does not allow")
     shut_if(layer_rules.crowded(paths), "folders with too many units")
     return f"{len(files)} files in {len({f.parent for f in files})} folders of {len({f.parts[1] for f in files})} rooms"
 

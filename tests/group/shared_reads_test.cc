@@ -87,7 +87,7 @@ TEST(SharedReads, AReaderThatIsGoneIsNamed) {
   });
 }
 
-TEST(HostRelay, GivesItsSheetsInTheirOrderAlsoToThoseWhoComeLate) {
+TEST(HostRelay, GivesItsRecordsInTheirOrderAlsoToThoseWhoComeLate) {
   const std::vector<uint8_t> first(300'000, 7), second{}, third{1, 2, 3};
   HostRelay relay(PeerInfo::of(0, "rank 0"));
   RelayClient early(relay.name(), PeerInfo::of(1, "rank 1"));
@@ -136,7 +136,7 @@ TEST(HostRelay, KnowsWhoHasComeAndGivesTheReasonWhenItGivesUp) {
 }
 
 /// On a busy host the leader may be late: the PeerInfo has come, and the answer cannot be sent.
-TEST(HostRelay, KnowsAGuestThatWasGoneBeforeItLooked) {
+TEST(HostRelay, KnowsAClientThatWasGoneBeforeItServed) {
   HostRelay relay(PeerInfo::of(0, "rank 0"));
   { const RelayClient gone(relay.name(), PeerInfo::of(1, "rank 1")); }
   for (int i = 0; i < 2; ++i) relay.serve();

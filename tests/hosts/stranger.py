@@ -2,12 +2,12 @@
 what looks like a handshake, byte by byte, and keep connections open.
 
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
-        [tcp|early|doors]
+        [tcp|early|ipc]
 
-`tcp` attacks the TCP ports of the rank, `early` each of them once, as soon as it listens, `doors` the Unix sockets of
-all ranks of this host; without a word the ports and the Unix sockets are attacked. Starts when something listens, and
-runs until SIGTERM. Prints the number of TCP connections that it tried to make and has made, and the number of
-connections to Unix sockets."""
+`tcp` attacks the TCP ports of the rank, `early` each of them once, as soon as it listens, `ipc` the Unix sockets of
+all ranks of this host; without this argument the ports and the Unix sockets are attacked. Starts when something
+listens, and runs until SIGTERM. Prints the number of TCP connections that it tried to make and has made, and the number
+of connections to Unix sockets."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
 PUT = 33
 GREETING = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handshake with a job key
 ESTABLISHED, LISTENS = "01", "0A"
-CARD = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces itself at a Unix socket
-WORD = 14  # bytes before every packet there
+INFO = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces itself at a Unix socket
+TOKEN = 14  # bytes before every packet there
 MOST_KEPT = 200
 SPEAKING = 20  # of those
 FEW = 20  # connections of which the rank's end is looked for
@@ -78,17 +78,17 @@ def attacks(chance: random.Random, memory: Path):
         yield GREETING + chance.randbytes(chance.randrange(300))
 
 
-def doors() -> list[str]:
+def ipc_sockets() -> list[str]:
     """The Unix sockets at which ranks of this host listen."""
     rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
     return ["\0" + row[7][1:] for row in rows if len(row) == 8 and row[3] == "00010000" and row[7].startswith("@nvx-")]
 
 
 def packets(chance: random.Random):
-    """Of strangers who do not know the token."""
+    """Of clients that do not know the token."""
     while True:
-        yield chance.randbytes(WORD)  # asks for memory
-        yield chance.randbytes(WORD) + CARD
+        yield chance.randbytes(TOKEN)  # requests memory
+        yield chance.randbytes(TOKEN) + INFO
         yield chance.randbytes(chance.randrange(1, 200))
 
 
@@ -132,26 +132,26 @@ def paced(attacks):
 
 def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list) -> tuple[int, int, int]:
     chance = random.Random(1)
-    of_tcp, of_doors = paced(attacks(chance, memory)), paced(packets(chance))
+    of_tcp, of_ipc = paced(attacks(chance, memory)), paced(packets(chance))
     family = socket.AF_INET6 if ":" in there else socket.AF_INET
-    made, visits, kept, doors_kept = 0, 0, [], []
+    made, visits, kept, ipc_kept = 0, 0, [], []
     tried, ports, look = 0, [], 0.0
     while not ended and os.path.exists(f"/proc/{pid}"):
-        if what != "doors" and time.monotonic() >= look:
+        if what != "ipc" and time.monotonic() >= look:
             ports = sorted(listening_ports(pid)) * BURST
             look = time.monotonic() + (LOOK if ports else 0)
         for port in ports:
             tried += 1
             kept.append(Client(family, socket.SOCK_STREAM, own, (there, port), *next(of_tcp)))
-        for door in doors() if what != "tcp" else ():
+        for name in ipc_sockets() if what != "tcp" else ():
             visits += 1
-            doors_kept.append(Client(socket.AF_UNIX, socket.SOCK_SEQPACKET, "", door, *next(of_doors)))
-        for client in kept[-SPEAKING:] + doors_kept[-SPEAKING:]:
+            ipc_kept.append(Client(socket.AF_UNIX, socket.SOCK_SEQPACKET, "", name, *next(of_ipc)))
+        for client in kept[-SPEAKING:] + ipc_kept[-SPEAKING:]:
             client.speak()
         for _ in range(len(kept) - MOST_KEPT):
             made += kept.pop(0).leave(pid if made < FEW else "")
-        for _ in range(len(doors_kept) - MOST_KEPT):
-            doors_kept.pop(0).socket.close()
+        for _ in range(len(ipc_kept) - MOST_KEPT):
+            ipc_kept.pop(0).socket.close()
     return tried, made + sum(client.leave(pid if made < FEW else "") for client in kept), visits
 
 

@@ -39,7 +39,7 @@ def test_strangers_on_a_host_of_the_job_have_no_effect(cluster):
     for tried, made, visits in (first, second):
         assert tried > 100
         assert made > 100, "they are admitted by address"
-        assert visits > 10, "of the same user, who does not know the words"
+        assert visits > 10, "of the same user, who does not know the tokens"
     logs = "".join((cluster.folder / f"rank{rank}.log").read_text() for rank in range(4))
     assert re.search(r"closed a connection from [0-9a-f.:]+ that was not authenticated with the job's", logs), logs
 

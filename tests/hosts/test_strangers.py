@@ -54,7 +54,7 @@ def stranger(cluster, host, rank, own="", what="tcp"):
 def test_a_stranger_neither_writes_a_tensor_nor_ends_the_job(tmp_path, library):
     with clustered(Hosts(3), tmp_path) as cluster:
         cluster.start("keep_a_tensor", 2, environment=library, seconds=4, groups=True)
-        with stranger(cluster, 0, 0, what="doors") as of_doors:
+        with stranger(cluster, 0, 0, what="ipc") as of_ipc:
             cluster.wait_for("ready")  # before it, a connection may be made, and is closed
             with stranger(cluster, 2, 0) as first, stranger(cluster, 2, 1) as second:
                 results = cluster.results()
@@ -62,7 +62,7 @@ def test_a_stranger_neither_writes_a_tensor_nor_ends_the_job(tmp_path, library):
         for tried, made, _ in (first, second):
             assert tried > 10
             assert made == 0
-        assert of_doors[2] > 10
+        assert of_ipc[2] > 10
         assert "is not let in" in cluster.logs()
 
 

@@ -42,7 +42,7 @@ class PlayedRoom {
   int free_;
 };
 
-/// Runs kernels on threads, on PlayedStreams, each of which has an order of its own.
+/// Runs kernels on threads, on streams (`PlayedStream`), each of which has an order of its own.
 class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
  public:
   PlayedLauncher(std::shared_ptr<FakeDriver> driver, int device, std::shared_ptr<PlayedRoom> room)

@@ -36,7 +36,7 @@ std::shared_ptr<DeviceCopies> DeviceCopies::of(Setting setting) {
   return copies;
 }
 
-/// No copy runs any more. The driver may hang in what it is told here. The queues are closed before the mappings.
+/// No copy runs any more. The driver may hang in the calls below. The queues are closed before the mappings.
 DeviceCopies::~DeviceCopies() {
   destroy_on_thread("closing the queues of messages", std::pair(std::move(setting_.peers), std::move(idle_)),
                     setting_.timeout);
@@ -97,7 +97,7 @@ bool DeviceCopies::progress() {
   }
 }
 
-/// Begins a copy, or looks whether it has ended. True if it is over.
+/// Begins a copy, or checks whether it has ended. True if it is over.
 bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
   try {
     if (!copy->work_) {

@@ -15,7 +15,7 @@ namespace {
 
 using kernel::Presence;
 
-/// Whether this thread is telling the other groups of its process of a failure.
+/// Whether this thread is reporting a failure to the other groups of its process.
 thread_local bool reporting_to_others = false;
 
 /// "; rank 3 gives no sign of life for 8.0 s", for a rank of another host.
@@ -253,9 +253,9 @@ Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
 
 Status FailureState::check_peers() {
   if (forked()) return check_alive();
-  const bool looks = !closed();  // after that, peers may reuse the memory
-  if (looks && !failed()) (void)check_reports();
-  for (int s = 0; looks && s < members_.local_ranks() && !failed(); ++s) {
+  const bool watches = !closed();  // after that, peers may reuse the memory
+  if (watches && !failed()) (void)check_reports();
+  for (int s = 0; watches && s < members_.local_ranks() && !failed(); ++s) {
     members_.warn_if_stopped(s);
     if (members_.died(s)) fail_as_gone(s);
   }
@@ -354,7 +354,7 @@ void FailureState::report_to_other_groups(const Failure& failure) {
   const bool waited = met == Code::kTimeout;
   const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
-  if (std::exchange(reporting_to_others, true)) return;  // the others of this process hear of it from this group
+  if (std::exchange(reporting_to_others, true)) return;  // the other groups of this process get it from this one
   LiveObjects<FailureState>::here().each([&](FailureState& other) {
     const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
     if (&other == this || apart) return;

@@ -46,7 +46,7 @@ uint64_t bytes_of(const Operation& o) {
   return std::max(o.send.total(), o.recv.total());
 }
 
-/// Release: none of these stores overtakes the one that told of the end of the call before.
+/// Release: none of these stores overtakes the one that recorded the end of the call before.
 void put(StatusSlot::Call& call, const Operation& o, Clock::time_point began) {
   constexpr auto kRelease = std::memory_order_release;
   const kernel::Fingerprint f = o.fingerprint();

@@ -51,7 +51,7 @@ struct StatusSlot {
   std::atomic<uint64_t> id, since, issued;
   std::atomic<uint64_t> begun, ended;         ///< calls of the lane; call n is calls[n % 2]
   std::atomic<uint64_t> launched, completed;  ///< operations on the device: as of the last call, and all that ended
-  std::atomic<uint64_t> messages, oldest;     ///< open ones as of the last look; when the oldest began
+  std::atomic<uint64_t> messages, oldest;     ///< open ones as of the last check; when the oldest began
   Call calls[2], launch;
   Total totals[kKinds];
   Late lates[kLates];

@@ -398,7 +398,7 @@ Status DeviceCommunicator::check_kernels() {
   return verdict.ok() ? Status() : core_.failures.fail(verdict.failure());
 }
 
-/// Whether kernels in flight remain. No kernel detects a dead peer, so this looks for dead peers and for verdicts.
+/// Whether kernels in flight remain. No kernel detects a dead peer, so this checks for dead peers and for verdicts.
 bool DeviceCommunicator::poll() {
   KernelExecutor& kernels = *opened();
   check_kernels_and_peers(kernels);
@@ -407,7 +407,7 @@ bool DeviceCommunicator::poll() {
     return false;
   }
   const bool more = may_run(kernels);
-  core_.status->completed(kernels.finished());  // not before: the last look must see the last end
+  core_.status->completed(kernels.finished());  // not before: the last check must see the last end
   return more;
 }
 

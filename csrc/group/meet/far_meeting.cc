@@ -10,7 +10,7 @@
 namespace nvx {
 namespace {
 
-/// A rank of the same host may leave a note that tells how the lost one has ended.
+/// A rank of the same host may leave a note on how the lost one has ended.
 constexpr std::chrono::milliseconds kEndingGrace{500};
 constexpr int64_t kMostHosts = 128;  // that the first one meets: each takes two sockets of it
 

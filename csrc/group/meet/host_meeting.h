@@ -34,7 +34,7 @@ class HostMeeting {
   /// Whether another rank leads this one, and is there.
   bool follows() const { return relay_client_ && relay_client_->open(); }
 
-  /// The values that the leader reads from the store for the others; null on these.
+  /// The relay by which the leader passes on the values that it reads from the store; null on the other ranks.
   HostRelay* relay() { return relay_.get(); }
   /// For the leader: passes a value on to the others.
   void give(const Value& value);
@@ -43,7 +43,7 @@ class HostMeeting {
   std::optional<Value> next(std::chrono::milliseconds span) { return relay_client_->next(span); }
   /// From now on, this rank reads the store itself: some value did not come.
   void read_itself() { reads_itself_ = true; }
-  /// For the leader: tells the others why it gives up.
+  /// For the leader: sends the others the reason why it gives up.
   void give_up(const Failure& why);
 
   /// Exchanges data with the others, without blocking. Returns true if one of them has gone away since the last call;

@@ -160,10 +160,10 @@ void SetUp::map_peers(IpcSocket& ipc) {
     if (std::none_of(wanted.begin(), wanted.end(), same))
       wanted.push_back({hello.arena, hello.socket, pid_t(hello.pid), topology.describe(here[s]), here[s]});
   }
-  const auto look = [&] {
+  const auto check_peers = [&] {
     meeting_.look_around([] { return std::string("the memory of a rank of this host has not arrived"); });
   };
-  const auto fetched = ipc.fetch(wanted, deadline_, look);
+  const auto fetched = ipc.fetch(wanted, deadline_, check_peers);
   const size_t bytes = kernel::PadLayout(peers.size()).bytes();
   for (size_t s = 0; s < peers.size(); ++s) {
     const size_t r = size_t(here[s]);
@@ -198,13 +198,13 @@ void SetUp::await_ready(IpcSocket& ipc) {
   for (int s = 0; s < members_.local_ranks(); ++s) {
     const int r = members_.here()[size_t(s)];
     const kernel::PadHeader& header = members_.pad(s).header();
-    for (int looks = 0; !reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1); ++looks) {
-      if (looks < 200) {
+    for (int polls = 0; !reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1); ++polls) {
+      if (polls < 200) {
         relax();
         continue;
       }
-      ipc.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
-      if (looks % 64 != 0) continue;
+      ipc.serve(std::chrono::microseconds(polls < 2000 ? 50 : 1000));
+      if (polls % 64 != 0) continue;
       meeting_.look_around([&] { return members_.topology.describe(r) + " has not mapped the memory of the others"; });
       if (deadline_.passed(Clock::now())) {
         throw Error(Code::kTimeout,

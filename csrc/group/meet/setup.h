@@ -12,7 +12,7 @@
 namespace nvx {
 
 /// The set-up of a group on one rank. The rank meets the others in the store, then the ranks of its host over Unix
-/// sockets, then in memory. If the set-up fails, it tells the ranks that wait for this one. Lives until the group is
+/// sockets, then in memory. If the set-up fails, it reports that to the ranks that wait. Lives until the group is
 /// complete.
 class SetUp {
  public:

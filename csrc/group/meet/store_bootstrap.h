@@ -13,7 +13,7 @@
 
 namespace nvx {
 
-/// An Bootstrap through a store. Each rank writes its value under a key of its own; rank 0 collects the values and
+/// A Bootstrap through a store. Each rank writes its value under a key of its own; rank 0 collects the values and
 /// writes one table for all. Keys are removed when all ranks have read them, except for those of the last round.
 class StoreBootstrap : public Bootstrap {
  public:

@@ -42,14 +42,15 @@ class StoreMeeting {
   /// For waits elsewhere, which call it repeatedly: throws if the wait has become pointless. Logs from time to time
   /// the ranks that this rank waits for, which `awaited` names.
   void look_around(const std::function<std::string()>& awaited);
-  /// Called by `look_around()` from now on instead of its own look at the processes of this host; throws if one has
+  /// Called by `look_around()` from now on instead of its own check of the processes of this host; throws if one has
   /// ended.
   void watch(std::function<void()> look) { look_here_ = std::move(look); }
   /// Throws the failure of another rank that has caused this one: a connection was closed, or the store has failed,
   /// which one of the ranks may serve.
   void look_for_cause(Code code);
 
-  /// The values that this rank reads for the others of its host; null if it does not. Its IPC socket hands them out.
+  /// The relay for the values that this rank reads for the others of its host; null if it reads none. Its IPC socket
+  /// serves the relay's clients.
   HostRelay* relay() { return host_.relay(); }
   /// Call after the last `fetch()`.
   void stop_sharing() { host_.leave(); }

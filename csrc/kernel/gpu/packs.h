@@ -96,7 +96,7 @@ NVX_HD inline Packet packet_of(uint64_t data, uint32_t stamp) {
   return {{(data & 0xffffffffu) | above, data >> 32 | above}};
 }
 
-/// Sends a pack as packets, and looks whether both packets of a pack have arrived. `pack`: its number in the cell.
+/// Sends a pack as packets, and checks whether both packets of a pack have arrived. `pack`: its number in the cell.
 template <class Exec>
 NVX_HD void put_pack(const Exec& ex, Packet* cell, size_t pack, const Pack& data, uint32_t stamp) {
   Packet* const to = cell + first_packet(pack);

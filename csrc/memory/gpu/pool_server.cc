@@ -15,7 +15,7 @@ namespace nvx {
 PoolServer::PoolServer(const std::string& name, Answer answer)
     : answer_(std::move(answer)), server_(name, [this](const LocalSocket& client) { handle(client); }) {}
 
-/// Each client asks one question only, so its socket is empty before the answer, and sending the answer never blocks.
+/// Each client sends one question only, so its socket is empty before the answer, and sending the answer never blocks.
 void PoolServer::handle(const LocalSocket& client) {
   PoolQuestion question;
   if (!receive_packet(client, &question, sizeof question, {})) return;

@@ -93,7 +93,7 @@ void HostRelay::serve() {
   std::erase_if(clients_, [this](Client& client) { return !attend(client); });
   ptrdiff_t excess = std::ranges::count(clients_, false, &Client::known) - kMostSilent;
   if (excess <= 0) return;
-  // The packet of a silent one may have arrived meanwhile.
+  // The packet of a silent client may have arrived meanwhile.
   std::erase_if(clients_,
                 [&](Client& client) { return !client.known && excess-- > 0 && (!attend(client) || !client.known); });
 }
@@ -126,7 +126,7 @@ RelayClient::RelayClient(const std::string& name, const PeerInfo& own) : name_(n
 
 void RelayClient::connect() {
   socket_ = connect_to(name_);
-  open_ = socket_ || errno != ECONNREFUSED;  // refused: the process has ended. Otherwise its IPC socket will tell
+  open_ = socket_ || errno != ECONNREFUSED;  // refused: it has ended. Other errors show at its IPC socket
   if (!socket_) return;
   process_ = ProcessWatch({}, peer_pid(socket_.get()));  // until the relay has introduced itself
   if (!send_info(socket_, own_)) open_ = false;

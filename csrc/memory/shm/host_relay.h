@@ -71,6 +71,7 @@ class HostRelay {
   bool lost_ = false;
 };
 
+/// A rank's connection to the relay of its host.
 class RelayClient {
  public:
   RelayClient(const std::string& name, const PeerInfo& own);

@@ -174,16 +174,16 @@ std::string ProcessWatch::state_in(const std::string& stat) const {
 
 std::string ProcessWatch::news() const {
   constexpr std::chrono::milliseconds kInterval{250};
-  constexpr int kLooks = 3;
+  constexpr int kChecks = 3;
   const auto now = Clock::now().time_since_epoch().count();
-  auto next = next_look_.load(std::memory_order_relaxed);
-  if (now < next || !next_look_.compare_exchange_strong(next, now + Clock::duration(kInterval).count())) return "";
+  auto next = next_check_.load(std::memory_order_relaxed);
+  if (now < next || !next_check_.compare_exchange_strong(next, now + Clock::duration(kInterval).count())) return "";
   const std::string stat = stat_of(pid_);
   if (flags_in(stat).value_or(0) & kSignaled) signaled_.store(true, std::memory_order_relaxed);
   const std::string found = state_in(stat);
-  const int looks = found.empty() ? looks_.exchange(0) : ++looks_;
-  if (found.empty()) return looks >= kLooks ? "runs again" : "";
-  return looks == kLooks ? "is " + found : "";
+  const int checks = found.empty() ? checks_.exchange(0) : ++checks_;
+  if (found.empty()) return checks >= kChecks ? "runs again" : "";
+  return checks == kChecks ? "is " + found : "";
 }
 
 }  // namespace nvx

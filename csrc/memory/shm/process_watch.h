@@ -41,7 +41,7 @@ class ProcessWatch {
   ExitStatus exit_status() const;
   /// Why it does not run, according to /proc: "stopped by a signal (state T)". Empty if it runs, or is not visible.
   std::string state() const;
-  /// For waiters, which call it as often as they like, and ask `ended()` then: a text, once, when the process has had a
+  /// For waiters, which call it as often as they like, and then `ended()`: a text, once, when the process has had a
   /// `state()` for half a second, and when it runs again; otherwise empty.
   std::string news() const;
 
@@ -51,8 +51,8 @@ class ProcessWatch {
   Fd lock_file_, pidfd_;
   pid_t pid_ = 0;
   mutable std::atomic<bool> signaled_{false};  // a signal has ended it
-  mutable std::atomic<Clock::duration::rep> next_look_{0};
-  mutable std::atomic<int> looks_{0};  // in a row that found a state()
+  mutable std::atomic<Clock::duration::rep> next_check_{0};
+  mutable std::atomic<int> checks_{0};  // in a row that found a state()
 };
 
 }  // namespace nvx

@@ -19,7 +19,7 @@
 namespace nvx {
 namespace {
 
-/// The message that passes through a IPC socket, with the two descriptors.
+/// The message that passes through an IPC socket, with the two descriptors.
 struct SegmentInfo {
   static constexpr uint32_t kMagic = 0x4e565832;  // "NVX2"
   uint32_t magic;
@@ -134,7 +134,7 @@ void IpcSocket::answer() {
   if (relay_) relay_->serve();
 }
 
-/// False if the client has yet to ask.
+/// False if the client has yet to send its request.
 bool IpcSocket::answer(const LocalSocket& client) {
   if (!receive_packet(client, nullptr, 0, {})) return errno != EAGAIN;
   const Arena& arena = shm_.arena();
@@ -179,8 +179,8 @@ std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vect
   return got;
 }
 
-/// Asks for the memory of the others. Whether all are connected now. The backlog of the others is full of connections
-/// of another user, or of many processes that came at once.
+/// Requests the memory of the others; returns whether all are connected now. A backlog may be full of connections of
+/// another user, or of many processes that came at once.
 bool IpcSocket::connect(std::vector<Connection>& open) {
   bool all = true;
   for (Connection& connection : open) {

@@ -132,7 +132,7 @@ class IpcSocket {
   ShmRegistry& shm_;
   std::string name_;
   LocalSocket listener_;
-  std::vector<LocalSocket> clients_;  // that have yet to ask
+  std::vector<LocalSocket> clients_;  // that have yet to send a request
   HostRelay* relay_ = nullptr;
   RejectedClients rejected_;
 };

@@ -17,7 +17,7 @@
 namespace nvx {
 
 /// A secret of 14 random characters, of 6 bits each. Every packet of a listener begins with one token and every packet
-/// of its clients with another; packets that do not are dropped.
+/// of its clients with another; packets without theirs are dropped.
 using Token = std::array<char, 14>;
 
 /// A listener, or one end of a connection.
@@ -60,11 +60,11 @@ struct RejectedClients {
 /// ", and other users, such as 65534, have made 7 connections to that of this process"; empty if there were none.
 std::string describe(const RejectedClients& rejected);
 
+/// Above this number, a listener closes the oldest connections that have sent nothing, so that other processes of this
+/// user do not take all descriptors. Ranks send at once.
+constexpr ptrdiff_t kMostSilent = 256;
 /// Accepts at most this many connections per call, so that a flood delays the caller by about a millisecond ...
 constexpr int kAcceptedAtOnce = 256;
-/// Above this number, a listener closes the oldest connections that have said nothing, so that other processes of this
-/// user do not take all descriptors. Ranks speak at once.
-constexpr ptrdiff_t kMostSilent = 256;
 /// ... and passes those of the same user to take(). Throws Error if the process has no free descriptors for them.
 void accept_clients(const LocalSocket& listener, const std::function<void(LocalSocket)>& take,
                     RejectedClients* rejected = nullptr);

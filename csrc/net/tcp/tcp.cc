@@ -351,7 +351,7 @@ void TcpLink::note_end(const Incoming& incoming) {
     if (incoming.why().empty() || std::exchange(warned_of_unauthenticated_, true)) return;
     NVX_LOG(kWarn,
             "closed a connection from %s that was not authenticated with the job's key (NVX_JOB_KEY): %s. It has no "
-            "effect on this job. Further ones are not told",
+            "effect on this job. Further ones are not reported",
             incoming.at().c_str(), incoming.why().c_str());
     return;
   }

@@ -11,7 +11,7 @@
 
 namespace nvx {
 
-/// Works that have ended without their results. Calls their hooks when these have arrived. Each poll looks at the first
+/// Works that have ended without their results. Calls their hooks when these have arrived. Each poll checks the first
 /// work of each stream, and at all works whose results come on several streams.
 class CompletionPoller {
  public:

@@ -12,7 +12,7 @@ namespace nvx {
 namespace {
 
 constexpr uint64_t kLength = 6988;  // python/nvx/stand_in.py finds it in gloo's error: "... 136 vs 6988"
-constexpr int kAtOnce = 16;         // ranks that one look asks for: all ranks together look at all
+constexpr int kAtOnce = 16;         // ranks that one call checks: all ranks together check all
 const std::vector<uint8_t> kAbsent = {'-'};
 
 /// A list of addresses of gloo's that is well-formed, but has an address of a length that gloo refuses.

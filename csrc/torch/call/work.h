@@ -128,7 +128,7 @@ class NvxWork : public c10d::Work {
   virtual bool is_there();
   /// Whether a query of its device threw: then its outcome is unknown, whatever the status is.
   virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
-  /// Tells hooks that the results have arrived. Called by CompletionPoller, which keeps the work until then.
+  /// Runs the hooks, as the results have arrived. Called by CompletionPoller, which keeps the work until then.
   void report_arrival();
   /// From begin to end, by the device's clock if that was requested and supported, otherwise by the host's.
   std::chrono::duration<float, std::milli> duration() const;

@@ -177,7 +177,7 @@ TEST(SetUp, ARankOfAnotherHostThatHasDestroyedTheJobsGroupIsNamed) {
   for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
 }
 
-/// Ends the process before it adds to that key, and tells so.
+/// Ends the process before it adds to that key, and reports it.
 class EndingStore final : public Store {
  public:
   EndingStore(Store& store, std::string last) : store_(store), last_(std::move(last)) {}

@@ -43,11 +43,11 @@ std::optional<Error> failure_of(Bootstrap& bootstrap) {
   }
 }
 
-TEST(StoreBootstrap, EachRankHearsAll) {
+TEST(StoreBootstrap, EachRankGetsTheValuesOfAll) {
   for (const int ranks : {1, 2, 5}) {
     MemoryStore store;
     as_threads(ranks, [&](int rank) { talk(store, rank, ranks, 6); });
-    EXPECT_EQ(store.keys().size(), size_t(ranks) + 1) << "what was said in the last round, and its table";
+    EXPECT_EQ(store.keys().size(), size_t(ranks) + 1) << "the values of the last round, and its table";
   }
 }
 
@@ -70,7 +70,7 @@ TEST(StoreBootstrap, AbsentRanksAreNamed) {
   });
 }
 
-TEST(StoreBootstrap, WhereTheFirstRankIsMissingTheOthersSaySo) {
+TEST(StoreBootstrap, WhereTheFirstRankIsMissingTheOthersReportIt) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
     if (rank == 0) return;
@@ -194,7 +194,7 @@ TEST(StoreBootstrap, ProcessesShareTheirGpusOverIt) {
   });
 }
 
-/// A rank fails without the others' knowledge: they are told, and do not wait until their timeout.
+/// A rank fails without the others' knowledge: it reports that, and they do not wait until their timeout.
 TEST(StoreBootstrap, AShareThatOneRankCannotMakeEndsOnAll) {
   MemoryStore store;
   as_threads(3, [&](int rank) {

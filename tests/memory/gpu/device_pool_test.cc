@@ -407,7 +407,7 @@ TEST(PoolServer, OpensWithTheFirstMemory) {
   EXPECT_TRUE(connect_to(process.registry->pool_socket()));
 }
 
-TEST(PoolServer, SilentOrMalformedGuestsBlockNoOtherGuest) {
+TEST(PoolServer, SilentOrMalformedClientsBlockNoOtherClient) {
   Process mine(1), theirs(1);
   (void)theirs.registry->pool(0).allocate(2 * M);
   std::vector<LocalSocket> silent;

@@ -188,7 +188,7 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   int pipes[2];
   ASSERT_EQ(pipe(pipes), 0);
-  struct PeerInfo {
+  struct SocketInfo {
     ArenaId id;
     char socket[64];
     pid_t pid;
@@ -200,7 +200,7 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
       const Span span = here->arena().allocate(M);
       EXPECT_EQ(span.offset, 0u);
       std::memcpy(here->arena().at(0), "hello", 6);
-      PeerInfo info{here->arena().id(), {}, getpid()};
+      SocketInfo info{here->arena().id(), {}, getpid()};
       std::strncpy(info.socket, ipc.name().c_str(), sizeof info.socket - 1);
       ASSERT_EQ(write(pipes[1], &info, sizeof info), ssize_t(sizeof info));
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
@@ -209,7 +209,7 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
       }));
       return;
     }
-    PeerInfo info{};
+    SocketInfo info{};
     ASSERT_EQ(read(pipes[0], &info, sizeof info), ssize_t(sizeof info));
     const auto here = ShmRegistry::here();
     IpcSocket ipc(*here);
@@ -250,7 +250,7 @@ TEST(PeerProcesses, TellHowOneEndedEvenWhenItIsReaped) {
   }
 }
 
-/// A socket that is not nvx's, or lies.
+/// A socket that is not nvx's, or sends false data.
 class FalseSocket {
  public:
   FalseSocket() {

@@ -128,7 +128,7 @@ TEST(UnixSocket, PacketsWithoutTheTokenAreDropped) {
     EXPECT_TRUE(receive_packet(host, text, sizeof text, {&fd, 1})) << "its packets are those of the right tokens";
     EXPECT_TRUE(fd);
     ASSERT_TRUE(send_packet({Fd(dup(client.get())), client.peer_token, client.own_token}, "abc", 3, {}));
-    EXPECT_FALSE(receive_packet(host, text, sizeof text, {})) << "nobody repeats what it has been told";
+    EXPECT_FALSE(receive_packet(host, text, sizeof text, {})) << "nobody gets in with the token that it has received";
   });
 }
 
@@ -142,7 +142,7 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
   const auto info = nvx::PeerInfo::of(1, "rank 1");
   std::vector<LocalSocket> strangers;
   for (const std::string& name : {ipc.name(), relay.name()}) {
-    strangers.push_back(connect_to(without_tokens(name)));  // says nothing
+    strangers.push_back(connect_to(without_tokens(name)));  // sends nothing
     strangers.push_back(connect_to(without_tokens(name)));
     ASSERT_TRUE(send_packet(strangers.back(), &info, name == ipc.name() ? 0 : sizeof info, {}));
   }
@@ -152,12 +152,12 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
     char byte = 0;
     const ssize_t got = recv(strangers[i].get(), &byte, sizeof byte, MSG_DONTWAIT);
     EXPECT_LE(got, 0) << i;
-    EXPECT_TRUE(i % 2 == 0 || got == 0) << i << " said something wrong, so its connection is closed";
+    EXPECT_TRUE(i % 2 == 0 || got == 0) << i << " sent something wrong, so its connection is closed";
   }
 }
 
 /// Each would hold a descriptor of this process, until there are none for ranks.
-TEST(UnixSocket, OfStrangersWhoSayNothingTheOldestAreClosed) {
+TEST(UnixSocket, OfStrangersWhoSendNothingTheOldestAreClosed) {
   constexpr size_t kStrangers = kMostSilent + 64;
   const auto here = ShmRegistry::here();
   IpcSocket ipc(*here);
@@ -243,15 +243,15 @@ TEST(PoolServer, AFullBacklogIsNotWaitedForLong) {
 
 // --- another user ---------------------------------------------------------------------------------------------------
 
-struct PeerInfo {
+struct SocketInfo {
   ArenaId arena;
   char socket[48] = {};
   pid_t pid = 0;
 };
 
-/// Each rank's IPC socket, and what the others need to come there.
-PeerInfo info_of(const std::shared_ptr<ShmRegistry>& here, const IpcSocket& ipc) {
-  PeerInfo info{here->arena().id(), {}, getpid()};
+/// A rank's IPC socket, and what the others need to connect to it.
+SocketInfo info_of(const std::shared_ptr<ShmRegistry>& here, const IpcSocket& ipc) {
+  SocketInfo info{here->arena().id(), {}, getpid()};
   put(info.socket, ipc.name());
   return info;
 }
@@ -267,7 +267,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
     const Flood flood({getpid()});
     flood.await(1);
     SharedBootstrap bootstrap(table, rank);
-    const auto infos = read_infos<PeerInfo>(bootstrap.all_gather(bytes_of(info_of(here, ipc))), 1, of_rank);
+    const auto infos = read_infos<SocketInfo>(bootstrap.all_gather(bytes_of(info_of(here, ipc))), 1, of_rank);
     if (rank == kRanks - 1) std::this_thread::sleep_for(milliseconds(500));  // those who came wait for it meanwhile
     std::vector<IpcSocket::Wanted> wanted;
     for (int r = 0; r < kRanks; ++r) {
