@@ -217,7 +217,7 @@ TEST(KernelModel, BlocksAreTheOtherTableOfItsPage) {
                                                                                           << table;
 }
 
-TEST(KernelModel, CountsRoundsFencesAndBytesInFlight) {
+TEST(KernelModel, CountsRoundsAndBytesInFlight) {
   const DeviceShape shape{8, 16, 1024, 16 * K};
   const auto cost = [&](DeviceAlgorithm algorithm, Collective collective, size_t bytes, size_t ranks = 8) {
     DeviceShape of = shape;
