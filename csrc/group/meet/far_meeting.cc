@@ -11,7 +11,7 @@ namespace nvx {
 namespace {
 
 /// A rank of the same host may leave a note on how the lost one has ended.
-constexpr std::chrono::milliseconds kEndingGrace{500};
+constexpr std::chrono::milliseconds kNoteGrace{500};
 constexpr int64_t kMostHosts = 128;  // that the first one meets: each takes two sockets of it
 
 /// Whether the group has other hosts, according to the launcher or, if its ranks are numbered in the job, to the name
@@ -101,7 +101,7 @@ void FarMeeting::ask(net::Messenger& messenger, net::PeerId peer, int rank, cons
   const std::string& lost = messenger.lost_because(peer);
   if (lost.empty() || messenger.liveness().has_given_up_this(peer)) return;  // the latter will connect anew
   const auto since = lost_.try_emplace(rank, Clock::now()).first->second;
-  if (at_once || Clock::now() - since >= kEndingGrace) end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
+  if (at_once || Clock::now() - since >= kNoteGrace) end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
 }
 
 std::string job_name(const GroupOptions& options, int rank) {

@@ -164,8 +164,8 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
       const int far = next_asked(writer);
       try {
         unless_told([&] {
-          look_for_deaths(options_,
-                          far_.has_met(far) ? kNobody : far);  // first: its ping asks more than the next one's
+          // First, since its ping asks more than the next one's.
+          look_for_deaths(options_, far_.has_met(far) ? kNobody : far);
           far_.look(far);
         });
       } catch (const Error&) {
