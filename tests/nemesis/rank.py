@@ -333,7 +333,7 @@ class Held:
             time.sleep(0.02)
 
 
-def serve(connection, host, stacks):
+def serve(connection, host, stacks, port):
     """The life of a rank's process: one world after the other."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -346,23 +346,25 @@ def serve(connection, host, stacks):
     with open(stacks, "w") as log:
         os.dup2(log.fileno(), 2)  # what nvx warns of is no news here
         faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+        # Before the first world: torch looks up names to connect, which may take as long as a set-up may.
+        server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        connection.send(True)
         held = Held()
         while True:
             try:
-                program, rank, port, prefix = connection.recv()
+                program, rank, prefix = connection.recv()
             except EOFError:
                 return
-            play(connection, program, rank, port, prefix, held)
+            play(connection, program, rank, dist.PrefixStore(prefix, server), held)
 
 
 def leaves(program, rank):
     return any(f.rank == rank and f.kind == "leaves" for f in program.faults)
 
 
-def play(connection, program, rank, port, prefix, held):
+def play(connection, program, rank, store, held):
     player = Player(program, rank, connection.send)
-    server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    if player.set_up(dist.PrefixStore(prefix, server)):
+    if player.set_up(store):
         player.play()
     connection.send(("played", player.events))
     if not leaves(program, rank):

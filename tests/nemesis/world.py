@@ -26,6 +26,7 @@ class Member:
     connection: object
     stacks: str
     host: str
+    ready: bool = False  # it has connected to the store
 
     def said(self):
         """Returns the text that the process has written to stderr, with its stacks."""
@@ -85,7 +86,7 @@ class Worlds:
             self._drop(list(self.members))
         ranks = {rank: Seen(member) for rank, member in enumerate(self._members(program))}
         for rank, seen in ranks.items():
-            seen.member.connection.send((program, rank, self.server.port, f"world{self.number}"))
+            seen.member.connection.send((program, rank, f"world{self.number}"))
         found = self._watch(program, ranks)
         found += judge(program, {r: s.history for r, s in ranks.items() if s.history is not None})
         ended = list(unexpected_ends(program, {r: s.code for r, s in ranks.items() if s.code is not None}))
@@ -101,12 +102,15 @@ class Worlds:
             host = f"host{rank % program.hosts}" if program.hosts > 1 else ""
             known = (m for m in self.members if m.host == host and m not in chosen)
             chosen.append(next(known, None) or self._start(host))
+        for member in chosen:
+            if not member.ready:
+                member.ready = member.connection.recv()
         return chosen
 
     def _start(self, host):
         ours, theirs = self.context.Pipe()
         stacks = os.path.join(self.folder, f"stacks-{self.number}-{len(self.members)}")
-        process = self.context.Process(target=serve, args=(theirs, host, stacks))
+        process = self.context.Process(target=serve, args=(theirs, host, stacks, self.server.port))
         process.start()
         theirs.close()
         self.members.append(Member(process, ours, stacks, host))
@@ -141,7 +145,8 @@ class Worlds:
             seen = ranks[fault.rank]
             if fault.kind.startswith("SIGKILL"):
                 seen.killed = True
-                os.kill(seen.member.process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # a fault of its own has ended it
+                    os.kill(seen.member.process.pid, signal.SIGKILL)
             elif not seen.over and not seen.continues_at:
                 os.kill(seen.member.process.pid, signal.SIGSTOP)
                 seen.continues_at = now + fault.value
