@@ -44,7 +44,7 @@ PASSED = ("failed = 0", "passed >= 1")
 DRILLED = ("short = 0", "cells >= 1")
 SOON = ("p99_s <= 0.2", "max_s <= 1", "unnamed = 0", "worlds >= 100")
 KILLS = "python tests/torch/kills.py --limit 60 --ranks 8 --load 2 --worlds"  # on 2 cores: 4 ranks a core
-NEMESIS = "python -m tests.nemesis --jobs 2 --seed {seed} --worlds {worlds}"
+NEMESIS = "python -m tests.nemesis --jobs 6 --seed {seed} --worlds {worlds}"
 SAME = ("descriptors <= 0", "threads <= 0", "shared names <= 0")
 TURNS = "NVX_TEST_TURNS=100 pytest tests/torch"
 GPU = "needs a GPU: `scripts/gpu_evidence.py`"
