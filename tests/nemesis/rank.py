@@ -133,9 +133,11 @@ class Player:
             os.kill(os.getpid(), signal.SIGSTOP)
         if kind == "late":
             time.sleep(fault.value)
-        if kind in ("aborts", "destroys") and step.group < len(self.groups) and self.groups[step.group]:
+        if step.group >= len(self.groups) or step.group in self.gone:
+            return kind
+        if kind in ("aborts", "destroys") and self.groups[step.group]:
             self.give_up(kind, step)
-        if kind == "bad argument" and step.group < len(self.groups) and step.group not in self.gone:
+        if kind == "bad argument":
             self.refused(step)
         return kind
 
