@@ -23,8 +23,7 @@ ScheduleRun::ScheduleRun(GroupPort& port, ScheduleArgs args)
     : port_(port),
       args_(std::move(args)),
       steps_(args_.row->steps(args_.layout, args_.place)),
-      sent_to_(args_.members.size()),
-      got_from_(args_.members.size()) {
+      messages_(args_.members.size()) {
   args_.depth = std::clamp(args_.depth, 1, kMaxDepth);
   port_.open(*this);
 }
@@ -122,12 +121,12 @@ void ScheduleRun::begin(const schedule::Step& step) {
   if (step.send_to >= 0) {
     flight.posted_all = false;
     flight.may_post = !args_.on_device;
-    flight.out_number = sent_to_[size_t(step.send_to)]++;
+    flight.out_number = messages_[size_t(step.send_to)].sent++;
   }
   if (step.recv_from >= 0) {
     flight.received_all = false;
     flight.early = true;
-    flight.in_number = got_from_[size_t(step.recv_from)]++;
+    flight.in_number = messages_[size_t(step.recv_from)].received++;
     if (args_.on_device) send_ready(flight);
   }
   ++behind_;

@@ -129,8 +129,11 @@ class ScheduleRun final : public Sender {
   uint64_t next_ = 0;
   const uint64_t steps_;
   std::array<Flight, kMaxDepth> flights_;
-  uint32_t first_ = 0, behind_ = 0;           // flights_[first_ .. behind_), modulo its size
-  std::vector<uint16_t> sent_to_, got_from_;  // numbers of messages, by place
+  uint32_t first_ = 0, behind_ = 0;  // flights_[first_ .. behind_), modulo its size
+  struct Messages {
+    uint16_t sent = 0, received = 0;
+  };
+  std::vector<Messages> messages_;  // numbers of messages, by place
   int looks_ = 0;
   bool given_up_ = false;  // nothing more begins or is received
   Verdict verdict_;

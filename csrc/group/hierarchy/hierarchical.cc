@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "base/log.h"
 #include "base/words.h"
@@ -17,7 +18,8 @@ namespace {
 constexpr std::chrono::milliseconds kReportGraceHosts{500};
 constexpr std::chrono::milliseconds kReportGraceSteps{1000};
 
-constexpr size_t kKeptScratch = 1 << 20;  ///< bytes of scratch that a group keeps between operations
+constexpr size_t kKeptScratch = 1 << 20;       ///< bytes of scratch that a group keeps between operations
+constexpr size_t kKeptScratchOfRun = 1 << 16;  ///< the same of each run
 
 /// On a host with one rank: copies the rank's input as the host's term, times the factor for PREMUL_SUM.
 Status copy_own_term(const Operation& step) {
@@ -145,11 +147,11 @@ Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabel
 std::optional<net::CallLabels::Theirs> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
-  for (const Active& active : active_) {
-    if (active.run) open.push_back(active.run.get());
+  for (Active& active : active_) {
+    if (active.run) open.push_back(&*active.run);
   }
   if (!open.empty()) net::ScheduleRun::abandon(port_, open);
-  active_.clear();
+  while (!active_.empty()) put_aside(active_.begin());
   port_.end_operation(op_ + 1);
   return port_.calls().take_late();
 }
@@ -163,7 +165,7 @@ void Hierarchical::drive() {
   bool moved = true;
   for (int i = 0; moved && i < kMostMoves; ++i) {
     moved = port_.messenger().progress();
-    for (const Active& active : active_) {
+    for (Active& active : active_) {
       if (active.run) active.run->advance();
     }
   }
@@ -189,7 +191,9 @@ Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row
     NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", members_.name.c_str(), members_.rank,
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
   }
-  Active& active = active_.emplace_back();
+  if (spare_.empty()) spare_.emplace_back();
+  active_.splice(active_.end(), spare_, spare_.begin());
+  Active& active = active_.back();
   active.members = peers.members;
   net::ScheduleArgs& e = active.args;
   e.row = row;
@@ -214,7 +218,7 @@ void Hierarchical::begin(Call& call, Active& active) {
   active.scratch.resize(e.row->scratch(e.layout, e.place));
   e.scratch = active.scratch.data();
   MutexLock lock(port_.mutex());
-  active.run = std::make_unique<net::ScheduleRun>(port_, std::move(e));
+  active.run.emplace(port_, std::exchange(e, {}));
   active.run->advance();
 }
 
@@ -235,7 +239,7 @@ Status Hierarchical::finish(Call& call) {
   net::Progress progress = net::Progress::kPending;
   AwaitedRank traced(*core_.status);
   const auto ended = [&] {
-    for (const Active& active : active_) {
+    for (Active& active : active_) {
       if (active.run) active.run->advance();
     }
     progress = run.advance();
@@ -253,8 +257,19 @@ Status Hierarchical::finish(Call& call) {
   const Waited how = port_.messenger().wait(ended, check_peers, -1, call.rules);
   if (how != Waited::kReached || progress == net::Progress::kFailed) return explain(call, run, how);
   MutexLock lock(port_.mutex());
-  active_.pop_front();
+  put_aside(active_.begin());
   return {};
+}
+
+/// Ends the run. Keeps the lists' memory for later runs, unless it is large.
+void Hierarchical::put_aside(std::list<Active>::iterator ended) {
+  ended->run.reset();
+  for (auto* list : {&ended->blocks, &ended->to, &ended->from}) list->clear();
+  for (auto* memory : {&ended->scratch, &ended->input}) {
+    if (memory->size() > kKeptScratchOfRun) std::vector<std::byte>().swap(*memory);
+  }
+  ended->absent.clear();
+  spare_.splice(spare_.end(), active_, ended);
 }
 
 Status Hierarchical::finish_all(Call& call) {

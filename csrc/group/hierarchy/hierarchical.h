@@ -1,7 +1,8 @@
 #pragma once
 
-#include <deque>
+#include <list>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "group/core/core.h"
@@ -44,7 +45,7 @@ class Hierarchical final : private Driver {
     std::vector<int> members;
     std::vector<char> absent;
     std::vector<std::byte> scratch, input;
-    std::unique_ptr<net::ScheduleRun> run;  ///< null until it begins
+    std::optional<net::ScheduleRun> run;  ///< empty until it begins
   };
 
   void drive() override;
@@ -87,6 +88,7 @@ class Hierarchical final : private Driver {
   void begin(Call& call, Active& active);
   void begin(Call& call, const Slices& slices, size_t k);
   Status finish(Call& call);
+  void put_aside(std::list<Active>::iterator ended);
   Status finish_all(Call& call);
   Status explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label);
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
@@ -98,7 +100,8 @@ class Hierarchical final : private Driver {
   net::GroupPort& port_;
   const Rails rails_;
   uint32_t op_ = 0;
-  std::deque<Active> active_;
+  std::list<Active> active_;
+  std::list<Active> spare_;  ///< those that have ended: an operation allocates none
   std::vector<std::byte> scratch_;
 };
 
