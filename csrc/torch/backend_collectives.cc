@@ -19,14 +19,14 @@ struct Entry {
       : communicator(std::move(current)), args(communicator->issuer.arguments(name, operations)) {}
 
   template <class Options>
-  IntrusiveWork launch(const Kind& kind, TensorOperations all, Tensors& outputs, Tensors& inputs,
+  IntrusiveWork launch(const Kind& kind, std::span<TensorOperation> all, Tensors& outputs, Tensors& inputs,
                        const Options& opts) const {
-    return communicator->issuer.launch(kind, std::move(all), outputs, inputs, {opts.timeout, mode(opts.asyncOp)});
+    return communicator->issuer.launch(kind, all, outputs, inputs, {opts.timeout, mode(opts.asyncOp)});
   }
   template <class Options>
   IntrusiveWork launch(const Kind& kind, TensorOperation&& c, Tensors& outputs, Tensors& inputs,
                        const Options& opts) const {
-    return launch(kind, one(std::move(c)), outputs, inputs, opts);
+    return launch(kind, {&c, 1}, outputs, inputs, opts);
   }
 
   const std::shared_ptr<Communicator> communicator;
@@ -61,7 +61,7 @@ IntrusiveWork ProcessGroupNVX::allreduce_coalesced(Tensors& tensors, const c10d:
   const std::vector<bool> again = use_memory_again(tensors);
   TensorOperations all;
   for (size_t i = 0; i < tensors.size(); ++i) all.push_back(call.args.all_reduce(tensors[i], opts.reduceOp, again[i]));
-  return call.launch({OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, std::move(all), tensors, tensors, opts);
+  return call.launch({OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, all, tensors, tensors, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -100,8 +100,7 @@ IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs
     all.push_back(call.args.all_gather(column, inputs[i]));
   }
   Tensors flat = flattened(outputs);
-  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:all_gather", outputs.size()}, std::move(all), flat, inputs,
-                     opts);
+  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:all_gather", outputs.size()}, all, flat, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -110,7 +109,7 @@ IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs,
   call.args.check_same_length(outputs.size(), inputs.size());
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(call.args.all_gather_base(outputs[i], inputs[i]));
-  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, std::move(all), outputs, inputs, opts);
+  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, all, outputs, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
@@ -156,7 +155,7 @@ IntrusiveWork ProcessGroupNVX::reduce_scatter_tensor_coalesced(Tensors& outputs,
   TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i)
     all.push_back(call.args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp));
-  return call.launch({OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, std::move(all), outputs, inputs, opts);
+  return call.launch({OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, all, outputs, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,

@@ -13,7 +13,7 @@ namespace {
 
 /// Whether a call is proxied: all of its operations, or none. If none, proxied ones go in chunks, which use the same
 /// memory.
-bool are_proxied(TensorOperations& collectives) {
+bool are_proxied(std::span<TensorOperation> collectives) {
   const auto is_proxied = [](const TensorOperation& c) { return c.route() == Route::kHostProxy; };
   if (std::ranges::all_of(collectives, is_proxied)) return true;
   for (TensorOperation& c : collectives) {
@@ -71,8 +71,8 @@ Arguments Issuer::arguments(const char* name, Operations operations) {
   return {name, context_.group(), kernels_.get(), delegate, proxies()};
 }
 
-IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
-                             const CallOptions& options) {
+IntrusiveWork Issuer::launch(const Kind& kind, std::span<TensorOperation> collectives, Tensors& outputs,
+                             Tensors& inputs, const CallOptions& options) {
   const ToolRange range(kind.title + 4, [&] { return bytes_of(inputs.empty() ? outputs : inputs); });
   const CallContext::Term term = context_.term_of(options.timeout);
   for (TensorOperation& c : collectives) {
@@ -95,7 +95,7 @@ IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
   if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
   if (c.facts.on_device) proxies_.see_end(mode, opts.timeout);
   Tensors none;
-  return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, {opts.timeout, mode});
+  return launch({c10d::OpType::BARRIER, "nvx:barrier"}, {&c, 1}, none, none, {opts.timeout, mode});
 }
 
 IntrusiveWork Issuer::issue(Call&& call) {
@@ -118,8 +118,8 @@ IntrusiveWork Issuer::issue_in_memory(Call&& call) {
   Group& group = context_.group();
   if (call.mode == Mode::kAsync) {
     context_.number(call.collectives);
-    auto work = c10::make_intrusive<CollectiveWork>(context_.facts(call.kind), std::move(call.collectives),
-                                                    call.outputs, call.inputs);
+    auto work = c10::make_intrusive<CollectiveWork>(context_.facts(call.kind), call.take_collectives(), call.outputs,
+                                                    call.inputs);
     context_.enqueue(work, group.lane());
     return work;
   }

@@ -26,8 +26,9 @@ class Issuer {
   /// name: see Checks. Of a call with several operations none is delegated, so that all begin in the same way.
   Arguments arguments(const char* name, Operations operations = Operations::kOne);
 
-  /// Begins every collective. Returns null if a synchronous call has ended and no work is needed.
-  IntrusiveWork launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
+  /// Begins every collective, and may move from them. Returns null if a synchronous call has ended and no work is
+  /// needed.
+  IntrusiveWork launch(const Kind& kind, std::span<TensorOperation> collectives, Tensors& outputs, Tensors& inputs,
                        const CallOptions& options);
 
   KernelPath& kernels() { return *kernels_; }

@@ -31,7 +31,7 @@ CallContext::Term CallContext::term_of(std::chrono::milliseconds given) {
   return {std::min(plain, TimeoutExtensions::kMost) + share.extra, std::move(share.until_it_ends)};
 }
 
-void CallContext::number(TensorOperations& collectives) {
+void CallContext::number(std::span<TensorOperation> collectives) {
   for (TensorOperation& c : collectives) c.operation.number = group().next_number();
 }
 

@@ -4,8 +4,10 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "group/extensions.h"
 #include "torch/call/coalescing.h"
@@ -29,21 +31,19 @@ struct Kind {
 
 enum class Mode { kAsync, kSync };
 
-inline TensorOperations one(TensorOperation&& operation) {
-  TensorOperations all;
-  all.push_back(std::move(operation));
-  return all;
-}
-
 /// One call, on its way to its route. `collectives`: one operation, or several on tensors of one device.
 struct Call {
   const Kind& kind;
-  TensorOperations& collectives;  ///< a route that keeps them takes them
+  std::span<TensorOperation> collectives;
   const Tensors& outputs;
   const Tensors& inputs;
   Mode mode;
 
   at::Device device() const { return device_of(collectives); }
+  /// For a route that keeps them.
+  TensorOperations take_collectives() const {
+    return {std::make_move_iterator(collectives.begin()), std::make_move_iterator(collectives.end())};
+  }
   Tensors used() const { return all_tensors(collectives, outputs, inputs); }
   /// The tensors that a work on a device is recorded with, if a recorder is on. A synchronous call is a record itself.
   std::optional<Tensors> recorded() const;
@@ -72,7 +72,7 @@ class CallContext {
   };
   /// given: the timeout that the caller passed, if any.
   Term term_of(std::chrono::milliseconds given);
-  void number(TensorOperations& collectives);
+  void number(std::span<TensorOperation> collectives);
   /// Whether even a synchronous call must return a work.
   bool needs_work() const;
   /// The streams and events of a call whose operations use a device's tensors in place. A synchronous call runs on the

@@ -61,7 +61,7 @@ Groups::Groups(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> gro
   options_.replaces_gloo = false;  // in `group_` alone
 }
 
-const std::shared_ptr<Group>& Groups::of(const TensorOperations& collectives) {
+const std::shared_ptr<Group>& Groups::of(std::span<const TensorOperation> collectives) {
   if (device_of(collectives).is_cpu() || collectives.front().operation.collective == kernel::Collective::kBarrier)
     return group_;
   return of_devices();

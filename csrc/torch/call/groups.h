@@ -34,7 +34,7 @@ class Groups {
   const std::shared_ptr<Group>& of_cpu() const { return group_; }
   const std::shared_ptr<Group>& of_devices() EXCLUDES(making_, mutex_);
   /// The group whose lane runs the collectives. A barrier belongs to the CPU's group, as in torch.
-  const std::shared_ptr<Group>& of(const TensorOperations& collectives) EXCLUDES(making_, mutex_);
+  const std::shared_ptr<Group>& of(std::span<const TensorOperation> collectives) EXCLUDES(making_, mutex_);
   std::vector<std::shared_ptr<Group>> all() const;
 
   void abort(const std::string& why);

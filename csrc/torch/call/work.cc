@@ -97,32 +97,32 @@ Status fail_on_device(Group& group, at::Device device, const std::string& what, 
                                         " of group " + group.name() + " failed on the device: " + words_of(error)});
 }
 
-Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier) {
+Status run_in_order(Group& group, std::span<TensorOperation> collectives, Carrier carrier) {
   for (TensorOperation& c : collectives) {
     NVX_TRY(c.chunks ? c.chunks->run(group, c.operation, carrier) : group.run(c.operation, carrier));
   }
   return {};
 }
 
-Route route_of(const TensorOperations& collectives) {
+Route route_of(std::span<const TensorOperation> collectives) {
   for (const TensorOperation& c : collectives) {
     if (goes_in_parts(c.route())) return c.route();
   }
   return collectives.empty() ? Route::kMemory : collectives.front().route();
 }
 
-void copy_back(TensorOperations& collectives) {
+void copy_back(std::span<TensorOperation> collectives) {
   const Movement movement;
   for (TensorOperation& c : collectives) {
     for (auto& [user, stand_in] : c.take_back) user.copy_(stand_in);
   }
 }
 
-at::Device device_of(const TensorOperations& collectives) {
+at::Device device_of(std::span<const TensorOperation> collectives) {
   return collectives.empty() ? at::Device(at::kCPU) : collectives.front().device;
 }
 
-Tensors all_tensors(const TensorOperations& collectives, const Tensors& outputs, const Tensors& inputs) {
+Tensors all_tensors(std::span<const TensorOperation> collectives, const Tensors& outputs, const Tensors& inputs) {
   Tensors all = outputs;
   if (&inputs != &outputs) all.insert(all.end(), inputs.begin(), inputs.end());
   for (const TensorOperation& c : collectives) {
@@ -134,7 +134,7 @@ Tensors all_tensors(const TensorOperations& collectives, const Tensors& outputs,
   return all;
 }
 
-Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*which) {
+Loads loads_of(std::span<const TensorOperation> collectives, Loads TensorOperation::*which) {
   Loads all;
   for (const TensorOperation& c : collectives) all.insert(all.end(), (c.*which).begin(), (c.*which).end());
   return all;

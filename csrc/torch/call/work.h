@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -54,18 +55,18 @@ struct TensorOperation {
 };
 using TensorOperations = c10::SmallVector<TensorOperation, 1>;
 
-Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier);
+Status run_in_order(Group& group, std::span<TensorOperation> collectives, Carrier carrier);
 /// Copies the stand-ins of CPU tensors back.
-void copy_back(TensorOperations& collectives);
+void copy_back(std::span<TensorOperation> collectives);
 /// All tensors whose memory the operations use: the user's tensors and stand-ins.
-Tensors all_tensors(const TensorOperations& collectives, const Tensors& outputs, const Tensors& inputs);
+Tensors all_tensors(std::span<const TensorOperation> collectives, const Tensors& outputs, const Tensors& inputs);
 /// The route of a call, which may be several operations: of the first one that goes in parts, otherwise of the first
 /// one.
-Route route_of(const TensorOperations& collectives);
+Route route_of(std::span<const TensorOperation> collectives);
 /// The one device of all their tensors.
-at::Device device_of(const TensorOperations& collectives);
+at::Device device_of(std::span<const TensorOperation> collectives);
 /// The Loads of all operations. which: &TensorOperation::bring or take_back.
-Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*which);
+Loads loads_of(std::span<const TensorOperation> collectives, Loads TensorOperation::*which);
 
 class CoalescedWork;
 

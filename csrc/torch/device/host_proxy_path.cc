@@ -58,7 +58,7 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
 Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, StagingCopies& staging) {
   const at::Device device = call.device();
   const Tensors used = call.used();
-  const Op op = prepare(std::move(call.collectives), group, staging);
+  const Op op = prepare(call.take_collectives(), group, staging);
   Status status;
   contain_and(
       [&] {

@@ -131,8 +131,7 @@ c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Pa
   if (batch.size() > 1) kind = {c10d::OpType::COALESCED, "nvx:batch_isend_irecv"};
   Tensors sent, received;
   for (const Parcel& p : batch) (p.receives ? received : sent).push_back(p.tensor);
-  TensorOperations none;
-  const Call call{kind, none, received, sent, Mode::kAsync};
+  const Call call{kind, /*collectives=*/{}, received, sent, Mode::kAsync};
   const at::Device device = batch.front().tensor.device();
   auto staging = std::make_unique<StagingCopies>(context.streams.of_kernels(device, /*capture=*/0),
                                                  /*timed=*/context.listeners.timed);
@@ -176,21 +175,21 @@ IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique
   number(call.collectives);
   auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call, std::move(staging));
   work->used_ = call.used();
-  work->collectives_ = std::move(call.collectives);
+  work->collectives_ = call.take_collectives();
   work->closed_.store(false, std::memory_order_release);
   context.scopes.add(work);
   put_off(work);
   return work;
 }
 
-void KernelPath::number(TensorOperations& collectives) {
+void KernelPath::number(std::span<TensorOperation> collectives) {
   for (TensorOperation& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
   }
 }
 
-Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, Delegate* delegate,
+Status KernelPath::launch(std::span<TensorOperation> collectives, StagingCopies& staging, Delegate* delegate,
                           uint64_t* ended_at) {
   Works before;
   const auto later = c10::make_scope_exit([&] { report(before); });  // runs after the lock is released
@@ -216,14 +215,14 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
   }
 }
 
-void KernelPath::prepare(TensorOperations& collectives, StagingCopies& staging) {
+void KernelPath::prepare(std::span<TensorOperation> collectives, StagingCopies& staging) {
   SharedStreams::Claim claim = claim_stream(staging);
   staging.bring_on_device(loads_of(collectives, &TensorOperation::bring));
   claim.keep();
   number(collectives);
 }
 
-Status KernelPath::lose(const TensorOperations& collectives, const StagingCopies& staging,
+Status KernelPath::lose(std::span<const TensorOperation> collectives, const StagingCopies& staging,
                         const std::exception* error) {
   return fail_on_device(*group_, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
 }

@@ -72,7 +72,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// Begins collectives on the staging's stream, after earlier launches on other streams and after postponed ones. The
   /// host does not wait. ended_at: receives the number that DeviceCommunicator::ended_well() takes for these
   /// collectives. It stays 0 for a delegate's, and in captures, whose launches are not counted.
-  Status launch(TensorOperations& collectives, StagingCopies& staging, Delegate* delegate, uint64_t* ended_at)
+  Status launch(std::span<TensorOperation> collectives, StagingCopies& staging, Delegate* delegate, uint64_t* ended_at)
       EXCLUDES(mutex_);
   Status launch(const Parcels& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier)
       EXCLUDES(mutex_);
@@ -91,11 +91,11 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   Works begin_postponed() REQUIRES(mutex_);
   /// Enqueues the copies to stand-ins and assigns the numbers, before a launch. If it throws, no number has been
   /// assigned.
-  void prepare(TensorOperations& collectives, StagingCopies& staging) REQUIRES(mutex_);
+  void prepare(std::span<TensorOperation> collectives, StagingCopies& staging) REQUIRES(mutex_);
   /// Assigns numbers and timeouts.
-  void number(TensorOperations& collectives);
+  void number(std::span<TensorOperation> collectives);
   /// Fails the group, whose device threw `error` in a launch: part of the launch may have begun.
-  Status lose(const TensorOperations& collectives, const StagingCopies& staging, const std::exception* error);
+  Status lose(std::span<const TensorOperation> collectives, const StagingCopies& staging, const std::exception* error);
   static void report(const Works& begun);
   /// A collective call: opens the device on all of them, or on none.
   bool open(at::Device device);

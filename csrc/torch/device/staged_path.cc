@@ -25,7 +25,7 @@ IntrusiveWork StagedPath::issue_in_chunks(Call&& call) {
 }
 
 /// Uses the caller's own stream, so its later work is ordered without an event.
-Status StagedPath::execute(TensorOperations& collectives, StagingCopies& staging) {
+Status StagedPath::execute(std::span<TensorOperation> collectives, StagingCopies& staging) {
   Group& group = *context_.groups.of(collectives);
   staging.bring(loads_of(collectives, &TensorOperation::bring));
   Status arrived;
@@ -67,7 +67,7 @@ IntrusiveWork StagedPath::enqueue(Call&& call) {
   }
   context_.number(call.collectives);
   auto expected = context_.hazards.expect(call.outputs);
-  auto work = c10::make_intrusive<CollectiveWork>(context_.facts(call.kind, group), std::move(call.collectives),
+  auto work = c10::make_intrusive<CollectiveWork>(context_.facts(call.kind, group), call.take_collectives(),
                                                   call.outputs, call.inputs, std::move(staging), std::move(expected));
   context_.enqueue(work, group->lane());
   return work;

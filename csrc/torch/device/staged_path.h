@@ -17,7 +17,7 @@ class StagedPath {
  private:
   IntrusiveWork enqueue(Call&& call);
   IntrusiveWork enqueue_and_wait(Call&& call);
-  Status execute(TensorOperations& collectives, StagingCopies& staging);
+  Status execute(std::span<TensorOperation> collectives, StagingCopies& staging);
 
   CallContext& context_;
 };
