@@ -21,7 +21,7 @@ std::string& words() {
 const std::string& stop_words() { return words(); }
 void set_stop_words(std::string text) { words() = std::move(text); }
 
-bool stop_wanted() {
+bool stop_requested() {
   constexpr std::chrono::milliseconds kInterval{100};
   const InterruptCheck check = interrupt_check.load(std::memory_order_relaxed);
   if (!check || syscall(SYS_gettid) != getpid()) return false;

@@ -10,7 +10,7 @@ using InterruptCheck = bool (*)();
 inline std::atomic<InterruptCheck> interrupt_check{nullptr};
 
 /// Whether the user wants this thread to stop. Asks on the main thread only, and at most ten times a second.
-bool stop_wanted();
+bool stop_requested();
 
 /// The cause of the interrupt for error texts: "interrupted by the user". Read and set it on the main thread only.
 const std::string& stop_words();

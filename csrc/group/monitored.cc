@@ -142,7 +142,7 @@ Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>
     port.mutex().held_by_caller();
     return condition({.opened = port.monitored_in(rank), .ended = port.monitored_out()}) || (fate = port.fate(rank));
   };
-  const auto check_peers = [&] { port.mutex().held_by_caller(), port.ask(rank); };
+  const auto check_peers = [&] { port.mutex().held_by_caller(), port.ping(rank); };
   const Waited how = port.messenger().wait(ended, check_peers, -1, rules);
   if (how != Waited::kReached || !fate) return how;
   (void)core_.failures.fail_by_fate(*fate);

@@ -28,11 +28,11 @@ class Bell {
   /// Sleeps until the descriptor is readable, the bell is rung, or the span is over.
   void sleep(int fd, std::chrono::microseconds span) {
     const timespec time{time_t(span.count() / 1'000'000), long(span.count() % 1'000'000 * 1000)};
-    pollfd asks[] = {{fd_.get(), POLLIN, 0}, {fd, POLLIN, 0}};
+    pollfd fds[] = {{fd_.get(), POLLIN, 0}, {fd, POLLIN, 0}};
     sleepers_.fetch_add(1);
-    ppoll(asks, 2, &time, nullptr);
+    ppoll(fds, 2, &time, nullptr);
     // Only the last sleeper resets the bell, so that one ring ends all sleeps.
-    if (sleepers_.fetch_sub(1) != 1 || !(asks[0].revents & POLLIN)) return;
+    if (sleepers_.fetch_sub(1) != 1 || !(fds[0].revents & POLLIN)) return;
     uint64_t rings;
     [[maybe_unused]] const ssize_t got = read(fd_.get(), &rings, sizeof rings);
   }

@@ -23,12 +23,12 @@ class CallLabels {
 
   static bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
 
-  /// Records the operation that begins here and its label. The last few are kept for peers that ask.
+  /// Records the operation that begins here and its label. The last few are kept for peers that request them.
   void begin(uint32_t op, const Label& label) { here_[op % here_.size()] = {op, label}; }
   /// This rank's label of an operation, if it is one of the last ones.
   std::optional<Label> here(uint32_t op) const {
-    const auto& [known, label] = here_[op % here_.size()];
-    return known == op ? std::optional(label) : std::nullopt;
+    const auto& [number, label] = here_[op % here_.size()];
+    return number == op ? std::optional(label) : std::nullopt;
   }
   /// All operations before this one have ended here.
   void end_before(uint32_t op) { ended_ = op; }

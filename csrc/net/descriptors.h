@@ -9,7 +9,7 @@ namespace nvx::net {
 /// otherwise doubles a full table when the next descriptor is opened. In a process with threads, that open() waits
 /// until every processor has passed through the scheduler, and so does every thread that opens a descriptor or waits
 /// for a lock of the opener. This takes milliseconds, but seconds if many processes share few processors, and peers
-/// hear nothing meanwhile.
+/// get no answer meanwhile.
 void make_room_for_descriptors(size_t more);
 
 /// The sockets that an epoll watches, itself or through epolls inside it, such as the event descriptor of a UCX worker.

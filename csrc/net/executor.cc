@@ -11,7 +11,7 @@ namespace {
 
 using Cause = ScheduleRun::Verdict::Cause;
 
-constexpr int kLooksBetweenLabels = int(std::chrono::seconds(1) / kWatchInterval);
+constexpr int kChecksBetweenLabels = int(std::chrono::seconds(1) / kWatchInterval);
 
 bool overlap(const std::byte* a, size_t an, const std::byte* b, size_t bn) {
   return an != 0 && bn != 0 && a < b + bn && b < a + an;
@@ -311,7 +311,7 @@ int ScheduleRun::waits_first_for() const {
   return place < 0 ? -1 : rank_of(place);
 }
 
-std::vector<int> ScheduleRun::unheard() const {
+std::vector<int> ScheduleRun::not_called() const {
   std::vector<int> ranks;
   for (uint32_t i = first_; i != behind_; ++i) {
     const Flight& flight = flights_[i % kMaxDepth];
@@ -330,10 +330,10 @@ void ScheduleRun::check_peers() {
       refuse({Cause::kLost, rank});
       continue;
     }
-    port_.ask(rank);
-    if (looks_ % kLooksBetweenLabels == 0) port_.show_label(rank, args_.op);
+    port_.ping(rank);
+    if (checks_ % kChecksBetweenLabels == 0) port_.send_label(rank, args_.op);
   }
-  ++looks_;
+  ++checks_;
   if (const auto clash = port_.calls().clash(args_.op)) refuse({Cause::kMismatch, clash->rank, clash->label});
 }
 

@@ -26,7 +26,7 @@ struct ScheduleArgs {
   std::byte* scratch = nullptr;
   kernel::ReduceFn reduce = nullptr;
   /// All three are in memory of a device, which the host never reads or writes: the schedule only moves data between
-  /// ranks, and a message is sent when its receiver has said that its place is free. The same on all ranks.
+  /// ranks, and a message is sent when its receiver has announced that its place is free. The same on all ranks.
   bool on_device = false;
   Label label{};
   uint32_t op = 0;        ///< the group's operation between hosts
@@ -58,7 +58,7 @@ class ScheduleRun final : public Sender {
   /// The ranks whose messages it waits for, and those that have not received its own; empty when it is done.
   std::vector<int> waits_for() const;
   /// Those of them that have to send something, and that are not known to have called this operation.
-  std::vector<int> unheard() const;
+  std::vector<int> not_called() const;
   /// The rank that the oldest step in flight waits for; -1: none.
   int waits_first_for() const;
   /// Checks the ranks that it waits for: pings them, and fails with the first that is lost.
@@ -134,7 +134,7 @@ class ScheduleRun final : public Sender {
     uint16_t sent = 0, received = 0;
   };
   std::vector<Messages> messages_;  // numbers of messages, by place
-  int looks_ = 0;
+  int checks_ = 0;
   bool given_up_ = false;  // nothing more begins or is received
   Verdict verdict_;
 };

@@ -66,8 +66,8 @@ void GroupPort::send(int rank, MessageHeader header, std::span<const std::byte> 
   messenger_->send(*there.peer, header, behind, body, sender, cookie);
 }
 
-void GroupPort::ask(int rank) {
-  if (const auto peer = process_of(rank)) messenger_->liveness().ask(*peer, group_, rank_, rank);
+void GroupPort::ping(int rank) {
+  if (const auto peer = process_of(rank)) messenger_->liveness().ping(*peer, group_, rank_, rank);
 }
 
 void GroupPort::disconnect(int rank, const char* why) {
@@ -105,10 +105,10 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
 
 void GroupPort::take_trouble(Rank& from, const MessageHeader& header, std::span<const std::byte> body) {
   constexpr uint64_t kMost = 1'000'000;
-  const auto told = FailureNote::read(body, int(ranks_.size()));
-  if (!told || !from.trouble.empty()) return;
-  from.trouble = told->cause;
-  if (told->code == Code::kTimeout && std::ranges::find(told->awaited, rank_) != told->awaited.end())
+  const auto note = FailureNote::read(body, int(ranks_.size()));
+  if (!note || !from.trouble.empty()) return;
+  from.trouble = note->cause;
+  if (note->code == Code::kTimeout && std::ranges::find(note->awaited, rank_) != note->awaited.end())
     from.gave_up_on_this = Clock::now() - std::chrono::milliseconds(std::min(header.value, kMost));
 }
 
@@ -146,16 +146,16 @@ void GroupPort::dropped(const MessageHeader& header, const std::byte* where) {
   }
 }
 
-void GroupPort::show_label(int rank, uint32_t op, Asks asks) {
+void GroupPort::send_label(int rank, uint32_t op, Reply reply) {
   const auto label = calls_.here(op);
   if (!label) return;
-  MessageHeader header(Kind::kLabel, asks == Asks::kYes);
+  MessageHeader header(Kind::kLabel, reply == Reply::kRequested);
   header.op = op;
   send(rank, header, std::as_bytes(std::span(&*label, 1)));
 }
 
 /// Compares a label with this rank's label of the same operation, if it has begun. A sender with a different label may
-/// wait for data that never comes, so this rank shows it its own label.
+/// wait for data that never comes, so this rank sends it its own label.
 void GroupPort::take_label(const MessageHeader& header, std::span<const std::byte> whole) {
   const auto label = read_behind_header<Label>(whole);
   if (!label) return;
@@ -163,9 +163,9 @@ void GroupPort::take_label(const MessageHeader& header, std::span<const std::byt
   const auto own = calls_.here(header.op);
   if (!own) return;
   if (*own != *label) {
-    if (calls_.note_clash({int(header.from), header.op, *label})) show_label(int(header.from), header.op);
+    if (calls_.note_clash({int(header.from), header.op, *label})) send_label(int(header.from), header.op);
   } else if (header.value != 0) {
-    show_label(int(header.from), header.op, Asks::kNo);
+    send_label(int(header.from), header.op, Reply::kNone);
   }
 }
 
@@ -199,9 +199,9 @@ Clock::duration GroupPort::silence(int rank) const {
   return peer ? messenger_->liveness().silence_of(*peer) : Clock::duration(0);
 }
 
-std::string GroupPort::unheard(int rank) {
+std::string GroupPort::obstacle(int rank) {
   const auto peer = process_of(rank);
-  return peer ? messenger_->unheard(*peer) : "";
+  return peer ? messenger_->obstacle(*peer) : "";
 }
 
 void GroupPort::poison(const Failure& why, const std::vector<int>& ranks) {
@@ -211,7 +211,7 @@ void GroupPort::poison(const Failure& why, const std::vector<int>& ranks) {
   }
 }
 
-void GroupPort::tell_trouble(const Failure& what) {
+void GroupPort::report_trouble(const Failure& what) {
   static_assert(sizeof(FailureNote) <= Messenger::kMostCopied);
   if (left_ || trouble_) return;
   trouble_ = FailureNote::of(what);
@@ -221,12 +221,12 @@ void GroupPort::tell_trouble(const Failure& what) {
 
 void GroupPort::pass_trouble(int rank) {
   Rank& there = ranks_[size_t(rank)];
-  if (!trouble_ || !there.peer || std::exchange(there.told_trouble, true)) return;
+  if (!trouble_ || !there.peer || std::exchange(there.sent_trouble, true)) return;
   const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - troubled_);
   send(rank, {Kind::kTrouble, uint64_t(age.count())}, {}, trouble_->used());
 }
 
-/// A rank that pings this one waits for it, so it must be told of trouble.
+/// A rank that pings this one waits for it, so it must receive the report of trouble.
 void GroupPort::pinged_by(uint32_t rank, PeerId peer) {
   if (process_of(int(rank)) != peer) return;
   ranks_[rank].contacted = true;

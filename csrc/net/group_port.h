@@ -47,13 +47,13 @@ class GroupPort {
   Mail& mail() { return mail_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(messenger_->mutex());
-  /// Stops sending and receiving. Peers that ping the group learn that it is gone.
+  /// Stops sending and receiving. Pings of the group are answered with kGroupGone.
   void leave() REQUIRES(messenger_->mutex());
   /// As Messenger::send(), to a rank. A rank whose address is unknown counts as lost.
   void send(int rank, MessageHeader header, std::span<const std::byte> behind = {},
             std::span<const std::byte> body = {}, Sender* sender = nullptr, uint64_t cookie = 0)
       REQUIRES(messenger_->mutex());
-  void ask(int rank) REQUIRES(messenger_->mutex());
+  void ping(int rank) REQUIRES(messenger_->mutex());
   /// Closes the connection to a rank, so that the link releases buffers of a failed operation.
   void disconnect(int rank, const char* why = "a failed operation still had messages to it in flight")
       REQUIRES(messenger_->mutex());
@@ -67,9 +67,9 @@ class GroupPort {
   // --- runs
   void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
   void close(ScheduleRun& run) REQUIRES(messenger_->mutex()) { std::erase(runs_, &run); }
-  /// Shows a rank that is waited for this rank's label. If it calls something else, both ranks learn of it.
-  enum class Asks { kNo, kYes };
-  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(messenger_->mutex());
+  /// Sends a rank that is waited for this rank's label. If it calls something else, both ranks detect it.
+  enum class Reply { kNone, kRequested };
+  void send_label(int rank, uint32_t op, Reply reply = Reply::kRequested) REQUIRES(messenger_->mutex());
   /// Ends all operations before `op`. Messages for them that still arrive are late or a mismatch.
   void end_operation(uint32_t op) REQUIRES(messenger_->mutex());
 
@@ -80,15 +80,15 @@ class GroupPort {
   void on_failure(std::function<void(const ReportedFailure&)> handler) REQUIRES(messenger_->mutex());
   /// How a rank has ended: lost or left; nothing while it is alive.
   std::optional<Fate> fate(int rank) REQUIRES(messenger_->mutex());
-  /// How long a rank that is waited for has not answered pings; 0 if it was not asked.
+  /// How long a rank that is waited for has not answered pings; 0 if it was not pinged.
   Clock::duration silence(int rank) const REQUIRES(messenger_->mutex());
-  /// As Messenger::unheard(), for a rank.
-  std::string unheard(int rank) REQUIRES(messenger_->mutex());
+  /// As Messenger::obstacle(), for a rank.
+  std::string obstacle(int rank) REQUIRES(messenger_->mutex());
   /// Reports the group's failure on this rank to these ranks.
   void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(messenger_->mutex());
   /// Reports the failure of another group of this process to all ranks that wait for this one, now or later. Only the
   /// first call counts.
-  void tell_trouble(const Failure& what) REQUIRES(messenger_->mutex());
+  void report_trouble(const Failure& what) REQUIRES(messenger_->mutex());
   /// The text of such a report from a rank, or an empty text.
   const std::string& trouble(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].trouble; }
   /// When that rank gave up a wait of another group for this rank, according to its report.
@@ -116,7 +116,7 @@ class GroupPort {
     std::optional<PeerId> peer{};  // once its address is known
     bool contacted = false;
     bool left = false;
-    bool told_trouble = false;
+    bool sent_trouble = false;
     std::string trouble{};
     std::optional<Clock::time_point> gave_up_on_this{};
     uint64_t monitored = 0;

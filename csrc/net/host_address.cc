@@ -52,7 +52,7 @@ int connect_to(int fd, HostAddress host) {
   return connect(fd, reinterpret_cast<const sockaddr*>(&at), bytes);
 }
 
-/// Whether an error means that there is no route. Others do not tell: no free descriptor, or a filter.
+/// Whether an error means that there is no route. Others do not show it: no free descriptor, or a filter.
 bool means_no_route(int error) {
   return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
 }

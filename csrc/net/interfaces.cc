@@ -155,7 +155,7 @@ Failure none_named(const InterfaceRule& rule, std::span<const Interface> present
                            " names no interface that is up on this host, where there " +
                            (names.empty() ? "is none" : (present.size() == 1 ? "is " : "are ") + joined(names));
   if (rule.own) return {.code = Code::kInvalid, .cause = what, .advice = "name one of them, or unset it"};
-  return {Code::kInvalid, what + "; UCX chooses, as NVX_DEBUG=info tells, unless NVX_SOCKET_IFNAME names one"};
+  return {Code::kInvalid, what + "; UCX chooses (NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one"};
 }
 
 }  // namespace nvx::net

@@ -83,11 +83,11 @@ class Link {
   virtual void admit(std::span<const AddressPrefix> addresses) { (void)addresses; }
 
   /// Whether the message for which place() or arrived() is being called may come from this peer, forgotten or not. A
-  /// link that does not know who sends to it says yes.
+  /// link that cannot identify senders returns true.
   virtual bool sent_by(PeerId peer) const { return (void)peer, true; }
 
   /// For a peer from which nothing has ever arrived: the likely obstacle and the variable to set; empty if unknown.
-  virtual std::string why_unheard(PeerId peer) { return (void)peer, std::string(); }
+  virtual std::string obstacle(PeerId peer) { return (void)peer, std::string(); }
 
   /// Starts to send. Never blocks and never fails; done() reports errors.
   virtual void post(Post& post) = 0;
@@ -109,13 +109,13 @@ class Link {
 
   /// Bodies and places in this range are in device memory from now on: the link copies none of them, so the receiver
   /// has to give each such message a place, however short it is. Returns the reason if the link moves host memory
-  /// alone; empty: it moves both. An empty range only asks.
+  /// alone; empty: it moves both. An empty range only queries it.
   virtual std::string use_device_memory(std::span<const std::byte> range) {
     return (void)range, "the link to other hosts reads and writes host memory alone";
   }
 
   /// How long a spinner waits after an idle progress(): each call may slow the thread that delivers a message.
-  virtual std::chrono::nanoseconds between_looks() const { return std::chrono::nanoseconds(0); }
+  virtual std::chrono::nanoseconds poll_interval() const { return std::chrono::nanoseconds(0); }
 
   /// "UCX 1.22.0 (/usr/lib/libucp.so.0), tcp on eth0, host memory"
   virtual std::string describe() const = 0;

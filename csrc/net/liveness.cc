@@ -11,7 +11,7 @@
 namespace nvx::net {
 namespace {
 
-constexpr std::chrono::milliseconds kAskInterval{1000};
+constexpr std::chrono::milliseconds kPingInterval{1000};
 
 /// The content of a ping or a pong: its sender, so that the answer can be routed.
 struct PingBody {
@@ -28,9 +28,9 @@ MessageHeader header_of(Kind kind, uint64_t value, uint64_t group, uint32_t from
   return header;
 }
 
-MessageHeader pong_to(const MessageHeader& heard, Liveness::Answer value) {
-  MessageHeader pong = header_of(Kind::kPong, value, heard.group, heard.to, heard.from);
-  if (heard.kind == Kind::kPing) pong.op = heard.op;
+MessageHeader pong_to(const MessageHeader& header, Liveness::Answer value) {
+  MessageHeader pong = header_of(Kind::kPong, value, header.group, header.to, header.from);
+  if (header.kind == Kind::kPing) pong.op = header.op;
   return pong;
 }
 
@@ -51,23 +51,23 @@ void Liveness::note_sign_of_life(PeerId peer) {
   Signs& signs = signs_[peer];
   if (signs.warned) {
     NVX_LOG(kWarn, "%s, which gave no sign of life for %.1f s, is back", name_of(peer).c_str(),
-            in_seconds(Clock::now() - signs.asked_first));
+            in_seconds(Clock::now() - signs.pinged_first));
   }
   signs.waits_for_pong = signs.warned = false;
-  signs.heard = Clock::now();
+  signs.received = Clock::now();
 }
 
-/// Tells a peer that sends much that its data arrives: the answer to its ping would come after all of that data.
-void Liveness::heard(PeerId peer, const MessageHeader& header, bool has_body) {
+/// Confirms to a peer that sends much that its data arrives: the answer to its ping would come after all of that data.
+void Liveness::received(PeerId peer, const MessageHeader& header, bool has_body) {
   note_sign_of_life(peer);
   Signs& signs = signs_[peer];
-  if (!has_body || signs.heard - signs.confirmed < kAskInterval) return;
-  signs.confirmed = signs.heard;
+  if (!has_body || signs.received - signs.confirmed < kPingInterval) return;
+  signs.confirmed = signs.received;
   send(peer, pong_to(header, kGroupStands));
 }
 
 /// Answers a ping with whether its group still exists here. A process that this one has given up, but that is still
-/// alive, is told the reason, once: otherwise it would wait in vain and finally report this process as lost.
+/// alive, is sent the reason, once: otherwise it would wait in vain and finally report this process as lost.
 void Liveness::answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
   messenger_.mutex().held_by_caller();
   const auto sign = read_behind_header<PingBody>(whole);
@@ -77,9 +77,9 @@ void Liveness::answer(const MessageHeader& header, std::span<const std::byte> wh
   const PeerId from = it->second;
   if (!messenger_.link_->sent_by(from)) return;
   if (header.kind == Kind::kPing && !messenger_.lost_because(from).empty()) {
-    const auto same = [&](const auto& told) { return told.second == from; };
-    const bool told = messenger_.peers_[from].spare || std::ranges::any_of(given_up_, same);
-    if (!told) given_up_.emplace_back(header, from);  // this is a callback of the link
+    const auto same = [&](const auto& entry) { return entry.second == from; };
+    const bool notified = messenger_.peers_[from].spare || std::ranges::any_of(given_up_, same);
+    if (!notified) given_up_.emplace_back(header, from);  // this is a callback of the link
     return;
   }
   note_sign_of_life(from);
@@ -94,9 +94,9 @@ void Liveness::answer(const MessageHeader& header, std::span<const std::byte> wh
 void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body) {
   messenger_.mutex().held_by_caller();
   Signs& signs = signs_[peer];
-  if (header.op != 0 && header.op == signs.last_asked) signs.last_asked = 0;
+  if (header.op != 0 && header.op == signs.last_ping) signs.last_ping = 0;
   if (header.value == kGivenUp) {
-    if (signs.asked < signs.joined) return note_left(header);  // a newer group has connected to it since
+    if (signs.pinged < signs.joined) return note_left(header);  // a newer group has connected to it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), Messenger::kMostCopied));
     signs.has_given_up_this |= messenger_.lost_because(peer).empty();
     return messenger_.disconnect(peer, "considers this process lost: " + printable(why));
@@ -104,17 +104,17 @@ void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<c
   if (header.value == kGroupGone) note_left(header);
 }
 
-void Liveness::note_left(const MessageHeader& heard) {
+void Liveness::note_left(const MessageHeader& pong) {
   messenger_.mutex().held_by_caller();
-  GroupPort* port = messenger_.port_of(heard);
+  GroupPort* port = messenger_.port_of(pong);
   if (!port) return;
   port->mutex().held_by_caller();
-  port->note_left(heard.from);
+  port->note_left(pong.from);
 }
 
 void Liveness::settle() {
   for (const auto& [ping, peer] : std::exchange(given_up_, {})) {
-    contain("telling a process that it is considered lost", [&, &ping = ping, peer = peer] {
+    contain("notifying a process that it is considered lost", [&, &ping = ping, peer = peer] {
       messenger_.mutex().held_by_caller();
       const PingBody mine{messenger_.process_};
       messenger_.send_to_lost(peer, pong_to(ping, kGivenUp), std::as_bytes(std::span(&mine, 1)));
@@ -122,14 +122,15 @@ void Liveness::settle() {
   }
 }
 
-void Liveness::ask(PeerId peer, uint64_t group, int from, int to) {
+void Liveness::ping(PeerId peer, uint64_t group, int from, int to) {
   messenger_.mutex().held_by_caller();
   Signs& signs = signs_[peer];
   const auto now = Clock::now();
   if (!messenger_.lost_because(peer).empty()) return;
-  if (now - signs.asked > 3 * kAskInterval) signs.waits_for_pong = signs.warned = false;  // no thread has asked since
+  if (now - signs.pinged > 3 * kPingInterval)
+    signs.waits_for_pong = signs.warned = false;  // no thread has pinged since
   if (signs.waits_for_pong) {
-    const auto silent = now - signs.asked_first;
+    const auto silent = now - signs.pinged_first;
     if (silent > silence_) {
       const auto s = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
       return messenger_.disconnect(peer, "has given no sign of life for " + std::to_string(s) + " s");
@@ -143,14 +144,14 @@ void Liveness::ask(PeerId peer, uint64_t group, int from, int to) {
           name_of(peer, of_rank(to)).c_str(), in_seconds(silent), in_seconds(silence_));
     }
   }
-  if (now - signs.asked < kAskInterval) return;
-  if (!signs.waits_for_pong) signs.asked_first = now;
-  signs.asked = now;
+  if (now - signs.pinged < kPingInterval) return;
+  if (!signs.waits_for_pong) signs.pinged_first = now;
+  signs.pinged = now;
   signs.waits_for_pong = true;
   send(peer, header_of(Kind::kPing, 0, group, uint32_t(from), uint32_t(to)));
 }
 
-void Liveness::tell_gone(PeerId peer, uint64_t group, int from, int to) {
+void Liveness::announce_left(PeerId peer, uint64_t group, int from, int to) {
   messenger_.mutex().held_by_caller();
   if (!messenger_.lost_because(peer).empty()) return;
   send(peer, header_of(Kind::kPong, kGroupGone, group, uint32_t(from), uint32_t(to)));
@@ -168,28 +169,28 @@ PeerId Liveness::reconnect(PeerId peer) {
 Clock::duration Liveness::silence_of(PeerId peer) const {
   const Signs& signs = signs_[peer];
   const auto now = Clock::now();
-  const bool asked = signs.waits_for_pong && now - signs.asked <= 3 * kAskInterval;
-  return asked ? now - signs.asked_first : Clock::duration(0);
+  const bool pinged = signs.waits_for_pong && now - signs.pinged <= 3 * kPingInterval;
+  return pinged ? now - signs.pinged_first : Clock::duration(0);
 }
 
 /// All messages to a peer use one TCP connection (with UCX, if it uses one network device), so the answer to this last
 /// ping proves that everything before it has arrived.
-void Liveness::ask_last() {
+void Liveness::send_last_pings() {
   messenger_.mutex().held_by_caller();
   for (PeerId peer = 0; peer < signs_.size(); ++peer) {
     const Messenger::Peer& there = messenger_.peers_[peer];
     if (!there.has_sent || !there.lost.empty() || signs_[peer].warned) continue;
-    MessageHeader ping(Kind::kPing);
-    ping.op = signs_[peer].last_asked = ++questions_;
-    send(peer, ping);
+    MessageHeader header(Kind::kPing);
+    header.op = signs_[peer].last_ping = ++last_pings_;
+    send(peer, header);
   }
 }
 
 std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::duration timeout) const {
   messenger_.mutex().held_by_caller();
   for (PeerId peer = 0; peer < signs_.size(); ++peer) {
-    const bool silent = Clock::now() - std::max(began, signs_[peer].heard) > timeout;
-    if (signs_[peer].last_asked != 0 && !silent && messenger_.lost_because(peer).empty()) return peer;
+    const bool silent = Clock::now() - std::max(began, signs_[peer].received) > timeout;
+    if (signs_[peer].last_ping != 0 && !silent && messenger_.lost_because(peer).empty()) return peer;
   }
   return std::nullopt;
 }
@@ -221,7 +222,7 @@ std::string Liveness::fate(uint64_t global_rank) {
   std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
   if (it->second.empty()) return "";
   const Met& met = it->second.back();
-  ask(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
+  ping(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
   messenger_.progress();
   const std::string& lost = messenger_.lost_because(met.peer);
   return lost.empty() ? "" : met.known_as + " is lost: " + lost;

@@ -30,30 +30,30 @@ class Liveness {
   /// A group has connected to the peer, which may be a new one.
   void joined(PeerId peer);
   /// A message of a group has arrived from the peer.
-  void heard(PeerId peer, const MessageHeader& header, bool has_body);
+  void received(PeerId peer, const MessageHeader& header, bool has_body);
   void answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
   /// Sends the answers that a callback of the link could not send.
   void settle();
 
   /// Pings a peer if it has sent nothing lately, and counts it as lost if it has not answered for too long.
-  void ask(PeerId peer, uint64_t group, int from, int to);
+  void ping(PeerId peer, uint64_t group, int from, int to);
   /// The peer of the same process: a new one if this one is lost, as its process may live.
   PeerId reconnect(PeerId peer);
   std::chrono::milliseconds silence() const { return silence_; }
-  bool has_heard(PeerId peer) const { return signs_[peer].heard != Clock::time_point(); }
-  /// How long it has not answered pings; 0 if it was not asked.
+  bool has_received(PeerId peer) const { return signs_[peer].received != Clock::time_point(); }
+  /// How long it has not answered pings; 0 if it was not pinged.
   Clock::duration silence_of(PeerId peer) const;
   /// Whether the peer is lost because it considers this process lost.
   bool has_given_up_this(PeerId peer) const { return signs_[peer].has_given_up_this; }
-  /// Tells a peer, unasked, that the rank `from` has left the group.
-  void tell_gone(PeerId peer, uint64_t group, int from, int to);
+  /// Sends a peer an unsolicited pong: the rank `from` has left the group.
+  void announce_left(PeerId peer, uint64_t group, int from, int to);
   /// For the end of the process: pings the peers to which anything was sent, and names one that has not answered and
   /// has given a sign of life within `timeout`.
-  void ask_last();
+  void send_last_pings();
   std::optional<PeerId> open_peer(Clock::time_point began, Clock::duration timeout) const;
 
   /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `known_as` describes
-  /// the peer in messages. `has_left_job`, for the group of the whole job: asks the rank whether it has destroyed it.
+  /// the peer in messages. `has_left_job`, for the group of the whole job: queries whether the rank has destroyed it.
   void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as,
             std::function<bool()> has_left_job = {});
   /// Whether the rank has destroyed the group of the whole job, which stands here, as of its last answer.
@@ -69,12 +69,12 @@ class Liveness {
  private:
   struct Signs {
     bool has_given_up_this = false;  // it is lost because it considers this process lost
-    uint32_t last_asked = 0;         // the number of ask_last()'s unanswered ping
+    uint32_t last_ping = 0;          // the number of send_last_pings()'s unanswered ping
     Clock::time_point joined{};      // when a group last connected to it
-    Clock::time_point heard{};       // when a message last arrived from it
+    Clock::time_point received{};    // when a message last arrived from it
     Clock::time_point confirmed{};   // when it last received an unsolicited pong
-    Clock::time_point asked{};
-    Clock::time_point asked_first{};  // the first unanswered ping
+    Clock::time_point pinged{};
+    Clock::time_point pinged_first{};  // the first unanswered ping
     bool waits_for_pong = false;
     bool warned = false;
   };
@@ -88,13 +88,13 @@ class Liveness {
   void send(PeerId peer, const MessageHeader& header);
   void note_sign_of_life(PeerId peer);
   void take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body);
-  void note_left(const MessageHeader& heard);
+  void note_left(const MessageHeader& pong);
 
   Messenger& messenger_;
   const std::chrono::milliseconds silence_;
   std::deque<Signs> signs_;                                 // by PeerId
-  std::vector<std::pair<MessageHeader, PeerId>> given_up_;  // the peers to be told that they are lost, and their pings
-  uint32_t questions_ = 0;                                  // of ask_last()
+  std::vector<std::pair<MessageHeader, PeerId>> given_up_;  // the peers to notify of their loss, and their pings
+  uint32_t last_pings_ = 0;                                 // of send_last_pings()
   std::unordered_map<uint64_t, std::vector<Met>> met_;      // in the order of their groups
 };
 

@@ -57,7 +57,7 @@ std::shared_ptr<Messenger> Messenger::opened() {
 Messenger::Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
     : link_(std::move(link)),
       segment_bytes_(link_->segment_bytes()),
-      between_looks_(link_->between_looks()),
+      poll_interval_(link_->poll_interval()),
       process_(random_value<ProcessId>()),
       liveness_(*this, silence) {
   link_->listen(*this);
@@ -282,7 +282,7 @@ void Messenger::arrived(std::span<const std::byte> whole, std::span<const std::b
   if (!port) return;  // its group is gone here
   port->mutex().held_by_caller();
   port->arrived(*header, whole, body);
-  if (const auto from = port->process_of(int(header->from))) liveness_.heard(*from, *header, !body.empty());
+  if (const auto from = port->process_of(int(header->from))) liveness_.received(*from, *header, !body.empty());
 }
 
 void Messenger::send_to_lost(PeerId id, const MessageHeader& header, std::span<const std::byte> behind) {
@@ -298,18 +298,18 @@ void Messenger::send_to_lost(PeerId id, const MessageHeader& header, std::span<c
 }
 
 void Messenger::finish() {
-  constexpr std::chrono::seconds kMostSilence{5}, kMost{300}, kSayAfter{1};
+  constexpr std::chrono::seconds kMostSilence{5}, kMost{300}, kLogAfter{1};
   constexpr std::chrono::milliseconds kNap{10};
   const auto began = Clock::now();
   const auto timeout = std::min<Clock::duration>(liveness_.silence(), kMostSilence);
   MutexLock lock(mutex_);
-  liveness_.ask_last();
-  bool said = false;
+  liveness_.send_last_pings();
+  bool logged = false;
   for (;;) {
     const auto open = liveness_.open_peer(began, timeout);
     if (closed_ || Clock::now() - began >= kMost || !open) return;
-    if (!said && Clock::now() - began > kSayAfter) {
-      said = true;
+    if (!logged && Clock::now() - began > kLogAfter) {
+      logged = true;
       NVX_LOG(kInfo, "this process ends when %s has received everything, or after %.0f s without a sign of life",
               liveness_.name_of(*open).c_str(), std::chrono::duration<double>(timeout).count());
     }
@@ -317,14 +317,14 @@ void Messenger::finish() {
     const bool moved = progress();
     lock.unlock();
     if (!moved) sleep(kNap, seen);
-    if (stop_wanted()) return;
+    if (stop_requested()) return;
     lock.lock();
   }
 }
 
 // --- failure
 
-std::string Messenger::unheard(PeerId id) { return liveness_.has_heard(id) || closed_ ? "" : link_->why_unheard(id); }
+std::string Messenger::obstacle(PeerId id) { return liveness_.has_received(id) || closed_ ? "" : link_->obstacle(id); }
 
 void Messenger::lost(PeerId id, const std::string& why) {
   if (id >= peers_.size()) return;
@@ -337,7 +337,7 @@ void Messenger::lost(PeerId id, const std::string& why) {
 void Messenger::disconnect(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
-  peer.lost = (why.empty() ? "is lost" : why) + unheard(id);
+  peer.lost = (why.empty() ? "is lost" : why) + obstacle(id);
   // Traced only: a thread that waits for the peer reports the loss, and otherwise the peer may have left in good order.
   NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());
   to_forget_.push_back(id);  // this may be a callback of the link

@@ -102,7 +102,7 @@ class Messenger final : private Receiver {
   /// Why the peer is lost, or an empty text.
   const std::string& lost_because(PeerId peer) const REQUIRES(mutex_) { return peers_[peer].lost; }
   /// For a peer from which nothing has ever arrived: the likely obstacle and what to set; empty otherwise.
-  std::string unheard(PeerId peer) REQUIRES(mutex_);
+  std::string obstacle(PeerId peer) REQUIRES(mutex_);
 
  private:
   friend class Liveness;
@@ -110,7 +110,7 @@ class Messenger final : private Receiver {
     ProcessId process = 0;
     std::vector<std::byte> address{};  // of the link
     std::string lost{};                // the reason, if it is lost
-    std::optional<PeerId> spare{};     // a second connection, over which it was told that it is lost
+    std::optional<PeerId> spare{};     // a second connection, over which it was notified of its loss
     std::optional<PeerId> spare_of{};  // set if this is such a connection
     bool has_sent = false;             // whether anything was sent to it
   };
@@ -135,7 +135,7 @@ class Messenger final : private Receiver {
   void detach(const Sender* sender) REQUIRES(mutex_);
 
   Outgoing& outgoing(PeerId to, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
-  /// Tells a lost peer the reason over a second connection, which stays.
+  /// Sends a lost peer the reason over a second connection, which stays.
   void send_to_lost(PeerId peer, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
   GroupPort* port_of(const MessageHeader& header) REQUIRES(mutex_);
   bool progress_all() REQUIRES(mutex_);
@@ -146,7 +146,7 @@ class Messenger final : private Receiver {
   Mutex mutex_;
   std::unique_ptr<Link> link_;
   const size_t segment_bytes_;
-  const std::chrono::nanoseconds between_looks_;
+  const std::chrono::nanoseconds poll_interval_;
   const ProcessId process_;
   std::deque<Peer> peers_ GUARDED_BY(mutex_);  // by PeerId, as the link numbers them
   std::unordered_map<ProcessId, PeerId> by_process_ GUARDED_BY(mutex_);
@@ -185,7 +185,7 @@ Waited Messenger::wait(auto ready, auto check_peers, int peer, const WaitRules& 
     const auto stop = Clock::now() + std::max<std::chrono::nanoseconds>(rules.spin->span(), kLeastSpin);
     do {
       if (attempt()) return rules.spin->hit(), Waited::kReached;
-      const auto next = Clock::now() + (moved ? std::chrono::nanoseconds(0) : between_looks_);
+      const auto next = Clock::now() + (moved ? std::chrono::nanoseconds(0) : poll_interval_);
       do relax();
       while (Clock::now() < next);
     } while (Clock::now() < stop);

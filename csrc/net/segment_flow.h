@@ -30,7 +30,7 @@ class SegmentFlow {
 
   /// Keeps a segment for a step that has not begun. Disconnects a sender that has exceeded its credit.
   void keep(const MessageHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
-  /// Notes that a rank is ready for a message to a device. Disconnects a rank that says so too often.
+  /// Notes that a rank is ready for a message to a device. Disconnects a rank that announces it too often.
   void note_ready(const MessageHeader& header);
   /// Whether a rank is ready for a message; forgets it.
   bool take_ready(const ScheduleRun& run, int to, uint16_t message);

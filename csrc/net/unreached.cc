@@ -5,7 +5,7 @@
 namespace nvx::net {
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenLooks{100};
+constexpr std::chrono::milliseconds kCheckInterval{100};
 
 }  // namespace
 
@@ -34,10 +34,10 @@ bool Unreached::holds(PeerId peer, std::span<const HostAddress> addresses) {
   return true;
 }
 
-std::vector<Unreached::News> Unreached::look_again() {
-  std::vector<News> news;
+std::vector<Unreached::Result> Unreached::recheck() {
+  std::vector<Result> results;
   const auto now = Clock::now();
-  if (waiting_.empty() || now < next_look_) return news;
+  if (waiting_.empty() || now < next_check_) return results;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     Waiting& waiting = it->second;
     const std::string why = why_out_of_reach(waiting.addresses);
@@ -52,15 +52,15 @@ std::vector<Unreached::News> Unreached::look_again() {
       continue;
     }
     const auto s = std::chrono::duration_cast<std::chrono::seconds>(waited).count();
-    news.push_back({it->first,
-                    why.empty() ? ""
-                                : "its host has been unreachable for " + std::to_string(s) + " s: " + why +
-                                      "; NVX_SOCKET_IFNAME names the interfaces to use",
-                    std::move(waiting.posts)});
+    results.push_back({it->first,
+                       why.empty() ? ""
+                                   : "its host has been unreachable for " + std::to_string(s) + " s: " + why +
+                                         "; NVX_SOCKET_IFNAME names the interfaces to use",
+                       std::move(waiting.posts)});
     it = waiting_.erase(it);
   }
-  next_look_ = Clock::now() + kBetweenLooks;  // independent of the duration of this check
-  return news;
+  next_check_ = Clock::now() + kCheckInterval;  // independent of the duration of this check
+  return results;
 }
 
 std::vector<Post*> Unreached::take(PeerId peer) {

@@ -13,12 +13,12 @@
 
 namespace nvx::net {
 
-/// Why a peer at these addresses and this process may not hear each other, and the variable to set. `dropped`: the
-/// number of packets from unknown addresses that this process has dropped.
+/// Why messages between a peer at these addresses and this process may not arrive, and the variable to set. `dropped`:
+/// the number of packets from unknown addresses that this process has dropped.
 std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dropped);
 
 /// The peers of a link to which there is currently no route, for example while a cable is unplugged, and the posts to
-/// them. UCX would give up connecting at once or after three seconds, and must not be asked again after that. So the
+/// them. UCX would give up connecting at once or after three seconds, and must not retry after that. So the
 /// posts wait here, and the route is checked from time to time, for a bounded time.
 class Unreached {
  public:
@@ -29,12 +29,12 @@ class Unreached {
   void keep(Post& post) { waiting_[post.to].posts.push_back(&post); }
 
   /// The result of a check: the peer is reachable if `why` is empty, and given up otherwise.
-  struct News {
+  struct Result {
     PeerId peer;
     std::string why;
     std::vector<Post*> posts;
   };
-  std::vector<News> look_again();
+  std::vector<Result> recheck();
   /// Removes a peer that is lost or forgotten and returns its posts.
   std::vector<Post*> take(PeerId peer);
   std::vector<Post*> take_all();
@@ -48,7 +48,7 @@ class Unreached {
   };
   const std::chrono::milliseconds timeout_;
   std::map<PeerId, Waiting> waiting_;
-  Clock::time_point next_look_{};
+  Clock::time_point next_check_{};
 };
 
 }  // namespace nvx::net

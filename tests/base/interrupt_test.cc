@@ -24,19 +24,19 @@ class Interrupt : public testing::Test {
 TEST_F(Interrupt, IsAskedForAtMostTenTimesASecond) {
   const auto began = std::chrono::steady_clock::now();
   int heard = 0;
-  while (heard < 4) heard += stop_wanted();
+  while (heard < 4) heard += stop_requested();
   EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(300));
   EXPECT_EQ(asked, 4);
 }
 
 TEST_F(Interrupt, IsAskedForOnTheMainThreadOnly) {
   std::thread([] {
-    for (int i = 0; i < 1000; ++i) EXPECT_FALSE(stop_wanted());
+    for (int i = 0; i < 1000; ++i) EXPECT_FALSE(stop_requested());
   }).join();
   EXPECT_EQ(asked, 0);
 }
 
-TEST(InterruptUnset, NobodyIsAsked) { EXPECT_FALSE(stop_wanted()); }
+TEST(InterruptUnset, NobodyIsAsked) { EXPECT_FALSE(stop_requested()); }
 
 }  // namespace
 }  // namespace nvx::test

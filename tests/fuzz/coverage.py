@@ -51,10 +51,10 @@ PARTS_OF = {
         ScheduleRun::claim ScheduleRun::take ScheduleRun::end_fetch ScheduleRun::verdict_on ScheduleRun::store
         ScheduleRun::place ScheduleRun::dropped""",
     "net/group_port.cc": """GroupPort::arrived GroupPort::take_segment GroupPort::place GroupPort::dropped
-        GroupPort::take_label GroupPort::show_label GroupPort::fail GroupPort::pinged_by GroupPort::pass_trouble
+        GroupPort::take_label GroupPort::send_label GroupPort::fail GroupPort::pinged_by GroupPort::pass_trouble
         GroupPort::note_left""",
     "net/header.h": "read_header read_behind_header",
-    "net/liveness.cc": """Liveness::note_sign_of_life Liveness::heard Liveness::answer Liveness::take_answer
+    "net/liveness.cc": """Liveness::note_sign_of_life Liveness::received Liveness::answer Liveness::take_answer
         Liveness::note_left Liveness::settle""",
     "net/messenger.cc": "Messenger::connect Messenger::port_of Messenger::place Messenger::dropped Messenger::arrived",
     "net/tcp/job_key.cc": "JobKey::sign JobKey::same",

@@ -130,8 +130,10 @@ void play(FuzzedDataProvider& from) {
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
       case 5: link->reads_posts = from.ConsumeBool(); break;
       case 6: port.end_operation(from.ConsumeIntegralInRange<uint32_t>(0, 3)); break;
-      case 7: port.ask(1); break;
-      case 8: port.tell_trouble({Code::kSystem, std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')}); break;
+      case 7: port.ping(1); break;
+      case 8:
+        port.report_trouble({Code::kSystem, std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')});
+        break;
       case 9:
         if (port.reported() && port.reported()->failure.cause.empty()) std::abort();
         if (port.trouble(1).size() > 1500 || (port.fate(1) && port.fate(1)->why.size() > 1500)) std::abort();

@@ -55,12 +55,12 @@ class Alone {
   net::ScheduleRun& run() { return *run_; }
   net::GroupPort& port() { return *port_; }
   std::optional<net::GroupPort::Fate> fate() { return hold(), port_->fate(1); }
-  void ask() { hold(), port_->ask(1); }
+  void ping() { hold(), port_->ping(1); }
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
   std::string trouble(int rank) { return hold(), port_->trouble(rank); }
   std::optional<Clock::time_point> gave_up_on_this() { return hold(), port_->gave_up_on_this(1); }
-  void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
+  void report_trouble(const std::string& what) { hold(), port_->report_trouble({Code::kTimeout, what}); }
   std::optional<net::GroupPort::ReportedFailure> told() { return hold(), port_->reported(); }
   void look() { hold(), messenger_->progress(); }
   std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
@@ -213,7 +213,7 @@ TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
 
 TEST(Signs, ProcessLosesAPeerThatHasGivenItUp) {
   Begun alone;
-  alone.ask();
+  alone.ping();
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
@@ -222,7 +222,7 @@ TEST(Signs, ProcessLosesAPeerThatHasGivenItUp) {
 
 TEST(Signs, PeersReasonIsCutToOnePrintableLine) {
   Begun alone;
-  alone.ask();
+  alone.ping();
   alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'))});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
@@ -241,7 +241,7 @@ TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
     return std::count_if(alone.link().sent.begin(), alone.link().sent.end(),
                          [](const Sent& sent) { return sent.read().kind == Kind::kTrouble; });
   };
-  alone.tell_trouble("another one");
+  alone.report_trouble("another one");
   EXPECT_EQ(told(), 1) << "rank 1, which has been talked to";
   Sent question = from_process(Kind::kPing, 0);
   alone.come({question, question});
@@ -270,7 +270,7 @@ TEST(Signs, ATimeoutOfAnotherGroupTellsWhomItWaitedForAndWhen) {
 
 TEST(Signs, LateAskerLearnsOfEarlierTrouble) {
   Alone alone;
-  alone.tell_trouble("another one");
+  alone.report_trouble("another one");
   EXPECT_TRUE(alone.link().sent.empty()) << "nobody waits";
   alone.link().to_come.push_back(from_process(Kind::kPing, 0));
   alone.look();

@@ -34,7 +34,7 @@ struct Core {
         owner(std::move(owner)) {}
 
   static GroupOptions without_set_up(GroupOptions all) {
-    all.unwanted = nullptr;
+    all.aborted = nullptr;
     return all;
   }
   /// Numbers an operation when it is issued, in the order of the program.
@@ -45,7 +45,7 @@ struct Core {
   }
   ShmRegistry& shm() const { return *members.shm; }
 
-  const GroupOptions options;                 ///< `unwanted` is empty: it may own objects of the caller
+  const GroupOptions options;                 ///< `aborted` is empty: it may own objects of the caller
   const std::unique_ptr<GroupStatus> status;  ///< never null
   const Members members;
   std::unique_ptr<net::GroupPort> port;  ///< null if all ranks are on one host

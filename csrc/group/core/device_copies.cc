@@ -93,7 +93,7 @@ bool DeviceCopies::progress() {
     }
     if (flying_.empty()) return false;
     std::erase_if(flying_, [this](const auto& copy) { return advance(copy); });
-    if (Clock::now() >= news_ + kMoment) return !flying_.empty();
+    if (Clock::now() >= last_change_ + kMoment) return !flying_.empty();
   }
 }
 
@@ -110,7 +110,7 @@ bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
       if (idle_.empty()) return false;
       copy->work_ = std::move(idle_.back());
       idle_.pop_back();
-      news_ = Clock::now();
+      last_change_ = Clock::now();
       for (const DeviceCopy::Piece& piece : copy->pieces) {
         copy->work_->copy(piece.to, piece.from, piece.bytes);
         copy->begun_ = true;
@@ -118,7 +118,7 @@ bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
     }
     const Clock::time_point now = Clock::now();
     if (!copy->work_->drain({now, now})) return false;
-    news_ = now;
+    last_change_ = now;
     idle_.push_back(std::move(copy->work_));
     end(*copy, DeviceCopy::State::kEnded, {});
   } catch (const std::exception& error) {

@@ -101,8 +101,8 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
   // Of the polling thread:
   Copies flying_;
   std::vector<std::unique_ptr<DeviceWork>> idle_;
-  Status lost_;             // why a copy was lost; none begins after that
-  Clock::time_point news_;  // when a copy last began or ended
+  Status lost_;                    // why a copy was lost; none begins after that
+  Clock::time_point last_change_;  // when a copy last began or ended
 };
 
 }  // namespace nvx

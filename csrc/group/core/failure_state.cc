@@ -24,7 +24,7 @@ std::string silence_of(const Members& members, net::GroupPort* port, int rank) {
   MutexLock lock(port->mutex());
   const double span = std::chrono::duration<double>(port->silence(rank)).count();
   if (span < 1) return "";
-  return "; " + members.rank_name(rank) + " gives no sign of life for " + seconds(span) + port->unheard(rank);
+  return "; " + members.rank_name(rank) + " gives no sign of life for " + seconds(span) + port->obstacle(rank);
 }
 
 /// The failure of another group of that rank's process, in words; empty if the rank has reported none.
@@ -99,7 +99,7 @@ Status FailureState::fail(Failure failure) {
   lock.unlock();
   status_.fail(failure.cause);
   act_(first);
-  if (port_ && !closed()) tell_other_hosts(*port_, members_.topology, failure);
+  if (port_ && !closed()) notify_other_hosts(*port_, members_.topology, failure);
   report_to_other_groups(failure);
   // A launcher that sees a rank die kills the others, often before the program has printed the exception.
   if (first.code() == Code::kPeerDied && !reporting_to_others) {
@@ -263,7 +263,7 @@ Status FailureState::check_peers() {
 }
 
 bool FailureState::check_interrupt() {
-  if (forked() || !stop_wanted()) return false;
+  if (forked() || !stop_requested()) return false;
   (void)fail(diagnosis_.interrupted());
   return true;
 }
@@ -394,7 +394,7 @@ void FailureState::on_failure_of_other_group(const std::vector<Lost>& lost, cons
   }
   if (!port_) return;
   MutexLock lock(port_->mutex());
-  port_->tell_trouble(trouble);
+  port_->report_trouble(trouble);
 }
 
 bool FailureState::fail_as_lost(const Lost& lost) {

@@ -226,7 +226,7 @@ void DeviceCommunicator::check_while_waiting(int writer) {
   (void)failures.check_reports();
   if (failures.check_interrupt() || failures.failed()) throw Error(failures.failure());
   if (const Status alive = failures.check_alive(); !alive.ok()) throw Error(alive);
-  look_for_deaths(core_.options, writer);
+  check_for_deaths(core_.options, writer);
 }
 
 void DeviceCommunicator::warn_of_missing(Store& store, const std::string& come, const Deadline& deadline) {

@@ -63,7 +63,7 @@ void DeviceCommunicator::check_far_ranks() {
     MutexLock lock(port.mutex());
     for (size_t s = 0; s < ranks_.size() && !lost; ++s) {
       if (!is_far(int(s))) continue;
-      port.ask(ranks_[s]);
+      port.ping(ranks_[s]);
       if (auto fate = port.fate(ranks_[s]); fate && !fate->left()) lost = std::move(fate);
     }
   }
@@ -85,7 +85,7 @@ void DeviceCommunicator::announce_leaving() {
   MutexLock lock(port.mutex());
   for (size_t s = 0; s < ranks_.size(); ++s) {
     if (const auto peer = is_far(int(s)) ? port.process_of(ranks_[s]) : std::nullopt)
-      port.messenger().liveness().tell_gone(*peer, members_.id, members_.rank, ranks_[s]);
+      port.messenger().liveness().announce_left(*peer, members_.id, members_.rank, ranks_[s]);
   }
 }
 

@@ -249,7 +249,7 @@ Status Hierarchical::finish(Call& call) {
   core_.failures.set_report_grace(kReportGraceHosts);
   const auto check_peers = [&] {
     run.check_peers();
-    const std::vector<int> unheard = run.unheard(), awaited = unheard.empty() ? run.waits_for() : unheard;
+    const std::vector<int> not_called = run.not_called(), awaited = not_called.empty() ? run.waits_for() : not_called;
     if (awaited.empty()) return;
     core_.status->slept(awaited.front(), kWatchInterval);
     core_.status->sleeps(awaited.front());
@@ -289,7 +289,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
   {
     MutexLock lock(port_.mutex());
     v = run.verdict();
-    whom.ranks = run.unheard();
+    whom.ranks = run.not_called();
     if (whom.ranks.empty()) {  // they have called too, and wait for others, which report first
       whom.ranks = run.waits_for();
       whom.called = !whom.ranks.empty();

@@ -15,8 +15,8 @@ constexpr std::chrono::milliseconds kNoteGrace{500};
 constexpr int64_t kMostHosts = 128;  // that the first one meets: each takes two sockets of it
 
 /// Whether the group has other hosts, according to the launcher or, if its ranks are numbered in the job, to the name
-/// that was given to this host. Otherwise the first rank to come learns of them only when they come, and nobody notices
-/// if it has ended by then.
+/// that was given to this host. Otherwise the first rank to come finds them only when they come, and no rank notices if
+/// it has ended by then.
 bool has_other_hosts(const GroupOptions& options) {
   const char* const here = std::getenv("LOCAL_WORLD_SIZE");
   const int ranks = here ? std::atoi(here) : 0;
@@ -24,8 +24,8 @@ bool has_other_hosts(const GroupOptions& options) {
   return (!options.global_ranks.empty() && named) || (ranks > 0 && ranks < options.size);
 }
 
-/// Whether this process knows the processes of all other ranks from groups that stand.
-bool knows_all(const GroupOptions& options) {
+/// Whether this process has met the processes of all other ranks in groups that stand.
+bool has_met_all(const GroupOptions& options) {
   const auto messenger = messenger_of(options);
   for (int r = 0; r < options.size; ++r) {
     if (r == options.rank || met_before(options, r)) continue;
@@ -41,15 +41,15 @@ bool knows_all(const GroupOptions& options) {
 void FarMeeting::enter(int64_t generation, const Hello& own, bool leads) {
   generation_ = generation;
   own_ = own;
-  known_.clear();
+  hosts_.clear();
   met_.clear();
   lost_.clear();
   messenger_.reset();
   standing_ = std::make_shared<bool>(true);
-  looks_ = leads && !knows_all(options_);
-  if (!looks_) return;
+  searches_ = leads && !has_met_all(options_);
+  if (!searches_) return;
   host_ = store_.add(key(kCount), 1);
-  looks_ = host_ <= kMostHosts;
+  searches_ = host_ <= kMostHosts;
   if (host_ == kFirst && (has_other_hosts(options_) || messenger_of(options_))) open();
   next_ = {};
   proceed();
@@ -61,7 +61,7 @@ Clock::duration FarMeeting::pause() const {
 }
 
 void FarMeeting::proceed() {
-  if (!looks_ || Clock::now() < next_) return;
+  if (!searches_ || Clock::now() < next_) return;
   next_ = Clock::now() + pause();
   const int64_t hosts = host_ == kFirst ? std::min(store_.add(key(kCount), 0), kMostHosts) : host_;
   if (hosts == 1) return;
@@ -70,7 +70,7 @@ void FarMeeting::proceed() {
   if (host_ == kFirst) {
     for (int64_t host = 2; host <= hosts; ++host) (void)meet(host);
   } else {
-    looks_ = !meet(kFirst);
+    searches_ = !meet(kFirst);
   }
 }
 
@@ -78,25 +78,25 @@ bool FarMeeting::has_met(int rank) const {
   return std::ranges::any_of(met_, [&](const Met& met) { return met.rank == rank; });
 }
 
-void FarMeeting::look(int known, bool at_once) {
-  for (const auto& [rank, peer, place, asked_from] : met_) {
+void FarMeeting::check(int earlier, bool at_once) {
+  for (const auto& [rank, peer, place, pinged_from] : met_) {
     MutexLock lock(messenger_->mutex());
-    if (Clock::now() >= asked_from || messenger_->liveness().has_heard(peer))
-      ask(*messenger_, peer, rank, place, at_once);
+    if (Clock::now() >= pinged_from || messenger_->liveness().has_received(peer))
+      ping(*messenger_, peer, rank, place, at_once);
   }
   const auto messenger = messenger_of(options_);
-  if (!messenger || size_t(known) >= options_.processes.size() || has_met(known)) return;
-  const auto& [id, place, near, far] = options_.processes[size_t(known)];
+  if (!messenger || size_t(earlier) >= options_.processes.size() || has_met(earlier)) return;
+  const auto& [id, place, near, far] = options_.processes[size_t(earlier)];
   if (!far) return;
   MutexLock lock(messenger->mutex());
-  const auto [peer, is_first] = asked_.try_emplace(known, *far);
+  const auto [peer, is_first] = earlier_.try_emplace(earlier, *far);
   if (is_first) peer->second = messenger->liveness().reconnect(*far);
-  ask(*messenger, peer->second, known, place, at_once);
+  ping(*messenger, peer->second, earlier, place, at_once);
 }
 
-void FarMeeting::ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place, bool at_once) {
+void FarMeeting::ping(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place, bool at_once) {
   messenger.mutex().held_by_caller();
-  messenger.liveness().ask(peer, /*group=*/0, /*from=*/0, rank);
+  messenger.liveness().ping(peer, /*group=*/0, /*from=*/0, rank);
   messenger.progress();
   const std::string& lost = messenger.lost_because(peer);
   if (lost.empty() || messenger.liveness().has_given_up_this(peer)) return;  // the latter will connect anew
@@ -125,7 +125,7 @@ std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options) {
 /// Leaves errors to SetUp::open_port(), which throws them once all hosts are known.
 void FarMeeting::open() {
   contain_and([this] { messenger_ = options_.messenger ? options_.messenger() : net::Messenger::here(store_.host()); },
-              [this](const std::exception*) { looks_ = false; });
+              [this](const std::exception*) { searches_ = false; });
   if (!messenger_) return;
   std::vector<uint8_t> value = encode({&own_, 1});
   for (const std::byte byte : messenger_->address()) value.push_back(uint8_t(byte));
@@ -133,25 +133,25 @@ void FarMeeting::open() {
 }
 
 /// Meets the rank that leads that host, if it has written its address; returns whether it has. A rank of this host is
-/// known through its process.
+/// watched through its process.
 bool FarMeeting::meet(int64_t host) {
-  if (known_.contains(host)) return true;
+  if (hosts_.contains(host)) return true;
   const auto value = store_.get(key(std::to_string(host)), std::chrono::milliseconds(0));
   if (!value) return false;
-  known_.insert(host);
-  const std::span<const uint8_t> said(*value);
-  const Hello hello = decode_first(said);
+  hosts_.insert(host);
+  const std::span<const uint8_t> bytes(*value);
+  const Hello hello = decode_first(bytes);
   const bool elsewhere = hello.host != own_.host && hello.ranks == own_.ranks;
   if (!elsewhere || hello.rank < 0 || hello.rank >= options_.size) return true;
   messenger_->admit(sources_of(hello, own_));
-  contain_and([&] { know(hello, std::as_bytes(said.subspan(sizeof hello))); },
+  contain_and([&] { connect(hello, std::as_bytes(bytes.subspan(sizeof hello))); },
               [](const std::exception*) {});  // SetUp::open_port() throws it
   return true;
 }
 
-/// The other side drops packets from here, and warns, until it has met this rank too. The first host to come looks
-/// often for others, so these ask it soon, and it asks only those from which it has heard nothing.
-void FarMeeting::know(const Hello& hello, std::span<const std::byte> address) {
+/// The other side drops packets from here, and warns, until it has met this rank too. The first host to come checks
+/// often for others, so these ping it soon, and it pings late those from which nothing has arrived.
+void FarMeeting::connect(const Hello& hello, std::span<const std::byte> address) {
   const auto soon = 2 * pause(), later = std::max<Clock::duration>(std::chrono::seconds(1), 4 * soon);
   MutexLock lock(messenger_->mutex());
   const net::PeerId peer = messenger_->connect(address);

@@ -16,10 +16,10 @@
 
 namespace nvx {
 
-/// The hosts of a group in its set-up, unless this rank knows all others from groups that stand. The ranks that lead
+/// The hosts of a group in its set-up, unless this rank has met all others in groups that stand. The ranks that lead
 /// the first 128 hosts to come exchange addresses with the first of them before all ranks have come, and they ping each
 /// other, so a rank that ends alone on its host is noticed too. Ranks of one host open no messenger, unless it is open
-/// already, or the launcher or, if the ranks are numbered in the job, `NVX_HOST_ID` tells of other hosts.
+/// already, or the launcher or, if the ranks are numbered in the job, `NVX_HOST_ID` implies other hosts.
 class FarMeeting {
  public:
   /// `store` and `options` must outlive it.
@@ -30,17 +30,17 @@ class FarMeeting {
   /// For waits, which call it repeatedly: opens the messenger once a second host has come, and meets the others.
   void proceed();
   /// Throws if a rank that this one has met is lost. Of the ranks that only an earlier group has met, it checks only
-  /// `known`, since a check opens a connection. A rank of its own host can tell more, so a loss is thrown half a second
-  /// after it was seen, unless `at_once`.
-  void look(int known, bool at_once = false);
+  /// `earlier`, since a check opens a connection. A rank of its own host may leave a more exact note, so a loss is
+  /// thrown half a second after it was seen, unless `at_once`.
+  void check(int earlier, bool at_once = false);
   bool has_met(int rank) const;
 
  private:
   Clock::duration pause() const;
   void open();
   bool meet(int64_t host);
-  void know(const Hello& hello, std::span<const std::byte> address);
-  void ask(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place, bool at_once);
+  void connect(const Hello& hello, std::span<const std::byte> address);
+  void ping(net::Messenger& messenger, net::PeerId peer, int rank, const std::string& place, bool at_once);
   /// Worlds of several sizes may meet over one store.
   std::string key(const std::string& what) const {
     return key_in(generation_, "hosts/" + std::to_string(options_.size) + "/" + what);
@@ -53,18 +53,18 @@ class FarMeeting {
   const GroupOptions& options_;
   Hello own_;
   int64_t generation_ = 0;
-  bool looks_ = false;       // for other hosts
+  bool searches_ = false;    // for other hosts
   int64_t host_ = 0;         // the number of this host, in the order of their coming: the key of its address
-  std::set<int64_t> known_;  // the hosts whose addresses it has read
+  std::set<int64_t> hosts_;  // the hosts whose addresses it has read
   struct Met {
     int rank;
     net::PeerId peer;
     std::string place;  // "pid 4711, host a01"
-    Clock::time_point asked_from;
+    Clock::time_point pinged_from;
   };
   std::vector<Met> met_;
-  std::map<int, net::PeerId> asked_;       // the ranks that only an earlier group has met
-  std::map<int, Clock::time_point> lost_;  // since when the ranks that are lost are known to be
+  std::map<int, net::PeerId> earlier_;     // the ranks that only an earlier group has met
+  std::map<int, Clock::time_point> lost_;  // when the loss of a rank was seen
   std::shared_ptr<net::Messenger> messenger_;
   std::shared_ptr<bool> standing_;  // see Liveness::meet()
   Clock::time_point next_{};

@@ -40,7 +40,7 @@ struct GroupOptions {
   std::string host;                            ///< overrides the host that this rank detects; for tests
   bool whole_job = false;                      ///< all other groups consist of ranks of this one
   std::chrono::milliseconds reminder{10'000};  ///< between log lines that name the ranks that set-up waits for
-  std::function<bool()> unwanted;              ///< called during set-up; gives up if it is true or throws Error
+  std::function<bool()> aborted;               ///< called during set-up; gives up if it is true or throws Error
   std::function<std::shared_ptr<net::Messenger>()> messenger;  ///< overrides the messenger of the process; for tests
 };
 

@@ -83,18 +83,18 @@ std::optional<Failure> HostMeeting::reason() const {
       .value_or(unreadable_note("a rank"));
 }
 
-void HostMeeting::look() {
+void HostMeeting::check() {
   if (relay_) {
-    for (const LocalPeer& client : relay_->peers()) look_at(client.process, client.info);
+    for (const LocalPeer& client : relay_->peers()) check_process(client.process, client.info);
   }
   if (!relay_client_) return;
-  look_at(relay_client_->process(), leader_);
-  if (!relay_client_->open() && !relay_client_->met()) look_for_leader();
+  check_process(relay_client_->process(), leader_);
+  if (!relay_client_->open() && !relay_client_->met()) check_leader();
 }
 
-void HostMeeting::look_at(const ProcessWatch& process, const PeerInfo& info) {
-  if (process.ended()) end_as_died(info, process.exit_status());
-  if (met(info.rank)) return;  // watched by look_for_deaths()
+void HostMeeting::check_process(const ProcessWatch& process, const PeerInfo& info) {
+  if (process.ended()) throw_died(info, process.exit_status());
+  if (met(info.rank)) return;  // watched by check_for_deaths()
   if (const std::string news = process.news(); !news.empty())
     NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", printable(info.who).c_str(), news.c_str(),
             options_.name.c_str());
@@ -102,12 +102,12 @@ void HostMeeting::look_at(const ProcessWatch& process, const PeerInfo& info) {
 
 /// The leader was gone before this rank could connect to it. It has ended, or has begun another set-up, or was an
 /// earlier process of this rank, or the set-up is complete, without this process.
-void HostMeeting::look_for_leader() {
+void HostMeeting::check_leader() {
   if (leader_.rank == options_.rank || store_.add(generation_of(leader_.rank), 0) > generation_) return;
-  if (!store_.get(key_in(generation_, kHellos), std::chrono::milliseconds(0))) end_as_died(leader_, {});
+  if (!store_.get(key_in(generation_, kHellos), std::chrono::milliseconds(0))) throw_died(leader_, {});
 }
 
-void HostMeeting::end_as_died(const PeerInfo& info, const ExitStatus& status) {
+void HostMeeting::throw_died(const PeerInfo& info, const ExitStatus& status) {
   const int who = info.rank >= 0 && info.rank < options_.size ? info.rank : kNobody;
   throw Error(Failure{.code = Code::kPeerDied,
                       .cause = printable(info.who) + " has ended" + words_of(status, " (", ")") + " while group " +

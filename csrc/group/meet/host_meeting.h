@@ -52,16 +52,16 @@ class HostMeeting {
   /// Why the leader has given up.
   std::optional<Failure> reason() const;
   /// Throws if the process of one of the others has ended. Logs that one is stopped.
-  void look();
+  void check();
   /// Whether the process of a rank, as far as this rank has met it, has ended.
   bool has_ended(int rank) const;
   /// The process of a rank, if an earlier group has met it; otherwise null.
   std::shared_ptr<PeerProcess> met(int rank) const { return met_before(options_, rank); }
 
  private:
-  void look_at(const ProcessWatch& process, const PeerInfo& info);
-  void look_for_leader();
-  [[noreturn]] void end_as_died(const PeerInfo& info, const ExitStatus& status);
+  void check_process(const ProcessWatch& process, const PeerInfo& info);
+  void check_leader();
+  [[noreturn]] void throw_died(const PeerInfo& info, const ExitStatus& status);
 
   Store& store_;
   const GroupOptions& options_;

@@ -119,7 +119,7 @@ PlanFacts facts_of(const Topology& topology, int rank, const Overrides& override
   return facts;
 }
 
-void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure) {
+void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure) {
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.contacts();
   if (failure.met_as() != Code::kPeerFailed) {

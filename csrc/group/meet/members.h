@@ -51,19 +51,19 @@ struct Members {
     return topology.host_of[size_t(other)] == topology.host_of[size_t(rank)] ? topology.local_rank_of[size_t(other)]
                                                                              : -1;
   }
-  /// As that rank knows it. 0 for a rank of another host or of this process, and for none (-1).
+  /// As that rank sees it. 0 for a rank of another host or of this process, and for none (-1).
   pid_t pid_of(int other) const {
     const int s = other < 0 ? -1 : local_rank_of(other);
     return s >= 0 && peers[size_t(s)] ? peers[size_t(s)]->pid() : 0;
   }
   /// Whether a signal has stopped that rank; false for a rank of another host.
   bool is_stopped(int other) const;
-  /// Its rank in the job, if the group knows it, otherwise `other`.
+  /// Its rank in the job, if the group has the ranks of the job, otherwise `other`.
   int global_rank(int other) const {
     return topology.global_ranks.empty() ? other : int(topology.global_ranks[size_t(other)]);
   }
   /// Those of these ranks of another group that are in this one too, as this one numbers them. None if one of the two
-  /// does not know the ranks of the job.
+  /// lacks the ranks of the job.
   std::vector<int> ranks_of(const Members& other, const std::vector<int>& ranks) const;
   kernel::Pad pad(int local_rank) const { return {memory[size_t(local_rank)].pad, memory.size()}; }
   kernel::Pad own_pad() const { return pad(local_rank()); }
@@ -100,9 +100,9 @@ Overrides tuning_of(const std::string& option = {});
 /// number; hosts need not agree on it.
 PlanFacts facts_of(const Topology& topology, int rank, const Overrides& overrides = {});
 
-/// Tells ranks of other hosts why the group has failed here: the ranks with which this one has exchanged data,
-/// and one rank of each host, which tells its host. Best effort. A failure reported by another rank goes only to the
+/// Notifies ranks of other hosts why the group has failed here: the ranks with which this one has exchanged data, and
+/// one rank of each host, which notifies its host. Best effort. A failure reported by another rank goes only to the
 /// former.
-void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure);
+void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure);
 
 }  // namespace nvx

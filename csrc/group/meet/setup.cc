@@ -47,7 +47,7 @@ SetUp::Made SetUp::meet() {
       await_ready(*ipc);
       if (members_.topology.hosts.size() > 1) open_port();
     } catch (const Error& error) {
-      meeting_.look_for_cause(error.code());
+      meeting_.check_for_cause(error.code());
       throw;
     }
     meeting_.stop_sharing();
@@ -61,8 +61,8 @@ SetUp::Made SetUp::meet() {
 SetUp::Made SetUp::made() { return {std::move(members_), std::move(port_), std::move(standing_)}; }
 
 void SetUp::give_up(Made made, const Failure& why) {
-  Failure note = meeting_.told().value_or(why);
-  if (!meeting_.told()) {
+  Failure note = meeting_.received_note().value_or(why);
+  if (!meeting_.received_note()) {
     note.cause = rank_name(rank()) + " (pid " + std::to_string(getpid()) + ", host " + own_host_name(options_.host) +
                  ") failed to create group " + name() + ": " + why.cause;
     if (note.advice.empty()) note.advice = see_log_of(rank_name(rank()));  // a store's own error has none
@@ -73,10 +73,10 @@ void SetUp::give_up(Made made, const Failure& why) {
     own.header().failure.write(note);
     own.header().presence.store(kernel::Presence::kLeft);
   }
-  contain("the store, told that a group cannot be made,", [&] { meeting_.leave_notes(note); });
+  contain("leaving a note in the store that a group cannot be made", [&] { meeting_.leave_notes(note); });
   if (made.port)
-    contain("the messenger, told that a group cannot be made,",
-            [&] { tell_other_hosts(*made.port, members.topology, note); });
+    contain("notifying other hosts that a group cannot be made",
+            [&] { notify_other_hosts(*made.port, members.topology, note); });
   made.standing.reset();  // first: Liveness calls the port while this exists
   made.port.reset();
   if (!members.pad_span) return;
@@ -123,9 +123,9 @@ void SetUp::find_members(IpcSocket& ipc) {
       Topology::from(meeting_.exchange_hellos(deadline_), [&](int r) { return meeting_.settings_of(r); });
   members_.topology.global_ranks = options_.global_ranks;
   members_.generation = meeting_.generation();
-  static std::atomic<bool> said{false};
+  static std::atomic<bool> logged{false};
   const std::string doubt = rank() == 0 ? members_.topology.doubt() : "";
-  if (!doubt.empty() && !said.exchange(true)) NVX_LOG(kWarn, "%s. Next: %s", doubt.c_str(), Topology::kIfInDoubt);
+  if (!doubt.empty() && !logged.exchange(true)) NVX_LOG(kWarn, "%s. Next: %s", doubt.c_str(), Topology::kIfInDoubt);
   ipc.serve_with(meeting_.relay());
   members_.facts = facts_of(members_.topology, rank(), tuning_);
   if (const std::string tuned = tuning_.text(); !tuned.empty())
@@ -161,7 +161,7 @@ void SetUp::map_peers(IpcSocket& ipc) {
       wanted.push_back({hello.arena, hello.socket, pid_t(hello.pid), topology.describe(here[s]), here[s]});
   }
   const auto check_peers = [&] {
-    meeting_.look_around([] { return std::string("the memory of a rank of this host has not arrived"); });
+    meeting_.poll([] { return std::string("the memory of a rank of this host has not arrived"); });
   };
   const auto fetched = ipc.fetch(wanted, deadline_, check_peers);
   const size_t bytes = kernel::PadLayout(peers.size()).bytes();
@@ -205,7 +205,7 @@ void SetUp::await_ready(IpcSocket& ipc) {
       }
       ipc.serve(std::chrono::microseconds(polls < 2000 ? 50 : 1000));
       if (polls % 64 != 0) continue;
-      meeting_.look_around([&] { return members_.topology.describe(r) + " has not mapped the memory of the others"; });
+      meeting_.poll([&] { return members_.topology.describe(r) + " has not mapped the memory of the others"; });
       if (deadline_.passed(Clock::now())) {
         throw Error(Code::kTimeout,
                     "nvx: " + members_.topology.describe(r) + " did not finish creating group " + name() + " in time",
@@ -231,8 +231,8 @@ void SetUp::check_local_ranks() {
     const uint64_t group = header.group;
     const bool of_this_group = group == members_.id || group == 0;  // 0: the rank has not met the others yet
     if (of_this_group && header.failure.readable()) {
-      const std::string teller = rank_name(members_.here()[size_t(s)]);
-      meeting_.end_as_told(header.failure.read(options_.size).value_or(unreadable_note(teller)));
+      const std::string writer = rank_name(members_.here()[size_t(s)]);
+      meeting_.throw_note(header.failure.read(options_.size).value_or(unreadable_note(writer)));
     }
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
@@ -291,7 +291,7 @@ void SetUp::open_port() {
       if (options_.whole_job) {
         has_left = [port = port_.get(), r] {
           port->mutex().held_by_caller();
-          port->ask(r);
+          port->ping(r);
           const auto fate = port->fate(r);
           return fate && fate->left();
         };
@@ -316,7 +316,7 @@ std::vector<std::vector<std::byte>> SetUp::exchange_addresses(const std::vector<
   };
   if (rank() != 0) {
     const auto* begin = reinterpret_cast<const uint8_t*>(own.data());
-    meeting_.say(address_of(rank()), {begin, begin + own.size()});
+    meeting_.publish(address_of(rank()), {begin, begin + own.size()});
     return decode_addresses(fetch(kAddresses, 0), size());
   }
   std::vector<std::vector<std::byte>> addresses(size());
@@ -326,7 +326,7 @@ std::vector<std::vector<std::byte>> SetUp::exchange_addresses(const std::vector<
     const auto* begin = reinterpret_cast<const std::byte*>(value.data());
     addresses[size_t(r)].assign(begin, begin + value.size());
   }
-  meeting_.say(kAddresses, encode_addresses(addresses));
+  meeting_.publish(kAddresses, encode_addresses(addresses));
   return addresses;
 }
 

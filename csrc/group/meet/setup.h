@@ -30,8 +30,8 @@ class SetUp {
 
   /// Returns when all ranks have mapped each other. Throws Error after `give_up()`.
   Made meet();
-  /// Call if no group can be made of the result: tells the ranks that wait for this one. Peers may have mapped its pad,
-  /// or may still do so. The pad stays until they cannot access it, and tells them that its rank has left, and why.
+  /// Call if no group can be made of the result: notifies the ranks that wait for this one. Peers may have mapped its
+  /// pad, or may still do so. The pad stays until they cannot access it, and shows that its rank has left, and why.
   void give_up(Made made, const Failure& why);
 
  private:

@@ -49,7 +49,7 @@ std::vector<std::vector<std::byte>> StoreBootstrap::all_gather(std::span<const s
     ++round_;
     return all;
   } catch (const std::exception& error) {
-    contain("the store, told that a rank gives up,", [&] { give_up(failure_of(error)); });
+    contain("leaving a note in the store that a rank gives up", [&] { give_up(failure_of(error)); });
     throw;
   }
 }
@@ -67,9 +67,9 @@ std::vector<std::vector<std::byte>> StoreBootstrap::trade(const Value& mine) {
 StoreBootstrap::Value StoreBootstrap::collect(const Value& mine, const Deadline& deadline) {
   Value table = mine;
   for (int r = 1; r < options_.ranks; ++r) {
-    const Value said = fetch(key_of(round_, r), r, deadline);
-    (void)unpack(said, r);
-    table.insert(table.end(), said.begin(), said.end());
+    const Value value = fetch(key_of(round_, r), r, deadline);
+    (void)unpack(value, r);
+    table.insert(table.end(), value.begin(), value.end());
   }
   return table;
 }
@@ -80,12 +80,12 @@ StoreBootstrap::Value StoreBootstrap::fetch(const std::string& what, int writer,
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
     if (auto value = store_.get(what, kSlice)) return *std::move(value);
-    if (stop_wanted())
+    if (stop_requested())
       throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while the ranks exchanged data through the store");
-    if (slice < 10 || slice % 5 == 0) look_for_failures();
+    if (slice < 10 || slice % 5 == 0) check_for_notes();
     options_.watch(writer);
     if (!deadline.passed(Clock::now())) continue;
-    look_for_failures();
+    check_for_notes();
     throw Error(Code::kTimeout, "nvx: " + missing() + " within " + std::to_string(int64_t(deadline.elapsed_s())) +
                                     " s, in round " + std::to_string(round_) + " of " + options_.prefix +
                                     " in the store");
@@ -103,7 +103,7 @@ std::string StoreBootstrap::missing() {
   return ranks + " did not join";
 }
 
-void StoreBootstrap::look_for_failures() {
+void StoreBootstrap::check_for_notes() {
   if (const auto note = read_note(store_, key(""), options_.ranks))
     throw Error(met_in(*note, "this is " + options_.name(options_.rank)));
 }
@@ -119,15 +119,15 @@ void StoreBootstrap::give_up(const Failure& why) {
               .before = why.before});
 }
 
-StoreBootstrap::Value StoreBootstrap::pack(std::span<const std::byte> said) const {
+StoreBootstrap::Value StoreBootstrap::pack(std::span<const std::byte> data) const {
   Header header;
   header.rank = options_.rank;
   header.round = round_;
   header.nonce = nonce_;
-  header.length = said.size();
-  Value value(sizeof header + said.size());
+  header.length = data.size();
+  Value value(sizeof header + data.size());
   std::memcpy(value.data(), &header, sizeof header);
-  if (!said.empty()) std::memcpy(value.data() + sizeof header, said.data(), said.size());
+  if (!data.empty()) std::memcpy(value.data() + sizeof header, data.data(), data.size());
   return value;
 }
 

@@ -45,9 +45,9 @@ class StoreBootstrap : public Bootstrap {
   std::vector<std::vector<std::byte>> trade(const Value& mine);
   Value collect(const Value& mine, const Deadline& deadline);
   Value fetch(const std::string& what, int writer, const Deadline& deadline);
-  void look_for_failures();
+  void check_for_notes();
   std::string missing();
-  Value pack(std::span<const std::byte> said) const;
+  Value pack(std::span<const std::byte> data) const;
   std::vector<std::byte> unpack(std::span<const uint8_t> value, int rank) const;
   std::vector<std::vector<std::byte>> read_table(const Value& table, const Value& mine) const;
 

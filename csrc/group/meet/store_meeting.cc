@@ -29,14 +29,14 @@ void StoreMeeting::begin(const Hello& own, const std::string& settings) {
   own_ = own;
   settings_ = settings;
   if (size() == 1) {
-    if (options_.whole_job) tell_world_size(store_, rank(), size(), options_.host);
+    if (options_.whole_job) publish_world_size(store_, rank(), size(), options_.host);
     return;
   }
   const int64_t next = store_.add(generation_of(rank()), 0) + 1;
   enter(next);
   generation_ = store_.add(generation_of(rank()), 1);
   if (generation_ != next) enter(generation_);  // another process has counted as this rank
-  tell_size();
+  publish_size();
 }
 
 /// Lets the ranks of this host, and the first host to come, see this process, then writes its hello.
@@ -49,7 +49,7 @@ void StoreMeeting::enter(int64_t generation) {
 
 std::string StoreMeeting::settings_of(int rank) {
   std::string text;
-  contain("the store, asked for the settings of a rank,", [&] {
+  contain("reading the settings of a rank from the store", [&] {
     const auto value = store_.get(key(hello_of(rank)), std::chrono::milliseconds(0));
     if (value && value->size() > sizeof(Hello)) text.assign(value->begin() + sizeof(Hello), value->end());
   });
@@ -75,7 +75,7 @@ std::vector<Hello> StoreMeeting::collect_hellos(const Deadline& deadline) {
     hellos.resize(1);
     r = 0;
   }
-  say(kHellos, encode(hellos));
+  publish(kHellos, encode(hellos));
   return hellos;
 }
 
@@ -106,12 +106,12 @@ void StoreMeeting::adopt_generation(int rank) {
   const int64_t theirs = store_.add(generation_of(rank), 0);
   generation_ = store_.add(generation_of(this->rank()), theirs - generation_);
   enter(generation_);
-  tell_size();
+  publish_size();
 }
 
-/// Tells ranks that have counted fewer set-ups than rank 0 whether they belong to this one. There are none at the first
-/// set-up.
-void StoreMeeting::tell_size() {
+/// Lets ranks that have counted fewer set-ups than rank 0 find out whether they belong to this one. There are none at
+/// the first set-up.
+void StoreMeeting::publish_size() {
   if (rank() != 0 || generation_ <= 1) return;
   const std::string text = std::to_string(size());
   store_.set(key(kSize), {text.begin(), text.end()});
@@ -136,15 +136,15 @@ bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
   const Deadline limit = Deadline::after(kSpan);
   while (store_.add(generation_of(0), 0) <= generation_) {
     if (limit.passed(Clock::now()) || deadline.passed(Clock::now())) return false;
-    stop_if_unwanted();
+    stop_if_aborted();
     std::this_thread::sleep_for(kPause);
   }
   return true;
 }
 
-void StoreMeeting::say(const std::string& what, const std::vector<uint8_t>& value) {
+void StoreMeeting::publish(const std::string& what, const std::vector<uint8_t>& value) {
   store_.set(key(what), value);
-  if (rank() == 0) host_.give(value);  // what rank 0 says is for all
+  if (rank() == 0) host_.give(value);  // the values of rank 0 are for all ranks
 }
 
 /// Waits in slices, and checks in between for ranks that have ended or given up.
@@ -153,23 +153,23 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
   next_read_ = Clock::now() + kBetweenReads;  // until then, the leader has time to pass this value on
   for (;;) {
     if (auto value = take(what, writer, kSlice)) return value;
-    stop_if_unwanted();
+    stop_if_aborted();
     if (due(&next_count_, Clock::now() - began_ < std::chrono::seconds(2))) {
       check_duplicate_rank();
       if (store_.add(generation_of(writer), 0) > generation_) return store_.get(key(what), kSpan);
     }
-    look_around([&] { return missing(writer); });
+    poll([&] { return missing(writer); });
     if (Clock::now() >= next_deaths_) {
       next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
-      const int far = next_asked(writer);
+      const int far = next_pinged(writer);
       try {
-        unless_told([&] {
+        prefer_note([&] {
           // First, since its ping asks more than the next one's.
-          look_for_deaths(options_, far_.has_met(far) ? kNobody : far);
-          far_.look(far);
+          check_for_deaths(options_, far_.has_met(far) ? kNobody : far);
+          far_.check(far);
         });
       } catch (const Error&) {
-        if (told_) throw;
+        if (received_note_) throw;
         next_read_ = {};  // of the store, whoever reads it for this rank
         if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;  // it wrote that, and ended
         throw;
@@ -186,7 +186,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
   }
 }
 
-/// Whether the time has come to ask the store again: often on the rank that leads its host, for all of that host.
+/// Whether the time has come to read the store again: often on the rank that leads its host, for all of that host.
 bool StoreMeeting::due(Clock::time_point* next, bool often) const {
   constexpr std::chrono::milliseconds kOften{200}, kSeldom{1000};
   const auto now = Clock::now();
@@ -195,12 +195,12 @@ bool StoreMeeting::due(Clock::time_point* next, bool often) const {
   return true;
 }
 
-/// Which rank to ask next, if it is on another host and a group has met it: by turns the one that this rank waits for
-/// and another one. Rank 0 asks all, and each of the others some, as that opens a connection: each rank is asked by a
+/// The rank to ping next, if it is on another host and a group has met it: by turns the one that this rank waits for
+/// and another one. Rank 0 pings all, and each of the others some, as that opens a connection: each rank is pinged by a
 /// few, in case rank 0 comes late.
-int StoreMeeting::next_asked(int writer) {
-  if (++asked_ % 2 != 0) return writer;
-  const int turn = asked_ / 2;
+int StoreMeeting::next_pinged(int writer) {
+  if (++death_checks_ % 2 != 0) return writer;
+  const int turn = death_checks_ / 2;
   return (rank() + (rank() == 0 ? turn : 1 << turn % std::bit_width(unsigned(size() - 1)))) % size();
 }
 
@@ -224,15 +224,15 @@ std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, i
 
 // --- the other ranks
 
-void StoreMeeting::look_around(const std::function<std::string()>& awaited) {
-  stop_if_unwanted();
+void StoreMeeting::poll(const std::function<std::string()>& awaited) {
+  stop_if_aborted();
   if (size() == 1) return;
   if (rank() == 0 && host_.follows()) (void)host_.next(std::chrono::milliseconds(0));  // shows when the leader goes
   const bool left = host_.proceed();
   far_.proceed();
-  if (const auto reason = host_.reason()) end_as_told(*reason);
-  unless_told([&] { look_here_ ? look_here_() : host_.look(); });
-  if (due(&next_note_, /*often=*/false) || left) look_for_failures();
+  if (const auto reason = host_.reason()) throw_note(*reason);
+  prefer_note([&] { check_host_ ? check_host_() : host_.check(); });
+  if (due(&next_note_, /*often=*/false) || left) check_for_notes();
   if (host_.follows() || Clock::now() < next_reminder_) return;
   next_reminder_ += options_.reminder;
   NVX_LOG(kWarn, "group %s of %d ranks is not complete after %s: %s; this is %s (host %s)", options_.name.c_str(),
@@ -240,38 +240,38 @@ void StoreMeeting::look_around(const std::function<std::string()>& awaited) {
           printable(own_.host_name).c_str());
 }
 
-/// Calls `look`, which throws if a process has ended. If its rank has said why, or another has, throws that.
-void StoreMeeting::unless_told(const std::function<void()>& look) {
+/// Calls `check`, which throws if a process has ended. If a rank has left a note by then, throws the note's failure.
+void StoreMeeting::prefer_note(const std::function<void()>& check) {
   try {
-    look();
+    check();
   } catch (const Error& error) {
-    if (error.code() == Code::kPeerDied) look_for_failures();
+    if (error.code() == Code::kPeerDied) check_for_notes();
     throw;
   }
 }
 
-void StoreMeeting::look_for_cause(Code code) {
+void StoreMeeting::check_for_cause(Code code) {
   if (code == Code::kPeerDied || code == Code::kPeerLeft) {
-    look_for_failures();
-    look_here_ ? look_here_() : host_.look();
+    check_for_notes();
+    check_host_ ? check_host_() : host_.check();
   }
   if (code != Code::kSystem) return;
   constexpr std::chrono::milliseconds kMoment{50}, kPause{5};  // between the end of the store and of its process
   for (const auto end = Clock::now() + kMoment; Clock::now() < end; std::this_thread::sleep_for(kPause)) {
     if (host_.follows()) (void)host_.next(std::chrono::milliseconds(0));
-    if (const auto reason = host_.reason()) end_as_told(*reason);
-    look_here_ ? look_here_() : host_.look();
-    far_.look(0, /*at_once=*/true);
-    look_for_deaths(options_, far_.has_met(0) ? kNobody : 0);  // rank 0, as a rule, served the store
+    if (const auto reason = host_.reason()) throw_note(*reason);
+    check_host_ ? check_host_() : host_.check();
+    far_.check(0, /*at_once=*/true);
+    check_for_deaths(options_, far_.has_met(0) ? kNobody : 0);  // rank 0, as a rule, served the store
   }
 }
 
 /// Names the ranks, among the first 256, that have not begun this set-up. A rank first counts its set-up in the store.
 std::string StoreMeeting::missing(int writer) {
-  constexpr int kMostAsked = 256;
+  constexpr int kMostChecked = 256;
   constexpr size_t kMostNamed = 8;
   std::vector<std::string> ranks;
-  for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
+  for (int r = 0; r < std::min(size(), kMostChecked); ++r) {
     if (store_.add(generation_of(r), 0) >= generation_) continue;
     ranks.push_back(ranks.size() < kMostNamed ? describe(r).substr(5) : "");
   }
@@ -279,9 +279,9 @@ std::string StoreMeeting::missing(int writer) {
   std::string named;
   for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
   if (ranks.size() > kMostNamed) named += " and others";
-  const auto told = told_world_size(store_);
-  const bool joined = told && told->rank < size() && store_.add(generation_of(told->rank), 0) >= generation_;
-  const std::string other = told && !joined ? "; " + told->text : "";
+  const auto world = published_world_size(store_);
+  const bool joined = world && world->rank < size() && store_.add(generation_of(world->rank), 0) >= generation_;
+  const std::string other = world && !joined ? "; " + world->text : "";
   if (ranks.size() == 1) return "rank " + named + " has not joined" + other;
   const bool server_too = ranks.front() == "0";  // torch blocks the serving rank while any rank is missing
   return "ranks " + named + " have not joined" +
@@ -319,10 +319,10 @@ std::string StoreMeeting::describe(int rank) {
 /// its own, and gets a note too.
 void StoreMeeting::check_duplicate_rank() {
   const int64_t counted = store_.add(generation_of(rank()), 0);
-  if (counted > generation_) end_as_doubled(counted);
+  if (counted > generation_) throw_duplicate_rank(counted);
 }
 
-void StoreMeeting::end_as_doubled(int64_t their_generation) {
+void StoreMeeting::throw_duplicate_rank(int64_t their_generation) {
   doubled_until_ = std::min(their_generation, generation_ + kMostDoubles);
   const std::string own = claim_of(getpid(), own_host_name(options_.host)), other = claimant(their_generation);
   throw Error(Code::kMismatch,
@@ -356,20 +356,20 @@ std::string StoreMeeting::claimant(int64_t generation) {
   return who;
 }
 
-void StoreMeeting::look_for_failures() {
+void StoreMeeting::check_for_notes() {
   if (generation_ == 0) return;
-  if (const auto note = read_note(store_, key(""), size())) end_as_told(*note);
+  if (const auto note = read_note(store_, key(""), size())) throw_note(*note);
 }
 
-void StoreMeeting::end_as_told(const Failure& note) {
-  told_ = note;
+void StoreMeeting::throw_note(const Failure& note) {
+  received_note_ = note;
   throw Error(met_in(note, "this is " + rank_name(rank()) + ", which was creating it"));
 }
 
-void StoreMeeting::stop_if_unwanted() const {
-  if (stop_wanted())
+void StoreMeeting::stop_if_aborted() const {
+  if (stop_requested())
     throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while group " + options_.name + " was being created");
-  if (options_.unwanted && options_.unwanted())
+  if (options_.aborted && options_.aborted())
     throw Error(Code::kAborted, "nvx: group " + options_.name + " was aborted on rank " + std::to_string(rank()) +
                                     " while it was being created");
 }
@@ -384,21 +384,21 @@ void StoreMeeting::leave_notes(const Failure& note) {
   // Rank 0 usually serves the store, and the others read it at least once a second.
   constexpr std::chrono::milliseconds kMost{800};
   if (rank() == 0 && generation_ != 0 && note.met_as() != Code::kInterrupted)
-    await_notes(store_, key(""), ranks_to_tell(note), kMost);
+    await_notes(store_, key(""), live_ranks(note), kMost);
 }
 
 /// The number of ranks that have come to this set-up and live: each of them leaves a note too.
-int64_t StoreMeeting::ranks_to_tell(const Failure& note) {
-  constexpr int kMostAsked = 256;
-  int64_t ranks = std::max(0, size() - kMostAsked);
-  for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
+int64_t StoreMeeting::live_ranks(const Failure& note) {
+  constexpr int kMostChecked = 256;
+  int64_t ranks = std::max(0, size() - kMostChecked);
+  for (int r = 0; r < std::min(size(), kMostChecked); ++r) {
     const bool named = note.code == Code::kPeerDied && note.who == r;
     if (!named && !host_.has_ended(r) && store_.add(generation_of(r), 0) >= generation_) ++ranks;
   }
   return ranks;
 }
 
-void look_for_deaths(const GroupOptions& options, int far) {
+void check_for_deaths(const GroupOptions& options, int far) {
   const std::shared_ptr<ShmRegistry> shm = ShmRegistry::here();
   const std::string when = " while group " + options.name + " was being created";
   const auto has_left = [&](int r, const std::string& who) {

@@ -36,18 +36,19 @@ class StoreMeeting {
   std::vector<Hello> exchange_hellos(const Deadline& deadline);
   /// The settings of a rank of this set-up; empty if the store does not hold them.
   std::string settings_of(int rank);
-  void say(const std::string& what, const std::vector<uint8_t>& value);
+  /// Writes a value that other ranks `fetch()`.
+  void publish(const std::string& what, const std::vector<uint8_t>& value);
   /// A value that rank `writer` writes. Empty if that rank has begun another set-up without writing it.
   std::optional<std::vector<uint8_t>> fetch(const std::string& what, int writer, const Deadline& deadline);
   /// For waits elsewhere, which call it repeatedly: throws if the wait has become pointless. Logs from time to time
   /// the ranks that this rank waits for, which `awaited` names.
-  void look_around(const std::function<std::string()>& awaited);
-  /// Called by `look_around()` from now on instead of its own check of the processes of this host; throws if one has
+  void poll(const std::function<std::string()>& awaited);
+  /// Called by `poll()` from now on instead of its own check of the processes of this host; throws if one has
   /// ended.
-  void watch(std::function<void()> look) { look_here_ = std::move(look); }
+  void watch(std::function<void()> check) { check_host_ = std::move(check); }
   /// Throws the failure of another rank that has caused this one: a connection was closed, or the store has failed,
   /// which one of the ranks may serve.
-  void look_for_cause(Code code);
+  void check_for_cause(Code code);
 
   /// The relay for the values that this rank reads for the others of its host; null if it reads none. Its IPC socket
   /// serves the relay's clients.
@@ -56,9 +57,9 @@ class StoreMeeting {
   void stop_sharing() { host_.leave(); }
 
   /// Throws the failure in another rank's note.
-  [[noreturn]] void end_as_told(const Failure& note);
+  [[noreturn]] void throw_note(const Failure& note);
   /// The note of another rank, if this rank has read one.
-  const std::optional<Failure>& told() const { return told_; }
+  const std::optional<Failure>& received_note() const { return received_note_; }
 
   /// Leaves a note in every set-up in which a rank may wait for this one.
   void leave_notes(const Failure& note);
@@ -73,21 +74,21 @@ class StoreMeeting {
   std::vector<Hello> read_hellos(const Deadline& deadline);
   std::vector<Hello> read_table(std::span<const uint8_t> table) const;
   void adopt_generation(int rank);
-  void tell_size();
+  void publish_size();
   int64_t set_up_ahead();
   bool rank_0_begins_anew(const Deadline& deadline);
-  void unless_told(const std::function<void()>& look);
-  void look_for_failures();
+  void prefer_note(const std::function<void()>& check);
+  void check_for_notes();
   void check_duplicate_rank();
-  void stop_if_unwanted() const;
-  [[noreturn]] void end_as_doubled(int64_t their_generation);
+  void stop_if_aborted() const;
+  [[noreturn]] void throw_duplicate_rank(int64_t their_generation);
   std::string claimant(int64_t generation);
   std::string earlier_claim();
   std::string missing(int writer);
   std::string describe(int rank);
-  int64_t ranks_to_tell(const Failure& note);
+  int64_t live_ranks(const Failure& note);
   bool due(Clock::time_point* next, bool often) const;
-  int next_asked(int writer);
+  int next_pinged(int writer);
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
   std::string rank_name(int rank) const { return nvx::rank_name(rank, options_.global_ranks); }
@@ -98,19 +99,19 @@ class StoreMeeting {
   std::string settings_;
   HostMeeting host_;
   FarMeeting far_;
-  std::function<void()> look_here_;  // see watch()
-  int64_t generation_ = 0;           // number of set-ups of this rank in its store, including this one
-  int64_t doubled_until_ = 0;        // another process has counted up to here for this rank
-  std::optional<Failure> told_;      // the note of another rank
+  std::function<void()> check_host_;      // see watch()
+  int64_t generation_ = 0;                // number of set-ups of this rank in its store, including this one
+  int64_t doubled_until_ = 0;             // another process has counted up to here for this rank
+  std::optional<Failure> received_note_;  // the note of another rank
   const Clock::time_point began_ = Clock::now();
   Clock::time_point next_read_{}, next_count_{}, next_note_{};  // of the store
-  Clock::time_point next_deaths_{};                             // the next look_for_deaths()
-  int asked_ = 0;                                               // how often it has looked for deaths
+  Clock::time_point next_deaths_{};                             // the next check_for_deaths()
+  int death_checks_ = 0;                                        // calls of check_for_deaths() in fetch()
   Clock::time_point next_reminder_ = began_ + options_.reminder;
 };
 
-/// Throws if a rank's process that this process knows from another group has ended, or has destroyed the group of the
+/// Throws if a rank's process that this process has met in another group has ended, or has destroyed the group of the
 /// whole job. Of the ranks of other hosts it checks only `far`, since a check opens a connection.
-void look_for_deaths(const GroupOptions& options, int far);
+void check_for_deaths(const GroupOptions& options, int far);
 
 }  // namespace nvx

@@ -42,14 +42,14 @@ std::optional<Failure> read_note(Store& store, const std::string& prefix, int ra
   return FailureNote::read(std::as_bytes(std::span(*note)), ranks).value_or(unreadable_note("a rank"));
 }
 
-void tell_world_size(Store& store, int rank, int size, const std::string& host) {
+void publish_world_size(Store& store, int rank, int size, const std::string& host) {
   const std::string place = "pid " + std::to_string(getpid()) + ", host " + own_host_name(host);
   const std::string text = std::to_string(rank) + " " + described(of_rank(rank), place) +
                            " was started with a world size of " + std::to_string(size);
   contain_and([&] { store.set(kWorldSize, {text.begin(), text.end()}); }, [](const std::exception*) {});
 }
 
-std::optional<OtherWorld> told_world_size(Store& store) {
+std::optional<OtherWorld> published_world_size(Store& store) {
   constexpr size_t kMost = 200;
   const auto value = store.get(kWorldSize, std::chrono::milliseconds(0));
   if (!value) return std::nullopt;

@@ -19,14 +19,14 @@ void leave_note(Store& store, const std::string& prefix, const Failure& why);
 std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks);
 
 /// For a rank that cannot meet the others because of its world size: 1, or not above the rank. Best effort.
-void tell_world_size(Store& store, int rank, int size, const std::string& host = {});
+void publish_world_size(Store& store, int rank, int size, const std::string& host = {});
 
 struct OtherWorld {
   int rank;
   std::string text;  ///< "rank 0 (pid 4711, host a01) was started with a world size of 1"
 };
-/// The last rank that has told so. It may have joined a world of the right size since.
-std::optional<OtherWorld> told_world_size(Store& store);
+/// The last rank that has published its world size. It may have joined a world of the right size since.
+std::optional<OtherWorld> published_world_size(Store& store);
 
 /// Waits until this many ranks have left a note, since every rank that reads the first one leaves one. The rank that
 /// serves the store must not end before.

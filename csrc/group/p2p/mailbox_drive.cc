@@ -88,7 +88,7 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
   for (int s = 0; s < members_.local_ranks(); ++s) somebody |= s != members_.local_rank() && !members_.gone(s);
   for (int rank = 0; rank < members_.size(); ++rank) {
     if (!far(rank) || (peer >= 0 && peer != rank)) continue;
-    core_.port->ask(rank);
+    core_.port->ping(rank);
     const auto fate = core_.port->fate(rank);
     if (fate && (peer == rank || !fate->left())) return fate;
     if (fate) left = fate;

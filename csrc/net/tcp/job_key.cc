@@ -69,7 +69,7 @@ const JobKey* JobKey::here() {
   return kKey;
 }
 
-JobKey::JobKey(const std::string& said) : secret_(said.starts_with('@') ? read_key(said.substr(1)) : said) {
+JobKey::JobKey(const std::string& setting) : secret_(setting.starts_with('@') ? read_key(setting.substr(1)) : setting) {
   if (secret_.size() < kLeast || secret_.size() > kMost) {
     throw Error(Code::kInvalid,
                 "nvx: the job's key (NVX_JOB_KEY) has " + std::to_string(secret_.size()) + " characters; nvx takes " +

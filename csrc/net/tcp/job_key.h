@@ -18,8 +18,8 @@ class JobKey {
   /// The key in NVX_JOB_KEY, or null if that is not set. Throws Error.
   static const JobKey* here();
 
-  /// `said`: the key, or "@" and its file. Throws Error if it is too short or unreadable, or without libcrypto.
-  explicit JobKey(const std::string& said);
+  /// `setting`: the key, or "@" and its file. Throws Error if it is too short or unreadable, or without libcrypto.
+  explicit JobKey(const std::string& setting);
 
   using Part = std::span<const std::byte>;
   /// The code of these parts, whose lengths the purpose fixes. A code for one purpose is not valid for another.

@@ -84,15 +84,15 @@ class TcpLink final : public Link {
   bool sent_by(PeerId peer) const override {
     return !reading_ || (peer < nonces_.size() && nonces_[peer] == reading_->from());
   }
-  std::string why_unheard(PeerId peer) override;
+  std::string obstacle(PeerId peer) override;
   void post(Post& post) override;
   bool progress() override;
-  bool arm() override { return news_.empty() && written_.empty() && !changed_; }
+  bool arm() override { return events_.empty() && written_.empty() && !changed_; }
   void sleep(std::chrono::microseconds span) override;
   void wake() override { bell_.ring(); }
   size_t segment_bytes() const override { return kSegmentBytes; }
   /// progress() is a system call.
-  std::chrono::nanoseconds between_looks() const override { return std::chrono::nanoseconds(800); }
+  std::chrono::nanoseconds poll_interval() const override { return std::chrono::nanoseconds(800); }
   std::string describe() const override;
 
  private:
@@ -118,7 +118,7 @@ class TcpLink final : public Link {
     }
   };
   /// An event for progress() to report: the end of a post that failed, or without a post the loss of a peer.
-  struct News {
+  struct Event {
     Post* post;
     Status status;
     PeerId peer;
@@ -141,7 +141,7 @@ class TcpLink final : public Link {
   void connect(Peer& peer);
   void attempt(Peer& peer);
   void end_posts(const std::vector<Post*>& posts, const Status& status = {Code::kPeerDied, "nvx: the peer is lost"}) {
-    for (Post* post : posts) news_.push_back({post, status, 0, {}});
+    for (Post* post : posts) events_.push_back({post, status, 0, {}});
   }
   void lose(Peer& peer, const std::string& why);
   void settle();
@@ -149,7 +149,7 @@ class TcpLink final : public Link {
   void note_end(const Incoming& incoming);
   void look_after(Peer& peer, Clock::time_point now);
   void retry(Peer& peer, Clock::time_point now);
-  bool tell();
+  bool report();
   void drain();
 
   const JobKey& key_;
@@ -163,10 +163,10 @@ class TcpLink final : public Link {
   std::vector<LinkNonce> nonces_;  // by PeerId, forgotten ones too
   std::array<std::byte, kScratchBytes> scratch_;
   const Incoming* reading_ = nullptr;
-  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
+  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which does not know the reason
   std::vector<LinkNonce> forgotten_;                  // links whose places progress() is to give back
-  std::vector<Post*> written_, telling_;
-  std::vector<News> news_;
+  std::vector<Post*> written_, reporting_;
+  std::vector<Event> events_;
   bool changed_ = false;  // a connection has ended or been opened
   Clock::time_point next_look_{};
   bool warned_of_unauthenticated_ = false;
@@ -201,7 +201,7 @@ PeerId TcpLink::add(std::span<const std::byte> bytes) {
   return id;
 }
 
-std::string TcpLink::why_unheard(PeerId id) {
+std::string TcpLink::obstacle(PeerId id) {
   const Peer* peer = usable() ? find(id) : nullptr;
   if (!peer) return "";
   const bool in_vain = peer->attempts != 0 && !(peer->out && peer->out->was_open());
@@ -279,7 +279,7 @@ void TcpLink::retry(Peer& peer, Clock::time_point now) {
 void TcpLink::lose(Peer& peer, const std::string& why) {
   if (peer.lost) return;
   peer.lost = true;
-  news_.push_back({nullptr, Status(), peer.id, why});
+  events_.push_back({nullptr, Status(), peer.id, why});
   end_posts(unreached_.take(peer.id));
   if (peer.out) end_posts(peer.out->take_posts());
   peer.out.reset();
@@ -295,7 +295,7 @@ void TcpLink::forget(PeerId id) {
     const milliseconds timeout = peer->out->idle() ? kFlushTimeout : kOpenTimeout;
     sockets_->leaving.push_back({std::move(peer->out), Clock::now() + timeout});
   }
-  std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
+  std::erase_if(events_, [&](const Event& item) { return !item.post && item.peer == id; });
   const LinkNonce nonce = peer->nonce;
   sockets_->peers[id].reset();
   const auto same = [&](const auto& other) { return other && other->nonce == nonce; };
@@ -387,8 +387,8 @@ bool TcpLink::handle(const epoll_event& event) {
 }
 
 bool TcpLink::progress() {
-  if (!usable()) return tell();
-  const bool told = tell();  // ends of posts are reported before the answers to these posts arrive
+  if (!usable()) return report();
+  const bool reported = report();  // ends of posts are reported before the answers to these posts arrive
   for (const LinkNonce& nonce : forgotten_) {
     for (const auto& incoming : sockets_->incoming) {
       if (incoming->authenticated() && incoming->from() == nonce) incoming->discard(*receiver_);
@@ -400,7 +400,7 @@ bool TcpLink::progress() {
   const int n = epoll_wait(sockets_->epoll.get(), events.data(), int(events.size()), 0);
   for (int i = 0; i < n; ++i) moved |= handle(events[size_t(i)]);
   settle();
-  return tell() || told || moved;
+  return report() || reported || moved;
 }
 
 /// Does the work that no event announces, and ends connections, which events of one epoll_wait() may name.
@@ -418,19 +418,19 @@ void TcpLink::settle() {
     return true;
   });
   sockets_->listeners.resume();
-  for (const Unreached::News& item : unreached_.look_again()) {
+  for (const Unreached::Result& item : unreached_.recheck()) {
     Peer* peer = find(item.peer);
     if (peer && !item.why.empty()) lose(*peer, item.why);
     for (Post* post : item.posts) this->post(*post);
   }
 }
 
-bool TcpLink::tell() {
-  if (news_.empty() && written_.empty()) return false;
-  telling_.swap(written_);  // callbacks may post
-  for (Post* post : telling_) receiver_->done(*post, Status());
-  telling_.clear();
-  for (const News& item : std::exchange(news_, {})) {
+bool TcpLink::report() {
+  if (events_.empty() && written_.empty()) return false;
+  reporting_.swap(written_);  // callbacks may post
+  for (Post* post : reporting_) receiver_->done(*post, Status());
+  reporting_.clear();
+  for (const Event& item : std::exchange(events_, {})) {
     if (item.post) {
       receiver_->done(*item.post, item.status);
     } else if (!closed_ && find(item.peer)) {
@@ -468,7 +468,7 @@ void TcpLink::close() {
   end_posts(unreached_.take_all(), aborted);
   if (receiver_) {
     for (const auto& incoming : sockets_->incoming) incoming->drop(*receiver_);
-    for (int told = 0; told < 2 && tell(); ++told) continue;  // callbacks may post, which fails
+    for (int rounds = 0; rounds < 2 && report(); ++rounds) continue;  // callbacks may post, which fails
   }
   replace_epoll(sockets_->epoll.get(), kNoEpoll);
   sockets_->listeners.close();

@@ -99,7 +99,7 @@ void Incoming::answer() {
   }
   std::memcpy(&greeting_, head_.data(), sizeof greeting_);
   if (greeting_.magic != Greeting::kMagic || greeting_.to != self_ || greeting_.from == self_)
-    return end(End::kBroken, "it did not ask for this process in nvx's protocol");
+    return end(End::kBroken, "it did not request this process in nvx's protocol");
   challenge_ = random_value<Challenge>();
   const Answer answer{challenge_, mac_of(Role::kAccepts, greeting_, challenge_, key_)};
   answered_ = true;

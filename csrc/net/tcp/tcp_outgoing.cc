@@ -84,7 +84,7 @@ void Outgoing::send_proof() {
   }
 }
 
-/// No message leaves before the peer says that it accepts the proof, so a connection that it gave up can be replaced.
+/// No message leaves before the peer has accepted the proof, so a connection that it gave up can be replaced.
 void Outgoing::receive_welcome() {
   Welcome welcome;
   if (receive_some(&welcome, sizeof welcome) == 0) return;

@@ -38,10 +38,10 @@ std::optional<TcpAddress> decode_address(std::span<const std::byte> bytes, const
   if (head.magic != Head::kMagic || head.listeners == 0 || head.listeners > kMostAddresses) return std::nullopt;
   if (bytes.size() != sizeof head + head.listeners * sizeof(HostAddress) + sizeof mac) return std::nullopt;
   std::memcpy(mac.data(), bytes.last(sizeof mac).data(), sizeof mac);
-  const std::span<const std::byte> said = bytes.first(bytes.size() - sizeof mac);
-  if (!JobKey::same(mac, mac_of_address(said, key))) return std::nullopt;
+  const std::span<const std::byte> signed_part = bytes.first(bytes.size() - sizeof mac);
+  if (!JobKey::same(mac, mac_of_address(signed_part, key))) return std::nullopt;
   TcpAddress address{head.nonce, std::vector<HostAddress>(head.listeners)};
-  std::memcpy(address.listeners.data(), said.data() + sizeof head, said.size() - sizeof head);
+  std::memcpy(address.listeners.data(), signed_part.data() + sizeof head, signed_part.size() - sizeof head);
   return address;
 }
 

@@ -46,7 +46,7 @@ struct Proof {
   Mac mac{};
 };
 
-/// Tells the connecting side, by its arrival, that the proof is accepted and messages may follow.
+/// Its arrival confirms to the connecting side that the proof is accepted and messages may follow.
 struct Welcome {
   std::byte any{};
 };

@@ -62,7 +62,7 @@ class UcxLink final : public Link {
   void admit(std::span<const AddressPrefix> addresses) override {
     if (usable()) worker_->listeners().admit(addresses);
   }
-  std::string why_unheard(PeerId peer) override;
+  std::string obstacle(PeerId peer) override;
   void forget(PeerId peer) override;
   void post(Post& post) override;
   bool progress() override;
@@ -71,7 +71,7 @@ class UcxLink final : public Link {
   void wake() override;
   size_t segment_bytes() const override { return kSegmentBytes; }
   /// Over TCP, progress() is a system call on the socket that receives the peer's segment.
-  std::chrono::nanoseconds between_looks() const override {
+  std::chrono::nanoseconds poll_interval() const override {
     return std::chrono::nanoseconds(worker_->has_rdma() ? 0 : 800);
   }
   std::string use_device_memory(std::span<const std::byte> range) override { return worker_->use_device_memory(range); }
@@ -91,7 +91,7 @@ class UcxLink final : public Link {
     ucs_status_t broken = UCS_OK;  // an error that UCX reported in a callback; handled when UCX may be called again
   };
   /// An event for progress() to report: the end of a post, or without a post the loss of a peer.
-  struct News {
+  struct Event {
     Post* post;
     Status status;
     PeerId peer;
@@ -108,7 +108,7 @@ class UcxLink final : public Link {
   bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
              size_t bytes);
   void end_post(Post& post, Status status = {Code::kPeerDied, "nvx: the peer is lost"}) {
-    news_.push_back({&post, std::move(status), 0, {}});
+    events_.push_back({&post, std::move(status), 0, {}});
   }
   void end_overdue_posts();
   void lose(Peer& peer, const std::string& why);
@@ -117,7 +117,7 @@ class UcxLink final : public Link {
   void settle();
   void handle(const ControlMessage& control);
   void connect_back(Peer& peer);
-  bool tell();
+  bool report();
   void drain();
   std::string why(const Peer& peer, ucs_status_t status) const;
 
@@ -147,10 +147,10 @@ class UcxLink final : public Link {
   std::map<PeerId, Clock::time_point> overdue_;  // when open posts to a lost or forgotten peer end at the latest
   UcxFetches fetches_{*worker_};
   std::vector<Post*> waiting_;                        // for an endpoint
-  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
+  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which does not know the reason
   std::vector<PeerId> to_connect_back_;
   std::vector<ControlMessage> controls_;
-  std::vector<News> news_;
+  std::vector<Event> events_;
 };
 
 UcxLink::UcxLink(const std::string& met_at)
@@ -190,7 +190,7 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   return id;
 }
 
-std::string UcxLink::why_unheard(PeerId id) {
+std::string UcxLink::obstacle(PeerId id) {
   const Peer* peer = find(id);
   if (!usable() || !peer || peer->their_turn != 0) return "";
   const bool in_vain = peer->turn != 0 && !peer->reached;
@@ -208,7 +208,7 @@ void UcxLink::forget(PeerId id) {
     overdue_[id] = Clock::now() + timeout + kLostTimeout;
   }
   for (Post* kept : unreached_.take(id)) end_post(*kept);
-  std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
+  std::erase_if(events_, [&](const Event& item) { return !item.post && item.peer == id; });
   const auto [first, last] = by_nonce_.equal_range(peer->nonce);
   by_nonce_.erase(std::find_if(first, last, [id](const auto& entry) { return entry.second == id; }));
   peers_[id].reset();
@@ -390,7 +390,7 @@ void UcxLink::connect_back(Peer& peer) {
 void UcxLink::lose(Peer& peer, const std::string& why) {
   if (peer.lost) return;
   peer.lost = true;
-  news_.push_back({nullptr, Status(), peer.id, why});
+  events_.push_back({nullptr, Status(), peer.id, why});
   for (Post* kept : unreached_.take(peer.id)) end_post(*kept);
   drop(peer);
   overdue_[peer.id] = Clock::now() + kLostTimeout;
@@ -440,7 +440,7 @@ void UcxLink::settle() {
     if (Peer* peer = find(id)) connect_back(*peer);
   }
   for (Post* waiting : std::exchange(waiting_, {})) post(*waiting);
-  for (const Unreached::News& item : unreached_.look_again()) {
+  for (const Unreached::Result& item : unreached_.recheck()) {
     Peer* peer = find(item.peer);
     if (peer && !item.why.empty()) lose(*peer, item.why);
     for (Post* post : item.posts) this->post(*post);
@@ -451,21 +451,21 @@ void UcxLink::settle() {
 }
 
 bool UcxLink::progress() {
-  if (!usable()) return tell();
-  const bool told = tell();  // ends of posts are reported before the answers to these posts arrive
+  if (!usable()) return report();
+  const bool reported = report();  // ends of posts are reported before the answers to these posts arrive
   calling_ = true;
   const bool moved = ucx_.worker_progress(worker_->get()) != 0;
   calling_ = false;
   quiet_.store(moved ? 0 : quiet_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   settle();
   const bool fetched = fetches_.fetched();
-  if (fetched) fetches_.tell(*receiver_);
-  return tell() || told || fetched || moved;
+  if (fetched) fetches_.report(*receiver_);
+  return report() || reported || fetched || moved;
 }
 
-bool UcxLink::tell() {
-  if (news_.empty()) return false;
-  for (const News& item : std::exchange(news_, {})) {
+bool UcxLink::report() {
+  if (events_.empty()) return false;
+  for (const Event& item : std::exchange(events_, {})) {
     if (item.post) {
       receiver_->done(*item.post, item.status);
     } else if (!closed_ && find(item.peer)) {
@@ -479,7 +479,8 @@ bool UcxLink::tell() {
 /// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
   worker_->listeners().warn_once();
-  if (!news_.empty() || fetches_.fetched() || !waiting_.empty() || !to_connect_back_.empty() || breakage_) return false;
+  if (!events_.empty() || fetches_.fetched() || !waiting_.empty() || !to_connect_back_.empty() || breakage_)
+    return false;
   if (!usable()) return true;
   return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;
 }
@@ -523,7 +524,7 @@ void UcxLink::close() {
   for (Post* post : unreached_.take_all()) waiting_.push_back(post);
   for (Post* post : waiting_) end_post(*post, Status(Code::kAborted, "nvx: the link was closed"));
   if (receiver_) fetches_.drop(*receiver_);
-  tell();
+  report();
 }
 
 }  // namespace

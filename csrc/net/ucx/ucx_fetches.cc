@@ -43,7 +43,7 @@ void UcxFetches::on_fetched(void* request, ucs_status_t status, size_t, void* ar
   fetch->fetches->end(*fetch, status);
 }
 
-void UcxFetches::tell(Receiver& receiver) {
+void UcxFetches::report(Receiver& receiver) {
   for (Fetch* item : std::exchange(fetched_, {})) {
     const std::unique_ptr<Fetch> fetch(item);
     if (fetch->status == UCS_OK) {
@@ -58,7 +58,7 @@ void UcxFetches::drop(Receiver& receiver) {
   fetched_.insert(fetched_.end(), fetches_.begin(), fetches_.end());
   fetches_.clear();
   for (Fetch* fetch : fetched_) fetch->status = UCS_ERR_CANCELED;
-  tell(receiver);
+  report(receiver);
 }
 
 }  // namespace nvx::net

@@ -18,7 +18,7 @@ class UcxFetches {
   bool under_way() const { return !fetches_.empty(); }
   bool fetched() const { return !fetched_.empty(); }
   /// Reports the messages that have ended. To be called outside of UCX's calls.
-  void tell(Receiver& receiver);
+  void report(Receiver& receiver);
   /// Drops all messages. To be called after the worker is closed.
   void drop(Receiver& receiver);
 

@@ -93,14 +93,14 @@ std::string UcxLibrary::explain(ucs_status_t status) const {
 }
 
 void warn_of_second_ucx(const UcxLibrary& own) {
-  static std::atomic<bool> said{false};
-  if (said.load(std::memory_order_relaxed)) return;
+  static std::atomic<bool> logged{false};
+  if (logged.load(std::memory_order_relaxed)) return;
   const auto same = [](const std::string& a, const std::string& b) {
     std::error_code error;
     return a == b || std::filesystem::equivalent(a, b, error);
   };
   for (const std::string& path : loaded_ucx()) {
-    if (same(path, own.from.path()) || said.exchange(true)) continue;
+    if (same(path, own.from.path()) || logged.exchange(true)) continue;
     NVX_LOG(kWarn,
             "this process has loaded a second UCX: %s, beside %s, which nvx uses. They may share libucs and crash. "
             "Use only one: set NVX_LIBUCP=%s, or load that one before the first group over several hosts",

@@ -171,13 +171,13 @@ void end_all_connections(const std::vector<Listener>& listeners) {
 /// contains its ports. If it names fewer listeners than devices, because a UCX encodes its address in another way, all
 /// new ones count as the worker's.
 std::vector<Listener> of_worker(std::vector<Listener> fresh, std::span<const std::byte> address, size_t devices) {
-  std::vector<Listener> told;
+  std::vector<Listener> named;
   for (const Listener& listener : fresh) {
     const std::byte port[] = {std::byte(listener.port >> 8), std::byte(listener.port)};
     if (std::search(address.begin(), address.end(), std::begin(port), std::end(port)) != address.end())
-      told.push_back(listener);
+      named.push_back(listener);
   }
-  return devices != 0 && told.size() >= devices ? told : fresh;
+  return devices != 0 && named.size() >= devices ? named : fresh;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 namespace nvx::net {
 
 /// The sockets at which a UCX worker accepts connections over TCP. UCX accepts them from everybody, and writes to any
-/// memory of this process that a connection asks for. So a filter lets only packets from admitted addresses through.
+/// memory of this process that a connection requests. So a filter lets only packets from admitted addresses through.
 class UcxListeners {
  public:
   /// To be made before the worker: notes the sockets that already listen, which are not the worker's.

@@ -33,12 +33,12 @@ const char* set_by_user(const std::string& key) {
 }
 
 /// The interfaces that UCX uses and listens on: those that the user named. Otherwise the interface that leads to
-/// `met_at` and its rails; versions before 1.16 get that interface alone, because they do not ask the kernel which
+/// `met_at` and its rails; versions before 1.16 get that interface alone, because they do not query the kernel which
 /// interface leads to a peer. If `met_at` is unknown, all but the loopback and the bridges of containers.
 std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   if (set_by_user("NET_DEVICES")) return "";
-  const bool asks_the_kernel = version >= UcxVersion{1, 16, 0};
-  std::vector<std::string> chosen = chosen_interfaces(met_at, asks_the_kernel);
+  const bool queries_routes = version >= UcxVersion{1, 16, 0};
+  std::vector<std::string> chosen = chosen_interfaces(met_at, queries_routes);
   if (chosen.empty()) return "";
   // RDMA ports are not interfaces of the system, so a list of interfaces does not exclude them.
   for (std::string& port : rdma_ports()) chosen.push_back(std::move(port));
@@ -59,8 +59,8 @@ std::vector<Setting> general_settings(const UcxVersion& version, const std::stri
 /// of UCX 1.13 to 1.22.
 std::vector<Setting> tcp_settings(const UcxVersion& version) {
   const char* transports = set_by_user("TLS");
-  const auto says = [&](const char* word) { return std::strstr(transports, word) != nullptr; };
-  if (transports && !says("tcp") && !says("all") && !says("^")) return {};
+  const auto names = [&](const char* word) { return std::strstr(transports, word) != nullptr; };
+  if (transports && !names("tcp") && !names("all") && !names("^")) return {};
   const int64_t liveness_s = std::chrono::ceil<std::chrono::seconds>(config().liveness).count();
   const int64_t probes = std::clamp<int64_t>((liveness_s - 4) / 2, 3, 127);  // the most that Linux takes
   std::vector<Setting> settings = {{"TCP_KEEPCNT", std::to_string(probes)}, {"TCP_CONN_NB", "y"}};
@@ -244,14 +244,14 @@ void UcxWorker::make_worker() {
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   require(ucx_.worker_create(context_, &params, &worker_), "making a worker");
-  require(ucx_.worker_get_efd(worker_, &fd_), "asking for its event descriptor");
+  require(ucx_.worker_get_efd(worker_, &fd_), "querying its event descriptor");
 }
 
 void UcxWorker::take_address() {
   ucp_worker_attr_t attributes{};
   attributes.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_ADDRESS_FLAGS;
   attributes.address_flags = UCP_WORKER_ADDRESS_FLAG_NET_ONLY;
-  require(ucx_.worker_query(worker_, &attributes), "asking for the address");
+  require(ucx_.worker_query(worker_, &attributes), "querying the address");
   const auto* bytes = reinterpret_cast<const std::byte*>(attributes.address);
   address_.assign(bytes, bytes + attributes.address_length);
   ucx_.worker_release_address(worker_, attributes.address);
@@ -260,7 +260,7 @@ void UcxWorker::take_address() {
 void UcxWorker::query_transports() {
   ucp_context_attr_t attributes{};
   attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
-  require(ucx_.context_query(context_, &attributes), "asking for memory types");
+  require(ucx_.context_query(context_, &attributes), "querying memory types");
   std::string transports;
   const auto found = resources(ucx_, context_);
   bool all_local = !found.empty();  // an empty list means that this UCX prints it in an unknown way

@@ -27,11 +27,11 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
 }
 
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                  const NvxOptions& options, std::function<bool()> unwanted,
+                                  const NvxOptions& options, std::function<bool()> aborted,
                                   std::vector<KnownProcess> processes) {
   if (store && size >= 1 && rank >= size) {
     TorchStore torch_store(store, size);
-    tell_world_size(torch_store, rank, size);
+    publish_world_size(torch_store, rank, size);
   }
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "nvx: group ", options.group_name, " cannot have rank ",
                     rank, " of ", size, ". Next: give a world size of at least 1, and a rank below it");
@@ -43,9 +43,9 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
   try {
     std::shared_ptr<GlooRanks> gloo_ranks;
     if (options.replaces_gloo && size > 1) gloo_ranks = std::make_shared<GlooRanks>(store, facts.name, rank, size);
-    facts.unwanted = [gloo_ranks, unwanted = std::move(unwanted)] {
+    facts.aborted = [gloo_ranks, aborted = std::move(aborted)] {
       if (gloo_ranks) gloo_ranks->check();
-      return unwanted && unwanted();
+      return aborted && aborted();
     };
     auto group = std::make_shared<Group>(torch_store, facts);
     if (gloo_ranks) gloo_ranks->leave();

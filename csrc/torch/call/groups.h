@@ -18,10 +18,10 @@ namespace nvx {
 /// The core's options for a group with torch's options.
 GroupOptions group_options(int rank, int size, const NvxOptions& options);
 
-/// A collective call. Raises if the ranks do not meet. unwanted: polled until they have met; true ends the wait.
+/// A collective call. Raises if the ranks do not meet. aborted: polled until they have met; true ends the wait.
 /// processes: see GroupOptions.
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                  const NvxOptions& options, std::function<bool()> unwanted = {},
+                                  const NvxOptions& options, std::function<bool()> aborted = {},
                                   std::vector<KnownProcess> processes = {});
 
 /// The groups of one backend. Collectives of device tensors have their own order, as if they had another backend. So

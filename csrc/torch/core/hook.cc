@@ -84,7 +84,7 @@ void HooksBeside::await_all() {
   while (all.running > 0 && Clock::now() < end) {
     lock.wait_for(all.changed, std::chrono::milliseconds(100));
     lock.unlock();
-    const bool stop = stop_wanted();
+    const bool stop = stop_requested();
     lock.lock();
     if (stop) return;
   }

@@ -72,11 +72,11 @@ class DelegateSetup::Attempt {
   Attempt(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device)
       : running_([made = made_, store = std::move(store), rank, size, device] {
           const c10::intrusive_ptr<c10d::Store> apart = own(store);
-          if (made->unwanted) return false;
+          if (made->aborted) return false;
           const Backend backend = make_delegate(apart, rank, size, device);
           {
             MutexLock lock(made->mutex);
-            if (made->unwanted) return false;
+            if (made->aborted) return false;
             made->backend = backend;
           }
           const c10::OptionalDeviceGuard on(device);
@@ -93,7 +93,7 @@ class DelegateSetup::Attempt {
   /// Aborts the backend as far as possible. A call that hangs keeps its thread.
   void call_off() const {
     MutexLock lock(made_->mutex);
-    made_->unwanted = true;
+    made_->aborted = true;
     const Backend made = made_->backend;
     lock.unlock();
     if (made) abort_delegate(made);
@@ -103,7 +103,7 @@ class DelegateSetup::Attempt {
   struct Made {
     Mutex mutex;
     Backend backend GUARDED_BY(mutex);
-    std::atomic<bool> unwanted{false};  // written under the mutex
+    std::atomic<bool> aborted{false};  // written under the mutex
   };
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
   ThreadCall<bool> running_;

@@ -357,7 +357,7 @@ void point_at_ucx_package() {
 /// At the interpreter's exit: ends the pool's threads, aborts the operations that block them, and completes sends.
 ///
 /// Threads of the pool must not run while the process and its stores are torn down. The slowest thread is rank 0's
-/// while it makes a group: it notices within one slice of its wait for the store that the group is unwanted. Then it
+/// while it makes a group: it notices within one slice of its wait for the store that the group is aborted. Then it
 /// waits up to 0.8 s until the other ranks know, because it may serve their store.
 void stop_everything() {
   constexpr std::chrono::milliseconds kLast{2500};

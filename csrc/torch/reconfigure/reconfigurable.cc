@@ -261,7 +261,7 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   GroupOptions facts = group_options(plan->rank, int(plan->members.size()), options);
   facts.timeout = plan->timeout;
   facts.processes = plan->processes;
-  facts.unwanted = [work] { return work->called_off() || exiting.load(); };
+  facts.aborted = [work] { return work->called_off() || exiting.load(); };
   TorchStore torch_store(store, facts.size);
   const auto group = std::make_shared<Group>(torch_store, facts);
   group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);

@@ -28,7 +28,7 @@ bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
     cv_.wait_for(lock, kCheckInterval);
     if (completed_) break;
     lock.unlock();
-    if (stop_wanted()) {
+    if (stop_requested()) {
       call_off();
       raise_interrupt();
     }

@@ -435,9 +435,9 @@ TEST_F(Tcp, ConnectionsWaitForAFreeDescriptor) {
     ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
     const rlim_t before = std::exchange(limit.rlim_cur, rlim_t(lowest.get()));
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    EXPECT_EQ(end.link->why_unheard(0), "");
+    EXPECT_EQ(end.link->obstacle(0), "");
     line.say(1);
-    EXPECT_TRUE(drive(end, [&] { return end.link->why_unheard(0).find("(ulimit -n)") != std::string::npos; }));
+    EXPECT_TRUE(drive(end, [&] { return end.link->obstacle(0).find("(ulimit -n)") != std::string::npos; }));
     EXPECT_TRUE(end.diary.messages.empty());
     limit.rlim_cur = before;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);

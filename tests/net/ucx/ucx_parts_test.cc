@@ -208,8 +208,8 @@ TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
       "one of them, or unset it");
   EXPECT_EQ(
       words_of(none_named({"GLOO_SOCKET_IFNAME", "etth0", true}, std::span(present).first(1))),
-      "nvx: GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; UCX chooses, as "
-      "NVX_DEBUG=info tells, unless NVX_SOCKET_IFNAME names one");
+      "nvx: GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; UCX chooses "
+      "(NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one");
   const std::string nothing = words_of(none_named({"NVX_SOCKET_IFNAME", "x", false, true}, {}));
   EXPECT_NE(nothing.find("there is none. Next"), std::string::npos) << nothing;
 }

@@ -47,9 +47,9 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsSaid) {
     ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
     const rlim_t before = std::exchange(limit.rlim_cur, rlim_t(lowest.get()) + 1);
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    EXPECT_EQ(end.link->why_unheard(0), "");
+    EXPECT_EQ(end.link->obstacle(0), "");
     line.say(1);
-    EXPECT_TRUE(drive(end, [&] { return end.link->why_unheard(0).find("(ulimit -n)") != std::string::npos; }));
+    EXPECT_TRUE(drive(end, [&] { return end.link->obstacle(0).find("(ulimit -n)") != std::string::npos; }));
     limit.rlim_cur = before;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     line.say(2);
