@@ -57,7 +57,7 @@ NVX_HD inline uint32_t anew(uint32_t n) {
   return n;
 }
 
-/// `at`, which the lanes of a block share: tells the compiler so.
+/// `at`, which the lanes of a block share: a hint to the compiler.
 template <class T>
 NVX_HD T* in_block(T* at) {
 #ifdef __CUDA_ARCH__
@@ -174,12 +174,12 @@ class TileExec : public Machine {
   }
 
   /// The host's abort word, read by one lane of the first block; all others get 0. The read crosses the bus: call it
-  /// early, and heeds() as late as its result is needed. Reads of one word by many blocks come one after another, at
-  /// about a microsecond each, so the other blocks learn of an abort where they wait, or by the rank's failure.
-  NVX_HD uint32_t ask_host() const {
+  /// early, and not_aborted() as late as its result is needed. Reads of one word by many blocks come one after another,
+  /// at about a microsecond each, so the other blocks notice an abort where they wait, or by the rank's failure.
+  NVX_HD uint32_t load_abort() const {
     return checks_for_abort() && Machine::tile() == 0 ? Machine::load_host(control_->abort) : 0;
   }
-  NVX_HD bool heeds(uint32_t abort) { return abort == 0 || fail(alarm()); }
+  NVX_HD bool not_aborted(uint32_t abort) { return abort == 0 || fail(alarm()); }
 
   /// How far a peer's pool is mapped. `base` never changes once set, and `mapped` only grows, so the two reads need not
   /// be atomic together.
@@ -203,7 +203,7 @@ class TileExec : public Machine {
     const uint64_t now_ns = Machine::now_ns();
     if (now_ns < next_check_ns_) return true;
     next_check_ns_ = now_ns + Machine::kCheckNs;
-    return heeds(Machine::load_host(control_->abort));
+    return not_aborted(Machine::load_host(control_->abort));
   }
 
   /// Waits until ready() holds. On false, the verdict gives the cause.
@@ -212,10 +212,10 @@ class TileExec : public Machine {
     for (uint32_t poll = 1; !ready(); ++poll) {
       Machine::relax();
       if (poll % Machine::kPollsPerCheck != 0) continue;
-      const Look look = look_up(*this, rank_, control_, late_ns_, next_check_ns_);
-      next_check_ns_ = look.next_check_ns;
-      if (look.end == Waited::kReached) continue;
-      return ready() || fail(Verdict::wait(look.end, pending.peer, pending.wanted, pending.seen));
+      const WaitCheck check = check_wait(*this, rank_, control_, late_ns_, next_check_ns_);
+      next_check_ns_ = check.next_check_ns;
+      if (check.end == Waited::kReached) continue;
+      return ready() || fail(Verdict::wait(check.end, pending.peer, pending.wanted, pending.seen));
     }
     return true;
   }
@@ -258,7 +258,7 @@ class TileExec : public Machine {
   }
 
  private:
-  struct Look {
+  struct WaitCheck {
     Waited end;  // kReached: go on
     uint64_t next_check_ns;
   };
@@ -273,8 +273,8 @@ class TileExec : public Machine {
   /// Decides whether to give up a wait. Each waiting lane checks whether its rank failed. One of the lanes that wait
   /// together also checks the clock and, once per kCheckNs, the host's abort word. Giving up fails the rank, which the
   /// other lanes see.
-  NVX_COLD static Look look_up(Machine lane, const RankState* rank, const Control* control, uint64_t late_ns,
-                               uint64_t next_check_ns) {
+  NVX_COLD static WaitCheck check_wait(Machine lane, const RankState* rank, const Control* control, uint64_t late_ns,
+                                       uint64_t next_check_ns) {
     if (lane.load(rank->failed) != 0) return {Waited::kAlarmed, next_check_ns};
     if (!lane.is_check_leader()) return {Waited::kReached, next_check_ns};
     const uint64_t now_ns = lane.now_ns();

@@ -76,13 +76,13 @@ ORDERS = {
     "has_failed": "load(failed)",
     # packets
     "enter": "describe is_free all restamp put_packet send_places",
-    "meet": "await_word all pipe.heard= decide_direct await_ready all all",
+    "meet": "await_word all pipe.last_met= decide_direct await_ready all all",
     "leave": "sync signal_peers(done) own.history= own.digests= own.epoch= pipe.sent= pipe.taken= sync",
     "is_free": "wait_for(done)",
     "await_word": "wait peek_packet",
     "mismatch": "await_word",
     "restamp": "signal_peers(ready) restamp sync",
-    "ChannelMemory.restamp": "pipe.heard= put_packet put_packet",
+    "ChannelMemory.restamp": "pipe.last_met= put_packet put_packet",
     "put_pack": "put_packet put_packet",
     "peek_pack": "peek_packet peek_packet",
     "load_ahead": "wait peek_pack",
@@ -116,15 +116,15 @@ ORDERS = {
     "retire": "end_block complete",
     "run_jobs": "enter give_up leave retire",
     # Watched or counted only: no other access is ordered by these.
-    "ask_host": "load_host(abort)",
+    "load_abort": "load_host(abort)",
     "read": "load_view load_view",
     "begin": "store_host(begun)",
     "may_continue": "load_host(abort)",
-    "look_up": "load(failed) load_host(abort)",
+    "check_wait": "load(failed) load_host(abort)",
     "count_direct": "add(direct)",
     "end_block": "store_host(direct) load(direct) store_host(ended)",
 }
-UNORDERED = ("ask_host", "read", "begin", "may_continue", "look_up", "count_direct", "end_block", "has_failed")
+UNORDERED = ("load_abort", "read", "begin", "may_continue", "check_wait", "count_direct", "end_block", "has_failed")
 
 PACKETS = (
     "fold",
@@ -180,18 +180,18 @@ PROTOCOLS = [
         "a buffer of packets is reused after its reader reported that it is done, where they do not meet",
         ("is_free", "signal_peers", "wait_for", "leave"),
         """
-        init pack=old:9 told=none
+        init pack=old:9 data=none
         a0: put_packet pack a:1; all 0
         a1: wait_for d done >=1; all 0
-        a2: all 0; put_packet pack b:3; write told changed
-        b0: await_packet r pack :1; read t told; sync 0; await_packet s pack :3
+        a2: all 0; put_packet pack b:3; write data changed
+        b0: await_packet r pack :1; read t data; sync 0; await_packet s pack :3
         b1: sync 0; signal done 1
         """,
         ("r!=a:1", "s!=b:3", "t!=none", "stuck"),
         {
             "done is signalled before all lanes have read": [("sync 0; signal done 1", "signal done 1")],
             "done is signalled without release": [("signal done", "signal_behind done")],
-            "the writer's lanes do not wait for the one that asks": [("a2: all 0;", "a2:")],
+            "the writer's lanes do not wait for the one that polls": [("a2: all 0;", "a2:")],
         },
     ),
     Protocol(
@@ -315,7 +315,7 @@ PROTOCOLS = [
         {
             "ready without release": [("signal ready", "signal_behind ready")],
             "ready before the owner's lanes are done": [("all 0; signal ready 1", "signal ready 1; all 0")],
-            "the peer's lanes do not wait for the one that hears ready": [
+            "the peer's lanes do not wait for the one that acquires ready": [
                 ("b0: all 0;", "b0:"),
                 ("ready >=1; all 0", "ready >=1"),
             ],
@@ -352,22 +352,22 @@ PROTOCOLS = [
         ("complete", "retire", "leave"),
         """
         a00: write one 1; sync 0
-        a10: sync 0; add first left 1; if first =1; signal told 1
+        a10: sync 0; add first left 1; if first =1; signal completion 1
         a01: write two 1; sync 0
-        a11: sync 0; add second left 1; if second =1; signal told 1
-        h0: host_acquire t told >=1; read r one; read s two
+        a11: sync 0; add second left 1; if second =1; signal completion 1
+        h0: host_acquire t completion >=1; read r one; read s two
         """,
         ("r!=1", "s!=1", "stuck"),
         {
             "a block counts itself before its lanes have ended": [
                 ("sync 0; (add second left 1; if second =1;)", r"\1 sync 0;")
             ],
-            "told without release": [("signal told", "signal_behind told")],
+            "the completion without release": [("signal completion", "signal_behind completion")],
             "the count without order": [("add", "add_unordered")],
         },
     ),
     Protocol(
-        "what the host wrote before it raised a counter is seen by all lanes",
+        "the host's writes before it raised a counter are seen by all lanes",
         ("await_host", "wait_for"),
         """
         h0: write slice 1; host_signal counter 1
@@ -378,7 +378,7 @@ PROTOCOLS = [
         {"no barrier behind the wait": [("a1: all 0;", "a1:"), ("counter >=1; all 0", "counter >=1")]},
     ),
     Protocol(
-        "an input read in place is valid, or a check behind the barrier hears that its owner failed, if no load passes "
+        "an input read in place is valid, or a check behind the barrier sees that its owner failed, if no load passes "
         "the barrier and no access the end of a kernel",
         ("none_has_failed", "has_not_failed", "give_up", "run_jobs", "publish"),
         """

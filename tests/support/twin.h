@@ -34,14 +34,16 @@ struct Mischief {
 /// The rules of the kernel that a thread plays. They are variables, so all rules share one compilation of the kernels.
 struct LaneRules {
   static inline thread_local uint32_t kSlots, kStampMask, kRestampEvery;
-  static inline thread_local bool kCredits, kMeets, kHearsFirst, kReachIsTold, kReachEnds, kReadersFirst, kTellsFailure;
+  static inline thread_local bool kCredits, kMeets, kAnnouncedFirst, kReachIsAnnounced, kReachEnds, kReadersFirst,
+      kReportsFailure;
 
   template <class Rules>
   static void follow() {
     kSlots = Rules::kSlots, kStampMask = Rules::kStampMask, kRestampEvery = Rules::kRestampEvery;
     kCredits = Rules::kCredits, kMeets = Rules::kMeets;
-    kHearsFirst = Rules::kHearsFirst, kReachIsTold = Rules::kReachIsTold, kReachEnds = Rules::kReachEnds;
-    kReadersFirst = Rules::kReadersFirst, kTellsFailure = Rules::kTellsFailure;
+    kAnnouncedFirst = Rules::kAnnouncedFirst, kReachIsAnnounced = Rules::kReachIsAnnounced,
+    kReachEnds = Rules::kReachEnds;
+    kReadersFirst = Rules::kReadersFirst, kReportsFailure = Rules::kReportsFailure;
   }
 };
 

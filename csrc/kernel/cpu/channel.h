@@ -37,7 +37,7 @@ enum class Staging { kSlot, kLeased };
 ///  kEpochs.
 ///
 ///  2. A rank enters epoch e only when all others are done with e - kEpochs. The slots of kEpochs consecutive
-///  operations lie apart, so no rank still reads the memory that it overwrites. If every rank hears from every rank,
+///  operations lie apart, so no rank still reads the memory that it overwrites. If every rank meets every rank,
 ///  this follows from the arrivals at no cost. Otherwise the rank waits until the others signal it: their credit.
 ///
 ///  3. Staging is leased memory, and the arrival says where it is. A rank writes to it again only when all ranks are

@@ -17,7 +17,7 @@ static_assert(sizeof(Counters) == kFlagRoundBytes && std::atomic<uint64_t>::is_a
 // No pause instruction between the loads: its length differs tenfold between processors and would dominate.
 bool reaches(const std::atomic<uint64_t>& count, uint64_t want, Clock::time_point end) {
   for (;;) {
-    for (int look = 0; look < 4096; ++look)
+    for (int polls = 0; polls < 4096; ++polls)
       if (count.load(std::memory_order_acquire) == want) return true;
     if (Clock::now() > end) return false;
   }

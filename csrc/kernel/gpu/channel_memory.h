@@ -87,13 +87,13 @@ class ChannelMemory {
   }
 
   /// Gives every packet that this block can write in this epoch the stamp of the one before, for which its buffer never
-  /// waits. This epoch was entered, so every peer is done with epoch - kBuffers: `heard` is set to that, so that it
+  /// waits. This epoch was entered, so every peer is done with epoch - kBuffers: `last_met` is set to that, so that it
   /// never falls half its range behind.
   template <class Lane>
   NVX_HD void restamp(const Lane& lane) {
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(lane.lane()); p < ranks_; p += uint32_t(lane.lanes())) {
-      if (int32_t(pipe(p).heard - (epoch_ - kBuffers)) < 0) pipe(p).heard = epoch_ - kBuffers;
+      if (int32_t(pipe(p).last_met - (epoch_ - kBuffers)) < 0) pipe(p).last_met = epoch_ - kBuffers;
     }
     const Packet stale = packet_of(0, (epoch_ - 1) & stamp_mask_);
     for (uint32_t p = 0; p < ranks_; ++p) {

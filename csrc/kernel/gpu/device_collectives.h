@@ -14,7 +14,7 @@
 /// Every block does its share of every piece and is independent of the other blocks. All lanes of a tile take the same
 /// path: a failure of one lane ends the tile. Between PushChannel::enter() and leave(), which run_jobs() calls.
 ///
-/// Each algorithm is compiled twice: for any operation, told apart at run time, and for the hot ones (HotOperation).
+/// Each algorithm is compiled twice: for any operation, distinguished at run time, and for the hot ones (HotOperation).
 /// The results and everything that peers see are the same.
 namespace nvx::kernel {
 

@@ -32,7 +32,7 @@ void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_ch
     for (uint32_t peer = 0; peer < shape.ranks; ++peer) {
       PipeState pipe{};
       pipe.sent = pipe.taken = first_chunk;
-      pipe.heard = first_epoch;
+      pipe.last_met = first_epoch;
       std::memcpy(state + layout.pipe(block, peer), &pipe, sizeof pipe);
     }
   }

@@ -177,9 +177,9 @@ struct alignas(kCacheLine) BlockState {
 
 /// The state of a block towards one peer.
 struct PipeState {
-  Stamp sent;      ///< total number of chunks
-  Stamp taken;     ///< total number of chunks
-  uint32_t heard;  ///< the last operation in which the peer was met
+  Stamp sent;         ///< total number of chunks
+  Stamp taken;        ///< total number of chunks
+  uint32_t last_met;  ///< the last operation in which the peer was met
 };
 
 struct DeviceState {
@@ -237,7 +237,7 @@ struct alignas(kCacheLine) Control {
   alignas(kCacheLine) uint64_t ended[kMostBlocks];  ///< a BlockEnd per block
 };
 
-/// How far the block that is behind the others has come: the host's view of what has ended. Tells of progress only.
+/// How far the block that is behind the others has come: the host's view of what has ended. It shows progress only.
 BlockEnd least_ended(const Control& control, uint32_t blocks);
 
 /// The part of another rank's pool (memory/gpu/device_pool.h) that this rank's device can access. The host writes it at

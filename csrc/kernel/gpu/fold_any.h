@@ -5,8 +5,8 @@
 
 #include "kernel/gpu/packs.h"
 
-/// Reductions of general kernels: all types and operators, told apart at run time, one element at a time. Code for each
-/// of them would make these kernels ten times as large.
+/// Reductions of general kernels: all types and operators, distinguished at run time, one element at a time. Code for
+/// each of them would make these kernels ten times as large.
 namespace nvx::kernel {
 
 /// log2 of the bytes of each type's elements, two bits each. A complex number is two elements.

@@ -27,7 +27,7 @@ static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
 
 extern __shared__ Peer shared_peers[];
 
-// The launch bounds ask for one block per multiprocessor. Without them, compilers for some architectures make room for
+// The launch bounds request one block per multiprocessor. Without them, compilers for some architectures make room for
 // two blocks, give each half of the registers, and spill in the loops.
 
 /// One operation of a hot kind: all of its state is in registers, and only failures make calls.

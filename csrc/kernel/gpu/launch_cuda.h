@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "kernel/gpu/job.h"
 
-/// The device algorithms as CUDA kernels. Without CUDA each function returns a Status that says so.
+/// The device algorithms as CUDA kernels. Without CUDA each function returns an error Status.
 namespace nvx::kernel {
 
 inline constexpr int kLanes = 512;           ///< threads per block

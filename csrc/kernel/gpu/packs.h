@@ -135,7 +135,7 @@ struct Peer {
   uint32_t packs_to, packs_from;  ///< in packets: packs of this block's share; else 0
   Stamp sent, taken;              ///< see PipeState
 
-  // If pieces may bypass staging. Told to the peer:
+  // If pieces may bypass staging. Announced to the peer:
   uint64_t pool;      ///< the address of its pool in this rank
   uint32_t granules;  ///< how much of it this rank has mapped
   // Concluded by both ranks from their greetings. Addresses are those of this block's share; null means to use

@@ -8,7 +8,8 @@
 
 namespace nvx::kernel {
 
-/// The operations that a kernel is compiled for. Any: every algorithm, type, operator and root, told apart at run time.
+/// The operations that a kernel is compiled for. Any: every algorithm, type, operator and root, distinguished at run
+/// time.
 struct AnyOperation {
   static constexpr bool kHot = false;
   static constexpr bool kCompletes = true;  ///< a launch may have a completion counter
@@ -38,12 +39,12 @@ struct PushRules {
   static constexpr bool kCredits = true;  ///< chunks and packets wait until there is space for them
   static constexpr bool kMeets = true;    ///< a rank waits for greetings
   // For pieces that bypass staging:
-  static constexpr bool kHearsFirst =
-      true;  ///< nothing is written before its owner has announced, in this epoch, where
-  static constexpr bool kReachIsTold = true;   ///< both ranks decide by the reach that was announced
-  static constexpr bool kReachEnds = true;     ///< nothing beyond the announced reach is accessed
-  static constexpr bool kReadersFirst = true;  ///< an input stays unchanged until its readers have read it
-  static constexpr bool kTellsFailure = true;  ///< a failed rank reports it before its kernel ends
+  /// Nothing is written before its owner has announced, in this epoch, where.
+  static constexpr bool kAnnouncedFirst = true;
+  static constexpr bool kReachIsAnnounced = true;  ///< both ranks decide by the reach that was announced
+  static constexpr bool kReachEnds = true;         ///< nothing beyond the announced reach is accessed
+  static constexpr bool kReadersFirst = true;      ///< an input stays unchanged until its readers have read it
+  static constexpr bool kReportsFailure = true;    ///< a failed rank reports it before its kernel ends
 };
 
 /// One block of a rank's end of a channel, used by all lanes of a tile together. Each lane has its own object.
@@ -55,8 +56,9 @@ struct PushRules {
 ///
 ///  2. A rank writes to a peer's buffer only when that peer is done with epoch - kBuffers: either it has met the peer
 ///  in the epoch after that one, or the peer has signalled it in PeerCounters::done. A rank signals it after operations
-///  in which not all ranks meet each other. `heard` and the counters change in some operations only. They are compared
-///  modularly and must never fall half the range behind, so they are updated whenever packets are stamped anew.
+///  in which not all ranks meet each other. `last_met` and the counters change in some operations only. They are
+///  compared modularly and must never fall half the range behind, so they are updated whenever packets are stamped
+///  anew.
 ///
 ///  3. Chunks from one rank to another use kChunks slots in the reader's memory, with an ever-growing number. The
 ///  reader returns each slot by a credit.
@@ -75,11 +77,11 @@ struct PushRules {
 ///  this epoch alone. So a rank that writes has met the peer in this epoch, and the peer's memory is ready. The
 ///  counters advance as if slots were used. A rank whose input is read leaves only after its readers are done.
 ///
-///  7. A rank that fails in such an operation tells the others before its kernel ends, because its tensors may be freed
-///  then. Ranks that access those tensors check for this at every await and publish, behind a barrier of the tile: no
-///  lane accesses a tensor between that barrier and the end of the checks. If the peer has failed, they go no further
-///  and wait for their own end. So an input that was read is either valid or not used, and a result is written no
-///  longer than until the next check. The former rests on more than the memory model: tests/model/README.md.
+///  7. A rank that fails in such an operation notifies the others before its kernel ends, because its tensors may be
+///  freed then. Ranks that access those tensors check for this at every await and publish, behind a barrier of the
+///  tile: no lane accesses a tensor between that barrier and the end of the checks. If the peer has failed, they go no
+///  further and wait for their own end. So an input that was read is either valid or not used, and a result is written
+///  no longer than until the next check. The former rests on more than the memory model: tests/model/README.md.
 template <class Exec, class Rules = PushRules, class Kind = AnyOperation>
 class PushChannel : public ChannelMemory {
  public:
@@ -87,17 +89,17 @@ class PushChannel : public ChannelMemory {
       : ChannelMemory(at, peers, uint32_t(ex.tile()), Rules::kSlots, Rules::kStampMask), ex_(ex) {}
 
   /// Begins the next epoch and greets every peer. On true, the buffers that this block writes are free on every rank.
-  /// Writes nothing if the rank has failed. The host's abort word is heeded by the first block: by all blocks only when
-  /// they wait. Hot packets are sent while the word is on its way, so inputs are read before an abort is heeded. They
+  /// Writes nothing if the rank has failed. The host's abort word is checked by the first block: by all blocks only
+  /// when they wait. Hot packets are sent while the word is on its way, so inputs are read before it is checked. They
   /// may be: tensors stay valid until the stream has passed the launch. meet() waits for the word, before the first
   /// block writes to a tensor.
   NVX_HD bool enter(const Job& job, PieceTable table) {
-    asked_ = ex_.ask_host();  // the host reads are in flight while this rank's own memory is read
+    abort_word_ = ex_.load_abort();  // the host reads are in flight while this rank's own memory is read
     const PoolView view = Kind::has_chunks(job) ? view_of(uint32_t(ex_.lane())) : PoolView{};
     epoch_ = own().epoch + 1;
     history_ = own().history;
     shares_ = touches_ = false;
-    bool ok = ex_.begin(epoch_) && (asks_late(job) || ex_.heeds(asked_));
+    bool ok = ex_.begin(epoch_) && (checks_abort_late(job) || ex_.not_aborted(abort_word_));
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
       describe(job, table, p);
@@ -132,7 +134,7 @@ class PushChannel : public ChannelMemory {
   /// compares them. Only pieces of peers that were met may bypass staging.
   NVX_HD bool meet(const Job& job) {
     return part<Kind::kHot>([&] {
-      bool ok = !asks_late(job) || ex_.heeds(asked_);
+      bool ok = !checks_abort_late(job) || ex_.not_aborted(abort_word_);
       const auto meets = [&](uint32_t p) { return receives_from(job, p) || (sends_to(job, p) && meets_first(job, p)); };
       const bool has_places = Kind::has_chunks(job);
       const uint32_t words = kGreetingWords + (has_places ? kReachWords : 0);
@@ -140,7 +142,7 @@ class PushChannel : public ChannelMemory {
       for (uint32_t i = uint32_t(ex_.lane()); Rules::kMeets && ok && i < ranks_ * kGreetingPackets;
            i += uint32_t(ex_.lanes())) {
         const uint32_t p = i / kGreetingPackets, word = i % kGreetingPackets;
-        if (p == rank() || word >= words || !meets(p) || !Rules::kHearsFirst) continue;
+        if (p == rank() || word >= words || !meets(p) || !Rules::kAnnouncedFirst) continue;
         const uint64_t due = is_pairwise(job) ? peers_[p].due_from : 0;
         uint64_t theirs = 0;
         ok = await_word(ex_, greetings_from(p) + word, int(p), stamp32(), &theirs);
@@ -152,7 +154,7 @@ class PushChannel : public ChannelMemory {
       NVX_NO_UNROLL
       for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
         if (p == rank() || !meets(p)) continue;
-        pipe(p).heard = epoch_;
+        pipe(p).last_met = epoch_;
         if (!has_places) continue;
         decide_direct(job, p);
         ok = ok && (!is_direct(p) || await_ready(p));
@@ -172,17 +174,17 @@ class PushChannel : public ChannelMemory {
   }
 
   /// Ends the epoch: this block reads none of its data any more. `all_met`: every rank has met every other one, so no
-  /// signal is needed. Unlike give_up(), it does not ask the host for the dead ranks: a host that knows of one also
-  /// aborts the group, and a kernel that waits heeds that in about kCheckNs. The question would take a read over the
+  /// signal is needed. Unlike give_up(), it does not load the dead ranks from the host: a host that has seen one
+  /// also aborts the group, and a kernel that waits notices that in about kCheckNs. The load would take a read over the
   /// bus in each operation with a root, and cover only that time, not the one until the host notices a death.
   NVX_HD void leave(const Job& job, bool all_met) {
     ex_.sync();
-    const bool tells = !all_met || is_restamp_due();
-    if (tells || ex_.lane() == 0) {
+    const bool signals = !all_met || is_restamp_due();
+    if (signals || ex_.lane() == 0) {
       Hash hash;
       for (uint32_t word = 0; word < kFingerprintWords; ++word) hash.add(word_of(job, history_, word, 0));
       const uint32_t digest = uint32_t(hash.value() >> 32);
-      if (tells) signal_peers(ex_, *this, &PeerCounters::done, stamp(epoch_, digest));
+      if (signals) signal_peers(ex_, *this, &PeerCounters::done, stamp(epoch_, digest));
       if (ex_.lane() == 0) {
         own().history = hash.value();
         own().digests[epoch_ % kDigests] = digest;
@@ -198,7 +200,7 @@ class PushChannel : public ChannelMemory {
   /// All lanes call it after a failed operation: rule 7. Does not write to dead ranks: memory that was shared by legacy
   /// IPC ends with its owner, and a store to it would fail this process's context.
   NVX_HD void give_up() {
-    if (Rules::kTellsFailure && shares_)
+    if (Rules::kReportsFailure && shares_)
       signal_peers(ex_, *this, &PeerCounters::quit, stamp(epoch_, 1), at_.control->gone);
   }
 
@@ -261,7 +263,7 @@ class PushChannel : public ChannelMemory {
  private:
   using Lane = typename Exec::Lane;
 
-  NVX_HD static bool asks_late(const Job& job) { return Kind::kHot && !Kind::has_chunks(job); }
+  NVX_HD static bool checks_abort_late(const Job& job) { return Kind::kHot && !Kind::has_chunks(job); }
   NVX_HD bool is_restamp_due() const { return epoch_ % Rules::kRestampEvery < kBuffers; }
   NVX_HD static bool is_gather(const Job& job) { return job.fingerprint.collective == Collective::kGather; }
   /// Whether lengths are compared pair by pair. For all-gather and broadcast the fingerprint contains them.
@@ -329,7 +331,7 @@ class PushChannel : public ChannelMemory {
 
   /// Rule 2, and rule 4 for peers that were not met.
   NVX_HD bool is_free(uint32_t p) {
-    if (!Rules::kCredits || int32_t(pipe(p).heard - (epoch_ - kBuffers + 1)) >= 0) return true;
+    if (!Rules::kCredits || int32_t(pipe(p).last_met - (epoch_ - kBuffers + 1)) >= 0) return true;
     Stamp seen = 0;
     if (!ex_.wait_for(counters_from(p).done, stamp(epoch_ - kBuffers, 0), int(p), &seen)) return false;
     const uint32_t then = uint32_t(seen >> 32);
@@ -417,7 +419,7 @@ class PushChannel : public ChannelMemory {
   /// ahead.
   NVX_HD bool await_ready(uint32_t p) {
     PendingWait pending{int(p), stamp32(), 0};
-    return !Rules::kHearsFirst || ex_.wait(pending, [&] {
+    return !Rules::kAnnouncedFirst || ex_.wait(pending, [&] {
       const Stamp ready = pending.seen = ex_.acquire(counters_from(p).ready);
       return uint32_t(ready) != 0 && uint32_t(ready >> 32) - epoch_ < kBuffers;
     });
@@ -439,7 +441,7 @@ class PushChannel : public ChannelMemory {
     const auto there = [&](uint64_t place, uint64_t bytes) {
       return share({reinterpret_cast<std::byte*>(peer.pool) + (place - 1), bytes}).data;
     };
-    const uint64_t reach = Rules::kReachIsTold ? peer.granules : Reach::granules_of(view_of(p).mapped);
+    const uint64_t reach = Rules::kReachIsAnnounced ? peer.granules : Reach::granules_of(view_of(p).mapped);
     // In a reduction, this rank's slice is the part it reads of the peer's input and the part it writes of its result.
     const uint64_t bytes = reduces ? me().due_to : peer.packs_to != 0 ? 0 : peer.due_to;
     const uint64_t due = peer.packs_from != 0 ? 0 : peer.due_from;
@@ -460,7 +462,7 @@ class PushChannel : public ChannelMemory {
   }
 
   Exec& ex_;
-  uint32_t asked_ = 0;  // the host's abort word
+  uint32_t abort_word_ = 0;  // the host's abort word
   uint64_t history_ = 0;
   bool shares_ = false;   // other ranks may access this rank's tensors in this operation
   bool touches_ = false;  // ... and this block has a peer with direct access; all lanes agree after meet()

@@ -40,18 +40,18 @@ struct PacketModel {
   int epochs = 6;
   int buffers = 2;       ///< the buffers that exist
   int stamp_range = 8;   ///< stamps are epochs modulo this
-  int credit = 2;        ///< operations that a writer may be ahead of a reader that it has not heard from
+  int credit = 2;        ///< operations that a writer may be ahead of a reader that it has not met
   int rooted_every = 0;  ///< only rank 0 reads in each so many epochs; 0: never
 };
 
 struct PacketState {
   // By rank: its epoch; how many of its ranks * 2 steps of that epoch are done (writes, then reads).
   std::vector<int8_t> epoch, step;
-  std::vector<int8_t> heard;  ///< by rank and peer: the last epoch in which the peer was met
-  std::vector<int8_t> done;   ///< by rank and peer: the last epoch that the peer has signalled as done
-  std::vector<int8_t> slots;  ///< by owner, writer and buffer: the epoch that is written there; -1: none
+  std::vector<int8_t> last_met;  ///< by rank and peer: the last epoch in which the peer was met
+  std::vector<int8_t> done;      ///< by rank and peer: the last epoch that the peer has signalled as done
+  std::vector<int8_t> slots;     ///< by owner, writer and buffer: the epoch that is written there; -1: none
   bool operator<(const PacketState& o) const {
-    return std::tie(epoch, step, heard, done, slots) < std::tie(o.epoch, o.step, o.heard, o.done, o.slots);
+    return std::tie(epoch, step, last_met, done, slots) < std::tie(o.epoch, o.step, o.last_met, o.done, o.slots);
   }
 };
 
@@ -63,7 +63,7 @@ class Packets {
     const size_t n = size_t(m_.ranks);
     PacketState first;
     first.epoch.assign(n, 1), first.step.assign(n, 0);
-    first.heard.assign(n * n, 0), first.done.assign(n * n, 0);
+    first.last_met.assign(n * n, 0), first.done.assign(n * n, 0);
     first.slots.assign(n * n * size_t(m_.buffers), -1);
     return explore(
         first, [&](const PacketState& s, auto add) { return next(s, add); },
@@ -96,7 +96,7 @@ class Packets {
         add(t);
       } else if (step < m_.ranks) {
         const bool is_free =
-            s.heard[pair(r, peer)] >= epoch - m_.credit + 1 || s.done[pair(r, peer)] >= epoch - m_.credit;
+            s.last_met[pair(r, peer)] >= epoch - m_.credit + 1 || s.done[pair(r, peer)] >= epoch - m_.credit;
         if (!is_free) continue;
         t.slots[slot(peer, r, epoch)] = int8_t(epoch);
         add(t);
@@ -106,7 +106,7 @@ class Packets {
         const int there = s.slots[slot(r, peer, epoch)];
         if (there >= 0 && there % m_.stamp_range == epoch % m_.stamp_range) {
           if (there != epoch) return "a rank takes an old packet for a new one";
-          t.heard[pair(r, peer)] = int8_t(epoch);
+          t.last_met[pair(r, peer)] = int8_t(epoch);
           add(t);
         } else if (there > epoch) {
           return "a packet is overwritten before it is read";
@@ -146,11 +146,11 @@ TEST(PacketProtocol, BreaksWithoutTheDoubleBuffer) {
   EXPECT_EQ(packets({.buffers = 1}), "a packet is overwritten before it is read");
 }
 
-/// If not all ranks hear from each other, the double buffer alone is not enough.
+/// If not all ranks meet each other, the double buffer alone is not enough.
 TEST(PacketProtocol, BreaksWithoutCreditWhereNobodyAnswers) {
   EXPECT_EQ(packets({.credit = 100, .rooted_every = 1}), "a packet is overwritten before it is read");
   EXPECT_EQ(packets({.credit = 100, .rooted_every = 2}), "a packet is overwritten before it is read");
-  EXPECT_EQ(packets({.credit = 100}), "") << "where all hear from all, that is credit";
+  EXPECT_EQ(packets({.credit = 100}), "") << "where all meet all, that is credit";
 }
 
 /// A packet of an epoch a whole range of stamps ago looks new.

@@ -317,7 +317,7 @@ struct Failing {
 };
 
 struct Silent : kernel::PushRules {
-  static constexpr bool kTellsFailure = false;
+  static constexpr bool kReportsFailure = false;
 };
 
 /// Whether a rank ends successfully with wrong data if it is held at one of its awaits until the other one has given up
@@ -441,11 +441,11 @@ TEST(PlaceWrap, OldReadySignalIsStampedAnew) {
 
 // ---- negative controls: with a rule broken, wrong results must appear
 
-struct Unheard : kernel::PushRules {
-  static constexpr bool kHearsFirst = false;
+struct Unannounced : kernel::PushRules {
+  static constexpr bool kAnnouncedFirst = false;
 };
-struct Untold : kernel::PushRules {
-  static constexpr bool kReachIsTold = false;
+struct LocalReach : kernel::PushRules {
+  static constexpr bool kReachIsAnnounced = false;
 };
 struct Endless : kernel::PushRules {
   static constexpr bool kReachEnds = false;
@@ -484,12 +484,12 @@ bool goes_wrong(const std::vector<Step>& steps, const Where& where, size_t first
 
 TEST(PlaceControls, WithoutTheGreetingWritesHitUnreadyMemory) {
   const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 300);
-  EXPECT_TRUE(goes_wrong<Unheard>(steps, mixed));
+  EXPECT_TRUE(goes_wrong<Unannounced>(steps, mixed));
 }
 
 TEST(PlaceControls, WithoutATellingPairsDisagree) {
   const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 700);
-  EXPECT_TRUE(goes_wrong<Untold>(steps, everywhere, 3 * Reach::kGranule - 6000, 1, /*grows=*/true));
+  EXPECT_TRUE(goes_wrong<LocalReach>(steps, everywhere, 3 * Reach::kGranule - 6000, 1, /*grows=*/true));
 }
 
 TEST(PlaceControls, WithoutTheBoundDataBehindTheMappingIsLost) {

@@ -236,7 +236,7 @@ TEST(DeviceCollectivesFaults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
     as_threads(2, [&](int rank) {
       Play play{.collective = Collective::kBroadcast, .root = rank, .counts = {10, 10}};
       DeviceVerdict v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kTimeout);
-      EXPECT_EQ(v.cause, Verdict::Cause::kNone) << "nobody has heard of anybody yet";
+      EXPECT_EQ(v.cause, Verdict::Cause::kNone) << "no rank has received anything yet";
       for (uint32_t i = 0; i < kernel::kBuffers && v.cause == Verdict::Cause::kNone; ++i) {
         v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kTimeout);
       }
@@ -313,7 +313,7 @@ TEST(DeviceCollectivesWrap, OldGreetingIsStampedAnew) {
   const auto* state = reinterpret_cast<const std::byte*>(&twins.state(0));
   kernel::PipeState pipe;
   std::memcpy(&pipe, state + kernel::DeviceState{shape}.pipe(0, 1), sizeof pipe);
-  EXPECT_LE(uint32_t(-20) + kRounds - pipe.heard, 4 + 2 * kernel::kBuffers);
+  EXPECT_LE(uint32_t(-20) + kRounds - pipe.last_met, 4 + 2 * kernel::kBuffers);
 }
 
 // ---- Negative controls: with a rule of the channel broken, wrong results must appear.
@@ -395,7 +395,7 @@ TEST(DeviceCollectivesControls, WithoutMeetingAMismatchGoesUnseen) {
     play.op = rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
     Batch batch(twins, rank);
     batch.add(DeviceAlgorithm::kReducePackets, play);
-    EXPECT_EQ(batch.run<Unmet>(), "") << "each gets what it asks for, and no verdict tells that they differ";
+    EXPECT_EQ(batch.run<Unmet>(), "") << "each gets what it requests, and no verdict shows that they differ";
     EXPECT_EQ(twins.control(rank).verdict.state, 0u);
   });
 }
