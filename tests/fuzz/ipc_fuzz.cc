@@ -81,12 +81,12 @@ std::string make_up(FuzzedDataProvider& from) {
     case 2: return bytes_of(uint64_t(0x746565687378766e));  // comes with a record
     case 3: return bytes_of(uint64_t(0x6e6f73616572786e));  // comes with a reason
     case 4: return bytes_of(SegmentInfo());
-    case 5: return bytes_of(PoolQuestion{.device = from.ConsumeIntegral<int>(), .process = {}});
+    case 5: return bytes_of(PoolRequest{.device = from.ConsumeIntegral<int>(), .process = {}});
     case 6: {
-      PoolAnswer answer;
-      answer.state = from.ConsumeIntegralInRange<uint32_t>(0, 2);
-      std::ranges::fill(answer.said, 'x');  // without an end
-      return bytes_of(answer);
+      PoolReply reply;
+      reply.state = from.ConsumeIntegralInRange<uint32_t>(0, 2);
+      std::ranges::fill(reply.why_not, 'x');  // without an end
+      return bytes_of(reply);
     }
     default: return from.ConsumeRandomLengthString(300);
   }
@@ -214,16 +214,16 @@ void take_records(FuzzedDataProvider& from) {
 /// A process passes the memory of its pools on.
 void serve_pools(FuzzedDataProvider& from) {
   const std::string name = unique_socket_name();
-  const PoolServer server(name, [](const PoolQuestion& question, Fd*) {
-    if (question.device < 0) throw Error(Code::kSystem, "nvx: it has no such device");
-    return PoolAnswer{.state = PoolAnswer::kHere, .pool = {}};
+  const PoolServer server(name, [](const PoolRequest& request, Fd*) {
+    if (request.device < 0) throw Error(Code::kSystem, "nvx: it has no such device");
+    return PoolReply{.state = PoolReply::kHere, .pool = {}};
   });
   come_and_go(from, {name}, [] { std::this_thread::yield(); });
   Fd fd;
-  require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, in_time()).state == PoolAnswer::kHere);
+  require(request_from_pool(name, {.device = 3, .process = {}}, &fd, in_time()).state == PoolReply::kHere);
 }
 
-/// A process requests such memory where the answer may be anything.
+/// A process requests such memory where the reply may be anything.
 void ask_for_pools(FuzzedDataProvider& from) {
   const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
@@ -234,7 +234,7 @@ void ask_for_pools(FuzzedDataProvider& from) {
   });
   Fd fd;
   try {
-    require(ask_pool_server(name, {.device = 3, .process = {}}, &fd, in_time()).state == PoolAnswer::kHere);
+    require(request_from_pool(name, {.device = 3, .process = {}}, &fd, in_time()).state == PoolReply::kHere);
   } catch (const Error& error) {
     require(error.code() != Code::kTimeout);
   }

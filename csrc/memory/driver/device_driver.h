@@ -100,7 +100,7 @@ class DeviceDriver {
   /// The queue's work begins before other work of the process that waits for room on the device.
   virtual DriverCode open_queue(int device, DeviceQueue* queue) = 0;
   virtual DriverCode close_queue(int device, DeviceQueue queue) = 0;
-  /// copy() and fill() only enqueue work; drained() tells whether all enqueued work is complete.
+  /// copy() and fill() only enqueue work; drained() returns whether all enqueued work is complete.
   virtual DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) = 0;
   virtual DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) = 0;
   virtual DriverCode drained(int device, DeviceQueue queue, bool* done) = 0;

@@ -129,7 +129,7 @@ struct Api : Questions {
   NVX_FUNCTION(Result, cuThreadExchangeStreamCaptureMode, int* mode);
 };
 
-/// Since CUDA 12.1. Looked up when a group first asks for them.
+/// Since CUDA 12.1. Looked up when a group first requests them.
 struct Multicast {
   Library from;
 

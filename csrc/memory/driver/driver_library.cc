@@ -26,12 +26,12 @@ class InContexts : public DeviceDriver {
   /// Of virtual memory. Where the device can, network cards may access it, as NCCL and UCX do with tensors of the pool.
   cuda::AllocationProperties properties(int device, ShareKind kind) const {
     cuda::Device handle = 0;
-    cuda::AllocationProperties asked{};
-    asked.type = cuda::kAllocationPinned;
-    asked.handle_types = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
-    asked.location = {cuda::kLocationDevice, device};
-    asked.rdma_capable = api_.cuDeviceGet(&handle, device) == cuda::kSuccess && has(handle, cuda::kAttributeRdma);
-    return asked;
+    cuda::AllocationProperties properties{};
+    properties.type = cuda::kAllocationPinned;
+    properties.handle_types = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
+    properties.location = {cuda::kLocationDevice, device};
+    properties.rdma_capable = api_.cuDeviceGet(&handle, device) == cuda::kSuccess && has(handle, cuda::kAttributeRdma);
+    return properties;
   }
 
   /// Retains the primary context once. Callers for the same device wait meanwhile, as the driver may hang in it.
@@ -134,12 +134,12 @@ class DriverLibrary : public InContexts {
   }
 
   DriverCode granularity(int device, ShareKind kind, size_t* bytes) override {
-    const cuda::AllocationProperties asked = properties(device, kind);
-    return in(device, [&] { return api_.cuMemGetAllocationGranularity(bytes, &asked, cuda::kGranularityMinimum); });
+    const cuda::AllocationProperties wanted = properties(device, kind);
+    return in(device, [&] { return api_.cuMemGetAllocationGranularity(bytes, &wanted, cuda::kGranularityMinimum); });
   }
   DriverCode create(int device, ShareKind kind, size_t bytes, DeviceMemory* memory) override {
-    const cuda::AllocationProperties asked = properties(device, kind);
-    return in(device, [&] { return api_.cuMemCreate(memory, bytes, &asked, 0); });
+    const cuda::AllocationProperties wanted = properties(device, kind);
+    return in(device, [&] { return api_.cuMemCreate(memory, bytes, &wanted, 0); });
   }
   DriverCode release(DeviceMemory memory) override { return api_.cuMemRelease(memory); }
   DriverCode reserve(size_t bytes, size_t alignment, DevicePtr* at) override {
@@ -173,15 +173,15 @@ class DriverLibrary : public InContexts {
   }
 
   DriverCode multicast_granularity(int device, ShareKind kind, int devices, size_t* bytes) override {
-    const cuda::MulticastProperties asked = team(kind, devices, 0);
+    const cuda::MulticastProperties wanted = team(kind, devices, 0);
     return by_multicast(device, [&](const cuda::Multicast& api, cuda::Device) {
-      return api.cuMulticastGetGranularity(bytes, &asked, cuda::kGranularityMinimum);
+      return api.cuMulticastGetGranularity(bytes, &wanted, cuda::kGranularityMinimum);
     });
   }
   DriverCode create_multicast(int device, ShareKind kind, int devices, size_t bytes, DeviceMemory* object) override {
-    const cuda::MulticastProperties asked = team(kind, devices, bytes);
+    const cuda::MulticastProperties wanted = team(kind, devices, bytes);
     return by_multicast(
-        device, [&](const cuda::Multicast& api, cuda::Device) { return api.cuMulticastCreate(object, &asked); });
+        device, [&](const cuda::Multicast& api, cuda::Device) { return api.cuMulticastCreate(object, &wanted); });
   }
   DriverCode join_multicast(DeviceMemory object, int device) override {
     return by_multicast(
@@ -291,7 +291,7 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
 }
 
 std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline) {
-  const auto ask = [driver] {
+  const auto query = [driver] {
     std::vector<DeviceFacts> found;
     const auto done = [&](DriverCode code, const char* call) {
       if (code) throw Error(Code::kSystem, std::string("nvx: ") + call + ": " + driver->words(code));
@@ -303,7 +303,7 @@ std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& drive
     }
     return found;
   };
-  return call_or_throw<std::vector<DeviceFacts>>("the query of the GPUs", deadline, ask);
+  return call_or_throw<std::vector<DeviceFacts>>("the query of the GPUs", deadline, query);
 }
 
 }  // namespace nvx

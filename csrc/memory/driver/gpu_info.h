@@ -30,13 +30,13 @@ inline Error of_another_version(const std::string& who) {
 
 /// Decodes each rank's values and checks their size.
 template <class T>
-std::vector<T> read_infos(const std::vector<std::vector<std::byte>>& said, size_t each, const RankNames& name_of) {
-  std::vector<T> infos(said.size() * each);
-  for (size_t r = 0; r < said.size(); ++r) {
-    if (said[r].size() != each * sizeof(T))
+std::vector<T> read_infos(const std::vector<std::vector<std::byte>>& messages, size_t each, const RankNames& name_of) {
+  std::vector<T> infos(messages.size() * each);
+  for (size_t r = 0; r < messages.size(); ++r) {
+    if (messages[r].size() != each * sizeof(T))
       throw Error(Code::kMismatch,
                   "nvx: the GPU description of " + name_of(int(r)) + " is damaged or from another version of nvx");
-    std::memcpy(infos.data() + r * each, said[r].data(), said[r].size());
+    std::memcpy(infos.data() + r * each, messages[r].data(), messages[r].size());
   }
   return infos;
 }

@@ -149,7 +149,7 @@ DevicePool& DeviceRegistry::pool(int device) {
   return made;
 }
 
-/// Remembers what the device cannot do or did not return from, and does not ask for it again. The probe may also have
+/// Remembers what the device cannot do or did not return from, and does not request it again. The probe may also have
 /// failed for lack of memory; that is logged once, and the next call tries again.
 void DeviceRegistry::refuse_pool(int device, const ShareProbe& found) {
   const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
@@ -170,34 +170,34 @@ void DeviceRegistry::open_pool_server() {
   if (pool_server_) return;
   try {
     pool_server_ = std::make_unique<PoolServer>(
-        pool_socket_, [this](const PoolQuestion& question, Fd* fd) { return answer(question, fd); });
+        pool_socket_, [this](const PoolRequest& request, Fd* fd) { return serve(request, fd); });
   } catch (const Error& error) {
     NVX_LOG(kWarn, "other processes cannot map this process's GPU pool, so its tensors are staged: %s",
             without_name(error.what()).c_str());
   }
 }
 
-PoolAnswer DeviceRegistry::answer(const PoolQuestion& question, Fd* fd) {
-  NVX_CHECK(question.process == id_, "the request is for another process");
+PoolReply DeviceRegistry::serve(const PoolRequest& request, Fd* fd) {
+  NVX_CHECK(request.process == id_, "the request is for another process");
   DevicePool* pool = nullptr;
   {
     MutexLock lock(mutex_);
-    const auto found = pools_.find(question.device);
+    const auto found = pools_.find(request.device);
     if (found != pools_.end()) pool = found->second.made.load(std::memory_order_acquire);
   }
-  const GrowingRegion::Segment segment = pool ? pool->region()->segment(question.segment) : GrowingRegion::Segment{};
+  const GrowingRegion::Segment segment = pool ? pool->region()->segment(request.segment) : GrowingRegion::Segment{};
   NVX_CHECK(segment.bytes > 0, "its pool has no such segment");
-  PoolAnswer answer;
-  answer.state = PoolAnswer::kHere;
-  answer.kind = uint32_t(pool->kind());
-  answer.pool = pool->id();
-  answer.room = pool->region()->room();
-  answer.offset = segment.offset;
-  answer.bytes = segment.bytes;
+  PoolReply reply;
+  reply.state = PoolReply::kHere;
+  reply.kind = uint32_t(pool->kind());
+  reply.pool = pool->id();
+  reply.room = pool->region()->room();
+  reply.offset = segment.offset;
+  reply.bytes = segment.bytes;
   const DriverCode code = pool->kind() == ShareKind::kFd ? driver_->export_fd(segment.memory, fd)
-                                                         : driver_->export_fabric(segment.memory, &answer.handle);
-  demand(*driver_, code, "cuMemExportToShareableHandle", question.device);
-  return answer;
+                                                         : driver_->export_fabric(segment.memory, &reply.handle);
+  demand(*driver_, code, "cuMemExportToShareableHandle", request.device);
+  return reply;
 }
 
 std::shared_ptr<PeerPool> DeviceRegistry::peer_pool(int device, const PoolOwner& owner) {

@@ -131,7 +131,7 @@ class DeviceRegistry {
   Pooled& pooled(int device) EXCLUDES(mutex_);
   [[noreturn]] void refuse_pool(int device, const ShareProbe& found) EXCLUDES(mutex_);
   void open_pool_server() EXCLUDES(mutex_);
-  PoolAnswer answer(const PoolQuestion& question, Fd* fd) EXCLUDES(mutex_);
+  PoolReply serve(const PoolRequest& request, Fd* fd) EXCLUDES(mutex_);
 
   const ArenaId id_ = random_arena_id();
   std::shared_ptr<DeviceDriver> driver_;

@@ -128,11 +128,11 @@ class MappingSetup::Steps {
     info.rank = options.rank;
     infos_ = read_infos<MulticastInfo>(setup_.bootstrap_.all_gather(bytes_of(info)), 1, options.name);
     for (size_t r = 0; r < infos_.size(); ++r) {
-      const std::string said = text_of(infos_[r].why_not);
+      const std::string why_not = text_of(infos_[r].why_not);
       if (infos_[r].magic != MulticastInfo::kMagic || infos_[r].rank != int32_t(r))
         throw of_another_version(options.name(int(r)));
-      if (said.empty()) continue;
-      setup_.mappings_.why_no_multicast_ = options.name(int(r)) + ": " + said;
+      if (why_not.empty()) continue;
+      setup_.mappings_.why_no_multicast_ = options.name(int(r)) + ": " + why_not;
       return false;
     }
     return true;
@@ -170,21 +170,21 @@ std::string MappingSetup::why_no_multicast() const {
 }
 
 /// Rank 0 creates the object, all ranks join it, and then all bind a part of their arenas. A rank that fails or hangs
-/// in a step says so at its end, so no rank begins a step that would wait for it.
+/// in a step reports it at its end, so no rank begins a step that would wait for it.
 void MappingSetup::share_multicast() {
   if (options_.multicast_bytes == 0) return;
   mappings_.why_no_multicast_ = why_no_multicast();
   if (!mappings_.why_no_multicast_.empty()) return;
   const bool first = me() == 0, by_fd = mappings_.agreement_.kind == ShareKind::kFd;
   Steps steps(*this);
-  const auto ask = [driver = registry_.driver(), device = options_.device, ranks = options_.ranks,
-                    kind = mappings_.agreement_.kind] {
+  const auto request = [driver = registry_.driver(), device = options_.device, ranks = options_.ranks,
+                        kind = mappings_.agreement_.kind] {
     MulticastInfo info;
     demand(*driver, driver->multicast_granularity(device, kind, ranks, &info.granularity), "cuMulticastGetGranularity",
            device);
     return info;
   };
-  if (!steps.all("asking for multicast", ask)) return;
+  if (!steps.all("requesting multicast", request)) return;
   constexpr uint64_t kMost = uint64_t(1) << 30;
   uint64_t granularity = 1;
   for (const MulticastInfo& info : steps.infos()) granularity = std::max(granularity, info.granularity);

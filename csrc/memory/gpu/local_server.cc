@@ -35,23 +35,23 @@ void LocalServer::serve() {
   constexpr int kRestMs = 100;  // pause while the process has no free descriptors
   bool rests = false;
   for (;;) {
-    std::vector<pollfd> asked{{end_.get(), POLLIN, 0}, {listener_.get(), short(rests ? 0 : POLLIN), 0}};
-    for (const LocalSocket& client : clients_) asked.push_back({client.get(), POLLIN, 0});
-    const int came = poll(asked.data(), asked.size(), rests ? kRestMs : -1);
+    std::vector<pollfd> fds{{end_.get(), POLLIN, 0}, {listener_.get(), short(rests ? 0 : POLLIN), 0}};
+    for (const LocalSocket& client : clients_) fds.push_back({client.get(), POLLIN, 0});
+    const int came = poll(fds.data(), fds.size(), rests ? kRestMs : -1);
     if (came < 0 && errno != EINTR) return;
     if (came < 0) continue;
-    if (asked[0].revents) return;
+    if (fds[0].revents) return;
     auto client = clients_.begin();
-    for (size_t i = 2; i < asked.size(); ++i) {
+    for (size_t i = 2; i < fds.size(); ++i) {
       const auto next = std::next(client);
-      if (asked[i].revents) {
+      if (fds[i].revents) {
         handle(*client);
         clients_.erase(client);
       }
       client = next;
     }
     rests = false;
-    if (!asked[1].revents) continue;
+    if (!fds[1].revents) continue;
     try {
       accept();
     } catch (const Error&) {

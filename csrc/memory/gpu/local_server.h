@@ -13,7 +13,7 @@ namespace nvx {
 /// A listener that its own thread serves at any time. Each connection of the same user sends one packet.
 class LocalServer {
  public:
-  /// Reads the packet, and may answer, on the server's thread. Exceptions are logged.
+  /// Reads the packet, and may reply, on the server's thread. Exceptions are logged.
   using Handler = std::function<void(const LocalSocket& client)>;
 
   /// Throws Error if the socket cannot be opened.

@@ -75,7 +75,7 @@ Offer MappingSetup::prepare(const std::shared_ptr<DeviceRegion>& region) {
                                    " cannot complete a copy to its own memory: " + wrote.why);
   }
   if (kind == ShareKind::kFabric || kind == ShareKind::kIpc)
-    offer.handle = ask_own<HandleBytes>("exporting memory", [region] { return region->export_handle(); });
+    offer.handle = call_on_own_gpu<HandleBytes>("exporting memory", [region] { return region->export_handle(); });
   offer.state = Offer::kHere;
   return offer;
 }
@@ -102,7 +102,7 @@ std::optional<std::vector<Fd>> MappingSetup::trade(Offer mine, const std::functi
     fill(mine);
   } catch (const Error& error) {
     mine.state = Offer::kNone;
-    put(mine.said, error.reason());
+    put(mine.why_not, error.reason());
   }
   if (!exchange_offers(mine)) return {};
   return collect(over_socket);
@@ -120,7 +120,7 @@ bool MappingSetup::exchange_offers(const Offer& mine) {
     if (named && offer.state == Offer::kNone) {
       touched_ = false;
       throw Error(r == me() ? Code::kSystem : Code::kPeerFailed,
-                  "nvx: " + options_.name(int(r)) + ": " + text_of(offer.said));
+                  "nvx: " + options_.name(int(r)) + ": " + text_of(offer.why_not));
     }
     const bool here = named && offer.rank == int32_t(r) && offer.kind < uint32_t(kShareKinds) && offer.bytes <= kMost &&
                       offer.bytes >= room && offer.check <= offer.bytes - room;
@@ -239,21 +239,21 @@ PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) 
 }
 
 /// Checks whether another rank's mark has arrived in this rank's memory.
-PairVerdict MappingSetup::look_for_mark(size_t r, const std::shared_ptr<DeviceRegion>& region) {
+PairVerdict MappingSetup::check_mark(size_t r, const std::shared_ptr<DeviceRegion>& region) {
   const DevicePtr slot = region->base() + check_.offset + (r + 1) * kCheckBytes;
   return run_check(registry_.driver(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon());
 }
 
-std::vector<PairVerdict> MappingSetup::tell_findings(const std::vector<PairVerdict>& mine) {
+std::vector<PairVerdict> MappingSetup::exchange_findings(const std::vector<PairVerdict>& mine) {
   std::vector<Finding> findings(ranks());
   for (size_t r = 0; r < ranks(); ++r) {
     findings[r].state = uint32_t(mine[r].state);
     put(findings[r].why, mine[r].why);
   }
-  const auto told =
+  const auto received =
       read_infos<Finding>(bootstrap_.all_gather(std::as_bytes(std::span(findings))), ranks(), options_.name);
   std::vector<PairVerdict> all;
-  for (const Finding& finding : told)
+  for (const Finding& finding : received)
     all.push_back({PairState(std::min(finding.state, uint32_t(PairState::kCorrupt))), text_of(finding.why)});
   return all;
 }
@@ -261,17 +261,17 @@ std::vector<PairVerdict> MappingSetup::tell_findings(const std::vector<PairVerdi
 /// The first failure in either direction.
 PairVerdict MappingSetup::judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
                                 const std::vector<PairVerdict>& marked) const {
-  const auto say = [&](const std::vector<PairVerdict>& found, size_t from, size_t to, const char* what) {
+  const auto verdict_of = [&](const std::vector<PairVerdict>& found, size_t from, size_t to, const char* what) {
     PairVerdict verdict = found[from * ranks() + to];
     if (!verdict.fine())
       verdict.why = options_.name(int(from)) + " " + what + " " + options_.name(int(to)) + ": " + verdict.why;
     return verdict;
   };
   for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-    if (PairVerdict v = say(reached, from, to, "with the memory of"); !v.fine()) return v;
+    if (PairVerdict v = verdict_of(reached, from, to, "with the memory of"); !v.fine()) return v;
   }
   for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-    if (PairVerdict v = say(marked, from, to, "with the data from"); !v.fine()) return v;
+    if (PairVerdict v = verdict_of(marked, from, to, "with the data from"); !v.fine()) return v;
   }
   return {};
 }
@@ -285,12 +285,12 @@ std::vector<PairVerdict> MappingSetup::verify(const std::shared_ptr<DeviceRegion
   for (size_t r = 0; r < ranks(); ++r) {
     if (with[r]) mine[r] = reach(r, kind, std::move(fds[r]), &at[r]);
   }
-  const std::vector<PairVerdict> reached = tell_findings(mine);
+  const std::vector<PairVerdict> reached = exchange_findings(mine);
   for (size_t r = 0; r < ranks(); ++r) {
     const bool left = with[r] && reached[r * ranks() + me()].fine();
-    mine[r] = left ? look_for_mark(r, region) : PairVerdict{};
+    mine[r] = left ? check_mark(r, region) : PairVerdict{};
   }
-  const std::vector<PairVerdict> marked = tell_findings(mine);
+  const std::vector<PairVerdict> marked = exchange_findings(mine);
   // Not by the pair's verdict, the first failure only: work that hangs in the other direction may still write here.
   for (size_t r = 0; r < ranks(); ++r) {
     for (const auto* found : {&reached, &marked}) {

@@ -32,7 +32,7 @@ struct Offer {
   uint64_t check = 0;  // offset of its part for checks: its own pattern, then a slot per rank
   uint64_t seed = 0;
   HandleBytes handle{};
-  char said[160] = {};
+  char why_not[160] = {};
 };
 static_assert(sizeof(Offer) == 16 + 16 + 32 + 64 + 160);
 
@@ -70,8 +70,8 @@ class MappingSetup {
   /// Returns false if the ranks must call exchange_infos() again, because a rank's arena has become of another kind.
   bool share_arenas();
   void share_fallbacks();
-  /// Makes a multicast object if the options ask for it. On any failure there is none on any rank, for a reason that
-  /// all ranks know. Throws Error only for what peers may not say.
+  /// Makes a multicast object if the options request it. On any failure there is none on any rank, for a reason that
+  /// all ranks have. Throws Error only for invalid messages of peers.
   void share_multicast();
 
  private:
@@ -99,8 +99,8 @@ class MappingSetup {
   std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind);
   std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd);
   PairVerdict reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at);
-  PairVerdict look_for_mark(size_t r, const std::shared_ptr<DeviceRegion>& region);
-  std::vector<PairVerdict> tell_findings(const std::vector<PairVerdict>& mine);
+  PairVerdict check_mark(size_t r, const std::shared_ptr<DeviceRegion>& region);
+  std::vector<PairVerdict> exchange_findings(const std::vector<PairVerdict>& mine);
   PairVerdict judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
                     const std::vector<PairVerdict>& marked) const;
   std::vector<PairVerdict> verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
@@ -108,7 +108,7 @@ class MappingSetup {
 
   /// A call on this rank's own device. Throws Error.
   template <class Result>
-  Result ask_own(const std::string& what, std::function<Result()> call) const {
+  Result call_on_own_gpu(const std::string& what, std::function<Result()> call) const {
     return call_or_throw<Result>(what + " on GPU " + std::to_string(options_.device),
                                  Deadline::after(registry_.timeout()), std::move(call));
   }

@@ -57,8 +57,8 @@ bool MappingSetup::share_arenas() {
     if (!check_) check_ = mappings_.arena_->allocate((ranks() + 1) * kCheckBytes);
     offer = prepare(region);
     if (agreed != ShareKind::kFd) return;
-    const auto fd = ask_own<std::shared_ptr<Fd>>("exporting memory",
-                                                 [region] { return std::make_shared<Fd>(region->export_fd()); });
+    const auto fd = call_on_own_gpu<std::shared_ptr<Fd>>(
+        "exporting memory", [region] { return std::make_shared<Fd>(region->export_fd()); });
     send_fd(fd->get(), over_socket);
   };
   std::optional<std::vector<Fd>> fds = trade(Offer{}, fill, over_socket);
@@ -101,7 +101,7 @@ void MappingSetup::share_fallbacks() {
     send_fd(mappings_.arena_->fallback_fd(), over_socket);
   };
   std::optional<std::vector<Fd>> fds = trade(offers_[me()], fill, over_socket);
-  if (!fds) throw Error(Code::kMismatch, "nvx: a rank asks for a new agreement after the ranks have agreed");
+  if (!fds) throw Error(Code::kMismatch, "nvx: a rank requests a new agreement after the ranks have agreed");
   std::vector<DevicePtr> at(ranks());
   const std::shared_ptr<DeviceRegion> own = wanted ? mappings_.arena_->hold_fallback() : mappings_.arena_->hold();
   const std::vector<PairVerdict> fallbacks = verify(own, ShareKind::kHost, with, *std::move(fds), at);
@@ -143,10 +143,11 @@ PeerMappings::PeerMappings(DeviceRegistry& registry, Bootstrap& bootstrap, const
     setup.share_fallbacks();
     setup.share_multicast();
   } catch (const std::exception& error) {
-    contain("telling the other ranks that GPU memory cannot be shared", [&] { bootstrap.give_up(failure_of(error)); });
+    contain("notifying the other ranks that GPU memory cannot be shared",
+            [&] { bootstrap.give_up(failure_of(error)); });
     throw;
   }
-  if (const std::string said = complaints(); !said.empty()) NVX_LOG(kWarn, "%s", said.c_str());
+  if (const std::string lines = complaints(); !lines.empty()) NVX_LOG(kWarn, "%s", lines.c_str());
 }
 
 std::string PeerMappings::complaints() const {

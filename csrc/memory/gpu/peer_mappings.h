@@ -20,7 +20,7 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   /// Gathers one value from each rank, by rank. Throws Error unless all ranks contribute.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
-  /// This rank has failed and contributes nothing more. The implementation may tell the ranks that wait for it.
+  /// This rank has failed and contributes nothing more. The implementation may notify the ranks that wait for it.
   virtual void give_up(const Failure& /*why*/) {}
 };
 
@@ -86,7 +86,7 @@ class PeerMappings {
   std::string complaints() const;
   /// This rank's part of the ranks' multicast object, or null. All ranks have one or none. The caller releases it.
   std::unique_ptr<MulticastSpan> take_multicast() { return std::move(multicast_); }
-  /// The reason why there is no object though the options asked for it, the same on all ranks.
+  /// The reason why there is no object though the options requested it, the same on all ranks.
   const std::string& why_no_multicast() const { return why_no_multicast_; }
 
  private:

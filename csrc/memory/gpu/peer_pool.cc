@@ -21,33 +21,33 @@ class ForeignPool : public PeerPool {
 
  private:
   uint64_t map_next(uint64_t segment, const Deadline& deadline) override {
-    const PoolQuestion question{PoolQuestion::kMagic, owner_.device, owner_.process, segment};
+    const PoolRequest request{PoolRequest::kMagic, owner_.device, owner_.process, segment};
     Fd fd;
-    const PoolAnswer answer = ask_pool_server(owner_.socket, question, &fd, deadline);
-    check(answer);
+    const PoolReply reply = request_from_pool(owner_.socket, request, &fd, deadline);
+    check(reply);
     if (!region_) {
-      region_ = std::make_unique<GrowingRegion>(driver_, device_, answer.room);
-      pool_ = answer.pool;
+      region_ = std::make_unique<GrowingRegion>(driver_, device_, reply.room);
+      pool_ = reply.pool;
       base_.store(region_->base(), std::memory_order_release);
     }
     DeviceMemory memory = 0;
-    const DriverCode code = ShareKind(answer.kind) == ShareKind::kFd
+    const DriverCode code = ShareKind(reply.kind) == ShareKind::kFd
                                 ? driver_->import_fd(device_, fd.get(), &memory)
-                                : driver_->import_fabric(device_, answer.handle, &memory);
+                                : driver_->import_fabric(device_, reply.handle, &memory);
     demand(*driver_, code, "cuMemImportFromShareableHandle", device_);
-    region_->append(memory, answer.bytes);
+    region_->append(memory, reply.bytes);
     return region_->mapped();
   }
 
-  /// The answer comes from a peer, so check every field.
-  void check(const PoolAnswer& answer) const {
+  /// The reply comes from a peer, so check every field.
+  void check(const PoolReply& reply) const {
     const uint64_t before = region_ ? region_->mapped() : 0;
-    const bool virtual_memory = answer.kind == uint32_t(ShareKind::kFd) || answer.kind == uint32_t(ShareKind::kFabric);
-    const bool same = !region_ || (answer.pool == pool_ && answer.room == region_->room());
-    const bool inside = answer.room <= kMostRoom && answer.offset == before && answer.bytes > 0 &&
-                        before <= answer.room && answer.bytes <= answer.room - before;
-    const auto whole = [&](uint64_t granule) { return answer.bytes % granule == 0 && answer.room % granule == 0; };
-    if (!virtual_memory || !same || !inside || !whole(share_granularity(*driver_, device_, ShareKind(answer.kind))))
+    const bool virtual_memory = reply.kind == uint32_t(ShareKind::kFd) || reply.kind == uint32_t(ShareKind::kFabric);
+    const bool same = !region_ || (reply.pool == pool_ && reply.room == region_->room());
+    const bool inside = reply.room <= kMostRoom && reply.offset == before && reply.bytes > 0 && before <= reply.room &&
+                        reply.bytes <= reply.room - before;
+    const auto whole = [&](uint64_t granule) { return reply.bytes % granule == 0 && reply.room % granule == 0; };
+    if (!virtual_memory || !same || !inside || !whole(share_granularity(*driver_, device_, ShareKind(reply.kind))))
       throw Error(Code::kMismatch, "nvx: it describes an impossible segment of its pool");
   }
 

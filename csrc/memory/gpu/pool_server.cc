@@ -12,44 +12,44 @@
 
 namespace nvx {
 
-PoolServer::PoolServer(const std::string& name, Answer answer)
-    : answer_(std::move(answer)), server_(name, [this](const LocalSocket& client) { handle(client); }) {}
+PoolServer::PoolServer(const std::string& name, Serve serve)
+    : serve_(std::move(serve)), server_(name, [this](const LocalSocket& client) { handle(client); }) {}
 
-/// Each client sends one question only, so its socket is empty before the answer, and sending the answer never blocks.
+/// Each client sends one request only, so its socket is empty before the reply, and sending the reply never blocks.
 void PoolServer::handle(const LocalSocket& client) {
-  PoolQuestion question;
-  if (!receive_packet(client, &question, sizeof question, {})) return;
-  if (question.magic != PoolQuestion::kMagic) return;
-  PoolAnswer answer;
+  PoolRequest request;
+  if (!receive_packet(client, &request, sizeof request, {})) return;
+  if (request.magic != PoolRequest::kMagic) return;
+  PoolReply reply;
   Fd fd;
   try {
-    answer = answer_(question, &fd);
+    reply = serve_(request, &fd);
   } catch (const Error& error) {
-    answer = PoolAnswer();
-    put(answer.said, error.reason());
+    reply = PoolReply();
+    put(reply.why_not, error.reason());
   }
   const int number = fd.get();
-  (void)send_packet(client, &answer, sizeof answer, {&number, fd ? size_t(1) : size_t(0)});
+  (void)send_packet(client, &reply, sizeof reply, {&number, fd ? size_t(1) : size_t(0)});
 }
 
-PoolAnswer ask_pool_server(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline) {
+PoolReply request_from_pool(const std::string& name, const PoolRequest& request, Fd* fd, const Deadline& deadline) {
   const LocalSocket client = connect_or_throw(name, "its Unix socket", deadline);
-  if (!send_packet(client, &question, sizeof question, {}))
-    throw Error(Code::kPeerDied, "nvx: it ended before it was asked");
+  if (!send_packet(client, &request, sizeof request, {}))
+    throw Error(Code::kPeerDied, "nvx: it ended before it received the request");
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now()).count();
-    pollfd asked{client.get(), POLLIN, 0};
-    const int came = poll(&asked, 1, int(std::clamp<int64_t>(left + 1, 0, 1 << 30)));
+    pollfd readable{client.get(), POLLIN, 0};
+    const int came = poll(&readable, 1, int(std::clamp<int64_t>(left + 1, 0, 1 << 30)));
     if (came > 0) break;
     if (came == 0) throw Error(Code::kTimeout, "nvx: it did not answer within " + how_long(deadline));
     if (errno != EINTR) throw system_error("cannot wait for a Unix socket");
   }
-  PoolAnswer answer;
-  if (!receive_packet(client, &answer, sizeof answer, {fd, 1}))
+  PoolReply reply;
+  if (!receive_packet(client, &reply, sizeof reply, {fd, 1}))
     throw Error(Code::kPeerDied, "nvx: it ended before it answered");
-  if (answer.magic != PoolAnswer::kMagic) throw Error(Code::kMismatch, "nvx: it runs another version of nvx");
-  if (answer.state != PoolAnswer::kHere) throw Error(Code::kPeerFailed, "nvx: it says: " + text_of(answer.said));
-  return answer;
+  if (reply.magic != PoolReply::kMagic) throw Error(Code::kMismatch, "nvx: it runs another version of nvx");
+  if (reply.state != PoolReply::kHere) throw Error(Code::kPeerFailed, "nvx: it refused: " + text_of(reply.why_not));
+  return reply;
 }
 
 }  // namespace nvx

@@ -138,8 +138,8 @@ std::optional<std::vector<uint8_t>> RelayClient::next(std::chrono::milliseconds 
   if (!socket_ || !open_) return std::nullopt;
   do {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
-    pollfd ask{socket_.get(), POLLIN, 0};
-    if (poll(&ask, 1, int(std::max<int64_t>(left.count(), 0))) != 1) return std::nullopt;
+    pollfd readable{socket_.get(), POLLIN, 0};
+    if (poll(&readable, 1, int(std::max<int64_t>(left.count(), 0))) != 1) return std::nullopt;
     if (auto record = take()) return record;
   } while (open_);
   return std::nullopt;

@@ -4,20 +4,20 @@
 
 namespace nvx {
 
-Span LeasePool::acquire(size_t wanted, size_t least, LeaseHolder* asker) {
+Span LeasePool::acquire(size_t wanted, size_t least, LeaseHolder* requester) {
   MutexLock lock(mutex_);
   if (leased_ + wanted > most_) {
     wanted = least;
-    reclaim(wanted, asker);
+    reclaim(wanted, requester);
   }
   const size_t left = most_ > leased_ ? most_ - leased_ : 0;
   size_t bytes = wanted;
   if (wanted > left) bytes = std::max(left / 2 / kSmallest * kSmallest, kSmallest);  // leave some for the next caller
   const Span span = arena_.allocate(bytes);
   leased_ += span.bytes;
-  if (asker) {
-    std::erase(holders_, asker);
-    holders_.push_back(asker);
+  if (requester) {
+    std::erase(holders_, requester);
+    holders_.push_back(requester);
   }
   return span;
 }
@@ -46,10 +46,10 @@ void LeasePool::leave(LeaseHolder* holder) {
   std::erase(holders_, holder);
 }
 
-void LeasePool::reclaim(size_t wanted, const LeaseHolder* asker) {
+void LeasePool::reclaim(size_t wanted, const LeaseHolder* requester) {
   for (LeaseHolder* holder : holders_) {
     if (leased_ + wanted <= most_) return;
-    if (holder == asker) continue;
+    if (holder == requester) continue;
     while (leased_ + wanted > most_) {
       const Span span = holder->release_idle();
       if (!span) break;

@@ -25,8 +25,8 @@ class LeasePool {
   LeasePool(Arena& arena, size_t most) : arena_(arena), most_(most) {}
 
   /// Leases `wanted` bytes. If fewer are free, at most `least` bytes, for which leases of other holders are reclaimed.
-  Span acquire(size_t wanted, size_t least, LeaseHolder* asker) EXCLUDES(mutex_);
-  Span acquire(size_t bytes, LeaseHolder* asker) { return acquire(bytes, bytes, asker); }
+  Span acquire(size_t wanted, size_t least, LeaseHolder* requester) EXCLUDES(mutex_);
+  Span acquire(size_t bytes, LeaseHolder* requester) { return acquire(bytes, bytes, requester); }
   void release(Span span) EXCLUDES(mutex_);
   /// Returns a span that peers may still read. It counts as leased until released() returns true.
   void free_when(Span span, std::function<bool()> released);
@@ -35,7 +35,7 @@ class LeasePool {
   void leave(LeaseHolder* holder) EXCLUDES(mutex_);
 
  private:
-  void reclaim(size_t wanted, const LeaseHolder* asker) REQUIRES(mutex_);
+  void reclaim(size_t wanted, const LeaseHolder* requester) REQUIRES(mutex_);
 
   Arena& arena_;
   const size_t most_;

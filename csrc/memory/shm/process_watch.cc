@@ -74,7 +74,7 @@ bool runs_on(pid_t pid) {
   return flags && (*flags & (kExiting | kSignaled)) == 0;
 }
 
-/// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it tells how the process
+/// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it shows how the process
 /// ended, even after its parent has reaped it.
 struct PidfdInfo {
   static constexpr uint64_t kExit = 1 << 3;
@@ -101,8 +101,8 @@ Fd open_pidfd(pid_t pid) {
 /// Whether all threads of the process have ended. Without a pidfd, the main thread counts.
 bool all_threads_ended(int pidfd, pid_t pid, std::chrono::milliseconds span) {
   if (pidfd >= 0) {
-    pollfd ask{pidfd, POLLIN, 0};
-    return poll(&ask, 1, int(span.count())) == 1;
+    pollfd readable{pidfd, POLLIN, 0};
+    return poll(&readable, 1, int(span.count())) == 1;
   }
   const auto end = Clock::now() + span;
   while (!status_of_unreaped(pid)) {

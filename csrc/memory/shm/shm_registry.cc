@@ -146,9 +146,9 @@ bool IpcSocket::answer(const LocalSocket& client) {
 }
 
 void IpcSocket::serve(std::chrono::microseconds span) {
-  pollfd asks[] = {{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}};
+  pollfd fds[] = {{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}};
   const timespec time{0, long(span.count()) * 1000};
-  if (ppoll(asks, 2, &time, nullptr) >= 1 || !clients_.empty()) answer();
+  if (ppoll(fds, 2, &time, nullptr) >= 1 || !clients_.empty()) answer();
 }
 
 std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vector<Wanted>& wanted,

@@ -30,7 +30,7 @@ class SpanAllocator {
   Span find(size_t bytes) EXCLUDES(mutex_);
   /// Adds a span by which the memory has grown.
   void add(Span span) EXCLUDES(mutex_);
-  /// Frees a span once no peer can access it: asks released() now and at each later allocation until it is true.
+  /// Frees a span once no peer can access it: calls released() now and at each later allocation until it is true.
   void free_when(Span span, std::function<bool()> released) EXCLUDES(mutex_);
   void free(Span span) EXCLUDES(mutex_);
   size_t used() EXCLUDES(mutex_);

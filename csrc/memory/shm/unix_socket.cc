@@ -102,7 +102,7 @@ LocalSocket listen_on(const std::string& name) {
     throw Error(Code::kSystem,
                 "nvx: uid " + std::to_string(geteuid()) +
                     ", that of this process, is also the number of all users that its user namespace does not map, so "
-                    "nvx cannot tell its own processes from those of other users",
+                    "nvx cannot distinguish its own processes from those of other users",
                 "run as another user that /proc/self/uid_map maps");
   }
   Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -37,7 +37,7 @@ std::string unique_socket_name();
 /// is also that of other users, which its user namespace does not map.
 LocalSocket listen_on(const std::string& name);
 
-/// Empty if no process listens there, if a process of another user does, or if the backlog is full; errno tells which.
+/// Empty if no process listens there, if a process of another user does, or if the backlog is full; errno shows which.
 LocalSocket connect_to(const std::string& name);
 
 /// The process at the other end of a connection, by its pid in this process's namespace; 0 if it is not visible here.

@@ -1,4 +1,4 @@
-// GPU memory that is allocated to users and grows, and how other processes map it: every error, every false answer and
+// GPU memory that is allocated to users and grows, and how other processes map it: every error, every false reply and
 // every death, over a fake driver with several GPUs.
 
 #include "memory/gpu/device_pool.h"
@@ -303,16 +303,17 @@ TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
   const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
   const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon()); });
   EXPECT_EQ(code, Code::kPeerFailed);
-  EXPECT_NE(said.find("it says: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << said;
+  EXPECT_NE(said.find("it refused: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << said;
   theirs.driver->refuse("export_fd", 0);
-  EXPECT_NE(refusal_of([&] { seen->catch_up(100 * M, soon()); }).second.find("it says: its pool has no such segment"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal_of([&] { seen->catch_up(100 * M, soon()); }).second.find("it refused: its pool has no such segment"),
+      std::string::npos);
   EXPECT_EQ(seen->mapped(), 2 * M) << "what there is";
 }
 
-/// A socket that answers as a test wants.
+/// A socket that replies as a test defines.
 struct FalseOwner {
-  explicit FalseOwner(PoolServer::Answer answer) : server(name, std::move(answer)) {}
+  explicit FalseOwner(PoolServer::Serve serve) : server(name, std::move(serve)) {}
   PoolOwner owner() const { return {process, 0, name}; }
   const std::string name = unique_socket_name();
   const ArenaId process = random_arena_id();
@@ -324,37 +325,37 @@ TEST(PeerPool, DoesNotBelieveWhatAServerSays) {
   DeviceMemory made = 0;
   ASSERT_EQ(elsewhere.create(0, ShareKind::kFd, 2 * M, &made), 0);
   const auto honest = [&](Fd* fd) {
-    PoolAnswer answer;
-    answer.state = PoolAnswer::kHere;
-    answer.kind = uint32_t(ShareKind::kFd);
-    answer.pool = {1, 2};
-    answer.room = 64 * M;
-    answer.bytes = 2 * M;
+    PoolReply reply;
+    reply.state = PoolReply::kHere;
+    reply.kind = uint32_t(ShareKind::kFd);
+    reply.pool = {1, 2};
+    reply.room = 64 * M;
+    reply.bytes = 2 * M;
     EXPECT_EQ(elsewhere.export_fd(made, fd), 0);
-    return answer;
+    return reply;
   };
   const struct {
-    std::function<void(PoolAnswer&)> spoil;
+    std::function<void(PoolReply&)> spoil;
     const char* says;
   } kTable[] = {
-      {[](PoolAnswer& a) { a.magic = 1; }, "another version"},
-      {[](PoolAnswer& a) { a.kind = uint32_t(ShareKind::kIpc); }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.kind = 77; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.offset = 2 * M; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.bytes = 0; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.bytes = M; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.bytes = 66 * M; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.bytes = UINT64_MAX - 2 * M + 1; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.room = uint64_t(1) << 50; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.room = 64 * M + 1; }, "an impossible segment"},
-      {[](PoolAnswer& a) { a.bytes = 4 * M; }, "cuMemMap"},  // the memory is smaller
+      {[](PoolReply& a) { a.magic = 1; }, "another version"},
+      {[](PoolReply& a) { a.kind = uint32_t(ShareKind::kIpc); }, "an impossible segment"},
+      {[](PoolReply& a) { a.kind = 77; }, "an impossible segment"},
+      {[](PoolReply& a) { a.offset = 2 * M; }, "an impossible segment"},
+      {[](PoolReply& a) { a.bytes = 0; }, "an impossible segment"},
+      {[](PoolReply& a) { a.bytes = M; }, "an impossible segment"},
+      {[](PoolReply& a) { a.bytes = 66 * M; }, "an impossible segment"},
+      {[](PoolReply& a) { a.bytes = UINT64_MAX - 2 * M + 1; }, "an impossible segment"},
+      {[](PoolReply& a) { a.room = uint64_t(1) << 50; }, "an impossible segment"},
+      {[](PoolReply& a) { a.room = 64 * M + 1; }, "an impossible segment"},
+      {[](PoolReply& a) { a.bytes = 4 * M; }, "cuMemMap"},  // the memory is smaller
   };
   for (const auto& row : kTable) {
     Process mine(1);
-    FalseOwner liar([&](const PoolQuestion&, Fd* fd) {
-      PoolAnswer answer = honest(fd);
-      row.spoil(answer);
-      return answer;
+    FalseOwner liar([&](const PoolRequest&, Fd* fd) {
+      PoolReply reply = honest(fd);
+      row.spoil(reply);
+      return reply;
     });
     const auto seen = mine.registry->peer_pool(0, liar.owner());
     const std::string said = refusal_of([&] { seen->catch_up(2 * M, soon()); }).second;
@@ -362,11 +363,11 @@ TEST(PeerPool, DoesNotBelieveWhatAServerSays) {
     EXPECT_EQ(seen->mapped(), 0u);
   }
   Process mine(1);
-  FalseOwner changing([&](const PoolQuestion& question, Fd* fd) {
-    PoolAnswer answer = honest(fd);
-    answer.offset = 2 * M * question.segment;
-    answer.pool.low += question.segment;
-    return answer;
+  FalseOwner changing([&](const PoolRequest& request, Fd* fd) {
+    PoolReply reply = honest(fd);
+    reply.offset = 2 * M * request.segment;
+    reply.pool.low += request.segment;
+    return reply;
   });
   const auto seen = mine.registry->peer_pool(0, changing.owner());
   EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("an impossible segment"), std::string::npos)
@@ -418,12 +419,12 @@ TEST(PoolServer, SilentOrMalformedClientsBlockNoOtherClient) {
   const LocalSocket nonsense = connect_to(theirs.registry->pool_socket()),
                     wrong = connect_to(theirs.registry->pool_socket());
   ASSERT_TRUE(send_packet(nonsense, "?", 1, {}));
-  const PoolQuestion other{0, 0, theirs.registry->id(), 0};
+  const PoolRequest other{0, 0, theirs.registry->id(), 0};
   ASSERT_TRUE(send_packet(wrong, &other, sizeof other, {}));
   {
     const LocalSocket hasty = connect_to(theirs.registry->pool_socket());
-    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.registry->id(), 0};
-    ASSERT_TRUE(send_packet(hasty, &question, sizeof question, {}));
+    const PoolRequest request{PoolRequest::kMagic, 0, theirs.registry->id(), 0};
+    ASSERT_TRUE(send_packet(hasty, &request, sizeof request, {}));
   }
   const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
   seen->catch_up(2 * M, soon());
@@ -432,7 +433,7 @@ TEST(PoolServer, SilentOrMalformedClientsBlockNoOtherClient) {
     char byte = 0;
     pollfd asked{shown_out->get(), POLLIN, 0};
     ASSERT_EQ(poll(&asked, 1, 10'000), 1);
-    EXPECT_EQ(read(shown_out->get(), &byte, 1), 0) << "no answer";
+    EXPECT_EQ(read(shown_out->get(), &byte, 1), 0) << "no reply";
   }
 }
 
@@ -501,8 +502,8 @@ TEST(PoolServer, StaysOpenAfterAClientDies) {
   theirs.driver->block("export_fd");  // so that it is in the middle of the call
   const auto endings = as_processes(1, [&](int) {
     const LocalSocket client = connect_to(theirs.registry->pool_socket());
-    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.registry->id(), 0};
-    EXPECT_TRUE(send_packet(client, &question, sizeof question, {}));
+    const PoolRequest request{PoolRequest::kMagic, 0, theirs.registry->id(), 0};
+    EXPECT_TRUE(send_packet(client, &request, sizeof request, {}));
     kill(getpid(), SIGKILL);
   });
   EXPECT_EQ(endings[0].signal, SIGKILL);

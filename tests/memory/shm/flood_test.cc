@@ -232,7 +232,7 @@ TEST(PoolServer, AFullBacklogIsNotWaitedForLong) {
   fill_backlog(name);
   Fd fd;
   try {
-    (void)ask_pool_server(name, {}, &fd, Deadline::after(milliseconds(50)));
+    (void)request_from_pool(name, {}, &fd, Deadline::after(milliseconds(50)));
     ADD_FAILURE() << "nobody answers there";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kTimeout);
