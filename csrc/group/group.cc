@@ -154,7 +154,7 @@ void Group::unmake() {
   core_->failures.forget_peers();
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());
-    port->mail().on_news([] {});
+    port->p2p().on_change([] {});
     port->on_failure([](const net::GroupPort::ReportedFailure&) {});
   }
   mailbox_.reset();

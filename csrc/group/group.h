@@ -22,7 +22,7 @@ class IntraHost;
 class MonitoredBarrier;
 
 /// The ranks of one process group, from the view of one rank. Owns all parts of the group; they share a Core, which
-/// stores the first failure. Collectives go through the lane, one at a time. Mail is independent of them.
+/// stores the first failure. Collectives go through the lane, one at a time. Messages are independent of them.
 class Group : public std::enable_shared_from_this<Group> {
  public:
   /// Meets the other ranks through the store; returns when all have mapped each other. Throws Error.
@@ -49,7 +49,7 @@ class Group : public std::enable_shared_from_this<Group> {
   Lane& lane();
   /// Rank 0 waits for all, then releases them. Its error names the first missing rank, or all. The group stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
-  Mailbox& mail() { return *mailbox_; }
+  Mailbox& mailbox() { return *mailbox_; }
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
   /// See `Symmetric::meet()`. `opened`: for a block in a GPU's pool, the open device of a group of the same ranks; null
   /// for host memory.

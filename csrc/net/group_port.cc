@@ -15,14 +15,14 @@ GroupPort::GroupPort(std::shared_ptr<Messenger> messenger, uint64_t group, int r
       ranks_(size_t(size)),
       calls_(size),
       flow_(*this, size),
-      mail_(*this, size) {
+      p2p_(*this, size) {
   MutexLock lock(messenger_->mutex());
   messenger_->add_port(group, rank, *this);
 }
 
 GroupPort::~GroupPort() {
   MutexLock lock(messenger_->mutex());
-  mail_.drop();
+  p2p_.drop();
   leave();
 }
 
@@ -92,13 +92,13 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
       return fail({int(header.from),
                    FailureNote::read(body, int(ranks_.size())).value_or(unreadable_note(of_rank(int(header.from))))});
     case Kind::kTrouble: return take_trouble(from, header, body);
-    case Kind::kSegment: return mail_.take_segment(header, body);
+    case Kind::kSegment: return p2p_.take_segment(header, body);
     case Kind::kLabel: return take_label(header, whole);
     case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
     case Kind::kMonitorOut: monitored_out_ = std::max(monitored_out_, header.value); return;
-    case Kind::kMail:
+    case Kind::kEnvelope:
     case Kind::kTaken:
-    case Kind::kGrant: return mail_.take_letter(header, whole, body);
+    case Kind::kGrant: return p2p_.take_control(header, whole, body);
     default: return;
   }
 }
@@ -132,7 +132,7 @@ void GroupPort::take_segment(const MessageHeader& header, std::span<const std::b
 
 std::byte* GroupPort::place(const MessageHeader& header, size_t bytes) {
   if (left_ || header.from >= ranks_.size()) return nullptr;
-  if (header.kind == Kind::kSegment) return mail_.place(header, bytes);
+  if (header.kind == Kind::kSegment) return p2p_.place(header, bytes);
   for (ScheduleRun* run : runs_) {
     if (run->owns(header)) return run->place(header, bytes);
   }
@@ -140,7 +140,7 @@ std::byte* GroupPort::place(const MessageHeader& header, size_t bytes) {
 }
 
 void GroupPort::dropped(const MessageHeader& header, const std::byte* where) {
-  if (mail_.dropped(where)) return;
+  if (p2p_.dropped(where)) return;
   for (ScheduleRun* run : runs_) {
     if (run->owns(header)) run->dropped(header);
   }
@@ -176,7 +176,7 @@ void GroupPort::fail(ReportedFailure reported) {
   reported_ = std::move(reported);
   failed_.store(true, std::memory_order_release);
   if (on_failure_) on_failure_(*reported_);
-  mail_.notify();
+  p2p_.notify();
 }
 
 void GroupPort::on_failure(std::function<void(const ReportedFailure&)> handler) {

@@ -7,8 +7,8 @@
 #include "base/failure_note.h"
 #include "net/call_labels.h"
 #include "net/liveness.h"
-#include "net/mail.h"
 #include "net/messenger.h"
+#include "net/point_to_point.h"
 #include "net/segment_flow.h"
 
 namespace nvx::net {
@@ -44,7 +44,7 @@ class GroupPort {
   Mutex& mutex() RETURN_CAPABILITY(messenger_->mutex()) { return messenger_->mutex(); }
   CallLabels& calls() { return calls_; }
   SegmentFlow& flow() { return flow_; }
-  Mail& mail() { return mail_; }
+  PointToPoint& p2p() { return p2p_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(messenger_->mutex());
   /// Stops sending and receiving. Pings of the group are answered with kGroupGone.
@@ -137,7 +137,7 @@ class GroupPort {
   std::vector<ScheduleRun*> runs_;
   CallLabels calls_;
   SegmentFlow flow_;
-  Mail mail_;
+  PointToPoint p2p_;
   bool left_ = false;
   std::atomic<bool> failed_{false};
   std::optional<ReportedFailure> reported_;

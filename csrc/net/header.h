@@ -17,9 +17,9 @@ enum class Kind : uint8_t {
   kPing,    ///< to a process, not to a group: a liveness check
   kPong,    ///< the answer; `value` is a Liveness::Answer, with a reason in the body if this side has given the pinging
             ///< process up
-  kMail,    ///< the announcement of a send; a MailHead follows the header, and a small message is in the body
-  kTaken,   ///< announcements have been read; `value` is a Taken
-  kGrant,   ///< the receiver of this header may send the large message of this number
+  kEnvelope,    ///< the announcement of a send; an Envelope follows the header, and a small message is in the body
+  kTaken,       ///< announcements have been read; `value` is a Taken
+  kGrant,       ///< the receiver of this header may send the large message of this number
   kSegment,     ///< a segment of a large message
   kLabel,       ///< the call with number `op` on the sender; a Label follows. `value` 1: send yours
   kMonitorIn,   ///< the sender has entered the monitored barrier of number `value`
@@ -75,13 +75,13 @@ struct Taken {
   }  ///< the reader's buffer for unexpected data is full: later announcements must carry no data
   uint64_t value() const { return uint64_t(turns) << 32 | count; }
   static Taken of(uint64_t value) { return {uint32_t(value), uint32_t(value >> 32)}; }
-  void learn(const Taken& news) {
-    if (int32_t(news.count - count) > 0) count = news.count;
-    if (int32_t(news.turns - turns) > 0) turns = news.turns;
+  void update(const Taken& newer) {
+    if (int32_t(newer.count - count) > 0) count = newer.count;
+    if (int32_t(newer.turns - turns) > 0) turns = newer.turns;
   }
 };
 
-struct MailHead {
+struct Envelope {
   int64_t tag;
   uint64_t bytes;
   uint64_t number;  ///< number of the message in its pair of ranks, from 1
@@ -89,7 +89,7 @@ struct MailHead {
   uint8_t carries_data;
   uint8_t reserved[6];
 };
-static_assert(sizeof(MailHead) == 32);
+static_assert(sizeof(Envelope) == 32);
 
 /// The header at the start of a message, or nothing if it is invalid or of another version.
 inline std::optional<MessageHeader> read_header(std::span<const std::byte> bytes) {

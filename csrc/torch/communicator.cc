@@ -88,7 +88,7 @@ void Communicator::wait_for_pending_works() {
     if (context.pending->load(std::memory_order_acquire) == NvxWork::reporting_here(context.pending)) return true;
     if (group().lane().held_here()) raise(group().inside_itself());
     group().lane().settle(kCheckInterval);
-    group().mail().settle(kCheckInterval);  // returns at once if the group has failed
+    group().mailbox().settle(kCheckInterval);  // returns at once if the group has failed
     group().check_interrupt();
     raise_interrupt();
     return false;

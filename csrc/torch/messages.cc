@@ -78,7 +78,7 @@ IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = tensor.nbytes();
   if (tensor.device().type() == kernel_device()) {
-    message->at = context_.group().mail().reach(message->data, message->bytes, tensor.device().index(), peer);
+    message->at = context_.group().mailbox().reach(message->data, message->bytes, tensor.device().index(), peer);
     if (message->at) context_.group().device().update_pools();
   }
   return begin(kind, tensor, std::move(message), c10d::kUnsetTimeout, receives);
@@ -124,7 +124,7 @@ c10::intrusive_ptr<NvxWork> Messages::hand_over(const CoalescingScope& scope) {
 void Messages::settle(const Deadline& deadline) {
   pending_sends_->see_off(nullptr, deadline);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
-  context_.group().mail().settle(std::max(std::chrono::milliseconds(0), left));
+  context_.group().mailbox().settle(std::max(std::chrono::milliseconds(0), left));
 }
 
 }  // namespace nvx

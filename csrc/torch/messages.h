@@ -28,7 +28,7 @@ class Messages {
                                         std::chrono::milliseconds timeout, bool receives);
   /// Begins the messages that a scope has kept for a delegate, as one batch. Returns its work, or null if it kept none.
   c10::intrusive_ptr<NvxWork> hand_over(const CoalescingScope& scope);
-  /// Gives messages whose data arrives from a device before the deadline to the mail, and waits for the mail.
+  /// Gives messages whose data arrives from a device before the deadline to the mailbox, and waits for them.
   void settle(const Deadline& deadline);
 
  private:

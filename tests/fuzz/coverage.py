@@ -24,7 +24,8 @@ WHOLE_BUT = {
     "group/meet/topology.cc": """machine_seen host_hash on_different_machines quota_cores usable_cores cache_bytes put
         read_line own_host_name describe_self encode encode_addresses""",
     "memory/gpu/pool_server.cc": "",
-    "net/mail.cc": "Mail::announce Mail::grant Mail::send Mail::push Mail::next_done",
+    "net/point_to_point.cc": """PointToPoint::announce PointToPoint::grant PointToPoint::send PointToPoint::push
+        PointToPoint::next_done""",
     "net/segment_flow.cc": "SegmentFlow::take_credit",
     "net/tcp/tcp_incoming.cc": "",
     "net/tcp/tcp_wire.cc": "",
@@ -32,11 +33,11 @@ WHOLE_BUT = {
     "net/ucx/ucx_fetches.cc": "",
 }
 PARTS_OF = {
-    "group/meet/far_meeting.cc": "FarMeeting::meet FarMeeting::know",
+    "group/meet/far_meeting.cc": "FarMeeting::meet FarMeeting::connect",
     "group/meet/host_meeting.cc": "HostMeeting::enter HostMeeting::reason",
-    "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::come Mailbox::match_early
-        Mailbox::accept Mailbox::release_idle MailPeer::come MailPeer::keep MailPeer::let_go MailPeer::clear
-        MailPeer::finish""",
+    "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::arrive Mailbox::match_unexpected
+        Mailbox::accept Mailbox::release_idle MessagePeer::arrive MessagePeer::keep MessagePeer::let_go MessagePeer::clear
+        MessagePeer::finish""",
     "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
     "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::accept LocalServer::handle",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",

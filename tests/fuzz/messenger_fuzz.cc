@@ -1,5 +1,5 @@
-// A messenger with a port, an open run and mail receives any messages: only the memory of the run and of messages is
-// written, memory stays bounded, and everything ends.
+// A messenger with a port, an open run and open messages receives any messages: only the memory of the run and of
+// messages is written, memory stays bounded, and everything ends.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -22,7 +22,7 @@ constexpr uint64_t kGroup = 5;
 
 Sent make_up(FuzzedDataProvider& from) {
   MessageHeader header;
-  constexpr Kind kOfData[] = {Kind::kFirst, Kind::kNext, Kind::kSegment, Kind::kLabel, Kind::kMail};
+  constexpr Kind kOfData[] = {Kind::kFirst, Kind::kNext, Kind::kSegment, Kind::kLabel, Kind::kEnvelope};
   header.kind =
       from.ConsumeBool() ? from.PickValueInArray(kOfData) : Kind(from.ConsumeIntegralInRange(0, int(Kind::kKinds)));
   header.group = from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<uint64_t>() : kGroup;
@@ -46,8 +46,8 @@ Sent make_up(FuzzedDataProvider& from) {
                                                              : from.ConsumeIntegral<uint64_t>()});
   } else if (honest && header.kind == Kind::kLabel) {
     append(sent.header, label);
-  } else if (honest && header.kind == Kind::kMail) {
-    append(sent.header, net::MailHead{0,
+  } else if (honest && header.kind == Kind::kEnvelope) {
+    append(sent.header, net::Envelope{0,
                                       from.ConsumeIntegral<uint64_t>(),
                                       from.ConsumeIntegral<uint8_t>(),
                                       from.ConsumeIntegral<uint8_t>(),
@@ -82,7 +82,7 @@ std::span<const schedule::Row> all_reduces() {
 
 /// All memory that may be written, in separate allocations for AddressSanitizer.
 struct Memory {
-  Bytes input = Bytes(kBytes), output = Bytes(kBytes), scratch, transfer = Bytes(150), letter = Bytes(100);
+  Bytes input = Bytes(kBytes), output = Bytes(kBytes), scratch, transfer = Bytes(150), message = Bytes(100);
 };
 
 void play(FuzzedDataProvider& from) {
@@ -115,15 +115,15 @@ void play(FuzzedDataProvider& from) {
   port.calls().begin(args.op, {});
   std::unique_ptr<net::ScheduleRun> run;
   const int opens_at = from.ConsumeIntegralInRange(0, 3);  // messages may arrive before it
-  port.mail().grant(1, 1, memory.transfer.data(), memory.transfer.size());
-  port.mail().send(1, 2, memory.letter.data(), memory.letter.size());
+  port.p2p().grant(1, 1, memory.transfer.data(), memory.transfer.size());
+  port.p2p().send(1, 2, memory.message.data(), memory.message.size());
   for (int step = 0; step < 60 && from.remaining_bytes() > 0; ++step) {
     if (step >= opens_at && !run) run = std::make_unique<net::ScheduleRun>(port, args);
     link->to_come.push_back(make_up(from));
     switch (from.ConsumeIntegralInRange(0, 15)) {
       case 0: link->finish_fetches(); break;
-      case 1: (void)port.mail().next_letter(); break;
-      case 2: (void)port.mail().next_done(); break;
+      case 1: (void)port.p2p().next_control(); break;
+      case 2: (void)port.p2p().next_done(); break;
       case 3:
         if (run) run->check_peers();
         break;
@@ -146,7 +146,7 @@ void play(FuzzedDataProvider& from) {
   link->finish_fetches();
   link->reads_posts = true;
   run.reset();
-  port.mail().drop();
+  port.p2p().drop();
   lock.unlock();
 }
 

@@ -21,7 +21,7 @@ Status all_reduce(Group& group, size_t n) {
   return group.execute(operation);
 }
 
-Status mail(Group& group, bool receives) {
+Status send_or_receive(Group& group, bool receives) {
   Bytes memory(10);
   const auto one = message(1 - group.rank(), 0, memory.data(), memory.size());
   return receives ? receive_now(group, one) : send_now(group, one);
@@ -63,8 +63,8 @@ TEST_P(Near, CallsAfterTheFailureSayThatItWasEarlierAndWhatToDo) {
     EXPECT_SAYS(first, "init_process_group(timeout=)");
     Status monitored = group.monitored_barrier(milliseconds(100), /*name_all=*/false);
     const std::pair<Status, const char*> calls[] = {{all_reduce(group, 11), "all_reduce(sum, f32, 11 elements)"},
-                                                    {mail(group, true), "recv("},
-                                                    {mail(group, false), "send("},
+                                                    {send_or_receive(group, true), "recv("},
+                                                    {send_or_receive(group, false), "send("},
                                                     {monitored, "monitored_barrier"}};
     for (const auto& [later, call] : calls) {
       ASSERT_FALSE(later.ok());
@@ -107,8 +107,8 @@ TEST_P(Near, LateRankLearnsThatItsPeerGaveUp) {
       const auto call = [&](Group& group) -> Status {
         if (std::string(what) == "all_reduce") return all_reduce(group, 10);
         if (std::string(what) == "large") return all_reduce(group, 100'000);
-        if (std::string(what) == "send") return mail(group, /*receives=*/rank == 0);
-        if (std::string(what) == "recv") return mail(group, /*receives=*/rank == 1);
+        if (std::string(what) == "send") return send_or_receive(group, /*receives=*/rank == 0);
+        if (std::string(what) == "recv") return send_or_receive(group, /*receives=*/rank == 1);
         Bytes memory(40);
         Operation o;
         o.collective = Collective::kBroadcast;
@@ -233,7 +233,7 @@ TEST_P(Meanwhile, TheMailIsFreeForOthers) {
       EXPECT_TRUE(barrier(group).ok());
       Bytes memory(10);
       const auto one = message(1, 0, memory.data(), memory.size());
-      if (rank == 0 && is_open) group.mail().receive(one, Carrier::kPool);
+      if (rank == 0 && is_open) group.mailbox().receive(one, Carrier::kPool);
       if (rank != 1) begun.arrive_and_wait();
       if (rank == 2)
         (void)group.fail({.code = Code::kPeerDied, .cause = group.topology().describe(1) + " is lost", .who = 1});
@@ -244,12 +244,12 @@ TEST_P(Meanwhile, TheMailIsFreeForOthers) {
       }
       const auto call = [&] {
         const auto start = Clock::now();
-        is_open ? group.mail().push(Carrier::kPool) : group.mail().receive(one, Carrier::kCaller);
+        is_open ? group.mailbox().push(Carrier::kPool) : group.mailbox().receive(one, Carrier::kCaller);
         longest = std::max(longest, Clock::now() - start);
       };
       do call();
       while (is_open && !group.failed());
-      const Status status = group.mail().wait(*one);
+      const Status status = group.mailbox().wait(*one);
       EXPECT_EQ(status.code(), Code::kPeerFailed);
       EXPECT_SAYS(status, "is lost; reported by rank 2");
       over = true;

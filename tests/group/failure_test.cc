@@ -170,19 +170,19 @@ void use_in_child(Group& group) {
   EXPECT_SAYS(group.failure(), "forked");
   for (const bool sends : {true, false}) {
     Bytes memory(10);
-    const auto mail = message(1 - group.rank(), 0, memory.data(), memory.size());
+    const auto request = message(1 - group.rank(), 0, memory.data(), memory.size());
     bool finished = false;
-    mail->finished = [&](const Message&) { finished = true; };
-    sends ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
-    EXPECT_SAYS(group.mail().wait(*mail), "forked");
+    request->finished = [&](const Message&) { finished = true; };
+    sends ? group.mailbox().send(request, Carrier::kPool) : group.mailbox().receive(request, Carrier::kPool);
+    EXPECT_SAYS(group.mailbox().wait(*request), "forked");
     EXPECT_TRUE(finished);
   }
   const auto task = std::make_shared<Queued>(group, all_reduce_of(10));
   group.lane().submit(task);
   ASSERT_TRUE(group.lane().wait(*task, nvx::Lane::MayRun::kYes, nullptr));
   EXPECT_SAYS(task->status(), "forked");
-  group.mail().settle(milliseconds(1000));
-  group.mail().close();
+  group.mailbox().settle(milliseconds(1000));
+  group.mailbox().close();
   group.leave();
 }
 
@@ -246,8 +246,8 @@ TEST(Failure, LeavingFailsNoPeer) {
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return failed.load(); }));
     Bytes memory(10);
     if (rank == 2) std::this_thread::sleep_for(milliseconds(300));  // the other rank looks around meanwhile
-    const auto mail = message(3 - rank, 0, memory.data(), memory.size());
-    const Status status = rank == 2 ? send_now(group, mail) : receive_now(group, mail);
+    const auto request = message(3 - rank, 0, memory.data(), memory.size());
+    const Status status = rank == 2 ? send_now(group, request) : receive_now(group, request);
     EXPECT_TRUE(status.ok()) << status.what();
   });
 }

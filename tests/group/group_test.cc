@@ -123,8 +123,8 @@ TEST(Group, GivesBackAllItsMemory) {
       Group group(store, options("memory", rank, 2));
       ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {as_fast(1'000'000, 200'000), 0}}), "");
       Bytes bytes(100'000);
-      const auto mail = message(1 - rank, 7, bytes.data(), bytes.size());
-      ASSERT_TRUE((rank == 0 ? send_now(group, mail) : receive_now(group, mail)).ok());
+      const auto request = message(1 - rank, 7, bytes.data(), bytes.size());
+      ASSERT_TRUE((rank == 0 ? send_now(group, request) : receive_now(group, request)).ok());
       ASSERT_TRUE(barrier(group).ok());
     });
     here->arena().free(here->arena().allocate(1));  // `allocate` collects buried memory
@@ -179,20 +179,20 @@ TEST(Group, StagingRotates) {
   });
 }
 
-/// The timeouts of mail and of collectives of one group do not combine into a deadlock.
+/// The timeouts of messages and of collectives of one group do not combine into a deadlock.
 TEST(Group, CollectivesAndMailGoApart) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, options("apart", rank, 2));
     Bytes out(300'000, std::byte(rank + 1)), in(300'000);
     const auto receive = message(1 - rank, 1, in.data(), in.size());
-    group.mail().receive(receive, Carrier::kPool);
+    group.mailbox().receive(receive, Carrier::kPool);
     ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {50'000, 0}}), "");
     const auto send = message(1 - rank, 1, out.data(), out.size());
-    group.mail().send(send, Carrier::kPool);
+    group.mailbox().send(send, Carrier::kPool);
     ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {50'000, 0}}), "");
-    ASSERT_TRUE(group.mail().wait(*send).ok());
-    ASSERT_TRUE(group.mail().wait(*receive).ok());
+    ASSERT_TRUE(group.mailbox().wait(*send).ok());
+    ASSERT_TRUE(group.mailbox().wait(*receive).ok());
     EXPECT_EQ(in[0], std::byte(2 - rank));
     EXPECT_TRUE(in == Bytes(300'000, std::byte(2 - rank)));
     ASSERT_TRUE(barrier(group).ok());

@@ -90,12 +90,12 @@ inline std::shared_ptr<Message> message(int peer, int64_t tag, std::byte* data, 
 
 /// Sends or receives a message, and waits for its end.
 inline Status send_now(Group& group, const std::shared_ptr<Message>& message, Carrier carrier = Carrier::kCaller) {
-  group.mail().send(message, carrier);
-  return group.mail().wait(*message);
+  group.mailbox().send(message, carrier);
+  return group.mailbox().wait(*message);
 }
 inline Status receive_now(Group& group, const std::shared_ptr<Message>& message, Carrier carrier = Carrier::kCaller) {
-  group.mail().receive(message, carrier);
-  return group.mail().wait(*message);
+  group.mailbox().receive(message, carrier);
+  return group.mailbox().wait(*message);
 }
 
 /// The error of creating the group, which must come long before the set-up's timeout.

@@ -17,8 +17,8 @@
 
 namespace nvx {
 
-/// The state that the parts of a group share: its collectives inside the host and over hosts, its kernels, its mail.
-/// Group owns it; the parts hold references, and do not know Group.
+/// The state that the parts of a group share: its collectives inside the host and over hosts, its kernels, its
+/// messages. Group owns it; the parts hold references, and do not know Group.
 struct Core {
   /// Locks to the group if it is alive. For threads that may outlive it.
   using Owner = std::function<std::weak_ptr<const void>()>;

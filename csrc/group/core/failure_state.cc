@@ -93,7 +93,7 @@ Status FailureState::fail(Failure failure) {
   if (failure.code != Code::kMismatch) failure.advice.clear();  // the two ranks of a mismatch get one advice
   note(failure);
   if (!closed()) {
-    for (int s = 0; s < members_.local_ranks(); ++s) ring(members_.pad(s).header().mail_bell.flag);
+    for (int s = 0; s < members_.local_ranks(); ++s) ring(members_.pad(s).header().message_bell.flag);
   }
   const Status first = failure_;
   lock.unlock();

@@ -1,4 +1,4 @@
-// Mail with ranks of other hosts, through the port.
+// Messages with ranks of other hosts, through the port.
 
 #include "group/p2p/mailbox.h"
 
@@ -21,14 +21,14 @@ bool FarPeer::announce() {
   while (!unannounced_.empty() && uint32_t(announced_) - there_.count < kFarEnvelopes) {
     const std::shared_ptr<Message> message = unannounced_.front();
     unannounced_.pop_front();
-    net::MailHead head{};
-    head.tag = message->tag;
-    head.bytes = message->bytes;
-    head.number = ++announced_;
-    head.dtype = uint8_t(message->dtype);
-    head.carries_data = carries(message->bytes, net::Messenger::kMostCopied, there_.full());
-    core_.port->mail().announce(rank_, head, {message->data, head.carries_data ? message->bytes : 0});
-    if (head.carries_data) {
+    net::Envelope envelope{};
+    envelope.tag = message->tag;
+    envelope.bytes = message->bytes;
+    envelope.number = ++announced_;
+    envelope.dtype = uint8_t(message->dtype);
+    envelope.carries_data = carries(message->bytes, net::Messenger::kMostCopied, there_.full());
+    core_.port->p2p().announce(rank_, envelope, {message->data, envelope.carries_data ? message->bytes : 0});
+    if (envelope.carries_data) {
       finish(message, {});
     } else {
       ungranted_[announced_] = message;
@@ -42,21 +42,21 @@ bool FarPeer::grant() {
   if (to_grant_.empty()) return false;
   MutexLock lock(core_.port->mutex());
   for (const auto& [message, number] : to_grant_)
-    core_.port->mail().grant(rank_, number, message->data, message->bytes, message);
+    core_.port->p2p().grant(rank_, number, message->data, message->bytes, message);
   to_grant_.clear();
   return true;
 }
 
 /// Takes announcements in the order of sending, each once, even if the link reorders or repeats them.
-void FarPeer::take(net::Mail::Letter&& letter) {
-  const net::MailHead& head = letter.head;
-  if (head.number <= taken_ || head.number > taken_ + kFarEnvelopes) return;
-  const DType dtype = head.dtype < kernel::kDTypeCount ? DType(head.dtype) : DType::kBytes;
-  ahead_.try_emplace(head.number, Early{rank_, head.number, head.tag, dtype, size_t(head.bytes), head.carries_data != 0,
-                                        std::move(letter.body)});
+void FarPeer::take(net::PointToPoint::Control&& control) {
+  const net::Envelope& envelope = control.envelope;
+  if (envelope.number <= taken_ || envelope.number > taken_ + kFarEnvelopes) return;
+  const DType dtype = envelope.dtype < kernel::kDTypeCount ? DType(envelope.dtype) : DType::kBytes;
+  ahead_.try_emplace(envelope.number, Unexpected{rank_, envelope.number, envelope.tag, dtype, size_t(envelope.bytes),
+                                                 envelope.carries_data != 0, std::move(control.body)});
   while (!ahead_.empty() && ahead_.begin()->first == taken_ + 1) {
     ++taken_;
-    come(std::move(ahead_.extract(ahead_.begin()).mapped()));
+    arrive(std::move(ahead_.extract(ahead_.begin()).mapped()));
   }
   if (uint32_t(taken_) - reported_.count >= kFarEnvelopes / 2) send_taken();
 }
@@ -72,16 +72,16 @@ void FarPeer::send_taken() {
   core_.port->send(rank_, {net::Kind::kTaken, reported_.value()});
 }
 
-void FarPeer::read(net::Mail::Letter&& letter) {
-  switch (letter.kind) {
-    case net::Kind::kMail: return take(std::move(letter));
-    case net::Kind::kTaken: return there_.learn(net::Taken::of(letter.value));
+void FarPeer::read(net::PointToPoint::Control&& control) {
+  switch (control.kind) {
+    case net::Kind::kEnvelope: return take(std::move(control));
+    case net::Kind::kTaken: return there_.update(net::Taken::of(control.value));
     case net::Kind::kGrant: {
-      const auto found = ungranted_.extract(letter.value);
+      const auto found = ungranted_.extract(control.value);
       if (!found) return;
       const std::shared_ptr<Message>& message = found.mapped();
       MutexLock lock(core_.port->mutex());
-      return core_.port->mail().send(rank_, letter.value, message->data, message->bytes, message);
+      return core_.port->p2p().send(rank_, control.value, message->data, message->bytes, message);
     }
     default: return;
   }

@@ -25,7 +25,7 @@ Mailbox::Mailbox(Core& core)
   core_.shm().leases().join(this);
   if (!core_.port) return;
   MutexLock lock(core_.port->mutex());
-  core_.port->mail().on_news([this] { poke(); });
+  core_.port->p2p().on_change([this] { wake(); });
 }
 
 Mailbox::~Mailbox() {
@@ -48,8 +48,8 @@ void Mailbox::close() {
   deliver(progress);
 }
 
-void poke(const Members& members, int rank) {
-  Flag& bell = members.pad(members.local_rank_of(rank)).header().mail_bell.flag;
+void wake(const Members& members, int rank) {
+  Flag& bell = members.pad(members.local_rank_of(rank)).header().message_bell.flag;
   bell.core.store(this_core(), std::memory_order_relaxed);
   bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers, so it only counts reasons to check
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
@@ -84,15 +84,15 @@ void Mailbox::expect(const std::shared_ptr<Message>& message) {
 void Mailbox::receive_empty(int peer, int64_t tag) {
   MutexLock lock(mutex_);
   if (failures_.failed() || failures_.closed()) return;  // the wait has already ended
-  come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
+  arrive({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
 }
 
 void Mailbox::forget(int64_t tag) {
   MutexLock lock(mutex_);
-  early_.remove_if([&](const Early& early) {
+  unexpected_.remove_if([&](const Unexpected& unexpected) {
     mutex_.held_by_caller();
-    if (early.tag == tag) peer(early.peer).let_go(early.data.size());
-    return early.tag == tag;
+    if (unexpected.tag == tag) peer(unexpected.peer).let_go(unexpected.data.size());
+    return unexpected.tag == tag;
   });
 }
 
@@ -126,7 +126,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
     finish(message, failures_.failed_before(message->describe()));
   } else if (!message->receives_) {
     peer(message->peer).send(message);
-  } else if (!match_early(message)) {
+  } else if (!match_unexpected(message)) {
     receives_.push_back(message);
   }
 }
@@ -161,89 +161,91 @@ bool Mailbox::advance() {
 bool Mailbox::read_port() {
   bool moved = false;
   for (;;) {
-    std::optional<net::Mail::Letter> letter;
-    net::Mail::Owner done;
+    std::optional<net::PointToPoint::Control> control;
+    net::PointToPoint::Owner done;
     {
       MutexLock lock(core_.port->mutex());
-      letter = core_.port->mail().next_letter();
-      done = core_.port->mail().next_done();
+      control = core_.port->p2p().next_control();
+      done = core_.port->p2p().next_done();
     }
-    if (!letter && !done) return moved;
+    if (!control && !done) return moved;
     moved = true;
-    if (letter && far(letter->from)) static_cast<FarPeer&>(peer(letter->from)).read(std::move(*letter));
+    if (control && far(control->from)) static_cast<FarPeer&>(peer(control->from)).read(std::move(*control));
     if (done) finish(std::static_pointer_cast<Message>(done), {});
   }
 }
 
-void Mailbox::come(Early&& early) {
+void Mailbox::arrive(Unexpected&& unexpected) {
   const auto fits = [&](const std::shared_ptr<Message>& m) {
-    return (m->peer == early.peer || m->peer == kAnySource) && m->tag == early.tag;
+    return (m->peer == unexpected.peer || m->peer == kAnySource) && m->tag == unexpected.tag;
   };
   const auto found = std::find_if(receives_.begin(), receives_.end(), fits);
   if (found == receives_.end()) {
-    peer(early.peer).keep(early.data.size());
-    early_.push_back(std::move(early));
+    peer(unexpected.peer).keep(unexpected.data.size());
+    unexpected_.push_back(std::move(unexpected));
     return;
   }
   const std::shared_ptr<Message> receive = *found;
   receives_.erase(found);
-  accept(receive, std::move(early));
+  accept(receive, std::move(unexpected));
 }
 
-void MailPeer::keep(size_t bytes) {
+void MessagePeer::keep(size_t bytes) {
   kept_ += bytes;
   if (!full_ && kept_ > kMostKept) send_full(full_ = true);
 }
 
-void MailPeer::let_go(size_t bytes) {
+void MessagePeer::let_go(size_t bytes) {
   kept_ -= bytes;
   if (full_ && kept_ < kMostKept / 2) send_full(full_ = false);
 }
 
-void MailPeer::clear(Clock::time_point /*until*/) {
+void MessagePeer::clear(Clock::time_point /*until*/) {
   unannounced_.clear();
   ungranted_.clear();
   to_grant_.clear();
 }
 
-void MailPeer::finish(const std::shared_ptr<Message>& message, Status status) {
+void MessagePeer::finish(const std::shared_ptr<Message>& message, Status status) {
   box_.mutex_.held_by_caller();
   box_.finish(message, std::move(status));
 }
 
-void MailPeer::come(Early&& early) {
+void MessagePeer::arrive(Unexpected&& unexpected) {
   box_.mutex_.held_by_caller();
-  box_.come(std::move(early));
+  box_.arrive(std::move(unexpected));
 }
 
-bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
-  const auto found = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
-    return (receive->peer == early.peer || receive->peer == kAnySource) && receive->tag == early.tag;
+bool Mailbox::match_unexpected(const std::shared_ptr<Message>& receive) {
+  const auto found = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& unexpected) {
+    return (receive->peer == unexpected.peer || receive->peer == kAnySource) && receive->tag == unexpected.tag;
   });
-  if (found == early_.end()) return false;
-  Early early = std::move(*found);
-  early_.erase(found);
-  peer(early.peer).let_go(early.data.size());
-  return accept(receive, std::move(early));
+  if (found == unexpected_.end()) return false;
+  Unexpected unexpected = std::move(*found);
+  unexpected_.erase(found);
+  peer(unexpected.peer).let_go(unexpected.data.size());
+  return accept(receive, std::move(unexpected));
 }
 
-bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
-  receive->peer = early.peer;
-  if (early.bytes != receive->bytes || early.dtype != receive->dtype) {
+bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexpected) {
+  receive->peer = unexpected.peer;
+  if (unexpected.bytes != receive->bytes || unexpected.dtype != receive->dtype) {
     const bool may_be_note = !config().delegate.empty();
     const auto words = [may_be_note](const char* verb, DType dtype, size_t bytes) {
       const bool is_note = may_be_note && bytes == kNoteBytes;
       const std::string elements = std::to_string(bytes / size_of(dtype)) + " elements of ";
       return std::string(verb) + " " + (is_note ? "by NVX_DELEGATE, elements of " : elements) + name(dtype);
     };
-    const bool one_delegates = may_be_note && (early.bytes == kNoteBytes) != (receive->noted != 0);
+    const bool one_delegates = may_be_note && (unexpected.bytes == kNoteBytes) != (receive->noted != 0);
     finish(
         receive,
         failures_.fail(
             {.code = Code::kMismatch,
-             .cause = "send/recv mismatch in group " + members_.name + ": " + members_.topology.describe(early.peer) +
-                      words(" sends", early.dtype, early.bytes) + ", " + members_.topology.describe(members_.rank) +
-                      words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
+             .cause = "send/recv mismatch in group " + members_.name + ": " +
+                      members_.topology.describe(unexpected.peer) +
+                      words(" sends", unexpected.dtype, unexpected.bytes) + ", " +
+                      members_.topology.describe(members_.rank) + words(" receives", receive->dtype, receive->bytes) +
+                      " (tag " + std::to_string(unexpected.tag) + ")",
              .context = core_.diagnosis.me(),
              .advice = one_delegates
                            ? "NVX_DELEGATE's send_recv gives NCCL a message of CUDA tensors by its size: make both "
@@ -251,15 +253,16 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
                            : "give both tensors the same number of elements and the same type"}));
     return true;
   }
-  if (early.carried) {
-    if (receive->bytes) std::memcpy(receive->data, early.data.data(), receive->bytes);
+  if (unexpected.carried) {
+    if (receive->bytes) std::memcpy(receive->data, unexpected.data.data(), receive->bytes);
     finish(receive, {});
   } else {
     const DeviceCopies* const copies = core_.copies_open.load(std::memory_order_acquire);
-    receive->by_copies = copies && receive->at && early.on_device;
-    receive->in_place_ = receive->by_copies && early.place != 0 &&
-                         copies->in_pool(members_.local_rank_of(early.peer), early.place - 1, early.bytes) != 0;
-    peer(early.peer).receive(receive, early.number);
+    receive->by_copies = copies && receive->at && unexpected.on_device;
+    receive->in_place_ =
+        receive->by_copies && unexpected.place != 0 &&
+        copies->in_pool(members_.local_rank_of(unexpected.peer), unexpected.place - 1, unexpected.bytes) != 0;
+    peer(unexpected.peer).receive(receive, unexpected.number);
   }
   return true;
 }
@@ -294,12 +297,12 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
 
 void Mailbox::fail_all(const Status& status) {
   receives_.clear();
-  early_.clear();
+  unexpected_.clear();
   const auto until = Clock::now() + kEndOfCopies;
   for (const auto& peer : peers_) peer->clear(until);
   if (core_.port) {
     MutexLock lock(core_.port->mutex());
-    core_.port->mail().drop();
+    core_.port->p2p().drop();
   }
   while (!open_.empty()) finish(std::shared_ptr<Message>(*open_.begin()), status);
 }

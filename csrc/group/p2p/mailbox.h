@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "group/core/core.h"
 #include "group/core/engine.h"
-#include "group/p2p/mail_peer.h"
+#include "group/p2p/message_peer.h"
 
 namespace nvx {
 
@@ -86,9 +86,9 @@ struct Message {
 /// A sender announces each message in an envelope. A small message travels in the envelope, and its send is done at
 /// once. A large one waits until the receiver has a matching receive and grants it; then the sender streams it through
 /// leased staging. The granted messages of a pair are streamed one by one, in the order of the grants, so none waits
-/// for a message without a receive. A receiver that holds too much unexpected data tells the sender that it is full;
-/// then the sender treats small messages like large ones. `MailPeer` has the protocol with each rank.
-/// Large messages between GPUs of a host are granted when the receiver's device has reached the receive. Then the copy
+/// for a message without a receive. A receiver that holds too much unexpected data reports to the sender that it is
+/// full; then the sender treats small messages like large ones. `MessagePeer` has the protocol with each rank. Large
+/// messages between GPUs of a host are granted when the receiver's device has reached the receive. Then the copy
 /// engines move the data, through slots in the sender's arena or from its pool; see `DeviceCopies`.
 class Mailbox : public LeaseHolder {
  public:
@@ -112,22 +112,23 @@ class Mailbox : public LeaseHolder {
   /// Drops unexpected messages with this tag. No rank may send more of them.
   void forget(int64_t tag) EXCLUDES(mutex_);
 
-  /// Progresses all mail until the message is done and its `finished()` has returned. Returns the message's status.
+  /// Progresses all messages until the message is done and its `finished()` has returned. Returns the message's status.
   /// Returns at once on the thread that runs this `finished()`.
   Status wait(Message& message) EXCLUDES(mutex_);
 
   /// Ends all open messages. Afterwards it accesses no memory of a peer.
   void close() EXCLUDES(mutex_);
 
-  /// Progresses all mail until only standing receives are open, for at most this long.
+  /// Progresses all messages until only standing receives are open, for at most this long.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
   /// The staging for a peer to which nothing is in flight.
   Span release_idle() override EXCLUDES(mutex_);
 
  private:
-  friend class MailPeer;
-  /// The role of a thread that progresses the mail. The progress thread does so while no thread waits for a message.
+  friend class MessagePeer;
+  /// The role of a thread that progresses the messages. The progress thread does so while no thread waits for a
+  /// message.
   enum class Role { kNeither, kWaiter, kProgressThread };
   struct Progress {
     Role role;
@@ -140,18 +141,18 @@ class Mailbox : public LeaseHolder {
   bool move(Clock::time_point until) REQUIRES(mutex_);
   bool advance() REQUIRES(mutex_);
   bool read_port() REQUIRES(mutex_);
-  void come(Early&& early) REQUIRES(mutex_);
-  bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
-  bool accept(const std::shared_ptr<Message>& receive, Early&& early) REQUIRES(mutex_);
+  void arrive(Unexpected&& unexpected) REQUIRES(mutex_);
+  bool match_unexpected(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
+  bool accept(const std::shared_ptr<Message>& receive, Unexpected&& unexpected) REQUIRES(mutex_);
   void finish(const std::shared_ptr<Message>& message, Status status) REQUIRES(mutex_);
   void fail_all(const Status& status) REQUIRES(mutex_);
-  MailPeer& peer(int rank) REQUIRES(mutex_) { return *peers_[size_t(rank)]; }
+  MessagePeer& peer(int rank) REQUIRES(mutex_) { return *peers_[size_t(rank)]; }
   bool far(int rank) const { return rank >= 0 && members_.local_rank_of(rank) < 0; }
 
   std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
   void check_times() EXCLUDES(mutex_);
-  void poke() const { nvx::poke(members_, members_.rank); }  ///< wakes the threads of this rank
+  void wake() const { nvx::wake(members_, members_.rank); }  ///< wakes the threads of this rank
   void deliver(Progress& progress) REQUIRES(mutex_);
   void deliver_one(Message& message, Progress& progress) EXCLUDES(mutex_);
   void release_role(Progress& progress) EXCLUDES(mutex_);
@@ -163,10 +164,10 @@ class Mailbox : public LeaseHolder {
   const Members& members_;
   FailureState& failures_;
   Mutex mutex_;
-  std::vector<std::unique_ptr<MailPeer>> peers_ GUARDED_BY(mutex_);       // by rank: a NearPeer or a FarPeer
+  std::vector<std::unique_ptr<MessagePeer>> peers_ GUARDED_BY(mutex_);    // by rank: a NearPeer or a FarPeer
   std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // every message not done
   std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
-  std::list<Early> early_ GUARDED_BY(mutex_);
+  std::list<Unexpected> unexpected_ GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);          // done, `finished()` not called yet
   std::atomic<Clock::time_point> next_check_{Clock::now() + kWatchInterval};  // many short waits add up
   int waiters_ GUARDED_BY(mutex_) = 0;

@@ -1,4 +1,4 @@
-// Chooses the thread that progresses the mail; calls `finished()`; ends messages that do not come.
+// Chooses the thread that progresses the messages; calls `finished()`; ends messages that do not come.
 
 #include <algorithm>
 #include <map>
@@ -43,8 +43,8 @@ void Mailbox::deliver_one(Message& message, Progress& progress) {
   contain("a message's may_block", [&] { blocks = blocks && (!message.may_block || message.may_block()); });
   if (blocks) release_role(progress);
   message.call_finished();
-  if (members_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
-    poke();  // other threads of this rank may wait for this message
+  if (members_.own_pad().header().message_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
+    wake();  // other threads of this rank may wait for this message
   }
 }
 
@@ -64,7 +64,7 @@ void Message::refuse(const Status& why) {
   call_finished();
 }
 
-/// This thread is about to run code that may take long, or wait for other mail. Another thread must progress the mail
+/// This thread is about to run code that may take long, or wait for other messages. Another thread must progress them
 /// meanwhile.
 void Mailbox::release_role(Progress& progress) {
   MutexLock lock(mutex_);
@@ -102,10 +102,10 @@ std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
   std::string words = from_any ? "any rank" : members_.describe_awaited(message.peer);
   if (message.peer == members_.rank) words += ", which is this rank itself";
-  const auto other = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
-    return (from_any || early.peer == message.peer) && early.tag < kOwnTags;
+  const auto other = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& unexpected) {
+    return (from_any || unexpected.peer == message.peer) && unexpected.tag < kOwnTags;
   });
-  if (!message.receives_ || message.called || other == early_.end()) return words;
+  if (!message.receives_ || message.called || other == unexpected_.end()) return words;
   return words + "; " + (from_any ? members_.topology.describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
          std::to_string(other->tag) + ", for which there is no recv here";
@@ -163,7 +163,7 @@ void Mailbox::check_times() {
 /// One round: checks for failures and timeouts if no thread has done so for a while; moves as much as possible;
 /// delivers done messages. If there was nothing to do, sleeps until a peer pokes or the next check is due.
 void Mailbox::progress_once(Message* message, Progress& progress) {
-  Flag& bell = members_.own_pad().header().mail_bell.flag;
+  Flag& bell = members_.own_pad().header().message_bell.flag;
   const Stamp seen = bell.value.load(std::memory_order_seq_cst);
   const auto now = Clock::now();
   if (failures_.failed() || now >= progress.next_check || now >= next_check_.load(std::memory_order_relaxed)) {
@@ -209,7 +209,7 @@ Status Mailbox::wait(Message& message) {
     MutexLock lock(mutex_);
     ++waiters_;
   }
-  poke();  // a sleeping progress thread leaves the mail to this one
+  wake();  // a sleeping progress thread leaves the messages to this one
   while (!message.over()) progress_once(&message, progress);
   core_.status->slept_for_message();
   MutexLock lock(mutex_);

@@ -1,4 +1,4 @@
-// Mail with ranks of this host, in shared memory.
+// Messages with ranks of this host, in shared memory.
 
 #include <algorithm>
 #include <cstring>
@@ -28,7 +28,7 @@ void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(val
 }  // namespace
 
 NearPeer::NearPeer(Mailbox& box, Core& core, int rank)
-    : MailPeer(box, core, rank),
+    : MessagePeer(box, core, rank),
       out_(core.members.own_pad().outbox(core.members.local_rank_of(rank))),
       in_(core.members.own_pad().inbox(core.members.local_rank_of(rank))),
       their_out_(core.members.pad(core.members.local_rank_of(rank)).outbox(core.members.local_rank())),
@@ -50,7 +50,7 @@ void NearPeer::let_go_of_slots() {
 }
 
 void NearPeer::clear(Clock::time_point until) {
-  MailPeer::clear(until);
+  MessagePeer::clear(until);
   streaming_.clear();
   arriving_.clear();
   for (const auto& copy : {sending_, fetching_}) {
@@ -106,7 +106,7 @@ bool NearPeer::announce() {
     publish(out_.posted, announced_);
     moved = true;
   }
-  if (moved) poke();
+  if (moved) wake();
   return moved;
 }
 
@@ -117,17 +117,17 @@ bool NearPeer::take() {
     const kernel::Envelope& envelope = their_out_.envelopes[taken_++ % kEnvelopes];
     const bool carried = envelope.carries_data != 0;
     const DType dtype = size_t(envelope.dtype) < kernel::kDTypeCount ? envelope.dtype : DType::kBytes;
-    Early early{rank_, envelope.message,        envelope.tag,  dtype, size_t(envelope.bytes), carried,
-                {},    envelope.on_device != 0, envelope.place};
+    Unexpected unexpected{rank_, envelope.message,        envelope.tag,  dtype, size_t(envelope.bytes), carried,
+                          {},    envelope.on_device != 0, envelope.place};
     if (carried) {
       const size_t bytes = std::min<size_t>(envelope.bytes, kernel::kEnvelopePayload);
-      early.data.assign(envelope.payload, envelope.payload + bytes);
-      early.bytes = bytes;
+      unexpected.data.assign(envelope.payload, envelope.payload + bytes);
+      unexpected.bytes = bytes;
     }
-    come(std::move(early));
+    arrive(std::move(unexpected));
   }
   publish(in_.taken, taken_);
-  poke();
+  wake();
   return true;
 }
 
@@ -150,7 +150,7 @@ bool NearPeer::grant() {
   }
   if (!moved) return false;
   publish(in_.granted, granted_);
-  poke();
+  wake();
   return true;
 }
 
@@ -245,7 +245,7 @@ bool NearPeer::stream() {
     } else if (status.ok() && (!message->at || stage(message, &status))) {
       written = write_chunk(*message);
     }
-    if (written) publish(out_.streamed, streamed_ += written), poke();
+    if (written) publish(out_.streamed, streamed_ += written), wake();
     moved |= written != 0;
     const bool whole = message->moved_ == message->bytes && !sending_ && (!message->in_place_ || is_read());
     if (status.ok() && !whole && written == 0) break;
@@ -311,7 +311,7 @@ std::shared_ptr<DeviceCopy> NearPeer::begin(std::vector<DeviceCopy::Piece> piece
   copy->pieces = std::move(pieces);
   copy->memory = message.memory;
   copy->on_end = [owner = core_.owner(), &members = core_.members] {
-    if (const auto group = owner.lock()) nvx::poke(members, members.rank);
+    if (const auto group = owner.lock()) nvx::wake(members, members.rank);
   };
   core_.copies->begin(copy);
   return copy;
@@ -328,7 +328,7 @@ bool NearPeer::consume() {
     if (status.ok() && read == 0) break;
     // A peer that has failed may have written to its tensor while it was read.
     if (place == ChunkPlace::kPool && status.ok() && core_.failures.check_reports(Clock::duration::zero())) return true;
-    if (status.ok()) publish(in_.consumed, consumed_ += read), poke();
+    if (status.ok()) publish(in_.consumed, consumed_ += read), wake();
     moved = true;
     if (status.ok() && message->moved_ != message->bytes) continue;
     arriving_.pop_front();

@@ -10,7 +10,7 @@ namespace nvx {
 Window::Window(const Parts& group, const std::optional<Memory>& mine)
     : core_(group.core),
       members_(core_.members),
-      mail_(group.mail),
+      mailbox_(group.mailbox),
       mine_(mine.value_or(Memory())),
       shares_(size_t(members_.size())) {}
 
@@ -18,7 +18,7 @@ std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Mem
   const std::shared_ptr<Window> window(new Window(group, mine));
   window->meet(group, mine.has_value());
   for (int rank = 0; rank < window->members_.size(); ++rank) window->expect_note(rank);
-  group.mail.push(Carrier::kPool);  // for notes that have arrived already
+  group.mailbox.push(Carrier::kPool);  // for notes that have arrived already
   return window;
 }
 
@@ -109,7 +109,7 @@ void Window::expect_note(int rank) {
     std::memcpy(&note, came.data, sizeof note);
     self->follow(rank, note);
   };
-  mail_.expect(message);
+  mailbox_.expect(message);
 }
 
 void Window::expect_data(int rank, const Note& note) {
@@ -121,7 +121,7 @@ void Window::expect_data(int rank, const Note& note) {
   message->finished = [self = shared_from_this(), rank](const Message& came) {
     if (came.status().ok()) self->expect_note(rank);
   };
-  mail_.expect(message);
+  mailbox_.expect(message);
 }
 
 void Window::follow(int rank, const Note& note) {
@@ -132,8 +132,8 @@ void Window::follow(int rank, const Note& note) {
     case Kind::kPut:
       if (fits) return expect_note(rank);
       break;
-    case Kind::kSignal: mail_.receive_empty(rank, tag(Channel::kSignals)); return expect_note(rank);
-    case Kind::kClose: return mail_.receive_empty(rank, tag(Channel::kEnds));
+    case Kind::kSignal: mailbox_.receive_empty(rank, tag(Channel::kSignals)); return expect_note(rank);
+    case Kind::kClose: return mailbox_.receive_empty(rank, tag(Channel::kEnds));
   }
   const std::string cause = members_.topology.describe(rank) + " writes outside the window";
   (void)core_.failures.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
@@ -145,16 +145,16 @@ Status Window::close() {
   for (int rank = 0; rank < members_.size(); ++rank) {
     const auto end = note_to(rank, {Kind::kClose}, "tensor_deregister");
     const auto their_end = message_of(rank, Channel::kEnds, "tensor_deregister");
-    mail_.receive(their_end, Carrier::kPool);
-    mail_.send(end, Carrier::kPool);
+    mailbox_.receive(their_end, Carrier::kPool);
+    mailbox_.send(end, Carrier::kPool);
     ends.insert(ends.end(), {their_end, end});
   }
   Status status;
   for (const auto& end : ends) {
-    const Status how = mail_.wait(*end);
+    const Status how = mailbox_.wait(*end);
     if (status.ok()) status = how;
   }
-  mail_.forget(tag(Channel::kSignals));
+  mailbox_.forget(tag(Channel::kSignals));
   return status;
 }
 

@@ -12,10 +12,11 @@ namespace nvx {
 
 /// Memory of every rank of a group that the others write to and signal. The owner need not call anything.
 ///
-/// A window uses the group's mail, so it works for any memory, within a host and between hosts, and no peer maps it. A
-/// write is a note and its data, which the owner's mailbox writes to the window; a signal is a note, and so is the end.
-/// Each rank has a standing receive for the next note of each peer, and executes a note before it receives the next. So
-/// a signal arrives after all earlier writes of its sender are in place. A wait for a signal is a wait for a message.
+/// A window uses the group's mailbox, so it works for any memory, within a host and between hosts, and no peer maps it.
+/// A write is a note and its data, which the owner's mailbox writes to the window; a signal is a note, and so is the
+/// end. Each rank has a standing receive for the next note of each peer, and executes a note before it receives the
+/// next. So a signal arrives after all earlier writes of its sender are in place. A wait for a signal is a wait for a
+/// message.
 ///
 /// Open as long as its group, unless it is closed. The standing receives keep it alive, since peers write without
 /// asking. It must not be called after the group has gone.
@@ -36,7 +37,7 @@ class Window : public std::enable_shared_from_this<Window> {
   /// The parts of a group that a window uses. `execute`: runs a collective; called only while the window is opened.
   struct Parts {
     Core& core;
-    Mailbox& mail;
+    Mailbox& mailbox;
     std::function<Status(Operation&)> execute;
   };
 
@@ -87,7 +88,7 @@ class Window : public std::enable_shared_from_this<Window> {
 
   Core& core_;
   const Members& members_;
-  Mailbox& mail_;
+  Mailbox& mailbox_;
   Memory mine_;
   std::vector<Share> shares_;  // by rank
   uint64_t number_ = 0;        // of the operation that opened it, on rank 0; unique among the windows of the group

@@ -97,7 +97,7 @@ struct alignas(kCacheLine) PadHeader {
   FlagLine ready;          ///< set-up: this rank has mapped all peers
   FlagLine monitored_in;   ///< monitored barrier: this rank has entered; on rank 0: it has begun
   FlagLine monitored_out;  ///< monitored barrier, rank 0: all ranks have entered
-  FlagLine mail_bell;      ///< peers ring it when there is mail; its value is unused
+  FlagLine message_bell;   ///< peers ring it when there is a message; its value is unused
 };
 
 inline constexpr uint32_t kEnvelopes = 16;

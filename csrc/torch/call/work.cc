@@ -460,12 +460,12 @@ void MessageWork::begin(bool receives) {
   message_->may_block = [self] { return self->watched(); };
   if (!receives) return send();
   message_->reached = message_->at == 0;
-  group_->mail().receive(message_, Carrier::kPool);
+  group_->mailbox().receive(message_, Carrier::kPool);
   if (message_->at && !pending_sends_->add_receive(message_, staging_.get(), self)) see_off();
 }
 
 void MessageWork::send() {
-  if (!staging_ && !pending_sends_->any_before(*message_)) return group_->mail().send(message_, Carrier::kPool);
+  if (!staging_ && !pending_sends_->any_before(*message_)) return group_->mailbox().send(message_, Carrier::kPool);
   if (!pending_sends_->add(message_, staging_.get())) see_off();
 }
 
@@ -479,7 +479,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() > 0 && !wait_on_device(*group_, ended, Deadline::after(timeout))) raise_late(*group_, timeout);
   if (!origin_.elsewhere()) {
     see_off();
-    (void)group_->mail().wait(*message_);
+    (void)group_->mailbox().wait(*message_);
   }
   check();
   return true;

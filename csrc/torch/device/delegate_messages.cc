@@ -59,12 +59,12 @@ class Delegate::Notes final : public Meeting {
   void post(PendingSends& earlier) {
     for (const auto& note : sent_) {
       if (!earlier.any_before(*note)) {
-        group_->mail().post(note);
+        group_->mailbox().post(note);
       } else if (!earlier.add(note, /*staging=*/nullptr)) {
         throw Error(Code::kSystem, "nvx: no thread could be started for a message");
       }
     }
-    for (const auto& note : received_) group_->mail().expect(note);
+    for (const auto& note : received_) group_->mailbox().expect(note);
   }
 
   bool met() const override {

@@ -139,7 +139,7 @@ c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Pa
   Tensors used = sent;
   used.insert(used.end(), received.begin(), received.end());
   Status status = launch(batch, *staging, delegate, earlier);
-  group_->mail().push(Carrier::kPool);
+  group_->mailbox().push(Carrier::kPool);
   try {
     staging->close(used);
     context.hazards.expect(used)->set_out(staging->stream());

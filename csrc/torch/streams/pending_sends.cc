@@ -26,7 +26,7 @@ Poller::Seen PendingSends::poll() {
   const bool moved = post();
   const bool more = count_.load(std::memory_order_acquire) != 0;
   if (!moved) return {more, {}};
-  return {more, [group = group_] { group->mail().push(Carrier::kPool); }};
+  return {more, [group = group_] { group->mailbox().push(Carrier::kPool); }};
 }
 
 bool PendingSends::waits(const std::function<bool(const Entry&)>& is) {
@@ -35,10 +35,10 @@ bool PendingSends::waits(const std::function<bool(const Entry&)>& is) {
   return std::any_of(waiting_.begin(), waiting_.end(), is);
 }
 
-/// Looks at all messages once; returns true if some went to the mail. If the group has ended, sends go as well, and the
-/// mail refuses them; a receive is dropped, since earlier work of its stream may still use the tensor. The mail
-/// receives them in order, under the lock. It is pushed after the lock is released, because the completion callbacks
-/// that it runs may wait for another message.
+/// Checks all messages once; returns true if some went to the mailbox. If the group has ended, sends go as well, and
+/// the mailbox refuses them; a receive is dropped, since earlier work of its stream may still use the tensor. The
+/// mailbox receives them in order, under the lock. It is pushed after the lock is released, because the completion
+/// callbacks that it runs may wait for another message.
 bool PendingSends::post() {
   std::list<Entry> gone;  // destroyed without the lock
   MutexLock lock(mutex_);
@@ -56,7 +56,7 @@ bool PendingSends::post() {
         held.insert(to);
         continue;
       }
-      group_->mail().post(entry->message);
+      group_->mailbox().post(entry->message);
     }
     gone.splice(gone.end(), waiting_, entry);
   }
@@ -81,7 +81,7 @@ std::optional<bool> PendingSends::poll_entry(const Entry& entry) {
 void PendingSends::see_off(const Message* message, const Deadline& deadline) {
   const auto is_it = [message](const Entry& entry) { return !message || entry.message.get() == message; };
   const auto gone = [&] {
-    if (waits(is_it) && post()) group_->mail().push(Carrier::kPool);
+    if (waits(is_it) && post()) group_->mailbox().push(Carrier::kPool);
     return !waits(is_it);
   };
   (void)wait_on_device(*group_, gone, deadline);

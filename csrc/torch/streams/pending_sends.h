@@ -15,10 +15,10 @@
 
 namespace nvx {
 
-/// Messages whose data is still on its way from a device. Each goes to the mail when its data has arrived. This delays
-/// only later messages to the same peer with the same tag, which must keep their order. It blocks neither the sender
-/// nor other messages. Receives by copy engines, which are in the mail already, wait here for their device to reach
-/// them.
+/// Messages whose data is still on its way from a device. Each goes to the mailbox when its data has arrived. This
+/// delays only later messages to the same peer with the same tag, which must keep their order. It blocks neither the
+/// sender nor other messages. Receives by copy engines, which are in the mailbox already, wait here for their device to
+/// reach them.
 class PendingSends {
  public:
   static std::shared_ptr<PendingSends> of(std::shared_ptr<Group> group);
@@ -39,7 +39,7 @@ class PendingSends {
       return !other.owner && other.message->peer == message.peer && other.message->tag == message.tag;
     });
   }
-  /// Returns when the message, or for null every message, has gone to the mail, or at the deadline.
+  /// Returns when the message, or for null every message, has gone to the mailbox, or at the deadline.
   void see_off(const Message* message, const Deadline& deadline) EXCLUDES(mutex_);
 
  private:

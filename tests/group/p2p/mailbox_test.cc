@@ -18,12 +18,12 @@ namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-using Mail = std::shared_ptr<Message>;
+using Request = std::shared_ptr<Message>;
 
 constexpr size_t kCarried = kernel::kEnvelopePayload;  // the longest message that fits into its envelope
 
 /// Message number `n` of `bytes` bytes from rank `from` to rank `to`.
-Bytes letter(int from, int to, size_t n, size_t bytes) { return input(DType::kBytes, bytes, from * 64 + to, n); }
+Bytes payload(int from, int to, size_t n, size_t bytes) { return input(DType::kBytes, bytes, from * 64 + to, n); }
 
 TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
   in_group("sizes", 2, [&](Group& group, int rank) {
@@ -31,11 +31,11 @@ TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
     for (const size_t bytes :
          {size_t(0), size_t(1), kCarried - 1, kCarried, kCarried + 1, size_t(65'537), size_t(5'000'001)}) {
       for (const int sender : {0, 1}) {
-        Bytes out = letter(sender, 1 - sender, ++number, bytes);
+        Bytes out = payload(sender, 1 - sender, ++number, bytes);
         Tensor in(bytes, number % 3);
-        const Mail mail =
+        const Request request =
             rank == sender ? message(1 - rank, 0, out.data(), bytes) : message(sender, 0, in.data(), bytes);
-        const Status status = rank == sender ? send_now(group, mail) : receive_now(group, mail);
+        const Status status = rank == sender ? send_now(group, request) : receive_now(group, request);
         ASSERT_TRUE(status.ok()) << status.what();
         if (rank == sender) continue;
         EXPECT_TRUE(in.holds(out)) << bytes;
@@ -52,22 +52,22 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
     constexpr size_t kEach = 40, kTags = 3;
     const auto bytes_of = [](size_t n) { return n % 4 == 0 ? size_t(20'000) : size_t(16); };
     std::vector<Bytes> memory;
-    std::vector<Mail> mails;
+    std::vector<Request> requests;
     for (size_t i = 0; i < kEach * kTags; ++i) {
       // The sender goes through the tags in turn. The receiver takes all messages of the last tag first.
       const size_t tag = rank == 0 ? i % kTags : kTags - 1 - i / kEach;
       const size_t n = (rank == 0 ? i / kTags : i % kEach) * kTags + tag;
-      memory.push_back(rank == 0 ? letter(0, 1, n, bytes_of(n)) : Bytes(bytes_of(n)));
-      mails.push_back(message(1 - rank, int64_t(tag), memory.back().data(), memory.back().size()));
+      memory.push_back(rank == 0 ? payload(0, 1, n, bytes_of(n)) : Bytes(bytes_of(n)));
+      requests.push_back(message(1 - rank, int64_t(tag), memory.back().data(), memory.back().size()));
     }
-    for (const Mail& mail : mails) {
-      rank == 0 ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
+    for (const Request& request : requests) {
+      rank == 0 ? group.mailbox().send(request, Carrier::kPool) : group.mailbox().receive(request, Carrier::kPool);
     }
-    for (size_t i = 0; i < mails.size(); ++i) {
-      ASSERT_TRUE(group.mail().wait(*mails[i]).ok());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ASSERT_TRUE(group.mailbox().wait(*requests[i]).ok());
       if (rank == 0) continue;
       const size_t n = i % kEach * kTags + (kTags - 1 - i / kEach);
-      ASSERT_TRUE(memory[i] == letter(0, 1, n, bytes_of(n))) << i;
+      ASSERT_TRUE(memory[i] == payload(0, 1, n, bytes_of(n))) << i;
     }
     ASSERT_TRUE(barrier(group).ok());
   });
@@ -76,25 +76,25 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
 /// A message takes its place before it is pushed, and the peer is not told before that.
 TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
   in_group("post", 2, [&](Group& group, int rank) {
-    Bytes first = letter(0, 1, 1, 100), second = letter(0, 1, 2, 100);
+    Bytes first = payload(0, 1, 1, 100), second = payload(0, 1, 2, 100);
     if (rank == 0) {
       bool told = false;
-      const Mail posted = message(1, 0, first.data(), first.size());
+      const Request posted = message(1, 0, first.data(), first.size());
       posted->finished = [&](const Message&) { told = true; };
-      group.mail().post(posted);
+      group.mailbox().post(posted);
       EXPECT_FALSE(told);
       ASSERT_TRUE(barrier(group).ok());
-      const Mail sent = message(1, 0, second.data(), second.size());
-      group.mail().send(sent, Carrier::kCaller);
-      group.mail().push(Carrier::kCaller);
-      ASSERT_TRUE(group.mail().wait(*posted).ok() && group.mail().wait(*sent).ok());
+      const Request sent = message(1, 0, second.data(), second.size());
+      group.mailbox().send(sent, Carrier::kCaller);
+      group.mailbox().push(Carrier::kCaller);
+      ASSERT_TRUE(group.mailbox().wait(*posted).ok() && group.mailbox().wait(*sent).ok());
       EXPECT_TRUE(told);
     } else {
       ASSERT_TRUE(barrier(group).ok());
       for (const Bytes& wanted : {first, second}) {
         Bytes in(100);
-        const Mail mail = message(0, 0, in.data(), in.size());
-        ASSERT_TRUE(receive_now(group, mail).ok());
+        const Request request = message(0, 0, in.data(), in.size());
+        ASSERT_TRUE(receive_now(group, request).ok());
         EXPECT_TRUE(in == wanted);
       }
     }
@@ -106,19 +106,19 @@ TEST(Mailbox, AReceiveFromAnybodyTellsWhom) {
   constexpr int kRanks = 4;
   in_group("anybody", kRanks, [&](Group& group, int rank) {
     if (rank != 0) {
-      Bytes out = letter(rank, 0, 0, 4000);
-      const Mail mail = message(0, 5, out.data(), out.size());
-      ASSERT_TRUE(send_now(group, mail).ok());
+      Bytes out = payload(rank, 0, 0, 4000);
+      const Request request = message(0, 5, out.data(), out.size());
+      ASSERT_TRUE(send_now(group, request).ok());
     } else {
       std::vector<bool> heard(kRanks);
       for (int i = 1; i < kRanks; ++i) {
         Bytes in(4000);
-        const Mail mail = message(kAnySource, 5, in.data(), in.size());
-        ASSERT_TRUE(receive_now(group, mail).ok());
-        ASSERT_GE(mail->peer, 1);
-        EXPECT_FALSE(heard[size_t(mail->peer)]);
-        heard[size_t(mail->peer)] = true;
-        EXPECT_TRUE(in == letter(mail->peer, 0, 0, 4000));
+        const Request request = message(kAnySource, 5, in.data(), in.size());
+        ASSERT_TRUE(receive_now(group, request).ok());
+        ASSERT_GE(request->peer, 1);
+        EXPECT_FALSE(heard[size_t(request->peer)]);
+        heard[size_t(request->peer)] = true;
+        EXPECT_TRUE(in == payload(request->peer, 0, 0, 4000));
       }
     }
     ASSERT_TRUE(barrier(group).ok());
@@ -129,12 +129,12 @@ TEST(Mailbox, ARankMayWriteToItself) {
   MemoryStore store;
   Group group(store, options("self", 0, 1));
   for (const size_t bytes : {size_t(10), size_t(100'000)}) {
-    Bytes out = letter(0, 0, 1, bytes), in(bytes);
-    const Mail receive = message(0, 1, in.data(), bytes), send = message(0, 1, out.data(), bytes);
-    group.mail().receive(receive, Carrier::kPool);
-    group.mail().send(send, Carrier::kPool);
-    ASSERT_TRUE(group.mail().wait(*send).ok());
-    ASSERT_TRUE(group.mail().wait(*receive).ok());
+    Bytes out = payload(0, 0, 1, bytes), in(bytes);
+    const Request receive = message(0, 1, in.data(), bytes), send = message(0, 1, out.data(), bytes);
+    group.mailbox().receive(receive, Carrier::kPool);
+    group.mailbox().send(send, Carrier::kPool);
+    ASSERT_TRUE(group.mailbox().wait(*send).ok());
+    ASSERT_TRUE(group.mailbox().wait(*receive).ok());
     EXPECT_TRUE(in == out);
   }
 }
@@ -142,44 +142,44 @@ TEST(Mailbox, ARankMayWriteToItself) {
 /// Random programs: every pair of ranks exchanges messages of random sizes and tags. Each rank posts all of them at
 /// once in its own order and waits in another. Every finished() is called once.
 TEST(Mailbox, RandomProgramsArriveWhole) {
-  struct MailMessage {
+  struct Planned {
     int from, to;
     size_t number, bytes;
   };
   for (uint32_t seed = 0; seed < 6; ++seed) {
     const int ranks = 2 + int(seed % 3);
-    std::vector<MailMessage> letters;
+    std::vector<Planned> plan;
     std::mt19937 random(seed);
     for (size_t n = 0; n < 60; ++n) {
       const size_t bytes = random() % 3 == 0 ? random() % 200'000 : random() % 1500;
-      letters.push_back({int(random() % uint32_t(ranks)), int(random() % uint32_t(ranks)), n, bytes});
+      plan.push_back({int(random() % uint32_t(ranks)), int(random() % uint32_t(ranks)), n, bytes});
     }
     in_group("random", ranks, [&](Group& group, int rank) {
       std::mt19937 mine(seed * 16 + uint32_t(rank));
       struct Posted {
-        MailMessage letter;
+        Planned planned;
         Bytes memory;
-        Mail mail;
+        Request request;
       };
       std::vector<Posted> posted;
-      for (const MailMessage& l : letters) {
-        if (l.from == rank) posted.push_back({l, letter(l.from, l.to, l.number, l.bytes), nullptr});
+      for (const Planned& l : plan) {
+        if (l.from == rank) posted.push_back({l, payload(l.from, l.to, l.number, l.bytes), nullptr});
         if (l.to == rank) posted.push_back({{-1, l.from, l.number, l.bytes}, Bytes(l.bytes), nullptr});
       }
       std::shuffle(posted.begin(), posted.end(), mine);
       std::atomic<int> finished{0};
       for (Posted& p : posted) {
-        p.mail = message(p.letter.to, int64_t(p.letter.number), p.memory.data(), p.memory.size());
-        p.mail->finished = [&](const Message&) { ++finished; };
-        const bool sends = p.letter.from == rank;
-        sends ? group.mail().send(p.mail, Carrier::kPool) : group.mail().receive(p.mail, Carrier::kPool);
+        p.request = message(p.planned.to, int64_t(p.planned.number), p.memory.data(), p.memory.size());
+        p.request->finished = [&](const Message&) { ++finished; };
+        const bool sends = p.planned.from == rank;
+        sends ? group.mailbox().send(p.request, Carrier::kPool) : group.mailbox().receive(p.request, Carrier::kPool);
       }
       std::shuffle(posted.begin(), posted.end(), mine);
       for (Posted& p : posted) {
-        const Status status = group.mail().wait(*p.mail);
+        const Status status = group.mailbox().wait(*p.request);
         ASSERT_TRUE(status.ok()) << status.what();
-        if (p.letter.from == rank) continue;
-        EXPECT_TRUE(p.memory == letter(p.letter.to, rank, p.letter.number, p.letter.bytes)) << "seed " << seed;
+        if (p.planned.from == rank) continue;
+        EXPECT_TRUE(p.memory == payload(p.planned.to, rank, p.planned.number, p.planned.bytes)) << "seed " << seed;
       }
       EXPECT_EQ(finished, int(posted.size()));
       ASSERT_TRUE(barrier(group).ok());
@@ -190,12 +190,12 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
 /// An asynchronous send and receive end although no thread waits for them.
 TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
   in_group("progress", 2, [&](Group& group, int rank) {
-    Bytes memory = rank == 0 ? letter(0, 1, 0, 3'000'000) : Bytes(3'000'000);
-    const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
-    rank == 0 ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
-    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return mail->done(); }));
-    EXPECT_TRUE(mail->status().ok());
-    EXPECT_TRUE(memory == letter(0, 1, 0, 3'000'000));
+    Bytes memory = rank == 0 ? payload(0, 1, 0, 3'000'000) : Bytes(3'000'000);
+    const Request request = message(1 - rank, 0, memory.data(), memory.size());
+    rank == 0 ? group.mailbox().send(request, Carrier::kPool) : group.mailbox().receive(request, Carrier::kPool);
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return request->done(); }));
+    EXPECT_TRUE(request->status().ok());
+    EXPECT_TRUE(memory == payload(0, 1, 0, 3'000'000));
     ASSERT_TRUE(barrier(group).ok());
   });
 }
@@ -206,26 +206,26 @@ TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
     in_group("blocks", 2, [&](Group& group, int rank) {
       std::atomic<bool> waited{false};
       std::vector<Bytes> memory(2, Bytes(3'000'000));
-      std::vector<Mail> mails;
+      std::vector<Request> requests;
       for (size_t i = 0; i < 2; ++i) {
-        mails.push_back(message(1 - rank, int64_t(i), memory[i].data(), i == 0 ? 10 : memory[i].size()));
+        requests.push_back(message(1 - rank, int64_t(i), memory[i].data(), i == 0 ? 10 : memory[i].size()));
       }
-      mails[0]->finished = [&](const Message&) {
-        waited = eventually(milliseconds(20'000), [&] { return mails[1]->done(); });
+      requests[0]->finished = [&](const Message&) {
+        waited = eventually(milliseconds(20'000), [&] { return requests[1]->done(); });
       };
       if (rank == 0) {
-        group.mail().receive(mails[1], carrier);
-        group.mail().receive(mails[0], carrier);
+        group.mailbox().receive(requests[1], carrier);
+        group.mailbox().receive(requests[0], carrier);
       } else {  // the awaited message comes only after the other
-        mails[0]->finished = nullptr;
-        group.mail().send(mails[0], carrier);
+        requests[0]->finished = nullptr;
+        group.mailbox().send(requests[0], carrier);
         std::this_thread::sleep_for(milliseconds(100));
-        group.mail().send(mails[1], carrier);
+        group.mailbox().send(requests[1], carrier);
       }
       if (carrier == Carrier::kPool) {
-        EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return mails[1]->done(); }));
+        EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return requests[1]->done(); }));
       }
-      for (const Mail& mail : mails) EXPECT_TRUE(group.mail().wait(*mail).ok());
+      for (const Request& request : requests) EXPECT_TRUE(group.mailbox().wait(*request).ok());
       EXPECT_EQ(waited, rank == 0);
       ASSERT_TRUE(barrier(group).ok());
     });
@@ -237,18 +237,18 @@ TEST(Mailbox, ACallbackMayWaitForMessages) {
   MemoryStore store;
   Group group(store, options("waits", 0, 1));
   Bytes memory(100);
-  std::vector<Mail> mails;
-  for (int i = 0; i < 4; ++i) mails.push_back(message(0, i, memory.data(), memory.size()));
+  std::vector<Request> requests;
+  for (int i = 0; i < 4; ++i) requests.push_back(message(0, i, memory.data(), memory.size()));
   std::atomic<int> ended{0};
-  for (const Mail& mail : mails) {
-    mail->finished = [&](const Message&) {
-      for (const Mail& any : mails) EXPECT_FALSE(group.mail().wait(*any).ok());
+  for (const Request& request : requests) {
+    request->finished = [&](const Message&) {
+      for (const Request& any : requests) EXPECT_FALSE(group.mailbox().wait(*any).ok());
       ++ended;
     };
-    group.mail().receive(mail, Carrier::kCaller);
+    group.mailbox().receive(request, Carrier::kCaller);
   }
   group.abort("so that all end at once");
-  for (const Mail& mail : mails) EXPECT_FALSE(group.mail().wait(*mail).ok());
+  for (const Request& request : requests) EXPECT_FALSE(group.mailbox().wait(*request).ok());
   EXPECT_EQ(ended, 4) << "who waits returns when the callback has";
 }
 
@@ -257,34 +257,34 @@ TEST(Mailbox, ACallbackThatThrowsHarmsNobody) {
   Group group(store, options("throws", 0, 1));
   Bytes out(100), in(100);
   for (const bool by_pool : {false, true}) {
-    const Mail send = message(0, 0, out.data(), out.size()), receive = message(0, 0, in.data(), in.size());
+    const Request send = message(0, 0, out.data(), out.size()), receive = message(0, 0, in.data(), in.size());
     send->finished = [](const Message&) { throw std::runtime_error("of a callback"); };
     receive->finished = [](const Message&) { throw 7; };
-    group.mail().send(send, Carrier::kPool);
-    group.mail().receive(receive, Carrier::kPool);
+    group.mailbox().send(send, Carrier::kPool);
+    group.mailbox().receive(receive, Carrier::kPool);
     if (by_pool) {
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return receive->done(); }));
     }
-    EXPECT_TRUE(group.mail().wait(*send).ok());
-    EXPECT_TRUE(group.mail().wait(*receive).ok());
+    EXPECT_TRUE(group.mailbox().wait(*send).ok());
+    EXPECT_TRUE(group.mailbox().wait(*receive).ok());
   }
 }
 
-/// If no thread can be created, the waiters progress the mail.
+/// If no thread can be created, the waiters progress the messages.
 TEST(Mailbox, GoesOnWithoutThreads) {
   Engine::here().limit(0);
   in_group("no threads", 2, [&](Group& group, int rank) {
-    Bytes out = letter(rank, 1 - rank, 0, 3'000'000), in(3'000'000);
-    const Mail receive = message(1 - rank, 0, in.data(), in.size()),
-               send = message(1 - rank, 0, out.data(), out.size());
+    Bytes out = payload(rank, 1 - rank, 0, 3'000'000), in(3'000'000);
+    const Request receive = message(1 - rank, 0, in.data(), in.size()),
+                  send = message(1 - rank, 0, out.data(), out.size());
     std::atomic<int> finished{0};
     receive->finished = send->finished = [&](const Message&) { ++finished; };
-    group.mail().receive(receive, Carrier::kPool);
-    group.mail().send(send, Carrier::kPool);
-    EXPECT_TRUE(group.mail().wait(*send).ok());
-    EXPECT_TRUE(group.mail().wait(*receive).ok());
+    group.mailbox().receive(receive, Carrier::kPool);
+    group.mailbox().send(send, Carrier::kPool);
+    EXPECT_TRUE(group.mailbox().wait(*send).ok());
+    EXPECT_TRUE(group.mailbox().wait(*receive).ok());
     EXPECT_EQ(finished, 2);
-    EXPECT_TRUE(in == letter(1 - rank, rank, 0, 3'000'000));
+    EXPECT_TRUE(in == payload(1 - rank, rank, 0, 3'000'000));
     ASSERT_TRUE(barrier(group).ok());
   });
   Engine::here().limit(SIZE_MAX);
@@ -294,15 +294,15 @@ TEST(Mailbox, GoesOnWithoutThreads) {
 TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
   in_group("rests", 2, [&](Group& group, int rank) {
     for (int round = 0; round < 2; ++round) {
-      Bytes memory = rank == 0 ? letter(0, 1, 0, 1'000'000) : Bytes(1'000'000);
-      const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
-      ASSERT_TRUE((rank == 0 ? send_now(group, mail) : receive_now(group, mail)).ok());
-      EXPECT_TRUE(memory == letter(0, 1, 0, 1'000'000));
+      Bytes memory = rank == 0 ? payload(0, 1, 0, 1'000'000) : Bytes(1'000'000);
+      const Request request = message(1 - rank, 0, memory.data(), memory.size());
+      ASSERT_TRUE((rank == 0 ? send_now(group, request) : receive_now(group, request)).ok());
+      EXPECT_TRUE(memory == payload(0, 1, 0, 1'000'000));
       ASSERT_TRUE(barrier(group).ok());
-      const Span span = group.mail().release_idle();
+      const Span span = group.mailbox().release_idle();
       EXPECT_EQ(bool(span), rank == 0);
       if (span) group.core().shm().leases().release(span);
-      EXPECT_FALSE(group.mail().release_idle());
+      EXPECT_FALSE(group.mailbox().release_idle());
     }
   });
 }
@@ -314,10 +314,10 @@ TEST(Mailbox, StagingRotates) {
     const size_t rotates = std::max(kPart, rotation(group.plan_facts()));
     std::set<uint64_t> places;
     for (size_t n = 0; n < 2 * rotates / kBytes; ++n) {
-      Bytes memory = rank == 0 ? letter(0, 1, n, kBytes) : Bytes(kBytes);
-      const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
-      ASSERT_TRUE((rank == 0 ? send_now(group, mail) : receive_now(group, mail)).ok());
-      EXPECT_TRUE(memory == letter(0, 1, n, kBytes));
+      Bytes memory = rank == 0 ? payload(0, 1, n, kBytes) : Bytes(kBytes);
+      const Request request = message(1 - rank, 0, memory.data(), memory.size());
+      ASSERT_TRUE((rank == 0 ? send_now(group, request) : receive_now(group, request)).ok());
+      EXPECT_TRUE(memory == payload(0, 1, n, kBytes));
       ASSERT_TRUE(barrier(group).ok());
       places.insert(group.core().members.pad(0).outbox(1).lease_offset);
     }
@@ -327,28 +327,28 @@ TEST(Mailbox, StagingRotates) {
 
 /// Beyond a limit, the sender holds messages that have no receive. A later receive gets them in order.
 void flood(const std::function<GroupOptions(int)>& options_of) {
-  constexpr size_t kFlood = 8000, kLetter = 900, kMostKept = 6 << 20;
+  constexpr size_t kFlood = 8000, kPayload = 900, kMostKept = 6 << 20;
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, options_of(rank));
-    Bytes last(10), all = rank == 1 ? letter(1, 0, 0, kFlood * kLetter) : Bytes(kFlood * kLetter);
-    const Mail mail = message(1 - rank, 1, last.data(), last.size());
-    std::vector<Mail> mails;
-    for (size_t i = 0; i < kFlood; ++i) mails.push_back(message(1 - rank, 7, all.data() + i * kLetter, kLetter));
+    Bytes last(10), all = rank == 1 ? payload(1, 0, 0, kFlood * kPayload) : Bytes(kFlood * kPayload);
+    const Request request = message(1 - rank, 1, last.data(), last.size());
+    std::vector<Request> requests;
+    for (size_t i = 0; i < kFlood; ++i) requests.push_back(message(1 - rank, 7, all.data() + i * kPayload, kPayload));
     if (rank == 0) {
-      ASSERT_TRUE(receive_now(group, mail).ok());
+      ASSERT_TRUE(receive_now(group, request).ok());
       ASSERT_TRUE(barrier(group).ok());
-      for (const Mail& one : mails) group.mail().receive(one, Carrier::kCaller);
+      for (const Request& one : requests) group.mailbox().receive(one, Carrier::kCaller);
     } else {
-      for (const Mail& one : mails) group.mail().send(one, Carrier::kPool);
-      group.mail().send(mail, Carrier::kPool);
-      ASSERT_TRUE(group.mail().wait(*mail).ok());
-      const auto done = [](const Mail& one) { return one->done(); };
-      EXPECT_LT(size_t(std::count_if(mails.begin(), mails.end(), done)) * kLetter, kMostKept);
+      for (const Request& one : requests) group.mailbox().send(one, Carrier::kPool);
+      group.mailbox().send(request, Carrier::kPool);
+      ASSERT_TRUE(group.mailbox().wait(*request).ok());
+      const auto done = [](const Request& one) { return one->done(); };
+      EXPECT_LT(size_t(std::count_if(requests.begin(), requests.end(), done)) * kPayload, kMostKept);
       ASSERT_TRUE(barrier(group).ok());
     }
-    for (const Mail& one : mails) ASSERT_TRUE(group.mail().wait(*one).ok());
-    EXPECT_TRUE(all == letter(1, 0, 0, kFlood * kLetter));
+    for (const Request& one : requests) ASSERT_TRUE(group.mailbox().wait(*one).ok());
+    EXPECT_TRUE(all == payload(1, 0, 0, kFlood * kPayload));
     ASSERT_TRUE(barrier(group).ok());
   });
 }
@@ -367,8 +367,8 @@ TEST(Mailbox, AFloodFromAnotherHostIsBounded) {
 TEST(MailFailure, SizesThatDifferAreNamed) {
   const auto differ = [](Group& group, int rank, size_t other) {
     Bytes memory(rank == 0 ? 2000 : other);
-    const Mail mail = message(1 - rank, 3, memory.data(), memory.size());
-    const Status status = rank == 0 ? send_now(group, mail) : receive_now(group, mail);
+    const Request request = message(1 - rank, 3, memory.data(), memory.size());
+    const Status status = rank == 0 ? send_now(group, request) : receive_now(group, request);
     ASSERT_FALSE(status.ok());
     EXPECT_NE(status.what().find("sends 2000 elements"), std::string::npos) << status.what();
     EXPECT_NE(status.what().find("receives " + std::to_string(other) + " elements"), std::string::npos)
@@ -387,10 +387,10 @@ TEST(MailFailure, ATimeoutNamesTheSender) {
     EXPECT_TRUE(rank == 0 || eventually(milliseconds(20'000), [&] { return over.load(); }));
     if (rank == 1) return;
     Bytes memory(10);
-    const Mail mail = message(1, 3, memory.data(), memory.size());
-    mail->timeout = milliseconds(150);
+    const Request request = message(1, 3, memory.data(), memory.size());
+    request->timeout = milliseconds(150);
     const auto began = Clock::now();
-    const Status status = receive_now(group, mail);
+    const Status status = receive_now(group, request);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kTimeout);
@@ -399,7 +399,7 @@ TEST(MailFailure, ATimeoutNamesTheSender) {
   });
 }
 
-/// A receive times out although other mail keeps coming.
+/// A receive times out although other messages keep coming.
 TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
   std::atomic<bool> over{false};
   in_group("steady", 2, [&](Group& group, int rank) {
@@ -407,18 +407,18 @@ TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
     if (rank == 1) {
       const auto end = Clock::now() + std::chrono::seconds(20);
       while (!over && Clock::now() < end) {
-        const Mail mail = message(0, 1, memory.data(), memory.size());
-        if (!send_now(group, mail).ok()) break;
+        const Request request = message(0, 1, memory.data(), memory.size());
+        if (!send_now(group, request).ok()) break;
       }
       return;
     }
-    const Mail late = message(1, 0, memory.data(), memory.size());
+    const Request late = message(1, 0, memory.data(), memory.size());
     late->timeout = milliseconds(300);
-    group.mail().receive(late, Carrier::kPool);  // no thread waits for it
+    group.mailbox().receive(late, Carrier::kPool);  // no thread waits for it
     const auto began = Clock::now();
     while (!late->done() && Clock::now() - began < std::chrono::seconds(15)) {
-      const Mail mail = message(1, 1, other.data(), other.size());
-      if (!receive_now(group, mail).ok()) break;
+      const Request request = message(1, 1, other.data(), other.size());
+      if (!receive_now(group, request).ok()) break;
     }
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
     ASSERT_TRUE(late->done());
@@ -434,8 +434,8 @@ TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
     if (rank == 1) return;
     Bytes memory(50, std::byte(rank));
     if (rank == 2) std::this_thread::sleep_for(milliseconds(400));
-    const Mail mail = message(rank == 2 ? 0 : kAnySource, 0, memory.data(), memory.size());
-    const Status status = rank == 2 ? send_now(group, mail) : receive_now(group, mail);
+    const Request request = message(rank == 2 ? 0 : kAnySource, 0, memory.data(), memory.size());
+    const Status status = rank == 2 ? send_now(group, request) : receive_now(group, request);
     EXPECT_TRUE(status.ok()) << status.what();
     EXPECT_EQ(memory[0], std::byte(2));
   });
@@ -445,8 +445,8 @@ TEST(MailFailure, AReceiveFromAnybodyEndsWhenAllHaveLeft) {
   in_group("all left", 3, [&](Group& group, int rank) {
     if (rank != 0) return;
     Bytes memory(50);
-    const Mail mail = message(kAnySource, 0, memory.data(), memory.size());
-    EXPECT_EQ(receive_now(group, mail).code(), Code::kPeerLeft);
+    const Request request = message(kAnySource, 0, memory.data(), memory.size());
+    EXPECT_EQ(receive_now(group, request).code(), Code::kPeerLeft);
   });
 }
 
@@ -457,20 +457,20 @@ TEST(MailFailure, AKilledSenderIsNamedWhateverItWasDoing) {
     const auto endings = as_processes(2, [&](int rank) {
       Group group(store, options("killed", rank, 2));
       Bytes memory(200'000'000);  // more than can be moved before the kill
-      const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
+      const Request request = message(1 - rank, 0, memory.data(), memory.size());
       if (rank == 1) {
         if (streams) {
-          group.mail().send(mail, Carrier::kCaller);
+          group.mailbox().send(request, Carrier::kCaller);
           std::thread([] {
             std::this_thread::sleep_for(milliseconds(5));
             raise(SIGKILL);
           }).detach();
-          (void)group.mail().wait(*mail);
+          (void)group.mailbox().wait(*request);
         }
         raise(SIGKILL);
       }
       const auto began = Clock::now();
-      const Status status = receive_now(group, mail);
+      const Status status = receive_now(group, request);
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
       ASSERT_FALSE(status.ok());
       EXPECT_NE(status.what().find("rank 1 (pid"), std::string::npos) << status.what();
@@ -504,10 +504,10 @@ class Liar : public testing::Test {
   /// Receives some bytes from rank 1 with a short timeout.
   Status receive(size_t bytes, DType dtype = DType::kBytes) {
     Tensor memory(bytes);
-    const Mail mail = message(1, 0, memory.data(), bytes);
-    mail->dtype = dtype;
-    mail->timeout = milliseconds(150);
-    const Status status = receive_now(group_, mail);
+    const Request request = message(1, 0, memory.data(), bytes);
+    request->dtype = dtype;
+    request->timeout = milliseconds(150);
+    const Status status = receive_now(group_, request);
     EXPECT_TRUE(memory.guards_are_whole());
     return status;
   }

@@ -15,7 +15,7 @@ namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-using Mail = std::shared_ptr<Message>;
+using Request = std::shared_ptr<Message>;
 
 /// A window of a rank over its own memory.
 struct Place {
@@ -31,9 +31,9 @@ struct Place {
   }
   Status signal(int rank) const { return send_now(group, window->signal(rank), Carrier::kPool); }
   Status wait_signal(int rank, milliseconds timeout = milliseconds(0)) const {
-    const Mail mail = window->wait_signal(rank);
-    mail->timeout = timeout;
-    return receive_now(group, mail, Carrier::kPool);
+    const Request request = window->wait_signal(rank);
+    request->timeout = timeout;
+    return receive_now(group, request, Carrier::kPool);
   }
 
   Group& group;
@@ -120,12 +120,12 @@ TEST(Window, SignalsAreCountedByPair) {
       for (int from : {1, 2}) {
         for (int i = 0; i < of(from); ++i) ASSERT_TRUE(place.wait_signal(from).ok());
       }
-      const Mail more = place.window->wait_signal(1);
-      group.mail().receive(more, Carrier::kPool);
+      const Request more = place.window->wait_signal(1);
+      group.mailbox().receive(more, Carrier::kPool);
       std::this_thread::sleep_for(milliseconds(100));
       EXPECT_FALSE(more->done());
       ASSERT_TRUE(barrier(group).ok());
-      EXPECT_TRUE(group.mail().wait(*more).ok());
+      EXPECT_TRUE(group.mailbox().wait(*more).ok());
     } else {
       ASSERT_TRUE(barrier(group).ok());
       if (rank == 1) {
@@ -294,7 +294,8 @@ TEST(WindowFailure, PutsBeforeAFarPeerLeftAreVisible) {
   leaves_behind([&](int rank) { return hosts.options("leaves far", rank); });
 }
 
-/// Even if no rank has looked at the mail since: mail that has arrived is reported before its sender is missed.
+/// Even if no rank has progressed the messages since: a message that has arrived is reported before its sender is
+/// missed.
 TEST(WindowFailure, UnreadPutsOfAPeerThatLeftAreVisible) {
   MemoryStore store;
   std::atomic<bool> waits{false}, left{false};
@@ -311,12 +312,12 @@ TEST(WindowFailure, UnreadPutsOfAPeerThatLeftAreVisible) {
       left = true;
       return;
     }
-    const Mail mail = place->window->wait_signal(1);
-    group->mail().receive(mail, Carrier::kCaller);
+    const Request request = place->window->wait_signal(1);
+    group->mailbox().receive(request, Carrier::kCaller);
     waits = true;
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return left.load(); }));
     std::this_thread::sleep_for(2 * kWatchInterval);
-    const Status status = group->mail().wait(*mail);
+    const Status status = group->mailbox().wait(*request);
     EXPECT_TRUE(status.ok()) << status.what();
     EXPECT_TRUE(place->memory == Bytes(100, std::byte(4)));
   });
@@ -377,8 +378,8 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
       const Place place(group, 100);
       Forged note = lie;
       if (rank == 1) {
-        const Mail honest = place.window->signal(0);
-        group.mail().send(message(0, honest->tag, reinterpret_cast<std::byte*>(&note), sizeof note), Carrier::kPool);
+        const Request honest = place.window->signal(0);
+        group.mailbox().send(message(0, honest->tag, reinterpret_cast<std::byte*>(&note), sizeof note), Carrier::kPool);
       }
       const Status status = place.wait_signal(1 - rank);
       ASSERT_FALSE(status.ok());
@@ -400,9 +401,9 @@ TEST(WindowFailure, OtherMailIsNotBlamed) {
     }
     std::this_thread::sleep_for(milliseconds(100));
     Bytes memory(10);
-    const Mail mail = message(1, 3, memory.data(), memory.size());
-    mail->timeout = milliseconds(150);
-    const Status status = receive_now(group, mail);
+    const Request request = message(1, 3, memory.data(), memory.size());
+    request->timeout = milliseconds(150);
+    const Status status = receive_now(group, request);
     EXPECT_EQ(status.code(), Code::kTimeout);
     EXPECT_EQ(status.what().find("it has sent"), std::string::npos) << status.what();
     over = true;

@@ -164,7 +164,7 @@ TEST(Leases, NobodyGivesUpForMoreThanTheLeast) {
   EXPECT_EQ(first.asked, 0);
 }
 
-/// Mail leases without a holder, which the pool must not ask to yield.
+/// Leases of messages have no holder, which the pool could request to yield.
 TEST(Leases, ALeaseWithoutAHolderIsNeverAskedFor) {
   Arena arena;
   LeasePool pool(arena, M);

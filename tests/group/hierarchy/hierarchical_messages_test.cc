@@ -10,7 +10,7 @@ namespace {
 using kernel::Collective;
 using std::chrono::milliseconds;
 
-std::shared_ptr<Message> mail(int peer, int64_t tag, Bytes& memory) {
+std::shared_ptr<Message> request(int peer, int64_t tag, Bytes& memory) {
   return message(peer, tag, memory.data(), memory.size());
 }
 
@@ -31,12 +31,12 @@ INSTANTIATE_TEST_SUITE_P(Bytes, Messages,
 TEST_P(Messages, ComeToAnotherHostWhole) {
   for (const bool calm : {true, false}) {
     Hosts hosts({0, 1}, calm ? net::LoopbackNet::Options() : disorderly());
-    hosts.in_group("mail", [&](Group& group, int rank) {
+    hosts.in_group("messages", [&](Group& group, int rank) {
       Bytes out = input(DType::kU8, GetParam(), rank, 1), in(GetParam());
-      const auto sending = mail(1 - rank, 5, out), receiving = mail(1 - rank, 5, in);
-      group.mail().send(sending, Carrier::kCaller);
+      const auto sending = request(1 - rank, 5, out), receiving = request(1 - rank, 5, in);
+      group.mailbox().send(sending, Carrier::kCaller);
       ASSERT_TRUE(receive_now(group, receiving).ok()) << receiving->status().what();
-      ASSERT_TRUE(group.mail().wait(*sending).ok()) << sending->status().what();
+      ASSERT_TRUE(group.mailbox().wait(*sending).ok()) << sending->status().what();
       EXPECT_EQ(in, input(DType::kU8, GetParam(), 1 - rank, 1));
       ASSERT_TRUE(barrier(group).ok());
     });
@@ -44,7 +44,7 @@ TEST_P(Messages, ComeToAnotherHostWhole) {
 }
 
 /// Messages of one pair and tag keep their order for any length and any reordering by the network.
-TEST(HierarchicalMail, OfOneTagKeepsItsOrder) {
+TEST(HierarchicalMessages, OfOneTagKeepsItsOrder) {
   constexpr int kCount = 300;
   Hosts hosts({0, 1}, disorderly());
   hosts.in_group("order", [&](Group& group, int rank) {
@@ -55,17 +55,18 @@ TEST(HierarchicalMail, OfOneTagKeepsItsOrder) {
       memory.push_back(rank == 0 ? input(DType::kU8, bytes(i), 0, uint64_t(i)) : Bytes(bytes(i)));
     }
     for (int i = 0; i < kCount; ++i) {
-      all.push_back(mail(1 - rank, 5, memory[size_t(i)]));
-      rank == 0 ? group.mail().send(all.back(), Carrier::kPool) : group.mail().receive(all.back(), Carrier::kPool);
+      all.push_back(request(1 - rank, 5, memory[size_t(i)]));
+      rank == 0 ? group.mailbox().send(all.back(), Carrier::kPool)
+                : group.mailbox().receive(all.back(), Carrier::kPool);
     }
-    for (const auto& one : all) ASSERT_TRUE(group.mail().wait(*one).ok()) << one->status().what();
+    for (const auto& one : all) ASSERT_TRUE(group.mailbox().wait(*one).ok()) << one->status().what();
     for (int i = 0; rank == 1 && i < kCount; ++i) {
       ASSERT_EQ(memory[size_t(i)], input(DType::kU8, bytes(i), 0, uint64_t(i))) << i;
     }
   });
 }
 
-TEST(HierarchicalMail, TagsAreApart) {
+TEST(HierarchicalMessages, TagsAreApart) {
   Hosts hosts({0, 1});
   hosts.in_group("tags", [&](Group& group, int rank) {
     std::vector<Bytes> memory(20);
@@ -73,17 +74,18 @@ TEST(HierarchicalMail, TagsAreApart) {
     for (int i = 0; i < 20; ++i) {
       const int tag = rank == 0 ? i : 19 - i;
       memory[size_t(i)] = rank == 0 ? input(DType::kU8, 2000, 0, uint64_t(tag)) : Bytes(2000);
-      all.push_back(mail(1 - rank, tag, memory[size_t(i)]));
-      rank == 0 ? group.mail().send(all.back(), Carrier::kCaller) : group.mail().receive(all.back(), Carrier::kCaller);
+      all.push_back(request(1 - rank, tag, memory[size_t(i)]));
+      rank == 0 ? group.mailbox().send(all.back(), Carrier::kCaller)
+                : group.mailbox().receive(all.back(), Carrier::kCaller);
     }
-    for (const auto& one : all) ASSERT_TRUE(group.mail().wait(*one).ok()) << one->status().what();
+    for (const auto& one : all) ASSERT_TRUE(group.mailbox().wait(*one).ok()) << one->status().what();
     for (int i = 0; rank == 1 && i < 20; ++i) {
       EXPECT_EQ(memory[size_t(i)], input(DType::kU8, 2000, 0, uint64_t(19 - i)));
     }
   });
 }
 
-TEST(HierarchicalMail, AnySourceEndsWhenNobodyIsLeftToSend) {
+TEST(HierarchicalMessages, AnySourceEndsWhenNobodyIsLeftToSend) {
   Hosts hosts({0, 1, 2});
   std::atomic<bool> over{false};
   hosts.in_group("nobody", [&](Group& group, int rank) {
@@ -94,27 +96,27 @@ TEST(HierarchicalMail, AnySourceEndsWhenNobodyIsLeftToSend) {
       return;
     }
     Bytes memory(10);
-    const auto message = mail(kAnySource, 1, memory);
+    const auto message = request(kAnySource, 1, memory);
     EXPECT_EQ(receive_now(group, message).code(), Code::kPeerLeft);
     over = true;
   });
 }
 
-TEST(HierarchicalMail, AnySourceTakesFromBothSides) {
+TEST(HierarchicalMessages, AnySourceTakesFromBothSides) {
   constexpr int kRanks = 4, kEach = 20;
   Hosts hosts({0, 0, 1, 1});
   hosts.in_group("any", [&](Group& group, int rank) {
     std::vector<int> seen(kRanks);
     for (int i = 0; rank == 0 && i < (kRanks - 1) * kEach; ++i) {
       Bytes in(3000);
-      const auto receiving = mail(kAnySource, 1, in);
+      const auto receiving = request(kAnySource, 1, in);
       ASSERT_TRUE(receive_now(group, receiving).ok()) << receiving->status().what();
       const int from = receiving->peer;
       ASSERT_EQ(in, input(DType::kU8, 3000, from, uint64_t(seen[size_t(from)]++)));
     }
     for (int i = 0; rank != 0 && i < kEach; ++i) {
       Bytes out = input(DType::kU8, 3000, rank, uint64_t(i));
-      const auto sending = mail(0, 1, out);
+      const auto sending = request(0, 1, out);
       ASSERT_TRUE(send_now(group, sending).ok()) << sending->status().what();
     }
     EXPECT_TRUE(rank != 0 || (seen[1] == kEach && seen[2] == kEach && seen[3] == kEach));
@@ -122,12 +124,12 @@ TEST(HierarchicalMail, AnySourceTakesFromBothSides) {
   });
 }
 
-TEST(HierarchicalMail, AnotherSizeIsAMismatchThatNamesBoth) {
+TEST(HierarchicalMessages, AnotherSizeIsAMismatchThatNamesBoth) {
   for (const size_t bytes : {size_t(8), size_t(5000)}) {
     Hosts hosts({0, 1});
     hosts.in_group("sizes", [&](Group& group, int rank) {
       Bytes memory(bytes + size_t(rank));
-      const auto one = mail(1 - rank, 5, memory);
+      const auto one = request(1 - rank, 5, memory);
       Status status = rank == 0 ? send_now(group, one) : receive_now(group, one);
       if (rank == 0 && status.ok()) status = barrier(group);
       ASSERT_FALSE(status.ok());
@@ -140,7 +142,7 @@ TEST(HierarchicalMail, AnotherSizeIsAMismatchThatNamesBoth) {
 }
 
 /// Small messages to a rank that receives none stay with their sender.
-TEST(HierarchicalMail, AFloodWaitsForItsReceiver) {
+TEST(HierarchicalMessages, AFloodWaitsForItsReceiver) {
   constexpr int kCount = 3000;
   Hosts hosts({0, 1});
   std::atomic<bool> flooded{false};
@@ -149,8 +151,8 @@ TEST(HierarchicalMail, AFloodWaitsForItsReceiver) {
     std::vector<std::shared_ptr<Message>> all;
     if (rank == 0) {
       for (int i = 0; i < kCount; ++i) {
-        all.push_back(mail(1, 5, memory));
-        group.mail().send(all.back(), Carrier::kPool);
+        all.push_back(request(1, 5, memory));
+        group.mailbox().send(all.back(), Carrier::kPool);
       }
       std::this_thread::sleep_for(milliseconds(100));
       EXPECT_LT(hosts.net().counts().bytes, uint64_t(200 * 500));
@@ -158,38 +160,38 @@ TEST(HierarchicalMail, AFloodWaitsForItsReceiver) {
     }
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return flooded.load(); }));
     for (int i = 0; rank == 1 && i < kCount; ++i) {
-      const auto one = mail(0, 5, memory);
+      const auto one = request(0, 5, memory);
       ASSERT_TRUE(receive_now(group, one).ok()) << one->status().what();
     }
-    for (const auto& one : all) ASSERT_TRUE(group.mail().wait(*one).ok()) << one->status().what();
+    for (const auto& one : all) ASSERT_TRUE(group.mailbox().wait(*one).ok()) << one->status().what();
   });
 }
 
 /// Read reports carry counts: the latest count holds in any order of arrival, also when it wraps.
-TEST(HierarchicalMail, OldNewsChangeNothing) {
+TEST(HierarchicalMessages, OldReportsChangeNothing) {
   net::Taken known{0xfffffff0u, 0xffffffffu};
   EXPECT_TRUE(known.full());
   const net::Taken later{8, 0}, latest{8, 1};
-  known.learn(net::Taken::of(latest.value()));
+  known.update(net::Taken::of(latest.value()));
   EXPECT_EQ(known.count, 8u);
   EXPECT_TRUE(known.full());
-  known.learn(net::Taken::of(later.value()));
+  known.update(net::Taken::of(later.value()));
   EXPECT_TRUE(known.full());
-  known.learn({0xfffffff8u, 0xffffffffu});
+  known.update({0xfffffff8u, 0xffffffffu});
   EXPECT_EQ(known.count, 8u);
-  known.learn({9, 2});
+  known.update({9, 2});
   EXPECT_EQ(known.count, 9u);
   EXPECT_FALSE(known.full());
 }
 
-/// A message that fits into a letter needs no grant: one message over the network and no reply.
-TEST(HierarchicalMail, MessageThatFitsIntoALetterNeedsNoGrant) {
+/// A message that fits into an envelope needs no grant: one message over the network and no reply.
+TEST(HierarchicalMessages, MessageThatFitsIntoAnEnvelopeNeedsNoGrant) {
   Hosts hosts({0, 1});
-  hosts.in_group("letter", [&](Group& group, int rank) {
+  hosts.in_group("envelope", [&](Group& group, int rank) {
     Bytes memory(net::Messenger::kMostCopied);
-    const auto one = mail(1 - rank, 5, memory);
+    const auto one = request(1 - rank, 5, memory);
     if (rank == 0) {
-      group.mail().send(one, Carrier::kPool);
+      group.mailbox().send(one, Carrier::kPool);
       EXPECT_TRUE(one->done());
       ASSERT_TRUE(barrier(group).ok());
     } else {
@@ -199,13 +201,13 @@ TEST(HierarchicalMail, MessageThatFitsIntoALetterNeedsNoGrant) {
   });
 }
 
-TEST(HierarchicalMail, ALostPeerEndsWhatIsOpen) {
+TEST(HierarchicalMessages, ALostPeerEndsWhatIsOpen) {
   for (const bool sends : {true, false}) {
     Hosts hosts({0, 1});
     hosts.in_group("lost", [&](Group& group, int rank) {
       if (rank == 1) return hosts.net().kill(1);
       Bytes memory(1 << 20);
-      const auto one = mail(1, 5, memory);
+      const auto one = request(1, 5, memory);
       const auto began = Clock::now();
       const Status status = sends ? send_now(group, one) : receive_now(group, one);
       EXPECT_LT(Clock::now() - began, milliseconds(3000));
@@ -231,7 +233,7 @@ class QueuedPlay : public Task {
   Status status_;
 };
 
-/// Groups of all and of some ranks, used on pool threads in an order that differs by rank, with mail in between.
+/// Groups of all and of some ranks, used on pool threads in an order that differs by rank, with messages in between.
 TEST(HierarchicalGroups, AreIndependent) {
   Hosts hosts({0, 0, 1, 1}, disorderly());
   MemoryStore stores[3];

@@ -13,44 +13,45 @@ namespace nvx::net {
 
 class GroupPort;
 
-/// The messages of a group's mailbox between hosts: announcements, the answers to them, and granted large messages, in
-/// segments. The caller holds the messenger's lock.
-class Mail final : private Sender {
+/// The messages of a group's mailbox between hosts: control messages and granted large messages, in segments. The
+/// caller holds the messenger's lock.
+class PointToPoint final : private Sender {
  public:
-  /// An announcement, or an answer to one.
-  struct Letter {
+  /// A control message: an announcement, its receipt or its grant.
+  struct Control {
     Kind kind;
     int from;
     uint64_t value;
-    MailHead head;
+    Envelope envelope;
     std::vector<std::byte> body;
   };
   /// The caller's object for a large message: next_done() returns it.
   using Owner = std::shared_ptr<void>;
 
-  Mail(GroupPort& port, int ranks) : port_(port), unread_(size_t(ranks)) {}
-  Mail(const Mail&) = delete;
+  PointToPoint(GroupPort& port, int ranks) : port_(port), unread_(size_t(ranks)) {}
+  PointToPoint(const PointToPoint&) = delete;
 
-  /// `notify`: called when a letter or completed message may be there, or the group fails. The lock may be held.
-  void on_news(std::function<void()> notify) { notify_ = std::move(notify); }
+  /// `notify`: called when a control message or completed message may be there, or the group fails. The lock may be
+  /// held.
+  void on_change(std::function<void()> notify) { notify_ = std::move(notify); }
   void notify() const { notify_(); }
 
-  std::optional<Letter> next_letter();
+  std::optional<Control> next_control();
   /// Announces a message, and sends it with the announcement if it is small.
-  void announce(int rank, const MailHead& head, std::span<const std::byte> body);
+  void announce(int rank, const Envelope& envelope, std::span<const std::byte> body);
   /// Grants a large message, which is then written to this memory.
   void grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner = nullptr);
   /// Sends a large message that its receiver has granted.
   void send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner = nullptr);
   /// The owner of a large message that has arrived, or whose body the link has read. Null if there is none.
   Owner next_done();
-  /// Drops all letters and messages, and releases their memory in bounded time.
+  /// Drops all messages, and releases their memory in bounded time.
   void drop();
 
   // --- Called by the port. place() and dropped() are those of Receiver.
   std::byte* place(const MessageHeader& header, size_t bytes);
-  /// A letter has arrived. `whole` is the message, `body` what follows its headers.
-  void take_letter(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
+  /// A control message has arrived. `whole` is the message, `body` what follows its headers.
+  void take_control(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
   void take_segment(const MessageHeader& header, std::span<const std::byte> body);
   /// False if no transfer was to be written there.
   bool dropped(const std::byte* where);
@@ -77,8 +78,8 @@ class Mail final : private Sender {
 
   GroupPort& port_;
   std::function<void()> notify_ = [] {};
-  std::deque<Letter> letters_;
-  std::vector<uint64_t> unread_;  // by rank: cost of its letters
+  std::deque<Control> controls_;
+  std::vector<uint64_t> unread_;  // by rank: cost of its control messages
   std::list<Transfer> outgoing_;
   std::list<Transfer> incoming_;
   uint64_t next_id_ = 0;

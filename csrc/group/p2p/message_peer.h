@@ -18,8 +18,8 @@ namespace nvx {
 class Mailbox;
 struct Message;
 
-/// A message that arrived before its receive.
-struct Early {
+/// An unexpected message: it arrived before its receive.
+struct Unexpected {
   int peer;
   uint64_t number;
   int64_t tag;
@@ -31,15 +31,15 @@ struct Early {
   uint64_t place = 0;  // see Envelope
 };
 
-/// Wakes the threads of a rank of this host that sleep for mail.
-void poke(const Members& members, int rank);
+/// Wakes the threads of a rank of this host that sleep in its mailbox.
+void wake(const Members& members, int rank);
 
-/// The two directions of the mail between this rank and another one. The lock of the mailbox guards it.
-class MailPeer {
+/// The two directions of the messages between this rank and another one. The lock of the mailbox guards it.
+class MessagePeer {
  public:
-  MailPeer(Mailbox& box, Core& core, int rank) : box_(box), core_(core), rank_(rank) {}
-  virtual ~MailPeer() = default;
-  MailPeer(const MailPeer&) = delete;
+  MessagePeer(Mailbox& box, Core& core, int rank) : box_(box), core_(core), rank_(rank) {}
+  virtual ~MessagePeer() = default;
+  MessagePeer(const MessagePeer&) = delete;
 
   void send(const std::shared_ptr<Message>& message) { unannounced_.push_back(message); }
   /// The message that the peer has announced with this number has a receive.
@@ -54,8 +54,8 @@ class MailPeer {
   virtual bool arriving() const { return false; }
   /// Whether the peer may be reading a tensor of this rank.
   virtual bool lends() const { return false; }
-  /// Counts unexpected data that is kept here. It is bounded: a peer that is told that this rank is full keeps further
-  /// messages until there is a receive.
+  /// Counts unexpected data that is kept here. It is bounded: a peer that receives the report that this rank is full
+  /// keeps further messages until there is a receive.
   void keep(size_t bytes);
   void let_go(size_t bytes);
 
@@ -66,7 +66,7 @@ class MailPeer {
   static bool carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
   virtual void send_full(bool full) = 0;
   void finish(const std::shared_ptr<Message>& message, Status status);
-  void come(Early&& early);
+  void arrive(Unexpected&& unexpected);
 
   Mailbox& box_;
   Core& core_;
@@ -84,7 +84,7 @@ class MailPeer {
 
 /// A rank of this host: messages go through the pads, and large ones are streamed through leased staging. Copy engines
 /// only write to this rank's memory: to slots that the peer reads, and to tensors of receives.
-class NearPeer final : public MailPeer {
+class NearPeer final : public MessagePeer {
  public:
   NearPeer(Mailbox& box, Core& core, int rank);
   ~NearPeer() override;
@@ -114,7 +114,7 @@ class NearPeer final : public MailPeer {
   bool is_read() const;
   std::shared_ptr<DeviceCopy> begin(std::vector<DeviceCopy::Piece> pieces, const Message& message);
   void send_full(bool full) override;
-  void poke() const { nvx::poke(core_.members, rank_); }
+  void wake() const { nvx::wake(core_.members, rank_); }
 
   // This rank writes the first two, the peer the others.
   kernel::Outbox& out_;
@@ -139,22 +139,22 @@ class NearPeer final : public MailPeer {
 };
 
 /// A rank of another host: the port carries the same protocol, and transfers need no staging.
-class FarPeer final : public MailPeer {
+class FarPeer final : public MessagePeer {
  public:
-  using MailPeer::MailPeer;
+  using MessagePeer::MessagePeer;
   bool move() override;
-  void read(net::Mail::Letter&& letter);
+  void read(net::PointToPoint::Control&& control);
 
  private:
   bool announce();
   bool grant();
-  void take(net::Mail::Letter&& letter);
+  void take(net::PointToPoint::Control&& control);
   void send_taken();
   void send_full(bool full) override;
 
-  net::Taken there_;                 // announcements that the peer has reported as read
-  net::Taken reported_;              // announcements that this rank has reported as read
-  std::map<uint64_t, Early> ahead_;  // announcements that arrived before earlier ones, by number
+  net::Taken there_;                      // announcements that the peer has reported as read
+  net::Taken reported_;                   // announcements that this rank has reported as read
+  std::map<uint64_t, Unexpected> ahead_;  // announcements that arrived before earlier ones, by number
 };
 
 }  // namespace nvx

@@ -1,4 +1,4 @@
-#include "net/mail.h"
+#include "net/point_to_point.h"
 
 #include <algorithm>
 #include <array>
@@ -11,10 +11,11 @@ namespace nvx::net {
 namespace {
 
 constexpr size_t kMostBytes = 1 << 10;  ///< with an announcement
-/// The most cost of a rank's unread letters, and that of an announcement, which holds memory; of others it is 1.
+/// The most cost of a rank's unread control messages, and that of an announcement, which holds memory; of others it
+/// is 1.
 constexpr uint64_t kMostUnread = 1 << 18, kAnnouncement = 16;
 
-uint64_t cost_of(const Mail::Letter& letter) { return letter.kind == Kind::kMail ? kAnnouncement : 1; }
+uint64_t cost_of(const PointToPoint::Control& control) { return control.kind == Kind::kEnvelope ? kAnnouncement : 1; }
 
 template <class Queue>
 std::optional<typename Queue::value_type> pop(Queue& queue) {
@@ -26,33 +27,34 @@ std::optional<typename Queue::value_type> pop(Queue& queue) {
 
 }  // namespace
 
-std::optional<Mail::Letter> Mail::next_letter() {
-  std::optional<Letter> letter = pop(letters_);
-  if (letter) unread_[size_t(letter->from)] -= cost_of(*letter);
-  return letter;
+std::optional<PointToPoint::Control> PointToPoint::next_control() {
+  std::optional<Control> control = pop(controls_);
+  if (control) unread_[size_t(control->from)] -= cost_of(*control);
+  return control;
 }
 
-void Mail::take_letter(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+void PointToPoint::take_control(const MessageHeader& header, std::span<const std::byte> whole,
+                                std::span<const std::byte> body) {
   port_.mutex().held_by_caller();
-  Letter letter{header.kind, int(header.from), header.value, {}, {}};
-  if (header.kind == Kind::kMail) {
-    const auto head = read_behind_header<MailHead>(whole);
-    if (!head || body.size() > kMostBytes || (head->carries_data && body.size() != head->bytes)) return;
-    letter.head = *head;
-    letter.body.assign(body.begin(), body.end());
+  Control control{header.kind, int(header.from), header.value, {}, {}};
+  if (header.kind == Kind::kEnvelope) {
+    const auto envelope = read_behind_header<Envelope>(whole);
+    if (!envelope || body.size() > kMostBytes || (envelope->carries_data && body.size() != envelope->bytes)) return;
+    control.envelope = *envelope;
+    control.body.assign(body.begin(), body.end());
   }
-  if ((unread_[header.from] += cost_of(letter)) > kMostUnread)
+  if ((unread_[header.from] += cost_of(control)) > kMostUnread)
     return port_.disconnect(int(header.from), kExceedsCredit);
-  letters_.push_back(std::move(letter));
+  controls_.push_back(std::move(control));
   notify_();
 }
 
-void Mail::announce(int rank, const MailHead& head, std::span<const std::byte> body) {
+void PointToPoint::announce(int rank, const Envelope& envelope, std::span<const std::byte> body) {
   port_.mutex().held_by_caller();
-  port_.send(rank, {Kind::kMail}, std::as_bytes(std::span(&head, 1)), body);
+  port_.send(rank, {Kind::kEnvelope}, std::as_bytes(std::span(&envelope, 1)), body);
 }
 
-void Mail::grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner) {
+void PointToPoint::grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner owner) {
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
   incoming_.push_back({next_id_++, rank, number, data, bytes, std::move(owner)});
@@ -60,13 +62,13 @@ void Mail::grant(int rank, uint64_t number, std::byte* data, size_t bytes, Owner
   port_.send(rank, {Kind::kGrant, number});
 }
 
-void Mail::send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner) {
+void PointToPoint::send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner) {
   outgoing_.push_back({next_id_++, rank, number, const_cast<std::byte*>(data), bytes, std::move(owner)});
   push();
 }
 
 /// Sends a few segments of each transfer at a time; more follow when the link has read those.
-void Mail::push() {
+void PointToPoint::push() {
   constexpr int kMostUnread = 8;
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
@@ -88,7 +90,7 @@ void Mail::push() {
 }
 
 /// The link has read a segment of the transfer with this id.
-void Mail::sent(uint64_t cookie, const Status& status) {
+void PointToPoint::sent(uint64_t cookie, const Status& status) {
   const auto it = std::ranges::find(outgoing_, cookie, &Transfer::id);
   if (it == outgoing_.end()) return;
   --it->busy;
@@ -101,7 +103,7 @@ void Mail::sent(uint64_t cookie, const Status& status) {
 }
 
 /// The granted message of a segment with this length, or null.
-Mail::Transfer* Mail::transfer_of(const MessageHeader& header, size_t bytes) {
+PointToPoint::Transfer* PointToPoint::transfer_of(const MessageHeader& header, size_t bytes) {
   const size_t segment = port_.messenger().segment_bytes();
   for (Transfer& transfer : incoming_) {
     if (transfer.rank != int(header.from) || uint32_t(transfer.number) != header.op) continue;
@@ -112,7 +114,7 @@ Mail::Transfer* Mail::transfer_of(const MessageHeader& header, size_t bytes) {
   return nullptr;
 }
 
-std::byte* Mail::place(const MessageHeader& header, size_t bytes) {
+std::byte* PointToPoint::place(const MessageHeader& header, size_t bytes) {
   Transfer* const transfer = transfer_of(header, bytes);
   if (!transfer || transfer->seen[header.segment]) return nullptr;
   transfer->seen[header.segment] = true;
@@ -120,7 +122,7 @@ std::byte* Mail::place(const MessageHeader& header, size_t bytes) {
   return transfer->data + size_t(header.segment) * port_.messenger().segment_bytes();
 }
 
-bool Mail::dropped(const std::byte* where) {
+bool PointToPoint::dropped(const std::byte* where) {
   for (Transfer& transfer : incoming_) {
     if (where < transfer.data || where >= transfer.data + transfer.bytes) continue;
     --transfer.busy;
@@ -130,7 +132,7 @@ bool Mail::dropped(const std::byte* where) {
   return false;
 }
 
-void Mail::take_segment(const MessageHeader& header, std::span<const std::byte> body) {
+void PointToPoint::take_segment(const MessageHeader& header, std::span<const std::byte> body) {
   Transfer* const transfer = transfer_of(header, body.size());
   if (!transfer) return;
   std::byte* const to = transfer->data + size_t(header.segment) * port_.messenger().segment_bytes();
@@ -149,12 +151,12 @@ void Mail::take_segment(const MessageHeader& header, std::span<const std::byte> 
   notify_();
 }
 
-Mail::Owner Mail::next_done() {
+PointToPoint::Owner PointToPoint::next_done() {
   push();
   return pop(done_).value_or(nullptr);
 }
 
-int Mail::busy() const {
+int PointToPoint::busy() const {
   int segments = 0;
   for (const std::list<Transfer>* transfers : {&outgoing_, &incoming_}) {
     for (const Transfer& transfer : *transfers) segments += transfer.busy;
@@ -162,7 +164,7 @@ int Mail::busy() const {
   return segments;
 }
 
-void Mail::disconnect_busy() {
+void PointToPoint::disconnect_busy() {
   port_.mutex().held_by_caller();
   for (const std::list<Transfer>* transfers : {&outgoing_, &incoming_}) {
     for (const Transfer& transfer : *transfers) {
@@ -171,7 +173,7 @@ void Mail::disconnect_busy() {
   }
 }
 
-void Mail::drop() {
+void PointToPoint::drop() {
   port_.messenger().mutex().held_by_caller();
   for (Transfer& transfer : outgoing_) transfer.failed = true;                            // nothing more is sent
   for (Transfer& transfer : incoming_) transfer.seen.assign(transfer.seen.size(), true);  // nothing more is received
@@ -179,7 +181,7 @@ void Mail::drop() {
   port_.messenger().release_from_link(
       self, [this] { return busy(); }, [this] { disconnect_busy(); });
   std::ranges::fill(unread_, 0);
-  letters_.clear();
+  controls_.clear();
   outgoing_.clear();
   incoming_.clear();
   done_.clear();

@@ -1,4 +1,4 @@
-// Mail from a peer that writes anything into its outbox and inbox.
+// Messages from a peer that writes anything into its outbox and inbox.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -38,13 +38,13 @@ void try_input(FuzzedDataProvider& from) {
   for (int step = 0; step < 12 && from.remaining_bytes() > 0; ++step) {
     scribble(from, impostor.pad().outbox(0), impostor.pad().inbox(0));
     memory.push_back(std::make_unique<Bytes>(from.PickValueInArray(kBytes)));
-    const auto mail = message(from.ConsumeBool() ? 1 : kAnySource, from.ConsumeIntegralInRange(0, 1),
-                              memory.back()->data(), memory.back()->size());
+    const auto request = message(from.ConsumeBool() ? 1 : kAnySource, from.ConsumeIntegralInRange(0, 1),
+                                 memory.back()->data(), memory.back()->size());
     if (from.ConsumeBool()) {
-      group.mail().receive(mail, Carrier::kCaller);  // moves everything that can move
+      group.mailbox().receive(request, Carrier::kCaller);  // moves everything that can move
     } else {
-      mail->peer = 1;
-      group.mail().send(mail, Carrier::kCaller);
+      request->peer = 1;
+      group.mailbox().send(request, Carrier::kCaller);
     }
   }
   group.abort("the input is used up");
