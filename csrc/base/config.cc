@@ -128,9 +128,9 @@ std::string fault_of_number(const Variable& v, const std::string& set) {
 /// Parses a list that names each collective at most once. Returns nothing if any item is wrong.
 std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
   std::vector<HandOver> all;
-  const std::vector<std::string> known = items(kHandOvers), asked = items(set);
-  if (asked == std::vector<std::string>{"none"}) return all;
-  for (const std::string& one : asked) {
+  const std::vector<std::string> known = items(kHandOvers), named = items(set);
+  if (named == std::vector<std::string>{"none"}) return all;
+  for (const std::string& one : named) {
     const size_t sign = one.find(':');
     const std::string name = trimmed(one.substr(0, sign));
     const auto least = sign == std::string::npos ? 0 : size_of_text(trimmed(one.substr(sign + 1)));

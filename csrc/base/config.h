@@ -13,7 +13,7 @@ namespace nvx {
 struct Variable {
   const char* name;
   const char* fallback;
-  const char* unset;  ///< the effect of the default, unless its value says so
+  const char* unset;  ///< the effect of the default, unless its value states it
   const char* meaning;
   const char* takes = "";  ///< the accepted words, or a kind of value, as kWhole; empty: any text
   double least = 0;        ///< of a number

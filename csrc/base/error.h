@@ -17,7 +17,7 @@ inline std::string without_name(const std::string& text) { return text.starts_wi
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  /// `what` begins with "nvx: ". `advice` says what to do about it, without "Next: ".
+  /// `what` begins with "nvx: ". `advice` states what to do about it, without "Next: ".
   Status(Code code, const std::string& what, const std::string& advice = "");
   Status(const Failure& failure);
 

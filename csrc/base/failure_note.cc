@@ -72,9 +72,9 @@ std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int r
   return failure;
 }
 
-Failure unreadable_note(const std::string& teller) {
+Failure unreadable_note(const std::string& writer) {
   return {.code = Code::kPeerFailed,
-          .cause = "the failure note of " + teller + " is damaged or from another version of nvx",
+          .cause = "the failure note of " + writer + " is damaged or from another version of nvx",
           .reported = true};
 }
 

@@ -44,7 +44,7 @@ struct FailureNote {
 };
 static_assert(sizeof(FailureNote) == 1016 && offsetof(FailureNote, text) == 1016 - FailureNote::kMostText);
 
-/// The failure to report when the note of `teller` ("rank 3") cannot be decoded.
-Failure unreadable_note(const std::string& teller);
+/// The failure to report when the note of `writer` ("rank 3") cannot be decoded.
+Failure unreadable_note(const std::string& writer);
 
 }  // namespace nvx

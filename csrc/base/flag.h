@@ -92,7 +92,7 @@ inline void relax() {
 #endif
 }
 
-/// 1 + the core that this thread runs on, or 0 if the system does not tell.
+/// 1 + the core that this thread runs on, or 0 if the system does not report it.
 uint32_t this_core();
 
 inline bool writer_is_on_this_core(const Flag& flag) {

@@ -5,11 +5,12 @@
 
 namespace nvx {
 
-/// Installed by the host language. True when the user wants the main thread to stop, or when a signal handler raised.
+/// Installed by the host language. True when the user has requested the main thread to stop, or when a signal handler
+/// raised.
 using InterruptCheck = bool (*)();
 inline std::atomic<InterruptCheck> interrupt_check{nullptr};
 
-/// Whether the user wants this thread to stop. Asks on the main thread only, and at most ten times a second.
+/// Whether the user has requested this thread to stop. Checks on the main thread only, and at most ten times a second.
 bool stop_requested();
 
 /// The cause of the interrupt for error texts: "interrupted by the user". Read and set it on the main thread only.

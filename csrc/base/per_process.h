@@ -58,7 +58,7 @@ void keep_for_ever(T object) {
   kKept->push_back(std::move(object));
 }
 
-/// Grows by one in each forked child, once asked for. It shows the child which objects belong to the parent.
+/// Grows by one in each forked child, once requested. It shows the child which objects belong to the parent.
 inline uint32_t fork_generation() {
   static std::atomic<uint32_t> forks{0};
   [[maybe_unused]] static const bool kRegistered =

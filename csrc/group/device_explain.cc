@@ -93,7 +93,7 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
   return ways;
 }
 
-/// Over several hosts: kernels of all ranks. Only the ranks' GPUs can tell whether they do it.
+/// Over several hosts: kernels of all ranks. Only the ranks' GPUs can show whether they do it.
 Way by_domain(const DeviceQuestion& question) {
   DeviceQuestion q = question;
   q.facts.ranks = q.facts.world;

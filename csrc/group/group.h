@@ -79,7 +79,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::vector<KnownProcess> processes();
   /// Ends the operations in flight here, and refuses later calls. Waits for no peer. Any thread may call it any time.
   void abort(const std::string& why) { (void)core_->failures.fail(core_->diagnosis.aborted(why)); }
-  /// Tells peers that still wait for this rank that it leaves; waits for no peer. Idempotent. Inside an operation of
+  /// Notifies peers that still wait for this rank that it leaves; waits for no peer. Idempotent. Inside an operation of
   /// this group it refuses later calls and ends the operation; the rank leaves when the operation has ended.
   void leave();
 

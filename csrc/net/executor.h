@@ -41,7 +41,7 @@ struct ScheduleArgs {
 /// reads anything that it writes. Segments for a step that has not begun wait in the port.
 class ScheduleRun final : public Sender {
  public:
-  /// Why a run failed, beyond what the port knows.
+  /// Why a run failed, beyond what the port records.
   struct Verdict {
     enum class Cause { kNone, kMismatch, kCounts, kGarbage, kLost } cause = Cause::kNone;
     int rank = -1;

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-/// A schedule says who sends which bytes to whom and when, as data: two pure functions, steps() and at(), give every
-/// rank its steps. net/executor runs them; tests prove and simulate them.
+/// A schedule states which rank sends which bytes to which rank and when, as data: two pure functions, steps() and
+/// at(), give every rank its steps. net/executor runs them; tests prove and simulate them.
 namespace nvx::schedule {
 
 /// One of a rank's three memories. Input and output may be the same memory; a schedule must be correct in both cases.

@@ -100,7 +100,7 @@ class ProcessGroupNVX : public c10d::Backend {
   /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
   void eagerConnectSingleDevice(at::Device device) override { active()->connect(device); }
   c10d::ErrorType getError() override { return active()->error(); }
-  /// Whether allocateTensor()'s memory is used without staging. Does not ask the other ranks. -1: of the CPU.
+  /// Whether allocateTensor()'s memory is used without staging. A local call. -1: of the CPU.
   bool supportsTensorAlloc(c10::DeviceIndex device) override {
     const auto current = active_or_null();
     return current && current->has_memory_of(device);

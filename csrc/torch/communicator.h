@@ -24,10 +24,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   c10d::ErrorType error();
   /// A step of the ranks that call it: opens the device on all ranks of the group, if all have come.
   void connect(at::Device device);
-  /// Whether memory of its pool can be handed out. Does not ask the other ranks.
+  /// Whether memory of its pool can be handed out. A local call.
   bool has_memory_of(c10::DeviceIndex device);
-  /// The group of ranks that meet over this store. torch up to 2.13 asks once for each device type, with the same store
-  /// and name: all of these requests get one group. A collective call.
+  /// The group of ranks that meet over this store. torch up to 2.13 calls it once for each device type, with the same
+  /// store and name: all of these requests get one group. A collective call.
   std::shared_ptr<Group> child(const c10::intrusive_ptr<c10d::Store>& store, const NvxOptions& options, int rank,
                                int size) EXCLUDES(mutex_);
   /// Waits for all operations issued before, including sends and receives, and for their callbacks and hooks. It does

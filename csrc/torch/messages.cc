@@ -58,7 +58,7 @@ IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& 
     return begin_transfer(kind, tensor, peer, tag, receives);
   const Tensors none, it{tensor};
   const auto [first, stride] = context_.groups.global_ranks();
-  // It is recorded as asynchronous: torch does not tell whether the caller waits for a message at once.
+  // It is recorded as asynchronous: torch does not pass on whether the caller waits for a message at once.
   NVX_RECORD_COMMS(true, std::make_tuple(static_cast<int64_t>(context_.group().sequence()), true),
                    std::make_tuple(context_.group().name(), context_.backend.getGroupDesc()), receives ? none : it,
                    receives ? it : none, context_.rank, kind.title + 4, receives ? 0 : tensor.numel(),

@@ -481,9 +481,9 @@ def test_failure_of_the_delegate_fails_the_group(rank, world):
         with held():
             work = dist.all_reduce(tensor, async_op=True)
             fake_nccl.made[-1].break_down()
-            raises_before_long("fake_nccl says that all_reduce.* has failed", work.wait)
+            raises_before_long("fake_nccl reports that all_reduce.* has failed", work.wait)
     else:
-        said = "fake_nccl says that all_reduce.* has failed.*reported by rank 0"
+        said = "fake_nccl reports that all_reduce.* has failed.*reported by rank 0"
         raises_before_long(said, lambda: dist.all_reduce(tensor))
     torch.accelerator.synchronize()
 

@@ -56,7 +56,7 @@ struct Core {
   /// For messages of tensors of a GPU. `copies_open` is null before the ranks have opened their devices.
   std::shared_ptr<DeviceCopies> copies;
   std::atomic<DeviceCopies*> copies_open{nullptr};
-  std::atomic<bool> failure_seen{false};  ///< the program knows of a failure, for example by an exception
+  std::atomic<bool> failure_seen{false};  ///< the program has seen a failure, for example by an exception
   const Owner owner;
 };
 

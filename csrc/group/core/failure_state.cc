@@ -203,8 +203,8 @@ void FailureState::await_exact_report() const {
 }
 
 /// A rank of another host reports that it has lost `report.who`. If that is a rank of this host whose process has
-/// ended, returns its `local_rank`: this host knows how the process ended. Otherwise -1. The connections of a process
-/// end a little before the process does, hence `grace`.
+/// ended, returns its `local_rank`: this host can query how the process ended. Otherwise -1. The connections of a
+/// process end a little before the process does, hence `grace`.
 int FailureState::seen_to_end(const Failure& report, Clock::duration grace) const {
   if (report.code != Code::kPeerDied || report.exit_status.known() || report.who == kNobody) return -1;
   const int s = members_.local_rank_of(report.who);
@@ -358,7 +358,7 @@ void FailureState::report_to_other_groups(const Failure& failure) {
   LiveObjects<FailureState>::here().each([&](FailureState& other) {
     const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
     if (&other == this || apart) return;
-    contain("telling another group of a failure", [&] {
+    contain("reporting a failure to another group", [&] {
       Failure there = trouble;
       if (waited) there.awaited = other.members_.ranks_of(members_, failure.awaited);
       other.on_failure_of_other_group(lost, there);

@@ -51,7 +51,7 @@ class FailureState final : public Watch {
   bool close() { return !closed_.exchange(true); }
   /// The process no longer counts the peers as met in this group; see `SetUp::Made::standing`.
   void forget_peers() EXCLUDES(mutex_);
-  /// The last step of leaving: tells the ranks of this host that this rank accesses no memory of theirs.
+  /// The last step of leaving: signals the ranks of this host that this rank accesses no memory of theirs.
   void announce_left() EXCLUDES(mutex_);
   /// The reason why no operation can begin, or ok. `what`: the operation.
   Status check_alive(const char* what = "this call") const;
@@ -90,7 +90,7 @@ class FailureState final : public Watch {
   void record_abort(int local_rank, Clock::duration grace);
   /// The status of a wait that ended without success. An empty `whom`: any rank.
   Status explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline);
-  /// How long a wait that has timed out waits for a report of a rank that knows better which one is missing.
+  /// How long a wait that has timed out waits for a report of a rank that can name the missing one more exactly.
   void set_report_grace(std::chrono::milliseconds span) { report_grace_.store(span, std::memory_order_relaxed); }
 
   // --- other groups of the process

@@ -143,7 +143,7 @@ void IntraHost::hold_lease(size_t bytes) {
   if (lease_ && (fits || !read_by_all(channel_.leased_epoch()))) return;
   const Span old = std::exchange(lease_, Span{});
   lease_wanted_ = bytes;
-  lock.unlock();  // the pool may ask other groups for their leases, and their threads may ask this one
+  lock.unlock();  // the pool may reclaim leases of other groups, and their threads those of this one
   LeasePool& leases = core_.shm().leases();
   if (old) leases.release(old);
   const Span span = leases.acquire(std::max(bytes, rotation(members_.facts)), bytes, this);

@@ -34,7 +34,7 @@ struct StatusSlot {
     std::atomic<uint64_t> calls, bytes, ns;
   };
   struct Wait {
-    std::atomic<uint32_t> rank, pid;     ///< pid: as that rank knows it; 0: it is not of this host
+    std::atomic<uint32_t> rank, pid;     ///< pid: as that rank sees it; 0: it is not of this host
     std::atomic<uint32_t> call;          ///< see name_of_call()
     std::atomic<uint64_t> began, ended;  ///< ended: 0 during the wait
   };

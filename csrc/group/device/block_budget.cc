@@ -103,7 +103,7 @@ uint32_t ranks_here(const PeerMappings& mappings, int ranks) {
   return n;
 }
 
-/// The processes that may use this rank's GPU, as far as this process knows after meeting this group's.
+/// The processes that may use this rank's GPU, as far as this process has met them after meeting this group's.
 uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, const ArenaId& process) {
   MutexLock lock(book().mutex);
   Ledger& ledger = book().ledgers[{process, options.device}];
@@ -115,7 +115,7 @@ uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, co
   return here == 1 ? 1 : here + (options.processes - std::min(options.processes, met));
 }
 
-/// The blocks that the options ask for, over this link.
+/// The blocks that the options request, over this link.
 uint32_t wanted_over(GpuLink link, const ChannelOptions& options) {
   if (options.blocks) return options.blocks;
   return std::max(uint32_t(options.tuning.of(Tune::kBlocks, size_t(options.ranks), link)), 1u);

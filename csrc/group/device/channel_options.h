@@ -22,7 +22,7 @@ struct ChannelOptions : MappingOptions {
   std::string group;                                    ///< the group's name, for messages
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `tuning`
   Tuning tuning = {};
-  /// Of each rank, if all GPUs have room for them: see `reserve_blocks()`. 0: as many as `tuning` says for the link.
+  /// Of each rank, if all GPUs have room for them: see `reserve_blocks()`. 0: as many as `tuning` has for the link.
   uint32_t blocks = 0;
   /// NVML's GPUs of this machine. May throw Error, and may hang.
   std::function<std::vector<GpuFacts>()> gpus = gpus_here;

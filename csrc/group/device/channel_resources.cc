@@ -26,7 +26,7 @@ using kernel::DevicePad;
 using kernel::DeviceState;
 using kernel::Part;
 
-/// Tells peers where a rank's pad is.
+/// A rank's pad, as peers find it.
 struct PadInfo {
   static constexpr uint32_t kMagic = 0x7078766e;  // "nvxp"
   uint32_t magic = kMagic;
@@ -35,7 +35,7 @@ struct PadInfo {
 };
 static_assert(sizeof(PadInfo) == 16);
 
-/// Tells peers how to request a rank's pool, once it exists.
+/// A rank's pool, as peers request it once it exists.
 struct PoolInfo {
   static constexpr uint32_t kMagic = 0x6c78766e;  // "nvxl"
   uint32_t magic = kMagic;
@@ -72,7 +72,7 @@ ChannelResources::ChannelResources(DeviceRegistry& registry, Bootstrap& bootstra
     set_up(bootstrap, launcher);
   } catch (const std::exception& error) {
     let_go();
-    contain("telling the other ranks that GPUs cannot be used", [&] { bootstrap.give_up(failure_of(error)); });
+    contain("notifying the other ranks that GPUs cannot be used", [&] { bootstrap.give_up(failure_of(error)); });
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kPeerFailed) throw;
     throw Error(
@@ -256,7 +256,7 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
 /// fullest arena.
 BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
   const DeviceFacts facts = call_or_throw<DeviceFacts>(
-      "asking for the GPU's UUID", Deadline::after(registry_.timeout()),
+      "querying the GPU's UUID", Deadline::after(registry_.timeout()),
       [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
   warn_if_not_shown(facts);
   return reserve_blocks(

@@ -60,8 +60,8 @@ DeviceCommunicator::~DeviceCommunicator() = default;
 bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<StreamOrder>& order) {
   if (opened()) return true;
   MutexLock lock(mutex_);
-  if (asked_for_ >= 0) return opened() != nullptr;
-  asked_for_ = device;
+  if (first_device_ >= 0) return opened() != nullptr;
+  first_device_ = device;
   std::unique_ptr<KernelExecutor> executor;
   const auto carry_on_without = [&](const Error& error) {
     // A rank that refuses reports it to all, and one rank of each host warns, once. A rank that timed out, or was
@@ -274,7 +274,8 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
   options.tuning = members_.facts.tuning;
   options.first_epoch = members_.first_epoch;
   options.peers_gone = members_.everybody_gone();
-  if (spans_hosts()) options.peers_gone = [] { return false; };  // a rank of another host cannot tell: never reused
+  if (spans_hosts())
+    options.peers_gone = [] { return false; };  // a rank of another host cannot report it: never reused
   options.pool_sizes = {
       [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
       [this](int s) { return is_far(s) ? 0 : pool_of(members_.local_rank_of(ranks_[size_t(s)])); }};
@@ -293,7 +294,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
     };
     return std::make_unique<KernelExecutor>(registry, bootstrap, options, launcher, order);
   } catch (const Error& error) {
-    contain("telling why there are no kernels", [&] { bootstrap.give_up(failure_of(error)); });
+    contain("reporting why there are no kernels", [&] { bootstrap.give_up(failure_of(error)); });
     throw;
   }
 }

@@ -60,7 +60,7 @@ class DeviceCommunicator {
   Status signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout);
   /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.
   Status check_kernels();
-  /// Tells the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
+  /// Sends the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
   void update_pools();
   /// The number of operations launched, and whether the first `launched` have ended well; without those of graphs.
   uint64_t launched() const;
@@ -113,7 +113,7 @@ class DeviceCommunicator {
   const Members& members_;
   Mutex mutex_;                               // held during `open()`
   std::vector<int> ranks_;                    // that have a group of kernels together; constant once it is open
-  int asked_for_ GUARDED_BY(mutex_) = -1;     // the device of the first call
+  int first_device_ GUARDED_BY(mutex_) = -1;  // the device of the first call
   std::unique_ptr<KernelExecutor> executor_;  // lives as long as the group
   std::string why_no_rdma_ = "the ranks are on one host";
   std::atomic<KernelExecutor*> opened_{nullptr};  // set to `executor_` once all ranks have agreed

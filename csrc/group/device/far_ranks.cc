@@ -1,5 +1,5 @@
 // A group of kernels whose ranks are on several hosts, in one NVLink domain. Ranks of other hosts share no pad with
-// this one, so the messenger tells whether they are alive. Memory is as on one host, by fabric handles.
+// this one, so the messenger checks whether they are alive. Memory is as on one host, by fabric handles.
 
 #include <numeric>
 #include <optional>
@@ -20,13 +20,13 @@ bool DeviceCommunicator::reaches_all(Store& store, int device) {
   if (members_.topology.hosts.size() == 1) return true;
   constexpr std::chrono::milliseconds kNvmlTimeout{10'000};
   MutexLock lock(mutex_);
-  const auto ask = [device] {
+  const auto query = [device] {
     NVX_CHECK(kernel::built_with_cuda(), "this build has no kernels");
     return domain_of(*DeviceRegistry::here().driver(), device, *nvml_library());
   };
   std::string why;
   try {
-    const DomainInfo info = domain_info(members_.rank, ask, kNvmlTimeout);
+    const DomainInfo info = domain_info(members_.rank, query, kNvmlTimeout);
     StoreBootstrap bootstrap = bootstrap_of_all(store, "device/domains");
     why = why_no_domain(bootstrap.all_gather(bytes_of(info)), [this](int r) { return members_.topology.describe(r); });
   } catch (const Error& error) {

@@ -8,7 +8,7 @@
 namespace nvx {
 namespace {
 
-/// The link to a GPU of another rank; nothing if only NVML can tell.
+/// The link to a GPU of another rank; nothing if only NVML has it.
 std::optional<GpuLink> known_link(const DevicePeer& peer) {
   if (peer.kind == ShareKind::kHost) return GpuLink::kPcie;
   if (peer.same_gpu) return GpuLink::kOneGpu;
@@ -38,7 +38,7 @@ GpuLink link_to_peers(const PeerMappings& mappings, const ChannelOptions& option
     std::optional<GpuLink> link = known_link(mappings.peer(r));
     if (!link && !gpus) {
       try {
-        gpus = call_or_throw<std::vector<GpuFacts>>("asking NVML for the links of GPUs", Deadline::after(patience),
+        gpus = call_or_throw<std::vector<GpuFacts>>("querying NVML for the links of GPUs", Deadline::after(patience),
                                                     options.gpus);
       } catch (const std::exception& error) {
         gpus.emplace();

@@ -254,15 +254,15 @@ kernel::Job KernelExecutor::job_of(const Operation& o, uint32_t index, kernel::P
 
 /// Depends only on facts that all ranks share, such as the lengths of all pieces, which the fingerprint covers.
 DeviceChoice KernelExecutor::choose(const Operation& o) const {
-  const auto ask = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
+  const auto plan_of = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
   switch (o.collective) {
     case Collective::kAllReduce: return plan_all_reduce(o.count * size_of(o.dtype), o.dtype, o.op, facts_);
-    case Collective::kReduce: return ask(o.count * size_of(o.dtype));
+    case Collective::kReduce: return plan_of(o.count * size_of(o.dtype));
     case Collective::kBroadcast:
-    case Collective::kAllGather: return ask(o.recv.longest());
-    case Collective::kReduceScatter: return ask(o.send.longest());
+    case Collective::kAllGather: return plan_of(o.recv.longest());
+    case Collective::kReduceScatter: return plan_of(o.send.longest());
     case Collective::kNone: return {kernel::DeviceAlgorithm::kMoveOwn, "copies of this rank alone"};
-    default: return ask(0);
+    default: return plan_of(0);
   }
 }
 

@@ -61,7 +61,7 @@ class KernelExecutor {
   /// Whether graphs may exist that contain its operations. Their replays are not announced.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !finalized_; }
 
-  /// Whether all operations have ended, as far as the host knows. Kernels may still be storing to memory of peers,
+  /// Whether all operations have ended, as far as the host has seen. Kernels may still be storing to memory of peers,
   /// because their reports are not ordered behind these stores.
   bool settled() const;
 

@@ -10,14 +10,14 @@
 #include "net/link.h"
 
 /// GPUDirect RDMA: network cards read and write device memory. The link, the kernel modules and the bus all have to
-/// serve it, and none of them says whether the others do. So before its first use, each rank sends messages of every
+/// serve it, and none of them shows whether the others do. So before its first use, each rank sends messages of every
 /// size class from device memory to device memory of a rank of another host, over a link of its own and on a thread of
 /// its own: any of these calls may hang.
 namespace nvx {
 
 struct RdmaTrialSetting {
   int next = 0;          ///< the rank to which this one sends; each rank is the next of one other
-  std::string obstacle;  ///< a reason, known to this rank, why it cannot; empty if it knows none
+  std::string obstacle;  ///< the reason why this rank cannot; empty if there is none
   DeviceRegistry* registry = nullptr;
   int device = 0;
   std::function<std::unique_ptr<net::Link>()> open_link;

@@ -72,7 +72,7 @@ class FarMeeting {
 
 /// "global rank 3", or "rank 3" if its global rank is unknown.
 std::string job_name(const GroupOptions& options, int rank);
-/// Throws if this text, the rank's fate according to Liveness, says that the rank is lost.
+/// Throws if this text, the rank's fate according to Liveness, is not empty: the rank is lost.
 void end_if_lost(const GroupOptions& options, int rank, const std::string& fate);
 /// The messenger of the process, if it is open.
 std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options);

@@ -242,7 +242,7 @@ std::string text_of_uuid(const std::array<uint8_t, 16>& uuid) {
 std::vector<GpuFacts> gpus_here() {
   using Gpus = std::vector<GpuFacts>;
   static auto* const kKnown = new CreatedOnce<Gpus>;
-  return kKnown->get("asking NVML for its GPUs", Deadline::after(std::chrono::seconds(10)),
+  return kKnown->get("querying NVML for its GPUs", Deadline::after(std::chrono::seconds(10)),
                      [] { return std::make_unique<Gpus>(nvml_library()->gpus()); });
 }
 
@@ -273,7 +273,7 @@ GpuTopology look_at_gpus() {
 
 GpuTopology look_at_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience) {
   try {
-    return call_or_throw<GpuTopology>("NVML, asked for the GPUs,", Deadline::after(patience),
+    return call_or_throw<GpuTopology>("querying NVML for the GPUs", Deadline::after(patience),
                                       [open] { return look_at_gpus(*open()); });
   } catch (const Error& error) {
     GpuTopology nothing;
@@ -292,7 +292,7 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
   std::string none;
   try {
     using Devices = std::map<std::string, int>;
-    devices = call_or_throw<Devices>("the driver, asked for its GPUs,", soon(), [driver] { return by_bus(*driver); });
+    devices = call_or_throw<Devices>("querying the driver for its GPUs", soon(), [driver] { return by_bus(*driver); });
   } catch (const Error& error) {
     none = error.reason();
   }

@@ -54,7 +54,8 @@ std::string bus_key(std::string bus);
 bool joined_by_nvlink(const GpuFacts& a, const GpuFacts& b);
 /// The UUID as NVML writes it.
 std::string text_of_uuid(const std::array<uint8_t, 16>& uuid);
-/// NVML's GPUs of this machine, as they were when the process first asked. Throws Error if there are none. May hang.
+/// NVML's GPUs of this machine, as they were at the first query of the process. Throws Error if there are none. May
+/// hang.
 std::vector<GpuFacts> gpus_here();
 
 /// NVML's data, and the connections and warnings derived from it.
@@ -66,7 +67,7 @@ GpuTopology look_at_gpus();
 GpuTopology look_at_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience);
 
 /// Measures every pair and derives the warnings again. Devices of the driver are matched by bus. Each direction of a
-/// pair gets `each`, and all end soon after the deadline at the latest; `why_not` tells why a direction was not
+/// pair gets `each`, and all end soon after the deadline at the latest; `why_not` states why a direction was not
 /// measured.
 void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline,
                    std::chrono::milliseconds each = std::chrono::seconds(10), size_t large_copy = size_t(64) << 20);

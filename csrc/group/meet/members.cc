@@ -111,8 +111,8 @@ PlanFacts facts_of(const Topology& topology, int rank, const Overrides& override
   size_t most = 0;  // not this host's: all hosts choose alike between hosts
   for (const std::vector<int>& host : topology.hosts) most = std::max(most, host.size());
   facts.tuning = overrides.of(most);
-  static std::atomic<bool> said{false};
-  if (most > 1 && overrides.misses(most) && !said.exchange(true))
+  static std::atomic<bool> logged{false};
+  if (most > 1 && overrides.misses(most) && !logged.exchange(true))
     NVX_LOG(kWarn, "no file of NVX_TUNE is for %zu ranks on a host: groups of so many use the defaults", most);
   if (config().algorithm == "pipelined") facts.force = PlanFacts::Force::kPipelined;
   if (config().algorithm == "one_shot") facts.force = PlanFacts::Force::kOneShot;
@@ -123,12 +123,12 @@ void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Fa
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.contacts();
   if (failure.met_as() != Code::kPeerFailed) {
-    // One rank of every host tells its host. On the host of `failure.who` two ranks do, since one of them may be
+    // One rank of every host notifies its host. On the host of `failure.who` two ranks do, since one of them may be
     // stopped together with that rank.
     for (const std::vector<int>& host : topology.hosts) {
-      int tell = std::find(host.begin(), host.end(), failure.who) == host.end() ? 1 : 2;
-      for (auto rank = host.begin(); rank != host.end() && tell > 0; ++rank) {
-        if (*rank != failure.who) ranks.push_back(*rank), --tell;
+      int left = std::find(host.begin(), host.end(), failure.who) == host.end() ? 1 : 2;
+      for (auto rank = host.begin(); rank != host.end() && left > 0; ++rank) {
+        if (*rank != failure.who) ranks.push_back(*rank), --left;
       }
     }
   }

@@ -23,12 +23,12 @@ NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml) {
   throw Error(Code::kInvalid, "nvx: NVML does not list GPU " + facts.bus);
 }
 
-DomainInfo domain_info(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience) {
+DomainInfo domain_info(int rank, std::function<NvlinkDomain()> query, std::chrono::milliseconds patience) {
   DomainInfo info;
   info.rank = rank;
   try {
     const auto domain =
-        call_or_throw<NvlinkDomain>("asking NVML for the NVLink fabric", Deadline::after(patience), std::move(ask));
+        call_or_throw<NvlinkDomain>("querying NVML for the NVLink fabric", Deadline::after(patience), std::move(query));
     info.cluster = domain.cluster;
     info.clique = domain.clique;
   } catch (const std::exception& error) {

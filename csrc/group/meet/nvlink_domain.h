@@ -28,9 +28,9 @@ static_assert(sizeof(DomainInfo) == 120);
 /// The domain of the driver's GPU `device`: that of NVML's GPU on the same bus. Throws Error if it is in none.
 NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml);
 
-/// The rank's DomainInfo, with the domain that `ask` returns. If `ask` throws Error, or does not return within
+/// The rank's DomainInfo, with the domain that `query` returns. If `query` throws Error, or does not return within
 /// `patience`, it has the reason instead.
-DomainInfo domain_info(int rank, std::function<NvlinkDomain()> ask, std::chrono::milliseconds patience);
+DomainInfo domain_info(int rank, std::function<NvlinkDomain()> query, std::chrono::milliseconds patience);
 
 /// The reason why the ranks are not in one domain, from the DomainInfo of each; empty if they are. A pure function: the
 /// same on all ranks. Throws Error if an info does not have this layout.

@@ -90,9 +90,9 @@ class NvmlLibrary : public Nvml {
     const std::string node = read_line(sys + "/numa_node");
     gpu.numa = node.empty() ? -1 : std::atoi(node.c_str());
     gpu.cpus = read_line(sys + "/local_cpulist");
-    const auto number = [&](auto ask) {
+    const auto number = [&](auto query) {
       unsigned value = 0;
-      return ask(device, &value) == nvml::kSuccess ? int(value) : 0;
+      return query(device, &value) == nvml::kSuccess ? int(value) : 0;
     };
     gpu.pcie_now = {number(api_.nvmlDeviceGetCurrPcieLinkGeneration), number(api_.nvmlDeviceGetCurrPcieLinkWidth)};
     gpu.pcie_most = {number(api_.nvmlDeviceGetMaxPcieLinkGeneration), number(api_.nvmlDeviceGetMaxPcieLinkWidth)};
@@ -106,8 +106,8 @@ class NvmlLibrary : public Nvml {
     nvml::FabricInfo info{};
     info.version = nvml::kFabricInfoVersion;
     try {
-      nvml::GetGpuFabricInfo* const ask = api_.from(nvml::kGetGpuFabricInfo);
-      if (ask(device, &info) || info.state != nvml::kFabricComplete || info.status) return std::nullopt;
+      nvml::GetGpuFabricInfo* const query = api_.from(nvml::kGetGpuFabricInfo);
+      if (query(device, &info) || info.state != nvml::kFabricComplete || info.status) return std::nullopt;
     } catch (const Error&) {  // an older driver
       return std::nullopt;
     }

@@ -20,8 +20,8 @@ class SetUp {
   struct Made {
     Members members;
     std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null if there are none
-    /// Lives until this rank leaves the group or fails it. While it lives, the process knows the peers that it met in
-    /// the group; see `ShmRegistry::meet()`.
+    /// Lives until this rank leaves the group or fails it. While it lives, the process watches the peers that it met
+    /// in the group; see `ShmRegistry::meet()`.
     std::shared_ptr<bool> standing;
   };
 

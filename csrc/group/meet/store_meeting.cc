@@ -164,7 +164,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
       const int far = next_pinged(writer);
       try {
         prefer_note([&] {
-          // First, since its ping asks more than the next one's.
+          // First: a peer gets one ping a second, and this one's also queries the group of the whole job.
           check_for_deaths(options_, far_.has_met(far) ? kNobody : far);
           far_.check(far);
         });
@@ -288,8 +288,8 @@ std::string StoreMeeting::missing(int writer) {
          (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "") + other;
 }
 
-/// "rank 3 (pid 4711, host a01, stopped by a signal (state T))", as far as this rank knows: a rank that an earlier
-/// group has met, or that has written its hello.
+/// "rank 3 (pid 4711, host a01, stopped by a signal (state T))", for a rank that an earlier group has met, or
+/// that has written its hello.
 std::string StoreMeeting::describe(int rank) {
   std::string place;
   if (const auto peer = host_.met(rank)) {

@@ -38,12 +38,12 @@ std::optional<uint64_t> machine_seen() {
 
 /// Ranks with one `NVX_HOST_ID` share a host; without it, ranks that share a kernel and a network namespace, or that
 /// cannot read the boot id and share a host name.
-uint64_t host_hash(const std::string& said, const std::optional<uint64_t>& machine) {
-  if (said.empty() && machine) return *machine;
-  return Hash().add(said.empty() ? own_host_name() : said).value();
+uint64_t host_hash(const std::string& name, const std::optional<uint64_t>& machine) {
+  if (name.empty() && machine) return *machine;
+  return Hash().add(name.empty() ? own_host_name() : name).value();
 }
 
-/// Ranks of one host must share memory, so they must be on one machine, whatever `NVX_HOST_ID` says.
+/// Ranks of one host must share memory, so they must be on one machine, whatever `NVX_HOST_ID` is.
 bool on_different_machines(const Hello& a, const Hello& b) {
   return a.machine != b.machine && a.machine != 0 && b.machine != 0;
 }
@@ -139,13 +139,13 @@ std::string own_host_name(const std::string& host) {
 }
 
 Hello describe_self(int rank, const std::string& host) {
-  const std::string& said = host.empty() ? config().host_id : host;
+  const std::string& name = host.empty() ? config().host_id : host;
   Hello hello;
   hello.bytes = sizeof(Hello);
   hello.rank = rank;
   hello.pid = int32_t(getpid());
   const std::optional<uint64_t> machine = machine_seen();
-  hello.host = host_hash(said, machine);
+  hello.host = host_hash(name, machine);
   hello.machine = machine ? std::max<uint32_t>(uint32_t(*machine), 1) : 0;
   hello.agreed = config().agreed();
   hello.cores = usable_cores();
@@ -153,7 +153,7 @@ Hello describe_self(int rank, const std::string& host) {
   hello.l3_bytes = cache_bytes(3);
   if (getrandom(&hello.nonce, sizeof hello.nonce, 0) != ssize_t(sizeof hello.nonce))
     throw system_error("getrandom failed");
-  put(hello.host_name, sizeof hello.host_name, own_host_name(said));
+  put(hello.host_name, sizeof hello.host_name, own_host_name(name));
   put(hello.version, sizeof hello.version, NVX_VERSION);
   return hello;
 }

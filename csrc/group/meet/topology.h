@@ -77,7 +77,7 @@ std::string place_of(const Hello& hello);
 std::string described(const std::string& name, const std::string& place);
 
 /// The source addresses of connections from that rank to this one. A rank of this machine (hosts by `NVX_HOST_ID`), or
-/// of one that cannot be told from it, may connect over the loopback interface.
+/// of one that cannot be distinguished from it, may connect over the loopback interface.
 std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own);
 
 /// The first line of a file; empty if it cannot be read.

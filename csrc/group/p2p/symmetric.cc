@@ -39,10 +39,10 @@ void check_alike(const Members& members, int rank, const SymmetricBlock& block, 
                                       ". Next: call symm_mem.empty with one size on all ranks");
 }
 
-/// `offset`: in a peer's memory, which the peer tells.
+/// `offset`: in a peer's memory, as the peer has sent it.
 void check_part(uint64_t size, uint64_t offset, uint64_t bytes) {
   NVX_CHECK(offset % kSpanPage == 0 && offset <= size && bytes <= size - offset,
-            "it tells of a block outside its memory");
+            "it describes a block outside its memory");
 }
 
 std::byte* part_of(std::span<std::byte> memory, uint64_t offset, uint64_t bytes) {
@@ -148,8 +148,8 @@ bool Symmetric::Leaving::all_left() {
   return all;
 }
 
-/// A GPU's pool may ask after the last group of this process, so it keeps the memory of the ledger. Host memory is that
-/// memory's own, and must not keep it.
+/// A GPU's pool may call after the last group of this process, so it keeps the memory of the ledger. Host memory is
+/// that memory's own, and must not keep it.
 std::function<bool()> Symmetric::released() const {
   return [leaving = leaving_, memory = leaving_->on_gpu ? shm_ : nullptr] { return leaving->all_left(); };
 }

@@ -16,7 +16,7 @@ inline constexpr size_t kChunk = 4 << 20;
 
 /// Whether an operation of this many elements, as the fingerprint counts them, goes in chunks. Depends only on fields
 /// that ranks compare: all ranks get the same answer, or the first chunk finds that their calls differ. False for
-/// collectives such as all-to-all, where a rank knows only its own pieces.
+/// collectives such as all-to-all, where a rank has only its own pieces.
 bool goes_in_chunks(kernel::Collective collective, DType dtype, size_t count);
 
 /// The division of an operation into chunks.

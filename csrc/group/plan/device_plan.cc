@@ -77,7 +77,7 @@ std::vector<DeviceAlgorithm> algorithms_of(Collective collective) {
 DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts) {
   const DeviceRow& r = device_row(collective);
   if (bytes == 0 && !r.pair_by_pair()) return {r.packets, "there is no data to move"};
-  if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "NVX_ALGO asks for chunks"};
+  if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "NVX_ALGO requests chunks"};
   if (r.pair_by_pair()) return {r.packets, "each pair decides: packets if its piece fits, otherwise chunks"};
   if (bytes <= one_trip_limit(r, facts)) return {r.packets, "it fits into packets: one trip"};
   const size_t two_shot =

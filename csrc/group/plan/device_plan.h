@@ -14,7 +14,7 @@ struct DevicePlanFacts {
   kernel::DeviceShape shape;
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< kOneShot: one trip wherever packets can hold the data
   Tuning tuning = {};
-  bool has_multicast = false;  ///< the ranks have a multicast object, which NVX_NVLS asked for
+  bool has_multicast = false;  ///< the ranks have a multicast object, which NVX_NVLS requested
   GpuLink link = GpuLink::kNvlink;
 
   size_t tuned(Tune key) const { return size_t(tuning.of(key, shape.ranks, link)); }
@@ -26,7 +26,7 @@ struct DeviceChoice {
 };
 
 /// Pure, and the same on every rank. `bytes`: the whole message for reduce, all-reduce and broadcast; the longest piece
-/// for reduce-scatter and all-gather; ignored for the others, where a rank knows only its own pieces.
+/// for reduce-scatter and all-gather; ignored for the others, where a rank has only its own pieces.
 DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts);
 
 /// For an all_reduce. With NVX_NVLS the switch adds the sums that it can, unless one trip of packets serves them.

@@ -31,7 +31,7 @@ struct KernelCost {
   uint64_t rounds = 0;    ///< of chunks, in each block, with a fence of system scope each
   uint64_t waits = 0;     ///< for other ranks, in sequence
   size_t sent = 0;        ///< bytes that the busiest rank pushes or receives
-  size_t in_flight = 0;   ///< bytes that a block has asked for at once
+  size_t in_flight = 0;   ///< bytes that a block has in flight at once
   double block_gb_s = 0;  ///< that a block would send if the link had no limit
   double gb_s = 0;        ///< that the rank sends in `seconds`; of an all_reduce by chunks: its bus bandwidth
 };

@@ -116,7 +116,7 @@ struct InterHostRow {
   const char* schedule;
   By by;
   const char* why;
-  bool wants_alike = false;  ///< requires blocks of the same size
+  bool needs_alike = false;  ///< requires blocks of the same size
 };
 
 constexpr InterHostRow kInterHostPlans[] = {
@@ -135,7 +135,7 @@ constexpr InterHostRow kInterHostPlans[] = {
     {Across::kAllGather, kAny, Tune::kAllGatherDirectHosts, "direct", By::kRails,
      "few hosts: every block goes directly to its destination"},
     {Across::kAllGather, Tune::kAllGatherFewestSteps, kAny, "bruck", By::kRails, "small: the fewest steps",
-     /*wants_alike=*/true},
+     /*needs_alike=*/true},
     {Across::kAllGather, kAny, kAny, "ring", By::kRails, "large: the fewest bytes, one neighbour"},
     {Across::kBroadcast, Tune::kBroadcastFewestSteps, kAny, "binomial", By::kLeader, "small: the fewest steps"},
     {Across::kBroadcast, kAny, Tune::kBroadcastChainHosts, "chain", By::kLeader,
@@ -179,7 +179,7 @@ InterHostPlan plan_between(Across collective, size_t bytes, const PlanFacts& fac
   for (const InterHostRow& r : kInterHostPlans) {
     if (r.collective != collective || !r.most_bytes.allows(bytes, facts)) continue;
     if (!r.most_hosts.allows(facts.hosts, facts)) continue;
-    if (r.wants_alike && blocks != Blocks::kAlike) continue;
+    if (r.needs_alike && blocks != Blocks::kAlike) continue;
     const bool cuts = collective == Across::kAllReduce || collective == Across::kReduceScatter;
     const size_t parts = cuts ? std::max<size_t>(std::min<size_t>(facts.hosts, 8), 1) : 1;
     const size_t rails = collective == Across::kAllReduce ? std::max<size_t>(facts.rails, 1) : 1;
@@ -217,7 +217,7 @@ namespace {
 
 std::string ranks_of(size_t n) { return std::to_string(n) + (n == 1 ? " rank" : " ranks"); }
 
-std::string asked(Collective collective, size_t bytes) {
+std::string call_words(Collective collective, size_t bytes) {
   const std::string size = collective == Collective::kBarrier ? "" : std::to_string(bytes) + " bytes a rank, ";
   return std::string(name(collective)) + " of " + size;
 }
@@ -232,7 +232,7 @@ std::string explain_between(Collective collective, size_t bytes, const PlanFacts
     return none ? "" : std::string("inside a host ") + kernel::name(plan(inside, staged, facts).algorithm);
   };
   const std::string first = step(inter_host.before, size.before), last = step(inter_host.after, size.after);
-  std::string text = asked(collective, bytes) + ranks_of(facts.world) + " on " + std::to_string(facts.hosts) +
+  std::string text = call_words(collective, bytes) + ranks_of(facts.world) + " on " + std::to_string(facts.hosts) +
                      " hosts, " + std::to_string(facts.ranks) + (even ? " on each: " : " on the largest: ") + first +
                      (first.empty() ? "" : ", ") + "between hosts " + inter_host.row->name + " (" + inter_host.why +
                      ")";
@@ -248,7 +248,7 @@ std::string explain_between(Collective collective, size_t bytes, const PlanFacts
 
 std::string explain_inside(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Choice choice = plan(collective, bytes, facts);
-  std::string text = asked(collective, bytes) + ranks_of(facts.ranks) +
+  std::string text = call_words(collective, bytes) + ranks_of(facts.ranks) +
                      " on one host: " + kernel::name(choice.algorithm) + " (" + choice.why + "; one-shot up to " +
                      std::to_string(one_shot_limit(collective, facts)) + " bytes, override with NVX_ALGO or NVX_TUNE";
   if (choice.lease_bytes) {
@@ -262,7 +262,7 @@ std::string explain_inside(Collective collective, size_t bytes, const PlanFacts&
 
 std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
   const size_t ranks = facts.hosts > 1 ? facts.world : facts.ranks;
-  const std::string all = asked(collective, bytes) + ranks_of(ranks) +
+  const std::string all = call_words(collective, bytes) + ranks_of(ranks) +
                           (facts.hosts > 1 ? " on " + std::to_string(facts.hosts) + " hosts: " : " on one host: ");
   if (ranks == 1) return all + "no other rank, so nothing is chosen";
   if (collective != Collective::kBarrier && bytes == 0)

@@ -15,8 +15,8 @@ enum class Route : uint8_t {
   kDelegate,   ///< another torch backend, NCCL, uses them in place
 };
 
-/// The facts that decide the route. A fact not asked for yet is false: `proxies_serve` is asked for only if
-/// `may_be_proxied()` says that the answer matters.
+/// The facts that decide the route. A fact that was not queried yet is false: `proxies_serve` is queried only if
+/// `may_be_proxied()` is true.
 struct RouteFacts {
   bool on_device = false;        ///< the tensors are in the memory of an accelerator
   bool delegate_serves = false;  ///< `NVX_DELEGATE` names this collective, and the ranks have that backend for it

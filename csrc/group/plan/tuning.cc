@@ -162,7 +162,7 @@ void Overrides::add(const std::string& list, SetBy by, const std::string& source
   }
 }
 
-/// Lines "key = value", as `nvx tune` writes them. "nvx", "ranks" and "host" say how the file was made.
+/// Lines "key = value", as `nvx tune` writes them. "nvx", "ranks" and "host" record how the file was made.
 void Overrides::add_file(const std::string& path, const std::string& content) {
   Values own;
   size_t ranks = kAny;

@@ -40,10 +40,10 @@ enum class Staging { kSlot, kLeased };
 ///  operations lie apart, so no rank still reads the memory that it overwrites. If every rank meets every rank,
 ///  this follows from the arrivals at no cost. Otherwise the rank waits until the others signal it: their credit.
 ///
-///  3. Staging is leased memory, and the arrival says where it is. A rank writes to it again only when all ranks are
+///  3. Staging is leased memory, and the arrival states where it is. A rank writes to it again only when all ranks are
 ///  done with the last epoch that used it.
 ///
-///  4. A rank may lend its data instead of staging it: the arrival says where the data is in the memory of its
+///  4. A rank may lend its data instead of staging it: the arrival states where the data is in the memory of its
 ///  process's tensors. It ends the epoch when all others are done, so none reads data that the caller changes. If it
 ///  fails before, the others may read changed data. They find out before they are done.
 ///

@@ -30,7 +30,7 @@ bool has(unsigned leaf, unsigned bits) {
   return __get_cpuid(leaf, &a, &b, &c, &d) && (c & bits) == bits;
 }
 
-// Listed one by one, because clang 14 knows neither the levels nor f16c by name. The operating system saves the
+// Listed one by one, because clang 14 supports neither the levels nor f16c by name. The operating system saves the
 // registers of every feature that is reported here.
 bool runs_v3() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&

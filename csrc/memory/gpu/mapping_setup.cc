@@ -94,7 +94,7 @@ void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
 }
 
 /// Calls fill() to complete this rank's offer, sends all ranks the offer or the reason of its failure, and collects the
-/// descriptors that come with the others' offers. Returns nothing if a rank wants to agree again.
+/// descriptors that come with the others' offers. Returns nothing if a rank requests a new agreement.
 std::optional<std::vector<Fd>> MappingSetup::trade(Offer mine, const std::function<void(Offer&)>& fill,
                                                    const std::vector<bool>& over_socket) {
   ++turn_;

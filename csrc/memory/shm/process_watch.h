@@ -37,7 +37,7 @@ class ProcessWatch {
   bool released() const;
   /// Whether the kernel has finished with it, its kernels on GPUs too. False for one that runs another program.
   bool torn_down() const;
-  /// How it ended, if the kernel still knows. The kernel knows a moment after `ended()`, for which this waits.
+  /// How it ended, if the kernel still has it. The kernel has it a moment after `ended()`, for which this waits.
   ExitStatus exit_status() const;
   /// Why it does not run, according to /proc: "stopped by a signal (state T)". Empty if it runs, or is not visible.
   std::string state() const;

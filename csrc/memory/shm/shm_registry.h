@@ -26,7 +26,7 @@ class HostRelay;
 /// Another process of this host: its arena, mapped here, and whether it has ended.
 class PeerProcess {
  public:
-  /// `pid`: as the process knows it.
+  /// `pid`: as the process sees it.
   PeerProcess(ArenaId id, int memfd, size_t bytes, ProcessWatch process, pid_t pid);
 
   const ArenaId& id() const { return id_; }

@@ -39,7 +39,7 @@ constexpr uid_t kNobodyKnown = uid_t(-1);  ///< no process has it
 
 /// Whether no other user has the number of this process's user. The kernel reports all users that the user namespace
 /// does not map by one number (overflowuid), so a peer with that number may be of any user.
-bool knows_own_user() {
+bool sees_own_user() {
   constexpr uint64_t kAllUsers = 0xffffffff;
   uint64_t overflow = 0, first = 0, outside = 0, count = 0, mapped = 0;
   if (!(std::ifstream("/proc/sys/kernel/overflowuid") >> overflow)) overflow = 65534;
@@ -50,7 +50,7 @@ bool knows_own_user() {
 }
 
 /// Whether a process of this user may receive memory.
-bool is_own(uid_t user) { return user == geteuid() && knows_own_user(); }
+bool is_own(uid_t user) { return user == geteuid() && sees_own_user(); }
 
 /// The process at the other end, its pid and user in this process's namespaces.
 ucred peer_of(int socket) {
@@ -98,7 +98,7 @@ std::string unique_socket_name() {
 }
 
 LocalSocket listen_on(const std::string& name) {
-  if (!knows_own_user()) {
+  if (!sees_own_user()) {
     throw Error(Code::kSystem,
                 "nvx: uid " + std::to_string(geteuid()) +
                     ", that of this process, is also the number of all users that its user namespace does not map, so "

@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 /// With its header, the largest message that UCX receives over TCP without reassembly. In measurements it is 1.5 times
 /// as fast as one of 256 KiB.
 constexpr size_t kSegmentBytes = 63 << 10;
-/// Remembered links that said hello before add(). Only a post to it notices the loss of any further link.
+/// Remembered links that connected before add(). Only a post to it notices the loss of any further link.
 constexpr size_t kMostUnknownLinks = 65536;
 /// How long posts to a peer may stay open after the peer is forgotten, and after it is lost or closed.
 constexpr milliseconds kOpenTimeout{250};

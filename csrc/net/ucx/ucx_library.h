@@ -48,7 +48,7 @@ struct UcxLibrary {
   UcxVersion version_or_throw() const;
 };
 
-/// Loads libucp at the first call and never unloads it. Throws Error that says what to install.
+/// Loads libucp at the first call and never unloads it. Throws Error that names what to install.
 const UcxLibrary& ucx_library();
 
 /// Warns once if the process contains another libucp than nvx's.

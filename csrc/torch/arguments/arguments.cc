@@ -217,7 +217,7 @@ TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor
   return c;
 }
 
-/// For a gather or a scatter, of which only the root knows all pieces. own: the tensor that each rank has.
+/// For a gather or a scatter, of which only the root has all pieces. own: the tensor that each rank has.
 TensorOperation Arguments::begin_rooted(kernel::Collective collective, const at::Tensor& own, int64_t root) const {
   check_root(root);
   check_tensor(own);

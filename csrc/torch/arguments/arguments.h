@@ -17,7 +17,8 @@ class HostProxyPath;
 /// Turns the tensors of a call into an operation on memory. Tensors that are not contiguous get a stand-in.
 class Arguments : public Checks {
  public:
-  /// kernels, delegate, proxies: asked whether they use a device's tensors in place; null if they must not be asked.
+  /// kernels, delegate, proxies: queried whether they use a device's tensors in place; null if they must not be
+  /// queried.
   Arguments(const char* name, Group& group, KernelPath* kernels, Delegate* delegate, HostProxyPath* proxies)
       : Checks(name, group), kernels_(kernels), delegate_(delegate), proxies_(proxies) {}
 

@@ -50,7 +50,7 @@ GlooRanks::GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, i
       pause_(
           std::clamp(std::chrono::milliseconds(size), std::chrono::milliseconds(100), std::chrono::milliseconds(1000))),
       next_(Clock::now() + pause_) {
-  // An entry of an earlier group says that those of other ranks may be as old: they prove nothing.
+  // An entry of an earlier group shows that those of other ranks may be as old: they prove nothing.
   const bool entries_are_new = entry(rank) == kAbsent;
   for (int i = 1; entries_are_new && i < size; ++i) others_.push_back((rank + i) % size);
   call_store([&] { store_->set(key_of(rank), refusal()); });

@@ -40,7 +40,7 @@ enum class Seen { kByProgram, kNotYet };
 
 /// Whether `NVX_ON_ERROR=abort` makes a failure end the process. An operation that the user interrupts, or that this
 /// rank aborts by leaving or aborting a group, is no failure of the process. A peer that has left in good order, or has
-/// reported a failure, counts only if the program hears of it: otherwise a leftover receive at the program's end would
+/// reported a failure, counts only if the program sees it: otherwise a leftover receive at the program's end would
 /// abort the process.
 bool ends_process(Code code, Seen seen) {
   if (config().on_error != "abort") return false;
@@ -178,7 +178,7 @@ bool NvxWork::belong_to(c10::intrusive_ptr<CoalescedWork> coalesced) {
 
 c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   origin_.check(facts_.rank);
-  asked_for_ = true;
+  observed_ = true;
   MutexLock lock(future_mutex_);
   if (future_) return future_;
   future_ = new_future(streams_, facts_.lists != 0);
@@ -267,7 +267,8 @@ bool NvxWork::is_there() {
   return there;
 }
 
-/// The end of work on the device can no longer be detected. The group fails at once: no later call may tell the ranks.
+/// The end of work on the device can no longer be detected. The group fails at once: no later call may notify the
+/// ranks.
 void NvxWork::lose(const std::exception* error) {
   lost_.store(true, std::memory_order_release);
   if (const auto group = facts_.group.lock())
@@ -307,7 +308,7 @@ void NvxWork::let_torch_forget() {
 
 void NvxWork::check() {
   if (staging_) origin_.check(facts_.rank);
-  asked_for_ = true;
+  observed_ = true;
   let_torch_forget();
   raise_interrupt();
   if (staging_) staging_->join_streams();  // even a failed one may have results that are still being copied
@@ -323,7 +324,7 @@ void NvxWork::check() {
 float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
-  // Copies may be incomplete. A hook asks before the clock stops, and must not wait for itself.
+  // Copies may be incomplete. A hook queries before the clock stops, and must not wait for itself.
   (void)poll_until([&] { return clocked_.load(std::memory_order_acquire) || reporting_here(); }, Deadline());
   return duration().count();
 }

@@ -30,7 +30,7 @@ namespace nvx {
 [[noreturn]] void raise(const Status& status);
 /// Returns the same exception without raising it, and ignores interrupts.
 std::exception_ptr exception_of(const Status& status);
-/// Ends the process for a failure that the program has not seen yet, if NVX_ON_ERROR says so.
+/// Ends the process for a failure that the program has not seen yet, if NVX_ON_ERROR requires it.
 void end_process_if_unseen(const Status& status);
 
 /// The text of an exception of a device or a backend, without its backtrace. null: the exception was no std::exception.
@@ -124,7 +124,7 @@ class NvxWork : public c10d::Work {
   /// Whether foreign code, such as a callback or a hook, will run when it ends.
   bool watched();
   /// Whether it has succeeded, and the program has waited for it or requested its future: nothing is left to report.
-  bool settled() const { return over_ && asked_for_ && status_.ok(); }
+  bool settled() const { return over_ && observed_ && status_.ok(); }
   /// Whether its results can be read on any stream. If a query of the device throws, the group fails: then true.
   virtual bool is_there();
   /// Whether a query of its device threw: then its outcome is unknown, whatever the status is.
@@ -176,8 +176,8 @@ class NvxWork : public c10d::Work {
   std::vector<c10::Stream> streams_;
   std::atomic<bool> over_{false};
   std::atomic<bool> lost_{false};
-  std::atomic<bool> clocked_{false};    // `ended_` is set
-  std::atomic<bool> asked_for_{false};  // the program has waited for it to the end, or requested its future
+  std::atomic<bool> clocked_{false};   // `ended_` is set
+  std::atomic<bool> observed_{false};  // the program has waited for it to the end, or requested its future
 };
 
 /// A work that the group's lane runs in its turn.

@@ -21,8 +21,8 @@ constexpr milliseconds kFarewell{5000};  // how long the collectives in flight m
 constexpr milliseconds kWord{5000};  // how long the barrier may take to name missing ranks after the device's timeout
 
 bool is_captured(at::Device device) {
-  constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
-  if (!kTorchTells && !kernel::built_with_cuda()) return python_sees_capture(device);
+  constexpr bool kTorchReports = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
+  if (!kTorchReports && !kernel::built_with_cuda()) return python_sees_capture(device);
   return capture_of(CommStreams::of_caller(device).up) != 0;
 }
 
@@ -103,7 +103,7 @@ bool Delegate::set_up(at::Device device) {
   return backend_ != nullptr;
 }
 
-/// Logged once a group, by rank 0. The user asked for a delegate, so its absence is a warning.
+/// Logged once a group, by rank 0. The user requested a delegate, so its absence is a warning.
 void Delegate::log_setup(const std::string& why_not) const {
   if (why_not.empty()) {
     NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are delegated to %s, on %s of this rank",
@@ -221,7 +221,8 @@ Status Delegate::check_first_flight() {
   if (called_off_) return group_->failure();  // the abort causes the backend's errors from here on
   const std::string where = " of group " + group_->name() + " on " + self();
   if (backend_->getError() != c10d::ErrorType::SUCCESS)
-    return {Code::kSystem, "nvx: " + backend_->getBackendName() + " says that " + first->what + where + " has failed"};
+    return {Code::kSystem,
+            "nvx: " + backend_->getBackendName() + " reports that " + first->what + where + " has failed"};
   if (!late) return {};
   return {Code::kTimeout,
           "nvx: timed out in " + first->what + where + " after " + seconds(double(first->timeout.count()) / 1e3) +

@@ -138,7 +138,7 @@ DelegateSetup::Backend DelegateSetup::agree() {
     const Outcome mine = connect();
     why_not_ = refusal_of_connecting(bootstrap_.all_gather(to_bytes(std::string(1, char(mine.kind)) + mine.text)));
   } catch (const std::exception& error) {
-    contain("telling why a rank does not connect", [&] { bootstrap_.give_up(failure_of(error)); });
+    contain("reporting why a rank does not connect", [&] { bootstrap_.give_up(failure_of(error)); });
     if (backend_) abort_delegate(backend_);
     throw;
   }

@@ -136,7 +136,7 @@ Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging)
 
 /// Enqueues a host function on the staging's stream, after all earlier work of proxies: it queues the host's part when
 /// the device reaches the call, and therefore in the device's order, which includes replays. The operations of a graph
-/// are never freed: no event tells that a graph was destroyed.
+/// are never freed: no event reports that a graph was destroyed.
 Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging) {
   op->leave_to_stream();
   const auto once = [](void* kept) {

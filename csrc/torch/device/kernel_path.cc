@@ -61,7 +61,7 @@ bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at:
   const c10::OptionalDeviceGuard on(device);
   TorchStore ranks(store, group.size());
   const bool yes = group.device().open(ranks, device.index(), order);
-  if (yes) (void)order->begin(device);  // if the device fails here, so does the first launch, which tells the peers
+  if (yes) (void)order->begin(device);  // if the device fails here, so does the first launch, which notifies the peers
   if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
   return yes;
 }

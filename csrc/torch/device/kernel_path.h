@@ -43,7 +43,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// of them. Raises if another device of this rank is served.
   bool agree_to_serve(at::Device device);
 
-  /// The same for the device with this index, as far as this rank knows without asking the others.
+  /// The same for the device with this index, as far as this rank can decide without the others.
   bool may_serve(c10::DeviceIndex device) const;
 
   /// Begins a call, with kernels or, in order with them, by the delegate. Returns its work, or null if a synchronous

@@ -34,7 +34,7 @@ void PoolLender::take_back(void* at, size_t bytes, void* stream) {
   // A block that a graph may use again cannot be lent again, nor can one whose last use has no event to wait for.
   std::unique_ptr<kernel::Tail> tail = kernel::capture_of(stream) == 0 ? spare_tail() : nullptr;
   if (!tail || !tail->put_behind(stream, /*capture=*/0).ok()) {
-    NVX_LOG(kInfo, "%zu KiB of the pool of GPU %d are not used again: no event tells when their last use has ended",
+    NVX_LOG(kInfo, "%zu KiB of the pool of GPU %d are not used again: no event reports when their last use has ended",
             bytes >> 10, pool_.device());
     return;
   }

@@ -18,7 +18,7 @@ class PoolLender {
  public:
   explicit PoolLender(DevicePool& pool) : pool_(pool) {}
 
-  /// Returns null if the pool is exhausted; torch then frees its cached blocks and asks again. Work of `stream` on the
+  /// Returns null if the pool is exhausted; torch then frees its cached blocks and calls again. Work of `stream` on the
   /// block is ordered after earlier work of other streams on it.
   void* lend(size_t bytes, void* stream) EXCLUDES(mutex_);
   /// No tensor uses the block any more, but this stream may not have reached its last use yet.
@@ -41,7 +41,7 @@ class PoolLender {
       GUARDED_BY(mutex_);  // tails are never destroyed, so they are reused
 };
 
-/// Whether this process has a pool on that device, or can make one. Does not ask the other ranks.
+/// Whether this process has a pool on that device, or can make one. A local call.
 bool has_pool(c10::DeviceIndex device);
 
 /// A tensor of that many elements in the pool of its device. torch makes it, through `nvx/pool.py`.

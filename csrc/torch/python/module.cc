@@ -115,7 +115,7 @@ py::dict simulate_on(const std::string& collective, size_t bytes, size_t hosts, 
   facts.cores = std::max(facts.cores, ranks_per_host);
   const kernel::Collective what = collective_of(collective);
   const std::optional<Simulation> s = simulate(what, bytes, facts, {inside, between, latency, cards});
-  TORCH_CHECK_VALUE(s, "nvx: too many messages to simulate: ask about fewer hosts or bytes");
+  TORCH_CHECK_VALUE(s, "nvx: too many messages to simulate: choose fewer hosts or bytes");
   return py::dict("schedule"_a = plan_between(across(what), bytes, facts).row->name, "slices"_a = s->slices,
                   "seconds"_a = s->seconds, "inside_bytes"_a = s->inside_bytes, "between_bytes"_a = s->between_bytes,
                   "all_bytes"_a = s->all_bytes, "inside_seconds"_a = s->inside_seconds,
@@ -272,7 +272,7 @@ constexpr const char* kOptionsText =
 
 timeout: how long an operation, or making the group, may wait: a timedelta. Unless it is 30 minutes, the default, it
     overrides the timeout of init_process_group or new_group. NVX_TIMEOUT_S overrides both.
-kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups that split off; "": as NVX_KERNELS says.
+kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups that split off; "": as NVX_KERNELS.
     The same on all ranks.
 tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of NVX_TUNE,
     and inherited by groups that split off. The same on all ranks.

@@ -272,7 +272,7 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   return next;
 }
 
-/// Describes the failure, and names the members that have not come, as far as this process knows them.
+/// Describes the failure, and names the members that have not come, as far as this process has met them.
 Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   constexpr size_t kMost = 8;
   if (Failure failure = error.failure(); failure.code == Code::kPeerDied) {
@@ -281,7 +281,7 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   }
   if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return error.status();
   std::vector<std::string> missing;
-  contain("the store, asked who has come to reconfigure,", [&] {
+  contain("reading from the store which ranks have come to reconfigure", [&] {
     TorchStore store(store_of(plan), int(plan.members.size()));
     for (size_t r = 0; r < plan.members.size() && missing.size() < kMost; ++r) {
       if (store.add(came_key(r), 0) == 0)

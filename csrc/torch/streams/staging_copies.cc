@@ -272,8 +272,8 @@ void StagingCopies::take_back(const Loads& loads) {
   returned_.record(comm_streams_.up);
 }
 
-/// The user, or a failed call, may free the tensor at once. The allocator knows only the stream that the tensor was
-/// allocated on, not nvx's.
+/// The user, or a failed call, may free the tensor at once. The allocator has recorded only the stream that the tensor
+/// was allocated on, not nvx's.
 void StagingCopies::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
   if (!comm_streams_.own || comm_streams_.capture != 0 || tensor.is_cpu() || !tensor.has_storage() ||
       !tensor.storage().data_ptr())

@@ -49,7 +49,7 @@ TEST(DeviceSetup, AllRanksReportTheReasonOfOneRank) {
     world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
   });
   all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
-  all_say("asking for the GPU's UUID", {.ranks = 3, .processes = true, .timeout = milliseconds(300)},
+  all_say("querying the GPU's UUID", {.ranks = 3, .processes = true, .timeout = milliseconds(300)},
           [](DeviceWorld& world) {
             with_executors(world, [](DeviceRank&) {});  // later groups do not probe
             world.process(1).driver->block("describe");

@@ -218,7 +218,7 @@ TEST(GpuTopology, ADriverThatDoesNotAnswerMeasuresNothing) {
   const auto driver = std::make_shared<FakeDriver>(2);
   driver->block("count");
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(50));
-  EXPECT_EQ(between(topology, 0, 1).measured.why_not, "the driver, asked for its GPUs, did not return within 50 ms");
+  EXPECT_EQ(between(topology, 0, 1).measured.why_not, "querying the driver for its GPUs did not return within 50 ms");
   driver->come_back();
 }
 
@@ -239,7 +239,7 @@ TEST(GpuTopology, WaitsForTheDriverForABoundedTime) {
     released.wait();
     return std::make_unique<FakeNvml>();
   };
-  EXPECT_EQ(look_at_gpus(open, milliseconds(50)).none, "NVML, asked for the GPUs, did not return within 50 ms");
+  EXPECT_EQ(look_at_gpus(open, milliseconds(50)).none, "querying NVML for the GPUs did not return within 50 ms");
   release.set_value();
   EXPECT_EQ(look_at_gpus(open, milliseconds(10'000)).none, "the NVIDIA driver 580.1 sees no GPU");
 }

@@ -51,7 +51,7 @@ TEST(NvlinkDomain, NvmlMayHang) {
   auto never = std::make_shared<std::promise<NvlinkDomain>>();
   const DomainInfo late = domain_info(
       1, [never] { return never->get_future().get(); }, milliseconds(50));
-  EXPECT_EQ(verdict({info(0, 7, 2), late}), "rank 1: asking NVML for the NVLink fabric did not return within 50 ms");
+  EXPECT_EQ(verdict({info(0, 7, 2), late}), "rank 1: querying NVML for the NVLink fabric did not return within 50 ms");
   never->set_value({});
 }
 

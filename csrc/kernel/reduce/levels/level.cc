@@ -35,8 +35,8 @@ struct [[gnu::packed, gnu::may_alias]] Loose {
   T value;
 };
 
-// The destination may equal one of the sources. The elements are still independent, and telling the compiler so avoids
-// an overlap check that would send exactly that case down a slow path.
+// The destination may equal one of the sources. The elements are still independent, and this hint to the compiler
+// avoids an overlap check that would send exactly that case down a slow path.
 
 /// Types that accumulate in their own type. More than two ranks are reduced block by block, so that the accumulators
 /// stay in the innermost cache.
