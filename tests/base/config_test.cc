@@ -57,14 +57,14 @@ TEST(Config, ReadsWhatIsSet) {
   EXPECT_EQ(said, "");
 }
 
-TEST(Config, SaysWhatItCannotRead) {
+TEST(Config, NamesUnreadableValues) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const std::string said = said_with({{"NVX_STAGING_MB", "much"}}, [] { EXPECT_EQ(config().staging_mb, 30); });
   EXPECT_NE(said.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << said;
 }
 
 /// The report of a wrong number, and the value that is used then.
-TEST(Config, SaysWhichNumbersItDoesNotTake) {
+TEST(Config, NamesNumbersOutOfRange) {
   struct Row {
     const char *name, *value, *fault;
   };
@@ -118,7 +118,7 @@ TEST(Config, ReadsAnExponent) {
   EXPECT_EQ(said_with({{"NVX_SPIN_US", "1e3"}}, [] { EXPECT_EQ(config().spin_us, 1000); }), "");
 }
 
-TEST(Config, SaysTheAcceptedValuesAndTheDefaultOfEachVariable) {
+TEST(Config, NamesTheAcceptedValuesAndTheDefaultOfEachVariable) {
   std::map<std::string, std::string> takes, unset;
   for (const Variable& v : variables()) {
     takes[v.name] = accepted(v), unset[v.name] = default_of(v);
@@ -133,7 +133,7 @@ TEST(Config, SaysTheAcceptedValuesAndTheDefaultOfEachVariable) {
   EXPECT_EQ(unset["NVX_CPU_LEVEL"], "empty: the best that the processor has");
 }
 
-TEST(Config, SaysWhatItDoesNotKnow) {
+TEST(Config, NamesUnknownVariables) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const std::string said = said_with({{"NVX_ALGO", "fast"}, {"NVX_ON_ERROR", "Abort"}}, [] {
     EXPECT_EQ(config().algorithm, "");
@@ -143,7 +143,7 @@ TEST(Config, SaysWhatItDoesNotKnow) {
       << said;
 }
 
-TEST(Config, SaysWhichAddressesItCannotRead) {
+TEST(Config, NamesUnreadableAddresses) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const char* good : {"", "10.0.0.7, 10.1.0.0/16,fd00::/8", "0.0.0.0/0,::/0"})
     EXPECT_EQ(said_with({{"NVX_ALLOW_FROM", good}}, [&] { EXPECT_EQ(config().allow_from, good); }), "");
@@ -222,7 +222,7 @@ TEST(Config, GuessesNothingFarFetched) {
   EXPECT_EQ(said.find("did you mean"), std::string::npos) << said;
 }
 
-TEST(Config, WarnsOfUnknownNamesAndKnowsTheNearest) {
+TEST(Config, WarnsOfUnknownNamesAndSuggestsTheNearest) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const std::string said = said_with({{"NVX_TIMEOUT", "3"}}, [] {});
   EXPECT_NE(said.find("NVX_TIMEOUT is set"), std::string::npos) << said;
@@ -253,7 +253,7 @@ TEST(Config, AgreedSettingsHaveAHashEach) {
   EXPECT_EQ(silent.agreed(), one.agreed());
 }
 
-TEST(Hash, TellsOrderAndBordersApart) {
+TEST(Hash, DependsOnOrderAndBorders) {
   EXPECT_NE(Hash().add(1).add(2).value(), Hash().add(2).add(1).value());
   EXPECT_NE(Hash().add("ab").add("c").value(), Hash().add("a").add("bc").value());
   EXPECT_NE(Hash().add("").value(), Hash().value());

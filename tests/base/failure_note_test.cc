@@ -27,7 +27,7 @@ Failure some_failure() {
 
 std::optional<Failure> read(const FailureNote& note) { return FailureNote::read(note.used(), kRanks); }
 
-TEST(FailureNote, TellsEveryFactButWhereItWasMet) {
+TEST(FailureNote, CarriesEveryFactExceptWhereItWasMet) {
   const Failure failure = some_failure();
   const auto told = read(FailureNote::of(failure));
   ASSERT_TRUE(told);
@@ -123,7 +123,7 @@ TEST(FailureNote, IsFitForAMessageWhateverWasWritten) {
   EXPECT_EQ(told->cause, "a b [2J?");
 }
 
-TEST(Failure, IsToldInOneSentence) {
+TEST(Failure, ReadsAsOneSentence) {
   Failure failure = some_failure();
   failure.cause = "rank 3 has ended" + words_of(failure.exit_status, " (", ")");
   EXPECT_EQ(words_of(met_in(failure, "in send")),

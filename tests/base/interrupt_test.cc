@@ -21,7 +21,7 @@ class Interrupt : public testing::Test {
   ~Interrupt() override { interrupt_check = nullptr; }
 };
 
-TEST_F(Interrupt, IsAskedForAtMostTenTimesASecond) {
+TEST_F(Interrupt, IsCheckedAtMostTenTimesASecond) {
   const auto began = std::chrono::steady_clock::now();
   int heard = 0;
   while (heard < 4) heard += stop_requested();
@@ -29,14 +29,14 @@ TEST_F(Interrupt, IsAskedForAtMostTenTimesASecond) {
   EXPECT_EQ(asked, 4);
 }
 
-TEST_F(Interrupt, IsAskedForOnTheMainThreadOnly) {
+TEST_F(Interrupt, IsCheckedOnTheMainThreadOnly) {
   std::thread([] {
     for (int i = 0; i < 1000; ++i) EXPECT_FALSE(stop_requested());
   }).join();
   EXPECT_EQ(asked, 0);
 }
 
-TEST(InterruptUnset, NobodyIsAsked) { EXPECT_FALSE(stop_requested()); }
+TEST(InterruptUnset, NothingIsChecked) { EXPECT_FALSE(stop_requested()); }
 
 }  // namespace
 }  // namespace nvx::test

@@ -92,7 +92,7 @@ TEST(GpuCases, WrongResultsAreCountedAndReported) {
   EXPECT_NE(said.find("\"end\": \"failed\""), std::string::npos);
 }
 
-TEST(GpuCases, TimeThatRunsOutIsTold) {
+TEST(GpuCases, ATimeLimitIsReported) {
   int kernels = 0;
   Report report("correct", std::chrono::milliseconds(0));
   const std::string said = output_of([&] {
@@ -171,7 +171,7 @@ std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const s
   return ended;
 }
 
-TEST(GpuHub, AllHearWhatEachHasSaid) {
+TEST(GpuHub, AllReceiveTheWordsOfAll) {
   std::vector<std::string> heard(3);
   const Hub::Rules rules{[&](uint32_t m, const std::string& text) { heard[m] += text; }, 0, {}};
   const std::vector<std::string> ended = meet(3, rules, [](Member& member) {

@@ -47,7 +47,7 @@ class Near : public testing::TestWithParam<bool> {
 };
 INSTANTIATE_TEST_SUITE_P(OnOneHost, Near, testing::Bool());
 
-TEST_P(Near, CallsAfterTheFailureSayThatItWasEarlierAndWhatToDo) {
+TEST_P(Near, ErrorsOfLaterCallsNameTheEarlierFailureAndAdvice) {
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {
     Group group(store_, options("failed", rank));
@@ -142,7 +142,7 @@ TEST_P(Near, LateRankLearnsThatItsPeerGaveUp) {
 }
 
 /// The same, if this call is the first to hear of the failure.
-TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
+TEST(LateRank, GetsAnErrorThatNamesTheRankThatGaveUp) {
   MemoryStore store;
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {
@@ -192,7 +192,7 @@ TEST_P(Near, WordsOfAFailureAreNoFacts) {
   });
 }
 
-TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
+TEST(FailureReport, ADamagedNoteFailsTheGroupToo) {
   MemoryStore store;
   std::latch begun(2);
   std::atomic<bool> over{false};
@@ -221,7 +221,7 @@ TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
 class Meanwhile : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(IsOpen, Meanwhile, testing::Bool());
 
-TEST_P(Meanwhile, TheMailIsFreeForOthers) {
+TEST_P(Meanwhile, TheMailboxIsFreeForOthers) {
   const bool is_open = GetParam();
   const auto try_once = [&] {
     MemoryStore store;
@@ -306,7 +306,7 @@ TEST(LateRank, RankThatLeftIsNamedWithItsExitCode) {
 class Elsewhere : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Absent, Elsewhere, testing::Values(1, 2));
 
-TEST_P(Elsewhere, AFailureIsToldOfWhoMetIt) {
+TEST_P(Elsewhere, AFailureNamesTheRankThatMetIt) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   const auto endings = as_processes(3, [&](int rank) {
@@ -360,7 +360,7 @@ TEST(Failure, ARankThatRunsAnotherProgramIsNamed) {
   for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
 }
 
-TEST(Failure, AStoppedRankIsToldToThoseWhoWaitForIt) {
+TEST(Failure, RanksThatWaitForAStoppedRankAreWarned) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   all_end_well(2, [&](int rank) {

@@ -510,14 +510,14 @@ class Interrupted {
   ~Interrupted() { interrupt_check = nullptr; }
 };
 
-TEST(SetUp, EndsWhenTheUserWantsIt) {
+TEST(SetUp, EndsOnAStopRequest) {
   const Interrupted interrupted;
   MemoryStore store;
   const std::string error = set_up_error(store, options("interrupted", 0, 2));
   EXPECT_NE(error.find("interrupted by the user"), std::string::npos) << error;
 }
 
-TEST(SetUp, WaitingForAnotherRanksMemoryEndsWhenTheUserWantsIt) {
+TEST(SetUp, WaitingForAnotherRanksMemoryEndsOnAStopRequest) {
   const auto shm = ShmRegistry::here();
   IpcSocket mine(*shm), closed(*shm);
   const Interrupted interrupted;

@@ -180,7 +180,7 @@ TEST(Group, StagingRotates) {
 }
 
 /// The timeouts of messages and of collectives of one group do not combine into a deadlock.
-TEST(Group, CollectivesAndMailGoApart) {
+TEST(Group, CollectivesAndMessagesGoApart) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, options("apart", rank, 2));

@@ -17,7 +17,7 @@ struct Case {
 class DifferentRoots : public testing::TestWithParam<Case> {};
 
 /// The ranks of a broadcast or scatter may not meet in it. They then learn of it from their next calls.
-TEST_P(DifferentRoots, ThatDifferAreToldByTheNextOperations) {
+TEST_P(DifferentRoots, ThatDifferAreReportedByTheNextOperations) {
   Hosts hosts(GetParam().hosts);
   MemoryStore store;
   as_threads(2, [&](int rank) {

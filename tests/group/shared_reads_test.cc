@@ -117,7 +117,7 @@ TEST(HostRelay, IsMissedWhenItIsGone) {
   EXPECT_FALSE(nobody.open());
 }
 
-TEST(HostRelay, KnowsWhoHasComeAndGivesTheReasonWhenItGivesUp) {
+TEST(HostRelay, ListsItsClientsAndSendsTheReasonWhenItGivesUp) {
   HostRelay relay(PeerInfo::of(0, "rank 0"));
   auto client = std::make_unique<RelayClient>(relay.name(), PeerInfo::of(1, "rank 1"));
   relay.serve();
@@ -136,7 +136,7 @@ TEST(HostRelay, KnowsWhoHasComeAndGivesTheReasonWhenItGivesUp) {
 }
 
 /// On a busy host the leader may be late: the PeerInfo has come, and the answer cannot be sent.
-TEST(HostRelay, KnowsAClientThatWasGoneBeforeItServed) {
+TEST(HostRelay, ListsAClientThatWasGoneBeforeItServed) {
   HostRelay relay(PeerInfo::of(0, "rank 0"));
   { const RelayClient gone(relay.name(), PeerInfo::of(1, "rank 1")); }
   for (int i = 0; i < 2; ++i) relay.serve();

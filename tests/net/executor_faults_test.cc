@@ -161,7 +161,7 @@ Sent from_rank(Kind kind, std::span<const std::byte> body) {
   return sent;
 }
 
-TEST(Told, AFailureComesWithItsFactsAndIsThisRanksOwn) {
+TEST(FailureReport, AFailureComesWithItsFactsAndIsThisRanksOwn) {
   Begun alone;
   const Failure late{.code = Code::kTimeout, .cause = "timed out", .context = "there", .awaited = {0, 2}};
   alone.come({from_rank(Kind::kPoison, FailureNote::of(late).used())});
@@ -176,7 +176,7 @@ TEST(Told, AFailureComesWithItsFactsAndIsThisRanksOwn) {
 }
 
 /// A damaged report of another group's failure is ignored.
-TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
+TEST(FailureReport, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
   const Failure lost{.code = Code::kPeerDied, .cause = "is lost", .who = 3};  // of ranks 0 to 2
   const FailureNote note = FailureNote::of(lost);
   for (const size_t bytes : {size_t(0), size_t(20), note.used().size() - 1, note.used().size()}) {
@@ -201,7 +201,7 @@ TEST(Signs, ReceivedSegmentsAreAnsweredWithoutAPing) {
   EXPECT_FALSE(pong(alone.link(), 1)) << "once a second is enough";
 }
 
-TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
+TEST(Signs, AProcessThatWasGivenUpGetsTheReasonWhenItPings) {
   Begun alone;
   alone.link().to_lose.push_back(0);
   alone.advance();
@@ -231,7 +231,7 @@ TEST(Signs, PeersReasonIsCutToOnePrintableLine) {
 }
 
 /// A report that arrived from rank 1 before it was lost, and this process's report to it.
-TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
+TEST(Signs, TroublesOfOtherGroupsAreReportedOnceToWaitingRanks) {
   Begun alone;
   alone.come({from_rank(Kind::kTrouble, FailureNote::of({Code::kTimeout, "its group 9 had failed\n"}).used())});
   EXPECT_EQ(alone.trouble(1), "its group 9 had failed ");
@@ -249,7 +249,7 @@ TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
 }
 
 /// Rank 1 has given up a wait for these ranks 250 ms ago.
-TEST(Signs, ATimeoutOfAnotherGroupTellsWhomItWaitedForAndWhen) {
+TEST(Signs, ATimeoutOfAnotherGroupNamesTheAwaitedRankAndTheTime) {
   for (const int awaited : {0, 2}) {
     Begun alone;
     const FailureNote note = FailureNote::of({.code = Code::kTimeout, .cause = "timed out", .awaited = {awaited}});
@@ -268,7 +268,7 @@ TEST(Signs, ATimeoutOfAnotherGroupTellsWhomItWaitedForAndWhen) {
   }
 }
 
-TEST(Signs, LateAskerLearnsOfEarlierTrouble) {
+TEST(Signs, ALatePingGetsEarlierTrouble) {
   Alone alone;
   alone.report_trouble("another one");
   EXPECT_TRUE(alone.link().sent.empty()) << "nobody waits";
@@ -323,7 +323,7 @@ TEST(RunFaults, AnyOrderOfSegmentsIsRight) {
   EXPECT_EQ(alone.come({alone.segment(1)}), Progress::kDone);
 }
 
-TEST(RunFaults, AnotherLabelIsAMismatchThatTellsIt) {
+TEST(RunFaults, AnotherLabelIsAMismatchThatNamesIt) {
   Begun alone;
   Sent other = alone.segment(0);
   other.header[sizeof(MessageHeader)] = std::byte(9);
@@ -333,7 +333,7 @@ TEST(RunFaults, AnotherLabelIsAMismatchThatTellsIt) {
   EXPECT_EQ(alone.run().verdict().theirs, label(9));
 }
 
-TEST(RunFaults, AnotherLengthIsTold) {
+TEST(RunFaults, AnotherLengthIsReported) {
   Begun alone;
   EXPECT_EQ(alone.come({alone.segment(0, 1, 4000)}), Progress::kFailed);
   EXPECT_EQ(alone.run().verdict().cause, Cause::kCounts);
@@ -498,7 +498,7 @@ TEST(RunFaults, FetchedSegmentsAreRight) {
 }
 
 /// A segment for an operation that has ended here comes from a rank that called another operation.
-TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
+TEST(RunFaults, StraysOfAnEndedOperationAreReported) {
   Alone alone;
   alone.hold();
   alone.end_operation(1);

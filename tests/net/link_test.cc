@@ -104,7 +104,7 @@ TEST_P(Pair, CarriesManyAtOnceBothWays) {
   }
 }
 
-TEST_P(Pair, CarriesWhatIsPostedWhileItTells) {
+TEST_P(Pair, CarriesPostsFromCallbacks) {
   constexpr size_t kRounds = 2000;
   const auto answer = [](End& end) {
     return [&end](const Diary::Message& message) {
@@ -117,7 +117,7 @@ TEST_P(Pair, CarriesWhatIsPostedWhileItTells) {
   EXPECT_TRUE(drive_both([&] { return a->diary.messages.size() >= kRounds - 1 && a->all_done_once(); }));
 }
 
-TEST_P(Pair, AsksForAPlaceForLongMessages) {
+TEST_P(Pair, RequestsAPlaceForLongMessages) {
   const size_t bytes = 3 * a->link->segment_bytes() + 5;
   for (const bool places : {true, false}) {
     b->diary.gives_places = places;
@@ -215,7 +215,7 @@ TEST_P(Pair, SleepEndsWhenSomethingComes) {
   }
 }
 
-TEST_P(Pair, SleepIsAsLongAsItIsAskedToBe) {
+TEST_P(Pair, SleepLastsTheGivenSpan) {
   meet();
   drive_both([] { return false; }, milliseconds(20));
   while (!(a->link->progress(), a->link->arm())) {
@@ -267,7 +267,7 @@ TEST_P(Pair, DoesNotSleepWhenSomethingIsPending) {
   EXPECT_LT(Clock::now() - began, milliseconds(50)) << "slept though a message had come";
 }
 
-TEST_P(Pair, NothingIsToldInsideOfPost) {
+TEST_P(Pair, PostCallsNoCallback) {
   // post() makes no callback, however the post ends.
   meet();
   const size_t ended = a->diary.ended;
@@ -491,7 +491,7 @@ TEST_P(Contract, CloseIsIdempotentAndNeedsNoPeer) {
   EXPECT_FALSE(a.link->progress());
 }
 
-TEST_P(Contract, SaysWhatItIs) {
+TEST_P(Contract, DescribesItself) {
   End& a = make();
   EXPECT_FALSE(a.link->describe().empty());
   EXPECT_GE(a.link->segment_bytes(), 4096u);

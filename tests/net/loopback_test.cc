@@ -125,7 +125,7 @@ TEST(Loopback, ACutIsNoticedByBothAndOnce) {
   EXPECT_EQ(pair.a.diary.losses[0], 1);
 }
 
-TEST(Loopback, TheKilledSaysNothingMore) {
+TEST(Loopback, AKilledLinkSendsNothingMore) {
   LoopbackPair pair({}, 1, /*place_above=*/1000);
   pair.a.send(0, 5000, 1);
   pair.b.send(0, 5000, 2);

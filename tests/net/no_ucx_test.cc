@@ -8,7 +8,7 @@
 namespace nvx::test {
 namespace {
 
-TEST(WithoutUcx, RanksOnSeveralHostsAreToldAtOnceWhatToInstall) {
+TEST(WithoutUcx, RanksOnSeveralHostsGetAnErrorThatNamesThePackage) {
   if (net::built_with_ucx()) GTEST_SKIP() << "this build has UCX";
   MemoryStore store;
   as_threads(2, [&](int rank) {

@@ -128,7 +128,7 @@ double rails_seconds(const Row& between, int hosts, int per_host, size_t bytes) 
 
 /// Against the closed forms for the same costs: 2 (N - 1) messages of n / N round a ring, and 2 log2 N messages that
 /// come to n (N - 1) / N each way by halving and doubling.
-TEST(Simulation, RailsOf1024HostsOf8TakeWhatTheFormulasSay) {
+TEST(Simulation, RailsOf1024HostsOf8TakeTheTimeOfTheFormulas) {
   constexpr int kHosts = 1024, kPerHost = 8, kAll = kHosts * kPerHost;
   constexpr Costs kBetween;
   const auto by_ring = [](const Costs& c, int n, double bytes) { return (n - 1) * (c.message + bytes / n * c.byte); };

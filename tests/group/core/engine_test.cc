@@ -67,7 +67,7 @@ TEST(Lane, InlineHolderExcludesQueuedTasks) {
   lane->end_inline();
 }
 
-TEST(Lane, KnowsTheThreadThatHoldsIt) {
+TEST(Lane, RecordsTheThreadThatHoldsIt) {
   const auto lane = std::make_shared<Lane>();
   EXPECT_FALSE(lane->held_here());
   ASSERT_TRUE(lane->begin_inline());

@@ -13,7 +13,7 @@ namespace {
 
 constexpr Poller::Pace kQuick{std::chrono::microseconds(10), std::chrono::microseconds(10)};
 
-TEST(Poller, LooksUntilNothingIsLeftAndAgainWhenWoken) {
+TEST(Poller, PollsUntilNothingIsLeftAndAgainWhenWoken) {
   std::atomic<int> left{0}, looks{0};
   const auto poller = std::make_shared<Poller>(
       [&] {
@@ -31,7 +31,7 @@ TEST(Poller, LooksUntilNothingIsLeftAndAgainWhenWoken) {
 }
 
 /// A poll that has begun may have missed the event that it was woken for.
-TEST(Poller, LooksOnceMoreWhereItWasWokenInALook) {
+TEST(Poller, PollsOnceMoreIfWokenDuringAPoll) {
   std::atomic<int> looks{0};
   std::barrier<> in_look(2), woken(2);
   const auto poller = std::make_shared<Poller>(
@@ -48,7 +48,7 @@ TEST(Poller, LooksOnceMoreWhereItWasWokenInALook) {
 }
 
 /// An action may be blocked until another poll sees an event.
-TEST(Poller, GoesOnLookingWhileAnActIsHeldUp) {
+TEST(Poller, GoesOnPollingWhileAnActIsHeldUp) {
   std::atomic<int> looks{0};
   std::atomic<bool> acted{false};
   const auto poller = std::make_shared<Poller>(
@@ -62,7 +62,7 @@ TEST(Poller, GoesOnLookingWhileAnActIsHeldUp) {
   EXPECT_TRUE(eventually(std::chrono::seconds(60), [&] { return acted.load(); }));
 }
 
-TEST(Poller, SaysWhereThereIsNoThread) {
+TEST(Poller, ReportsWhereThereIsNoThread) {
   Engine::here().limit(0);
   std::atomic<int> looks{0};
   const auto poller = std::make_shared<Poller>([&] { return ++looks, Poller::Seen(); }, kQuick);

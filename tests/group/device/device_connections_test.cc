@@ -74,7 +74,7 @@ std::vector<std::unique_ptr<DeviceRank>> two_groups(DeviceWorld& world) {
   return groups;
 }
 
-TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreToldOnce) {
+TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreWarnedOnce) {
   DeviceWorld world({.ranks = 1});
   const auto groups = two_groups(world);
   std::array<PlayedStream, 11> streams;

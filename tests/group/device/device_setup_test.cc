@@ -72,7 +72,7 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
 }
 
 /// The advice comes from the rank that knows the cause: a refusal by the system, or the end of another rank.
-TEST(DeviceSetup, AdviceComesFromTheRankThatKnowsTheCause) {
+TEST(DeviceSetup, AdviceComesFromTheRankThatHasTheCause) {
   DeviceWorld world({.ranks = 1});
   world.launcher(0)->refusal = Failure{.code = Code::kPeerDied,
                                        .cause = "rank 3 has ended",
@@ -92,7 +92,7 @@ TEST(DeviceSetup, AdviceComesFromTheRankThatKnowsTheCause) {
   EXPECT_EQ(error->failure().exit_status, world.launcher(0)->refusal.failure().exit_status);
 }
 
-TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
+TEST(DeviceSetup, AFullArenaIsReportedAndStaysAsItWas) {
   DeviceWorld world({.ranks = 1, .arena = 2 * M});
   const SharedTable first(1), second(1), third(1);
   SharedBootstrap meet_first(first, 0), meet_second(second, 0), meet_third(third, 0);

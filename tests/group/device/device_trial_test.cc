@@ -165,7 +165,7 @@ TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
   EXPECT_EQ(said.find("have not been shown", first + words.size()), std::string::npos) << said;
 }
 
-TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
+TEST(DeviceTrial, ARefusedLaunchIsReportedToAll) {
   DeviceWorld world({.ranks = 3, .processes = true});
   world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
   MemoryStore store;

@@ -40,7 +40,7 @@ TEST(DeviceWait, IsOkWhereItIsReadyInAGroupThatHasFailed) {
   EXPECT_TRUE(end && end->ok());
 }
 
-TEST(DeviceWait, EndsWithWhatADeviceSaysOrTheGroup) {
+TEST(DeviceWait, EndsWithTheResultOfTheDeviceOrOfTheGroup) {
   AskedGroup group;
   group.on_device = {Code::kTimeout, "nvx: a kernel gave up"};
   EXPECT_EQ(wait_on_device(

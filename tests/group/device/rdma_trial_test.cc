@@ -75,7 +75,7 @@ TEST(RdmaTrial, PassesWhereBytesGoFromDeviceToDevice) {
   }
 }
 
-TEST(RdmaTrial, DoesNotBeginWhereARankKnowsAnObstacle) {
+TEST(RdmaTrial, DoesNotBeginIfARankHasAnObstacle) {
   Trials trials(3);
   const std::string why = "UCX's context reports host memory alone";
   expect_about(trials.reason([&](int rank, RdmaTrialSetting& setting) { setting.obstacle = rank == 1 ? why : ""; }),

@@ -143,7 +143,7 @@ TEST_P(FarSizes, ACallThatARankOfTheSameHostHasSkippedIsAMismatch) {
   });
 }
 
-TEST_P(FarSizes, OtherSplitSizesAreToldPairByPair) {
+TEST_P(FarSizes, OtherSplitSizesAreReportedPairByPair) {
   for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
     Hosts hosts({0, 1});
     hosts.in_group("splits", [&](Group& group, int rank) {
@@ -379,7 +379,7 @@ class ServedStore : public Store {
   const std::atomic<bool>& gone_;
 };
 
-TEST(FarSetUp, TheStoreIsServedUntilAllKnowWhoFailed) {
+TEST(FarSetUp, TheStoreIsServedUntilAllHaveReadTheFailure) {
   Hosts hosts({0, 1, 2});
   MemoryStore store;
   std::atomic<bool> gone{false};

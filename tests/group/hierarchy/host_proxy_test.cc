@@ -470,7 +470,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
 }
 
 /// The proxy has begun all of its steps but cannot report their end: no result may be used.
-TEST(HostProxy, IsHeardWhereItsEndFails) {
+TEST(HostProxy, ReportsAFailureOfItsEnd) {
   const std::vector<int> host_of{0, 0, 1, 1};
   Hosts hosts(host_of);
   const auto played = played_hosts(host_of);

@@ -222,7 +222,7 @@ TEST(GpuTopology, ADriverThatDoesNotAnswerMeasuresNothing) {
   driver->come_back();
 }
 
-TEST(GpuTopology, SaysWhyThereIsNone) {
+TEST(GpuTopology, ReportsWhyThereIsNone) {
   FakeNvml nvml;
   EXPECT_EQ(look_at_gpus(nvml).none, "the NVIDIA driver 580.1 sees no GPU");
   EXPECT_THROW((void)nvml_library("libnvidia-ml-that-is-not-there.so.1"), Error);

@@ -253,7 +253,7 @@ TEST_P(KnownEnd, IsNamedAtOnceInTheNextGroup) {
 }
 
 /// A connection may be lost, and its process live and come.
-TEST(SetUp, ARankWhoseConnectionWasLostIsAskedOverANewOne) {
+TEST(SetUp, ARankWhoseConnectionWasLostIsPingedOverANewOne) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
   FolderStore first, second;
@@ -279,7 +279,7 @@ TEST(SetUp, ARankWhoseConnectionWasLostIsAskedOverANewOne) {
 }
 
 /// A rank that could not make its memory tells the others so, and does not try again.
-TEST(SetUp, LooksForAnEndWithoutMemoryOfItsOwn) {
+TEST(SetUp, ChecksForDeathsWithoutMemoryOfItsOwn) {
   MemoryStore store;
   GroupOptions own = options("without", 0, 2);
   own.global_ranks = {0, 1};
@@ -297,7 +297,7 @@ std::string log_of(Act act) {
   return testing::internal::GetCapturedStderr();
 }
 
-TEST(SetUp, TellsFromTimeToTimeWhoIsMissing) {
+TEST(SetUp, NamesMissingRanksFromTimeToTime) {
   MemoryStore store;
   GroupOptions alone = options("waiting", 1, 3);
   alone.host = "host";
@@ -339,7 +339,7 @@ TEST(SetUp, NamesTheProcessOfAMissingRankThatAnEarlierGroupHasMet) {
   }
 }
 
-TEST(SetUp, TellsThatARankIsStopped) {
+TEST(SetUp, WarnsOfAStoppedRank) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   const auto endings = as_processes(2, [&](int rank) {

@@ -38,7 +38,7 @@ TEST(Topology, EncodedHellosDecodeUnchanged) {
   EXPECT_EQ(std::memcmp(told.data(), heard.data(), 3 * sizeof(Hello)), 0);
 }
 
-TEST(Topology, TellsOfThisMachine) {
+TEST(Topology, DescribesThisMachine) {
   const Hello hello = describe_self(7);
   EXPECT_EQ(hello.rank, 7);
   EXPECT_EQ(hello.pid, getpid());
@@ -70,7 +70,7 @@ TEST(Topology, ARankThatDoesNotSeeItsMachineIsTakenAtItsWordOrNamed) {
   EXPECT_EQ(Topology::from(all).doubt(), "");
 }
 
-TEST(Topology, SaysWhichRankOfTheWholeJobThatIsWhereItDiffers) {
+TEST(Topology, NamesTheGlobalRankWhereItDiffers) {
   Topology topology = Topology::from(hellos(3));
   const std::string before = topology.describe(1);
   EXPECT_TRUE(before.starts_with("rank 1 (pid ")) << before;
@@ -100,7 +100,7 @@ TEST(Topology, DamagedValuesAreRefused) {
 }
 
 /// A table of another world size is the most frequent wrong value in a store.
-TEST(Topology, RanksThatWereStartedWithAnotherWorldSizeAreTold) {
+TEST(Topology, AnotherWorldSizeIsAnError) {
   try {
     (void)decode(encode(hellos(2)), 3);
     FAIL() << "taken for one of three";
@@ -152,7 +152,7 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
 }
 
 /// Of lists, only the items that differ are named.
-TEST(Topology, RanksThatDifferInAVariableAreToldBothValues) {
+TEST(Topology, RanksThatDifferInAVariableGetBothValues) {
   std::vector<Hello> ranks = hellos(3);
   const auto told = [&](const std::string& first, const std::string& last) {
     try {

@@ -102,7 +102,7 @@ TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
   });
 }
 
-TEST(Mailbox, AReceiveFromAnybodyTellsWhom) {
+TEST(Mailbox, AReceiveFromAnySourceReturnsTheSource) {
   constexpr int kRanks = 4;
   in_group("anybody", kRanks, [&](Group& group, int rank) {
     if (rank != 0) {
@@ -188,7 +188,7 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
 }
 
 /// An asynchronous send and receive end although no thread waits for them.
-TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
+TEST(Mailbox, TheProgressThreadFinishesMessagesWithoutAWaiter) {
   in_group("progress", 2, [&](Group& group, int rank) {
     Bytes memory = rank == 0 ? payload(0, 1, 0, 3'000'000) : Bytes(3'000'000);
     const Request request = message(1 - rank, 0, memory.data(), memory.size());
@@ -201,7 +201,7 @@ TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
 }
 
 /// A callback waits for an effect of another message, on any thread.
-TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
+TEST(Mailbox, ACallbackThatBlocksDelaysNoOtherMessage) {
   for (const Carrier carrier : {Carrier::kPool, Carrier::kCaller}) {
     in_group("blocks", 2, [&](Group& group, int rank) {
       std::atomic<bool> waited{false};
@@ -252,7 +252,7 @@ TEST(Mailbox, ACallbackMayWaitForMessages) {
   EXPECT_EQ(ended, 4) << "who waits returns when the callback has";
 }
 
-TEST(Mailbox, ACallbackThatThrowsHarmsNobody) {
+TEST(Mailbox, ACallbackThatThrowsHarmsNoMessage) {
   MemoryStore store;
   Group group(store, options("throws", 0, 1));
   Bytes out(100), in(100);
@@ -353,7 +353,7 @@ void flood(const std::function<GroupOptions(int)>& options_of) {
   });
 }
 
-TEST(Mailbox, AFloodThatNobodyReceivesIsBounded) {
+TEST(Mailbox, AFloodWithoutReceivesIsBounded) {
   flood([](int rank) { return options("flood", rank, 2); });
 }
 
@@ -364,7 +364,7 @@ TEST(Mailbox, AFloodFromAnotherHostIsBounded) {
 
 // ---- failures
 
-TEST(MailFailure, SizesThatDifferAreNamed) {
+TEST(MailboxFailure, SizesThatDifferAreNamed) {
   const auto differ = [](Group& group, int rank, size_t other) {
     Bytes memory(rank == 0 ? 2000 : other);
     const Request request = message(1 - rank, 3, memory.data(), memory.size());
@@ -381,7 +381,7 @@ TEST(MailFailure, SizesThatDifferAreNamed) {
   }
 }
 
-TEST(MailFailure, ATimeoutNamesTheSender) {
+TEST(MailboxFailure, ATimeoutNamesTheSender) {
   std::atomic<bool> over{false};
   in_group("late", 2, [&](Group& group, int rank) {
     EXPECT_TRUE(rank == 0 || eventually(milliseconds(20'000), [&] { return over.load(); }));
@@ -400,7 +400,7 @@ TEST(MailFailure, ATimeoutNamesTheSender) {
 }
 
 /// A receive times out although other messages keep coming.
-TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
+TEST(MailboxFailure, ATimeoutComesWhateverElseDoes) {
   std::atomic<bool> over{false};
   in_group("steady", 2, [&](Group& group, int rank) {
     Bytes memory(100), other(100);
@@ -428,7 +428,7 @@ TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
 }
 
 /// While other ranks remain, a rank that left in good order does not end a receive from any source.
-TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
+TEST(MailboxFailure, AReceiveFromAnySourceOutlivesARankThatLeft) {
   in_group("outlives", 3, [&](Group& group, int rank) {
     ASSERT_TRUE(barrier(group).ok());
     if (rank == 1) return;
@@ -441,7 +441,7 @@ TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
   });
 }
 
-TEST(MailFailure, AReceiveFromAnybodyEndsWhenAllHaveLeft) {
+TEST(MailboxFailure, AReceiveFromAnySourceEndsWhenAllHaveLeft) {
   in_group("all left", 3, [&](Group& group, int rank) {
     if (rank != 0) return;
     Bytes memory(50);
@@ -450,7 +450,7 @@ TEST(MailFailure, AReceiveFromAnybodyEndsWhenAllHaveLeft) {
   });
 }
 
-TEST(MailFailure, AKilledSenderIsNamedWhateverItWasDoing) {
+TEST(MailboxFailure, AKilledSenderIsNamedWhateverItWasDoing) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const bool streams : {false, true}) {
     FolderStore store;

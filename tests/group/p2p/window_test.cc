@@ -390,7 +390,7 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
 }
 
 /// The error of a late receive of the user's names only the user's messages.
-TEST(WindowFailure, OtherMailIsNotBlamed) {
+TEST(WindowFailure, OtherMessagesAreNotBlamed) {
   std::atomic<bool> over{false};
   in_group("other", 2, [&](Group& group, int rank) {
     const Place place(group, 10);

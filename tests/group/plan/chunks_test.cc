@@ -69,7 +69,7 @@ TEST(Chunks, AreEvenAndEndWhereSchedulesBegin) {
   }
 }
 
-TEST(Chunks, AreOfWhatAllRanksKnowAlike) {
+TEST(Chunks, DependOnlyOnFactsThatAllRanksShare) {
   EXPECT_FALSE(goes_in_chunks(Collective::kAllReduce, DType::kF32, kChunk / 4));
   EXPECT_TRUE(goes_in_chunks(Collective::kAllReduce, DType::kF32, kChunk / 4 + 1));
   EXPECT_TRUE(goes_in_chunks(Collective::kBroadcast, DType::kBool, kChunk + 1));

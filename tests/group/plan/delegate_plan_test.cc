@@ -123,7 +123,7 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   EXPECT_TRUE(runs_of(Collective::kBarrier, 0).starts_with("host memory"));
 }
 
-TEST(DeviceExplain, SaysWhyThereIsNoNccl) {
+TEST(DeviceExplain, StatesWhyThereIsNoNccl) {
   PlanFacts facts;
   facts.ranks = 2;
   const Way gathers = explain_on_device({Collective::kGather, 64 * M, facts, true, ""}).front();

@@ -153,7 +153,7 @@ bool can_do(DeviceAlgorithm algorithm, Collective collective, size_t bytes, cons
 }
 
 /// The limits of the plan are those of the kernels, to the byte.
-TEST(DevicePlan, PacketsHoldWhatIsSaidAndNoMore) {
+TEST(DevicePlan, PacketsHoldTheStatedSizeAndNoMore) {
   for (const DeviceShape shape : {DeviceShape{2, 1, 64, 4096}, DeviceShape{3, 5, 30, 4096}, device_shape(8, 16, kPad),
                                   device_shape(7, 3, kPad)}) {
     for (const ExpectedOnDevice& e : kDeviceChoices) {

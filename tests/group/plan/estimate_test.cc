@@ -88,7 +88,7 @@ TEST(Estimate, ALinkOfTheHostIsNoFasterForMoreRanks) {
   EXPECT_LT(proxy(8, rdma(12.5)).seconds * 2, proxy(2, rdma(12.5)).seconds) << "each rail has a port";
 }
 
-TEST(Estimate, SaysOfSharedMemoryWhichIsTheFaster) {
+TEST(Estimate, NamesTheFasterAlgorithmInSharedMemory) {
   const auto small = ways_of(Collective::kAllReduce, 8 * K, hosts_of(2), tcp());
   ASSERT_EQ(small.size(), 2u);
   EXPECT_TRUE(small[0].runs);
@@ -111,7 +111,7 @@ GpuTopology joined(int lanes) {
   return topology;
 }
 
-TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndSaysSo) {
+TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndNamesIt) {
   const auto ways = [](const DeviceLink& link, size_t bytes) {
     return explain_on_device({Collective::kAllReduce, bytes, hosts_of(8), /*has_kernels=*/true, "", link});
   };

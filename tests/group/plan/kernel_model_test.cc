@@ -131,7 +131,7 @@ TEST(KernelModel, AgreesWithTheTableOfEachLink) {
 }
 
 /// The fewest blocks that the model wants for bulk, and not many more: a block takes an SM from the computation.
-TEST(KernelModel, WantsTheBlocksOfEachLink) {
+TEST(KernelModel, GivesTheBlocksOfEachLink) {
   const auto rate = [](size_t ranks, const DeviceLink& link, uint32_t blocks) {
     return cost_of(DeviceAlgorithm::kReduceChunks, Collective::kAllReduce, 1024 * M,
                    device_shape(uint32_t(ranks), blocks, pad_budget(64 * M)), link)

@@ -82,7 +82,7 @@ TEST(Route, IsTheExpectedTable) {
 }
 
 /// The ranks agree on proxies, a collective step, exactly if the answer changes the route.
-TEST(Route, ProxiesAreAskedForWhereTheAnswerMatters) {
+TEST(Route, ProxiesAreQueriedOnlyIfTheAnswerMatters) {
   for (unsigned bits = 0; bits < 1u << kFacts; ++bits) {
     RouteFacts without = facts_of(bits), with = without;
     without.proxies_serve = false, with.proxies_serve = true;
@@ -90,7 +90,7 @@ TEST(Route, ProxiesAreAskedForWhereTheAnswerMatters) {
   }
 }
 
-TEST(Route, SaysWhatMemoryAnOperationIsTold) {
+TEST(Route, DecidesWhichMemoryAnOperationGets) {
   struct Row {
     Route route;
     bool uses_tensors, goes_in_parts;

@@ -76,7 +76,7 @@ TEST(Simulate, MovesWhatTheSchedulesMove) {
   }
 }
 
-TEST(Simulate, TakesWhatFormulasSay) {
+TEST(Simulate, TakesTheTimeOfTheFormulas) {
   const auto seconds = [](Collective collective, size_t bytes, size_t hosts) {
     return on(collective, bytes, alike_hosts(hosts)).seconds;
   };

@@ -376,7 +376,7 @@ int wrong_sums() {
 }
 
 #if defined(__SANITIZE_THREAD__)
-TEST(Controls, DISABLED_BrokenRulesAreRacesAndSayNothingMoreHere) {}
+TEST(Controls, DISABLED_BrokenRulesAreRacesAndProveNothingMoreHere) {}
 #else
 TEST(Controls, WithoutDoubleBufferingSumsAreWrong) {
   EXPECT_EQ(wrong_sums<Channel>(), 0);

@@ -487,7 +487,7 @@ TEST(PlaceControls, WithoutTheGreetingWritesHitUnreadyMemory) {
   EXPECT_TRUE(goes_wrong<Unannounced>(steps, mixed));
 }
 
-TEST(PlaceControls, WithoutATellingPairsDisagree) {
+TEST(PlaceControls, WithoutAnAnnouncedReachPairsDisagree) {
   const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 700);
   EXPECT_TRUE(goes_wrong<LocalReach>(steps, everywhere, 3 * Reach::kGranule - 6000, 1, /*grows=*/true));
 }

@@ -223,7 +223,7 @@ TEST(Launch, UnsupportedOperationIsRefused) {
   EXPECT_FALSE(kernel::can_do(DeviceAlgorithm::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
 }
 
-TEST(Launch, SaysWhyItCannot) {
+TEST(Launch, ReportsWhyItCannot) {
   std::vector<kernel::KernelFacts> facts;
   const Status status = kernel::load_cuda(&facts);
   if (status.ok()) GTEST_SKIP() << "there is a device here";

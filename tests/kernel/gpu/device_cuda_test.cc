@@ -108,7 +108,7 @@ TEST_F(Device, AnAbsentRankEndsInAVerdict) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-TEST_F(Device, KernelsSayWhatTheyNeed) {
+TEST_F(Device, KernelsReportTheirResources) {
   for (const kernel::KernelFacts& f : facts_) {
     std::printf("%-10s %3d registers, %5zu bytes local, %4d blocks at once\n", f.name, f.registers, f.local_bytes,
                 f.resident);

@@ -134,7 +134,7 @@ TEST_P(Multicasts, AllRanksHaveTheSameSumsAtAnyLengthAndAddress) {
 }
 
 /// A launch may tell the host of its end.
-TEST(Multicast, TellsTheHostOfItsEnd) {
+TEST(Multicast, ReportsItsEndToTheHost) {
   Twins twins({{2, 2, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
   Stamp completions[2] = {};

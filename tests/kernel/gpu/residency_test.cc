@@ -75,7 +75,7 @@ TEST(Residency, LeavesRoomForLaterGroups) {
   EXPECT_EQ(groups_on(132, 1, 16, 8), (Blocks{4, 3, 2, 1, 1, 1, 1, 1, 1, 1}));
 }
 
-TEST(Residency, SaysWhereNotEvenOneFits) {
+TEST(Residency, ReportsWhereNotEvenOneFits) {
   const GpuRoom crowded[] = {{264, 1}, {8, 9}};
   const BlockAgreement agreed = agree_on_blocks(crowded, 4);
   EXPECT_EQ(agreed.blocks, 0u);

@@ -13,7 +13,7 @@ namespace {
 
 Deadline in_time() { return Deadline::after(std::chrono::seconds(20)); }
 
-TEST(DeviceFacts, IsToldOfEachDevice) {
+TEST(DeviceFacts, AreQueriedOfEachDevice) {
   const auto found = device_facts(std::make_shared<FakeDriver>(3), in_time());
   ASSERT_EQ(found.size(), 3u);
   EXPECT_EQ(found[1].bus, "0000:02:00.0");

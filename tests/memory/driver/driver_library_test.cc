@@ -23,7 +23,7 @@
 namespace nvx {
 namespace {
 
-TEST(DriverLibrary, SaysWhereThereIsNone) {
+TEST(DriverLibrary, ReportsWhereThereIsNone) {
   try {
     (void)driver_library("libcuda-that-is-not-there.so.1");
     FAIL();
@@ -60,7 +60,7 @@ TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
   (void)driver_library(NVX_FAKE_CUDA);
 }
 
-TEST(DriverLibrary, DescribesWhatTheDriverTells) {
+TEST(DriverLibrary, DescribesTheDriversFacts) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
   int count = 0;
   ASSERT_EQ(driver->count(&count), 0);
@@ -285,7 +285,7 @@ static_assert(offsetof(cuda::AllocationProperties, location) == offsetof(CUmemAl
 static_assert(offsetof(cuda::AllocationProperties, compression) == offsetof(CUmemAllocationProp, allocFlags));
 static_assert(sizeof(CUmemFabricHandle) == sizeof(HandleBytes));
 
-TEST(DriverLibrary, IsWhatTheHeadersSay) { EXPECT_GE(CUDA_VERSION, 12030) << "what is older has no fabric handles"; }
+TEST(DriverLibrary, MatchesTheHeaders) { EXPECT_GE(CUDA_VERSION, 12030) << "what is older has no fabric handles"; }
 
 #endif
 

@@ -24,7 +24,7 @@ TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
 }
 
 /// A slow path between the two does not affect a copy within the writing GPU.
-TEST(DeviceMeasure, TellsTheWayFromTheCall) {
+TEST(DeviceMeasure, SeparatesTheCopyFromTheCall) {
   const auto driver = std::make_shared<FakeDriver>(2);
   driver->pair(0, 1, Truth::kDawdles);
   const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)), size_t(1) << 20);

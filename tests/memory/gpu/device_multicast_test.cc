@@ -92,7 +92,7 @@ TEST(DeviceMulticast, OneAddressReachesAPartOfEachRank) {
   }
 }
 
-TEST(DeviceMulticast, IsNotAskedForByDefault) {
+TEST(DeviceMulticast, IsNotRequestedByDefault) {
   all_ranks(2, [](Rank& one) {
     one.open(0);
     EXPECT_EQ(one.span, nullptr);
@@ -180,7 +180,7 @@ TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndTheBooksBalance) {
   EXPECT_GT(none, as_fast(3, 1));
 }
 
-TEST(DeviceMulticast, GroupsThatCannotHaveItSayWhy) {
+TEST(DeviceMulticast, GroupsThatCannotHaveItReportWhy) {
   all_ranks(2, [](Rank& one) {
     for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd}) one.driver().lacks(kind);
     one.open();

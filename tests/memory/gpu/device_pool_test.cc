@@ -66,7 +66,7 @@ TEST(DevicePool, GrowsInARowAndKeepsWhatItHas) {
   EXPECT_EQ(process.registry->made_pool(0).load(), &pool);
 }
 
-TEST(DevicePool, KnowsWhatLiesInIt) {
+TEST(DevicePool, FindsAddressesInIt) {
   Process process(1);
   DevicePool& pool = process.registry->pool(0);
   const DevicePtr base = pool.allocate(2 * M);
@@ -296,7 +296,7 @@ TEST(PeerPool, ARefusalLeavesWhatIsMappedAndIsNotForEver) {
   }
 }
 
-TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
+TEST(PeerPool, AnOwnerThatCannotExportReportsWhy) {
   Process mine(1), theirs(1);
   (void)theirs.registry->pool(0).allocate(2 * M);
   theirs.driver->refuse("export_fd", 5);

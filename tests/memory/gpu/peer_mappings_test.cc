@@ -238,7 +238,7 @@ const Lie kLies[] = {
 };
 
 /// Between GPUs 0 and 2 access fails in some way; the other pairs are not affected.
-TEST(PeerMappings, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
+TEST(PeerMappings, ACorruptPairFallsBackToPinnedHostMemoryAndReportsWhy) {
   for (const Lie& lie : kLies) {
     const SharedTable table(3);
     std::vector<std::shared_ptr<FakeDriver>> drivers(3);
@@ -286,7 +286,7 @@ TEST(PeerMappings, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
   }
 }
 
-TEST(PeerMappings, WhereNeitherWorksAllRanksSaySo) {
+TEST(PeerMappings, WhereNeitherWorksAllRanksReportIt) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     Process process(2);

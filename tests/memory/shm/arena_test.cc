@@ -59,7 +59,7 @@ TEST(Arena, SpansAreZeroedApartAndGivenBack) {
   EXPECT_EQ(arena.allocate(Arena::kBytes).offset, 0u) << "the holes have grown together again";
 }
 
-TEST(Arena, SaysWhenItIsFullAndGoesOn) {
+TEST(Arena, ReportsWhenItIsFullAndGoesOn) {
   Arena arena;
   const Span most = arena.allocate(Arena::kBytes - M);
   try {
@@ -125,7 +125,7 @@ class Holder : public LeaseHolder {
   int asked = 0;
 };
 
-TEST(Leases, TheIdleGiveUpForThoseWhoAsk) {
+TEST(Leases, IdleHoldersYieldToRequests) {
   Arena arena;
   LeasePool pool(arena, 4 * M);
   Holder first, second;
@@ -165,7 +165,7 @@ TEST(Leases, NobodyGivesUpForMoreThanTheLeast) {
 }
 
 /// Leases of messages have no holder, which the pool could request to yield.
-TEST(Leases, ALeaseWithoutAHolderIsNeverAskedFor) {
+TEST(Leases, ALeaseWithoutAHolderIsNeverReclaimed) {
   Arena arena;
   LeasePool pool(arena, M);
   const Span nobodys = pool.acquire(512 * K, nullptr);
@@ -224,7 +224,7 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
   });
 }
 
-TEST(PeerProcesses, TellHowOneEndedEvenWhenItIsReaped) {
+TEST(PeerProcesses, ReportHowOneEndedEvenWhenItIsReaped) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const auto& [dies, said] : {std::pair{true, "<signal 9>"}, {false, "<exit code 7>"}}) {
     const pid_t child = fork();
@@ -317,7 +317,7 @@ TEST(PeerProcesses, MalformedArenaIsRefused) {
 }
 
 /// A rank stays known while any group stands that has shown it, whichever of them ends first.
-TEST(PeerProcesses, AreKnownAsLongAsAGroupStands) {
+TEST(PeerProcesses, AreFoundAsLongAsAGroupStands) {
   const auto here = ShmRegistry::here();
   const auto process = std::make_shared<PeerProcess>(ArenaId{5, 6}, here->arena().fd(), 4096, ProcessWatch(), getpid());
   auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
@@ -460,7 +460,7 @@ std::string news_of(const ProcessWatch& process) {
   return news;
 }
 
-TEST(ProcessWatch, TellsThatAProcessIsStoppedAndThatItRunsAgain) {
+TEST(ProcessWatch, ReportsThatAProcessIsStoppedAndThatItRunsAgain) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const pid_t child = fork();
   if (child == 0) {
@@ -479,7 +479,7 @@ TEST(ProcessWatch, TellsThatAProcessIsStoppedAndThatItRunsAgain) {
   EXPECT_TRUE(process.ended());
 }
 
-TEST(ProcessWatch, TellsThatTheMainThreadHasEnded) {
+TEST(ProcessWatch, ReportsThatTheMainThreadHasEnded) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const pid_t child = fork();
   if (child == 0) {
@@ -494,7 +494,7 @@ TEST(ProcessWatch, TellsThatTheMainThreadHasEnded) {
 }
 
 /// A debugger holds it at the end, as the kernel does while it writes the core: its files are still open.
-TEST(ProcessWatch, TellsThatASignalHasEndedItWhileItsFilesAreOpen) {
+TEST(ProcessWatch, ReportsThatASignalHasEndedItWhileItsFilesAreOpen) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const auto handler = signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would end the child by an exit
   const pid_t child = fork();

@@ -37,7 +37,7 @@ std::optional<Code> refusal_of(const std::string& name, milliseconds span) {
   }
 }
 
-TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
+TEST(UnixSocket, AFullBacklogIsReportedAtOnceAndEmptiedInBoundedSteps) {
   const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   const auto began = Clock::now();
@@ -290,7 +290,7 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
   });
 }
 
-TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsSaid) {
+TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsReported) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   const auto here = ShmRegistry::here();
   IpcSocket mine(*here), silent(*here);

@@ -367,7 +367,7 @@ TEST_F(Tcp, ALinkWithAnotherKeyIsRefused) {
   }
 }
 
-TEST_F(Tcp, KnowsWhoSendsAMessage) {
+TEST_F(Tcp, IdentifiesTheSenderOfAMessage) {
   End c(open_tcp(some_key()));
   const PeerId to_c = b.link->add(c.link->address());
   c.link->add(b.link->address());

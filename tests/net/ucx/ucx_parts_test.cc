@@ -36,7 +36,7 @@ HostAddress address_of(uint16_t family, std::array<uint8_t, 16> address, const s
   return host;
 }
 
-TEST(UcxAddress, SaysWhereItsHostIs) {
+TEST(UcxAddress, ContainsTheHostsAddresses) {
   const std::vector<std::byte> worker = some_bytes(79);
   const HostAddress there = address_of(4, {10, 0, 0, 7}, "eth0");
   const auto encoded = encode_address(
@@ -50,7 +50,7 @@ TEST(UcxAddress, SaysWhereItsHostIs) {
   EXPECT_EQ(address_of(9, {}, "").text(), "? ()");
 }
 
-TEST(Places, TheKernelKnowsWhetherAWayLeadsThere) {
+TEST(Places, TheKernelHasTheRoutes) {
   const HostAddress here = address_of(4, {127, 0, 0, 1}, "lo");
   const HostAddress nowhere = address_of(4, {255, 255, 255, 255}, "eth0");  // broadcast datagrams need permission
   const HostAddress neither = address_of(9, {}, "eth0");
@@ -148,7 +148,7 @@ TEST(UcxSearch, FindsWhatItIsPointedToOnce) {
   rmdir(folder.c_str());
 }
 
-TEST(Interfaces, AreChosenAsNcclAndGlooSay) {
+TEST(Interfaces, AreChosenByNcclsAndGloosVariables) {
   const std::vector<Interface> present = {{"lo", true, false},
                                           {"eth0", false, false},
                                           {"eth1", false, false},
@@ -206,10 +206,9 @@ TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
       words_of(none_named({"NVX_SOCKET_IFNAME", "etth0", false, true}, present)),
       "nvx: NVX_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there are lo, eth0. Next: name "
       "one of them, or unset it");
-  EXPECT_EQ(
-      words_of(none_named({"GLOO_SOCKET_IFNAME", "etth0", true}, std::span(present).first(1))),
-      "nvx: GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; UCX chooses "
-      "(NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one");
+  EXPECT_EQ(words_of(none_named({"GLOO_SOCKET_IFNAME", "etth0", true}, std::span(present).first(1))),
+            "nvx: GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; UCX chooses "
+            "(NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one");
   const std::string nothing = words_of(none_named({"NVX_SOCKET_IFNAME", "x", false, true}, {}));
   EXPECT_NE(nothing.find("there is none. Next"), std::string::npos) << nothing;
 }

@@ -32,7 +32,7 @@ TEST_F(Ucx, IsTheOneThatIsNamed) {
 }
 
 /// Libraries without CUDA, which is what tests have, refuse device memory before anybody passes them any.
-TEST_F(Ucx, SaysWhyItMovesNoDeviceMemory) {
+TEST_F(Ucx, ReportsWhyItMovesNoDeviceMemory) {
   const auto link = open_ucx();
   const bool host_alone = link->describe().ends_with(", host memory");
   EXPECT_EQ(link->use_device_memory({}) == "UCX's context reports host memory alone", host_alone) << link->describe();
@@ -40,7 +40,7 @@ TEST_F(Ucx, SaysWhyItMovesNoDeviceMemory) {
 }
 
 /// UCX closes its listener for good when a rank connects and no descriptor is free.
-TEST_F(Ucx, NoFreeDescriptorForAConnectionIsSaid) {
+TEST_F(Ucx, NoFreeDescriptorForAConnectionIsReported) {
   Child child("ucx", [](End& end, Line& line) {
     const Fd lowest(dup(STDIN_FILENO));
     rlimit limit{};
@@ -65,7 +65,7 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsSaid) {
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 
-TEST_F(Ucx, AForkedChildIsToldThatUcxDoesNotWorkInIt) {
+TEST_F(Ucx, AForkedChildGetsAnErrorThatUcxDoesNotWorkInIt) {
   End end(open_ucx());
   const pid_t fork_of_us = fork();
   if (fork_of_us == 0) {
@@ -93,7 +93,7 @@ class Set {
   const char* const name_;
 };
 
-TEST_F(Ucx, SaysThatSettingsLeaveNoWayToOtherHosts) {
+TEST_F(Ucx, ReportsThatSettingsLeaveNoTransport) {
   for (const auto& [variable, value] :
        {std::pair("NVX_UCX_TLS", "sm"), std::pair("NVX_UCX_TLS", "nonsense"), std::pair("UCX_TLS", "sm"),
         std::pair("UCX_NET_DEVICES", "nowhere"), std::pair("NVX_UCX_NET_DEVICES", "nowhere")}) {
