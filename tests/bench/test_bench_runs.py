@@ -163,7 +163,7 @@ def test_a_backend_that_is_not_there_is_named():
     assert "knows no backend 'nosuch'" in done.stdout
 
 
-def test_a_missing_contender_is_left_out_and_said():
+def test_a_missing_contender_is_left_out_and_reported():
     """torch knows the name of an Intel GPU's backend, and is seldom built with it."""
     if torch.distributed.is_xccl_available():
         pytest.skip("this torch has XCCL")

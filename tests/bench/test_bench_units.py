@@ -64,7 +64,7 @@ def test_sizes_are_shown_as_they_may_be_typed():
         assert sizes.parse_size(sizes.short_size(size)) == size
 
 
-def test_a_scan_that_misses_its_end_is_told():
+def test_a_scan_that_misses_its_end_is_reported():
     def told(*scanned, factor):
         return sizes.missed_end(sizes.scan(*scanned, factor=factor), scanned[1])
 
@@ -279,14 +279,14 @@ def test_figures_keep_to_their_width(value, text):
         ("all_reduce -b lots", "'lots' is not a size: write 8, 64K, 1M or 2G"),
     ],
 )
-def test_command_lines_that_make_no_sense_end_with_2_and_say_why(capsys, line, said):
+def test_invalid_command_lines_end_with_2_and_state_why(capsys, line, said):
     with pytest.raises(SystemExit) as end:
         cli.main(line.split())
     assert end.value.code == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_wrong_contender_is_told_which_there_are_and_which_are_installed(monkeypatch):
+def test_a_wrong_contender_lists_the_contenders_and_those_installed(monkeypatch):
     """The list leaves out the backend under test and backends without CPU tensors."""
     monkeypatch.setattr(contenders.dist, "is_gloo_available", lambda: False)
     here, _, missing = contenders.peers_of("nvx").partition("; not installed: ")
@@ -295,7 +295,7 @@ def test_a_wrong_contender_is_told_which_there_are_and_which_are_installed(monke
     assert not {"nvx", "nccl", "fake"} & {*here.split(", "), *missing.split(", ")}
 
 
-def test_the_shown_command_is_what_a_person_typed():
+def test_the_shown_command_is_the_one_that_was_typed():
     from nvx.bench.world import shown_command
 
     typed = ["all_reduce", "-b", "8", "--vs", "gloo"]
@@ -306,7 +306,7 @@ def test_the_shown_command_is_what_a_person_typed():
     ("mpirun (Open MPI) 5.0.11", ["-n", "999", "--bind-to", "none", "--oversubscribe"]),
     ("Intel(R) MPI Library for Linux* OS, Version 2021.18.1", ["-n", "999"]),
 ])  # fmt: skip
-def test_each_mpi_gets_options_that_it_knows(version, options, tmp_path, monkeypatch):
+def test_each_mpi_gets_options_that_it_accepts(version, options, tmp_path, monkeypatch):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(f"""#!/bin/sh
 [ "$1" = --version ] && echo "{version}" && exit
@@ -455,14 +455,14 @@ def test_plot_writes_both_files(tmp_path):
     assert "<svg" in (tmp_path / "results.svg").read_text()
 
 
-def test_plot_says_what_it_cannot_draw(tmp_path, capsys):
+def test_plot_names_what_it_cannot_draw(tmp_path, capsys):
     path = tmp_path / "other.json"
     machine.write(str(path), machine.document("init", "nvx bench init", {}, results=[]))
     assert plot.main(["plot", str(path)]) == 2
     assert "has no sizes to plot" in capsys.readouterr().err
 
 
-def test_why_a_contender_cannot_take_part_is_said_without_a_second_prefix(monkeypatch):
+def test_the_reason_against_a_contender_has_one_prefix(monkeypatch):
     def fails(base, name, world, timeout):
         raise RuntimeError("nvx: the ranks did not all come\nmore")
 

@@ -88,7 +88,7 @@ def endings():
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_ranks_work_or_are_told_what_to_do(endings, cell):
+def test_ranks_work_or_get_advice(endings, cell):
     boxes, expected = CELLS[cell]
     expected = [expected] * len(boxes) if isinstance(expected, str) else expected
     if impossible := next((ending for ending in endings[cell] if ending.startswith("impossible")), None):

@@ -101,7 +101,7 @@ def test_one_host_id_for_two_machines_is_refused(cluster):
     assert "have the same NVX_HOST_ID" in cluster.logs()
 
 
-def test_whom_an_ending_process_waits_for_is_said(cluster):
+def test_an_ending_process_logs_the_peer_that_it_waits_for(cluster):
     cluster.start("leave_somebody", 2, environment={"NVX_DEBUG": "info"})
     cluster.wait_for("ready")
     cluster.send(1, signal.SIGSTOP)

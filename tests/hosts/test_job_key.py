@@ -84,7 +84,7 @@ def test_ranks_without_the_key_are_named(cluster, other, words):
         assert KEY not in log
 
 
-def test_a_rank_that_cannot_read_the_key_tells_the_others(cluster):
+def test_a_rank_that_cannot_read_the_key_notifies_the_others(cluster):
     nowhere = f"@{cluster.folder / 'nowhere'}"
     cluster.start("begin", 2, environment=[WITH_KEY, {"NVX_JOB_KEY": nowhere}])
     began = time.time()

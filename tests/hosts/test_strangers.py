@@ -155,7 +155,7 @@ def test_a_host_behind_address_translation_is_named_with_what_to_set(tmp_path, l
 
 
 @both_versions
-def test_a_host_behind_address_translation_is_let_in_where_the_variable_says_so(tmp_path, library):
+def test_a_host_behind_address_translation_is_admitted_by_the_variable(tmp_path, library):
     with translated(tmp_path) as cluster:
         cluster.start("speak_first", 2, environment={**library, "NVX_ALLOW_FROM": SEEN_AS})
         assert cluster.results() == ["good", "good"]

@@ -199,7 +199,7 @@ def said_without_torch(unpacked, without_torch, work, *typed):
     return ended.stdout + ended.stderr
 
 
-def test_without_torch_it_says_what_to_type(unpacked, without_torch, work):
+def test_without_torch_it_names_the_command_to_run(unpacked, without_torch, work):
     said = said_without_torch(unpacked, without_torch, work)
     assert "nvx is built against the torch you run" in said
     assert "Traceback" not in said.split("nvx is built against")[1]

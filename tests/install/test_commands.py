@@ -34,7 +34,7 @@ def test_a_command_that_does_not_exist_is_named(capsys):
 
 
 @pytest.mark.parametrize("words", ["env", "topo", "demo", "explain all_reduce 8", "drill --fault kill --phase init"])
-def test_a_command_says_why_the_module_cannot_serve(monkeypatch, capsys, words):
+def test_a_command_reports_why_the_module_cannot_serve(monkeypatch, capsys, words):
     monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
     monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
     assert cli.main(words.split()) == 2
@@ -62,7 +62,7 @@ def test_every_command_has_help(command):
     assert "usage:" in ended.stdout
 
 
-def test_doctor_passes_here_and_says_so_in_json():
+def test_doctor_passes_here_and_reports_it_in_json():
     ended = nvx("doctor", "--json")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(ended.stdout)
@@ -80,7 +80,7 @@ def test_a_bad_job_key_keeps_no_command_from_describing_this_machine(monkeypatch
     assert ended.returncode == 0, ended.stderr
 
 
-def test_doctor_says_why_a_build_has_no_kernels(monkeypatch):
+def test_doctor_reports_why_a_build_has_no_kernels(monkeypatch):
     facts = {name: value for name, value in vars(nvx_module._build_facts()).items() if name.isupper()}
     monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"cuda": False, "ucx": True})
     for why, text in (("no nvcc", "cuda False (no nvcc), ucx True"), ("", "cuda False, ucx True")):
@@ -89,7 +89,7 @@ def test_doctor_says_why_a_build_has_no_kernels(monkeypatch):
         assert doctor.check_build().text == text
 
 
-def test_doctor_says_what_the_gpus_do_and_what_to_type(monkeypatch):
+def test_doctor_reports_what_the_gpus_do_and_the_command_to_run(monkeypatch):
     if not torch.cuda.is_available():
         assert doctor.check_gpus().text.startswith("none here")
     verdict = {"kernels": True, "wrong": []}
@@ -119,7 +119,7 @@ def test_doctor_says_what_the_gpus_do_and_what_to_type(monkeypatch):
     assert doctor.check_gpus().line() == "[WARN] GPUs: 2 x NVIDIA H100: slow; GPU 1 alone: slow -> reboot it"
 
 
-def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
+def test_doctor_reports_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
     found = doctor.check_between_hosts()
     if found.state == "OKAY":
         assert re.match(
@@ -160,7 +160,7 @@ def test_doctor_warns_of_another_distribution_named_nvx(monkeypatch, tmp_path, o
     assert found.hint.startswith("pip uninstall nvx torch-nvx")
 
 
-def test_doctor_says_what_a_served_name_gets(monkeypatch):
+def test_doctor_reports_what_a_served_name_gets(monkeypatch):
     monkeypatch.delenv("NVX_AS", raising=False)
     assert doctor.check_served_names() is None
     monkeypatch.setenv("NVX_AS", "gloo")
@@ -181,7 +181,7 @@ def variables_told(**environment):
     return warm.run(["-c", script], capture_output=True, text=True, check=True, env=again).stdout
 
 
-def test_doctor_says_which_variables_are_wrong():
+def test_doctor_names_the_variables_that_are_wrong():
     told = variables_told(NVX_SPIN_US="much", NVX_STAGING_MB="0", NVX_TIMOUT_S="3", NVX_ALGO="one_shot")
     assert told.startswith("WARN ")
     assert "NVX_SPIN_US=much is not a number: the default (-1: 200, or 0 where" in told
@@ -208,7 +208,7 @@ def test_doctor_gives_a_hint_with_whatever_is_wrong(monkeypatch, capsys):
     assert capsys.readouterr().out == "[FAIL] disk: on fire -> call someone\n"
 
 
-def test_doctor_says_why_a_fresh_python_cannot_import_torch(monkeypatch, tmp_path):
+def test_doctor_reports_why_a_fresh_python_cannot_import_torch(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libgone.so: cannot open')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = doctor.check_registration()
@@ -237,7 +237,7 @@ def test_doctor_fails_on_warnings_only_when_strict(monkeypatch):
     assert doctor.main(["--strict"]) == 1
 
 
-def test_doctor_says_which_collective_is_wrong(monkeypatch, tmp_path):
+def test_doctor_names_the_collective_that_is_wrong(monkeypatch, tmp_path):
     def verdicts(function, args, nprocs):
         for rank in range(nprocs):
             (tmp_path / f"{rank}.json").write_text(json.dumps({"wrong": ["broadcast"] * rank, "seconds": 0.1}))
@@ -277,7 +277,7 @@ def test_explain_reads_sizes_as_people_write_them():
     assert len(ended.stdout.strip().splitlines()) >= 2
 
 
-def test_explain_estimates_every_way_and_says_what_that_rests_on(capsys):
+def test_explain_estimates_every_way_and_states_its_basis(capsys):
     assert cli.main(["explain", "all_reduce", "1M", "--json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)["answers"]
     one_shot, pipelined = answer["ways"]
@@ -304,7 +304,7 @@ def test_explain_reckons_with_the_fastest_port_that_is_up(tmp_path):
     assert rdma_gb_s(str(tmp_path)) == 25.0
 
 
-def test_explain_knows_of_several_hosts(capsys):
+def test_explain_covers_several_hosts(capsys):
     assert cli.main(["explain", "all_reduce", "8", "64M", "-n", "4", "--hosts", "2"]) == 0
     told = capsys.readouterr().out
     small, large = (line for line in told.splitlines() if line.startswith("all_reduce of "))
@@ -414,7 +414,7 @@ def test_import_nvx_registers_it_before_and_after_torch(tmp_path, first, switch,
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_explain_says_so_where_there_is_nothing_to_choose(capsys, device):
+def test_explain_reports_where_there_is_nothing_to_choose(capsys, device):
     """A barrier has no size, even if a size is given."""
     for arguments in (["barrier"], ["barrier", "8"]):
         assert cli.main(["explain", *arguments, "-n", "4", "--device", device]) == 0
@@ -431,7 +431,7 @@ def test_explain_says_so_where_there_is_nothing_to_choose(capsys, device):
     assert "there is no collective foo; there are all_reduce, " in capsys.readouterr().err
 
 
-def test_explain_knows_the_names_that_bench_knows(capsys):
+def test_explain_accepts_the_names_that_bench_accepts(capsys):
     for alias in (alias for alias, name in collectives.ALIASES.items() if name != "sendrecv"):
         assert cli.main(["explain", alias, "8"]) == 0, alias
         assert capsys.readouterr().out.startswith(f"{collectives.ALIASES[alias]} of ")
@@ -445,7 +445,7 @@ def explained(monkeypatch, capsys, *arguments, why_no_nccl=""):
     return lines, [line for line in lines if line.startswith("  runs")]
 
 
-def test_explain_says_what_cuda_tensors_would_do_and_what_else_they_could(monkeypatch, capsys):
+def test_explain_shows_the_route_of_cuda_tensors_and_the_alternatives(monkeypatch, capsys):
     lines, running = explained(monkeypatch, capsys, "allreduce", "4K", "1M", "-n", "8")
     headings = [line for line in lines if line.startswith("all_reduce of ")]
     assert len(headings) == len(running) == 2
@@ -482,7 +482,7 @@ def test_explain_lists_the_keys_with_their_values_and_where_these_come_from(monk
     assert refused.returncode == 2 and refused.stderr.startswith("nvx explain: NVX_TUNE: slice=1 is not a number from")
 
 
-def test_explain_says_plainly_that_there_is_no_nccl(monkeypatch, capsys):
+def test_explain_reports_that_there_is_no_nccl(monkeypatch, capsys):
     why = "torch 2.0 was built without NCCL: nvx cannot delegate to it"
     lines, _ = explained(monkeypatch, capsys, "all_reduce", "1M", why_no_nccl=why)
     (row,) = (line for line in lines if "ProcessGroupNCCL" in line)
@@ -511,7 +511,7 @@ def test_explain_follows_nvx_delegate():
     assert rows("broadcast")[1] == [False, False]
 
 
-def test_explain_tells_of_cuda_tensors_over_several_hosts(capsys):
+def test_explain_covers_cuda_tensors_over_several_hosts(capsys):
     assert cli.main(["explain", "all_reduce", "8", "64M", "-n", "4", "--hosts", "2", "--device", "cuda"]) == 0
     told = capsys.readouterr().out
     assert told.count("4 ranks on 2 hosts, CUDA tensors:\n") == 2
@@ -520,7 +520,7 @@ def test_explain_tells_of_cuda_tensors_over_several_hosts(capsys):
 
 
 @pytest.mark.parametrize("name", ["send", "recv", "sendrecv", "pingpong"])
-def test_explain_says_how_messages_travel(capsys, name):
+def test_explain_shows_how_messages_travel(capsys, name):
     assert cli.main(["explain", name, "8", "1M"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("send and recv have one algorithm: ") and len(told.splitlines()) == 1

@@ -16,7 +16,7 @@ def run(*arguments, script="import sys; from nvx.commands import drill; sys.exit
     return warm.run(["-c", script, *arguments], capture_output=True, text=True, timeout=120)
 
 
-def test_faults_are_told_in_time_and_gloo_names_no_rank(tmp_path):
+def test_faults_are_reported_in_time_and_gloo_names_no_rank(tmp_path):
     file = tmp_path / "rows.json"
     ended = run("--fault", "kill", "--phase", "steady", "--vs", "gloo", "-J", file)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -40,7 +40,7 @@ def test_faults_are_told_in_time_and_gloo_names_no_rank(tmp_path):
         (["--fault", "kill", "-J", "/no/such/folder/rows.json"], "/no/such/folder/rows.json"),
     ],
 )
-def test_a_drill_that_cannot_run_says_so_before_its_first_cell(monkeypatch, capsys, arguments, why):
+def test_a_drill_that_cannot_run_fails_before_its_first_cell(monkeypatch, capsys, arguments, why):
     monkeypatch.setattr(drill.hosts, "why_no_namespaces", lambda: "network namespaces need root")
     assert cli.main(["drill", *arguments]) == 2
     told = capsys.readouterr()

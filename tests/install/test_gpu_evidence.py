@@ -104,7 +104,7 @@ def test_parts_run_in_their_order_and_a_further_call_goes_on(evidence):
         ("garbage", "passed", ""),
     ],
 )
-def test_a_part_that_goes_wrong_is_told_and_the_rest_run(evidence, how, state, why):
+def test_a_part_that_goes_wrong_is_reported_and_the_rest_run(evidence, how, state, why):
     code, states, ran = evidence.run({"streams": how}, "--parts", "kernels")
     assert ran == KERNELS and code == (state != "passed")
     assert states.pop("streams") == state and set(states.values()) == {"passed"}
@@ -138,7 +138,7 @@ def test_a_signal_ends_what_runs_and_leaves_the_file(evidence, number):
     assert evidence.run({}, "--parts", "absent,streams")[1:] == ({"streams": "passed", "absent": "passed"}, ["absent"])
 
 
-def test_time_that_runs_out_is_told(evidence):
+def test_a_time_limit_is_reported(evidence):
     code, states, ran = evidence.run({}, "--parts", "kernels", "--minutes", "0.01")
     assert code == 0 and ran == [] and set(states.values()) == {"skipped"}
     assert evidence.part("streams")["why"] == "time ran out"
@@ -170,7 +170,7 @@ def test_a_file_of_another_commit_is_left_alone(evidence):
         evidence.run({}, "--parts", "dance")
 
 
-def test_parts_of_a_module_that_cannot_be_built_say_why(evidence, monkeypatch):
+def test_parts_of_a_module_that_cannot_be_built_state_why(evidence, monkeypatch):
     def fail(self, wanted):
         (self.work / "log").write_text("work.cc: error: no")
         self.building = subprocess.Popen(["false"])

@@ -144,7 +144,7 @@ def test_a_failure_does_not_break_import_torch(python, package):
     assert "nvx could not register itself: broken on purpose" in ended.stderr
 
 
-def test_a_build_for_another_minor_says_so_in_one_sentence(python, package):
+def test_a_build_for_another_minor_is_one_sentence(python, package):
     built_for(package, "2.9")
     ended = python("import torch; print('alive')", path=package)
     assert (ended.returncode, ended.stdout.strip()) == (0, "alive")
@@ -162,7 +162,7 @@ def test_a_build_for_another_minor_is_refused_in_the_same_words(python, package)
     assert "undefined symbol" not in ended.stderr
 
 
-def test_a_package_that_was_never_built_says_what_to_type(python, package):
+def test_a_package_that_was_never_built_names_the_command_to_run(python, package):
     (package / "nvx" / "_built.py").unlink()
     ended = python(ONE_RANK, path=package)
     last = ended.stderr.strip().splitlines()[-1]

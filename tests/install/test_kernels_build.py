@@ -164,7 +164,7 @@ def test_an_old_cmake_costs_the_kernels_and_not_the_build(root, tmp_path):
     assert "3.26 is the first" in line and "pip install 'cmake>=3.26' && NVX_CUDA=1 " in line
 
 
-def test_one_makes_it_an_error_and_zero_asks_for_none(build, tmp_path):
+def test_one_makes_it_an_error_and_zero_builds_none(build, tmp_path):
     home = toolkit(tmp_path, "release 13.0", "error: this is why")
     ended = build(CUDA_HOME=home, NVX_CUDA="1")
     assert ended.returncode != 0
@@ -263,14 +263,14 @@ def test_it_builds_for_the_visible_gpus(played, driver):
         (["sm_86"], "8.6+PTX 9.0", ["86,code=sm_86", "90,code=sm_90", "86,code=compute_86"]),
     ],
 )
-def test_a_gpu_that_nvcc_does_not_know_is_left_out(build, driver, tmp_path, knows, asked, compiled):
+def test_a_gpu_that_nvcc_does_not_support_is_left_out(build, driver, tmp_path, knows, asked, compiled):
     home = toolkit(tmp_path / "toolkit", "release 13.0", "error: $*", *knows)
     asked = {"TORCH_CUDA_ARCH_LIST": asked} if asked else {}
     line = build.without_kernels(CUDA_HOME=home, LD_LIBRARY_PATH=driver, **asked)
     assert re.findall(r"-gencode=arch=compute_(\S+)", line) == compiled
 
 
-def test_a_torch_of_rocm_has_no_kernels_and_a_line_says_so(build):
+def test_a_torch_of_rocm_has_no_kernels_and_logs_it(build):
     ended = build(cuda=None, hip="6.4.2")
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     (line,) = (line for line in ended.stdout.splitlines() if "no kernels are built" in line)

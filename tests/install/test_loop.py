@@ -80,7 +80,7 @@ def test_a_parameter_is_selected_by_the_name_that_the_built_program_gives_it(sel
     )
 
 
-def test_a_selection_that_matches_nothing_says_what_there_is(root, tmp_path):
+def test_a_selection_that_matches_nothing_lists_the_choices(root, tmp_path):
     ended = subprocess.run(
         ["make", "test", "T=NoSuchTestAnywhere[0]"], cwd=root, capture_output=True, text=True, check=False
     )
@@ -152,7 +152,7 @@ def ci(root, tmp_path):
     return run
 
 
-def test_ci_says_aloud_what_is_over_its_budget_and_passes(ci):
+def test_ci_reports_parts_over_their_budget_and_passes(ci):
     ended = ci("# minutes\ntest 0.01\ncheck 5\n", "sleep 2")
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"^test +passed +0\.0 of +0\.0 min +OVER BUDGET by 0\.0 min$", ended.stdout, re.MULTILINE)

@@ -6,7 +6,7 @@ import subprocess
 from nvx import doctor
 
 
-def test_doctor_says_whether_hosts_are_reached_over_rdma():
+def test_doctor_reports_whether_hosts_are_reached_over_rdma():
     rdma = "UCX 1.16.0 (/lib/libucp.so.0), rc_verbs on rxe0:1, tcp on eth0, host memory"
     tcp = "UCX 1.16.0 (/lib/libucp.so.0), tcp on eth0, host memory"
     assert doctor.judge_rdma(rdma, "rxe0:1") == "over RDMA"

@@ -5,7 +5,7 @@ import runpy
 import nvx
 
 
-def test_the_page_is_what_the_docstrings_say(root):
+def test_the_page_matches_the_docstrings(root):
     script = runpy.run_path(str(root / "scripts" / "reference.py"))
     assert script["PAGE"].read_text() == script["page"](), "run scripts/reference.py"
 

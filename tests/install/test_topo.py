@@ -68,7 +68,7 @@ def test_the_matrix_is_as_nvidia_smi_has_it():
     assert [sign for sign, _ in topo.LEGEND] == ["X", "SYS", "NODE", "PHB", "PXB", "PIX", "NV#"]
 
 
-def test_each_pair_says_what_it_shares_and_why_nothing_better():
+def test_each_pair_shows_what_it_shares_and_why_nothing_better():
     nvlink = "GPU memory over NVLink"
     back = {"measured_back_gb_s": 201.2, "measured_back_us": 8.5}
     pairs = [
@@ -87,7 +87,7 @@ def test_each_pair_says_what_it_shares_and_why_nothing_better():
     ]
 
 
-def test_estimate_by_rule_of_thumb_says_so():
+def test_estimate_by_rule_of_thumb_is_marked():
     def lines(**facts):
         found = {"driver": "1", "none": "", "why_not_measured": "", "warnings": []}
         nvlink = {"nvlink_lanes": 0, "nvlink_domain": ""}
@@ -125,7 +125,7 @@ def test_each_gpudirect_requirement_has_a_line(tmp_path):
     }
 
 
-def test_a_library_that_has_rdma_is_not_said_to_have_found_any():
+def test_a_library_that_has_rdma_is_not_reported_to_have_found_any():
     with_rdma = {"version": "1.13.1", "rdma": True, "path": "/lib/a"}
     without = {"version": "1.9.0", "rdma": False, "path": "/lib/b"}
     found = [with_rdma, without]
@@ -188,7 +188,7 @@ def test_table_shows_the_facts_of_nvml(fake_nvml):
     ]
 
 
-def test_the_domain_of_a_gpu_is_told_apart_from_its_host(fake_nvml):
+def test_the_domain_of_a_gpu_is_distinguished_from_its_host(fake_nvml):
     shown = run(LD_LIBRARY_PATH=str(fake_nvml), FAKE_FABRIC="7 2").stdout
     assert shown.count(f"GB/s each, NVLink domain {'07' * 16}, clique 2\n") == 3, shown
     told = json.loads(run("--json", LD_LIBRARY_PATH=str(fake_nvml), FAKE_FABRIC="0 2").stdout)["gpus"]

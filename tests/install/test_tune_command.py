@@ -135,7 +135,7 @@ def test_tune_measures_each_key_of_kernels_within_its_bounds():
         assert row["least"] <= number <= row["most"] and number % row["multiple"] == 0, (key, value)
 
 
-def test_tune_says_what_it_cannot_measure():
+def test_tune_names_what_it_cannot_measure():
     no_gpu = "torch finds no GPU" if torch.version.cuda else "this torch has no CUDA"
     for arguments, why in (
         (["slice"], "nothing measures slice with --device cpu"),

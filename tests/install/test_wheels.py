@@ -16,7 +16,7 @@ def load():
     return module
 
 
-def test_the_plan_has_each_python_and_torch_and_says_why_not():
+def test_the_plan_has_each_python_and_torch_or_states_why_not():
     pythons = {"3.10": "/usr/bin/python3.10", "3.12": "/usr/bin/python3.12"}
     offers = {"/usr/bin/python3.10": {"2.11": "2.11.0"}, "/usr/bin/python3.12": {"2.11": "2.11.0", "2.14": "2.14.1"}}
     wheels = load().plan(["3.10", "3.11", "3.12"], ["2.11", "2.14"], pythons.get, offers.get)

@@ -27,7 +27,7 @@ def window(calls, group=None):
 
 
 @on_ranks(2)
-def test_a_window_ends_though_nobody_waits(rank, world):
+def test_a_window_ends_without_a_waiter(rank, world):
     sums = [torch.ones(3) for _ in range(3)]
     there, here = torch.full((3,), float(rank)), torch.zeros(3)
     calls = [lambda t=t: dist.all_reduce(t, async_op=True) for t in sums]
@@ -242,7 +242,7 @@ def test_another_threads_window_changes_nothing_here(rank, world):
     assert backend.allreduce([torch.ones(3)], options) is None or TORCH >= (2, 15)
 
 
-def test_an_open_window_is_said(tmp_path):
+def test_an_open_window_is_logged(tmp_path):
     script = (
         "import sys, nvx, torch, torch.distributed as dist\n"
         "dist.init_process_group('nvx', init_method='file://' + sys.argv[1], rank=0, world_size=1)\n"

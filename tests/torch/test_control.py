@@ -301,7 +301,7 @@ def test_destroy_does_not_wait_for_the_others(rank, world):
 
 @only_nvx
 @on_ranks(2)
-def test_an_operation_after_the_peer_left_says_so(rank, world):
+def test_an_operation_after_the_peer_left_reports_it(rank, world):
     group = dist.new_group()
     dist.all_reduce(torch.ones(3), group=group)
     store = dist.distributed_c10d._get_default_store()

@@ -54,7 +54,7 @@ def test_a_rank_without_nccl_keeps_all_from_handing_over(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_look_that_fails_is_a_rank_without(rank, world):
+def test_a_check_that_fails_is_a_rank_without(rank, world):
     import nvx.delegate
 
     before = nvx.delegate.look
@@ -241,7 +241,7 @@ def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1" and "TORCH_NCCL_ENABLE_MONITORING" not in os.environ
 
 
-def test_look_returns_the_reason_against_nccl(monkeypatch):
+def test_check_returns_the_reason_against_nccl(monkeypatch):
     from nvx import delegate
 
     gpu, why_not = delegate.look(torch.device("cpu"))
@@ -256,7 +256,7 @@ def test_look_returns_the_reason_against_nccl(monkeypatch):
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_python_sees_captures_for_torches_that_do_not_say(monkeypatch, capturing):
+def test_python_sees_captures_for_torches_that_do_not_report_them(monkeypatch, capturing):
     from nvx import delegate
 
     entered = []

@@ -143,7 +143,7 @@ def test_functions_of_nvx_accept_the_wrapper(rank, world):
 
 @only_nvx
 @on_ranks(2)
-def test_groups_that_nvx_can_say_nothing_of(rank, world):
+def test_groups_that_nvx_has_no_facts_of(rank, world):
     import nvx
 
     with detail():

@@ -249,7 +249,7 @@ def test_messages(rank, world):
 
 
 @on_fake_gpus(3)
-def test_messages_from_anybody(rank, world):
+def test_messages_from_any_source(rank, world):
     if rank != 0:
         dist.send(on_gpu(rank), 0)
         return

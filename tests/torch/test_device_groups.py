@@ -165,7 +165,7 @@ def heard(group, call, tensor):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @on_fake_gpus(2)
-def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asynchronous):
+def test_a_device_that_does_not_report_the_end_fails_the_group(rank, world, asynchronous):
     """A hook makes nvx poll events. A failed poll must not terminate the call that polls, nor the thread."""
     group, told = dist.new_group(), threading.Event()
     group._enable_collectives_timing()
@@ -195,7 +195,7 @@ def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asy
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("count", [1000, 2_500_000])
 @on_fake_gpus(2)
-def test_hooks_and_clocks_hear_of_the_end(rank, world, count, asynchronous):
+def test_hooks_and_clocks_get_the_end(rank, world, count, asynchronous):
     """The end is the arrival of the results on the device, not the start of the copy."""
     group = dist.new_group()
     group._enable_collectives_timing()
@@ -216,7 +216,7 @@ def test_hooks_and_clocks_hear_of_the_end(rank, world, count, asynchronous):
 
 
 @on_fake_gpus(2)
-def test_a_hook_hears_of_a_window_when_all_of_it_is_there(rank, world):
+def test_a_hook_runs_for_a_window_when_all_of_it_has_arrived(rank, world):
     group, told = dist.new_group(), []
     group._enable_collectives_timing()
     tensors = [on_gpu(rank + 1) for _ in range(3)]
@@ -239,7 +239,7 @@ def test_a_hook_hears_of_a_window_when_all_of_it_is_there(rank, world):
 
 
 @on_fake_gpus(2)
-def test_a_hook_hears_of_nothing_from_before_it(rank, world):
+def test_a_hook_gets_nothing_from_before_it(rank, world):
     """This holds even if another listener, such as the recorder of torch 2.15, hears of earlier calls."""
     group, tensor, told = dist.new_group(), on_gpu(1), []
     torch.accelerator.synchronize()
@@ -258,7 +258,7 @@ def test_a_hook_hears_of_nothing_from_before_it(rank, world):
 
 
 @on_fake_gpus(2)
-def test_a_hook_hears_of_a_message_when_it_is_there(rank, world):
+def test_a_hook_runs_for_a_message_when_it_has_arrived(rank, world):
     group = dist.new_group()
     if rank == 1:
         dist.send(on_gpu(5), group=group, group_dst=0)

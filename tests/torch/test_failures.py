@@ -169,7 +169,7 @@ def message_mismatch(rank, world, name):
 
 
 @on_ranks(2)
-def test_calls_after_a_failure_say_that_it_was_earlier(rank, world):
+def test_calls_after_a_failure_report_that_it_was_earlier(rank, world):
     """Both the rank that timed out and the rank that comes later learn that the group is unusable, and what to do."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     dist.all_reduce(ones(), group=group)
@@ -500,14 +500,14 @@ def timeout_beside_a_stopped_rank(rank, world, within):
 
 
 @on_two_hosts(2, op_timeout=4)
-def test_a_timeout_tells_of_silence(rank, world):
+def test_a_timeout_reports_silence(rank, world):
     said = timeout_beside_a_stopped_rank(rank, world, within=9)
     assert rank == ODD or "gives no sign of life for" in said, said
 
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="seen on one host only")
 @on_ranks(2, op_timeout=1.5)
-def test_a_timeout_tells_who_is_stopped(rank, world):
+def test_a_timeout_names_the_stopped_rank(rank, world):
     said = timeout_beside_a_stopped_rank(rank, world, within=6)
     assert rank == ODD or "stopped by a signal" in said, said
     assert rank == ODD or re.search(r"Next: let rank 1 go on \(kill -CONT \d+\), and find out", said)

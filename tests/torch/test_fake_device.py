@@ -114,7 +114,7 @@ def test_an_event_is_waited_for_as_it_was_then():
 
 
 @alone
-def test_work_is_enqueued_and_queries_tell():
+def test_work_is_enqueued_and_queries_report_its_end():
     stream, target = torch.accelerator.current_stream(), ones()
     torch.accelerator.synchronize()
     assert stream.query()

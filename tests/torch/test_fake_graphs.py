@@ -148,7 +148,7 @@ def test_memory_of_a_capture():
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="this torch does not ask")
 @alone
-def test_torch_may_ask_whether_a_stream_is_captured():
+def test_torch_may_query_whether_a_stream_is_captured():
     side = side_stream()
     with fake_device.capture() as graph:
         assert torch.ops.fake_device.is_capturing(torch.accelerator.current_stream())
@@ -198,7 +198,7 @@ def test_queries_of_other_threads_beside_a_capture():
 
 
 @alone
-def test_a_thread_that_captures_may_ask_nothing_but_when_it_says_so():
+def test_a_thread_that_captures_may_query_only_when_it_relaxes_the_mode():
     outside = torch.accelerator.current_stream().record_event()
     for mode in ("global", "thread_local"):
         with pytest.raises(RuntimeError, match="nobody may ask for an event"), fake_device.capture(mode=mode):

@@ -102,7 +102,7 @@ def test_a_rank_that_never_calls_is_missing(ranks, tmp_path):
     assert found[3].missing_ranks == {ODD}, found[3]
 
 
-def test_a_rank_without_a_dump_is_said_to_have_none(ranks, tmp_path, caplog):
+def test_a_rank_without_a_dump_is_reported(ranks, tmp_path, caplog):
     """After SIGKILL; a rank that stays stopped leaves no dump either."""
     dumps = ranks.run(run_fault, world=3, fault="kill", dies={ODD})
     with caplog.at_level(logging.INFO):

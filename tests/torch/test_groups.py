@@ -309,7 +309,7 @@ def test_split(rank, world):
 
 @only_nvx
 @on_ranks(2)
-def test_a_split_that_nobody_has_any_more_is_gone(rank, world):
+def test_a_split_without_a_reference_is_gone(rank, world):
     """The parent group keeps no reference to the split."""
 
     class Hook:

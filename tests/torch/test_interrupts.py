@@ -193,7 +193,7 @@ CALLED = {
 
 @pytest.mark.parametrize("called", CALLED)
 @on_ranks(2)
-def test_a_handler_that_calls_into_its_own_group_is_told_so(rank, world, called):
+def test_a_handler_that_calls_into_its_own_group_gets_an_error(rank, world, called):
     """The interrupted operation completes normally. Operations that the handler enqueues run after it."""
     store = dist.distributed_c10d._get_default_store()
     for within in WITHIN:
@@ -282,7 +282,7 @@ def test_a_handler_may_use_other_groups_and_messages(rank, world):
 
 
 @on_ranks(2)
-def test_a_handler_that_raises_is_told_by_its_exception(rank, world):
+def test_a_handler_that_raises_is_reported_by_its_exception(rank, world):
     class Stopped(Exception):
         pass
 

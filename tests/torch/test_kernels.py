@@ -549,7 +549,7 @@ def test_threads_on_streams_of_their_own(pg, rank, world):
 
 
 @on_played_threads(2)
-def test_two_ranks_on_one_stream_are_told(pg, rank, world):
+def test_two_ranks_on_one_stream_get_an_error(pg, rank, world):
     """The second rank gets the error, both behind the other's call on the stream and after a wait for its end."""
     options = dist.AllreduceOptions()
     for options.asyncOp in (True, False, True):
@@ -569,10 +569,10 @@ def test_two_ranks_on_one_stream_are_told(pg, rank, world):
 
 
 @on_played_gpus(2, 3)
-def test_nvx_doctor_tells_whether_kernels_serve_and_are_exact(rank, world):
+def test_nvx_doctor_reports_whether_kernels_serve_and_are_exact(rank, world):
     assert doctor.exact_on_device(torch.device(GPU)) == {"kernels": True, "wrong": []}
 
 
 @on_fake_gpus(2, pool="played_gpus_without_kernels")
-def test_nvx_doctor_tells_that_kernels_do_not_serve(rank, world):
+def test_nvx_doctor_reports_that_kernels_do_not_serve(rank, world):
     assert doctor.exact_on_device(torch.device(GPU)) == {"kernels": False, "wrong": []}

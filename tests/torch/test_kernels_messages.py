@@ -268,7 +268,7 @@ def test_pipelines(rank, world, name):
 
 
 @on_played_gpus(2)
-def test_a_message_that_nobody_receives_ends_at_the_timeout(rank, world):
+def test_a_message_without_a_receive_ends_at_the_timeout(rank, world):
     """No stream waits for it."""
     open_devices()
     dist.group.WORLD._get_backend(torch.device(GPU))._set_default_timeout(timedelta(seconds=2))

@@ -192,7 +192,7 @@ def test_two_groups_at_once(rank, world):
 
 @MODES
 @on_proxied_gpus(4)
-def test_a_mismatch_is_told_of_the_whole(rank, world, asynchronous):
+def test_a_mismatch_is_reported_of_the_whole(rank, world, asynchronous):
     """The error comes before a kernel waits for a peer, which would never come."""
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 1][rank]
     tensor = torch.full((count,), 7.0).to(GPU)
@@ -232,7 +232,7 @@ def test_a_rank_that_dies_in_the_middle_is_named(rank, world):
 
 
 @on_proxied_gpus(4)
-def test_the_profiler_says_so(rank, world):
+def test_the_profiler_shows_the_route(rank, world):
     tensor = torch.ones(CHUNK, device=GPU)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         dist.all_reduce(tensor)
@@ -525,7 +525,7 @@ def test_blocks_keep_their_turn(rank, world):
 
 @MODES
 @on_proxied_gpus(4)
-def test_a_mismatch_of_blocks_is_told_of_the_whole(rank, world, asynchronous):
+def test_a_mismatch_of_blocks_is_reported_of_the_whole(rank, world, asynchronous):
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 4][rank]
     whole, part = torch.ones(count, device=GPU), torch.full((count // world,), 7.0).to(GPU)
     said = failure_of(lambda: dist.reduce_scatter_tensor(part, whole, async_op=asynchronous))

@@ -161,7 +161,7 @@ def test_a_library_that_cannot_be_loaded_is_named_with_the_line_to_type(tmp_path
         assert advice in words, words
 
 
-def test_a_libucp_that_comes_after_nvxs_own_is_said_once(tmp_path):
+def test_a_libucp_that_comes_after_nvxs_own_is_logged_once(tmp_path):
     """Any library of that name counts: nothing calls it."""
     only_with_ucx(["left", "right"])
     other = tmp_path / "libucp.so.0"
@@ -182,7 +182,7 @@ dist.destroy_process_group()
     assert [words.count(said) for words, _ in ranks] == [1, 0], ranks
 
 
-def test_a_second_libucp_in_the_process_is_noticed_and_said(tmp_path):
+def test_a_second_libucp_in_the_process_is_logged(tmp_path):
     """nvx uses the library that is loaded already: two of one name would share symbols and crash."""
     if len(found_ucx()) < 2:
         pytest.skip(f"{len(found_ucx())} libucp.so.0 found here: pip install libucx-cu13, apt-get install libucx0")
@@ -212,7 +212,7 @@ EXPLAINED = {
 SIZES = (8, 40 << 10, 1 << 20, 8 << 20)
 
 
-def test_explain_says_what_runs_on_several_hosts(tmp_path):
+def test_explain_shows_what_runs_on_several_hosts(tmp_path):
     """It prints the text that `NVX_DEBUG=trace` prints for these calls: the schedule between hosts and the steps
     inside."""
     hosts = ["left", "left", "right", "right"]

@@ -86,7 +86,7 @@ def test_tags_are_separate_channels(rank, world):
 
 
 @on_ranks(2, 4)
-def test_recv_from_anybody_says_from_whom(rank, world):
+def test_recv_from_any_source_returns_the_source(rank, world):
     if rank != 0:
         dist.send(message(rank, 0), 0)
         dist.send(message(rank, 1), 0, tag=5)
@@ -102,7 +102,7 @@ def test_recv_from_anybody_says_from_whom(rank, world):
 
 
 @on_ranks(3)
-def test_irecv_from_anybody(rank, world):
+def test_irecv_from_any_source(rank, world):
     if rank != 2:
         dist.send(message(rank, 0), 2)
         return
@@ -340,7 +340,7 @@ def test_object_lists(rank, world):
 
 @only_nvx
 @on_ranks(2, op_timeout=1.5)
-def test_a_recv_that_times_out_tells_of_what_has_come_instead(rank, world):
+def test_a_recv_that_times_out_names_the_message_that_came_instead(rank, world):
     if rank == 0:
         dist.send(torch.ones(10), 1, tag=2)
         with pytest.raises(dist.DistBackendError):
@@ -353,6 +353,6 @@ def test_a_recv_that_times_out_tells_of_what_has_come_instead(rank, world):
 
 @only_nvx
 @on_ranks(1, op_timeout=1)
-def test_a_recv_from_oneself_says_so(rank, world):
+def test_a_recv_from_the_own_rank_is_an_error(rank, world):
     with pytest.raises(dist.DistBackendError, match="which is this rank itself"):
         dist.recv(torch.ones(10), 0)

@@ -282,7 +282,7 @@ def test_backends_that_allocate_tensors(rank, world):
 
 
 @on_played_gpus(2)
-def test_threads_ask_for_memory_beside_each_other(rank, world):
+def test_threads_allocate_memory_beside_each_other(rank, world):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         tensors = list(threads.map(lambda i: pooled(torch.full((1000,), float(i))), range(40)))
     for i, tensor in enumerate(tensors):

@@ -257,7 +257,7 @@ def of_two_minds(rank, world, port):
 
 
 @only_nvx
-def test_lists_that_differ_are_told_apart(started):
+def test_lists_that_differ_are_distinguished(started):
     started(of_two_minds, 2)
 
 
@@ -295,7 +295,7 @@ def ordinary(rank, world, port):
 
 
 @only_nvx
-def test_an_ordinary_group_says_how_to_make_one_that_changes(started):
+def test_an_ordinary_group_names_how_to_make_one_that_changes(started):
     started(ordinary, 2)
 
 

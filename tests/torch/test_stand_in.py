@@ -92,7 +92,7 @@ tell(**told)
 """
 
 
-def test_every_way_to_ask_for_gloo_gives_nvx(launch):
+def test_every_way_to_request_gloo_gives_nvx(launch):
     first, second = launch(EVERY_WAY, *[{"NVX_AS": "gloo"}] * 2)
     for ended in (first, second):
         told = ended.told
@@ -184,7 +184,7 @@ tell(runs=runs(dist.group.WORLD), patched=hasattr(c10d._new_process_group_helper
 
 
 @pytest.mark.parametrize("served, late", [(0, 0), (1, 0)])
-def test_ranks_that_differ_all_say_so(launch, served, late):
+def test_ranks_that_differ_all_report_it(launch, served, late):
     code = f"""
 import time
 time.sleep(3 * (rank == {late}))
@@ -231,7 +231,7 @@ except dist.DistBackendError as error:
         assert one.told["seconds"] < 8, "the timeout is 20 s"
 
 
-def test_missing_ranks_are_told_from_time_to_time(launch):
+def test_missing_ranks_are_logged_from_time_to_time(launch):
     code = """
 try:
     init("gloo", timeout=datetime.timedelta(seconds=11))

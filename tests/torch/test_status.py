@@ -295,7 +295,7 @@ def test_a_page_whose_fields_have_another_type_is_refused(job, before, after):
     os.close(page)
 
 
-def test_two_jobs_in_set_up_are_told_apart(job):
+def test_two_jobs_in_set_up_are_distinguished(job):
     group = {**job.group(0), "state": "meeting", "id": "0" * 16, "call": None, "waits_for": None}
     ranks = [{"pid": p, "parent": p // 10, "command": "", "stopped": False, "groups": [group]} for p in (10, 11, 20)]
     shown = status.text({"ranks": ranks, "unread": []})
@@ -320,7 +320,7 @@ def test_a_page_of_another_version_is_refused(job):
     os.close(page)
 
 
-def test_a_process_without_nvx_and_a_job_that_has_ended_are_told_apart(tmp_path, capsys):
+def test_a_process_without_nvx_and_a_job_that_has_ended_are_distinguished(tmp_path, capsys):
     job = Job(tmp_path, NVX_DEBUG="info")
     pid = job.pid(0)
     assert status.main([str(pid)]) == 0

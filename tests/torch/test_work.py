@@ -113,7 +113,7 @@ def test_a_callback_may_wait_for_the_next_collective(rank, world):
 
 
 @on_ranks(2)
-def test_a_callback_that_raises_hurts_nobody_else(rank, world):
+def test_a_callback_that_raises_hurts_no_other(rank, world):
     future = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda f: 1 / 0)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         future.wait()
@@ -163,7 +163,7 @@ def test_synchronous_after_asynchronous(rank, world):
 
 
 @on_ranks(2)
-def test_tensors_and_works_that_nobody_holds(rank, world):
+def test_tensors_and_works_without_a_reference(rank, world):
     for count in (10, 70_001):
         for _ in range(10):
             dist.all_reduce(torch.ones(count), async_op=True)
@@ -305,7 +305,7 @@ def told_to_the_profiler(path, call):
 
 @only_nvx
 @on_ranks(2)
-def test_profiler_knows_what_is_asynchronous(rank, world):
+def test_profiler_shows_what_is_asynchronous(rank, world):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "trace.json"
         for async_op in (False, True):
@@ -321,7 +321,7 @@ def test_profiler_knows_what_is_asynchronous(rank, world):
 
 @only_nvx
 @on_ranks(4)
-def test_profiler_knows_messages_splits_and_ranks(rank, world):
+def test_profiler_shows_messages_splits_and_ranks(rank, world):
     group = dist.new_group([0, 2])
     uneven = dist.new_group([0, 1, 3])
     with tempfile.TemporaryDirectory() as folder:
