@@ -70,7 +70,7 @@ struct WaitRules {
   Watch* watch = nullptr;
   Driver* driver = nullptr;       ///< null: this waiter has nothing to advance
   YieldPolicy* yields = nullptr;  ///< null: do not yield the core
-  bool traced = false;            ///< `watch` learns of every wait that was not over at once
+  bool traced = false;            ///< `watch` records every wait that was not over at once
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
@@ -163,7 +163,7 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
     } while (Clock::now() < stop);
   }
   traced.sleeps();
-  auto next_look = Clock::time_point::min();
+  auto next_check = Clock::time_point::min();
   for (;;) {
     if (rules.driver) rules.driver->drive();
     const auto until = rules.driver ? std::min(rules.deadline.end, Clock::now() + kDriveInterval) : rules.deadline.end;
@@ -174,8 +174,8 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
     if (!now) sleep_on(flag, bell, until);
     flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (now || ready()) return Waited::kReached;
-    if (rules.driver && Clock::now() < next_look && !rules.deadline.passed(Clock::now())) continue;
-    next_look = Clock::now() + kWatchInterval;
+    if (rules.driver && Clock::now() < next_check && !rules.deadline.passed(Clock::now())) continue;
+    next_check = Clock::now() + kWatchInterval;
     if (rules.watch && rules.watch->should_abort(peer)) {
       if (ready()) return Waited::kReached;
       rules.watch->record_abort(peer);

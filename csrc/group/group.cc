@@ -184,12 +184,12 @@ Group::~Group() {
   core_->shm().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
 }
 
-std::vector<KnownProcess> Group::processes() {
+std::vector<EarlierProcess> Group::processes() {
   const Members& members = core_->members;
-  std::vector<KnownProcess> all;
+  std::vector<EarlierProcess> all;
   for (int r = 0; r < size(); ++r) {
     const Hello& hello = topology().ranks[size_t(r)];
-    KnownProcess& process = all.emplace_back(KnownProcess{.id = hello.arena, .place = place_of(hello)});
+    EarlierProcess& process = all.emplace_back(EarlierProcess{.id = hello.arena, .place = place_of(hello)});
     if (const int s = members.local_rank_of(r); s >= 0) {
       process.near = members.peers[size_t(s)];
     } else if (net::GroupPort* const port = core_->port.get()) {

@@ -76,7 +76,7 @@ class Group : public std::enable_shared_from_this<Group> {
   // --- the end
 
   /// The ranks' processes, for the set-up of a later group.
-  std::vector<KnownProcess> processes();
+  std::vector<EarlierProcess> processes();
   /// Ends the operations in flight here, and refuses later calls. Waits for no peer. Any thread may call it any time.
   void abort(const std::string& why) { (void)core_->failures.fail(core_->diagnosis.aborted(why)); }
   /// Notifies peers that still wait for this rank that it leaves; waits for no peer. Idempotent. Inside an operation of

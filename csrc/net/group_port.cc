@@ -187,10 +187,11 @@ void GroupPort::on_failure(std::function<void(const ReportedFailure&)> handler) 
 std::optional<GroupPort::Fate> GroupPort::fate(int rank) {
   const Rank& there = ranks_[size_t(rank)];
   if (!there.peer) return std::nullopt;
-  if (there.left) return Fate{rank, Fate::What::kLeft};
+  if (there.left) return Fate{rank, Fate::Cause::kLeft};
   const std::string& lost = messenger_->lost_because(*there.peer);
   if (lost.empty()) return std::nullopt;
-  return Fate{rank, messenger_->liveness().has_given_up_this(*there.peer) ? Fate::What::kGaveThisUp : Fate::What::kLost,
+  return Fate{rank,
+              messenger_->liveness().has_given_up_this(*there.peer) ? Fate::Cause::kGaveThisUp : Fate::Cause::kLost,
               lost};
 }
 

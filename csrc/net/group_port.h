@@ -21,15 +21,15 @@ class GroupPort {
  public:
   /// The end of a rank.
   struct Fate {
-    enum class What {
+    enum class Cause {
       kLost,        ///< its process cannot be reached any more
       kLeft,        ///< it has destroyed the group
       kGaveThisUp,  ///< it considers this process lost, so this process considers it lost too
     };
     int rank = kNobody;
-    What what = What::kLost;
+    Cause cause = Cause::kLost;
     std::string why{};  ///< for kLost and kGaveThisUp
-    bool left() const { return what == What::kLeft; }
+    bool left() const { return cause == Cause::kLeft; }
   };
   /// A failure that another rank reported.
   struct ReportedFailure {

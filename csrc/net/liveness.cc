@@ -197,14 +197,14 @@ std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::durati
 
 // --- ranks of the whole job
 
-void Liveness::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as,
+void Liveness::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
                     std::function<bool()> has_left_job) {
   std::vector<Met>& met = met_[global_rank];
   std::erase_if(met, [&](const Met& m) {
     messenger_.mutex().held_by_caller();  // a rank whose process differs was replaced
     return m.standing.expired() || messenger_.peers_[m.peer].process != messenger_.peers_[peer].process;
   });
-  met.push_back({peer, std::move(standing), std::move(known_as), std::move(has_left_job)});
+  met.push_back({peer, std::move(standing), std::move(description), std::move(has_left_job)});
 }
 
 bool Liveness::has_left_job(uint64_t global_rank) const {
@@ -225,7 +225,7 @@ std::string Liveness::fate(uint64_t global_rank) {
   ping(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
   messenger_.progress();
   const std::string& lost = messenger_.lost_because(met.peer);
-  return lost.empty() ? "" : met.known_as + " is lost: " + lost;
+  return lost.empty() ? "" : met.description + " is lost: " + lost;
 }
 
 std::string Liveness::whereabouts(uint64_t global_rank) const {
@@ -233,13 +233,13 @@ std::string Liveness::whereabouts(uint64_t global_rank) const {
   if (it == met_.end()) return "";
   const auto stands = [](const Met& m) { return !m.standing.expired(); };
   const auto last = std::find_if(it->second.rbegin(), it->second.rend(), stands);
-  return last == it->second.rend() ? "" : last->known_as;
+  return last == it->second.rend() ? "" : last->description;
 }
 
 std::string Liveness::name_of(PeerId peer, const std::string& otherwise) const {
   for (const auto& [rank, met] : met_) {
     for (const Met& m : met) {
-      if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.known_as;
+      if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.description;
     }
   }
   return otherwise;

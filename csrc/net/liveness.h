@@ -52,9 +52,9 @@ class Liveness {
   void send_last_pings();
   std::optional<PeerId> open_peer(Clock::time_point began, Clock::duration timeout) const;
 
-  /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `known_as` describes
+  /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `description` describes
   /// the peer in messages. `has_left_job`, for the group of the whole job: queries whether the rank has destroyed it.
-  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as,
+  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
             std::function<bool()> has_left_job = {});
   /// Whether the rank has destroyed the group of the whole job, which stands here, as of its last answer.
   bool has_left_job(uint64_t global_rank) const;
@@ -81,7 +81,7 @@ class Liveness {
   struct Met {
     PeerId peer;
     std::weak_ptr<void> standing;
-    std::string known_as;
+    std::string description;
     std::function<bool()> has_left_job;
   };
 

@@ -191,14 +191,14 @@ Waited Messenger::wait(auto ready, auto check_peers, int peer, const WaitRules& 
     } while (Clock::now() < stop);
     rules.spin->miss();
   }
-  auto next_look = Clock::now() + kWatchInterval;
+  auto next_check = Clock::now() + kWatchInterval;
   for (;;) {
     sleep(kMostSleep, seen);
     if (attempt()) return Waited::kReached;
     const auto now = Clock::now();
     if (rules.deadline.passed(now)) return Waited::kTimedOut;
-    if (now < next_look) continue;
-    next_look = now + kWatchInterval;
+    if (now < next_check) continue;
+    next_check = now + kWatchInterval;
     {
       MutexLock lock(mutex_);
       check_peers();

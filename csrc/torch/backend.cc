@@ -142,7 +142,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
                          "shrink_group. Next: call it on the ranks that stay only");
   if (flags & kAbort) current->abort();
   const auto& ranks = group.topology().global_ranks;
-  std::vector<KnownProcess> all = group.processes(), processes;
+  std::vector<EarlierProcess> all = group.processes(), processes;
   std::vector<uint64_t> global;
   std::vector<std::string> without;
   for (const int64_t rank : gone) without.push_back(std::to_string(rank));

@@ -30,7 +30,7 @@ def obstacle():
     return f"torch {torch.__version__} was built without NCCL: nvx cannot delegate to it"
 
 
-def look(device):
+def probe(device):
     """Returns (PCI address of the GPU, ""), or ("", the reason why NCCL cannot serve the device)."""
     if device.type != "cuda":
         return "", f"NCCL serves CUDA tensors, and this tensor is on {device.type}"

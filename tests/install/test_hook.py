@@ -94,7 +94,7 @@ print(nvx._devices())
 
 
 def test_nccl_is_for_cuda_tensors_only(python):
-    told = python.output("import torch, nvx.delegate; print(nvx.delegate.look(torch.device('xpu', 0)))")
+    told = python.output("import torch, nvx.delegate; print(nvx.delegate.probe(torch.device('xpu', 0)))")
     assert told == "('', 'NCCL serves CUDA tensors, and this tensor is on xpu')"
 
 

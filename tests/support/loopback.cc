@@ -46,7 +46,7 @@ struct Direction {
 };
 
 /// Something to be told in the next progress(): the end of a post, or without one the loss of a peer.
-struct News {
+struct Event {
   Post* post;
   Status status;
   PeerId peer;
@@ -71,7 +71,7 @@ struct End {
   bool killed = false;
   std::vector<Peer> peers;  // by PeerId
   std::deque<Message> inbox;
-  std::deque<News> news;
+  std::deque<Event> events;
   std::map<uint64_t, OpenPost> open;  // by number of the message
   uint64_t calls = 0;                 // of progress()
   int sleepers = 0;
@@ -88,7 +88,7 @@ bool End::something_waits() const {
   const auto now = Clock::now();
   const auto ready = [&](const Message& message) { return message.ready <= now; };
   const auto leaving = [](const Peer& peer) { return peer.state == Peer::kLeaving; };
-  return !news.empty() || std::any_of(inbox.begin(), inbox.end(), ready) ||
+  return !events.empty() || std::any_of(inbox.begin(), inbox.end(), ready) ||
          std::any_of(peers.begin(), peers.end(), leaving);
 }
 
@@ -144,7 +144,7 @@ void LoopbackNet::Shared::post(size_t from, Post& post) {
     return;
   }
   if (known) lose(end, post.to, kClosedThere);
-  end.news.push_back({&post, failure("the peer is lost"), 0, {}});
+  end.events.push_back({&post, failure("the peer is lost"), 0, {}});
   end.stirred.notify_all();
 }
 
@@ -159,12 +159,12 @@ void LoopbackNet::Shared::send(size_t from, size_t to, Post& post) {
   if (faults.cut_after != 0 && nth > faults.cut_after) {
     cut(from, to, kBroken);
     cut(to, from, kBroken);
-    ends[from].news.push_back({&post, failure(kBroken), 0, {}});
+    ends[from].events.push_back({&post, failure(kBroken), 0, {}});
     return;
   }
   const bool lost = befalls(1, faults.lose), is_device = post.bytes != 0 && is_on_device(post.body),
              in_post = is_device || post.bytes > options.place_above;
-  if (lost || !in_post) ends[from].news.push_back({&post, Status(), 0, {}});
+  if (lost || !in_post) ends[from].events.push_back({&post, Status(), 0, {}});
   if (lost) {
     ++counts.lost;
     return;
@@ -203,7 +203,7 @@ void LoopbackNet::Shared::end_posts(End& end, std::optional<size_t> to, const st
   std::erase_if(end.open, [&](const auto& entry) {
     const OpenPost& open = entry.second;
     if (open.being_fetched || (to && (open.to != *to || end.killed))) return false;
-    end.news.push_back({open.post, failure(why), 0, {}});
+    end.events.push_back({open.post, failure(why), 0, {}});
     return true;
   });
 }
@@ -211,7 +211,7 @@ void LoopbackNet::Shared::end_posts(End& end, std::optional<size_t> to, const st
 void LoopbackNet::Shared::lose(End& end, PeerId peer, const std::string& why) {
   if (end.peers[peer].state == Peer::kGone) return;
   end.peers[peer].state = Peer::kGone;
-  end.news.push_back({nullptr, Status(), peer, why});
+  end.events.push_back({nullptr, Status(), peer, why});
 }
 
 void LoopbackNet::Shared::cut(size_t here, size_t there, const std::string& why) {
@@ -271,7 +271,7 @@ OpenPost* LoopbackNet::Shared::find_open(const Message& message) {
 
 void LoopbackNet::Shared::end_fetch(const Message& message) {
   End& sender = ends[message.from];
-  sender.news.push_back({find_open(message)->post, Status(), 0, {}});
+  sender.events.push_back({find_open(message)->post, Status(), 0, {}});
   sender.open.erase(message.number);
   sender.stirred.notify_all();
   fetched.notify_all();
@@ -326,17 +326,17 @@ LoopbackNet::EndLink::EndLink(Shared& shared) : shared_(shared) {
 }
 
 void LoopbackNet::EndLink::close() {
-  std::deque<News> news;
+  std::deque<Event> events;
   {
     MutexLock lock(shared_.mutex);
     End& end = shared_.ends[self_];
     if (end.closed) return;
     shared_.leave(self_);
     while (!end.open.empty()) lock.wait_for(shared_.fetched, std::chrono::milliseconds(100));
-    news.swap(end.news);
+    events.swap(end.events);
     end.inbox.clear();
   }
-  for (const News& item : news) {
+  for (const Event& item : events) {
     if (item.post) receiver_->done(*item.post, item.status);
   }
 }
@@ -366,7 +366,7 @@ void LoopbackNet::EndLink::forget(PeerId peer) {
   if (peer >= end.peers.size()) return;
   if (end.peers[peer].state != Peer::kGone) shared_.end_posts(end, end.peers[peer].place, "the peer was forgotten");
   end.peers[peer].state = Peer::kGone;
-  std::erase_if(end.news, [&](const News& item) { return !item.post && item.peer == peer; });
+  std::erase_if(end.events, [&](const Event& item) { return !item.post && item.peer == peer; });
 }
 
 void LoopbackNet::EndLink::post(Post& post) {
@@ -400,19 +400,19 @@ bool LoopbackNet::EndLink::progress() {
 }
 
 bool LoopbackNet::EndLink::tell() {
-  std::deque<News> news;
+  std::deque<Event> events;
   {
     MutexLock lock(shared_.mutex);
-    news.swap(shared_.ends[self_].news);
+    events.swap(shared_.ends[self_].events);
   }
-  for (const News& item : news) {
+  for (const Event& item : events) {
     if (item.post) {
       receiver_->done(*item.post, item.status);
     } else {
       receiver_->lost(item.peer, item.why);
     }
   }
-  return !news.empty();
+  return !events.empty();
 }
 
 void LoopbackNet::EndLink::deliver(Message message) {

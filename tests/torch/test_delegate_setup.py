@@ -54,16 +54,16 @@ def test_a_rank_without_nccl_keeps_all_from_handing_over(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_check_that_fails_is_a_rank_without(rank, world):
+def test_a_probe_that_fails_is_a_rank_without(rank, world):
     import nvx.delegate
 
-    before = nvx.delegate.look
+    before = nvx.delegate.probe
     if rank:
-        nvx.delegate.look = lambda device: 1 / 0
+        nvx.delegate.probe = lambda device: 1 / 0
     try:
         said = falls_back(rank, world)
     finally:
-        nvx.delegate.look = before
+        nvx.delegate.probe = before
     assert rank or "rank 1 " in said and "ZeroDivisionError" in said
 
 
@@ -241,18 +241,18 @@ def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1" and "TORCH_NCCL_ENABLE_MONITORING" not in os.environ
 
 
-def test_check_returns_the_reason_against_nccl(monkeypatch):
+def test_probe_returns_the_reason_against_nccl(monkeypatch):
     from nvx import delegate
 
-    gpu, why_not = delegate.look(torch.device("cpu"))
+    gpu, why_not = delegate.probe(torch.device("cpu"))
     assert not gpu and "serves CUDA tensors" in why_not
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    gpu, why_not = delegate.look(torch.device("cuda:0"))
+    gpu, why_not = delegate.probe(torch.device("cuda:0"))
     assert not gpu and "without NCCL: nvx cannot delegate to it" in why_not
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     facts = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x1A, pci_device_id=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    assert delegate.look(torch.device("cuda:0")) == ("00000001:1a:02", "")
+    assert delegate.probe(torch.device("cuda:0")) == ("00000001:1a:02", "")
 
 
 @pytest.mark.parametrize("capturing", [False, True])

@@ -246,7 +246,7 @@ Status FailureState::fail_as_left(int rank) {
 
 Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
   if (fate.left()) return fail_as_left(fate.rank);
-  const bool gave_up = fate.what == net::GroupPort::Fate::What::kGaveThisUp;
+  const bool gave_up = fate.cause == net::GroupPort::Fate::Cause::kGaveThisUp;
   const Failure lost = gave_up ? diagnosis_.taken_for_lost(fate.rank, fate.why) : diagnosis_.lost(fate.rank, fate.why);
   return fail(with_trouble(lost, members_, port_));
 }

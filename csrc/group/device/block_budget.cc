@@ -116,14 +116,14 @@ uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, co
 }
 
 /// The blocks that the options request, over this link.
-uint32_t wanted_over(GpuLink link, const ChannelOptions& options) {
+uint32_t blocks_over(GpuLink link, const ChannelOptions& options) {
   if (options.blocks) return options.blocks;
   return std::max(uint32_t(options.tuning.of(Tune::kBlocks, size_t(options.ranks), link)), 1u);
 }
 
 uint32_t most_wanted(const ChannelOptions& options) {
   uint32_t most = 0;
-  for (size_t link = 0; link < kGpuLinks; ++link) most = std::max(most, wanted_over(GpuLink(link), options));
+  for (size_t link = 0; link < kGpuLinks; ++link) most = std::max(most, blocks_over(GpuLink(link), options));
   return most;
 }
 
@@ -138,8 +138,8 @@ std::string set_to(const char* name, const std::string& value) {
 /// Warns once per GPU, since CUDA reads the variables only at initialization.
 void warn_of_shared_gpu(const PeerMappings& mappings, const ChannelOptions& options, const ArenaId& process) {
   const uint32_t here = ranks_here(mappings, options.ranks);
-  const std::string warnings[] = {connections_wanted(here, std::getenv(kConnections)),
-                                  eager_loading_wanted(here, std::getenv(kLoading))};
+  const std::string warnings[] = {connections_warning(here, std::getenv(kConnections)),
+                                  eager_loading_warning(here, std::getenv(kLoading))};
   if (warnings[0].empty() && warnings[1].empty()) return;
   {
     MutexLock lock(book().mutex);
@@ -195,21 +195,21 @@ void StreamsInUse::add(const void* stream) {
     std::set<const void*> streams;
     std::set<const StreamsInUse*> groups;
     for (const auto& [used, by] : all) streams.insert(used), groups.insert(by);
-    warning = connections_wanted_for(groups.size(), streams.size(), std::getenv(kConnections));
+    warning = connections_warning_for(groups.size(), streams.size(), std::getenv(kConnections));
     if (warning.empty() || book().warned_of_ranks.contains(gpu_)) return;
     if (!book().warned_of_streams.insert(gpu_).second) return;
   }
   NVX_LOG(kWarn, "GPU %d: %s", gpu_.second, warning.c_str());
 }
 
-std::string connections_wanted(uint32_t ranks, const char* set) {
+std::string connections_warning(uint32_t ranks, const char* set) {
   if (ranks < 2 || (set && std::atoi(set) >= kMostConnections)) return "";
   return std::to_string(ranks) + " ranks of this process share it, and " + is(kConnections, set) +
          ": the hardware may queue one rank's kernel behind another's that waits for it, until both time out" +
          set_to(kConnections, std::to_string(kMostConnections));
 }
 
-std::string eager_loading_wanted(uint32_t ranks, const char* set) {
+std::string eager_loading_warning(uint32_t ranks, const char* set) {
   if (ranks < 2 || (set && std::string_view(set) == "EAGER")) return "";
   return is(kLoading, set) + ", and " + std::to_string(ranks) + " ranks of this process share it" +
          ": the first launch of any other kernel loads it, which may wait for a rank's kernel that waits for the "
@@ -217,7 +217,7 @@ std::string eager_loading_wanted(uint32_t ranks, const char* set) {
          set_to(kLoading, "EAGER");
 }
 
-std::string connections_wanted_for(size_t groups, size_t streams, const char* set) {
+std::string connections_warning_for(size_t groups, size_t streams, const char* set) {
   const int connections = set ? std::clamp(std::atoi(set), 1, kMostConnections) : kUnsetConnections;
   if (groups < 2 || streams <= size_t(connections)) return "";
   const std::string one_order = "call the groups in one order on all ranks";
@@ -270,7 +270,7 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
     wanted = std::min(wanted, infos[r].wanted);
     grant.link = std::max(grant.link, GpuLink(infos[r].link));
   }
-  wanted = std::min(wanted, wanted_over(grant.link, options));
+  wanted = std::min(wanted, blocks_over(grant.link, options));
   kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(infos), wanted);
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer ranks on it, or "

@@ -85,10 +85,10 @@ class StreamsInUse {
 /// Advice, or empty if none is needed. `set` is the value of an environment variable; nullptr if it is not set.
 /// For ranks that are threads of one process and share a GPU: whether `CUDA_DEVICE_MAX_CONNECTIONS` is too small for
 /// them, and whether `CUDA_MODULE_LOADING` lets a kernel's first launch wait for kernels that run.
-std::string connections_wanted(uint32_t ranks, const char* set);
-std::string eager_loading_wanted(uint32_t ranks, const char* set);
+std::string connections_warning(uint32_t ranks, const char* set);
+std::string eager_loading_warning(uint32_t ranks, const char* set);
 /// For groups of one process that use this many streams of a GPU.
-std::string connections_wanted_for(size_t groups, size_t streams, const char* set);
+std::string connections_warning_for(size_t groups, size_t streams, const char* set);
 
 /// Collective over all ranks, which also agree on the link between their GPUs. `mappings` is of this group. Throws
 /// Error, and then on all ranks unless one has exited: also if a GPU has no room for one block of each of its ranks.

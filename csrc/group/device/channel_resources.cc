@@ -248,7 +248,7 @@ void ChannelResources::check_speed(std::chrono::microseconds each) const {
               std::string("nvx: a small operation of kernels takes ") + took + " ms" +
                   (shared ? ": processes that share a GPU without MPS take turns on it" : ""),
               std::string(shared ? "start MPS (nvidia-cuda-mps-control -d), or run one process a GPU"
-                                 : "look for other work on the group's GPUs") +
+                                 : "check for other work on the group's GPUs") +
                   "; NVX_KERNELS=1 uses kernels however slow they are");
 }
 

@@ -35,7 +35,7 @@ std::chrono::milliseconds bootstrap_timeout(const Waits& waits) {
 /// The most processes of this host that a group of this process has had, including this one.
 std::atomic<uint32_t> most_processes{0};
 
-bool is_news(const std::string& what) {
+bool is_new_reason(const std::string& what) {
   static Mutex mutex;
   static auto* const kLogged = new std::set<std::string>;
   MutexLock lock(mutex);
@@ -68,7 +68,7 @@ bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<St
     // interrupted, does not know the decision of the others.
     const Code code = error.code();
     const bool alone = code == Code::kTimeout || code == Code::kInterrupted || code == Code::kPeerDied;
-    const bool warns = alone || (members_.local_rank() == 0 && is_news(error.reason()));
+    const bool warns = alone || (members_.local_rank() == 0 && is_new_reason(error.reason()));
     if (logs(kernel::built_with_cuda() && warns ? LogLevel::kWarn : LogLevel::kInfo))
       log_line("group %s: collectives on device %d go through host memory%s: %s", members_.name.c_str(), device,
                spans_hosts() ? " between hosts, though the GPUs are in one NVLink domain" : "", error.reason().c_str());
@@ -196,7 +196,7 @@ bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_no
       core_.waits.timeout().count() > 0 ? std::min(core_.waits.timeout() / 4, kMost) : kMost;
   const Deadline deadline = Deadline::after(timeout), last = Deadline::after(2 * timeout);
   const std::chrono::microseconds pause(2000 + 200 * members_.size());
-  for (int looked_at = members_.rank;; std::this_thread::sleep_for(pause)) {
+  for (int checked = members_.rank;; std::this_thread::sleep_for(pause)) {
     // One rank decides for all, also for ranks that come later. Otherwise some would wait for others without end.
     if (const auto all = store.get(decided, std::chrono::milliseconds(0))) {
       if (all->size() == 1 && all->front() != 0) return true;
@@ -215,8 +215,8 @@ bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_no
     if (last.passed(Clock::now()))
       throw Error(Code::kTimeout, "nvx: timed out after " + seconds(last) +
                                       ", while the ranks agreed to open the devices that device_id names");
-    looked_at = (looked_at + 1) % members_.size();
-    if (looked_at != members_.rank) check_while_waiting(looked_at);
+    checked = (checked + 1) % members_.size();
+    if (checked != members_.rank) check_while_waiting(checked);
   }
 }
 

@@ -11,7 +11,7 @@
 namespace nvx {
 
 inline constexpr const char* kCheckDevice =
-    "look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, nvx.set_timeout)";
+    "check what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, nvx.set_timeout)";
 
 /// Polls until `ready()` holds; false if the deadline passes first. Pauses grow, as most waits take microseconds.
 template <class Ready>

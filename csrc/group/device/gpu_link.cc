@@ -9,7 +9,7 @@ namespace nvx {
 namespace {
 
 /// The link to a GPU of another rank; nothing if only NVML has it.
-std::optional<GpuLink> known_link(const DevicePeer& peer) {
+std::optional<GpuLink> link_without_nvml(const DevicePeer& peer) {
   if (peer.kind == ShareKind::kHost) return GpuLink::kPcie;
   if (peer.same_gpu) return GpuLink::kOneGpu;
   if (peer.kind == ShareKind::kFabric) return GpuLink::kNvlink;
@@ -35,7 +35,7 @@ GpuLink link_to_peers(const PeerMappings& mappings, const ChannelOptions& option
   std::optional<std::vector<GpuFacts>> gpus;
   for (int r = 0; r < options.ranks; ++r) {
     if (r == options.rank) continue;
-    std::optional<GpuLink> link = known_link(mappings.peer(r));
+    std::optional<GpuLink> link = link_without_nvml(mappings.peer(r));
     if (!link && !gpus) {
       try {
         gpus = call_or_throw<std::vector<GpuFacts>>("querying NVML for the links of GPUs", Deadline::after(patience),

@@ -128,7 +128,7 @@ Status Hierarchical::run_slices(Call& call) {
   return deliver ? stage(call, *deliver) : Status();
 }
 
-/// Around a root not all ranks meet. So a rank may learn from a message of a later operation that calls differed.
+/// Around a root not all ranks meet. So a message of a later operation may show a rank that calls differed.
 Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabels::Theirs& late_label) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
@@ -314,7 +314,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     case Cause::kGarbage: return core_.failures.fail(diagnosis.bad_message(peer, what, context));
     case Cause::kLost:
       return met_in(core_.failures.fail_by_fate(
-                        fate.value_or(net::GroupPort::Fate{v.rank, net::GroupPort::Fate::What::kLost, "was closed"})),
+                        fate.value_or(net::GroupPort::Fate{v.rank, net::GroupPort::Fate::Cause::kLost, "was closed"})),
                     context);
     case Cause::kNone: break;
   }

@@ -246,7 +246,7 @@ std::vector<GpuFacts> gpus_here() {
                      [] { return std::make_unique<Gpus>(nvml_library()->gpus()); });
 }
 
-GpuTopology look_at_gpus(Nvml& nvml) {
+GpuTopology query_gpus(Nvml& nvml) {
   GpuTopology topology;
   topology.driver = nvml.driver_version();
   topology.gpus = nvml.gpus();
@@ -267,14 +267,14 @@ GpuTopology look_at_gpus(Nvml& nvml) {
   return topology;
 }
 
-GpuTopology look_at_gpus() {
-  return look_at_gpus([] { return nvml_library(); }, std::chrono::seconds(10));
+GpuTopology query_gpus() {
+  return query_gpus([] { return nvml_library(); }, std::chrono::seconds(10));
 }
 
-GpuTopology look_at_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience) {
+GpuTopology query_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience) {
   try {
     return call_or_throw<GpuTopology>("querying NVML for the GPUs", Deadline::after(patience),
-                                      [open] { return look_at_gpus(*open()); });
+                                      [open] { return query_gpus(*open()); });
   } catch (const Error& error) {
     GpuTopology nothing;
     nothing.none = error.reason();

@@ -59,12 +59,12 @@ std::string text_of_uuid(const std::array<uint8_t, 16>& uuid);
 std::vector<GpuFacts> gpus_here();
 
 /// NVML's data, and the connections and warnings derived from it.
-GpuTopology look_at_gpus(Nvml& nvml);
+GpuTopology query_gpus(Nvml& nvml);
 /// The same for this machine. `none` has the reason if there is no driver or no GPU, or if the driver does not answer
 /// in time; these cases do not throw.
-GpuTopology look_at_gpus();
+GpuTopology query_gpus();
 /// The same for the Nvml that `open` returns, within `patience`.
-GpuTopology look_at_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience);
+GpuTopology query_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience);
 
 /// Measures every pair and derives the warnings again. Devices of the driver are matched by bus. Each direction of a
 /// pair gets `each`, and all end soon after the deadline at the latest; `why_not` states why a direction was not

@@ -19,7 +19,7 @@ class Messenger;
 }
 
 /// The process of a rank as an earlier group of this process has met it.
-struct KnownProcess {
+struct EarlierProcess {
   ArenaId id;
   std::string place{};                  ///< "pid 4711, host a01"
   std::shared_ptr<PeerProcess> near{};  ///< on this host
@@ -33,7 +33,7 @@ struct GroupOptions {
   int size = 1;
   std::chrono::milliseconds timeout{0};        ///< for operations and set-up; 0: none
   std::vector<uint64_t> global_ranks;          ///< of the ranks, if known; set-up watches their processes
-  std::vector<KnownProcess> processes;         ///< of the ranks, if known; the same
+  std::vector<EarlierProcess> processes;       ///< of the ranks, if known; the same
   std::optional<Kernels> kernels;              ///< instead of `NVX_KERNELS`; the same on all ranks
   std::string tune;                            ///< as `NVX_TUNE`, and instead of it key by key
   uint32_t first_epoch = 0;                    ///< first value of the counters; tests start near the wrap

@@ -95,8 +95,8 @@ void HostMeeting::check() {
 void HostMeeting::check_process(const ProcessWatch& process, const PeerInfo& info) {
   if (process.ended()) throw_died(info, process.exit_status());
   if (met(info.rank)) return;  // watched by check_for_deaths()
-  if (const std::string news = process.news(); !news.empty())
-    NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", printable(info.who).c_str(), news.c_str(),
+  if (const std::string change = process.state_change(); !change.empty())
+    NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", printable(info.who).c_str(), change.c_str(),
             options_.name.c_str());
 }
 

@@ -40,9 +40,9 @@ std::string Members::describe_progress(int local_rank) const {
 
 void Members::warn_if_stopped(int local_rank) const {
   const std::shared_ptr<PeerProcess>& peer = peers[size_t(local_rank)];
-  const std::string news = peer ? peer->process().news() : "";
-  if (!news.empty())
-    NVX_LOG(kWarn, "%s %s; %s waits for it in group %s", describe_local_rank(local_rank).c_str(), news.c_str(),
+  const std::string change = peer ? peer->process().state_change() : "";
+  if (!change.empty())
+    NVX_LOG(kWarn, "%s %s; %s waits for it in group %s", describe_local_rank(local_rank).c_str(), change.c_str(),
             rank_name(rank).c_str(), name.c_str());
 }
 

@@ -423,8 +423,8 @@ void check_for_deaths(const GroupOptions& options, int far) {
     }
     const bool numbered = size_t(r) < options.global_ranks.size();
     if (numbered && !options.whole_job && shm->has_left_job(options.global_ranks[size_t(r)])) throw has_left(r, who);
-    if (const std::string news = met->process().news(); !news.empty())
-      NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", who.c_str(), news.c_str(),
+    if (const std::string change = met->process().state_change(); !change.empty())
+      NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", who.c_str(), change.c_str(),
               options.name.c_str());
   }
   const std::shared_ptr<net::Messenger> messenger = messenger_of(options);

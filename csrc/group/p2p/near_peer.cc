@@ -269,7 +269,7 @@ size_t NearPeer::write_chunk(Message& message) {
   const kernel::OwnTime time(bytes);
   kernel::level().copy_by(policy.now())(chunk, message.data + message.moved_, bytes);
   const auto spent = time.spent();
-  if (spent && bytes == std::min(slot, message.bytes)) policy.learn_of_writing(spent->count() / double(bytes));
+  if (spent && bytes == std::min(slot, message.bytes)) policy.add_write(spent->count() / double(bytes));
   message.moved_ += bytes;
   return 1;
 }

@@ -12,9 +12,9 @@ using kernel::DeviceAlgorithm;
 constexpr size_t kNoLimit = SIZE_MAX;
 
 enum class PacketTrips { kOne, kTwo };
-/// Whether all ranks know the length of every piece, or only the two ranks of a pair. In the second case lengths decide
+/// Whether all ranks have the length of every piece, or only the two ranks of a pair. In the second case lengths decide
 /// nothing for all ranks: each pair decides for its own piece.
-enum class Lengths { kKnownToAll, kKnownToPairs };
+enum class Lengths { kOnAllRanks, kPerPair };
 
 /// One row per collective: the algorithm while packets hold the data, and the one for any length.
 struct DeviceRow {
@@ -22,8 +22,8 @@ struct DeviceRow {
   DeviceAlgorithm packets;
   DeviceAlgorithm chunks;
   PacketTrips trips = PacketTrips::kOne;  ///< the most trips of packets, used if one trip would transfer too many bytes
-  Lengths lengths = Lengths::kKnownToAll;
-  bool pair_by_pair() const { return lengths == Lengths::kKnownToPairs; }
+  Lengths lengths = Lengths::kOnAllRanks;
+  bool pair_by_pair() const { return lengths == Lengths::kPerPair; }
 };
 
 constexpr DeviceRow kDeviceTable[] = {
@@ -33,11 +33,11 @@ constexpr DeviceRow kDeviceTable[] = {
     {Collective::kAllGather, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
     {Collective::kBroadcast, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
     {Collective::kAllToAll, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
-     Lengths::kKnownToPairs},
+     Lengths::kPerPair},
     {Collective::kGather, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
-     Lengths::kKnownToPairs},
+     Lengths::kPerPair},
     {Collective::kScatter, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
-     Lengths::kKnownToPairs},
+     Lengths::kPerPair},
     {Collective::kBarrier, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
 };
 

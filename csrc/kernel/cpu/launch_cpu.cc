@@ -78,7 +78,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   if (!run(record.now())) return false;
   if (const auto spent = time.spent()) {
     const double cost = (*spent - ex.waited()).count() / double(work.bytes);
-    both_ways ? record.learn(cost) : record.learn_of_writing(cost);
+    both_ways ? record.add(cost) : record.add_write(cost);
   }
   record.now(next);
   return true;

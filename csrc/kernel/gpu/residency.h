@@ -32,7 +32,7 @@ int resident_at_once(std::span<const KernelFacts> facts);
 /// The blocks that each rank of a group may have on one GPU, at most. A group gets a quarter of the blocks that its
 /// process has not reserved for others, but at least one per rank. So the first groups get many, later groups still get
 /// some, and together they never exceed the process's part of the GPU. On an H100 (132 blocks) a quarter is more than a
-/// single rank wants, for the first five groups; a GPU on which it is less is slow enough to be saturated by it.
+/// single rank uses, for the first five groups; a GPU on which it is less is slow enough to be saturated by it.
 /// Returns 0 if not even one block per rank is left.
 uint32_t share_of(const GpuRoom& gpu);
 

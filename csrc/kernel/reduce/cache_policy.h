@@ -44,13 +44,13 @@ class CachePolicyRecord {
   }
 
   /// Records a cost. A lower one is adopted at once, a higher one gradually: the rank may have been interrupted.
-  void learn(double cost) {
-    double& known = costs_[size_t(now_)];
-    known = known == 0 || cost < known ? cost : (3 * known + std::min(cost, 2 * known)) / 4;
+  void add(double cost) {
+    double& estimate = costs_[size_t(now_)];
+    estimate = estimate == 0 || cost < estimate ? cost : (3 * estimate + std::min(cost, 2 * estimate)) / 4;
   }
 
-  /// learn() for a rank that only writes.
-  void learn_of_writing(double cost) { learn(now_ == CachePolicy::kPast ? kReadersShare * cost : cost); }
+  /// add() for a rank that only writes.
+  void add_write(double cost) { add(now_ == CachePolicy::kPast ? kReadersShare * cost : cost); }
 
  private:
   static constexpr int kPeriod = 32;  ///< operations between trials, which so take a thirtieth of the time at most

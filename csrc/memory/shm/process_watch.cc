@@ -172,7 +172,7 @@ std::string ProcessWatch::state_in(const std::string& stat) const {
   return "";
 }
 
-std::string ProcessWatch::news() const {
+std::string ProcessWatch::state_change() const {
   constexpr std::chrono::milliseconds kInterval{250};
   constexpr int kChecks = 3;
   const auto now = Clock::now().time_since_epoch().count();

@@ -30,8 +30,8 @@ class ProcessWatch {
   /// goes with the first descriptor of the file that the process closes.
   static int own_lock_file(pid_t to);
 
-  /// Whether it has ended, or runs another program. Also, once `news()` has seen it, whether a signal has ended it and
-  /// the kernel has yet to write its core or to free its memory, which may take seconds.
+  /// Whether it has ended, or runs another program. Also, once `state_change()` has seen it, whether a signal has ended
+  /// it and the kernel has yet to write its core or to free its memory, which may take seconds.
   bool ended() const;
   /// Whether the kernel has closed its files. No thread of it writes to memory any more; its GPUs may.
   bool released() const;
@@ -43,7 +43,7 @@ class ProcessWatch {
   std::string state() const;
   /// For waiters, which call it as often as they like, and then `ended()`: a text, once, when the process has had a
   /// `state()` for half a second, and when it runs again; otherwise empty.
-  std::string news() const;
+  std::string state_change() const;
 
  private:
   std::string state_in(const std::string& stat) const;

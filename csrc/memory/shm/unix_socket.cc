@@ -35,7 +35,7 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-constexpr uid_t kNobodyKnown = uid_t(-1);  ///< no process has it
+constexpr uid_t kNoUser = uid_t(-1);  ///< no process has it
 
 /// Whether no other user has the number of this process's user. The kernel reports all users that the user namespace
 /// does not map by one number (overflowuid), so a peer with that number may be of any user.
@@ -56,7 +56,7 @@ bool is_own(uid_t user) { return user == geteuid() && sees_own_user(); }
 ucred peer_of(int socket) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return {0, kNobodyKnown, gid_t(-1)};
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return {0, kNoUser, gid_t(-1)};
   return peer;
 }
 
@@ -165,7 +165,7 @@ void accept_clients(const LocalSocket& listener, const std::function<void(LocalS
     const uid_t user = peer_of(client.get()).uid;
     if (is_own(user)) {
       take({std::move(client), listener.own_token, listener.peer_token});
-    } else if (rejected && user != kNobodyKnown) {
+    } else if (rejected && user != kNoUser) {
       ++rejected->count;
       rejected->last_user = user;
     }

@@ -35,7 +35,7 @@ constexpr size_t kScratchBytes = 16 << 10;
 constexpr size_t kMostPending = 128;
 constexpr milliseconds kHandshake{5000}, kLeastHandshake{100};
 constexpr int kMostAccepted = 16;  // in a call of progress()
-constexpr milliseconds kBetweenTries{100}, kBetweenLooks{50};
+constexpr milliseconds kBetweenTries{100}, kCheckInterval{50};
 /// How long the peer's host may take to accept a connection. Then another one is tried, at the next address.
 constexpr milliseconds kAttempt{1000};
 /// How long messages that have left a peer may arrive after its death was noticed.
@@ -147,7 +147,7 @@ class TcpLink final : public Link {
   void settle();
   void reap_incoming(Clock::time_point now);
   void note_end(const Incoming& incoming);
-  void look_after(Peer& peer, Clock::time_point now);
+  void check_peer(Peer& peer, Clock::time_point now);
   void retry(Peer& peer, Clock::time_point now);
   bool report();
   void drain();
@@ -168,7 +168,7 @@ class TcpLink final : public Link {
   std::vector<Post*> written_, reporting_;
   std::vector<Event> events_;
   bool changed_ = false;  // a connection has ended or been opened
-  Clock::time_point next_look_{};
+  Clock::time_point next_check_{};
   bool warned_of_unauthenticated_ = false;
 };
 
@@ -238,7 +238,7 @@ void TcpLink::attempt(Peer& peer) {
   changed_ |= peer.out->state() == Outgoing::State::kFailed;
 }
 
-void TcpLink::look_after(Peer& peer, Clock::time_point now) {
+void TcpLink::check_peer(Peer& peer, Clock::time_point now) {
   if (peer.out) {
     const Outgoing::State state = peer.out->state();
     const bool greets = state == Outgoing::State::kGreeted || state == Outgoing::State::kProved;
@@ -406,11 +406,11 @@ bool TcpLink::progress() {
 /// Does the work that no event announces, and ends connections, which events of one epoll_wait() may name.
 void TcpLink::settle() {
   const auto now = Clock::now();
-  if (!std::exchange(changed_, false) && now < next_look_) return;
-  next_look_ = now + kBetweenLooks;
+  if (!std::exchange(changed_, false) && now < next_check_) return;
+  next_check_ = now + kCheckInterval;
   reap_incoming(now);
   for (const std::unique_ptr<Peer>& peer : sockets_->peers) {
-    if (peer && !peer->lost) look_after(*peer, now);
+    if (peer && !peer->lost) check_peer(*peer, now);
   }
   std::erase_if(sockets_->leaving, [&](const Leaving& leaving) {
     if (leaving.goes_on()) return false;
@@ -441,7 +441,7 @@ bool TcpLink::report() {
 }
 
 void TcpLink::sleep(std::chrono::microseconds span) {
-  if (usable() && sockets_->listeners.paused()) span = std::min<std::chrono::microseconds>(span, kBetweenLooks);
+  if (usable() && sockets_->listeners.paused()) span = std::min<std::chrono::microseconds>(span, kCheckInterval);
   usable() ? bell_.sleep(sockets_->epoll.get(), span) : std::this_thread::sleep_for(span);
 }
 

@@ -257,8 +257,8 @@ std::string UcxListeners::why_closed() const {
 
 void UcxListeners::warn_once() {
   constexpr std::chrono::seconds kBetween{1};
-  if (listeners_.empty() || Clock::now() < next_look_) return;
-  next_look_ = Clock::now() + kBetween;
+  if (listeners_.empty() || Clock::now() < next_check_) return;
+  next_check_ = Clock::now() + kBetween;
   if (const std::string closed = why_closed(); !closed.empty() && !std::exchange(warned_of_end_, true))
     NVX_LOG(kWarn, "ranks that have no connection to this process yet cannot connect%s", closed.c_str());
   if (warned_of_drops_ || dropped() == 0) return;

@@ -52,7 +52,7 @@ class UcxListeners {
   std::set<ino_t> others_;
   std::vector<Listener> listeners_;
   bool warned_of_drops_ = false, warned_of_end_ = false;
-  Clock::time_point next_look_{};
+  Clock::time_point next_check_{};
 };
 
 }  // namespace nvx::net

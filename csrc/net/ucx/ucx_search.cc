@@ -127,7 +127,7 @@ std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool ma
 
 std::vector<std::string> loaded_ucx() {
   std::vector<std::string> paths;
-  const auto look = [](dl_phdr_info* info, size_t, void* result) {
+  const auto collect = [](dl_phdr_info* info, size_t, void* result) {
     try {
       const std::string name = info->dlpi_name ? info->dlpi_name : "";
       if (name.substr(name.rfind('/') + 1).starts_with("libucp"))
@@ -137,7 +137,7 @@ std::vector<std::string> loaded_ucx() {
     }
     return 0;
   };
-  dl_iterate_phdr(look, &paths);
+  dl_iterate_phdr(collect, &paths);
   return paths;
 }
 

@@ -30,7 +30,7 @@ struct CoalescingScope {
   std::vector<c10::intrusive_ptr<NvxWork>> works;
   size_t issued = 0;
   Parcels parcels;   ///< issued as one batch when the scope ends
-  size_t most = 64;  ///< the number of works at which it looks for works to drop
+  size_t most = 64;  ///< the number of works at which it checks for works to drop
 };
 
 /// The open scopes of a backend's threads.

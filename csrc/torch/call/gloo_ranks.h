@@ -12,14 +12,14 @@
 namespace nvx {
 
 /// Ranks that use gloo itself, without NVX_AS, in a group in which nvx replaces gloo here. They would wait in vain, so
-/// this rank's entry in the store, where gloo looks for its address, makes gloo fail at once.
+/// this rank's entry in the store, where gloo reads its address, makes gloo fail at once.
 class GlooRanks {
  public:
   /// Writes this rank's entry. `store` is the one that torch gives the backend.
   GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, int size);
   /// For the waits of set-up, which call it repeatedly. Throws Error if a rank uses gloo itself.
   void check();
-  /// Removes this rank's entry. Call when all ranks have come; a rank that looks for it meanwhile does not wait.
+  /// Removes this rank's entry. Call when all ranks have come; a rank that reads it meanwhile does not wait.
   void leave();
 
  private:
@@ -28,7 +28,7 @@ class GlooRanks {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string group_;
   const int rank_, size_;
-  std::deque<int> others_;  // that are not known to use nvx; empty: none need be looked at
+  std::deque<int> others_;  // whose use of nvx is not proved; empty: none need be checked
   const Clock::duration pause_;
   Clock::time_point next_;
 };

@@ -28,7 +28,7 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options) {
 
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> aborted,
-                                  std::vector<KnownProcess> processes) {
+                                  std::vector<EarlierProcess> processes) {
   if (store && size >= 1 && rank >= size) {
     TorchStore torch_store(store, size);
     publish_world_size(torch_store, rank, size);

@@ -22,7 +22,7 @@ GroupOptions group_options(int rank, int size, const NvxOptions& options);
 /// processes: see GroupOptions.
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> aborted = {},
-                                  std::vector<KnownProcess> processes = {});
+                                  std::vector<EarlierProcess> processes = {});
 
 /// The groups of one backend. Collectives of device tensors have their own order, as if they had another backend. So
 /// they may run beside collectives of CPU tensors on another thread, such as those of a checkpoint. They have their own

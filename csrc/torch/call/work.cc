@@ -35,7 +35,7 @@ uint64_t next_completion_key() {
   return keys.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// Whether the program learns of a failure, by a call that raises it or by a future, or does not learn of it yet.
+/// Whether the program sees a failure, by a call that raises it or by a future, or does not see it yet.
 enum class Seen { kByProgram, kNotYet };
 
 /// Whether `NVX_ON_ERROR=abort` makes a failure end the process. An operation that the user interrupts, or that this
@@ -54,7 +54,7 @@ bool ends_process(Code code, Seen seen) {
   }
 }
 
-void end_process_if_wanted(const Status& status, Seen seen) {
+void end_process_on_error(const Status& status, Seen seen) {
   if (status.ok() || !ends_process(status.code(), seen)) return;
   log_line("%s (NVX_ON_ERROR=abort)", status.reason().c_str());
   without_python_lock([] { HooksBeside::await_all(); });  // they write the diagnostics that such an end is for
@@ -73,11 +73,11 @@ std::string what_is(const char* title) { return title ? title + std::string("nvx
 
 void raise(const Status& status) {
   raise_interrupt();
-  end_process_if_wanted(status, Seen::kByProgram);
+  end_process_on_error(status, Seen::kByProgram);
   throw_failure(status);
 }
 
-void end_process_if_unseen(const Status& status) { end_process_if_wanted(status, Seen::kNotYet); }
+void end_process_if_unseen(const Status& status) { end_process_on_error(status, Seen::kNotYet); }
 
 std::exception_ptr exception_of(const Status& status) {
   try {
@@ -186,7 +186,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   if (!over_) return future;
   lock.unlock();
   if (const std::exception_ptr error = exception()) {
-    end_process_if_wanted(failure(), Seen::kByProgram);
+    end_process_on_error(failure(), Seen::kByProgram);
     future->setError(error);
   } else {
     complete(*future);
@@ -240,7 +240,7 @@ void NvxWork::blockCurrentStream() {
 void NvxWork::end(const Status& status, Hooks hooks) {
   status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
-  end_process_if_wanted(status, has_future() ? Seen::kByProgram : Seen::kNotYet);
+  end_process_on_error(status, has_future() ? Seen::kByProgram : Seen::kNotYet);
   run_hook("an observer of an operation's end", [&] { finish(error); });
   const Reporting reporting(*this);
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -314,7 +314,7 @@ void NvxWork::check() {
   if (staging_) staging_->join_streams();  // even a failed one may have results that are still being copied
   if (const std::exception_ptr error = exception()) {
     if (const auto group = facts_.group.lock()) group->note_failure_seen();
-    end_process_if_wanted(failure(), Seen::kByProgram);
+    end_process_on_error(failure(), Seen::kByProgram);
     std::rethrow_exception(error);
   }
   if (!lost()) return;

@@ -30,7 +30,7 @@ Answer call_delegate_module(const char* function, at::Device device, const Args&
 }  // namespace
 
 DelegateInfo find_delegate(at::Device device) {
-  const auto [gpu, why_not] = call_delegate_module<std::pair<std::string, std::string>>("look", device);
+  const auto [gpu, why_not] = call_delegate_module<std::pair<std::string, std::string>>("probe", device);
   return {gpu, why_not};
 }
 

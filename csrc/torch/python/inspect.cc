@@ -81,7 +81,7 @@ py::dict gpu_topology(bool measure) {
   std::string unmeasured;
   {
     py::gil_scoped_release release;
-    topology = look_at_gpus();
+    topology = query_gpus();
     try {
       if (measure && topology.gpus.size() > 1)
         measure_pairs(topology, driver_library(), Deadline::after(std::chrono::minutes(1)));

@@ -124,7 +124,7 @@ py::dict simulate_on(const std::string& collective, size_t bytes, size_t hosts, 
 
 DeviceLink link_here() {
   const py::gil_scoped_release release;
-  return slowest_link(look_at_gpus());
+  return slowest_link(query_gpus());
 }
 
 /// For CUDA tensors, in the order in which the paths are tried.

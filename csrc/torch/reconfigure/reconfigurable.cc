@@ -113,17 +113,17 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   plan.timeout = timeout;
   if (timeout.count() < 0) throw_argument_error("nvx: reconfigure: a timeout of ", timeout.count(), " ms is negative");
   plan.members = members_of(handles, ordered ? RankBy::kPosition : RankBy::kHandle);
-  std::string known_as;
+  std::string own_text;
   for (size_t r = 0; r < plan.members.size(); ++r) {
     const MemberHandle& member = plan.members[r];
     if (member.text() == self.text()) plan.rank = int(r);
-    if (member.group == self.group && member.process == self.process) known_as = member.text();
+    if (member.group == self.group && member.process == self.process) own_text = member.text();
     const auto met = known.find(member.process);
-    plan.processes.push_back(met != known.end() ? met->second : KnownProcess{.id = member.process});
+    plan.processes.push_back(met != known.end() ? met->second : EarlierProcess{.id = member.process});
     if (member.process != self.process) plan.processes.back().near = shm_->find(member.process);
   }
-  if (known_as != self.text()) {
-    const std::string stale = known_as.empty() ? "" : "; there is one that it had before, " + known_as;
+  if (own_text != self.text()) {
+    const std::string stale = own_text.empty() ? "" : "; there is one that it had before, " + own_text;
     throw_argument_error(
         "nvx: this rank's own handle, ", self.text(), ", is not among the ", handles.size(),
         " that reconfigure was given", stale,
@@ -219,7 +219,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     error = std::current_exception();
   }
   plan->processes.clear();
-  std::vector<KnownProcess> met;
+  std::vector<EarlierProcess> met;
   if (next) met = next->group().processes();
   const bool wanted = work->hand_over();  // also if meet() has failed: its group is destroyed here, without the lock
   MutexLock lock(mutex_);
@@ -233,7 +233,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   } else {
     if (timeout_was_set_)
       next->context.groups.set_timeout(options_.timeout);  // it may have changed since meet() read it
-    for (KnownProcess& process : met) {
+    for (EarlierProcess& process : met) {
       if (process.far) met_.insert_or_assign(process.id, std::move(process));
     }
     current_ = next;

@@ -48,8 +48,8 @@ class Reconfigurable final : public ProcessGroupNVX {
     std::string name;
     std::vector<MemberHandle> members;  ///< by their new ranks
     int rank = 0;
-    std::chrono::milliseconds timeout{0};  ///< of the meeting
-    std::vector<KnownProcess> processes;   ///< of the members
+    std::chrono::milliseconds timeout{0};   ///< of the meeting
+    std::vector<EarlierProcess> processes;  ///< of the members
     int old_rank = 0, old_size = 0;
   };
 
@@ -72,8 +72,8 @@ class Reconfigurable final : public ProcessGroupNVX {
   const c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<ShmRegistry> shm_ = ShmRegistry::here();  // keeps this process's identity
   const uint64_t number_ = random_arena_id().low;
-  mutable Mutex mutex_;                                     // never held while a communicator is made or ended
-  std::map<ArenaId, KnownProcess> met_ GUARDED_BY(mutex_);  // the ranks of other hosts, in earlier communicators
+  mutable Mutex mutex_;                                       // never held while a communicator is made or ended
+  std::map<ArenaId, EarlierProcess> met_ GUARDED_BY(mutex_);  // the ranks of other hosts, in earlier communicators
   Options options_ GUARDED_BY(mutex_);
   bool timeout_was_set_ GUARDED_BY(mutex_) = false;
   bool ended_ GUARDED_BY(mutex_) = false;  // shutdown() was called

@@ -93,7 +93,7 @@ void Block::take_device_memory(size_t bytes) {
   back.release();
 }
 
-/// Peers learn first that this rank has left, so that ranks which wait for each other's blocks all get theirs back.
+/// Peers see first that this rank has left, so that ranks which wait for each other's blocks all get theirs back.
 std::function<bool()> Block::leave(AllMet&& met) {
   std::vector<std::function<bool()>> all;
   for (const auto& meeting : met) all.push_back(meeting->ranks->released());

@@ -36,12 +36,12 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
     if (processes) continue;
     EXPECT_EQ(said.find(words, first + 1), std::string::npos) << said;
   }
-  EXPECT_EQ(connections_wanted(1, nullptr), "");
-  EXPECT_EQ(connections_wanted(4, "32"), "");
-  EXPECT_NE(connections_wanted(4, "8"), "");
-  EXPECT_NE(connections_wanted(2, "-1"), "");
-  EXPECT_TRUE(contains(connections_wanted(4, nullptr), "CUDA_DEVICE_MAX_CONNECTIONS is not set"));
-  const std::string one = connections_wanted(4, "1");
+  EXPECT_EQ(connections_warning(1, nullptr), "");
+  EXPECT_EQ(connections_warning(4, "32"), "");
+  EXPECT_NE(connections_warning(4, "8"), "");
+  EXPECT_NE(connections_warning(2, "-1"), "");
+  EXPECT_TRUE(contains(connections_warning(4, nullptr), "CUDA_DEVICE_MAX_CONNECTIONS is not set"));
+  const std::string one = connections_warning(4, "1");
   EXPECT_TRUE(contains(one, "4 ranks of this process share it, and CUDA_DEVICE_MAX_CONNECTIONS is 1: ")) << one;
   EXPECT_TRUE(contains(one, "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32")) << one;
 }
@@ -58,9 +58,9 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedTheirKernelsLoaded) {
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(contains(said, "GPU 0: CUDA_MODULE_LOADING is not set, and 2 ranks of this process share it: ")) << said;
   EXPECT_TRUE(contains(said, "Next: set CUDA_MODULE_LOADING=EAGER")) << said;
-  EXPECT_EQ(eager_loading_wanted(1, nullptr), "");
-  EXPECT_EQ(eager_loading_wanted(2, "EAGER"), "");
-  EXPECT_NE(eager_loading_wanted(2, "LAZY"), "");
+  EXPECT_EQ(eager_loading_warning(1, nullptr), "");
+  EXPECT_EQ(eager_loading_warning(2, "EAGER"), "");
+  EXPECT_NE(eager_loading_warning(2, "LAZY"), "");
 }
 
 /// Two groups of one rank each.
@@ -95,10 +95,10 @@ TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreWarned
                        "GPU 0: 2 groups of this process use 9 of its streams, more than the 8 hardware queues, and "
                        "CUDA_DEVICE_MAX_CONNECTIONS is not set: "));
   EXPECT_EQ(launch_on(9, 11, 1), "");
-  EXPECT_EQ(connections_wanted_for(2, 8, nullptr), "");
-  EXPECT_EQ(connections_wanted_for(2, 32, "32"), "");
-  EXPECT_TRUE(contains(connections_wanted_for(2, 2, "1"), "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32"));
-  EXPECT_TRUE(contains(connections_wanted_for(3, 33, "32"), "Next: call the groups in one order on all ranks"));
+  EXPECT_EQ(connections_warning_for(2, 8, nullptr), "");
+  EXPECT_EQ(connections_warning_for(2, 32, "32"), "");
+  EXPECT_TRUE(contains(connections_warning_for(2, 2, "1"), "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32"));
+  EXPECT_TRUE(contains(connections_warning_for(3, 33, "32"), "Next: call the groups in one order on all ranks"));
 }
 
 /// A graph keeps no order between its branches, so kernels of captured streams need hardware queues too.

@@ -31,7 +31,7 @@ const GpuPair& between(const GpuTopology& topology, int a, int b) {
 TEST(GpuTopology, ASwitchJoinsAllPairsAlike) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 8; ++gpu) nvml.add("H100", 18, 18);
-  const GpuTopology topology = look_at_gpus(nvml);
+  const GpuTopology topology = query_gpus(nvml);
   ASSERT_EQ(topology.pairs.size(), 28u);
   for (const GpuPair& pair : topology.pairs) {
     EXPECT_EQ(pair.label(), "NV18");
@@ -54,7 +54,7 @@ TEST(GpuTopology, BridgesJoinSomeAndPcieTheRest) {
   nvml.paths[{0, 3}] = GpuPath::kPhb;
   nvml.paths[{1, 2}] = GpuPath::kSys;
   nvml.refused[{1, 2}] = "the chipset does not support peer access";
-  const GpuTopology topology = look_at_gpus(nvml);
+  const GpuTopology topology = query_gpus(nvml);
   const struct {
     int a, b;
     const char *label, *transport, *why;
@@ -82,7 +82,7 @@ TEST(GpuTopology, HalfOfWhatItShouldBeIsANamedWarning) {
   for (int gpu = 0; gpu < 4; ++gpu) nvml.add("H100", 18, 18);
   nvml.add("H100", 9, 18);
   nvml.add("H100", 17, 18).pcie_now.width = 8;
-  const GpuTopology topology = look_at_gpus(nvml);
+  const GpuTopology topology = query_gpus(nvml);
   ASSERT_GE(topology.warnings.size(), 3u);
   EXPECT_EQ(topology.warnings[0].name, "nvlink-half");
   EXPECT_EQ(topology.warnings[0].text, "GPU 4 (H100) has 9 of 18 NVLinks up, another GPU of this model 18");
@@ -102,7 +102,7 @@ TEST(GpuTopology, LanesThatTrainedAtHalfTheirRateAreNamed) {
   for (const size_t slow : {2u, 17u}) nvml.all[0].lanes[slow].gb_s = 13.281;
   nvml.all[0].lanes[17].number = 20;                              // a board may lack some numbers in between
   for (NvLinkLane& lane : nvml.all[1].lanes) lane.gb_s = 13.281;  // no other lane of the GPU shows the expected speed
-  const GpuTopology topology = look_at_gpus(nvml);
+  const GpuTopology topology = query_gpus(nvml);
   ASSERT_EQ(names(topology), (std::vector<std::string>{"nvlink-rate-half", "nvlink-rate-half"}));
   EXPECT_EQ(topology.warnings[0].text, "GPU 0 (H100) has NVLinks at 13 GB/s instead of 27 GB/s: 2, 20");
   EXPECT_EQ(topology.warnings[0].command, "nvidia-smi nvlink -s -i 0");
@@ -123,7 +123,7 @@ TEST(GpuTopology, NormalLinksRaiseNoWarning) {
   FakeNvml nvml;
   nvml.add("A100", 0, 12);
   nvml.add("A100", 0, 12);
-  EXPECT_EQ(names(look_at_gpus(nvml)), std::vector<std::string>());
+  EXPECT_EQ(names(query_gpus(nvml)), std::vector<std::string>());
 }
 
 TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
@@ -131,7 +131,7 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
-  GpuTopology topology = look_at_gpus(nvml);
+  GpuTopology topology = query_gpus(nvml);
   const auto driver = std::make_shared<FakeDriver>(2);  // the third GPU is hidden from CUDA
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(60'000));
   EXPECT_GT(between(topology, 0, 1).measured.gb_s, 0);
@@ -151,7 +151,7 @@ TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 3; ++gpu) nvml.add("L40").pcie_most = {1, 1};  // an idle host copies faster
   nvml.paths[{0, 1}] = GpuPath::kSys;
-  GpuTopology topology = look_at_gpus(nvml);
+  GpuTopology topology = query_gpus(nvml);
   EXPECT_EQ(between(topology, 0, 1).expected_us, 0) << "nobody has measured";
   const auto driver = std::make_shared<FakeDriver>(3);
   driver->pair(0, 1, FakeDriver::Truth::kDawdles);
@@ -186,7 +186,7 @@ TEST(GpuTopology, TheLongerTheWayTheMoreItMayTake) {
 TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 3; ++gpu) nvml.add("H100", 18, 18);
-  GpuTopology topology = look_at_gpus(nvml);
+  GpuTopology topology = query_gpus(nvml);
   const auto driver = std::make_shared<FakeDriver>(3);
   driver->pair(0, 1, FakeDriver::Truth::kHangs);
   const size_t quickly_copied = size_t(1) << 20;  // a size that the host copies fast under any sanitizer
@@ -200,7 +200,7 @@ TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
 TEST(GpuTopology, AllPairsTogetherAreMeasuredForSoLong) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 4; ++gpu) nvml.add("H100", 18, 18);
-  GpuTopology topology = look_at_gpus(nvml);
+  GpuTopology topology = query_gpus(nvml);
   const auto driver = std::make_shared<FakeDriver>(4);
   driver->block("can_reach");
   const auto began = Clock::now();
@@ -214,7 +214,7 @@ TEST(GpuTopology, AllPairsTogetherAreMeasuredForSoLong) {
 TEST(GpuTopology, ADriverThatDoesNotAnswerMeasuresNothing) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 2; ++gpu) nvml.add("H100", 18, 18);
-  GpuTopology topology = look_at_gpus(nvml);
+  GpuTopology topology = query_gpus(nvml);
   const auto driver = std::make_shared<FakeDriver>(2);
   driver->block("count");
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(50));
@@ -224,10 +224,10 @@ TEST(GpuTopology, ADriverThatDoesNotAnswerMeasuresNothing) {
 
 TEST(GpuTopology, ReportsWhyThereIsNone) {
   FakeNvml nvml;
-  EXPECT_EQ(look_at_gpus(nvml).none, "the NVIDIA driver 580.1 sees no GPU");
+  EXPECT_EQ(query_gpus(nvml).none, "the NVIDIA driver 580.1 sees no GPU");
   EXPECT_THROW((void)nvml_library("libnvidia-ml-that-is-not-there.so.1"), Error);
   EXPECT_THROW((void)nvml_library("libm.so.6"), Error);
-  const GpuTopology here = look_at_gpus();
+  const GpuTopology here = query_gpus();
   EXPECT_EQ(here.gpus.empty(), !here.none.empty());
 }
 
@@ -239,9 +239,9 @@ TEST(GpuTopology, WaitsForTheDriverForABoundedTime) {
     released.wait();
     return std::make_unique<FakeNvml>();
   };
-  EXPECT_EQ(look_at_gpus(open, milliseconds(50)).none, "querying NVML for the GPUs did not return within 50 ms");
+  EXPECT_EQ(query_gpus(open, milliseconds(50)).none, "querying NVML for the GPUs did not return within 50 ms");
   release.set_value();
-  EXPECT_EQ(look_at_gpus(open, milliseconds(10'000)).none, "the NVIDIA driver 580.1 sees no GPU");
+  EXPECT_EQ(query_gpus(open, milliseconds(10'000)).none, "the NVIDIA driver 580.1 sees no GPU");
 }
 
 TEST(GpuTopology, PcieLinksCarryWhatTheirGenerationGives) {

@@ -1,4 +1,4 @@
-// How ranks write data that others read: what they learn from costs, and that all ranks use the same policy in each
+// How ranks write data that others read: the costs that they record, and that all ranks use the same policy in each
 // operation.
 
 #include "kernel/reduce/cache_policy.h"
@@ -33,7 +33,7 @@ int operate(CachePolicyRecord& record, const Costs& costs, int operations) {
   for (int i = 0; i < operations; ++i) {
     const CachePolicy next = record.next();
     past += record.now() == CachePolicy::kPast;
-    record.learn(record.now() == CachePolicy::kPast ? costs.past : costs.cached);
+    record.add(record.now() == CachePolicy::kPast ? costs.past : costs.cached);
     record.now(next);
   }
   return past;
@@ -70,7 +70,7 @@ TEST(CachePolicy, CoresThatComeTogetherAreNoticedAtTheNextTrial) {
 TEST(CachePolicy, OneOperationThatWasInterruptedChangesNothing) {
   CachePolicyRecord record;
   operate(record, kNear, 100);
-  record.learn(1000);
+  record.add(1000);
   EXPECT_LE(operate(record, kNear, 32), 2);
 }
 
@@ -80,7 +80,7 @@ TEST(CachePolicy, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
   for (int i = 0; i < 100; ++i) {
     const CachePolicy next = record.next();
     past += record.now() == CachePolicy::kPast;
-    if (record.now() == CachePolicy::kCached) record.learn(4);  // every trial was interrupted
+    if (record.now() == CachePolicy::kCached) record.add(4);  // every trial was interrupted
     record.now(next);
   }
   EXPECT_GE(past, 5);
@@ -218,12 +218,12 @@ TEST(CachePolicy, WriterCountsItsReadersCost) {
   CachePolicyRecord record;
   for (int i = 0; i < 100; ++i) {
     record.now(record.next());
-    record.learn_of_writing(record.now() == CachePolicy::kPast ? 8 : 10);
+    record.add_write(record.now() == CachePolicy::kPast ? 8 : 10);
   }
   EXPECT_EQ(record.best(), CachePolicy::kCached) << "what the writer saves, its readers lose";
   for (int i = 0; i < 100; ++i) {
     record.now(record.next());
-    record.learn_of_writing(record.now() == CachePolicy::kPast ? 4 : 40);
+    record.add_write(record.now() == CachePolicy::kPast ? 4 : 40);
   }
   EXPECT_EQ(record.best(), CachePolicy::kPast);
 }

@@ -453,11 +453,11 @@ TEST(PeerProcesses, AProcessThatRunsAnotherProgramHasEnded) {
   munmap(shared, sizeof(Meeting));
 }
 
-/// The news of a process, once there are some.
+/// The state change of a process, once there is one.
 std::string news_of(const ProcessWatch& process) {
-  std::string news;
-  (void)eventually(milliseconds(2'000), [&] { return !(news = process.news()).empty(); });
-  return news;
+  std::string change;
+  (void)eventually(milliseconds(2'000), [&] { return !(change = process.state_change()).empty(); });
+  return change;
 }
 
 TEST(ProcessWatch, ReportsThatAProcessIsStoppedAndThatItRunsAgain) {
@@ -467,10 +467,10 @@ TEST(ProcessWatch, ReportsThatAProcessIsStoppedAndThatItRunsAgain) {
     for (;;) pause();
   }
   const ProcessWatch process(Fd(), child);
-  EXPECT_EQ(process.news(), "");
+  EXPECT_EQ(process.state_change(), "");
   kill(child, SIGSTOP);
   EXPECT_EQ(news_of(process), "is stopped by a signal (state T)");
-  EXPECT_EQ(process.news(), "") << "once";
+  EXPECT_EQ(process.state_change(), "") << "once";
   kill(child, SIGCONT);
   EXPECT_EQ(news_of(process), "runs again");
   EXPECT_FALSE(process.ended());
@@ -509,7 +509,7 @@ TEST(ProcessWatch, ReportsThatASignalHasEndedItWhileItsFilesAreOpen) {
     (void)waitpid(child, nullptr, 0);
     GTEST_SKIP() << "no ptrace here";
   }
-  EXPECT_EQ(process.news(), "");
+  EXPECT_EQ(process.state_change(), "");
   EXPECT_FALSE(process.ended());
   kill(child, SIGSEGV);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
@@ -517,7 +517,7 @@ TEST(ProcessWatch, ReportsThatASignalHasEndedItWhileItsFilesAreOpen) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_EQ(status >> 8, SIGTRAP | PTRACE_EVENT_EXIT << 8);
-  EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process.news().empty() && process.ended(); }));
+  EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process.state_change().empty() && process.ended(); }));
   // Linux before 5.17 knows the signal only when all has ended.
   const std::string early = words_of(process.exit_status());
   EXPECT_TRUE(early == "signal 11" || early.empty()) << early;

@@ -44,7 +44,7 @@ def load():
         made.append(fake.FakeNccl(store, rank, size, _connecting))
         return made[-1]
 
-    nvx.delegate.look = lambda device: (f"of process {os.getpid()}", "")
+    nvx.delegate.probe = lambda device: (f"of process {os.getpid()}", "")
     nvx.delegate.make = make
 
 
@@ -58,12 +58,12 @@ def looking(gpu="", why_not=""):
     """Sets the description of this process's GPU inside the block."""
     import nvx.delegate
 
-    before = nvx.delegate.look
-    nvx.delegate.look = lambda device: (gpu, why_not)
+    before = nvx.delegate.probe
+    nvx.delegate.probe = lambda device: (gpu, why_not)
     try:
         yield
     finally:
-        nvx.delegate.look = before
+        nvx.delegate.probe = before
 
 
 @contextlib.contextmanager
