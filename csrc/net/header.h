@@ -12,7 +12,7 @@ namespace nvx::net {
 enum class Kind : uint8_t {
   kFirst,   ///< the first segment of a schedule's message; a First follows the header
   kNext,    ///< a later segment of it
-  kCredit,  ///< the receiver has processed `value` bytes of what it was sent
+  kCredit,  ///< the receiver has processed `value` bytes of those sent to it
   kPoison,  ///< the sender's group has failed; the body is a FailureNote
   kPing,    ///< to a process, not to a group: a liveness check
   kPong,    ///< the answer; `value` is a Liveness::Answer, with a reason in the body if this side has given the pinging

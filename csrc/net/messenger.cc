@@ -347,8 +347,8 @@ void Messenger::disconnect(PeerId id, const std::string& why) {
 // --- the progress thread
 
 /// A thread that waits drives the link, and this thread stays away from the lock. Otherwise this thread answers pings
-/// and sends what the last operation left in the link: every millisecond shortly after an operation, later when the
-/// link has events.
+/// and sends the data that the last operation left in the link: every millisecond shortly after an operation, later
+/// when the link has events.
 void Messenger::run_progress_thread() {
   begin_own_thread("nvx-messenger");
   while (!closing_.load(std::memory_order_acquire)) {

@@ -50,7 +50,7 @@ class PointToPoint final : private Sender {
 
   // --- Called by the port. place() and dropped() are those of Receiver.
   std::byte* place(const MessageHeader& header, size_t bytes);
-  /// A control message has arrived. `whole` is the message, `body` what follows its headers.
+  /// A control message has arrived. `whole` is the message, `body` the part behind its headers.
   void take_control(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body);
   void take_segment(const MessageHeader& header, std::span<const std::byte> body);
   /// False if no transfer was to be written there.

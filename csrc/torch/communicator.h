@@ -12,7 +12,8 @@
 
 namespace nvx {
 
-/// A group of ranks that stays as it is, and what runs its calls. A reconfigurable backend has one after the other.
+/// A group of ranks that stays as it is, and the parts that run its calls. A reconfigurable backend has one after the
+/// other.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   /// backend, listeners: must outlive this.
@@ -38,7 +39,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort();
   /// abort() without its hooks: an operation that is aborted for this reason has not failed.
   void call_off(const std::string& why);
-  /// Operations that nobody waited for get a moment to succeed, as peers may wait for them, and are then aborted.
+  /// Operations without a waiter get a moment to succeed, as peers may wait for them, and are then aborted.
   void shut_down();
   static constexpr std::chrono::seconds kMostForProxies{5};
 

@@ -42,9 +42,9 @@ struct DeviceCopy {
 };
 
 /// Copies between the GPUs of this host's ranks, for the messages of one group. A copy begins when it can run to its
-/// end at once: neither its queue nor any other stream waits for a peer. So it ends whatever the peers do. It waits for
-/// one of a few queues: more would share the hardware's with kernels that wait for a peer. A pool thread makes the
-/// driver's calls, because they may hang.
+/// end at once: neither its queue nor any other stream waits for a peer. So it ends independently of the peers. It
+/// waits for one of a few queues: more would share the hardware's with kernels that wait for a peer. A pool thread
+/// makes the driver's calls, because they may hang.
 class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
  public:
   /// How this rank's copies access a peer's memory: see DevicePeer.

@@ -102,7 +102,7 @@ GroupStatus::~GroupStatus() {
   if (!unseen_) StatusPage::here().release(slot_);
 }
 
-/// Release: a reader that sees the state sees what it is about.
+/// Release: a reader that sees the state sees the call that it is about.
 void GroupStatus::state(StatusSlot::State state) {
   slot_->since.store(ns_of(Clock::now()), kRelaxed);
   slot_->state.store(state, std::memory_order_release);

@@ -31,7 +31,7 @@ struct ChannelOptions : MappingOptions {
   uint32_t processes = 0;
   uint32_t first_epoch = 0;                ///< tests start near the wrap
   std::chrono::milliseconds busy{10'000};  ///< the limit for other work to let the first kernels begin
-  /// Kernels of which a small operation takes longer are not used; 0: whatever it takes.
+  /// Kernels of which a small operation takes longer are not used; 0: no limit.
   std::chrono::microseconds slowest{0};
   std::chrono::milliseconds drain_timeout{5000};  ///< the limit for kernels still in flight when this rank leaves
   /// Called now and then during waits of set-up; throws Error if they are pointless.

@@ -60,7 +60,7 @@ class DeviceCommunicator {
   Status signal(kernel::SignalJob job, const LaunchStream& stream, std::chrono::milliseconds timeout);
   /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.
   Status check_kernels();
-  /// Sends the peers the size of this rank's pool, and maps what is new in theirs: see `DevicePools`.
+  /// Sends the peers the size of this rank's pool, and maps the new parts of theirs: see `DevicePools`.
   void update_pools();
   /// The number of operations launched, and whether the first `launched` have ended well; without those of graphs.
   uint64_t launched() const;

@@ -26,7 +26,7 @@ struct PoolStats {
   uint32_t direct = 0;           ///< pieces transferred without staging, in either direction; wraps
 };
 
-/// The pools of a group's ranks. Each rank publishes its pool's size; the others map what is new on a pool thread,
+/// The pools of a group's ranks. Each rank publishes its pool's size; the others map the new part on a pool thread,
 /// beside the launches, and show it to their kernels. If mapping fails, transfers with that peer stay staged.
 class DevicePools {
  public:

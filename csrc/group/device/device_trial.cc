@@ -264,7 +264,7 @@ class DeviceTrial {
     each_ = std::chrono::duration_cast<std::chrono::microseconds>(gaps[gaps.size() / 2]);
   }
 
-  /// Ends what has not ended, and waits for the device to report it.
+  /// Ends the open trials, and waits for the device to report it.
   void end_kernels() {
     if (!work_) return;
     if (progress() < stages()) std::atomic_ref(trial_.control->abort).store(1, std::memory_order_release);

@@ -105,7 +105,7 @@ Status Hierarchical::perform(Call& call) {
   }
 }
 
-/// A rank that is alone on its host does the steps before a run by itself, and has nobody for those after it.
+/// A rank that is alone on its host does the steps before a run by itself, and has no peer for those after it.
 Status Hierarchical::run_slices(Call& call) {
   const std::unique_ptr<Slices> slices = this->slices(call.o);
   if (scratch_.size() < slices->scratch_bytes()) scratch_.resize(slices->scratch_bytes());

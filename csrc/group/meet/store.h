@@ -29,7 +29,8 @@ class Store {
   virtual std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) = 0;
   /// Adds to the number under this key, which starts at 0, and returns the sum: `add(key, 0)` reads it.
   virtual int64_t add(const std::string& key, int64_t n) = 0;
-  /// Sets the key if nobody has set it, and returns its value. Empty if the one who claimed it has not written it soon.
+  /// Sets the key if no rank has set it, and returns its value. Empty if the rank that claimed it has not written it
+  /// soon.
   virtual std::vector<uint8_t> claim(const std::string& key, const std::vector<uint8_t>& value) {
     constexpr std::chrono::milliseconds kSpan{2000};
     if (add(key + "/asked", 1) != 1) return get(key, kSpan).value_or(std::vector<uint8_t>());

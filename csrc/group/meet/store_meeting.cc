@@ -170,7 +170,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
         });
       } catch (const Error&) {
         if (received_note_) throw;
-        next_read_ = {};  // of the store, whoever reads it for this rank
+        next_read_ = {};  // of the store, not by way of the leader
         if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;  // it wrote that, and ended
         throw;
       }

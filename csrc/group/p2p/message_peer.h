@@ -44,7 +44,7 @@ class MessagePeer {
   void send(const std::shared_ptr<Message>& message) { unannounced_.push_back(message); }
   /// The message that the peer has announced with this number has a receive.
   void receive(const std::shared_ptr<Message>& message, uint64_t number) { to_grant_.emplace_back(message, number); }
-  /// Moves what can be moved at once. True if anything moved.
+  /// Progresses without waiting. True if anything moved.
   virtual bool move() = 0;
   /// The staging of a peer to which nothing is in flight.
   virtual Span release_idle() { return {}; }

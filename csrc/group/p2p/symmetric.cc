@@ -67,7 +67,7 @@ Symmetric::Symmetric(const Core& core, const SymmetricBlock& mine)
   ledgers_[size_t(rank_)] = new (at) Ledger;
 }
 
-/// Maps between two exchanges: after the first all ranks decide alike, after the second nobody uses memory that a peer
+/// Maps between two exchanges: after the first all ranks decide alike, after the second no rank uses memory that a peer
 /// has not mapped.
 std::shared_ptr<Symmetric> Symmetric::meet(const Parts& group, const SymmetricBlock& mine, std::byte* base) {
   Core& core = group.core;

@@ -31,7 +31,7 @@ struct SymmetricBlock {
 /// receiver's wait. torch's kernels have the same layout. A rank may wait for its own signals too.
 ///
 /// It may outlive its group. A rank announces at the end of this object that it accesses no memory of the others, in
-/// the ledger of each. Nobody reuses the memory of a block before; see `released()`.
+/// the ledger of each. The memory of a block is not reused before; see `released()`.
 class Symmetric {
  public:
   /// How a rank finds its peers' blocks. `pool_of`: for memory of GPUs, the pool of a local rank, null for this rank's.

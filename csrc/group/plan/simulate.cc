@@ -30,7 +30,7 @@ struct Slice {
   double before = 0, beside = 0, after = 0;
 };
 
-/// Whether every host does what host 0 does, counted from itself. Asked of three other hosts.
+/// Whether every host does what host 0 does, counted from itself. Checked for three other hosts.
 bool all_alike(const schedule::Row& row, const RunBetween& run) {
   const Layout& l = run.layout;
   const int hosts = l.size / run.near;
@@ -79,7 +79,7 @@ class Player {
     }
     double ends = 0;
     for (const Rank& r : ranks_) {
-      NVX_CHECK(r.turn == count_ + kSlicesInFlight, "a simulated rank waits for a message that nobody sends");
+      NVX_CHECK(r.turn == count_ + kSlicesInFlight, "a simulated rank waits for a message that no rank sends");
       ends = std::max(ends, r.free);
     }
     return ends;

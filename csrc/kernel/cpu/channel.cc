@@ -154,7 +154,7 @@ bool Channel::staging(CpuExec& ex, int rank, size_t data, std::span<std::byte>* 
 
 bool Channel::leave_lenders(CpuExec& ex) {
   if (reads_lent_) {
-    ex.signal(mine().fetched(), stamp(epoch_, UINT32_MAX));  // orders what follows behind all that this rank has read
+    ex.signal(mine().fetched(), stamp(epoch_, UINT32_MAX));  // orders later accesses behind all that this rank has read
     for (const int peer : others()) {                        // a rank that staged may have ended and left
       if (!lent(peer)) continue;
       const PadHeader& header = pad(peer).header();

@@ -13,7 +13,7 @@ uint64_t capture_of(void* stream);
 /// Enqueues a host function; in a capture, for each replay. It must not wait or call CUDA: the stream waits for it.
 Status call_host(void* stream, void (*what)(void*), void* with);
 
-/// An event after the last launch of a channel, on whatever stream, from a call or a graph. It keeps the launches of a
+/// An event after the last launch of a channel, on any stream, from a call or a graph. It keeps the launches of a
 /// channel from overlapping. Used on one device, by one thread at a time.
 class Tail {
  public:

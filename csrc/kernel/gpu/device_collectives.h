@@ -36,7 +36,7 @@ struct UnitOf<HotOperation<kAlgorithm, T>> {
   using Type = std::conditional_t<std::is_void_v<T>, uint8_t, T>;
 };
 
-/// Sends the pieces as packets. A lane has several packs in flight, of whatever peers.
+/// Sends the pieces as packets. A lane has several packs in flight, of any peers.
 template <class Kind, class Exec, class Channel>
 NVX_HD void put_packets(const Exec& ex, Channel& ch, const Job& job) {
   using Unit = typename UnitOf<Kind>::Type;

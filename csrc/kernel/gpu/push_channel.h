@@ -69,8 +69,8 @@ struct PushRules {
 ///  5. Acquire: after an await, all lanes of the tile see the awaited data. Release: a publish covers everything that
 ///  all lanes of the tile have done before it. It ends a round: the barrier of the tile orders the lanes' reads and
 ///  writes before the fence of the lanes that signal, and the fence orders them before the relaxed stores of `posted`
-///  and `credit` behind it, for whoever acquires these. So one fence serves the data's flags and the credits of all
-///  peers. A store may be relaxed where a fence of the same lane precedes it and no data comes between them.
+///  and `credit` behind it, for the lanes that acquire these. So one fence serves the data's flags and the credits of
+///  all peers. A store may be relaxed where a fence of the same lane precedes it and no data comes between them.
 ///
 ///  6. If a rank has mapped the part of a peer's pool that the operation uses, it writes directly to the peer's result,
 ///  or reads the peer's input directly, instead of using slots. Both ranks decide this alike, from their greetings of

@@ -149,8 +149,8 @@ DevicePool& DeviceRegistry::pool(int device) {
   return made;
 }
 
-/// Remembers what the device cannot do or did not return from, and does not request it again. The probe may also have
-/// failed for lack of memory; that is logged once, and the next call tries again.
+/// Remembers the kinds that the device cannot do or did not return from, and does not request it again. The probe may
+/// also have failed for lack of memory; that is logged once, and the next call tries again.
 void DeviceRegistry::refuse_pool(int device, const ShareProbe& found) {
   const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
   Error error(Code::kSystem,

@@ -109,7 +109,7 @@ struct ProbeTimes {
   std::chrono::milliseconds device{20'000};  ///< for the first call, which creates the device's context
   std::chrono::milliseconds kind{2000};      ///< for each kind
 };
-/// Returns in time, whatever the driver does. Does not try kinds again that have hung before.
+/// Returns in time even if the driver hangs. Does not try kinds again that have hung before.
 ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times = {},
                              const ShareProbe& before = ShareProbe());
 

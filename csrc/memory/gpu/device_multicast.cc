@@ -153,7 +153,7 @@ class MappingSetup::Steps {
   bool hung_ = false;  // this rank's step has not returned, so the driver may still complete it
 };
 
-/// By what all ranks know; empty if the group may have an object.
+/// By facts that all ranks share; empty if the group may have an object.
 std::string MappingSetup::why_no_multicast() const {
   const ShareKind kind = mappings_.agreement_.kind;
   if (kind != ShareKind::kFabric && kind != ShareKind::kFd)

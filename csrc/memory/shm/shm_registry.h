@@ -32,7 +32,7 @@ class PeerProcess {
   const ArenaId& id() const { return id_; }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
-  /// Its `TensorMemory`, mapped here while somebody refers to it. Throws Error.
+  /// Its `TensorMemory`, mapped here while it is referenced. Throws Error.
   std::shared_ptr<const Mapping> tensors() EXCLUDES(mutex_);
   const ProcessWatch& process() const { return process_; }
   bool dead() const { return process_.ended(); }

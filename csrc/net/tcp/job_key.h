@@ -12,7 +12,7 @@ namespace nvx::net {
 /// A code that only a holder of the key can compute: HMAC-SHA-256.
 using Mac = std::array<std::byte, 32>;
 
-/// The secret that all ranks of a job have and nobody else has. It does not appear in logs, errors or the store.
+/// The secret that only the ranks of a job have. It does not appear in logs, errors or the store.
 class JobKey {
  public:
   /// The key in NVX_JOB_KEY, or null if that is not set. Throws Error.

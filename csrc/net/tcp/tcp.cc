@@ -28,7 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr size_t kSegmentBytes = 64 << 10;
-/// The part of a read that is copied once more: what follows the body that is arriving.
+/// The part of a read that is copied once more: the part behind the body that is arriving.
 constexpr size_t kScratchBytes = 16 << 10;
 /// Bounds for connections that are not authenticated yet: their number besides one of each peer, how long they may
 /// take, and how old the oldest must be before it gives way to another one.

@@ -124,7 +124,7 @@ Incoming::Bytes Incoming::take(Receiver& receiver, Bytes come) {
   const bool fresh = got_ < sizeof frame_;
   if (!gather(sizeof frame_, come)) return come;
   if (fresh) std::memcpy(&frame_, head_.data(), sizeof frame_);
-  if (!frame_.valid()) return end(End::kLost, "sent what is no message of nvx"), come;
+  if (!frame_.valid()) return end(End::kLost, "sent data that is no message of nvx"), come;
   if (!gather(sizeof frame_ + frame_.header_bytes, come)) return come;
   if (frame_.kind != Frame::kMessage) {
     end(frame_.kind == Frame::kLeave ? End::kLeft : End::kLost, "its process has closed its link");
@@ -139,7 +139,7 @@ Incoming::Bytes Incoming::take(Receiver& receiver, Bytes come) {
   return come;
 }
 
-/// Finds the place of a body, and copies what has come of it.
+/// Finds the place of a body, and copies the part of it that has arrived.
 void Incoming::take_body(Receiver& receiver, Bytes& come) {
   where_ = frame_.bytes < kLeastPlaced ? nullptr : receiver.place(header(), frame_.bytes);
   placed_ = where_ != nullptr;

@@ -26,7 +26,7 @@ class Incoming final : public Socket {
   /// `at`: the address of the other side.
   Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self);
 
-  /// Reads, at most once from the socket. True if anything moved. `scratch` takes what has no place.
+  /// Reads, at most once from the socket. True if anything moved. `scratch` takes data without a place.
   bool read(Receiver& receiver, std::span<std::byte> scratch);
   /// Ends it, and drops the message that is arriving.
   void end(End how, const std::string& why);

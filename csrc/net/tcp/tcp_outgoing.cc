@@ -48,7 +48,7 @@ bool Outgoing::advance(uint32_t events) {
   return state_ != before || posts_.size() != posts || sent_ != sent;
 }
 
-/// Sends what the kernel takes now. The messages of the handshake fit into the empty buffer of a new connection.
+/// Sends as much as the kernel takes now. The messages of the handshake fit into the empty buffer of a new connection.
 size_t Outgoing::send_some(const void* bytes, size_t size) {
   const ssize_t n = ::send(fd(), bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n < 0 && !must_wait(errno)) fail(std::strerror(errno));

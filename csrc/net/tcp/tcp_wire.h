@@ -20,7 +20,7 @@ struct TcpAddress {
 };
 
 std::vector<std::byte> encode_address(const TcpAddress& address, const JobKey& key);
-/// Returns nothing if the bytes are no address of this version, or if a holder of another key or nobody signed them.
+/// Returns nothing if the bytes are no address of this version, or if they are unsigned or signed with another key.
 std::optional<TcpAddress> decode_address(std::span<const std::byte> bytes, const JobKey& key);
 
 using Challenge = std::array<std::byte, 32>;

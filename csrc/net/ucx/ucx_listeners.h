@@ -14,7 +14,7 @@
 
 namespace nvx::net {
 
-/// The sockets at which a UCX worker accepts connections over TCP. UCX accepts them from everybody, and writes to any
+/// The sockets at which a UCX worker accepts connections over TCP. UCX accepts them from any host, and writes to any
 /// memory of this process that a connection requests. So a filter lets only packets from admitted addresses through.
 class UcxListeners {
  public:

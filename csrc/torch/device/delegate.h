@@ -24,7 +24,7 @@ namespace nvx {
 /// They are delegated only if that backend can serve all ranks of the group.
 /// A call enqueues the collective on a stream that nvx chooses, after all other work of this group on the device, as
 /// for kernels. That is the order of the calls, which is the same on all ranks. Therefore a collective of NCCL and one
-/// of nvx cannot deadlock, on whatever streams they were called: no rank begins the second before the first. The host
+/// of nvx cannot deadlock, on any streams: no rank begins the second before the first. The host
 /// does not wait. NCCL's watchdog is off, because this class does its work.
 /// For each such collective the ranks also run a barrier on the host. The barrier carries the collective's fingerprint
 /// and its number among the collectives that go through host memory. Therefore the error names a rank that calls

@@ -155,7 +155,7 @@ DelegateInfo DelegateSetup::local_info() const {
   return info;
 }
 
-/// Depends only on what the ranks sent, so the result is the same on all ranks.
+/// Depends only on the data that the ranks sent, so the result is the same on all ranks.
 std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>& infos) const {
   std::vector<std::string> gpus;
   for (size_t r = 0; r < infos.size(); ++r) {

@@ -18,8 +18,8 @@
 #include "torch/streams/pooled_event.h"
 
 /// Stages device tensors in host memory: they are copied to the host on a stream, go through the group like CPU
-/// tensors, and are copied back on a stream. This uses only what c10 offers for every device, so it needs no headers or
-/// libraries of an accelerator.
+/// tensors, and are copied back on a stream. This uses only functions that c10 offers for every device, so it needs no
+/// headers or libraries of an accelerator.
 namespace nvx {
 
 /// The device type of nvx's kernels. It has a file of its own, because tests simulate kernels on another device.
