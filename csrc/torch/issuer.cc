@@ -152,8 +152,8 @@ IntrusiveWork Issuer::issue_recorded(Call&& call) {
   NVX_RECORD_COMMS(
       call.mode == Mode::kAsync, std::make_tuple(static_cast<int64_t>(context_.group().sequence() + 1), false),
       std::make_tuple(context_.group().name(), context_.backend.getGroupDesc()), inputs, outputs, context_.rank,
-      kind.title + 4, elements_of(inputs), elements_of(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(),
-      kind.take.vec(), first, stride, context_.size);
+      kind.title + 4, elements_of(inputs), elements_of(outputs), any ? any->scalar_type() : at::kByte,
+      kind.in_splits.vec(), kind.out_splits.vec(), first, stride, context_.size);
   at::RecordFunction way(at::RecordScope::FUNCTION);
   if (way.isActive() && !call.device().is_cpu()) way.before(profiled_as(call.collectives.front()));
   if (call.mode == Mode::kAsync || context_.scopes.is_open() || route_of(call.collectives) == Route::kChunks)

@@ -41,7 +41,7 @@ PARTS_OF = {
     "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
     "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::accept LocalServer::handle",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",
-    "memory/shm/host_relay.cc": """receive_info read_all HostRelay::serve HostRelay::attend RelayClient::next
+    "memory/shm/host_relay.cc": """receive_info read_all HostRelay::serve RelayClient::next
         RelayClient::take""",
     "memory/shm/shm_registry.cc": """receive_segment PeerProcess::PeerProcess PeerProcess::tensors ShmRegistry::find
         ShmRegistry::adopt IpcSocket::answer IpcSocket::serve IpcSocket::fetch IpcSocket::connect IpcSocket::receive""",

@@ -155,7 +155,7 @@ void serve(FuzzedDataProvider& from, ShmRegistry& here) {
   const std::vector<uint8_t> record(from.ConsumeIntegralInRange<size_t>(0, 40), 7);
   come_and_go(from, {ipc.name(), relay.name()}, [&] {
     ipc.serve(std::chrono::microseconds(0));
-    relay.give(record);
+    relay.publish(record);
   });
   for (const LocalPeer& client : relay.peers()) require(client.info.who[sizeof client.info.who - 1] == '\0');
   const auto got = ipc.fetch({{here.arena().id(), ipc.name(), getpid()}}, in_time());

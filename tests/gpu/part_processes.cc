@@ -122,7 +122,7 @@ void tell_start(Voice& voice, Rank& rank, const StartTimes& times) {
                  .add("ranks", rank.shape().ranks)
                  .add("kind", name(mappings.agreement().kind))
                  .add("why_not_better", mappings.agreement().why_not_better)
-                 .add("complaints", mappings.complaints())
+                 .add("fallbacks", mappings.fallbacks())
                  .add("share_ms", times.share)
                  .add("channel_ms", times.channel)
                  .add("init_ms", times.share + times.channel)

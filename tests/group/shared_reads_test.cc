@@ -93,11 +93,11 @@ TEST(HostRelay, GivesItsRecordsInTheirOrderAlsoToThoseWhoComeLate) {
   RelayClient early(relay.name(), PeerInfo::of(1, "rank 1"));
   EXPECT_FALSE(early.next(milliseconds(1)));
   EXPECT_TRUE(early.open());
-  relay.give(first);
-  relay.give(second);
+  relay.publish(first);
+  relay.publish(second);
   RelayClient late(relay.name(), PeerInfo::of(2, "rank 2"));
   relay.serve();
-  relay.give(third);
+  relay.publish(third);
   for (RelayClient* client : {&early, &late}) {
     for (const auto* record : {&first, &second, &third}) EXPECT_EQ(client->next(milliseconds(1000)), *record);
     EXPECT_FALSE(client->next(milliseconds(1)));
@@ -109,7 +109,7 @@ TEST(HostRelay, IsMissedWhenItIsGone) {
   auto relay = std::make_unique<HostRelay>(PeerInfo::of(0, "rank 0"));
   const PeerInfo own = PeerInfo::of(1, "rank 1");
   RelayClient client(relay->name(), own), nobody("nvx-nobody", own);
-  relay->give(std::vector<uint8_t>{5});
+  relay->publish(std::vector<uint8_t>{5});
   relay.reset();
   EXPECT_EQ(client.next(milliseconds(1000)), std::vector<uint8_t>{5});
   EXPECT_FALSE(client.next(milliseconds(1000)));

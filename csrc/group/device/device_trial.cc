@@ -201,7 +201,7 @@ class DeviceTrial {
     if (all_well_ || verdict.wrong) return verdict;
     // All ranks' kernels have ended, so their stores are now visible here, however late, or were lost.
     if (ended() < kTrialEpochs) check_pads();
-    return judge(std::move(verdict));
+    return agree_on(std::move(verdict));
   }
 
  private:
@@ -411,7 +411,7 @@ class DeviceTrial {
   }
 
   /// The first stage with a finding decides, since it also makes later stages fail.
-  TrialVerdict judge(TrialVerdict verdict) {
+  TrialVerdict agree_on(TrialVerdict verdict) {
     const auto all =
         read_infos<TrialFinding>(bootstrap_.all_gather(std::as_bytes(std::span(findings_))), ranks(), options_.name);
     const auto is_fine = [](const TrialFinding& f) { return f.state == uint32_t(PairState::kFine); };

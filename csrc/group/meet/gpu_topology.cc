@@ -166,7 +166,7 @@ void warn_of_latency(GpuTopology& topology) {
   }
 }
 
-void judge(GpuTopology& topology) {
+void assess(GpuTopology& topology) {
   topology.warnings.clear();
   for (GpuPair& pair : topology.pairs) {
     choose_transport(pair);
@@ -263,7 +263,7 @@ GpuTopology query_gpus(Nvml& nvml) {
       topology.pairs.push_back(std::move(pair));
     }
   }
-  judge(topology);
+  assess(topology);
   return topology;
 }
 
@@ -313,7 +313,7 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
     pair.measured_back =
         pair.measured.why_not.empty() ? measured_way(pair.b, pair.a, b, a) : unmeasured(pair.measured.why_not);
   }
-  judge(topology);
+  assess(topology);
 }
 
 }  // namespace nvx

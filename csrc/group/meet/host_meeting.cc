@@ -53,10 +53,10 @@ void HostMeeting::leave() {
   relay_client_.reset();
 }
 
-void HostMeeting::give(const Value& value) {
+void HostMeeting::publish(const Value& value) {
   if (!relay_ || reads_itself_) return;
   try {
-    relay_->give(value);
+    relay_->publish(value);
   } catch (const Error&) {
     reads_itself_ = true;  // the others do so too: they get no further value
   }

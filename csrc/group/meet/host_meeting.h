@@ -37,9 +37,9 @@ class HostMeeting {
   /// The relay by which the leader passes on the values that it reads from the store; null on the other ranks.
   HostRelay* relay() { return relay_.get(); }
   /// For the leader: passes a value on to the others.
-  void give(const Value& value);
-  /// Whether this rank gets values from its leader.
-  bool is_given() const { return follows() && !reads_itself_; }
+  void publish(const Value& value);
+  /// Whether this rank reads values from its leader.
+  bool reads_leader() const { return follows() && !reads_itself_; }
   std::optional<Value> next(std::chrono::milliseconds span) { return relay_client_->next(span); }
   /// From now on, this rank reads the store itself: some value did not come.
   void read_itself() { reads_itself_ = true; }

@@ -42,7 +42,7 @@ std::string StoreBootstrap::table_of(uint32_t round) const { return key(std::to_
 std::vector<std::vector<std::byte>> StoreBootstrap::all_gather(std::span<const std::byte> mine) {
   NVX_CHECK(mine.size() <= kMost, "the message is too large for the store");
   try {
-    auto all = trade(pack(mine));
+    auto all = exchange(pack(mine));
     // A rank that writes in this round has read the last one's table, so the last keys are unused.
     if (round_ > 0) store_.remove(key_of(round_ - 1, options_.rank));
     if (round_ > 0 && options_.rank == 0) store_.remove(table_of(round_ - 1));
@@ -54,7 +54,7 @@ std::vector<std::vector<std::byte>> StoreBootstrap::all_gather(std::span<const s
   }
 }
 
-std::vector<std::vector<std::byte>> StoreBootstrap::trade(const Value& mine) {
+std::vector<std::vector<std::byte>> StoreBootstrap::exchange(const Value& mine) {
   const Deadline deadline = Deadline::after(options_.timeout);
   store_.set(key_of(round_, options_.rank), mine);
   if (options_.rank != 0) return read_table(fetch(table_of(round_), 0, deadline), mine);

@@ -42,7 +42,7 @@ class StoreBootstrap : public Bootstrap {
   std::string key(const std::string& what) const { return options_.prefix + "/" + what; }
   std::string key_of(uint32_t round, int rank) const;
   std::string table_of(uint32_t round) const;
-  std::vector<std::vector<std::byte>> trade(const Value& mine);
+  std::vector<std::vector<std::byte>> exchange(const Value& mine);
   Value collect(const Value& mine, const Deadline& deadline);
   Value fetch(const std::string& what, int writer, const Deadline& deadline);
   void check_for_notes();

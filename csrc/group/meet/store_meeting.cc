@@ -144,7 +144,7 @@ bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
 
 void StoreMeeting::publish(const std::string& what, const std::vector<uint8_t>& value) {
   store_.set(key(what), value);
-  if (rank() == 0) host_.give(value);  // the values of rank 0 are for all ranks
+  if (rank() == 0) host_.publish(value);  // the values of rank 0 are for all ranks
 }
 
 /// Waits in slices, and checks in between for ranks that have ended or given up.
@@ -209,7 +209,7 @@ int StoreMeeting::next_pinged(int writer) {
 std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, int writer,
                                                       std::chrono::milliseconds span) {
   const bool for_all = writer == 0 && rank() != 0;
-  if (for_all && host_.is_given()) {
+  if (for_all && host_.reads_leader()) {
     auto value = host_.next(span);
     if (value || (host_.follows() && Clock::now() < next_read_)) return value;
     next_read_ = Clock::now() + kBetweenReads;
@@ -218,7 +218,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, i
     if (value) return value;
   }
   auto value = store_.get(key(what), span);
-  if (value && for_all) host_.give(*value);
+  if (value && for_all) host_.publish(*value);
   return value;
 }
 

@@ -192,32 +192,32 @@ Status Symmetric::swap(Core& core, const char* what, int peer, std::atomic<uint3
   return {};
 }
 
-Status Symmetric::give(Core& core, const char* what, int to, uint64_t channel, const WaitRules& rules) {
+Status Symmetric::raise_signal(Core& core, const char* what, int to, uint64_t channel, const WaitRules& rules) {
   return swap(core, what, to, word(to, rank_, channel), 0, 1, rules);
 }
 
-Status Symmetric::take(Core& core, const char* what, int from, uint64_t channel, const WaitRules& rules) {
+Status Symmetric::clear_signal(Core& core, const char* what, int from, uint64_t channel, const WaitRules& rules) {
   return swap(core, what, from, word(rank_, from, channel), 1, 0, rules);
 }
 
 Status Symmetric::put(Core& core, int to, uint64_t channel, std::chrono::milliseconds timeout) {
   constexpr const char* kWhat = "symm_mem put_signal";
   NVX_TRY(core.failures.check_alive(kWhat));
-  return give(core, kWhat, to, channel, core.waits.rules(timeout, Carrier::kCaller));
+  return raise_signal(core, kWhat, to, channel, core.waits.rules(timeout, Carrier::kCaller));
 }
 
 Status Symmetric::wait(Core& core, int from, uint64_t channel, std::chrono::milliseconds timeout) {
   constexpr const char* kWhat = "symm_mem wait_signal";
   NVX_TRY(core.failures.check_alive(kWhat));
-  return take(core, kWhat, from, channel, core.waits.rules(timeout, Carrier::kCaller));
+  return clear_signal(core, kWhat, from, channel, core.waits.rules(timeout, Carrier::kCaller));
 }
 
 Status Symmetric::barrier(Core& core, uint64_t channel, std::chrono::milliseconds timeout) {
   constexpr const char* kWhat = "symm_mem barrier";
   NVX_TRY(core.failures.check_alive(kWhat));
   const WaitRules rules = core.waits.rules(timeout, Carrier::kCaller);
-  for (int step = 1; step < size(); ++step) NVX_TRY(give(core, kWhat, (rank_ + step) % size(), channel, rules));
-  for (int step = 1; step < size(); ++step) NVX_TRY(take(core, kWhat, (rank_ + step) % size(), channel, rules));
+  for (int step = 1; step < size(); ++step) NVX_TRY(raise_signal(core, kWhat, (rank_ + step) % size(), channel, rules));
+  for (int step = 1; step < size(); ++step) NVX_TRY(clear_signal(core, kWhat, (rank_ + step) % size(), channel, rules));
   return {};
 }
 

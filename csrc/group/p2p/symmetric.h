@@ -99,8 +99,8 @@ class Symmetric {
   void begin_use(const Parts& group);
   Status swap(Core& core, const char* what, int peer, std::atomic<uint32_t>& word, uint32_t from, uint32_t to,
               const WaitRules& rules);
-  Status give(Core& core, const char* what, int to, uint64_t channel, const WaitRules& rules);
-  Status take(Core& core, const char* what, int from, uint64_t channel, const WaitRules& rules);
+  Status raise_signal(Core& core, const char* what, int to, uint64_t channel, const WaitRules& rules);
+  Status clear_signal(Core& core, const char* what, int from, uint64_t channel, const WaitRules& rules);
   std::atomic<uint32_t>& word(int receiver, int sender, uint64_t channel) const;
 
   const SymmetricBlock mine_;

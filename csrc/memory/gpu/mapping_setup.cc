@@ -95,8 +95,8 @@ void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
 
 /// Calls fill() to complete this rank's offer, sends all ranks the offer or the reason of its failure, and collects the
 /// descriptors that come with the others' offers. Returns nothing if a rank requests a new agreement.
-std::optional<std::vector<Fd>> MappingSetup::trade(Offer mine, const std::function<void(Offer&)>& fill,
-                                                   const std::vector<bool>& over_socket) {
+std::optional<std::vector<Fd>> MappingSetup::exchange(Offer mine, const std::function<void(Offer&)>& fill,
+                                                      const std::vector<bool>& over_socket) {
   ++turn_;
   try {
     fill(mine);
@@ -112,11 +112,11 @@ bool MappingSetup::exchange_offers(const Offer& mine) {
   touched_ = mine.state == Offer::kHere;
   offers_ = read_infos<Offer>(bootstrap_.all_gather(bytes_of(mine)), 1, options_.name);
   constexpr uint64_t kMost = uint64_t(1) << 40;
-  bool anew = false;
+  bool retry = false;
   for (size_t r = 0; r < ranks(); ++r) {
     const Offer& offer = offers_[r];
     const uint64_t room = (ranks() + 1) * kCheckBytes;
-    const bool named = offer.magic == Offer::kMagic && offer.state <= Offer::kAnew;
+    const bool named = offer.magic == Offer::kMagic && offer.state <= Offer::kRetry;
     if (named && offer.state == Offer::kNone) {
       touched_ = false;
       throw Error(r == me() ? Code::kSystem : Code::kPeerFailed,
@@ -124,12 +124,12 @@ bool MappingSetup::exchange_offers(const Offer& mine) {
     }
     const bool here = named && offer.rank == int32_t(r) && offer.kind < uint32_t(kShareKinds) && offer.bytes <= kMost &&
                       offer.bytes >= room && offer.check <= offer.bytes - room;
-    if (!here && !(named && offer.state == Offer::kAnew))
+    if (!here && !(named && offer.state == Offer::kRetry))
       throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes GPU memory that it cannot have");
-    anew = anew || offer.state == Offer::kAnew;
+    retry = retry || offer.state == Offer::kRetry;
   }
-  if (anew) touched_ = false;
-  return !anew;
+  if (retry) touched_ = false;
+  return !retry;
 }
 
 /// Handles a connection to this rank's server, on the server's thread.
@@ -141,13 +141,13 @@ void MappingSetup::receive_fd(const LocalSocket& client) {
   } catch (const Error& error) {  // the process has reached its descriptor limit
     MutexLock lock(mutex_);
     refused_ = error.failure();
-    came_cv_.notify_all();
+    received_cv_.notify_all();
     return;
   }
   if (handover.magic != Handover::kMagic || handover.rank < 0 || handover.rank >= options_.ranks || !fd) return;
   MutexLock lock(mutex_);
-  came_.emplace_back(handover, std::move(fd));
-  came_cv_.notify_all();
+  received_.emplace_back(handover, std::move(fd));
+  received_cv_.notify_all();
 }
 
 /// The descriptors of these ranks, all of which were sent. The code that needs a missing one reports it.
@@ -157,16 +157,16 @@ std::vector<Fd> MappingSetup::collect(const std::vector<bool>& from) {
   const Deadline deadline = Deadline::after(kNow);
   MutexLock lock(mutex_);
   for (size_t left = size_t(std::ranges::count(from, true));;) {
-    for (auto& [handover, fd] : came_) {
+    for (auto& [handover, fd] : received_) {
       const size_t r = size_t(handover.rank);
       if (!from[r] || fds[r] || handover.arena != offers_[r].arena || handover.turn != turn_) continue;
       fds[r] = std::move(fd);
       --left;
     }
-    came_.clear();
+    received_.clear();
     if (refused_) throw Error(*refused_);
     if (left == 0 || deadline.passed(Clock::now())) return fds;
-    lock.wait_for(came_cv_, deadline.end - Clock::now());
+    lock.wait_for(received_cv_, deadline.end - Clock::now());
   }
 }
 
@@ -259,8 +259,8 @@ std::vector<PairVerdict> MappingSetup::exchange_findings(const std::vector<PairV
 }
 
 /// The first failure in either direction.
-PairVerdict MappingSetup::judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
-                                const std::vector<PairVerdict>& marked) const {
+PairVerdict MappingSetup::pair_verdict(size_t a, size_t b, const std::vector<PairVerdict>& reached,
+                                       const std::vector<PairVerdict>& marked) const {
   const auto verdict_of = [&](const std::vector<PairVerdict>& found, size_t from, size_t to, const char* what) {
     PairVerdict verdict = found[from * ranks() + to];
     if (!verdict.fine())
@@ -301,7 +301,7 @@ std::vector<PairVerdict> MappingSetup::verify(const std::shared_ptr<DeviceRegion
   std::vector<PairVerdict> pairs(ranks() * ranks());
   for (size_t a = 0; a < ranks(); ++a) {
     for (size_t b = 0; b < ranks(); ++b) {
-      pairs[a * ranks() + b] = judge(std::min(a, b), std::max(a, b), reached, marked);
+      pairs[a * ranks() + b] = pair_verdict(std::min(a, b), std::max(a, b), reached, marked);
     }
   }
   touched_ = false;

@@ -21,7 +21,7 @@ namespace nvx {
 struct Offer {
   static constexpr uint32_t kMagic = 0x4f78766e;
   static constexpr uint32_t kNone = 0, kHere = 1;
-  static constexpr uint32_t kAnew = 2;  // another group has made the arena meanwhile, by another kind: agree again
+  static constexpr uint32_t kRetry = 2;  // another group has made the arena meanwhile, by another kind: agree again
   uint32_t magic = kMagic;
   uint32_t state = kNone;
   uint32_t kind = 0;
@@ -91,8 +91,8 @@ class MappingSetup {
   ShareKind kind_to_make() const;
   Offer prepare(const std::shared_ptr<DeviceRegion>& region);
   void send_fd(int fd, const std::vector<bool>& to);
-  std::optional<std::vector<Fd>> trade(Offer mine, const std::function<void(Offer&)>& fill,
-                                       const std::vector<bool>& over_socket);
+  std::optional<std::vector<Fd>> exchange(Offer mine, const std::function<void(Offer&)>& fill,
+                                          const std::vector<bool>& over_socket);
   bool exchange_offers(const Offer& mine);
   void receive_fd(const LocalSocket& client) EXCLUDES(mutex_);
   std::vector<Fd> collect(const std::vector<bool>& from) EXCLUDES(mutex_);
@@ -101,8 +101,8 @@ class MappingSetup {
   PairVerdict reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at);
   PairVerdict check_mark(size_t r, const std::shared_ptr<DeviceRegion>& region);
   std::vector<PairVerdict> exchange_findings(const std::vector<PairVerdict>& mine);
-  PairVerdict judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
-                    const std::vector<PairVerdict>& marked) const;
+  PairVerdict pair_verdict(size_t a, size_t b, const std::vector<PairVerdict>& reached,
+                           const std::vector<PairVerdict>& marked) const;
   std::vector<PairVerdict> verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
                                   const std::vector<bool>& with, std::vector<Fd> fds, std::vector<DevicePtr>& at);
 
@@ -131,8 +131,8 @@ class MappingSetup {
   bool hung_ = false;     // ... and may never end
   Deadline budget_;
   Mutex mutex_;
-  std::condition_variable came_cv_;
-  std::vector<std::pair<Handover, Fd>> came_ GUARDED_BY(mutex_);
+  std::condition_variable received_cv_;
+  std::vector<std::pair<Handover, Fd>> received_ GUARDED_BY(mutex_);
   std::optional<Failure> refused_ GUARDED_BY(mutex_);  // why a received descriptor could not be accepted
   LocalServer server_;                                 // last, because its thread uses the members above
 };

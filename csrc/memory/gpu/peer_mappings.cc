@@ -51,7 +51,7 @@ bool MappingSetup::share_arenas() {
     mappings_.arena_ = &registry_.arena(options_.device, kind_to_make());
     const std::shared_ptr<DeviceRegion>& region = mappings_.arena_->hold();
     if (exported && region->kind() != agreed) {
-      offer.state = Offer::kAnew;
+      offer.state = Offer::kRetry;
       return;
     }
     if (!check_) check_ = mappings_.arena_->allocate((ranks() + 1) * kCheckBytes);
@@ -61,7 +61,7 @@ bool MappingSetup::share_arenas() {
         "exporting memory", [region] { return std::make_shared<Fd>(region->export_fd()); });
     send_fd(fd->get(), over_socket);
   };
-  std::optional<std::vector<Fd>> fds = trade(Offer{}, fill, over_socket);
+  std::optional<std::vector<Fd>> fds = exchange(Offer{}, fill, over_socket);
   if (!fds) return false;
   std::vector<DevicePtr> at(ranks());
   const std::shared_ptr<DeviceRegion>& own_region = mappings_.arena_->hold();
@@ -100,7 +100,7 @@ void MappingSetup::share_fallbacks() {
     offer = prepare(mappings_.arena_->hold_fallback());
     send_fd(mappings_.arena_->fallback_fd(), over_socket);
   };
-  std::optional<std::vector<Fd>> fds = trade(offers_[me()], fill, over_socket);
+  std::optional<std::vector<Fd>> fds = exchange(offers_[me()], fill, over_socket);
   if (!fds) throw Error(Code::kMismatch, "nvx: a rank requests a new agreement after the ranks have agreed");
   std::vector<DevicePtr> at(ranks());
   const std::shared_ptr<DeviceRegion> own = wanted ? mappings_.arena_->hold_fallback() : mappings_.arena_->hold();
@@ -147,10 +147,10 @@ PeerMappings::PeerMappings(DeviceRegistry& registry, Bootstrap& bootstrap, const
             [&] { bootstrap.give_up(failure_of(error)); });
     throw;
   }
-  if (const std::string lines = complaints(); !lines.empty()) NVX_LOG(kWarn, "%s", lines.c_str());
+  if (const std::string lines = fallbacks(); !lines.empty()) NVX_LOG(kWarn, "%s", lines.c_str());
 }
 
-std::string PeerMappings::complaints() const {
+std::string PeerMappings::fallbacks() const {
   std::string lines;
   for (size_t r = 0; r < peers_.size(); ++r) {
     if (peers_[r].why_not_better.empty()) continue;

@@ -83,7 +83,7 @@ class PeerMappings {
   /// Valid for this rank too.
   const DevicePeer& peer(int rank) const { return peers_[size_t(rank)]; }
   /// One line, with the reason, for each pair that has less than the agreed kind. Empty if there is none.
-  std::string complaints() const;
+  std::string fallbacks() const;
   /// This rank's part of the ranks' multicast object, or null. All ranks have one or none. The caller releases it.
   std::unique_ptr<MulticastSpan> take_multicast() { return std::move(multicast_); }
   /// The reason why there is no object though the options requested it, the same on all ranks.

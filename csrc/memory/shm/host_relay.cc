@@ -79,7 +79,7 @@ PeerInfo PeerInfo::of(int rank, const std::string& who) {
 
 HostRelay::HostRelay(const PeerInfo& own) : own_(own), name_(unique_socket_name()), listener_(listen_on(name_)) {}
 
-void HostRelay::give(std::span<const uint8_t> record) { add(record, /*is_reason=*/false); }
+void HostRelay::publish(std::span<const uint8_t> record) { add(record, /*is_reason=*/false); }
 
 void HostRelay::give_up(std::span<const uint8_t> reason) { add(reason, /*is_reason=*/true); }
 
@@ -90,28 +90,29 @@ void HostRelay::add(std::span<const uint8_t> record, bool is_reason) {
 
 void HostRelay::serve() {
   accept_clients(listener_, [this](LocalSocket client) { clients_.push_back({std::move(client)}); });
-  std::erase_if(clients_, [this](Client& client) { return !attend(client); });
-  ptrdiff_t excess = std::ranges::count(clients_, false, &Client::known) - kMostSilent;
+  std::erase_if(clients_, [this](Client& client) { return !serve(client); });
+  ptrdiff_t excess = std::ranges::count(clients_, false, &Client::introduced) - kMostSilent;
   if (excess <= 0) return;
   // The packet of a silent client may have arrived meanwhile.
-  std::erase_if(clients_,
-                [&](Client& client) { return !client.known && excess-- > 0 && (!attend(client) || !client.known); });
+  std::erase_if(clients_, [&](Client& client) {
+    return !client.introduced && excess-- > 0 && (!serve(client) || !client.introduced);
+  });
 }
 
-/// False if the client has gone away. It stays known: its process may be about to end.
-bool HostRelay::attend(Client& client) {
-  if (!client.known) {
+/// False if the client has gone away. It stays in `peers()`: its process may be about to end.
+bool HostRelay::serve(Client& client) {
+  if (!client.introduced) {
     LocalPeer rank;
-    client.known = receive_info(client.socket, &rank.info, &rank.process);
-    if (!client.known && errno == EAGAIN) return true;
-    if (client.known) known_.push_back(std::move(rank));
-    client.known = client.known && send_info(client.socket, own_);
+    client.introduced = receive_info(client.socket, &rank.info, &rank.process);
+    if (!client.introduced && errno == EAGAIN) return true;
+    if (client.introduced) ranks_.push_back(std::move(rank));
+    client.introduced = client.introduced && send_info(client.socket, own_);
   }
   char more = 0;
-  bool here =
-      client.known && recv(client.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
-  for (; here && client.given < records_.size(); ++client.given) {
-    const Record& record = records_[client.given];
+  bool here = client.introduced && recv(client.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT) < 0 &&
+              errno == EAGAIN;
+  for (; here && client.sent < records_.size(); ++client.sent) {
+    const Record& record = records_[client.sent];
     const int fd = record.file.get();
     const uint64_t kind = record.is_reason ? kReason : kRecord;
     if (send_packet(client.socket, &kind, sizeof kind, {&fd, 1})) continue;

@@ -14,7 +14,7 @@
 
 namespace nvx {
 
-/// How a rank introduces itself to a relay, and a relay to its clients. Fixed layout; comes from peers.
+/// The first message of a rank to a relay, and of a relay to its clients. Fixed layout; comes from peers.
 struct PeerInfo {
   static constexpr uint32_t kMagic = 0x6378766e;  // "nvxc"
   uint32_t magic = kMagic;
@@ -40,34 +40,34 @@ class HostRelay {
   int fd() const { return listener_.get(); }
 
   /// Adds the next record. Throws Error if there is no memory for it.
-  void give(std::span<const uint8_t> record);
+  void publish(std::span<const uint8_t> record);
   /// Adds the last record: the reason why no other will come.
   void give_up(std::span<const uint8_t> reason);
   /// Accepts new connections, a bounded number, and sends all clients the records that exist. Never blocks.
   void serve();
   /// The ranks that have come, also those that have gone away.
-  const std::vector<LocalPeer>& peers() const { return known_; }
+  const std::vector<LocalPeer>& peers() const { return ranks_; }
   bool has_lost_clients() { return std::exchange(lost_, false); }
 
  private:
   struct Client {
     LocalSocket socket;
-    size_t given = 0;
-    bool known = false;  // its info has come
+    size_t sent = 0;          // records
+    bool introduced = false;  // its info has come
   };
   struct Record {
     Fd file;
     bool is_reason;
   };
   void add(std::span<const uint8_t> record, bool is_reason);
-  bool attend(Client& client);
+  bool serve(Client& client);
 
   const PeerInfo own_;
   std::string name_;
   LocalSocket listener_;
   std::vector<Record> records_;
   std::vector<Client> clients_;
-  std::vector<LocalPeer> known_;
+  std::vector<LocalPeer> ranks_;
   bool lost_ = false;
 };
 

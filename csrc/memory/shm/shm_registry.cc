@@ -162,7 +162,7 @@ std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vect
     const bool all_connected = connect(open);
     if (stop_requested()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
     if (check_peers) check_peers();
-    if (deadline.passed(Clock::now())) end_as_late(open);
+    if (deadline.passed(Clock::now())) throw_timeout(open);
     polls.assign({{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}});
     for (const LocalSocket& client : clients_) polls.push_back({client.get(), POLLIN, 0});
     const size_t first = polls.size();
@@ -172,9 +172,9 @@ std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vect
     if (std::any_of(polls.begin(), polls.begin() + ptrdiff_t(first), [](const pollfd& p) { return p.revents != 0; }))
       answer();
     for (size_t i = first; i < polls.size(); ++i) {
-      if (polls[i].revents) got[open[i - first].want.id] = receive(open[i - first]);
+      if (polls[i].revents) got[open[i - first].wanted.id] = receive(open[i - first]);
     }
-    std::erase_if(open, [&](const Connection& connection) { return got.contains(connection.want.id); });
+    std::erase_if(open, [&](const Connection& connection) { return got.contains(connection.wanted.id); });
   }
   return got;
 }
@@ -185,13 +185,13 @@ bool IpcSocket::connect(std::vector<Connection>& open) {
   bool all = true;
   for (Connection& connection : open) {
     if (connection.socket) continue;
-    connection.socket = connect_to(connection.want.socket);
+    connection.socket = connect_to(connection.wanted.socket);
     if (!connection.socket && !backlog_is_full()) {
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = name_of(connection.want) + " cannot be reached over its Unix socket (" +
+                          .cause = name_of(connection.wanted) + " cannot be reached over its Unix socket (" +
                                    std::strerror(errno) + "): it has ended, or belongs to another user",
                           .advice = "see its log; run all ranks of a host as one user",
-                          .who = connection.want.rank});
+                          .who = connection.wanted.rank});
     }
     // If the other has closed the connection, receive() notices.
     if (connection.socket && !send_packet(connection.socket, nullptr, 0, {}) && errno == EAGAIN) connection.socket = {};
@@ -203,23 +203,23 @@ bool IpcSocket::connect(std::vector<Connection>& open) {
 std::shared_ptr<PeerProcess> IpcSocket::receive(const Connection& connection) {
   SegmentInfo segment{};
   Fd memfd, lock_file;
-  if (!receive_segment(connection.socket, &segment, &memfd, &lock_file) || segment.id != connection.want.id) {
+  if (!receive_segment(connection.socket, &segment, &memfd, &lock_file) || segment.id != connection.wanted.id) {
     throw Error(Failure{
         .code = Code::kPeerDied,
-        .cause = name_of(connection.want) + " ended during set-up, or sent something other than its shared memory",
+        .cause = name_of(connection.wanted) + " ended during set-up, or sent something other than its shared memory",
         .advice = "see its log",
-        .who = connection.want.rank});
+        .who = connection.wanted.rank});
   }
   ProcessWatch process(std::move(lock_file), peer_pid(connection.socket.get()));
-  return shm_.adopt(std::make_shared<PeerProcess>(connection.want.id, memfd.get(), Arena::kBytes, std::move(process),
-                                                  connection.want.pid));
+  return shm_.adopt(std::make_shared<PeerProcess>(connection.wanted.id, memfd.get(), Arena::kBytes, std::move(process),
+                                                  connection.wanted.pid));
 }
 
-void IpcSocket::end_as_late(const std::vector<Connection>& open) const {
+void IpcSocket::throw_timeout(const std::vector<Connection>& open) const {
   std::string missing;
   bool full = false;
   for (const Connection& connection : open) {
-    missing += (missing.empty() ? "" : ", ") + name_of(connection.want);
+    missing += (missing.empty() ? "" : ", ") + name_of(connection.wanted);
     if (!connection.socket) missing += " (the backlog of its Unix socket is full" + describe(rejected_) + ")";
     full = full || !connection.socket;
   }

@@ -119,7 +119,7 @@ class IpcSocket {
 
  private:
   struct Connection {
-    Wanted want;
+    Wanted wanted;
     LocalSocket socket;  // none while the other process's backlog is full
   };
 
@@ -127,7 +127,7 @@ class IpcSocket {
   bool answer(const LocalSocket& client);
   static bool connect(std::vector<Connection>& open);
   std::shared_ptr<PeerProcess> receive(const Connection& connection);
-  [[noreturn]] void end_as_late(const std::vector<Connection>& open) const;
+  [[noreturn]] void throw_timeout(const std::vector<Connection>& open) const;
 
   ShmRegistry& shm_;
   std::string name_;

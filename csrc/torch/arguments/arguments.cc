@@ -111,7 +111,7 @@ const std::byte* Arguments::input(TensorOperation& c, const at::Tensor& tensor, 
   return memory_of(stand_in);
 }
 
-Piece Arguments::give(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
+Piece Arguments::input_piece(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
   return piece_of(input(c, tensor, apart), tensor.nbytes());
 }
 
@@ -201,7 +201,7 @@ TensorOperation Arguments::reduce_scatter(at::Tensor& out, const Tensors& inputs
   TensorOperation c = begin(kernel::Collective::kReduceScatter, out, inputs, &op);
   c.operation.send = Pieces(inputs.size());
   for (size_t p = 0; p < inputs.size(); ++p)
-    c.operation.send[p] = give(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
+    c.operation.send[p] = input_piece(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
   const int64_t own = inputs[size_t(rank_)].numel();
   if (own != out.numel()) invalid("the output has ", out.numel(), " elements, the input for this rank ", own);
   c.operation.shape = shape_of(c.operation.send);
@@ -212,7 +212,7 @@ TensorOperation Arguments::reduce_scatter(at::Tensor& out, const Tensors& inputs
 TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) const {
   check_times_size(out, in, /*whole=*/in);
   TensorOperation c = begin(kernel::Collective::kReduceScatter, in, in, &op);
-  c.operation.send = cut(in, {}, give(c, in, clash_within(out, in, rank_)).data, size_);
+  c.operation.send = cut(in, {}, input_piece(c, in, clash_within(out, in, rank_)).data, size_);
   c.operation.out = output(c, out);
   return c;
 }
@@ -231,7 +231,7 @@ TensorOperation Arguments::begin_rooted(kernel::Collective collective, const at:
 TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tensor& tensor, int64_t root) const {
   TensorOperation c = begin_rooted(kernel::Collective::kGather, tensor, root);
   const bool apart = outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_));
-  c.operation.send[size_t(root)] = give(c, tensor, apart);
+  c.operation.send[size_t(root)] = input_piece(c, tensor, apart);
   check_lists_at_root(outputs, "output", root);
   if (root != rank_) return c;
   const Outputs written(outputs[0]);
@@ -247,7 +247,7 @@ TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tenso
 
 TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
   TensorOperation c = begin_rooted(kernel::Collective::kGather, in, root);
-  c.operation.send[size_t(root)] = give(c, in, /*apart=*/root == rank_ && clash_within(in, out, rank_));
+  c.operation.send[size_t(root)] = input_piece(c, in, /*apart=*/root == rank_ && clash_within(in, out, rank_));
   if (root != rank_) return c;
   check_times_size(out, in, /*whole=*/out);
   c.operation.recv = cut(out, {}, output(c, out), size_);
@@ -262,7 +262,7 @@ TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<Tensors>& 
   for (size_t p = 0; p < inputs[0].size(); ++p) {
     check_tensor(inputs[0][p]);
     check_type(inputs[0], p, out);
-    c.operation.send[p] = give(c, inputs[0][p], clash(inputs[0][p], out, int(p) == rank_));
+    c.operation.send[p] = input_piece(c, inputs[0][p], clash(inputs[0][p], out, int(p) == rank_));
   }
   if (inputs[0][size_t(rank_)].numel() != out.numel()) check_size(inputs[0], size_t(rank_), out);
   return c;
@@ -283,7 +283,7 @@ TensorOperation Arguments::all_to_all(Tensors& outputs, const Tensors& inputs) c
     check_tensor(outputs[p]);
     same_type(inputs[0], inputs[p]);
     same_type(outputs[p], inputs[0]);
-    c.operation.send[p] = give(c, inputs[p], written.clash(inputs[p], p));
+    c.operation.send[p] = input_piece(c, inputs[p], written.clash(inputs[p], p));
     c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), outputs[p].nbytes()};
   }
   const int64_t sent = inputs[size_t(rank_)].numel(), kept = outputs[size_t(rank_)].numel();
@@ -302,7 +302,7 @@ TensorOperation Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in
   check_splits(output_splits, out, "output");
   TensorOperation c = begin(kernel::Collective::kAllToAll, in);
   const bool apart = clash(in, out, /*counterparts=*/input_splits == output_splits);
-  c.operation.send = cut(in, input_splits, give(c, in, apart).data, size_);
+  c.operation.send = cut(in, input_splits, input_piece(c, in, apart).data, size_);
   c.operation.recv = cut(out, output_splits, output(c, out), size_);
   const size_t sent = c.operation.send[size_t(rank_)].bytes, kept = c.operation.recv[size_t(rank_)].bytes;
   if (sent != kept)

@@ -57,7 +57,7 @@ class Arguments : public Checks {
   /// These three return the memory that the operation uses for a tensor: its own or a stand-in's. apart: an output uses
   /// the tensor's memory as well, so the tensor gets a stand-in.
   const std::byte* input(TensorOperation& c, const at::Tensor& tensor, bool apart = false) const;
-  kernel::Piece give(TensorOperation& c, const at::Tensor& tensor, bool apart) const;
+  kernel::Piece input_piece(TensorOperation& c, const at::Tensor& tensor, bool apart) const;
   std::byte* output(TensorOperation& c, at::Tensor& tensor, bool apart = false, bool filled = false) const;
   std::byte* in_place(TensorOperation& c, at::Tensor& tensor, bool apart = false) const {
     return output(c, tensor, apart, /*filled=*/true);

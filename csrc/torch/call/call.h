@@ -23,10 +23,10 @@ namespace nvx {
 /// The properties of a call that torch needs.
 struct Kind {
   c10d::OpType type;
-  const char* title;          ///< "nvx:all_reduce"
-  size_t lists = 0;           ///< number of lists, of one length each, in a future's value; 0: one list, not nested
-  at::IntArrayRef give = {};  ///< the splits that the caller passed, for the profiler
-  at::IntArrayRef take = {};
+  const char* title;  ///< "nvx:all_reduce"
+  size_t lists = 0;   ///< number of lists, of one length each, in a future's value; 0: one list, not nested
+  at::IntArrayRef in_splits = {};  ///< the splits that the caller passed, for the profiler
+  at::IntArrayRef out_splits = {};
 };
 
 enum class Mode { kAsync, kSync };

@@ -32,7 +32,7 @@ TEST(DeviceTrial, IsNoOperationOfTheGroup) {
     EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
     EXPECT_EQ(world.launcher(one.rank)->launches, 0);
     EXPECT_EQ(one.executor->launched(), one.executor->finished());
-    EXPECT_EQ(one.executor->resources().mappings().complaints(), "");
+    EXPECT_EQ(one.executor->resources().mappings().fallbacks(), "");
     EXPECT_EQ(first_sum(one), "");
   });
 }
@@ -77,7 +77,7 @@ TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
   world.launcher(1)->delay = 2 * world.options(1).timeout;
   with_executors(world, [&](DeviceRank& one) {
     EXPECT_EQ(world.launcher(one.rank)->trials, int(kTrialEpochs));
-    EXPECT_EQ(one.executor->resources().mappings().complaints(), "");
+    EXPECT_EQ(one.executor->resources().mappings().fallbacks(), "");
     EXPECT_EQ(first_sum(one), "");
   });
 }

@@ -38,7 +38,7 @@ Outcome try_to_share(
     const PeerMappings mappings(registry, bootstrap, options);
     made();
     write_and_look(mappings, bootstrap, options.rank, options.ranks);
-    return {mappings.peer(1 - options.rank).kind, mappings.agreement().why_not_better + mappings.complaints()};
+    return {mappings.peer(1 - options.rank).kind, mappings.agreement().why_not_better + mappings.fallbacks()};
   } catch (const Error& error) {
     return {std::nullopt, error.what()};
   }

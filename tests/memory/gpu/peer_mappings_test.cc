@@ -70,7 +70,7 @@ TEST(PeerMappings, RanksOfOneProcessUsePointers) {
     SharedBootstrap bootstrap(table, rank);
     const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, kRanks, rank % 3));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kPointer);
-    EXPECT_EQ(mappings.complaints(), "");
+    EXPECT_EQ(mappings.fallbacks(), "");
     write_and_look(mappings, bootstrap, rank, kRanks);
   });
   EXPECT_EQ(process.registry->made(0)->used(), 0u);
@@ -92,10 +92,10 @@ TEST(PeerMappings, RanksOfOneProcessFallBackByPair) {
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(mappings.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
     }
-    EXPECT_EQ(mappings.complaints().find("the driver reports that GPU 0 cannot access GPU 1") != std::string::npos,
+    EXPECT_EQ(mappings.fallbacks().find("the driver reports that GPU 0 cannot access GPU 1") != std::string::npos,
               rank < 2);
-    EXPECT_EQ(mappings.complaints().starts_with("rank 41 is reached through"), rank == 0) << mappings.complaints();
-    EXPECT_EQ(mappings.complaints().starts_with("rank 40 is reached through"), rank == 1) << mappings.complaints();
+    EXPECT_EQ(mappings.fallbacks().starts_with("rank 41 is reached through"), rank == 0) << mappings.fallbacks();
+    EXPECT_EQ(mappings.fallbacks().starts_with("rank 40 is reached through"), rank == 1) << mappings.fallbacks();
     write_and_look(mappings, bootstrap, rank, 3);
   });
   process.registry.reset();
@@ -132,7 +132,7 @@ TEST(PeerMappings, RanksOfOneProcessGoRoundAPairThatCorrupts) {
     for (int time = 0; time < 3; ++time) {
       {
         const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
-        EXPECT_EQ(mappings.peer(1 - rank).kind, ShareKind::kHost) << mappings.complaints();
+        EXPECT_EQ(mappings.peer(1 - rank).kind, ShareKind::kHost) << mappings.fallbacks();
         write_and_look(mappings, bootstrap, rank, 2);
       }
       (void)bootstrap.all_gather({});
@@ -168,7 +168,7 @@ void share_once(const SharedTable& table, int rank, const std::vector<ShareKind>
   {
     const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, ranks, rank));
     EXPECT_EQ(mappings.agreement().kind, kind) << mappings.agreement().why_not_better;
-    EXPECT_EQ(mappings.complaints().empty(), kind != ShareKind::kHost) << mappings.complaints();
+    EXPECT_EQ(mappings.fallbacks().empty(), kind != ShareKind::kHost) << mappings.fallbacks();
     for (int r = 0; r < ranks; ++r) EXPECT_EQ(mappings.peer(r).kind, r == rank ? ShareKind::kPointer : kind);
     write_and_look(mappings, bootstrap, rank, ranks);
   }
@@ -257,7 +257,7 @@ TEST(PeerMappings, ACorruptPairFallsBackToPinnedHostMemoryAndReportsWhy) {
         EXPECT_EQ(mappings.peer(r).kind, expected) << lie.name << " " << rank << r;
         EXPECT_EQ(!mappings.peer(r).why_not_better.empty(), odd) << lie.name;
         if (odd) {
-          EXPECT_NE(mappings.complaints().find(lie.says), std::string::npos) << mappings.complaints();
+          EXPECT_NE(mappings.fallbacks().find(lie.says), std::string::npos) << mappings.fallbacks();
         }
       }
       write_and_look(mappings, bootstrap, rank, 3);
@@ -266,9 +266,9 @@ TEST(PeerMappings, ACorruptPairFallsBackToPinnedHostMemoryAndReportsWhy) {
       EXPECT_EQ(mappings.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
       // Another group of the same processes does not try again.
       const PeerMappings second(*process.registry, bootstrap, options_of(rank, 3, rank));
-      EXPECT_EQ(second.complaints().find("found by an earlier group") != std::string::npos,
+      EXPECT_EQ(second.fallbacks().find("found by an earlier group") != std::string::npos,
                 rank != 1 && lie.truth != Truth::kRefuses && lie.truth != Truth::kCorruptsWrites)
-          << lie.name << rank << second.complaints();
+          << lie.name << rank << second.fallbacks();
       EXPECT_EQ(second.peer((rank + 1) % 3).kind, mappings.peer((rank + 1) % 3).kind);
       (void)bootstrap.all_gather({});
       process.driver->come_back();
@@ -324,7 +324,7 @@ TEST(PeerMappings, WhicheverCallFailsTheBooksBalance) {
           try {
             const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
             made[rank] = true;
-            if (rank == 1 && !mappings.complaints().empty()) ++fell_back;
+            if (rank == 1 && !mappings.fallbacks().empty()) ++fell_back;
             reached_call[rank] = process.driver->calls() > n;
             process.driver->fail_call(-1);
             write_and_look(mappings, bootstrap, rank, 2);
@@ -417,8 +417,8 @@ TEST(PeerMappings, LaterProcessWithoutTheKindUsesHostMemory) {
     }
     const PeerMappings mappings(*process.registry, all, options_of(rank, 3, rank));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kHost);
-    EXPECT_NE(mappings.complaints().find("made before, for another group, by fabric handle"), std::string::npos)
-        << mappings.complaints();
+    EXPECT_NE(mappings.fallbacks().find("made before, for another group, by fabric handle"), std::string::npos)
+        << mappings.fallbacks();
     write_and_look(mappings, all, rank, 3);
   });
 }

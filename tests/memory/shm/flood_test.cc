@@ -138,7 +138,7 @@ TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
   IpcSocket ipc(*here);
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   ipc.serve_with(&relay);
-  relay.give(std::vector<uint8_t>{1, 2, 3});
+  relay.publish(std::vector<uint8_t>{1, 2, 3});
   const auto info = nvx::PeerInfo::of(1, "rank 1");
   std::vector<LocalSocket> strangers;
   for (const std::string& name : {ipc.name(), relay.name()}) {
@@ -200,7 +200,7 @@ TEST(HostRelay, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   RelayClient slow(relay.name(), nvx::PeerInfo::of(1, "rank 1")), quick(relay.name(), nvx::PeerInfo::of(2, "rank 2"));
   for (int i = 0; i < records; ++i) {
-    relay.give(std::vector<uint8_t>{uint8_t(i)});
+    relay.publish(std::vector<uint8_t>{uint8_t(i)});
     ASSERT_EQ(quick.next(seconds(20)), std::vector<uint8_t>{uint8_t(i)});
   }
   for (int i = 0; i < records; ++i) {
@@ -218,7 +218,7 @@ TEST(HostRelay, IsReachedOnceItsBacklogHasRoom) {
   EXPECT_TRUE(client.open());
   std::atomic<bool> got{false};
   std::thread serving([&] {  // a relay belongs to one thread
-    relay.give(std::vector<uint8_t>{5});
+    relay.publish(std::vector<uint8_t>{5});
     while (!got) relay.serve();
   });
   EXPECT_EQ(client.next(seconds(20)), std::vector<uint8_t>{5});
@@ -338,7 +338,7 @@ TEST(Flood, OfTheServersOfPeerMappingsDoesNotKeepRanksApart) {
       options.timeout = seconds(20);
       const PeerMappings mappings(*process.registry, bootstrap, options);
       EXPECT_EQ(mappings.agreement().kind, ShareKind::kFd) << mappings.agreement().why_not_better;
-      EXPECT_EQ(mappings.complaints(), "");
+      EXPECT_EQ(mappings.fallbacks(), "");
       write_and_look(mappings, bootstrap, rank, 3);
       (void)bootstrap.all_gather({});
     }
