@@ -79,16 +79,16 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     contenders, refused = enlist([arguments.backend, *arguments.vs], world, arguments.timeout)
     usable = [contender for contender in contenders if isinstance(contender, TorchContender)]
     if arguments.backend in refused:
-        world.say(f"bench/run.py: {arguments.backend}: {refused[arguments.backend]}")
+        world.log(f"bench/run.py: {arguments.backend}: {refused[arguments.backend]}")
         return 2
     document = machine.document("overlap", command, {"bytes": arguments.bytes, "side": arguments.side})
     tensor = torch.zeros(max(1, arguments.bytes // 4), device=world.device)
     times, alone = enough_products(world, arguments.side, tensor, usable)
     product = f"{times} products of {arguments.side} x {arguments.side}"
     shown = f"{world.size} ranks; {product} beside an all_reduce of {sizes.show_size(arguments.bytes)}"
-    world.say(report.opening(command, document, shown, [contender.name for contender in usable]))
+    world.log(report.opening(command, document, shown, [contender.name for contender in usable]))
     round_trip = flag_round(world)
-    world.say(report.state(round_trip))
+    world.log(report.state(round_trip))
     results = _rounds(world, arguments, times, tensor, usable, alone)
     if arguments.json and world.rank == 0:
         rest = {"ranks": world.size, "products": times, "flag_round_us": [round_trip], "results": results}
@@ -107,7 +107,7 @@ def _rounds(
     timings = measure(world, rounds, Effort(arguments.blocks, arguments.iters, warmup=1))
     took = [statistics.median(world.largest(each.products())) for each in rounds]
     names = [ALONE, *(contender.name for contender in usable)]
-    world.say(f"# {'beside':>12}  {'product (ms)':>12}  {'slowed by':>9}  {'whole (ms)':>10}  {'by itself':>16}")
+    world.log(f"# {'beside':>12}  {'product (ms)':>12}  {'slowed by':>9}  {'whole (ms)':>10}  {'by itself':>16}")
     out: list[dict[str, Any]] = []
     for name, product, timing in zip(names, took, timings, strict=True):
         itself = alone.get(name)
@@ -122,5 +122,5 @@ def _rounds(
             }
         )
         last = "" if itself is None else f"{itself * 1e3:.2f} ms"
-        world.say(f"  {name:>12}  {product * 1e3:12.2f}  {slowed:9.1%}  {timing.time * 1e3:10.2f}  {last:>16}")
+        world.log(f"  {name:>12}  {product * 1e3:12.2f}  {slowed:9.1%}  {timing.time * 1e3:10.2f}  {last:>16}")
     return out

@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Unusable(RuntimeError):
-    """The C++ module cannot serve this torch. The text says why, and what to do."""
+    """The C++ module cannot serve this torch. The text states why, and what to do."""
 
 
 def _build_facts():
@@ -135,7 +135,7 @@ def _create(group, pg_options):
         with contextlib.suppress(Exception):  # of the store: the error to report is this one
             _give_up(group.store, group.group_rank, error)
         raise
-    wanted = (getattr(asked, "enable_reconfigure", False) for asked in (group, pg_options))  # from torch 2.14 on
+    wanted = (getattr(options, "enable_reconfigure", False) for options in (group, pg_options))  # from torch 2.14 on
     kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX
     return kind(group.store, group.group_rank, group.group_size, _options(pg_options, group))
 
@@ -182,10 +182,10 @@ def _autoload():
 
 
 def serve_as(*names: str) -> None:
-    """Serves groups that are asked for as "gloo" or "nccl": those made from now on are nvx's.
+    """Serves groups that are requested as "gloo" or "nccl": those made from now on are nvx's.
 
     NVX_AS=gloo does the same without a change of the program. `get_backend` keeps answering with the name that was
-    asked for. All ranks must call it alike, before the group is made.
+    requested. All ranks must call it alike, before the group is made.
     """
     known, strange = stand_in.parse(",".join(names))
     if strange or not known:

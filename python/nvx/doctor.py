@@ -91,7 +91,7 @@ def check_variables():
     try:
         module = nvx._load()
     except (ImportError, RuntimeError):
-        return None  # check_build says so
+        return None  # check_build reports it
     try:
         module.tuning()
     except ValueError as error:
@@ -114,7 +114,7 @@ def check_variables():
 
 
 def check_served_names():
-    """What a program gets that asks for a name in NVX_AS; None if that is not set."""
+    """The backend of a program that requests a name in NVX_AS; None if that is not set."""
     names, strange = nvx.stand_in.parse(os.environ.get("NVX_AS", ""))
     if strange:
         text = f"NVX_AS={os.environ['NVX_AS']}: nvx cannot serve {', '.join(strange)}, and leaves those groups alone"
@@ -126,15 +126,15 @@ def check_served_names():
         "dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1);"
         "import nvx; print(dist.get_backend(), nvx._backend(dist.group.WORLD).name())"
     )
-    told = []
+    lines = []
     for name in names:
         ended = in_fresh_python(script, name)
         if ended.stdout.split() != [name, "nvx"]:
             advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or call nvx.serve_as in the program"
             runs = how_it_ended(ended) if ended.returncode else f"runs over {(ended.stdout.split() or ['nothing'])[-1]}"
-            return Finding("NVX_AS", "FAIL", f"a group asked for as {name} {runs}", advice)
-        told.append(f"a group asked for as {name} runs over nvx, and get_backend() answers {name}")
-    return okay("NVX_AS", "; ".join(told))
+            return Finding("NVX_AS", "FAIL", f"a group requested as {name} {runs}", advice)
+        lines.append(f"a group requested as {name} runs over nvx, and get_backend() answers {name}")
+    return okay("NVX_AS", "; ".join(lines))
 
 
 def in_fresh_python(code, *arguments):
@@ -142,8 +142,8 @@ def in_fresh_python(code, *arguments):
 
 
 def how_it_ended(process):
-    said = last_line(process.stderr)
-    return f"ended with {process.returncode}" + (f": {said}" if said else "")
+    last = last_line(process.stderr)
+    return f"ended with {process.returncode}" + (f": {last}" if last else "")
 
 
 def check_registration():

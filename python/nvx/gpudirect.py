@@ -17,9 +17,9 @@ def dma_buf(found):
     """`found` is the result of the core's `dma_bufs()`."""
     name, devices = "dma-buf", found["devices"]
     if not devices:
-        return {"name": name, "there": None, "text": f"no GPU to ask: {found['none'] or 'the driver shows none'}"}
-    told = [f"{one['bus']} {'exports' if one['exports'] else 'does not export'} dma-bufs" for one in devices]
-    return {"name": name, "there": all(one["exports"] for one in devices), "text": ", ".join(told)}
+        return {"name": name, "there": None, "text": f"no GPU to query: {found['none'] or 'the driver shows none'}"}
+    lines = [f"{one['bus']} {'exports' if one['exports'] else 'does not export'} dma-bufs" for one in devices]
+    return {"name": name, "there": all(one["exports"] for one in devices), "text": ", ".join(lines)}
 
 
 def direct(network, tried):
@@ -30,7 +30,7 @@ def direct(network, tried):
 
 def facts(core, network=None, tried=lambda: ""):
     """One dict per fact: its name, whether it is available (None: unknown), and a text. `tried` returns what a group
-    over two hosts says of it."""
+    over two hosts reports of it."""
     network = network or core.network()
-    told = "" if network["none"] or network["why_host_memory"] else tried()
-    return [direct(network, told), peermem(), dma_buf(core.dma_bufs())]
+    trial = "" if network["none"] or network["why_host_memory"] else tried()
+    return [direct(network, trial), peermem(), dma_buf(core.dma_bufs())]

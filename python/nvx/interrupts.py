@@ -19,18 +19,18 @@ def interruptible() -> Iterator[None]:
     the first exception was dropped. A signal that is ignored stays ignored: shells start background jobs without
     SIGINT, and nohup without SIGHUP. Main thread only.
     """
-    heard: list[float] = []
+    received: list[float] = []
 
-    def hear(number: int, frame: object) -> None:
+    def receive(number: int, frame: object) -> None:
         now = time.monotonic()
-        if not heard or now - heard[-1] > ENDS:
-            heard.append(now)
+        if not received or now - received[-1] > ENDS:
+            received.append(now)
             raise KeyboardInterrupt("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
     before = {number: signal.getsignal(number) for number in HEEDED}
     changed = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
     for number in changed:
-        signal.signal(number, hear)
+        signal.signal(number, receive)
     try:
         yield
     finally:
@@ -42,13 +42,13 @@ def interruptible() -> Iterator[None]:
 def deferred() -> Iterator[None]:
     """Signals take effect at the end of the block: between the start of a child and its entry in a list, an exception
     would leave the child behind. Main thread only."""
-    heard: list[int] = []
-    heeds = [number for number in HEEDED if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in heeds}
+    received: list[int] = []
+    handled = [number for number in HEEDED if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in handled}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in heard:
+        for number in received:
             signal.raise_signal(number)

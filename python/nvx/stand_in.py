@@ -1,4 +1,4 @@
-"""NVX_AS and `nvx.serve_as`: groups that a program asks for by another backend's name are nvx's.
+"""NVX_AS and `nvx.serve_as`: groups that a program requests by another backend's name are nvx's.
 
 On request nvx wraps torch's function with which init_process_group, new_group and device meshes make a group. Without a
 request it only adds a handler to torch's c10d log (RefusalNamed). Code that makes a ProcessGroupGloo itself (RPC, the
@@ -33,14 +33,14 @@ def names():
 
 def parse(text):
     """(names that nvx can serve, the others, with a reason where it is not obvious) of a list such as "gloo,nccl"."""
-    asked = [name.strip().lower() for name in text.split(",") if name.strip()]
-    others = [name for name in asked if name not in names()]
+    requested = [name.strip().lower() for name in text.split(",") if name.strip()]
+    others = [name for name in requested if name not in names()]
     reasons = {"nccl": "nccl (this torch is built without CUDA)"}
-    return [name for name in asked if name in names()], [reasons.get(name, name) for name in others]
+    return [name for name in requested if name in names()], [reasons.get(name, name) for name in others]
 
 
 def serve(names):
-    """From now on, groups that are asked for by these names are nvx's."""
+    """From now on, groups that are requested by these names are nvx's."""
     import torch.distributed.distributed_c10d as c10d
 
     _served.update(names)
@@ -75,41 +75,41 @@ def _standing_in(c10d, make):
     @functools.wraps(make)
     def make_group(*args, **kwargs):
         bound = signature.bind(*args, **kwargs)
-        asked = bound.arguments["backend"]
-        actual = translate(asked)
+        requested = bound.arguments["backend"]
+        actual = translate(requested)
         if actual is None:
             return make(*args, **kwargs)
         bound.arguments["backend"] = actual
         name = bound.arguments["group_name"]
-        if "gloo" in _served.intersection(c10d.BackendConfig(asked).get_device_backend_map().values()):
+        if "gloo" in _served.intersection(c10d.BackendConfig(requested).get_device_backend_map().values()):
             replaced.add(name)
         try:
             group, store = make(*bound.args, **bound.kwargs)
         finally:
             replaced.discard(name)
         if isinstance(group, c10d.ProcessGroup) and c10d._world.pg_map[group][0] == actual:
-            _name(c10d, group, asked, actual, store)
+            _name(c10d, group, requested, actual, store)
         return group, store
 
     make_group.nvx_stand_in = True
     return make_group
 
 
-def _name(c10d, group, asked, actual, store):
-    """Makes get_backend() and get_backend_config() answer with the name that was asked for."""
+def _name(c10d, group, requested, actual, store):
+    """Makes get_backend() and get_backend_config() answer with the name that was requested."""
     global _groups
-    c10d._world.pg_map[group] = (asked, store)
-    c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(asked))
+    c10d._world.pg_map[group] = (requested, store)
+    c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(requested))
     if ":" in actual and all(pair.endswith(":nvx") for pair in actual.split(",")):
         group._set_default_backend(c10d.ProcessGroup.BackendType.CUSTOM)  # torch leaves it undefined
     _groups += 1
     if _groups == 1 and group.rank() == 0:
         these = " and ".join(sorted(_served))
-        print(f"nvx serves the groups that are asked for as {these}; get_backend() returns that name", file=sys.stderr)
+        print(f"nvx serves the groups that are requested as {these}; get_backend() returns that name", file=sys.stderr)
 
 
 class RefusalNamed(logging.Handler):
-    """A handler of torch's c10d log, which hears of an exception of init_process_group before the program does. On a
+    """A handler of torch's c10d log, which gets an exception of init_process_group before the program does. On a
     rank that uses gloo itself, it puts the cause before gloo's words."""
 
     def emit(self, record):
@@ -121,7 +121,7 @@ class RefusalNamed(logging.Handler):
             "nvx: NVX_AS differs between ranks: on other ranks nvx replaces gloo, and this rank uses gloo itself."
             f" {_ADVICE} gloo says: {error}",
         )
-        time.sleep(2)  # this process may serve the store, where the other ranks look for the cause
+        time.sleep(2)  # this process may serve the store, where the other ranks read the cause
 
 
 def listen():

@@ -35,9 +35,9 @@ WHOLE_BUT = {
 PARTS_OF = {
     "group/meet/far_meeting.cc": "FarMeeting::meet FarMeeting::connect",
     "group/meet/host_meeting.cc": "HostMeeting::enter HostMeeting::reason",
-    "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::arrive Mailbox::match_unexpected
-        Mailbox::accept Mailbox::release_idle MessagePeer::arrive MessagePeer::keep MessagePeer::let_go MessagePeer::clear
-        MessagePeer::finish""",
+    "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::arrive
+        Mailbox::match_unexpected Mailbox::accept Mailbox::release_idle MessagePeer::arrive MessagePeer::keep
+        MessagePeer::let_go MessagePeer::clear MessagePeer::finish""",
     "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
     "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::accept LocalServer::handle",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",

@@ -165,12 +165,12 @@ def test_doctor_reports_what_a_served_name_gets(monkeypatch):
     assert doctor.check_served_names() is None
     monkeypatch.setenv("NVX_AS", "gloo")
     found = doctor.check_served_names()
-    told = "a group asked for as gloo runs over nvx, and get_backend() answers gloo"
+    told = "a group requested as gloo runs over nvx, and get_backend() answers gloo"
     assert (found.state, found.text) == ("OKAY", told)
     with monkeypatch.context() as patched:
         patched.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         found = doctor.check_served_names()
-        assert (found.state, found.text) == ("FAIL", "a group asked for as gloo runs over gloo")
+        assert (found.state, found.text) == ("FAIL", "a group requested as gloo runs over gloo")
     monkeypatch.setenv("NVX_AS", "gloo,mpi")
     assert doctor.check_served_names().text.startswith("NVX_AS=gloo,mpi: nvx cannot serve mpi")
 

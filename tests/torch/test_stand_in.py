@@ -101,7 +101,7 @@ def test_every_way_to_request_gloo_gives_nvx(launch):
         assert told["run"] == ["nvx"] * 5
         assert told["by class"] == "gloo", "a ProcessGroupGloo that somebody makes is one"
         assert told["served"] == [["gloo"], 4], "the mesh uses the default group"
-    said = "nvx serves the groups that are asked for as gloo"
+    said = "nvx serves the groups that are requested as gloo"
     assert first.errors.count(said) == 1 and second.errors.count(said) == 0
 
 

@@ -1,4 +1,4 @@
-"""The command line of `nvx bench`, with nccl-tests' letters except where `-h` says otherwise."""
+"""The command line of `nvx bench`, with nccl-tests' letters except where `-h` differs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
 
 
 def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
-    """Exits with 2 if the ranks could not do as asked."""
+    """Exits with 2 if the ranks could not do as requested."""
     if why := world.why_no(parsed.device):
         parser.error(f"--device {parsed.device}: {why}")
     if world.placed() is None and parsed.hosts > parsed.ranks:

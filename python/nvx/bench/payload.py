@@ -58,7 +58,7 @@ def meaningful(op: str, dtype: torch.dtype) -> bool:
 
 
 def _noise(rank: int, salt: int) -> torch.Tensor:
-    """PERIOD pseudo-random whole numbers, the same on every rank that asks for those of `rank`."""
+    """PERIOD pseudo-random whole numbers, the same on every rank that requests those of `rank`."""
     word = 0xFFFFFFFF
     mixed = torch.arange(PERIOD, dtype=torch.int64) * 0x1E3779B1
     mixed = (mixed + (rank + 1) * 0x05EBCA6B + salt * 0x42B2AE35) & word

@@ -56,7 +56,7 @@ def scan(smallest: int, largest: int, factor: float = 0, step: int = 0) -> list[
 
 
 def missed_end(scanned: list[int], largest: int) -> str:
-    """A note that the steps do not end on the largest size asked for; empty if they do."""
+    """A note that the steps do not end on the largest size requested; empty if they do."""
     if scanned[-1] == largest:
         return ""
     return f"{exact(largest)} is no step of this scan: the largest size is {exact(scanned[-1])}"

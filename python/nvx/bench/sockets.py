@@ -20,8 +20,8 @@ def _own_address() -> str:
     """The address of the interface that the ranks are configured to use; of loopback without configuration."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        asked = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, asked)[20:24])
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
 
 
 class SocketContender(Contender):

@@ -36,18 +36,18 @@ class Sweep:
         main = self.contenders[0].name if self.contenders else ""
         if main != self.arguments.backend:
             why = self.refused[self.arguments.backend]
-            self.world.say(f"nvx bench: no group can be made over {self.arguments.backend}: {why}")
+            self.world.log(f"nvx bench: no group can be made over {self.arguments.backend}: {why}")
             return 2
         document = machine.document("sweep", self.command, self._shown_arguments())
         peers = [contender.name for contender in self.contenders[1:]]
         tensors = "" if self.world.device.type == "cpu" else f", tensors of {self.world.device.type}"
         ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}{hosts.layout()}"
         effort = f"{ranks}, one thread each{tensors}; {_shown_effort(self.effort)}"
-        self.world.say(report.opening(self.command, document, effort, [main, *peers]))
+        self.world.log(report.opening(self.command, document, effort, [main, *peers]))
         for name, reason in self.refused.items():
-            self.world.say(f"# left out: {name} ({reason})")
+            self.world.log(f"# left out: {name} ({reason})")
         if missed := self._missed_end():
-            self.world.say(f"# {missed}")
+            self.world.log(f"# {missed}")
         for row in self._rows():
             shown = (row.variants[: 1 if self.arguments.primary else None], self._checks(self.contenders[0], row))
             self._collective(row, report.Table(main, peers, *shown, bool(self.arguments.per_iter_timing)))
@@ -73,23 +73,23 @@ class Sweep:
         return [collectives.find(name) for name in self.arguments.collectives]
 
     def _sizes(self, row: Collective) -> list[int]:
-        asked = self.arguments
+        arguments = self.arguments
         if row.sends == "nothing":
             return [0]
-        if asked.sizes:
-            return asked.sizes
-        return sizes.scan(asked.minbytes, asked.maxbytes, asked.stepfactor, asked.stepbytes)
+        if arguments.sizes:
+            return arguments.sizes
+        return sizes.scan(arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
 
     def _missed_end(self) -> str:
-        asked = self.arguments
+        arguments = self.arguments
         moving = next((row for row in self._rows() if row.sends != "nothing"), None)
-        return sizes.missed_end(self._sizes(moving), asked.maxbytes) if moving and not asked.sizes else ""
+        return sizes.missed_end(self._sizes(moving), arguments.maxbytes) if moving and not arguments.sizes else ""
 
     def _collective(self, row: Collective, table: report.Table) -> None:
-        say, before = self.world.say, len(self.results)
+        log, before = self.world.log, len(self.results)
         self.rounds.append(flag_round(self.world))
-        say(f"#\n# Collective test starting: {row.name}\n{report.state(self.rounds[-1])}")
-        say(table.header())
+        log(f"#\n# Collective test starting: {row.name}\n{report.state(self.rounds[-1])}")
+        log(table.header())
         ops = self.arguments.op if row.reduces else ["none"]
         roots = self.arguments.root if row.rooted else [-1]
         for dtype in self.arguments.datatype:
@@ -98,15 +98,15 @@ class Sweep:
                     continue
                 for root in roots:
                     for nbytes in self._sizes(row):
-                        say(self._line(row, nbytes, dtype, op, root, table))
+                        log(self._line(row, nbytes, dtype, op, root, table))
         mine = self.results[before:]
         busbw = [result["busbw"] for result in mine if result["backend"] == table.main]
         wrong = sum(result["wrong"] or 0 for result in mine)
         for result in mine:
             if result["wrong"] and result["backend"] != table.main:
                 where = f"{result['size']} B, {result['variant']}"
-                say(f"# wrong over {result['backend']}: {result['wrong']} at {where}")
-        say(report.closing(row.name, wrong, bool(self.arguments.check), busbw))
+                log(f"# wrong over {result['backend']}: {result['wrong']} at {where}")
+        log(report.closing(row.name, wrong, bool(self.arguments.check), busbw))
 
     def _line(self, row: Collective, nbytes: int, dtype: str, op: str, root: int, table: report.Table) -> str:
         found: dict[tuple[str, str], Result] = {}

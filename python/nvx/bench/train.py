@@ -107,18 +107,18 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     usable = [each for each in contenders if isinstance(each, TorchContender) and each.exact]
     for each in contenders:
         if each not in usable:
-            world.say(f"# {each.name}: left out, a step needs a group whose results are right")
+            world.log(f"# {each.name}: left out, a step needs a group whose results are right")
     if arguments.backend in refused:
-        world.say(f"nvx bench: {arguments.backend}: {refused[arguments.backend]}")
+        world.log(f"nvx bench: {arguments.backend}: {refused[arguments.backend]}")
         return 2
     document = machine.document("train", command, {"backend": arguments.backend, "vs": arguments.vs})
     effort = Effort(arguments.blocks, arguments.iters, warmup=1)
     names = [contender.name for contender in usable]
     shown = f"{world.size} ranks, one thread each; {arguments.iters} steps in {arguments.blocks} blocks"
-    world.say(report.opening(command, document, shown, names))
+    world.log(report.opening(command, document, shown, names))
     round_trip = flag_round(world)
-    world.say(report.state(round_trip))
-    world.say(f"# {'step':>10}  {'backend':>12}  {'time (ms)':>10}  {'p50':>8}  {'p99':>8}  {'times':>6}  weights")
+    world.log(report.state(round_trip))
+    world.log(f"# {'step':>10}  {'backend':>12}  {'time (ms)':>10}  {'p50':>8}  {'p99':>8}  {'times':>6}  weights")
     results: list[dict[str, Any]] = []
     for kind in arguments.kinds.split(","):
         results += _kind(world, kind, usable, effort)
@@ -143,9 +143,9 @@ def _kind(world: World, kind: str, usable: list[TorchContender], effort: Effort)
         compared = {"same_weights": same, "weights_differ_by": off}
         out.append({"kind": kind, "backend": contender.name, **compared, **timing.in_microseconds()})
         shown = f"the same as {usable[0].name}'s" if same else f"off by {off:.3g}"
-        world.say(_row(kind, contender.name, timing, timings[0]) + shown)
+        world.log(_row(kind, contender.name, timing, timings[0]) + shown)
     out.append({"kind": kind, "backend": ALONE, "same_weights": None, **alone.in_microseconds()})
-    world.say(_row(kind, ALONE, alone, timings[0]) + "nothing sent: what all of them take at least")
+    world.log(_row(kind, ALONE, alone, timings[0]) + "nothing sent: what all of them take at least")
     return out
 
 

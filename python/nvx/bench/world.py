@@ -34,7 +34,7 @@ _RANK_NAMES = (
 
 
 class LaunchError(RuntimeError):
-    """The ranks could not be started; the text says what to do."""
+    """The ranks could not be started; the text states what to do."""
 
 
 def placed() -> tuple[int, int] | None:
@@ -189,7 +189,7 @@ class World:
         dist.all_gather_object(reasons, reason)
         return next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text), "")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Prints on rank 0 only."""
         if self.rank == 0:
             print(text, flush=True)
@@ -234,7 +234,7 @@ def why_no(device: str) -> str:
         return ""
     if torch.version.cuda is None:
         return "this torch has no CUDA"
-    return "" if torch.cuda.is_available() else "torch finds no GPU (nvx topo says more)"
+    return "" if torch.cuda.is_available() else "torch finds no GPU (nvx topo shows more)"
 
 
 def _meet_over_mpi() -> str:

@@ -4,7 +4,7 @@ import contextlib
 
 
 class Refused(Exception):
-    """A command cannot do what was asked. `nvx` prints the text, and ends with 2."""
+    """A command cannot do what was requested. `nvx` prints the text, and ends with 2."""
 
 
 @contextlib.contextmanager

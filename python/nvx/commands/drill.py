@@ -76,8 +76,8 @@ class Case:
         # A rank that lives may still make its call, so only a timeout tells.
         waits = self.kind == "silent" or (self.kind == "differs" and self.phase in ("init", "new_group"))
         self.timeout = 2.0 if waits else 6.0
-        told = self.timeout if waits else LIVENESS + 1 if self.kind == "link" else 0.0
-        self.limit = 1.0 + (told if self.phase != "destroy" else 0.0)  # seconds from the fault to the last error
+        detection = self.timeout if waits else LIVENESS + 1 if self.kind == "link" else 0.0
+        self.limit = 1.0 + (detection if self.phase != "destroy" else 0.0)  # seconds from the fault to the last error
 
 
 def held():
@@ -208,35 +208,35 @@ class Rank:
             self.begin(dist.PrefixStore("before", self.store), self.case.ranks, self.case.timeout)
             dist.barrier()
             dist.destroy_process_group()  # a process keeps its link to other hosts until it ends
-        before, told = held(), {"error": "", "right": True}
+        before, outcome = held(), {"error": "", "right": True}
         if self.case.phase != "init":
             self.begin(self.store, self.case.ranks, self.case.timeout)
         for _ in range(0 if self.case.phase in ("init", "first") else 50):
             dist.all_reduce(torch.ones(1000))
         self.entered = time.monotonic()
         try:
-            told["right"] = self.enter(self.case.phase)
+            outcome["right"] = self.enter(self.case.phase)
         except Exception as error:
             if self.fault == "raise":
                 raise
-            told["error"] = str(error) or type(error).__name__
-        told["seconds"] = time.monotonic() - max(self.entered, self.shared[0])
-        yield told
+            outcome["error"] = str(error) or type(error).__name__
+        outcome["seconds"] = time.monotonic() - max(self.entered, self.shared[0])
+        yield outcome
         if self.faulty:
             time.sleep(60)  # until the drill ends it
         began, ranks, total = time.monotonic(), self.case.ranks - 1, torch.ones(1000)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.store.set_timeout(datetime.timedelta(seconds=GRACE))  # another survivor may learn of the fault much later
+        self.store.set_timeout(datetime.timedelta(seconds=GRACE))  # another survivor may detect the fault much later
         self.begin(dist.PrefixStore("again", self.store), ranks, GRACE)
         dist.all_reduce(total)
-        told["again_s"] = time.monotonic() - began if bool(total.eq(ranks).all()) else None
+        outcome["again_s"] = time.monotonic() - began if bool(total.eq(ranks).all()) else None
         dist.destroy_process_group()
         gc.collect()
         end = time.monotonic() + SETTLES
         while (left := held() - before) and time.monotonic() < end:
             time.sleep(0.02)
-        yield told | {"left": left}
+        yield outcome | {"left": left}
 
 
 def start_rank(case, rank, shared, network):
@@ -252,9 +252,9 @@ def start_rank(case, rank, shared, network):
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    for told in Rank(case, rank, shared, network).play():
-        with open(os.path.join(case.folder, f"told{rank}"), "w") as file:
-            json.dump(told, file)
+    for outcome in Rank(case, rank, shared, network).play():
+        with open(os.path.join(case.folder, f"outcome{rank}"), "w") as file:
+            json.dump(outcome, file)
     sys.exit(0)
 
 
@@ -305,29 +305,29 @@ def run(case):
     for pid in orphans:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    told = [{} for _ in codes]
-    for rank, report in enumerate(told):
-        with contextlib.suppress(OSError, ValueError), open(os.path.join(case.folder, f"told{rank}")) as file:
+    outcomes = [{} for _ in codes]
+    for rank, report in enumerate(outcomes):
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(case.folder, f"outcome{rank}")) as file:
             report.update(json.load(file))
-    return judge(case, pids[-1], told, codes, left)
+    return judge(case, pids[-1], outcomes, codes, left)
 
 
-def judge(case, pid, told, codes, left):
+def judge(case, pid, outcomes, codes, left):
     """The row of a case. `short` lists the reasons why it failed; `works` means that the fault had no effect."""
-    errors, times = [one.get("error", "") for one in told], [one.get("seconds") for one in told]
-    again = [one.get("again_s") for one in told]
+    errors, times = [one.get("error", "") for one in outcomes], [one.get("seconds") for one in outcomes]
+    again = [one.get("again_s") for one in outcomes]
     named = all(re.search(rf"\b(rank {case.ranks - 1}|pid {pid})\b", error) for error in errors)
     row = {"fault": case.fault, "phase": case.phase, "backend": case.backend, "limit": case.limit, "named": named}
-    said = re.split(r"\n|  At: ", next(filter(None, errors), ""))[0]  # without the frames of Python or C++
-    row |= {"seconds": None, "error": said[:500], "works": False}
-    for one in told:
+    first = re.split(r"\n|  At: ", next(filter(None, errors), ""))[0]  # without the frames of Python or C++
+    row |= {"seconds": None, "error": first[:500], "works": False}
+    for one in outcomes:
         left.update(one.get("left", {}))
     row |= {"again_s": None if None in again else round(max(again), 3), "left": {k: n for k, n in left.items() if n}}
     if None in times:
         code = codes[times.index(None)]
         return row | {"short": ["hangs" if code is None else f"another rank dies ({code})"]}
     row["seconds"], quiet = round(max(0.0, *times), 3), not any(errors)
-    row["works"] = quiet and case.kind == "limit" and case.phase != "destroy" and all(one["right"] for one in told)
+    row["works"] = quiet and case.kind == "limit" and case.phase != "destroy" and all(one["right"] for one in outcomes)
     faults = {
         "an error": case.phase == "destroy" and not quiet,
         "no error": case.phase != "destroy" and quiet and not row["works"],

@@ -2,7 +2,7 @@
 
 Without a collective it prints the values that the choice follows: the keys of NVX_TUNE.
 
-`--device cuda` asks about CUDA tensors. The lines below a table name the source of its estimates, and the last lines
+`--device cuda` is about CUDA tensors. The lines below a table name the source of its estimates, and the last lines
 explain the columns.
 """
 
@@ -42,17 +42,17 @@ def rdma_gb_s(folder="/sys/class/infiniband"):
     return max(rates)
 
 
-def ask(collective, nbytes, options):
+def query(collective, nbytes, options):
     """One question and its answer, in the form that --json prints."""
     core, ranks, hosts = nvx._load(), options.ranks, options.hosts
     if collective == "barrier" or nbytes == 0 or ranks == 1:  # only one algorithm exists
-        said, ways = nvx.explain(collective, nbytes, ranks, hosts), []
+        title, ways = nvx.explain(collective, nbytes, ranks, hosts), []
     elif options.device == "cuda":
         where = "one host" if hosts == 1 else f"{hosts} hosts"
-        said = f"{collective} of {nbytes} bytes a rank, {ranks} rank{'s' * (ranks > 1)} on {where}, CUDA tensors:"
+        title = f"{collective} of {nbytes} bytes a rank, {ranks} rank{'s' * (ranks > 1)} on {where}, CUDA tensors:"
         ways = core.ways_on_device(collective, nbytes, ranks, hosts, delegate.obstacle(), rdma_gb_s())
     else:
-        said = nvx.explain(collective, nbytes, ranks, hosts)
+        title = nvx.explain(collective, nbytes, ranks, hosts)
         ways = core.ways(collective, nbytes, ranks, hosts, rdma_gb_s())
     by_kernels = any(way["by"].startswith("kernels") for way in ways)
     return {
@@ -61,7 +61,7 @@ def ask(collective, nbytes, options):
         "ranks": ranks,
         "hosts": hosts,
         "device": options.device,
-        "said": said,
+        "said": title,
         "ways": ways,
         "taken": core.taken_on_device(-(-ranks // hosts)) if by_kernels else {},
     }
@@ -136,7 +136,7 @@ def main(arguments=None):
             nvx.explain(collective, 0, 2)  # refuses a name that is none
             parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
         rows = nvx._load().tuning(options.ranks, options.hosts)
-        answers = [ask(collective, nbytes, options) for nbytes in options.sizes]
+        answers = [query(collective, nbytes, options) for nbytes in options.sizes]
     if options.json:
         print(json.dumps({"schema": SCHEMA, "answers": answers, "keys": rows}, indent=2))
     elif collective is None:

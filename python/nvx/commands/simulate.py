@@ -46,13 +46,13 @@ def scaled(value, units):
     return f"{value:.3g} {units[0]}" if value < 999.5 else f"{value:.0f} {units[0]}"
 
 
-def ask(options, hosts, nbytes):
+def simulate(options, hosts, nbytes):
     links = (options.intra, options.inter, options.latency, options.cards)
-    said = nvx._load().simulate(options.collective, nbytes, hosts, options.ranks_per_host, *links)
-    busy = {"between hosts": said["between_seconds"], "inside hosts": said["inside_seconds"]}
-    busy["latency"] = said["seconds"] - max(busy.values())
+    found = nvx._load().simulate(options.collective, nbytes, hosts, options.ranks_per_host, *links)
+    busy = {"between hosts": found["between_seconds"], "inside hosts": found["inside_seconds"]}
+    busy["latency"] = found["seconds"] - max(busy.values())
     ranks = hosts * options.ranks_per_host
-    return {"hosts": hosts, "ranks": ranks, "bytes": nbytes, **said, "bottleneck": max(busy, key=busy.get)}
+    return {"hosts": hosts, "ranks": ranks, "bytes": nbytes, **found, "bottleneck": max(busy, key=busy.get)}
 
 
 def table(rows):
@@ -83,7 +83,7 @@ def plot(path, rows, options):
     figure.savefig(path)
 
 
-def asked(options):
+def requested(options):
     """(hosts, bytes) of every row."""
     if options.over == "hosts":
         powers = [1 << k for k in range(1, 32) if 1 << k < options.hosts]
@@ -128,7 +128,7 @@ def arguments_of(arguments):
 def main(arguments=None):
     options = arguments_of(arguments)
     with refusing(ImportError, ValueError, RuntimeError, OSError):
-        rows = [ask(options, *one) for one in asked(options)]
+        rows = [simulate(options, *one) for one in requested(options)]
         if options.plot:
             plot(options.plot, rows, options)
     if options.json:

@@ -284,9 +284,9 @@ def gather_from(hosts):
     how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     report = {"schema": SCHEMA, "hosts": hosts.split(","), "ranks": [], "unread": []}
     with refusing(OSError):
-        asked = {host: subprocess.Popen([*SSH, host, command], **how) for host in report["hosts"]}
+        queries = {host: subprocess.Popen([*SSH, host, command], **how) for host in report["hosts"]}
     end = time.monotonic() + ANSWER_S
-    for host, ssh in asked.items():
+    for host, ssh in queries.items():
         error = f"no answer within {ANSWER_S} s"
         try:
             out, error = ssh.communicate(timeout=max(0, end - time.monotonic()))

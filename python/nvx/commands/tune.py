@@ -86,10 +86,10 @@ def run(step, tune, options):
     """{(collective, size): microseconds} of one `nvx bench`."""
     with tempfile.TemporaryDirectory(prefix="nvx-tune-") as folder:
         file = f"{folder}/results.json"
-        asked = options.sizes or step.sizes
+        wanted = options.sizes or step.sizes
         collectives = itertools.chain(*step.keys.values())
         command = [sys.executable, "-m", "nvx.bench", *collectives, "-n", str(options.ranks), "-J", file]
-        command += ["--device", options.device, "--primary", "--blocks", "3", "--sizes", ",".join(map(str, asked))]
+        command += ["--device", options.device, "--primary", "--blocks", "3", "--sizes", ",".join(map(str, wanted))]
         environment = dict(os.environ, NVX_TUNE=tune, NVX_ALGO="")
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode:
@@ -150,10 +150,10 @@ def decided(rounds, choices):
         return own, "no other value is faster"
     low, middle, high = (100 * math.expm1(gain) for gain in (gained[0], statistics.median(gained), gained[-1]))
     other = " ".join(map(sizes.exact, found))
-    said = f"{other} gains {middle:.1f} % in the median, {low:.1f} to {high:.1f} % over the rounds"
+    text = f"{other} gains {middle:.1f} % in the median, {low:.1f} to {high:.1f} % over the rounds"
     if low > 0 and middle > 100 * GAIN:
-        return found, said
-    return own, f"{said}: {f'less than {100 * GAIN:g} %' if low > 0 else 'within the noise'}"
+        return found, text
+    return own, f"{text}: {f'less than {100 * GAIN:g} %' if low > 0 else 'within the noise'}"
 
 
 def chosen(step, rounds, defaults, most, options):
@@ -206,8 +206,8 @@ def parse(arguments):
     parser.add_argument("-d", "--device", choices=tuple(STEPS), default="cpu", help="of the tensors (default cpu)")
     parser.add_argument("-w", "--write", metavar="FILE", help="write the values there, for NVX_TUNE=@FILE")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default 5)")
-    asked = "sizes to measure instead of the default ones, such as 4K,64K"
-    parser.add_argument("--sizes", type=sizes.sizes_argument, help=asked)
+    sizes_help = "sizes to measure instead of the default ones, such as 4K,64K"
+    parser.add_argument("--sizes", type=sizes.sizes_argument, help=sizes_help)
     options = parser.parse_args(arguments)
     steps = selected(STEPS[options.device], options.keys)
     if strange := set(options.keys) - {key for step in steps for keys in step.keys for key in keys}:
