@@ -61,9 +61,9 @@ class Signals:
     def __init__(self) -> None:
         self.number = 0
         for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(one, self.hear)
+            signal.signal(one, self.receive)
 
-    def hear(self, number: int, _: Any) -> None:
+    def receive(self, number: int, _: Any) -> None:
         self.number = self.number or number
 
     def look(self) -> None:

@@ -46,7 +46,7 @@ class Alias:
         return dist.Backend(self.believed) if self.lying and name == self.real else name
 
     @contextlib.contextmanager
-    def telling_truth_in(self, test: str):
+    def unaliased_in(self, test: str):
         was, self.lying = self.lying, self.lying and test not in TRUTHFUL
         try:
             yield

@@ -32,10 +32,10 @@ class DistributedSuite(Suite):
     def why_not(self, name: str) -> str | None:
         return skipped_at_import(getattr(self.case, name))
 
-    def asks_gpu(self, name: str) -> bool:
-        from tests.conformance.lifted import asks_gpu
+    def needs_gpu(self, name: str) -> bool:
+        from tests.conformance.lifted import needs_gpu
 
-        return asks_gpu(getattr(self.case, name))
+        return needs_gpu(getattr(self.case, name))
 
     def run(self, rank: int, name: str, room: str) -> Verdict:
         import torch.distributed as dist
@@ -46,7 +46,7 @@ class DistributedSuite(Suite):
         case.rank, case.file_name = rank, f"{room}/store"
         before = self._groups()
         try:
-            with self.alias.telling_truth_in(name):
+            with self.alias.unaliased_in(name):
                 verdict = self._in_group(case, name)
         except (Exception, SystemExit):
             verdict = Verdict(FAILED, "outside the test: " + traceback.format_exc())

@@ -179,7 +179,7 @@ def host(spec: Spec, say) -> None:
     suite = load(spec)
     names = [n for n in suite.names() if spec.selected(n) and n not in spec.done and spec.one.admits(n)]
     if spec.place.kind != "cpu":
-        names = [n for n in names if suite.asks_gpu(n)]
+        names = [n for n in names if suite.needs_gpu(n)]
     gc.collect()
     gc.freeze()  # imported objects stay, so a rank's garbage collector need not visit them
     ranks = Ranks(suite, spec)

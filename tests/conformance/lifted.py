@@ -24,7 +24,7 @@ def world_size() -> None:
     common.skip_if_small_worldsize = _keep
 
 
-def asks_gpu(test: Callable) -> bool:
+def needs_gpu(test: Callable) -> bool:
     """Whether the test had a skip condition that gpu() removed."""
     return getattr(test, "asked_for_gpu", False)
 

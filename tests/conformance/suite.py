@@ -33,7 +33,7 @@ class Suite:
         """The reason why the test cannot run, if it is known without running it."""
         raise NotImplementedError
 
-    def asks_gpu(self, name: str) -> bool:
+    def needs_gpu(self, name: str) -> bool:
         """Whether the test asks for CUDA and the pass removed that condition."""
         return False
 

@@ -93,7 +93,7 @@ std::string make_up(FuzzedDataProvider& from) {
 }
 
 /// Sends a packet, whole or cut, with the token or another one.
-void say(FuzzedDataProvider& from, const LocalSocket& socket) {
+void send_any(FuzzedDataProvider& from, const LocalSocket& socket) {
   static const std::vector<Fd>& fds = *new std::vector<Fd>(make_fds());
   std::string said(socket.own_token.begin(), socket.own_token.end());
   if (from.ConsumeIntegralInRange(0, 7) == 0) said = from.ConsumeRandomLengthString(sizeof(Token) + 1);
@@ -141,7 +141,7 @@ void come_and_go(FuzzedDataProvider& from, const std::vector<std::string>& names
       case 1: clients.erase(clients.begin() + ptrdiff_t(one)); break;
       case 2: shutdown(clients[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
       case 3: turn(); break;
-      default: say(from, clients[one]); break;
+      default: send_any(from, clients[one]); break;
     }
   }
   turn();
@@ -175,7 +175,7 @@ void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
   bool told = false;
   const auto answer = [&] {
     accept_clients(listener, [&](const LocalSocket& client) {
-      for (int i = from.ConsumeIntegralInRange(0, 2); i > 0; --i) say(from, client);
+      for (int i = from.ConsumeIntegralInRange(0, 2); i > 0; --i) send_any(from, client);
       told = true;
     });
     require(told);  // nobody else connects
@@ -202,7 +202,7 @@ void take_records(FuzzedDataProvider& from) {
   accept_clients(listener, [&](LocalSocket client) { host = std::move(client); });
   require(bool(host));
   for (int step = 0; step < 20 && from.remaining_bytes() > 0; ++step) {
-    if (host) say(from, host);
+    if (host) send_any(from, host);
     if (from.ConsumeIntegralInRange(0, 9) == 0) host = {};
     if (from.ConsumeBool()) (void)client.next(milliseconds(0));
   }
@@ -224,12 +224,12 @@ void serve_pools(FuzzedDataProvider& from) {
 }
 
 /// A process requests such memory where the reply may be anything.
-void ask_for_pools(FuzzedDataProvider& from) {
+void request_pools(FuzzedDataProvider& from) {
   const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   std::thread host([&] {
     for (bool told = false; !told; std::this_thread::yield()) {
-      accept_clients(listener, [&](const LocalSocket& client) { say(from, client), told = true; });
+      accept_clients(listener, [&](const LocalSocket& client) { send_any(from, client), told = true; });
     }
   });
   Fd fd;
@@ -241,14 +241,14 @@ void ask_for_pools(FuzzedDataProvider& from) {
   host.join();
 }
 
-void hear(FuzzedDataProvider& from) {
+void receive_any(FuzzedDataProvider& from) {
   static const auto& here = *new std::shared_ptr<ShmRegistry>(ShmRegistry::here());
   switch (from.ConsumeIntegralInRange(0, 7)) {
     case 0:
     case 1: return fetch(from, *here);
     case 2: return take_records(from);
     case 3: return serve_pools(from);
-    case 4: return ask_for_pools(from);
+    case 4: return request_pools(from);
     default: return serve(from, *here);
   }
 }
@@ -260,16 +260,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace nvx;
   static const int kOnce = [] {
     FuzzedDataProvider nothing(nullptr, 0);
-    hear(nothing);  // opens what stays open
+    receive_any(nothing);  // opens what stays open
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-    say(nothing, {Fd(ends[0])});
+    send_any(nothing, {Fd(ends[0])});
     return close(ends[1]);
   }();
   (void)kOnce;
   const int before = next_fd();
   FuzzedDataProvider from(data, size);
-  hear(from);
+  receive_any(from);
   require(next_fd() == before);
   return 0;
 }

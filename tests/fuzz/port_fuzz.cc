@@ -1,5 +1,6 @@
-// The TCP ports of a rank hear anything: UCX's from addresses that are not admitted and from a process that speaks UCX,
-// nvx's own from everybody. Strangers do not get in, messages are whole, and a transfer between ranks works afterwards.
+// The TCP ports of a rank receive anything: UCX's from addresses that are not admitted and from a process that speaks
+// UCX, nvx's own from everybody. Strangers do not get in, messages are whole, and a transfer between ranks works
+// afterwards.
 
 #include <arpa/inet.h>
 #include <fuzzer/FuzzedDataProvider.h>
@@ -171,7 +172,9 @@ bool is_connected(int fd) {
   return info.tcpi_state == TCP_ESTABLISHED;
 }
 
-void say(int fd, const std::string& said) { (void)send(fd, said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT); }
+void send_bytes(int fd, const std::string& said) {
+  (void)send(fd, said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
 
 template <class T>
 std::string bytes_of(const T& value) {
@@ -180,7 +183,7 @@ std::string bytes_of(const T& value) {
 
 // --- UCX
 
-/// A process that speaks UCX, and says with it what a rank would not.
+/// A process that speaks UCX, and sends messages that no rank sends.
 class Attacker {
  public:
   explicit Attacker(Ranks& ranks) : worker_(""), to_(*decode_address(address_ = ranks.one->address())) {
@@ -195,7 +198,7 @@ class Attacker {
   }
   const std::vector<std::byte>& address() const { return here_; }
 
-  void say(unsigned id, const std::string& header, const std::string& body, unsigned flags) {
+  void send(unsigned id, const std::string& header, const std::string& body, unsigned flags) {
     if (!endpoint_ && !connect()) return;
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -236,7 +239,7 @@ class Attacker {
   ucp_ep_h endpoint_ = nullptr;
 };
 
-void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
+void receive_over_ucx(FuzzedDataProvider& from, Ranks& ranks) {
   // They stay: a UCX of 1.13 aborts a process that connects to one which has just ended.
   static std::deque<Attacker>& attackers = *new std::deque<Attacker>;
   static bool& alone = *new bool(true);
@@ -255,20 +258,20 @@ void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
                            from.ConsumeIntegralInRange<uint32_t>(0, 3), kAttacker};
     switch (from.ConsumeIntegralInRange(0, 7)) {
       case 0:
-      case 1: attacker.say(1, from.ConsumeRandomLengthString(kMostHeader + 20), "", 0); break;
+      case 1: attacker.send(1, from.ConsumeRandomLengthString(kMostHeader + 20), "", 0); break;
       case 2: control.from[0] = from.ConsumeIntegral<uint8_t>(); [[fallthrough]];
-      case 3: attacker.say(1, bytes_of(control), "", 0); break;
+      case 3: attacker.send(1, bytes_of(control), "", 0); break;
       case 4:
         control.kind = from.ConsumeBool() ? ControlMessage::kLeave : ControlMessage::kClose;
-        attacker.say(1, bytes_of(control), "", 0);
+        attacker.send(1, bytes_of(control), "", 0);
         break;
       case 5:
         if (peers.size() < 3) peers.push_back(ranks.one->add(attacker.address()));
         break;
       default: {
         const size_t bytes = from.ConsumeIntegralInRange<size_t>(0, from.ConsumeBool() ? 300 : 100'000);
-        attacker.say(from.ConsumeIntegralInRange(0, 20) == 0 ? 2 : 0, from.ConsumeRandomLengthString(kMostHeader + 20),
-                     std::string(bytes, 'b'), from.ConsumeBool() ? UCP_AM_SEND_FLAG_RNDV : 0u);
+        attacker.send(from.ConsumeIntegralInRange(0, 20) == 0 ? 2 : 0, from.ConsumeRandomLengthString(kMostHeader + 20),
+                      std::string(bytes, 'b'), from.ConsumeBool() ? UCP_AM_SEND_FLAG_RNDV : 0u);
         break;
       }
     }
@@ -277,7 +280,7 @@ void hear_ucx(FuzzedDataProvider& from, Ranks& ranks) {
   // Most of it has arrived once a last message has. It does not where a connection was closed, and UCX does not let the
   // process connect again then.
   const uint64_t last = ++ranks.at_one.last_wanted;
-  attacker.say(0, bytes_of(last), "", 0);
+  attacker.send(0, bytes_of(last), "", 0);
   for (int i = 0; i < 500 && ranks.at_one.last_heard != last; ++i) drive();
   ranks.transfer(from.ConsumeBool() ? 100 : 200'000);
   for (const PeerId peer : peers) ranks.one->forget(peer);
@@ -290,7 +293,7 @@ void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
   for (int step = 0; step < 10 && from.remaining_bytes() > 0; ++step) {
     clients.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange<uint8_t>(2, 255)));
     if (!clients.back()) continue;
-    say(clients.back().get(), from.ConsumeRandomLengthString(100));
+    send_bytes(clients.back().get(), from.ConsumeRandomLengthString(100));
     ranks.drive();
     require(!is_connected(clients.back().get()));
   }
@@ -304,16 +307,16 @@ void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
 bool shake_hands(FuzzedDataProvider& from, Ranks& ranks, int fd) {
   Greeting greeting{.from = kAttacker, .to = decode_address(ranks.one->address(), key())->nonce};
   Answer answer;
-  say(fd, bytes_of(greeting));
+  send_bytes(fd, bytes_of(greeting));
   for (int i = 0; i < 3; ++i) ranks.drive();
   if (recv(fd, &answer, sizeof answer, MSG_DONTWAIT) != ssize_t(sizeof answer)) return false;
   Proof proof{mac_of(Role::kConnects, greeting, answer.challenge, key())};
   if (from.ConsumeIntegralInRange(0, 7) == 0) proof.mac[from.ConsumeIntegralInRange(0, 31)] ^= std::byte(1);
-  say(fd, bytes_of(proof));
+  send_bytes(fd, bytes_of(proof));
   return true;
 }
 
-void hear_tcp(FuzzedDataProvider& from, Ranks& ranks) {
+void receive_over_tcp(FuzzedDataProvider& from, Ranks& ranks) {
   const bool holds_key = from.ConsumeBool();
   const size_t before = ranks.at_one.from_others;
   std::vector<Fd> clients;
@@ -330,12 +333,12 @@ void hear_tcp(FuzzedDataProvider& from, Ranks& ranks) {
       case 1: clients.erase(clients.begin() + ptrdiff_t(one)); break;
       case 2: shutdown(clients[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
       case 3: (void)send(clients[one].get(), "!", 1, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_OOB); break;
-      case 4: say(clients[one].get(), bytes_of(Greeting{.from = kAttacker, .to = {}})); break;
-      case 5: say(clients[one].get(), from.ConsumeRandomLengthString(200)); break;
+      case 4: send_bytes(clients[one].get(), bytes_of(Greeting{.from = kAttacker, .to = {}})); break;
+      case 5: send_bytes(clients[one].get(), from.ConsumeRandomLengthString(200)); break;
       default: {
         std::string said = framed(from);
         if (from.ConsumeIntegralInRange(0, 4) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, said.size()));
-        say(clients[one].get(), said);
+        send_bytes(clients[one].get(), said);
         break;
       }
     }
@@ -363,8 +366,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 0: keep_out(from, ucx); break;
     case 1:
     case 2:
-    case 3: hear_ucx(from, ucx); break;
-    default: hear_tcp(from, tcp); break;
+    case 3: receive_over_ucx(from, ucx); break;
+    default: receive_over_tcp(from, tcp); break;
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// Both ends of a TCP connection hear anything: a stranger's bytes never become a message, a peer's bytes are written
+// Both ends of a TCP connection receive anything: a stranger's bytes never become a message, a peer's bytes are written
 // only where the receiver says, and memory stays bounded.
 
 #include <arpa/inet.h>
@@ -42,7 +42,7 @@ void send_all(int fd, const void* bytes, size_t size) {
 }
 
 template <class Message>
-bool hear(int fd, Message& message) {
+bool receive_whole(int fd, Message& message) {
   return recv(fd, &message, sizeof message, MSG_DONTWAIT) == ssize_t(sizeof message);
 }
 
@@ -87,7 +87,7 @@ std::string make_up(FuzzedDataProvider& from) {
 }
 
 /// A process connects to this one.
-void hear_messages(FuzzedDataProvider& from) {
+void receive_messages(FuzzedDataProvider& from) {
   int ends[2];
   require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
   const Fd epoll(epoll_create1(EPOLL_CLOEXEC)), theirs(ends[1]);
@@ -100,10 +100,10 @@ void hear_messages(FuzzedDataProvider& from) {
     Answer answer;
     Welcome welcome;
     send_all(theirs.get(), &greeting, sizeof greeting);
-    require(incoming.read(taker, scratch) && hear(theirs.get(), answer));
+    require(incoming.read(taker, scratch) && receive_whole(theirs.get(), answer));
     const Proof proof{mac_of(Role::kConnects, greeting, answer.challenge, key())};
     send_all(theirs.get(), &proof, sizeof proof);
-    require(incoming.read(taker, scratch) && hear(theirs.get(), welcome) && incoming.authenticated());
+    require(incoming.read(taker, scratch) && receive_whole(theirs.get(), welcome) && incoming.authenticated());
   }
   for (int step = 0; step < 40 && from.remaining_bytes() > 0; ++step) {
     std::string said = make_up(from);
@@ -142,7 +142,7 @@ struct Listener {
 };
 
 /// This process connects to another one.
-void hear_answers(FuzzedDataProvider& from) {
+void receive_answers(FuzzedDataProvider& from) {
   static const Listener& listener = *new Listener;
   const Fd epoll(epoll_create1(EPOLL_CLOEXEC));
   std::vector<Post*> written;
@@ -160,7 +160,7 @@ void hear_answers(FuzzedDataProvider& from) {
   (void)outgoing.advance(EPOLLOUT);
   Greeting greeting;
   const bool holds_key = from.ConsumeBool();
-  if (holds_key && hear(theirs.get(), greeting)) {
+  if (holds_key && receive_whole(theirs.get(), greeting)) {
     Answer answer;
     answer.mac = mac_of(Role::kAccepts, greeting, answer.challenge, key());
     if (from.ConsumeIntegralInRange(0, 3) == 0) answer.mac[from.ConsumeIntegralInRange(0, 31)] ^= std::byte(1);
@@ -200,8 +200,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   switch (from.ConsumeIntegralInRange(0, 7)) {
     case 0: nvx::net::read_address(from); break;
     case 1:
-    case 2: nvx::net::hear_answers(from); break;
-    default: nvx::net::hear_messages(from); break;
+    case 2: nvx::net::receive_answers(from); break;
+    default: nvx::net::receive_messages(from); break;
   }
   return 0;
 }

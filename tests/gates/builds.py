@@ -98,9 +98,9 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
             assertion = done.returncode == 1 and not REPORT.search(done.stdout)
             if os.environ.get("SECOND_TRY") and assertion and part not in again:
                 again.append(part)
-                print(telling_lines(done.stdout), flush=True)
+                print(relevant_lines(done.stdout), flush=True)
                 return run(part)
-            raise Failed(f"{program.name} failed (exit code {done.returncode})", telling_lines(done.stdout))
+            raise Failed(f"{program.name} failed (exit code {done.returncode})", relevant_lines(done.stdout))
         return [sum(map(int, re.findall(rf"{end}\s+\] (\d+) test", done.stdout))) for end in ("PASSED", "SKIPPED")]
 
     # Many of the tests wait, for each other and for timeouts, so more than there are cores run at once.
@@ -127,7 +127,7 @@ def parts_of(program, cores):
     return [Part(program, number, of) for number in range(of)]
 
 
-def telling_lines(output):
+def relevant_lines(output):
     """A failed program's first complaint and its last output."""
     lines = [line for line in output.splitlines() if line.strip() and "Skipped" not in line]
     complaint = re.compile(r": Failure|Sanitizer|runtime error|terminate called|Assertion")

@@ -45,13 +45,13 @@ class Runner {
   void close() {
     perform();
     if (!report_.has_time()) report_.cut_short(name_ + " of " + std::to_string(shape_.device.ranks) + " ranks");
-    report_.say(Line()
-                    .add("case", name_)
-                    .add("ranks", shape_.device.ranks)
-                    .add("blocks", shape_.device.blocks)
-                    .add("operations", acts_)
-                    .add("wrong", report_.failed() - failed_at_)
-                    .add("seconds", std::chrono::duration<double>(Clock::now() - began_).count()));
+    report_.print(Line()
+                      .add("case", name_)
+                      .add("ranks", shape_.device.ranks)
+                      .add("blocks", shape_.device.blocks)
+                      .add("operations", acts_)
+                      .add("wrong", report_.failed() - failed_at_)
+                      .add("seconds", std::chrono::duration<double>(Clock::now() - began_).count()));
     stage_.reset();
   }
 
@@ -236,11 +236,11 @@ void run_cpu_path(const CaseOptions& options, Report& report) {
                      on_cpu(play, int(ranks), *level, algorithm));
       }
     }
-    report.say(Line()
-                   .add("case", "cpu_path")
-                   .add("level", level->name)
-                   .add("operations", report.tried() - tried)
-                   .add("wrong", report.failed() - before));
+    report.print(Line()
+                     .add("case", "cpu_path")
+                     .add("level", level->name)
+                     .add("operations", report.tried() - tried)
+                     .add("wrong", report.failed() - before));
   }
 }
 

@@ -180,7 +180,7 @@ TEST(GpuHub, AllReceiveTheWordsOfAll) {
       ASSERT_EQ(all.size(), 3u);
       for (uint32_t m = 0; m < 3; ++m) ASSERT_EQ(all[m], bytes_of(std::string(size_t(round * 40), char('a' + m))));
     }
-    member.say("done");
+    member.send("done");
   });
   EXPECT_EQ(heard, std::vector<std::string>(3, "done"));
   EXPECT_EQ(ended, std::vector<std::string>(3));

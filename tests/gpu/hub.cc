@@ -11,7 +11,7 @@
 namespace nvx::gpu {
 namespace {
 
-enum Kind : uint32_t { kGather = 1, kKill, kSay };
+enum Kind : uint32_t { kGather = 1, kKill, kText };
 
 struct Header {
   uint32_t kind;
@@ -60,35 +60,35 @@ bool receive_frame(int fd, Header* header, std::vector<std::byte>* what) {
 
 }  // namespace
 
-std::vector<Said> Member::gather(uint32_t kind, std::span<const std::byte> mine) {
+std::vector<Contribution> Member::gather(uint32_t kind, std::span<const std::byte> mine) {
   const auto lost = [&] { return Error(Code::kPeerDied, "nvx: rank " + std::to_string(number_) + " lost the hub"); };
   if (!send_frame(fd_.get(), kind, number_, mine.data(), mine.size())) throw lost();
   Header header{};
   std::vector<std::byte> count;
   if (!receive_frame(fd_.get(), &header, &count)) throw lost();
-  std::vector<Said> all(header.member);  // the header of the first frame holds the number of frames
-  for (Said& said : all) {
-    if (!receive_frame(fd_.get(), &header, &said.what)) throw lost();
-    said.member = header.member;
+  std::vector<Contribution> all(header.member);  // the header of the first frame holds the number of frames
+  for (Contribution& contribution : all) {
+    if (!receive_frame(fd_.get(), &header, &contribution.what)) throw lost();
+    contribution.member = header.member;
   }
   return all;
 }
 
 std::vector<std::vector<std::byte>> Member::all_gather(std::span<const std::byte> mine) {
   std::vector<std::vector<std::byte>> all;
-  for (Said& said : gather(kGather, mine)) all.push_back(std::move(said.what));
-  if (all.size() != members_) throw Error(Code::kPeerDied, "nvx: a rank has gone before it was asked to");
+  for (Contribution& contribution : gather(kGather, mine)) all.push_back(std::move(contribution.what));
+  if (all.size() != members_) throw Error(Code::kPeerDied, "nvx: a rank has gone too early");
   return all;
 }
 
 void Member::await_killing() { members_ = uint32_t(gather(kKill, {}).size()); }
 
-void Member::say(const std::string& text) {
-  if (!send_frame(fd_.get(), kSay, number_, text.data(), text.size()))
-    throw Error(Code::kPeerDied, "nvx: nobody listens any more");
+void Member::send(const std::string& text) {
+  if (!send_frame(fd_.get(), kText, number_, text.data(), text.size()))
+    throw Error(Code::kPeerDied, "nvx: the parent process has closed the connection");
 }
 
-Hub::Hub(uint32_t members) : said_(members) {
+Hub::Hub(uint32_t members) : pending_(members) {
   for (uint32_t m = 0; m < members; ++m) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw system_error("socketpair failed");
@@ -102,21 +102,21 @@ void Hub::read_from(uint32_t member, const Rules& rules) {
   std::vector<std::byte> what;
   if (!receive_frame(near_[member].get(), &header, &what)) {
     near_[member].reset();
-  } else if (header.kind == kSay) {
-    rules.hear(member, {reinterpret_cast<const char*>(what.data()), what.size()});
+  } else if (header.kind == kText) {
+    rules.receive(member, {reinterpret_cast<const char*>(what.data()), what.size()});
   } else {
-    said_[member] = Pending{header.kind, std::move(what)};
+    pending_[member] = Pending{header.kind, std::move(what)};
   }
 }
 
 /// Sends all members that remain the contributions of all. Members that have ended are left out, so the others notice.
-void Hub::answer_if_all_said(const Rules& rules) {
+void Hub::answer_if_all_arrived(const Rules& rules) {
   std::vector<uint32_t> there;
   for (uint32_t m = 0; m < near_.size(); ++m) {
     if (near_[m]) there.push_back(m);
-    if (near_[m] && !said_[m]) return;
+    if (near_[m] && !pending_[m]) return;
   }
-  const bool kills = std::any_of(there.begin(), there.end(), [&](uint32_t m) { return said_[m]->kind == kKill; });
+  const bool kills = std::any_of(there.begin(), there.end(), [&](uint32_t m) { return pending_[m]->kind == kKill; });
   if (kills && near_[rules.victim]) {
     rules.kill();
     near_[rules.victim].reset();
@@ -125,11 +125,11 @@ void Hub::answer_if_all_said(const Rules& rules) {
   for (const uint32_t to : there) {
     bool well = send_frame(near_[to].get(), kGather, uint32_t(there.size()), nullptr, 0);
     for (const uint32_t m : there) {
-      well = well && send_frame(near_[to].get(), kGather, m, said_[m]->what.data(), said_[m]->what.size());
+      well = well && send_frame(near_[to].get(), kGather, m, pending_[m]->what.data(), pending_[m]->what.size());
     }
     if (!well) near_[to].reset();
   }
-  for (auto& said : said_) said.reset();
+  for (auto& contribution : pending_) contribution.reset();
 }
 
 bool Hub::serve(const Rules& rules, const Deadline& deadline) {
@@ -138,7 +138,7 @@ bool Hub::serve(const Rules& rules, const Deadline& deadline) {
     std::vector<uint32_t> members;
     for (uint32_t m = 0; m < near_.size(); ++m) {
       if (!near_[m]) continue;
-      wanted.push_back({near_[m].get(), short(said_[m] ? 0 : POLLIN), 0});
+      wanted.push_back({near_[m].get(), short(pending_[m] ? 0 : POLLIN), 0});
       members.push_back(m);
     }
     if (wanted.empty()) return true;
@@ -151,7 +151,7 @@ bool Hub::serve(const Rules& rules, const Deadline& deadline) {
         near_[members[i]].reset();
       }
     }
-    answer_if_all_said(rules);
+    answer_if_all_arrived(rules);
   }
 }
 

@@ -14,7 +14,7 @@
 namespace nvx::gpu {
 
 /// The contribution of one member.
-struct Said {
+struct Contribution {
   uint32_t member;
   std::vector<std::byte> what;
 };
@@ -32,13 +32,13 @@ class Member : public Bootstrap {
   /// in the victim.
   void await_killing();
   /// Sends a text to the parent process.
-  void say(const std::string& text);
+  void send(const std::string& text);
 
   uint32_t members() const { return members_; }
   uint32_t number() const { return number_; }
 
  private:
-  std::vector<Said> gather(uint32_t kind, std::span<const std::byte> mine);
+  std::vector<Contribution> gather(uint32_t kind, std::span<const std::byte> mine);
 
   Fd fd_;
   uint32_t number_;
@@ -54,7 +54,7 @@ class Hub {
   Fd take(uint32_t member) { return std::move(far_[member]); }
 
   struct Rules {
-    std::function<void(uint32_t member, const std::string& text)> hear;
+    std::function<void(uint32_t member, const std::string& text)> receive;
     /// The member that is killed when all have reached await_killing(), and how.
     uint32_t victim = 0;
     std::function<void()> kill;
@@ -64,14 +64,14 @@ class Hub {
 
  private:
   void read_from(uint32_t member, const Rules& rules);
-  void answer_if_all_said(const Rules& rules);
+  void answer_if_all_arrived(const Rules& rules);
 
   std::vector<Fd> near_, far_;
   struct Pending {
     uint32_t kind;
     std::vector<std::byte> what;
   };
-  std::vector<std::optional<Pending>> said_;
+  std::vector<std::optional<Pending>> pending_;
 };
 
 }  // namespace nvx::gpu

@@ -127,7 +127,7 @@ bool time_one(Report& report, Bench& bench, const char* row, DeviceAlgorithm alg
   line.add("bus_gb_s", 2.0 * double(bytes) * (shape.ranks - 1) / shape.ranks / us / 1e3);
   line.add("processor_gb_s_each_way", sent / shape.blocks / us / 1e3).add("chosen", is_chosen);
   if (without != Without::kNothing) line.add("without", name_of(without));
-  report.say(line);
+  report.print(line);
   return true;
 }
 
@@ -143,14 +143,14 @@ void bench_control(Report& report, uint32_t ranks, uint32_t blocks) {
   const double none = us(0), one = us(1), two = us(2), few = us(8), many = us(72);
   const bool in_time = *reinterpret_cast<const uint32_t*>(late.data()) == 0;
   report.check("flag rounds of " + std::to_string(ranks) + " ranks", in_time ? "" : "one took more than five seconds");
-  report.say(Line()
-                 .add("control", "flag_round")
-                 .add("ranks", ranks)
-                 .add("blocks", blocks)
-                 .add("launch_0_us", none)
-                 .add("launch_1_us", one)
-                 .add("launch_2_us", two)
-                 .add("round_us", (many - few) / 64));
+  report.print(Line()
+                   .add("control", "flag_round")
+                   .add("ranks", ranks)
+                   .add("blocks", blocks)
+                   .add("launch_0_us", none)
+                   .add("launch_1_us", one)
+                   .add("launch_2_us", two)
+                   .add("round_us", (many - few) / 64));
 }
 
 struct Spot {
@@ -202,7 +202,7 @@ int bench(const PartOptions& options) {
   const uint32_t resident = resident_blocks();
   const Stream stream;
   const double empty = time_of(stream, 500, 9, [&] { must_launch(launch_empty(1, stream.get()), "an empty launch"); });
-  report.say(Line().add("control", "empty_launch").add("launch_us", empty));
+  report.print(Line().add("control", "empty_launch").add("launch_us", empty));
   std::vector<uint32_t> ranks = options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4} : options.ranks;
   constexpr size_t kSmall[] = {8, 64, 512, 1024, 4096, 16384, 65536, 262144};
   constexpr size_t kLarge[] = {1 << 20, 4 << 20, 16 << 20, kMost};
@@ -278,7 +278,7 @@ int host_calls(const PartOptions& options) {
     }
     std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
     report.check(one.name, "");
-    report.say(Line().add("host_call", one.name).add("us", us[us.size() / 2]));
+    report.print(Line().add("host_call", one.name).add("us", us[us.size() / 2]));
   }
   must(cudaEventDestroy(event), "cudaEventDestroy");
   return report.finish();
@@ -305,20 +305,20 @@ int copies(const PartOptions& options) {
         must(cudaMemcpyAsync(way.to, way.from, bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
       });
       report.check(way.name, "");
-      report.say(Line()
-                     .add("copy", way.name)
-                     .add("bytes", uint64_t(bytes))
-                     .add("us", us)
-                     .add("gb_s", double(bytes) / us / 1e3));
+      report.print(Line()
+                       .add("copy", way.name)
+                       .add("bytes", uint64_t(bytes))
+                       .add("us", us)
+                       .add("gb_s", double(bytes) / us / 1e3));
     }
   }
   const double us =
       time_of(stream, 10, 7, [&] { must(cudaMemsetAsync(to.data(), 0, kLargest, stream.get()), "cudaMemsetAsync"); });
-  report.say(Line()
-                 .add("copy", "fill")
-                 .add("bytes", uint64_t(kLargest))
-                 .add("us", us)
-                 .add("gb_s", double(kLargest) / us / 1e3));
+  report.print(Line()
+                   .add("copy", "fill")
+                   .add("bytes", uint64_t(kLargest))
+                   .add("us", us)
+                   .add("gb_s", double(kLargest) / us / 1e3));
   return report.finish();
 }
 

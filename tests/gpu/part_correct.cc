@@ -60,18 +60,18 @@ int facts(const PartOptions& options) {
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
   must(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   must(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  report.say(Line().add("gpus", devices).add("driver_cuda", driver).add("runtime_cuda", runtime));
-  for (int device = 0; device < devices; ++device) report.say(describe_device(device));
+  report.print(Line().add("gpus", devices).add("driver_cuda", driver).add("runtime_cuda", runtime));
+  for (int device = 0; device < devices; ++device) report.print(describe_device(device));
   must(cudaSetDevice(0), "cudaSetDevice");
   std::vector<kernel::KernelFacts> kernels;
   const Status status = kernel::load_cuda(&kernels);
   report.check("every kernel is loaded", status.ok() ? "" : status.what());
   for (const kernel::KernelFacts& f : kernels) {
-    report.say(Line()
-                   .add("kernel", f.name)
-                   .add("registers", f.registers)
-                   .add("local_bytes", uint64_t(f.local_bytes))
-                   .add("resident_blocks", f.resident));
+    report.print(Line()
+                     .add("kernel", f.name)
+                     .add("registers", f.registers)
+                     .add("local_bytes", uint64_t(f.local_bytes))
+                     .add("resident_blocks", f.resident));
     report.check(f.name, f.resident >= 1 ? "" : "not one block of it fits on a processor");
   }
   return report.finish();
@@ -119,7 +119,7 @@ int streams(const PartOptions& options) {
         if (!report.check(std::string(name) + ", " + std::to_string(n) + " ranks", world.perform(some))) break;
         done += some.size();
       }
-      report.say(Line().add("how", name).add("ranks", n).add("blocks", blocks).add("operations", done));
+      report.print(Line().add("how", name).add("ranks", n).add("blocks", blocks).add("operations", done));
     }
   }
   return report.finish();

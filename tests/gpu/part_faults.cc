@@ -103,7 +103,7 @@ int absent(const PartOptions& options) {
                    miss(world, act, kTimeout, Waited::kTimedOut, &ms, {}));
       longest = std::max(longest, ms);
     }
-    report.say(Line().add("how", name(how)).add("patience_ms", 200).add("longest_ms", longest));
+    report.print(Line().add("how", name(how)).add("patience_ms", 200).add("longest_ms", longest));
     report.check(std::string(name(how)) + ": the verdict comes in time",
                  longest < 2000 ? "" : "it took " + std::to_string(longest) + " ms");
     report.check(std::string(name(how)) + ": the device works on", works_on(how));
@@ -132,7 +132,7 @@ int abort_word(const PartOptions& options) {
       report.check(std::string(name(how)) + ": " + describe(act), miss(world, act, 0, Waited::kAlarmed, &ms, raise));
       longest = std::max(longest, ms - 30);
     }
-    report.say(Line().add("how", name(how)).add("longest_ms", longest));
+    report.print(Line().add("how", name(how)).add("longest_ms", longest));
     report.check(std::string(name(how)) + ": the device works on", works_on(how));
   }
   return report.finish();

@@ -77,7 +77,7 @@ void fused(Report& report, uint32_t ranks, uint32_t blocks) {
     });
   } catch (const Error& error) {
     // nvx does not guarantee this: only the tests launch so.
-    report.say(Line().add("left_out", "a fused launch in a graph").add("why", error.reason()));
+    report.print(Line().add("left_out", "a fused launch in a graph").add("why", error.reason()));
     return;
   }
   mix(

@@ -89,7 +89,7 @@ int pairs(const PartOptions& options) {
       if (a < b && why_not.empty()) line.add("flag_round_us", flag_round_us(a, b, &why_not, &broken));
       if (!why_not.empty()) line.add("why_not", why_not);
       report.check(pair, broken);  // a pair that reports no support is a fact of the machine
-      report.say(line);
+      report.print(line);
     }
   }
   return report.finish();

@@ -28,11 +28,11 @@ constexpr char kCheck = 'C', kCacheLine = 'L', kSkip = 'S';
 class Voice {
  public:
   explicit Voice(Member& member) : member_(member) {}
-  void line(const Line& line) { member_.say(kCacheLine + line.text()); }
-  void skip(const std::string& why) { member_.say(kSkip + why); }
+  void line(const Line& line) { member_.send(kCacheLine + line.text()); }
+  void skip(const std::string& why) { member_.send(kSkip + why); }
   bool check(const std::string& what, const std::string& wrong) {
     const std::string who = "rank " + std::to_string(member_.number()) + ": " + what;
-    member_.say(kCheck + who + '\0' + wrong);
+    member_.send(kCheck + who + '\0' + wrong);
     return wrong.empty();
   }
 
@@ -80,7 +80,7 @@ std::string perform(Report& report, const Cast& cast) {
   }
   std::string skipped;
   Hub::Rules rules;
-  rules.hear = [&](uint32_t, const std::string& told) {
+  rules.receive = [&](uint32_t, const std::string& told) {
     const size_t cut = told.find('\0');
     if (told[0] == kCacheLine) report.proxy(told.substr(1));
     if (told[0] == kSkip) skipped = told.substr(1);
@@ -115,7 +115,7 @@ StageShape shape_of(uint32_t ranks) {
   return {{ranks, blocks, 256, 2048}, uint32_t(-10), 0};
 }
 
-void tell_start(Voice& voice, Rank& rank, const StartTimes& times) {
+void report_start(Voice& voice, Rank& rank, const StartTimes& times) {
   PeerMappings& mappings = rank.mappings();
   voice.line(Line()
                  .add("start", "processes")
@@ -133,7 +133,7 @@ void tell_start(Voice& voice, Rank& rank, const StartTimes& times) {
 void play(Member& member, Voice& voice, const Place& place) {
   StartTimes times;
   Rank rank(member, shape_of(member.members()), place, &times);
-  tell_start(voice, rank, times);
+  report_start(voice, rank, times);
   const ShareKind kind = rank.mappings().agreement().kind;
   if (place.kind && !voice.check("the kind that was asked for", kind == *place.kind ? "" : name(kind))) return;
   const std::vector<Act> acts = some_acts(member.members(), rank.shape(), 7);
@@ -246,7 +246,7 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
     if (spot.blocks == 0) continue;
     StartTimes times;
     Rank rank(member, {{ranks, spot.blocks, spot.packets, spot.chunk_bytes}, 0, 0}, place, &times);
-    tell_start(voice, rank, times);
+    report_start(voice, rank, times);
     const Memory tensor(spot.most);
     for (size_t bytes = spot.least; bytes <= spot.most; bytes *= bytes < 4096 ? 8 : 4) {
       for (const DeviceAlgorithm algorithm :
@@ -325,7 +325,7 @@ int perform_all(Report& report, const char* role, const PartOptions& options, co
       report.cut_short(what);
     } else if (const std::string why = perform(report, {role, ranks, options}); !why.empty()) {
       skipped = why;
-      report.say(Line().add("left_out", what).add("why", why));
+      report.print(Line().add("left_out", what).add("why", why));
     }
   }
   return report.tried() == 0 && !skipped.empty() ? report.skip(skipped) : report.finish();

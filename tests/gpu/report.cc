@@ -56,7 +56,7 @@ void Report::proxy(const std::string& object) const {
 bool Report::check(const std::string& what, const std::string& wrong) {
   ++tried_;
   if (wrong.empty()) return true;
-  if (++failed_ <= kShown) say(Line().add("part", part_).add("failed", what).add("why", wrong));
+  if (++failed_ <= kShown) print(Line().add("part", part_).add("failed", what).add("why", wrong));
   return false;
 }
 
@@ -66,7 +66,7 @@ std::chrono::milliseconds Report::time_left() const {
 
 void Report::cut_short(const std::string& what) {
   ++cut_;
-  say(Line().add("part", part_).add("left_out", what).add("why", "time ran out"));
+  print(Line().add("part", part_).add("left_out", what).add("why", "time ran out"));
 }
 
 int Report::close(const char* end, const std::string& why) const {
@@ -74,7 +74,7 @@ int Report::close(const char* end, const std::string& why) const {
   line.add("part", part_).add("end", end);
   if (!why.empty()) line.add("why", why);
   line.add("tried", tried_).add("failed", failed_).add("left_out", cut_);
-  say(line.add("seconds", std::chrono::duration<double>(Clock::now() - began_).count()));
+  print(line.add("seconds", std::chrono::duration<double>(Clock::now() - began_).count()));
   return end == std::string("failed") ? 1 : 0;
 }
 

@@ -33,7 +33,7 @@ class Report {
  public:
   Report(std::string part, std::chrono::milliseconds span);
 
-  void say(const Line& line) const { proxy(line.text()); }
+  void print(const Line& line) const { proxy(line.text()); }
   /// Prints an object that another process has written.
   void proxy(const std::string& object) const;
   /// Counts one check; `wrong` is empty if it passed. Only the first failures are printed.

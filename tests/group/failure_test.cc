@@ -27,17 +27,17 @@ TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
     const Status status = run(group, all_reduce_of(GetParam(), rank == 1 ? DType::kI32 : DType::kF32));
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
-    EXPECT_SAYS(status, "collective mismatch in group mismatch");
+    EXPECT_CONTAINS(status, "collective mismatch in group mismatch");
     if (status.code() == Code::kMismatch) {
-      EXPECT_SAYS(status, "with the same shapes, types and operators");
+      EXPECT_CONTAINS(status, "with the same shapes, types and operators");
     }
-    EXPECT_SAYS(status, "rank 1 (pid");
-    EXPECT_SAYS(status, "all_reduce(sum, i32");
-    EXPECT_SAYS(status, "all_reduce(sum, f32");
+    EXPECT_CONTAINS(status, "rank 1 (pid");
+    EXPECT_CONTAINS(status, "all_reduce(sum, i32");
+    EXPECT_CONTAINS(status, "all_reduce(sum, f32");
     EXPECT_TRUE(group.failed());
     const Status later = barrier(group);
     ASSERT_FALSE(later.ok()) << "the first failure stays";
-    EXPECT_SAYS(later, "mismatch");
+    EXPECT_CONTAINS(later, "mismatch");
   });
 }
 
@@ -55,8 +55,8 @@ TEST(Failure, MeetingMismatchNamesBothCalls) {
     meeting.number = 0;
     const Status status = group.execute(meeting);
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "all_reduce(sum, f32, 7 elements)");
-    EXPECT_SAYS(status, "all_reduce(max, f32, 7 elements)");
+    EXPECT_CONTAINS(status, "all_reduce(sum, f32, 7 elements)");
+    EXPECT_CONTAINS(status, "all_reduce(max, f32, 7 elements)");
   });
 }
 
@@ -70,9 +70,9 @@ TEST_P(Sizes, RootsThatDifferAreNamedSoon) {
     for (int i = 0; i < 5 && status.ok(); ++i) status = run(group, play);
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
-    EXPECT_SAYS(status, "collective mismatch in group roots");
-    EXPECT_SAYS(status, "root 0)");
-    EXPECT_SAYS(status, "root 1)");
+    EXPECT_CONTAINS(status, "collective mismatch in group roots");
+    EXPECT_CONTAINS(status, "root 0)");
+    EXPECT_CONTAINS(status, "root 1)");
   });
 }
 
@@ -95,9 +95,9 @@ TEST_P(Sizes, ATimeoutNamesWhoIsMissing) {
     --waiting;
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kTimeout || status.code() == Code::kPeerFailed) << status.what();
-    EXPECT_SAYS(status, "timed out in all_reduce");
-    EXPECT_SAYS(status, "rank 2 (pid");
-    EXPECT_SAYS(status, "rank 3 (pid");
+    EXPECT_CONTAINS(status, "timed out in all_reduce");
+    EXPECT_CONTAINS(status, "rank 2 (pid");
+    EXPECT_CONTAINS(status, "rank 3 (pid");
     EXPECT_EQ(status.what().find("waiting for rank 0"), std::string::npos) << status.what();
   });
 }
@@ -115,8 +115,8 @@ TEST_P(Sizes, AKilledRankIsNamedInUnderASecond) {
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kPeerDied || status.code() == Code::kPeerFailed) << status.what();
-    EXPECT_SAYS(status, "rank 1 (pid");
-    EXPECT_SAYS(status, "has ended");
+    EXPECT_CONTAINS(status, "rank 1 (pid");
+    EXPECT_CONTAINS(status, "has ended");
   });
   EXPECT_TRUE(endings[0].well());
   EXPECT_EQ(endings[1].signal, SIGKILL);
@@ -131,7 +131,7 @@ TEST(Failure, ARankThatExitsWithoutDestroyIsNamed) {
     if (rank == 1) _exit(3);
     const Status status = barrier(*group);
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "rank 1 (pid");
+    EXPECT_CONTAINS(status, "rank 1 (pid");
     delete group;
   });
   EXPECT_TRUE(endings[0].well());
@@ -162,25 +162,25 @@ class Queued : public Task {
 void use_in_child(Group& group) {
   const Status status = barrier(group);
   ASSERT_FALSE(status.ok());
-  EXPECT_SAYS(status, "forked");
-  EXPECT_SAYS(group.monitored_barrier(milliseconds(5000), /*name_all=*/true), "forked");
-  EXPECT_SAYS(group.fail({Code::kSystem, "in the child"}), "forked");
+  EXPECT_CONTAINS(status, "forked");
+  EXPECT_CONTAINS(group.monitored_barrier(milliseconds(5000), /*name_all=*/true), "forked");
+  EXPECT_CONTAINS(group.fail({Code::kSystem, "in the child"}), "forked");
   EXPECT_FALSE(group.failed());
   group.abort("in the child");
-  EXPECT_SAYS(group.failure(), "forked");
+  EXPECT_CONTAINS(group.failure(), "forked");
   for (const bool sends : {true, false}) {
     Bytes memory(10);
     const auto request = message(1 - group.rank(), 0, memory.data(), memory.size());
     bool finished = false;
     request->finished = [&](const Message&) { finished = true; };
     sends ? group.mailbox().send(request, Carrier::kPool) : group.mailbox().receive(request, Carrier::kPool);
-    EXPECT_SAYS(group.mailbox().wait(*request), "forked");
+    EXPECT_CONTAINS(group.mailbox().wait(*request), "forked");
     EXPECT_TRUE(finished);
   }
   const auto task = std::make_shared<Queued>(group, all_reduce_of(10));
   group.lane().submit(task);
   ASSERT_TRUE(group.lane().wait(*task, nvx::Lane::MayRun::kYes, nullptr));
-  EXPECT_SAYS(task->status(), "forked");
+  EXPECT_CONTAINS(task->status(), "forked");
   group.mailbox().settle(milliseconds(1000));
   group.mailbox().close();
   group.leave();
@@ -210,9 +210,9 @@ TEST(Failure, RankThatLeavesWhileAwaitedIsNamed) {
     const Status status = barrier(group);
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kPeerLeft);
-    EXPECT_SAYS(status, "rank 1 (pid");
-    EXPECT_SAYS(status, ", no collective in this group yet) has left group left");
-    EXPECT_SAYS(status, ": it has destroyed the group, or its process ends; this is rank 0");
+    EXPECT_CONTAINS(status, "rank 1 (pid");
+    EXPECT_CONTAINS(status, ", no collective in this group yet) has left group left");
+    EXPECT_CONTAINS(status, ": it has destroyed the group, or its process ends; this is rank 0");
     EXPECT_EQ(status.what().find("(pid"), status.what().rfind("(pid")) << "describes it twice: " << status.what();
   });
 }
@@ -274,7 +274,7 @@ TEST(Failure, AbortEndsWhatIsInFlightHereAndThere) {
     const Status status = barrier(group);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "was aborted on rank");
+    EXPECT_CONTAINS(status, "was aborted on rank");
     if (aborter.joinable()) aborter.join();
   });
 }
@@ -330,7 +330,7 @@ TEST(Failure, QueuedOperationsEndWithTheFirstFailure) {
     for (const auto& task : tasks) {
       ASSERT_TRUE(group.lane().wait(*task, nvx::Lane::MayRun::kYes, nullptr));
       EXPECT_FALSE(task->status().ok());
-      EXPECT_SAYS(task->status(), "rank 1 (pid");
+      EXPECT_CONTAINS(task->status(), "rank 1 (pid");
     }
   });
 }
@@ -370,15 +370,15 @@ TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
     std::string where = group.topology().whereabouts(0);  // the same for all ranks, because they are threads
     where.back() = ',';                                   // the last call follows
     if (rank == 0) {
-      EXPECT_SAYS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
-      EXPECT_SAYS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +
-                              " no collective in this group yet), rank 3 " + where +
-                              " no collective in this group yet). Next: see the logs of these ranks");
+      EXPECT_CONTAINS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
+      EXPECT_CONTAINS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +
+                                  " no collective in this group yet), rank 3 " + where +
+                                  " no collective in this group yet). Next: see the logs of these ranks");
       over = true;
     } else if (rank == 1) {
-      EXPECT_SAYS(status, "nvx: Rank 1 successfully reached monitoredBarrier");
-      EXPECT_SAYS(status, "; this is rank 1 in monitored_barrier of group monitored, waited 0.");
-      EXPECT_SAYS(status, " s for rank 0 " + where);
+      EXPECT_CONTAINS(status, "nvx: Rank 1 successfully reached monitoredBarrier");
+      EXPECT_CONTAINS(status, "; this is rank 1 in monitored_barrier of group monitored, waited 0.");
+      EXPECT_CONTAINS(status, " s for rank 0 " + where);
     }
     EXPECT_FALSE(group.failed());
     EXPECT_TRUE(barrier(group).ok());

@@ -12,21 +12,21 @@ part = sys.argv[1]
 how = json.loads(os.environ.get("NVX_STAND_IN", "{}")).get(part, "pass")
 
 
-def say(**fields):
+def report(**fields):
     print(json.dumps({"part": part, **fields}), flush=True)
 
 
 with open(os.environ["NVX_STAND_IN_LOG"], "a") as log:
     log.write(f"{part}\n")
-say(figure=1.5)
+report(figure=1.5)
 if how == "pass":
-    say(end="passed", tried=3, failed=0)
+    report(end="passed", tried=3, failed=0)
 elif how == "fail":
-    say(failed="all_reduce f32", why="wrong output")
-    say(end="failed", tried=3, failed=1)
+    report(failed="all_reduce f32", why="wrong output")
+    report(end="failed", tried=3, failed=1)
     sys.exit(1)
 elif how == "skip":
-    say(end="skipped", why="no such thing here")
+    report(end="skipped", why="no such thing here")
 elif how == "hang":
     child = subprocess.Popen(["sleep", "600"])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

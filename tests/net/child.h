@@ -15,19 +15,19 @@ namespace nvx::net::test {
 class Line {
  public:
   explicit Line(Fd fd) : fd_(std::move(fd)) {}
-  void say(std::span<const std::byte> bytes) {
+  void send(std::span<const std::byte> bytes) {
     ASSERT_EQ(::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t(bytes.size()));
   }
-  void say(uint64_t number) { say(std::as_bytes(std::span(&number, 1))); }
-  std::vector<std::byte> hear() {
+  void send(uint64_t number) { send(std::as_bytes(std::span(&number, 1))); }
+  std::vector<std::byte> receive() {
     std::vector<std::byte> bytes(1 << 16);
     const ssize_t got = recv(fd_.get(), bytes.data(), bytes.size(), 0);
     bytes.resize(got > 0 ? size_t(got) : 0);
     return bytes;
   }
-  uint64_t hear_number() {
+  uint64_t receive_number() {
     uint64_t number = ~uint64_t(0);
-    const std::vector<std::byte> bytes = hear();
+    const std::vector<std::byte> bytes = receive();
     if (bytes.size() == sizeof number) std::memcpy(&number, bytes.data(), sizeof number);
     return number;
   }
@@ -49,8 +49,8 @@ class Child {
       ::close(fds[0]);
       Line mine{Fd(fds[1])};
       End end(open_link(link));
-      mine.say(end.link->address());
-      end.link->add(mine.hear());
+      mine.send(end.link->address());
+      end.link->add(mine.receive());
       life(end, mine);
       end.link->close();
       _exit(testing::Test::HasFailure());
@@ -75,8 +75,8 @@ class Child {
   }
   /// Exchanges addresses with this end.
   PeerId meet(End& end) {
-    const PeerId peer = end.link->add(line.hear());
-    line.say(end.link->address());
+    const PeerId peer = end.link->add(line.receive());
+    line.send(end.link->address());
     return peer;
   }
 

@@ -80,12 +80,12 @@ TEST_P(Processes, CarriesMessagesBetweenProcesses) {
     EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 3; }));
     for (const Diary::Message& message : end.diary.messages) end.send(0, message.body.size(), 9);
     EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
-    line.hear();
+    line.receive();
   });
   for (const size_t bytes : {8, 100'000, 5'000'000}) end->send(peer, bytes, 1);
   EXPECT_TRUE(drive(*end, [&] { return end->diary.messages.size() == 3 && end->all_done_once(); }));
   EXPECT_EQ(end->diary.failures, 0u);
-  child->line.say(1);
+  child->line.send(1);
   EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->diary.losses[peer] == 1; }));
   EXPECT_EQ(child->wait_for_end(), 0);
 }
@@ -125,11 +125,11 @@ TEST_P(Processes, LosesAPeerThatIsKilledBeforeAnythingWasSentToIt) {
   begin([](End& end, Line& line) {
     end.send(0, 10);
     EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
-    line.say(1);
+    line.send(1);
     live_on(end, line);
   });
   ASSERT_TRUE(drive(*end, [&] { return end->diary.messages.size() == 1; }));
-  child->line.hear();
+  child->line.receive();
   drive_for(milliseconds(50), {end->link.get()});
   child->send_signal(SIGKILL);
   EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->diary.losses[peer] == 1; }));
@@ -175,15 +175,15 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
     // As many descriptors as at the beginning, after its peer has come and gone many times.
     EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() >= 20; }));
     const size_t before = open_descriptors();
-    line.say(1);
+    line.send(1);
     EXPECT_TRUE(drive(end, std::chrono::seconds(60), [&] { return end.diary.messages.size() == 1020; }));
     EXPECT_TRUE(drive(end, [&] { return open_descriptors() <= before + 4; })) << open_descriptors() << " " << before;
-    line.hear();
+    line.receive();
   };
   Child child(GetParam(), count_them);
   End end(open());
-  const std::vector<std::byte> address = child.line.hear();
-  child.line.say(end.link->address());
+  const std::vector<std::byte> address = child.line.receive();
+  child.line.send(end.link->address());
   const auto come_and_go = [&](uint32_t times) {
     for (uint32_t i = 0; i < times; ++i) {
       const PeerId peer = end.link->add(address);
@@ -195,7 +195,7 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
     }
   };
   come_and_go(20);
-  child.line.hear();
+  child.line.receive();
   const auto settled = [&](size_t at_most) { return drive(end, [&] { return open_descriptors() <= at_most; }); };
   drive_for(milliseconds(500), {end.link.get()});
   const size_t before = open_descriptors(), resident = resident_bytes();
@@ -207,7 +207,7 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
     EXPECT_LT(grown / 1000, 4096u);
   }
   EXPECT_EQ(end.diary.failures, 0u);
-  child.line.say(1);
+  child.line.send(1);
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 
@@ -219,14 +219,14 @@ TEST_P(Processes, APeerCostsLittle) {
     std::vector<Link*> links = {first.link.get()};
     for (size_t i = 1; i < kPeers; ++i) {
       links.push_back(others.emplace_back(open()).link.get());
-      line.say(links.back()->address());
+      line.send(links.back()->address());
     }
-    line.say(1);
+    line.send(1);
     drive_for(std::chrono::seconds(60), links);
   });
   std::vector<PeerId> peers = {peer};
-  while (peers.size() < kPeers) peers.push_back(end->link->add(child->line.hear()));
-  child->line.hear();
+  while (peers.size() < kPeers) peers.push_back(end->link->add(child->line.receive()));
+  child->line.receive();
   const auto reach = [&](size_t from, size_t to) {
     for (size_t i = from; i < to; ++i) end->send(peers[i], 100);
     EXPECT_TRUE(drive(*end, std::chrono::seconds(30), [&] { return end->all_done_once(); }));

@@ -112,5 +112,5 @@ inline std::string set_up_error(Store& store, const GroupOptions& options) {
 
 }  // namespace nvx::test
 
-#define EXPECT_SAYS(status, text) \
+#define EXPECT_CONTAINS(status, text) \
   EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()

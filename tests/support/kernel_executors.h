@@ -183,7 +183,7 @@ class DeviceWorld {
     return std::make_unique<KernelExecutor>(*process(rank).registry, bootstrap, options, launcher(rank),
                                             launcher(rank));
   }
-  void say_goodbye() { ++*gone_; }
+  void leave() { ++*gone_; }
 
  private:
   const Shape shape_;
@@ -199,7 +199,7 @@ struct DeviceRank {
       : world(of), rank(number), executor(std::move(with)) {}
   ~DeviceRank() {
     executor.reset();
-    world.say_goodbye();
+    world.leave();
   }
 
   Status launch(std::vector<Operation>& operations, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {

@@ -310,7 +310,7 @@ class LoopbackNet::EndLink final : public Link {
   std::string describe() const override { return "loopback"; }
 
  private:
-  bool tell();
+  bool report();
   void deliver(Message message);
   const std::byte* fetch(Message& message);
 
@@ -383,7 +383,7 @@ bool LoopbackNet::EndLink::progress() {
     ++end.calls;
     before = shared_.messages;
   }
-  bool moved = tell();
+  bool moved = report();
   for (;;) {
     std::optional<Message> message;
     {
@@ -399,7 +399,7 @@ bool LoopbackNet::EndLink::progress() {
   }
 }
 
-bool LoopbackNet::EndLink::tell() {
+bool LoopbackNet::EndLink::report() {
   std::deque<Event> events;
   {
     MutexLock lock(shared_.mutex);

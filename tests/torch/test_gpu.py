@@ -26,7 +26,7 @@ def run(case, kernels=True):
     here.synchronize()
     dist.all_reduce(torch.ones(1, device=here.device))
     assert (nvx.pool_stats() is not None) == kernels, "CUDA tensors went through host memory: NVX_DEBUG=info tells why"
-    return here.told
+    return here.reported
 
 
 def of(cases):
@@ -82,4 +82,4 @@ def test_between_hosts(rank, world, name):
         return [{"left_out_part": "between hosts", "why": network["none"]}]
     here = Rank(torch.device("cuda", torch.cuda.current_device()))
     RELAY[name](here)
-    return here.told
+    return here.reported

@@ -293,8 +293,8 @@ def test_breach_names_waits_and_allocations_of_calls():
 
 
 @on_ranks(3)
-def test_hear_returns_the_words_of_all_ranks(rank, world):
-    told = rank_here().hear({"rank": rank, "text": "\u00fc" * 100 * rank, "pair": (1.5, None)})
+def test_all_gather_returns_the_values_of_all_ranks(rank, world):
+    told = rank_here().all_gather({"rank": rank, "text": "\u00fc" * 100 * rank, "pair": (1.5, None)})
     assert told == [{"rank": r, "text": "\u00fc" * 100 * r, "pair": [1.5, None]} for r in range(world)]
 
 

@@ -23,7 +23,7 @@ def runs(group):
     device = torch.device(group._device_types[0])
     backend = group._get_backend(device)
     return getattr(backend, "wrapped_pg", backend).name()
-def tell(**facts):
+def report(**facts):
     print(json.dumps(facts), flush=True)
 """
 
@@ -88,7 +88,7 @@ told["by class"] = own.name()
 import nvx
 told["served"] = nvx.stand_in.served()
 dist.destroy_process_group()
-tell(**told)
+report(**told)
 """
 
 
@@ -111,7 +111,7 @@ init("gloo")
 x = torch.ones(1)
 dist.all_reduce(x)
 wrapper = dist.group.WORLD._get_backend(torch.device("cpu"))
-tell(sum=x.item(), wrapper=type(wrapper).__name__, runs=wrapper.wrapped_pg.name())
+report(sum=x.item(), wrapper=type(wrapper).__name__, runs=wrapper.wrapped_pg.name())
 dist.destroy_process_group()
 """
     for ended in launch(code, *[{"NVX_AS": "gloo", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}] * 2):
@@ -126,7 +126,7 @@ rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world, rpc_backend_options=o
 value = rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), rank)).tolist()
 rpc.shutdown()
 import nvx
-tell(value=value, served=nvx.stand_in.served()[1])
+report(value=value, served=nvx.stand_in.served()[1])
 """
     told = [ended.told for ended in launch(code, *[{"NVX_AS": "gloo"}] * 2)]
     assert told == [{"value": [1.0, 1.0], "served": 0}, {"value": [2.0, 2.0], "served": 0}]
@@ -142,7 +142,7 @@ nvx.serve_as("gloo", "nccl")
 init({asked!r})
 x = torch.ones(1)
 dist.all_reduce(x)
-tell(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
+report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
 dist.destroy_process_group()
 """
     for ended in launch(code, {}, {}):
@@ -155,7 +155,7 @@ def test_the_device_of_gloo_comes_first(launch):
 import nvx
 torch.version.cuda = "13.0"
 nvx.serve_as("gloo", "nccl")
-tell(actual=[nvx.stand_in.translate(asked) for asked in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl")])
+report(actual=[nvx.stand_in.translate(asked) for asked in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl")])
 """
     assert launch(code, {})[0].told == {"actual": ["cpu:nvx,cuda:nvx", "cpu:nvx,cuda:nvx", "cuda:nvx"]}
 
@@ -167,7 +167,7 @@ nvx.serve_as("gloo")
 init("gloo")
 x = torch.ones(1)
 dist.all_reduce(x)
-tell(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
+report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
 dist.destroy_process_group()
 """
     for ended in launch(code, {}, {}):
@@ -178,7 +178,7 @@ def test_without_it_torch_is_as_it_was(launch):
     code = """
 from torch.distributed import distributed_c10d as c10d
 init("gloo")
-tell(runs=runs(dist.group.WORLD), patched=hasattr(c10d._new_process_group_helper, "__wrapped__"))
+report(runs=runs(dist.group.WORLD), patched=hasattr(c10d._new_process_group_helper, "__wrapped__"))
 """
     assert launch(code, {})[0].told == {"runs": "gloo", "patched": False}
 
@@ -192,7 +192,7 @@ began = time.monotonic()
 try:
     init("gloo", timeout=datetime.timedelta(seconds=60))
 except Exception as error:
-    tell(seconds=time.monotonic() - began, error=str(error))
+    report(seconds=time.monotonic() - began, error=str(error))
 """
     environments = [{"NVX_AS": "gloo"} if rank == served else {} for rank in range(2)]
     told = [ended.told for ended in launch(code, *environments)]
@@ -207,7 +207,7 @@ def test_ranks_that_are_missing_are_named(launch):
 try:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=1, world_size=4, timeout=datetime.timedelta(seconds=1))
 except dist.DistBackendError as error:
-    tell(error=str(error))
+    report(error=str(error))
 """
     error = launch(code, {"NVX_AS": "gloo"})[0].told["error"]
     assert re.search(r"timed out after 1\.\d+ s, waiting for the ranks of group 0: ranks 0, 2, 3 have", error), error
@@ -224,7 +224,7 @@ began = time.monotonic()
 try:
     init("gloo", timeout=datetime.timedelta(seconds=20))
 except dist.DistBackendError as error:
-    tell(seconds=time.monotonic() - began, error=str(error))
+    report(seconds=time.monotonic() - began, error=str(error))
 """
     for one in launch(code, *[{"NVX_AS": "gloo"}] * 3)[:2]:
         assert re.search(r"rank 2 \(pid \d+, host .*\) has ended \(signal 9\)", one.told["error"])
@@ -236,7 +236,7 @@ def test_missing_ranks_are_logged_from_time_to_time(launch):
 try:
     init("gloo", timeout=datetime.timedelta(seconds=11))
 except dist.DistBackendError as error:
-    tell(error=str(error))
+    report(error=str(error))
 """
     ended = launch(code, {"NVX_AS": "gloo", "WORLD_SIZE": "2"})[0]
     assert "rank 1 has not joined" in ended.told["error"]
@@ -244,7 +244,7 @@ except dist.DistBackendError as error:
 
 
 def test_names_that_nvx_cannot_serve(launch):
-    ended = launch("tell(alive=True)", {"NVX_AS": "gloo,mpi"})[0]
+    ended = launch("report(alive=True)", {"NVX_AS": "gloo,mpi"})[0]
     assert ended.told == {"alive": True}
     assert re.search("NVX_AS: nvx can serve gloo( and nccl)?, not mpi", ended.errors)
     code = """
@@ -252,7 +252,7 @@ import nvx
 try:
     nvx.serve_as("mpi")
 except ValueError as error:
-    tell(error=str(error))
+    report(error=str(error))
 """
     assert "'mpi'" in launch(code, {})[0].told["error"]
 
@@ -264,7 +264,7 @@ try:
     told = nvx.torchft.ProcessGroupNVX.__name__
 except ModuleNotFoundError as error:
     told = error.name
-tell(told=told)
+report(told=told)
 """
     assert launch(code, {})[0].told["told"] in ("ProcessGroupNVX", "torchft")
 
@@ -272,7 +272,7 @@ tell(told=told)
 def test_nccl_needs_a_torch_with_cuda(launch):
     code = """
 import nvx
-tell(served=nvx.stand_in.served()[0], cuda=torch.version.cuda)
+report(served=nvx.stand_in.served()[0], cuda=torch.version.cuda)
 """
     ended = launch(code, {"NVX_AS": "gloo,nccl"})[0]
     with_cuda = bool(ended.told["cuda"])
@@ -299,7 +299,7 @@ again(0)
 nvx.serve_as("gloo")
 for late in (0, 1, 0):  # a late rank has the address that gloo gave it, or none
     again(late)
-tell(run=run, sums=sums)
+report(run=run, sums=sums)
 """
 
 
@@ -329,7 +329,7 @@ nvx.serve_as("gloo")
 make(3)
 x = torch.ones(1)
 dist.all_reduce(x)
-tell(sum=x.item(), runs=runs(dist.group.WORLD))
+report(sum=x.item(), runs=runs(dist.group.WORLD))
 """
     assert all(ended.told == {"sum": 3.0, "runs": "nvx"} for ended in launch(code, {}, {}, {}))
 
@@ -348,7 +348,7 @@ while not dist.is_initialized():
         failed.touch()
 x = torch.ones(1)
 dist.all_reduce(x)
-tell(sum=x.item(), runs=runs(dist.group.WORLD), errors=errors)
+report(sum=x.item(), runs=runs(dist.group.WORLD), errors=errors)
 dist.destroy_process_group()
 """
     told = [ended.told for ended in launch(code, *[{"NVX_AS": "gloo"}] * 2)]
@@ -373,7 +373,7 @@ def limit(seconds):
 try:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=1, world_size=30, {argument})
 except dist.DistBackendError as error:
-    tell(error=str(error))
+    report(error=str(error))
 """
     error = launch(code, {"NVX_AS": "gloo", **environment})[0].told["error"]
     waited = re.search(r"timed out after ([\d.]+) s, waiting for the ranks of group 0: ranks 0, 2, 3", error)
@@ -387,7 +387,7 @@ with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     init("gloo", timeout=datetime.timedelta(seconds=77), pg_options=dist.ProcessGroupGloo._Options())
 seconds = nvx._backend(dist.group.WORLD).options._timeout.total_seconds()
-tell(seconds=seconds, said=[str(one.message) for one in told])
+report(seconds=seconds, said=[str(one.message) for one in told])
 """
     told = launch(code, {"NVX_AS": "gloo"})[0].told
     assert told["seconds"] == 77

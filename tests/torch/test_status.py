@@ -46,7 +46,7 @@ class Job:
     def pid(self, rank):
         return self.ranks[rank].pid
 
-    def tell(self, rank, line):
+    def send(self, rank, line):
         self.ranks[rank].stdin.write(line + "\n")
         self.ranks[rank].stdin.flush()
 
@@ -55,7 +55,7 @@ class Job:
 
     def both(self, line):
         for rank in range(2):
-            self.tell(rank, line)
+            self.send(rank, line)
         self.done()
 
     def done(self):
@@ -118,7 +118,7 @@ def test_an_idle_rank_shows_its_last_call_and_totals(job):
 
 def test_a_rank_that_never_calls_is_named(job, capsys):
     number = job.group(0)["issued"] + 1
-    job.tell(0, "dist.all_reduce(tensor)")
+    job.send(0, "dist.all_reduce(tensor)")
     until(lambda: job.group(0)["waits_for"] == 1)
     group = job.group(0)
     assert (group["call"]["number"], group["call"]["call"]) == (number, "all_reduce(sum, f32, 4 elements)")
@@ -138,7 +138,7 @@ def test_a_rank_that_never_calls_is_named(job, capsys):
     assert (printed["schema"], printed["ranks"][0]["groups"][0]["waits_for"]) == (status.SCHEMA, 1)
     assert status.main([str(job.pid(0))]) == 0
     assert "rank 1 is waited for, and is not shown: leave out the PID, or use --hosts\n" in capsys.readouterr().out
-    job.tell(1, "dist.all_reduce(tensor)")
+    job.send(1, "dist.all_reduce(tensor)")
     job.done()
     assert job.group(0)["totals"]["all_reduce"]["seconds"] > 0.1
     (late,) = job.group(0)["waited_for"]
@@ -178,7 +178,7 @@ esac
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(status, "ANSWER_S", 15)
     try:
-        job.tell(0, "dist.all_reduce(tensor)")
+        job.send(0, "dist.all_reduce(tensor)")
         until(lambda: job.group(0)["waits_for"] == 1)
         assert status.main(["--hosts", "a,b,c,d"]) == 0
         shown = capsys.readouterr().out
@@ -201,11 +201,11 @@ esac
 
 
 def test_a_receive_without_a_send_is_shown(job):
-    job.tell(0, "dist.recv(tensor, 1)")
+    job.send(0, "dist.recv(tensor, 1)")
     until(lambda: job.group(0)["messages"])
     assert job.group(0)["messages"]["oldest"] == "recv(f32, 4 elements, from rank 1)"
     assert "recv(f32, 4 elements, from rank 1)" in job.text()
-    job.tell(1, "dist.send(tensor, 0)")
+    job.send(1, "dist.send(tensor, 0)")
     job.done()
     assert job.group(0)["messages"] is None
     assert job.group(0)["totals"]["recv"] | {"seconds": 0} == {"calls": 1, "bytes": 16, "seconds": 0}
@@ -215,7 +215,7 @@ def test_a_rank_at_full_speed_is_read_without_a_tear(job):
     first = job.group(0)["issued"]
     for rank in range(2):
         sums = "dist.all_reduce(tensor); dist.all_reduce(tensor.double(), dist.ReduceOp.MAX)"
-        job.tell(rank, f"for _ in range(4000): {sums}")
+        job.send(rank, f"for _ in range(4000): {sums}")
     kinds = ("all_reduce(max, f64, 4 elements)", "all_reduce(sum, f32, 4 elements)")
     for _ in range(50):
         group = job.group(0)

@@ -21,7 +21,7 @@ constexpr int kAllTrials = int(kTrialEpochs + kMulticastTrialEpochs);
 
 DeviceWorld::Shape shape(int ranks) { return {.ranks = ranks, .processes = true, .arena = 24 * M}; }
 
-void ask_for_it(ChannelOptions& options) {
+void request_it(ChannelOptions& options) {
   options.multicast_bytes = 2 * M;
   options.tuning.set(Tune::kOneShot, 1000);
 }
@@ -180,7 +180,7 @@ TEST(DeviceNvls, PartsReturnToTheArena) {
           expect_right_sum(one);
         },
         [](ChannelOptions& options) {
-          ask_for_it(options);
+          request_it(options);
           options.peers_gone = [] { return true; };  // with this rank's last sum, their kernels have read all parts
         });
   }

@@ -19,8 +19,8 @@ namespace {
 using std::chrono::milliseconds;
 
 /// Ranks meet through a store and one of them fails: each must report that rank's reason.
-void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
-             const std::function<void(DeviceWorld&)>& hinder) {
+void all_report(const std::string& reason, const DeviceWorld::Shape& shape,
+                const std::function<void(DeviceWorld&)>& hinder) {
   DeviceWorld world(shape);
   hinder(world);
   MemoryStore store;
@@ -45,15 +45,15 @@ void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
 
 TEST(DeviceSetup, AllRanksReportTheReasonOfOneRank) {
   const DeviceWorld::Shape processes{.ranks = 3, .processes = true};
-  all_say("this build has no CUDA", processes, [](DeviceWorld& world) {
+  all_report("this build has no CUDA", processes, [](DeviceWorld& world) {
     world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
   });
-  all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
-  all_say("querying the GPU's UUID", {.ranks = 3, .processes = true, .timeout = milliseconds(300)},
-          [](DeviceWorld& world) {
-            with_executors(world, [](DeviceRank&) {});  // later groups do not probe
-            world.process(1).driver->block("describe");
-          });
+  all_report("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
+  all_report("querying the GPU's UUID", {.ranks = 3, .processes = true, .timeout = milliseconds(300)},
+             [](DeviceWorld& world) {
+               with_executors(world, [](DeviceRank&) {});  // later groups do not probe
+               world.process(1).driver->block("describe");
+             });
 }
 
 TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
@@ -397,7 +397,7 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   const std::string books = world.process(0).driver->open_books();
   const size_t used = world.arena(0).used();
   executor.reset();
-  world.say_goodbye();
+  world.leave();
   FakeDriver& driver = *world.process(0).driver;  // a thread of its own gives the copy's queue back
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver.open_books() == books; })) << driver.open_books();
   world.arena(0).free(world.arena(0).allocate(1));

@@ -51,8 +51,8 @@ TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
       const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 4));
       ASSERT_FALSE(status.ok());
       EXPECT_TRUE(status.code() == Code::kPeerDied || status.code() == Code::kPeerFailed) << status.what();
-      EXPECT_SAYS(status, "rank 3 (pid");
-      EXPECT_SAYS(status, "host2");
+      EXPECT_CONTAINS(status, "rank 3 (pid");
+      EXPECT_CONTAINS(status, "host2");
     }
     ++over;
   });
@@ -75,7 +75,7 @@ TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
       const Within time(milliseconds(3000));
       const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 2));
       ASSERT_FALSE(status.ok());
-      EXPECT_SAYS(status, rank == 0 ? "rank 1 (pid" : "rank 0 (pid");
+      EXPECT_CONTAINS(status, rank == 0 ? "rank 1 (pid" : "rank 0 (pid");
     }
     Group group(again, hosts.options("again", rank));
     EXPECT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 2)), "");
@@ -92,11 +92,11 @@ TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
     const Status status = run(group, play);
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
-    EXPECT_SAYS(status, "collective mismatch in group mismatch");
-    EXPECT_SAYS(status, "all_reduce(sum, i32");
-    EXPECT_SAYS(status, "all_reduce(max, i32");
-    EXPECT_SAYS(status, "host0");
-    EXPECT_SAYS(status, "host1");
+    EXPECT_CONTAINS(status, "collective mismatch in group mismatch");
+    EXPECT_CONTAINS(status, "all_reduce(sum, i32");
+    EXPECT_CONTAINS(status, "all_reduce(max, i32");
+    EXPECT_CONTAINS(status, "host0");
+    EXPECT_CONTAINS(status, "host1");
   });
 }
 
@@ -108,10 +108,10 @@ TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
     Status status = run(group, play_of(Collective::kBroadcast, GetParam(), 2, rank));
     if (status.ok()) status = barrier(group);
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "collective mismatch");
-    EXPECT_SAYS(status, "root 0)");
-    EXPECT_SAYS(status, "root 1)");
-    EXPECT_SAYS(status, "): their roots differ");
+    EXPECT_CONTAINS(status, "collective mismatch");
+    EXPECT_CONTAINS(status, "root 0)");
+    EXPECT_CONTAINS(status, "root 1)");
+    EXPECT_CONTAINS(status, "): their roots differ");
   });
 }
 
@@ -122,9 +122,9 @@ TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
     const Collective mine = rank < 2 ? Collective::kReduceScatter : Collective::kAllGather;
     Status status = run(group, play_of(mine, GetParam(), 4));
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "collective mismatch");
-    EXPECT_SAYS(status, "reduce_scatter(");
-    EXPECT_SAYS(status, "all_gather(");
+    EXPECT_CONTAINS(status, "collective mismatch");
+    EXPECT_CONTAINS(status, "reduce_scatter(");
+    EXPECT_CONTAINS(status, "all_gather(");
   });
 }
 
@@ -139,7 +139,7 @@ TEST_P(FarSizes, ACallThatARankOfTheSameHostHasSkippedIsAMismatch) {
     EXPECT_TRUE(rank != 1 || !status.ok());
     if (status.ok()) status = barrier(group);
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "collective mismatch");
+    EXPECT_CONTAINS(status, "collective mismatch");
   });
 }
 
@@ -154,8 +154,8 @@ TEST_P(FarSizes, OtherSplitSizesAreReportedPairByPair) {
       Status status = run(group, play);
       if (status.ok()) status = barrier(group);
       ASSERT_FALSE(status.ok()) << describe(play);
-      EXPECT_SAYS(status, std::to_string(GetParam() * 4) + " bytes");
-      EXPECT_SAYS(status, std::to_string(GetParam() * 4 + 4) + " bytes");
+      EXPECT_CONTAINS(status, std::to_string(GetParam() * 4) + " bytes");
+      EXPECT_CONTAINS(status, std::to_string(GetParam() * 4 + 4) + " bytes");
     });
   }
 }
@@ -168,8 +168,8 @@ TEST_P(FarSizes, RankThatLeavesWhileAwaitedIsNamed) {
     const Within time(milliseconds(4000));
     const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 3));
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "rank 0 (pid");
-    EXPECT_SAYS(status, "destroyed");
+    EXPECT_CONTAINS(status, "rank 0 (pid");
+    EXPECT_CONTAINS(status, "destroyed");
   });
 }
 
@@ -199,8 +199,8 @@ TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
       const Within time(milliseconds(2200));
       const Status status = run(group, play_of(Collective::kAllReduce, 100'000, 6));
       ASSERT_FALSE(status.ok());
-      EXPECT_SAYS(status, "was aborted on rank 1");
-      EXPECT_SAYS(status, "because the test says so");
+      EXPECT_CONTAINS(status, "was aborted on rank 1");
+      EXPECT_CONTAINS(status, "because the test says so");
     }
     ++over;
   });
@@ -225,7 +225,7 @@ TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
       const Within time(milliseconds(2200));
       const Status status = barrier(group);
       ASSERT_FALSE(status.ok());
-      EXPECT_SAYS(status, "was aborted on rank 0");
+      EXPECT_CONTAINS(status, "was aborted on rank 0");
     }
     over = true;
   });
@@ -245,9 +245,9 @@ TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
       const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 4));
       ASSERT_FALSE(status.ok());
       EXPECT_TRUE(status.code() == Code::kTimeout || status.code() == Code::kPeerFailed) << status.what();
-      EXPECT_SAYS(status, "timed out in all_reduce");
-      EXPECT_SAYS(status, "rank 3 (pid");
-      EXPECT_SAYS(status, "host2");
+      EXPECT_CONTAINS(status, "timed out in all_reduce");
+      EXPECT_CONTAINS(status, "rank 3 (pid");
+      EXPECT_CONTAINS(status, "host2");
     }
     --waiting;
   });
@@ -268,11 +268,11 @@ TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
     const Status status = run(group, play_of(Collective::kAllReduce, 10, 3));
     --waiting;
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "timed out in all_reduce");
-    EXPECT_SAYS(status, "which has called it too: see its log for the rank that it waits for");
+    EXPECT_CONTAINS(status, "timed out in all_reduce");
+    EXPECT_CONTAINS(status, "which has called it too: see its log for the rank that it waits for");
     if (rank == 1) {
-      EXPECT_SAYS(status, "reported by rank 0");
-      EXPECT_SAYS(status, " s for rank 2 (pid");
+      EXPECT_CONTAINS(status, "reported by rank 0");
+      EXPECT_CONTAINS(status, " s for rank 2 (pid");
     }
   });
 }
@@ -289,8 +289,8 @@ TEST(HierarchicalFailure, SilenceIsLossAfterAWhile) {
     EXPECT_GT(Clock::now() - began, milliseconds(1400));
     EXPECT_LT(Clock::now() - began, milliseconds(4000));
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, rank == 0 ? "rank 1 (pid" : "rank 0 (pid");
-    EXPECT_SAYS(status, "no sign of life");
+    EXPECT_CONTAINS(status, rank == 0 ? "rank 1 (pid" : "rank 0 (pid");
+    EXPECT_CONTAINS(status, "no sign of life");
   });
 }
 
@@ -317,10 +317,11 @@ TEST(HierarchicalFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
     const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 300 : 600), /*name_all=*/true);
     EXPECT_FALSE(status.ok());
     if (rank == 0) {
-      EXPECT_SAYS(status, "Ranks 1, 3 failed to pass monitoredBarrier");
+      EXPECT_CONTAINS(status, "Ranks 1, 3 failed to pass monitoredBarrier");
       std::string near = group.topology().describe(1);  // its last call is known, since it is of this host
       near.pop_back();
-      EXPECT_SAYS(status, "waited for " + near + ", no collective in this group yet), " + group.topology().describe(3));
+      EXPECT_CONTAINS(status,
+                      "waited for " + near + ", no collective in this group yet), " + group.topology().describe(3));
       over = true;
     }
     EXPECT_FALSE(group.failed());

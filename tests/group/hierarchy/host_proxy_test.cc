@@ -126,7 +126,7 @@ class PlayedHostProxy final : public HostProxy {
       case Collective::kReduce:
       case Collective::kReduceScatter: return sum(step);
       case Collective::kBroadcast:
-      case Collective::kAllGather: return tell(step);
+      case Collective::kAllGather: return gather(step);
       default: return move(step);
     }
   }
@@ -169,15 +169,15 @@ class PlayedHostProxy final : public HostProxy {
     std::memcpy(step.out, result.data(), result.size());
     down_ += result.size();
   }
-  void tell(const Operation& step) {
+  void gather(const Operation& step) {
     together(step, [&] {
       for (size_t s = 0; s < host_.steps.size(); ++s) {
         const Operation& there = *host_.steps[s];
         EXPECT_EQ(there.recv[s].bytes, step.recv[s].bytes);
         EXPECT_EQ(nvx::describe(there.fingerprint()), nvx::describe(step.fingerprint()));
-        const bool tells = step.collective == Collective::kAllGather || int(s) == step.root;
+        const bool sends = step.collective == Collective::kAllGather || int(s) == step.root;
         const bool in_place = step.recv[s].data == there.in;  // the other ranks read it now
-        if (tells && step.recv[s].bytes != 0 && !in_place) std::memcpy(step.recv[s].data, there.in, step.recv[s].bytes);
+        if (sends && step.recv[s].bytes != 0 && !in_place) std::memcpy(step.recv[s].data, there.in, step.recv[s].bytes);
       }
     });
   }

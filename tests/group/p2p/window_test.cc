@@ -222,8 +222,8 @@ TEST(WindowFailure, AWaitThatIsTooLongNamesThePeer) {
     const Status status = place.wait_signal(1, milliseconds(150));
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kTimeout);
-    EXPECT_SAYS(status, "wait_signal(from rank 1)");
-    EXPECT_SAYS(status, "rank 1 (pid");
+    EXPECT_CONTAINS(status, "wait_signal(from rank 1)");
+    EXPECT_CONTAINS(status, "rank 1 (pid");
     over = true;
   });
 }
@@ -244,8 +244,8 @@ TEST(WindowFailure, AKilledPeerIsNamed) {
     const Status status = place.wait_signal(1);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
     ASSERT_FALSE(status.ok());
-    EXPECT_SAYS(status, "rank 1 (pid");
-    EXPECT_SAYS(status, "has ended");
+    EXPECT_CONTAINS(status, "rank 1 (pid");
+    EXPECT_CONTAINS(status, "has ended");
   });
   EXPECT_TRUE(endings[0].well());
   EXPECT_EQ(endings[1].signal, SIGKILL);
@@ -281,7 +281,7 @@ void leaves_behind(const std::function<GroupOptions(int)>& options_of) {
     const Status status = place->wait_signal(1);
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.what();
-    EXPECT_SAYS(status, "rank 1");
+    EXPECT_CONTAINS(status, "rank 1");
   });
 }
 
@@ -383,7 +383,7 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
       }
       const Status status = place.wait_signal(1 - rank);
       ASSERT_FALSE(status.ok());
-      EXPECT_SAYS(status, "writes outside the window");
+      EXPECT_CONTAINS(status, "writes outside the window");
       EXPECT_TRUE(place.memory == Bytes(100));
     });
   }

@@ -42,13 +42,13 @@ TEST(DriverLibrary, AnotherLibraryIsNone) {
   }
 }
 
-int ask(const char* name) {
+int query(const char* name) {
   void* handle = dlopen(NVX_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
   return reinterpret_cast<int (*)()>(dlsym(handle, name))();
 }
 
 TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
-  ask("fake_hold");
+  query("fake_hold");
   try {
     (void)driver_library(NVX_FAKE_CUDA, std::chrono::milliseconds(50));
     ADD_FAILURE();
@@ -56,7 +56,7 @@ TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
     EXPECT_EQ(error.code(), Code::kTimeout);
     EXPECT_STREQ(error.what(), "nvx: cuInit of the NVIDIA driver did not return within 50 ms");
   }
-  ask("fake_let_go");
+  query("fake_let_go");
   (void)driver_library(NVX_FAKE_CUDA);
 }
 
@@ -112,7 +112,7 @@ TEST(DriverLibrary, EachKindGoesThrough) {
       EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
     }
   }
-  EXPECT_EQ(ask("fake_depth"), 0) << "each call leaves the thread's contexts as they were";
+  EXPECT_EQ(query("fake_depth"), 0) << "each call leaves the thread's contexts as they were";
   EXPECT_FALSE(probe_share_kinds(driver, 0).has(ShareKind::kFabric));
   EXPECT_GT(measure_pair(driver, 0, 1, Deadline::after(std::chrono::milliseconds(60'000))).gb_s, 0);
 }
@@ -121,25 +121,25 @@ TEST(DriverLibrary, EachKindGoesThrough) {
 TEST(DriverLibrary, NetworkCardsCanAccessMemoryOfAGpuThatAllowsIt) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
   constexpr size_t kBytes = 4 << 20;
-  const int before = ask("fake_for_rdma");
+  const int before = query("fake_for_rdma");
   (void)DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);
-  EXPECT_EQ(ask("fake_for_rdma"), before + 1);
+  EXPECT_EQ(query("fake_for_rdma"), before + 1);
   (void)DeviceRegion::make(driver, 1, ShareKind::kFd, kBytes);
-  EXPECT_EQ(ask("fake_for_rdma"), before + 1);
+  EXPECT_EQ(query("fake_for_rdma"), before + 1);
 }
 
 /// Kernels that run see what network cards have written after a call in the device's context.
 TEST(DriverLibrary, FlushesWritesOfNetworkCards) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
-  (void)ask("fake_flushes");
+  (void)query("fake_flushes");
   for (const int device : {0, 1}) {
     DeviceFacts facts;
     ASSERT_EQ(driver->describe(device, &facts), 0);
     EXPECT_EQ(facts.flushes_rdma, device == 0) << "the bit for streams is another one";
   }
   EXPECT_EQ(driver->flush_rdma(0), 0);
-  EXPECT_EQ(ask("fake_flushes"), 1);
-  EXPECT_EQ(ask("fake_depth"), 0);
+  EXPECT_EQ(query("fake_flushes"), 1);
+  EXPECT_EQ(query("fake_depth"), 0);
 }
 
 TEST(DriverLibrary, MulticastGoesThroughWhereTheGpuHasIt) {
@@ -147,7 +147,7 @@ TEST(DriverLibrary, MulticastGoesThroughWhereTheGpuHasIt) {
   constexpr size_t kGranule = 2 << 20;
   size_t granularity = 0;
   EXPECT_EQ(driver->multicast_granularity(0, ShareKind::kFd, 2, &granularity), cuda::kNotSupported);
-  ask("fake_let_multicast");
+  query("fake_let_multicast");
   EXPECT_EQ(driver->multicast_granularity(1, ShareKind::kFd, 2, &granularity), cuda::kNotSupported);
   ASSERT_EQ(driver->multicast_granularity(0, ShareKind::kFd, 2, &granularity), 0);
   EXPECT_EQ(granularity, kGranule);
@@ -160,11 +160,11 @@ TEST(DriverLibrary, MulticastGoesThroughWhereTheGpuHasIt) {
   EXPECT_NE(driver->bind_multicast(object, 0, memory->memory(), 2 * kGranule, kGranule), 0) << "beyond its end";
   EXPECT_EQ(driver->unbind_multicast(object, 0, kGranule), 0);
   EXPECT_EQ(driver->release(object), 0);
-  EXPECT_EQ(ask("fake_depth"), 0);
+  EXPECT_EQ(query("fake_depth"), 0);
 }
 
 TEST(DriverLibrary, KeepsOneContextADevice) {
-  const int before = ask("fake_retained");
+  const int before = query("fake_retained");
   const auto driver = driver_library(NVX_FAKE_CUDA);
   DeviceRegistry registry(driver, 4 << 20);
   for (int turn = 0; turn < 3; ++turn) {
@@ -174,7 +174,7 @@ TEST(DriverLibrary, KeepsOneContextADevice) {
     }
     EXPECT_EQ(driver->enable_peer(0, 1), 0) << "that it was enabled before is no error";
   }
-  EXPECT_EQ(ask("fake_retained"), before + 2);
+  EXPECT_EQ(query("fake_retained"), before + 2);
 }
 
 #ifdef CUDA_VERSION

@@ -222,7 +222,7 @@ TEST(DeviceFaults, AWindowThatHangsIsAnErrorOnAllRanks) {
 
 TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
   Process process(1, 4 * M, milliseconds(as_fast(200, 1000)));
-  const auto ask = [&]() -> std::string {
+  const auto try_again = [&]() -> std::string {
     try {
       (void)process.registry->arena(0, kFd);
       return "";
@@ -233,17 +233,17 @@ TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
   };
   process.driver->block("create");
   std::array<std::string, 3> said;
-  as_threads(3, [&](int thread) { said[size_t(thread)] = ask(); });
+  as_threads(3, [&](int thread) { said[size_t(thread)] = try_again(); });
   for (const std::string& one : said) {
     EXPECT_NE(one.find("making 4096 KiB of memory on GPU 0 (file descriptor) did not return"), std::string::npos)
         << one;
   }
   EXPECT_EQ(process.driver->calls_of("create"), 1);
-  EXPECT_NE(ask().find("has still not returned"), std::string::npos);
+  EXPECT_NE(try_again().find("has still not returned"), std::string::npos);
   EXPECT_EQ(process.registry->made(0), nullptr);
   process.driver->come_back();
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process.registry->made(0) != nullptr; }));
-  EXPECT_EQ(ask(), "");
+  EXPECT_EQ(try_again(), "");
   EXPECT_EQ(process.driver->calls_of("create"), 1);
 }
 

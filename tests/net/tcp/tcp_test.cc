@@ -95,12 +95,12 @@ class Visitor {
   }
   const LinkNonce& nonce() const { return there_.nonce; }
   template <class T>
-  void say(const T& value) {
+  void send(const T& value) {
     (void)!::send(fd_.get(), &value, sizeof value, MSG_NOSIGNAL);
   }
   /// Reads from the link, which is driven meanwhile. False if it closes the connection.
   template <class T>
-  bool hear(Link& link, T& value) {
+  bool receive(Link& link, T& value) {
     size_t got = 0;
     const auto bytes = std::as_writable_bytes(std::span(&value, 1));
     return test::drive({&link},
@@ -114,20 +114,20 @@ class Visitor {
   }
   bool is_sent_away(Link& link) {
     std::byte none;
-    return !hear(link, none) && ended_;
+    return !receive(link, none) && ended_;
   }
   /// A holder's handshake, then one message without a body. Returns the bytes that it has sent.
   std::vector<std::byte> enter(Link& link, const LinkNonce& from, const JobKey& key = some_key()) {
     const Greeting greeting{.from = from, .to = nonce(), .challenge = {}};
     Answer answer;
-    say(greeting);
-    if (!hear(link, answer)) return {};
+    send(greeting);
+    if (!receive(link, answer)) return {};
     EXPECT_EQ(JobKey::same(answer.mac, mac_of(Role::kAccepts, greeting, answer.challenge, key)), &key == &some_key());
     const struct {
       Proof proof;
       Frame frame;
     } rest{{mac_of(Role::kConnects, greeting, answer.challenge, key)}, {}};
-    say(rest);
+    send(rest);
     std::vector<std::byte> all(sizeof greeting + sizeof rest);
     std::memcpy(all.data(), &greeting, sizeof greeting);
     std::memcpy(all.data() + sizeof greeting, &rest, sizeof rest);
@@ -149,7 +149,7 @@ class Tcp : public testing::Test {
     a.link->add(b.link->address());
     b.link->add(a.link->address());
   }
-  /// Both still hear each other, and b has heard nobody else.
+  /// Both still exchange messages, and b has received none from others.
   void expect_that_only_a_is_heard() {
     const size_t had = a.diary.messages.size();
     a.send(0, 100, 77);
@@ -176,9 +176,9 @@ TEST_F(Tcp, ARecordedHandshakeIsWorthNothing) {
   ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
   b.diary.messages.clear();
   Visitor again(*b.link);
-  for (const std::byte& one : recorded) again.say(one);
+  for (const std::byte& one : recorded) again.send(one);
   Answer answer;
-  EXPECT_TRUE(again.hear(*b.link, answer)) << "it names the right links";
+  EXPECT_TRUE(again.receive(*b.link, answer)) << "it names the right links";
   EXPECT_TRUE(again.is_sent_away(*b.link));
   expect_that_only_a_is_heard();
 }
@@ -191,7 +191,7 @@ TEST_F(Tcp, StrangersAreSentAway) {
   const auto tries = [&](const Greeting& greeting, const char* what) {
     Visitor visitor(*b.link);
     says.greeting = greeting;
-    visitor.say(says);
+    visitor.send(says);
     EXPECT_TRUE(visitor.is_sent_away(*b.link)) << what;
   };
   const LinkNonce of_b = Visitor(*b.link).nonce(), of_a = Visitor(*a.link).nonce();
@@ -212,13 +212,13 @@ TEST_F(Tcp, AReflectedCodeIsRefused) {
     Visitor visitor(*b.link), oracle(*asked);
     const Greeting greeting{.from = of_a, .to = visitor.nonce(), .challenge = {}};
     Answer answer, other;
-    visitor.say(greeting);
-    ASSERT_TRUE(visitor.hear(*b.link, answer));
-    oracle.say(Greeting{.from = of_a, .to = oracle.nonce(), .challenge = answer.challenge});
-    if (oracle.hear(*asked, other))
-      visitor.say(Proof{other.mac});
+    visitor.send(greeting);
+    ASSERT_TRUE(visitor.receive(*b.link, answer));
+    oracle.send(Greeting{.from = of_a, .to = oracle.nonce(), .challenge = answer.challenge});
+    if (oracle.receive(*asked, other))
+      visitor.send(Proof{other.mac});
     else
-      visitor.say(Proof{answer.mac});
+      visitor.send(Proof{answer.mac});
     EXPECT_TRUE(visitor.is_sent_away(*b.link));
   }
   expect_that_only_a_is_heard();
@@ -234,7 +234,7 @@ TEST_F(Tcp, HalfOpenConnectionsAreBounded) {
   constexpr int kMany = 300, kMostPending = 128;
   std::deque<Visitor> visitors;
   for (int i = 0; i < kMany; ++i) {
-    visitors.emplace_back(*b.link).say('x');
+    visitors.emplace_back(*b.link).send('x');
     b.link->progress();
   }
   while (b.link->progress()) continue;
@@ -255,16 +255,16 @@ TEST_F(Tcp, PeersThatConnectAtOnceAllGetIn) {
     Visitor& peer = peers.emplace_back(*b.link);
     const Greeting greeting{.from = {7, i}, .to = peer.nonce(), .challenge = {}};
     Answer answer;
-    peer.say(greeting);
-    ASSERT_TRUE(peer.hear(*b.link, answer));
+    peer.send(greeting);
+    ASSERT_TRUE(peer.receive(*b.link, answer));
     proofs.push_back({mac_of(Role::kConnects, greeting, answer.challenge, some_key())});
   }
   for (int i = 0; i < kStrangers; ++i) strangers.emplace_back(*b.link);
   drive_for(milliseconds(300), {b.link.get()});
   for (int i = 0; i < kPeers; ++i) {
     Welcome welcome;
-    peers[size_t(i)].say(proofs[size_t(i)]);
-    EXPECT_TRUE(peers[size_t(i)].hear(*b.link, welcome)) << i;
+    peers[size_t(i)].send(proofs[size_t(i)]);
+    EXPECT_TRUE(peers[size_t(i)].receive(*b.link, welcome)) << i;
   }
 }
 
@@ -436,19 +436,19 @@ TEST_F(Tcp, ConnectionsWaitForAFreeDescriptor) {
     const rlim_t before = std::exchange(limit.rlim_cur, rlim_t(lowest.get()));
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     EXPECT_EQ(end.link->obstacle(0), "");
-    line.say(1);
+    line.send(1);
     EXPECT_TRUE(drive(end, [&] { return end.link->obstacle(0).find("(ulimit -n)") != std::string::npos; }));
     EXPECT_TRUE(end.diary.messages.empty());
     limit.rlim_cur = before;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 1; }));
-    line.say(2);
+    line.send(2);
   });
   const PeerId peer = child.meet(a);
-  EXPECT_EQ(child.line.hear_number(), 1u);
+  EXPECT_EQ(child.line.receive_number(), 1u);
   a.send(peer, 100);
   EXPECT_TRUE(drive(a, [&] { return a.all_done_once(); }));
-  EXPECT_EQ(child.line.hear_number(), 2u);
+  EXPECT_EQ(child.line.receive_number(), 2u);
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 

@@ -197,7 +197,7 @@ TEST(Interfaces, OfRailsAreTheWayToTheOthersAndCardsThatAreNoSlower) {
   EXPECT_EQ(with_rails("veth7", present), (Names{"ib0", "ib1", "veth7"})) << "a container's second network";
   EXPECT_EQ(with_rails("gone0", present), Names());
   const std::vector<Interface> clouds = {{"ens5", false, false, true, 0}, {"ens6", false, false, true, 0}};
-  EXPECT_EQ(with_rails("ens5", clouds), (Names{"ens5", "ens6"})) << "which do not say how fast they are";
+  EXPECT_EQ(with_rails("ens5", clouds), (Names{"ens5", "ens6"})) << "which do not report their speed";
 }
 
 TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {

@@ -48,17 +48,17 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsReported) {
     const rlim_t before = std::exchange(limit.rlim_cur, rlim_t(lowest.get()) + 1);
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     EXPECT_EQ(end.link->obstacle(0), "");
-    line.say(1);
+    line.send(1);
     EXPECT_TRUE(drive(end, [&] { return end.link->obstacle(0).find("(ulimit -n)") != std::string::npos; }));
     limit.rlim_cur = before;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    line.say(2);
+    line.send(2);
   });
   End end(open_ucx());
   const PeerId peer = child.meet(end);
-  EXPECT_EQ(child.line.hear_number(), 1u);
+  EXPECT_EQ(child.line.receive_number(), 1u);
   end.send(peer, 100);
-  auto said = std::async(std::launch::async, [&] { return child.line.hear_number(); });
+  auto said = std::async(std::launch::async, [&] { return child.line.receive_number(); });
   EXPECT_TRUE(drive(end, std::chrono::seconds(20),
                     [&] { return said.wait_for(milliseconds(0)) == std::future_status::ready; }));
   EXPECT_EQ(said.get(), 2u);

@@ -47,7 +47,7 @@ def host_us(rank: Rank, call: Callable[[], Any], calls: int, rounds: int) -> flo
     found = []
     for _ in range(rounds + 1):
         rank.synchronize()
-        rank.hear("together")
+        rank.all_gather("together")
         began = time.perf_counter()
         for _ in range(calls):
             call()
@@ -67,12 +67,12 @@ def host_time(rank: Rank, calls: int = 100, rounds: int = 7) -> None:
         "broadcast": lambda: dist.broadcast(x, 0),
     }
     launch = host_us(rank, empty_launch(rank), calls, rounds)
-    rank.say(host="an empty launch", us=round(launch, 3))
+    rank.report(host="an empty launch", us=round(launch, 3))
     for name, call in floor(rank).items():
-        rank.say(host=name, us=round(host_us(rank, call, calls, rounds), 3))
+        rank.report(host=name, us=round(host_us(rank, call, calls, rounds), 3))
     for name, call in eager.items():
-        us = max(rank.hear(host_us(rank, call, calls, rounds)))
-        rank.say(host=name, us=round(us, 3), over_launch_us=round(us - launch, 3))
+        us = max(rank.all_gather(host_us(rank, call, calls, rounds)))
+        rank.report(host=name, us=round(us, 3), over_launch_us=round(us - launch, 3))
     x.fill_(rank.number + 1)
     dist.all_reduce(x)
     close([x], [torch.full((256,), world * (world + 1) / 2)], "after so many calls", exact=True)
@@ -145,7 +145,7 @@ def per_call(rank: Rank, calls: int = 20) -> None:
                 call()
         rank.synchronize()
         taken = allocations(rank) - before
-        rank.say(profile=name, calls=calls, seen=dict(seen), device_allocations=taken)
+        rank.report(profile=name, calls=calls, seen=dict(seen), device_allocations=taken)
         if why := breach(calls, seen, taken):
             raise AssertionError(f"{name}: {why}")
     close([x, whole], [torch.ones(5000), torch.ones(5000 * rank.world)], "after so many calls", exact=True)

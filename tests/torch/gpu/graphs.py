@@ -83,7 +83,7 @@ def only_on_cuda(case: Callable[[Rank], None], rank: Rank) -> None:
     if rank.device.type == "cuda":
         case(rank)
     else:
-        rank.say(left_out_part="inductor", why=f"the tensors are of {rank.device.type}")
+        rank.report(left_out_part="inductor", why=f"the tensors are of {rank.device.type}")
 
 
 COMPILE: Cases = {
@@ -161,7 +161,7 @@ def capture(rank: Rank, name: str, run: Callable[[], None]) -> tuple[Any, str]:
         graph = record(run)
     except RuntimeError as error:
         why = str(first_of(error)).strip().splitlines()[0]
-    if len(set(rank.hear(bool(why)))) != 1:
+    if len(set(rank.all_gather(bool(why)))) != 1:
         raise AssertionError(f"{name}: some ranks were refused and some not")
     return graph, why
 
@@ -186,8 +186,8 @@ def replay(rank: Rank, count: int) -> None:
             refused[name] = why
         else:
             served.append(name)
-        rank.hear("done with this graph")
-    rank.say(graphs=count * 4, served=served, refused=refused)
+        rank.all_gather("done with this graph")
+    rank.report(graphs=count * 4, served=served, refused=refused)
 
 
 # Keeps the current stream busy for some milliseconds; by device type.
@@ -206,7 +206,7 @@ def across_streams(rank: Rank, count: int = 5000) -> None:
         rank.synchronize()
         graph, why = capture(rank, name, lambda x=x, y=y, run=run: run(x, y))
         if why:
-            rank.say(served=[], refused={f"{name}, across streams": why})
+            rank.report(served=[], refused={f"{name}, across streams": why})
             return
         graphs.append(graph)
     x, y, run = calls[2]
@@ -217,7 +217,7 @@ def across_streams(rank: Rank, count: int = 5000) -> None:
     for late in range(rank.world):
         for what, order in orders.items():
             wants = fill(rank, 10 * late, calls)
-            rank.hear("together")
+            rank.all_gather("together")
             if rank.number == late:
                 with order[0][0]:
                     SLEEPS[rank.device.type](rank)
@@ -226,8 +226,8 @@ def across_streams(rank: Rank, count: int = 5000) -> None:
                     call()
             rank.synchronize()
             close([y for _, y, _ in calls], wants, f"{what}, rank {late} late", exact=True)
-    rank.hear("done with these graphs")
-    rank.say(across_streams=list(orders), served=["across streams"], refused={})
+    rank.all_gather("done with these graphs")
+    rank.report(across_streams=list(orders), served=["across streams"], refused={})
 
 
 def fill(rank: Rank, seed: int, calls: list[Any]) -> list[torch.Tensor]:

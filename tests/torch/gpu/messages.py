@@ -18,7 +18,7 @@ def median_us(rank: Rank, call: Callable[[], Any], calls: int) -> float:
     found = []
     for _ in range(calls + 1):
         rank.synchronize()
-        rank.hear("together")
+        rank.all_gather("together")
         began = time.perf_counter()
         call()
         rank.synchronize()
@@ -43,7 +43,7 @@ def both_ways(rank: Rank, sizes: tuple[int, ...] = SIZES, calls: int = 10) -> No
         close([got], [torch.arange(size // 4, dtype=torch.int32) + other], f"{size} bytes", exact=True)
         got.zero_()
         copy_us = median_us(rank, lambda sent=sent, got=got: got.copy_(sent), calls)
-        rank.say(message=size, us=message_us, copy_us=copy_us)
+        rank.report(message=size, us=message_us, copy_us=copy_us)
 
 
 MESSAGES: Cases = {"both ways at once": both_ways}

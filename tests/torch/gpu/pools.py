@@ -42,9 +42,9 @@ def ordinary(rank: Rank, host: torch.Tensor) -> torch.Tensor:
 def served(rank: Rank) -> bool:
     """Whether kernels serve the group; reports it if not."""
     dist.all_reduce(torch.ones(1, device=rank.device))
-    if all(rank.hear(stats() is not None)):
+    if all(rank.all_gather(stats() is not None)):
         return True
-    rank.say(left_out_part="pools", why="no kernels serve the group, and there is no pool without them")
+    rank.report(left_out_part="pools", why="no kernels serve the group, and there is no pool without them")
     return False
 
 
@@ -56,10 +56,10 @@ def map_all(rank: Rank) -> None:
         dist.all_reduce(torch.ones(1, device=rank.device))
         found = stats()
         assert found is not None
-        grown = rank.hear(found["grown"])
+        grown = rank.all_gather(found["grown"])
         late = time.monotonic() > end
         held = [found["mapped"][r] >= grown[r] for r in range(rank.world) if r != rank.number]
-        told = rank.hear((all(held), late))
+        told = rank.all_gather((all(held), late))
         if all(holds for holds, _ in told):
             return
         if any(is_late for _, is_late in told):
@@ -91,12 +91,12 @@ def time_of(rank: Rank, call: Callable[[], Any], calls: int) -> float:
     found = []
     for _ in range(3):
         rank.synchronize()
-        rank.hear("together")
+        rank.all_gather("together")
         began = time.perf_counter()
         for _ in range(calls):
             call()
         rank.synchronize()
-        found.append(max(rank.hear((time.perf_counter() - began) * 1e3 / calls)))
+        found.append(max(rank.all_gather((time.perf_counter() - began) * 1e3 / calls)))
     return statistics.median(found)
 
 
@@ -120,11 +120,11 @@ def beside_ordinary(rank: Rank, counts: tuple[int, ...] = (1 << 18, 1 << 22), ca
             after = stats()
             assert before is not None and after is not None
             close([y], [want], f"{name} of {piece} bytes a piece, in the pool", exact=True)
-            direct = rank.hear((after["direct"] - before["direct"]) % (1 << 32))
+            direct = rank.all_gather((after["direct"] - before["direct"]) % (1 << 32))
             if not all(direct):
                 raise AssertionError(f"{name}: pieces that went without staging, by rank: {direct}")
             in_pool = time_of(rank, lambda call=call, x=x, y=y: call(x, y), calls)
-            rank.say(
+            rank.report(
                 pool=name,
                 piece_bytes=piece,
                 direct_pieces=direct[0],
@@ -163,10 +163,10 @@ def fsdp2(rank: Rank) -> None:
     close(train(rank, from_pool=True), want, "FSDP2 in the pool", exact=True)
     after = stats()
     assert before is not None and after is not None
-    direct = rank.hear((after["direct"] - before["direct"]) % (1 << 32))
+    direct = rank.all_gather((after["direct"] - before["direct"]) % (1 << 32))
     if not all(direct):
         raise AssertionError(f"FSDP2: pieces that went without staging, by rank: {direct}")
-    rank.say(pool="FSDP2, 4 steps", direct_pieces=direct[0])
+    rank.report(pool="FSDP2, 4 steps", direct_pieces=direct[0])
 
 
 POOLS: Cases = {"beside ordinary tensors": beside_ordinary, "FSDP2": fsdp2}

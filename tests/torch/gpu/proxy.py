@@ -68,7 +68,7 @@ def host_goes_on(rank: Rank, count: int = COUNTS[0]) -> None:
     tensor = torch.full((count,), rank.number + 1.0, device=rank.device)
     dist.all_reduce(tensor)
     rank.synchronize()
-    rank.hear("all have opened their devices")
+    rank.all_gather("all have opened their devices")
     if rank.number == 0:
         time.sleep(LATE)
     began = time.monotonic()
@@ -78,7 +78,7 @@ def host_goes_on(rank: Rank, count: int = COUNTS[0]) -> None:
     took = time.monotonic() - began
     if rank.device.type != "cpu" and rank.number != 0 and took > LATE / 2:
         raise AssertionError(f"the host was held for {took:.2f} s, as a peer came {LATE} s late")
-    rank.say(proxy="host time of three calls, a peer late", us=round(1e6 * took, 1))
+    rank.report(proxy="host time of three calls, a peer late", us=round(1e6 * took, 1))
     close([tensor], [torch.full((count,), 160.0)], "what came of it", exact=True)
 
 

@@ -16,31 +16,31 @@ FIGURES = "NVX_TEST_FIGURES"  # rank 0 appends its figures to this file, a JSON 
 
 
 class Rank:
-    """One rank in a default group over nvx. `told`: the destination of rank 0's figures, beside the file."""
+    """One rank in a default group over nvx. `reported`: the destination of rank 0's figures, beside the file."""
 
-    def __init__(self, device: torch.device, told: list[dict[str, Any]] | None = None) -> None:
+    def __init__(self, device: torch.device, reported: list[dict[str, Any]] | None = None) -> None:
         self.number, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
-        self.told = [] if told is None else told
+        self.reported = [] if reported is None else reported
         self.beside = dist.new_group(backend="gloo")
         self.serves_gloo = device.type in ("cpu", "cuda")  # gloo serves these tensors
 
-    def say(self, **fields: Any) -> None:
+    def report(self, **fields: Any) -> None:
         """Reports a figure from rank 0."""
         if self.number != 0:
             return
-        self.told.append(fields)
+        self.reported.append(fields)
         if file := os.environ.get(FIGURES):
             with open(file, "a") as out:
                 out.write(json.dumps(fields) + "\n")
 
-    def hear(self, mine: Any) -> list[Any]:
+    def all_gather(self, mine: Any) -> list[Any]:
         """Gathers each rank's value over a group that is not under test. The value must be JSON; a tuple arrives as a
         list. torch's own exchange of objects needs numpy."""
-        told = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+        encoded = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([told.numel()]), group=self.beside)
+        dist.all_gather(sizes, torch.tensor([encoded.numel()]), group=self.beside)
         padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-        padded[: told.numel()] = told
+        padded[: encoded.numel()] = encoded
         every = [torch.zeros_like(padded) for _ in range(self.world)]
         dist.all_gather(every, padded, group=self.beside)
         return [json.loads(bytes_of(one)[: int(size)]) for one, size in zip(every, sizes, strict=True)]
@@ -54,7 +54,7 @@ class Rank:
         digest = hashlib.sha256()
         for tensor in tensors:
             digest.update(bytes_of(tensor))
-        found = self.hear(digest.hexdigest())
+        found = self.all_gather(digest.hexdigest())
         if len(set(found)) != 1:
             raise AssertionError(f"{what}: the ranks do not have the same bits: {[one[:8] for one in found]}")
 

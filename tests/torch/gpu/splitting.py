@@ -59,7 +59,7 @@ def products(rank: Rank) -> None:
 
 def two_dimensions(rank: Rank) -> None:
     if rank.world % 2 or rank.world < 4:
-        rank.say(left_out_part="two dimensions", why=f"{rank.world} ranks")
+        rank.report(left_out_part="two dimensions", why=f"{rank.world} ranks")
         return
     mesh = dist.init_device_mesh(rank.device.type, (2, rank.world // 2), mesh_dim_names=("outer", "inner"))
     whole = numbers(0, 7, 6)

@@ -203,7 +203,7 @@ def fsdp2_mixed(rank: Rank) -> None:
 
 def fsdp2_hybrid(rank: Rank) -> None:
     if rank.world % 2 or rank.world < 4:
-        rank.say(left_out_part="hybrid", why=f"{rank.world} ranks")
+        rank.report(left_out_part="hybrid", why=f"{rank.world} ranks")
         return
     shape = (2, rank.world // 2)
     fsdp2(rank, mesh=dist.init_device_mesh(rank.device.type, shape, mesh_dim_names=("outer", "inner")))
