@@ -59,7 +59,7 @@ MOST_REGISTERS = 128  # 512 lanes a block
 # Hot kernels: one algorithm and type each. On the path of an operation that succeeds, state is in registers and nothing
 # is called. Cold functions are off that path; so is the code between two of their calls that is reached only by them.
 # The slow path of a division serves operands at the ends of the range of float32.
-COLD = ("record", "look_up", "mismatch", "restamp", "signal_peers")
+COLD = ("record", "check_wait", "mismatch", "restamp", "signal_peers")
 SLOW_DIVISION = r"__cuda_sm\w+_slowpath"
 MOST_INSTRUCTIONS = 4000
 MOST_FENCES = 2  # of system scope: one before `ready`, which only chunks signal, and one a round

@@ -101,8 +101,8 @@ bool DeviceCopies::progress() {
 bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
   try {
     if (!copy->work_) {
-      const bool unwanted = copy->unwanted_.load(std::memory_order_acquire);
-      if (unwanted || !lost_.ok()) {
+      const bool given_up = copy->given_up_.load(std::memory_order_acquire);
+      if (given_up || !lost_.ok()) {
         end(*copy, DeviceCopy::State::kEnded,
             lost_.ok() ? Status(Code::kAborted, "nvx: a message was given up") : lost_);
         return true;

@@ -28,7 +28,7 @@ struct DeviceCopy {
   bool may_run() const { return state_.load(std::memory_order_acquire) != State::kEnded; }
   const Status& status() const { return status_; }  ///< once over
   /// It ends unless it has begun.
-  void give_up() { unwanted_.store(true, std::memory_order_release); }
+  void give_up() { given_up_.store(true, std::memory_order_release); }
 
  private:
   friend class DeviceCopies;
@@ -36,7 +36,7 @@ struct DeviceCopy {
   std::unique_ptr<DeviceWork> work_;    // null before it has begun
   std::shared_ptr<const void> copies_;  // the DeviceCopies, until the copy has ended
   bool begun_ = false;                  // a piece has
-  std::atomic<bool> unwanted_{false};
+  std::atomic<bool> given_up_{false};
   Status status_;
   std::atomic<State> state_{State::kRuns};
 };

@@ -20,8 +20,8 @@ std::vector<std::string> what_to_load() {
   const std::string& wanted = config().libucp;
   if (const std::vector<std::string> there = loaded_ucx(); !there.empty()) {
     const std::string& loaded = there.front();
-    const bool other = !wanted.empty() && (look_at(wanted).empty() || look_at(loaded).empty() ||
-                                           look_at(wanted)[0].path != look_at(loaded)[0].path);
+    const bool other = !wanted.empty() && (candidates_at(wanted).empty() || candidates_at(loaded).empty() ||
+                                           candidates_at(wanted)[0].path != candidates_at(loaded)[0].path);
     if (other) {
       NVX_LOG(kWarn, "%s is already loaded in this process and is used; NVX_LIBUCP=%s is ignored", loaded.c_str(),
               wanted.c_str());
@@ -31,7 +31,7 @@ std::vector<std::string> what_to_load() {
     return {loaded};
   }
   if (!wanted.empty()) {
-    const std::vector<UcxCandidate> named = look_at(wanted);
+    const std::vector<UcxCandidate> named = candidates_at(wanted);
     if (named.empty())
       throw Error(Code::kInvalid, "nvx: NVX_LIBUCP=" + wanted + " is neither a file nor a folder with a libucp.so.0",
                   "name one, or unset it");

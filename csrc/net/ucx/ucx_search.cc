@@ -84,7 +84,7 @@ void add_ucx_place(std::string path) {
   added.paths.push_back(std::move(path));
 }
 
-std::vector<UcxCandidate> look_at(const std::string& path) {
+std::vector<UcxCandidate> candidates_at(const std::string& path) {
   std::error_code error;
   fs::path file(path);
   if (fs::is_directory(file, error)) file /= kName;
@@ -108,7 +108,7 @@ std::vector<UcxCandidate> find_ucx() {
   }
   std::vector<UcxCandidate> found;
   for (const std::string& place : places) {
-    for (UcxCandidate& candidate : look_at(place)) {
+    for (UcxCandidate& candidate : candidates_at(place)) {
       if (std::ranges::find(found, candidate.path, &UcxCandidate::path) == found.end())
         found.push_back(std::move(candidate));
     }

@@ -15,7 +15,7 @@ struct UcxCandidate {
 };
 
 /// The candidate at this path, which may be the library or its folder; empty if there is none.
-std::vector<UcxCandidate> look_at(const std::string& path);
+std::vector<UcxCandidate> candidates_at(const std::string& path);
 
 /// Adds a path, of a library or its folder, to the search. Has an effect until the first link is opened.
 void add_ucx_place(std::string path);

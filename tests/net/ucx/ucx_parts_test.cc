@@ -116,7 +116,7 @@ TEST(UcxSearch, ReadsTheVersionFromAFile) {
   ASSERT_EQ(system(("mkdir -p " + folder + "/ucx").c_str()), 0);
   const std::string path = folder + "/libucp.so.0";
   const auto write = [&](const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; };
-  const auto version = [&] { return look_at(folder).at(0).version; };
+  const auto version = [&] { return candidates_at(folder).at(0).version; };
   std::string file = "ELF|GLIBC_2.2.5|xx1.2|q1.22.0| 1.19.0 |";
   std::replace(file.begin(), file.end(), '|', '\0');
   write(file);
@@ -125,11 +125,11 @@ TEST(UcxSearch, ReadsTheVersionFromAFile) {
   EXPECT_EQ(version(), UcxVersion());
   write("");
   EXPECT_EQ(version(), UcxVersion());
-  EXPECT_FALSE(look_at(path).at(0).rdma);
+  EXPECT_FALSE(candidates_at(path).at(0).rdma);
   std::ofstream(folder + "/ucx/libuct_ib.so.0") << "x";
-  EXPECT_TRUE(look_at(path).at(0).rdma);
-  EXPECT_TRUE(look_at(folder + "/nowhere").empty());
-  EXPECT_TRUE(look_at(folder + "/ucx").empty());
+  EXPECT_TRUE(candidates_at(path).at(0).rdma);
+  EXPECT_TRUE(candidates_at(folder + "/nowhere").empty());
+  EXPECT_TRUE(candidates_at(folder + "/ucx").empty());
   ASSERT_EQ(system(("rm -r " + folder).c_str()), 0);
 }
 

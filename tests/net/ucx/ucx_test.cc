@@ -26,9 +26,10 @@ class Ucx : public testing::Test {
 TEST_F(Ucx, IsTheOneThatIsNamed) {
   const char* named = std::getenv("NVX_LIBUCP");
   if (!named) GTEST_SKIP() << "NVX_LIBUCP names none";
-  ASSERT_EQ(look_at(named).size(), 1u) << named;
-  EXPECT_EQ(look_at(loaded_ucx().at(0)).at(0).path, look_at(named)[0].path);
-  EXPECT_NE(open_ucx()->describe().find(look_at(named)[0].version.text()), std::string::npos) << open_ucx()->describe();
+  ASSERT_EQ(candidates_at(named).size(), 1u) << named;
+  EXPECT_EQ(candidates_at(loaded_ucx().at(0)).at(0).path, candidates_at(named)[0].path);
+  const std::string description = open_ucx()->describe();
+  EXPECT_NE(description.find(candidates_at(named)[0].version.text()), std::string::npos) << description;
 }
 
 /// Libraries without CUDA, which is what tests have, refuse device memory before anybody passes them any.
