@@ -1,4 +1,4 @@
-// How often the host language is asked whether the user wants to stop.
+// How often the host language is queried for a stop request of the user.
 
 #include "base/interrupt.h"
 
@@ -23,8 +23,8 @@ class Interrupt : public testing::Test {
 
 TEST_F(Interrupt, IsCheckedAtMostTenTimesASecond) {
   const auto began = std::chrono::steady_clock::now();
-  int heard = 0;
-  while (heard < 4) heard += stop_requested();
+  int received = 0;
+  while (received < 4) received += stop_requested();
   EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(300));
   EXPECT_EQ(asked, 4);
 }

@@ -43,7 +43,7 @@ class Spec:
     imports: tuple = ()
     fresh: bool = False
     file: str = ""  # tests to run in place of torch's DistributedTest
-    place: Place = Place()  # of tensors for which tests ask CUDA; if it is not the CPU, only those tests run
+    place: Place = Place()  # of tensors for which tests request CUDA; if it is not the CPU, only those tests run
     module: str = ""  # path of an nvx module to load in place of the installed one
     end: float = float("inf")  # by time.monotonic(): tests that have not begun by then do not run
     served: bool = False  # nvx serves the name that the tests use

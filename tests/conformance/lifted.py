@@ -35,14 +35,14 @@ def _keep_and_note(function):
 
 
 def gpu(place: Place) -> None:
-    """Tests that ask for CUDA tensors run with tensors of `place`."""
+    """Tests that request CUDA tensors run with tensors of `place`."""
     common.skip_if_no_gpu = _keep_and_note
     for name in ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend"):
         setattr(common, name, lambda *_args, **_kwargs: _keep_and_note)
     common.init_multigpu_helper = lambda world, _backend: {rank: [rank % place.count] for rank in range(world)}
     if place.kind == "cpu":
         common.init_multigpu_helper = lambda world, _backend: {rank: [rank] for rank in range(world)}
-    torch.cuda.nccl.version = lambda: (2, 99, 0)  # torch's logger asks for it if the backend's name is nccl
+    torch.cuda.nccl.version = lambda: (2, 99, 0)  # torch's logger calls it if the backend's name is nccl
     _tensors(place)
     _modules(place)
     _streams(place)
@@ -73,7 +73,7 @@ def _modules(place: Place) -> None:
     @functools.wraps(init)
     def init_here(self, *args, **kwargs):
         ids, output = kwargs.pop("device_ids", None), kwargs.pop("output_device", None)
-        if place.kind == "cuda":  # DDP refuses device ids for a CPU module, and knows only CUDA's
+        if place.kind == "cuda":  # DDP refuses device ids for a CPU module, and supports only CUDA's
             kwargs["device_ids"] = None if ids is None else [place.here(one) for one in ids]
             kwargs["output_device"] = place.here(output)
         init(self, *args, **kwargs)

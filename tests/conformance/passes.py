@@ -17,7 +17,7 @@ class Pass:
     believes: str  # the backend name that the tests see; "" is the real one
     purpose: str
     lift_world_size: bool = False  # run tests that torch skips below 8 ranks
-    lift_gpu: bool = False  # use CPU tensors where a test asks for CUDA tensors
+    lift_gpu: bool = False  # use CPU tensors where a test requests CUDA tensors
     only: str = ""  # a pattern the test's name must match
     without: tuple[tuple[str, str], ...] = ()  # patterns of tests that need a GPU, with the reasons
     # ... of tests that ranks that share a GPU cannot run, with the reasons.
@@ -34,7 +34,7 @@ class Pass:
         return None
 
 
-# Communication tests that ask for CUDA only because NCCL does: none of them needs a GPU.
+# Communication tests that request CUDA only because NCCL does: none of them needs a GPU.
 _MOVES_ONLY = (
     r"^test_(batch_isend_irecv_.*|send_recv_nccl.*|all_to_all.*_cuda.*"
     r"|(broadcast|all_reduce_sum|all_reduce_sum_cuda|all_reduce_result_cuda|reduce_sum)(_twice)?_cuda"

@@ -1,4 +1,4 @@
-"""The device of the tensors for which a test asks CUDA."""
+"""The device of the tensors for which a test requests CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """The device of the tensors for which a test asks CUDA: the CPU, or devices that the ranks share."""
+    """The device of the tensors for which a test requests CUDA: the CPU, or devices that the ranks share."""
 
     kind: str = "cpu"
     count: int = 1

@@ -34,7 +34,7 @@ class Suite:
         raise NotImplementedError
 
     def needs_gpu(self, name: str) -> bool:
-        """Whether the test asks for CUDA and the pass removed that condition."""
+        """Whether the test requests CUDA and the pass removed that condition."""
         return False
 
     def run(self, rank: int, name: str, room: str) -> Verdict:

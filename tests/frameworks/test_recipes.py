@@ -33,7 +33,7 @@ NEEDS = {
     "trainer": "transformers",
 }
 DISTRIBUTIONS = {"megatron.core": "megatron-core", "torchft": "torchft-nightly"}
-# Scripts of which the page says that the name "nvx" does the same as NVX_AS, and their ranks.
+# Scripts in which, by the page, the name "nvx" does the same as NVX_AS, and their ranks.
 BY_NAME = {
     "async_save": 2,
     "deepspeed_zero": 2,
@@ -137,7 +137,7 @@ def test_recipe(name, record_property, results, tmp_path):
 
 
 def over_nvx_by_name(name, folder):
-    """The result of a run of the script that says "nvx" where it said "gloo", without NVX_AS."""
+    """The result of a run of the script that names "nvx" where it named "gloo", without NVX_AS."""
     shutil.copy(EXAMPLES / "compare.py", folder)
     script, result = folder / f"{name}.py", folder / "result.json"
     script.write_text((EXAMPLES / f"{name}.py").read_text().replace('"gloo"', '"nvx"'))

@@ -95,16 +95,16 @@ std::string make_up(FuzzedDataProvider& from) {
 /// Sends a packet, whole or cut, with the token or another one.
 void send_any(FuzzedDataProvider& from, const LocalSocket& socket) {
   static const std::vector<Fd>& fds = *new std::vector<Fd>(make_fds());
-  std::string said(socket.own_token.begin(), socket.own_token.end());
-  if (from.ConsumeIntegralInRange(0, 7) == 0) said = from.ConsumeRandomLengthString(sizeof(Token) + 1);
-  said += make_up(from);
-  if (from.ConsumeIntegralInRange(0, 9) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, 2 * said.size()));
+  std::string text(socket.own_token.begin(), socket.own_token.end());
+  if (from.ConsumeIntegralInRange(0, 7) == 0) text = from.ConsumeRandomLengthString(sizeof(Token) + 1);
+  text += make_up(from);
+  if (from.ConsumeIntegralInRange(0, 9) == 0) text.resize(from.ConsumeIntegralInRange<size_t>(0, 2 * text.size()));
   const size_t count = from.ConsumeIntegralInRange<size_t>(0, kMostFds);
   int passed[kMostFds] = {};
   for (size_t i = 0; i < count; ++i) passed[i] = fds[from.ConsumeIntegralInRange<size_t>(0, fds.size() - 1)].get();
   const ucred who{getpid(), getuid(), getgid()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof passed) + CMSG_SPACE(sizeof who)] = {};
-  iovec part{said.data(), said.size()};
+  iovec part{text.data(), text.size()};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -172,13 +172,13 @@ void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
   LocalSocket listener = listen_on(name);
   if (from.ConsumeIntegralInRange(0, 15) == 0) listener = {};  // it has ended
   IpcSocket mine(here);
-  bool told = false;
+  bool reported = false;
   const auto answer = [&] {
     accept_clients(listener, [&](const LocalSocket& client) {
       for (int i = from.ConsumeIntegralInRange(0, 2); i > 0; --i) send_any(from, client);
-      told = true;
+      reported = true;
     });
-    require(told);  // nobody else connects
+    require(reported);  // nobody else connects
   };
   try {
     const auto got = mine.fetch({{kWanted, name, getpid()}}, in_time(), answer);
@@ -228,8 +228,8 @@ void request_pools(FuzzedDataProvider& from) {
   const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   std::thread host([&] {
-    for (bool told = false; !told; std::this_thread::yield()) {
-      accept_clients(listener, [&](const LocalSocket& client) { send_any(from, client), told = true; });
+    for (bool reported = false; !reported; std::this_thread::yield()) {
+      accept_clients(listener, [&](const LocalSocket& client) { send_any(from, client), reported = true; });
     }
   });
   Fd fd;

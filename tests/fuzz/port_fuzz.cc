@@ -172,8 +172,8 @@ bool is_connected(int fd) {
   return info.tcpi_state == TCP_ESTABLISHED;
 }
 
-void send_bytes(int fd, const std::string& said) {
-  (void)send(fd, said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+void send_bytes(int fd, const std::string& text) {
+  (void)send(fd, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 template <class T>
@@ -336,9 +336,9 @@ void receive_over_tcp(FuzzedDataProvider& from, Ranks& ranks) {
       case 4: send_bytes(clients[one].get(), bytes_of(Greeting{.from = kAttacker, .to = {}})); break;
       case 5: send_bytes(clients[one].get(), from.ConsumeRandomLengthString(200)); break;
       default: {
-        std::string said = framed(from);
-        if (from.ConsumeIntegralInRange(0, 4) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, said.size()));
-        send_bytes(clients[one].get(), said);
+        std::string text = framed(from);
+        if (from.ConsumeIntegralInRange(0, 4) == 0) text.resize(from.ConsumeIntegralInRange<size_t>(0, text.size()));
+        send_bytes(clients[one].get(), text);
         break;
       }
     }

@@ -1,5 +1,5 @@
 // Both ends of a TCP connection receive anything: a stranger's bytes never become a message, a peer's bytes are written
-// only where the receiver says, and memory stays bounded.
+// only where the receiver places them, and memory stays bounded.
 
 #include <arpa/inet.h>
 #include <fuzzer/FuzzedDataProvider.h>
@@ -106,14 +106,14 @@ void receive_messages(FuzzedDataProvider& from) {
     require(incoming.read(taker, scratch) && receive_whole(theirs.get(), welcome) && incoming.authenticated());
   }
   for (int step = 0; step < 40 && from.remaining_bytes() > 0; ++step) {
-    std::string said = make_up(from);
+    std::string text = make_up(from);
     if (!holds_key && from.ConsumeBool()) {
       Greeting greeting{.from = kPeer, .to = kSelf};
       greeting.challenge[0] = std::byte(step);
-      said.insert(0, reinterpret_cast<const char*>(&greeting), sizeof greeting);
+      text.insert(0, reinterpret_cast<const char*>(&greeting), sizeof greeting);
     }
-    if (from.ConsumeIntegralInRange(0, 9) == 0) said.resize(from.ConsumeIntegralInRange<size_t>(0, said.size()));
-    send_all(theirs.get(), said.data(), said.size());
+    if (from.ConsumeIntegralInRange(0, 9) == 0) text.resize(from.ConsumeIntegralInRange<size_t>(0, text.size()));
+    send_all(theirs.get(), text.data(), text.size());
     for (int reads = 0; reads < 100 && incoming.read(taker, scratch); ++reads) {
       if (from.ConsumeIntegralInRange(0, 30) == 0) incoming.discard(taker);
     }
@@ -167,8 +167,8 @@ void receive_answers(FuzzedDataProvider& from) {
     send_all(theirs.get(), &answer, sizeof answer);
   }
   for (int step = 0; step < 10 && from.remaining_bytes() > 0; ++step) {
-    const std::string said = from.ConsumeRandomLengthString(100);
-    send_all(theirs.get(), said.data(), said.size());
+    const std::string text = from.ConsumeRandomLengthString(100);
+    send_all(theirs.get(), text.data(), text.size());
     (void)outgoing.advance(EPOLLIN);
     if (from.ConsumeIntegralInRange(0, 20) == 0) outgoing.leave(Frame::kLeave);
   }

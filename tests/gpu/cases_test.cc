@@ -172,8 +172,8 @@ std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const s
 }
 
 TEST(GpuHub, AllReceiveTheWordsOfAll) {
-  std::vector<std::string> heard(3);
-  const Hub::Rules rules{[&](uint32_t m, const std::string& text) { heard[m] += text; }, 0, {}};
+  std::vector<std::string> received(3);
+  const Hub::Rules rules{[&](uint32_t m, const std::string& text) { received[m] += text; }, 0, {}};
   const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
     for (int round = 0; round < 50; ++round) {
       const auto all = member.all_gather(bytes_of(std::string(size_t(round * 40), char('a' + member.number()))));
@@ -182,7 +182,7 @@ TEST(GpuHub, AllReceiveTheWordsOfAll) {
     }
     member.send("done");
   });
-  EXPECT_EQ(heard, std::vector<std::string>(3, "done"));
+  EXPECT_EQ(received, std::vector<std::string>(3, "done"));
   EXPECT_EQ(ended, std::vector<std::string>(3));
 }
 

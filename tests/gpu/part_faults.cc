@@ -31,14 +31,15 @@ double ms_since(Clock::time_point began) {
 std::string judge(const World& world, const Act& act, Waited how) {
   for (uint32_t r = 0; r < kAbsent; ++r) {
     const kernel::DeviceVerdict& v = world.control(r).verdict;
-    const std::string told = "rank " + std::to_string(r) + ", " + describe(act) + ": " + verdict_of(world.control(r));
+    const std::string reported =
+        "rank " + std::to_string(r) + ", " + describe(act) + ": " + verdict_of(world.control(r));
     if (ends_well(act, r)) {
-      if (v.state != 0) return told + ", though it waits for nobody";
+      if (v.state != 0) return reported + ", though it waits for nobody";
       continue;
     }
-    if (v.state == 0) return told + "no verdict";
+    if (v.state == 0) return reported + "no verdict";
     const bool names = v.peer == int(kAbsent) || how == Waited::kAlarmed;  // an abort may name a rank before the others
-    if (v.cause != kernel::Verdict::Cause::kWait || v.how != how || !names) return told;
+    if (v.cause != kernel::Verdict::Cause::kWait || v.how != how || !names) return reported;
   }
   return "";
 }

@@ -80,11 +80,12 @@ std::string perform(Report& report, const Cast& cast) {
   }
   std::string skipped;
   Hub::Rules rules;
-  rules.receive = [&](uint32_t, const std::string& told) {
-    const size_t cut = told.find('\0');
-    if (told[0] == kCacheLine) report.proxy(told.substr(1));
-    if (told[0] == kSkip) skipped = told.substr(1);
-    if (told[0] == kCheck && cut != std::string::npos) report.check(told.substr(1, cut - 1), told.substr(cut + 1));
+  rules.receive = [&](uint32_t, const std::string& reported) {
+    const size_t cut = reported.find('\0');
+    if (reported[0] == kCacheLine) report.proxy(reported.substr(1));
+    if (reported[0] == kSkip) skipped = reported.substr(1);
+    if (reported[0] == kCheck && cut != std::string::npos)
+      report.check(reported.substr(1, cut - 1), reported.substr(cut + 1));
   };
   rules.victim = uint32_t(std::max(cast.victim, 0));
   rules.kill = [&] {
@@ -106,7 +107,7 @@ std::string perform(Report& report, const Cast& cast) {
 // ---- in the ranks' processes
 
 std::string as_told(Rank& rank, Script& script) {
-  if (const std::string told = verdict_of(rank.control()); !told.empty()) return told;
+  if (const std::string reported = verdict_of(rank.control()); !reported.empty()) return reported;
   return script.verdict();
 }
 
@@ -135,7 +136,7 @@ void play(Member& member, Voice& voice, const Place& place) {
   Rank rank(member, shape_of(member.members()), place, &times);
   report_start(voice, rank, times);
   const ShareKind kind = rank.mappings().agreement().kind;
-  if (place.kind && !voice.check("the kind that was asked for", kind == *place.kind ? "" : name(kind))) return;
+  if (place.kind && !voice.check("the requested kind", kind == *place.kind ? "" : name(kind))) return;
   const std::vector<Act> acts = some_acts(member.members(), rank.shape(), 7);
   for (const size_t at_once : {size_t(1), size_t(4)}) {
     for (size_t at = 0; at < acts.size(); at += 8) {

@@ -20,7 +20,7 @@ struct Args {
 
 extern __shared__ kernel::Peer shared_peers[];
 
-/// Accesses host memory only as told. A read that is left out finds 0, as in a group that goes on.
+/// Accesses host memory only as configured. A read that is left out finds 0, as in a group that goes on.
 template <Without kWithout>
 struct HostlessMachine : CudaMachine {
   using CudaMachine::CudaMachine;

@@ -1,4 +1,4 @@
-// Two processes were started as the same rank: all ranks that wait for each other are told soon.
+// Two processes were started as the same rank: all ranks that wait for each other get an error soon.
 
 #include <gtest/gtest.h>
 

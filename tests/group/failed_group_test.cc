@@ -141,7 +141,7 @@ TEST_P(Near, LateRankLearnsThatItsPeerGaveUp) {
   }
 }
 
-/// The same, if this call is the first to hear of the failure.
+/// The same, if this call is the first to see the failure.
 TEST(LateRank, GetsAnErrorThatNamesTheRankThatGaveUp) {
   MemoryStore store;
   std::atomic<bool> over{false};
@@ -225,7 +225,7 @@ TEST_P(Meanwhile, TheMailboxIsFreeForOthers) {
   const bool is_open = GetParam();
   const auto try_once = [&] {
     MemoryStore store;
-    std::latch begun(2), told(2);
+    std::latch begun(2), reported(2);
     std::atomic<bool> over{false};
     Clock::duration longest{0};
     as_threads(3, [&](int rank) {
@@ -237,7 +237,7 @@ TEST_P(Meanwhile, TheMailboxIsFreeForOthers) {
       if (rank != 1) begun.arrive_and_wait();
       if (rank == 2)
         (void)group.fail({.code = Code::kPeerDied, .cause = group.topology().describe(1) + " is lost", .who = 1});
-      if (rank != 1) told.arrive_and_wait();
+      if (rank != 1) reported.arrive_and_wait();
       if (rank != 0) {
         EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
         return;

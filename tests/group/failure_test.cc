@@ -396,8 +396,8 @@ TEST(SetUp, ARankThatDoesNotComeEndsItInTime) {
       ADD_FAILURE() << "made without rank 2";
     } catch (const Error& error) {
       const std::string text = error.what();
-      const bool told = error.code() == Code::kPeerFailed;  // the failure that the other rank reported
-      EXPECT_TRUE(told || error.code() == Code::kTimeout) << text;
+      const bool reported = error.code() == Code::kPeerFailed;  // the failure that the other rank reported
+      EXPECT_TRUE(reported || error.code() == Code::kTimeout) << text;
       EXPECT_NE(text.find("timed out after 0."), std::string::npos) << text;
       EXPECT_NE(text.find(": rank 2 has not joined; this is rank"), std::string::npos) << text;
       EXPECT_NE(text.find(". Next: check that every rank runs"), std::string::npos) << text;
@@ -448,13 +448,13 @@ class BadStore : public Store {
 TEST(SetUp, ARankThatFailsIsNamedWithTheReason) {
   Hosts hosts({0, 1, 0, 2});
   MemoryStore store;
-  std::atomic<int> told{0};
-  BadStore late(store, [&] { EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return told == 3; })); });
+  std::atomic<int> reported{0};
+  BadStore late(store, [&] { EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return reported == 3; })); });
   BadStore bad(store, lose_the_store);
   as_threads(4, [&](int rank) {
     Store& mine = rank == 1 ? static_cast<Store&>(late) : rank == 3 ? static_cast<Store&>(bad) : store;
     const std::string error = set_up_error(mine, hosts.options("named", rank));
-    ++told;
+    ++reported;
     EXPECT_NE(error.find("the store is gone"), std::string::npos) << error;
     if (rank != 3) {
       EXPECT_NE(error.find("rank 3 (pid"), std::string::npos) << error;

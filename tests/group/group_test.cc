@@ -132,7 +132,7 @@ TEST(Group, GivesBackAllItsMemory) {
   }
 }
 
-/// The staging of all groups together stays within its bound, and each group that asks gets a lease.
+/// The staging of all groups together stays within its bound, and each group that requests one gets a lease.
 TEST(Group, ManyGroupsShareTheStaging) {
   constexpr size_t kCount = 1'500'000;  // each would take 8 MiB
   const size_t how_many = as_fast(24, 12);

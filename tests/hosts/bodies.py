@@ -395,7 +395,7 @@ def training(kind):
 
 
 def make_own_group(victim):
-    """Two ranks make a group of three without torch. The victim ends once both have told the other hosts their
+    """Two ranks make a group of three without torch. The victim ends once both have sent the other hosts their
     addresses. Returns the other rank's error and the time that it took from the end."""
     rank = int(os.environ["RANK"])
 

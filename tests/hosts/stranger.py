@@ -93,7 +93,7 @@ def packets(chance: random.Random):
 
 
 class Client:
-    """`pace`: how many bytes it says at a time."""
+    """`pace`: how many bytes it sends at a time."""
 
     def __init__(self, family: int, kind: int, own: str, there: object, said: bytes, pace: int) -> None:
         self.socket = socket.socket(family, kind)
@@ -109,7 +109,7 @@ class Client:
             self.rest = self.rest[self.socket.send(self.rest[: self.pace]) :] if self.rest else b""
 
     def leave(self, pid: str = "") -> bool:
-        """Whether the rank has let it in. The client's end alone does not tell: if the listener gets its filter within
+        """Whether the rank has let it in. The client's end does not show it: if the listener gets its filter within
         the handshake, that end is connected to nothing. So with a pid, the rank's end is looked for too. An end that
         the rank has closed was connected."""
         with self.socket:
@@ -125,7 +125,7 @@ class Client:
 
 
 def paced(attacks):
-    """Each attack in turn at once, byte by byte, and by a client that says nothing."""
+    """Each attack in turn at once, byte by byte, and by a client that sends nothing."""
     for attack, manner in zip(attacks, itertools.cycle((1 << 20, 1, 0)), strict=False):
         yield (attack, manner) if manner else (b"", 1)
 

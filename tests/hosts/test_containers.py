@@ -1,4 +1,4 @@
-"""Ranks of one machine in containers of every kind: they work, or each has an error that says what to do. See
+"""Ranks of one machine in containers of every kind: they work, or each has an error that names what to do. See
 containers.py."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OLD_PROFILE = ["forbid", *"pidfd_open process_vm_readv process_vm_writev ptrace 
 NO_USER = "is also the number of all users .* Next: run as another user"
 NO_PROC = [["namespaces"], ["mount", "tmpfs", "/proc"]]
 TWO_HOSTS = "rank 1 .* cannot read /proc/.*/boot_id, so it .* another host than rank 0 .* Next: if they are on one"
-FEW_FILES = "Too many open files|rank [01] .*see its log"  # a rank that can open no file cannot tell the others so
+FEW_FILES = "Too many open files|rank [01] .*see its log"  # a rank that can open no file cannot notify the others
 NO_MEMORY = r"make shared memory \(memfd_create\).*Next: check whether .* the container's seccomp profile forbids"
 
 # The boxes of the ranks, and how they end: all of them, or each of them.

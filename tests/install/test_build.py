@@ -113,7 +113,7 @@ def test_wheel_has_both_entry_points_and_the_command(wheel):
 
 
 def test_module_exports_what_is_looked_up_alone_and_carries_no_path(installed):
-    """The exports are Python's entry point and the functions by which torch's allocator asks a pool for memory."""
+    """The exports are Python's entry point and the functions by which torch's allocator requests memory of a pool."""
     (module,) = (installed / "nvx").glob("_C.*.so")
     names = run(["nm", "-D", "--defined-only", module], cwd=installed).stdout.split("\n")
     assert sorted(line.split()[-1] for line in names if line) == ["PyInit__C", "nvx_pool_free", "nvx_pool_malloc"]

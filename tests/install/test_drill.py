@@ -99,7 +99,7 @@ GOOD = {"error": "rank 2 (pid 9) has ended", "right": True, "seconds": 0.1, "aga
     ],
 )
 def test_a_cell_falls_short(fault, phase, told, codes, short):
-    same = {"error": told.get("error", GOOD["error"])}  # the ranks hear the same; one of them has the flaw
+    same = {"error": told.get("error", GOOD["error"])}  # the ranks get the same; one of them has the flaw
     reports = [GOOD | same, GOOD | told]
     row = drill.judge(drill.Case("nvx", fault, phase, 3), 77, reports, codes, Counter())
     assert row["short"] == short, row

@@ -44,7 +44,7 @@ def program(path, text):
 
 
 def toolkit(folder, version, error, *knows):
-    """A folder whose nvcc has a version, knows architectures, and compiles nothing."""
+    """A folder whose nvcc has a version and architectures, and compiles nothing."""
     lists = "; ".join(f"echo {architecture}" for architecture in knows) or ":"
     says = f'case "$1" in --version) echo "{version}"; exit 0 ;; --list-gpu-code) {lists}; exit 0 ;; esac'
     program(folder / "bin" / "nvcc", f'{says}\necho "{error}" >&2\nexit 1')
@@ -91,7 +91,7 @@ class Builder:
         return subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, timeout=600, check=False)
 
     def without_kernels(self, **how):
-        """Builds, and returns the one line that says why there are no kernels."""
+        """Builds, and returns the one line with the reason why there are no kernels."""
         self.kernels.unlink(missing_ok=True)
         ended = self(**how)
         assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
@@ -197,7 +197,7 @@ def test_a_kernel_that_does_not_compile_costs_the_kernels_and_not_the_build(buil
 
 @pytest.fixture
 def played(build, tmp_path):
-    """A build whose cmake only prints its arguments, and fails to build before it is told of a failure."""
+    """A build whose cmake only prints its arguments, and fails to build before it gets a failure."""
     program(
         tmp_path / "cmake",
         'case "$*" in *--build*) ;; *) echo "$*" >"$0.last"; echo NVX_CUDA:STRING=AUTO >"$4/CMakeCache.txt" ;; esac\n'

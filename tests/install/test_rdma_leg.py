@@ -1,4 +1,4 @@
-"""RDMA: whether `make test-rdma` runs, and what the doctor says. Neither needs a device."""
+"""RDMA: whether `make test-rdma` runs, and what the doctor reports. Neither needs a device."""
 
 import os
 import subprocess

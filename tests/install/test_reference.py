@@ -1,4 +1,4 @@
-"""docs/reference.md is what the docstrings say, and they agree with the module."""
+"""docs/reference.md matches the docstrings, and they agree with the module."""
 
 import runpy
 

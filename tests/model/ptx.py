@@ -232,7 +232,7 @@ class Judge:
         return self.events[i].sem == self.events[j].sem == "sc" and self.strong[i][j]
 
     def sources_of(self, r, before):
-        """The writes that a read may read from, as far as barriers and program order tell."""
+        """The writes that a read may read from, by barriers and program order."""
         read, found = self.events[r], []
         for w in self.writes:
             write = self.events[w]

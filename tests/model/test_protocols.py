@@ -91,7 +91,7 @@ CHANGES = {
 
 
 def test_source_is_what_the_programs_model():
-    """After a change of a function, check that its programs still say what it does; then change ORDERS."""
+    """After a change of a function, check that its programs still describe it; then change ORDERS."""
     assert not list(differences())
 
 

@@ -167,7 +167,7 @@ def changed(step, kind, size):
 
 
 def calls_of(program, rank):
-    """The steps that the rank begins, changed as its faults say; after its end there are none."""
+    """The steps that the rank begins, changed by its faults; after its end there are none."""
     gone = set()
     for step in program.steps:
         faults = program.faults_of(rank, step.number)

@@ -1,4 +1,4 @@
-"""One rank of a world: plays the program, does its faults, and tells the history of its calls."""
+"""One rank of a world: plays the program, does its faults, and reports the history of its calls."""
 
 import ctypes
 import faulthandler
@@ -154,7 +154,7 @@ class Player:
             self.groups[0]._get_backend(torch.device("cpu")).shutdown()
 
     def refused(self, step):
-        """A call with a bad argument: it raises and changes nothing. After a failure it may say that instead."""
+        """A call with a bad argument: it raises and changes nothing. After a failure it may report that instead."""
         try:
             dist.all_gather_into_tensor(torch.zeros(1), torch.zeros(1), group=self.groups[step.group])
         except ValueError:
@@ -260,7 +260,7 @@ class Player:
                 try:
                     works.extend(dist.batch_isend_irecv(operations))
                 except Exception:
-                    dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)  # as docs/torch.md says
+                    dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)  # as in docs/torch.md
                     raise
             else:
                 works.extend(o.op(o.tensor, o.peer, o.group, o.tag) for o in operations)

@@ -114,7 +114,7 @@ def meet(where, rank):
 
 
 def pair(folder, hosts, function, n):
-    """Forks two ranks from this process, which has loaded nvx, and returns what they tell, or how they ended."""
+    """Forks two ranks from this process, which has loaded nvx, and returns their reports, or how they ended."""
     where, ranks = f"{folder}/{function}.{n}", []
     for rank in range(2):
         reader, writer = os.pipe()

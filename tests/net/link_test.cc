@@ -463,7 +463,7 @@ TEST_P(Contract, NoticesTheLossOfAPeerThatOnlyEverSent) {
   a.link->add(b.link->address());
   a.send(0, 10, 1);
   const std::vector<Link*> both = {a.link.get(), b.link.get()};
-  ASSERT_TRUE(drive(both, [&] { return b.diary.messages.size() == 1; }));  // before b knows a
+  ASSERT_TRUE(drive(both, [&] { return b.diary.messages.size() == 1; }));  // before b has added a
   b.link->add(a.link->address());
   drive_for(milliseconds(100), both);
   a.link->close();

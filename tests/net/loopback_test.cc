@@ -1,4 +1,4 @@
-// The faults of the loopback link: each does what it says, and the same seed does the same.
+// The faults of the loopback link: each has the effect of its name, and the same seed does the same.
 
 #include <algorithm>
 

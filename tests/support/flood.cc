@@ -43,13 +43,13 @@ bool fill(const std::string& name) {
   return false;
 }
 
-[[noreturn]] void flood(const std::vector<pid_t>& victims, int told) {
+[[noreturn]] void flood(const std::vector<pid_t>& victims, int reported) {
   if (setgroups(0, nullptr) != 0 || setgid(Flood::kUser) != 0 || setuid(Flood::kUser) != 0) _exit(1);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::set<std::string> full;
   for (;;) {
     for (const std::string& name : sockets_of(victims)) {
-      if (fill(name) && full.insert(name).second) (void)!write(told, "x", 1);
+      if (fill(name) && full.insert(name).second) (void)!write(reported, "x", 1);
     }
   }
 }

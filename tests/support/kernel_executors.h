@@ -95,7 +95,7 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   std::chrono::milliseconds slow{0};             ///< before each kernel of a trial
   std::optional<kernel::DeviceAlgorithm> bends;  ///< the kernels of a trial whose first result is wrong
   std::atomic<int> trials{0};
-  std::atomic<bool> knows_ends{true};  ///< whether it can tell that a kernel has ended
+  std::atomic<bool> knows_ends{true};  ///< whether it can detect that a kernel has ended
   std::atomic<int> launches{0}, by_switch{0};
   bool adds_wrongly = false;                 ///< this rank's switch
   bool hangs_in_switch = false;              ///< this rank's kernels that use multicast do nothing in a trial

@@ -45,7 +45,7 @@ struct Direction {
   size_t taken = 0;
 };
 
-/// Something to be told in the next progress(): the end of a post, or without one the loss of a peer.
+/// An event to report in the next progress(): the end of a post, or without one the loss of a peer.
 struct Event {
   Post* post;
   Status status;

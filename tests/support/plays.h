@@ -10,7 +10,7 @@
 
 namespace nvx::test {
 
-/// One collective over all ranks, described so that every rank can build its side and knows the expected result.
+/// One collective over all ranks, described so that every rank can build its side and the expected result.
 struct Play {
   kernel::Collective collective = kernel::Collective::kBarrier;
   DType dtype = DType::kF32;
@@ -36,7 +36,7 @@ inline bool is_rooted(kernel::Collective c) {
          c == Collective::kScatter;
 }
 
-/// The memory through which an algorithm tells other ranks something.
+/// The memory through which an algorithm signals other ranks.
 enum class Through { kFlags, kSlots, kLeases };
 
 /// An algorithm inside a host, for one collective.

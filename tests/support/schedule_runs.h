@@ -55,7 +55,7 @@ class Messengers {
   std::vector<std::shared_ptr<net::Messenger>> messenger_;
 };
 
-/// One rank's part of a run: 4-byte integers, of which every rank knows all others'.
+/// One rank's part of a run: 4-byte integers, of which every rank can compute all others'.
 class Part {
  public:
   Part(const Shape& shape, int rank, Memory memory, uint64_t round)

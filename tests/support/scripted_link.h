@@ -36,7 +36,7 @@ class ScriptedLink final : public net::Link {
 
   // --- the script
   bool reads_posts = true;   ///< completes a post successfully in the next progress()
-  bool fetches = false;      ///< asks for a place, and leaves the message half written until it is resumed
+  bool fetches = false;      ///< requests a place, and leaves the message half written until it is resumed
   bool minds_forget = true;  ///< completes open posts once their peer is forgotten
   std::deque<Sent> sent;     ///< all posts
   std::deque<Sent> to_come;  ///< arrives in the next progress()

@@ -107,7 +107,7 @@ class TwinMachine {
     const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
     std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
   }
-  /// The fence is in the signals themselves: ThreadSanitizer knows no fences. A signal that no fence of its lane
+  /// The fence is in the signals themselves: ThreadSanitizer ignores fences. A signal that no fence of its lane
   /// precedes since the last barrier is relaxed, and so a race.
   void fence() const { is_fenced_ = true; }
   void signal_behind(Stamp& at, Stamp value) const {

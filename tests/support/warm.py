@@ -146,7 +146,7 @@ def serve(connection):
 
 
 def become(job):
-    """Makes this process what the job says, as far as Python can. Returns "-c" or "-m", and the code or the module."""
+    """Makes this process run the job, as far as Python can. Returns "-c" or "-m", and the code or the module."""
     arguments, environment, folder = job
     kind, what, *rest = arguments
     os.chdir(folder)

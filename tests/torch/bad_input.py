@@ -487,7 +487,7 @@ def add_list(key, call):
 
 
 def fits_no_other(name, path, what):
-    """Whether this rank alone can tell that the size is wrong: parts for other ranks may have any size."""
+    """Whether this rank alone can detect that the size is wrong: parts for other ranks may have any size."""
     if what == "of another type" or name not in ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"):
         return True
     return len(path) == 1

@@ -406,7 +406,7 @@ class Ranks:
             return Outcome(False, text=f"hung, killed (limit {limit} s, or a peer failed first)\n{log.read()}")
 
 
-# --- decorators that say where a test runs ------------------------------------------------------------------
+# --- decorators that set where a test runs ------------------------------------------------------------------
 
 
 def _as_test(body, worlds, run, pool="ranks"):

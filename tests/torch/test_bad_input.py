@@ -112,7 +112,7 @@ def test_bad_input_leaves_the_group_as_it_was(ranks, name, dtype, roots):
 
 
 def refused_and_dropped(rank, name):
-    """One rank drops its refused call and makes another, which its peers do not make: all get an error that says so."""
+    """One rank drops its refused call and makes another, which its peers do not make: all get an error with both."""
     group = dist.new_group()
     backend = backend_of(group)
     setting = torch.float32, 0

@@ -542,7 +542,7 @@ def test_the_profiler_names_who_serves(rank, world):
     assert {"nvx:all_reduce", "nvx:delegated", "nvx:through_host_memory"} <= names, names
 
 
-@pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot say whether a stream is captured")
+@pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot report whether a stream is captured")
 @on_nccl_gpus(2)
 def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
     """The capture needs kernels, and there are none."""
@@ -551,7 +551,7 @@ def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
     torch.accelerator.synchronize()
     reset_counts()
 
-    def call():  # thread-local: without a driver this process cannot tell whether other threads may query the device
+    def call():  # thread-local: without a driver this process cannot decide whether other threads may query the device
         said = "this stream is being captured into a graph"
         with captured(mode="thread_local"), pytest.raises(ValueError, match=said):
             dist.all_reduce(tensor)

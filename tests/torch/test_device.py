@@ -412,7 +412,7 @@ def test_ddp(rank, world):
         assert torch.equal(a, b), "the same bits as on the CPU"
 
 
-@pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot say whether a stream is captured")
+@pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot report whether a stream is captured")
 @MODES
 @on_fake_gpus(2)
 def test_a_capture_refuses_what_goes_through_host_memory(rank, world, asynchronous):
@@ -420,7 +420,7 @@ def test_a_capture_refuses_what_goes_through_host_memory(rank, world, asynchrono
     dist.all_reduce(on_gpu(1))
     torch.accelerator.synchronize()
     reset_counts()
-    mode = "thread_local"  # without a driver this process cannot tell whether other threads may query the device
+    mode = "thread_local"  # without a driver this process cannot decide whether other threads may query the device
     with captured(mode=mode), pytest.raises(ValueError, match="goes through host memory"):
         dist.all_reduce(tensor, async_op=asynchronous)
     refuse_in_a_capture(rank, mode)

@@ -147,7 +147,7 @@ def listen(group, hook):
 
 
 def heard(group, call, tensor):
-    """The tensor's contents when a hook hears of the call's end, and the call's duration."""
+    """The tensor's contents when a hook gets the call's end, and the call's duration."""
     seen = []
     told = threading.Event()
 
@@ -240,7 +240,7 @@ def test_a_hook_runs_for_a_window_when_all_of_it_has_arrived(rank, world):
 
 @on_fake_gpus(2)
 def test_a_hook_gets_nothing_from_before_it(rank, world):
-    """This holds even if another listener, such as the recorder of torch 2.15, hears of earlier calls."""
+    """This holds even if another listener, such as the recorder of torch 2.15, gets earlier calls."""
     group, tensor, told = dist.new_group(), on_gpu(1), []
     torch.accelerator.synchronize()
     set_copy_rate(4000 / 0.2)

@@ -111,7 +111,7 @@ def test_a_rank_without_a_dump_is_reported(ranks, tmp_path, caplog):
 
 
 def test_roots_are_not_recorded(ranks, tmp_path):
-    """If this fails, torch records them: let the analyzer name the rank, and docs/debugging.md say so."""
+    """If this fails, torch records them: let the analyzer name the rank, and docs/debugging.md state it."""
     dumps = ranks.run(run_fault, world=3, fault="root")
     assert not any("root" in field for dump in dumps for entry in dump["entries"] for field in entry)
     assert [collective.pass_check for collective in analyzed(dumps, tmp_path)[:4]] == [True] * 4

@@ -1,4 +1,4 @@
-"""NVX_AS and nvx.serve_as: groups that a program asks for as gloo or nccl are nvx's."""
+"""NVX_AS and nvx.serve_as: groups that a program requests as gloo or nccl are nvx's."""
 
 import json
 import os

@@ -29,12 +29,12 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
         EXPECT_FALSE(failure_to_make(world, rank, bootstrap));
       });
     }
-    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string text = testing::internal::GetCapturedStderr();
     const std::string words = "GPU 0: 3 ranks of this process share it";
-    const size_t first = said.find(words);
-    EXPECT_EQ(first == std::string::npos, processes) << said;
+    const size_t first = text.find(words);
+    EXPECT_EQ(first == std::string::npos, processes) << text;
     if (processes) continue;
-    EXPECT_EQ(said.find(words, first + 1), std::string::npos) << said;
+    EXPECT_EQ(text.find(words, first + 1), std::string::npos) << text;
   }
   EXPECT_EQ(connections_warning(1, nullptr), "");
   EXPECT_EQ(connections_warning(4, "32"), "");
@@ -46,7 +46,7 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
   EXPECT_TRUE(contains(one, "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32")) << one;
 }
 
-/// CUDA loads a kernel at its first launch, unless told otherwise; that may wait for what runs.
+/// CUDA loads a kernel at its first launch, unless configured otherwise; that may wait for what runs.
 TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedTheirKernelsLoaded) {
   DeviceWorld world({.ranks = 2, .gpus = 1});
   const SharedTable table(2);
@@ -55,9 +55,9 @@ TEST(DeviceConnections, RanksOfOneProcessOnOneGpuNeedTheirKernelsLoaded) {
     SharedBootstrap bootstrap(table, rank);
     EXPECT_FALSE(failure_to_make(world, rank, bootstrap));
   });
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_TRUE(contains(said, "GPU 0: CUDA_MODULE_LOADING is not set, and 2 ranks of this process share it: ")) << said;
-  EXPECT_TRUE(contains(said, "Next: set CUDA_MODULE_LOADING=EAGER")) << said;
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(text, "GPU 0: CUDA_MODULE_LOADING is not set, and 2 ranks of this process share it: ")) << text;
+  EXPECT_TRUE(contains(text, "Next: set CUDA_MODULE_LOADING=EAGER")) << text;
   EXPECT_EQ(eager_loading_warning(1, nullptr), "");
   EXPECT_EQ(eager_loading_warning(2, "EAGER"), "");
   EXPECT_NE(eager_loading_warning(2, "LAZY"), "");
@@ -113,9 +113,9 @@ TEST(DeviceConnections, StreamsOfCapturesCount) {
     const Operation* const list[] = {&sum};
     EXPECT_TRUE(groups[i % 2]->executor->launch(list, {.native = &streams[i], .capture = 1}, milliseconds(0)).ok());
   }
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_TRUE(contains(said, "GPU 0: 2 groups of this process use 9 of its streams, more than the 8 hardware queues"))
-      << said;
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(text, "GPU 0: 2 groups of this process use 9 of its streams, more than the 8 hardware queues"))
+      << text;
 }
 
 }  // namespace

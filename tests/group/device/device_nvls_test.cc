@@ -110,7 +110,7 @@ TEST(DeviceNvls, HasALaunchOfItsOwnBetweenOthersAndInGraphs) {
       ask_for_it);
 }
 
-/// Kernels serve a group without the switch, and it says why once. `trials`: how many kernels each rank tried.
+/// Kernels serve a group without the switch, and the reason is logged once. `trials`: how many kernels each rank tried.
 void expect_without(DeviceWorld& world, int trials, const std::string& why) {
   testing::internal::CaptureStderr();
   with_executors(
@@ -122,11 +122,11 @@ void expect_without(DeviceWorld& world, int trials, const std::string& why) {
         EXPECT_EQ(world.launcher(one.rank)->by_switch, 0);
       },
       ask_for_it);
-  const std::string said = testing::internal::GetCapturedStderr(), words = "group g: NVX_NVLS=1 has no effect: ";
-  const size_t at = said.find(words);
-  ASSERT_NE(at, std::string::npos) << said;
-  EXPECT_TRUE(contains(said, why)) << said;
-  EXPECT_EQ(said.find(words, at + 1), std::string::npos) << "once: " << said;
+  const std::string text = testing::internal::GetCapturedStderr(), words = "group g: NVX_NVLS=1 has no effect: ";
+  const size_t at = text.find(words);
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_TRUE(contains(text, why)) << text;
+  EXPECT_EQ(text.find(words, at + 1), std::string::npos) << "once: " << text;
 }
 
 TEST(DeviceNvls, ADriverThatRefusesLeavesTheGroupItsKernels) {
@@ -158,7 +158,7 @@ TEST(DeviceNvls, AKernelThatHangsInItIsTriedOnce) {
   expect_without(world, kAllTrials + int(kTrialEpochs), "that uses multicast did not end");
 }
 
-/// The driver is not asked for anything.
+/// The driver is not called.
 TEST(DeviceNvls, IsOffByDefault) {
   DeviceWorld world(shape(2));
   with_executors(world, [&](DeviceRank& one) {

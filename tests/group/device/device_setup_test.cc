@@ -28,14 +28,14 @@ void all_report(const std::string& reason, const DeviceWorld::Shape& shape,
     StoreBootstrap bootstrap(store, {.prefix = "here", .rank = rank, .ranks = shape.ranks});
     const auto failure = failure_to_make(world, rank, bootstrap);
     ASSERT_TRUE(failure);
-    const std::string said = failure->what();
-    EXPECT_TRUE(contains(said, reason)) << said;
-    EXPECT_TRUE(contains(said, "rank 1")) << said;
-    const bool is_told = failure->code() == Code::kPeerFailed;
-    EXPECT_TRUE(is_told || contains(said, "GPU " + std::to_string(rank) + " cannot be used on rank " +
+    const std::string text = failure->what();
+    EXPECT_TRUE(contains(text, reason)) << text;
+    EXPECT_TRUE(contains(text, "rank 1")) << text;
+    const bool is_reported = failure->code() == Code::kPeerFailed;
+    EXPECT_TRUE(is_reported || contains(text, "GPU " + std::to_string(rank) + " cannot be used on rank " +
                                               std::to_string(rank) + ": "))
-        << said;
-    EXPECT_TRUE(is_told || contains(said, ". Next: ")) << said;
+        << text;
+    EXPECT_TRUE(is_reported || contains(text, ". Next: ")) << text;
   });
   for (int rank = 0; rank < shape.ranks; ++rank) {
     DeviceArena* const made = world.process(rank).registry->made(rank);
@@ -71,7 +71,7 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
   });
 }
 
-/// The advice comes from the rank that knows the cause: a refusal by the system, or the end of another rank.
+/// The advice comes from the rank that has the cause: a refusal by the system, or the end of another rank.
 TEST(DeviceSetup, AdviceComesFromTheRankThatHasTheCause) {
   DeviceWorld world({.ranks = 1});
   world.launcher(0)->refusal = Failure{.code = Code::kPeerDied,
@@ -109,7 +109,7 @@ TEST(DeviceSetup, AFullArenaIsReportedAndStaysAsItWas) {
 }
 
 /// Each call of the driver fails in turn. Set-up succeeds or fails. All memory is freed except memory that a device may
-/// still access because the rank could not tell the others that it ended.
+/// still access because the rank could not notify the others that it ended.
 TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
   int tried = 0;
   for (std::string struck = "at first"; !struck.empty(); tried += int(as_fast(1, 5))) {
@@ -189,8 +189,8 @@ TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
       SharedBootstrap honest(table, rank);
-      FalseBootstrap bootstrap(honest, [&](int, std::vector<std::byte>& said) {
-        if (rank == 1 && said.size() == lie.size) said[lie.at] = std::byte(lie.with);
+      FalseBootstrap bootstrap(honest, [&](int, std::vector<std::byte>& bytes) {
+        if (rank == 1 && bytes.size() == lie.size) bytes[lie.at] = std::byte(lie.with);
       });
       const auto failure = failure_to_make(world, rank, bootstrap);
       ASSERT_TRUE(failure) << lie.at;
@@ -491,15 +491,15 @@ TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
     knows_ends = false;
     ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
     ASSERT_TRUE(one.executor->settled());
-    std::atomic<bool> told{false};
-    std::thread tells([&] {
+    std::atomic<bool> reported{false};
+    std::thread notifies([&] {
       std::this_thread::sleep_for(milliseconds(100));
-      told = true;
+      reported = true;
       knows_ends = true;
     });
     EXPECT_TRUE(one.executor->finalize());
-    EXPECT_TRUE(told);
-    tells.join();
+    EXPECT_TRUE(reported);
+    notifies.join();
   });
 }
 
@@ -517,7 +517,7 @@ TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
   EXPECT_GT(world.arena(0).used(), size_t(0));
 }
 
-/// A rank that knows that the kernels of a failed group have ended gets its memory back.
+/// A rank that has seen the end of a failed group's kernels gets its memory back.
 TEST(DeviceGoodbye, FailedGroupFreesMemoryOfEndedKernels) {
   for (const bool knows : {false, true}) {
     DeviceWorld world({.ranks = 2});

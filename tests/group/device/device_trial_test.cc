@@ -106,17 +106,17 @@ TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreNotUsedUnlessTheyAreInsistedOn) 
       SharedBootstrap bootstrap(table, rank);
       ChannelOptions options = world.options(rank);
       if (!insists) options.slowest = milliseconds(10);
-      std::string said;
+      std::string text;
       try {
         (void)world.make(rank, bootstrap, options);
       } catch (const Error& error) {
-        said = error.what();
+        text = error.what();
         EXPECT_EQ(error.code(), Code::kInvalid);
       }
-      EXPECT_EQ(contains(said, " ms: processes that share a GPU without MPS take turns on it. Next: start MPS"),
+      EXPECT_EQ(contains(text, " ms: processes that share a GPU without MPS take turns on it. Next: start MPS"),
                 !insists)
-          << said;
-      EXPECT_EQ(contains(said, "; NVX_KERNELS=1 uses kernels however slow they are"), !insists) << said;
+          << text;
+      EXPECT_EQ(contains(text, "; NVX_KERNELS=1 uses kernels however slow they are"), !insists) << text;
     });
   }
 }
@@ -150,19 +150,19 @@ TEST(DeviceTrial, KernelsHaveBeenShownWhereAResultFileShowsThem) {
 /// Two ranks of one process, and two groups. The groups use kernels all the same.
 TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
   DeviceWorld world({.ranks = 2});
-  const auto said_by_two_groups = [&] {
+  const auto log_of_two_groups = [&] {
     testing::internal::CaptureStderr();
     for (int group = 0; group < 2; ++group)
       with_executors(world, [&](DeviceRank& one) { EXPECT_EQ(first_sum(one), ""); });
     return testing::internal::GetCapturedStderr();
   };
   const std::string words = "kernels have not been shown on sm_100 (Fake GPU) with a driver for CUDA 12.8";
-  EXPECT_FALSE(contains(said_by_two_groups(), "have not been shown"));
+  EXPECT_FALSE(contains(log_of_two_groups(), "have not been shown"));
   world.process(0).driver->is(100, 12080);
-  const std::string said = said_by_two_groups();
-  const size_t first = said.find(words);
-  ASSERT_NE(first, std::string::npos) << said;
-  EXPECT_EQ(said.find("have not been shown", first + words.size()), std::string::npos) << said;
+  const std::string text = log_of_two_groups();
+  const size_t first = text.find(words);
+  ASSERT_NE(first, std::string::npos) << text;
+  EXPECT_EQ(text.find("have not been shown", first + words.size()), std::string::npos) << text;
 }
 
 TEST(DeviceTrial, ARefusedLaunchIsReportedToAll) {

@@ -20,7 +20,7 @@ FakeNvml with_lanes(int up) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < kRanks; ++gpu) {
     std::array<uint8_t, 16> uuid;
-    uuid.fill(uint8_t(gpu + 1));  // as the fake driver says
+    uuid.fill(uint8_t(gpu + 1));  // as the fake driver reports
     nvml.add("H100", up, 18).uuid = text_of_uuid(uuid);
   }
   return nvml;

@@ -34,7 +34,7 @@ class Trials {
   /// The ranks' reason, which has to be the same on all. `change`: of a rank's setting.
   std::string reason(const std::function<void(int rank, RdmaTrialSetting&)>& change = [](int, RdmaTrialSetting&) {}) {
     MemoryStore store;
-    std::vector<std::string> told(processes.size());
+    std::vector<std::string> reported(processes.size());
     const int ranks = int(processes.size());
     as_threads(ranks, [&](int rank) {
       RdmaTrialSetting setting;
@@ -44,10 +44,10 @@ class Trials {
       setting.timeout = std::chrono::seconds(30), setting.slack = setting.timeout;  // on busy processors
       change(rank, setting);
       StoreBootstrap bootstrap(store, {.prefix = "rdma", .rank = rank, .ranks = ranks});
-      told[size_t(rank)] = why_no_rdma(bootstrap, setting);
+      reported[size_t(rank)] = why_no_rdma(bootstrap, setting);
     });
-    EXPECT_EQ(std::set(told.begin(), told.end()).size(), 1u);
-    return told[0];
+    EXPECT_EQ(std::set(reported.begin(), reported.end()).size(), 1u);
+    return reported[0];
   }
   FakeDriver& driver(int rank) { return *processes[size_t(rank)]->driver; }
 

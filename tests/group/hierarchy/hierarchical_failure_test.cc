@@ -206,7 +206,7 @@ TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
   });
 }
 
-/// A rank that waits for a busy rank of its own host also hears of the abort.
+/// A rank that waits for a busy rank of its own host also sees the abort.
 TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
   Hosts hosts(kTwoOfTwo);
   std::atomic<bool> over{false};

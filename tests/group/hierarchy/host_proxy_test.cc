@@ -1,4 +1,4 @@
-// Collectives over several hosts with a host proxy instead of the channel: which steps it is asked for, in which order,
+// Collectives over several hosts with a host proxy instead of the channel: the steps that call it, in which order,
 // that it waits where it must, and that the bits are those of the channel.
 
 #include "group/hierarchy/host_proxy.h"
@@ -514,7 +514,7 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
   });
 }
 
-/// Ranks that call different operations are told before any step begins.
+/// Ranks that call different operations get an error before any step begins.
 TEST(HostProxy, DoesNothingWhereRanksCallDifferentThings) {
   Hosts hosts({0, 0, 1, 1});
   hosts.in_group("proxy", [&](Group& group, int rank) {
@@ -566,10 +566,10 @@ TEST(HostProxy, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
   };
   for (const Case& c : cases) {
     const char* const why = why_not_by_kernels(c.collective, c.dtype, c.count, *c.facts);
-    const std::string_view said = why ? why : "";
-    EXPECT_TRUE(c.why == yes ? said == yes : said.starts_with(c.why))
+    const std::string_view text = why ? why : "";
+    EXPECT_TRUE(c.why == yes ? text == yes : text.starts_with(c.why))
         << nvx::name(c.collective) << " of " << c.count << ' ' << nvx::name(c.dtype) << ", " << c.facts->world
-        << " ranks on " << c.facts->hosts << " hosts: " << said;
+        << " ranks on " << c.facts->hosts << " hosts: " << text;
   }
 }
 

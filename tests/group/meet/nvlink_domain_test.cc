@@ -26,9 +26,9 @@ DomainInfo info(int rank, uint8_t cluster, uint32_t clique) {
 }
 
 std::string verdict(const std::vector<DomainInfo>& infos) {
-  std::vector<std::vector<std::byte>> said;
-  for (const DomainInfo& one : infos) said.emplace_back(bytes_of(one).begin(), bytes_of(one).end());
-  return why_no_domain(said, of_rank);
+  std::vector<std::vector<std::byte>> messages;
+  for (const DomainInfo& one : infos) messages.emplace_back(bytes_of(one).begin(), bytes_of(one).end());
+  return why_no_domain(messages, of_rank);
 }
 
 TEST(NvlinkDomain, IsOfOneClusterAndClique) {

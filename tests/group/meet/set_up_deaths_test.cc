@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(Rank, EarlyEnd,
 INSTANTIATE_TEST_SUITE_P(How, EarlyEnd,
                          testing::Combine(testing::Values(2), testing::Values(kExited, kReplaced), testing::Values(1)));
 
-/// `hosts`: ranks are assigned by turns. The only other rank on the host of the one that ends sees it end, and tells
+/// `hosts`: ranks are assigned by turns. The only other rank on the host of the one that ends sees it end, and notifies
 /// the others through the store.
 TEST_P(EarlyEnd, IsNamedByAllWhoWait) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(WithoutRank0, LoneEnd,
                                           testing::Values(Kind::kUnknown, Kind::kWholeJob, Kind::kPartOfJob),
                                           testing::Values(0)));
 
-/// Every rank is alone on its host, and one never comes. No process of the victim's host can tell the others.
+/// Every rank is alone on its host, and one never comes. No process of the victim's host can notify the others.
 TEST_P(LoneEnd, IsNamedByTheRanksOfOtherHosts) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
@@ -228,7 +228,7 @@ class KnownEnd : public testing::TestWithParam<std::tuple<int, int>> {};
 INSTANTIATE_TEST_SUITE_P(Rank, KnownEnd, testing::Combine(testing::Values(0, 1), testing::Values(1, 3)));
 
 /// The ranks know each other from an earlier group, which the victim's end has failed, and make the next one with the
-/// victim. Nobody knows global ranks.
+/// victim. No rank has global ranks.
 TEST_P(KnownEnd, IsNamedAtOnceInTheNextGroup) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const auto& [victim, hosts] = GetParam();
@@ -278,7 +278,7 @@ TEST(SetUp, ARankWhoseConnectionWasLostIsPingedOverANewOne) {
   for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
 }
 
-/// A rank that could not make its memory tells the others so, and does not try again.
+/// A rank that could not make its memory reports it to the others, and does not try again.
 TEST(SetUp, ChecksForDeathsWithoutMemoryOfItsOwn) {
   MemoryStore store;
   GroupOptions own = options("without", 0, 2);

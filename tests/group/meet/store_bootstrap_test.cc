@@ -27,9 +27,9 @@ std::vector<std::byte> speech(int rank, int round) {
 void talk(Store& store, int rank, int ranks, int rounds) {
   StoreBootstrap bootstrap(store, options(rank, ranks));
   for (int round = 0; round < rounds; ++round) {
-    const auto heard = bootstrap.all_gather(speech(rank, round));
-    ASSERT_EQ(heard.size(), size_t(ranks));
-    for (int r = 0; r < ranks; ++r) EXPECT_EQ(heard[size_t(r)], speech(r, round)) << rank << r;
+    const auto received = bootstrap.all_gather(speech(rank, round));
+    ASSERT_EQ(received.size(), size_t(ranks));
+    for (int r = 0; r < ranks; ++r) EXPECT_EQ(received[size_t(r)], speech(r, round)) << rank << r;
   }
 }
 
@@ -145,16 +145,16 @@ TEST(StoreBootstrap, GarbageIsNotBelieved) {
       const bool table = std::strcmp(key, "here/0/table") == 0;
       as_threads(3, [&, name = name](int rank) {
         StoreBootstrap bootstrap(store, options(rank, 3));
-        std::string said;
+        std::string text;
         try {
           (void)bootstrap.all_gather(speech(rank, 3));
         } catch (const Error& error) {
-          said = error.what();
+          text = error.what();
         }
-        const bool fooled = table && rank == 0;  // rank 0 wrote the table and knows it
-        EXPECT_EQ(said.empty(), fooled) << name << ": " << said;
+        const bool fooled = table && rank == 0;  // rank 0 wrote the table and does not read it
+        EXPECT_EQ(text.empty(), fooled) << name << ": " << text;
         if (!fooled && !table) {
-          EXPECT_NE(said.find("the message of rank 1 in the store"), std::string::npos) << name << ": " << said;
+          EXPECT_NE(text.find("the message of rank 1 in the store"), std::string::npos) << name << ": " << text;
         }
       });
     }

@@ -32,10 +32,10 @@ void expect_refused(const std::vector<Hello>& ranks, const std::string& says) {
 }
 
 TEST(Topology, EncodedHellosDecodeUnchanged) {
-  const std::vector<Hello> told = hellos(3);
-  const std::vector<Hello> heard = decode(encode(told), 3);
-  ASSERT_EQ(heard.size(), 3u);
-  EXPECT_EQ(std::memcmp(told.data(), heard.data(), 3 * sizeof(Hello)), 0);
+  const std::vector<Hello> reported = hellos(3);
+  const std::vector<Hello> received = decode(encode(reported), 3);
+  ASSERT_EQ(received.size(), 3u);
+  EXPECT_EQ(std::memcmp(reported.data(), received.data(), 3 * sizeof(Hello)), 0);
 }
 
 TEST(Topology, DescribesThisMachine) {
@@ -127,14 +127,14 @@ TEST(Topology, AProcessThatMayOpenNoFileIsNotTakenForAnotherHost) {
   rlimit none = before;
   none.rlim_cur = 0;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
-  std::string said;
+  std::string text;
   try {
     (void)describe_self(0);
   } catch (const Error& error) {
-    said = error.what();
+    text = error.what();
   }
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_NE(said.find("the boot id of this host: Too many open files. Next: raise"), std::string::npos) << said;
+  EXPECT_NE(text.find("the boot id of this host: Too many open files. Next: raise"), std::string::npos) << text;
 }
 
 TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
@@ -154,7 +154,7 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
 /// Of lists, only the items that differ are named.
 TEST(Topology, RanksThatDifferInAVariableGetBothValues) {
   std::vector<Hello> ranks = hellos(3);
-  const auto told = [&](const std::string& first, const std::string& last) {
+  const auto reported = [&](const std::string& first, const std::string& last) {
     try {
       Topology::from(ranks, [&](int rank) { return rank == 0 ? first : rank == 2 ? last : "never asked for"; });
     } catch (const Error& error) {
@@ -166,17 +166,17 @@ TEST(Topology, RanksThatDifferInAVariableGetBothValues) {
       Topology::from(ranks).describe(2) + " and " + Topology::from(ranks).describe(0) + " differ in ";
   ranks[2].agreed[0] ^= 1;
   const std::string forced = differ + "NVX_ALGO: rank 0 has one_shot, rank 2 ";
-  EXPECT_EQ(told("one_shot\n\n\nauto\n0\n", "pipelined\n\n\nauto\n0\n"), forced + "has pipelined");
-  EXPECT_EQ(told("one_shot\n\n\nauto\n0\n", "\n\n\nauto\n0\n"), forced + "does not");
-  EXPECT_EQ(told("\n\n\nauto\n0\n", "one_shot\n\n\nauto\n0\n"),
+  EXPECT_EQ(reported("one_shot\n\n\nauto\n0\n", "pipelined\n\n\nauto\n0\n"), forced + "has pipelined");
+  EXPECT_EQ(reported("one_shot\n\n\nauto\n0\n", "\n\n\nauto\n0\n"), forced + "does not");
+  EXPECT_EQ(reported("\n\n\nauto\n0\n", "one_shot\n\n\nauto\n0\n"),
             differ + "NVX_ALGO: rank 2 has one_shot, rank 0 does not");
   ranks[2].agreed = ranks[0].agreed;
   ranks[2].agreed[1] ^= 1, ranks[2].agreed[3] ^= 1;
-  EXPECT_EQ(told("\nlease=1, slice=2\n\nauto\n0\n", "\nslice=2, lease=3\n\n1\n0\n"),
+  EXPECT_EQ(reported("\nlease=1, slice=2\n\nauto\n0\n", "\nslice=2, lease=3\n\n1\n0\n"),
             differ + "NVX_TUNE: rank 0 has lease=1, rank 2 has lease=3; NVX_KERNELS: rank 0 has auto, rank 2 has 1");
-  EXPECT_EQ(told("", "\nslice=2\n\n1\n0\n"), differ + "NVX_TUNE; NVX_KERNELS") << "the store has lost one";
-  const std::string said = told("\n\x1b" + std::string(300, 'x') + "\n\nauto\n0\n", "\nslice=2\n\n1\n0\n");
-  EXPECT_TRUE(said.starts_with(differ + "NVX_TUNE: rank 0 has  " + std::string(199, 'x') + "..., rank 2 ")) << said;
+  EXPECT_EQ(reported("", "\nslice=2\n\n1\n0\n"), differ + "NVX_TUNE; NVX_KERNELS") << "the store has lost one";
+  const std::string text = reported("\n\x1b" + std::string(300, 'x') + "\n\nauto\n0\n", "\nslice=2\n\n1\n0\n");
+  EXPECT_TRUE(text.starts_with(differ + "NVX_TUNE: rank 0 has  " + std::string(199, 'x') + "..., rank 2 ")) << text;
 }
 
 TEST(Topology, RanksWithDifferentJobKeysAreRefusedAndNamed) {

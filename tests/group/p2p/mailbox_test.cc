@@ -73,22 +73,22 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
   });
 }
 
-/// A message takes its place before it is pushed, and the peer is not told before that.
+/// A message takes its place before it is pushed, and the peer gets no envelope before that.
 TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
   in_group("post", 2, [&](Group& group, int rank) {
     Bytes first = payload(0, 1, 1, 100), second = payload(0, 1, 2, 100);
     if (rank == 0) {
-      bool told = false;
+      bool reported = false;
       const Request posted = message(1, 0, first.data(), first.size());
-      posted->finished = [&](const Message&) { told = true; };
+      posted->finished = [&](const Message&) { reported = true; };
       group.mailbox().post(posted);
-      EXPECT_FALSE(told);
+      EXPECT_FALSE(reported);
       ASSERT_TRUE(barrier(group).ok());
       const Request sent = message(1, 0, second.data(), second.size());
       group.mailbox().send(sent, Carrier::kCaller);
       group.mailbox().push(Carrier::kCaller);
       ASSERT_TRUE(group.mailbox().wait(*posted).ok() && group.mailbox().wait(*sent).ok());
-      EXPECT_TRUE(told);
+      EXPECT_TRUE(reported);
     } else {
       ASSERT_TRUE(barrier(group).ok());
       for (const Bytes& wanted : {first, second}) {
@@ -110,14 +110,14 @@ TEST(Mailbox, AReceiveFromAnySourceReturnsTheSource) {
       const Request request = message(0, 5, out.data(), out.size());
       ASSERT_TRUE(send_now(group, request).ok());
     } else {
-      std::vector<bool> heard(kRanks);
+      std::vector<bool> received(kRanks);
       for (int i = 1; i < kRanks; ++i) {
         Bytes in(4000);
         const Request request = message(kAnySource, 5, in.data(), in.size());
         ASSERT_TRUE(receive_now(group, request).ok());
         ASSERT_GE(request->peer, 1);
-        EXPECT_FALSE(heard[size_t(request->peer)]);
-        heard[size_t(request->peer)] = true;
+        EXPECT_FALSE(received[size_t(request->peer)]);
+        received[size_t(request->peer)] = true;
         EXPECT_TRUE(in == payload(request->peer, 0, 0, 4000));
       }
     }

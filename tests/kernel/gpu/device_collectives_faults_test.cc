@@ -129,7 +129,7 @@ TEST(DeviceCollectivesFaults, AnAbortedRankBeginsNothing) {
         EXPECT_NE(failure.find(": 0 lanes ended well"), std::string::npos);
         EXPECT_EQ(batch.result(0), before);
         EXPECT_EQ(std::equal(there.begin(), there.end(), twins.pad(1).begin()), !sends_first) << "it writes to others";
-        // A lane that waits for hot packets may see the abort before the lane that has asked for it.
+        // A lane that waits for hot packets may see the abort before the lane that has loaded it.
         EXPECT_TRUE(v.peer == -1 || (sends_first && v.peer == 1)) << v.peer;
       }
       EXPECT_EQ(v.state, DeviceVerdict::kReadable);

@@ -133,7 +133,7 @@ TEST_P(Multicasts, AllRanksHaveTheSameSumsAtAnyLengthAndAddress) {
   EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
 }
 
-/// A launch may tell the host of its end.
+/// A launch may report its end to the host.
 TEST(Multicast, ReportsItsEndToTheHost) {
   Twins twins({{2, 2, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
@@ -160,7 +160,7 @@ TEST(Multicast, AMissingRankIsNamedAndNothingIsStored) {
   });
 }
 
-/// A rank that chose another algorithm for the call is told apart, as it waits for other data.
+/// A rank that chose another algorithm for the call is distinguished, as it waits for other data.
 TEST(Multicast, ARankWithAnotherAlgorithmIsAMismatch) {
   Twins twins({{2, 1, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
@@ -190,8 +190,8 @@ TEST(Multicast, LaunchesRefuseWhatItCannotDo) {
   const auto as_is = [](Job&) {};
   Play play = play_of(Collective::kAllReduce, 8, 2, 0);
   EXPECT_EQ(says(play, nvswitch.view(0), as_is), "nothing");
-  const auto expect = [](const std::string& said, const std::string& why) {
-    EXPECT_NE(said.find(why), std::string::npos) << said;
+  const auto expect = [](const std::string& text, const std::string& why) {
+    EXPECT_NE(text.find(why), std::string::npos) << text;
   };
   expect(says(play, {}, as_is), "it has no multicast memory");
   MulticastView small = nvswitch.view(0);

@@ -122,7 +122,7 @@ TEST(OwnTime, DoesNotCountWorkThatLostItsCore) {
       }
       const auto spent = time.spent();
       const bool interrupted = interruptions() != before;
-      EXPECT_TRUE(of_little.spent().has_value()) << "asking costs more than it would teach";
+      EXPECT_TRUE(of_little.spent().has_value()) << "a measurement costs more than it would gain";
       EXPECT_TRUE(interrupted || spent.has_value());
       EXPECT_GE(spent.value_or(std::chrono::seconds(1)), std::chrono::microseconds(300));
       (spent ? counted : left_out) += 1;
@@ -186,7 +186,7 @@ TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
   }
 }
 
-/// A rank that only writes knows the cost, and decides for itself.
+/// A rank that only writes has the cost, and decides for itself.
 TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
   using kernel::Algorithm;

@@ -232,9 +232,9 @@ TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
     }
   };
   process.driver->block("create");
-  std::array<std::string, 3> said;
-  as_threads(3, [&](int thread) { said[size_t(thread)] = try_again(); });
-  for (const std::string& one : said) {
+  std::array<std::string, 3> text;
+  as_threads(3, [&](int thread) { text[size_t(thread)] = try_again(); });
+  for (const std::string& one : text) {
     EXPECT_NE(one.find("making 4096 KiB of memory on GPU 0 (file descriptor) did not return"), std::string::npos)
         << one;
   }
@@ -294,9 +294,9 @@ TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
       Process process(2);
       for (const ShareKind lack : row.lacking) process.driver->lacks(lack);
       SharedBootstrap honest(table, rank);
-      FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>& said) {
+      FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>& text) {
         constexpr size_t kBytesAt = 43;  // the fourth byte of the size: 16 MiB more
-        if (rank == 1 && round == 1) said[kBytesAt] ^= std::byte(1);
+        if (rank == 1 && round == 1) text[kBytesAt] ^= std::byte(1);
       });
       const Outcome outcome = try_to_share(*process.registry, bootstrap, options_of(rank, 2, rank));
       EXPECT_EQ(outcome.kind, kHost) << outcome.says;

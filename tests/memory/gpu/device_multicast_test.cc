@@ -63,9 +63,9 @@ void all_ranks(int ranks, const std::function<void(Rank&)>& body) {
 void expect_none(Rank& one, const std::string& why) {
   EXPECT_EQ(one.span, nullptr);
   EXPECT_NE(one.mappings->why_no_multicast().find(why), std::string::npos) << one.mappings->why_no_multicast();
-  const std::string& said = one.mappings->why_no_multicast();
-  for (const auto& theirs : one.bootstrap.all_gather(std::as_bytes(std::span(said))))
-    EXPECT_EQ(std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()), said);
+  const std::string& text = one.mappings->why_no_multicast();
+  for (const auto& theirs : one.bootstrap.all_gather(std::as_bytes(std::span(text))))
+    EXPECT_EQ(std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()), text);
   write_and_look(*one.mappings, one.bootstrap, one.rank, one.ranks);
 }
 
@@ -220,10 +220,10 @@ TEST(DeviceMulticast, OnePartIsNotReleasedBeforeThePeersHaveGone) {
 
 TEST(DeviceMulticast, DamagedWordsOfAPeerAreRefused) {
   all_ranks(2, [](Rank& one) {
-    FalseBootstrap bootstrap(one.bootstrap, [&](int, std::vector<std::byte>& said) {
+    FalseBootstrap bootstrap(one.bootstrap, [&](int, std::vector<std::byte>& text) {
       uint32_t magic = 0;
-      if (said.size() >= sizeof magic) std::memcpy(&magic, said.data(), sizeof magic);
-      if (one.rank == 1 && magic == 0x6d78766e) said[0] ^= std::byte{1};
+      if (text.size() >= sizeof magic) std::memcpy(&magic, text.data(), sizeof magic);
+      if (one.rank == 1 && magic == 0x6d78766e) text[0] ^= std::byte{1};
     });
     MappingOptions options = options_of(one.rank, 2, one.rank);
     options.multicast_bytes = M;

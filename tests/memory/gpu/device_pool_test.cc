@@ -93,9 +93,9 @@ TEST(DevicePool, ADeviceThatIsFullRefusesAndGoesOn) {
   DevicePool& pool = process.registry->pool(0);
   const DevicePtr one = pool.allocate(2 * M);
   process.driver->refuse("create", 2);
-  const auto [code, said] = refusal_of([&] { (void)pool.allocate(2 * M); });
+  const auto [code, text] = refusal_of([&] { (void)pool.allocate(2 * M); });
   EXPECT_EQ(code, Code::kSystem);
-  EXPECT_NE(said.find("cuMemCreate on GPU 0: fake refusal 2"), std::string::npos) << said;
+  EXPECT_NE(text.find("cuMemCreate on GPU 0: fake refusal 2"), std::string::npos) << text;
   EXPECT_TRUE(pool.free(one));
   EXPECT_EQ(pool.allocate(2 * M), one) << "what was given back is there";
   process.driver->refuse("create", 0);
@@ -134,9 +134,9 @@ TEST(DevicePool, ADriverThatHangsIsLeftToItself) {
   DevicePool pool(driver, 0, {.timeout = milliseconds(50)});
   driver->block("create");
   EXPECT_EQ(refusal_of([&] { (void)pool.allocate(M); }).first, Code::kTimeout);
-  const auto [code, said] = refusal_of([&] { (void)pool.allocate(M); });
+  const auto [code, text] = refusal_of([&] { (void)pool.allocate(M); });
   EXPECT_EQ(code, Code::kTimeout);
-  EXPECT_NE(said.find("the driver has not returned from an earlier call"), std::string::npos) << said;
+  EXPECT_NE(text.find("the driver has not returned from an earlier call"), std::string::npos) << text;
   EXPECT_EQ(driver->calls_of("create"), 1) << "it is not asked again";
   driver->come_back();
 }
@@ -145,13 +145,13 @@ TEST(DevicePool, NoneWhereMemoryCannotBeMappedAsItGrows) {
   Process process(1);
   process.driver->lacks(ShareKind::kFd);
   process.driver->lacks(ShareKind::kFabric);
-  const auto [code, said] = refusal_of([&] { (void)process.registry->pool(0); });
+  const auto [code, text] = refusal_of([&] { (void)process.registry->pool(0); });
   EXPECT_EQ(code, Code::kSystem);
-  EXPECT_NE(said.find("GPU 0 has no growing memory that other processes can map: GPU 0 does not support it"),
+  EXPECT_NE(text.find("GPU 0 has no growing memory that other processes can map: GPU 0 does not support it"),
             std::string::npos)
-      << said;
+      << text;
   const int calls = process.driver->calls();
-  EXPECT_EQ(refusal_of([&] { (void)process.registry->pool(0); }).second, said);
+  EXPECT_EQ(refusal_of([&] { (void)process.registry->pool(0); }).second, text);
   EXPECT_EQ(process.driver->calls(), calls) << "the driver is not asked twice";
   EXPECT_EQ(process.registry->made_pool(0).load(), nullptr);
 }
@@ -176,12 +176,12 @@ TEST(DevicePool, IsLoggedOnceWhileThereIsNone) {
     for (int i = 0; i < 3; ++i) EXPECT_NE(refusal_of([&] { (void)process.registry->pool(0); }).second, "");
     process.driver->refuse("create", 3);
     (void)refusal_of([&] { (void)process.registry->pool(0); });
-    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string text = testing::internal::GetCapturedStderr();
     int lines = 0;
-    for (size_t at = 0; (at = said.find("no growing memory that other processes can map", at)) != std::string::npos;
+    for (size_t at = 0; (at = text.find("no growing memory that other processes can map", at)) != std::string::npos;
          ++at)
       ++lines;
-    EXPECT_EQ(lines, 2) << said;
+    EXPECT_EQ(lines, 2) << text;
   });
 }
 
@@ -286,9 +286,9 @@ TEST(PeerPool, ARefusalLeavesWhatIsMappedAndIsNotForEver) {
     const uint64_t before = seen->mapped();
     (void)pool.allocate(2 * M);
     mine.driver->refuse(call, 2);
-    const auto [code, said] = refusal_of([&] { seen->catch_up(4 * M, soon()); });
+    const auto [code, text] = refusal_of([&] { seen->catch_up(4 * M, soon()); });
     EXPECT_EQ(code, Code::kSystem) << call;
-    EXPECT_NE(said.find("fake refusal 2"), std::string::npos) << said;
+    EXPECT_NE(text.find("fake refusal 2"), std::string::npos) << text;
     EXPECT_EQ(seen->mapped(), before) << call;
     mine.driver->refuse(call, 0);
     seen->catch_up(4 * M, soon());
@@ -301,9 +301,9 @@ TEST(PeerPool, AnOwnerThatCannotExportReportsWhy) {
   (void)theirs.registry->pool(0).allocate(2 * M);
   theirs.driver->refuse("export_fd", 5);
   const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
-  const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon()); });
+  const auto [code, text] = refusal_of([&] { seen->catch_up(2 * M, soon()); });
   EXPECT_EQ(code, Code::kPeerFailed);
-  EXPECT_NE(said.find("it refused: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << said;
+  EXPECT_NE(text.find("it refused: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << text;
   theirs.driver->refuse("export_fd", 0);
   EXPECT_NE(
       refusal_of([&] { seen->catch_up(100 * M, soon()); }).second.find("it refused: its pool has no such segment"),
@@ -358,8 +358,8 @@ TEST(PeerPool, DoesNotBelieveWhatAServerSays) {
       return reply;
     });
     const auto seen = mine.registry->peer_pool(0, liar.owner());
-    const std::string said = refusal_of([&] { seen->catch_up(2 * M, soon()); }).second;
-    EXPECT_NE(said.find(row.says), std::string::npos) << said;
+    const std::string text = refusal_of([&] { seen->catch_up(2 * M, soon()); }).second;
+    EXPECT_NE(text.find(row.says), std::string::npos) << text;
     EXPECT_EQ(seen->mapped(), 0u);
   }
   Process mine(1);
@@ -382,9 +382,9 @@ TEST(PeerPool, AServerThatNeverAnswersIsNotWaitedForLong) {
   const LocalSocket nobody =
       listen_on(name);  // like that of a process that hangs, or of a forked child that survives it
   const auto seen = mine.registry->peer_pool(0, {random_arena_id(), 0, name});
-  const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon(50)); });
+  const auto [code, text] = refusal_of([&] { seen->catch_up(2 * M, soon(50)); });
   EXPECT_EQ(code, Code::kTimeout);
-  EXPECT_NE(said.find("it did not answer within 50 ms"), std::string::npos) << said;
+  EXPECT_NE(text.find("it did not answer within 50 ms"), std::string::npos) << text;
 }
 
 TEST(PeerPool, OfAProcessThatHasEndedOrIsAnother) {

@@ -443,10 +443,10 @@ TEST(PeerMappings, MalformedDescriptionsOfPeersAreRefused) {
     as_threads(2, [&](int rank) {
       Process process(2);
       SharedBootstrap honest(table, rank);
-      FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>& said) {
+      FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>& text) {
         if (rank == 0 || round != spoilt.round) return;
-        if (spoilt.bytes == 0) return said.resize(spoilt.byte);
-        for (size_t i = 0; i < spoilt.bytes; ++i) said[spoilt.byte + i] ^= std::byte(0x7f);
+        if (spoilt.bytes == 0) return text.resize(spoilt.byte);
+        for (size_t i = 0; i < spoilt.bytes; ++i) text[spoilt.byte + i] ^= std::byte(0x7f);
       });
       try {
         const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));

@@ -226,7 +226,7 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
 
 TEST(PeerProcesses, ReportHowOneEndedEvenWhenItIsReaped) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  for (const auto& [dies, said] : {std::pair{true, "<signal 9>"}, {false, "<exit code 7>"}}) {
+  for (const auto& [dies, text] : {std::pair{true, "<signal 9>"}, {false, "<exit code 7>"}}) {
     const pid_t child = fork();
     if (child == 0) {
       if (dies) raise(SIGKILL);
@@ -237,7 +237,7 @@ TEST(PeerProcesses, ReportHowOneEndedEvenWhenItIsReaped) {
     const PeerProcess process({}, memfd.get(), 4096, ProcessWatch(Fd(), child), child);
     siginfo_t info{};
     ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
-    EXPECT_EQ(words_of(process.exit_status(), "<", ">"), said);
+    EXPECT_EQ(words_of(process.exit_status(), "<", ">"), text);
     ASSERT_EQ(waitpid(child, nullptr, 0), child);
     utsname kernel{};
     uname(&kernel);
@@ -245,7 +245,7 @@ TEST(PeerProcesses, ReportHowOneEndedEvenWhenItIsReaped) {
     std::sscanf(kernel.release, "%d.%d", &major, &minor);
     const std::string later = words_of(process.exit_status(), "<", ">");
     if (major > 6 || (major == 6 && minor >= 15) || !later.empty()) {
-      EXPECT_EQ(later, said) << kernel.release;
+      EXPECT_EQ(later, text) << kernel.release;
     }
   }
 }
@@ -363,7 +363,7 @@ void forbid_pidfd_open() {
 struct Meeting {
   ArenaId ids[2];
   char sockets[2][64];
-  pid_t pids[2];  ///< as each knows its own
+  pid_t pids[2];  ///< as each sees its own
   std::atomic<int> here[2], met[2];
   std::atomic<int> verdict;  ///< of the inner process: 1 if it counts the outer one as alive, else 2
 };
@@ -518,7 +518,7 @@ TEST(ProcessWatch, ReportsThatASignalHasEndedItWhileItsFilesAreOpen) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_EQ(status >> 8, SIGTRAP | PTRACE_EVENT_EXIT << 8);
   EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process.state_change().empty() && process.ended(); }));
-  // Linux before 5.17 knows the signal only when all has ended.
+  // Linux before 5.17 reports the signal only when all has ended.
   const std::string early = words_of(process.exit_status());
   EXPECT_TRUE(early == "signal 11" || early.empty()) << early;
   EXPECT_FALSE(process.torn_down());

@@ -289,9 +289,9 @@ TEST_F(Tcp, AnImpostorAtOneAddressDoesNotHideThePeerAtAnother) {
   const PeerId to_b = a.link->add(encode_address(of_b, some_key()));
   a.send(to_b, 100);
   a.link->progress();
-  const Fd heard(accept(impostor.get(), nullptr, nullptr));
+  const Fd received(accept(impostor.get(), nullptr, nullptr));
   const Answer lie{};
-  ASSERT_EQ(::send(heard.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
+  ASSERT_EQ(::send(received.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
   EXPECT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
   EXPECT_TRUE(a.diary.losses.empty());
 }
@@ -309,7 +309,7 @@ TEST_F(Tcp, ConnectsSoonAfterThePeerAdmitsIt) {
   EXPECT_TRUE(drive(both, milliseconds(1300), [&] { return diary.messages.size() == 1; }));
 }
 
-/// The receiver cannot tell a connection that is cut from a process that has ended, unless it connects itself.
+/// The receiver cannot distinguish a connection that is cut from a process that has ended, unless it connects itself.
 TEST_F(Tcp, APeerThatGivesUpAMessageIsNotLost) {
   a.send(0, 1);
   ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
@@ -348,12 +348,13 @@ TEST_F(Tcp, AProcessThatDoesNotProveItsKeyIsNoPeer) {
   const Fd impostor = impostor_at(of_b.listeners[0]);
   a.send(0, 100);
   a.link->progress();
-  const Fd heard(accept(impostor.get(), nullptr, nullptr));
+  const Fd received(accept(impostor.get(), nullptr, nullptr));
   const Answer lie{};
-  ASSERT_EQ(::send(heard.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
+  ASSERT_EQ(::send(received.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
   EXPECT_TRUE(drive({a.link.get()}, [&] { return a.diary.losses[0] == 1 && a.diary.failures == 1; }));
-  std::array<std::byte, 1000> told;
-  EXPECT_EQ(recv(heard.get(), told.data(), told.size(), 0), ssize_t(sizeof(Greeting))) << "and is told nothing";
+  std::array<std::byte, 1000> reported;
+  EXPECT_EQ(recv(received.get(), reported.data(), reported.size(), 0), ssize_t(sizeof(Greeting)))
+      << "and is sent nothing";
 }
 
 TEST_F(Tcp, ALinkWithAnotherKeyIsRefused) {
@@ -400,7 +401,7 @@ TEST_F(Tcp, AMessageInTheNameOfAnotherProcessIsDropped) {
     MutexLock lock(port.mutex());
     port.connect(1, address_of(1, *a.link));
     port.connect(2, address_of(2, *b.link));
-    port.on_failure([&](const GroupPort::ReportedFailure& told) { failed.push_back(told.by); });
+    port.on_failure([&](const GroupPort::ReportedFailure& reported) { failed.push_back(reported.by); });
   }
   const std::vector<std::byte> of_messenger = messenger->address();
   const auto poison = [&](End& end, uint32_t rank) {

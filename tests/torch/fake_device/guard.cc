@@ -99,7 +99,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 
-  // Like CUDA's allocator, this knows only its own blocks, not views that others made of them.
+  // Like CUDA's allocator, this finds only its own blocks, not views that others made of them.
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     if (data.get() == nullptr || data.get_deleter() != device_allocator().raw_deleter()) return;
     count(kDataRecorded);

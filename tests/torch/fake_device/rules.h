@@ -6,7 +6,7 @@ namespace fake {
 
 // Numbered as __init__.py names them.
 enum class Rule {
-  kEventWaits,     // a stream waits for the event that it is told to wait for
+  kEventWaits,     // a stream waits for the event of cudaStreamWaitEvent
   kRecordedUse,    // memory is not reused before its recorded streams have passed the free
   kCaptureMode,    // a thread in the relaxed mode may make any call beside captures
   kCurrentStream,  // a query for the current stream returns it and not the default stream

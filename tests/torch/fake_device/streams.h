@@ -42,7 +42,7 @@ enum Counter {
   kDeviceSyncs,
   kDeviceAllocations,
   kPinnedAllocations,
-  kStreamWaits,    // a stream told to wait for an event
+  kStreamWaits,    // a stream that was made to wait for an event
   kDataRecorded,   // recordDataPtrOnStream, record_stream
   kFallbacks,      // operators that ran on the CPU
   kCaptureFaults,  // calls that CUDA forbids during a capture

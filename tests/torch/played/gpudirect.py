@@ -1,4 +1,4 @@
-"""`played`, with a UCX that says it has CUDA and RDMA: `ucp_with_cuda.c` before the UCX that nvx finds here."""
+"""`played`, with a UCX that reports CUDA and RDMA: `ucp_with_cuda.c` before the UCX that nvx finds here."""
 
 import ctypes
 import importlib.util
