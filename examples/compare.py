@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 RESULT = "EXAMPLE_RESULT"  # the file for the result of a run that is compared
-PAIRS = "EXAMPLE_PAIRS"  # how many runs each: on a busy machine one pair says little
+PAIRS = "EXAMPLE_PAIRS"  # how many runs each: on a busy machine one pair proves little
 WARM_UP = 5
 
 
@@ -72,7 +72,7 @@ def torchrun(script, ranks):
 
 
 def run(command, served):
-    """One run in processes of its own. Returns what Run.done() told."""
+    """One run in processes of its own. Returns the report of Run.done()."""
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "result.json")
         env = {key: value for key, value in os.environ.items() if not key.startswith("NVX_AS")}

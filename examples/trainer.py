@@ -1,4 +1,4 @@
-"""Transformers' Trainer knows gloo only on CPUs: NVX_AS=gloo torchrun --nproc-per-node 2 examples/trainer.py"""
+"""Transformers' Trainer accepts gloo only on CPUs: NVX_AS=gloo torchrun --nproc-per-node 2 examples/trainer.py"""
 
 import tempfile
 import time

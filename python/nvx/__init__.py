@@ -249,7 +249,7 @@ def _backend(group):
 
 
 def explain(collective: str, nbytes: int, ranks: int, hosts: int = 1) -> str:
-    """Says which algorithm nvx would choose for `nbytes` per rank, and why. Ranks are spread evenly over hosts."""
+    """Describes which algorithm nvx would choose for `nbytes` per rank, and why. Ranks are spread evenly over hosts."""
     return _load().explain(collective, nbytes, ranks, hosts)
 
 

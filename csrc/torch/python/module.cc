@@ -272,7 +272,7 @@ constexpr const char* kOptionsText =
 
 timeout: how long an operation, or making the group, may wait: a timedelta. Unless it is 30 minutes, the default, it
     overrides the timeout of init_process_group or new_group. NVX_TIMEOUT_S overrides both.
-kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups that split off; "": as NVX_KERNELS.
+kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups that split off; "": as NVX_KERNELS says.
     The same on all ranks.
 tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of NVX_TUNE,
     and inherited by groups that split off. The same on all ranks.
