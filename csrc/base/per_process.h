@@ -51,7 +51,7 @@ class LiveObjects {
 
 /// Keeps an object, reachable, until the process ends, because a device may still use it.
 template <class T>
-void keep_for_ever(T object) {
+void keep_until_exit(T object) {
   static Mutex mutex;
   static auto* const kKept = new std::vector<T>;
   MutexLock lock(mutex);

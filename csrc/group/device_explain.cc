@@ -14,16 +14,16 @@ namespace {
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
-size_t ranks_of(const DeviceQuestion& q) { return q.facts.hosts > 1 ? q.facts.world : q.facts.ranks; }
+size_t ranks_of(const ExplainRequest& q) { return q.facts.hosts > 1 ? q.facts.world : q.facts.ranks; }
 
 /// Counts like `plan()` for devices: one piece of a scatter or an exchange.
-size_t bytes_of_piece(const DeviceQuestion& q) {
+size_t bytes_of_piece(const ExplainRequest& q) {
   const bool in_pieces = q.collective == Collective::kReduceScatter || q.collective == Collective::kAllToAll ||
                          q.collective == Collective::kScatter;
   return in_pieces ? q.bytes / std::max<size_t>(q.facts.ranks, 1) : q.bytes;
 }
 
-Way by_delegate(const DeviceQuestion& q) {
+Way by_delegate(const ExplainRequest& q) {
   const size_t ranks = ranks_of(q), whole = bytes_of_whole(q.collective, q.bytes, ranks);
   const HandOver* rule = rule_for(q.collective, config().delegate);
   Way way{"NCCL", "torch's ProcessGroupNCCL", q.no_nccl, "NVX_DELEGATE"};
@@ -54,18 +54,18 @@ std::string limit_of(DeviceAlgorithm algorithm, const kernel::DeviceShape& shape
   return most == SIZE_MAX ? "for any size" : "for pieces of at most " + std::to_string(most) + " bytes";
 }
 
-bool kernel_can(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+bool kernel_can(DeviceAlgorithm algorithm, const ExplainRequest& q, const kernel::DeviceShape& shape) {
   return q.collective != Collective::kBarrier && bytes_of_piece(q) <= most_bytes(algorithm, shape);
 }
 
 /// The algorithm for a piece. Where each pair decides for itself, the piece's length decides.
-DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const ExplainRequest& q, const kernel::DeviceShape& shape) {
   if (algorithm != DeviceAlgorithm::kExchangePieces) return algorithm;
   return bytes_of_piece(q) <= most_bytes(DeviceAlgorithm::kExchangePackets, shape) ? algorithm
                                                                                    : DeviceAlgorithm::kExchangeChunks;
 }
 
-std::vector<Way> by_kernels(const DeviceQuestion& q) {
+std::vector<Way> by_kernels(const ExplainRequest& q) {
   const DevicePlanFacts facts{shape_for(q.facts, q.link.kind), q.facts.force, q.facts.tuning,
                               /*has_multicast=*/false, q.link.kind};
   const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
@@ -94,8 +94,8 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
 }
 
 /// Over several hosts: kernels of all ranks. Only the ranks' GPUs can show whether they do it.
-Way by_domain(const DeviceQuestion& question) {
-  DeviceQuestion q = question;
+Way by_domain(const ExplainRequest& request) {
+  ExplainRequest q = request;
   q.facts.ranks = q.facts.world;
   q.facts.hosts = 1;
   std::vector<Way> ways = by_kernels(q);
@@ -107,7 +107,7 @@ Way by_domain(const DeviceQuestion& question) {
 }
 
 /// The fingerprint's count for byte tensors.
-size_t count_of(const DeviceQuestion& q) { return bytes_of_whole(q.collective, q.bytes, ranks_of(q)); }
+size_t count_of(const ExplainRequest& q) { return bytes_of_whole(q.collective, q.bytes, ranks_of(q)); }
 
 /// The part of a proxy's data that each rank moves over its bus.
 const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_host) {
@@ -124,7 +124,7 @@ const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_hos
 }
 
 /// A proxy over several hosts: kernels or the host perform the steps inside each host.
-Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
+Way by_proxy(const ExplainRequest& q, const InterHostPlan& inter_host) {
   Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", ""};
   const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
   if (!q.has_kernels) {
@@ -143,7 +143,7 @@ Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
   return way;
 }
 
-Way by_all_hosts(const DeviceQuestion& q, const InterHostPlan& inter_host) {
+Way by_all_hosts(const ExplainRequest& q, const InterHostPlan& inter_host) {
   const Estimate there = estimate_between(*inter_host.row, q.collective, q.bytes, q.facts, q.carrier);
   Way way{"host memory", std::string("between hosts ") + inter_host.row->name,
           std::string("if no way above is possible: ") + inter_host.why, "", true};
@@ -155,7 +155,7 @@ Way by_all_hosts(const DeviceQuestion& q, const InterHostPlan& inter_host) {
 }
 
 /// For an operation in chunks, this is the plan of one chunk.
-Way by_host(const DeviceQuestion& q) {
+Way by_host(const ExplainRequest& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
   const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
   const Choice choice = plan(q.collective, in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes, q.facts);
@@ -195,16 +195,16 @@ uint64_t tuned(Tune key, const PlanFacts& facts, GpuLink link) {
   }
 }
 
-std::vector<Way> explain_on_device(const DeviceQuestion& question) {
-  std::vector<Way> ways{by_delegate(question)};
-  if (question.facts.hosts > 1) {
-    const InterHostPlan inter_host = plan_between(across(question.collective), question.bytes, question.facts);
-    ways.push_back(by_proxy(question, inter_host));
-    ways.push_back(by_all_hosts(question, inter_host));
-    if (question.facts.world <= kernel::kMostRanks) ways.push_back(by_domain(question));
+std::vector<Way> explain_on_device(const ExplainRequest& request) {
+  std::vector<Way> ways{by_delegate(request)};
+  if (request.facts.hosts > 1) {
+    const InterHostPlan inter_host = plan_between(across(request.collective), request.bytes, request.facts);
+    ways.push_back(by_proxy(request, inter_host));
+    ways.push_back(by_all_hosts(request, inter_host));
+    if (request.facts.world <= kernel::kMostRanks) ways.push_back(by_domain(request));
   } else {
-    for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
-    ways.push_back(by_host(question));
+    for (Way& way : by_kernels(request)) ways.push_back(std::move(way));
+    ways.push_back(by_host(request));
   }
   bool found = false;  // the first possible way runs
   for (Way& way : ways) {

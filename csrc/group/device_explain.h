@@ -10,7 +10,7 @@
 
 namespace nvx {
 
-struct DeviceQuestion {
+struct ExplainRequest {
   kernel::Collective collective;
   size_t bytes;  ///< the bytes that each rank puts in, or that the root sends, as in `explain()` for CPU tensors
   PlanFacts facts;
@@ -22,7 +22,7 @@ struct DeviceQuestion {
 
 /// All ways for float32 tensors, summed or in pieces of one size, in a group with one GPU per rank and outside of
 /// captures. Marks the one that runs.
-std::vector<Way> explain_on_device(const DeviceQuestion& question);
+std::vector<Way> explain_on_device(const ExplainRequest& request);
 
 /// The value by which a group decides, also where the table leaves it to the machine. `link`: between its GPUs.
 uint64_t tuned(Tune key, const PlanFacts& facts, GpuLink link);
@@ -30,7 +30,7 @@ uint64_t tuned(Tune key, const PlanFacts& facts, GpuLink link);
 /// The slowest link between the GPUs of this machine, by data sheet; without GPUs, an NVLink named as an assumption.
 DeviceLink slowest_link(const GpuTopology& topology);
 
-/// The size that `NVX_DELEGATE` compares: the longest input or output of any rank. `bytes`: as for `DeviceQuestion`.
+/// The size that `NVX_DELEGATE` compares: the longest input or output of any rank. `bytes`: as for `ExplainRequest`.
 size_t bytes_of_whole(kernel::Collective collective, size_t bytes, size_t ranks);
 
 }  // namespace nvx

@@ -181,7 +181,7 @@ Group::~Group() {
   hierarchical_.reset();
   core_->port.reset();
   intra_host_.reset();
-  core_->shm().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
+  core_->shm().arena().free_when(core_->members.pad_span, core_->members.all_peers_gone());
 }
 
 std::vector<EarlierProcess> Group::processes() {

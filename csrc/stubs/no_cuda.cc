@@ -31,7 +31,7 @@ Status call_host(void*, void (*)(void*), void*) { return refusal(); }
 
 Status Tail::make() { return refusal(); }
 
-Status Tail::hold_back(void*, bool) { return make(); }
+Status Tail::block(void*, bool) { return make(); }
 
 Status Tail::put_behind(void*, uint64_t) { return make(); }
 

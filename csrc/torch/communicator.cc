@@ -114,7 +114,7 @@ void Communicator::shut_down() {
   constexpr std::chrono::milliseconds kGrace{300};
   if (context.origin.elsewhere()) return;
   issuer.kernels().catch_up();
-  issuer.see_off(Deadline::after(kMostForProxies));
+  issuer.drain(Deadline::after(kMostForProxies));
   // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
   *context.silence = true;
   const Deadline moment = Deadline::after(kGrace);

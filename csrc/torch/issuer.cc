@@ -93,7 +93,7 @@ IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
   c.device = device_in_use(context_.backend.getBoundDeviceId()).value_or(at::kCPU);
   c.facts.on_device = !c.device.is_cpu();
   if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
-  if (c.facts.on_device) proxies_.see_end(mode, opts.timeout);
+  if (c.facts.on_device) proxies_.await_end(mode, opts.timeout);
   Tensors none;
   return launch({c10d::OpType::BARRIER, "nvx:barrier"}, {&c, 1}, none, none, {opts.timeout, mode});
 }

@@ -47,7 +47,7 @@ class Issuer {
     if (delegate_) delegate_->finalize();
   }
   /// Waits until all proxies have ended, and logs a failure that no call has raised.
-  void see_off(const Deadline& deadline) { proxies_.see_off(deadline); }
+  void drain(const Deadline& deadline) { proxies_.drain(deadline); }
 
  private:
   IntrusiveWork issue(Call&& call);

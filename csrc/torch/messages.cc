@@ -122,7 +122,7 @@ c10::intrusive_ptr<NvxWork> Messages::hand_over(const CoalescingScope& scope) {
 }
 
 void Messages::settle(const Deadline& deadline) {
-  pending_sends_->see_off(nullptr, deadline);
+  pending_sends_->flush(nullptr, deadline);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
   context_.group().mailbox().settle(std::max(std::chrono::milliseconds(0), left));
 }

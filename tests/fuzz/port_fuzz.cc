@@ -304,7 +304,7 @@ void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
 
 /// Shakes hands with the first rank as the holder of the key. False if that has closed the connection, which it may
 /// always do.
-bool shake_hands(FuzzedDataProvider& from, Ranks& ranks, int fd) {
+bool handshake(FuzzedDataProvider& from, Ranks& ranks, int fd) {
   Greeting greeting{.from = kAttacker, .to = decode_address(ranks.one->address(), key())->nonce};
   Answer answer;
   send_bytes(fd, bytes_of(greeting));
@@ -328,7 +328,7 @@ void receive_over_tcp(FuzzedDataProvider& from, Ranks& ranks) {
       case 0:
         clients.push_back(connect_to(from, ranks.ports, from.ConsumeIntegralInRange(0, 7) == 0 ? 9 : 0));
         if (!clients.back()) return;  // this machine has no port left
-        if (holds_key && from.ConsumeBool()) (void)shake_hands(from, ranks, clients.back().get());
+        if (holds_key && from.ConsumeBool()) (void)handshake(from, ranks, clients.back().get());
         break;
       case 1: clients.erase(clients.begin() + ptrdiff_t(one)); break;
       case 2: shutdown(clients[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;

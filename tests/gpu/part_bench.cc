@@ -265,7 +265,7 @@ int host_calls(const PartOptions& options) {
       {"cudaEventQuery", [&] { (void)cudaEventQuery(event); }},
       {"capture_of", [&] { (void)kernel::capture_of(stream.get()); }},
       {"Tail::put_behind", [&] { demand(tail.put_behind(stream.get(), false)); }},
-      {"Tail::hold_back", [&] { demand(tail.hold_back(other.get(), false)); }},
+      {"Tail::block", [&] { demand(tail.block(other.get(), false)); }},
   };
   for (const Call& one : calls) {
     std::vector<double> us;

@@ -107,7 +107,7 @@ class Thirds {
   void put(const Script& script, size_t third, uint64_t capture) {
     const size_t count = script.jobs().size() / 3;
     cudaStream_t on = stream(third).get();
-    demand(tail_.hold_back(on, capture != 0));
+    demand(tail_.block(on, capture != 0));
     demand(script.launch_some(world_.channel(rank_), third * count, count, on));
     demand(tail_.put_behind(on, capture));
   }

@@ -18,7 +18,7 @@
 namespace nvx {
 
 /// The state that the parts of a group share: its collectives inside the host and over hosts, its kernels, its
-/// messages. Group owns it; the parts hold references, and do not know Group.
+/// messages. Group owns it; the parts hold references, and do not depend on Group.
 struct Core {
   /// Locks to the group if it is alive. For threads that may outlive it.
   using Owner = std::function<std::weak_ptr<const void>()>;

@@ -124,7 +124,7 @@ bool DeviceCopies::advance(const std::shared_ptr<DeviceCopy>& copy) {
   } catch (const std::exception& error) {
     const Status why(system_failure("a message could not be copied between GPUs", error));
     if (copy->begun_) {
-      keep_for_ever(copy);  // it may still run
+      keep_until_exit(copy);  // it may still run
       lost_ = why;
     } else {
       idle_.push_back(std::move(copy->work_));

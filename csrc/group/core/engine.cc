@@ -27,7 +27,7 @@ void Lane::end_inline() {
   MutexLock lock(mutex_);
   holder_ = {};
   if (waiters_) moved_.notify_all();
-  if (!queue_.empty()) find_somebody();
+  if (!queue_.empty()) ensure_running();
 }
 
 bool Lane::held_here() {
@@ -38,7 +38,7 @@ bool Lane::held_here() {
 void Lane::submit(std::shared_ptr<Task> task) {
   MutexLock lock(mutex_);
   queue_.push_back(std::move(task));
-  if (!held()) find_somebody();
+  if (!held()) ensure_running();
 }
 
 bool Lane::submit_to_others(std::shared_ptr<Task>& task) {
@@ -54,7 +54,7 @@ bool Lane::find_thread() {
 }
 
 /// Makes sure that the queue runs, on this thread if need be: a caller may wait for an operation's effects only.
-void Lane::find_somebody() {
+void Lane::ensure_running() {
   if (find_thread()) return;
   while (!held() && !queue_.empty()) run_front(Carrier::kPool);
 }
@@ -102,7 +102,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
     if (stop) break;
   }
   --waiters_;
-  if (!held() && !queue_.empty()) find_somebody();
+  if (!held() && !queue_.empty()) ensure_running();
   return task.done();
 }
 

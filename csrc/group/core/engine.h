@@ -65,7 +65,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool held() const REQUIRES(mutex_) { return holder_ != std::thread::id(); }
   void run_front(Carrier carrier) REQUIRES(mutex_);
   bool find_thread() REQUIRES(mutex_);
-  void find_somebody() REQUIRES(mutex_);
+  void ensure_running() REQUIRES(mutex_);
 
   Mutex mutex_;
   std::condition_variable moved_;

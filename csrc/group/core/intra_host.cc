@@ -27,7 +27,7 @@ IntraHost::~IntraHost() {
   LeasePool& leases = core_.shm().leases();
   leases.leave(this);
   MutexLock lock(lease_mutex_);
-  if (lease_) leases.free_when(lease_, members_.everybody_gone());
+  if (lease_) leases.free_when(lease_, members_.all_peers_gone());
 }
 
 kernel::Work IntraHost::work_of(const Operation& step, const Operation& call, size_t staged) const {
@@ -188,7 +188,7 @@ Status IntraHost::explain(const kernel::Verdict& v, const Operation& o, const De
   const std::string peer = v.peer >= 0 ? members_.describe_local_rank(v.peer) : "";
   switch (v.cause) {
     case kernel::Verdict::Cause::kMismatch: {
-      const uint32_t epoch = where_they_parted(v.peer, uint32_t(v.wanted >> 32));
+      const uint32_t epoch = mismatch_epoch(v.peer, uint32_t(v.wanted >> 32));
       const std::string where = (epoch == channel_.epoch() ? " at " : " before ") + number;
       const Called mine{diagnosis.self(), members_.own_pad().recent(epoch)};
       const Called theirs{peer, members_.pad(v.peer).recent(epoch)};
@@ -222,7 +222,7 @@ Awaited IntraHost::missing_ranks() {
 /// The first epoch, up to a known different one, in which this rank and a peer called different operations, as far as
 /// both still have the records. Ranks may not meet in a collective with a root, and find out at a later call. The peer
 /// is less than kEpochs ahead of this rank.
-uint32_t IntraHost::where_they_parted(int local_rank, uint32_t epoch) const {
+uint32_t IntraHost::mismatch_epoch(int local_rank, uint32_t epoch) const {
   const auto alike_before = [&](uint32_t e) {
     return members_.own_pad().recent(e).history == members_.pad(local_rank).recent(e).history;
   };
@@ -241,7 +241,7 @@ void IntraHost::warn_of_differing_calls() const {
     if (s == members_.local_rank() || members_.pad(s).header().group != members_.id) continue;
     const uint32_t theirs = last_of(s), both = int32_t(theirs - own) < 0 ? theirs : own;
     if (both == members_.first_epoch) continue;
-    const uint32_t parted = where_they_parted(s, both);
+    const uint32_t parted = mismatch_epoch(s, both);
     const kernel::Fingerprint mine = members_.own_pad().recent(parted), other = members_.pad(s).recent(parted);
     if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
     if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // the peer may overwrite this record now

@@ -41,7 +41,7 @@ class IntraHost final : public LeaseHolder {
   bool read_by_all(uint32_t epoch) const;
   Status explain(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
   Awaited missing_ranks();
-  uint32_t where_they_parted(int local_rank, uint32_t epoch) const;
+  uint32_t mismatch_epoch(int local_rank, uint32_t epoch) const;
 
   Core& core_;
   const Members& members_;

@@ -103,7 +103,7 @@ uint32_t ranks_here(const PeerMappings& mappings, int ranks) {
   return n;
 }
 
-/// The processes that may use this rank's GPU, as far as this process has met them after meeting this group's.
+/// The processes that may use this rank's GPU, of those that this process has met, this group's included.
 uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, const ArenaId& process) {
   MutexLock lock(book().mutex);
   Ledger& ledger = book().ledgers[{process, options.device}];

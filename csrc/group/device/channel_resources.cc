@@ -125,7 +125,7 @@ void ChannelResources::keep(User user) {
   control_->abandon();
   pools_->keep();
   if (multicast_) multicast_->keep();
-  keep_for_ever(std::move(mappings_));  // the mappings of peers, to which a hung device may still write
+  keep_until_exit(std::move(mappings_));  // the mappings of peers, to which a hung device may still write
 }
 
 void ChannelResources::stop_kernels() {

@@ -42,7 +42,7 @@ DevicePools::~DevicePools() {
 
 void DevicePools::keep() {
   for (const auto& peer : peers_) {
-    if (peer) keep_for_ever(peer->pool);
+    if (peer) keep_until_exit(peer->pool);
   }
 }
 

@@ -288,7 +288,7 @@ const KernelExecutor::Call* KernelExecutor::find(uint32_t call) const {
   return known.epoch != 0 && call_of(known.epoch) == index ? &known : nullptr;
 }
 
-std::string KernelExecutor::what_was(uint32_t call, uint32_t epoch) const {
+std::string KernelExecutor::describe_call(uint32_t call, uint32_t epoch) const {
   if (call == kernel::SignalJob::kCall) return "a symm_mem barrier or signal";
   const Call* known = find(call);
   if (!known) return "the operation of epoch " + std::to_string(epoch);
@@ -297,8 +297,8 @@ std::string KernelExecutor::what_was(uint32_t call, uint32_t epoch) const {
 }
 
 /// Names an earlier operation. Replays have epochs too, but the host does not count them.
-std::string KernelExecutor::what_was_at(uint32_t epoch) const {
-  return captured_ == 0 ? what_was(call_of(epoch), epoch) : "the operation of epoch " + std::to_string(epoch);
+std::string KernelExecutor::describe_epoch(uint32_t epoch) const {
+  return captured_ == 0 ? describe_call(call_of(epoch), epoch) : "the operation of epoch " + std::to_string(epoch);
 }
 
 Status KernelExecutor::fail(const Status& status) {
@@ -312,11 +312,11 @@ Status KernelExecutor::explain_abort() { return fail(diagnosis_.aborted()); }
 
 /// The calls of both ranks, as far as they have exchanged them.
 Failure KernelExecutor::mismatch(const DeviceVerdict& v, const std::string& context) const {
-  const std::string peer = diagnosis_.describe(v.peer), what = what_was(v.call, v.epoch);
+  const std::string peer = diagnosis_.describe(v.peer), what = describe_call(v.call, v.epoch);
   const Fingerprint mine = fingerprint_of(v.mine), theirs = fingerprint_of(v.theirs);
   if (v.mine[0] == 0) {  // no exchange at this operation: the peer has left only a digest
     return diagnosis_.mismatch(" before " + what,
-                               "by the end of " + what_was_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " +
+                               "by the end of " + describe_epoch(uint32_t(v.wanted >> 32)) + " on " + self() + ", " +
                                    peer + " had called another operation",
                                context);
   }
@@ -324,7 +324,7 @@ Failure KernelExecutor::mismatch(const DeviceVerdict& v, const std::string& cont
 }
 
 Status KernelExecutor::explain(const DeviceVerdict& v) {
-  const std::string what = what_was(v.call, v.epoch);
+  const std::string what = describe_call(v.call, v.epoch);
   const std::string context = diagnosis_.context(what) + ", on GPU " + std::to_string(resources_.options().device);
   const std::string peer = v.peer >= 0 ? diagnosis_.describe(v.peer) : "the peers";
   if (v.cause == Verdict::Cause::kMismatch) return fail(mismatch(v, context));

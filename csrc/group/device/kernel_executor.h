@@ -118,8 +118,8 @@ class KernelExecutor {
   Status explain_abort() REQUIRES(mutex_);
   Failure mismatch(const kernel::DeviceVerdict& verdict, const std::string& context) const REQUIRES(mutex_);
   const Call* find(uint32_t call) const REQUIRES(mutex_);
-  std::string what_was(uint32_t call, uint32_t epoch) const REQUIRES(mutex_);
-  std::string what_was_at(uint32_t epoch) const REQUIRES(mutex_);
+  std::string describe_call(uint32_t call, uint32_t epoch) const REQUIRES(mutex_);
+  std::string describe_epoch(uint32_t epoch) const REQUIRES(mutex_);
   std::string self() const { return diagnosis_.self(); }
 
   const std::shared_ptr<kernel::KernelLauncher> launcher_;

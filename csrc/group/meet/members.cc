@@ -72,7 +72,7 @@ std::vector<int> Members::ranks_of(const Members& other, const std::vector<int>&
   return found;
 }
 
-std::function<bool()> Members::everybody_gone() const {
+std::function<bool()> Members::all_peers_gone() const {
   return [peers = peers, memory = memory, id = id, own = local_rank()] {
     for (size_t r = 0; r < peers.size(); ++r) {
       if (int(r) == own || (peers[r] && peers[r]->torn_down())) continue;

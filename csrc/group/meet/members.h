@@ -90,7 +90,7 @@ struct Members {
   bool gone(int local_rank) const;
   /// The returned function is true once no peer can access the memory that this rank exported for the group. It may
   /// outlive this object.
-  std::function<bool()> everybody_gone() const;
+  std::function<bool()> all_peers_gone() const;
 };
 
 /// The values that `NVX_TUNE` and a group's option set. Reads the files that they name. Throws Error.

@@ -82,7 +82,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   if (!members.pad_span) return;
   Arena& arena = members.shm->arena();
   if (!members.topology.ranks.empty() && members.memory.size() == members.here().size())
-    return arena.free_when(members.pad_span, members.everybody_gone());
+    return arena.free_when(members.pad_span, members.all_peers_gone());
   arena.free_when(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
 }
 

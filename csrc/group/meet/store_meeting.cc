@@ -85,7 +85,7 @@ std::vector<Hello> StoreMeeting::read_hellos(const Deadline& deadline) {
       try {
         return read_table(*table);
       } catch (const Error&) {
-        if (!rank_0_begins_anew(deadline)) throw;
+        if (!rank_0_restarts(deadline)) throw;
       }
     }
     adopt_generation(0);
@@ -131,7 +131,7 @@ int64_t StoreMeeting::set_up_ahead() {
 /// Whether rank 0 begins another set-up within a few seconds. Worlds of several sizes may be made one after another
 /// over one store. A rank that joins has counted fewer set-ups than rank 0, which takes part in all of them: it may
 /// find the table of an earlier set-up before rank 0 has begun the one that it belongs to.
-bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
+bool StoreMeeting::rank_0_restarts(const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSpan{3000}, kPause{50};
   const Deadline limit = Deadline::after(kSpan);
   while (store_.add(generation_of(0), 0) <= generation_) {

@@ -76,7 +76,7 @@ class StoreMeeting {
   void adopt_generation(int rank);
   void publish_size();
   int64_t set_up_ahead();
-  bool rank_0_begins_anew(const Deadline& deadline);
+  bool rank_0_restarts(const Deadline& deadline);
   void prefer_note(const std::function<void()>& check);
   void check_for_notes();
   void check_duplicate_rank();

@@ -35,14 +35,14 @@ NearPeer::NearPeer(Mailbox& box, Core& core, int rank)
       their_in_(core.members.pad(core.members.local_rank_of(rank)).inbox(core.members.local_rank())) {}
 
 NearPeer::~NearPeer() {
-  if (lease_) core_.shm().leases().free_when(lease_, core_.members.everybody_gone());
+  if (lease_) core_.shm().leases().free_when(lease_, core_.members.all_peers_gone());
   let_go_of_slots();
 }
 
 /// They are free when the peer has read them, though no message may be open then that would poll.
 void NearPeer::let_go_of_slots() {
   if (!slots_) return;
-  const auto released = [gone = core_.members.everybody_gone(), copy = sending_, &consumed = their_in_.consumed,
+  const auto released = [gone = core_.members.all_peers_gone(), copy = sending_, &consumed = their_in_.consumed,
                          streamed = streamed_] {
     return (!copy || !copy->may_run()) && (gone() || load(consumed) == streamed);
   };

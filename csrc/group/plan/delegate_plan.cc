@@ -50,7 +50,7 @@ bool is_message_handed_over(size_t bytes, std::span<const HandOver> rules) {
   return rule && bytes != 0 && bytes >= rule->least_bytes;
 }
 
-const char* why_not_handed_over(const HandOverQuestion& q, std::span<const HandOver> rules) {
+const char* why_not_handed_over(const HandOverCall& q, std::span<const HandOver> rules) {
   const HandOver* rule = rule_for(q.collective, rules);
   if (!rule) return "NVX_DELEGATE does not name it";
   if (q.bytes < rule->least_bytes) return "it is smaller than the limit in NVX_DELEGATE";

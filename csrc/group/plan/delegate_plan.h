@@ -11,7 +11,7 @@
 namespace nvx {
 
 /// One collective. `bytes`: the longest input or output of any rank.
-struct HandOverQuestion {
+struct HandOverCall {
   kernel::Collective collective;
   DType dtype;
   ReduceOp op;  ///< ignored unless the collective reduces
@@ -19,7 +19,7 @@ struct HandOverQuestion {
 };
 
 /// The reason not to hand the collective over; null if it is handed over.
-const char* why_not_handed_over(const HandOverQuestion& question, std::span<const HandOver> rules);
+const char* why_not_handed_over(const HandOverCall& call, std::span<const HandOver> rules);
 
 /// Whether a message is handed over. Its size decides, which alone both its ranks know before they meet.
 bool is_message_handed_over(size_t bytes, std::span<const HandOver> rules);

@@ -44,7 +44,7 @@ Estimate estimate_between(const schedule::Row& row, kernel::Collective collectiv
 Estimate estimate_proxied(const InterHostPlan& inter_host, kernel::Collective collective, size_t bytes,
                           const PlanFacts& facts, const Medium& carrier, const DeviceLink& link);
 
-/// From the call to the end of the kernel. `bytes`: as for `DeviceQuestion`.
+/// From the call to the end of the kernel. `bytes`: as for `ExplainRequest`.
 Estimate estimate_device_algorithm(kernel::DeviceAlgorithm algorithm, kernel::Collective collective, size_t bytes,
                                    const kernel::DeviceShape& shape, const DeviceLink& link);
 

@@ -40,7 +40,7 @@ struct KernelCost {
 /// `kernel/gpu/packs.h`, but for float16's sums, which load half as many.
 inline constexpr uint32_t kLoadsAtOnce = 8;
 
-/// `bytes`: as for `DeviceQuestion`. For the hot kernels; the general ones take longer. `loads`: see `kLoadsAtOnce`.
+/// `bytes`: as for `ExplainRequest`. For the hot kernels; the general ones take longer. `loads`: see `kLoadsAtOnce`.
 KernelCost cost_of(kernel::DeviceAlgorithm algorithm, kernel::Collective collective, size_t bytes,
                    const kernel::DeviceShape& shape, const DeviceLink& link, uint32_t loads = kLoadsAtOnce);
 

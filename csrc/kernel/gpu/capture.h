@@ -18,7 +18,7 @@ Status call_host(void* stream, void (*what)(void*), void* with);
 class Tail {
  public:
   /// Makes the stream's next work wait for the event. Captured: each replay waits for the launches that precede it.
-  Status hold_back(void* stream, bool captured);
+  Status block(void* stream, bool captured);
   /// Records the event after the stream's current work. capture: of the stream; 0: none. If captured, each replay
   /// records it anew, beside later work. A capture has one record, behind the work of all calls.
   Status put_behind(void* stream, uint64_t capture);

@@ -165,7 +165,7 @@ Status Tail::make() {
   return {};
 }
 
-Status Tail::hold_back(void* stream, bool captured) {
+Status Tail::block(void* stream, bool captured) {
   NVX_TRY(make());
   return status_of(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event_),
                                        captured ? cudaEventWaitExternal : cudaEventWaitDefault),

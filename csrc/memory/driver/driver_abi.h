@@ -75,8 +75,8 @@ struct MulticastProperties {
 static_assert(sizeof(Location) == 8 && sizeof(AllocationProperties) == 32 && sizeof(Access) == 12);
 static_assert(offsetof(AllocationProperties, location) == 8 && offsetof(AllocationProperties, compression) == 24);
 
-/// The functions, named like their exports: questions about devices, and the rest.
-struct Questions {
+/// The functions, named like their exports: queries of devices, and the rest.
+struct QueryApi {
   Library from;
 
   NVX_FUNCTION(Result, cuInit, unsigned flags);
@@ -92,7 +92,7 @@ struct Questions {
   NVX_FUNCTION(Result, cuDeviceGetAttribute, int* value, int attribute, Device device);
   NVX_FUNCTION(Result, cuDeviceCanAccessPeer, int* can, Device device, Device peer);
 };
-struct Api : Questions {
+struct Api : QueryApi {
   NVX_FUNCTION(Result, cuDevicePrimaryCtxRetain, Context* context, Device device);
   NVX_FUNCTION(Result, cuCtxPushCurrent_v2, Context context);
   NVX_FUNCTION(Result, cuCtxPopCurrent_v2, Context* context);

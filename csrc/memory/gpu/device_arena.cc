@@ -149,7 +149,7 @@ DevicePool& DeviceRegistry::pool(int device) {
   return made;
 }
 
-/// Remembers the kinds that the device cannot do or did not return from, and does not request it again. The probe may
+/// Remembers the kinds that the device cannot do or did not return from, and does not request them again. The probe may
 /// also have failed for lack of memory; that is logged once, and the next call tries again.
 void DeviceRegistry::refuse_pool(int device, const ShareProbe& found) {
   const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };

@@ -62,7 +62,7 @@ void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMem
 }
 
 void Undo::forget() {
-  for (auto& step : steps_) keep_for_ever(std::move(step));  // with everything that they own
+  for (auto& step : steps_) keep_until_exit(std::move(step));  // with everything that they own
   steps_.clear();
 }
 

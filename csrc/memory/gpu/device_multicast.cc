@@ -97,7 +97,7 @@ void MulticastSpan::release_when(std::function<bool()> gone) {
 
 void MulticastSpan::keep() {
   if (!span_) return;
-  keep_for_ever(std::move(object_));
+  keep_until_exit(std::move(object_));
   arena_.quarantine(std::exchange(span_, Span{}));
 }
 

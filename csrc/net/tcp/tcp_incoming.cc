@@ -47,7 +47,7 @@ void Incoming::discard(Receiver& receiver) {
 
 bool Incoming::read(Receiver& receiver, std::span<std::byte> scratch) {
   if (end_ != End::kNone) return false;
-  if (!authenticated_) return shake_hands();
+  if (!authenticated_) return handshake();
   const size_t wanted = where_ ? frame_.bytes - have_ : 0;
   iovec parts[] = {{where_ ? where_ + have_ : nullptr, wanted}, {scratch.data(), scratch.size()}};
   if (discards_) parts[0] = {scratch.data(), std::min(wanted, scratch.size())};
@@ -70,7 +70,7 @@ bool Incoming::read(Receiver& receiver, std::span<std::byte> scratch) {
 
 // --- the handshake
 
-bool Incoming::shake_hands() {
+bool Incoming::handshake() {
   const size_t size = answered_ ? sizeof(Proof) : sizeof(Greeting);
   const ssize_t n = recv(fd(), head_.data() + got_, size - got_, MSG_DONTWAIT);
   if (n < 0 && must_wait(errno)) return false;

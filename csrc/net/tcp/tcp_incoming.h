@@ -45,7 +45,7 @@ class Incoming final : public Socket {
 
  private:
   using Bytes = std::span<const std::byte>;
-  bool shake_hands();
+  bool handshake();
   void answer();
   bool gather(size_t size, Bytes& from);
   Bytes take(Receiver& receiver, Bytes come);

@@ -43,7 +43,7 @@ at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   if (tensor.is_cpu()) {
     copy.copy_(tensor);
   } else {
-    c.bring.emplace_back(tensor, copy);
+    c.copies_in.emplace_back(tensor, copy);
   }
   return copy;
 }
@@ -120,7 +120,7 @@ std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart,
   if (plain(tensor, c) && !apart) return memory_of(tensor);
   check_writable(tensor);
   const at::Tensor stand_in = filled ? stand_in_of(tensor, c) : empty_stand_in(tensor, c);
-  c.take_back.emplace_back(tensor, stand_in);
+  c.copies_out.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }
 
@@ -141,7 +141,7 @@ TensorOperation Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, 
   check_root(root);
   TensorOperation c = begin_reduce(kernel::Collective::kReduce, tensor, op, /*apart=*/false);
   c.operation.root = int(root);
-  if (root != rank_) keep_only(c, c.take_back);
+  if (root != rank_) keep_only(c, c.copies_out);
   return c;
 }
 
@@ -151,9 +151,9 @@ TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   TensorOperation c = begin(kernel::Collective::kBroadcast, tensor, tensor);
   c.operation.out = in_place(c, tensor);
   if (root == rank_) {
-    keep_only(c, c.take_back);
+    keep_only(c, c.copies_out);
   } else {
-    keep_only(c, c.bring);
+    keep_only(c, c.copies_in);
   }
   c.operation.in = c.operation.out;
   c.operation.root = int(root);

@@ -24,7 +24,7 @@ TensorOperation Arguments::all_reduce(Tensors& tensors, const c10d::ReduceOp& op
   }
   kernel::level().reduce(c.operation.dtype, inner)(folded.data_ptr(), sources.data(), int(sources.size()),
                                                    c.operation.count, nullptr);
-  for (at::Tensor& tensor : tensors) c.take_back.emplace_back(tensor, folded);
+  for (at::Tensor& tensor : tensors) c.copies_out.emplace_back(tensor, folded);
   return c;
 }
 
@@ -35,12 +35,12 @@ TensorOperation Arguments::broadcast(Tensors& tensors, int64_t root, int64_t roo
     return broadcast(tensors[0], root);
   check_list(tensors);
   TensorOperation c = broadcast(tensors[size_t(root_tensor)], root);
-  const at::Tensor result = c.take_back.empty() ? tensors[size_t(root_tensor)] : c.take_back.front().second;
+  const at::Tensor result = c.copies_out.empty() ? tensors[size_t(root_tensor)] : c.copies_out.front().second;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (int64_t(i) == root_tensor) continue;
     check_tensor(tensors[i]);
     check_writable(tensors[i]);
-    c.take_back.emplace_back(tensors[i], result);
+    c.copies_out.emplace_back(tensors[i], result);
   }
   return c;
 }
@@ -71,7 +71,7 @@ TensorOperation Arguments::all_gather(std::vector<Tensors>& outputs, Tensors& in
   c.stand_ins.push_back(side_by_side);
   const at::Tensor flat = all.flatten(0, 1);
   for (Tensors& list : outputs) {
-    for (size_t i = 0; i < list.size(); ++i) c.take_back.emplace_back(list[i], flat[int64_t(i)]);
+    for (size_t i = 0; i < list.size(); ++i) c.copies_out.emplace_back(list[i], flat[int64_t(i)]);
   }
   return c;
 }

@@ -114,7 +114,7 @@ Route route_of(std::span<const TensorOperation> collectives) {
 void copy_back(std::span<TensorOperation> collectives) {
   const Movement movement;
   for (TensorOperation& c : collectives) {
-    for (auto& [user, stand_in] : c.take_back) user.copy_(stand_in);
+    for (auto& [user, stand_in] : c.copies_out) user.copy_(stand_in);
   }
 }
 
@@ -127,7 +127,7 @@ Tensors all_tensors(std::span<const TensorOperation> collectives, const Tensors&
   if (&inputs != &outputs) all.insert(all.end(), inputs.begin(), inputs.end());
   for (const TensorOperation& c : collectives) {
     all.insert(all.end(), c.stand_ins.begin(), c.stand_ins.end());
-    for (const Loads* loads : {&c.bring, &c.take_back}) {
+    for (const Loads* loads : {&c.copies_in, &c.copies_out}) {
       for (const auto& [user, stand_in] : *loads) all.push_back(stand_in);
     }
   }
@@ -227,7 +227,7 @@ c10::IValue NvxWork::value() const {
 }
 
 void NvxWork::synchronize() {
-  let_torch_forget();
+  unregister_from_torch();
   if (!streams_.empty()) wait(std::chrono::milliseconds(0));
 }
 
@@ -301,7 +301,7 @@ bool NvxWork::has_future() {
 }
 
 /// torch keeps works that may be an input of a graph that is being compiled until they have been waited for.
-void NvxWork::let_torch_forget() {
+void NvxWork::unregister_from_torch() {
   if (C10_UNLIKELY(c10d::allow_inflight_collective_as_graph_input()))
     c10d::unregister_work(c10::intrusive_ptr<Work>::reclaim_copy(this));
 }
@@ -309,7 +309,7 @@ void NvxWork::let_torch_forget() {
 void NvxWork::check() {
   if (staging_) origin_.check(facts_.rank);
   observed_ = true;
-  let_torch_forget();
+  unregister_from_torch();
   raise_interrupt();
   if (staging_) staging_->join_streams();  // even a failed one may have results that are still being copied
   if (const std::exception_ptr error = exception()) {
@@ -403,7 +403,7 @@ Status CollectiveWork::copy(Group& group, Carrier carrier) {
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
   Status status = run_in_order(group, collectives_, carrier);
-  if (status.ok()) status = take_back(*staging_, loads_of(collectives_, &TensorOperation::take_back));
+  if (status.ok()) status = try_copy_out(*staging_, loads_of(collectives_, &TensorOperation::copies_out));
   after_all.release();
   close();  // if this throws, the operation fails: otherwise no stream would wait for its results
   return status;
@@ -444,7 +444,7 @@ void MessageWork::stage(OwnCommStreams& streams, bool receives) {
   ends_on({staging_->stream()});
   const bool by_copies = message_->at != 0;  // the data stays where it is, unless the peer's is elsewhere
   if (by_copies) message_->memory = std::make_shared<Loads>(loads_);
-  staging_->bring_later(receives || by_copies ? Loads() : loads_);
+  staging_->copy_in_when_reached(receives || by_copies ? Loads() : loads_);
 }
 
 void MessageWork::begin(bool receives) {
@@ -453,7 +453,7 @@ void MessageWork::begin(bool receives) {
   message_->finished = [self, receives](const Message& message) {
     Status status = message.status();
     if (status.ok() && receives && self->staging_ && !message.by_copies)
-      status = take_back(*self->staging_, self->loads_);
+      status = try_copy_out(*self->staging_, self->loads_);
     self->claim_.reset();
     self->loads_.clear();
     self->end(status, Hooks::kWhenThere);
@@ -462,12 +462,12 @@ void MessageWork::begin(bool receives) {
   if (!receives) return send();
   message_->reached = message_->at == 0;
   group_->mailbox().receive(message_, Carrier::kPool);
-  if (message_->at && !pending_sends_->add_receive(message_, staging_.get(), self)) see_off();
+  if (message_->at && !pending_sends_->add_receive(message_, staging_.get(), self)) flush();
 }
 
 void MessageWork::send() {
   if (!staging_ && !pending_sends_->any_before(*message_)) return group_->mailbox().send(message_, Carrier::kPool);
-  if (!pending_sends_->add(message_, staging_.get())) see_off();
+  if (!pending_sends_->add(message_, staging_.get())) flush();
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
@@ -479,7 +479,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   const auto ended = [this] { return message_->done(); };
   if (timeout.count() > 0 && !wait_on_device(*group_, ended, Deadline::after(timeout))) raise_late(*group_, timeout);
   if (!origin_.elsewhere()) {
-    see_off();
+    flush();
     (void)group_->mailbox().wait(*message_);
   }
   check();

@@ -44,8 +44,8 @@ struct TensorOperation {
   Operation operation;
   at::Device device = at::kCPU;           ///< of all its tensors
   RouteFacts facts;                       ///< determine the route
-  Loads bring;                            ///< stand-ins that are filled from their tensors before the operation begins
-  Loads take_back;                        ///< stand-ins that are copied to their tensors when the operation has ended
+  Loads copies_in;                        ///< stand-ins that are filled from their tensors before the operation begins
+  Loads copies_out;                       ///< stand-ins that are copied to their tensors when the operation has ended
   Tensors stand_ins;                      ///< of inputs, already filled
   std::unique_ptr<ChunkPipeline> chunks;  ///< runs the operation if it goes in chunks
   std::unique_ptr<HostProxy> proxy;       ///< runs the operation if it is proxied
@@ -65,7 +65,7 @@ Tensors all_tensors(std::span<const TensorOperation> collectives, const Tensors&
 Route route_of(std::span<const TensorOperation> collectives);
 /// The one device of all their tensors.
 at::Device device_of(std::span<const TensorOperation> collectives);
-/// The Loads of all operations. which: &TensorOperation::bring or take_back.
+/// The Loads of all operations. which: &TensorOperation::copies_in or copies_out.
 Loads loads_of(std::span<const TensorOperation> collectives, Loads TensorOperation::*which);
 
 class CoalescedWork;
@@ -146,7 +146,7 @@ class NvxWork : public c10d::Work {
   /// The last part of wait(): raises if the work failed, or was made before a fork of this process. Otherwise the
   /// caller's stream waits for the results.
   void check();
-  void let_torch_forget();
+  void unregister_from_torch();
   /// Raises that a wait() with this timeout has timed out, or an interrupt that is pending.
   [[noreturn]] void raise_late(const Group& group, std::chrono::milliseconds timeout) const;
   /// For device tensors: adds the streams on which the results are copied back. Call it before the work begins.
@@ -233,7 +233,7 @@ class DoneWork final : public NvxWork {
   /// Not in the constructor, because hooks hold a reference until they have run.
   void begin() { end({}, Hooks::kWhenThere); }
   bool wait(std::chrono::milliseconds) override {
-    let_torch_forget();
+    unregister_from_torch();
     return true;
   }
 };
@@ -252,7 +252,7 @@ class MessageWork final : public NvxWork {
 
  private:
   void send();
-  void see_off() { pending_sends_->see_off(message_.get(), Deadline()); }
+  void flush() { pending_sends_->flush(message_.get(), Deadline()); }
 
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Message> message_;

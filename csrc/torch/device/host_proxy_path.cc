@@ -90,7 +90,7 @@ HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const s
       raise(status);
     }
   }
-  staging.bring_on_device(loads_of(op->collectives, &TensorOperation::bring));
+  staging.copy_in_on_device(loads_of(op->collectives, &TensorOperation::copies_in));
   context_.number(op->collectives);
   return op;
 }
@@ -115,7 +115,7 @@ Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging)
   const bool captured = staging.capture() != 0;
   const auto forget = c10::make_scope_exit([&] {  // a graph keeps the call, and its tensors by itself
     for (TensorOperation& c : op->collectives) {
-      if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
+      if (captured) c.copies_in.clear(), c.copies_out.clear(), c.stand_ins.clear(), c.claim.reset();
     }
   });
   staging.start_clock();
@@ -130,7 +130,7 @@ Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging)
     for (TensorOperation& c : op->collectives)
       NVX_TRY(group.launch(c.operation, captured ? Begins::kInReplays : Begins::kNow));
   }
-  staging.take_back(loads_of(op->collectives, &TensorOperation::take_back));
+  staging.copy_out(loads_of(op->collectives, &TensorOperation::copies_out));
   return {};
 }
 
@@ -160,7 +160,7 @@ Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging
 
 /// A synchronous barrier waits for its stream anyway. This reports why proxies do not end: their own timeouts fail
 /// them.
-void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
+void HostProxyPath::await_end(Mode mode, std::chrono::milliseconds most) {
   const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: no deadline
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu()) continue;
@@ -177,7 +177,7 @@ void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
 
 /// A caller that has waited for a proxy has not seen it end. Kernels that need no host get the same time
 /// (`KernelExecutor::finalize`).
-void HostProxyPath::see_off(const Deadline& deadline) {
+void HostProxyPath::drain(const Deadline& deadline) {
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu() || group->core().failures.forked()) continue;
     (void)wait_on_device(

@@ -32,9 +32,9 @@ class HostProxyPath {
 
   /// For a barrier: raises a failure of proxies, although they belong to another group. A synchronous barrier waits for
   /// them.
-  void see_end(Mode mode, std::chrono::milliseconds most);
+  void await_end(Mode mode, std::chrono::milliseconds most);
   /// Waits until all proxies have ended, and logs a failure that no call has raised.
-  void see_off(const Deadline& deadline);
+  void drain(const Deadline& deadline);
 
  private:
   using Op = std::shared_ptr<ProxyOp>;

@@ -96,7 +96,7 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
   } else if (context.scopes.is_open()) {
     // Kernels need contiguous tensors. A call that needs copies is not postponed, because its copies belong at its own
     // place in the stream.
-    const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
+    const auto copies = [](const TensorOperation& c) { return !c.copies_in.empty() || !c.copies_out.empty(); };
     const bool copied = std::any_of(call.collectives.begin(), call.collectives.end(), copies);
     if (!copied) return put_off(context, std::move(call), std::move(staging));
   }
@@ -157,7 +157,7 @@ Status KernelPath::launch(const Parcels& batch, StagingCopies& staging, Delegate
   const auto later = c10::make_scope_exit([&] { report(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
   before = begin_postponed();
-  staging.bring_on_device({});
+  staging.copy_in_on_device({});
   try {
     const c10::StreamGuard on(staging.stream());
     staging.start_clock();
@@ -170,7 +170,7 @@ Status KernelPath::launch(const Parcels& batch, StagingCopies& staging, Delegate
 
 IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) {
   SharedStreams::Claim claim = claim_stream(*staging);
-  staging->bring_on_device({});  // may throw; then no number has been assigned
+  staging->copy_in_on_device({});  // may throw; then no number has been assigned
   claim.keep();
   number(call.collectives);
   auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), context.facts(call.kind), call, std::move(staging));
@@ -208,7 +208,7 @@ Status KernelPath::launch(std::span<TensorOperation> collectives, StagingCopies&
       NVX_TRY(group_->device().launch({operations.data(), operations.size()}, stream));
       if (stream.capture == 0) *ended_at = group_->device().launched();  // exact: the lock excludes other launches
     }
-    staging.take_back(loads_of(collectives, &TensorOperation::take_back));
+    staging.copy_out(loads_of(collectives, &TensorOperation::copies_out));
     return {};
   } catch (const std::exception& error) {
     return lose(collectives, staging, &error);
@@ -217,7 +217,7 @@ Status KernelPath::launch(std::span<TensorOperation> collectives, StagingCopies&
 
 void KernelPath::prepare(std::span<TensorOperation> collectives, StagingCopies& staging) {
   SharedStreams::Claim claim = claim_stream(staging);
-  staging.bring_on_device(loads_of(collectives, &TensorOperation::bring));
+  staging.copy_in_on_device(loads_of(collectives, &TensorOperation::copies_in));
   claim.keep();
   number(collectives);
 }

@@ -27,7 +27,7 @@ void* PoolLender::lend(size_t bytes, void* stream) {
   }
 }
 
-void PoolLender::take_back(void* at, size_t bytes, void* stream) {
+void PoolLender::release(void* at, size_t bytes, void* stream) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   settle();
@@ -66,7 +66,7 @@ std::unique_ptr<kernel::Tail> PoolLender::spare_tail() {
 DevicePtr PoolLender::take_resting(size_t bytes, void* stream) {
   if (kernel::capture_of(stream) != 0) return 0;
   for (auto one = resting_.begin(); one != resting_.end(); ++one) {
-    if (one->bytes != bytes || !one->tail->hold_back(stream, /*captured=*/false).ok()) continue;
+    if (one->bytes != bytes || !one->tail->block(stream, /*captured=*/false).ok()) continue;
     const DevicePtr at = one->at;
     spare_.push_back(std::move(one->tail));
     resting_.erase(one);
@@ -125,7 +125,7 @@ void* nvx_pool_malloc(ssize_t bytes, int device, void* stream) {
 
 void nvx_pool_free(void* at, size_t bytes, int device, void* stream) {
   if (!at) return;
-  nvx::with_lender(device, [&](nvx::PoolLender& lender) { lender.take_back(at, bytes, stream); });
+  nvx::with_lender(device, [&](nvx::PoolLender& lender) { lender.release(at, bytes, stream); });
 }
 }
 

@@ -22,7 +22,7 @@ class PoolLender {
   /// block is ordered after earlier work of other streams on it.
   void* lend(size_t bytes, void* stream) EXCLUDES(mutex_);
   /// No tensor uses the block any more, but this stream may not have reached its last use yet.
-  void take_back(void* at, size_t bytes, void* stream) EXCLUDES(mutex_);
+  void release(void* at, size_t bytes, void* stream) EXCLUDES(mutex_);
 
  private:
   struct Resting {

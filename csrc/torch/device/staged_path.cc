@@ -27,7 +27,7 @@ IntrusiveWork StagedPath::issue_in_chunks(Call&& call) {
 /// Uses the caller's own stream, so its later work is ordered without an event.
 Status StagedPath::execute(std::span<TensorOperation> collectives, StagingCopies& staging) {
   Group& group = *context_.groups.of(collectives);
-  staging.bring(loads_of(collectives, &TensorOperation::bring));
+  staging.copy_in(loads_of(collectives, &TensorOperation::copies_in));
   Status arrived;
   contain_and(
       [&] { arrived = staging.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
@@ -42,7 +42,7 @@ Status StagedPath::execute(std::span<TensorOperation> collectives, StagingCopies
             static_cast<unsigned long long>(c.operation.number), name(c.operation.collective), c.device.str().c_str());
     NVX_TRY(group.execute(c.operation));
   }
-  staging.take_back(loads_of(collectives, &TensorOperation::take_back));
+  staging.copy_out(loads_of(collectives, &TensorOperation::copies_out));
   return {};
 }
 
@@ -50,16 +50,16 @@ IntrusiveWork StagedPath::enqueue(Call&& call) {
   const std::shared_ptr<Group>& group = context_.groups.of(call.collectives);
   const CommStreams streams = context_.streams.of(call.device());
   auto staging = std::make_unique<StagingCopies>(streams);
-  const Loads loads = loads_of(call.collectives, &TensorOperation::bring);
+  const Loads loads = loads_of(call.collectives, &TensorOperation::copies_in);
   // An exception before number() does not affect the other ranks: they do not wait for an operation without a number.
   if (context_.comes_behind(call)) {
-    // These two order the call after results of a delegate or a proxy, which have their own stream. bring_later()
-    // orders it after all other results.
+    // These two order the call after results of a delegate or a proxy, which have their own stream.
+    // copy_in_when_reached() orders it after all other results.
     (void)context_.hazards.follow(call.inputs, streams.down);
     (void)context_.hazards.follow(call.outputs, streams.up);
-    staging->bring_later(loads, /*behind=*/true);
+    staging->copy_in_when_reached(loads, /*behind=*/true);
   } else {
-    staging->bring(loads);
+    staging->copy_in(loads);
     for (TensorOperation& c : call.collectives) {  // otherwise carry_out() makes the pipeline, at its turn
       if (c.route() == Route::kChunks)
         c.chunks = std::make_unique<ChunkPipeline>(c.operation, group->rank(), group->plan_facts(), streams);

@@ -130,7 +130,7 @@ DeviceLink link_here() {
 /// For CUDA tensors, in the order in which the paths are tried.
 py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
                         const std::string& no_nccl, double rdma_gb_s) {
-  const DeviceQuestion question{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
+  const ExplainRequest question{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
                                 kernel::built_with_cuda(), no_nccl, link_here(),
                                 carrier_of(rdma_gb_s)};
   return listed(explain_on_device(question));
@@ -364,7 +364,7 @@ void stop_everything() {
   exiting.store(true);
   const Deadline deadline = Deadline::after(Communicator::kMostForProxies);
   auto& communicators = LiveObjects<Communicator>::here();
-  communicators.each([&](Communicator& one) { one.issuer.see_off(deadline); });
+  communicators.each([&](Communicator& one) { one.issuer.drain(deadline); });
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() != 0) {
     communicators.each([](Communicator& one) {

@@ -23,30 +23,30 @@ ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFac
   memory_ = pinned_memory({int64_t(slots), int64_t(room_for(operation, cut_, rank))});
   for (size_t s = 0; s < slots; ++s) {
     slots_[s] = std::make_unique<Slot>(streams);
-    bring_next(operation);
+    copy_in_next(operation);
   }
 }
 
-void ChunkPipeline::bring_next(const Operation& operation) {
-  const size_t k = brought_++, s = k % kSlots;
+void ChunkPipeline::copy_in_next(const Operation& operation) {
+  const size_t k = copied_in_++, s = k % kSlots;
   Slot& slot = *slots_[s];
   const at::Tensor room = memory_[int64_t(s)];
   StagedChunk staged = land(operation, cut_, k, rank_, static_cast<std::byte*>(room.data_ptr()));
   slot.down = loads_of(staged.down, device_, room), slot.up = loads_of(staged.up, device_, room);
   slot.part = std::move(staged.part);
-  k < kSlots ? slot.staging.bring_along(slot.down) : slot.staging.bring_more(slot.down);
+  k < kSlots ? slot.staging.copy_in_first_chunk(slot.down) : slot.staging.copy_in_later_chunk(slot.down);
 }
 
 Status ChunkPipeline::run(Group& group, const Operation& operation, Carrier carrier) {
   whole_ = {operation.fingerprint(), Deadline::after(group.span_of(operation.timeout)), cut_.bytes};
   for (size_t k = 0; k < cut_.chunks; ++k) {
-    while (brought_ < std::min(cut_.chunks, k + kSlots)) bring_next(operation);
+    while (copied_in_ < std::min(cut_.chunks, k + kSlots)) copy_in_next(operation);
     Slot& slot = *slots_[k % kSlots];
     slot.part.number = operation.number;
     slot.part.whole = &whole_;
     NVX_TRY(slot.staging.arrive(group, whole_.deadline));
     NVX_TRY(group.run(slot.part, carrier));
-    NVX_TRY(take_back(slot.staging, slot.up));
+    NVX_TRY(try_copy_out(slot.staging, slot.up));
   }
   return {};
 }

@@ -30,7 +30,7 @@ class ChunkPipeline {
     Operation part;
     Loads down, up;
   };
-  void bring_next(const Operation& operation);
+  void copy_in_next(const Operation& operation);
 
   const at::Device device_;
   const int rank_;
@@ -38,7 +38,7 @@ class ChunkPipeline {
   Whole whole_;
   at::Tensor memory_;  // of all slots
   std::array<std::unique_ptr<Slot>, kSlots> slots_;
-  size_t brought_ = 0;
+  size_t copied_in_ = 0;
 };
 
 }  // namespace nvx

@@ -24,7 +24,7 @@ void OutputHazards::Expected::set_out(const c10::Stream& stream) {
   is_out_.store(true, std::memory_order_release);
 }
 
-bool OutputHazards::Expected::hold_back(const c10::Stream& stream) {
+bool OutputHazards::Expected::block(const c10::Stream& stream) {
   if (!is_out_.load(std::memory_order_acquire)) return false;
   there_.block(stream);
   return true;
@@ -49,7 +49,7 @@ bool OutputHazards::follow(const Tensors& tensors, const c10::Stream& stream) {
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
   bool all = true;
-  for (const auto& expected : expected_) all &= !expected->meets(tensors) || expected->hold_back(stream);
+  for (const auto& expected : expected_) all &= !expected->meets(tensors) || expected->block(stream);
   return all;
 }
 

@@ -25,7 +25,7 @@ class OutputHazards {
     bool is_over() { return is_out_.load(std::memory_order_acquire) && there_.query(); }
     /// Makes the stream wait for the results. Returns false, without a wait, if the work that produces them is not on
     /// its stream yet.
-    bool hold_back(const c10::Stream& stream);
+    bool block(const c10::Stream& stream);
     /// Whether some results will be written to memory of these tensors.
     bool meets(const Tensors& tensors) const;
 

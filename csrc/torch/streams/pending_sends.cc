@@ -78,7 +78,7 @@ std::optional<bool> PendingSends::poll_entry(const Entry& entry) {
   }
 }
 
-void PendingSends::see_off(const Message* message, const Deadline& deadline) {
+void PendingSends::flush(const Message* message, const Deadline& deadline) {
   const auto is_it = [message](const Entry& entry) { return !message || entry.message.get() == message; };
   const auto gone = [&] {
     if (waits(is_it) && post()) group_->mailbox().push(Carrier::kPool);

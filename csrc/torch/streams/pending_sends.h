@@ -24,7 +24,7 @@ class PendingSends {
   static std::shared_ptr<PendingSends> of(std::shared_ptr<Group> group);
 
   /// Accepts a message to send. staging: of its data, null if the data is in host memory already. The message keeps
-  /// both alive. Returns false if no thread is available to poll; the caller must then call see_off().
+  /// both alive. Returns false if no thread is available to poll; the caller must then call flush().
   bool add(const std::shared_ptr<Message>& message, StagingCopies* staging) EXCLUDES(mutex_) {
     return add({message, staging, Deadline(), /*owner=*/{}});
   }
@@ -40,7 +40,7 @@ class PendingSends {
     });
   }
   /// Returns when the message, or for null every message, has gone to the mailbox, or at the deadline.
-  void see_off(const Message* message, const Deadline& deadline) EXCLUDES(mutex_);
+  void flush(const Message* message, const Deadline& deadline) EXCLUDES(mutex_);
 
  private:
   struct Entry {

@@ -182,27 +182,27 @@ void StagingCopies::call() {
   if (comm_streams_.own) called_.record(*caller_);
 }
 
-void StagingCopies::bring(const Loads& loads) {
+void StagingCopies::copy_in(const Loads& loads) {
   refuse_capture(comm_streams_.down.device());
   call();
   if (comm_streams_.own) called_.block(comm_streams_.down);
   fill(loads, comm_streams_.down);
 }
 
-void StagingCopies::bring_on_device(const Loads& loads) {
+void StagingCopies::copy_in_on_device(const Loads& loads) {
   call();
   if (comm_streams_.own) called_.block(comm_streams_.down);
   if (!loads.empty()) copy(loads, comm_streams_.down);
 }
 
-void StagingCopies::bring_later(const Loads& loads, bool behind) {
+void StagingCopies::copy_in_when_reached(const Loads& loads, bool behind) {
   refuse_capture(comm_streams_.down.device());
   call();
   later_ = loads;
   behind_ = behind;
 }
 
-void StagingCopies::bring_more(const Loads& loads) {
+void StagingCopies::copy_in_later_chunk(const Loads& loads) {
   const c10::Stream& stream = comm_streams_.more.value_or(comm_streams_.down);
   returned_.block(stream);
   fill(loads, stream);
@@ -259,7 +259,7 @@ Status StagingCopies::late(Group& group, const Deadline& deadline) const {
                      .advice = kCheckDevice});
 }
 
-void StagingCopies::take_back(const Loads& loads) {
+void StagingCopies::copy_out(const Loads& loads) {
   if (loads.empty()) return;
   const BesideCaptures beside;
   const c10::StreamGuard on(comm_streams_.up);
@@ -322,9 +322,9 @@ void StagingCopies::join_streams() {
   if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->let_go(place_, caller);
 }
 
-Status take_back(StagingCopies& staging, const Loads& loads) {
+Status try_copy_out(StagingCopies& staging, const Loads& loads) {
   try {
-    staging.take_back(loads);
+    staging.copy_out(loads);
     return {};
   } catch (const std::exception& error) {
     return system_failure("results could not be copied to " + staging.stream().device().str(), error);

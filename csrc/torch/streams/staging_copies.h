@@ -85,7 +85,7 @@ struct CommStreams {
   c10::Stream up;        ///< to the device
   bool own;              ///< both are nvx's; otherwise both are the caller's
   uint64_t capture = 0;  ///< of the caller's stream, and therefore of nvx's; 0: none. Only for kernels
-  std::optional<c10::Stream> more = std::nullopt;  ///< to the host, for bring_more()
+  std::optional<c10::Stream> more = std::nullopt;  ///< to the host, for copy_in_later_chunk()
   std::shared_ptr<Leftovers> leftovers = nullptr;  ///< keeps tensors that the capture uses
   /// This thread's current stream in both directions, for synchronous calls.
   static CommStreams of_caller(at::Device device);
@@ -138,7 +138,7 @@ class OwnCommStreams {
 };
 
 /// The copies and events of one call: to the host and back; or, for kernels, to contiguous stand-ins on the device and
-/// back. One of the bring...() functions begins it, on the caller's thread. The later steps run in the order of this
+/// back. One of the copy_in...() functions begins it, on the caller's thread. The later steps run in the order of this
 /// list, each once (or once per chunk), on any thread.
 class StagingCopies {
  public:
@@ -150,23 +150,23 @@ class StagingCopies {
   ~StagingCopies();
 
   /// Enqueues the copies to the host, after all work on the caller's current stream.
-  void bring(const Loads& loads);
+  void copy_in(const Loads& loads);
   /// The same for kernels, whose stand-ins are on the device: the host does not wait, and a capture is no obstacle.
-  void bring_on_device(const Loads& loads);
+  void copy_in_on_device(const Loads& loads);
   /// Enqueues more copies to the host, for the first chunks of a call that has begun, after all work on the stream.
-  void bring_along(const Loads& loads) { fill(loads, comm_streams_.down); }
+  void copy_in_first_chunk(const Loads& loads) { fill(loads, comm_streams_.down); }
   /// Enqueues the copies of a later chunk, into host memory of an earlier chunk, after the copies back of that one.
   /// Uses a stream that no later call blocks. Only once the device has reached the call. May be called from any thread.
-  void bring_more(const Loads& loads);
-  /// Like bring(), but no stream waits for the caller's. The first poll() after the device has reached the call
+  void copy_in_later_chunk(const Loads& loads);
+  /// Like copy_in(), but no stream waits for the caller's. The first poll() after the device has reached the call
   /// enqueues the copies. behind: they come after results that are being copied back by then.
-  void bring_later(const Loads& loads, bool behind = false);
+  void copy_in_when_reached(const Loads& loads, bool behind = false);
   /// Waits until the copies to the host have arrived. Ends at the deadline, on the group's failure, or on Ctrl-C.
   Status arrive(Group& group, const Deadline& deadline);
   /// Polls once: the result of arrive(), or nothing if the copies have not arrived.
   std::optional<Status> poll(Group& group, const Deadline& deadline);
   /// Enqueues the copies back. None of them runs before the caller's stream has reached the call.
-  void take_back(const Loads& loads);
+  void copy_out(const Loads& loads);
   /// From now on join_streams() covers all work that is on the stream. The memory of these tensors stays allocated
   /// until that work is done.
   void close(const Tensors& used) EXCLUDES(mutex_);
@@ -215,8 +215,8 @@ class StagingCopies {
   std::optional<c10::Stream> caller_;  // the stream of the call
 };
 
-/// staging.take_back(), with an exception as a status. The peers have done their part by now, so an error here fails
+/// staging.copy_out(), with an exception as a status. The peers have done their part by now, so an error here fails
 /// only this call, and not the group.
-Status take_back(StagingCopies& staging, const Loads& loads);
+Status try_copy_out(StagingCopies& staging, const Loads& loads);
 
 }  // namespace nvx

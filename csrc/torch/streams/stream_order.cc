@@ -28,8 +28,8 @@ LaunchStream launch_stream(const c10::Stream& stream, uint64_t capture) {
           {stream.id(), int64_t(stream.device_index()), int64_t(stream.device_type())}};
 }
 
-Status TorchStreamOrder::hold_back(const LaunchStream& stream) {
-  if (may_have_kernels(stream)) return tail_.hold_back(stream.native, stream.capture != 0);
+Status TorchStreamOrder::block(const LaunchStream& stream) {
+  if (may_have_kernels(stream)) return tail_.block(stream.native, stream.capture != 0);
   if (last_) last_->block(torch_stream(stream));
   return {};
 }
@@ -55,10 +55,10 @@ Status TorchStreamOrder::follow(const LaunchStream& stream) {
   const c10::Stream there = torch_stream(stream);
   if (stream.capture == 0) {
     const bool in_order = !has_graphs_ && (!stream_ || stream_ == there);
-    return in_order ? Status() : hold_back(stream);
+    return in_order ? Status() : block(stream);
   }
   if (capture_.id != stream.capture) {
-    NVX_TRY(hold_back(stream));
+    NVX_TRY(block(stream));
     capture_ = {stream.capture, std::nullopt, std::nullopt};
   } else if (capture_.last && capture_.stream != there) {
     capture_.last->block(there);

@@ -27,9 +27,9 @@ class TorchStreamOrder final : public StreamOrder {
   bool has_graphs() EXCLUDES(mutex_);
 
  private:
-  /// hold_back() makes the stream wait for the last launch; put_behind() records the stream's current position as the
+  /// block() makes the stream wait for the last launch; put_behind() records the stream's current position as the
   /// last launch.
-  Status hold_back(const LaunchStream& stream) REQUIRES(mutex_);
+  Status block(const LaunchStream& stream) REQUIRES(mutex_);
   Status put_behind(const LaunchStream& stream) REQUIRES(mutex_);
 
   Mutex mutex_;

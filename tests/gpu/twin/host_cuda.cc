@@ -234,7 +234,7 @@ Status Tail::make() {
   return {};
 }
 
-Status Tail::hold_back(void* stream, bool) {
+Status Tail::block(void* stream, bool) {
   NVX_TRY(make());
   static_cast<cudaStream_t>(stream)->begin([event = static_cast<cudaEvent_t>(event_)] { return event->wait(); });
   return {};

@@ -116,7 +116,7 @@ Status Tail::make() {
   return {};
 }
 
-Status Tail::hold_back(void* stream, bool) {
+Status Tail::block(void* stream, bool) {
   static auto* const wait = of_device<void(void*, void*)>("fake_device_wait");
   NVX_TRY(make());
   wait(event_, stream);
