@@ -33,9 +33,12 @@ class Member:
         with open(self.stacks) as log:
             return log.read()
 
+    def signal(self, number):
+        with contextlib.suppress(ProcessLookupError):  # a fault of its own may have ended it
+            os.kill(self.process.pid, number)
+
     def end(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.process.join(10)
         self.connection.close()
 
@@ -145,15 +148,14 @@ class Worlds:
             seen = ranks[fault.rank]
             if fault.kind.startswith("SIGKILL"):
                 seen.killed = True
-                with contextlib.suppress(ProcessLookupError):  # a fault of its own has ended it
-                    os.kill(seen.member.process.pid, signal.SIGKILL)
+                seen.member.signal(signal.SIGKILL)
             elif not seen.over and not seen.continues_at:
-                os.kill(seen.member.process.pid, signal.SIGSTOP)
+                seen.member.signal(signal.SIGSTOP)
                 seen.continues_at = now + fault.value
         for seen in ranks.values():
             if seen.continues_at and now >= seen.continues_at:
                 seen.continues_at = None
-                os.kill(seen.member.process.pid, signal.SIGCONT)
+                seen.member.signal(signal.SIGCONT)
 
     def _hear(self, ranks, seconds):
         live = [s for s in ranks.values() if not s.over]
@@ -178,7 +180,7 @@ class Worlds:
             seen.grown, seen.history = value, *more
 
     def _hung(self, rank, seen):
-        os.kill(seen.member.process.pid, signal.SIGCONT)
-        os.kill(seen.member.process.pid, signal.SIGUSR1)
+        seen.member.signal(signal.SIGCONT)
+        seen.member.signal(signal.SIGUSR1)
         time.sleep(0.3)
         return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{seen.member.said()}"

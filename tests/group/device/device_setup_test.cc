@@ -33,7 +33,7 @@ void all_report(const std::string& reason, const DeviceWorld::Shape& shape,
     EXPECT_TRUE(contains(text, "rank 1")) << text;
     const bool is_reported = failure->code() == Code::kPeerFailed;
     EXPECT_TRUE(is_reported || contains(text, "GPU " + std::to_string(rank) + " cannot be used on rank " +
-                                              std::to_string(rank) + ": "))
+                                                  std::to_string(rank) + ": "))
         << text;
     EXPECT_TRUE(is_reported || contains(text, ". Next: ")) << text;
   });
