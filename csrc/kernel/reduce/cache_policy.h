@@ -16,7 +16,8 @@ enum class CachePolicy : uint8_t { kCached, kPast };
 /// Learns which policy is faster for operations of one kind and size. The answer depends on the machine and on the
 /// distance between the ranks' cores, which the scheduler, and the host of a virtual machine, can change; either policy
 /// can be several times slower than the other. So both are tried, and the slower one is tried again from time to time,
-/// the less often the slower it was. The cost is that of a rank's own work without its waits, in any unit.
+/// the less often the slower it was, and when the faster one has become slower. The cost is that of a rank's own work
+/// without its waits, in any unit.
 ///
 /// If all ranks write and read, the cost of a rank's work depends on how its peers write. So one rank decides for all
 /// and announces its choice one operation ahead (Channel::announce()): in each operation all ranks use the same policy.
@@ -37,9 +38,13 @@ class CachePolicyRecord {
     const CachePolicy best = this->best(),
                       other = best == CachePolicy::kPast ? CachePolicy::kCached : CachePolicy::kPast;
     if (cost(best) == 0) return best;
+    if (lowest_ == 0 || cost(best) < lowest_) lowest_ = cost(best);
+    if (cost(best) > kChange * lowest_) until_trial_ = 0, period_ = kFirstPeriod;
     if (--until_trial_ > 0) return best;
+    lowest_ = cost(best);
     const double worse = cost(other) / cost(best);  // 0: its trials have not given a cost yet
-    until_trial_ = worse == 0 ? kPeriod / 4 : kPeriod * std::clamp(int(worse), 1, kMostPeriods);
+    until_trial_ = worse == 0 ? kFirstPeriod / 2 : period_ * std::clamp(int(worse), 1, kMostPeriods);
+    if (worse != 0) period_ = std::min(2 * period_, kPeriod);
     return other;
   }
 
@@ -53,15 +58,17 @@ class CachePolicyRecord {
   void add_write(double cost) { add(now_ == CachePolicy::kPast ? kReadersShare * cost : cost); }
 
  private:
-  static constexpr int kPeriod = 32;  ///< operations between trials, which so take a thirtieth of the time at most
+  static constexpr int kFirstPeriod = 16, kPeriod = 256;  ///< operations between trials: fewer than 1 % are trials
   static constexpr int kMostPeriods = 16;
+  static constexpr double kChange = 1.5;        ///< a cost that has grown so much since the last trial causes one
   static constexpr double kGain = 0.9;          ///< bypassing the caches must save at least a tenth
   static constexpr double kReadersShare = 1.3;  ///< readers from memory take longer, unless their cores are distant
 
   double cost(CachePolicy policy) const { return costs_[size_t(policy)]; }
 
   std::array<double, 2> costs_{};  // 0: not tried yet
-  int until_trial_ = 0;
+  double lowest_ = 0;              // of the better policy since the last trial
+  int until_trial_ = 0, period_ = kFirstPeriod;
   CachePolicy now_ = CachePolicy::kCached;
 };
 
