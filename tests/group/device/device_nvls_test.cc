@@ -77,7 +77,7 @@ TEST(DeviceNvls, TheSwitchAddsSumsOfItsTypesThatOneTripDoesNotServe) {
         o.dtype = DType::kF64;
         EXPECT_NE(one.executor->choose(o).algorithm, DeviceAlgorithm::kReduceMulticast);
       },
-      ask_for_it);
+      request_it);
 }
 
 TEST(DeviceNvls, HasALaunchOfItsOwnBetweenOthersAndInGraphs) {
@@ -107,7 +107,7 @@ TEST(DeviceNvls, HasALaunchOfItsOwnBetweenOthersAndInGraphs) {
           EXPECT_TRUE(is_sum(data, 2));
         }
       },
-      ask_for_it);
+      request_it);
 }
 
 /// Kernels serve a group without the switch, and the reason is logged once. `trials`: how many kernels each rank tried.
@@ -121,7 +121,7 @@ void expect_without(DeviceWorld& world, int trials, const std::string& why) {
         expect_right_sum(one);
         EXPECT_EQ(world.launcher(one.rank)->by_switch, 0);
       },
-      ask_for_it);
+      request_it);
   const std::string text = testing::internal::GetCapturedStderr(), words = "group g: NVX_NVLS=1 has no effect: ";
   const size_t at = text.find(words);
   ASSERT_NE(at, std::string::npos) << text;
