@@ -94,7 +94,7 @@ ROWS = (
     Row("R21", "no ptrace, pidfd, memfd, /proc; few descriptors; other namespaces and users", PASSED,
         ("pytest tests/hosts/test_containers.py",)),
     Row("R22", "a pair of GPUs that corrupts or hangs, injected", PASSED,
-        ("ctest --test-dir build/make/cpp -R 'Corrupts|LyingPair|DeviceTrial[.]APair'",)),
+        ("ctest --test-dir build/make/cpp -R 'Corrupts|CorruptPair|DeviceTrial[.]APair'",)),
     Row("R23", "bit flips in transit", why="nvx adds no checksum to TCP's and RDMA's"),
     Row("R24", "the same inputs 1000 times (100 times at 20,011 elements), each type and operator, "
         "all_reduce and reduce_scatter: calls whose bits differ",

@@ -1,6 +1,8 @@
 """bench/reliability.py: docs/reliability.md holds the figures of its file, and every row's command can run."""
 
+import functools
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -24,6 +26,14 @@ def test_every_figure_is_of_a_command_of_a_row():
     assert all(bool(row.commands) != bool(row.why) for row in ROWS)
 
 
+@functools.cache
+def cpp_tests():
+    """The tests as ctest names them, such as Config.NamesUnknownVariables."""
+    texts = [file.read_text() for file in (ROOT / "tests").rglob("*_test.cc")]
+    tests = [test for text in texts for test in re.findall(r"^TEST(?:_[FP])?\((\w+), (\w+)\)", text, re.MULTILINE)]
+    return [".".join(test) for test in tests]
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row.commands], ids=lambda row: row.name)
 def test_tests_named_in_commands_exist(row):
     for command in row.commands:
@@ -35,6 +45,9 @@ def test_tests_named_in_commands_exist(row):
             for part in words[words.index("-k") + 1].split(" or "):
                 names = [line for line in text.splitlines() if line.startswith("def test") and part in line.lower()]
                 assert names or part == "dev", f"{command}: no test is named {part}"
+        if "-R" in words:
+            for part in words[words.index("-R") + 1].split("|"):
+                assert any(re.search(part, name) for name in cpp_tests()), f"{command}: no test is named {part}"
 
 
 FIGURES = {
