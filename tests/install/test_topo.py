@@ -115,7 +115,7 @@ def test_each_gpudirect_requirement_has_a_line(tmp_path):
     assert told(ucx, bufs, tried="no")["GPUDirect"] == (False, f"{staged}UCX has no transport of RDMA here")
     facts = told({"link": "", "none": "no libucp", "why_host_memory": ""}, [], "no NVIDIA driver here")
     assert facts["GPUDirect"] == (False, f"{staged}no libucp")
-    assert facts["dma-buf"] == (None, "no GPU to ask: no NVIDIA driver here")
+    assert facts["dma-buf"] == (None, "no GPU to query: no NVIDIA driver here")
     assert gpudirect.peermem(str(tmp_path))["there"] is False
     (tmp_path / "nvidia_peermem").mkdir()
     assert gpudirect.peermem(str(tmp_path)) == {
