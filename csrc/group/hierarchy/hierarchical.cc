@@ -4,7 +4,6 @@
 
 #include <bit>
 #include <cstring>
-#include <utility>
 
 #include "base/log.h"
 #include "base/words.h"
@@ -195,6 +194,7 @@ Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row
   active_.splice(active_.end(), spare_, spare_.begin());
   Active& active = active_.back();
   active.members = peers.members;
+  active.args = {};  // those of an earlier operation that ended before its run began
   net::ScheduleArgs& e = active.args;
   e.row = row;
   e.layout.size = int(peers.members.size());
@@ -218,7 +218,7 @@ void Hierarchical::begin(Call& call, Active& active) {
   active.scratch.resize(e.row->scratch(e.layout, e.place));
   e.scratch = active.scratch.data();
   MutexLock lock(port_.mutex());
-  active.run.emplace(port_, std::exchange(e, {}));
+  active.run.emplace(port_, e);
   active.run->advance();
 }
 
@@ -261,7 +261,7 @@ Status Hierarchical::finish(Call& call) {
   return {};
 }
 
-/// Ends the run. Keeps the lists' memory for later runs, unless it is large.
+/// Ends the run, under the port's lock. Keeps its lists for later runs, and its memory unless that is large.
 void Hierarchical::put_aside(std::list<Active>::iterator ended) {
   ended->run.reset();
   for (auto* list : {&ended->blocks, &ended->to, &ended->from}) list->clear();
