@@ -4,9 +4,9 @@
 
 namespace nvx::schedule {
 
-/// In round k each rank signals the rank at distance 2^k that it and all ranks of which it has a signal have arrived.
-/// The message is one byte instead of none: the next round sends the byte that this round receives, and so waits for
-/// it.
+/// In round k each rank sends a message to the rank at distance 2^k: it has arrived, and so have all ranks whose
+/// messages reached it in earlier rounds. The message is one byte instead of none: the next round sends the byte that
+/// this round receives, and so waits for it.
 struct DisseminationBarrier : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(log2_up(l.size)); }
 

@@ -97,7 +97,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
     if (task.done()) break;
     lock.unlock();
     bool stop = false;
-    contain("a waiter's question", [&] { stop = give_up && give_up(); });
+    contain("a waiter's check", [&] { stop = give_up && give_up(); });
     lock.lock();
     if (stop) break;
   }

@@ -173,9 +173,8 @@ class RdmaTrial final : public net::Receiver {
   uint64_t theirs_ = 0;
   std::vector<size_t> sizes_, starts_;  // by message
   size_t total_ = 0;
-  std::shared_ptr<std::byte> on_device_;  // the outgoing and incoming data of each round
-  std::shared_ptr<DeviceRegion>
-      on_host_;  // outgoing and incoming data, and a copy of the data that the device received
+  std::shared_ptr<std::byte> on_device_;   // the outgoing and incoming data of each round
+  std::shared_ptr<DeviceRegion> on_host_;  // the same, and a copy of the data that the device received
   size_t sent_ = 0;
   std::array<size_t, kRounds> received_{};
   std::array<Clock::duration, 2> best_{Clock::duration::max(), Clock::duration::max()};  // of device and host memory

@@ -164,7 +164,7 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
       const int far = next_pinged(writer);
       try {
         prefer_note([&] {
-          // First: a peer gets one ping a second, and this one's also queries the group of the whole job.
+          // First, because a peer gets one ping a second, and this one also queries the group of the whole job.
           check_for_deaths(options_, far_.has_met(far) ? kNobody : far);
           far_.check(far);
         });

@@ -22,7 +22,7 @@ constexpr uint64_t kMostGranted = kEnvelopes;  // the size of the ring of grants
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
 
-/// Release: a rank that reads the value also sees this rank's earlier writes. The poke that follows wakes the peer.
+/// Release: a rank that reads the value also sees this rank's earlier writes. The `wake()` that follows wakes the peer.
 void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(value, std::memory_order_release); }
 
 }  // namespace

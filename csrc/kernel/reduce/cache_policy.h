@@ -13,7 +13,7 @@ namespace nvx::kernel {
 /// How a rank writes data that other cores will read: through its caches, or past them into memory.
 enum class CachePolicy : uint8_t { kCached, kPast };
 
-/// Learns which policy is faster for operations of one kind and size. The answer depends on the machine and on the
+/// Measures which policy is faster for operations of one kind and size. The answer depends on the machine and on the
 /// distance between the ranks' cores, which the scheduler, and the host of a virtual machine, can change; either policy
 /// can be several times slower than the other. So both are tried, and the slower one is tried again from time to time,
 /// the less often the slower it was, and when the faster one has become slower. The cost is that of a rank's own work

@@ -46,7 +46,7 @@ struct Proof {
   Mac mac{};
 };
 
-/// Its arrival confirms to the connecting side that the proof is accepted and messages may follow.
+/// Sent to the connecting side when its proof has been accepted: messages may follow.
 struct Welcome {
   std::byte any{};
 };

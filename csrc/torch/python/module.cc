@@ -130,10 +130,10 @@ DeviceLink link_here() {
 /// For CUDA tensors, in the order in which the paths are tried.
 py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
                         const std::string& no_nccl, double rdma_gb_s) {
-  const ExplainRequest question{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
-                                kernel::built_with_cuda(), no_nccl, link_here(),
-                                carrier_of(rdma_gb_s)};
-  return listed(explain_on_device(question));
+  const ExplainRequest request{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
+                               kernel::built_with_cuda(), no_nccl, link_here(),
+                               carrier_of(rdma_gb_s)};
+  return listed(explain_on_device(request));
 }
 
 /// The resources of a GPU that a group's kernels take: the blocks while a collective runs, the memory as long as the

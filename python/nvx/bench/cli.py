@@ -1,4 +1,4 @@
-"""The command line of `nvx bench`, with nccl-tests' letters except where `-h` differs."""
+"""The command line of `nvx bench`, with nccl-tests' letters, except for those that `-h` names."""
 
 from __future__ import annotations
 
