@@ -19,7 +19,8 @@ namespace nvx::test {
 namespace {
 
 /// The stderr of a fresh process that reads its configuration with these variables, and then runs `check`.
-std::string said_with(const std::vector<std::pair<const char*, const char*>>& set, const std::function<void()>& check) {
+std::string stderr_with(const std::vector<std::pair<const char*, const char*>>& set,
+                        const std::function<void()>& check) {
   int pipes[2];
   EXPECT_EQ(pipe(pipes), 0);
   all_end_well(1, [&](int) {
@@ -29,10 +30,10 @@ std::string said_with(const std::vector<std::pair<const char*, const char*>>& se
     check();
   });
   close(pipes[1]);
-  std::string said(4096, '\0');
-  said.resize(size_t(std::max<ssize_t>(read(pipes[0], said.data(), said.size()), 0)));
+  std::string output(4096, '\0');
+  output.resize(size_t(std::max<ssize_t>(read(pipes[0], output.data(), output.size()), 0)));
   close(pipes[0]);
-  return said;
+  return output;
 }
 
 TEST(Config, NamesAreUniqueDocumentedAndFew) {
@@ -47,20 +48,20 @@ TEST(Config, NamesAreUniqueDocumentedAndFew) {
 
 TEST(Config, ReadsWhatIsSet) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const std::string said =
-      said_with({{"NVX_ALGO", "pipelined"}, {"NVX_STAGING_MB", "16"}, {"NVX_HOST_ID", "left"}}, [] {
+  const std::string output =
+      stderr_with({{"NVX_ALGO", "pipelined"}, {"NVX_STAGING_MB", "16"}, {"NVX_HOST_ID", "left"}}, [] {
         EXPECT_EQ(config().algorithm, "pipelined");
         EXPECT_EQ(config().staging_mb, 16);
         EXPECT_EQ(config().host_id, "left");
         EXPECT_EQ(config().on_error, "raise");
       });
-  EXPECT_EQ(said, "");
+  EXPECT_EQ(output, "");
 }
 
 TEST(Config, NamesUnreadableValues) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const std::string said = said_with({{"NVX_STAGING_MB", "much"}}, [] { EXPECT_EQ(config().staging_mb, 30); });
-  EXPECT_NE(said.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << said;
+  const std::string output = stderr_with({{"NVX_STAGING_MB", "much"}}, [] { EXPECT_EQ(config().staging_mb, 30); });
+  EXPECT_NE(output.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << output;
 }
 
 /// The report of a wrong number, and the value that is used then.
@@ -100,22 +101,23 @@ TEST(Config, NamesNumbersOutOfRange) {
 TEST(Config, TakesFractionsOfSecondsAndNoNegativeTimes) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   using std::chrono::milliseconds;
-  EXPECT_EQ(said_with({{"NVX_TIMEOUT_S", "1.5"}, {"NVX_LIVENESS_S", "2.25"}},
-                      [] {
-                        EXPECT_EQ(config().timeout, milliseconds(1500));
-                        EXPECT_EQ(config().liveness, milliseconds(2250));
-                      }),
+  EXPECT_EQ(stderr_with({{"NVX_TIMEOUT_S", "1.5"}, {"NVX_LIVENESS_S", "2.25"}},
+                        [] {
+                          EXPECT_EQ(config().timeout, milliseconds(1500));
+                          EXPECT_EQ(config().liveness, milliseconds(2250));
+                        }),
             "");
-  said_with({{"NVX_TIMEOUT_S", "0.0001"}}, [] { EXPECT_EQ(config().timeout, milliseconds(1)); });
-  const std::string said = said_with({{"NVX_TIMEOUT_S", "-1"}}, [] { EXPECT_EQ(config().timeout, milliseconds(0)); });
-  EXPECT_NE(said.find("NVX_TIMEOUT_S=-1 is less than 0; the default (0: the group's timeout) is used"),
+  stderr_with({{"NVX_TIMEOUT_S", "0.0001"}}, [] { EXPECT_EQ(config().timeout, milliseconds(1)); });
+  const std::string output =
+      stderr_with({{"NVX_TIMEOUT_S", "-1"}}, [] { EXPECT_EQ(config().timeout, milliseconds(0)); });
+  EXPECT_NE(output.find("NVX_TIMEOUT_S=-1 is less than 0; the default (0: the group's timeout) is used"),
             std::string::npos)
-      << said;
+      << output;
 }
 
 TEST(Config, ReadsAnExponent) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  EXPECT_EQ(said_with({{"NVX_SPIN_US", "1e3"}}, [] { EXPECT_EQ(config().spin_us, 1000); }), "");
+  EXPECT_EQ(stderr_with({{"NVX_SPIN_US", "1e3"}}, [] { EXPECT_EQ(config().spin_us, 1000); }), "");
 }
 
 TEST(Config, NamesTheAcceptedValuesAndTheDefaultOfEachVariable) {
@@ -135,22 +137,23 @@ TEST(Config, NamesTheAcceptedValuesAndTheDefaultOfEachVariable) {
 
 TEST(Config, NamesUnknownVariables) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const std::string said = said_with({{"NVX_ALGO", "fast"}, {"NVX_ON_ERROR", "Abort"}}, [] {
+  const std::string output = stderr_with({{"NVX_ALGO", "fast"}, {"NVX_ON_ERROR", "Abort"}}, [] {
     EXPECT_EQ(config().algorithm, "");
     EXPECT_EQ(config().on_error, "abort");
   });
-  EXPECT_NE(said.find("NVX_ALGO=fast is none of one_shot, pipelined; the default (empty: size and "), std::string::npos)
-      << said;
+  EXPECT_NE(output.find("NVX_ALGO=fast is none of one_shot, pipelined; the default (empty: size and "),
+            std::string::npos)
+      << output;
 }
 
 TEST(Config, NamesUnreadableAddresses) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const char* good : {"", "10.0.0.7, 10.1.0.0/16,fd00::/8", "0.0.0.0/0,::/0"})
-    EXPECT_EQ(said_with({{"NVX_ALLOW_FROM", good}}, [&] { EXPECT_EQ(config().allow_from, good); }), "");
+    EXPECT_EQ(stderr_with({{"NVX_ALLOW_FROM", good}}, [&] { EXPECT_EQ(config().allow_from, good); }), "");
   for (const char* bad : {"10.0.0.7;eth0", "10.0.0.0/33", "host"}) {
-    const std::string said = said_with({{"NVX_ALLOW_FROM", bad}}, [&] { EXPECT_EQ(config().allow_from, bad); });
-    EXPECT_NE(said.find("NVX_ALLOW_FROM=" + std::string(bad) + " is not a list of addresses"), std::string::npos)
-        << said;
+    const std::string output = stderr_with({{"NVX_ALLOW_FROM", bad}}, [&] { EXPECT_EQ(config().allow_from, bad); });
+    EXPECT_NE(output.find("NVX_ALLOW_FROM=" + std::string(bad) + " is not a list of addresses"), std::string::npos)
+        << output;
   }
 }
 
@@ -172,7 +175,7 @@ TEST(Config, ReadsWhatIsHandedOver) {
       {" reduce : 4k , all_gather:1G,reduce_scatter:100", "all_gather>=1073741824 reduce>=4096 reduce_scatter>=100 "},
   };
   for (const auto& good : kGood)
-    EXPECT_EQ(said_with({{"NVX_DELEGATE", good.set}}, [&] { EXPECT_EQ(list(config().delegate), good.read); }), "");
+    EXPECT_EQ(stderr_with({{"NVX_DELEGATE", good.set}}, [&] { EXPECT_EQ(list(config().delegate), good.read); }), "");
   const char* const kBad[] = {"nccl",
                               "all_reduce>64M",
                               "all_reduce:",
@@ -189,9 +192,9 @@ TEST(Config, ReadsWhatIsHandedOver) {
                               "all_reduce:99999999999G",
                               "reduce:99999999999999999999"};
   for (const char* bad : kBad) {
-    const std::string said = said_with({{"NVX_DELEGATE", bad}}, [] { EXPECT_EQ(list(config().delegate), ""); });
-    EXPECT_NE(said.find("NVX_DELEGATE=" + std::string(bad) + " is neither none nor a list"), std::string::npos)
-        << bad << ": " << said;
+    const std::string output = stderr_with({{"NVX_DELEGATE", bad}}, [] { EXPECT_EQ(list(config().delegate), ""); });
+    EXPECT_NE(output.find("NVX_DELEGATE=" + std::string(bad) + " is neither none nor a list"), std::string::npos)
+        << bad << ": " << output;
   }
 }
 
@@ -217,16 +220,16 @@ TEST(Config, EveryDefaultIsTakenAndFaultsAreOfNow) {
 
 TEST(Config, GuessesNothingFarFetched) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const std::string said = said_with({{"NVX_TYPO", "1"}}, [] {});
-  EXPECT_NE(said.find("NVX_TYPO is set"), std::string::npos) << said;
-  EXPECT_EQ(said.find("did you mean"), std::string::npos) << said;
+  const std::string output = stderr_with({{"NVX_TYPO", "1"}}, [] {});
+  EXPECT_NE(output.find("NVX_TYPO is set"), std::string::npos) << output;
+  EXPECT_EQ(output.find("did you mean"), std::string::npos) << output;
 }
 
 TEST(Config, WarnsOfUnknownNamesAndSuggestsTheNearest) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const std::string said = said_with({{"NVX_TIMEOUT", "3"}}, [] {});
-  EXPECT_NE(said.find("NVX_TIMEOUT is set"), std::string::npos) << said;
-  EXPECT_NE(said.find("did you mean NVX_TIMEOUT_S?"), std::string::npos) << said;
+  const std::string output = stderr_with({{"NVX_TIMEOUT", "3"}}, [] {});
+  EXPECT_NE(output.find("NVX_TIMEOUT is set"), std::string::npos) << output;
+  EXPECT_NE(output.find("did you mean NVX_TIMEOUT_S?"), std::string::npos) << output;
 }
 
 TEST(Config, AgreedSettingsHaveAHashEach) {

@@ -29,18 +29,18 @@ std::optional<Failure> read(const FailureNote& note) { return FailureNote::read(
 
 TEST(FailureNote, CarriesEveryFactExceptWhereItWasMet) {
   const Failure failure = some_failure();
-  const auto told = read(FailureNote::of(failure));
-  ASSERT_TRUE(told);
-  EXPECT_EQ(told->code, failure.code);
-  EXPECT_EQ(told->cause, failure.cause);
-  EXPECT_EQ(told->context, "");
-  EXPECT_EQ(told->advice, failure.advice);
-  EXPECT_EQ(told->before, failure.before);
-  EXPECT_EQ(told->who, 3);
-  EXPECT_EQ(told->exit_status, failure.exit_status);
-  EXPECT_EQ(told->awaited, failure.awaited);
-  EXPECT_TRUE(told->reported);
-  EXPECT_EQ(told->met_as(), Code::kPeerFailed);
+  const auto decoded = read(FailureNote::of(failure));
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->code, failure.code);
+  EXPECT_EQ(decoded->cause, failure.cause);
+  EXPECT_EQ(decoded->context, "");
+  EXPECT_EQ(decoded->advice, failure.advice);
+  EXPECT_EQ(decoded->before, failure.before);
+  EXPECT_EQ(decoded->who, 3);
+  EXPECT_EQ(decoded->exit_status, failure.exit_status);
+  EXPECT_EQ(decoded->awaited, failure.awaited);
+  EXPECT_TRUE(decoded->reported);
+  EXPECT_EQ(decoded->met_as(), Code::kPeerFailed);
 }
 
 /// Every field is checked. All bytes are present, as in a pad.
@@ -81,18 +81,18 @@ TEST(FailureNote, CutsWhatHasNoRoomAndKeepsCharactersWhole) {
   for (size_t before = 0; before < 4; ++before) {
     failure.cause = std::string(before, 'x');
     while (failure.cause.size() < 2000) failure.cause += "\xe6\x9d\xb1";
-    const auto told = read(FailureNote::of(failure));
-    ASSERT_TRUE(told);
-    EXPECT_GT(told->cause.size(), FailureNote::kMostText - 3);
-    EXPECT_EQ(told->cause, failure.cause.substr(0, told->cause.size()));
-    EXPECT_EQ(told->before + told->advice, "");
-    EXPECT_EQ(told->who, 3);
+    const auto decoded = read(FailureNote::of(failure));
+    ASSERT_TRUE(decoded);
+    EXPECT_GT(decoded->cause.size(), FailureNote::kMostText - 3);
+    EXPECT_EQ(decoded->cause, failure.cause.substr(0, decoded->cause.size()));
+    EXPECT_EQ(decoded->before + decoded->advice, "");
+    EXPECT_EQ(decoded->who, 3);
   }
   failure.cause = std::string(FailureNote::kMostText - failure.before.size() - 3, 'x');
-  const auto told = read(FailureNote::of(failure));
-  ASSERT_TRUE(told);
-  EXPECT_EQ(told->before, failure.before);
-  EXPECT_EQ(told->advice, "") << "half of an advice is none";
+  const auto decoded = read(FailureNote::of(failure));
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->before, failure.before);
+  EXPECT_EQ(decoded->advice, "") << "half of an advice is none";
 }
 
 /// A note without a cause would be refused as damaged.
@@ -100,11 +100,11 @@ TEST(FailureNote, NamesItsCodeWhereNothingIsLeftOfTheCause) {
   Failure failure = some_failure();
   for (const std::string& cause : {std::string(), std::string(2000, '\x9d')}) {
     failure.cause = cause;
-    const auto told = read(FailureNote::of(failure));
-    ASSERT_TRUE(told) << cause.size();
-    EXPECT_EQ(told->cause, "peer died");
-    EXPECT_EQ(told->before, failure.before);
-    EXPECT_EQ(told->advice, failure.advice);
+    const auto decoded = read(FailureNote::of(failure));
+    ASSERT_TRUE(decoded) << cause.size();
+    EXPECT_EQ(decoded->cause, "peer died");
+    EXPECT_EQ(decoded->before, failure.before);
+    EXPECT_EQ(decoded->advice, failure.advice);
   }
 }
 
@@ -112,15 +112,15 @@ TEST(FailureNote, NamesTheFirstOfManyRanks) {
   Failure failure = some_failure();
   failure.awaited.resize(1000);
   for (size_t r = 0; r < failure.awaited.size(); ++r) failure.awaited[r] = int(r);
-  const auto told = FailureNote::read(FailureNote::of(failure).used(), 1000);
-  ASSERT_TRUE(told);
-  EXPECT_EQ(told->awaited, std::vector<int>(failure.awaited.begin(), failure.awaited.begin() + 32));
+  const auto decoded = FailureNote::read(FailureNote::of(failure).used(), 1000);
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->awaited, std::vector<int>(failure.awaited.begin(), failure.awaited.begin() + 32));
 }
 
 TEST(FailureNote, IsFitForAMessageWhateverWasWritten) {
-  const auto told = read(FailureNote::of({.code = Code::kSystem, .cause = "a\nb\x1b[2J\xff"}));
-  ASSERT_TRUE(told);
-  EXPECT_EQ(told->cause, "a b [2J?");
+  const auto decoded = read(FailureNote::of({.code = Code::kSystem, .cause = "a\nb\x1b[2J\xff"}));
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->cause, "a b [2J?");
 }
 
 TEST(Failure, ReadsAsOneSentence) {

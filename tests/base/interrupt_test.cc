@@ -10,30 +10,30 @@
 namespace nvx::test {
 namespace {
 
-std::atomic<int> asked{0};
+std::atomic<int> checks{0};
 
 class Interrupt : public testing::Test {
  protected:
   Interrupt() {
-    asked = 0;
-    interrupt_check = [] { return ++asked > 0; };
+    checks = 0;
+    interrupt_check = [] { return ++checks > 0; };
   }
   ~Interrupt() override { interrupt_check = nullptr; }
 };
 
 TEST_F(Interrupt, IsCheckedAtMostTenTimesASecond) {
   const auto began = std::chrono::steady_clock::now();
-  int received = 0;
-  while (received < 4) received += stop_requested();
+  int stops = 0;
+  while (stops < 4) stops += stop_requested();
   EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(300));
-  EXPECT_EQ(asked, 4);
+  EXPECT_EQ(checks, 4);
 }
 
 TEST_F(Interrupt, IsCheckedOnTheMainThreadOnly) {
   std::thread([] {
     for (int i = 0; i < 1000; ++i) EXPECT_FALSE(stop_requested());
   }).join();
-  EXPECT_EQ(asked, 0);
+  EXPECT_EQ(checks, 0);
 }
 
 TEST(InterruptUnset, NothingIsChecked) { EXPECT_FALSE(stop_requested()); }

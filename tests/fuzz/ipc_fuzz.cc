@@ -172,13 +172,13 @@ void fetch(FuzzedDataProvider& from, ShmRegistry& here) {
   LocalSocket listener = listen_on(name);
   if (from.ConsumeIntegralInRange(0, 15) == 0) listener = {};  // it has ended
   IpcSocket mine(here);
-  bool reported = false;
+  bool replied = false;
   const auto answer = [&] {
     accept_clients(listener, [&](const LocalSocket& client) {
       for (int i = from.ConsumeIntegralInRange(0, 2); i > 0; --i) send_any(from, client);
-      reported = true;
+      replied = true;
     });
-    require(reported);  // nobody else connects
+    require(replied);  // no other process connects
   };
   try {
     const auto got = mine.fetch({{kWanted, name, getpid()}}, in_time(), answer);
@@ -228,8 +228,8 @@ void request_pools(FuzzedDataProvider& from) {
   const std::string name = unique_socket_name();
   const LocalSocket listener = listen_on(name);
   std::thread host([&] {
-    for (bool reported = false; !reported; std::this_thread::yield()) {
-      accept_clients(listener, [&](const LocalSocket& client) { send_any(from, client), reported = true; });
+    for (bool replied = false; !replied; std::this_thread::yield()) {
+      accept_clients(listener, [&](const LocalSocket& client) { send_any(from, client), replied = true; });
     }
   });
   Fd fd;

@@ -76,8 +76,8 @@ class Bench {
       if (round >= 0) us.push_back(timer.us());
     }
     for (uint32_t r = 0; r < shape().ranks; ++r) {
-      if (const std::string reported = verdict_of(world_.control(r)); !reported.empty())
-        throw Error(Code::kSystem, "nvx: " + reported);
+      if (const std::string wrong = verdict_of(world_.control(r)); !wrong.empty())
+        throw Error(Code::kSystem, "nvx: " + wrong);
     }
     std::nth_element(us.begin(), us.begin() + long(us.size() / 2), us.end());
     return us[us.size() / 2];

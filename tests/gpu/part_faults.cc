@@ -31,15 +31,15 @@ double ms_since(Clock::time_point began) {
 std::string judge(const World& world, const Act& act, Waited how) {
   for (uint32_t r = 0; r < kAbsent; ++r) {
     const kernel::DeviceVerdict& v = world.control(r).verdict;
-    const std::string reported =
+    const std::string complaint =
         "rank " + std::to_string(r) + ", " + describe(act) + ": " + verdict_of(world.control(r));
     if (ends_well(act, r)) {
-      if (v.state != 0) return reported + ", though it waits for nobody";
+      if (v.state != 0) return complaint + ", though it waits for nobody";
       continue;
     }
-    if (v.state == 0) return reported + "no verdict";
+    if (v.state == 0) return complaint + "no verdict";
     const bool names = v.peer == int(kAbsent) || how == Waited::kAlarmed;  // an abort may name a rank before the others
-    if (v.cause != kernel::Verdict::Cause::kWait || v.how != how || !names) return reported;
+    if (v.cause != kernel::Verdict::Cause::kWait || v.how != how || !names) return complaint;
   }
   return "";
 }

@@ -22,13 +22,13 @@ using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
 // The messages of a rank: a letter, then the content.
-constexpr char kCheck = 'C', kCacheLine = 'L', kSkip = 'S';
+constexpr char kCheck = 'C', kLine = 'L', kSkip = 'S';
 
 /// Sends a rank's results to the report of the parent.
 class Voice {
  public:
   explicit Voice(Member& member) : member_(member) {}
-  void line(const Line& line) { member_.send(kCacheLine + line.text()); }
+  void line(const Line& line) { member_.send(kLine + line.text()); }
   void skip(const std::string& why) { member_.send(kSkip + why); }
   bool check(const std::string& what, const std::string& wrong) {
     const std::string who = "rank " + std::to_string(member_.number()) + ": " + what;
@@ -80,12 +80,12 @@ std::string perform(Report& report, const Cast& cast) {
   }
   std::string skipped;
   Hub::Rules rules;
-  rules.receive = [&](uint32_t, const std::string& reported) {
-    const size_t cut = reported.find('\0');
-    if (reported[0] == kCacheLine) report.proxy(reported.substr(1));
-    if (reported[0] == kSkip) skipped = reported.substr(1);
-    if (reported[0] == kCheck && cut != std::string::npos)
-      report.check(reported.substr(1, cut - 1), reported.substr(cut + 1));
+  rules.receive = [&](uint32_t, const std::string& message) {
+    const size_t cut = message.find('\0');
+    if (message[0] == kLine) report.print(message.substr(1));
+    if (message[0] == kSkip) skipped = message.substr(1);
+    if (message[0] == kCheck && cut != std::string::npos)
+      report.check(message.substr(1, cut - 1), message.substr(cut + 1));
   };
   rules.victim = uint32_t(std::max(cast.victim, 0));
   rules.kill = [&] {
@@ -107,7 +107,7 @@ std::string perform(Report& report, const Cast& cast) {
 // ---- in the ranks' processes
 
 std::string as_told(Rank& rank, Script& script) {
-  if (const std::string reported = verdict_of(rank.control()); !reported.empty()) return reported;
+  if (const std::string wrong = verdict_of(rank.control()); !wrong.empty()) return wrong;
   return script.verdict();
 }
 

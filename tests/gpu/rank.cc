@@ -80,13 +80,13 @@ void Rank::format(const StageShape& shape, Member& member) {
   state_ = std::make_unique<Memory>(state.bytes());
   control_ = std::make_unique<Memory>(sizeof(kernel::Control), Memory::Where::kPinned);
   const uint64_t offset = span_.offset;
-  const auto reported = member.all_gather(std::as_bytes(std::span(&offset, 1)));
+  const auto places = member.all_gather(std::as_bytes(std::span(&offset, 1)));
   std::vector<kernel::PeerPads> peers;
   std::set<DevicePtr> homes;
   for (uint32_t r = 0; r < shape_.ranks; ++r) {
     uint64_t theirs = 0;
-    NVX_CHECK(reported[r].size() == sizeof theirs, "a rank sent something else than the place of its pad");
-    std::memcpy(&theirs, reported[r].data(), sizeof theirs);
+    NVX_CHECK(places[r].size() == sizeof theirs, "a rank sent something else than the place of its pad");
+    std::memcpy(&theirs, places[r].data(), sizeof theirs);
     const DevicePeer& peer = mappings_->peer(int(r));
     NVX_CHECK(theirs + pad.bytes() <= peer.bytes, "a rank's pad is outside its arena");
     peers.push_back({as_pointer(peer.theirs + theirs), as_pointer(peer.mine + offset)});

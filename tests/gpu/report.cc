@@ -44,7 +44,7 @@ Line& Line::add(const char* name, double number) {
 Report::Report(std::string part, std::chrono::milliseconds span)
     : part_(std::move(part)), began_(Clock::now()), end_(began_ + span) {}
 
-void Report::proxy(const std::string& object) const {
+void Report::print(const std::string& object) const {
   const std::string text = object + "\n";
   for (size_t at = 0; at < text.size();) {  // in one write if possible, because several processes may print
     const ssize_t written = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);

@@ -33,9 +33,9 @@ class Report {
  public:
   Report(std::string part, std::chrono::milliseconds span);
 
-  void print(const Line& line) const { proxy(line.text()); }
+  void print(const Line& line) const { print(line.text()); }
   /// Prints an object that another process has written.
-  void proxy(const std::string& object) const;
+  void print(const std::string& object) const;
   /// Counts one check; `wrong` is empty if it passed. Only the first failures are printed.
   bool check(const std::string& what, const std::string& wrong);
   bool has_time() const { return Clock::now() < end_; }

@@ -236,8 +236,8 @@ std::string World::wait(std::chrono::milliseconds most) {
 
 std::string World::verdict(std::vector<Script>& scripts) {
   for (uint32_t r = 0; r < shape_.ranks; ++r) {
-    if (const std::string reported = verdict_of(control(r)); !reported.empty())
-      return "rank " + std::to_string(r) + ": " + reported;
+    if (const std::string wrong = verdict_of(control(r)); !wrong.empty())
+      return "rank " + std::to_string(r) + ": " + wrong;
   }
   for (Script& script : scripts) {
     if (const std::string wrong = script.verdict(); !wrong.empty()) return wrong;

@@ -1,4 +1,4 @@
-"""Each resource that nvx requests of the kernel runs out once: a named error, and nothing lost. See resources.py."""
+"""Each resource that nvx requests from the kernel runs out once: a named error, and nothing lost. See resources.py."""
 
 import tempfile
 

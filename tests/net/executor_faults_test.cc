@@ -61,8 +61,8 @@ class Alone {
   std::string trouble(int rank) { return hold(), port_->trouble(rank); }
   std::optional<Clock::time_point> gave_up_on_this() { return hold(), port_->gave_up_on_this(1); }
   void report_trouble(const std::string& what) { hold(), port_->report_trouble({Code::kTimeout, what}); }
-  std::optional<net::GroupPort::ReportedFailure> told() { return hold(), port_->reported(); }
-  void look() { hold(), messenger_->progress(); }
+  std::optional<net::GroupPort::ReportedFailure> reported() { return hold(), port_->reported(); }
+  void progress() { hold(), messenger_->progress(); }
   std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
 
   net::ScheduleRun& begin(uint32_t op = 1) {
@@ -165,14 +165,14 @@ TEST(FailureReport, AFailureComesWithItsFactsAndIsThisRanksOwn) {
   Begun alone;
   const Failure late{.code = Code::kTimeout, .cause = "timed out", .context = "there", .awaited = {0, 2}};
   alone.come({from_rank(Kind::kPoison, FailureNote::of(late).used())});
-  const auto told = alone.told();
-  ASSERT_TRUE(told);
-  EXPECT_EQ(told->by, 1);
-  EXPECT_EQ(told->failure.cause, "timed out");
-  EXPECT_EQ(told->failure.context, "");
-  EXPECT_EQ(told->failure.code, Code::kTimeout);
-  EXPECT_EQ(told->failure.met_as(), Code::kPeerFailed);
-  EXPECT_EQ(told->failure.awaited, (std::vector<int>{0, 2}));
+  const auto reported = alone.reported();
+  ASSERT_TRUE(reported);
+  EXPECT_EQ(reported->by, 1);
+  EXPECT_EQ(reported->failure.cause, "timed out");
+  EXPECT_EQ(reported->failure.context, "");
+  EXPECT_EQ(reported->failure.code, Code::kTimeout);
+  EXPECT_EQ(reported->failure.met_as(), Code::kPeerFailed);
+  EXPECT_EQ(reported->failure.awaited, (std::vector<int>{0, 2}));
 }
 
 /// A damaged report of another group's failure is ignored.
@@ -184,10 +184,10 @@ TEST(FailureReport, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
     alone.come({from_rank(Kind::kTrouble, note.used().first(bytes))});
     EXPECT_EQ(alone.trouble(1), "");
     alone.come({from_rank(Kind::kPoison, note.used().first(bytes))});
-    const auto told = alone.told();
-    ASSERT_TRUE(told);
-    EXPECT_EQ(told->failure.cause, "the failure note of rank 1 is damaged or from another version of nvx");
-    EXPECT_EQ(told->failure.who, kNobody);
+    const auto reported = alone.reported();
+    ASSERT_TRUE(reported);
+    EXPECT_EQ(reported->failure.cause, "the failure note of rank 1 is damaged or from another version of nvx");
+    EXPECT_EQ(reported->failure.who, kNobody);
   }
 }
 
@@ -195,7 +195,7 @@ TEST(Signs, ReceivedSegmentsAreAnsweredWithoutAPing) {
   Begun alone;
   EXPECT_FALSE(pong(alone.link(), 1));
   alone.come({alone.segment(0), alone.segment(1)});
-  EXPECT_TRUE(pong(alone.link(), 1)) << "the answer to a question would come behind all that is on its way";
+  EXPECT_TRUE(pong(alone.link(), 1)) << "a pong would arrive after all data that is on its way";
   alone.link().sent.clear();
   alone.come({alone.segment(2)});
   EXPECT_FALSE(pong(alone.link(), 1)) << "once a second is enough";
@@ -237,15 +237,15 @@ TEST(Signs, TroublesOfOtherGroupsAreReportedOnceToWaitingRanks) {
   EXPECT_EQ(alone.trouble(1), "its group 9 had failed ");
   EXPECT_EQ(alone.trouble(2), "");
   EXPECT_FALSE(alone.fate()) << "it is there all the same";
-  const auto told = [&] {
+  const auto reports = [&] {
     return std::count_if(alone.link().sent.begin(), alone.link().sent.end(),
                          [](const Sent& sent) { return sent.read().kind == Kind::kTrouble; });
   };
   alone.report_trouble("another one");
-  EXPECT_EQ(told(), 1) << "rank 1, which has been talked to";
-  Sent question = from_process(Kind::kPing, 0);
-  alone.come({question, question});
-  EXPECT_EQ(told(), 1);
+  EXPECT_EQ(reports(), 1) << "to rank 1, which has received a message";
+  const Sent ping = from_process(Kind::kPing, 0);
+  alone.come({ping, ping});
+  EXPECT_EQ(reports(), 1);
 }
 
 /// Rank 1 has given up a wait for these ranks 250 ms ago.
@@ -273,7 +273,7 @@ TEST(Signs, ALatePingGetsEarlierTrouble) {
   alone.report_trouble("another one");
   EXPECT_TRUE(alone.link().sent.empty()) << "nobody waits";
   alone.link().to_come.push_back(from_process(Kind::kPing, 0));
-  alone.look();
+  alone.progress();
   ASSERT_EQ(alone.link().sent.size(), 2u);
   EXPECT_EQ(alone.link().sent[1].read().kind, Kind::kTrouble);
 }
@@ -410,7 +410,7 @@ TEST(RunFaults, MessageForAnotherRunChangesNothing) {
   }
   EXPECT_EQ(alone.come(strangers), Progress::kPending);
   EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1), alone.segment(2)}), Progress::kDone);
-  EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1)}), Progress::kDone) << "too late to be told apart";
+  EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1)}), Progress::kDone) << "too late to be distinguished";
 }
 
 TEST(RunFaults, ALostPeerIsNamed) {

@@ -181,7 +181,7 @@ TEST_P(Schedules, MoveDeviceMemoryWithoutAHostCopy) {
   EXPECT_EQ(wires.net().counts().host_copies, 0u);
 }
 
-/// A peer that has not received that the place is free makes the link store its message elsewhere.
+/// If a peer sends before the receiver's announcement that the place is free, the link stores the message elsewhere.
 TEST(ScheduleRuns, RefuseAMessageForADeviceThatTheHostWouldHaveToCopy) {
   Messengers wires(2);
   const auto ports = wires.ports(82);

@@ -133,7 +133,7 @@ struct Listening {
     port = ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);  // at the same place in both
   }
   /// As a worker's address contains it.
-  std::vector<std::byte> told() const { return {std::byte(1), std::byte(port >> 8), std::byte(port), std::byte(2)}; }
+  std::vector<std::byte> address() const { return {std::byte(1), std::byte(port >> 8), std::byte(port), std::byte(2)}; }
   Fd accept() const { return Fd(accept4(fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); }
   std::string at;
   Fd fd;
@@ -214,7 +214,7 @@ TEST(UcxListeners, TakeAwayWhatConnectedBeforeTheyWereShut) {
   ASSERT_TRUE(accepted);
   ASSERT_EQ(send(first.get(), "first", 5, 0), 5);
   ASSERT_TRUE(comes_true(accepted.get(), POLLIN, 1000));
-  listeners.restrict_to_admitted(listening.told(), 1);
+  listeners.restrict_to_admitted(listening.address(), 1);
   char bytes[8];
   EXPECT_EQ(recv(accepted.get(), bytes, sizeof bytes, 0), 0) << "what had come is thrown away";
   EXPECT_FALSE(listening.accept());
@@ -232,7 +232,7 @@ TEST(UcxListeners, TakeAwayWhatConnectedBeforeTheyWereShut) {
 TEST(UcxListeners, LeaveAloneWhatHasTakenTheNumberOfAClosedOne) {
   UcxListeners listeners;
   auto listening = std::make_unique<Listening>("127.0.0.1");
-  listeners.restrict_to_admitted(listening->told(), 1);
+  listeners.restrict_to_admitted(listening->address(), 1);
   const int number = listening->fd.get();
   listening.reset();
   Listening next("127.0.0.1");
@@ -245,7 +245,7 @@ TEST(UcxListeners, LeaveAloneWhatHasTakenTheNumberOfAClosedOne) {
 TEST(UcxListeners, AdmitAgainAfterAFailure) {
   UcxListeners listeners;
   Listening listening("127.0.0.1");
-  listeners.restrict_to_admitted(listening.told(), 1);
+  listeners.restrict_to_admitted(listening.address(), 1);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none{.rlim_cur = 1, .rlim_max = before.rlim_max};
@@ -271,7 +271,7 @@ TEST(UcxListeners, AdmitAgainAfterAFailure) {
 TEST(UcxListeners, AreAllTheNewOnesWhereTheAddressNamesTooFew) {
   UcxListeners listeners;
   Listening one("127.0.0.1"), two("127.0.0.1");
-  listeners.restrict_to_admitted(one.told(), 2);
+  listeners.restrict_to_admitted(one.address(), 2);
   EXPECT_FALSE(connected(one, "127.0.0.2"));
   EXPECT_FALSE(connected(two, "127.0.0.2"));
 }

@@ -43,13 +43,13 @@ bool fill(const std::string& name) {
   return false;
 }
 
-[[noreturn]] void flood(const std::vector<pid_t>& victims, int reported) {
+[[noreturn]] void flood(const std::vector<pid_t>& victims, int reports) {
   if (setgroups(0, nullptr) != 0 || setgid(Flood::kUser) != 0 || setuid(Flood::kUser) != 0) _exit(1);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::set<std::string> full;
   for (;;) {
     for (const std::string& name : sockets_of(victims)) {
-      if (fill(name) && full.insert(name).second) (void)!write(reported, "x", 1);
+      if (fill(name) && full.insert(name).second) (void)!write(reports, "x", 1);
     }
   }
 }
@@ -67,18 +67,18 @@ Flood::Flood(std::vector<pid_t> victims) {
   child_ = fork();
   if (child_ == 0) flood(victims, ends[1]);
   close(ends[1]);
-  told_ = ends[0];
+  reports_ = ends[0];
 }
 
 Flood::~Flood() {
   kill(child_, SIGKILL);
   waitpid(child_, nullptr, 0);
-  close(told_);
+  close(reports_);
 }
 
 void Flood::await(size_t sockets) const {
   char byte = 0;
-  for (size_t i = 0; i < sockets; ++i) ASSERT_EQ(read(told_, &byte, 1), 1) << "user " << kUser << " cannot flood";
+  for (size_t i = 0; i < sockets; ++i) ASSERT_EQ(read(reports_, &byte, 1), 1) << "user " << kUser << " cannot flood";
 }
 
 void fill_backlog(const std::string& name) { EXPECT_TRUE(fill(name)); }

@@ -25,7 +25,7 @@ class Flood {
 
  private:
   pid_t child_;
-  int told_;  // the end of a pipe through which the child reports how many were full
+  int reports_;  // the end of a pipe through which the child reports how many were full
 };
 
 /// Connects to a listener and leaves, until its backlog is full. As the same user.

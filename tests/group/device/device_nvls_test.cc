@@ -158,7 +158,7 @@ TEST(DeviceNvls, AKernelThatHangsInItIsTriedOnce) {
   expect_without(world, kAllTrials + int(kTrialEpochs), "that uses multicast did not end");
 }
 
-/// The driver is not called.
+/// The driver gets no call about multicast.
 TEST(DeviceNvls, IsOffByDefault) {
   DeviceWorld world(shape(2));
   with_executors(world, [&](DeviceRank& one) {

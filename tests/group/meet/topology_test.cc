@@ -32,10 +32,10 @@ void expect_refused(const std::vector<Hello>& ranks, const std::string& says) {
 }
 
 TEST(Topology, EncodedHellosDecodeUnchanged) {
-  const std::vector<Hello> reported = hellos(3);
-  const std::vector<Hello> received = decode(encode(reported), 3);
+  const std::vector<Hello> sent = hellos(3);
+  const std::vector<Hello> received = decode(encode(sent), 3);
   ASSERT_EQ(received.size(), 3u);
-  EXPECT_EQ(std::memcmp(reported.data(), received.data(), 3 * sizeof(Hello)), 0);
+  EXPECT_EQ(std::memcmp(sent.data(), received.data(), 3 * sizeof(Hello)), 0);
 }
 
 TEST(Topology, DescribesThisMachine) {
@@ -154,9 +154,9 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
 /// Of lists, only the items that differ are named.
 TEST(Topology, RanksThatDifferInAVariableGetBothValues) {
   std::vector<Hello> ranks = hellos(3);
-  const auto reported = [&](const std::string& first, const std::string& last) {
+  const auto cause_of = [&](const std::string& first, const std::string& last) {
     try {
-      Topology::from(ranks, [&](int rank) { return rank == 0 ? first : rank == 2 ? last : "never asked for"; });
+      Topology::from(ranks, [&](int rank) { return rank == 0 ? first : rank == 2 ? last : "never queried"; });
     } catch (const Error& error) {
       return error.failure().cause;
     }
@@ -166,16 +166,16 @@ TEST(Topology, RanksThatDifferInAVariableGetBothValues) {
       Topology::from(ranks).describe(2) + " and " + Topology::from(ranks).describe(0) + " differ in ";
   ranks[2].agreed[0] ^= 1;
   const std::string forced = differ + "NVX_ALGO: rank 0 has one_shot, rank 2 ";
-  EXPECT_EQ(reported("one_shot\n\n\nauto\n0\n", "pipelined\n\n\nauto\n0\n"), forced + "has pipelined");
-  EXPECT_EQ(reported("one_shot\n\n\nauto\n0\n", "\n\n\nauto\n0\n"), forced + "does not");
-  EXPECT_EQ(reported("\n\n\nauto\n0\n", "one_shot\n\n\nauto\n0\n"),
+  EXPECT_EQ(cause_of("one_shot\n\n\nauto\n0\n", "pipelined\n\n\nauto\n0\n"), forced + "has pipelined");
+  EXPECT_EQ(cause_of("one_shot\n\n\nauto\n0\n", "\n\n\nauto\n0\n"), forced + "does not");
+  EXPECT_EQ(cause_of("\n\n\nauto\n0\n", "one_shot\n\n\nauto\n0\n"),
             differ + "NVX_ALGO: rank 2 has one_shot, rank 0 does not");
   ranks[2].agreed = ranks[0].agreed;
   ranks[2].agreed[1] ^= 1, ranks[2].agreed[3] ^= 1;
-  EXPECT_EQ(reported("\nlease=1, slice=2\n\nauto\n0\n", "\nslice=2, lease=3\n\n1\n0\n"),
+  EXPECT_EQ(cause_of("\nlease=1, slice=2\n\nauto\n0\n", "\nslice=2, lease=3\n\n1\n0\n"),
             differ + "NVX_TUNE: rank 0 has lease=1, rank 2 has lease=3; NVX_KERNELS: rank 0 has auto, rank 2 has 1");
-  EXPECT_EQ(reported("", "\nslice=2\n\n1\n0\n"), differ + "NVX_TUNE; NVX_KERNELS") << "the store has lost one";
-  const std::string text = reported("\n\x1b" + std::string(300, 'x') + "\n\nauto\n0\n", "\nslice=2\n\n1\n0\n");
+  EXPECT_EQ(cause_of("", "\nslice=2\n\n1\n0\n"), differ + "NVX_TUNE; NVX_KERNELS") << "the store has lost one";
+  const std::string text = cause_of("\n\x1b" + std::string(300, 'x') + "\n\nauto\n0\n", "\nslice=2\n\n1\n0\n");
   EXPECT_TRUE(text.starts_with(differ + "NVX_TUNE: rank 0 has  " + std::string(199, 'x') + "..., rank 2 ")) << text;
 }
 

@@ -143,10 +143,10 @@ TEST(Estimate, OfDevicesOverHostsHoldsAProxyAgainstHostMemory) {
   for (const Collective c : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
     double before = 0;
     for (const size_t bytes : {16 * M, 64 * M, 256 * M}) {
-      const auto reported = ways(c, bytes, rdma(50));
-      ASSERT_EQ(reported.size(), 4u);
-      const Estimate &proxy = reported[1].estimate, &host = reported[2].estimate;
-      EXPECT_TRUE(reported[1].runs) << reported[1].why;
+      const auto found = ways(c, bytes, rdma(50));
+      ASSERT_EQ(found.size(), 4u);
+      const Estimate &proxy = found[1].estimate, &host = found[2].estimate;
+      EXPECT_TRUE(found[1].runs) << found[1].why;
       EXPECT_GT(proxy.seconds, before);
       EXPECT_LT(proxy.seconds, host.seconds) << name(c) << " " << bytes;
       EXPECT_NE(proxy.basis.find("between hosts not measured: RDMA"), std::string::npos) << proxy.basis;

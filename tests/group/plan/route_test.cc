@@ -60,7 +60,7 @@ bool applies(const ExpectedRoute& row, const RouteFacts& f) {
          is(row.delegate_named, f.delegate_named) && is(row.proxies_serve, f.proxies_serve);
 }
 
-std::string reported(const RouteFacts& f) {
+std::string described(const RouteFacts& f) {
   std::string all;
   const auto add = [&](bool fact, const char* what) { all += fact ? std::string(all.empty() ? "" : ", ") + what : ""; };
   add(f.on_device, "on a device"), add(f.delegate_serves, "a delegate serves"), add(f.kernels_serve, "kernels serve");
@@ -75,9 +75,9 @@ TEST(Route, IsTheExpectedTable) {
     for (const ExpectedRoute& row : kRoutes) {
       if (!applies(row, facts)) continue;
       ++rows;
-      EXPECT_STREQ(name_of(route_of(facts)), name_of(row.route)) << reported(facts);
+      EXPECT_STREQ(name_of(route_of(facts)), name_of(row.route)) << described(facts);
     }
-    EXPECT_GE(rows, 1u) << "no row for: " << reported(facts);
+    EXPECT_GE(rows, 1u) << "no row for: " << described(facts);
   }
 }
 
@@ -86,7 +86,7 @@ TEST(Route, ProxiesAreQueriedOnlyIfTheAnswerMatters) {
   for (unsigned bits = 0; bits < 1u << kFacts; ++bits) {
     RouteFacts without = facts_of(bits), with = without;
     without.proxies_serve = false, with.proxies_serve = true;
-    EXPECT_EQ(may_be_proxied(without), route_of(without) != route_of(with)) << reported(without);
+    EXPECT_EQ(may_be_proxied(without), route_of(without) != route_of(with)) << described(without);
   }
 }
 

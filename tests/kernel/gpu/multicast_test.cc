@@ -160,7 +160,7 @@ TEST(Multicast, AMissingRankIsNamedAndNothingIsStored) {
   });
 }
 
-/// A rank that chose another algorithm for the call is distinguished, as it waits for other data.
+/// A rank that chose another algorithm for the call is an error: it would wait for other data.
 TEST(Multicast, ARankWithAnotherAlgorithmIsAMismatch) {
   Twins twins({{2, 1, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);

@@ -164,7 +164,7 @@ TEST(Leases, NobodyGivesUpForMoreThanTheLeast) {
   EXPECT_EQ(first.asked, 0);
 }
 
-/// Leases of messages have no holder, which the pool could request to yield.
+/// Leases of messages have no holder from which the pool could reclaim them.
 TEST(Leases, ALeaseWithoutAHolderIsNeverReclaimed) {
   Arena arena;
   LeasePool pool(arena, M);
