@@ -1,5 +1,5 @@
 // The TCP ports of a rank receive anything: UCX's from addresses that are not admitted and from a process that speaks
-// UCX, nvx's own from everybody. Strangers do not get in, messages are whole, and a transfer between ranks works
+// UCX, nvx's own from any host. Strangers do not get in, messages are whole, and a transfer between ranks works
 // afterwards.
 
 #include <arpa/inet.h>

@@ -171,7 +171,7 @@ std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const s
   return ended;
 }
 
-TEST(GpuHub, AllReceiveTheWordsOfAll) {
+TEST(GpuHub, AllReceiveTheMessagesOfAll) {
   std::vector<std::string> received(3);
   const Hub::Rules rules{[&](uint32_t m, const std::string& text) { received[m] += text; }, 0, {}};
   const std::vector<std::string> ended = meet(3, rules, [](Member& member) {

@@ -1,4 +1,4 @@
-"""Ranks of one machine in containers of every kind: they work, or each has an error that names what to do. See
+"""Ranks of one machine in containers of every kind: they work, or each has an error that states what to do. See
 containers.py."""
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def test_a_kernel_that_does_not_compile_costs_the_kernels_and_not_the_build(buil
 
 @pytest.fixture
 def played(build, tmp_path):
-    """A build whose cmake only prints its arguments, and fails to build before it gets a failure."""
+    """A build whose cmake only prints its arguments, and fails to build unless it was given an earlier failure."""
     program(
         tmp_path / "cmake",
         'case "$*" in *--build*) ;; *) echo "$*" >"$0.last"; echo NVX_CUDA:STRING=AUTO >"$4/CMakeCache.txt" ;; esac\n'

@@ -1,6 +1,6 @@
-# ScheduleRuns the tests of links once more, over the UCX of the Python package libucx, where net_test finds another one by itself:
+# Runs the tests of links once more, over the UCX of the Python package libucx, where net_test finds another one by itself:
 #   cmake -DPROGRAM=net_test -DPYTHON=python -P other_ucx.cmake
-# Where that package is not installed it reports it, in the words that ctest takes for a skipped test.
+# If that package is not installed, it prints the words that ctest takes for a skipped test.
 set(SKIP "SKIPPED: no second libucp")
 if(NOT PYTHON)
   set(PYTHON python3)

@@ -216,7 +216,7 @@ def test_it_is_one_operation(rank, world, asynchronous):
 
 @MODES
 @on_fake_gpus(2)
-def test_a_mismatch_is_reported_of_the_whole(rank, world, asynchronous):
+def test_a_mismatch_describes_the_whole_operation(rank, world, asynchronous):
     count = [3_000_000, 4_000_000][rank]
     tensor = torch.full((count,), 7.0).to(GPU)
     with pytest.raises(dist.DistBackendError, match="3000000 elements.*4000000 elements|4000000.*3000000"):

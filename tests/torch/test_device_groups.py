@@ -147,7 +147,7 @@ def listen(group, hook):
 
 
 def heard(group, call, tensor):
-    """The tensor's contents when a hook gets the call's end, and the call's duration."""
+    """The tensor's contents when a hook runs at the end of the call, and the call's duration."""
     seen = []
     told = threading.Event()
 
@@ -195,7 +195,7 @@ def test_a_device_that_does_not_report_the_end_fails_the_group(rank, world, asyn
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("count", [1000, 2_500_000])
 @on_fake_gpus(2)
-def test_hooks_and_clocks_get_the_end(rank, world, count, asynchronous):
+def test_hooks_and_durations_at_the_end(rank, world, count, asynchronous):
     """The end is the arrival of the results on the device, not the start of the copy."""
     group = dist.new_group()
     group._enable_collectives_timing()
@@ -240,7 +240,7 @@ def test_a_hook_runs_for_a_window_when_all_of_it_has_arrived(rank, world):
 
 @on_fake_gpus(2)
 def test_a_hook_gets_nothing_from_before_it(rank, world):
-    """This holds even if another listener, such as the recorder of torch 2.15, gets earlier calls."""
+    """This holds even if another listener, such as the recorder of torch 2.15, is called for earlier calls."""
     group, tensor, told = dist.new_group(), on_gpu(1), []
     torch.accelerator.synchronize()
     set_copy_rate(4000 / 0.2)

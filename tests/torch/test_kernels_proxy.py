@@ -192,7 +192,7 @@ def test_two_groups_at_once(rank, world):
 
 @MODES
 @on_proxied_gpus(4)
-def test_a_mismatch_is_reported_of_the_whole(rank, world, asynchronous):
+def test_a_mismatch_describes_the_whole_operation(rank, world, asynchronous):
     """The error comes before a kernel waits for a peer, which would never come."""
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 1][rank]
     tensor = torch.full((count,), 7.0).to(GPU)
@@ -525,7 +525,7 @@ def test_blocks_keep_their_turn(rank, world):
 
 @MODES
 @on_proxied_gpus(4)
-def test_a_mismatch_of_blocks_is_reported_of_the_whole(rank, world, asynchronous):
+def test_a_mismatch_of_blocks_describes_the_whole_operation(rank, world, asynchronous):
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 4][rank]
     whole, part = torch.ones(count, device=GPU), torch.full((count // world,), 7.0).to(GPU)
     said = failure_of(lambda: dist.reduce_scatter_tensor(part, whole, async_op=asynchronous))

@@ -398,7 +398,7 @@ int wrong_broadcasts(bool lied_to) {
       CpuExec ex(4, nullptr, nullptr, rules);
       if (rank == 1) std::this_thread::sleep_for(milliseconds(2));
       const kernel::Work w = side.work();
-      // The listener's own statement of what it is done with is left out where the root gets a false one.
+      // The listener does not report its own progress if the root gets a false report.
       const bool ended = launch_cpu(Algorithm::kPublishOneShot, ex, lanes[rank], w);
       if (rank == 1 && lied_to) lanes.pad(1).done().value = stamp(1000, 0);
       if (rank == 1 && (!ended || !side.verdict().empty())) ++wrong;

@@ -188,7 +188,7 @@ TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
   }
 }
 
-/// A rank that only writes has the cost, and decides for itself.
+/// A rank that only writes bears the cost, and decides for itself.
 TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
   using kernel::Algorithm;

@@ -285,7 +285,7 @@ static_assert(offsetof(cuda::AllocationProperties, location) == offsetof(CUmemAl
 static_assert(offsetof(cuda::AllocationProperties, compression) == offsetof(CUmemAllocationProp, allocFlags));
 static_assert(sizeof(CUmemFabricHandle) == sizeof(HandleBytes));
 
-TEST(DriverLibrary, MatchesTheHeaders) { EXPECT_GE(CUDA_VERSION, 12030) << "what is older has no fabric handles"; }
+TEST(DriverLibrary, MatchesTheHeaders) { EXPECT_GE(CUDA_VERSION, 12030) << "older versions have no fabric handles"; }
 
 #endif
 

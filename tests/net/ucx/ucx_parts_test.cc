@@ -50,7 +50,7 @@ TEST(UcxAddress, ContainsTheHostsAddresses) {
   EXPECT_EQ(address_of(9, {}, "").text(), "? ()");
 }
 
-TEST(Places, TheKernelHasTheRoutes) {
+TEST(Places, TheKernelReportsWhetherARouteExists) {
   const HostAddress here = address_of(4, {127, 0, 0, 1}, "lo");
   const HostAddress nowhere = address_of(4, {255, 255, 255, 255}, "eth0");  // broadcast datagrams need permission
   const HostAddress neither = address_of(9, {}, "eth0");

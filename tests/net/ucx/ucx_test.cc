@@ -66,7 +66,7 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsReported) {
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 
-TEST_F(Ucx, AForkedChildGetsAnErrorThatUcxDoesNotWorkInIt) {
+TEST_F(Ucx, AForkedChildGetsAnError) {
   End end(open_ucx());
   const pid_t fork_of_us = fork();
   if (fork_of_us == 0) {
