@@ -93,7 +93,7 @@ class Liveness {
   Messenger& messenger_;
   const std::chrono::milliseconds silence_;
   std::deque<Signs> signs_;                                 // by PeerId
-  std::vector<std::pair<MessageHeader, PeerId>> given_up_;  // the peers to notify of their loss, and their pings
+  std::vector<std::pair<MessageHeader, PeerId>> given_up_;  // the lost peers to notify, and their pings
   uint32_t last_pings_ = 0;                                 // of send_last_pings()
   std::unordered_map<uint64_t, std::vector<Met>> met_;      // in the order of their groups
 };

@@ -110,7 +110,7 @@ class Messenger final : private Receiver {
     ProcessId process = 0;
     std::vector<std::byte> address{};  // of the link
     std::string lost{};                // the reason, if it is lost
-    std::optional<PeerId> spare{};     // a second connection, over which it was notified of its loss
+    std::optional<PeerId> spare{};     // a second connection, for the notice that it is considered lost
     std::optional<PeerId> spare_of{};  // set if this is such a connection
     bool has_sent = false;             // whether anything was sent to it
   };
