@@ -38,11 +38,11 @@ def test_a_command_reports_why_the_module_cannot_serve(monkeypatch, capsys, word
     monkeypatch.delitem(sys.modules, "nvx._C", raising=False)
     monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
     assert cli.main(words.split()) == 2
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     name = words.split()[0]
     assert (
-        re.match(rf"nvx {name}: nvx \S+ was built for torch 1\.0 and cannot serve torch \S+: ", told.err)
-        and not told.out
+        re.match(rf"nvx {name}: nvx \S+ was built for torch 1\.0 and cannot serve torch \S+: ", printed.err)
+        and not printed.out
     )
 
 
@@ -165,8 +165,8 @@ def test_doctor_reports_what_a_served_name_gets(monkeypatch):
     assert doctor.check_served_names() is None
     monkeypatch.setenv("NVX_AS", "gloo")
     found = doctor.check_served_names()
-    told = "a group requested as gloo runs over nvx, and get_backend() answers gloo"
-    assert (found.state, found.text) == ("OKAY", told)
+    text = "a group requested as gloo runs over nvx, and get_backend() answers gloo"
+    assert (found.state, found.text) == ("OKAY", text)
     with monkeypatch.context() as patched:
         patched.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         found = doctor.check_served_names()
@@ -175,22 +175,22 @@ def test_doctor_reports_what_a_served_name_gets(monkeypatch):
     assert doctor.check_served_names().text.startswith("NVX_AS=gloo,mpi: nvx cannot serve mpi")
 
 
-def variables_told(**environment):
+def variables_reported(**environment):
     script = "from nvx import doctor; found = doctor.check_variables(); print(found.state, found.text)"
     again = {**os.environ, **environment}
     return warm.run(["-c", script], capture_output=True, text=True, check=True, env=again).stdout
 
 
 def test_doctor_names_the_variables_that_are_wrong():
-    told = variables_told(NVX_SPIN_US="much", NVX_STAGING_MB="0", NVX_TIMOUT_S="3", NVX_ALGO="one_shot")
-    assert told.startswith("WARN ")
-    assert "NVX_SPIN_US=much is not a number: the default (-1: 200, or 0 where" in told
-    assert "NVX_STAGING_MB=0 is less than 1: the default (30) is used" in told
-    assert "NVX_TIMOUT_S is not a variable of nvx (did you mean NVX_TIMEOUT_S?)" in told
-    assert "NVX_ALGO" not in told
-    assert variables_told(NVX_ALGO="one_shot").startswith("OKAY ")
-    assert variables_told(NVX_TUNE="lease=1").startswith("FAIL NVX_TUNE: lease=1 is not a number from 262144")
-    assert variables_told(NVX_CPU_LEVEL="BASE").startswith("OKAY "), "any case will do"
+    output = variables_reported(NVX_SPIN_US="much", NVX_STAGING_MB="0", NVX_TIMOUT_S="3", NVX_ALGO="one_shot")
+    assert output.startswith("WARN ")
+    assert "NVX_SPIN_US=much is not a number: the default (-1: 200, or 0 where" in output
+    assert "NVX_STAGING_MB=0 is less than 1: the default (30) is used" in output
+    assert "NVX_TIMOUT_S is not a variable of nvx (did you mean NVX_TIMEOUT_S?)" in output
+    assert "NVX_ALGO" not in output
+    assert variables_reported(NVX_ALGO="one_shot").startswith("OKAY ")
+    assert variables_reported(NVX_TUNE="lease=1").startswith("FAIL NVX_TUNE: lease=1 is not a number from 262144")
+    assert variables_reported(NVX_CPU_LEVEL="BASE").startswith("OKAY "), "any case will do"
 
 
 def test_doctor_fails_for_what_init_process_group_refuses(monkeypatch):
@@ -306,8 +306,8 @@ def test_explain_reckons_with_the_fastest_port_that_is_up(tmp_path):
 
 def test_explain_covers_several_hosts(capsys):
     assert cli.main(["explain", "all_reduce", "8", "64M", "-n", "4", "--hosts", "2"]) == 0
-    told = capsys.readouterr().out
-    small, large = (line for line in told.splitlines() if line.startswith("all_reduce of "))
+    output = capsys.readouterr().out
+    small, large = (line for line in output.splitlines() if line.startswith("all_reduce of "))
     assert small.startswith("all_reduce of 8 bytes a rank, 4 ranks on 2 hosts, 2 on each: "), small
     assert "between hosts pair (small, two hosts: one exchange) by one rank of each host" in small
     assert "between hosts ring (" in large and " on 2 rails " in large and " slices of " in large
@@ -323,13 +323,13 @@ def test_explain_covers_several_hosts(capsys):
 
 
 def test_simulate_plays_what_explain_names(capsys):
-    asked = ["simulate", "allreduce", "4M", "--hosts", "4", "--ranks-per-host", "2", "--inter", "1GB/s"]
-    assert cli.main(asked) == 0
-    said, header, row, *legend = capsys.readouterr().out.splitlines()
-    assert said.startswith("all_reduce of 4194304 bytes a rank, 8 ranks on 4 hosts, 2 on each: ") and " ring (" in said
+    command = ["simulate", "allreduce", "4M", "--hosts", "4", "--ranks-per-host", "2", "--inter", "1GB/s"]
+    assert cli.main(command) == 0
+    line, header, row, *legend = capsys.readouterr().out.splitlines()
+    assert line.startswith("all_reduce of 4194304 bytes a rank, 8 ranks on 4 hosts, 2 on each: ") and " ring (" in line
     assert header.split()[:5] == ["hosts", "ranks", "size", "time", "schedule"] and legend
     assert row.split()[:3] == ["4", "8", "4M"] and " ring " in row and row.endswith("between hosts")
-    assert cli.main([*asked, "--json"]) == 0
+    assert cli.main([*command, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["between_bytes"] == 4 * row["bytes"] * 3 // 8 and row["all_bytes"] == 4 * row["between_bytes"]
     assert 0.99 < row["between_seconds"] / (row["between_bytes"] / 1e9) < 1.01 < row["seconds"] / row["between_seconds"]
@@ -337,12 +337,12 @@ def test_simulate_plays_what_explain_names(capsys):
 
 def test_simulate_over_hosts_and_sizes(capsys):
     links = ["--inter", "50GB/s", "--intra", "450GB/s", "--latency", "3us", "--cards", "8", "--json"]
-    asked = ["simulate", "all_reduce", "64M", "--hosts", "1250", "--ranks-per-host", "8", *links]
-    assert cli.main([*asked, "--over", "hosts"]) == 0
+    command = ["simulate", "all_reduce", "64M", "--hosts", "1250", "--ranks-per-host", "8", *links]
+    assert cli.main([*command, "--over", "hosts"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["hosts"] for row in rows] == [*(1 << k for k in range(1, 11)), 1250]
     assert {row["schedule"] for row in rows} == {"ring", "halving_doubling"}
-    assert cli.main([*asked, "--over", "sizes"]) == 0
+    assert cli.main([*command, "--over", "sizes"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["bytes"] for row in rows] == [4**k for k in range(5, 14)]
     assert sorted(row["seconds"] for row in rows) == [row["seconds"] for row in rows]
@@ -360,8 +360,8 @@ def test_simulate_takes_bits_and_bytes(capsys):
     for unknown in ("400Gbits/s", "400", "4.0.0GB/s"):
         with pytest.raises(SystemExit, match="2"):
             rows(unknown)
-        told = f"{unknown!r} is not a number with a unit, such as 50GB/s (bytes) or 400Gbit/s (bits)"
-        assert told in capsys.readouterr().err
+        text = f"{unknown!r} is not a number with a unit, such as 50GB/s (bytes) or 400Gbit/s (bits)"
+        assert text in capsys.readouterr().err
 
 
 def test_simulate_refuses_nonsense(capsys):
@@ -418,8 +418,8 @@ def test_explain_reports_where_there_is_nothing_to_choose(capsys, device):
     """A barrier has no size, even if a size is given."""
     for arguments in (["barrier"], ["barrier", "8"]):
         assert cli.main(["explain", *arguments, "-n", "4", "--device", device]) == 0
-        told = capsys.readouterr().out
-        assert told == "barrier of 4 ranks on one host: flags in shared memory, nothing to choose\n"
+        output = capsys.readouterr().out
+        assert output == "barrier of 4 ranks on one host: flags in shared memory, nothing to choose\n"
     assert cli.main(["explain", "all_reduce", "8", "-n", "1", "--device", device]) == 0
     assert "1 rank on one host: no other rank, so nothing is chosen" in capsys.readouterr().out
     assert cli.main(["explain", "broadcast", "0", "-n", "2", "--device", device]) == 0
@@ -503,9 +503,9 @@ def test_explain_follows_nvx_delegate():
         running = [line for line in ended.stdout.splitlines() if line.startswith("  runs")]
         return ended.stdout, ["NCCL" in line for line in running]
 
-    told, by_nccl = rows("all_reduce")
+    output, by_nccl = rows("all_reduce")
     assert by_nccl == [False, True]
-    assert "smaller than the limit in NVX_DELEGATE: 4096 of at least 1048576 bytes" in told
+    assert "smaller than the limit in NVX_DELEGATE: 4096 of at least 1048576 bytes" in output
     assert rows("all_gather")[1] == [True, True], "4 KiB of each of 4 ranks are 16 KiB"
     assert rows("reduce_scatter")[1] == [False, True], "what each puts in is the whole"
     assert rows("broadcast")[1] == [False, False]
@@ -513,28 +513,28 @@ def test_explain_follows_nvx_delegate():
 
 def test_explain_covers_cuda_tensors_over_several_hosts(capsys):
     assert cli.main(["explain", "all_reduce", "8", "64M", "-n", "4", "--hosts", "2", "--device", "cuda"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("4 ranks on 2 hosts, CUDA tensors:\n") == 2
-    assert len(re.findall(r"^  runs .* between hosts \w+", told, re.MULTILINE)) == 2
-    assert "kernels and host memory" in told
+    output = capsys.readouterr().out
+    assert output.count("4 ranks on 2 hosts, CUDA tensors:\n") == 2
+    assert len(re.findall(r"^  runs .* between hosts \w+", output, re.MULTILINE)) == 2
+    assert "kernels and host memory" in output
 
 
 @pytest.mark.parametrize("name", ["send", "recv", "sendrecv", "pingpong"])
 def test_explain_shows_how_messages_travel(capsys, name):
     assert cli.main(["explain", name, "8", "1M"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("send and recv have one algorithm: ") and len(told.splitlines()) == 1
+    output = capsys.readouterr().out
+    assert output.startswith("send and recv have one algorithm: ") and len(output.splitlines()) == 1
 
 
 def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
     monkeypatch.setenv("NVX_DEBUG", "warn")
     monkeypatch.setenv("NVX_JOB_KEY", "of this job alone")
     assert cli.main(["env"]) == 0
-    told = capsys.readouterr().out
-    assert "NVX_DEBUG\n" in told and "set to 'warn'" in told
-    assert "set to a secret" in told and "of this job alone" not in told
-    assert 0 < len(re.findall(r"^NVX_\w+$", told, re.MULTILINE)) <= 25
-    assert "accepts a whole number from 1 on\n    default 30\n" in told
+    output = capsys.readouterr().out
+    assert "NVX_DEBUG\n" in output and "set to 'warn'" in output
+    assert "set to a secret" in output and "of this job alone" not in output
+    assert 0 < len(re.findall(r"^NVX_\w+$", output, re.MULTILINE)) <= 25
+    assert "accepts a whole number from 1 on\n    default 30\n" in output
 
 
 def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
@@ -543,17 +543,17 @@ def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
     monkeypatch.setenv("NVX_TIMEOUT_S", "-1")
     monkeypatch.setenv("NVX_ON_ERROR", "Abort")
     assert cli.main(["env"]) == 0
-    told = capsys.readouterr().out
-    assert "set to 'bla', which is none of warn, info, trace: the default (warn) is used\n" in told
-    assert "set to 'much', which is not a number: the default (-1: 200, or" in told
-    assert "set to '-1', which is less than 0: the default (0: the group's timeout) is used\n" in told
-    assert "set to 'Abort' (default raise)\n" in told
+    output = capsys.readouterr().out
+    assert "set to 'bla', which is none of warn, info, trace: the default (warn) is used\n" in output
+    assert "set to 'much', which is not a number: the default (-1: 200, or" in output
+    assert "set to '-1', which is less than 0: the default (0: the group's timeout) is used\n" in output
+    assert "set to 'Abort' (default raise)\n" in output
 
 
 def test_make_help_names_every_target(root):
-    told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
     for target in ("demo", "quick", "test", "test-two-hosts", "test-rdma", "check", "bench", "conformance", "wheels"):
-        assert f"make {target} " in told
+        assert f"make {target} " in output
 
 
 def test_the_script_refuses_an_unknown_target(root):

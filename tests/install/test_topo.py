@@ -100,20 +100,20 @@ def test_estimate_by_rule_of_thumb_is_marked():
 
 
 def test_each_gpudirect_requirement_has_a_line(tmp_path):
-    def told(network, devices, none="", tried=""):
+    def facts_of(network, devices, none="", tried=""):
         core = types.SimpleNamespace(network=lambda: network, dma_bufs=lambda: {"devices": devices, "none": none})
         return {fact["name"]: (fact["there"], fact["text"]) for fact in gpudirect.facts(core, tried=lambda: tried)}
 
     bufs = [{"bus": f"0000:0{i}:00.0", "name": "A", "exports": i == 1} for i in (1, 2)]
     ucx = {"link": "UCX 1.19, host and CUDA memory", "none": "", "why_host_memory": ""}
-    facts = told(ucx, bufs)
+    facts = facts_of(ucx, bufs)
     assert facts["GPUDirect"] == (None, gpudirect.UNTRIED)
     assert facts["dma-buf"] == (False, "0000:01:00.0 exports dma-bufs, 0000:02:00.0 does not export dma-bufs")
     staged = "between hosts, device tensors go through pinned host memory: "
-    assert told(ucx, bufs, tried=f"{staged}rank 0: late")["GPUDirect"] == (None, f"{staged}rank 0: late")
+    assert facts_of(ucx, bufs, tried=f"{staged}rank 0: late")["GPUDirect"] == (None, f"{staged}rank 0: late")
     ucx["why_host_memory"] = "UCX has no transport of RDMA here"
-    assert told(ucx, bufs, tried="no")["GPUDirect"] == (False, f"{staged}UCX has no transport of RDMA here")
-    facts = told({"link": "", "none": "no libucp", "why_host_memory": ""}, [], "no NVIDIA driver here")
+    assert facts_of(ucx, bufs, tried="no")["GPUDirect"] == (False, f"{staged}UCX has no transport of RDMA here")
+    facts = facts_of({"link": "", "none": "no libucp", "why_host_memory": ""}, [], "no NVIDIA driver here")
     assert facts["GPUDirect"] == (False, f"{staged}no libucp")
     assert facts["dma-buf"] == (None, "no GPU to query: no NVIDIA driver here")
     assert gpudirect.peermem(str(tmp_path))["there"] is False
@@ -146,14 +146,14 @@ def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     assert "NVX_STAGING_MB" in shown.stdout and "cores are available to this process" in shown.stdout
     assert "not measured" not in shown.stdout
     assert "\nnot measured: timing copies needs two GPUs" in run("--measure", LD_LIBRARY_PATH=str(tmp_path)).stdout
-    told = json.loads(run("--json", LD_LIBRARY_PATH=str(tmp_path)).stdout)
-    assert told["schema"] == topo.SCHEMA
-    assert {fact["name"] for fact in told["gpudirect"]} >= {"GPUDirect", "dma-buf"}
+    report = json.loads(run("--json", LD_LIBRARY_PATH=str(tmp_path)).stdout)
+    assert report["schema"] == topo.SCHEMA
+    assert {fact["name"] for fact in report["gpudirect"]} >= {"GPUDirect", "dma-buf"}
     assert "\n  GPUDirect: between hosts, device tensors go through pinned host memory" in shown.stdout
-    assert told["gpus"]["gpus"] == [] and "no NVIDIA driver here" in told["gpus"]["none"]
-    assert told["host"]["cores"] >= 1 and told["host"]["numa"] == topo.numa_nodes()
-    assert told["inside_host"]["level"] in told["inside_host"]["levels"]
-    assert bool(told["between_hosts"]["link"]) != bool(told["between_hosts"]["none"])
+    assert report["gpus"]["gpus"] == [] and "no NVIDIA driver here" in report["gpus"]["none"]
+    assert report["host"]["cores"] >= 1 and report["host"]["numa"] == topo.numa_nodes()
+    assert report["inside_host"]["level"] in report["inside_host"]["levels"]
+    assert bool(report["between_hosts"]["link"]) != bool(report["between_hosts"]["none"])
 
 
 def test_table_shows_the_facts_of_nvml(fake_nvml):
@@ -191,25 +191,25 @@ def test_table_shows_the_facts_of_nvml(fake_nvml):
 def test_the_domain_of_a_gpu_is_distinguished_from_its_host(fake_nvml):
     shown = run(LD_LIBRARY_PATH=str(fake_nvml), FAKE_FABRIC="7 2").stdout
     assert shown.count(f"GB/s each, NVLink domain {'07' * 16}, clique 2\n") == 3, shown
-    told = json.loads(run("--json", LD_LIBRARY_PATH=str(fake_nvml), FAKE_FABRIC="0 2").stdout)["gpus"]
-    assert [gpu["nvlink_domain"] for gpu in told["gpus"]] == [""] * 3, "the switch of one host has no cluster"
+    report = json.loads(run("--json", LD_LIBRARY_PATH=str(fake_nvml), FAKE_FABRIC="0 2").stdout)["gpus"]
+    assert [gpu["nvlink_domain"] for gpu in report["gpus"]] == [""] * 3, "the switch of one host has no cluster"
 
 
 def test_json_holds_the_pairs_and_what_could_not_be_measured(fake_nvml):
-    told = json.loads(run("--json", "--measure", LD_LIBRARY_PATH=str(fake_nvml)).stdout)["gpus"]
-    assert [(tuple(p["gpus"]), p["label"], p["pcie_path"]) for p in told["pairs"]] == [
+    report = json.loads(run("--json", "--measure", LD_LIBRARY_PATH=str(fake_nvml)).stdout)["gpus"]
+    assert [(tuple(p["gpus"]), p["label"], p["pcie_path"]) for p in report["pairs"]] == [
         ((0, 1), "NV18", "PIX"),
         ((0, 2), "NV9", "SYS"),
         ((1, 2), "NV9", "SYS"),
     ]
-    assert told["pairs"][0]["expected_gb_s"] == pytest.approx(18 * 26.562)
-    assert told["pairs"][0]["measured_gb_s"] is None
-    assert told["gpus"][2]["nvlink_lanes_up"] == list(range(9))
-    assert told["gpus"][1]["nvlink_lanes_up_gb_s"][2:5] == [26.562, 13.281, 26.562]
-    assert [warning["name"] for warning in told["warnings"]] == [
+    assert report["pairs"][0]["expected_gb_s"] == pytest.approx(18 * 26.562)
+    assert report["pairs"][0]["measured_gb_s"] is None
+    assert report["gpus"][2]["nvlink_lanes_up"] == list(range(9))
+    assert report["gpus"][1]["nvlink_lanes_up_gb_s"][2:5] == [26.562, 13.281, 26.562]
+    assert [warning["name"] for warning in report["warnings"]] == [
         "nvlink-half",
         "nvlink-rate-half",
         "nvlink-rate-half",
         "pcie-width-half",
     ]
-    assert "driver" in told["why_not_measured"]
+    assert "driver" in report["why_not_measured"]

@@ -79,7 +79,7 @@ def rank_of(where, rank, hosts, function, n):
     if hosts > 1:
         os.environ["NVX_HOST_ID"] = f"host{rank}"
     shim = ctypes.CDLL(None)
-    told = {"ended": []}
+    report = {"ended": []}
     for turn in range(2):
         if rank == 0:
             shim.nvx_fail(function.encode() if turn == 0 else b"", n)
@@ -89,12 +89,12 @@ def rank_of(where, rank, hosts, function, n):
             ended = "ok"
         except Exception as error:
             ended = f"{type(error).__name__}: {error}"
-        told["ended"].append([ended, round(time.monotonic() - began, 2)])
+        report["ended"].append([ended, round(time.monotonic() - began, 2)])
         if turn == 0:
-            told["failed"] = rank == 0 and bool(shim.nvx_failed())
+            report["failed"] = rank == 0 and bool(shim.nvx_failed())
             meet(where, rank)
-    told["descriptors"] = min(descriptors() for _ in range(5))  # a thread that ends may still close one
-    return told
+    report["descriptors"] = min(descriptors() for _ in range(5))  # a thread that ends may still close one
+    return report
 
 
 def descriptors():
@@ -131,7 +131,7 @@ def pair(folder, hosts, function, n):
                 os._exit(code)  # the sweep is the parent's
         os.close(writer)
         ranks.append((pid, reader))
-    end, told = time.monotonic() + LIMIT, []
+    end, reports = time.monotonic() + LIMIT, []
     for pid, reader in ranks:
         ready, _, _ = select.select([reader], [], [], max(0.0, end - time.monotonic()))
         if not ready:
@@ -139,8 +139,8 @@ def pair(folder, hosts, function, n):
         text = os.read(reader, 1 << 16) if ready else b""
         os.close(reader)
         _, status = os.waitpid(pid, 0)
-        told.append(json.loads(text) if text else {"status": status, "hung": not ready})
-    return told
+        reports.append(json.loads(text) if text else {"status": status, "hung": not ready})
+    return reports
 
 
 def sweep(functions, hosts):
@@ -151,9 +151,9 @@ def sweep(functions, hosts):
     with tempfile.TemporaryDirectory() as folder:
         for function in functions:
             for n in range(MOST + 1):
-                told = pair(folder, hosts, function, n)
-                print(json.dumps({"function": function, "hosts": hosts, "n": n, "told": told}), flush=True)
-                if n and "failed" in told[0] and not told[0]["failed"]:
+                reports = pair(folder, hosts, function, n)
+                print(json.dumps({"function": function, "hosts": hosts, "n": n, "reports": reports}), flush=True)
+                if n and "failed" in reports[0] and not reports[0]["failed"]:
                     break
 
 
@@ -163,7 +163,7 @@ def run(functions, library, hosts=1):
     out = subprocess.run(command, env=environment(library), capture_output=True, text=True, cwd=HERE.parents[1])
     yield from map(json.loads, out.stdout.splitlines())
     if out.returncode:
-        yield {"function": "all", "n": -1, "told": [], "broken": out.stderr[-2000:]}
+        yield {"function": "all", "n": -1, "reports": [], "broken": out.stderr[-2000:]}
 
 
 def wrong(line, usual):
@@ -172,19 +172,19 @@ def wrong(line, usual):
 
     if "broken" in line:
         return line["broken"]
-    for rank, told in enumerate(line["told"]):
-        if "status" in told:
-            return f"rank {rank} {'hangs' if told['hung'] else 'ended with status ' + str(told['status'])}"
-        (first, _), (second, _) = told["ended"]
+    for rank, report in enumerate(line["reports"]):
+        if "status" in report:
+            return f"rank {rank} {'hangs' if report['hung'] else 'ended with status ' + str(report['status'])}"
+        (first, _), (second, _) = report["ended"]
         if second != "ok":
             return f"rank {rank} cannot make another group: {second}"
         if first != "ok" and "nvx" not in first:
             return f"rank {rank}'s error is not nvx's: {first}"
         # Connections to other hosts are made as they are needed, and close in the background.
-        if told["descriptors"] > usual[rank]["descriptors"] + (0 if line["hosts"] == 1 else 4):
-            return f"rank {rank} holds {told['descriptors']} descriptors, not {usual[rank]['descriptors']}"
-    errors = [told["ended"][0][0] for told in line["told"]]
-    if line["told"][0]["failed"] and errors != ["ok", "ok"] and not any(re.search(REASONS, e) for e in errors):
+        if report["descriptors"] > usual[rank]["descriptors"] + (0 if line["hosts"] == 1 else 4):
+            return f"rank {rank} holds {report['descriptors']} descriptors, not {usual[rank]['descriptors']}"
+    errors = [report["ended"][0][0] for report in line["reports"]]
+    if line["reports"][0]["failed"] and errors != ["ok", "ok"] and not any(re.search(REASONS, e) for e in errors):
         return f"no error names the reason: {errors}"
     return None
 
@@ -201,10 +201,10 @@ def main():
     defects, usual = 0, None
     with tempfile.TemporaryDirectory() as folder:
         for line in run(options.functions, build(folder), options.hosts):
-            usual = line["told"] if line["n"] == 0 else usual
+            usual = line["reports"] if line["n"] == 0 else usual
             why = wrong(line, usual)
             defects += bool(why)
-            ends = [t.get("ended", ["?"])[0] for t in line["told"]]
+            ends = [t.get("ended", ["?"])[0] for t in line["reports"]]
             print(f"{line['function']} {line['n']}: {'DEFECT ' + why if why else 'fine'} {ends}")
     return bool(defects)
 

@@ -17,7 +17,7 @@ def test_each_resource_that_runs_out_is_named():
     usual, failed, defects = None, {}, []
     with tempfile.TemporaryDirectory() as folder:
         for line in resources.run(resources.FUNCTIONS, resources.build(folder)):
-            usual = line["told"] if line["n"] == 0 else usual
+            usual = line["reports"] if line["n"] == 0 else usual
             failed[line["function"]] = line["n"]
             if why := resources.wrong(line, usual):
                 defects.append(f"{line['function']} {line['n']}: {why}")

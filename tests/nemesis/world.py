@@ -28,7 +28,7 @@ class Member:
     host: str
     ready: bool = False  # it has connected to the store
 
-    def said(self):
+    def log(self):
         """Returns the text that the process has written to stderr, with its stacks."""
         with open(self.stacks) as log:
             return log.read()
@@ -93,7 +93,7 @@ class Worlds:
         found = self._watch(program, ranks)
         found += judge(program, {r: s.history for r, s in ranks.items() if s.history is not None})
         ended = list(unexpected_ends(program, {r: s.code for r, s in ranks.items() if s.code is not None}))
-        found += ended + [s.member.said() for s in ranks.values() if ended and s.code is not None]
+        found += ended + [s.member.log() for s in ranks.values() if ended and s.code is not None]
         for rank, seen in ranks.items():
             found += [f"I4 rank {rank} holds {text}" for text in seen.grown or []]
         self._drop([s.member for s in ranks.values() if found or not s.reusable])
@@ -127,19 +127,19 @@ class Worlds:
     def _watch(self, program, ranks):
         began = time.monotonic()
         due = sorted(((began + f.after, f) for f in program.faults if "outside" in f.kind), key=lambda d: d[0])
-        told = False
+        announced = False
         while not all(seen.over for seen in ranks.values()):
             now = time.monotonic()
             if now - began > LIMIT:
                 return [self._hung(rank, seen) for rank, seen in ranks.items() if not seen.over]
             self._interfere(ranks, due, now)
-            if not told and all(s.history is not None or s.over for s in ranks.values()):
-                told = True
+            if not announced and all(s.history is not None or s.over for s in ranks.values()):
+                announced = True
                 for rank, seen in ranks.items():
                     if not seen.over and not leaves(program, rank):  # that one would take it for the next program
                         with contextlib.suppress(OSError):
                             seen.member.connection.send("all have played")
-            self._hear(ranks, 0.005 if due or any(s.continues_at for s in ranks.values()) else 0.5)
+            self._receive(ranks, 0.005 if due or any(s.continues_at for s in ranks.values()) else 0.5)
         return []
 
     def _interfere(self, ranks, due, now):
@@ -157,7 +157,7 @@ class Worlds:
                 seen.continues_at = None
                 seen.member.signal(signal.SIGCONT)
 
-    def _hear(self, ranks, seconds):
+    def _receive(self, ranks, seconds):
         live = [s for s in ranks.values() if not s.over]
         sources = [s.member.connection for s in live] + [s.member.process.sentinel for s in live]
         ready = wait_for_any(sources, seconds)
@@ -183,4 +183,4 @@ class Worlds:
         seen.member.signal(signal.SIGCONT)
         seen.member.signal(signal.SIGUSR1)
         time.sleep(0.3)
-        return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{seen.member.said()}"
+        return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{seen.member.log()}"
