@@ -36,13 +36,13 @@ class Stale:
         self.replay = lambda: None
 
 
-def rank_here(told=None):
+def rank_here(reported=None):
     kind = "fakegpu" if fake_device._loaded else "cpu"
-    return Rank(torch.device(kind, 0) if kind != "cpu" else torch.device(kind), told)
+    return Rank(torch.device(kind, 0) if kind != "cpu" else torch.device(kind), reported)
 
 
-def run(part, told, *names):
-    here = rank_here(told)
+def run(part, reported, *names):
+    here = rank_here(reported)
     for name, case in PARTS[part][1].items():
         if not names or name in names:
             case(here)
@@ -83,9 +83,9 @@ def test_uses_of_the_cpu(rank, world):
 @pytest.mark.slow
 @on_fake_gpus(2)
 def test_compiled(rank, world):
-    told = []
-    run("compile", told)
-    assert rank != 0 or {line["left_out_part"] for line in told if "left_out_part" in line} == {"inductor"}
+    reported = []
+    run("compile", reported)
+    assert rank != 0 or {line["left_out_part"] for line in reported if "left_out_part" in line} == {"inductor"}
 
 
 @on_fake_gpus(2)
@@ -96,35 +96,35 @@ def test_staging(rank, world):
 
 @on_ranks(2)
 def test_host_times(rank, world):
-    told = []
-    figures.host_time(rank_here(told), calls=5, rounds=2)
+    reported = []
+    figures.host_time(rank_here(reported), calls=5, rounds=2)
     if rank == 0:
-        launch, torch_alone, _, *calls = told
+        launch, torch_alone, _, *calls = reported
         assert launch["host"] == "an empty launch" and torch_alone["host"] == "torch alone" and len(calls) == 5
         assert all(call["us"] > 0 for call in calls)
 
 
 @on_played_gpus(2)
 def test_messages_both_ways_beside_kernels(rank, world):
-    told = []
-    messages.both_ways(rank_here(told), sizes=(4096, 300_000), calls=2)
-    assert [line["message"] for line in told] == ([4096, 300_000] if rank == 0 else [])
-    assert all(line["us"] > 0 and line["copy_us"] > 0 for line in told)
+    reported = []
+    messages.both_ways(rank_here(reported), sizes=(4096, 300_000), calls=2)
+    assert [line["message"] for line in reported] == ([4096, 300_000] if rank == 0 else [])
+    assert all(line["us"] > 0 and line["copy_us"] > 0 for line in reported)
 
 
 @on_played_gpus(2)
 def test_pools_beside_ordinary_tensors(rank, world):
-    told = []
-    here = rank_here(told)
+    reported = []
+    here = rank_here(reported)
     pools.beside_ordinary(here, counts=(1 << 19,), calls=2)
     pools.fsdp2(here)
     if rank == 0:
-        *calls, training_told = told
+        *calls, training_report = reported
         assert [line["pool"] for line in calls] == ["all_gather", "reduce_scatter", "all_reduce"]
         for line in calls:
             assert line["direct_pieces"] >= 1 and line["ordinary_ms"] > 0 and line["pool_ms"] > 0, line
             assert line["staging_bytes_saved"] == line["direct_pieces"] * line["piece_bytes"], line
-        assert training_told["direct_pieces"] > 0
+        assert training_report["direct_pieces"] > 0
 
 
 @on_played_gpus(2)
@@ -139,9 +139,9 @@ def test_pools_that_save_nothing_are_found(rank, world):
 
 @on_fake_gpus(2)
 def test_their_part_is_left_out_where_tensors_go_through_the_host(rank, world):
-    told = []
-    pools.beside_ordinary(rank_here(told))
-    assert [line["left_out_part"] for line in told] == (["pools"] if rank == 0 else [])
+    reported = []
+    pools.beside_ordinary(rank_here(reported))
+    assert [line["left_out_part"] for line in reported] == (["pools"] if rank == 0 else [])
 
 
 @on_proxied_gpus(4)
@@ -171,10 +171,10 @@ def test_parts_within_others_are_those_of_the_parts():
 @on_fake_gpus(2)
 def test_replays(rank, world, graph):
     graphs.GRAPHS["fakegpu"] = graph
-    told = []
-    graphs.replay(rank_here(told), 100)
+    reported = []
+    graphs.replay(rank_here(reported), 100)
     if rank == 0:
-        (line,) = told
+        (line,) = reported
         kinds = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "computing between")
         assert (line["served"], tuple(line["refused"])) == ((list(kinds), ()) if graph is Again else ([], kinds))
 
@@ -192,9 +192,9 @@ def test_a_replay_that_does_nothing_is_found(rank, world):
 @on_fake_gpus(2)
 def test_captures_that_are_refused_are_not_tried_across_streams(rank, world):
     graphs.GRAPHS["fakegpu"] = Refused
-    told = []
-    graphs.across_streams(rank_here(told), 100)
-    assert rank != 0 or (told[0]["served"] == [] and told[0]["refused"])
+    reported = []
+    graphs.across_streams(rank_here(reported), 100)
+    assert rank != 0 or (reported[0]["served"] == [] and reported[0]["refused"])
 
 
 class Captured:
@@ -213,10 +213,10 @@ def be_late(rank):
 @on_played_gpus(2)
 def test_graphs_and_calls_keep_their_order_across_streams_by_kernels(rank, world):
     graphs.GRAPHS["fakegpu"], graphs.SLEEPS["fakegpu"] = Captured, be_late
-    told = []
-    graphs.across_streams(rank_here(told), 100)
+    reported = []
+    graphs.across_streams(rank_here(reported), 100)
     if rank == 0:
-        (line,) = told
+        (line,) = reported
         assert line["across_streams"] == ["graphs, then eager", "eager, then graphs"] and not line["refused"]
 
 
@@ -294,8 +294,8 @@ def test_breach_names_waits_and_allocations_of_calls():
 
 @on_ranks(3)
 def test_all_gather_returns_the_values_of_all_ranks(rank, world):
-    told = rank_here().all_gather({"rank": rank, "text": "\u00fc" * 100 * rank, "pair": (1.5, None)})
-    assert told == [{"rank": r, "text": "\u00fc" * 100 * r, "pair": [1.5, None]} for r in range(world)]
+    reported = rank_here().all_gather({"rank": rank, "text": "\u00fc" * 100 * rank, "pair": (1.5, None)})
+    assert reported == [{"rank": r, "text": "\u00fc" * 100 * r, "pair": [1.5, None]} for r in range(world)]
 
 
 def test_the_bytes_of_a_tensor_are_those_in_its_order():
@@ -311,7 +311,7 @@ def a_test_on_gpus(rank, world):
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("reported", "why"),
     [
         ([{"served": [], "refused": {"all_reduce": "not now"}}], "refused: all_reduce: not now"),
         ([{"left_out_part": "pools", "why": "no kernels"}], "pools: no kernels"),
@@ -319,11 +319,11 @@ def a_test_on_gpus(rank, world):
         (None, ""),
     ],
 )
-def test_gpu_test_that_cannot_run_is_skipped_with_the_reason(told, why):
+def test_gpu_test_that_cannot_run_is_skipped_with_the_reason(reported, why):
     class Pool:
         def run(self, test, **given):
             assert given["backend"].startswith("cpu:nvx,cuda:nvx")
-            return [told, None]
+            return [reported, None]
 
     with pytest.raises(pytest.skip.Exception, match=why) if why else contextlib.nullcontext():
         a_test_on_gpus(gpus=Pool(), world=2)

@@ -30,13 +30,13 @@ def report(**facts):
 
 class Ended:
     def __init__(self, process):
-        self.said, self.errors = process.communicate(timeout=120)
+        self.output, self.errors = process.communicate(timeout=120)
         self.status = process.returncode
 
     @property
-    def told(self):
+    def report(self):
         assert self.status == 0, self.errors
-        return json.loads(self.said)
+        return json.loads(self.output)
 
 
 @pytest.fixture
@@ -82,27 +82,27 @@ for group in groups:
     dist.all_reduce(y, group=group)
     sums.append(y.item())
 names = [dist.get_backend(group) for group in groups[:4]], dist.get_backend_config(groups[0])
-told = dict(sum=x.tolist(), sums=sums, names=names, run=[runs(group) for group in groups])
+facts = dict(sum=x.tolist(), sums=sums, names=names, run=[runs(group) for group in groups])
 own = dist.ProcessGroupGloo(dist.PrefixStore("own", dist.FileStore(os.environ["STORE"], world)), rank, world)
-told["by class"] = own.name()
+facts["by class"] = own.name()
 import nvx
-told["served"] = nvx.stand_in.served()
+facts["served"] = nvx.stand_in.served()
 dist.destroy_process_group()
-report(**told)
+report(**facts)
 """
 
 
 def test_every_way_to_request_gloo_gives_nvx(launch):
     first, second = launch(EVERY_WAY, *[{"NVX_AS": "gloo"}] * 2)
     for ended in (first, second):
-        told = ended.told
-        assert told["sum"] == [3.0] * 3 and told["sums"] == [2.0] * 5
-        assert told["names"] == [["gloo"] * 4, "cpu:gloo,cuda:gloo"]
-        assert told["run"] == ["nvx"] * 5
-        assert told["by class"] == "gloo", "a ProcessGroupGloo that somebody makes is one"
-        assert told["served"] == [["gloo"], 4], "the mesh uses the default group"
-    said = "nvx serves the groups that are requested as gloo"
-    assert first.errors.count(said) == 1 and second.errors.count(said) == 0
+        report = ended.report
+        assert report["sum"] == [3.0] * 3 and report["sums"] == [2.0] * 5
+        assert report["names"] == [["gloo"] * 4, "cpu:gloo,cuda:gloo"]
+        assert report["run"] == ["nvx"] * 5
+        assert report["by class"] == "gloo", "a ProcessGroupGloo that somebody makes is one"
+        assert report["served"] == [["gloo"], 4], "the mesh uses the default group"
+    text = "nvx serves the groups that are requested as gloo"
+    assert first.errors.count(text) == 1 and second.errors.count(text) == 0
 
 
 def test_detail_keeps_its_gloo_helper(launch):
@@ -115,7 +115,7 @@ report(sum=x.item(), wrapper=type(wrapper).__name__, runs=wrapper.wrapped_pg.nam
 dist.destroy_process_group()
 """
     for ended in launch(code, *[{"NVX_AS": "gloo", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}] * 2):
-        assert ended.told == {"sum": 2.0, "wrapper": "_ProcessGroupWrapper", "runs": "nvx"}
+        assert ended.report == {"sum": 2.0, "wrapper": "_ProcessGroupWrapper", "runs": "nvx"}
 
 
 def test_rpc_keeps_gloo(launch):
@@ -128,25 +128,25 @@ rpc.shutdown()
 import nvx
 report(value=value, served=nvx.stand_in.served()[1])
 """
-    told = [ended.told for ended in launch(code, *[{"NVX_AS": "gloo"}] * 2)]
-    assert told == [{"value": [1.0, 1.0], "served": 0}, {"value": [2.0, 2.0], "served": 0}]
+    reports = [ended.report for ended in launch(code, *[{"NVX_AS": "gloo"}] * 2)]
+    assert reports == [{"value": [1.0, 1.0], "served": 0}, {"value": [2.0, 2.0], "served": 0}]
 
 
-@pytest.mark.parametrize("asked", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", None])
-def test_strings_by_device_and_no_name_at_all(launch, asked):
+@pytest.mark.parametrize("requested", ["cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo", None])
+def test_strings_by_device_and_no_name_at_all(launch, requested):
     """This torch may be without CUDA, but nvx then refuses the name nccl."""
     code = f"""
 import nvx
 torch.version.cuda = "13.0"
 nvx.serve_as("gloo", "nccl")
-init({asked!r})
+init({requested!r})
 x = torch.ones(1)
 dist.all_reduce(x)
 report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
 dist.destroy_process_group()
 """
     for ended in launch(code, {}, {}):
-        assert ended.told == {"sum": 2.0, "name": asked or "undefined", "runs": "nvx"}
+        assert ended.report == {"sum": 2.0, "name": requested or "undefined", "runs": "nvx"}
 
 
 def test_the_device_of_gloo_comes_first(launch):
@@ -155,9 +155,9 @@ def test_the_device_of_gloo_comes_first(launch):
 import nvx
 torch.version.cuda = "13.0"
 nvx.serve_as("gloo", "nccl")
-report(actual=[nvx.stand_in.translate(asked) for asked in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl")])
+report(actual=[nvx.stand_in.translate(one) for one in ("cuda:nccl,cpu:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl")])
 """
-    assert launch(code, {})[0].told == {"actual": ["cpu:nvx,cuda:nvx", "cpu:nvx,cuda:nvx", "cuda:nvx"]}
+    assert launch(code, {})[0].report == {"actual": ["cpu:nvx,cuda:nvx", "cpu:nvx,cuda:nvx", "cuda:nvx"]}
 
 
 def test_serve_as_in_a_program(launch):
@@ -171,7 +171,7 @@ report(sum=x.item(), name=dist.get_backend(), runs=runs(dist.group.WORLD))
 dist.destroy_process_group()
 """
     for ended in launch(code, {}, {}):
-        assert ended.told == {"sum": 2.0, "name": "gloo", "runs": "nvx"}
+        assert ended.report == {"sum": 2.0, "name": "gloo", "runs": "nvx"}
 
 
 def test_without_it_torch_is_as_it_was(launch):
@@ -180,7 +180,7 @@ from torch.distributed import distributed_c10d as c10d
 init("gloo")
 report(runs=runs(dist.group.WORLD), patched=hasattr(c10d._new_process_group_helper, "__wrapped__"))
 """
-    assert launch(code, {})[0].told == {"runs": "gloo", "patched": False}
+    assert launch(code, {})[0].report == {"runs": "gloo", "patched": False}
 
 
 @pytest.mark.parametrize("served, late", [(0, 0), (1, 0)])
@@ -195,11 +195,11 @@ except Exception as error:
     report(seconds=time.monotonic() - began, error=str(error))
 """
     environments = [{"NVX_AS": "gloo"} if rank == served else {} for rank in range(2)]
-    told = [ended.told for ended in launch(code, *environments)]
-    assert all(one["error"].startswith("nvx: NVX_AS differs between ranks: ") for one in told), told
-    assert f"rank {1 - served} of group 0 uses gloo itself" in told[served]["error"]
-    assert "this rank uses gloo itself" in told[1 - served]["error"]
-    assert all(one["seconds"] < 30 for one in told)
+    reports = [ended.report for ended in launch(code, *environments)]
+    assert all(one["error"].startswith("nvx: NVX_AS differs between ranks: ") for one in reports), reports
+    assert f"rank {1 - served} of group 0 uses gloo itself" in reports[served]["error"]
+    assert "this rank uses gloo itself" in reports[1 - served]["error"]
+    assert all(one["seconds"] < 30 for one in reports)
 
 
 def test_ranks_that_are_missing_are_named(launch):
@@ -209,7 +209,7 @@ try:
 except dist.DistBackendError as error:
     report(error=str(error))
 """
-    error = launch(code, {"NVX_AS": "gloo"})[0].told["error"]
+    error = launch(code, {"NVX_AS": "gloo"})[0].report["error"]
     assert re.search(r"timed out after 1\.\d+ s, waiting for the ranks of group 0: ranks 0, 2, 3 have", error), error
     assert "; this is rank 1" in error
 
@@ -227,8 +227,8 @@ except dist.DistBackendError as error:
     report(seconds=time.monotonic() - began, error=str(error))
 """
     for one in launch(code, *[{"NVX_AS": "gloo"}] * 3)[:2]:
-        assert re.search(r"rank 2 \(pid \d+, host .*\) has ended \(signal 9\)", one.told["error"])
-        assert one.told["seconds"] < 8, "the timeout is 20 s"
+        assert re.search(r"rank 2 \(pid \d+, host .*\) has ended \(signal 9\)", one.report["error"])
+        assert one.report["seconds"] < 8, "the timeout is 20 s"
 
 
 def test_missing_ranks_are_logged_from_time_to_time(launch):
@@ -239,13 +239,13 @@ except dist.DistBackendError as error:
     report(error=str(error))
 """
     ended = launch(code, {"NVX_AS": "gloo", "WORLD_SIZE": "2"})[0]
-    assert "rank 1 has not joined" in ended.told["error"]
+    assert "rank 1 has not joined" in ended.report["error"]
     assert "group 0 of 2 ranks is not complete after 10" in ended.errors
 
 
 def test_names_that_nvx_cannot_serve(launch):
     ended = launch("report(alive=True)", {"NVX_AS": "gloo,mpi"})[0]
-    assert ended.told == {"alive": True}
+    assert ended.report == {"alive": True}
     assert re.search("NVX_AS: nvx can serve gloo( and nccl)?, not mpi", ended.errors)
     code = """
 import nvx
@@ -254,19 +254,19 @@ try:
 except ValueError as error:
     report(error=str(error))
 """
-    assert "'mpi'" in launch(code, {})[0].told["error"]
+    assert "'mpi'" in launch(code, {})[0].report["error"]
 
 
 def test_torchft_is_reached_by_attribute(launch):
     code = """
 import nvx
 try:
-    told = nvx.torchft.ProcessGroupNVX.__name__
+    name = nvx.torchft.ProcessGroupNVX.__name__
 except ModuleNotFoundError as error:
-    told = error.name
-report(told=told)
+    name = error.name
+report(name=name)
 """
-    assert launch(code, {})[0].told["told"] in ("ProcessGroupNVX", "torchft")
+    assert launch(code, {})[0].report["name"] in ("ProcessGroupNVX", "torchft")
 
 
 def test_nccl_needs_a_torch_with_cuda(launch):
@@ -275,10 +275,10 @@ import nvx
 report(served=nvx.stand_in.served()[0], cuda=torch.version.cuda)
 """
     ended = launch(code, {"NVX_AS": "gloo,nccl"})[0]
-    with_cuda = bool(ended.told["cuda"])
-    assert ended.told["served"] == (["gloo", "nccl"] if with_cuda else ["gloo"])
-    said = "NVX_AS: nvx can serve gloo, not nccl (this torch is built without CUDA)"
-    assert (said in ended.errors) == (not with_cuda)
+    with_cuda = bool(ended.report["cuda"])
+    assert ended.report["served"] == (["gloo", "nccl"] if with_cuda else ["gloo"])
+    text = "NVX_AS: nvx can serve gloo, not nccl (this torch is built without CUDA)"
+    assert (text in ended.errors) == (not with_cuda)
 
 
 MANY_TIMES = """
@@ -308,7 +308,7 @@ def test_groups_are_made_again_over_one_store(launch, store):
     with socket.create_server(("localhost", 0)) as server:
         port = str(server.getsockname()[1])
     for ended in launch(MANY_TIMES.format(store=store), *[{"PORT": port}] * 2):
-        assert ended.told == {"sums": [2.0] * 4, "run": ["gloo"] + ["nvx"] * 3}
+        assert ended.report == {"sums": [2.0] * 4, "run": ["gloo"] + ["nvx"] * 3}
 
 
 def test_a_rank_joins_a_larger_world_over_a_store_with_entries_of_gloo(launch):
@@ -331,7 +331,7 @@ x = torch.ones(1)
 dist.all_reduce(x)
 report(sum=x.item(), runs=runs(dist.group.WORLD))
 """
-    assert all(ended.told == {"sum": 3.0, "runs": "nvx"} for ended in launch(code, {}, {}, {}))
+    assert all(ended.report == {"sum": 3.0, "runs": "nvx"} for ended in launch(code, {}, {}, {}))
 
 
 def test_ranks_meet_again_after_a_meeting_that_failed(launch):
@@ -351,10 +351,10 @@ dist.all_reduce(x)
 report(sum=x.item(), runs=runs(dist.group.WORLD), errors=errors)
 dist.destroy_process_group()
 """
-    told = [ended.told for ended in launch(code, *[{"NVX_AS": "gloo"}] * 2)]
-    assert all(one["sum"] == 2.0 and one["runs"] == "nvx" for one in told)
-    assert "rank 1 has not joined" in told[0]["errors"][0]
-    assert not any("differs" in error for one in told for error in one["errors"])
+    reports = [ended.report for ended in launch(code, *[{"NVX_AS": "gloo"}] * 2)]
+    assert all(one["sum"] == 2.0 and one["runs"] == "nvx" for one in reports)
+    assert "rank 1 has not joined" in reports[0]["errors"][0]
+    assert not any("differs" in error for one in reports for error in one["errors"])
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ try:
 except dist.DistBackendError as error:
     report(error=str(error))
 """
-    error = launch(code, {"NVX_AS": "gloo", **environment})[0].told["error"]
+    error = launch(code, {"NVX_AS": "gloo", **environment})[0].report["error"]
     waited = re.search(r"timed out after ([\d.]+) s, waiting for the ranks of group 0: ranks 0, 2, 3", error)
     assert waited and seconds <= float(waited[1]) < seconds + 5, error
 
@@ -383,12 +383,12 @@ except dist.DistBackendError as error:
 def test_options_of_another_backend_are_ignored(launch):
     code = """
 import nvx, warnings
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     init("gloo", timeout=datetime.timedelta(seconds=77), pg_options=dist.ProcessGroupGloo._Options())
 seconds = nvx._backend(dist.group.WORLD).options._timeout.total_seconds()
-report(seconds=seconds, said=[str(one.message) for one in told])
+report(seconds=seconds, warnings=[str(one.message) for one in warned])
 """
-    told = launch(code, {"NVX_AS": "gloo"})[0].told
-    assert told["seconds"] == 77
-    assert "nvx takes nvx.Options as pg_options; _Options is ignored." in told["said"]
+    report = launch(code, {"NVX_AS": "gloo"})[0].report
+    assert report["seconds"] == 77
+    assert "nvx takes nvx.Options as pg_options; _Options is ignored." in report["warnings"]
