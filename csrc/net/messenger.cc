@@ -155,6 +155,8 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
   }
   Outgoing& out = *free_.back();
   free_.pop_back();
+  out.reports_failure = header.kind == Kind::kPoison;
+  open_reports_ += out.reports_failure;
   out.post.to = to;
   out.post.owner = &out;
   std::memcpy(out.post.header, &header, sizeof header);
@@ -165,14 +167,15 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
 
 void Messenger::done(Post& post, const Status& status) {
   Outgoing* out = static_cast<Outgoing*>(post.owner);
+  open_reports_ -= out->reports_failure;
   if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
   free_.push_back(out);
 }
 
-void Messenger::detach(const Sender* sender) {
-  for (Outgoing& out : outgoing_) {
-    if (out.sender == sender) out.sender = nullptr;
-  }
+void Messenger::flush_reports(std::chrono::milliseconds most) {
+  const Deadline deadline = Deadline::after(most);
+  MutexLock lock(mutex_);
+  while (open_reports_ > 0 && !closed_ && !deadline.passed(Clock::now())) drive_or_pause();
 }
 
 bool Messenger::progress() {

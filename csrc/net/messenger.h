@@ -70,6 +70,9 @@ class Messenger final : private Receiver {
   void send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind,
             std::span<const std::byte> body = {}, Sender* sender = nullptr, uint64_t cookie = 0) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
+  /// Waits, at most for `most`, until the reports of failures that were sent have left this process, which may end
+  /// next: a connection may not stand yet. Do not call it from a callback of the link.
+  void flush_reports(std::chrono::milliseconds most) EXCLUDES(mutex_);
   /// Closes the connection to a peer, which counts as lost from then on.
   void disconnect(PeerId peer, const std::string& why) REQUIRES(mutex_);
 
@@ -82,7 +85,11 @@ class Messenger final : private Receiver {
   void release_from_link(const auto& senders, const std::function<int()>& open, const std::function<void()>& disconnect)
       REQUIRES(mutex_) {
     if (await_end(open, disconnect)) return;
-    for (const Sender* sender : senders) detach(sender);
+    for (const Sender* sender : senders) {
+      for (Outgoing& out : outgoing_) {
+        if (out.sender == sender) out.sender = nullptr;
+      }
+    }
   }
   /// Processes arrived messages, within bounds, unless another thread has the lock.
   bool try_progress() EXCLUDES(mutex_);
@@ -119,6 +126,7 @@ class Messenger final : private Receiver {
     Post post;
     Sender* sender = nullptr;
     uint64_t cookie = 0;
+    bool reports_failure = false;
     std::array<std::byte, kMostCopied> copied;
   };
   using GroupPortKey = std::pair<uint64_t, uint32_t>;  // group, rank on this side
@@ -132,7 +140,6 @@ class Messenger final : private Receiver {
   bool await_end(const std::function<int()>& open, const std::function<void()>& disconnect) REQUIRES(mutex_);
   /// Drives the link, and releases the lock for a moment if nothing moves. Do not call it from a callback of the link.
   void drive_or_pause() REQUIRES(mutex_);
-  void detach(const Sender* sender) REQUIRES(mutex_);
 
   Outgoing& outgoing(PeerId to, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
   /// Sends a lost peer the reason over a second connection, which stays.
@@ -153,6 +160,7 @@ class Messenger final : private Receiver {
   std::map<GroupPortKey, GroupPort*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
+  int open_reports_ GUARDED_BY(mutex_) = 0;  // of failures, in the link
   std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);
   Liveness liveness_;
   std::condition_variable event_;

@@ -120,6 +120,7 @@ PlanFacts facts_of(const Topology& topology, int rank, const Overrides& override
 }
 
 void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure) {
+  constexpr std::chrono::milliseconds kMost{200};  // to open a connection
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.contacts();
   if (failure.met_as() != Code::kPeerFailed) {
@@ -135,6 +136,8 @@ void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Fa
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   port.poison(failure, ranks);
+  lock.unlock();
+  port.messenger().flush_reports(kMost);
 }
 
 }  // namespace nvx
