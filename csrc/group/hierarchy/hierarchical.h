@@ -101,7 +101,7 @@ class Hierarchical final : private Driver {
   const Rails rails_;
   uint32_t op_ = 0;
   std::list<Active> active_;
-  std::list<Active> spare_;  ///< those that have ended: an operation allocates none
+  std::list<Active> spare_;  ///< those that have ended, for later runs
   std::vector<std::byte> scratch_;
 };
 
