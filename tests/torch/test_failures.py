@@ -505,6 +505,32 @@ def test_a_timeout_reports_silence(rank, world):
     assert rank == ODD or "gives no sign of life for" in said, said
 
 
+@on_two_hosts(2, op_timeout=2, fresh=True)
+def test_a_later_group_works_if_a_rank_was_stopped_before_it_connected(rank, world):
+    """Each rank closes connections that the other has not noticed."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == ODD:
+        store.set("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the other rank has timed out
+        with pytest.raises(dist.DistBackendError):
+            dist.barrier()
+    else:
+        stopped = psutil.Process(int(store.get("pid")))
+        eventually(lambda: stopped.status() == psutil.STATUS_STOPPED)
+        try:
+            caught(dist.barrier, within=6)
+            time.sleep(1)  # UCX closes the connection
+        finally:
+            stopped.resume()
+    meet("both have failed")
+    dist.destroy_process_group()
+    later = dist.PrefixStore("later", store)
+    dist.init_process_group("nvx", store=later, rank=rank, world_size=world, timeout=timedelta(seconds=4))
+    total = ones(300_007)
+    dist.all_reduce(total)
+    assert total.unique().tolist() == [2.0]
+
+
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="seen on one host only")
 @on_ranks(2, op_timeout=1.5)
 def test_a_timeout_names_the_stopped_rank(rank, world):

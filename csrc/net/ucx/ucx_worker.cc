@@ -51,6 +51,9 @@ std::vector<Setting> general_settings(const UcxVersion& version, const std::stri
     settings.push_back({"NET_DEVICES", devices});
   // TCP has its own keepalive. UCX's, every 20 s, resets the kernel's count of failed probes.
   if (!has_rdma()) settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
+  // UCX 1.22 would send large messages in fragments. UCX assembles them at the endpoint whose id they carry. After both
+  // sides have closed connections, that endpoint may no longer exist, and UCX drops the fragments without an error.
+  if (!has_rdma() && version >= UcxVersion{1, 16, 0}) settings.push_back({"ZCOPY_THRESH", "1"});
   return settings;
 }
 
