@@ -23,7 +23,7 @@ endif()
 # A test compares nvx's declarations of libcuda and NVML with cuda.h and nvml.h if those exist. Their folder comes last in the
 # include path, because no other header in it is wanted.
 find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
-set(abi_tests ${PROJECT_SOURCE_DIR}/tests/memory/driver/driver_library_test.cc ${PROJECT_SOURCE_DIR}/tests/group/meet/nvml_library_test.cc)
+set(abi_tests ${PROJECT_SOURCE_DIR}/tests/memory/driver/driver_library_test.cc ${PROJECT_SOURCE_DIR}/tests/group/setup/nvml_library_test.cc)
 set_source_files_properties(${abi_tests} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
   set_source_files_properties(${abi_tests} PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")

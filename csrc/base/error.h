@@ -22,7 +22,7 @@ class [[nodiscard]] Status {
   Status(const Failure& failure);
 
   bool ok() const { return state_ == nullptr; }
-  Code code() const { return state_->failure.met_as(); }
+  Code code() const { return state_->failure.reported_code(); }
   const std::string& what() const { return state_->words; }
   /// what() without its leading "nvx: ".
   std::string reason() const { return without_name(state_->words); }
@@ -54,7 +54,9 @@ class Error : public std::runtime_error {
   Status status_;
 };
 
-inline Status met_in(const Status& status, const std::string& context) { return met_in(status.failure(), context); }
+inline Status with_context(const Status& status, const std::string& context) {
+  return with_context(status.failure(), context);
+}
 
 /// Converts an exception into a `Failure`. An exception that is not an nvx::Error becomes `kSystem`.
 Failure failure_of(const std::exception& thrown);

@@ -32,7 +32,7 @@ std::string words_of(const Failure& failure) {
   return words;
 }
 
-Failure met_in(Failure failure, const std::string& context) {
+Failure with_context(Failure failure, const std::string& context) {
   failure.context += (failure.context.empty() ? "" : "; ") + context;
   return failure;
 }

@@ -47,23 +47,23 @@ inline constexpr int kNobody = -1;
 struct Failure {
   Code code = Code::kSystem;
   std::string cause{};         ///< the event, without "nvx: " and without advice
-  std::string context{};       ///< where this rank met it
+  std::string context{};       ///< where this rank observed it
   std::string advice{};        ///< what the reader can do: "see the log of rank 3"
   std::string before{};        ///< the failure of another group that caused this one
   int who = kNobody;           ///< the rank that ended, is lost, or left
   ExitStatus exit_status{};    ///< how that rank ended, if known
   std::vector<int> awaited{};  ///< the ranks that this rank waited for
-  bool reported = false;       ///< another rank met the failure and reported the fields above
+  bool reported = false;       ///< another rank observed the failure and reported the fields above
 
   /// The code that this rank reports.
-  Code met_as() const { return reported ? Code::kPeerFailed : code; }
+  Code reported_code() const { return reported ? Code::kPeerFailed : code; }
 };
 
 /// The failure in one sentence that begins with "nvx: ".
 std::string words_of(const Failure& failure);
 
-/// The failure with one more line of context: where this rank met it.
-Failure met_in(Failure failure, const std::string& context);
+/// The failure with one more line of context: where this rank observed it.
+Failure with_context(Failure failure, const std::string& context);
 
 /// The failure as the cause of something else: "<what>: <its cause>". All other facts stay. `advice` is used only if
 /// the failure has none, because the failure's own is more specific.

@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "group/meet/gpu_topology.h"
 #include "group/plan/device_plan.h"
 #include "group/plan/estimate.h"
 #include "group/plan/plan.h"
+#include "group/setup/gpu_topology.h"
 
 namespace nvx {
 

@@ -6,8 +6,8 @@
 #include "base/per_process.h"
 #include "group/core/intra_host.h"
 #include "group/hierarchy/hierarchical.h"
-#include "group/meet/setup.h"
 #include "group/monitored.h"
+#include "group/setup/setup.h"
 #include "kernel/reduce/level.h"
 
 namespace nvx {
@@ -98,12 +98,12 @@ std::shared_ptr<Window> Group::open_window(const std::optional<Window::Memory>& 
   return Window::open({*core_, *mailbox_, [this](Operation& operation) { return execute(operation); }}, mine);
 }
 
-std::shared_ptr<Symmetric> Group::meet_symmetric(const SymmetricBlock& mine, std::byte* base,
-                                                 const DeviceCommunicator* opened) {
+std::shared_ptr<Symmetric> Group::rendezvous_symmetric(const SymmetricBlock& mine, std::byte* base,
+                                                       const DeviceCommunicator* opened) {
   NVX_CHECK(!core_->failures.forked(), "a forked child process cannot use its parent's groups");
   Symmetric::Parts parts{*core_, [this](Operation& operation) { return execute(operation); }, nullptr};
   if (opened) parts.pool_of = [opened](int local_rank) { return opened->peer_pool(local_rank); };
-  return Symmetric::meet(parts, mine, base);
+  return Symmetric::rendezvous(parts, mine, base);
 }
 
 // --- the begin and the end
@@ -113,8 +113,8 @@ namespace {
 void log_description(const Members& members) {
   if (members.rank != 0) return;
   const Topology& topology = members.topology;
-  const bool near = topology.hosts.size() == 1 && topology.ranks.size() > 1;
-  const char* const way = near ? " through shared memory" : "";
+  const bool one_host = topology.hosts.size() == 1 && topology.ranks.size() > 1;
+  const char* const way = one_host ? " through shared memory" : "";
   NVX_LOG(kInfo, "group %s: %s%s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", members.name.c_str(),
           topology.describe().c_str(), way, topology.cores, topology.l3_bytes >> 10, kernel::level().name);
   NVX_LOG(kInfo, "group %s: %s", members.name.c_str(),
@@ -126,7 +126,7 @@ void log_description(const Members& members) {
 Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared<Lane>()) {
   auto status = std::make_unique<GroupStatus>(options.name, options.rank, options.size);
   SetUp set_up(store, options);
-  core_ = std::make_unique<Core>(options, std::move(status), set_up.meet(), [this] { return weak_from_this(); });
+  core_ = std::make_unique<Core>(options, std::move(status), set_up.run(), [this] { return weak_from_this(); });
   net::GroupPort* const port = core_->port.get();
   try {
     device_ = std::make_unique<DeviceCommunicator>(*core_);
@@ -191,10 +191,10 @@ std::vector<EarlierProcess> Group::processes() {
     const Hello& hello = topology().ranks[size_t(r)];
     EarlierProcess& process = all.emplace_back(EarlierProcess{.id = hello.arena, .place = place_of(hello)});
     if (const int s = members.local_rank_of(r); s >= 0) {
-      process.near = members.peers[size_t(s)];
+      process.local = members.peers[size_t(s)];
     } else if (net::GroupPort* const port = core_->port.get()) {
       MutexLock lock(port->mutex());
-      process.far = port->process_of(r);
+      process.remote = port->process_of(r);
     }
   }
   return all;

@@ -9,11 +9,11 @@
 #include "group/core/core.h"
 #include "group/core/engine.h"
 #include "group/device/device_communicator.h"
-#include "group/meet/group_options.h"
-#include "group/meet/store.h"
 #include "group/p2p/symmetric.h"
 #include "group/p2p/window.h"
 #include "group/plan/operation.h"
+#include "group/setup/group_options.h"
+#include "group/setup/store.h"
 
 namespace nvx {
 
@@ -51,10 +51,10 @@ class Group : public std::enable_shared_from_this<Group> {
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
   Mailbox& mailbox() { return *mailbox_; }
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
-  /// See `Symmetric::meet()`. `opened`: for a block in a GPU's pool, the open device of a group of the same ranks; null
-  /// for host memory.
-  std::shared_ptr<Symmetric> meet_symmetric(const SymmetricBlock& mine, std::byte* base,
-                                            const DeviceCommunicator* opened);
+  /// See `Symmetric::rendezvous()`. `opened`: for a block in a GPU's pool, the open device of a group of the same
+  /// ranks; null for host memory.
+  std::shared_ptr<Symmetric> rendezvous_symmetric(const SymmetricBlock& mine, std::byte* base,
+                                                  const DeviceCommunicator* opened);
 
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() { return core_->next_number(); }

@@ -36,7 +36,7 @@ Status MonitoredBarrier::watch_others(const std::string& me, const WaitRules& ru
     if (await(r, checked_in, rules) != Waited::kReached) missing.push_back(r);
   }
   if (!missing.empty()) return missing_ranks(missing, name_all, me, rules.deadline);
-  if (core_.failures.failed()) return met_in(core_.failures.failure(), me);
+  if (core_.failures.failed()) return with_context(core_.failures.failure(), me);
   end_turn(turn);
   return {};
 }
@@ -78,7 +78,7 @@ Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all
       me + ", waited for " + joined(described) + (cycle.empty() ? "" : "; cycle of waits: " + cycle);
   if (!core_.failures.failed())
     return {Code::kTimeout, "nvx: " + head + "; " + rest, see_logs_of(missing.size(), "monitored_barrier(timeout=)")};
-  Failure why = met_in(core_.failures.failure().failure(), rest);
+  Failure why = with_context(core_.failures.failure().failure(), rest);
   why.code = Code::kTimeout, why.reported = false;
   why.cause = head + ": " + why.cause;
   return why;
@@ -89,7 +89,7 @@ Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all
 Status MonitoredBarrier::follow_rank_0(const std::string& me, const WaitRules& rules) {
   if (check_in(rules) == Waited::kReached) return {};
   const std::string waited = me + ", waited " + seconds(rules.deadline) + " for " + members_.describe_awaited(0);
-  if (core_.failures.failed()) return met_in(core_.failures.failure(), waited);
+  if (core_.failures.failed()) return with_context(core_.failures.failure(), waited);
   return {Code::kTimeout,
           "nvx: Rank " + std::to_string(members_.rank) +
               " successfully reached monitoredBarrier, but received errors while waiting for send/recv from "

@@ -135,9 +135,9 @@ std::vector<std::string> with_rails(const std::string& towards, std::span<const 
   return chosen;
 }
 
-std::vector<std::string> chosen_interfaces(const std::string& met_at, bool rails) {
+std::vector<std::string> chosen_interfaces(const std::string& store_host, bool rails) {
   const InterfaceRule rule = interface_rule();
-  const std::string towards = rule.variable ? "" : interface_to(met_at);
+  const std::string towards = rule.variable ? "" : interface_to(store_host);
   const std::vector<Interface> present = interfaces();
   std::vector<std::string> chosen;
   if (rails && !towards.empty()) chosen = with_rails(towards, present);

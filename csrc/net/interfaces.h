@@ -41,10 +41,10 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
                                 const std::string& towards = "");
 /// The interface that leads to the other hosts and its rails: interfaces of network cards that are at least as fast.
 std::vector<std::string> with_rails(const std::string& towards, std::span<const Interface> present);
-/// The interfaces for connections to other hosts: those that the user named, else the one that leads to the host at
-/// which the ranks met, with its rails if wanted, else those of choose(). Empty, with a warning, if another library's
+/// The interfaces for connections to other hosts: those that the user named, else the one that leads to the host that
+/// serves the store, with its rails if wanted, else those of choose(). Empty, with a warning, if another library's
 /// variable names none. Throws Error if NVX_SOCKET_IFNAME names none.
-std::vector<std::string> chosen_interfaces(const std::string& met_at, bool rails);
+std::vector<std::string> chosen_interfaces(const std::string& store_host, bool rails);
 /// The failure for a rule that names none of the interfaces present.
 Failure none_named(const InterfaceRule& rule, std::span<const Interface> present);
 

@@ -197,19 +197,19 @@ std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::durati
 
 // --- ranks of the whole job
 
-void Liveness::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
-                    std::function<bool()> has_left_job) {
-  std::vector<Met>& met = met_[global_rank];
-  std::erase_if(met, [&](const Met& m) {
+void Liveness::note_rank(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
+                         std::function<bool()> has_left_job) {
+  std::vector<NotedRank>& noted = ranks_[global_rank];
+  std::erase_if(noted, [&](const NotedRank& m) {
     messenger_.mutex().held_by_caller();  // a rank whose process differs was replaced
     return m.standing.expired() || messenger_.peers_[m.peer].process != messenger_.peers_[peer].process;
   });
-  met.push_back({peer, std::move(standing), std::move(description), std::move(has_left_job)});
+  noted.push_back({peer, std::move(standing), std::move(description), std::move(has_left_job)});
 }
 
 bool Liveness::has_left_job(uint64_t global_rank) const {
-  const auto it = met_.find(global_rank);
-  return it != met_.end() && std::ranges::any_of(it->second, [](const Met& m) {
+  const auto it = ranks_.find(global_rank);
+  return it != ranks_.end() && std::ranges::any_of(it->second, [](const NotedRank& m) {
            const auto standing = m.standing.lock();
            return standing && m.has_left_job && m.has_left_job();
          });
@@ -217,28 +217,28 @@ bool Liveness::has_left_job(uint64_t global_rank) const {
 
 std::string Liveness::fate(uint64_t global_rank) {
   messenger_.mutex().held_by_caller();
-  const auto it = met_.find(global_rank);
-  if (it == met_.end()) return "";
-  std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
+  const auto it = ranks_.find(global_rank);
+  if (it == ranks_.end()) return "";
+  std::erase_if(it->second, [](const NotedRank& m) { return m.standing.expired(); });
   if (it->second.empty()) return "";
-  const Met& met = it->second.back();
-  ping(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
+  const NotedRank& noted = it->second.back();
+  ping(noted.peer, /*group=*/0, /*from=*/0, int(global_rank));
   messenger_.progress();
-  const std::string& lost = messenger_.lost_because(met.peer);
-  return lost.empty() ? "" : met.description + " is lost: " + lost;
+  const std::string& lost = messenger_.lost_because(noted.peer);
+  return lost.empty() ? "" : noted.description + " is lost: " + lost;
 }
 
 std::string Liveness::whereabouts(uint64_t global_rank) const {
-  const auto it = met_.find(global_rank);
-  if (it == met_.end()) return "";
-  const auto stands = [](const Met& m) { return !m.standing.expired(); };
+  const auto it = ranks_.find(global_rank);
+  if (it == ranks_.end()) return "";
+  const auto stands = [](const NotedRank& m) { return !m.standing.expired(); };
   const auto last = std::find_if(it->second.rbegin(), it->second.rend(), stands);
   return last == it->second.rend() ? "" : last->description;
 }
 
 std::string Liveness::name_of(PeerId peer, const std::string& otherwise) const {
-  for (const auto& [rank, met] : met_) {
-    for (const Met& m : met) {
+  for (const auto& [rank, noted] : ranks_) {
+    for (const NotedRank& m : noted) {
       if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.description;
     }
   }

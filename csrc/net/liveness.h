@@ -19,7 +19,7 @@ namespace nvx::net {
 class Messenger;
 
 /// Whether a messenger's peers are alive: pings and their answers, the peers that were given up, and the ranks of the
-/// whole job that this process has met. The messenger's lock guards all of it, and the caller holds that lock.
+/// whole job that this process has noted. The messenger's lock guards all of it, and the caller holds that lock.
 class Liveness {
  public:
   enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
@@ -54,14 +54,14 @@ class Liveness {
 
   /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `description` describes
   /// the peer in messages. `has_left_job`, for the group of the whole job: queries whether the rank has destroyed it.
-  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
-            std::function<bool()> has_left_job = {});
+  void note_rank(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
+                 std::function<bool()> has_left_job = {});
   /// Whether the rank has destroyed the group of the whole job, which stands here, as of its last answer.
   bool has_left_job(uint64_t global_rank) const;
-  /// Pings a rank that has been met. Returns a text that describes the rank and its loss if it is lost, otherwise an
+  /// Pings a rank that has been noted. Returns a text that describes the rank and its loss if it is lost, otherwise an
   /// empty text.
   std::string fate(uint64_t global_rank);
-  /// Where a rank that has been met runs: "(pid 4711, host a01)". Empty if it has not been met.
+  /// Where a rank that has been noted runs: "(pid 4711, host a01)". Empty if it has not been noted.
   std::string whereabouts(uint64_t global_rank) const;
   /// The name of a peer, if a group has recorded one; that group may be gone.
   std::string name_of(PeerId peer, const std::string& otherwise = "a process on another host") const;
@@ -78,7 +78,7 @@ class Liveness {
     bool waits_for_pong = false;
     bool warned = false;
   };
-  struct Met {
+  struct NotedRank {
     PeerId peer;
     std::weak_ptr<void> standing;
     std::string description;
@@ -92,10 +92,10 @@ class Liveness {
 
   Messenger& messenger_;
   const std::chrono::milliseconds silence_;
-  std::deque<Signs> signs_;                                 // by PeerId
-  std::vector<std::pair<MessageHeader, PeerId>> given_up_;  // the lost peers to notify, and their pings
-  uint32_t last_pings_ = 0;                                 // of send_last_pings()
-  std::unordered_map<uint64_t, std::vector<Met>> met_;      // in the order of their groups
+  std::deque<Signs> signs_;                                     // by PeerId
+  std::vector<std::pair<MessageHeader, PeerId>> given_up_;      // the lost peers to notify, and their pings
+  uint32_t last_pings_ = 0;                                     // of send_last_pings()
+  std::unordered_map<uint64_t, std::vector<NotedRank>> ranks_;  // in the order of their groups
 };
 
 }  // namespace nvx::net

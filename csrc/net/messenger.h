@@ -36,9 +36,9 @@ using ProcessId = uint64_t;
 /// no thread waits, for the ports of all groups. Of several sleepers one sleeps in the link and wakes the others.
 class Messenger final : private Receiver {
  public:
-  /// This process's messenger. The first call opens it, and it lives until the process ends. Throws Error. `met_at`:
-  /// see open_ucx() and open_tcp(), which it calls if there is a job key.
-  static std::shared_ptr<Messenger> here(const std::string& met_at);
+  /// This process's messenger. The first call opens it, and it lives until the process ends. Throws Error.
+  /// `store_host`: see open_ucx() and open_tcp(), which it calls if there is a job key.
+  static std::shared_ptr<Messenger> here(const std::string& store_host);
   static std::shared_ptr<Messenger> opened();
 
   /// `silence`: see Liveness.

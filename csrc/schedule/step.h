@@ -46,16 +46,16 @@ struct Step {
 inline constexpr int kMaxDepth = 16;
 
 /// Whether a step may begin while an earlier one is in flight, of which the message has been received, and sent.
-/// `meet(a, b)`: whether two ranges share bytes.
-template <class Meet>
-bool may_begin_beside(const Step& earlier, bool received, bool sent, const Step& step, const Meet& meet) {
+/// `overlap(a, b)`: whether two ranges share bytes.
+template <class Overlap>
+bool may_begin_beside(const Step& earlier, bool received, bool sent, const Step& step, const Overlap& overlap) {
   const Range reads = step.send_to >= 0 ? step.send : Range{}, writes = step.recv_from >= 0 ? step.recv : Range{};
   const Range with = step.recv_from >= 0 && step.reduce ? step.with : Range{};
   if (!received) {
-    if (meet(reads, earlier.recv) || meet(writes, earlier.recv) || meet(with, earlier.recv)) return false;
-    if (earlier.reduce && meet(writes, earlier.with)) return false;
+    if (overlap(reads, earlier.recv) || overlap(writes, earlier.recv) || overlap(with, earlier.recv)) return false;
+    if (earlier.reduce && overlap(writes, earlier.with)) return false;
   }
-  return sent || !meet(writes, earlier.send);
+  return sent || !overlap(writes, earlier.send);
 }
 
 /// A rank's part of one memory.

@@ -49,7 +49,7 @@ void Communicator::connect(at::Device device) {
   }
   try {
     TorchStore store(context.groups.store(), context.size);
-    if (!group().device().meet_to_connect(store, why_not)) return;
+    if (!group().device().agree_to_connect(store, why_not)) return;
   } catch (const Error& error) {
     raise_interrupt();
     if (!why_not.empty()) throw_argument_error(error.what());

@@ -120,7 +120,7 @@ def _options(given, group):
 
 
 def _give_up(store, rank, error):
-    """Tells the ranks that wait in the store why this one does not come: read_note() in csrc/group/meet reads it."""
+    """Tells the ranks that wait in the store why this one does not come: read_note() in csrc/group/setup reads it."""
     place = f"nvx/{store.add(f'nvx/generation/{rank}', 1)}/failure"
     if store.add(place + "s", 1) == 1:
         store.set(place, f"rank {rank} (pid {os.getpid()}, host {os.uname().nodename}) cannot load nvx: {error}")

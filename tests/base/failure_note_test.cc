@@ -40,7 +40,7 @@ TEST(FailureNote, CarriesEveryFactExceptWhereItWasMet) {
   EXPECT_EQ(decoded->exit_status, failure.exit_status);
   EXPECT_EQ(decoded->awaited, failure.awaited);
   EXPECT_TRUE(decoded->reported);
-  EXPECT_EQ(decoded->met_as(), Code::kPeerFailed);
+  EXPECT_EQ(decoded->reported_code(), Code::kPeerFailed);
 }
 
 /// Every field is checked. All bytes are present, as in a pad.
@@ -126,7 +126,7 @@ TEST(FailureNote, IsFitForAMessageWhateverWasWritten) {
 TEST(Failure, ReadsAsOneSentence) {
   Failure failure = some_failure();
   failure.cause = "rank 3 has ended" + words_of(failure.exit_status, " (", ")");
-  EXPECT_EQ(words_of(met_in(failure, "in send")),
+  EXPECT_EQ(words_of(with_context(failure, "in send")),
             "nvx: rank 3 has ended (signal 9); before that, group 2 of rank 3 had failed; this is rank 1; in send. "
             "Next: see the log of rank 3");
   EXPECT_EQ(words_of(Failure{.cause = "it"}), "nvx: it");
@@ -152,7 +152,7 @@ TEST(Failure, OfThisRanksSystemNamesNvxOnceAndKeepsAdviceApart) {
   Failure met = some_failure();
   met.cause = "no memory", met.advice = "buy some", met.reported = true;
   const Failure failure = system_failure("launching failed", Error(met));
-  EXPECT_EQ(failure.met_as(), Code::kSystem);
+  EXPECT_EQ(failure.reported_code(), Code::kSystem);
   EXPECT_EQ(failure.cause, "launching failed: no memory");
   EXPECT_EQ(failure.advice, "buy some");
   EXPECT_EQ(failure.who, 3);
@@ -165,7 +165,7 @@ TEST(Failure, OfAnErrorKeepsAdviceApart) {
   EXPECT_EQ(error.failure().cause, "no. Next: nothing");
   EXPECT_EQ(error.failure().advice, "wait");
   EXPECT_STREQ(error.what(), "nvx: no. Next: nothing. Next: wait");
-  EXPECT_EQ(met_in(error.status(), "here").what(), "nvx: no. Next: nothing; here. Next: wait");
+  EXPECT_EQ(with_context(error.status(), "here").what(), "nvx: no. Next: nothing; here. Next: wait");
   EXPECT_EQ(failure_of(std::runtime_error("bad")).cause, "bad");
   EXPECT_EQ(failure_of(std::runtime_error("bad: thing\n\nAt:\n  f.py(1)")).cause, "bad: thing");
   EXPECT_EQ(failure_of(error).advice, "wait");

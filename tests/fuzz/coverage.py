@@ -21,7 +21,7 @@ SEEDS = ROOT / "tests" / "fuzz" / "seeds"
 # that read the counters in a peer's pad (kernel/cpu) have a target, lane_fuzz, and do not count as decoders.
 WHOLE_BUT = {
     "base/failure_note.cc": "",
-    "group/meet/topology.cc": """machine_seen host_hash on_different_machines quota_cores usable_cores cache_bytes put
+    "group/setup/topology.cc": """machine_seen host_hash on_different_machines quota_cores usable_cores cache_bytes put
         read_line own_host_name describe_self encode encode_addresses""",
     "memory/gpu/pool_server.cc": "",
     "net/point_to_point.cc": """PointToPoint::announce PointToPoint::grant PointToPoint::send PointToPoint::push
@@ -33,8 +33,8 @@ WHOLE_BUT = {
     "net/ucx/ucx_fetches.cc": "",
 }
 PARTS_OF = {
-    "group/meet/far_meeting.cc": "FarMeeting::meet FarMeeting::connect",
-    "group/meet/host_meeting.cc": "HostMeeting::enter HostMeeting::reason",
+    "group/setup/inter_host_setup.cc": "InterHostSetUp::connect_to InterHostSetUp::connect",
+    "group/setup/host_setup.cc": "HostSetUp::enter HostSetUp::reason",
     "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::arrive
         Mailbox::match_unexpected Mailbox::accept Mailbox::release_idle MessagePeer::arrive MessagePeer::keep
         MessagePeer::let_go MessagePeer::clear MessagePeer::finish""",

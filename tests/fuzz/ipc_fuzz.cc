@@ -163,7 +163,7 @@ void serve(FuzzedDataProvider& from, ShmRegistry& here) {
   require(got.at(here.arena().id())->tensors() != nullptr);
   RelayClient client(relay.name(), PeerInfo::of(1, "another rank"));
   relay.serve();
-  require(client.next(std::chrono::seconds(30)) == record && client.met());
+  require(client.next(std::chrono::seconds(30)) == record && client.introduced());
 }
 
 /// A rank fetches memory from a process that sends anything.

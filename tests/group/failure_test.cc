@@ -47,7 +47,7 @@ TEST(Failure, MeetingMismatchNamesBothCalls) {
     Group group(store, options("meetings", rank, 2));
     Operation meeting;
     meeting.collective = Collective::kBarrier;
-    meeting.meets_for = Collective::kAllReduce;
+    meeting.precedes = Collective::kAllReduce;
     meeting.dtype = DType::kF32;
     meeting.count = 7;
     EXPECT_TRUE(group.execute(meeting).ok());

@@ -1,4 +1,4 @@
-"""The bodies of the ranks of tests/hosts. Run as a program: the body's name, the folder to meet in, its arguments as
+"""The bodies of the ranks of tests/hosts. Run as a program: the body's name, the rendezvous folder, its arguments in
 JSON. HOST is the network namespace that it enters."""
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def reduce_some(count, times):
     return world
 
 
-def meet_all():
+def connect_all():
     """The cost of a connection to every other process: descriptors and bytes for each peer of the second half. The
     first half also pays costs of once a process, such as UCX's buffer pools, which grow by hundreds of kilobytes."""
     rank, world = begin(300.0)
@@ -153,15 +153,15 @@ def meet_all():
                 break
         return seen
 
-    def meet(group):
+    def connect(group):
         size = dist.get_world_size(group)
         parts = [torch.empty(8) for _ in range(size)]
         dist.all_to_all(parts, [torch.full((8,), float(rank)) for _ in range(size)], group=group)
         assert sorted(part[0].item() for part in parts) == dist.get_process_group_ranks(group)
 
-    meet(halves[rank // half])
+    connect(halves[rank // half])
     before = held()
-    meet(dist.group.WORLD)
+    connect(dist.group.WORLD)
     after = held()
     dist.destroy_process_group()
     return [(now - then) / half for then, now in zip(before, after, strict=True)]

@@ -228,7 +228,7 @@ def test_a_sum_of_two_hosts_of_two_crosses_once_each_way(cluster, hosts):
 
 def test_a_connected_peer_costs_little_among_64_ranks(cluster):
     """Each rank is on a host of its own, by name, so each process connects to 63 others."""
-    cluster.start("meet_all", 64, by_name=True)
+    cluster.start("connect_all", 64, by_name=True)
     costs = cluster.results(300)
     descriptors, memory = (statistics.median(cost[i] for cost in costs) for i in (0, 1))
     print(f"a connected peer costs {descriptors:.2f} descriptors and {memory:.0f} bytes")

@@ -52,7 +52,7 @@ def toolkit(folder, version, error, *knows):
 
 
 class Builder:
-    """Builds in one folder, so each build meets in CMake's cache what the one before has left."""
+    """Builds in one folder, so each build finds in CMake's cache the values of the one before."""
 
     def __init__(self, root, work):
         import torch

@@ -32,10 +32,10 @@ def faulty_in(program, group):
 def judge(program, histories):
     """The violations that the histories show: lines of text. `histories`: lists of Events by rank."""
     kinds = {f.kind for f in program.faults}
-    meets_late = kinds & {*DEADLY} and any(
+    joins_late = kinds & {*DEADLY} and any(
         step.kind == "new_group" for step in program.steps
     )  # torch waits for the dead
-    orderly = not kinds & {*DIFFERING, "long stop"} and not meets_late  # the others wait for nobody in vain
+    orderly = not kinds & {*DIFFERING, "long stop"} and not joins_late  # the others wait for nobody in vain
     early_death = "SIGKILL from outside" in kinds
     found = []
     for rank, events in histories.items():

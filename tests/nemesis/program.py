@@ -1,8 +1,8 @@
 """A world's program: groups, calls and faults, as a pure function of the seed. And the results that calls must have.
 
 All ranks go through the same steps; each makes the calls of the groups that it is in. `calls_of()` has the calls that a
-rank makes in the end, with its faults. The k-th collective of a group on one rank meets the k-th on the others, and so
-do the k-th send and receive of a pair with one tag: that is how a result is known also where a rank left out a call.
+rank makes in the end, with its faults. The k-th collective of a group on one rank matches the k-th on the others, as do
+the k-th send and receive of a pair with one tag: that is how a result is known also where a rank left out a call.
 """
 
 import random
@@ -204,15 +204,17 @@ class Expected:
         """(whether success is possible, the result): a list of tensors."""
         members = self.program.groups[step.group]
         me, place = members.index(rank), self.places[rank, step.number]
-        met = {}
+        matched = {}
         for index in needed(step, me, len(members)):
             calls = self.collectives.get((step.group, members[index]), [])
             if place >= len(calls) or calls[place].alike() != step.alike():
                 return False, []
-            met[index] = calls[place]
-        if step.kind in EXCHANGING and any(len(part_of(met[m], m, me)) != len(part_of(step, m, me)) for m in met):
+            matched[index] = calls[place]
+        if step.kind in EXCHANGING and any(
+            len(part_of(matched[m], m, me)) != len(part_of(step, m, me)) for m in matched
+        ):
             return False, []
-        return True, result(step, me, met, len(members))
+        return True, result(step, me, matched, len(members))
 
     def of_receive(self, rank, step, source):
         members = self.program.groups[step.group]
@@ -251,28 +253,28 @@ def part_of(step, source, target):
     return numbers(step, source, salt=target)[: (step.count * (source + 1) + target) % (step.count + 1)]
 
 
-def total(step, met, parts=1):
-    all_of_them = torch.stack([numbers(met[m], m, parts) for m in sorted(met)])
+def total(step, matched, parts=1):
+    all_of_them = torch.stack([numbers(matched[m], m, parts) for m in sorted(matched)])
     if step.op == "sum":
         return all_of_them.sum(0, dtype=all_of_them.dtype)
     return all_of_them.amin(0) if step.op == "min" else all_of_them.amax(0)
 
 
-def result(step, me, met, size):
+def result(step, me, matched, size):
     mine = slice(me * step.count, (me + 1) * step.count)
     if step.kind == "all_reduce" or (step.kind == "reduce" and me == step.root):
-        return [total(step, met)]
+        return [total(step, matched)]
     if step.kind == "broadcast":
-        return [numbers(met[step.root], step.root)]
+        return [numbers(matched[step.root], step.root)]
     if step.kind == "all_gather" or (step.kind == "gather" and me == step.root):
-        return [numbers(met[m], m) for m in range(size)]
+        return [numbers(matched[m], m) for m in range(size)]
     if step.kind == "into_tensor":
-        return [torch.cat([numbers(met[m], m) for m in range(size)])]
+        return [torch.cat([numbers(matched[m], m) for m in range(size)])]
     if step.kind == "scatter":
-        return [numbers(met[step.root], step.root, size)[mine]]
+        return [numbers(matched[step.root], step.root, size)[mine]]
     if step.kind == "reduce_scatter":
-        return [total(step, met, size)[mine]]
+        return [total(step, matched, size)[mine]]
     if step.kind in EXCHANGING:
-        parts = [part_of(met[m], m, me) for m in range(size)]
+        parts = [part_of(matched[m], m, me) for m in range(size)]
         return [torch.cat(parts)] if step.kind == "all_to_all" else parts
     return []

@@ -92,7 +92,7 @@ def rank_of(where, rank, hosts, function, n):
         report["ended"].append([ended, round(time.monotonic() - began, 2)])
         if turn == 0:
             report["failed"] = rank == 0 and bool(shim.nvx_failed())
-            meet(where, rank)
+            sync(where, rank)
     report["descriptors"] = min(descriptors() for _ in range(5))  # a thread that ends may still close one
     return report
 
@@ -102,11 +102,11 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def meet(where, rank):
+def sync(where, rank):
     """Both come here before the next group, so that none waits there for the other's timeout."""
-    Path(f"{where}.met{rank}").touch()
+    Path(f"{where}.synced{rank}").touch()
     end = time.monotonic() + LIMIT
-    while not Path(f"{where}.met{1 - rank}").exists() and time.monotonic() < end:
+    while not Path(f"{where}.synced{1 - rank}").exists() and time.monotonic() < end:
         time.sleep(0.002)
 
 

@@ -52,7 +52,7 @@ def test_expected_failures_follow_from_the_fault():
     for kind in ("SIGKILL", "leaves", "count", "dtype", "op", "kind"):
         assert not programs.Expected(with_fault(kind, 0)).of_collective(0, STEPS[0])[0], kind
     expected = programs.Expected(with_fault("skips", 0))
-    assert not expected.of_collective(0, STEPS[0])[0], "its broadcast meets this all_reduce"
+    assert not expected.of_collective(0, STEPS[0])[0], "its broadcast is matched with this all_reduce"
     unequal = (Step(0, "all_to_all_v", count=7), Step(1, "barrier"))
     program = Program(0, 2, 1, 6.0, ((0, 1),), 1, unequal, (Fault("count", 1, 0),))
     assert not programs.Expected(program).of_collective(0, unequal[0])[0], "it gets 7 elements, not 6"

@@ -171,7 +171,7 @@ TEST(FailureReport, AFailureComesWithItsFactsAndIsThisRanksOwn) {
   EXPECT_EQ(reported->failure.cause, "timed out");
   EXPECT_EQ(reported->failure.context, "");
   EXPECT_EQ(reported->failure.code, Code::kTimeout);
-  EXPECT_EQ(reported->failure.met_as(), Code::kPeerFailed);
+  EXPECT_EQ(reported->failure.reported_code(), Code::kPeerFailed);
   EXPECT_EQ(reported->failure.awaited, (std::vector<int>{0, 2}));
 }
 

@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-#include "group/meet/nvml.h"
+#include "group/setup/nvml.h"
 
 namespace nvx::test {
 

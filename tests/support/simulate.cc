@@ -27,8 +27,8 @@ class Walk {
     while (!begun_.empty() && result_.error.empty()) {
       const int rank = begun_.back();
       begun_.pop_back();
-      meet(rank, ranks_[size_t(rank)].step.send_to, rank);
-      meet(ranks_[size_t(rank)].step.recv_from, rank, rank);
+      match(rank, ranks_[size_t(rank)].step.send_to, rank);
+      match(ranks_[size_t(rank)].step.recv_from, rank, rank);
     }
     for (int rank = 0; rank < shape_.size; ++rank) sum_up(rank);
     return result_;
@@ -59,7 +59,7 @@ class Walk {
   }
 
   /// Passes the message if sender and receiver are both at its step.
-  void meet(int from, int to, int because_of) {
+  void match(int from, int to, int because_of) {
     if (from < 0 || to < 0) return;
     Rank &sender = ranks_[size_t(from)], &receiver = ranks_[size_t(to)];
     if (!sender.sends || sender.step.send_to != to || !receiver.receives || receiver.step.recv_from != from) return;

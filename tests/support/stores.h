@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "group/meet/store.h"
+#include "group/setup/store.h"
 
 /// The stores of tests.
 namespace nvx::test {

@@ -22,7 +22,7 @@ class Crossing {
   explicit Crossing(int lanes) : lanes_(lanes) {}
 
   /// Returns on all lanes when all have called it. Returns whether all passed true.
-  bool meet(bool mine) {
+  bool cross(bool mine) {
     std::unique_lock lock(mutex_);
     all_ = all_ && mine;
     const uint64_t round = round_;
@@ -72,7 +72,7 @@ class TwinMachine {
   void sync() const {
     dawdle();
     is_fenced_ = false;
-    if (mischief_.kind != Mischief::Kind::kNoSync) crossing_.meet(true);
+    if (mischief_.kind != Mischief::Kind::kNoSync) crossing_.cross(true);
   }
   bool all(bool mine) const {
     dawdle();
@@ -81,7 +81,7 @@ class TwinMachine {
     if (mischief_.holds) mischief_.holds(awaits_);
     // Before the first round of chunks, the lanes need what others have written to the memory that they share.
     const bool alone = mischief_.kind == Mischief::Kind::kLoneVerdicts && awaits_ > 4;
-    return alone ? mine : crossing_.meet(mine);
+    return alone ? mine : crossing_.cross(mine);
   }
   bool is_check_leader() const { return crossing_.is_turn(); }
 

@@ -51,7 +51,7 @@ class Outcome:
     moment: float  # of the end, in seconds after the victim's start
     seconds: float  # until the last of the others raised, from the end or from their own start
     named: bool  # in the first words of every error
-    joined: bool  # false: a rank reports that the victim has not joined. In a later phase the others have met it
+    joined: bool  # false: a rank reports that the victim has not joined. In a later phase the others know it
     texts: list
 
 

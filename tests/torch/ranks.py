@@ -139,7 +139,7 @@ def open_store(job):
     return dist.PrefixStore("deep", dist.PrefixStore("er", store)) if job.store == "prefix" else store
 
 
-def meet(name):
+def sync(name):
     """For bodies: waits until every rank has reached this point, over the store and not over a group under test."""
     store = dist.distributed_c10d._get_default_store()
     store.add(name, 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
-from ranks import TORCH, eventually, meet, on_ranks, only_nvx
+from ranks import TORCH, eventually, on_ranks, only_nvx, sync
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_a_window_that_fails_has_ended(rank, world):
                 work.wait()
         with pytest.raises(RuntimeError, match="timed out"):
             future.wait()
-    meet("failed")
+    sync("failed")
 
 
 @on_ranks(2)
@@ -97,7 +97,7 @@ def test_abort_ends_a_window(rank, world):
             work.wait()
         eventually(work.is_completed)  # the first message raises, and the others end a moment later
         assert not work.is_success()
-    meet("aborted")
+    sync("aborted")
     dist.barrier()
 
 
@@ -151,7 +151,7 @@ def test_a_callback_may_wait_for_its_own_failure(rank, world):
         work.get_future().add_done_callback(ask)
         eventually(lambda: said)
         assert "rank 1" in said[0]
-    meet("failed")
+    sync("failed")
 
 
 @on_ranks(2)

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, TORCH, meet, on_ranks, only_nvx
+from ranks import OVER_NVX, TORCH, on_ranks, only_nvx, sync
 
 CPU = torch.device("cpu")
 
@@ -66,7 +66,7 @@ def test_monitored_barrier_names_the_missing(rank, world, wait_all_ranks):
         if rank == 0:
             assert ("1, 3" in text) if wait_all_ranks else ("1" in text), text
             assert "monitoredBarrier" in text or "monitored_barrier" in text, text
-    meet("done")
+    sync("done")
 
 
 # --- timeouts -----------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_timeout_of_a_group(rank, world):
         assert text.startswith("nvx: ")
         first = text.splitlines()[0]
         assert "rank 1" in first and "all_reduce" in first, text
-    meet("done")
+    sync("done")
 
 
 @only_nvx
@@ -95,7 +95,7 @@ def test_timeout_of_an_asynchronous_operation(rank, world):
         assert TORCH < (2, 13) or work.exception() is not None  # earlier torch cannot show it to Python
         with pytest.raises(RuntimeError, match="rank 1"):
             work.get_future().wait()
-    meet("done")
+    sync("done")
 
 
 @only_nvx
@@ -108,7 +108,7 @@ def test_timeout_of_one_operation(rank, world):
         options.timeout = timedelta(seconds=0.7)
         options.asyncOp = True
         assert "rank 1" in late(0.7, lambda: backend.allreduce([torch.ones(3)], options).wait())
-    meet("done")
+    sync("done")
 
 
 @only_nvx
@@ -140,7 +140,7 @@ def test_timeout_of_a_receive_names_the_sender(rank, world):
         first = late(1.0, lambda: dist.recv(torch.ones(3), 1, group=group, tag=7)).splitlines()[0]
         assert "timed out in recv(f32, 3 elements, from rank 1, tag 7)" in first, first
         assert "waiting for rank 1 (pid" in first, first
-    meet("done")
+    sync("done")
 
 
 @only_nvx
@@ -165,7 +165,7 @@ def test_timeout_set_later(rank, world, how):
             return
     if rank == 0:
         late(1.0, lambda: dist.all_reduce(torch.ones(3), group=group))
-    meet("done")
+    sync("done")
 
 
 @only_nvx
@@ -213,7 +213,7 @@ def test_get_error_of_a_healthy_and_a_failed_group(rank, world):
             with pytest.raises(dist.DistBackendError, match="^nvx: "):
                 call()
         assert time.monotonic() - started < 0.2, "a failed group must say so at once"
-    meet("done")
+    sync("done")
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2.0] * 3
@@ -250,7 +250,7 @@ def test_abort_frees_a_stuck_thread(rank, world):
         assert "abort" in caught[0][1], caught[0][1]
         with pytest.raises(dist.DistBackendError, match="abort"):
             dist.barrier(group)
-    meet("done")
+    sync("done")
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2.0] * 3
@@ -269,7 +269,7 @@ def test_abort_frees_asynchronous_operations_and_windows(rank, world):
                 work.wait()
         group._start_coalescing(CPU)
         group._end_coalescing(CPU)
-    meet("done")
+    sync("done")
 
 
 @only_nvx
@@ -314,7 +314,7 @@ def test_an_operation_after_the_peer_left_reports_it(rank, world):
         with pytest.raises(dist.DistBackendError, match="^nvx: .*rank 1"):
             dist.all_reduce(torch.ones(3), group=group)
         assert time.monotonic() - started < 2.0
-    meet("done")
+    sync("done")
 
 
 @only_nvx
@@ -404,7 +404,7 @@ def test_future_of_a_window_that_fails_ends(rank, world):
         future = group._end_coalescing(CPU).get_future()
         with pytest.raises(RuntimeError, match="timed out"):
             future.wait()
-    meet("failed")
+    sync("failed")
 
 
 @only_nvx
@@ -417,7 +417,7 @@ def test_timeout_of_a_window_counts_once(rank, world):
             dist.irecv(torch.ones(3), 1, tag=tag)
         work = group._end_coalescing(CPU)
         late(0.5, lambda: work.wait(timedelta(seconds=0.5)))
-    meet("late")
+    sync("late")
     if rank == 1:
         for tag in range(4):
             dist.send(torch.ones(3), 0, tag=tag)

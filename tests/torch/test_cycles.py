@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from nvx.commands import status
-from ranks import SEVERAL_HOSTS, meet, on_ranks, only_nvx
+from ranks import SEVERAL_HOSTS, on_ranks, only_nvx, sync
 
 pytestmark = only_nvx
 on_one_host = pytest.mark.skipif(SEVERAL_HOSTS, reason="ranks read the status pages of their own host alone")
@@ -116,12 +116,12 @@ def test_waits_one_after_another_are_no_cycle(rank, world):
         nvx.set_timeout(timedelta(seconds=0.2), two)
         with pytest.raises(dist.DistBackendError, match="timed out"):
             dist.all_reduce(torch.ones(4), group=two)
-    meet("rank 1 has given up")
+    sync("rank 1 has given up")
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="timed out") as raised:
             dist.all_reduce(torch.ones(4), group=one)
         assert "cycle" not in str(raised.value)
-    meet("rank 0 has given up")
+    sync("rank 0 has given up")
 
 
 def give_up_in_turn(rank, group, after):
@@ -129,7 +129,7 @@ def give_up_in_turn(rank, group, after):
     nvx.set_timeout(timedelta(seconds=after), group)
     with pytest.raises(dist.DistBackendError, match="timed out") as raised:
         dist.all_reduce(torch.ones(4), group=group)
-    meet("both have given up")
+    sync("both have given up")
     return str(raised.value)
 
 
@@ -155,11 +155,11 @@ def test_waits_one_after_another_on_two_hosts_are_no_cycle(rank, world):
     one, two = dist.new_group(), dist.new_group()
     nvx.set_timeout(timedelta(seconds=1), two if rank else one)
     if rank == 1:
-        meet("rank 0 has given up")
+        sync("rank 0 has given up")
     with pytest.raises(dist.DistBackendError, match="timed out") as raised:
         dist.all_reduce(torch.ones(4), group=two if rank else one)
     assert "cycle" not in str(raised.value)
     assert rank == 0 or "before that, group" in str(raised.value)
     if rank == 0:
-        meet("rank 0 has given up")
-    meet("rank 1 has given up")
+        sync("rank 0 has given up")
+    sync("rank 1 has given up")

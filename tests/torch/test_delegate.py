@@ -15,7 +15,7 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import held, reset_counts, set_delays, slow_fill
-from ranks import SEVERAL_HOSTS, TORCH, meet, on_fake_gpus
+from ranks import SEVERAL_HOSTS, TORCH, on_fake_gpus, sync
 from test_device import GPU, MODES, assert_all, captured, on_gpu
 
 DEVICE = test_device
@@ -368,7 +368,7 @@ def test_calls_that_do_not_match_are_named(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_one_that_is_handed_over_meets_one_that_is_not(rank, world):
+def test_one_that_is_handed_over_against_one_that_is_not(rank, world):
     """Ranks call with different sizes, or one calls with several tensors."""
     said = call_something_else(
         rank,
@@ -379,7 +379,7 @@ def test_one_that_is_handed_over_meets_one_that_is_not(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_call_of_several_does_not_meet_one_that_is_handed_over(rank, world):
+def test_a_call_of_several_against_one_that_is_handed_over(rank, world):
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     said = call_something_else(
         rank,
@@ -398,7 +398,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
         work = dist.all_reduce(tensor, async_op=True)
         raises_before_long("timed out in all_reduce.*waiting for rank 1", work.wait)
         torch.accelerator.synchronize()
-    meet("rank 0 has given up")
+    sync("rank 0 has given up")
 
 
 @on_nccl_gpus(2, op_timeout=2)
@@ -410,7 +410,7 @@ def test_a_device_that_does_not_come_to_it_ends_in_a_timeout(rank, world):
     with held() if rank == 1 else contextlib.nullcontext():
         work = dist.all_reduce(tensor, async_op=True)
         raises_before_long("timed out in all_reduce" + (".*on the device" if rank == 0 else ""), work.wait)
-        meet("both know it")
+        sync("both know it")
     torch.accelerator.synchronize()
 
 
@@ -435,11 +435,11 @@ def test_a_rank_that_dies_is_named_soon(rank, world):
     if rank == 1:
         with held():
             dist.all_reduce(tensor)  # calls it, but its device does not reach it
-            meet("all have called it")
+            sync("all have called it")
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
     work = dist.all_reduce(tensor, async_op=True)
-    meet("all have called it")
+    sync("all have called it")
     began = time.monotonic()
     raises_before_long("rank 1 .*ended", work.wait)
     assert time.monotonic() - began < 10
@@ -458,7 +458,7 @@ def test_an_aborted_group_calls_off_what_is_in_flight(rank, world):
         assert aborts() == 1
         with pytest.raises(dist.DistBackendError, match="aborted"):
             dist.all_reduce(tensor)
-    meet("both")
+    sync("both")
 
 
 @on_nccl_gpus(2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import held
-from ranks import SEVERAL_HOSTS, meet
+from ranks import SEVERAL_HOSTS, sync
 from test_delegate import LARGE, SMALL, is_handed_over, on_nccl_gpus, on_played_nccl_gpus, raises_before_long
 from test_device import GPU, assert_all, on_gpu
 
@@ -195,17 +195,17 @@ def late(call):
     work = call(on_gpu(1, LARGE), 1, tag=4)
     raises_before_long(r"timed out in (send|recv)\(f32, 512 elements, (to|from) rank 1, tag 4\)", work.wait)
     torch.accelerator.synchronize()
-    meet("named")
+    sync("named")
 
 
 @on_nccl_gpus(2, op_timeout=2)
 def test_a_sender_that_does_not_come_is_named(rank, world):
-    late(dist.irecv) if rank == 0 else (ready(), meet("named"))
+    late(dist.irecv) if rank == 0 else (ready(), sync("named"))
 
 
 @on_nccl_gpus(2, op_timeout=2)
 def test_a_receiver_that_does_not_come_is_named(rank, world):
-    late(dist.isend) if rank == 0 else (ready(), meet("named"))
+    late(dist.isend) if rank == 0 else (ready(), sync("named"))
 
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="a sender to another host notices it at the timeout")

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import held, questions_fail
-from ranks import SEVERAL_HOSTS, meet
+from ranks import SEVERAL_HOSTS, sync
 from test_delegate import LARGE, SMALL, on_nccl_gpus, raises_before_long, stderr_lines
 from test_device import assert_all, on_gpu
 from test_device_groups import listen
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_connecting(rank, world):
             with pytest.raises(dist.DistBackendError, match="interrupted by the user.*rank 0"):
                 dist.all_reduce(tensor)
     assert fake_nccl.calls() == {"connect": 1, "abort": 1}
-    meet("both have been told")
+    sync("both have been told")
 
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="a rank of another host that dies is missed when the time is up")
@@ -187,7 +187,7 @@ def test_a_rank_that_does_not_come_to_agree_is_named(rank, world):
         said = "rank 1 did not join.*while the ranks agreed on what to delegate"
         with pytest.raises(dist.DistBackendError, match=said):
             dist.all_reduce(on_gpu(1, LARGE))
-    meet("rank 0 has given up")
+    sync("rank 0 has given up")
 
 
 def until_called_off(most=20):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from broken import assert_caught
 from fake_device import capture, counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import TORCH, meet, on_fake_gpus
+from ranks import TORCH, on_fake_gpus, sync
 
 GPU = "fakegpu"
 COUNTS = [0, 1, 7, 1000, 300_007]
@@ -266,7 +266,7 @@ def test_messages_from_any_source(rank, world):
 def test_a_receive_waits_for_the_readers_before_it(rank, world):
     """Work enqueued before the receive still reads the old contents."""
     if rank == 1:
-        meet("reader has begun")
+        sync("reader has begun")
         dist.send(on_gpu(9), 0)
         return
     tensor, copy = on_gpu(5), torch.empty(1000, device=GPU)
@@ -274,7 +274,7 @@ def test_a_receive_waits_for_the_readers_before_it(rank, world):
     slow_fill(gate, 1, 50)
     copy.copy_(tensor, non_blocking=True)
     work = dist.irecv(tensor, 1)
-    meet("reader has begun")
+    sync("reader has begun")
     work.wait()
     assert_all(copy, 5)
     assert_all(tensor, 9)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import peek, questions_fail, set_copy_rate, set_delays
-from ranks import TORCH, meet, on_fake_gpus, only_nvx
+from ranks import TORCH, on_fake_gpus, only_nvx, sync
 from test_delegate import raises_before_long
 
 GPU = "fakegpu"
@@ -133,9 +133,9 @@ def test_an_abort_ends_the_set_up_of_the_devices_group(rank, world):
         with pytest.raises(dist.DistBackendError, match="aborted"):
             dist.all_reduce(tensor)
         assert_all(tensor, 1)
-        meet("aborted")
+        sync("aborted")
         return
-    meet("aborted")
+    sync("aborted")
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(on_gpu(1))
 
@@ -178,12 +178,12 @@ def test_a_device_that_does_not_report_the_end_fails_the_group(rank, world, asyn
             call = pool.submit(dist.all_reduce, tensor, group=group, async_op=asynchronous)
             time.sleep(0.3)  # its input has reached the host by then; otherwise it fails sooner, with the same text
             with questions_fail():
-                meet("the device tells nothing")
+                sync("the device tells nothing")
                 call.result(60)
                 assert told.wait(20)
         words = "all_reduce of group.* failed on the device: .*an illegal memory access"
     else:
-        meet("the device tells nothing")
+        sync("the device tells nothing")
         # Its part may or may not be done before the failure is reported.
         with contextlib.suppress(dist.DistBackendError):
             dist.all_reduce(tensor, group=group)

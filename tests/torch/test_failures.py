@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import SEVERAL_HOSTS, eventually, make_backend, meet, on_ranks, on_two_hosts, only_nvx
+from ranks import SEVERAL_HOSTS, eventually, make_backend, on_ranks, on_two_hosts, only_nvx, sync
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
@@ -135,7 +135,7 @@ def mismatch(rank, world, name):
     assert others, f"no other rank in {first!r}"
     assert rank == ODD or ODD in others, f"the rank that differs is not named: {first!r}"
     caught(lambda: dist.all_reduce(ones(), group=group), within=0.5)
-    meet("saw it")
+    sync("saw it")
     total = ones()
     dist.all_reduce(total)
     assert total.tolist() == [float(world)] * 10
@@ -156,7 +156,7 @@ def message_mismatch(rank, world, name):
     group = dist.new_group()
     if rank == 0:
         work = dist.isend(ones(10), 1, group=group)
-        meet("received")
+        sync("received")
         del work
         return
     output = ones(11) * 7 if name == "count" else torch.full((10,), 7, dtype=torch.int32)
@@ -165,7 +165,7 @@ def message_mismatch(rank, world, name):
     for word in ("10", "11") if name == "count" else ("f32", "i32"):
         assert re.search(rf"\b{word}\b", text.splitlines()[0]), text
     assert output.unique().tolist() == [7]
-    meet("received")
+    sync("received")
 
 
 @on_ranks(2)
@@ -174,7 +174,7 @@ def test_calls_after_a_failure_report_that_it_was_earlier(rank, world):
     group = dist.new_group(timeout=timedelta(seconds=1))
     dist.all_reduce(ones(), group=group)
     if rank == ODD:
-        meet("gave up")
+        sync("gave up")
         text = caught(lambda: dist.all_reduce(ones(), group=group), within=3)
         assert "timed out in all_reduce" in text and "reported by rank 0" in text, text
         assert "which called all_reduce(sum, f32, 10 elements) #2 after that" in text or SEVERAL_HOSTS, text
@@ -182,7 +182,7 @@ def test_calls_after_a_failure_report_that_it_was_earlier(rank, world):
         text = caught(lambda: dist.all_reduce(ones(), group=group), within=10)
         assert "earlier" not in text and "init_process_group(timeout=)" in text, text
         assert re.search(r"; to see what rank 1 does: py-spy dump --pid \d+", text) or SEVERAL_HOSTS, text
-        meet("gave up")
+        sync("gave up")
     for named, call in (
         (r"all_reduce\(.*\)", lambda: dist.all_reduce(ones(), group=group)),
         (r"all_reduce\(.*\)", lambda: dist.all_reduce(ones(), group=group, async_op=True).wait()),
@@ -204,7 +204,7 @@ def test_one_rank_calls_more_often(rank, world):
     if rank == ODD:
         first = caught(lambda: dist.all_reduce(ones(), group=group), within=3).splitlines()[0]
         assert "rank 0" in first and (SEVERAL_HOSTS or "rank 2" in first), first
-    meet("saw it")
+    sync("saw it")
 
 
 # --- death --------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def test_the_process_lives_on_after_each_failure(rank, world):
             within=3,
         )
         assert "nvx: " in text
-        meet(f"turn {turn}")
+        sync(f"turn {turn}")
         dist.destroy_process_group(group)
     total = ones()
     dist.all_reduce(total)
@@ -522,7 +522,7 @@ def test_a_later_group_works_if_a_rank_was_stopped_before_it_connected(rank, wor
             time.sleep(1)  # UCX closes the connection
         finally:
             stopped.resume()
-    meet("both have failed")
+    sync("both have failed")
     dist.destroy_process_group()
     later = dist.PrefixStore("later", store)
     dist.init_process_group("nvx", store=later, rank=rank, world_size=world, timeout=timedelta(seconds=4))

@@ -13,7 +13,7 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, meet
+from ranks import OVER_NVX, sync
 
 c10d = torch._C._distributed_c10d
 pytestmark = pytest.mark.skipif(
@@ -77,7 +77,7 @@ def run_fault(rank, world, fault):
     dump = readable(trace(), before)
     hook.remove()
     if fault == "absent":
-        meet("the others have timed out")
+        sync("the others have timed out")
     return dump
 
 

@@ -57,7 +57,7 @@ def start_flood(awaited, pids):
     return flood
 
 
-def meet_late(rank, world, path):
+def joins_late(rank, world, path):
     """The set-up time, counted from the arrival of the last rank."""
     store = dist.FileStore(path, world)
     store.set(f"pid{rank}", str(os.getpid()))
@@ -88,6 +88,6 @@ def meet_late(rank, world, path):
 
 
 def test_set_up_with_a_late_rank(ranks, tmp_path):
-    took = ranks.run(meet_late, world=4, kind="bare", path=str(tmp_path / "store"))
+    took = ranks.run(joins_late, world=4, kind="bare", path=str(tmp_path / "store"))
     print("set-up and an all-reduce took", [round(seconds, 3) for seconds in took])
     assert took[-1] < TIMEOUT

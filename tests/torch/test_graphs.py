@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from broken import assert_caught
 from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import meet, on_played_gpus
+from ranks import on_played_gpus, sync
 from test_device import GPU, MODES, assert_all, captured, finish, on_gpu, refuse_in_a_capture
 
 
@@ -48,7 +48,7 @@ def replayed_alone(rank, then):
     if rank == 1:
         graph.replay()
         then(tensor, graph)
-    meet("the other one has given up")
+    sync("the other one has given up")
 
 
 def gives_up(says):
@@ -407,7 +407,7 @@ def test_an_aborted_group_ends_its_replays(rank, world):
         assert_all(tensor, 9)
         with pytest.raises(dist.DistBackendError):
             dist.all_reduce(tensor)
-    meet("both")
+    sync("both")
 
 
 @on_played_gpus(2)

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import meet, on_ranks, only_nvx
+from ranks import on_ranks, only_nvx, sync
 
 pytestmark = only_nvx
 LONG = timedelta(seconds=50)
@@ -62,7 +62,7 @@ BLOCKING = {
 
 def world_serves_on():
     """The failed group was separate: the world still works."""
-    meet("interrupted")
+    sync("interrupted")
     total = torch.ones(3)
     dist.all_reduce(total)
     assert total.tolist() == [2.0] * 3
@@ -155,7 +155,7 @@ def test_interrupts_at_any_moment(rank, world):
             assert rank == 1 and ("interrupted" in str(error) or "aborted" in str(error)), error
         finally:
             signal.signal(signal.SIGINT, before)
-        meet(f"turn {turn}")
+        sync(f"turn {turn}")
     total = torch.ones(3)
     dist.all_reduce(total)
     assert total.tolist() == [2.0] * 3
@@ -213,7 +213,7 @@ def test_a_handler_that_calls_into_its_own_group_gets_an_error(rank, world, call
         else:
             store.wait([f"{called} {within}"], timedelta(seconds=20))
             WITHIN[within](group)
-        meet(f"{within} is over")
+        sync(f"{within} is over")
         if called in ("all_reduce", "barrier"):
             total = torch.ones(3)
             dist.all_reduce(total, group=group)
@@ -224,7 +224,7 @@ def test_a_handler_that_calls_into_its_own_group_gets_an_error(rank, world, call
             assert numbers[0] == numbers[1], "what was refused does not count"
         else:
             group._get_backend(torch.device("cpu")).abort()
-        meet("next")
+        sync("next")
 
 
 @pytest.mark.parametrize("within", [*WITHIN, "wait", "recv", "wait for a message"])
@@ -249,7 +249,7 @@ def test_a_handler_may_end_the_group(rank, world, within, how):
             handled(lambda: {**BLOCKING, **WITHIN}[within](group), handler)
         assert took and took[0] < 1.0, took
         assert time.monotonic() - started < 2.5
-    meet("ended")
+    sync("ended")
     if rank == 1:  # data that rank 0 sent before may complete this call; otherwise it raises
         with contextlib.suppress(dist.DistBackendError):
             WITHIN.get(within, WITHIN["barrier"])(group)

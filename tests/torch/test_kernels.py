@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays, slow_fill
 from nvx import doctor
-from ranks import meet, on_fake_gpus, on_played_gpus, on_played_threads
+from ranks import on_fake_gpus, on_played_gpus, on_played_threads, sync
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
 DEVICE = test_device
@@ -103,7 +103,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
     if rank == 0:
-        meet("the other one has given up")
+        sync("the other one has given up")
         return
     with pytest.raises(dist.DistBackendError, match="rank 0"):
         work = dist.all_reduce(tensor, async_op=True)
@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
         while time.monotonic() < end:
             work.wait()
             time.sleep(0.01)
-    meet("the other one has given up")
+    sync("the other one has given up")
 
 
 @on_played_gpus(2, op_timeout=6)
@@ -122,20 +122,20 @@ def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
         work = dist.all_reduce(tensor, async_op=True)
         with pytest.raises(dist.DistBackendError, match="wait.. timed out after 200 ms; all_reduce of group"):
             work.wait(timedelta(milliseconds=200))
-    meet("the other one has given up waiting")
+    sync("the other one has given up waiting")
     if rank == 1:
         work = dist.all_reduce(tensor, async_op=True)
     assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.is_success()
     assert_all(tensor, 6)
-    meet("both have it")
+    sync("both have it")
     if rank == 0:
-        meet("the other one has seen its operation fail")
+        sync("the other one has seen its operation fail")
         return
     work = dist.all_reduce(tensor, async_op=True)
     with pytest.raises(dist.DistBackendError, match="rank 0"):
         work.wait(timedelta(seconds=20))
     assert not work.is_success()
-    meet("the other one has seen its operation fail")
+    sync("the other one has seen its operation fail")
 
 
 @on_played_gpus(2, op_timeout=4)
@@ -149,9 +149,9 @@ def test_successful_work_stays_so_when_the_group_fails_later(rank, world):
         dist.all_reduce(tensors[2])
     window.wait()
     torch.accelerator.synchronize()
-    meet("all have ended")
+    sync("all have ended")
     if rank == 1:
-        meet("the other one has seen its operation fail")
+        sync("the other one has seen its operation fail")
         return
     late = dist.all_reduce(on_gpu(1), async_op=True)
     with pytest.raises(dist.DistBackendError, match="rank 1"):
@@ -162,7 +162,7 @@ def test_successful_work_stays_so_when_the_group_fails_later(rank, world):
         assert work.wait()
     for tensor in tensors:
         assert_all(tensor, 3)
-    meet("the other one has seen its operation fail")
+    sync("the other one has seen its operation fail")
 
 
 @on_played_gpus(3, op_timeout=60, dies=[1])
@@ -193,7 +193,7 @@ def test_an_aborted_group_ends_its_kernels(rank, world):
         torch.accelerator.synchronize()
         with pytest.raises(dist.DistBackendError):
             dist.all_reduce(tensor)
-    meet("both")
+    sync("both")
 
 
 @on_played_gpus(2)
@@ -249,7 +249,7 @@ def test_a_rank_that_has_done_its_part_may_go(rank, world):
 def test_a_rank_that_goes_too_early_is_named(rank, world):
     dist.all_reduce(on_gpu(1))
     torch.accelerator.synchronize()
-    meet("both are done")
+    sync("both are done")
     if rank == 1:
         dist.destroy_process_group()
         return
@@ -297,7 +297,7 @@ def test_a_rank_that_does_not_come_to_open_its_device(rank, world):
         with pytest.raises(dist.DistBackendError, match="rank 1 did not join"):
             dist.all_reduce(on_gpu(1))
         assert time.monotonic() - began < 5
-    meet("after the other one's time")
+    sync("after the other one's time")
 
 
 @on_played_gpus(2, op_timeout=20)
@@ -308,7 +308,7 @@ def test_opening_a_device_can_be_aborted(rank, world):
         with pytest.raises(dist.DistBackendError, match="aborted"):
             dist.all_reduce(on_gpu(1))
         assert time.monotonic() - began < 5
-    meet("after the other one's time")
+    sync("after the other one's time")
 
 
 @on_played_gpus(2)
@@ -476,13 +476,13 @@ def test_postponed_call_of_an_aborted_group_raises(rank, world):
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     backend._start_coalescing()
     work = backend.allreduce([on_gpu(1)], dist.AllreduceOptions())
-    meet("both")
+    sync("both")
     backend.abort()
     with pytest.raises(dist.DistBackendError, match="aborted"):
         work.wait()
     with pytest.raises(dist.DistBackendError, match="aborted"):
         backend._end_coalescing().wait()
-    meet("both have")
+    sync("both have")
 
 
 # --- completion ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from fake_device import held, set_delays
 from played import domain
-from ranks import meet, on_domain_gpus, only_nvx
+from ranks import on_domain_gpus, only_nvx, sync
 from test_delegate import stderr_lines
 from test_device import GPU, MODES, assert_all, on_gpu
 
@@ -89,7 +89,7 @@ def test_a_rank_of_another_host_that_dies_is_named(rank, world):
     tensor = on_gpu(1)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
-    meet("ready")
+    sync("ready")
     if rank == 3:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -114,14 +114,14 @@ def test_an_abort_ends_the_kernels_of_the_other_host(rank, world):
     tensor = on_gpu(1)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
-    meet("ready")
+    sync("ready")
     if rank == 0:
         dist.group.WORLD.abort()
     else:
         work = dist.all_reduce(tensor, async_op=True)
         raises_within(10, "rank 0", work.wait)
         torch.accelerator.synchronize()
-    meet("all have ended")
+    sync("all have ended")
 
 
 @on_domain_gpus(4, op_timeout=60, dies={1, 3})
@@ -129,7 +129,7 @@ def test_ranks_that_are_done_may_leave(rank, world):
     """The ranks of the other host have sent their parts and end, while the root waits for the last one."""
     parts = [torch.empty(100, device=GPU) for _ in range(world)] if rank == 0 else None
     dist.gather(on_gpu(rank, 100), parts)
-    meet("ready")
+    sync("ready")
     if rank == 2:
         time.sleep(3)
     dist.gather(on_gpu(rank, 100), parts)

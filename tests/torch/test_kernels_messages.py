@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import held, reset_counts, set_delays, slow_fill
-from ranks import eventually, meet, on_played_gpus
+from ranks import eventually, on_played_gpus, sync
 from test_device import GPU, assert_all, on_gpu, refuse_in_a_capture
 from test_pipeline import run_schedule
 from test_pool import call_until_mapped, fake_cuda, grown, numbers, pooled
@@ -169,11 +169,11 @@ def test_a_receive_from_host_memory_outlives_the_timeout_of_its_stream(rank, wor
     open_devices()
     if rank == 0:
         works = [dist.isend(torch.full((100_000,), 5.0 + i), 1) for i in range(2)]
-        meet("announced")
+        sync("announced")
         for work in works:
             work.wait()
     else:
-        meet("announced")
+        sync("announced")
         backend = dist.group.WORLD._get_backend(torch.device(GPU))
         outputs = [on_gpu(0, 100_000), on_gpu(0, 100_000)]
         torch.accelerator.synchronize()
@@ -278,7 +278,7 @@ def test_a_message_without_a_receive_ends_at_the_timeout(rank, world):
             dist.isend(tensor, 1).wait()
     tensor.add_(1)
     assert_all(tensor, 4)
-    meet("both have looked")
+    sync("both have looked")
 
 
 @on_played_gpus(2)
@@ -287,7 +287,7 @@ def test_an_abort_ends_messages_that_wait_for_the_peer(rank, world):
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     mine, theirs = on_gpu(1, 100_000), on_gpu(2, 100_000)
     works = [dist.isend(mine, 1 - rank), dist.irecv(theirs, 1 - rank, tag=1)]
-    meet("both have called")
+    sync("both have called")
     threading.Timer(0.2, backend.abort).start()
     for work in works:
         with pytest.raises(dist.DistBackendError, match="abort"):

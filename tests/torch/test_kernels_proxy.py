@@ -13,7 +13,7 @@ import test_device_uses
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, peek, reset_counts, set_delays, set_queue_depth
-from ranks import BACKEND, meet, on_proxied_gpus, only_nvx
+from ranks import BACKEND, on_proxied_gpus, only_nvx, sync
 from test_delegate import stderr_lines
 from test_device_chunks import CHUNK, GPU, MODES, both, finish, values
 from torch import nn
@@ -109,13 +109,13 @@ def test_the_host_is_not_held(rank, world):
     tensor = torch.full((CHUNK,), rank + 1.0).to(GPU)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
-    meet("all have opened their devices")
+    sync("all have opened their devices")
     if rank == world - 1:
-        meet("the others go on")
+        sync("the others go on")
     dist.all_reduce(tensor)
     dist.all_reduce(tensor, async_op=True).wait()
     if rank != world - 1:
-        meet("the others go on")
+        sync("the others go on")
     assert torch.equal(tensor.cpu(), torch.full((CHUNK,), world * (world + 1) / 2 * world**2))
 
 
@@ -218,7 +218,7 @@ def test_a_rank_that_dies_in_the_middle_is_named(rank, world):
     tensor = torch.ones(16 * CHUNK // 4, device=GPU)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
-    meet("ready")
+    sync("ready")
     set_delays(rank, 400_000)
     work = dist.all_reduce(tensor, async_op=True)
     if rank == 3:
@@ -425,7 +425,7 @@ def test_destroy_reports_an_unseen_failure(rank, world):
             with stderr_lines() as lines:
                 dist.destroy_process_group(group)
             assert any("do not use the results" in line for line in lines) != heard, lines
-        meet(f"rank 0 has given up, {heard}")
+        sync(f"rank 0 has given up, {heard}")
 
 
 @MODES
@@ -461,15 +461,15 @@ def test_the_host_is_held_by_no_collective(rank, world):
     part = torch.empty(1000, device=GPU)
     dist.broadcast(tensors[0], 0)
     torch.accelerator.synchronize()
-    meet("all have opened their devices")
+    sync("all have opened their devices")
     if rank == 0:
-        meet("the others go on")
+        sync("the others go on")
     dist.broadcast(tensors[0], 1)
     dist.reduce(tensors[1], 0)
     dist.all_to_all_single(torch.empty_like(tensors[2]), tensors[2], async_op=True).wait()
     dist.gather(part, [torch.empty_like(part) for _ in range(world)] if rank == 1 else None, 1)
     if rank != 0:
-        meet("the others go on")
+        sync("the others go on")
     assert tensors[0].cpu().mean() == 1
     if rank == 0:
         assert tensors[1].cpu().mean() == 10
@@ -540,7 +540,7 @@ def test_a_rank_that_dies_in_the_middle_of_blocks_is_named(rank, world, gathers)
     whole, part = torch.ones(16 * CHUNK // 4, device=GPU), torch.zeros(4 * CHUNK // 4, device=GPU)
     dist.reduce_scatter_tensor(part, whole)
     torch.accelerator.synchronize()
-    meet("ready")
+    sync("ready")
     set_delays(rank, 400_000)
     if gathers:
         work, result, begun = dist.all_gather_into_tensor(whole, part, async_op=True), whole, 4

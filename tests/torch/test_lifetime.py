@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import make_backend, meet, on_ranks, on_threads, only_nvx
+from ranks import make_backend, on_ranks, on_threads, only_nvx, sync
 from reference import assert_same, small_numbers
 
 pytestmark = only_nvx
@@ -33,7 +33,7 @@ def test_destroy_with_operations_that_cannot_end(rank, world):
             with pytest.raises(dist.DistBackendError):
                 work.wait()
         assert time.monotonic() - started < 3.0
-    meet("done")
+    sync("done")
     dist.barrier()
 
 
@@ -59,7 +59,7 @@ def test_the_backend_after_shutdown(rank, world):
     group = dist.new_group()
     backend = group._get_backend(CPU)
     dist.all_reduce(torch.ones(3), group=group)
-    meet("used")
+    sync("used")
     backend.shutdown()
     for call in (lambda: backend.allreduce([torch.ones(3)]).wait(), lambda: backend.barrier().wait()):
         started = time.monotonic()
@@ -107,7 +107,7 @@ def test_destroy_from_another_thread(rank, world):
         assert not thread.is_alive()
         assert isinstance(errors[0], dist.DistBackendError)
         assert "destroyed" in str(errors[0])
-    meet("done")
+    sync("done")
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, TORCH, meet, on_ranks
+from ranks import OVER_NVX, TORCH, on_ranks, sync
 from reference import assert_same, wild_bits
 
 pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 14), reason="for nvx on torch 2.14 and later")
@@ -104,7 +104,7 @@ def test_flight_recorder_shows_what_hangs(rank, world):
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
         time.sleep(0.1)
         assert [e["state"] == "completed" for e in recorded(before)] == [False]
-    meet("looked")
+    sync("looked")
     if rank == 1:
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
     work.wait()
@@ -130,7 +130,7 @@ def test_abort_hooks(rank, world):
         backend.shutdown()
         backend.unregister_abort_hook(1)  # torch also does so after a shutdown
         assert not dropped.is_set()
-    meet("done")
+    sync("done")
 
 
 @on_ranks(2)
@@ -155,7 +155,7 @@ def test_no_abort_hook_for_what_leaving_calls_off(rank, world):
         with pytest.raises(dist.DistBackendError):
             work.wait()
     assert not called.wait(0.3)
-    meet("done")
+    sync("done")
 
 
 def fail(*_):
@@ -175,7 +175,7 @@ def test_slow_abort_hooks_hold_nobody_up(rank, world):
     backend.abort()
     assert time.monotonic() - began < 2.5
     ended.set()
-    meet("done")
+    sync("done")
 
 
 @on_ranks(2)
@@ -193,7 +193,7 @@ def test_abort_hooks_that_raise(rank, world):
         aborted.clear()
         backend.abort()
         assert aborted.wait(5)
-    meet("done")
+    sync("done")
     dist.barrier()
 
 
@@ -216,7 +216,7 @@ def test_ephemeral_timeout(rank, world):
         with pytest.raises(dist.DistBackendError):
             dist.all_reduce(total, group=group)
         assert time.monotonic() - started < 3.0
-    meet("done")
+    sync("done")
 
 
 @on_ranks(2)
@@ -241,7 +241,7 @@ def test_ephemeral_timeout_of_all_until_the_first_has_ended(rank, world):
         with pytest.raises(dist.DistBackendError, match="timed out"):
             dist.recv(there, 1, group)
         assert time.monotonic() - started < 3.0
-    meet("timed out")
+    sync("timed out")
     forever = dist.new_group(timeout=timedelta.max)  # torch makes it negative, which means no timeout
     if rank == 0:
         backend_of(forever)._add_ephemeral_timeout(timedelta(seconds=0.2))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, TORCH, eventually, meet, on_ranks, on_two_hosts
+from ranks import OVER_NVX, TORCH, eventually, on_ranks, on_two_hosts, sync
 from reference import assert_same, wild_bits
 
 pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 14), reason="for nvx on torch 2.14 and later")
@@ -67,7 +67,7 @@ def test_the_target_need_not_call_anything(rank, world):
         window.put(torch.arange(1_000_000.0), 1, 0, False)
     else:
         eventually(lambda: place[-1] == 999_999 or time.sleep(0.01), 20)
-    meet("written")
+    sync("written")
     window.tensor_deregister()
     assert rank == 0 or torch.equal(place, torch.arange(1_000_000.0))
 
@@ -164,7 +164,7 @@ def test_a_tensor_is_kept_as_long_as_it_is_registered(rank, world):
     watched = weakref.ref(memory)
     window = dist._new_window(torch.from_numpy(memory), group)
     other = dist._new_window(torch.zeros(1), group)
-    meet("made")
+    sync("made")
     del memory, window
     gc.collect()
     assert watched() is not None
@@ -178,7 +178,7 @@ def test_a_tensor_is_kept_as_long_as_it_is_registered(rank, world):
 def test_a_window_of_a_group_that_is_gone_raises(rank, world):
     group = dist.new_group()
     window = dist._new_window(torch.zeros(3), group)
-    meet("made")
+    sync("made")
     started = time.monotonic()
     dist.destroy_process_group(group)
     assert time.monotonic() - started < 5.0
@@ -209,7 +209,7 @@ def test_a_wait_has_a_timeout_of_its_own(rank, world):
         with pytest.raises(dist.DistBackendError, match=r"timed out in wait_signal\(from rank 1\).*rank 1"):
             window.wait_signal(1, False, wait_options(0.3 * SECOND))
         assert time.monotonic() - started < 5.0
-    meet("late")
+    sync("late")
     dist.barrier()
 
 
@@ -219,18 +219,18 @@ def test_an_async_wait_ends_when_the_signal_comes(rank, world):
     if rank == 0:
         work = window.wait_signal(1, True)
         assert not work.is_completed()
-        meet("waits")
+        sync("waits")
         eventually(work.is_completed, 20)
         work.wait()
     else:
-        meet("waits")
+        sync("waits")
         window.signal(0, False)
     window.tensor_deregister()
 
 
 def dies_while_awaited(rank, world):
     window = dist._new_window(torch.zeros(3))
-    meet("made")
+    sync("made")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     started = time.monotonic()
@@ -248,7 +248,7 @@ def test_a_peer_that_leaves_is_named_and_its_last_signal_counts(rank, world):
     group = dist.new_group()
     place = torch.zeros(3)
     window = dist._new_window(place, group)
-    meet("made")
+    sync("made")
     if rank == 1:
         window.put(torch.ones(3), 0, 0, False)
         window.signal(0, False)
@@ -258,7 +258,7 @@ def test_a_peer_that_leaves_is_named_and_its_last_signal_counts(rank, world):
         assert place.tolist() == [1, 1, 1]
         with pytest.raises(dist.DistBackendError, match=r"rank 1 \(pid.*destroyed|rank 1.*left"):
             window.wait_signal(1, False)
-    meet("left")
+    sync("left")
 
 
 # --- groups whose ranks change ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import warm
 from fake_device import held, set_delays, slow_fill
-from ranks import meet, on_played_gpus
+from ranks import on_played_gpus, sync
 from test_device import GPU, assert_all, on_gpu
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -314,7 +314,7 @@ def test_a_peer_that_cannot_map_stages(rank, world):
             tensor.fill_(rank + 1)
             dist.all_reduce(tensor)
             assert_all(tensor, 3)
-        meet("both are done with that")
+        sync("both are done with that")
         if rank == 0:
             assert nvx.pool_stats()["mapped"][1] == before
     kept += grow()

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
-from ranks import BACKEND, meet, on_ranks, only_nvx
+from ranks import BACKEND, on_ranks, only_nvx, sync
 from torch.utils.data import DataLoader, TensorDataset
 
 # --- exit ---------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_nothing_of_a_group_is_touched_in_a_child(rank, world):
         code = in_child(use)
         assert code == 0, f"call {code - 10 if code < 50 else code - 50}"
         assert time.monotonic() - started < 5.0
-    meet("child has gone")
+    sync("child has gone")
     if rank == 1:
         dist.all_reduce(torch.ones(3), group=group)
         dist.send(torch.ones(3), 0, group)

@@ -383,7 +383,7 @@ def timed(rank, world, port):
 
 
 @only_nvx
-def test_timeouts_of_the_meeting_and_of_operations(started):
+def test_timeouts_of_the_setup_and_of_operations(started):
     started(timed, 2)
 
 

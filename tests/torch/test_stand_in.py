@@ -334,7 +334,7 @@ report(sum=x.item(), runs=runs(dist.group.WORLD))
     assert all(ended.report == {"sum": 3.0, "runs": "nvx"} for ended in launch(code, {}, {}, {}))
 
 
-def test_ranks_meet_again_after_a_meeting_that_failed(launch):
+def test_a_setup_after_one_that_failed(launch):
     code = """
 import pathlib, time
 failed, errors = pathlib.Path(os.environ["STORE"] + " has failed"), []
@@ -365,7 +365,7 @@ dist.destroy_process_group()
         ("", {"NVX_TIMEOUT_S": "1.5"}, 1.5),
     ],
 )
-def test_ranks_meet_within_the_timeout_of_the_group(launch, argument, environment, seconds):
+def test_the_setup_ends_within_the_timeout_of_the_group(launch, argument, environment, seconds):
     code = f"""
 import nvx
 def limit(seconds):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from ranks import SEVERAL_HOSTS, TORCH, Ranks, eventually, meet, on_ranks, on_two_hosts, only_nvx
+from ranks import SEVERAL_HOSTS, TORCH, Ranks, eventually, on_ranks, on_two_hosts, only_nvx, sync
 from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import _SymmetricMemory
 
@@ -167,7 +167,7 @@ def test_a_put_that_is_not_taken_ends_at_its_timeout(rank, world):
         handle.put_signal(1)
         with pytest.raises(dist.DistBackendError, match="timed out in symm_mem put_signal.*waiting for rank 1"):
             handle.put_signal(1, timeout_ms=300)
-    meet("timed out")
+    sync("timed out")
 
 
 @one_host
@@ -222,8 +222,8 @@ def test_groups_map_one_tensor_each_for_itself(rank, world):
 
 @one_host
 @on_ranks(3)
-def test_groups_that_share_a_rank_meet_each_for_itself(rank, world):
-    """The rank in both has met twice when its peer in the second has met once."""
+def test_groups_that_share_a_rank_have_a_rendezvous_each(rank, world):
+    """The rank in both has had two rendezvous when its peer in the second has had one."""
     for ranks in ([0, 1], [1, 2]):
         group = dist.new_group(ranks)
         if rank not in ranks:
@@ -386,7 +386,7 @@ def test_several_hosts_are_refused(rank, world):
 @one_host
 @on_ranks(2)
 def test_another_collective_instead_is_a_mismatch(rank, world):
-    """The memory does not return: elsewhere a peer may have met this rank before the group failed."""
+    """The memory does not return: elsewhere a peer may have mapped it before the group failed."""
     tensor = symm_mem.empty(1, device="cpu")
     with pytest.raises(dist.DistBackendError, match="collective mismatch"):
         if rank == 0:

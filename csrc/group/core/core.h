@@ -10,9 +10,9 @@
 #include "group/core/failure_state.h"
 #include "group/core/status.h"
 #include "group/core/waits.h"
-#include "group/meet/group_options.h"
-#include "group/meet/members.h"
-#include "group/meet/setup.h"
+#include "group/setup/group_options.h"
+#include "group/setup/members.h"
+#include "group/setup/setup.h"
 #include "net/group_port.h"
 
 namespace nvx {

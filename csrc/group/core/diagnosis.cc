@@ -6,8 +6,8 @@
 
 #include "base/interrupt.h"
 #include "base/words.h"
-#include "group/meet/members.h"
 #include "group/plan/operation.h"
+#include "group/setup/members.h"
 
 namespace nvx {
 namespace {
@@ -116,7 +116,7 @@ Failure Diagnosis::taken_for_lost(int rank, const std::string& why) const {
 Failure Diagnosis::reported(const Failure& failure, int by) const {
   const std::vector<int>& awaited = failure.awaited;
   const bool waited_for_this = std::ranges::find(awaited, rank_) != awaited.end();
-  Failure mine = met_in(failure, "reported by " + name_(by));
+  Failure mine = with_context(failure, "reported by " + name_(by));
   if (!mine.advice.empty()) return mine;
   mine.advice = failure.who == rank_ ? kAfterAStop
                 : waited_for_this    ? "see what kept this rank, or allow more time (init_process_group(timeout=), "

@@ -154,7 +154,7 @@ Status FailureState::check_alive(const char* what) const {
 }
 
 Status FailureState::failed_before(const std::string& what) const {
-  return met_in(failure(), diagnosis_.me() + ", which called " + what + " after that");
+  return with_context(failure(), diagnosis_.me() + ", which called " + what + " after that");
 }
 
 // --- failures of others
@@ -319,7 +319,7 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
   if (how == Waited::kAlarmed && failed()) {
     const Status first = failure();
     const bool named = whom.words.empty() || whom.ranks == std::vector{first.failure().who};  // in the first words
-    return met_in(first, diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + whom.words));
+    return with_context(first, diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + whom.words));
   }
   std::string names = whom.words, before;
   if (names.empty()) names = whom.ranks.empty() ? "the peers" : members_.topology.describe(whom.ranks.front());
@@ -346,13 +346,13 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
 // --- other groups of the process
 
 void FailureState::report_to_other_groups(const Failure& failure) {
-  const Code met = failure.met_as();
-  if (met == Code::kAborted || closed()) return;
+  const Code code = failure.reported_code();
+  if (code == Code::kAborted || closed()) return;
   // A failure that came from another group keeps its origin.
   const std::string own = "group " + members_.name + " of " + diagnosis_.self() + " had failed: " + failure.cause;
   const Failure trouble{failure.code, failure.before.empty() ? own : failure.before};
-  const bool waited = met == Code::kTimeout;
-  const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
+  const bool waited = code == Code::kTimeout;
+  const bool by_loss = code == Code::kPeerDied || code == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
   if (std::exchange(reporting_to_others, true)) return;  // the other groups of this process get it from this one
   LiveObjects<FailureState>::here().each([&](FailureState& other) {
@@ -370,7 +370,7 @@ void FailureState::report_to_other_groups(const Failure& failure) {
 std::vector<FailureState::Lost> FailureState::lost_ranks() const {
   std::vector<Lost> lost;
   for (int s = 0; s < members_.local_ranks(); ++s) {
-    if (members_.died(s)) lost.push_back({.near = members_.peers[size_t(s)].get()});
+    if (members_.died(s)) lost.push_back({.local = members_.peers[size_t(s)].get()});
   }
   if (!port_) return lost;
   MutexLock lock(port_->mutex());
@@ -378,7 +378,7 @@ std::vector<FailureState::Lost> FailureState::lost_ranks() const {
     if (members_.local_rank_of(r) >= 0) continue;
     const auto fate = port_->fate(r);
     const auto process = port_->process_of(r);
-    if (fate && !fate->left() && process) lost.push_back({.messenger = &port_->messenger(), .far = *process});
+    if (fate && !fate->left() && process) lost.push_back({.messenger = &port_->messenger(), .remote = *process});
   }
   return lost;
 }
@@ -398,8 +398,8 @@ void FailureState::on_failure_of_other_group(const std::vector<Lost>& lost, cons
 }
 
 bool FailureState::fail_as_lost(const Lost& lost) {
-  for (int s = 0; lost.near && s < members_.local_ranks(); ++s) {
-    if (s == members_.local_rank() || members_.peers[size_t(s)].get() != lost.near ||
+  for (int s = 0; lost.local && s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank() || members_.peers[size_t(s)].get() != lost.local ||
         members_.pad(s).header().presence.load() != Presence::kHere)
       continue;
     fail_as_gone(s);
@@ -407,7 +407,7 @@ bool FailureState::fail_as_lost(const Lost& lost) {
   }
   for (int r = 0; lost.messenger && port_ && &port_->messenger() == lost.messenger && r < members_.size(); ++r) {
     MutexLock lock(port_->mutex());
-    if (members_.local_rank_of(r) >= 0 || port_->process_of(r) != lost.far) continue;
+    if (members_.local_rank_of(r) >= 0 || port_->process_of(r) != lost.remote) continue;
     const auto fate = port_->fate(r);
     lock.unlock();
     if (!fate || fate->left()) continue;

@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "group/core/diagnosis.h"
 #include "group/core/status.h"
-#include "group/meet/members.h"
+#include "group/setup/members.h"
 #include "net/group_port.h"
 
 namespace nvx {
@@ -24,7 +24,7 @@ namespace nvx {
 class FailureState final : public Watch {
  public:
   /// `port`: null if all ranks are on one host. `standing`: released when this rank leaves or fails; see
-  /// `ShmRegistry::meet`. The referenced objects must outlive this one, except in a forked child.
+  /// `ShmRegistry::note_rank`. The referenced objects must outlive this one, except in a forked child.
   FailureState(const Members& members, const Diagnosis& diagnosis, GroupStatus& status, net::GroupPort* port,
                std::shared_ptr<bool> standing);
 
@@ -49,7 +49,7 @@ class FailureState final : public Watch {
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
   /// Marks this rank as leaving. False if it had left before.
   bool close() { return !closed_.exchange(true); }
-  /// The process no longer counts the peers as met in this group; see `SetUp::Made::standing`.
+  /// The process no longer watches the peers for this group; see `SetUp::Made::standing`.
   void forget_peers() EXCLUDES(mutex_);
   /// The last step of leaving: signals the ranks of this host that this rank accesses no memory of theirs.
   void announce_left() EXCLUDES(mutex_);
@@ -97,9 +97,9 @@ class FailureState final : public Watch {
 
   /// A process that a group has found dead, or to which it has lost the connection.
   struct Lost {
-    const PeerProcess* near = nullptr;
+    const PeerProcess* local = nullptr;
     const net::Messenger* messenger = nullptr;
-    net::PeerId far = 0;
+    net::PeerId remote = 0;
   };
   /// Another group of this process has failed because of `trouble`. Fails this one too if it has lost the same process.
   /// Otherwise reports the trouble to the ranks, which may wait for this one.

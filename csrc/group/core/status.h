@@ -71,7 +71,7 @@ class GroupStatus {
   GroupStatus(const std::string& name, int rank, int size);
   ~GroupStatus();
 
-  /// The ranks have met.
+  /// The set-up is complete.
   void open(uint64_t id, int global_rank = 0);
   void fail(const std::string& cause);
   void leave() { state(StatusSlot::kLeft); }

@@ -4,7 +4,7 @@
 
 #include "base/deadline.h"
 #include "group/core/diagnosis.h"
-#include "group/meet/members.h"
+#include "group/setup/members.h"
 
 namespace nvx {
 

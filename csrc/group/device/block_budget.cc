@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "base/mutex.h"
-#include "group/meet/store.h"
+#include "group/setup/store.h"
 #include "kernel/gpu/residency.h"
 #include "memory/driver/gpu_info.h"
 
@@ -67,7 +67,7 @@ using Gpu = std::pair<ArenaId, int>;
 /// The knowledge of this process about a GPU, as long as it has promised blocks there.
 struct Ledger {
   uint32_t promised = 0;
-  std::set<ArenaId> here, elsewhere;  // the arenas that groups have met on this GPU and on others: one a process
+  std::set<ArenaId> here, elsewhere;  // the arenas of ranks of groups on this GPU and on others: one a process
 };
 
 /// All GPUs of this process, including simulated ones of tests.
@@ -103,7 +103,7 @@ uint32_t ranks_here(const PeerMappings& mappings, int ranks) {
   return n;
 }
 
-/// The processes that may use this rank's GPU, of those that this process has met, this group's included.
+/// The processes that may use this rank's GPU, of those that share a group with this process, this group's included.
 uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, const ArenaId& process) {
   MutexLock lock(book().mutex);
   Ledger& ledger = book().ledgers[{process, options.device}];
@@ -111,8 +111,8 @@ uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, co
     const DevicePeer& peer = mappings.peer(r);
     (peer.same_gpu ? ledger.here : ledger.elsewhere).insert(peer.arena);
   }
-  const uint32_t here = uint32_t(ledger.here.size()), met = here + uint32_t(ledger.elsewhere.size());
-  return here == 1 ? 1 : here + (options.processes - std::min(options.processes, met));
+  const uint32_t here = uint32_t(ledger.here.size()), known = here + uint32_t(ledger.elsewhere.size());
+  return here == 1 ? 1 : here + (options.processes - std::min(options.processes, known));
 }
 
 /// The blocks that the options request, over this link.

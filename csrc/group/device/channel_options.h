@@ -7,8 +7,8 @@
 
 #include "base/words.h"
 #include "group/device/device_pools.h"
-#include "group/meet/gpu_topology.h"
 #include "group/plan/plan.h"
+#include "group/setup/gpu_topology.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/peer_mappings.h"
 
@@ -27,7 +27,7 @@ struct ChannelOptions : MappingOptions {
   /// NVML's GPUs of this machine. May throw Error, and may hang.
   std::function<std::vector<GpuFacts>()> gpus = gpus_here;
   /// Processes of this host that any group of this process has had; 0: not known. If ranks share a GPU, processes that
-  /// no group with a device has met yet count as sharing it too, so that groups of a few of them leave room for all.
+  /// no group with a device has yet count as sharing it too, so that groups of a few of them leave room for all.
   uint32_t processes = 0;
   uint32_t first_epoch = 0;                ///< tests start near the wrap
   std::chrono::milliseconds busy{10'000};  ///< the limit for other work to let the first kernels begin

@@ -12,8 +12,8 @@
 #include "base/per_process.h"
 #include "base/round_up.h"
 #include "group/device/gpu_link.h"
-#include "group/meet/store.h"
 #include "group/plan/device_plan.h"
+#include "group/setup/store.h"
 #include "kernel/gpu/residency.h"
 #include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"
@@ -197,7 +197,7 @@ Trial ChannelResources::open_channel(Bootstrap& bootstrap, int resident) {
                               trial_bytes(trial)));
   trial.touches = format(trial);
   exported_ = true;
-  meet_pools(bootstrap);  // it also ensures that all pads are formatted
+  connect_pools(bootstrap);  // it also ensures that all pads are formatted
   return trial;
 }
 
@@ -305,7 +305,7 @@ std::vector<kernel::PeerPads> ChannelResources::exchange_pads(Bootstrap& bootstr
   return pads;
 }
 
-void ChannelResources::meet_pools(Bootstrap& bootstrap) {
+void ChannelResources::connect_pools(Bootstrap& bootstrap) {
   PoolInfo info;
   info.rank = options_.rank;
   info.device = options_.device;

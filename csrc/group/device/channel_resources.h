@@ -70,7 +70,7 @@ class ChannelResources {
   BlockGrant reserve(Bootstrap& bootstrap, int resident);
   void take_memory(uint32_t first_epoch);
   std::vector<kernel::PeerPads> exchange_pads(Bootstrap& bootstrap);
-  void meet_pools(Bootstrap& bootstrap);
+  void connect_pools(Bootstrap& bootstrap);
   std::vector<std::shared_ptr<DeviceRegion>> format(const Trial& trial);
   void let_go();
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;

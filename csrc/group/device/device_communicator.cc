@@ -13,8 +13,8 @@
 #include "group/device/device_pools.h"
 #include "group/device/kernel_executor.h"
 #include "group/device/rdma_trial.h"
-#include "group/meet/store_bootstrap.h"
-#include "group/meet/store_meeting.h"
+#include "group/setup/store_bootstrap.h"
+#include "group/setup/store_setup.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
 #include "net/ucx/ucx.h"
@@ -72,7 +72,7 @@ bool DeviceCommunicator::open(Store& store, int device, const std::shared_ptr<St
     if (logs(kernel::built_with_cuda() && warns ? LogLevel::kWarn : LogLevel::kInfo))
       log_line("group %s: collectives on device %d go through host memory%s: %s", members_.name.c_str(), device,
                spans_hosts() ? " between hosts, though the GPUs are in one NVLink domain" : "", error.reason().c_str());
-    if (alone) (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
+    if (alone) (void)core_.failures.fail(with_context(error.failure(), "while the ranks opened their devices"));
   };
   try {
     executor = make_executor(store, device, order);
@@ -131,8 +131,8 @@ void DeviceCommunicator::agree_on_rdma(Store& store, int device) {
       const Hello& there = members_.topology.ranks[size_t(host[size_t(members_.local_rank())])];
       std::ranges::copy(sources_of(there, members_.topology.ranks[size_t(members_.rank)]), std::back_inserter(sources));
     }
-    setting.open_link = [met_at = store.host(), sources] {
-      auto link = net::open_ucx(met_at);
+    setting.open_link = [store_host = store.host(), sources] {
+      auto link = net::open_ucx(store_host);
       link->admit(sources);
       return link;
     };
@@ -179,7 +179,7 @@ void DeviceCommunicator::agree_on_kernels(Store& store, bool has_one) {
   }
 }
 
-bool DeviceCommunicator::meet_to_connect(Store& store, const std::string& why_not) {
+bool DeviceCommunicator::agree_to_connect(Store& store, const std::string& why_not) {
   constexpr std::chrono::milliseconds kMost{10'000};
   constexpr size_t kMostWords = 1024;
   const std::string come = members_.key("connect"), refusal = members_.key("connect/refused"),

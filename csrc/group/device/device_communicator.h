@@ -12,8 +12,8 @@
 #include "base/error.h"
 #include "base/mutex.h"
 #include "group/core/poller.h"
-#include "group/meet/store.h"
 #include "group/plan/operation.h"
+#include "group/setup/store.h"
 
 namespace nvx {
 
@@ -50,7 +50,7 @@ class DeviceCommunicator {
   /// some do not call it in time, a warning names them, and all ranks, also later ones, get false: then the first
   /// collective opens the devices. `why_not`: the reason why this rank cannot open its device; then it and all waiting
   /// ranks throw Error.
-  bool meet_to_connect(Store& store, const std::string& why_not);
+  bool agree_to_connect(Store& store, const std::string& why_not);
 
   /// Launches operations on the opened device: see `KernelExecutor::launch()`. They are indexed by `local_rank`, or by
   /// rank if `reaches_all()`. All have the timeout of the first.

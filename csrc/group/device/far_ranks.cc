@@ -9,8 +9,8 @@
 #include "group/core/core.h"
 #include "group/device/device_communicator.h"
 #include "group/device/kernel_executor.h"
-#include "group/meet/nvlink_domain.h"
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/nvlink_domain.h"
+#include "group/setup/store_bootstrap.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/gpu_info.h"
 
@@ -30,7 +30,7 @@ bool DeviceCommunicator::reaches_all(Store& store, int device) {
     StoreBootstrap bootstrap = bootstrap_of_all(store, "device/domains");
     why = why_no_domain(bootstrap.all_gather(bytes_of(info)), [this](int r) { return members_.topology.describe(r); });
   } catch (const Error& error) {
-    (void)core_.failures.fail(met_in(error.failure(), "while the ranks compared their NVLink domains"));
+    (void)core_.failures.fail(with_context(error.failure(), "while the ranks compared their NVLink domains"));
     return false;
   }
   NVX_LOG(kInfo, "group %s: the ranks are on several hosts, %s%s", members_.name.c_str(),

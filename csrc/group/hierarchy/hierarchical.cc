@@ -313,9 +313,9 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
       return core_.failures.fail(diagnosis.counts(" at " + number, what, {peer, v.mine, v.other}, context));
     case Cause::kGarbage: return core_.failures.fail(diagnosis.bad_message(peer, what, context));
     case Cause::kLost:
-      return met_in(core_.failures.fail_by_fate(
-                        fate.value_or(net::GroupPort::Fate{v.rank, net::GroupPort::Fate::Cause::kLost, "was closed"})),
-                    context);
+      return with_context(core_.failures.fail_by_fate(fate.value_or(
+                              net::GroupPort::Fate{v.rank, net::GroupPort::Fate::Cause::kLost, "was closed"})),
+                          context);
     case Cause::kNone: break;
   }
   if (how == Waited::kReached) {

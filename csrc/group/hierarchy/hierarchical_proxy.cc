@@ -56,7 +56,7 @@ Status Hierarchical::launch(const Operation& o) const {
   HostProxy& proxy = *o.proxy;
   for (size_t r = 0; r < rounds_of(*slices); ++r) {
     std::vector<Operation> round;
-    if (r == 0 && slices->by_kernels()) round.push_back(awaiting(down(o, {}), proxy, HostProxy::kMet));
+    if (r == 0 && slices->by_kernels()) round.push_back(awaiting(down(o, {}), proxy, HostProxy::kAllArrived));
     if (r < slices->count()) {
       append(round, slices->before(r));
       if (const auto copies = slices->down(r)) round.push_back(down(o, *copies));
@@ -78,7 +78,7 @@ Status Hierarchical::run_proxy(Call& call) {
   const std::unique_ptr<Slices> slices = this->slices(call.o);
   const Deadline& deadline = call.rules.deadline;
   if (slices->by_kernels()) NVX_TRY(barrier(call));
-  proxy.signal(HostProxy::kMet);
+  proxy.signal(HostProxy::kAllArrived);
   const auto issue = [&](size_t k) -> Status {
     NVX_TRY(proxy.await(k, deadline, [this] { drive(); }));
     auto chunk = slices->chunk(k);

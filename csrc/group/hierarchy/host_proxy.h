@@ -21,10 +21,10 @@ class HostProxy {
   static constexpr size_t kRounds = kAhead + kSlicesInFlight + 1;
   /// Slices in host memory at once, each in its own slot: one arrives while another one is copied back.
   static constexpr size_t kSlots = kRounds + 1;
-  // The host's messages to waiting steps: `kMet`, the ranks have met, so the first round may begin; `may_copy_back(k)`,
-  // slice k may be copied back.
-  static constexpr Stamp kMet = 1;
-  static constexpr Stamp may_copy_back(size_t k) { return kMet + 1 + k; }
+  // The host's messages to waiting steps: `kAllArrived`, all ranks have arrived, so the first round may begin;
+  // `may_copy_back(k)`, slice k may be copied back.
+  static constexpr Stamp kAllArrived = 1;
+  static constexpr Stamp may_copy_back(size_t k) { return kAllArrived + 1 + k; }
 
   virtual ~HostProxy() = default;
 

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "group/meet/members.h"
 #include "group/plan/chunks.h"
+#include "group/setup/members.h"
 
 namespace nvx {
 

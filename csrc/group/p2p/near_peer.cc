@@ -238,7 +238,7 @@ bool NearPeer::stream() {
     try {
       if (message->moved_ == 0 && !lease(*message)) break;
     } catch (const Error& error) {
-      status = Status(met_in(error.failure(), "in send"));
+      status = Status(with_context(error.failure(), "in send"));
     }
     if (status.ok() && message->by_copies) {
       written = copy_to_slots(message, &status);

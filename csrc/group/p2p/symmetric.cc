@@ -69,7 +69,7 @@ Symmetric::Symmetric(const Core& core, const SymmetricBlock& mine)
 
 /// Maps between two exchanges: after the first all ranks decide alike, after the second no rank uses memory that a peer
 /// has not mapped.
-std::shared_ptr<Symmetric> Symmetric::meet(const Parts& group, const SymmetricBlock& mine, std::byte* base) {
+std::shared_ptr<Symmetric> Symmetric::rendezvous(const Parts& group, const SymmetricBlock& mine, std::byte* base) {
   Core& core = group.core;
   const Members& members = core.members;
   check_one_host(members);

@@ -43,7 +43,7 @@ class Symmetric {
 
   /// All ranks of the group call it. `base`: of this rank's block. Throws Error: kInvalid, on all ranks, if a block
   /// differs or a rank cannot map one; then the group stays usable.
-  static std::shared_ptr<Symmetric> meet(const Parts& group, const SymmetricBlock& mine, std::byte* base);
+  static std::shared_ptr<Symmetric> rendezvous(const Parts& group, const SymmetricBlock& mine, std::byte* base);
   ~Symmetric();
   Symmetric(const Symmetric&) = delete;
 

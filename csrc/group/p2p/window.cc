@@ -16,13 +16,13 @@ Window::Window(const Parts& group, const std::optional<Memory>& mine)
 
 std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Memory>& mine) {
   const std::shared_ptr<Window> window(new Window(group, mine));
-  window->meet(group, mine.has_value());
+  window->exchange_infos(group, mine.has_value());
   for (int rank = 0; rank < window->members_.size(); ++rank) window->expect_note(rank);
   group.mailbox.push(Carrier::kPool);  // for notes that have arrived already
   return window;
 }
 
-void Window::meet(const Parts& group, bool offered) {
+void Window::exchange_infos(const Parts& group, bool offered) {
   const auto ranks = size_t(members_.size());
   const Info info{core_.next_number(), mine_.share, offered};
   const std::vector<Info> infos = gather(core_, group.execute, info.number, "window", info);

@@ -74,7 +74,7 @@ class Window : public std::enable_shared_from_this<Window> {
   };
 
   Window(const Parts& group, const std::optional<Memory>& mine);
-  void meet(const Parts& group, bool offered);
+  void exchange_infos(const Parts& group, bool offered);
   int64_t tag(Channel channel) const;
   size_t bytes_of(int rank) const {
     return size_t(shares_[size_t(rank)].elements) * shares_[size_t(rank)].element_bytes;

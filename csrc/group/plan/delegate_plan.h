@@ -21,7 +21,7 @@ struct HandOverCall {
 /// The reason not to hand the collective over; null if it is handed over.
 const char* why_not_handed_over(const HandOverCall& call, std::span<const HandOver> rules);
 
-/// Whether a message is handed over. Its size decides, which alone both its ranks know before they meet.
+/// Whether a message is handed over. Its size decides, which alone both its ranks know before they communicate.
 bool is_message_handed_over(size_t bytes, std::span<const HandOver> rules);
 
 const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver> rules);

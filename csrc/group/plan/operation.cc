@@ -8,7 +8,7 @@ using kernel::Collective;
 
 kernel::Fingerprint Operation::fingerprint() const {
   if (whole) return whole->fingerprint;
-  const Collective called = meets_for == Collective::kNone ? collective : meets_for;
+  const Collective called = precedes == Collective::kNone ? collective : precedes;
   return {called, dtype, reduces(called) ? op : ReduceOp::kSum, kernel::Form::kDense, root, count, shape, 0};
 }
 

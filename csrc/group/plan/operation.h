@@ -86,7 +86,7 @@ class HostProxy;
 struct Operation {
   kernel::Collective collective = kernel::Collective::kNone;
   /// For a barrier before another collective: that one, whose fingerprint it has, so ranks that differ find out here.
-  kernel::Collective meets_for = kernel::Collective::kNone;
+  kernel::Collective precedes = kernel::Collective::kNone;
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;

@@ -201,13 +201,13 @@ class Player {
   /// The input and the output of a whole are one memory, as of torch's tensors.
   bool clear_for(const Run& run, const Step& step, double now) const {
     const bool one = each_.run.layout.bytes != 0;
-    const auto meet = [&](const Range& a, const Range& b) {
+    const auto overlap = [&](const Range& a, const Range& b) {
       const auto scratch = [](const Range& r) { return r.place == schedule::kScratch; };
       if (a.place != b.place && (!one || scratch(a) || scratch(b))) return false;
       return a.bytes && b.bytes && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
     };
     return std::ranges::all_of(run.flights, [&](const Flight& f) {
-      return schedule::may_begin_beside(f.step, f.stored <= now, f.sent <= now, step, meet);
+      return schedule::may_begin_beside(f.step, f.stored <= now, f.sent <= now, step, overlap);
     });
   }
 

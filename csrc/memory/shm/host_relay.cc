@@ -148,9 +148,9 @@ std::optional<std::vector<uint8_t>> RelayClient::next(std::chrono::milliseconds 
 
 /// The record that has arrived; nothing if it is the PeerInfo of the relay, or the end.
 std::optional<std::vector<uint8_t>> RelayClient::take() {
-  if (!met_) {
+  if (!introduced_) {
     PeerInfo info;
-    met_ = open_ = receive_info(socket_, &info, &process_);
+    introduced_ = open_ = receive_info(socket_, &info, &process_);
     return std::nullopt;
   }
   uint64_t kind = 0;

@@ -81,7 +81,7 @@ class RelayClient {
   std::optional<std::vector<uint8_t>> next(std::chrono::milliseconds span);
   /// The reason that the relay gave when it gave up.
   const std::optional<std::vector<uint8_t>>& reason() const { return reason_; }
-  bool met() const { return met_; }
+  bool introduced() const { return introduced_; }
   /// The process of the relay, once this one has connected.
   const ProcessWatch& process() const { return process_; }
 
@@ -92,8 +92,8 @@ class RelayClient {
   const std::string name_;
   const PeerInfo own_;
   bool open_ = false;
-  bool met_ = false;    // the relay has introduced itself
-  LocalSocket socket_;  // none while the relay's backlog is full
+  bool introduced_ = false;  // the relay has introduced itself
+  LocalSocket socket_;       // none while the relay's backlog is full
   ProcessWatch process_;
   std::optional<std::vector<uint8_t>> reason_;
 };

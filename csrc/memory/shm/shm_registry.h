@@ -53,7 +53,7 @@ class PeerProcess {
 };
 
 /// The memory that this process shares with the others of its host: its own arena and the arenas of the processes it
-/// has met. Exists from the first group to the last.
+/// has noted. Exists from the first group to the last.
 class ShmRegistry {
  public:
   static std::shared_ptr<ShmRegistry> here();
@@ -69,9 +69,9 @@ class ShmRegistry {
   /// Notes that this process is that rank of the whole job, as long as the group `standing` exists: a job may renumber
   /// its ranks after a failure. `has_left_job`, for the group of the whole job: whether the rank has destroyed it;
   /// reads memory of the process.
-  void meet(uint64_t global_rank, const std::shared_ptr<PeerProcess>& process, std::weak_ptr<void> standing,
-            std::function<bool()> has_left_job = {}) EXCLUDES(mutex_);
-  std::shared_ptr<PeerProcess> met(uint64_t global_rank) EXCLUDES(mutex_);
+  void note_rank(uint64_t global_rank, const std::shared_ptr<PeerProcess>& process, std::weak_ptr<void> standing,
+                 std::function<bool()> has_left_job = {}) EXCLUDES(mutex_);
+  std::shared_ptr<PeerProcess> process_of_rank(uint64_t global_rank) EXCLUDES(mutex_);
   /// Whether the rank has destroyed the group of the whole job, which stands here.
   bool has_left_job(uint64_t global_rank) EXCLUDES(mutex_);
 
@@ -83,12 +83,12 @@ class ShmRegistry {
   TensorMemory tensors_;
   Mutex mutex_;
   std::map<ArenaId, std::weak_ptr<PeerProcess>> known_ GUARDED_BY(mutex_);
-  struct Met {
+  struct NotedRank {
     std::weak_ptr<PeerProcess> process;
     std::weak_ptr<void> standing;
     std::function<bool()> has_left_job;
   };
-  std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
+  std::map<uint64_t, std::vector<NotedRank>> ranks_ GUARDED_BY(mutex_);  // in the order of their groups
 };
 
 /// An abstract Unix socket on which this process passes its memfd and its lock file to processes of the same user. Open

@@ -67,7 +67,7 @@ Fd new_epoll() {
 
 class TcpLink final : public Link {
  public:
-  TcpLink(const JobKey& key, const std::string& met_at);
+  TcpLink(const JobKey& key, const std::string& store_host);
   ~TcpLink() override {
     close();
     if (fork_generation() != generation_) (void)sockets_.release();  // here their numbers may be those of other files
@@ -125,7 +125,7 @@ class TcpLink final : public Link {
     std::string why;
   };
   struct Sockets {
-    explicit Sockets(const std::string& met_at) : listeners(epoll.get(), met_at) {}
+    explicit Sockets(const std::string& store_host) : listeners(epoll.get(), store_host) {}
     Fd epoll = new_epoll();
     TcpListeners listeners;
     std::vector<std::unique_ptr<Incoming>> incoming;
@@ -172,8 +172,8 @@ class TcpLink final : public Link {
   bool warned_of_unauthenticated_ = false;
 };
 
-TcpLink::TcpLink(const JobKey& key, const std::string& met_at)
-    : key_(key), sockets_(std::make_unique<Sockets>(met_at)), listening_at_(sockets_->listeners.addresses()) {
+TcpLink::TcpLink(const JobKey& key, const std::string& store_host)
+    : key_(key), sockets_(std::make_unique<Sockets>(store_host)), listening_at_(sockets_->listeners.addresses()) {
   replace_epoll(kNoEpoll, sockets_->epoll.get());
   NVX_LOG(kInfo, "%s", describe().c_str());
   if (const std::vector<std::string> ports = rdma_ports(); !ports.empty()) {
@@ -479,8 +479,8 @@ void TcpLink::close() {
 
 }  // namespace
 
-std::unique_ptr<Link> open_tcp(const JobKey& key, const std::string& met_at) {
-  return std::make_unique<TcpLink>(key, met_at);
+std::unique_ptr<Link> open_tcp(const JobKey& key, const std::string& store_host) {
+  return std::make_unique<TcpLink>(key, store_host);
 }
 
 }  // namespace nvx::net

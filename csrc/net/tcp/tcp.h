@@ -8,7 +8,7 @@
 
 namespace nvx::net {
 
-/// Opens a link over TCP between holders of the key only. Throws Error. `met_at`: as for open_ucx().
-std::unique_ptr<Link> open_tcp(const JobKey& key, const std::string& met_at = "");
+/// Opens a link over TCP between holders of the key only. Throws Error. `store_host`: as for open_ucx().
+std::unique_ptr<Link> open_tcp(const JobKey& key, const std::string& store_host = "");
 
 }  // namespace nvx::net

@@ -34,18 +34,18 @@ uint16_t port_of(int fd) {
   return ntohs(reinterpret_cast<sockaddr_in&>(own).sin_port);  // IPv6 has it at the same place
 }
 
-std::vector<HostAddress> own_listeners(const std::string& met_at) {
-  std::vector<std::string> chosen = chosen_interfaces(met_at, /*rails=*/true);
+std::vector<HostAddress> own_listeners(const std::string& store_host) {
+  std::vector<std::string> chosen = chosen_interfaces(store_host, /*rails=*/true);
   if (chosen.empty()) chosen = choose({}, interfaces());
   return host_addresses(chosen);
 }
 
 }  // namespace
 
-TcpListeners::TcpListeners(int epoll, const std::string& met_at) : admitted_(allowed_sources()) {
+TcpListeners::TcpListeners(int epoll, const std::string& store_host) : admitted_(allowed_sources()) {
   const bool filters = !holds_every_address(admitted_);
   int error = ENODEV;
-  for (HostAddress& address : own_listeners(met_at)) {
+  for (HostAddress& address : own_listeners(store_host)) {
     Fd fd = new_socket(address);
     const auto [at, bytes] = sockaddr_of(address);
     if (!fd || bind(fd.get(), reinterpret_cast<const sockaddr*>(&at), bytes) != 0) {

@@ -18,8 +18,8 @@ namespace nvx::net {
 /// does not depend on it.
 class TcpListeners {
  public:
-  /// `met_at`: see open_tcp(). Throws Error.
-  TcpListeners(int epoll, const std::string& met_at);
+  /// `store_host`: see open_tcp(). Throws Error.
+  TcpListeners(int epoll, const std::string& store_host);
   ~TcpListeners();
   std::vector<HostAddress> addresses() const;
   void admit(std::span<const AddressPrefix> more);

@@ -51,7 +51,7 @@ struct Sent {
 
 class UcxLink final : public Link {
  public:
-  explicit UcxLink(const std::string& met_at);
+  explicit UcxLink(const std::string& store_host);
   ~UcxLink() override { close(); }
 
   void listen(Receiver& receiver) override { receiver_ = &receiver; }
@@ -153,8 +153,8 @@ class UcxLink final : public Link {
   std::vector<Event> events_;
 };
 
-UcxLink::UcxLink(const std::string& met_at)
-    : worker_(std::make_unique<UcxWorker>(met_at)),
+UcxLink::UcxLink(const std::string& store_host)
+    : worker_(std::make_unique<UcxWorker>(store_host)),
       ucx_(worker_->ucx()),
       address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->reached_at()})) {
   const auto set_handler = [&](unsigned id, ucp_am_recv_callback_t callback) {
@@ -529,7 +529,7 @@ void UcxLink::close() {
 
 }  // namespace
 
-std::unique_ptr<Link> open_ucx(const std::string& met_at) { return std::make_unique<UcxLink>(met_at); }
+std::unique_ptr<Link> open_ucx(const std::string& store_host) { return std::make_unique<UcxLink>(store_host); }
 
 bool built_with_ucx() { return true; }
 

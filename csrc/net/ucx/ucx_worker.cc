@@ -33,21 +33,21 @@ const char* set_by_user(const std::string& key) {
 }
 
 /// The interfaces that UCX uses and listens on: those that the user named. Otherwise the interface that leads to
-/// `met_at` and its rails; versions before 1.16 get that interface alone, because they do not query the kernel which
-/// interface leads to a peer. If `met_at` is unknown, all but the loopback and the bridges of containers.
-std::string net_devices(const UcxVersion& version, const std::string& met_at) {
+/// `store_host` and its rails; versions before 1.16 get that interface alone, because they do not query the kernel
+/// which interface leads to a peer. If `store_host` is unknown, all but the loopback and the bridges of containers.
+std::string net_devices(const UcxVersion& version, const std::string& store_host) {
   if (set_by_user("NET_DEVICES")) return "";
   const bool queries_routes = version >= UcxVersion{1, 16, 0};
-  std::vector<std::string> chosen = chosen_interfaces(met_at, queries_routes);
+  std::vector<std::string> chosen = chosen_interfaces(store_host, queries_routes);
   if (chosen.empty()) return "";
   // RDMA ports are not interfaces of the system, so a list of interfaces does not exclude them.
   for (std::string& port : rdma_ports()) chosen.push_back(std::move(port));
   return joined(chosen, ",");
 }
 
-std::vector<Setting> general_settings(const UcxVersion& version, const std::string& met_at) {
+std::vector<Setting> general_settings(const UcxVersion& version, const std::string& store_host) {
   std::vector<Setting> settings = {{"TLS", "^sm"}};  // endpoints that notice a death cannot use shared memory anyway
-  if (std::string devices = net_devices(version, met_at); !devices.empty())
+  if (std::string devices = net_devices(version, store_host); !devices.empty())
     settings.push_back({"NET_DEVICES", devices});
   // TCP has its own keepalive. UCX's, every 20 s, resets the kernel's count of failed probes.
   if (!has_rdma()) settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
@@ -171,7 +171,7 @@ Error no_transport(const std::string& who) {
 
 }  // namespace
 
-UcxWorker::UcxWorker(const std::string& met_at) : generation_(own_generation()), ucx_(ucx_library()) {
+UcxWorker::UcxWorker(const std::string& store_host) : generation_(own_generation()), ucx_(ucx_library()) {
   try {
     BriefEnvironment environment;
     if (ucx_.version < UcxVersion{1, 17, 0}) {
@@ -179,7 +179,7 @@ UcxWorker::UcxWorker(const std::string& met_at) : generation_(own_generation()),
         if (!set_by_user(setting.key)) environment.set(setting);
       }
     }
-    make_context(met_at);
+    make_context(store_host);
     make_worker();
     take_address();
     query_transports();
@@ -217,10 +217,10 @@ void UcxWorker::require(ucs_status_t status, const char* what) const {
               "set UCX_LOG_LEVEL=info to see UCX's own messages");
 }
 
-void UcxWorker::make_context(const std::string& met_at) {
+void UcxWorker::make_context(const std::string& store_host) {
   ucp_config_t* config = nullptr;
   require(ucx_.config_read("NVX", nullptr, &config), "reading the configuration");
-  std::vector<Setting> settings = general_settings(ucx_.version, met_at);
+  std::vector<Setting> settings = general_settings(ucx_.version, store_host);
   if (ucx_.version >= UcxVersion{1, 17, 0}) {
     for (Setting& setting : tcp_settings(ucx_.version)) settings.push_back(std::move(setting));
   }

@@ -17,8 +17,8 @@ namespace nvx::net {
 /// some seconds.
 class UcxWorker {
  public:
-  /// `met_at`: where the ranks met, if known; the interface to it leads to the other hosts too. Throws Error.
-  explicit UcxWorker(const std::string& met_at);
+  /// `store_host`: see open_ucx(); the interface to it leads to the other hosts too. Throws Error.
+  explicit UcxWorker(const std::string& store_host);
   ~UcxWorker() { close(); }
   /// UCX accesses no memory of its user afterwards. Does nothing in a forked child, whose parent owns the connections.
   void close();
@@ -62,7 +62,7 @@ class UcxWorker {
     void* flushing = nullptr;
     void* closing = nullptr;
   };
-  void make_context(const std::string& met_at);
+  void make_context(const std::string& store_host);
   void make_worker();
   void take_address();
   void query_transports();

@@ -175,7 +175,7 @@ TensorOperation Arguments::all_gather(Tensors& outputs, const at::Tensor& tensor
   c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
   for (size_t p = 0; p < outputs.size(); ++p)
-    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), outputs[p].nbytes()};
+    c.operation.recv[p] = {output(c, outputs[p], written.overlaps_earlier(p)), outputs[p].nbytes()};
   const int64_t own = outputs[size_t(rank_)].numel();
   if (own != tensor.numel()) invalid("the input has ", tensor.numel(), " elements, the output for this rank ", own);
   c.operation.shape = shape_of(c.operation.recv);
@@ -239,7 +239,7 @@ TensorOperation Arguments::gather(std::vector<Tensors>& outputs, const at::Tenso
     at::Tensor& out = outputs[0][p];
     check_tensor(out);
     check_type(outputs[0], p, tensor);
-    c.operation.recv[p] = {output(c, out, written.meets_one_before(p)), out.nbytes()};
+    c.operation.recv[p] = {output(c, out, written.overlaps_earlier(p)), out.nbytes()};
   }
   if (outputs[0][size_t(rank_)].numel() != tensor.numel()) check_size(outputs[0], size_t(rank_), tensor);
   return c;
@@ -284,7 +284,7 @@ TensorOperation Arguments::all_to_all(Tensors& outputs, const Tensors& inputs) c
     same_type(inputs[0], inputs[p]);
     same_type(outputs[p], inputs[0]);
     c.operation.send[p] = input_piece(c, inputs[p], written.clash(inputs[p], p));
-    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), outputs[p].nbytes()};
+    c.operation.recv[p] = {output(c, outputs[p], written.overlaps_earlier(p)), outputs[p].nbytes()};
   }
   const int64_t sent = inputs[size_t(rank_)].numel(), kept = outputs[size_t(rank_)].numel();
   if (sent != kept)

@@ -19,7 +19,7 @@ MemorySpan span_of(const at::Tensor& tensor) {
 
 bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts) {
   const MemorySpan in = span_of(input), out = span_of(output);
-  return in.meets(out) && !(counterparts && in == out);
+  return in.overlaps(out) && !(counterparts && in == out);
 }
 
 Outputs::Outputs(const Tensors& tensors) {
@@ -29,18 +29,18 @@ Outputs::Outputs(const Tensors& tensors) {
 bool Outputs::clash(const at::Tensor& input, size_t counterpart) const {
   const MemorySpan in = span_of(input);
   for (size_t p = 0; p < spans_.size(); ++p) {
-    if (in.meets(spans_[p]) && !(p == counterpart && in == spans_[p])) return true;
+    if (in.overlaps(spans_[p]) && !(p == counterpart && in == spans_[p])) return true;
   }
   return false;
 }
 
-bool Outputs::meets_one_before(size_t p) const {
-  return std::any_of(spans_.begin(), spans_.begin() + p, [&](const MemorySpan& s) { return s.meets(spans_[p]); });
+bool Outputs::overlaps_earlier(size_t p) const {
+  return std::any_of(spans_.begin(), spans_.begin() + p, [&](const MemorySpan& s) { return s.overlaps(spans_[p]); });
 }
 
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
   const MemorySpan in = span_of(piece), all = span_of(whole);
-  return in.meets(all) && in.begin != all.begin + size_t(rank) * piece.nbytes();
+  return in.overlaps(all) && in.begin != all.begin + size_t(rank) * piece.nbytes();
 }
 
 std::vector<bool> use_memory_again(const Tensors& tensors) {

@@ -22,7 +22,7 @@ class Outputs {
   bool clash(const at::Tensor& input, size_t counterpart) const;
   /// Whether output p shares memory with an earlier one in the list. On every rank that memory must finally hold the
   /// data of the last of them. So p gets a stand-in, which is copied back when the operation has ended.
-  bool meets_one_before(size_t p) const;
+  bool overlaps_earlier(size_t p) const;
 
  private:
   c10::SmallVector<MemorySpan, 8> spans_;

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "group/meet/store_notes.h"
+#include "group/setup/store_notes.h"
 #include "torch/call/gloo_ranks.h"
 #include "torch/core/interrupt.h"
 #include "torch/core/store.h"

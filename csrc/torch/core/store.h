@@ -14,7 +14,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "group/meet/store.h"
+#include "group/setup/store.h"
 
 namespace nvx {
 
@@ -29,10 +29,10 @@ auto call_store(Call call) {
     while (what.ends_with('.') || what.ends_with('?')) what.pop_back();
     for (const int lack : {ENFILE, EMFILE}) {  // a FileStore opens its file for each call; one text contains the other
       if (what.find(std::strerror(lack)) == std::string::npos) continue;
-      throw system_error("process " + std::to_string(getpid()) + " cannot use the store, in which the ranks meet",
-                         lack);
+      throw system_error(
+          "process " + std::to_string(getpid()) + " cannot use the store, through which the ranks connect", lack);
     }
-    throw Error(Code::kSystem, "nvx: the store, in which the ranks meet, has failed: " + what,
+    throw Error(Code::kSystem, "nvx: the store, through which the ranks connect, has failed: " + what,
                 "is the process that serves it, as a rule rank 0, still there? See its log");
   }
 }

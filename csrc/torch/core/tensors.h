@@ -19,7 +19,7 @@ struct MemorySpan {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
 
-  bool meets(const MemorySpan& other) const { return begin < other.end && other.begin < end; }
+  bool overlaps(const MemorySpan& other) const { return begin < other.end && other.begin < end; }
   bool operator==(const MemorySpan&) const = default;
 };
 

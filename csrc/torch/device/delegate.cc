@@ -28,11 +28,11 @@ bool is_captured(at::Device device) {
 
 }  // namespace
 
-class Delegate::HostBarrier final : public Task, public Meeting {
+class Delegate::HostBarrier final : public Task, public HostPart {
  public:
   HostBarrier(std::shared_ptr<Group> group, const Operation& o) : group_(std::move(group)) {
     operation_.collective = kernel::Collective::kBarrier;
-    operation_.meets_for = o.collective;
+    operation_.precedes = o.collective;
     operation_.dtype = o.dtype;
     operation_.op = o.op;
     operation_.root = o.root;
@@ -42,12 +42,13 @@ class Delegate::HostBarrier final : public Task, public Meeting {
     operation_.number = o.number;
   }
   void perform(Carrier carrier) override {
-    contain_and([&] { outcome_ = group_->run(operation_, carrier); },
-                [&](const std::exception* error) {
-                  outcome_ = group_->fail({Code::kSystem, error ? error->what() : "meeting the other ranks failed"});
-                });
+    contain_and(
+        [&] { outcome_ = group_->run(operation_, carrier); },
+        [&](const std::exception* error) {
+          outcome_ = group_->fail({Code::kSystem, error ? error->what() : "the barrier with the other ranks failed"});
+        });
   }
-  bool met() const override { return done(); }
+  bool is_over() const override { return done(); }
   Status outcome() const override { return outcome_; }
 
  private:
@@ -96,7 +97,7 @@ bool Delegate::set_up(at::Device device) {
     why_not = setup.why_not();
   } catch (const Error& error) {
     // A rank that did not receive the others' answers, or whose answer they did not receive, cannot know their state.
-    (void)fail(met_in(error.failure(), "while the ranks agreed on what to delegate"));
+    (void)fail(with_context(error.failure(), "while the ranks agreed on what to delegate"));
     raise(group_->failure());
   }
   if (group_->rank() == 0) log_setup(why_not);
@@ -126,7 +127,7 @@ Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
   flight->timeout = o.timeout;
   flight->what = describe(o.fingerprint()) + " #" + std::to_string(o.number);
   const auto barrier = std::make_shared<HostBarrier>(lane_group_, o);
-  flight->meeting = barrier;
+  flight->host_part = barrier;
   NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: delegated to %s (NVX_DELEGATE)", group_->name().c_str(),
           group_->rank(), static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
           backend_->getBackendName().c_str());
@@ -137,9 +138,9 @@ Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
 }
 
 Status Delegate::begin(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
-                       const std::function<void()>& meet_and_call) {
+                       const std::function<void()>& sync_and_call) {
   Status status;
-  contain_and([&] { status = enqueue(flight, stream, meet_and_call); },
+  contain_and([&] { status = enqueue(flight, stream, sync_and_call); },
               [&](const std::exception* error) {
                 status =
                     fail({Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
@@ -150,7 +151,7 @@ Status Delegate::begin(const std::shared_ptr<Flight>& flight, const c10::Stream&
 }
 
 Status Delegate::enqueue(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
-                         const std::function<void()>& meet_and_call) {
+                         const std::function<void()>& sync_and_call) {
   flight->begun.record(stream);
   {
     MutexLock lock(mutex_);
@@ -159,7 +160,7 @@ Status Delegate::enqueue(const std::shared_ptr<Flight>& flight, const c10::Strea
     flights_.push_back(flight);
     (void)watcher_->wake();
   }
-  meet_and_call();
+  sync_and_call();
   flight->ended.record(stream);
   flight->enqueued.store(true, std::memory_order_release);
   return {};
@@ -172,7 +173,7 @@ bool Delegate::poll() {
 }
 
 bool Delegate::Flight::over() const {
-  return enqueued.load(std::memory_order_acquire) && ended.query() && meeting->met() && meeting->outcome().ok();
+  return enqueued.load(std::memory_order_acquire) && ended.query() && host_part->is_over() && host_part->outcome().ok();
 }
 
 bool Delegate::clear() {
@@ -214,8 +215,8 @@ Status Delegate::check_first_flight() {
     first->seen = true;
     first->deadline = Deadline::after(first->timeout);
   }
-  if (first->meeting->met() && !first->meeting->outcome().ok()) return first->meeting->outcome();
-  const bool may_name_a_rank = !first->meeting->met() && !first->deadline.passed(Clock::now() - kWord);
+  if (first->host_part->is_over() && !first->host_part->outcome().ok()) return first->host_part->outcome();
+  const bool may_name_a_rank = !first->host_part->is_over() && !first->deadline.passed(Clock::now() - kWord);
   const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();
   if (called_off_) return group_->failure();  // the abort causes the backend's errors from here on

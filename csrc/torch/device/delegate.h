@@ -73,18 +73,17 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   void finalize() EXCLUDES(mutex_);
 
  private:
-  /// The part of a call that the hosts of its ranks play.
-  struct Meeting {
-    virtual ~Meeting() = default;
-    virtual bool met() const = 0;
-    virtual Status outcome() const = 0;  ///< once met
+  /// The part of a call between the hosts of its ranks.
+  struct HostPart {
+    virtual ~HostPart() = default;
+    virtual bool is_over() const = 0;
+    virtual Status outcome() const = 0;  ///< once it is over
   };
   class HostBarrier;  ///< of all ranks, for a collective
   class Notes;        ///< of the two ranks of each message
   struct Flight {
     explicit Flight(at::DeviceType device) : begun(device), ended(device) {}
-    /// Whether the call has succeeded on this device and the hosts have met. Throws the device's
-    /// error.
+    /// Whether the call has succeeded, on this device and between the hosts. Throws the device's error.
     bool over() const;
     c10::Event begun, ended;
     std::atomic<bool> enqueued{false};  ///< `ended` has been recorded
@@ -92,16 +91,16 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
     Deadline deadline;
     std::chrono::milliseconds timeout{0};
     std::string what;  ///< "all_reduce(sum, f32, 1024 elements) #7"
-    std::shared_ptr<Meeting> meeting;
+    std::shared_ptr<HostPart> host_part;
   };
   bool set_up(at::Device device);
   void log_setup(const std::string& why_not) const;
   Status ready();
-  /// meet_and_call: has the hosts meet, and calls the backend.
+  /// sync_and_call: begins the host part, and calls the backend.
   Status begin(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
-               const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
+               const std::function<void()>& sync_and_call) EXCLUDES(mutex_);
   Status enqueue(const std::shared_ptr<Flight>& flight, const c10::Stream& stream,
-                 const std::function<void()>& meet_and_call) EXCLUDES(mutex_);
+                 const std::function<void()>& sync_and_call) EXCLUDES(mutex_);
   /// Raises for another device than before.
   bool connected_on(at::Device device);
   bool poll() EXCLUDES(mutex_);

@@ -18,7 +18,7 @@ std::string describe(const Parcels& batch) {
 
 }  // namespace
 
-class Delegate::Notes final : public Meeting {
+class Delegate::Notes final : public HostPart {
   /// Carried by the mailbox, under the tag of the message that it stands for.
   struct Note : Message {
     struct Text {
@@ -67,7 +67,7 @@ class Delegate::Notes final : public Meeting {
     for (const auto& note : received_) group_->mailbox().expect(note);
   }
 
-  bool met() const override {
+  bool is_over() const override {
     const auto done = [](const std::shared_ptr<Note>& note) { return note->done(); };
     return std::all_of(sent_.begin(), sent_.end(), done) && std::all_of(received_.begin(), received_.end(), done);
   }
@@ -113,7 +113,7 @@ Status Delegate::begin(Parcels batch, PendingSends& earlier, const c10::Stream& 
     received_.resize(size_t(group_->size()));
     for (const Parcel& p : batch) notes->add(p, ++(p.receives ? received_ : sent_)[size_t(p.peer)]);
   }
-  flight->meeting = notes;
+  flight->host_part = notes;
   flight->timeout = batch.front().timeout;
   flight->what = describe(batch);
   NVX_LOG(kTrace, "group %s rank %d %s on %s: delegated to %s (NVX_DELEGATE)", group_->name().c_str(), group_->rank(),

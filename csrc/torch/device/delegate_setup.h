@@ -9,7 +9,7 @@
 
 #include "base/deadline.h"
 #include "group/group.h"
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/store_bootstrap.h"
 #include "torch/call/coalescing.h"
 #include "torch/core/store.h"
 

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "base/error.h"
-#include "group/meet/gpu_topology.h"
-#include "group/meet/topology.h"
+#include "group/setup/gpu_topology.h"
+#include "group/setup/topology.h"
 #include "kernel/reduce/level.h"
 #include "memory/driver/driver_library.h"
 #include "net/interfaces.h"

@@ -67,10 +67,10 @@ Reconfigurable::Current Reconfigurable::active_or_null() const {
 Reconfigurable::Current Reconfigurable::active() const {
   check_process();
   MutexLock lock(mutex_);
-  while (!current_ && meeting_) {
-    const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
+  while (!current_ && pending_) {
+    const c10::intrusive_ptr<ReconfigureWork> pending = pending_;
     lock.unlock();
-    without_python_lock([&] { (void)meeting->wait(kNoTimeout); });
+    without_python_lock([&] { (void)pending->wait(kNoTimeout); });
     lock.lock();
   }
   if (current_) return current_;
@@ -104,7 +104,7 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   MutexLock lock(mutex_);
   const MemberHandle self = own_handle();
   const auto timeout = opts.timeout.value_or(options_.timeout);
-  const auto known = met_;
+  const auto known = known_;
   lock.unlock();
 
   Plan plan;
@@ -118,9 +118,9 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
     const MemberHandle& member = plan.members[r];
     if (member.text() == self.text()) plan.rank = int(r);
     if (member.group == self.group && member.process == self.process) own_text = member.text();
-    const auto met = known.find(member.process);
-    plan.processes.push_back(met != known.end() ? met->second : EarlierProcess{.id = member.process});
-    if (member.process != self.process) plan.processes.back().near = shm_->find(member.process);
+    const auto found = known.find(member.process);
+    plan.processes.push_back(found != known.end() ? found->second : EarlierProcess{.id = member.process});
+    if (member.process != self.process) plan.processes.back().local = shm_->find(member.process);
   }
   if (own_text != self.text()) {
     const std::string stale = own_text.empty() ? "" : "; there is one that it had before, " + own_text;
@@ -139,17 +139,18 @@ void Reconfigurable::enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWor
   const std::string me = "nvx: group " + name();
   MutexLock lock(mutex_);
   if (ended_) throw_argument_error(me, " has been destroyed, and cannot be reconfigured. Next: make another one");
-  if (meeting_)
+  if (pending_)
     throw_argument_error(me, " is being reconfigured already. Next: wait for the work of that, or abort it");
   if (!used_.insert(uuid).second) throw_argument_error(me, ": uuid ", uuid, " was already used", kNewUuid);
-  meeting_ = work;
+  pending_ = work;
 }
 
 c10::intrusive_ptr<c10d::Store> Reconfigurable::store_of(const Plan& plan) const {
   return c10::make_intrusive<c10d::PrefixStore>("nvx/reconfigure/" + std::to_string(plan.uuid), store_);
 }
 
-/// The first rank with a uuid writes its members to the store, so that ranks which mean another group never meet it.
+/// The first rank with a uuid writes its members to the store, so that ranks which mean another group never connect to
+/// it.
 void Reconfigurable::claim(const Plan& plan) const {
   constexpr std::chrono::milliseconds kSpan{5000};  // the first rank writes it at once
   const std::string key = "members", mine = std::to_string(digest_of(plan.members));
@@ -184,7 +185,7 @@ IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) 
       claim(*plan);
     } catch (...) {
       MutexLock lock(mutex_);
-      meeting_.reset();
+      pending_.reset();
       lock.unlock();
       work->end(std::current_exception());
       throw;
@@ -209,7 +210,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   std::exception_ptr error;
   std::string why;
   try {
-    next = meet(plan, work);
+    next = connect(plan, work);
   } catch (const Error& failed) {
     const Status explained = explain(failed, *plan);
     why = explained.what();
@@ -219,9 +220,9 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     error = std::current_exception();
   }
   plan->processes.clear();
-  std::vector<EarlierProcess> met;
-  if (next) met = next->group().processes();
-  const bool wanted = work->hand_over();  // also if meet() has failed: its group is destroyed here, without the lock
+  std::vector<EarlierProcess> processes;
+  if (next) processes = next->group().processes();
+  const bool wanted = work->hand_over();  // also if connect() has failed: its group is destroyed here, without the lock
   MutexLock lock(mutex_);
   if (!error && !wanted) {
     why = "nvx: group " + plan->name + " was aborted while it was being made";
@@ -232,23 +233,23 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     be(plan->old_rank, plan->old_size);
   } else {
     if (timeout_was_set_)
-      next->context.groups.set_timeout(options_.timeout);  // it may have changed since meet() read it
-    for (EarlierProcess& process : met) {
-      if (process.far) met_.insert_or_assign(process.id, std::move(process));
+      next->context.groups.set_timeout(options_.timeout);  // it may have changed since connect() read it
+    for (EarlierProcess& process : processes) {
+      if (process.remote) known_.insert_or_assign(process.id, std::move(process));
     }
     current_ = next;
     uuid_ = plan->uuid;
     handle_rank_ = plan->rank;
   }
-  meeting_.reset();
+  pending_.reset();
   lock.unlock();
   if (error && next) next->call_off(without_name(why));
   work->end(error);
 }
 
 /// The new ranks are numbered without regard to earlier groups of the job, so they have no global ranks.
-Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
-                                             const c10::intrusive_ptr<ReconfigureWork>& work) {
+Reconfigurable::Current Reconfigurable::connect(const std::shared_ptr<Plan>& plan,
+                                                const c10::intrusive_ptr<ReconfigureWork>& work) {
   MutexLock lock(mutex_);
   Options options = options_;
   const bool timeout_was_set = timeout_was_set_;
@@ -272,7 +273,7 @@ Reconfigurable::Current Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   return next;
 }
 
-/// Describes the failure, and names the members that have not come, as far as this process has met them.
+/// Describes the failure, and names the members that have not come, as far as this process knows them.
 Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   constexpr size_t kMost = 8;
   if (Failure failure = error.failure(); failure.code == Code::kPeerDied) {
@@ -288,7 +289,8 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
         missing.push_back("rank " + std::to_string(r) + " is " + plan.members[r].who());
     }
   });
-  return missing.empty() ? error.status() : met_in(error.status(), "of those that did not come, " + joined(missing));
+  return missing.empty() ? error.status()
+                         : with_context(error.status(), "of those that did not come, " + joined(missing));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {
@@ -306,13 +308,13 @@ void Reconfigurable::setTimeout(std::chrono::milliseconds timeout) {
   if (current_) current_->context.groups.set_timeout(timeout);
 }
 
-/// Without a communicator, the device is opened when the ranks of the next one have met. One whose ranks are meeting
-/// may have read the device already, so this waits for it.
+/// Without a communicator, the device is opened when the next one is set up. One that is being set up may have read the
+/// device already, so this waits for it.
 void Reconfigurable::eagerConnectSingleDevice(at::Device device) {
   check_process();
   MutexLock lock(mutex_);
   device_ = device;
-  const bool none = !current_ && !meeting_;
+  const bool none = !current_ && !pending_;
   lock.unlock();
   if (!none) active()->connect(device);
 }
@@ -323,11 +325,11 @@ c10d::ErrorType Reconfigurable::getError() {
   return failure_.empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
 
-/// Aborts a meeting as well. After that the group may be reconfigured.
+/// Aborts a set-up as well. After that the group may be reconfigured.
 void Reconfigurable::abort() {
   if (origin_.elsewhere()) return;
-  const auto [meeting, current] = in_progress();
-  if (meeting) meeting->call_off();
+  const auto [pending, current] = in_progress();
+  if (pending) pending->call_off();
   if (current) current->abort();
 }
 
@@ -336,14 +338,14 @@ void Reconfigurable::shutdown() {
   MutexLock lock(mutex_);
   ended_ = true;
   lock.unlock();
-  const auto [meeting, current] = in_progress();
-  if (meeting) meeting->call_off();
+  const auto [pending, current] = in_progress();
+  if (pending) pending->call_off();
   if (current) current->shut_down();
 }
 
 std::pair<c10::intrusive_ptr<ReconfigureWork>, Reconfigurable::Current> Reconfigurable::in_progress() const {
   MutexLock lock(mutex_);
-  return {meeting_, current_};
+  return {pending_, current_};
 }
 
 }  // namespace nvx

@@ -15,8 +15,8 @@ namespace nvx {
 
 /// A group whose ranks may change, for enable_reconfigure=True: one communicator after the other. It keeps the state
 /// that outlives a communicator: options and hooks.
-/// There is no communicator before the first reconfigure(), nor after a failed one. While the ranks of the next one
-/// meet, a call that needs it waits for them.
+/// There is no communicator before the first reconfigure(), nor after a failed one. While the next one is being set up,
+/// a call that needs it waits for it.
 class Reconfigurable final : public ProcessGroupNVX {
  public:
   Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options);
@@ -25,10 +25,10 @@ class Reconfigurable final : public ProcessGroupNVX {
   bool supportsReconfigure() const override { return true; }
   std::string get_reconfigure_handle() const override;
   /// Bad arguments, and a uuid that was used before, raise at once and leave the group unchanged. Otherwise the current
-  /// communicator is aborted, rank() and size() become those of the next one, and the work ends when its ranks have
-  /// met. torch reads rank() and size() without a lock. This call writes them, and a failed meeting restores them
-  /// before the work ends. So a thread that has waited for the work sees the valid numbers. A thread that reads them
-  /// during this call or the meeting may see the numbers of either communicator.
+  /// communicator is aborted, rank() and size() become those of the next one, and the work ends when that is set up.
+  /// torch reads rank() and size() without a lock. This call writes them, and a failed set-up restores them before the
+  /// work ends. So a thread that has waited for the work sees the valid numbers. A thread that reads them during this
+  /// call or the set-up may see the numbers of either communicator.
   IntrusiveWork reconfigure(const c10d::ReconfigureOptions& opts) override;
 
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
@@ -48,12 +48,12 @@ class Reconfigurable final : public ProcessGroupNVX {
     std::string name;
     std::vector<MemberHandle> members;  ///< by their new ranks
     int rank = 0;
-    std::chrono::milliseconds timeout{0};   ///< of the meeting
+    std::chrono::milliseconds timeout{0};   ///< of the set-up
     std::vector<EarlierProcess> processes;  ///< of the members
     int old_rank = 0, old_size = 0;
   };
 
-  /// Waits for the next communicator if its ranks are meeting. Raises if there is none.
+  /// Waits for the next communicator if it is being set up. Raises if there is none.
   Current active() const override EXCLUDES(mutex_);
   Current active_or_null() const override EXCLUDES(mutex_);
   std::pair<c10::intrusive_ptr<ReconfigureWork>, Current> in_progress() const EXCLUDES(mutex_);
@@ -65,21 +65,21 @@ class Reconfigurable final : public ProcessGroupNVX {
   void enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   void claim(const Plan& plan) const;
   void carry_out(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
-  Current meet(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
+  Current connect(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   Status explain(const Error& error, const Plan& plan) const;
   c10::intrusive_ptr<c10d::Store> store_of(const Plan& plan) const;
 
   const c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<ShmRegistry> shm_ = ShmRegistry::here();  // keeps this process's identity
   const uint64_t number_ = random_arena_id().low;
-  mutable Mutex mutex_;                                       // never held while a communicator is made or ended
-  std::map<ArenaId, EarlierProcess> met_ GUARDED_BY(mutex_);  // the ranks of other hosts, in earlier communicators
+  mutable Mutex mutex_;                                         // never held while a communicator is made or ended
+  std::map<ArenaId, EarlierProcess> known_ GUARDED_BY(mutex_);  // the ranks of other hosts, in earlier communicators
   Options options_ GUARDED_BY(mutex_);
   bool timeout_was_set_ GUARDED_BY(mutex_) = false;
   bool ended_ GUARDED_BY(mutex_) = false;  // shutdown() was called
   std::optional<at::Device> device_ GUARDED_BY(mutex_);
   Current current_ GUARDED_BY(mutex_);
-  c10::intrusive_ptr<ReconfigureWork> meeting_ GUARDED_BY(mutex_);  // null: no meeting
+  c10::intrusive_ptr<ReconfigureWork> pending_ GUARDED_BY(mutex_);  // null: no set-up
   std::set<int64_t> used_ GUARDED_BY(mutex_);
   std::optional<int64_t> uuid_ GUARDED_BY(mutex_);  // of the last communicator, for its rank's handle
   int handle_rank_ GUARDED_BY(mutex_);

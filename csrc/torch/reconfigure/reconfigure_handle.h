@@ -10,7 +10,8 @@
 namespace nvx {
 
 /// The information that a rank of a reconfigurable group gives the others. The application carries it, as one word of
-/// text, before the ranks can meet. It is valid until the rank is reconfigured, so an outdated list matches no group.
+/// text, before the ranks can connect. It is valid until the rank is reconfigured, so an outdated list matches no
+/// group.
 struct MemberHandle {
   int rank = 0;                 ///< in the current group, or as the rank was started
   std::optional<int64_t> uuid;  ///< of the current group; none before the first

@@ -11,13 +11,13 @@
 
 namespace nvx {
 
-/// The work that reconfigure() returns while the ranks meet.
+/// The work that reconfigure() returns: the set-up of the next communicator.
 class ReconfigureWork final : public c10d::Work {
  public:
   /// what: its name in errors.
   ReconfigureWork(int rank, std::string what);
 
-  /// Raises the failure. A timeout of wait() ends only the wait; Ctrl-C aborts the meeting.
+  /// Raises the failure. A timeout of wait() ends only the wait; Ctrl-C aborts the set-up.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { (void)wait(kNoTimeout); }
   /// The caller waits, because there is no stream.
@@ -26,13 +26,13 @@ class ReconfigureWork final : public c10d::Work {
   Tensors result() override { return {}; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Aborts the meeting, which then ends within a moment. Does nothing in a forked child, nor after hand_over().
+  /// Aborts the set-up, which then ends within a moment. Does nothing in a forked child, nor after hand_over().
   void call_off() EXCLUDES(made_mutex_);
   bool called_off() const { return called_off_.load(); }
-  /// Takes the communicator whose ranks have met and which has yet to open its device: from now on call_off() aborts
+  /// Takes the communicator that is set up and has yet to open its device: from now on call_off() aborts
   /// it. Returns false if call_off() came first.
   bool take_in(const std::shared_ptr<Communicator>& made) EXCLUDES(made_mutex_);
-  /// Releases the communicator; from now on only its owner holds it. Returns false if the meeting has been aborted.
+  /// Releases the communicator; from now on only its owner holds it. Returns false if the set-up has been aborted.
   bool hand_over() EXCLUDES(made_mutex_);
   /// Call it once. null: success.
   void end(const std::exception_ptr& error);

@@ -30,10 +30,10 @@ bool OutputHazards::Expected::block(const c10::Stream& stream) {
   return true;
 }
 
-bool OutputHazards::Expected::meets(const Tensors& tensors) const {
+bool OutputHazards::Expected::overlaps(const Tensors& tensors) const {
   const std::vector<MemorySpan> others = spans_of(tensors);
   return std::any_of(spans_.begin(), spans_.end(), [&](const MemorySpan& own) {
-    return std::any_of(others.begin(), others.end(), [&](const MemorySpan& other) { return own.meets(other); });
+    return std::any_of(others.begin(), others.end(), [&](const MemorySpan& other) { return own.overlaps(other); });
   });
 }
 
@@ -49,7 +49,7 @@ bool OutputHazards::follow(const Tensors& tensors, const c10::Stream& stream) {
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
   bool all = true;
-  for (const auto& expected : expected_) all &= !expected->meets(tensors) || expected->block(stream);
+  for (const auto& expected : expected_) all &= !expected->overlaps(tensors) || expected->block(stream);
   return all;
 }
 
@@ -57,7 +57,7 @@ bool OutputHazards::awaited_in(const Tensors& tensors) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
-  return std::ranges::any_of(expected_, [&](const auto& expected) { return expected->meets(tensors); });
+  return std::ranges::any_of(expected_, [&](const auto& expected) { return expected->overlaps(tensors); });
 }
 
 }  // namespace nvx

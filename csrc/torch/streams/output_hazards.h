@@ -27,7 +27,7 @@ class OutputHazards {
     /// its stream yet.
     bool block(const c10::Stream& stream);
     /// Whether some results will be written to memory of these tensors.
-    bool meets(const Tensors& tensors) const;
+    bool overlaps(const Tensors& tensors) const;
 
    private:
     static std::vector<MemorySpan> spans_of(const Tensors& tensors);

@@ -23,12 +23,12 @@ namespace symm_mem = c10d::symmetric_memory;
 /// The handle that rendezvous returns: all ranks' blocks, as this rank maps them.
 class Handle final : public symm_mem::SymmetricMemory {
  public:
-  Handle(std::shared_ptr<Block> block, std::shared_ptr<const Rendezvous> meeting, size_t offset)
-      : block_(std::move(block)), meeting_(std::move(meeting)), offset_(offset) {}
+  Handle(std::shared_ptr<Block> block, std::shared_ptr<const Rendezvous> rendezvous, size_t offset)
+      : block_(std::move(block)), rendezvous_(std::move(rendezvous)), offset_(offset) {}
 
   std::vector<void*> get_buffer_ptrs() override { return by_rank(&Symmetric::data); }
   std::vector<void*> get_signal_pad_ptrs() override { return by_rank(&Symmetric::pad); }
-  void** get_buffer_ptrs_dev() override { return static_cast<void**>(meeting_->addresses.data_ptr()); }
+  void** get_buffer_ptrs_dev() override { return static_cast<void**>(rendezvous_->addresses.data_ptr()); }
   void** get_signal_pad_ptrs_dev() override { return get_buffer_ptrs_dev() + get_world_size(); }
   size_t get_buffer_size() override { return block_->bytes(); }
   size_t get_offset() override { return offset_; }
@@ -53,7 +53,7 @@ class Handle final : public symm_mem::SymmetricMemory {
   }
 
  private:
-  Symmetric& ranks() const { return *meeting_->ranks; }
+  Symmetric& ranks() const { return *rendezvous_->ranks; }
   static std::chrono::milliseconds span_of(size_t timeout_ms) {
     return std::chrono::milliseconds(std::min<size_t>(timeout_ms, INT64_MAX / 2'000'000));
   }
@@ -81,8 +81,8 @@ class Handle final : public symm_mem::SymmetricMemory {
   template <class Act, class... Peer>
   void in_group(const char* called, kernel::SignalJob job, int channel, size_t timeout_ms, Act act,
                 Peer... peer) const {
-    const auto backend = meeting_->backend.lock();
-    const auto communicator = meeting_->communicator.lock();
+    const auto backend = rendezvous_->backend.lock();
+    const auto communicator = rendezvous_->communicator.lock();
     if (!backend || !communicator)
       throw_argument_error("nvx: symm_mem ", called, ": the group of this handle has been destroyed");
     Status status;
@@ -112,7 +112,7 @@ class Handle final : public symm_mem::SymmetricMemory {
   }
 
   const std::shared_ptr<Block> block_;
-  const std::shared_ptr<const Rendezvous> meeting_;
+  const std::shared_ptr<const Rendezvous> rendezvous_;
   const size_t offset_;
 };
 
@@ -196,11 +196,11 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
     const std::string name = group && !group->empty() ? *group : block->group().value_or("");
     if (name.empty()) throw_argument_error("nvx: rendezvous: no group is given, here or to symm_mem.empty");
     const auto [backend, communicator] = communicator_of(name, block->device());
-    std::shared_ptr<const Rendezvous> meeting;
+    std::shared_ptr<const Rendezvous> rendezvous;
     Status status;
     without_python_lock([&, &backend = backend, &communicator = communicator] {
       try {
-        meeting = block->meet(backend, communicator);
+        rendezvous = block->rendezvous(backend, communicator);
       } catch (const Error& error) {
         status = error.status();
       }
@@ -208,7 +208,7 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
     raise_interrupt();
     if (!status.ok() && status.code() == Code::kInvalid) throw_argument_error("nvx: rendezvous: ", status.reason());
     communicator->context.raise_if_failed(status);
-    return c10::make_intrusive<Handle>(block, meeting, size_t(static_cast<std::byte*>(at) - block->data()));
+    return c10::make_intrusive<Handle>(block, rendezvous, size_t(static_cast<std::byte*>(at) - block->data()));
   }
 
   bool has_multicast_support(int) override { return false; }

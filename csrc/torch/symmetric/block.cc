@@ -71,7 +71,7 @@ void Block::take_host_memory(size_t bytes) {
   std::memset(data_ + place_.pad, 0, place_.pad_bytes);
 }
 
-/// Waits for the zeroes: a peer may signal as soon as it has met this rank.
+/// Waits for the zeroes: a peer may signal as soon as it has all this rank.
 void Block::take_device_memory(size_t bytes) {
   const c10::OptionalDeviceGuard on(device_);
   DevicePool& pool = DeviceRegistry::here().pool(device_.index());
@@ -94,59 +94,59 @@ void Block::take_device_memory(size_t bytes) {
 }
 
 /// Peers see first that this rank has left, so that ranks which wait for each other's blocks all get theirs back.
-std::function<bool()> Block::leave(AllMet&& met) {
+std::function<bool()> Block::leave(AllRendezvous&& all) {
   std::vector<std::function<bool()>> all;
-  for (const auto& meeting : met) all.push_back(meeting->ranks->released());
-  met.clear();
+  for (const auto& rendezvous : all) all.push_back(rendezvous->ranks->released());
+  all.clear();
   return [all = std::move(all)] { return std::ranges::all_of(all, [](const auto& released) { return released(); }); };
 }
 
 Block::~Block() {
-  AllMet met;
-  for (const auto& [id, meeting] : met_) met.push_back(meeting);
-  met_.clear();
+  AllRendezvous all;
+  for (const auto& [id, rendezvous] : rendezvous_) all.push_back(rendezvous);
+  rendezvous_.clear();
   if (fork_generation_ != fork_generation()) {
     new auto(std::move(shm_));  // a forked child has not inherited it
   } else if (!device_.is_cpu()) {
-    contain("freeing symmetric memory", [&] { without_python_lock([&] { free_device_memory(std::move(met)); }); });
+    contain("freeing symmetric memory", [&] { without_python_lock([&] { free_device_memory(std::move(all)); }); });
   } else if (!unsure_) {
-    shm_->tensors().free_when(span_, leave(std::move(met)));
+    shm_->tensors().free_when(span_, leave(std::move(all)));
   }
 }
 
 /// Waits for the device, as torch's own does: any of its streams may use the block or a peer's. The block stays, here
 /// and at its peers, in a capture, whose graph may use it again, and if the device has failed.
-void Block::free_device_memory(AllMet&& met) {
-  auto stays = c10::make_scope_exit([&] { new auto(std::move(met)); });
+void Block::free_device_memory(AllRendezvous&& all) {
+  auto stays = c10::make_scope_exit([&] { new auto(std::move(all)); });
   const BesideCaptures beside;
   if (capture_of(current_stream(device_)) != 0) return;
   c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
   stays.release();
-  std::function<bool()> released = leave(std::move(met));
+  std::function<bool()> released = leave(std::move(all));
   if (unsure_) return;
   DeviceRegistry::here().pool(device_.index()).free_when(reinterpret_cast<DevicePtr>(data_), std::move(released));
 }
 
-std::shared_ptr<const Rendezvous> Block::meet(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                              const std::shared_ptr<Communicator>& communicator) {
+std::shared_ptr<const Rendezvous> Block::rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                    const std::shared_ptr<Communicator>& communicator) {
   Group& group = group_for(*communicator, device_);
   const uint64_t id = group.core().members.id;
   {
     MutexLock lock(mutex_);
-    if (const auto known = met_.find(id); known != met_.end()) return known->second;
+    if (const auto known = rendezvous_.find(id); known != rendezvous_.end()) return known->second;
   }
   if (const Status alive = group.check_alive("rendezvous"); !alive.ok()) throw Error(alive);
   NVX_CHECK(group.core().members.shm == shm_, "this memory was made before a fork");
-  const std::shared_ptr<const Rendezvous> meeting = make_rendezvous(backend, communicator, group);
+  const std::shared_ptr<const Rendezvous> rendezvous = make_rendezvous(backend, communicator, group);
   MutexLock lock(mutex_);
-  return met_.emplace(id, meeting).first->second;
+  return rendezvous_.emplace(id, rendezvous).first->second;
 }
 
-/// A refusal is the same on all ranks and leaves the group usable. After other failures a peer may have met this rank.
+/// A refusal is the same on all ranks and leaves the group usable. After other failures a peer may have all this rank.
 std::shared_ptr<const Rendezvous> Block::make_rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                          const std::shared_ptr<Communicator>& communicator,
                                                          Group& group) {
-  auto meeting =
+  auto rendezvous =
       std::make_shared<Rendezvous>(Rendezvous{nullptr, room_for_addresses(group.size(), device_),
                                               c10::weak_intrusive_ptr<c10d::Backend>(backend), communicator});
   const DeviceCommunicator* const opened = device_.is_cpu() ? nullptr : &communicator->group().device();
@@ -155,14 +155,14 @@ std::shared_ptr<const Rendezvous> Block::make_rendezvous(const c10::intrusive_pt
     if (!sure) unsure_ = true;
   });
   try {
-    meeting->ranks = group.meet_symmetric(place_, data_, opened);
-    put_addresses(meeting->addresses, *meeting->ranks);
+    rendezvous->ranks = group.rendezvous_symmetric(place_, data_, opened);
+    put_addresses(rendezvous->addresses, *rendezvous->ranks);
     sure = true;
   } catch (const Error& error) {
     sure = error.code() == Code::kInvalid && group.check_alive("rendezvous").ok();
     throw;
   }
-  return meeting;
+  return rendezvous;
 }
 
 }  // namespace nvx

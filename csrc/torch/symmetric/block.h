@@ -28,7 +28,7 @@ struct Rendezvous {
 
 /// A block of memory for `torch.distributed._symmetric_memory`: the data of one tensor, and behind it its signal pad.
 /// Host memory is of the process's `TensorMemory`, a GPU's of its pool. It returns there when this rank and all ranks
-/// that it has met have dropped their tensors and handles. The drop waits for a GPU.
+/// that it has all have dropped their tensors and handles. The drop waits for a GPU.
 class Block {
  public:
   /// Zeroes the pad. `group`: the default of rendezvous. Throws Error.
@@ -42,17 +42,17 @@ class Block {
   const std::optional<std::string>& group() const { return group_; }
 
   /// The rendezvous with the current ranks of the group. The first call is a collective call. Throws Error.
-  std::shared_ptr<const Rendezvous> meet(const c10::intrusive_ptr<c10d::Backend>& backend,
-                                         const std::shared_ptr<Communicator>& communicator) EXCLUDES(mutex_);
+  std::shared_ptr<const Rendezvous> rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                               const std::shared_ptr<Communicator>& communicator) EXCLUDES(mutex_);
 
  private:
-  using AllMet = std::vector<std::shared_ptr<const Rendezvous>>;
+  using AllRendezvous = std::vector<std::shared_ptr<const Rendezvous>>;
   void take_host_memory(size_t bytes);
   void take_device_memory(size_t bytes);
   std::shared_ptr<const Rendezvous> make_rendezvous(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                     const std::shared_ptr<Communicator>& communicator, Group& group);
-  void free_device_memory(AllMet&& met);
-  static std::function<bool()> leave(AllMet&& met);
+  void free_device_memory(AllRendezvous&& all);
+  static std::function<bool()> leave(AllRendezvous&& all);
 
   SymmetricBlock place_;
   const c10::Device device_;
@@ -62,7 +62,7 @@ class Block {
   Span span_;  // of host memory
   std::byte* data_ = nullptr;
   Mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<const Rendezvous>> met_ GUARDED_BY(mutex_);  // by the id of the group
+  std::map<uint64_t, std::shared_ptr<const Rendezvous>> rendezvous_ GUARDED_BY(mutex_);  // by the id of the group
   std::atomic<bool> unsure_{false};  // a peer may use the block although a rendezvous failed here: it is never freed
 };
 

@@ -1,6 +1,6 @@
 """Several hosts on one machine: network namespaces, each with one interface, joined by a bridge.
 
-Needs root and iproute2. Without them the ranks only claim to be on different hosts (`NVX_HOST_ID`), and meet on the
+Needs root and iproute2. Without them the ranks only claim to be on different hosts (`NVX_HOST_ID`), and use the
 loopback interface."""
 
 from __future__ import annotations

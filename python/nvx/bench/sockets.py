@@ -36,11 +36,11 @@ class SocketContender(Contender):
         if world.size != 2:
             raise Unsupported("a raw socket joins two ranks")
         self.world = world
-        self.socket = self._meet()
+        self.socket = self._connect()
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
 
-    def _meet(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         """Rank 0 listens for one connection, and sends its address over the control group."""
         with socket.create_server((_own_address(), 0)) as server:
             named = [server.getsockname()]

@@ -72,8 +72,8 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 def launch(arguments: Sequence[str], ranks: int, hosts: int = 1) -> int:
     """Runs the command line again in every rank and returns the worst exit status. No process outlives the call."""
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
-        meeting = f"file://{folder}/store"
-        command = [sys.executable, *PROGRAM, *arguments, RENDEZVOUS, meeting]
+        rendezvous = f"file://{folder}/store"
+        command = [sys.executable, *PROGRAM, *arguments, RENDEZVOUS, rendezvous]
         if hosts > 1:
             return _run_on_hosts(command, ranks, hosts)
         return run_all([(command, rank_environment(rank, ranks, run_number())) for rank in range(ranks)])
@@ -86,7 +86,7 @@ def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
     with ExitStack() as stack:
         made = stack.enter_context(hosts.Hosts(count)) if why is None else None
         if made is None:
-            print(f"nvx bench: {why}: the ranks only say that they are on {count} hosts, and meet on loopback")
+            print(f"nvx bench: {why}: the ranks only claim to be on {count} hosts, and connect over loopback")
         starts = []
         for rank in range(ranks):
             host = hosts.host_of(rank, ranks, count)
@@ -105,7 +105,7 @@ def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
 
 
 def run_number() -> int:
-    """A number that distinguishes runs (no process listens on it: the ranks meet in a file)."""
+    """A number that distinguishes runs (no process listens on it: the rendezvous is a file)."""
     return 20000 + os.getpid() % 40000
 
 
@@ -208,7 +208,7 @@ def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
     rank, size = place
     torch.set_num_threads(1)
     if rendezvous is None and under_mpi() and "MASTER_ADDR" not in os.environ:
-        rendezvous = _meet_over_mpi()
+        rendezvous = _rendezvous_over_mpi()
     dist.init_process_group(
         "gloo",
         init_method=rendezvous or "env://",
@@ -237,7 +237,7 @@ def why_no(device: str) -> str:
     return "" if torch.cuda.is_available() else "torch finds no GPU (nvx topo shows more)"
 
 
-def _meet_over_mpi() -> str:
+def _rendezvous_over_mpi() -> str:
     """A bare mpirun gives no rendezvous address: rank 0 names a file."""
     from mpi4py import MPI
 

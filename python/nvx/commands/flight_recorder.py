@@ -61,7 +61,9 @@ def write(ranks, folder):
     folder.mkdir(parents=True, exist_ok=True)
     for number, rank in ranks.items():
         config = {}
-        for uid, group in ((f"{group['id']:x}", group) for group in rank.groups.values() if group["id"]):  # 0: not met
+        for uid, group in (
+            (f"{group['id']:x}", group) for group in rank.groups.values() if group["id"]
+        ):  # 0: not set up
             config[uid] = {"name": uid, "desc": f"group {group['name']}", "ranks": str(sorted(members[group["id"]]))}
         kept = [e for e in entries[number] if e["collective_seq_id"] >= max(firsts[e["process_group"]].values())]
         dump = {"version": VERSION, "pg_config": config, "entries": [e | {"record_id": i} for i, e in enumerate(kept)]}

@@ -313,7 +313,7 @@ def calls(number):
 def activity(group):
     """The cells `call` and `for` of a rank."""
     if group["state"] == "meeting":
-        return "set-up: meets the other ranks", span(group["since_s"])
+        return "set-up: waits for the other ranks", span(group["since_s"])
     if group["call"]:
         return f"#{group['call']['number']} {group['call']['call']}", span(group["call"]["since_s"])
     if group["messages"]:
@@ -378,7 +378,9 @@ def text(report, pid=None):
     for rank in report["ranks"]:
         rank["place"] = f"{rank['pid']} on {rank['host']}" if "host" in rank else str(rank["pid"])
         for group in rank["groups"]:
-            job = rank["parent"] if group["state"] == "meeting" else None  # a group has no id before its ranks have met
+            job = (
+                rank["parent"] if group["state"] == "meeting" else None
+            )  # a group has no id before its set-up is complete
             groups.setdefault((group["name"], group["id"], group["size"], job), []).append((rank, group))
     lines = []
     for (name, _, size, _), members in groups.items():

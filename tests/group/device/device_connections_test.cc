@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "group/device/block_budget.h"
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/stores.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/pushes.h"
 #include "support/stores.h"

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "group/device/block_budget.h"
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/pushes.h"
 #include "support/sizes.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/results.h"
 #include "support/stores.h"

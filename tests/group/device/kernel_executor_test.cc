@@ -9,7 +9,7 @@
 #include <numeric>
 #include <thread>
 
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/store_bootstrap.h"
 #include "support/kernel_executors.h"
 #include "support/pushes.h"
 

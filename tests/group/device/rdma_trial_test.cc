@@ -7,7 +7,7 @@
 #include <atomic>
 #include <set>
 
-#include "group/meet/store_bootstrap.h"
+#include "group/setup/store_bootstrap.h"
 #include "memory/gpu/device_pool.h"
 #include "support/gpu_processes.h"
 #include "support/loopback.h"

@@ -71,7 +71,7 @@ class PlayedHostProxy final : public HostProxy {
   void signal(Stamp what) override {
     EXPECT_LT(std::atomic_ref<Stamp>(said_).exchange(what), what);
     EXPECT_LE(what, may_copy_back(ended_)) << "it has not come";
-    EXPECT_TRUE(what == kMet || shown_ == what - kMet) << "kernels do not see it yet";
+    EXPECT_TRUE(what == kAllArrived || shown_ == what - kAllArrived) << "kernels do not see it yet";
   }
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {
     EXPECT_FALSE(deadline.passed(Clock::now()));

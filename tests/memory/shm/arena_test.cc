@@ -321,13 +321,13 @@ TEST(PeerProcesses, AreFoundAsLongAsAGroupStands) {
   const auto here = ShmRegistry::here();
   const auto process = std::make_shared<PeerProcess>(ArenaId{5, 6}, here->arena().fd(), 4096, ProcessWatch(), getpid());
   auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
-  here->meet(3, process, first);
-  here->meet(3, process, second);
+  here->note_rank(3, process, first);
+  here->note_rank(3, process, second);
   second.reset();
-  EXPECT_EQ(here->met(3), process);
+  EXPECT_EQ(here->process_of_rank(3), process);
   first.reset();
-  EXPECT_EQ(here->met(3), nullptr);
-  EXPECT_EQ(here->met(4), nullptr);
+  EXPECT_EQ(here->process_of_rank(3), nullptr);
+  EXPECT_EQ(here->process_of_rank(4), nullptr);
 }
 
 TEST(PeerProcesses, AClosedIpcSocketIsAnError) {
