@@ -33,7 +33,7 @@ inline std::vector<std::byte> pattern(size_t bytes, uint32_t seed) {
 }
 
 /// Records all callbacks of a link, and counts those that must happen once.
-class Diary final : public Receiver {
+class EventLog final : public Receiver {
  public:
   struct Message {
     std::vector<std::byte> header, body;
@@ -41,7 +41,7 @@ class Diary final : public Receiver {
   };
 
   std::byte* place(std::span<const std::byte> header, size_t bytes) override {
-    ++places_asked;
+    ++places_requested;
     if (on_place) on_place();
     if (!gives_places) return nullptr;
     places.emplace_back(bytes);
@@ -77,7 +77,7 @@ class Diary final : public Receiver {
   std::deque<std::vector<std::byte>> placed_headers;
   std::map<const Post*, int> dones;
   std::map<PeerId, int> losses;
-  size_t places_asked = 0, drops = 0, failures = 0, ended = 0;
+  size_t places_requested = 0, drops = 0, failures = 0, ended = 0;
 };
 
 inline const JobKey& some_key() {
@@ -97,10 +97,10 @@ inline std::vector<AddressPrefix> this_machine() {
   return all;
 }
 
-/// A link with its diary, and its posts.
+/// A link with its log, and its posts.
 struct End {
   explicit End(std::unique_ptr<Link> made) : link(std::move(made)) {
-    link->listen(diary);
+    link->listen(log);
     link->admit(this_machine());
   }
   ~End() {
@@ -122,15 +122,15 @@ struct End {
   }
   bool all_done_once() const {
     for (const Post& post : posts) {
-      const auto it = diary.dones.find(&post);
-      if (it == diary.dones.end() || it->second != 1) return false;
+      const auto it = log.dones.find(&post);
+      if (it == log.dones.end() || it->second != 1) return false;
     }
     return true;
   }
 
   std::deque<Post> posts;  // outlive the link, which reads them until it is closed
   std::deque<std::vector<std::byte>> bodies;
-  Diary diary;
+  EventLog log;
   std::unique_ptr<Link> link;
 };
 

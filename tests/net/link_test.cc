@@ -42,7 +42,7 @@ class Pair : public Contract {
   void meet() {
     a->send(0, 1);
     b->send(0, 1);
-    ASSERT_TRUE(drive_both([&] { return a->diary.messages.size() == 1 && b->diary.messages.size() == 1; }));
+    ASSERT_TRUE(drive_both([&] { return a->log.messages.size() == 1 && b->log.messages.size() == 1; }));
   }
 
   End* a = nullptr;
@@ -54,9 +54,9 @@ INSTANTIATE_TEST_SUITE_P(Links, Contract, testing::Values("loopback", "tcp", "uc
 INSTANTIATE_TEST_SUITE_P(Links, Pair, testing::Values("loopback", "tcp", "ucx"), kind);
 
 /// Checks the message with this seed in its header.
-void expect_message(const Diary& diary, uint32_t seed, size_t bytes, size_t header_bytes = 4) {
+void expect_message(const EventLog& log, uint32_t seed, size_t bytes, size_t header_bytes = 4) {
   size_t found = 0;
-  for (const Diary::Message& message : diary.messages) {
+  for (const EventLog::Message& message : log.messages) {
     uint32_t theirs = 0;
     if (message.header.size() != header_bytes) continue;
     std::memcpy(&theirs, message.header.data(), 4);
@@ -72,16 +72,16 @@ TEST_P(Pair, CarriesMessagesOfAllSizes) {
   const std::vector<size_t> sizes = {0,           1,       7,       8,           4096,        8191,    65535,    65536,
                                      segment - 1, segment, 100'001, segment + 1, 2 * segment, 1 << 20, 3'000'003};
   for (size_t i = 0; i < sizes.size(); ++i) a->send(0, sizes[i], uint32_t(i));
-  ASSERT_TRUE(drive_both([&] { return b->diary.messages.size() == sizes.size() && a->all_done_once(); }));
-  for (size_t i = 0; i < sizes.size(); ++i) expect_message(b->diary, uint32_t(i), sizes[i]);
-  EXPECT_EQ(a->diary.failures, 0u);
+  ASSERT_TRUE(drive_both([&] { return b->log.messages.size() == sizes.size() && a->all_done_once(); }));
+  for (size_t i = 0; i < sizes.size(); ++i) expect_message(b->log, uint32_t(i), sizes[i]);
+  EXPECT_EQ(a->log.failures, 0u);
 }
 
 TEST_P(Pair, CarriesHeadersOfAllSizes) {
   for (size_t bytes = 0; bytes <= kMostHeader; ++bytes) {
     a->send(0, bytes % 2 ? 0 : 100, uint32_t(bytes), bytes);
-    ASSERT_TRUE(drive_both([&] { return b->diary.messages.size() == bytes + 1; }));
-    const Diary::Message& message = b->diary.messages.back();
+    ASSERT_TRUE(drive_both([&] { return b->log.messages.size() == bytes + 1; }));
+    const EventLog::Message& message = b->log.messages.back();
     ASSERT_EQ(message.header.size(), bytes);
     EXPECT_TRUE(std::equal(message.header.begin(), message.header.end(), a->posts.back().header));
     EXPECT_EQ(message.body, a->bodies.back());
@@ -95,41 +95,41 @@ TEST_P(Pair, CarriesManyAtOnceBothWays) {
     b->send(0, i * 89 % 20'000, i);
   }
   ASSERT_TRUE(drive_both([&] {
-    return a->diary.messages.size() == kMany && b->diary.messages.size() == kMany && a->all_done_once() &&
+    return a->log.messages.size() == kMany && b->log.messages.size() == kMany && a->all_done_once() &&
            b->all_done_once();
   }));
   for (uint32_t i = 0; i < kMany; ++i) {
-    expect_message(b->diary, i, i * 97 % 20'000);
-    expect_message(a->diary, i, i * 89 % 20'000);
+    expect_message(b->log, i, i * 97 % 20'000);
+    expect_message(a->log, i, i * 89 % 20'000);
   }
 }
 
 TEST_P(Pair, CarriesPostsFromCallbacks) {
   constexpr size_t kRounds = 2000;
   const auto answer = [](End& end) {
-    return [&end](const Diary::Message& message) {
-      if (end.diary.messages.size() < kRounds) end.send(0, message.body.size(), uint32_t(end.diary.messages.size()));
+    return [&end](const EventLog::Message& message) {
+      if (end.log.messages.size() < kRounds) end.send(0, message.body.size(), uint32_t(end.log.messages.size()));
     };
   };
-  a->diary.on_arrival = answer(*a);
-  b->diary.on_arrival = answer(*b);
+  a->log.on_arrival = answer(*a);
+  b->log.on_arrival = answer(*b);
   a->send(0, 64);
-  EXPECT_TRUE(drive_both([&] { return a->diary.messages.size() >= kRounds - 1 && a->all_done_once(); }));
+  EXPECT_TRUE(drive_both([&] { return a->log.messages.size() >= kRounds - 1 && a->all_done_once(); }));
 }
 
 TEST_P(Pair, RequestsAPlaceForLongMessages) {
   const size_t bytes = 3 * a->link->segment_bytes() + 5;
   for (const bool places : {true, false}) {
-    b->diary.gives_places = places;
-    b->diary.messages.clear();
+    b->log.gives_places = places;
+    b->log.messages.clear();
     a->send(0, bytes, 3);
-    ASSERT_TRUE(drive_both([&] { return b->diary.messages.size() == 1 && a->all_done_once(); }));
-    EXPECT_EQ(b->diary.messages[0].placed, places);
-    expect_message(b->diary, 3, bytes);
+    ASSERT_TRUE(drive_both([&] { return b->log.messages.size() == 1 && a->all_done_once(); }));
+    EXPECT_EQ(b->log.messages[0].placed, places);
+    expect_message(b->log, 3, bytes);
   }
-  EXPECT_EQ(b->diary.places_asked, 2u);
-  EXPECT_EQ(b->diary.placed_headers.size(), 1u);
-  EXPECT_EQ(b->diary.drops, 0u);
+  EXPECT_EQ(b->log.places_requested, 2u);
+  EXPECT_EQ(b->log.placed_headers.size(), 1u);
+  EXPECT_EQ(b->log.drops, 0u);
 }
 
 TEST_P(Pair, KeepsAPostUntilItIsDone) {
@@ -137,12 +137,12 @@ TEST_P(Pair, KeepsAPostUntilItIsDone) {
   const size_t bytes = 4 * a->link->segment_bytes();
   for (uint32_t i = 0; i < 20; ++i) {
     const Post& post = a->send(0, i % 2 ? bytes : 1000, i);
-    ASSERT_TRUE(drive_both([&] { return a->diary.dones[&post] == 1; }));
+    ASSERT_TRUE(drive_both([&] { return a->log.dones[&post] == 1; }));
     std::fill(a->bodies.back().begin(), a->bodies.back().end(), std::byte(0xee));
     std::memset(a->posts.back().header, 0xee, kMostHeader);
   }
-  ASSERT_TRUE(drive_both([&] { return b->diary.messages.size() == 20; }));
-  for (uint32_t i = 0; i < 20; ++i) expect_message(b->diary, i, i % 2 ? bytes : 1000);
+  ASSERT_TRUE(drive_both([&] { return b->log.messages.size() == 20; }));
+  for (uint32_t i = 0; i < 20; ++i) expect_message(b->log, i, i % 2 ? bytes : 1000);
 }
 
 TEST_P(Pair, CanBeUsedByThreadsInTurn) {
@@ -176,7 +176,7 @@ TEST_P(Pair, CanBeUsedByThreadsInTurn) {
         std::lock_guard lock(b_mutex);
         while (b->link->progress()) {
         }
-        if (b->diary.messages.size() == kThreads * kEach) return;
+        if (b->log.messages.size() == kThreads * kEach) return;
         armed = b->link->arm();
       }
       if (late) return;
@@ -188,7 +188,7 @@ TEST_P(Pair, CanBeUsedByThreadsInTurn) {
   for (int t = 0; t < 2; ++t) threads.emplace_back(take);
   for (std::thread& thread : threads) thread.join();
   ASSERT_FALSE(late);
-  for (int i = 0; i < kThreads * kEach; ++i) expect_message(b->diary, uint32_t(i), size_t(i % kEach) * 50);
+  for (int i = 0; i < kThreads * kEach; ++i) expect_message(b->log, uint32_t(i), size_t(i % kEach) * 50);
 }
 
 TEST_P(Pair, SleepEndsWhenSomethingComes) {
@@ -210,8 +210,8 @@ TEST_P(Pair, SleepEndsWhenSomethingComes) {
     sender.join();
     EXPECT_GE(woken - began, milliseconds(19)) << "slept though nothing had come";
     EXPECT_LT(woken - posted, milliseconds(1000)) << "slept on though something had come";
-    const size_t had = b->diary.messages.size();
-    ASSERT_TRUE(drive_both([&] { return b->diary.messages.size() > had; }));
+    const size_t had = b->log.messages.size();
+    ASSERT_TRUE(drive_both([&] { return b->log.messages.size() > had; }));
   }
 }
 
@@ -270,10 +270,10 @@ TEST_P(Pair, DoesNotSleepWhenSomethingIsPending) {
 TEST_P(Pair, PostCallsNoCallback) {
   // post() makes no callback, however the post ends.
   meet();
-  const size_t ended = a->diary.ended;
+  const size_t ended = a->log.ended;
   a->send(0, 0);
   a->send(0, 10'000);
-  EXPECT_EQ(a->diary.ended, ended);
+  EXPECT_EQ(a->log.ended, ended);
   EXPECT_TRUE(drive_both([&] { return a->all_done_once(); }));
 }
 
@@ -281,13 +281,13 @@ TEST_P(Pair, LosesAPeerThatCloses) {
   meet();
   b->link->close();
   const auto began = Clock::now();
-  ASSERT_TRUE(drive({a->link.get()}, [&] { return a->diary.losses[0] == 1; }));
+  ASSERT_TRUE(drive({a->link.get()}, [&] { return a->log.losses[0] == 1; }));
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
   a->send(0, 100);
   a->send(0, 10 * a->link->segment_bytes());
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
-  EXPECT_EQ(a->diary.failures, 2u);
-  EXPECT_EQ(a->diary.losses[0], 1);
+  EXPECT_EQ(a->log.failures, 2u);
+  EXPECT_EQ(a->log.losses[0], 1);
 }
 
 TEST_P(Pair, CompletedSendsArriveAfterSenderCloses) {
@@ -295,10 +295,10 @@ TEST_P(Pair, CompletedSendsArriveAfterSenderCloses) {
   for (uint32_t i = 1; i <= 50; ++i) a->send(0, 3000, i);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
   std::thread closer([&] { a->link->close(); });
-  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->diary.losses[0] == 1; }));
+  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->log.losses[0] == 1; }));
   closer.join();
-  EXPECT_EQ(b->diary.messages.size(), 51u);
-  for (uint32_t i = 1; i <= 50; ++i) expect_message(b->diary, i, 3000);
+  EXPECT_EQ(b->log.messages.size(), 51u);
+  for (uint32_t i = 1; i <= 50; ++i) expect_message(b->log, i, 3000);
 }
 
 TEST_P(Pair, CloseEndsOpenPostsAndIsBounded) {
@@ -310,11 +310,11 @@ TEST_P(Pair, CloseEndsOpenPostsAndIsBounded) {
   a->link->close();
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
   EXPECT_TRUE(a->all_done_once());
-  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->diary.losses[0] == 1; }));
+  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->log.losses[0] == 1; }));
   const auto placed = [&] {
-    return std::count_if(b->diary.messages.begin(), b->diary.messages.end(), [](const auto& m) { return m.placed; });
+    return std::count_if(b->log.messages.begin(), b->log.messages.end(), [](const auto& m) { return m.placed; });
   };
-  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->diary.places.size() == b->diary.drops + size_t(placed()); }));
+  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->log.places.size() == b->log.drops + size_t(placed()); }));
 }
 
 TEST_P(Pair, APostThatIsOpenEndsWhenThePeerCloses) {
@@ -322,27 +322,27 @@ TEST_P(Pair, APostThatIsOpenEndsWhenThePeerCloses) {
   for (uint32_t i = 0; i < 20; ++i) a->send(0, 4 << 20, i);
   a->link->progress();
   b->link->close();
-  ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once() && a->diary.losses[0] == 1; }));
-  EXPECT_GE(a->diary.failures, 1u);
+  ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once() && a->log.losses[0] == 1; }));
+  EXPECT_GE(a->log.failures, 1u);
 }
 
 TEST_P(Pair, APlaceIsGivenBackWhenItsPeerCloses) {
   meet();
   if (is_loopback()) GTEST_SKIP() << "bodies are copied at one go";
   a->send(0, 64 << 20, 1);
-  ASSERT_TRUE(drive_both([&] { return b->diary.places_asked == 1; }));
+  ASSERT_TRUE(drive_both([&] { return b->log.places_requested == 1; }));
   a->link->close();
-  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->diary.losses[0] == 1; }));
-  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->diary.drops + b->diary.messages.size() == 2; }));
+  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->log.losses[0] == 1; }));
+  EXPECT_TRUE(drive({b->link.get()}, [&] { return b->log.drops + b->log.messages.size() == 2; }));
 }
 
 TEST_P(Pair, CloseGivesBackPlaces) {
   meet();
   if (is_loopback()) GTEST_SKIP() << "bodies are copied at one go";
   a->send(0, 64 << 20, 1);
-  ASSERT_TRUE(drive_both([&] { return b->diary.places_asked == 1; }));
+  ASSERT_TRUE(drive_both([&] { return b->log.places_requested == 1; }));
   b->link->close();
-  EXPECT_EQ(b->diary.drops + b->diary.messages.size(), 2u);
+  EXPECT_EQ(b->log.drops + b->log.messages.size(), 2u);
   EXPECT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
 }
 
@@ -353,14 +353,14 @@ TEST_P(Pair, ForgetsAndConnectsAgain) {
     const PeerId again = a->link->add(b->link->address());
     EXPECT_EQ(again, round);
     a->send(again, 100, round);
-    ASSERT_TRUE(drive_both([&] { return b->diary.messages.size() == 1 + round && a->all_done_once(); }));
-    expect_message(b->diary, round, 100);
+    ASSERT_TRUE(drive_both([&] { return b->log.messages.size() == 1 + round && a->all_done_once(); }));
+    expect_message(b->log, round, 100);
     b->send(0, 200, round);
-    ASSERT_TRUE(drive_both([&] { return a->diary.messages.size() == 1 + round; })) << "round " << round;
+    ASSERT_TRUE(drive_both([&] { return a->log.messages.size() == 1 + round; })) << "round " << round;
   }
-  EXPECT_TRUE(a->diary.losses.empty());
-  EXPECT_TRUE(b->diary.losses.empty());
-  EXPECT_EQ(a->diary.failures + b->diary.failures, 0u);
+  EXPECT_TRUE(a->log.losses.empty());
+  EXPECT_TRUE(b->log.losses.empty());
+  EXPECT_EQ(a->log.failures + b->log.failures, 0u);
 }
 
 TEST_P(Pair, CompletedSendsArriveAfterReceiverIsForgotten) {
@@ -368,9 +368,9 @@ TEST_P(Pair, CompletedSendsArriveAfterReceiverIsForgotten) {
   for (uint32_t i = 1; i <= 20; ++i) a->send(0, 5000, i);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
   a->link->forget(0);
-  EXPECT_TRUE(drive_both([&] { return b->diary.messages.size() == 21; }));
+  EXPECT_TRUE(drive_both([&] { return b->log.messages.size() == 21; }));
   drive_both([] { return false; }, milliseconds(100));
-  EXPECT_TRUE(b->diary.losses.empty());
+  EXPECT_TRUE(b->log.losses.empty());
 }
 
 TEST_P(Pair, ForgettingEndsWhatIsOpen) {
@@ -384,8 +384,8 @@ TEST_P(Pair, ForgettingEndsWhatIsOpen) {
   a->send(0, 1);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
   drive_both([] { return false; }, milliseconds(200));
-  EXPECT_TRUE(a->diary.losses.empty());
-  EXPECT_TRUE(b->diary.losses.empty());
+  EXPECT_TRUE(a->log.losses.empty());
+  EXPECT_TRUE(b->log.losses.empty());
 }
 
 TEST_P(Pair, AForgottenPeerIsNotLost) {
@@ -393,7 +393,7 @@ TEST_P(Pair, AForgottenPeerIsNotLost) {
   a->link->forget(0);
   b->link->close();
   drive_for(milliseconds(200), {a->link.get()});
-  EXPECT_TRUE(a->diary.losses.empty());
+  EXPECT_TRUE(a->log.losses.empty());
   a->link->forget(0);
   a->link->forget(99);
 }
@@ -405,13 +405,13 @@ TEST_P(Contract, OneProcessMayBeAddedTwice) {
   a.send(first, 10, 1);
   a.send(second, 20, 2);
   const std::vector<Link*> both = {a.link.get(), b.link.get()};
-  ASSERT_TRUE(drive(both, [&] { return b.diary.messages.size() == 2; }));
+  ASSERT_TRUE(drive(both, [&] { return b.log.messages.size() == 2; }));
   a.link->forget(first);
   a.send(second, 30, 3);
-  ASSERT_TRUE(drive(both, [&] { return b.diary.messages.size() == 3; }));
+  ASSERT_TRUE(drive(both, [&] { return b.log.messages.size() == 3; }));
   b.link->close();
-  ASSERT_TRUE(drive({a.link.get()}, [&] { return a.diary.losses[second] == 1; }));
-  EXPECT_EQ(a.diary.losses.count(first), 0u);
+  ASSERT_TRUE(drive({a.link.get()}, [&] { return a.log.losses[second] == 1; }));
+  EXPECT_EQ(a.log.losses.count(first), 0u);
 }
 
 TEST_P(Contract, TwoLinksOfOneProcessReachTheSamePeer) {
@@ -424,16 +424,15 @@ TEST_P(Contract, TwoLinksOfOneProcessReachTheSamePeer) {
   b.send(0, 10, 2);
   c.send(to_a, 10, 3);
   c.send(to_b, 10, 4);
-  ASSERT_TRUE(drive(all, [&] {
-    return a.diary.messages.size() == 1 && b.diary.messages.size() == 1 && c.diary.messages.size() == 2;
-  }));
-  expect_message(a.diary, 3, 10);
-  expect_message(b.diary, 4, 10);
+  ASSERT_TRUE(drive(
+      all, [&] { return a.log.messages.size() == 1 && b.log.messages.size() == 1 && c.log.messages.size() == 2; }));
+  expect_message(a.log, 3, 10);
+  expect_message(b.log, 4, 10);
   a.link->close();
-  ASSERT_TRUE(drive({b.link.get(), c.link.get()}, [&] { return c.diary.losses[to_a] == 1; }));
+  ASSERT_TRUE(drive({b.link.get(), c.link.get()}, [&] { return c.log.losses[to_a] == 1; }));
   b.send(0, 10, 5);
-  ASSERT_TRUE(drive({b.link.get(), c.link.get()}, [&] { return c.diary.messages.size() == 3; }));
-  EXPECT_EQ(c.diary.losses.count(to_b), 0u);
+  ASSERT_TRUE(drive({b.link.get(), c.link.get()}, [&] { return c.log.messages.size() == 3; }));
+  EXPECT_EQ(c.log.losses.count(to_b), 0u);
 }
 
 TEST_P(Contract, ReachesManyPeers) {
@@ -452,10 +451,10 @@ TEST_P(Contract, ReachesManyPeers) {
     spokes[size_t(i)]->send(0, 50, uint32_t(100 + i));
   }
   ASSERT_TRUE(drive(links, [&] {
-    return hub.diary.messages.size() == kPeers &&
-           std::all_of(spokes.begin(), spokes.end(), [](End* s) { return s->diary.messages.size() == 1; });
+    return hub.log.messages.size() == kPeers &&
+           std::all_of(spokes.begin(), spokes.end(), [](End* s) { return s->log.messages.size() == 1; });
   }));
-  for (int i = 0; i < kPeers; ++i) expect_message(spokes[size_t(i)]->diary, uint32_t(i), 100);
+  for (int i = 0; i < kPeers; ++i) expect_message(spokes[size_t(i)]->log, uint32_t(i), 100);
 }
 
 TEST_P(Contract, NoticesTheLossOfAPeerThatOnlyEverSent) {
@@ -463,11 +462,11 @@ TEST_P(Contract, NoticesTheLossOfAPeerThatOnlyEverSent) {
   a.link->add(b.link->address());
   a.send(0, 10, 1);
   const std::vector<Link*> both = {a.link.get(), b.link.get()};
-  ASSERT_TRUE(drive(both, [&] { return b.diary.messages.size() == 1; }));  // before b has added a
+  ASSERT_TRUE(drive(both, [&] { return b.log.messages.size() == 1; }));  // before b has added a
   b.link->add(a.link->address());
   drive_for(milliseconds(100), both);
   a.link->close();
-  EXPECT_TRUE(drive({b.link.get()}, std::chrono::seconds(2), [&] { return b.diary.losses[0] == 1; }));
+  EXPECT_TRUE(drive({b.link.get()}, std::chrono::seconds(2), [&] { return b.log.losses[0] == 1; }));
 }
 
 TEST_P(Contract, RefusesWhatIsNoAddress) {

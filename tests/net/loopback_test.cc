@@ -22,7 +22,7 @@ struct LoopbackPair {
       b.link->progress();
     }
     std::vector<uint32_t> order;
-    for (const Diary::Message& message : b.diary.messages) {
+    for (const EventLog::Message& message : b.log.messages) {
       uint32_t number = 0;
       std::memcpy(&number, message.header.data(), sizeof number);
       order.push_back(number);
@@ -64,7 +64,7 @@ TEST(Loopback, LosesDuplicatesAndTruncatesAShare) {
   EXPECT_NEAR(double(came), 750, 60);
   EXPECT_EQ(lossy.net.counts().lost, 1000 - came);
   EXPECT_TRUE(lossy.a.all_done_once());
-  EXPECT_EQ(lossy.a.diary.failures, 0u) << "a sender does not know what is lost";
+  EXPECT_EQ(lossy.a.log.failures, 0u) << "a sender does not know what is lost";
 
   LoopbackPair doubled({.duplicate = 0.25});
   EXPECT_NEAR(double(doubled.run(1000, 2).size()), 1250, 60);
@@ -72,7 +72,7 @@ TEST(Loopback, LosesDuplicatesAndTruncatesAShare) {
   LoopbackPair shortened({.truncate = 0.25});
   shortened.run(1000, 2);
   size_t shorter = 0;
-  for (size_t i = 0; i < 1000; ++i) shorter += shortened.b.diary.messages[i].body.size() < 100 + i;
+  for (size_t i = 0; i < 1000; ++i) shorter += shortened.b.log.messages[i].body.size() < 100 + i;
   EXPECT_NEAR(double(shorter), 250, 60);
   EXPECT_EQ(shorter, shortened.net.counts().truncated);
 }
@@ -83,7 +83,7 @@ TEST(Loopback, DelayCountsCallsOfProgress) {
   std::vector<size_t> came;
   for (int i = 0; i < 5; ++i) {
     pair.b.link->progress();
-    came.push_back(pair.b.diary.messages.size());
+    came.push_back(pair.b.log.messages.size());
   }
   EXPECT_TRUE(std::is_sorted(came.begin(), came.end()));
   EXPECT_LT(came[0], 64u);
@@ -94,7 +94,7 @@ TEST(Loopback, LatencyTakesTimeAndEndsASleep) {
   LoopbackPair pair({.latency = milliseconds(30)});
   const auto began = Clock::now();
   pair.a.send(0, 10);
-  while (pair.b.diary.messages.empty()) {
+  while (pair.b.log.messages.empty()) {
     if (!pair.b.link->progress() && pair.b.link->arm()) pair.b.link->sleep(std::chrono::seconds(5));
   }
   EXPECT_GE(Clock::now() - began, milliseconds(30));
@@ -105,7 +105,7 @@ TEST(Loopback, ASlowWayTakesManyCalls) {
   LoopbackPair pair({.bytes_per_progress = 1000});
   for (uint32_t i = 0; i < 10; ++i) pair.a.send(0, 600, i);
   int calls = 0;
-  while (pair.b.diary.messages.size() < 10 && calls < 100) {
+  while (pair.b.log.messages.size() < 10 && calls < 100) {
     pair.b.link->progress();
     ++calls;
   }
@@ -116,13 +116,13 @@ TEST(Loopback, ACutIsNoticedByBothAndOnce) {
   LoopbackPair pair({.cut_after = 5});
   const std::vector<uint32_t> order = pair.run(20, 3);
   EXPECT_LE(order.size(), 5u);
-  EXPECT_EQ(pair.a.diary.losses[0], 1);
-  EXPECT_EQ(pair.b.diary.losses[0], 1);
+  EXPECT_EQ(pair.a.log.losses[0], 1);
+  EXPECT_EQ(pair.b.log.losses[0], 1);
   EXPECT_TRUE(pair.a.all_done_once());
-  EXPECT_GE(pair.a.diary.failures, 15u);
+  EXPECT_GE(pair.a.log.failures, 15u);
   pair.net.cut(0, 1);
   pair.run(1, 1);
-  EXPECT_EQ(pair.a.diary.losses[0], 1);
+  EXPECT_EQ(pair.a.log.losses[0], 1);
 }
 
 TEST(Loopback, AKilledLinkSendsNothingMore) {
@@ -131,15 +131,15 @@ TEST(Loopback, AKilledLinkSendsNothingMore) {
   pair.b.send(0, 5000, 2);
   pair.net.kill(0);
   pair.b.link->progress();
-  EXPECT_EQ(pair.b.diary.losses[0], 1);
+  EXPECT_EQ(pair.b.log.losses[0], 1);
   EXPECT_TRUE(pair.b.all_done_once());
-  EXPECT_EQ(pair.b.diary.failures, 1u);
+  EXPECT_EQ(pair.b.log.failures, 1u);
   pair.a.send(0, 10, 3);
   EXPECT_FALSE(pair.a.link->progress());
-  EXPECT_EQ(pair.a.diary.ended, 0u) << "it is dead";
+  EXPECT_EQ(pair.a.log.ended, 0u) << "it is dead";
   pair.a.link->close();
   EXPECT_TRUE(pair.a.all_done_once());
-  EXPECT_TRUE(pair.b.diary.messages.empty());
+  EXPECT_TRUE(pair.b.log.messages.empty());
 }
 
 TEST(Loopback, AFetchedBodyIsReadWhenItArrives) {
@@ -148,9 +148,9 @@ TEST(Loopback, AFetchedBodyIsReadWhenItArrives) {
   pair.a.link->progress();
   EXPECT_FALSE(pair.a.all_done_once());
   for (int i = 0; i < 6; ++i) pair.b.link->progress();
-  ASSERT_EQ(pair.b.diary.messages.size(), 1u);
-  EXPECT_TRUE(pair.b.diary.messages[0].placed);
-  EXPECT_EQ(pair.b.diary.messages[0].body, pattern(1000, 1));
+  ASSERT_EQ(pair.b.log.messages.size(), 1u);
+  EXPECT_TRUE(pair.b.log.messages[0].placed);
+  EXPECT_EQ(pair.b.log.messages[0].body, pattern(1000, 1));
   pair.a.link->progress();
   EXPECT_TRUE(pair.a.all_done_once());
 }
@@ -158,12 +158,12 @@ TEST(Loopback, AFetchedBodyIsReadWhenItArrives) {
 TEST(Loopback, APlaceIsGivenBackWhenItsSenderGoes) {
   LoopbackPair pair({}, 1, /*place_above=*/10);
   pair.a.send(0, 1000, 1);
-  pair.b.diary.on_place = [&] { pair.net.cut(0, 1); };
+  pair.b.log.on_place = [&] { pair.net.cut(0, 1); };
   pair.b.link->progress();
   pair.b.link->progress();
-  EXPECT_EQ(pair.b.diary.drops, 1u);
-  EXPECT_TRUE(pair.b.diary.messages.empty());
-  EXPECT_EQ(pair.b.diary.losses[0], 1);
+  EXPECT_EQ(pair.b.log.drops, 1u);
+  EXPECT_TRUE(pair.b.log.messages.empty());
+  EXPECT_EQ(pair.b.log.losses[0], 1);
 }
 
 }  // namespace

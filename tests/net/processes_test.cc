@@ -40,7 +40,7 @@ class Processes : public testing::TestWithParam<const char*> {
       end.send(0, 64 << 20);
       live_on(end, line);
     });
-    ASSERT_TRUE(drive(*end, [&] { return end->diary.places_asked == 1; }));
+    ASSERT_TRUE(drive(*end, [&] { return end->log.places_requested == 1; }));
   }
 
   std::optional<Child> child;
@@ -77,16 +77,16 @@ size_t resident_bytes() {
 
 TEST_P(Processes, CarriesMessagesBetweenProcesses) {
   begin([](End& end, Line& line) {
-    EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 3; }));
-    for (const Diary::Message& message : end.diary.messages) end.send(0, message.body.size(), 9);
+    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == 3; }));
+    for (const EventLog::Message& message : end.log.messages) end.send(0, message.body.size(), 9);
     EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
     line.receive();
   });
   for (const size_t bytes : {8, 100'000, 5'000'000}) end->send(peer, bytes, 1);
-  EXPECT_TRUE(drive(*end, [&] { return end->diary.messages.size() == 3 && end->all_done_once(); }));
-  EXPECT_EQ(end->diary.failures, 0u);
+  EXPECT_TRUE(drive(*end, [&] { return end->log.messages.size() == 3 && end->all_done_once(); }));
+  EXPECT_EQ(end->log.failures, 0u);
   child->line.send(1);
-  EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->diary.losses[peer] == 1; }));
+  EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->log.losses[peer] == 1; }));
   EXPECT_EQ(child->wait_for_end(), 0);
 }
 
@@ -97,9 +97,9 @@ TEST_P(Processes, LosesAPeerThatIsKilled) {
   end->link->progress();
   const auto began = Clock::now();
   child->send_signal(SIGKILL);
-  ASSERT_TRUE(drive(*end, [&] { return end->diary.losses[peer] == 1 && end->all_done_once(); }));
+  ASSERT_TRUE(drive(*end, [&] { return end->log.losses[peer] == 1 && end->all_done_once(); }));
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
-  EXPECT_GE(end->diary.failures, 1u);
+  EXPECT_GE(end->log.failures, 1u);
   end->send(peer, 10);
   EXPECT_TRUE(drive(*end, [&] { return end->all_done_once(); }));
 }
@@ -111,13 +111,13 @@ TEST_P(Processes, ADeathEndsASleep) {
     child->send_signal(SIGKILL);
   });
   const auto began = Clock::now();
-  while (end->diary.losses[peer] == 0 && Clock::now() - began < std::chrono::seconds(5)) {
+  while (end->log.losses[peer] == 0 && Clock::now() - began < std::chrono::seconds(5)) {
     while (end->link->progress()) {
     }
-    if (end->diary.losses[peer] == 0 && end->link->arm()) end->link->sleep(std::chrono::seconds(5));
+    if (end->log.losses[peer] == 0 && end->link->arm()) end->link->sleep(std::chrono::seconds(5));
   }
   killer.join();
-  EXPECT_EQ(end->diary.losses[peer], 1);
+  EXPECT_EQ(end->log.losses[peer], 1);
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
 }
 
@@ -128,11 +128,11 @@ TEST_P(Processes, LosesAPeerThatIsKilledBeforeAnythingWasSentToIt) {
     line.send(1);
     live_on(end, line);
   });
-  ASSERT_TRUE(drive(*end, [&] { return end->diary.messages.size() == 1; }));
+  ASSERT_TRUE(drive(*end, [&] { return end->log.messages.size() == 1; }));
   child->line.receive();
   drive_for(milliseconds(50), {end->link.get()});
   child->send_signal(SIGKILL);
-  EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->diary.losses[peer] == 1; }));
+  EXPECT_TRUE(drive(*end, std::chrono::seconds(2), [&] { return end->log.losses[peer] == 1; }));
 }
 
 TEST_P(Processes, CannotReachAProcessThatHasEnded) {
@@ -140,13 +140,13 @@ TEST_P(Processes, CannotReachAProcessThatHasEnded) {
   child->wait_for_end();
   end->send(peer, 10);
   end->send(peer, 10'000'000);
-  ASSERT_TRUE(drive(*end, [&] { return end->diary.losses[peer] == 1 && end->all_done_once(); }));
+  ASSERT_TRUE(drive(*end, [&] { return end->log.losses[peer] == 1 && end->all_done_once(); }));
 }
 
 TEST_P(Processes, GetsAPlaceBackFromASenderThatIsKilled) {
   begin_to_receive();
   child->send_signal(SIGKILL);
-  EXPECT_TRUE(drive(*end, [&] { return end->diary.losses[peer] == 1 && end->diary.drops == 1; }));
+  EXPECT_TRUE(drive(*end, [&] { return end->log.losses[peer] == 1 && end->log.drops == 1; }));
 }
 
 TEST_P(Processes, GetsAPlaceBackFromASenderThatIsForgotten) {
@@ -155,7 +155,7 @@ TEST_P(Processes, GetsAPlaceBackFromASenderThatIsForgotten) {
   drive_for(milliseconds(50), {end->link.get()});
   const auto began = Clock::now();
   end->link->forget(peer);
-  EXPECT_TRUE(drive(*end, std::chrono::seconds(3), [&] { return end->diary.drops == 1; }));
+  EXPECT_TRUE(drive(*end, std::chrono::seconds(3), [&] { return end->log.drops == 1; }));
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
 }
 
@@ -173,10 +173,10 @@ TEST_P(Processes, ClosesInTimeThoughAPeerHangs) {
 TEST_P(Processes, ForgettingLeavesNothingBehind) {
   const auto count_them = [](End& end, Line& line) {
     // As many descriptors as at the beginning, after its peer has come and gone many times.
-    EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() >= 20; }));
+    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() >= 20; }));
     const size_t before = open_descriptors();
     line.send(1);
-    EXPECT_TRUE(drive(end, std::chrono::seconds(60), [&] { return end.diary.messages.size() == 1020; }));
+    EXPECT_TRUE(drive(end, std::chrono::seconds(60), [&] { return end.log.messages.size() == 1020; }));
     EXPECT_TRUE(drive(end, [&] { return open_descriptors() <= before + 4; })) << open_descriptors() << " " << before;
     line.receive();
   };
@@ -190,7 +190,7 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
       end.send(peer, 100);
       EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
       end.posts.clear();
-      end.diary.dones.clear();
+      end.log.dones.clear();
       end.link->forget(peer);
     }
   };
@@ -206,7 +206,7 @@ TEST_P(Processes, ForgettingLeavesNothingBehind) {
   if (kMemoryIsReal) {
     EXPECT_LT(grown / 1000, 4096u);
   }
-  EXPECT_EQ(end.diary.failures, 0u);
+  EXPECT_EQ(end.log.failures, 0u);
   child.line.send(1);
   EXPECT_EQ(child.wait_for_end(), 0);
 }
@@ -250,7 +250,7 @@ TEST_P(Processes, AForkedChildLeavesItsParentsLinkAlone) {
   if (fork_of_us == 0) {
     end->send(peer, 10);
     const auto began = Clock::now();
-    bool well = !end->link->arm() && end->link->progress() && end->all_done_once() && end->diary.failures == 1;
+    bool well = !end->link->arm() && end->link->progress() && end->all_done_once() && end->log.failures == 1;
     end->link->wake();
     end->link->sleep(milliseconds(20));
     well = well && Clock::now() - began >= milliseconds(20);
@@ -264,8 +264,8 @@ TEST_P(Processes, AForkedChildLeavesItsParentsLinkAlone) {
   EXPECT_EQ(status, 0);
   for (int i = 0; i < 10; ++i) end->send(peer, 100'000);
   EXPECT_TRUE(drive(*end, [&] { return end->all_done_once(); }));
-  EXPECT_EQ(end->diary.failures, 0u);
-  EXPECT_TRUE(end->diary.losses.empty());
+  EXPECT_EQ(end->log.failures, 0u);
+  EXPECT_TRUE(end->log.losses.empty());
 }
 
 bool listens(int fd) {

@@ -151,14 +151,13 @@ class Tcp : public testing::Test {
   }
   /// Both still exchange messages, and b has received none from others.
   void expect_that_only_a_is_heard() {
-    const size_t had = a.diary.messages.size();
+    const size_t had = a.log.messages.size();
     a.send(0, 100, 77);
     b.send(0, 50'000, 78);
-    EXPECT_TRUE(
-        drive_all([&] { return a.diary.messages.size() == had + 1 && a.all_done_once() && b.all_done_once(); }));
-    EXPECT_TRUE(drive_all([&] { return !b.diary.messages.empty() && b.diary.messages.back().body.size() == 100; }));
-    EXPECT_TRUE(std::ranges::all_of(b.diary.messages, [](const auto& m) { return m.body.size() == 100; }));
-    EXPECT_TRUE(a.diary.losses.empty() && b.diary.losses.empty());
+    EXPECT_TRUE(drive_all([&] { return a.log.messages.size() == had + 1 && a.all_done_once() && b.all_done_once(); }));
+    EXPECT_TRUE(drive_all([&] { return !b.log.messages.empty() && b.log.messages.back().body.size() == 100; }));
+    EXPECT_TRUE(std::ranges::all_of(b.log.messages, [](const auto& m) { return m.body.size() == 100; }));
+    EXPECT_TRUE(a.log.losses.empty() && b.log.losses.empty());
   }
 
   End a{open_tcp(some_key())}, b{open_tcp(some_key())};
@@ -167,14 +166,14 @@ class Tcp : public testing::Test {
 TEST_F(Tcp, AHolderOfTheKeyGetsIn) {
   Visitor visitor(*b.link);
   ASSERT_FALSE(visitor.enter(*b.link, {1, 2}).empty());
-  EXPECT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; })) << "the tests below test nothing";
+  EXPECT_TRUE(drive_all([&] { return b.log.messages.size() == 1; })) << "the tests below test nothing";
 }
 
 TEST_F(Tcp, ARecordedHandshakeIsWorthNothing) {
   Visitor first(*b.link);
   const std::vector<std::byte> recorded = first.enter(*b.link, {1, 2});
-  ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
-  b.diary.messages.clear();
+  ASSERT_TRUE(drive_all([&] { return b.log.messages.size() == 1; }));
+  b.log.messages.clear();
   Visitor again(*b.link);
   for (const std::byte& one : recorded) again.send(one);
   Answer answer;
@@ -292,54 +291,54 @@ TEST_F(Tcp, AnImpostorAtOneAddressDoesNotHideThePeerAtAnother) {
   const Fd received(accept(impostor.get(), nullptr, nullptr));
   const Answer lie{};
   ASSERT_EQ(::send(received.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
-  EXPECT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
-  EXPECT_TRUE(a.diary.losses.empty());
+  EXPECT_TRUE(drive_all([&] { return b.log.messages.size() == 1; }));
+  EXPECT_TRUE(a.log.losses.empty());
 }
 
 /// The kernel sends the next SYN 7 s after the first.
 TEST_F(Tcp, ConnectsSoonAfterThePeerAdmitsIt) {
-  Diary diary;
+  EventLog log;
   const std::unique_ptr<Link> late = open_tcp(some_key());
-  late->listen(diary);
+  late->listen(log);
   a.send(a.link->add(late->address()), 100);
   const std::vector<Link*> both = {a.link.get(), late.get()};
   drive_for(milliseconds(5200), both);
-  EXPECT_TRUE(diary.messages.empty());
+  EXPECT_TRUE(log.messages.empty());
   late->admit(this_machine());
-  EXPECT_TRUE(drive(both, milliseconds(1300), [&] { return diary.messages.size() == 1; }));
+  EXPECT_TRUE(drive(both, milliseconds(1300), [&] { return log.messages.size() == 1; }));
 }
 
 /// The receiver cannot distinguish a connection that is cut from a process that has ended, unless it connects itself.
 TEST_F(Tcp, APeerThatGivesUpAMessageIsNotLost) {
   a.send(0, 1);
-  ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
+  ASSERT_TRUE(drive_all([&] { return b.log.messages.size() == 1; }));
   for (int i = 0; i < 4; ++i) a.send(0, 16 << 20);
   a.link->forget(0);
   ASSERT_TRUE(drive({a.link.get()}, [&] { return a.all_done_once(); }));
-  EXPECT_NE(a.diary.failures, 0u);
+  EXPECT_NE(a.log.failures, 0u);
   drive_all([] { return false; }, milliseconds(300));
-  EXPECT_TRUE(b.diary.losses.empty());
+  EXPECT_TRUE(b.log.losses.empty());
   a.link->close();
-  EXPECT_TRUE(drive({b.link.get()}, [&] { return b.diary.losses[0] == 1; }));
+  EXPECT_TRUE(drive({b.link.get()}, [&] { return b.log.losses[0] == 1; }));
 }
 
 TEST_F(Tcp, APeerThatRefusesIsLostBehindItsLastMessages) {
   a.send(0, 1);
-  ASSERT_TRUE(drive_all([&] { return b.diary.messages.size() == 1; }));
+  ASSERT_TRUE(drive_all([&] { return b.log.messages.size() == 1; }));
   a.send(0, 2 << 20);
   ASSERT_TRUE(drive({a.link.get()}, [&] { return a.all_done_once(); })) << "the kernel takes less than 2 MiB";
   a.link->close();
   b.send(0, 1);
-  ASSERT_TRUE(drive({b.link.get()}, [&] { return b.diary.losses[0] == 1; }));
-  EXPECT_EQ(b.diary.messages.size(), 2u);
+  ASSERT_TRUE(drive({b.link.get()}, [&] { return b.log.losses[0] == 1; }));
+  EXPECT_EQ(b.log.messages.size(), 2u);
 }
 
 TEST_F(Tcp, APostByACallbackOfCloseEnds) {
   a.send(0, 100);
-  a.diary.on_done = [&] { a.send(0, 100); };
+  a.log.on_done = [&] { a.send(0, 100); };
   a.link->close();
   EXPECT_TRUE(a.all_done_once());
-  EXPECT_EQ(a.diary.failures, 2u);
+  EXPECT_EQ(a.log.failures, 2u);
 }
 
 TEST_F(Tcp, AProcessThatDoesNotProveItsKeyIsNoPeer) {
@@ -351,7 +350,7 @@ TEST_F(Tcp, AProcessThatDoesNotProveItsKeyIsNoPeer) {
   const Fd received(accept(impostor.get(), nullptr, nullptr));
   const Answer lie{};
   ASSERT_EQ(::send(received.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
-  EXPECT_TRUE(drive({a.link.get()}, [&] { return a.diary.losses[0] == 1 && a.diary.failures == 1; }));
+  EXPECT_TRUE(drive({a.link.get()}, [&] { return a.log.losses[0] == 1 && a.log.failures == 1; }));
   std::array<std::byte, 1000> reported;
   EXPECT_EQ(recv(received.get(), reported.data(), reported.size(), 0), ssize_t(sizeof(Greeting)))
       << "and is sent nothing";
@@ -373,7 +372,7 @@ TEST_F(Tcp, IdentifiesTheSenderOfAMessage) {
   const PeerId to_c = b.link->add(c.link->address());
   c.link->add(b.link->address());
   size_t checked = 0;
-  b.diary.on_arrival = [&](const Diary::Message& message) {
+  b.log.on_arrival = [&](const EventLog::Message& message) {
     const bool from_a = message.body.size() == 100;
     EXPECT_EQ(b.link->sent_by(0), from_a);
     EXPECT_EQ(b.link->sent_by(to_c), !from_a);
@@ -439,10 +438,10 @@ TEST_F(Tcp, ConnectionsWaitForAFreeDescriptor) {
     EXPECT_EQ(end.link->obstacle(0), "");
     line.send(1);
     EXPECT_TRUE(drive(end, [&] { return end.link->obstacle(0).find("(ulimit -n)") != std::string::npos; }));
-    EXPECT_TRUE(end.diary.messages.empty());
+    EXPECT_TRUE(end.log.messages.empty());
     limit.rlim_cur = before;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() == 1; }));
+    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == 1; }));
     line.send(2);
   });
   const PeerId peer = child.meet(a);
