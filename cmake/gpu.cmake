@@ -1,43 +1,43 @@
 # nvx_gpu: the program of the GPU tests, which needs neither torch nor GoogleTest. `ctest -L gpu` runs its parts; they are
-# skipped, with the reason, where there is no GPU. tests/gpu/twin runs the same parts with kernels on the host's threads.
+# skipped, with the reason, where there is no GPU. tests/gpu/simulated runs the same parts with kernels on the host's threads.
 option(NVX_GPU_TESTS "Build the program of the GPU tests (needs NVX_CUDA=ON)" ${NVX_TESTS})
 set(gpu_dir ${PROJECT_SOURCE_DIR}/tests/gpu)
 file(GLOB gpu_sources CONFIGURE_DEPENDS ${gpu_dir}/*.cc)
 list(FILTER gpu_sources EXCLUDE REGEX "_test\\.cc$")
-list(APPEND gpu_sources ${PROJECT_SOURCE_DIR}/tests/support/plays.cc)
+list(APPEND gpu_sources ${PROJECT_SOURCE_DIR}/tests/support/specs.cc)
 
 # The files without CUDA, for their own tests.
 if(TARGET gpu_test)
   target_sources(gpu_test PRIVATE ${gpu_dir}/cases.cc ${gpu_dir}/report.cc ${gpu_dir}/hub.cc)
 endif()
 
-# Its parts, with a runtime and kernels that threads of the host play. CUDA's headers are wanted, and nothing else of it.
+# Its parts, with a runtime and kernels that threads of the host simulate. CUDA's headers are wanted, and nothing else of it.
 if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_api.h AND NOT CMAKE_CROSSCOMPILING)
-  add_executable(nvx_gpu_twin ${gpu_sources} ${gpu_dir}/twin/host_cuda.cc ${PROJECT_SOURCE_DIR}/tests/support/twin.cc)
-  target_include_directories(nvx_gpu_twin PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_compile_options(nvx_gpu_twin PRIVATE "SHELL:-idirafter ${NVX_CUDA_HEADER_DIR}")
-  target_link_libraries(nvx_gpu_twin PRIVATE nvx_core)
-  # Processes share memory through the driver: the one that tests/memory plays.
-  set(played_driver ${PROJECT_BINARY_DIR}/played_driver)
-  file(MAKE_DIRECTORY ${played_driver})
-  file(CREATE_LINK ${PROJECT_BINARY_DIR}/libnvx_fake_cuda.so ${played_driver}/libcuda.so.1 SYMBOLIC)
-  add_dependencies(nvx_gpu_twin nvx_fake_cuda)
-  function(nvx_twin_test name)
-    add_test(NAME twin.${name} COMMAND nvx_gpu_twin ${ARGN})
-    set_tests_properties(twin.${name} PROPERTIES TIMEOUT 300 LABELS twin ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
+  add_executable(nvx_gpu_simulated ${gpu_sources} ${gpu_dir}/simulated/host_cuda.cc ${PROJECT_SOURCE_DIR}/tests/support/simulated_device.cc)
+  target_include_directories(nvx_gpu_simulated PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_options(nvx_gpu_simulated PRIVATE "SHELL:-idirafter ${NVX_CUDA_HEADER_DIR}")
+  target_link_libraries(nvx_gpu_simulated PRIVATE nvx_core)
+  # Processes share memory through the driver: tests/memory/fake_cuda.c.
+  set(simulated_driver ${PROJECT_BINARY_DIR}/simulated_driver)
+  file(MAKE_DIRECTORY ${simulated_driver})
+  file(CREATE_LINK ${PROJECT_BINARY_DIR}/libnvx_fake_cuda.so ${simulated_driver}/libcuda.so.1 SYMBOLIC)
+  add_dependencies(nvx_gpu_simulated nvx_fake_cuda)
+  function(nvx_simulated_test name)
+    add_test(NAME simulated.${name} COMMAND nvx_gpu_simulated ${ARGN})
+    set_tests_properties(simulated.${name} PROPERTIES TIMEOUT 300 LABELS simulated ENVIRONMENT LD_LIBRARY_PATH=${simulated_driver})
   endfunction()
   foreach(part facts correct streams absent abort graph)
-    nvx_twin_test(${part} ${part} --lean --ranks 2,3 --seconds 200)
+    nvx_simulated_test(${part} ${part} --lean --ranks 2,3 --seconds 200)
   endforeach()
   # Figures have no meaning here: a few sizes, until their time is over.
   foreach(part bench product host_calls copies)
-    nvx_twin_test(${part} ${part} --ranks 2 --seconds 3)
+    nvx_simulated_test(${part} ${part} --ranks 2 --seconds 3)
   endforeach()
   foreach(part processes killed)
-    nvx_twin_test(${part} ${part} --ranks 2,3 --seconds 100)
+    nvx_simulated_test(${part} ${part} --ranks 2,3 --seconds 100)
   endforeach()
-  nvx_twin_test(processes_over_host processes --kind host --ranks 2,3 --seconds 100)
-  nvx_twin_test(bench_processes bench_processes --together --ranks 2 --seconds 12)
+  nvx_simulated_test(processes_over_host processes --kind host --ranks 2,3 --seconds 100)
+  nvx_simulated_test(bench_processes bench_processes --together --ranks 2 --seconds 12)
 endif()
 
 if(NOT NVX_GPU_TESTS OR NOT NVX_CUDA_ON)

@@ -3,7 +3,7 @@
 
     scripts/gpu_evidence.py --bundle build/gpu_bundle              # beforehand, with nvcc and a package index, no GPU
     scripts/gpu_evidence.py --from build/gpu_bundle -J found.json  # on the machine with the GPU, without a network
-    scripts/gpu_evidence.py --dry-run                              # without a GPU: on what the tests play
+    scripts/gpu_evidence.py --dry-run                              # without a GPU: on simulated devices
 
 Called again with the same file it goes on where it ended. docs/gpu-evidence.md tells of the parts and of the file."""
 
@@ -223,7 +223,7 @@ class Run:
         self.document |= {"machine": platform.platform(), "python": platform.python_version(), "when": when}
         self.env = os.environ | {"NVX_TEST_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info", "COLUMNS": "300"}
         if self.dry:
-            self.env["LD_LIBRARY_PATH"] = str(self.folder / "played_driver")
+            self.env["LD_LIBRARY_PATH"] = str(self.folder / "simulated_driver")
             return
         site, given = self.work / "site", self.env.get("PYTHONPATH", "")
         tools = "/usr/local/nvidia/bin:/usr/bin:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
@@ -231,8 +231,8 @@ class Run:
         self.env["PYTHONPATH"] = f"{site}:{ROOT}/python:{given}".rstrip(":")
 
     def tool(self, name: str) -> str:
-        played = ROOT / "tests" / "gpu" / "tools" / name.replace("-", "_")
-        if found := str(played) if self.dry and played.exists() else shutil.which(name, path=self.env["PATH"]):
+        simulated = ROOT / "tests" / "gpu" / "tools" / name.replace("-", "_")
+        if found := str(simulated) if self.dry and simulated.exists() else shutil.which(name, path=self.env["PATH"]):
             return found
         raise Lacking(f"{name} is not here")
 
@@ -282,7 +282,7 @@ class Run:
         watched = ["env", "CUDA_FORCE_PTX_JIT=1", "CUDA_CACHE_DISABLE=1"] if part.kind == "ptx" else []
         if part.kind == "sanitizer":
             watched = [self.tool("compute-sanitizer"), "--error-exitcode", "9", "--tool", part.name]
-        program = self.folder / ("nvx_gpu_twin" if self.dry else PROGRAM)
+        program = self.folder / ("nvx_gpu_simulated" if self.dry else PROGRAM)
         limit = [] if self.dry else ["--seconds", f"{max(1.0, seconds * 0.9 - 2):.0f}"]
         return [*watched, str(program), *words, *limit]
 
@@ -381,12 +381,12 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     groups, add = list(dict.fromkeys(part.group for part in PARTS)), parser.add_argument
     add("--bundle", metavar="DIR", type=Path, help="make the bundle, and run nothing")
-    add("--from", dest="folder", metavar="DIR", type=Path, help="the bundle; in a dry run, where nvx_gpu_twin is")
+    add("--from", dest="folder", metavar="DIR", type=Path, help="the bundle; in a dry run, where nvx_gpu_simulated is")
     add("-J", "--json", metavar="FILE", default="gpu_evidence.json", help="(default: gpu_evidence.json)")
     add("--minutes", type=float, default=9, help="for all of it (default 9)")
     add("--parts", default=",".join(groups), help=f"some of {','.join(groups)}, or {','.join(NAMES)}")
     add("--again", action="store_true", help="run also the parts that the file has already")
-    add("--dry-run", action="store_true", help="on the twin and the played device, without a GPU")
+    add("--dry-run", action="store_true", help="on simulated devices, without a GPU")
     arguments = parser.parse_args(given)
     arguments.parts = set(arguments.parts.split(","))
     if unknown := arguments.parts - {*groups, *NAMES}:

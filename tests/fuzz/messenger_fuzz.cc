@@ -85,7 +85,7 @@ struct Memory {
   Bytes input = Bytes(kBytes), output = Bytes(kBytes), scratch, transfer = Bytes(150), message = Bytes(100);
 };
 
-void play(FuzzedDataProvider& from) {
+void run(FuzzedDataProvider& from) {
   Memory memory;
   const schedule::Row& row = all_reduces()[from.ConsumeIntegralInRange<size_t>(0, all_reduces().size() - 1)];
   const schedule::Row* const rows[] = {&row, schedule::find(schedule::Collective::kBroadcast, "binomial")};
@@ -155,6 +155,6 @@ void play(FuzzedDataProvider& from) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider from(data, size);
-  nvx::test::play(from);
+  nvx::test::run(from);
   return 0;
 }

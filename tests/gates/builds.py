@@ -198,7 +198,7 @@ def look_for_torch(context):
     return found.stdout if found.returncode == 0 else ""
 
 
-def played(context):
+def simulated(context):
     """The kernels behind torch's own interface, on a simulated device."""
     if not look_for_torch(context):
         raise Skipped("this python has no torch")
@@ -206,9 +206,9 @@ def played(context):
         raise Skipped("this python has no pytest")
     # Ranks wait for most of their time, so a file runs on each core.
     parallel = ("-n", str(min(context.jobs, 8)), "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()
-    output = context.build_dir / "played" / "nvx"
+    output = context.build_dir / "simulated" / "nvx"
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
-    folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
+    folder = configure(context, "simulated", *GCC, *torch, "-DNVX_SIMULATED=ON")
     compile_all(context, folder, "_C", "nvx_fake_cuda")
     of_kernels = (
         "kernels",
@@ -225,7 +225,7 @@ def played(context):
     names += ("gpu_cases", "nvtx", "pool")
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
-    surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
+    surroundings = {**os.environ, "NVX_SIMULATED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
     cache, again = folder / "pytest", ""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}"]
     command += [*parallel, *tests]

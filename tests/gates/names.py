@@ -57,8 +57,8 @@ FOREIGN_FUNCTIONS = {
     "PrintTo",
     "TestBody",
 }
-# Names of CUDA's runtime, in the code that plays it for tests.
-PLAYED_CUDA = "tests/gpu/twin/"
+# Names of CUDA's runtime, in the code that simulates it for tests.
+SIMULATED_CUDA = "tests/gpu/simulated/"
 CUDA_NAME = re.compile(r"(cuda[A-Z][A-Za-z]+|CU[A-Za-z]+_st)$")
 SEEDS = "tests/fuzz/seeds"  # libFuzzer names them by their hash
 OVERRIDES = ("csrc/torch/", "tests/torch/fake_device/", "tests/torch/fake_nccl/")
@@ -93,7 +93,7 @@ def tag_breaches(tag):
         return []  # unnamed, or a variable whose type is written with its tag
     if kind == "macro":
         return _macro(name, path, where)
-    if path.startswith(PLAYED_CUDA) and CUDA_NAME.match(name):
+    if path.startswith(SIMULATED_CUDA) and CUDA_NAME.match(name):
         return []
     if kind in ("class", "struct", "union", "enum", "typedef"):
         if VAGUE.match(name):
@@ -160,7 +160,7 @@ TAG_EXAMPLES = (
     (_tag("monitoredBarrier", "function", "csrc/torch/backend.cc"), False),
     (_tag("recordDataPtrOnStream", "function", "tests/torch/fake_device/guard.cc"), False),
     (_tag("TEST", "function", "tests/base/x_test.cc"), False),
-    (_tag("cudaMalloc", "function", "tests/gpu/twin/x.cc"), False),
+    (_tag("cudaMalloc", "function", "tests/gpu/simulated/x.cc"), False),
     (_tag("cudaMalloc", "function", "tests/gpu/x.cc"), True),
-    (_tag("playAll", "function", "tests/gpu/twin/x.cc"), True),
+    (_tag("simulateAll", "function", "tests/gpu/simulated/x.cc"), True),
 )

@@ -12,7 +12,7 @@ using kernel::Collective;
 using kernel::DeviceAlgorithm;
 using kernel::DeviceShape;
 using test::Nature;
-using test::Play;
+using test::Spec;
 
 namespace {
 
@@ -21,23 +21,23 @@ constexpr uint64_t kMostFailures = 10;  // a group of cases ends after this many
 /// Collects operations into kernels, and opens a fresh channel after a kernel that failed.
 class Runner {
  public:
-  Runner(const MakeStage& make, const CaseOptions& options, Report& report)
+  Runner(const MakeChannel& make, const CaseOptions& options, Report& report)
       : make_(make), options_(options), report_(report) {}
 
   /// A channel of this many ranks, with fewer blocks if the device cannot run as many at once.
-  bool open(std::string name, StageShape shape) {
+  bool open(std::string name, ChannelShape shape) {
     const uint32_t most = options_.most_blocks / shape.device.ranks;
     if (most == 0) return false;
     shape.device.blocks = std::min(shape.device.blocks, most);
-    name_ = std::move(name), shape_ = shape, failed_at_ = report_.failed(), acts_ = 0, began_ = Clock::now();
-    stage_ = make_(shape_);
+    name_ = std::move(name), shape_ = shape, failed_at_ = report_.failed(), cases_ = 0, began_ = Clock::now();
+    channel_ = make_(shape_);
     return true;
   }
   bool goes_on() const { return report_.has_time() && report_.failed() - failed_at_ < kMostFailures; }
 
-  void add(const Act& act) {
-    if (!goes_on() || !fits(act, shape_.device)) return;
-    waiting_.push_back(act);
+  void add(const Case& test_case) {
+    if (!goes_on() || !fits(test_case, shape_.device)) return;
+    waiting_.push_back(test_case);
     if (waiting_.size() >= options_.at_once) perform();
   }
   /// Launches the operations added so far as one kernel.
@@ -49,28 +49,28 @@ class Runner {
                       .add("case", name_)
                       .add("ranks", shape_.device.ranks)
                       .add("blocks", shape_.device.blocks)
-                      .add("operations", acts_)
+                      .add("operations", cases_)
                       .add("wrong", report_.failed() - failed_at_)
                       .add("seconds", std::chrono::duration<double>(Clock::now() - began_).count()));
-    stage_.reset();
+    channel_.reset();
   }
 
  private:
   void perform() {
     if (waiting_.empty()) return;
-    const std::vector<Act> acts = std::exchange(waiting_, {});
-    acts_ += acts.size();
-    if (!report_.check(name_ + ": " + describe(acts.front()), stage_->perform(acts))) stage_ = make_(shape_);
+    const std::vector<Case> cases = std::exchange(waiting_, {});
+    cases_ += cases.size();
+    if (!report_.check(name_ + ": " + describe(cases.front()), channel_->perform(cases))) channel_ = make_(shape_);
   }
 
-  const MakeStage& make_;
+  const MakeChannel& make_;
   const CaseOptions& options_;
   Report& report_;
   std::string name_;
-  StageShape shape_;
-  std::unique_ptr<Stage> stage_;
-  std::vector<Act> waiting_;
-  uint64_t failed_at_ = 0, acts_ = 0;
+  ChannelShape shape_;
+  std::unique_ptr<TestChannel> channel_;
+  std::vector<Case> waiting_;
+  uint64_t failed_at_ = 0, cases_ = 0;
   Clock::time_point began_;
 };
 
@@ -81,10 +81,10 @@ void every_count(Runner& run, uint32_t ranks, bool lean, uint32_t first_epoch, c
   const std::vector<size_t> few = {1, 45, 131}, all = {0, 1, 3, 17, 45, 131, 2049};
   for (const size_t n : lean ? few : all) {
     for (const auto& [algorithm, collective] : test::kWays) {
-      Play play = test::play_of(collective, n, int(ranks), ++round);
-      play.shift = round % 5 == 4 ? 8 : round % 5;
-      play.in_place = round % 3 == 0;
-      run.add({algorithm, play});
+      Spec spec = test::spec_of(collective, n, int(ranks), ++round);
+      spec.shift = round % 5 == 4 ? 8 : round % 5;
+      spec.in_place = round % 3 == 0;
+      run.add({algorithm, spec});
     }
   }
   run.close();
@@ -96,9 +96,9 @@ void large_messages(Runner& run, uint32_t ranks) {
   uint64_t round = 1000;
   for (const size_t n : {size_t(9'001), size_t(30'011)}) {
     for (const auto& [algorithm, collective] : test::kWays) {
-      Play play = test::play_of(collective, n, int(ranks), ++round);
-      play.shift = round % 2 ? 0 : 16;
-      run.add({algorithm, play});
+      Spec spec = test::spec_of(collective, n, int(ranks), ++round);
+      spec.shift = round % 2 ? 0 : 16;
+      run.add({algorithm, spec});
       run.flush();
     }
   }
@@ -115,13 +115,13 @@ void every_type(Runner& run, uint32_t ranks, bool lean) {
       if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
       for (const DeviceAlgorithm algorithm : kReducing) {
         if (lean && round++ % 3 != 0) continue;
-        Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
-        play.round = ++round;
-        play.counts.assign(ranks, round % 2 ? 61 : 23);
+        Spec spec{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
+        spec.round = ++round;
+        spec.counts.assign(ranks, round % 2 ? 61 : 23);
         const size_t element = size_of(DType(t)), shifts[] = {0, element, 3 * element, 16};
-        play.shift = shifts[round % 4];
-        play.nature = round % 5 == 2 ? Nature::kTiny : Nature::kNearOne;
-        run.add({algorithm, play});
+        spec.shift = shifts[round % 4];
+        spec.nature = round % 5 == 2 ? Nature::kTiny : Nature::kNearOne;
+        run.add({algorithm, spec});
       }
     }
   }
@@ -136,11 +136,11 @@ void odd_values(Runner& run, uint32_t ranks, Nature nature, const char* name) {
   for (size_t t = size_t(DType::kF16); t < kernel::kDTypeCount; ++t) {  // the types after the integers
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum, ReduceOp::kMax, ReduceOp::kMin}) {
       if (!kernel::level().reduce(DType(t), op)) continue;
-      Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = op, .counts = {}, .round = ++round};
-      play.counts.assign(ranks, 29);
-      play.nature = nature;
-      run.add({DeviceAlgorithm::kReducePackets, play});
-      run.add({DeviceAlgorithm::kReduceChunks, play});
+      Spec spec{.collective = Collective::kAllReduce, .dtype = DType(t), .op = op, .counts = {}, .round = ++round};
+      spec.counts.assign(ranks, 29);
+      spec.nature = nature;
+      run.add({DeviceAlgorithm::kReducePackets, spec});
+      run.add({DeviceAlgorithm::kReduceChunks, spec});
     }
   }
   run.close();
@@ -152,23 +152,23 @@ void every_offset(Runner& run, uint32_t ranks) {
   for (size_t shift = 0; shift <= 16; ++shift) {
     for (const auto& [algorithm, collective] : test::kWays) {
       if (collective == Collective::kBarrier) continue;
-      Play play = test::play_of(collective, 77, int(ranks), ++round);
-      play.dtype = DType::kU8, play.shift = shift;
-      run.add({algorithm, play});
+      Spec spec = test::spec_of(collective, 77, int(ranks), ++round);
+      spec.dtype = DType::kU8, spec.shift = shift;
+      run.add({algorithm, spec});
     }
   }
   run.close();
 }
 
-std::string on_cpu(const Play& play, int ranks, const kernel::Level& level, kernel::Algorithm algorithm) {
+std::string on_cpu(const Spec& spec, int ranks, const kernel::Level& level, kernel::Algorithm algorithm) {
   test::Lanes lanes(ranks);
   std::vector<std::string> wrong(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      test::Side side(play, r, ranks);
+      test::Side side(spec, r, ranks);
       const WaitRules rules = test::rules_of(std::chrono::seconds(20));
-      kernel::CpuExec ex(side.width(), level.reduce(play.dtype, play.op), lanes[r].factors().data(), rules);
+      kernel::CpuExec ex(side.width(), level.reduce(spec.dtype, spec.op), lanes[r].factors().data(), rules);
       const bool ok = kernel::launch_cpu(algorithm, ex, lanes[r], side.work());
       wrong[size_t(r)] = ok ? side.verdict() : "rank " + std::to_string(r) + ": a wait did not end well";
     });
@@ -180,31 +180,34 @@ std::string on_cpu(const Play& play, int ranks, const kernel::Level& level, kern
 
 }  // namespace
 
-std::string describe(const Act& act) { return std::string(kernel::name(act.algorithm)) + " " + describe(act.play); }
+std::string describe(const Case& test_case) {
+  return std::string(kernel::name(test_case.algorithm)) + " " + describe(test_case.spec);
+}
 
-bool fits(const Act& act, const DeviceShape& shape) {
+bool fits(const Case& test_case, const DeviceShape& shape) {
   std::vector<kernel::Piece> table(2 * size_t(shape.ranks));
   for (uint32_t r = 0; r < shape.ranks; ++r) {
-    const test::Side side(act.play, int(r), int(shape.ranks));
-    const kernel::Job job = kernel::job_of(act.algorithm, side.work(), r, shape.ranks, side.width(), 0, table.data());
-    if (!kernel::can_do(act.algorithm, job, shape, table.data())) return false;
+    const test::Side side(test_case.spec, int(r), int(shape.ranks));
+    const kernel::Job job =
+        kernel::job_of(test_case.algorithm, side.work(), r, shape.ranks, side.width(), 0, table.data());
+    if (!kernel::can_do(test_case.algorithm, job, shape, table.data())) return false;
   }
   return true;
 }
 
-std::vector<Act> some_acts(uint32_t ranks, const DeviceShape& shape, uint64_t first_round) {
-  std::vector<Act> acts;
+std::vector<Case> some_cases(uint32_t ranks, const DeviceShape& shape, uint64_t first_round) {
+  std::vector<Case> cases;
   uint64_t round = first_round;
   for (const auto& [algorithm, collective] : test::kWays) {
     const bool chunks = algorithm == DeviceAlgorithm::kReduceChunks || algorithm == DeviceAlgorithm::kExchangeChunks;
-    Act act{algorithm, test::play_of(collective, chunks ? 3001 : 45, int(ranks), ++round)};
-    act.play.shift = round % 4;
-    if (fits(act, shape)) acts.push_back(act);
+    Case test_case{algorithm, test::spec_of(collective, chunks ? 3001 : 45, int(ranks), ++round)};
+    test_case.spec.shift = round % 4;
+    if (fits(test_case, shape)) cases.push_back(test_case);
   }
-  return acts;
+  return cases;
 }
 
-void run_cases(const MakeStage& make, const CaseOptions& options, Report& report) {
+void run_cases(const MakeChannel& make, const CaseOptions& options, Report& report) {
   Runner run(make, options, report);
   for (const uint32_t ranks : options.ranks) {
     every_count(run, ranks, options.lean, 0, "counts");
@@ -229,11 +232,11 @@ void run_cpu_path(const CaseOptions& options, Report& report) {
         const DType type = DType(i / kernel::kReduceOpCount);
         const ReduceOp op = ReduceOp(i % kernel::kReduceOpCount);
         if (!level->reduce(type, op) || (options.lean && ++round % 4 != 0)) continue;
-        Play play{.collective = Collective::kAllReduce, .dtype = type, .op = op, .counts = {}, .round = ++round};
-        play.counts.assign(ranks, 2049);
+        Spec spec{.collective = Collective::kAllReduce, .dtype = type, .op = op, .counts = {}, .round = ++round};
+        spec.counts.assign(ranks, 2049);
         const auto algorithm = round % 2 ? kernel::Algorithm::kReduceOneShot : kernel::Algorithm::kReducePipelined;
-        report.check(std::string("the CPU's path, ") + level->name + ": " + describe(play),
-                     on_cpu(play, int(ranks), *level, algorithm));
+        report.check(std::string("the CPU's path, ") + level->name + ": " + describe(spec),
+                     on_cpu(spec, int(ranks), *level, algorithm));
       }
     }
     report.print(Line()

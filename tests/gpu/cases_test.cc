@@ -1,4 +1,4 @@
-// Tests of the GPU tests' own code on a machine without a GPU: threads play the cases, and the tests check the JSON
+// Tests of the GPU tests' own code on a machine without a GPU: threads run the cases, and the tests check the JSON
 // lines and the hub over which processes meet.
 
 #include <gtest/gtest.h>
@@ -19,31 +19,32 @@ namespace {
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
-/// Threads play the cases. A spoiled stage drops the memory order of one lane's signals.
-class TwinStage : public Stage {
+/// Threads run the cases. A spoiled channel drops the memory order of one lane's signals.
+class HostChannel : public TestChannel {
  public:
-  TwinStage(const StageShape& shape, std::set<std::string>* seen)
-      : twins_({shape.device, 2, shape.first_epoch, shape.first_chunk}), seen_(seen) {}
+  HostChannel(const ChannelShape& shape, std::set<std::string>* seen)
+      : devices_({shape.device, 2, shape.first_epoch, shape.first_chunk}), seen_(seen) {}
 
-  std::string perform(const std::vector<Act>& acts) override {
-    std::vector<std::string> wrong(size_t(twins_.ranks()));
-    test::as_threads(twins_.ranks(), [&](int rank) {
-      test::Batch batch(twins_, rank);
-      for (const Act& act : acts) batch.add(act.algorithm, act.play);
+  std::string perform(const std::vector<Case>& cases) override {
+    std::vector<std::string> wrong(size_t(devices_.ranks()));
+    test::as_threads(devices_.ranks(), [&](int rank) {
+      test::Batch batch(devices_, rank);
+      for (const Case& test_case : cases) batch.add(test_case.algorithm, test_case.spec);
       wrong[size_t(rank)] = batch.run();
     });
-    for (const Act& act : acts) {
-      seen_->insert(kernel::name(act.algorithm) + std::string(" ") + std::to_string(int(act.play.collective)));
-      seen_->insert(std::string(nvx::name(act.play.dtype)) + " " + nvx::name(act.play.op));
+    for (const Case& test_case : cases) {
+      seen_->insert(kernel::name(test_case.algorithm) + std::string(" ") +
+                    std::to_string(int(test_case.spec.collective)));
+      seen_->insert(std::string(nvx::name(test_case.spec.dtype)) + " " + nvx::name(test_case.spec.op));
     }
     for (const std::string& w : wrong) {
       if (!w.empty()) return w;
     }
-    return twins_.guards_are_whole() ? "" : "a kernel wrote outside its memory";
+    return devices_.guards_are_whole() ? "" : "a kernel wrote outside its memory";
   }
 
  private:
-  test::Twins twins_;
+  test::SimulatedDevices devices_;
   std::set<std::string>* seen_;
 };
 
@@ -53,9 +54,9 @@ std::string output_of(const std::function<void()>& body) {
   return testing::internal::GetCapturedStdout();
 }
 
-TEST(GpuCases, AllAreRightWhereThreadsPlayThem) {
+TEST(GpuCases, AllAreRightOnSimulatedDevices) {
   std::set<std::string> seen;
-  const MakeStage make = [&](const StageShape& shape) { return std::make_unique<TwinStage>(shape, &seen); };
+  const MakeChannel make = [&](const ChannelShape& shape) { return std::make_unique<HostChannel>(shape, &seen); };
   Report report("correct", std::chrono::seconds(240));
   run_cases(make, {.ranks = {1, 3}, .lean = test::as_fast(0, 1) == 1}, report);
   EXPECT_EQ(report.failed(), 0u);
@@ -68,26 +69,26 @@ TEST(GpuCases, AllAreRightWhereThreadsPlayThem) {
   }
 }
 
-/// A stage that reports an error for every seventh kernel.
-class WrongStage : public Stage {
+/// A channel that reports an error for every seventh kernel.
+class WrongChannel : public TestChannel {
  public:
-  explicit WrongStage(int* kernels) : kernels_(kernels) {}
-  std::string perform(const std::vector<Act>&) override { return ++*kernels_ % 7 == 0 ? "wrong output" : ""; }
+  explicit WrongChannel(int* kernels) : kernels_(kernels) {}
+  std::string perform(const std::vector<Case>&) override { return ++*kernels_ % 7 == 0 ? "wrong output" : ""; }
 
  private:
   int* kernels_;
 };
 
 TEST(GpuCases, WrongResultsAreCountedAndReported) {
-  int kernels = 0, stages = 0;
+  int kernels = 0, channels = 0;
   Report report("correct", std::chrono::seconds(60));
   const std::string said = output_of([&] {
-    run_cases([&](const StageShape&) { return ++stages, std::make_unique<WrongStage>(&kernels); }, {.ranks = {2}},
+    run_cases([&](const ChannelShape&) { return ++channels, std::make_unique<WrongChannel>(&kernels); }, {.ranks = {2}},
               report);
     EXPECT_EQ(report.finish(), 1);
   });
   EXPECT_EQ(report.failed(), uint64_t(kernels / 7));
-  EXPECT_GT(stages, kernels / 7);  // a fresh channel follows each failure
+  EXPECT_GT(channels, kernels / 7);  // a fresh channel follows each failure
   EXPECT_NE(said.find("\"why\": \"wrong output\""), std::string::npos);
   EXPECT_NE(said.find("\"end\": \"failed\""), std::string::npos);
 }
@@ -96,7 +97,7 @@ TEST(GpuCases, ATimeLimitIsReported) {
   int kernels = 0;
   Report report("correct", std::chrono::milliseconds(0));
   const std::string said = output_of([&] {
-    run_cases([&](const StageShape&) { return std::make_unique<WrongStage>(&kernels); }, {.ranks = {2}}, report);
+    run_cases([&](const ChannelShape&) { return std::make_unique<WrongChannel>(&kernels); }, {.ranks = {2}}, report);
   });
   EXPECT_EQ(kernels, 0);
   EXPECT_NE(said.find("\"why\": \"time ran out\""), std::string::npos);
@@ -106,9 +107,9 @@ TEST(GpuCases, ChannelsTooWideForTheDeviceAreLeftOut) {
   uint32_t most = 0, fewest = 99;
   int kernels = 0;
   Report report("correct", std::chrono::seconds(60));
-  const MakeStage make = [&](const StageShape& shape) {
+  const MakeChannel make = [&](const ChannelShape& shape) {
     most = std::max(most, shape.device.ranks * shape.device.blocks), fewest = std::min(fewest, shape.device.ranks);
-    return std::make_unique<WrongStage>(&kernels);
+    return std::make_unique<WrongChannel>(&kernels);
   };
   (void)output_of([&] { run_cases(make, {.ranks = {2, 8}, .most_blocks = 4}, report); });
   EXPECT_EQ(most, 4u);
@@ -151,7 +152,7 @@ std::vector<std::byte> bytes_of(const std::string& text) {
   return {at, at + text.size()};
 }
 
-/// Threads play the processes of a part and meet over a hub.
+/// Threads run the processes of a part, which communicate over a hub.
 std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const std::function<void(Member&)>& body) {
   Hub hub(members);
   std::vector<std::thread> threads;

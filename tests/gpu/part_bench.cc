@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "gpu/control.h"
 #include "gpu/parts.h"
-#include "gpu/script.h"
+#include "gpu/rank_program.h"
 #include "gpu/without.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/capture.h"

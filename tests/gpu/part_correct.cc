@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "gpu/parts.h"
-#include "gpu/script.h"
+#include "gpu/rank_program.h"
 #include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpu {
@@ -83,7 +83,7 @@ int correct(const PartOptions& options) {
   cases.most_blocks = resident_blocks();
   cases.lean = options.lean;
   if (!options.ranks.empty()) cases.ranks = options.ranks;
-  const MakeStage make = [](const StageShape& shape) { return std::make_unique<World>(shape, World::How::kFused); };
+  const MakeChannel make = [](const ChannelShape& shape) { return std::make_unique<World>(shape, World::How::kFused); };
   run_cases(make, cases, report);
   if (!options.lean) run_cpu_path({.ranks = {2, 3, 8}}, report);
   return report.finish();
@@ -111,11 +111,11 @@ int streams(const PartOptions& options) {
       // All operations are launched before any is waited for, so the ranks run several rounds without the host in
       // between.
       World world({{n, blocks, 256, 2048}, uint32_t(-20), 0}, how);
-      const std::vector<Act> acts = some_acts(n, world.shape(), 100 * n);
+      const std::vector<Case> cases = some_cases(n, world.shape(), 100 * n);
       uint64_t done = 0;
-      for (size_t at = 0; at < acts.size(); at += kernel::kLaunchJobs) {
-        const size_t end = std::min(at + kernel::kLaunchJobs, acts.size());
-        const std::vector<Act> some(acts.begin() + long(at), acts.begin() + long(end));
+      for (size_t at = 0; at < cases.size(); at += kernel::kLaunchJobs) {
+        const size_t end = std::min(at + kernel::kLaunchJobs, cases.size());
+        const std::vector<Case> some(cases.begin() + long(at), cases.begin() + long(end));
         if (!report.check(std::string(name) + ", " + std::to_string(n) + " ranks", world.perform(some))) break;
         done += some.size();
       }

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "gpu/parts.h"
-#include "gpu/script.h"
+#include "gpu/rank_program.h"
 
 namespace nvx::gpu {
 namespace {
@@ -16,9 +16,9 @@ using kernel::DeviceAlgorithm;
 constexpr uint32_t kRanks = 3, kAbsent = 2;
 
 /// Whether a rank can finish without data from the absent one. The root is rank 0.
-bool ends_well(const Act& act, uint32_t rank) {
-  const Collective c = act.play.collective;
-  if (act.algorithm == DeviceAlgorithm::kReduceChunks) return false;
+bool ends_well(const Case& test_case, uint32_t rank) {
+  const Collective c = test_case.spec.collective;
+  if (test_case.algorithm == DeviceAlgorithm::kReduceChunks) return false;
   if (c == Collective::kReduce || c == Collective::kGather) return rank != 0;
   return c == Collective::kBroadcast || c == Collective::kScatter;
 }
@@ -28,12 +28,12 @@ double ms_since(Clock::time_point began) {
 }
 
 /// Empty: the verdicts of ranks 0 and 1 name the absent rank and the expected reason.
-std::string judge(const World& world, const Act& act, Waited how) {
+std::string judge(const World& world, const Case& test_case, Waited how) {
   for (uint32_t r = 0; r < kAbsent; ++r) {
     const kernel::DeviceVerdict& v = world.control(r).verdict;
     const std::string complaint =
-        "rank " + std::to_string(r) + ", " + describe(act) + ": " + verdict_of(world.control(r));
-    if (ends_well(act, r)) {
+        "rank " + std::to_string(r) + ", " + describe(test_case) + ": " + verdict_of(world.control(r));
+    if (ends_well(test_case, r)) {
       if (v.state != 0) return complaint + ", though it waits for nobody";
       continue;
     }
@@ -47,40 +47,41 @@ std::string judge(const World& world, const Act& act, Waited how) {
 /// Empty: a fresh channel on this device still gives correct results.
 std::string works_on(World::How how) {
   World fresh({{kRanks, 2, 256, 2048}, 0, 0}, how);
-  return fresh.perform(some_acts(kRanks, fresh.shape(), 900));
+  return fresh.perform(some_cases(kRanks, fresh.shape(), 900));
 }
 
-std::vector<Act> acts_to_miss() {
-  std::vector<Act> acts;
+std::vector<Case> acts_to_miss() {
+  std::vector<Case> cases;
   for (const auto& [algorithm, collective] : test::kWays)
-    acts.push_back({algorithm, test::play_of(collective, 33, int(kRanks), 0)});
-  return acts;
+    cases.push_back({algorithm, test::spec_of(collective, 33, int(kRanks), 0)});
+  return cases;
 }
 
 constexpr World::How kHows[] = {World::How::kFused, World::How::kStreams};
 const char* name(World::How how) { return how == World::How::kFused ? "fused" : "streams"; }
 
 /// Runs one operation without the last rank, and then one on the failed channel, which must write nothing.
-std::string miss(World& world, const Act& act, uint64_t timeout_ns, Waited how, double* ms,
+std::string miss(World& world, const Case& test_case, uint64_t timeout_ns, Waited how, double* ms,
                  const std::function<void()>& meanwhile) {
-  std::vector<Script> scripts = world.write({act}, timeout_ns);
+  std::vector<RankProgram> programs = world.write({test_case}, timeout_ns);
   const auto began = Clock::now();
-  world.launch(scripts, kAbsent);
+  world.launch(programs, kAbsent);
   if (meanwhile) meanwhile();
-  if (std::string wrong = world.wait(std::chrono::seconds(20)); !wrong.empty()) return describe(act) + ": " + wrong;
+  if (std::string wrong = world.wait(std::chrono::seconds(20)); !wrong.empty())
+    return describe(test_case) + ": " + wrong;
   *ms = ms_since(began);
-  if (std::string wrong = judge(world, act, how); !wrong.empty()) return wrong;
+  if (std::string wrong = judge(world, test_case, how); !wrong.empty()) return wrong;
   for (uint32_t r = 0; r < kAbsent; ++r) {
-    if (ends_well(act, r)) continue;
-    if (std::string wrong = scripts[r].untouched(); !wrong.empty()) return wrong;
+    if (ends_well(test_case, r)) continue;
+    if (std::string wrong = programs[r].untouched(); !wrong.empty()) return wrong;
   }
-  if (ends_well(act, 0) || ends_well(act, 1)) return "";
-  const Act next{DeviceAlgorithm::kReducePackets, test::play_of(Collective::kAllReduce, 29, int(kRanks), 1)};
-  scripts = world.write({next}, timeout_ns);
-  world.launch(scripts, kAbsent);
+  if (ends_well(test_case, 0) || ends_well(test_case, 1)) return "";
+  const Case next{DeviceAlgorithm::kReducePackets, test::spec_of(Collective::kAllReduce, 29, int(kRanks), 1)};
+  programs = world.write({next}, timeout_ns);
+  world.launch(programs, kAbsent);
   if (std::string wrong = world.wait(std::chrono::seconds(20)); !wrong.empty()) return describe(next) + ": " + wrong;
   for (uint32_t r = 0; r < kAbsent; ++r) {
-    if (std::string wrong = scripts[r].untouched(); !wrong.empty()) return "after a failure: " + wrong;
+    if (std::string wrong = programs[r].untouched(); !wrong.empty()) return "after a failure: " + wrong;
   }
   return "";
 }
@@ -93,15 +94,15 @@ int absent(const PartOptions& options) {
   resident_blocks();  // loads the kernels, so that loading is not timed
   for (const World::How how : kHows) {
     double longest = 0;
-    for (const Act& act : acts_to_miss()) {
+    for (const Case& test_case : acts_to_miss()) {
       if (!report.has_time()) {
-        report.cut_short(describe(act));
+        report.cut_short(describe(test_case));
         continue;
       }
       World world({{kRanks, 2, 256, 2048}, uint32_t(-2), 0}, how);
       double ms = 0;
-      report.check(std::string(name(how)) + ": " + describe(act),
-                   miss(world, act, kTimeout, Waited::kTimedOut, &ms, {}));
+      report.check(std::string(name(how)) + ": " + describe(test_case),
+                   miss(world, test_case, kTimeout, Waited::kTimedOut, &ms, {}));
       longest = std::max(longest, ms);
     }
     report.print(Line().add("how", name(how)).add("patience_ms", 200).add("longest_ms", longest));
@@ -117,10 +118,10 @@ int abort_word(const PartOptions& options) {
   resident_blocks();
   for (const World::How how : kHows) {
     double longest = 0;
-    for (const Act& act : acts_to_miss()) {
-      if (ends_well(act, 0) || ends_well(act, 1)) continue;
+    for (const Case& test_case : acts_to_miss()) {
+      if (ends_well(test_case, 0) || ends_well(test_case, 1)) continue;
       if (!report.has_time()) {
-        report.cut_short(describe(act));
+        report.cut_short(describe(test_case));
         continue;
       }
       World world({{kRanks, 2, 256, 2048}, 0, 0}, how);
@@ -130,7 +131,8 @@ int abort_word(const PartOptions& options) {
         for (uint32_t r = 0; r < kAbsent; ++r) std::atomic_ref(world.control(r).abort).store(1);
       };
       // The timeout is zero, so only the abort ends the kernel.
-      report.check(std::string(name(how)) + ": " + describe(act), miss(world, act, 0, Waited::kAlarmed, &ms, raise));
+      report.check(std::string(name(how)) + ": " + describe(test_case),
+                   miss(world, test_case, 0, Waited::kAlarmed, &ms, raise));
       longest = std::max(longest, ms - 30);
     }
     report.print(Line().add("how", name(how)).add("longest_ms", longest));

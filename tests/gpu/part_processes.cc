@@ -21,13 +21,13 @@ namespace {
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
-// The messages of a rank: a letter, then the content.
+// The messages of a rank: a character for its kind, then the content.
 constexpr char kCheck = 'C', kLine = 'L', kSkip = 'S';
 
 /// Sends a rank's results to the report of the parent.
-class Voice {
+class ResultSender {
  public:
-  explicit Voice(Member& member) : member_(member) {}
+  explicit ResultSender(Member& member) : member_(member) {}
   void line(const Line& line) { member_.send(kLine + line.text()); }
   void skip(const std::string& why) { member_.send(kSkip + why); }
   bool check(const std::string& what, const std::string& wrong) {
@@ -106,102 +106,103 @@ std::string perform(Report& report, const Cast& cast) {
 
 // ---- in the ranks' processes
 
-std::string as_told(Rank& rank, Script& script) {
+std::string error_of(Rank& rank, RankProgram& program) {
   if (const std::string wrong = verdict_of(rank.control()); !wrong.empty()) return wrong;
-  return script.verdict();
+  return program.verdict();
 }
 
-StageShape shape_of(uint32_t ranks) {
+ChannelShape shape_of(uint32_t ranks) {
   const uint32_t blocks = std::max(1u, std::min(4u, resident_blocks() / ranks));
   return {{ranks, blocks, 256, 2048}, uint32_t(-10), 0};
 }
 
-void report_start(Voice& voice, Rank& rank, const StartTimes& times) {
+void report_start(ResultSender& results, Rank& rank, const StartTimes& times) {
   PeerMappings& mappings = rank.mappings();
-  voice.line(Line()
-                 .add("start", "processes")
-                 .add("ranks", rank.shape().ranks)
-                 .add("kind", name(mappings.agreement().kind))
-                 .add("why_not_better", mappings.agreement().why_not_better)
-                 .add("fallbacks", mappings.fallbacks())
-                 .add("share_ms", times.share)
-                 .add("channel_ms", times.channel)
-                 .add("init_ms", times.share + times.channel)
-                 .add("arena_bytes", uint64_t(mappings.arena().region().bytes()))
-                 .add("pad_bytes", uint64_t(rank.pad_bytes())));
+  results.line(Line()
+                   .add("start", "processes")
+                   .add("ranks", rank.shape().ranks)
+                   .add("kind", name(mappings.agreement().kind))
+                   .add("why_not_better", mappings.agreement().why_not_better)
+                   .add("fallbacks", mappings.fallbacks())
+                   .add("share_ms", times.share)
+                   .add("channel_ms", times.channel)
+                   .add("init_ms", times.share + times.channel)
+                   .add("arena_bytes", uint64_t(mappings.arena().region().bytes()))
+                   .add("pad_bytes", uint64_t(rank.pad_bytes())));
 }
 
-void play(Member& member, Voice& voice, const Place& place) {
+void run_member(Member& member, ResultSender& results, const Place& place) {
   StartTimes times;
   Rank rank(member, shape_of(member.members()), place, &times);
-  report_start(voice, rank, times);
+  report_start(results, rank, times);
   const ShareKind kind = rank.mappings().agreement().kind;
-  if (place.kind && !voice.check("the requested kind", kind == *place.kind ? "" : name(kind))) return;
-  const std::vector<Act> acts = some_acts(member.members(), rank.shape(), 7);
+  if (place.kind && !results.check("the requested kind", kind == *place.kind ? "" : name(kind))) return;
+  const std::vector<Case> cases = some_cases(member.members(), rank.shape(), 7);
   for (const size_t at_once : {size_t(1), size_t(4)}) {
-    for (size_t at = 0; at < acts.size(); at += 8) {
-      const std::vector<Act> some(acts.begin() + long(at), acts.begin() + long(std::min(at + 8, acts.size())));
-      Script script = rank.write(some, kTimeoutNs);
+    for (size_t at = 0; at < cases.size(); at += 8) {
+      const std::vector<Case> some(cases.begin() + long(at), cases.begin() + long(std::min(at + 8, cases.size())));
+      RankProgram program = rank.write(some, kTimeoutNs);
       member.barrier();  // otherwise the first launch would wait for the slowest upload
       const auto began = Clock::now();
-      rank.launch(script, at_once);
+      rank.launch(program, at_once);
       std::string wrong = rank.wait(std::chrono::seconds(45));
       const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began).count();
-      if (wrong.empty()) wrong = as_told(rank, script);
-      if (!voice.check(std::to_string(at_once) + " a launch, from " + describe(some[0]), wrong)) return;
+      if (wrong.empty()) wrong = error_of(rank, program);
+      if (!results.check(std::to_string(at_once) + " a launch, from " + describe(some[0]), wrong)) return;
       if (member.number() == 0) {
-        voice.line(Line()
-                       .add("operations", uint64_t(some.size()))
-                       .add("a_launch", uint64_t(at_once))
-                       .add("ranks", member.members())
-                       .add("ms", ms));
+        results.line(Line()
+                         .add("operations", uint64_t(some.size()))
+                         .add("a_launch", uint64_t(at_once))
+                         .add("ranks", member.members())
+                         .add("ms", ms));
       }
     }
   }
 }
 
 /// The last rank is killed while its kernel and another rank's wait for rank 0. Rank 0 launches after the kill.
-void outlive(Member& member, Voice& voice, const Place& place) {
+void outlive(Member& member, ResultSender& results, const Place& place) {
   constexpr uint64_t kTimeout = 6'000'000'000;  // longer than the end of a process with a device takes
   const uint32_t ranks = member.members();
   const int victim = int(ranks) - 1;
   StartTimes times;
   Rank rank(member, shape_of(ranks), place, &times);
   const auto sum = [](uint32_t n, size_t count, uint64_t round) {
-    Act act{DeviceAlgorithm::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {}, .round = round}};
-    act.play.counts.assign(n, count);
-    return act;
+    Case test_case{DeviceAlgorithm::kReduceChunks,
+                   {.collective = Collective::kAllReduce, .counts = {}, .round = round}};
+    test_case.spec.counts.assign(n, count);
+    return test_case;
   };
-  Script before = rank.write({sum(ranks, 2000, 1)}, kTimeoutNs);
+  RankProgram before = rank.write({sum(ranks, 2000, 1)}, kTimeoutNs);
   rank.launch(before, 1);
   std::string wrong = rank.wait(std::chrono::seconds(45));
-  if (!voice.check("before", wrong.empty() ? as_told(rank, before) : wrong)) return;
-  Script script = rank.write({sum(ranks, 20'000, 2), sum(ranks, 300, 3)}, kTimeout);
+  if (!results.check("before", wrong.empty() ? error_of(rank, before) : wrong)) return;
+  RankProgram program = rank.write({sum(ranks, 20'000, 2), sum(ranks, 300, 3)}, kTimeout);
   member.barrier();
-  if (member.number() != 0) rank.launch(script, 1);
+  if (member.number() != 0) rank.launch(program, 1);
   member.await_killing();
   const auto began = Clock::now();
-  if (member.number() == 0) rank.launch(script, 1);
+  if (member.number() == 0) rank.launch(program, 1);
   wrong = rank.wait(std::chrono::seconds(30));
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began).count();
   const kernel::DeviceVerdict& v = rank.control().verdict;
   if (wrong.empty() && (v.state == 0 || v.peer != victim || v.cause != kernel::Verdict::Cause::kWait))
     wrong = "it does not name the dead rank: " + verdict_of(rank.control());
   if (wrong.empty() && ms > 4000 + double(kTimeout) / 1e6) wrong = "the verdict took " + std::to_string(ms) + " ms";
-  if (wrong.empty()) wrong = script.untouched();
-  voice.line(Line()
-                 .add("killed", victim)
-                 .add("rank", member.number())
-                 .add("patience_ms", kTimeout / 1'000'000)
-                 .add("verdict_ms", ms));
-  if (!voice.check("a rank is killed", wrong)) return;
+  if (wrong.empty()) wrong = program.untouched();
+  results.line(Line()
+                   .add("killed", victim)
+                   .add("rank", member.number())
+                   .add("patience_ms", kTimeout / 1'000'000)
+                   .add("verdict_ms", ms));
+  if (!results.check("a rank is killed", wrong)) return;
   World fresh({{3, 2, 256, 2048}, 0, 0}, World::How::kFused);
-  voice.check("the device works on", fresh.perform(some_acts(3, fresh.shape(), 900)));
+  results.check("the device works on", fresh.perform(some_cases(3, fresh.shape(), 900)));
   Rank again(member, shape_of(member.members()), place, &times);
-  Script after = again.write(some_acts(member.members(), again.shape(), 40), kTimeoutNs);
+  RankProgram after = again.write(some_cases(member.members(), again.shape(), 40), kTimeoutNs);
   again.launch(after, 4);
   wrong = again.wait(std::chrono::seconds(45));
-  voice.check("a group of those who are left", wrong.empty() ? as_told(again, after) : wrong);
+  results.check("a group of those who are left", wrong.empty() ? error_of(again, after) : wrong);
 }
 
 /// The value of each rank.
@@ -236,7 +237,7 @@ std::optional<double> agreed_us(Member& member, const Stream& stream, int most, 
 }
 
 /// The slowest rank's time of an all-reduce, over successive launches.
-void measure(Member& member, Voice& voice, const Place& place, const Deadline& deadline) {
+void measure(Member& member, ResultSender& results, const Place& place, const Deadline& deadline) {
   const uint32_t ranks = member.members(), resident = resident_blocks();
   struct Spot {
     uint32_t blocks, packets, chunk_bytes;
@@ -247,7 +248,7 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
     if (spot.blocks == 0) continue;
     StartTimes times;
     Rank rank(member, {{ranks, spot.blocks, spot.packets, spot.chunk_bytes}, 0, 0}, place, &times);
-    report_start(voice, rank, times);
+    report_start(results, rank, times);
     const Memory tensor(spot.most);
     for (size_t bytes = spot.least; bytes <= spot.most; bytes *= bytes < 4096 ? 8 : 4) {
       for (const DeviceAlgorithm algorithm :
@@ -263,18 +264,18 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
         });
         if (!us) {
           if (member.number() == 0)
-            voice.line(Line().add("left_out", std::to_string(bytes) + " bytes and more").add("why", "time ran out"));
+            results.line(Line().add("left_out", std::to_string(bytes) + " bytes and more").add("why", "time ran out"));
           return;
         }
-        const bool ok = voice.check("timed", verdict_of(rank.control()));
+        const bool ok = results.check("timed", verdict_of(rank.control()));
         if (member.number() == 0 && ok) {
-          voice.line(Line()
-                         .add("bench", "all_reduce, processes")
-                         .add("algorithm", short_name(algorithm))
-                         .add("ranks", ranks)
-                         .add("blocks", spot.blocks)
-                         .add("bytes", uint64_t(bytes))
-                         .add("launch_us", *us));
+          results.line(Line()
+                           .add("bench", "all_reduce, processes")
+                           .add("algorithm", short_name(algorithm))
+                           .add("ranks", ranks)
+                           .add("blocks", spot.blocks)
+                           .add("bytes", uint64_t(bytes))
+                           .add("launch_us", *us));
         }
       }
     }
@@ -287,27 +288,27 @@ int be_rank(const std::vector<std::string>& arguments) {
   if (arguments.size() != 7) return 2;
   const std::string& role = arguments[0];
   Member member(Fd(std::stoi(arguments[1])), uint32_t(std::stoul(arguments[2])), uint32_t(std::stoul(arguments[3])));
-  Voice voice(member);
+  ResultSender results(member);
   try {
     const bool together = arguments[4] == "together";
     int devices = 0;
-    if (const std::string none = no_device(); !none.empty()) return voice.skip(none), 0;
+    if (const std::string none = no_device(); !none.empty()) return results.skip(none), 0;
     must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
     if (role == "measure" && !together && devices < int(member.members())) {
-      voice.skip("without MPS the ranks take turns on the GPU: their time slices would be measured");
+      results.skip("without MPS the ranks take turns on the GPU: their time slices would be measured");
       return 0;
     }
     const int device = int(member.number()) % devices;
     must(cudaSetDevice(device), "cudaSetDevice");
     const Place place{device, kind_of(arguments[6])};
-    if (role == "play") play(member, voice, place);
-    if (role == "outlive") outlive(member, voice, place);
+    if (role == "run") run_member(member, results, place);
+    if (role == "outlive") outlive(member, results, place);
     const auto left = std::chrono::milliseconds(std::stoll(arguments[5]) * 8 / 10);
-    if (role == "measure") measure(member, voice, place, Deadline::after(left));
+    if (role == "measure") measure(member, results, place, Deadline::after(left));
     (void)cudaDeviceReset();  // MPS refuses clients while it clears up after one that has just exited
   } catch (const std::exception& error) {
     try {
-      voice.check("its process", error.what());
+      results.check("its process", error.what());
     } catch (const Error&) {
     }
     return 1;
@@ -336,7 +337,7 @@ int perform_all(Report& report, const char* role, const PartOptions& options, co
 
 int processes(const PartOptions& options) {
   Report report("processes", options.span);
-  return perform_all(report, "play", options, {2, 4, 8});
+  return perform_all(report, "run", options, {2, 4, 8});
 }
 
 int killed(const PartOptions& options) {

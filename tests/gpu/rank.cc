@@ -55,7 +55,7 @@ std::optional<ShareKind> kind_of(const std::string& word) {
   throw Error(Code::kInvalid, "nvx: there is no kind of memory called " + word);
 }
 
-Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTimes* times)
+Rank::Rank(Member& member, const ChannelShape& shape, const Place& place, StartTimes* times)
     : shape_(shape.device), rank_(member.number()) {
   (void)resident_blocks();  // loads the kernels
   member.barrier();         // otherwise the slowest rank's context creation would be timed
@@ -73,7 +73,7 @@ Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTim
 }
 
 /// Each place where a peer writes for this rank holds a pad.
-void Rank::format(const StageShape& shape, Member& member) {
+void Rank::format(const ChannelShape& shape, Member& member) {
   const kernel::DevicePad pad{shape_};
   const kernel::DeviceState state{shape_};
   span_ = mappings_->arena().allocate(pad.bytes());
@@ -111,17 +111,17 @@ Rank::~Rank() {
   (void)mappings_.release();  // a kernel that hangs writes to the peers' mapped memory
 }
 
-Script Rank::write(const std::vector<Act>& acts, uint64_t timeout_ns) {
+RankProgram Rank::write(const std::vector<Case>& cases, uint64_t timeout_ns) {
   heap_->reset();
-  Script script(rank_, shape_.ranks, *heap_);
-  for (const Act& act : acts) script.add(act, timeout_ns);
-  script.upload();
-  return script;
+  RankProgram program(rank_, shape_.ranks, *heap_);
+  for (const Case& test_case : cases) program.add(test_case, timeout_ns);
+  program.upload();
+  return program;
 }
 
-void Rank::launch(const Script& script, size_t at_once) {
+void Rank::launch(const RankProgram& program, size_t at_once) {
   const kernel::DeviceChannel channel{shape_, rank_, state_->data(), &control()};
-  const Status status = script.launch(channel, at_once, stream_->get());
+  const Status status = program.launch(channel, at_once, stream_->get());
   if (!status.ok()) throw Error(status.code(), status.what());
 }
 

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "gpu/hub.h"
-#include "gpu/script.h"
+#include "gpu/rank_program.h"
 #include "memory/gpu/peer_mappings.h"
 
 namespace nvx::gpu {
@@ -23,13 +23,13 @@ struct Place {
 class Rank {
  public:
   /// A collective call of all ranks. Throws Error.
-  Rank(Member& member, const StageShape& shape, const Place& place, StartTimes* times);
+  Rank(Member& member, const ChannelShape& shape, const Place& place, StartTimes* times);
   ~Rank();
 
   /// This rank's side of operations, on the device.
-  Script write(const std::vector<Act>& acts, uint64_t timeout_ns);
+  RankProgram write(const std::vector<Case>& cases, uint64_t timeout_ns);
   /// Launches the operations, `at_once` of them in each launch.
-  void launch(const Script& script, size_t at_once);
+  void launch(const RankProgram& program, size_t at_once);
   void launch(std::span<const kernel::Job> jobs);
   /// Empty: the operations have ended, with a result or a verdict.
   std::string wait(std::chrono::milliseconds most);
@@ -41,7 +41,7 @@ class Rank {
   size_t pad_bytes() const { return kernel::DevicePad{shape_}.bytes(); }
 
  private:
-  void format(const StageShape& shape, Member& member);
+  void format(const ChannelShape& shape, Member& member);
 
   kernel::DeviceShape shape_;
   uint32_t rank_;

@@ -15,9 +15,9 @@ using kernel::Collective;
 using std::chrono::milliseconds;
 
 Status all_reduce(Group& group, size_t n) {
-  const Play play{.collective = Collective::kAllReduce, .dtype = DType::kF32, .counts = {n}};
-  Side side(play, group.rank(), group.size());
-  Operation operation = operation_of(play, side, group.size());
+  const Spec spec{.collective = Collective::kAllReduce, .dtype = DType::kF32, .counts = {n}};
+  Side side(spec, group.rank(), group.size());
+  Operation operation = operation_of(spec, side, group.size());
   return group.execute(operation);
 }
 

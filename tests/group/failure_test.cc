@@ -12,7 +12,7 @@ namespace {
 using kernel::Collective;
 using std::chrono::milliseconds;
 
-Play all_reduce_of(size_t n, DType dtype = DType::kF32) {
+Spec all_reduce_of(size_t n, DType dtype = DType::kF32) {
   return {.collective = Collective::kAllReduce, .dtype = dtype, .counts = {n}};
 }
 
@@ -65,9 +65,9 @@ TEST_P(Sizes, RootsThatDifferAreNamedSoon) {
   as_threads(2, [&](int rank) {
     Group group(store, options("roots", rank, 2));
     const size_t n = rank == 0 ? GetParam() : 10;
-    const Play play{.collective = Collective::kBroadcast, .root = rank, .counts = {n, n}};
+    const Spec spec{.collective = Collective::kBroadcast, .root = rank, .counts = {n, n}};
     Status status;
-    for (int i = 0; i < 5 && status.ok(); ++i) status = run(group, play);
+    for (int i = 0; i < 5 && status.ok(); ++i) status = run(group, spec);
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
     EXPECT_CONTAINS(status, "collective mismatch in group roots");
@@ -141,8 +141,8 @@ TEST(Failure, ARankThatExitsWithoutDestroyIsNamed) {
 /// A queued call, as the torch layer makes it, of an operation whose memory the task owns.
 class Queued : public Task {
  public:
-  Queued(Group& group, const Play& play)
-      : side_(play, group.rank(), group.size()), group_(group), operation_(operation_of(play, side_, group.size())) {}
+  Queued(Group& group, const Spec& spec)
+      : side_(spec, group.rank(), group.size()), group_(group), operation_(operation_of(spec, side_, group.size())) {}
   void perform(Carrier carrier) override {
     status_ = group_.run(operation_, carrier);
     ended = true;
@@ -341,9 +341,9 @@ TEST(Failure, QueuedOperationsRunInOrderBesideCalls) {
     Group group(store, options("order", rank, 2));
     std::vector<std::shared_ptr<Queued>> tasks;
     for (size_t i = 0; i < 20; ++i) {
-      Play play = all_reduce_of(i % 2 ? 30'000 : 30 + i);
-      play.round = i;
-      tasks.push_back(std::make_shared<Queued>(group, play));
+      Spec spec = all_reduce_of(i % 2 ? 30'000 : 30 + i);
+      spec.round = i;
+      tasks.push_back(std::make_shared<Queued>(group, spec));
       group.lane().submit(tasks.back());
       const bool calls = i % 5 == 4;
       ASSERT_EQ(calls ? perform(group, all_reduce_of(77)) : "", "");

@@ -15,19 +15,19 @@ namespace {
 using kernel::Collective;
 using std::chrono::milliseconds;
 
-std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
-  std::vector<Play> plays;
+std::vector<Spec> specs_at(const std::vector<size_t>& sizes, int ranks) {
+  std::vector<Spec> specs;
   uint64_t round = 0;
   for (const size_t n : sizes) {
     for (const Collective collective : kCollectives) {
-      Play play{.collective = collective, .counts = std::vector<size_t>(size_t(ranks), n), .round = ++round};
-      if (collective >= Collective::kAllToAll || collective == Collective::kAllGather) play.counts.back() += round % 5;
-      if (is_rooted(collective)) play.root = int(round) % ranks;
-      play.shift = round % 3;
-      plays.push_back(play);
+      Spec spec{.collective = collective, .counts = std::vector<size_t>(size_t(ranks), n), .round = ++round};
+      if (collective >= Collective::kAllToAll || collective == Collective::kAllGather) spec.counts.back() += round % 5;
+      if (is_rooted(collective)) spec.root = int(round) % ranks;
+      spec.shift = round % 3;
+      specs.push_back(spec);
     }
   }
-  return plays;
+  return specs;
 }
 
 class Groups : public testing::TestWithParam<int> {};
@@ -35,11 +35,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Groups, testing::Values(1, 2, 3, 5));
 
 TEST_P(Groups, OfThreadsRunEveryCollective) {
   MemoryStore store;
-  const auto plays = plays_at({0, 1, 1000, as_fast(100'000, 5'000), 20'001}, GetParam());
+  const auto specs = specs_at({0, 1, 1000, as_fast(100'000, 5'000), 20'001}, GetParam());
   as_threads(GetParam(), [&](int rank) {
     Group group(store, options("threads", rank, GetParam(), uint32_t(-20)));
-    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
-    EXPECT_EQ(group.sequence(), plays.size());
+    for (const Spec& spec : specs) ASSERT_EQ(perform(group, spec), "");
+    EXPECT_EQ(group.sequence(), specs.size());
     ASSERT_TRUE(barrier(group).ok());  // no rank leaves while others still run
   });
 }
@@ -47,10 +47,10 @@ TEST_P(Groups, OfThreadsRunEveryCollective) {
 TEST_P(Groups, OfProcessesRunEveryCollective) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
-  const auto plays = plays_at({0, 1, 1000, 20'001, 100'000}, GetParam());
+  const auto specs = specs_at({0, 1, 1000, 20'001, 100'000}, GetParam());
   all_end_well(GetParam(), [&](int rank) {
     Group group(store, options("processes", rank, GetParam(), (1u << 31) - 20));
-    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
+    for (const Spec& spec : specs) ASSERT_EQ(perform(group, spec), "");
     ASSERT_TRUE(barrier(group).ok());
   });
 }

@@ -22,7 +22,7 @@ TEST_P(DifferentRoots, ThatDifferAreReportedByTheNextOperations) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, hosts.options("roots", rank));
-    const Play before{.collective = Collective::kAllReduce, .dtype = DType::kI32, .counts = {3, 3}};
+    const Spec before{.collective = Collective::kAllReduce, .dtype = DType::kI32, .counts = {3, 3}};
     ASSERT_EQ(perform(group, before), "");
     Status status =
         run(group, {.collective = GetParam().collective, .dtype = DType::kI32, .root = rank, .counts = {5, 5}});
@@ -48,7 +48,7 @@ TEST(Roots, ThatDifferInTheLastOperationAreWarnedOf) {
     as_threads(2, [&](int rank) {
       Group group(store, options("last", rank, 2, uint32_t(-1)));
       for (int round = 0; round < 3; ++round) ASSERT_TRUE(barrier(group).ok());
-      const Play last{
+      const Spec last{
           .collective = Collective::kBroadcast, .dtype = DType::kI32, .root = differ ? rank : 0, .counts = {5, 5}};
       ASSERT_TRUE(run(group, last).ok());
     });

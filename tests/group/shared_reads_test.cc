@@ -43,8 +43,8 @@ TEST(SharedReads, AreOneAHost) {
   CountingStore store;
   as_threads(hosts.ranks(), [&](int rank) {
     Group group(store, hosts.options("shared", rank));
-    Play play{.collective = kernel::Collective::kAllReduce, .dtype = DType::kI32, .counts = {1000}};
-    ASSERT_EQ(perform(group, play), "");
+    Spec spec{.collective = kernel::Collective::kAllReduce, .dtype = DType::kI32, .counts = {1000}};
+    ASSERT_EQ(perform(group, spec), "");
     ASSERT_TRUE(barrier(group).ok());
   });
   for (const char* key : {"nvx/1/table", "nvx/1/addresses"}) {

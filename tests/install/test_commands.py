@@ -322,7 +322,7 @@ def test_explain_covers_several_hosts(capsys):
         assert "nvx explain: error: " in capsys.readouterr().err
 
 
-def test_simulate_plays_what_explain_names(capsys):
+def test_simulate_runs_the_schedule_that_explain_names(capsys):
     command = ["simulate", "allreduce", "4M", "--hosts", "4", "--ranks-per-host", "2", "--inter", "1GB/s"]
     assert cli.main(command) == 0
     line, header, row, *legend = capsys.readouterr().out.splitlines()

@@ -43,13 +43,13 @@ def gone(pid):
 
 
 class Evidence:
-    """Dry runs of the driver in this process or in their own, with a stand-in for the twin."""
+    """Dry runs of the driver in this process or in their own, with a stand-in for nvx_gpu_simulated."""
 
     def __init__(self, monkeypatch, folder):
         self.driver, self.monkeypatch = load(), monkeypatch
         self.folder, self.file, self.log = folder, folder / "found.json", folder / "log"
-        shutil.copy2(STAND_IN, folder / "nvx_gpu_twin")
-        (folder / "nvx_gpu_twin").chmod(0o755)
+        shutil.copy2(STAND_IN, folder / "nvx_gpu_simulated")
+        (folder / "nvx_gpu_simulated").chmod(0o755)
         monkeypatch.setenv("NVX_STAND_IN_LOG", str(self.log))
 
     def words(self, *words):
@@ -220,19 +220,19 @@ def test_every_choice_of_tests_chooses_some(file):
             assert any(chosen.evaluate(lambda word, name=name: word in name.lower()) for name in names), part
 
 
-TWIN = ROOT / "build" / "make" / "cpp"
-# `tests/gates/run played` builds what these need.
+SIMULATED = ROOT / "build" / "make" / "cpp"
+# `tests/gates/run simulated` builds what these need.
 BY_KERNELS = ("torch_graphs", "torch_pools", "torch_messages", "torch_places")
-NOT_PLAYED = "nvx was not built with NVX_PLAYED"
+NOT_PLAYED = "nvx was not built with NVX_SIMULATED"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_dry_run_has_every_part(tmp_path):
-    if "NVX_TEST_EVIDENCE" not in os.environ:  # the gate `played` runs most of these tests
+    if "NVX_TEST_EVIDENCE" not in os.environ:  # the gate `simulated` runs most of these tests
         pytest.skip("NVX_TEST_EVIDENCE=1 is not set: it takes 3 minutes")
-    if not (TWIN / "nvx_gpu_twin").exists():
-        pytest.skip(f"the twin is not built in {TWIN}")
+    if not (SIMULATED / "nvx_gpu_simulated").exists():
+        pytest.skip(f"nvx_gpu_simulated is not built in {SIMULATED}")
     file = tmp_path / "found.json"
     command = [sys.executable, str(DRIVER), "--dry-run", "--minutes", "14", "-J", str(file)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
@@ -240,7 +240,7 @@ def test_a_dry_run_has_every_part(tmp_path):
     assert list(found) == load().NAMES, told.stdout + told.stderr
     bad = {name: part["why"] for name, part in found.items() if part["state"] != "passed"}
     allowed = {"pairs": "pairs need two"} | (
-        {} if os.environ.get("NVX_PLAYED_DIR") else dict.fromkeys(BY_KERNELS, NOT_PLAYED)
+        {} if os.environ.get("NVX_SIMULATED_DIR") else dict.fromkeys(BY_KERNELS, NOT_PLAYED)
     )
     assert all(name in allowed and allowed[name] in why for name, why in bad.items()), bad
     assert all(part["rows"] or part["said"] for name, part in found.items() if name not in bad)

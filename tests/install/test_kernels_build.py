@@ -199,7 +199,7 @@ def test_a_kernel_that_does_not_compile_costs_the_kernels_and_not_the_build(buil
 
 
 @pytest.fixture
-def played(build, tmp_path):
+def simulated(build, tmp_path):
     """A build whose cmake only prints its arguments, and fails to build unless it was given an earlier failure."""
     program(
         tmp_path / "cmake",
@@ -214,22 +214,22 @@ def commands(ended):
     return [shlex.split(line)[1:] for line in ended.stdout.splitlines() if line.startswith("nvx: cmake ")]
 
 
-def test_a_build_that_fails_is_tried_once_without_kernels(played):
-    ended = played()
+def test_a_build_that_fails_is_tried_once_without_kernels(simulated):
+    ended = simulated()
     assert ended.returncode == 0
     first, _, second, _ = commands(ended)
     assert "-DNVX_CUDA_FAILED=" in first
     assert f"-DNVX_CUDA_FAILED={ERROR}" in second
 
 
-def test_a_build_for_a_torch_without_cuda_is_not_tried_again(played):
-    ended = played(cuda=None)
+def test_a_build_for_a_torch_without_cuda_is_not_tried_again(simulated):
+    ended = simulated(cuda=None)
     assert ended.returncode != 0 and len(commands(ended)) == 2
 
 
 @pytest.mark.parametrize("fails", ["csrc/x.cc:1:2: error: no", "c++: fatal error: Killed signal", "FAILED: x.cc.o"])
-def test_a_build_that_fails_for_the_host_is_not_tried_again(played, fails):
-    ended = played(FAILS=fails)
+def test_a_build_that_fails_for_the_host_is_not_tried_again(simulated, fails):
+    ended = simulated(FAILS=fails)
     assert ended.returncode != 0 and len(commands(ended)) == 2
 
 
@@ -251,9 +251,9 @@ int cuDeviceGetAttribute(int* value, int which, int device) {
     return library.parent
 
 
-def test_it_builds_for_the_visible_gpus(played, driver):
-    assert "-DTORCH_CUDA_ARCH_LIST=8.3;8.6;9.0+PTX" in commands(played(LD_LIBRARY_PATH=driver))[0]
-    asked = played(LD_LIBRARY_PATH=driver, TORCH_CUDA_ARCH_LIST="7.5")
+def test_it_builds_for_the_visible_gpus(simulated, driver):
+    assert "-DTORCH_CUDA_ARCH_LIST=8.3;8.6;9.0+PTX" in commands(simulated(LD_LIBRARY_PATH=driver))[0]
+    asked = simulated(LD_LIBRARY_PATH=driver, TORCH_CUDA_ARCH_LIST="7.5")
     assert "-DTORCH_CUDA_ARCH_LIST=7.5" in commands(asked)[0]
 
 

@@ -183,7 +183,7 @@ int fake_hold_copies(int held) { copies_held = held; return 0; }
 int cuStreamQuery(long stream) {
   return stream != 77 ? kInvalid : copies_held || polls++ % 3 == 0 ? kNotReady : need();
 }
-/* Tensors of the accelerator that tests play are not where their addresses say. */
+/* Tensors of the simulated accelerator are not where their addresses say. */
 static void* real(const void* at) {
   static void* (*const translate)(void*) = (void* (*)(void*))dlsym(RTLD_DEFAULT, "fake_device_real");
   return translate ? translate((void*)at) : (void*)at;
@@ -195,7 +195,7 @@ int cuMemcpyAsync(void* to, const void* from, size_t bytes, long stream) {
   if (bytes > 976) copied += bytes;
   return memcpy(real(to), real(from), bytes), refuses("cuMemcpyAsync") ? kInvalid : stream == 77 ? need() : kInvalid;
 }
-/* The accelerator that tests play has captures, and a mode for each thread. */
+/* The simulated accelerator has captures, and a mode for each thread. */
 int cuThreadExchangeStreamCaptureMode(int* mode) {
   static int (*const exchange)(int*) = (int (*)(int*))dlsym(RTLD_DEFAULT, "fake_device_exchange_capture_mode");
   static thread_local int alone = 0;

@@ -29,7 +29,7 @@ def replay(seed, options):
 
 def run_here(options):
     """Runs the worlds one after the other; returns the seeds that failed."""
-    began, failed, played = time.monotonic(), [], 0
+    began, failed, ran = time.monotonic(), [], 0
     worlds = Worlds(options.fresh)
     try:
         for seed in range(options.seed, options.seed + options.worlds):
@@ -37,7 +37,7 @@ def run_here(options):
                 break
             program = make(seed, options.hosts, options.timeout)
             found = worlds.run(program)
-            played += 1
+            ran += 1
             if found:
                 failed.append(seed)
                 print(f"FAILED {replay(seed, options)}", *found, "its program:", program, "", sep="\n", flush=True)
@@ -45,7 +45,7 @@ def run_here(options):
         worlds.close()
     took = time.monotonic() - began
     print(
-        f"{played} worlds from seed {options.seed} on {options.hosts} host(s) in {took:.1f} s: {len(failed)} failed",
+        f"{ran} worlds from seed {options.seed} on {options.hosts} host(s) in {took:.1f} s: {len(failed)} failed",
         flush=True,
     )
     return failed

@@ -1,4 +1,4 @@
-"""One rank of a world: plays the program, does its faults, and reports the history of its calls."""
+"""One rank of a world: runs the program, does its faults, and reports the history of its calls."""
 
 import ctypes
 import faulthandler
@@ -33,7 +33,7 @@ class Event:
     issued_after_failure: bool = False
 
 
-class Player:
+class ProgramRunner:
     def __init__(self, program, rank, tell):
         self.program, self.rank, self.tell = program, rank, tell
         self.expected = programs.Expected(program)
@@ -53,7 +53,7 @@ class Player:
         self.set_up_well = self.noted(SETUP, 0, make)
         return self.set_up_well
 
-    def play(self):
+    def run(self):
         for step in self.program.steps:
             for fault in self.program.faults_of(self.rank, step.number):
                 if self.suffer(fault, step) == "leaves":
@@ -357,24 +357,24 @@ def serve(connection, host, stacks, port):
                 program, rank, prefix = connection.recv()
             except EOFError:
                 return
-            play(connection, program, rank, dist.PrefixStore(prefix, server), held)
+            run_program(connection, program, rank, dist.PrefixStore(prefix, server), held)
 
 
 def leaves(program, rank):
     return any(f.rank == rank and f.kind == "leaves" for f in program.faults)
 
 
-def play(connection, program, rank, store, held):
-    player = Player(program, rank, connection.send)
-    if player.set_up(store):
-        player.play()
-    connection.send(("played", player.events))
+def run_program(connection, program, rank, store, held):
+    runner = ProgramRunner(program, rank, connection.send)
+    if runner.set_up(store):
+        runner.run()
+    connection.send(("ran", runner.events))
     if not leaves(program, rank):
-        connection.recv()  # until all have played: nobody leaves while another still calls
-    player.pending.clear()
-    player.groups.clear()
-    if player.set_up_well:
-        player.go_on()
+        connection.recv()  # until all have run it: nobody leaves while another still calls
+    runner.pending.clear()
+    runner.groups.clear()
+    if runner.set_up_well:
+        runner.go_on()
     if dist.is_initialized():
         dist.destroy_process_group()
-    connection.send(("done", held.grown(), player.events))
+    connection.send(("done", held.grown(), runner.events))

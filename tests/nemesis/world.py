@@ -83,7 +83,7 @@ class Worlds:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, program):
-        """Plays a program and returns the violations."""
+        """Runs a program and returns the violations."""
         self.number += 1
         if self.fresh:
             self._drop(list(self.members))
@@ -138,7 +138,7 @@ class Worlds:
                 for rank, seen in ranks.items():
                     if not seen.over and not leaves(program, rank):  # that one would take it for the next program
                         with contextlib.suppress(OSError):
-                            seen.member.connection.send("all have played")
+                            seen.member.connection.send("all have run it")
             self._receive(ranks, 0.005 if due or any(s.continues_at for s in ranks.values()) else 0.5)
         return []
 
@@ -174,7 +174,7 @@ class Worlds:
         kind, value, *more = message
         if kind == "stopped":
             seen.continues_at = time.monotonic() + value
-        elif kind == "played":
+        elif kind == "ran":
             seen.history = value
         else:
             seen.grown, seen.history = value, *more
@@ -183,4 +183,4 @@ class Worlds:
         seen.member.signal(signal.SIGCONT)
         seen.member.signal(signal.SIGUSR1)
         time.sleep(0.3)
-        return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'playing'}\n{seen.member.log()}"
+        return f"I3 rank {rank} hangs, {'leaving' if seen.history is not None else 'running'}\n{seen.member.log()}"

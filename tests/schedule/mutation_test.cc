@@ -24,7 +24,7 @@ constexpr Conditions kTrials[] = {{.depth = 16, .timing = Timing::kPostFirst, .s
                                   {.depth = 4, .memory = Memory::kShared, .seed = 3}};
 
 bool found_out(const Row& row, const Script& script) {
-  const auto wrong = [&](const Conditions& c) { return !breach(row, script.shape, play(script, c)).empty(); };
+  const auto wrong = [&](const Conditions& c) { return !breach(row, script.shape, run_script(script, c)).empty(); };
   if (std::any_of(std::begin(kTrials), std::end(kTrials), wrong)) return true;
   for (int late = 0; late < script.shape.size; ++late) {
     if (wrong({.depth = 16, .timing = Timing::kPostFirst, .late = late, .seed = 1})) return true;
@@ -244,7 +244,7 @@ TEST(Mutation, AnExecutorThatMindsNoHazardIsFound) {
     bool found = false;
     for (uint64_t seed = 0; seed < 20 && !found; ++seed) {
       const Conditions careless{.depth = 16, .timing = Timing::kPostFirst, .seed = seed, .hazards = Hazards::kIgnored};
-      found = !play(script, careless).error.empty();
+      found = !run_script(script, careless).error.empty();
     }
     const bool in_order = row.guarantee.depth(shape.size) > 1 || row.guarantee.order != schedule::Order::kNone;
     EXPECT_EQ(found, in_order && shape.size > 2) << name(row.collective) << " " << row.name;
@@ -282,7 +282,7 @@ TEST(Mutation, EachFaultHasItsName) {
     const Shape shape = shape_of({.collective = f.collective, .size = 2, .elements = 8});
     std::string error;
     for (uint64_t seed = 0; seed < 10 && error.find(f.name) == std::string::npos; ++seed) {
-      error = play({shape, {f.steps[0], f.steps[1]}, {64, 64}}, {.seed = seed}).error;
+      error = run_script({shape, {f.steps[0], f.steps[1]}, {64, 64}}, {.seed = seed}).error;
     }
     EXPECT_NE(error.find(f.name), std::string::npos) << f.name << " was: " << error;
   }

@@ -35,11 +35,11 @@ class Proof : public testing::TestWithParam<Row> {
                                   .timing = Timing(draw() % 3),
                                   .late = int(draw() % uint64_t(asked.size + 1)) - 1,
                                   .seed = draw()};
-      const Outcome outcome = play(script, conditions);
+      const Outcome outcome = run_script(script, conditions);
       ASSERT_EQ(breach(row, shape, outcome), "");
       if (depth == kDepths[0]) trees = outcome.trees;
       ASSERT_EQ(outcome.trees, trees) << "another order of combining; " << shape.text() << conditions.text();
-      ++played_;
+      ++runs_;
     }
   }
 
@@ -55,7 +55,7 @@ class Proof : public testing::TestWithParam<Row> {
 
   uint64_t draw() { return mix(++drawn_, 7) >> 8; }
 
-  uint64_t drawn_ = 0, played_ = 0;
+  uint64_t drawn_ = 0, runs_ = 0;
 };
 
 TEST_P(Proof, HoldsForAnyRanksCountsWindowsAndTimings) {
@@ -70,8 +70,8 @@ TEST_P(Proof, HoldsForAnyRanksCountsWindowsAndTimings) {
       }
     }
   }
-  EXPECT_GT(played_, 0u);
-  RecordProperty("played", int(played_));
+  EXPECT_GT(runs_, 0u);
+  RecordProperty("runs", int(runs_));
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, Proof, testing::ValuesIn(catalog().begin(), catalog().end()), [](const auto& info) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernel/gpu/launch_cuda.h"
-#include "support/plays.h"
+#include "support/specs.h"
 
 /// The device algorithms on a device: the memory of ranks that share it, and their sides of operations.
 namespace nvx::test {
@@ -76,11 +76,11 @@ class DeviceRanks {
   std::vector<std::unique_ptr<DeviceMemory>> pads_, states_, controls_;
 };
 
-/// One rank's side of a play, with its memory on the device.
+/// One rank's side of a spec, with its memory on the device.
 class KernelExecutor {
  public:
-  KernelExecutor(const Play& play, uint32_t rank, uint32_t ranks)
-      : side_(play, int(rank), int(ranks)), rank_(rank), ranks_(ranks) {
+  KernelExecutor(const Spec& spec, uint32_t rank, uint32_t ranks)
+      : side_(spec, int(rank), int(ranks)), rank_(rank), ranks_(ranks) {
     const kernel::Work work = side_.work();
     const size_t in_bytes = work.in ? work.count * side_.width() : 0;
     const size_t shift = reinterpret_cast<uintptr_t>(work.in ? work.in : work.out) % 16;

@@ -8,8 +8,8 @@
 #include "base/deadline.h"
 #include "group/group.h"
 #include "group/p2p/mailbox.h"
-#include "support/plays.h"
 #include "support/ranks.h"
+#include "support/specs.h"
 
 /// Groups of threads or of forked processes, and their operations.
 namespace nvx::test {
@@ -33,18 +33,18 @@ inline void in_group(const std::string& name, int ranks, const std::function<voi
   });
 }
 
-/// The operation of one rank's side of a play.
-inline Operation operation_of(const Play& play, const Side& side, int ranks) {
+/// The operation of one rank's side of a spec.
+inline Operation operation_of(const Spec& spec, const Side& side, int ranks) {
   const kernel::Fingerprint f = side.fingerprint();
   Operation o;
-  o.collective = play.collective;
-  o.dtype = play.dtype;
-  o.op = play.op;
-  o.root = play.root;
+  o.collective = spec.collective;
+  o.dtype = spec.dtype;
+  o.op = spec.op;
+  o.root = spec.root;
   o.in = side.in();
   o.out = side.out();
-  o.count = play.collective == kernel::Collective::kAllReduce || play.collective == kernel::Collective::kReduce
-                ? play.counts[0]
+  o.count = spec.collective == kernel::Collective::kAllReduce || spec.collective == kernel::Collective::kReduce
+                ? spec.counts[0]
                 : size_t(f.count);
   o.factor = side.factor();
   o.send = Pieces(size_t(ranks));
@@ -56,16 +56,16 @@ inline Operation operation_of(const Play& play, const Side& side, int ranks) {
   return o;
 }
 
-inline Status run(Group& group, const Play& play) {
-  Side side(play, group.rank(), group.size());
-  Operation operation = operation_of(play, side, group.size());
+inline Status run(Group& group, const Spec& spec) {
+  Side side(spec, group.rank(), group.size());
+  Operation operation = operation_of(spec, side, group.size());
   return group.execute(operation);
 }
 
-/// Runs a play in a group on this rank's thread. Returns what went wrong, or an empty text.
-inline std::string perform(Group& group, const Play& play) {
-  Side side(play, group.rank(), group.size());
-  Operation operation = operation_of(play, side, group.size());
+/// Runs a spec in a group on this rank's thread. Returns what went wrong, or an empty text.
+inline std::string perform(Group& group, const Spec& spec) {
+  Side side(spec, group.rank(), group.size());
+  Operation operation = operation_of(spec, side, group.size());
   const Status status = group.execute(operation);
   return status.ok() ? side.verdict() : status.what();
 }

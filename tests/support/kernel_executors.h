@@ -13,16 +13,16 @@
 #include "group/device/kernel_executor.h"
 #include "support/gpu_processes.h"
 #include "support/groups.h"
-#include "support/played_stream.h"
-#include "support/twin.h"
+#include "support/simulated_device.h"
+#include "support/simulated_stream.h"
 
 /// Ranks with a KernelExecutor each, on GPUs that the host simulates.
 namespace nvx::test {
 
 /// The blocks of a GPU. A kernel that finds no space waits for one that ends.
-class PlayedRoom {
+class SimulatedRoom {
  public:
-  explicit PlayedRoom(int blocks) : blocks_(blocks), free_(blocks) {}
+  explicit SimulatedRoom(int blocks) : blocks_(blocks), free_(blocks) {}
   int blocks() const { return blocks_; }
   void take(uint32_t blocks) {
     std::unique_lock lock(mutex_);
@@ -42,24 +42,24 @@ class PlayedRoom {
   int free_;
 };
 
-/// Runs kernels on threads, on streams (`PlayedStream`), each of which has an order of its own.
-class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
+/// Runs kernels on threads, on streams (`SimulatedStream`), each of which has an order of its own.
+class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
  public:
-  PlayedLauncher(std::shared_ptr<FakeDriver> driver, int device, std::shared_ptr<PlayedRoom> room)
+  SimulatedLauncher(std::shared_ptr<FakeDriver> driver, int device, std::shared_ptr<SimulatedRoom> room)
       : driver_(std::move(driver)), device_(device), room_(std::move(room)) {}
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                 std::span<const kernel::Piece> table, const kernel::MulticastView& view, void* stream) override {
     NVX_TRY(refusal);
     NVX_TRY(check(channel, jobs, table, view));
     ++launches, by_switch += kernel::is_multicast(jobs);
-    std::function<void()> kernel = play(channel, jobs, table, view);
+    std::function<void()> kernel = spec(channel, jobs, table, view);
     if (channel.by_replays) {
       graph.push_back(std::move(kernel));
       return {};
     }
     ++*running_;
     if (!stream) return {};  // a kernel that never ends
-    static_cast<PlayedStream*>(stream)->post([kernel = std::move(kernel), running = running_] {
+    static_cast<SimulatedStream*>(stream)->post([kernel = std::move(kernel), running = running_] {
       kernel();
       --*running;
     });
@@ -72,7 +72,7 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
     const bool hangs = kernel::is_multicast(jobs) && hangs_in_switch;
     if (!kernel::is_multicast(jobs)) NVX_TRY(trial_refusal);
     driver_->run(driver_, queue,
-                 [kernel = play(channel, jobs, table, view), job = jobs.front(), slow = slow, bends = bends, hangs] {
+                 [kernel = spec(channel, jobs, table, view), job = jobs.front(), slow = slow, bends = bends, hangs] {
                    std::this_thread::sleep_for(slow);
                    if (!hangs) kernel();
                    if (job.algorithm == bends) *job.recv.base ^= std::byte{1};
@@ -81,7 +81,7 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
   }
   Status facts(std::vector<kernel::KernelFacts>* facts) override {
     NVX_TRY(refusal);
-    facts->push_back({"played", 0, 0, room_->blocks()});
+    facts->push_back({"simulated", 0, 0, room_->blocks()});
     return {};
   }
 
@@ -107,29 +107,29 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
     return kernel::is_multicast(jobs) ? kernel::check_multicast(channel, jobs[0], view)
                                       : kernel::check_launch(channel, jobs, table);
   }
-  std::function<void()> play(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
+  std::function<void()> spec(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                              std::span<const kernel::Piece> table, const kernel::MulticastView& view) const {
-    Mischief mischief;
+    InjectedFault fault;
     if (driver_->has_odd_kernels()) {
-      mischief.fate = [driver = driver_, device = device_](Mischief::Store store, const void* at) {
+      fault.fate = [driver = driver_, device = device_](InjectedFault::Store store, const void* at) {
         switch (driver->truth_of(device, at)) {
-          case FakeDriver::Truth::kKeepsKernelsOut: return Mischief::Fate::kGoesAstray;
+          case FakeDriver::Truth::kKeepsKernelsOut: return InjectedFault::Fate::kDropped;
           case FakeDriver::Truth::kLosesFlags:
-            return store == Mischief::Store::kFlag ? Mischief::Fate::kGoesAstray : Mischief::Fate::kArrives;
-          case FakeDriver::Truth::kBendsPackets: return Mischief::Fate::kIsBent;
-          default: return Mischief::Fate::kArrives;
+            return store == InjectedFault::Store::kFlag ? InjectedFault::Fate::kDropped : InjectedFault::Fate::kStored;
+          case FakeDriver::Truth::kBendsPackets: return InjectedFault::Fate::kCorrupted;
+          default: return InjectedFault::Fate::kStored;
         }
       };
     }
-    mischief.parts = [driver = driver_](const void* at) { return driver->multicast(at); };
-    mischief.adds_wrongly = adds_wrongly;
-    return [channel, mischief, room = room_, view, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
+    fault.parts = [driver = driver_](const void* at) { return driver->multicast(at); };
+    fault.adds_wrongly = adds_wrongly;
+    return [channel, fault, room = room_, view, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
             table = std::vector<kernel::Piece>(table.begin(), table.end())] {
       room->take(channel.shape.blocks);
       if (kernel::is_multicast(jobs)) {
-        (void)play_multicast(channel, jobs[0], view, /*lanes=*/2, mischief);
+        (void)simulate_multicast(channel, jobs[0], view, /*lanes=*/2, fault);
       } else {
-        (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2, mischief);
+        (void)simulate_kernel(channel, jobs, table.data(), /*lanes=*/2, fault);
       }
       room->give_back(channel.shape.blocks);
     };
@@ -137,7 +137,7 @@ class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
 
   const std::shared_ptr<FakeDriver> driver_;
   const int device_;
-  const std::shared_ptr<PlayedRoom> room_;
+  const std::shared_ptr<SimulatedRoom> room_;
   std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
 
@@ -155,15 +155,15 @@ class DeviceWorld {
   explicit DeviceWorld(const Shape& shape) : shape_(shape) {
     for (int p = 0; p < (shape.processes ? shape.ranks : 1); ++p)
       processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena, shape.timeout));
-    for (int g = 0; g < shape.gpus; ++g) rooms_.push_back(std::make_shared<PlayedRoom>(shape.resident));
+    for (int g = 0; g < shape.gpus; ++g) rooms_.push_back(std::make_shared<SimulatedRoom>(shape.resident));
     for (int r = 0; r < shape.ranks; ++r)
       launchers_.push_back(
-          std::make_shared<PlayedLauncher>(process(r).driver, r % shape.gpus, rooms_[size_t(r % shape.gpus)]));
+          std::make_shared<SimulatedLauncher>(process(r).driver, r % shape.gpus, rooms_[size_t(r % shape.gpus)]));
   }
 
   int ranks() const { return shape_.ranks; }
   Process& process(int rank) { return *processes_[shape_.processes ? size_t(rank) : 0]; }
-  const std::shared_ptr<PlayedLauncher>& launcher(int rank) { return launchers_[size_t(rank)]; }
+  const std::shared_ptr<SimulatedLauncher>& launcher(int rank) { return launchers_[size_t(rank)]; }
   DeviceArena& arena(int rank) { return *process(rank).registry->made(rank % shape_.gpus); }
 
   ChannelOptions options(int rank) {
@@ -188,8 +188,8 @@ class DeviceWorld {
  private:
   const Shape shape_;
   std::vector<std::unique_ptr<Process>> processes_;
-  std::vector<std::shared_ptr<PlayedRoom>> rooms_;  // by GPU
-  std::vector<std::shared_ptr<PlayedLauncher>> launchers_;
+  std::vector<std::shared_ptr<SimulatedRoom>> rooms_;  // by GPU
+  std::vector<std::shared_ptr<SimulatedLauncher>> launchers_;
   std::shared_ptr<std::atomic<int>> gone_ = std::make_shared<std::atomic<int>>(0);
 };
 
@@ -222,19 +222,19 @@ struct DeviceRank {
     });
     return executor->verdict();
   }
-  /// Runs plays in one call. Returns what is wrong with any of them, or an empty text.
-  std::string perform(const std::vector<Play>& plays) {
+  /// Runs specs in one call. Returns what is wrong with any of them, or an empty text.
+  std::string perform(const std::vector<Spec>& specs) {
     std::vector<std::unique_ptr<Side>> sides;
     std::vector<Operation> operations;
-    for (const Play& play : plays) {
-      sides.push_back(std::make_unique<Side>(play, rank, world.ranks()));
-      operations.push_back(operation_of(play, *sides.back(), world.ranks()));
+    for (const Spec& spec : specs) {
+      sides.push_back(std::make_unique<Side>(spec, rank, world.ranks()));
+      operations.push_back(operation_of(spec, *sides.back(), world.ranks()));
       operations.back().number = ++number;
     }
     if (const Status begun = launch(operations); !begun.ok()) return begun.what();
     if (const Status ended = await(); !ended.ok()) return ended.what();
     for (size_t i = 0; i < sides.size(); ++i) {
-      if (const std::string wrong = sides[i]->verdict(); !wrong.empty()) return describe(plays[i]) + ": " + wrong;
+      if (const std::string wrong = sides[i]->verdict(); !wrong.empty()) return describe(specs[i]) + ": " + wrong;
     }
     return "";
   }
@@ -242,7 +242,7 @@ struct DeviceRank {
   DeviceWorld& world;
   const int rank;
   uint64_t number = 0;
-  PlayedStream stream;  // destroyed before the executor, which waits for the work on it
+  SimulatedStream stream;  // destroyed before the executor, which waits for the work on it
   std::unique_ptr<KernelExecutor> executor;
 };
 

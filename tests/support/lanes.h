@@ -94,24 +94,24 @@ class SlowExec : public CpuExec {
   SlowExec(const CpuExec& plain, uint32_t seed) : CpuExec(plain), random_(seed) {}
 
   void signal(Flag& flag, Stamp value) {
-    dawdle();
+    delay_randomly();
     CpuExec::signal(flag, value);
   }
   bool wait(Flag& flag, Stamp want, int peer) {
-    dawdle();
+    delay_randomly();
     return CpuExec::wait(flag, want, peer);
   }
   void copy(void* dst, const void* src, size_t bytes) {
-    dawdle();
+    delay_randomly();
     CpuExec::copy(dst, src, bytes);
   }
   void reduce(void* dst, const void* const* srcs, int ranks, size_t n) {
-    dawdle();
+    delay_randomly();
     CpuExec::reduce(dst, srcs, ranks, n);
   }
 
  private:
-  void dawdle() {
+  void delay_randomly() {
     const uint32_t die = random_() % 8;
     if (die == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 300));
     if (die == 1) std::this_thread::yield();

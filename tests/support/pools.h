@@ -12,9 +12,9 @@
 
 namespace nvx::test {
 
-/// One pool per rank, as the ranks of a Twins map each other's: each at another address, and only as far as it is
-/// mapped. Writes beyond that get lost. ThreadSanitizer detects races by addresses, so for it all ranks use the same
-/// address.
+/// One pool per rank, as the ranks of a SimulatedDevices map each other's: each at another address, and only as far as
+/// it is mapped. Writes beyond that get lost. ThreadSanitizer detects races by addresses, so for it all ranks use the
+/// same address.
 class Pools {
  public:
 #if defined(__SANITIZE_THREAD__)

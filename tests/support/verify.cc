@@ -87,9 +87,9 @@ struct Channel {
   size_t matched = 0;
 };
 
-class Player {
+class Runner {
  public:
-  Player(const Script& script, const Conditions& c)
+  Runner(const Script& script, const Conditions& c)
       : script_(script), shape_(script.shape), c_(c), random_(c.seed), size_(size_t(shape_.size)) {
     eager_ = int(random_() % 3) * 50;
     halves_ = random_() % 2;
@@ -421,7 +421,7 @@ std::string Conditions::text() const {
          (late < 0 ? "" : ", rank " + std::to_string(late) + " late") + ", seed " + std::to_string(seed);
 }
 
-Outcome play(const Script& script, const Conditions& conditions) { return Player(script, conditions).run(); }
+Outcome run_script(const Script& script, const Conditions& conditions) { return Runner(script, conditions).run(); }
 
 std::string breach(const Row& row, const Shape& shape, const Outcome& outcome) {
   const auto over = [](const std::string& what, uint64_t is, uint64_t most) {

@@ -44,7 +44,7 @@ struct Outcome {
   uint64_t depth = 0;   ///< the longest chain of messages that each depend on the one before
   std::vector<uint64_t> sent, messages_out, messages_in;  ///< by rank, to and from others
 };
-Outcome play(const Script& script, const Conditions& conditions);
+Outcome run_script(const Script& script, const Conditions& conditions);
 
 /// A property of the outcome that the row's guarantee excludes; empty if there is none.
 std::string breach(const schedule::Row& row, const Shape& shape, const Outcome& outcome);

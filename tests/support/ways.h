@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "kernel/gpu/job.h"
-#include "support/plays.h"
+#include "support/specs.h"
 
-/// Plays for the device algorithms.
+/// Collectives for the device algorithms.
 namespace nvx::test {
 
 using kernel::Collective;
@@ -44,10 +44,10 @@ inline constexpr std::pair<DeviceAlgorithm, Collective> kWays[] = {
     {DeviceAlgorithm::kExchangePieces, Collective::kBarrier},
 };
 
-inline Play play_of(Collective collective, size_t n, int ranks, uint64_t round) {
-  Play play{.collective = collective, .counts = counts_around(n, ranks, collective), .round = round};
-  if (is_rooted(collective)) play.root = int(round) % ranks;
-  return play;
+inline Spec spec_of(Collective collective, size_t n, int ranks, uint64_t round) {
+  Spec spec{.collective = collective, .counts = counts_around(n, ranks, collective), .round = round};
+  if (is_rooted(collective)) spec.root = int(round) % ranks;
+  return spec;
 }
 
 }  // namespace nvx::test

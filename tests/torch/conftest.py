@@ -2,14 +2,14 @@ import importlib.util
 
 import fake_device
 import fake_nccl
-import played
 import pytest
+import simulated
 import torch
 from ranks import OVER_NVX, SEVERAL_HOSTS, Ranks
 
 # Pools whose hosts `NVX_TEST_HOSTS` or `NVX_TEST_NETNS` selects. A test that uses none of these pools is the same test
 # for every placement of the suite's ranks.
-SPREAD_POOLS = {"ranks", "fake_gpus", "played_gpus", "fake_nccl_gpus", "played_nccl_gpus"}
+SPREAD_POOLS = {"ranks", "fake_gpus", "simulated_gpus", "fake_nccl_gpus", "simulated_nccl_gpus"}
 
 
 def pytest_collection_modifyitems(config, items):
@@ -49,10 +49,10 @@ def fake_gpus():
     pool.close()
 
 
-def played_pool(*others, **settings):
-    """A pool on the played device. `others`: build functions of what it needs besides."""
-    if played.module() is None:
-        pytest.skip("nvx was not built with NVX_PLAYED")
+def simulated_pool(*others, **settings):
+    """A pool on the simulated device. `others`: build functions of what it needs besides."""
+    if simulated.module() is None:
+        pytest.skip("nvx was not built with NVX_SIMULATED")
     for build in (fake_device.build, *others):
         build()
     pool = Ranks(**settings)
@@ -61,34 +61,34 @@ def played_pool(*others, **settings):
 
 
 @pytest.fixture(scope="session")
-def played_gpus():
-    yield from played_pool(prepare="played")
+def simulated_gpus():
+    yield from simulated_pool(prepare="simulated")
 
 
 @pytest.fixture(scope="session")
-def played_gpus_without_kernels():
-    yield from played_pool(prepare="played.without_kernels")
+def simulated_gpus_without_kernels():
+    yield from simulated_pool(prepare="simulated.without_kernels")
 
 
 @pytest.fixture(scope="session")
 def proxied_gpus():
-    yield from played_pool(prepare="played", hosts=2)
+    yield from simulated_pool(prepare="simulated", hosts=2)
 
 
 @pytest.fixture(scope="session")
 def domain_gpus():
-    from played import domain
+    from simulated import domain
 
-    yield from played_pool(domain.build, prepare="played.domain", hosts=2)
+    yield from simulated_pool(domain.build, prepare="simulated.domain", hosts=2)
 
 
 @pytest.fixture(scope="session")
 def direct_gpus():
-    from played import gpudirect
+    from simulated import gpudirect
 
     if not gpudirect.build():
         pytest.skip("there is no UCX with headers here")
-    yield from played_pool(prepare="played.gpudirect", hosts=2)
+    yield from simulated_pool(prepare="simulated.gpudirect", hosts=2)
 
 
 @pytest.fixture(scope="session")
@@ -103,8 +103,8 @@ def fake_nccl_gpus():
 
 
 @pytest.fixture(scope="session")
-def played_nccl_gpus():
-    yield from played_pool(fake_nccl.build, prepare="fake_nccl.over_kernels")
+def simulated_nccl_gpus():
+    yield from simulated_pool(fake_nccl.build, prepare="fake_nccl.over_kernels")
 
 
 def why_no_gpu():

@@ -120,7 +120,7 @@ def start_rank(*arguments):
     return pid, os.fdopen(theirs)
 
 
-def play(plan, folder, port=None):
+def run_world(plan, folder, port=None):
     dice = random.Random(f"{plan.seed} {plan.phase} {plan.how}")
     victim = dice.randrange(plan.ranks)
     starts = [dice.random() * plan.spread for _ in range(plan.ranks)]
@@ -208,7 +208,7 @@ def busy(processes):
             os.waitpid(pid, 0)
 
 
-def play_all(plans):
+def run_worlds(plans):
     """The outcomes, one after another. The plans have one kind of store."""
     import nvx  # noqa: F401, PLC0415  the children are forked with it
 
@@ -216,7 +216,7 @@ def play_all(plans):
     try:
         with store_server(plans[0].store) as port:
             for plan in plans:
-                yield play(plan, folder, port)
+                yield run_world(plan, folder, port)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -245,7 +245,7 @@ def main():
     worlds, limit, seed, load = (given.pop(name) for name in ("worlds", "limit", "seed", "load"))
     seen, unseen, failed = [], [], 0
     with busy(load):
-        for outcome in play_all([Plan(seed=seed + i, **given) for i in range(worlds)]):
+        for outcome in run_worlds([Plan(seed=seed + i, **given) for i in range(worlds)]):
             (seen if outcome.joined else unseen).append(outcome)
             if outcome.named and (outcome.seconds <= limit or not outcome.joined):
                 continue

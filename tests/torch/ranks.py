@@ -450,13 +450,13 @@ def on_fake_gpus(*worlds, pool="fake_gpus", **settings):
     return lambda body: _as_test(body, worlds, run, pool)
 
 
-def on_played_gpus(*worlds, **settings):
-    """Like `on_fake_gpus`, with nvx's kernels played on the accelerator."""
-    return on_fake_gpus(*worlds, pool="played_gpus", **settings)
+def on_simulated_gpus(*worlds, **settings):
+    """Like `on_fake_gpus`, with nvx's kernels simulated on the accelerator."""
+    return on_fake_gpus(*worlds, pool="simulated_gpus", **settings)
 
 
 def on_proxied_gpus(*worlds, **settings):
-    """Like `on_played_gpus`, over two hosts: kernels serve the ranks of each host."""
+    """Like `on_simulated_gpus`, over two hosts: kernels serve the ranks of each host."""
     return on_fake_gpus(*worlds, pool="proxied_gpus", **settings)
 
 
@@ -494,10 +494,10 @@ def on_threads(*worlds, **settings):
     )
 
 
-def on_played_threads(*worlds, **settings):
-    """Like `on_threads`, in a process whose accelerator has nvx's kernels played on it: the ranks share it."""
+def on_simulated_threads(*worlds, **settings):
+    """Like `on_threads`, in a process whose accelerator has nvx's kernels simulated on it: the ranks share it."""
 
     def run(ranks, test, **given):
         ranks.run(test, kind="threads", **settings, **given)
 
-    return lambda body: _as_test(body, worlds, run, pool="played_gpus")
+    return lambda body: _as_test(body, worlds, run, pool="simulated_gpus")

@@ -9,7 +9,7 @@ from nvx.bench import cli, sweep, train
 from nvx.bench.peers import Unsupported
 from nvx.bench.symmetric import SymmetricContender
 from nvx.bench.world import World
-from ranks import on_fake_gpus, on_played_gpus, on_ranks, one_host, only_nvx
+from ranks import on_fake_gpus, on_ranks, on_simulated_gpus, one_host, only_nvx
 
 pytestmark = [one_host, only_nvx]
 BRIEF = ["--sizes", "8,40000", "--blocks", "1", "--iters", "2", "-w", "1"]
@@ -25,7 +25,7 @@ def swept(rank, world, folder, *words):
     return status, json.loads(open(f"{folder}/found.json").read()) if rank == 0 else None
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_collectives_of_a_device_are_checked_and_timed(rank, world, tmp_path):
     names = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "sendrecv", "barrier"]
     status, found = swept(rank, world, tmp_path, *names, "--vs", "null,socket,symm_mem")

@@ -1,4 +1,4 @@
-"""Delegation of collectives to NCCL (`NVX_DELEGATE`), which `fake_nccl` plays on the fake accelerator.
+"""Delegation of collectives to NCCL (`NVX_DELEGATE`), which `fake_nccl` simulates on the fake accelerator.
 
 The tests of `test_device.py`, which cover staging through host memory, apply here too.
 """
@@ -27,8 +27,8 @@ def on_nccl_gpus(*worlds, **settings):
     return on_fake_gpus(*worlds, pool="fake_nccl_gpus", **settings)
 
 
-def on_played_nccl_gpus(*worlds, **settings):
-    return on_fake_gpus(*worlds, pool="played_nccl_gpus", **settings)
+def on_simulated_nccl_gpus(*worlds, **settings):
+    return on_fake_gpus(*worlds, pool="simulated_nccl_gpus", **settings)
 
 
 @contextlib.contextmanager
@@ -72,8 +72,8 @@ test_coalescing = on_nccl_gpus(2)(DEVICE.test_coalescing.body)
 test_barrier = on_nccl_gpus(2)(DEVICE.test_a_barrier_waits_for_the_current_stream.body)
 test_groups = on_nccl_gpus(2)(DEVICE.test_groups_and_objects.body)
 test_cpu_beside = on_nccl_gpus(2)(DEVICE.test_tensors_of_the_cpu_have_an_order_of_their_own.body)
-test_every_collective_beside_kernels = MODES(on_played_nccl_gpus(2)(DEVICE.test_every_collective.body))
-test_ddp_beside_kernels = on_played_nccl_gpus(2)(DEVICE.test_ddp.body)
+test_every_collective_beside_kernels = MODES(on_simulated_nccl_gpus(2)(DEVICE.test_every_collective.body))
+test_ddp_beside_kernels = on_simulated_nccl_gpus(2)(DEVICE.test_ddp.body)
 
 
 @on_nccl_gpus(2)
@@ -263,13 +263,13 @@ def test_write_waits_for_a_delegated_read(rank, world):
             assert_all(whole[r * LARGE : (r + 1) * LARGE], r + 1)
 
 
-@on_played_nccl_gpus(2)
+@on_simulated_nccl_gpus(2)
 def test_order_beside_kernels(rank, world):
     mix(rank)
     assert fake_nccl.calls()["allreduce"] == fake_nccl.calls()["broadcast"] == 12
 
 
-@on_played_nccl_gpus(2)
+@on_simulated_nccl_gpus(2)
 def test_ranks_agree_behind_kernels_that_others_may_wait_for(rank, world):
     """The first call that may be delegated blocks the host until all ranks reach it. A call that still waits for
     kernels does not, as long as this rank holds its own call back in a window."""
@@ -502,7 +502,7 @@ def test_a_call_that_the_backend_refuses_fails_the_group(rank, world):
     torch.accelerator.synchronize()
 
 
-@on_played_nccl_gpus(2)
+@on_simulated_nccl_gpus(2)
 def test_a_failure_of_what_was_handed_over_ends_kernels(rank, world):
     tensor = on_gpu(1, LARGE)
     dist.all_reduce(tensor)

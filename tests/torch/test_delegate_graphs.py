@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays
-from test_delegate import LARGE, is_handed_over, on_played_nccl_gpus
+from test_delegate import LARGE, is_handed_over, on_simulated_nccl_gpus
 from test_device import GPU, MODES, assert_all, captured, finish, on_gpu
 
 
@@ -20,7 +20,7 @@ def open_all():
 
 
 @MODES
-@on_played_nccl_gpus(2)
+@on_simulated_nccl_gpus(2)
 def test_captured_calls_stay_with_kernels(rank, world, asynchronous):
     open_all()
     tensor = on_gpu(0, LARGE)
@@ -41,7 +41,7 @@ def test_captured_calls_stay_with_kernels(rank, world, asynchronous):
     assert_all(tensor, 10)
 
 
-@on_played_nccl_gpus(2)
+@on_simulated_nccl_gpus(2)
 def test_a_first_call_in_a_capture_is_refused_and_the_capture_goes_on(rank, world):
     """As without a delegate, the hosts open the device together. They also connect no delegate in a capture."""
     tensor, inside = on_gpu(rank, LARGE), on_gpu(rank)
@@ -54,7 +54,7 @@ def test_a_first_call_in_a_capture_is_refused_and_the_capture_goes_on(rank, worl
     assert_all(tensor, 1)
 
 
-@on_played_nccl_gpus(2)
+@on_simulated_nccl_gpus(2)
 def test_replays_and_what_is_handed_over_in_turn(rank, world):
     """Replays and delegated calls on several streams use the same tensor: each waits for the previous one."""
     open_all()
@@ -77,7 +77,7 @@ def test_replays_and_what_is_handed_over_in_turn(rank, world):
     assert_all(tensor, 0.5 * 2**9)
 
 
-@on_played_nccl_gpus(2)
+@on_simulated_nccl_gpus(2)
 def test_watching_a_delegated_call_breaks_no_capture(rank, world):
     open_all()
     tensor = on_gpu(rank, LARGE)

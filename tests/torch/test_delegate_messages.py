@@ -1,4 +1,4 @@
-"""Messages of device tensors that NVX_DELEGATE gives to NCCL, which `fake_nccl` plays: matched by order, not by tag."""
+"""Messages of device tensors that NVX_DELEGATE gives to NCCL, here to `fake_nccl`: matched by order, not by tag."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from fake_device import held
 from ranks import SEVERAL_HOSTS, sync
-from test_delegate import LARGE, SMALL, is_handed_over, on_nccl_gpus, on_played_nccl_gpus, raises_before_long
+from test_delegate import LARGE, SMALL, is_handed_over, on_nccl_gpus, on_simulated_nccl_gpus, raises_before_long
 from test_device import GPU, assert_all, on_gpu
 
 
@@ -124,7 +124,7 @@ def pipeline(rank, world):
 
 
 test_a_pipeline = on_nccl_gpus(3)(pipeline)
-test_a_pipeline_beside_kernels = on_played_nccl_gpus(3)(pipeline)
+test_a_pipeline_beside_kernels = on_simulated_nccl_gpus(3)(pipeline)
 
 
 @on_nccl_gpus(2)

@@ -220,10 +220,10 @@ def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
 
 
 def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
-    """A class plays NCCL's: the test checks its arguments and the environment that it reads."""
+    """A class stands in for NCCL's: the test checks its arguments and the environment that it reads."""
     from nvx import delegate
 
-    class Played:
+    class StandIn:
         class Options:
             _timeout = None
 
@@ -232,7 +232,7 @@ def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
             self.timeout = options._timeout
             self.environment = {name: os.environ.get(name) for name in delegate.PROBE_ENV}
 
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", Played, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", StandIn, raising=False)
     monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
     monkeypatch.delenv("TORCH_NCCL_ENABLE_MONITORING", raising=False)
     made = delegate.make("store", 1, 2, torch.device("cuda:0"))

@@ -11,14 +11,14 @@ from fake_device import counts, reset_counts
 from gpu import figures, graphs, messages, pools, proxy, training, visible
 from gpu.parts import EXPANDABLE, PARTS, RELAY, STAGED
 from gpu.rank import Rank, bytes_of, close
-from ranks import on_fake_gpus, on_gpus, on_played_gpus, on_proxied_gpus, on_ranks, one_host, only_nvx
+from ranks import on_fake_gpus, on_gpus, on_proxied_gpus, on_ranks, on_simulated_gpus, one_host, only_nvx
 from test_device import captured
 
 pytestmark = [one_host, only_nvx]
 
 
 class Again:
-    """Plays a graph: a replay calls the captured function again."""
+    """Simulates a graph: a replay calls the captured function again."""
 
     def __init__(self, run):
         self.replay = run
@@ -104,7 +104,7 @@ def test_host_times(rank, world):
         assert all(call["us"] > 0 for call in calls)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_messages_both_ways_beside_kernels(rank, world):
     reported = []
     messages.both_ways(rank_here(reported), sizes=(4096, 300_000), calls=2)
@@ -112,7 +112,7 @@ def test_messages_both_ways_beside_kernels(rank, world):
     assert all(line["us"] > 0 and line["copy_us"] > 0 for line in reported)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_pools_beside_ordinary_tensors(rank, world):
     reported = []
     here = rank_here(reported)
@@ -127,7 +127,7 @@ def test_pools_beside_ordinary_tensors(rank, world):
         assert training_report["direct_pieces"] > 0
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_pools_that_save_nothing_are_found(rank, world):
     pools.pooled, kept = pools.ordinary, pools.pooled
     try:
@@ -210,7 +210,7 @@ def be_late(rank):
     fake_device.slow_fill(torch.empty(1, device=rank.device), 0, 200)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_graphs_and_calls_keep_their_order_across_streams_by_kernels(rank, world):
     graphs.GRAPHS["fakegpu"], graphs.SLEEPS["fakegpu"] = Captured, be_late
     reported = []
@@ -220,7 +220,7 @@ def test_graphs_and_calls_keep_their_order_across_streams_by_kernels(rank, world
         assert line["across_streams"] == ["graphs, then eager", "eager, then graphs"] and not line["refused"]
 
 
-@on_played_gpus(2, 3)
+@on_simulated_gpus(2, 3)
 def test_messages_cross_a_collective_that_waits_by_kernels(rank, world):
     graphs.crossed(rank_here([]), 1000)
 
@@ -275,7 +275,7 @@ def test_calls_that_wait_are_found(rank, world):
         figures.per_call(rank_here([]))
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_calls_by_kernels_wait_for_nothing(rank, world):
     figures.WATCHES["fakegpu"] = fake_calls
     figures.per_call(rank_here([]))

@@ -1,4 +1,4 @@
-"""Collectives in captured graphs: threads play nvx's kernels in captures of `fake_device`.
+"""Collectives in captured graphs: threads simulate nvx's kernels in captures of `fake_device`.
 
 `fake_device` replays each stream of a capture on its own thread, so work without a dependency is overtaken.
 """
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from broken import assert_caught
 from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import on_played_gpus, sync
+from ranks import on_simulated_gpus, sync
 from test_device import GPU, MODES, assert_all, captured, finish, on_gpu, refuse_in_a_capture
 
 
@@ -108,7 +108,7 @@ class Tensors:
 
 
 @MODES
-@on_played_gpus(2, 3)
+@on_simulated_gpus(2, 3)
 def test_every_collective_as_eager(rank, world, asynchronous):
     open_device()
     for seed, count in enumerate([0, 7, 1000, 100_003]):
@@ -129,7 +129,7 @@ def test_every_collective_as_eager(rank, world, asynchronous):
                 assert torch.equal(one.cpu().view(torch.int32), other.cpu().view(torch.int32)), (count, turn)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_nothing_stands_between_captured_kernels(rank, world):
     """A foreign node between two kernels would cost each replay about as much as a small collective."""
     open_device()
@@ -149,7 +149,7 @@ def test_nothing_stands_between_captured_kernels(rank, world):
         assert_all(after, 48)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_graphs_and_calls_in_turn(rank, world):
     open_device()
     set_delays(2, 300)
@@ -176,7 +176,7 @@ def test_graphs_and_calls_in_turn(rank, world):
         assert_all(first, 4 * (2 * turn + 1))
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_on_streams_that_do_not_wait_for_each_other(rank, world):
     """Only the group orders these streams: its kernels wait for each other in the order of the host's launches."""
     open_device()
@@ -206,7 +206,7 @@ def test_on_streams_that_do_not_wait_for_each_other(rank, world):
         assert_all(tensors[2], 6)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_asynchronous_calls_fork_and_join(rank, world):
     """Several calls at once: some tensors are freed immediately, and another stream waits for one."""
     open_device()
@@ -248,7 +248,7 @@ def test_asynchronous_calls_fork_and_join(rank, world):
     assert counts()["capture_faults"] == 0
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_works_that_are_dropped_keep_what_they_use(rank, world):
     """Only the works hold these tensors until a later work is waited for."""
     open_device()
@@ -271,7 +271,7 @@ def test_works_that_are_dropped_keep_what_they_use(rank, world):
         assert_all(last, turn)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_windows_futures_and_strides(rank, world):
     open_device()
     tensors = [on_gpu(0) for _ in range(3)]
@@ -323,7 +323,7 @@ def summed(_, bucket):
     return work.get_future().then(lambda done: done.value()[0])
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_step_of_ddp(rank, world):
     side = torch.Stream(GPU)
     with side:  # torch requires that DDP is made on the stream of the capture
@@ -356,12 +356,12 @@ def test_a_step_of_ddp(rank, world):
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
-@on_played_gpus(2, op_timeout=2)
+@on_simulated_gpus(2, op_timeout=2)
 def test_a_rank_that_does_not_replay_is_named(rank, world):
     replayed_alone(rank, gives_up(r"all_reduce.*in a graph.* after 2.00 s, waiting for rank 0"))
 
 
-@on_played_gpus(2, op_timeout=60, dies=[1])
+@on_simulated_gpus(2, op_timeout=60, dies=[1])
 def test_a_rank_that_dies_ends_what_is_replayed(rank, world):
     """No rank calls the group: a thread detects the death."""
     tensor, graph = replayed_once(rank)
@@ -376,7 +376,7 @@ def test_a_rank_that_dies_ends_what_is_replayed(rank, world):
         dist.all_reduce(tensor)
 
 
-@on_played_gpus(2, op_timeout=20)
+@on_simulated_gpus(2, op_timeout=20)
 def test_graphs_that_do_not_match_are_named(rank, world):
     open_device()
     tensor = on_gpu(1)
@@ -391,7 +391,7 @@ def test_graphs_that_do_not_match_are_named(rank, world):
     assert "all_reduce" in str(caught.value) and "broadcast" in str(caught.value), caught.value
 
 
-@on_played_gpus(2, fresh=True)
+@on_simulated_gpus(2, fresh=True)
 def test_an_aborted_group_ends_its_replays(rank, world):
     open_device()
     tensor = on_gpu(rank + 1)
@@ -410,7 +410,7 @@ def test_an_aborted_group_ends_its_replays(rank, world):
     sync("both")
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_group_that_has_gone_replays_nothing(rank, world):
     group = dist.new_group([0, 1])
     tensor, graph = replayed_once(rank, group)
@@ -423,7 +423,7 @@ def test_a_group_that_has_gone_replays_nothing(rank, world):
     assert_all(after, 3)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_group_that_goes_lets_its_replays_end(rank, world):
     open_device()
     tensor = torch.empty(1000, device=GPU)
@@ -438,7 +438,7 @@ def test_a_group_that_goes_lets_its_replays_end(rank, world):
 # --- refused calls -------------------------------------------------------------------------------------------------
 
 
-@on_played_gpus(2, fresh=True)
+@on_simulated_gpus(2, fresh=True)
 def test_the_first_collective_of_a_group_opens_the_device(rank, world):
     tensor = on_gpu(rank + 1)
     with pytest.raises(ValueError, match="Next: call one collective of the group, on all ranks, before the capture"):
@@ -452,7 +452,7 @@ def test_the_first_collective_of_a_group_opens_the_device(rank, world):
     assert_all(tensor, 6)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_calls_that_need_the_host_are_refused_in_a_capture(rank, world):
     open_device()
     refuse_in_a_capture(rank)
@@ -468,7 +468,7 @@ def test_calls_that_need_the_host_are_refused_in_a_capture(rank, world):
     assert_all(tensor, 6)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_work_from_before_a_capture_is_not_waited_for_inside(rank, world):
     open_device()
     tensor, inside = on_gpu(rank + 1), on_gpu(rank + 1)
@@ -483,7 +483,7 @@ def test_work_from_before_a_capture_is_not_waited_for_inside(rank, world):
     assert_all(inside, 3)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_calls_beside_a_capture(rank, world):
     """Eager calls, synchronous or not, run on another stream during the capture."""
     open_device()
@@ -503,7 +503,7 @@ def test_calls_beside_a_capture(rank, world):
     assert_all(tensor, 6)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_operations_in_flight_do_not_break_a_capture(rank, world):
     """Messages without data yet, hooks that wait for an end, and queries, from any thread."""
     group, ended = dist.new_group(), []
@@ -546,7 +546,7 @@ def come(ended, count):
     return len(ended) >= count
 
 
-@on_played_gpus(2, op_timeout=60)
+@on_simulated_gpus(2, op_timeout=60)
 def test_a_rank_that_has_left_ends_what_is_replayed(rank, world):
     """The rank leaves in order, long before any timeout."""
     tensor, graph = replayed_once(rank)
@@ -582,5 +582,5 @@ BROKEN_CAPTURE = r"beside this capture|assert not again\.is_completed"
     ],
     ids=["event_waits", "recorded_use", "capture_mode"],
 )
-def test_a_broken_rule_is_caught(played_gpus, rule, test, says):
-    assert_caught(played_gpus, rule, test, says)
+def test_a_broken_rule_is_caught(simulated_gpus, rule, test, says):
+    assert_caught(simulated_gpus, rule, test, says)

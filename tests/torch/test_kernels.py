@@ -1,4 +1,4 @@
-"""Tensors of an accelerator by nvx's kernels: threads play them on the streams and in the memory of `fake_device`.
+"""Tensors of an accelerator by nvx's kernels: threads simulate them on the streams and in the memory of `fake_device`.
 
 The tests of `test_device.py`, which cover staging through host memory, apply here too.
 """
@@ -16,30 +16,30 @@ import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays, slow_fill
 from nvx import doctor
-from ranks import on_fake_gpus, on_played_gpus, on_played_threads, sync
+from ranks import on_fake_gpus, on_simulated_gpus, on_simulated_threads, sync
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
 DEVICE = test_device
 TURN = threading.Semaphore(0)
 STREAMS = {}
 
-test_every_collective = MODES(on_played_gpus(2, 3)(DEVICE.test_every_collective.body))
-test_every_type = on_played_gpus(2)(DEVICE.test_every_type.body)
-test_not_contiguous = MODES(on_played_gpus(2)(DEVICE.test_tensors_that_are_not_contiguous.body))
-test_late_producer = MODES(on_played_gpus(2)(DEVICE.test_call_waits_for_the_stream_that_writes_its_input.body))
-test_own_streams = on_played_gpus(2)(DEVICE.test_the_caller_may_be_on_a_stream_of_its_own.body)
-test_let_go = on_played_gpus(2)(DEVICE.test_the_user_may_let_go_of_tensors_at_once.body)
-test_futures = on_played_gpus(2)(DEVICE.test_futures.body)
-test_coalescing = on_played_gpus(2)(DEVICE.test_coalescing.body)
-test_messages = on_played_gpus(2, 3)(DEVICE.test_messages.body)
-test_barrier = on_played_gpus(2)(DEVICE.test_a_barrier_waits_for_the_current_stream.body)
-test_groups = on_played_gpus(2)(DEVICE.test_groups_and_objects.body)
-test_cpu_beside = on_played_gpus(2)(DEVICE.test_tensors_of_the_cpu_have_an_order_of_their_own.body)
-test_ddp = on_played_gpus(2)(DEVICE.test_ddp.body)
-test_tune_kernels = on_played_gpus(2)(test_tune.settings_of_kernels_give_the_same_bits)
+test_every_collective = MODES(on_simulated_gpus(2, 3)(DEVICE.test_every_collective.body))
+test_every_type = on_simulated_gpus(2)(DEVICE.test_every_type.body)
+test_not_contiguous = MODES(on_simulated_gpus(2)(DEVICE.test_tensors_that_are_not_contiguous.body))
+test_late_producer = MODES(on_simulated_gpus(2)(DEVICE.test_call_waits_for_the_stream_that_writes_its_input.body))
+test_own_streams = on_simulated_gpus(2)(DEVICE.test_the_caller_may_be_on_a_stream_of_its_own.body)
+test_let_go = on_simulated_gpus(2)(DEVICE.test_the_user_may_let_go_of_tensors_at_once.body)
+test_futures = on_simulated_gpus(2)(DEVICE.test_futures.body)
+test_coalescing = on_simulated_gpus(2)(DEVICE.test_coalescing.body)
+test_messages = on_simulated_gpus(2, 3)(DEVICE.test_messages.body)
+test_barrier = on_simulated_gpus(2)(DEVICE.test_a_barrier_waits_for_the_current_stream.body)
+test_groups = on_simulated_gpus(2)(DEVICE.test_groups_and_objects.body)
+test_cpu_beside = on_simulated_gpus(2)(DEVICE.test_tensors_of_the_cpu_have_an_order_of_their_own.body)
+test_ddp = on_simulated_gpus(2)(DEVICE.test_ddp.body)
+test_tune_kernels = on_simulated_gpus(2)(test_tune.settings_of_kernels_give_the_same_bits)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_nothing_is_waited_for_and_nothing_staged(rank, world):
     dist.all_reduce(on_gpu(1))
     seen = DEVICE.counts_of_some_calls()
@@ -47,7 +47,7 @@ def test_nothing_is_waited_for_and_nothing_staged(rank, world):
         assert seen[waits] == 0, seen
 
 
-@on_fake_gpus(2, pool="played_gpus_without_kernels")
+@on_fake_gpus(2, pool="simulated_gpus_without_kernels")
 def test_no_kernel_is_launched_if_kernels_are_switched_off(rank, world):
     reset_counts()
     tensor = on_gpu(1)
@@ -56,7 +56,7 @@ def test_no_kernel_is_launched_if_kernels_are_switched_off(rank, world):
     assert counts()["launches"] == 0, counts()
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_the_profiler_names_the_algorithm(rank, world):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(on_gpu(1))
@@ -65,7 +65,7 @@ def test_the_profiler_names_the_algorithm(rank, world):
     assert {"nvx:by_kernels:reduce_packets", "nvx:by_kernels:exchange_packets"} <= names, names
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_the_host_runs_ahead(rank, world):
     """A call returns before the device begins it."""
     tensor = on_gpu(rank + 1)
@@ -80,7 +80,7 @@ def test_the_host_runs_ahead(rank, world):
     assert work.is_completed()
 
 
-@on_played_gpus(2, op_timeout=20)
+@on_simulated_gpus(2, op_timeout=20)
 def test_calls_that_do_not_match_are_named(rank, world):
     tensor = on_gpu(rank + 5)
     with pytest.raises(dist.DistBackendError, match="rank") as caught:
@@ -97,7 +97,7 @@ def test_calls_that_do_not_match_are_named(rank, world):
         dist.all_reduce(tensor)
 
 
-@on_played_gpus(2, op_timeout=2)
+@on_simulated_gpus(2, op_timeout=2)
 def test_a_rank_that_does_not_come_is_named(rank, world):
     tensor = on_gpu(1)
     dist.all_reduce(tensor)
@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
     sync("the other one has given up")
 
 
-@on_played_gpus(2, op_timeout=6)
+@on_simulated_gpus(2, op_timeout=6)
 def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
     tensor = on_gpu(rank + 1)
     dist.all_reduce(tensor)
@@ -138,7 +138,7 @@ def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
     sync("the other one has seen its operation fail")
 
 
-@on_played_gpus(2, op_timeout=4)
+@on_simulated_gpus(2, op_timeout=4)
 def test_successful_work_stays_so_when_the_group_fails_later(rank, world):
     """Asynchronous calls and those of a window stay successful; calls in flight at the failure fail."""
     dist.all_reduce(on_gpu(1))
@@ -165,7 +165,7 @@ def test_successful_work_stays_so_when_the_group_fails_later(rank, world):
     sync("the other one has seen its operation fail")
 
 
-@on_played_gpus(3, op_timeout=60, dies=[1])
+@on_simulated_gpus(3, op_timeout=60, dies=[1])
 def test_a_rank_that_dies_is_named_within_a_second(rank, world):
     tensor = on_gpu(1)
     dist.all_reduce(tensor)
@@ -183,7 +183,7 @@ def test_a_rank_that_dies_is_named_within_a_second(rank, world):
     torch.accelerator.synchronize()  # waits for the end of the kernel
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_an_aborted_group_ends_its_kernels(rank, world):
     tensor = on_gpu(1)
     dist.all_reduce(tensor)
@@ -196,7 +196,7 @@ def test_an_aborted_group_ends_its_kernels(rank, world):
     sync("both")
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_one_device_for_a_group(rank, world):
     dist.all_reduce(on_gpu(1))
     with pytest.raises(ValueError, match="keep the tensors of a group on one device"):
@@ -209,7 +209,7 @@ def test_one_device_for_a_group(rank, world):
     assert_all(tensor, 5)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_many_sizes(rank, world):
     """Packets, packets in two trips, chunks; odd counts, and addresses inside a pack."""
     for count in (1, 3, 100, 2047, 5000, 33_333, 262_144, 1_000_001):
@@ -221,7 +221,7 @@ def test_many_sizes(rank, world):
             assert torch.equal(host[:offset], torch.full((offset,), rank + 1.0)), count
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_group_that_goes_lets_its_kernels_end(rank, world):
     dist.all_reduce(on_gpu(1))
     tensor = torch.empty(1000, device=GPU)
@@ -231,7 +231,7 @@ def test_a_group_that_goes_lets_its_kernels_end(rank, world):
     assert_all(tensor, 3)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_rank_that_has_done_its_part_may_go(rank, world):
     """The root of a broadcast destroys its group before the other rank's device has begun the call."""
     tensor = on_gpu(rank + 1)
@@ -245,7 +245,7 @@ def test_a_rank_that_has_done_its_part_may_go(rank, world):
     assert_all(tensor, 2)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_rank_that_goes_too_early_is_named(rank, world):
     dist.all_reduce(on_gpu(1))
     torch.accelerator.synchronize()
@@ -262,7 +262,7 @@ def test_a_rank_that_goes_too_early_is_named(rank, world):
     assert time.monotonic() - began < 3
 
 
-@on_played_gpus(2, op_timeout=10)
+@on_simulated_gpus(2, op_timeout=10)
 def test_messages_beside_a_collective_that_waits(rank, world):
     tensor, message = on_gpu(rank + 1), on_gpu(7)
     dist.all_reduce(on_gpu(1))  # the first call opens the device and needs all ranks
@@ -279,7 +279,7 @@ def test_messages_beside_a_collective_that_waits(rank, world):
     assert_all(message, 7 + rank)
 
 
-@on_played_gpus(2, op_timeout=20)
+@on_simulated_gpus(2, op_timeout=20)
 def test_a_barrier_does_not_pass_over_what_has_failed(rank, world):
     tensor = on_gpu(1)
     if rank == 0:
@@ -290,7 +290,7 @@ def test_a_barrier_does_not_pass_over_what_has_failed(rank, world):
         dist.barrier()
 
 
-@on_played_gpus(2, op_timeout=3)
+@on_simulated_gpus(2, op_timeout=3)
 def test_a_rank_that_does_not_come_to_open_its_device(rank, world):
     if rank == 0:
         began = time.monotonic()
@@ -300,7 +300,7 @@ def test_a_rank_that_does_not_come_to_open_its_device(rank, world):
     sync("after the other one's time")
 
 
-@on_played_gpus(2, op_timeout=20)
+@on_simulated_gpus(2, op_timeout=20)
 def test_opening_a_device_can_be_aborted(rank, world):
     if rank == 0:
         threading.Timer(0.5, dist.group.WORLD.abort).start()
@@ -311,7 +311,7 @@ def test_opening_a_device_can_be_aborted(rank, world):
     sync("after the other one's time")
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_forked_child_is_refused(rank, world):
     work = dist.all_reduce(on_gpu(1), async_op=True)
     torch.accelerator.synchronize()
@@ -325,7 +325,7 @@ def test_a_forked_child_is_refused(rank, world):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_window_of_messages_and_collectives(rank, world):
     tensor, message = on_gpu(rank + 1), torch.empty(1000, device=GPU)
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
@@ -351,7 +351,7 @@ def launches_of(calls):
     return counts()["launches"], kept
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_coalesced_calls_share_launches(rank, world):
     dist.all_reduce(on_gpu(1))
 
@@ -394,7 +394,7 @@ def test_coalesced_calls_share_launches(rank, world):
         assert_all(parts[i], 2 * (i + rank))
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_window_of_many_calls_shares_launches(rank, world):
     """Independent calls of different collectives share launches; the order of the calls holds."""
     dist.all_reduce(on_gpu(1))
@@ -418,7 +418,7 @@ def test_a_window_of_many_calls_shares_launches(rank, world):
     assert_all(whole, 0)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_queries_in_a_window_do_not_wait_for_its_end(rank, world):
     dist.all_reduce(on_gpu(1))
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
@@ -454,7 +454,7 @@ def test_queries_in_a_window_do_not_wait_for_its_end(rank, world):
         in_a_window(ask)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_window_that_an_exception_leaves_open_runs_all(rank, world):
     """The window is never closed; its calls still run."""
     dist.all_reduce(on_gpu(1))
@@ -470,7 +470,7 @@ def test_a_window_that_an_exception_leaves_open_runs_all(rank, world):
     assert_all(tensor, 1)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_postponed_call_of_an_aborted_group_raises(rank, world):
     dist.all_reduce(on_gpu(1))
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
@@ -488,7 +488,7 @@ def test_postponed_call_of_an_aborted_group_raises(rank, world):
 # --- completion ----------------------------------------------------------------------------------------------------
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_hooks_are_called_at_the_end_on_the_device(rank, world):
     """A launch is not the end, and a duration is the time on the device."""
     group, heard = dist.new_group(), []
@@ -531,7 +531,7 @@ def stream_of(i):
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
-@on_played_threads(2, 3)
+@on_simulated_threads(2, 3)
 def test_threads_on_streams_of_their_own(pg, rank, world):
     """Synchronous and asynchronous calls, and streams that other threads reuse after all calls have ended."""
     options = dist.AllreduceOptions()
@@ -548,7 +548,7 @@ def test_threads_on_streams_of_their_own(pg, rank, world):
             pg.barrier().wait()
 
 
-@on_played_threads(2)
+@on_simulated_threads(2)
 def test_two_ranks_on_one_stream_get_an_error(pg, rank, world):
     """The second rank gets the error, both behind the other's call on the stream and after a wait for its end."""
     options = dist.AllreduceOptions()
@@ -568,11 +568,11 @@ def test_two_ranks_on_one_stream_get_an_error(pg, rank, world):
             assert_all(tensor, 3)
 
 
-@on_played_gpus(2, 3)
+@on_simulated_gpus(2, 3)
 def test_nvx_doctor_reports_whether_kernels_serve_and_are_exact(rank, world):
     assert doctor.exact_on_device(torch.device(GPU)) == {"kernels": True, "wrong": []}
 
 
-@on_fake_gpus(2, pool="played_gpus_without_kernels")
+@on_fake_gpus(2, pool="simulated_gpus_without_kernels")
 def test_nvx_doctor_reports_that_kernels_do_not_serve(rank, world):
     assert doctor.exact_on_device(torch.device(GPU)) == {"kernels": False, "wrong": []}

@@ -1,4 +1,4 @@
-"""A group made with `device_id` opens that device at once: kernels are played on it."""
+"""A group made with `device_id` opens that device at once: kernels are simulated on it."""
 
 import ctypes
 import time
@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import fake_device
 import nvx
-import played
 import pytest
+import simulated
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
-from ranks import on_played_gpus
+from ranks import on_simulated_gpus
 from test_delegate import stderr_lines
 from test_device import GPU, assert_all, on_gpu
 
@@ -22,7 +22,7 @@ def device_groups(rank, which, index=0, **more):
     return dist.new_group(backend=f"{GPU}:nvx", device_id=device, **more)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_device_id_opens_the_device_when_the_group_is_made(rank, world):
     group = device_groups(rank, (0, 1))
     assert nvx.pool_stats(group) is not None, "kernels serve it before anything is called"
@@ -36,7 +36,7 @@ def test_a_device_id_opens_the_device_when_the_group_is_made(rank, world):
     assert nvx.pool_stats(without) is None
 
 
-@on_played_gpus(2, op_timeout=8)
+@on_simulated_gpus(2, op_timeout=8)
 def test_a_device_id_on_some_ranks_only_holds_nobody_up(rank, world):
     group = device_groups(rank, (0,), timeout=timedelta(seconds=8))
     assert nvx.pool_stats(group) is None
@@ -48,7 +48,7 @@ def test_a_device_id_on_some_ranks_only_holds_nobody_up(rank, world):
     assert nvx.pool_stats(group) is not None
 
 
-@on_played_gpus(2, op_timeout=8)
+@on_simulated_gpus(2, op_timeout=8)
 def test_late_rank_opens_the_device_as_the_others_do(rank, world):
     group = device_groups(rank, (), timeout=timedelta(seconds=8))
     device = torch.device(GPU, 0)
@@ -64,14 +64,14 @@ def test_late_rank_opens_the_device_as_the_others_do(rank, world):
     assert_all(tensor, 3)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_device_id_that_is_none_is_an_error_of_all_when_the_group_is_made(rank, world):
     said = "device_id is .*99, and this process sees" if rank == 0 else "rank 0 .*failed: device_id is .*99"
     with pytest.raises(nvx.ArgumentError if rank == 0 else dist.DistBackendError, match=said):
         device_groups(rank, (0, 1), index=99 if rank == 0 else 0)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_the_first_operation_may_be_captured(rank, world):
     """A graph waits for the group's last launch, of which there is none."""
     group = device_groups(rank, (0, 1))
@@ -83,10 +83,10 @@ def test_the_first_operation_may_be_captured(rank, world):
         assert_all(tensor, total)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_driver_that_pins_no_memory_is_one_warning(rank, world):
     """As where a GPU computes confidentially: nvx's route through host memory needs no such memory."""
-    driver = ctypes.CDLL(str(played.BUILT / "libnvx_fake_cuda.so"))
+    driver = ctypes.CDLL(str(simulated.BUILT / "libnvx_fake_cuda.so"))
     driver.fake_refuse(b"cuMemHostRegister")
     try:
         with stderr_lines() as lines:
@@ -103,7 +103,7 @@ def test_a_driver_that_pins_no_memory_is_one_warning(rank, world):
         driver.fake_refuse(b"")
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_kernels_slower_than_a_millisecond_on_one_rank_serve_only_who_insists(rank, world):
     """As where processes take turns on a GPU."""
     takes = ctypes.c_int.in_dll(ctypes.CDLL(str(fake_device.build())), "fake_device_trials_take_ms")

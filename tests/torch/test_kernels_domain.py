@@ -6,14 +6,14 @@ import os
 import signal
 import time
 
-import played
 import pytest
+import simulated
 import test_device
 import torch
 import torch.distributed as dist
 from fake_device import held, set_delays
-from played import domain
 from ranks import on_domain_gpus, only_nvx, sync
+from simulated import domain
 from test_delegate import stderr_lines
 from test_device import GPU, MODES, assert_all, on_gpu
 
@@ -68,7 +68,7 @@ def test_another_clique_is_another_domain(rank, world):
 @on_domain_gpus(4)
 def test_a_rank_that_cannot_export_takes_all_back_to_host_memory(rank, world):
     """Its host has no kernels then either, so that no host has any."""
-    driver = ctypes.CDLL(str(played.BUILT / "libnvx_fake_cuda.so"))
+    driver = ctypes.CDLL(str(simulated.BUILT / "libnvx_fake_cuda.so"))
     driver.fake_refuse(b"export of a fabric handle" if rank == 1 else b"")
     try:
         with stderr_lines() as lines:

@@ -5,8 +5,8 @@ import test_graphs
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts, set_delays
-from played.gpudirect import counted
 from ranks import on_direct_gpus, only_nvx
+from simulated.gpudirect import counted
 from test_device_chunks import CHUNK, GPU, MODES, both, values
 from test_graphs import open_device
 from test_graphs_proxy import captured

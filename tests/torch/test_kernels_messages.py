@@ -1,5 +1,5 @@
-"""Messages between GPUs of one host by copy engines: threads play the kernels on `fake_device`, and the tests' libcuda
-copies."""
+"""Messages between GPUs of one host by copy engines: threads simulate the kernels on `fake_device`, and the
+tests' libcuda copies."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import held, reset_counts, set_delays, slow_fill
-from ranks import eventually, on_played_gpus, sync
+from ranks import eventually, on_simulated_gpus, sync
 from test_device import GPU, assert_all, on_gpu, refuse_in_a_capture
 from test_pipeline import run_schedule
 from test_pool import call_until_mapped, fake_cuda, grown, numbers, pooled
@@ -45,7 +45,7 @@ def default_store():
     return dist.distributed_c10d._get_default_store()
 
 
-@on_played_gpus(2, 3)
+@on_simulated_gpus(2, 3)
 def test_batches_in_both_directions(rank, world):
     """Every rank sends to every other one and receives, all at once."""
     open_devices()
@@ -63,7 +63,7 @@ def test_batches_in_both_directions(rank, world):
         assert copied() == (0 if count <= 244 else 2 * len(sent) * 4 * count)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_the_order_of_a_pair_and_tag_stays(rank, world):
     """Host memory and device memory on either side, small and large messages, and a receive from any rank."""
     open_devices()
@@ -86,7 +86,7 @@ def test_the_order_of_a_pair_and_tag_stays(rank, world):
                 assert_all(tensor, float(i))
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_tensor_is_written_when_its_stream_has_come_to_the_receive(rank, world):
     """A receive whose stream is late holds no other one up, and its tensor keeps what is still to be read."""
     open_devices()
@@ -111,7 +111,7 @@ def test_a_tensor_is_written_when_its_stream_has_come_to_the_receive(rank, world
     assert_all(read, 7)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_message_carries_the_data_of_a_slow_stream(rank, world):
     open_devices()
     for value in range(10):
@@ -125,7 +125,7 @@ def test_message_carries_the_data_of_a_slow_stream(rank, world):
             assert_all(tensor, value)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_tensors_of_the_pool_are_read_in_place(rank, world):
     """The receiver copies from the sender's tensor: nothing is copied to slots."""
     open_devices()
@@ -143,7 +143,7 @@ def test_tensors_of_the_pool_are_read_in_place(rank, world):
     assert copied() == 3 * 4 * 300_000
 
 
-@on_played_gpus(3)
+@on_simulated_gpus(3)
 def test_slots_are_free_once_they_are_read(rank, world):
     """Those of a few pairs would be all the slots that there are. Without slots the data go through host memory."""
     open_devices()
@@ -163,7 +163,7 @@ def test_slots_are_free_once_they_are_read(rank, world):
                 assert copied() == 4 * count
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_receive_from_host_memory_outlives_the_timeout_of_its_stream(rank, world):
     """It has all its data: only the copy to the device waits for the stream."""
     open_devices()
@@ -191,7 +191,7 @@ def test_a_receive_from_host_memory_outlives_the_timeout_of_its_stream(rank, wor
     assert_all(sum_, 2)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_receive_of_a_group_that_closes_waits_for_its_stream(rank, world):
     """Its tensor keeps what earlier work of the stream has to read, while the group waits for its lane."""
     open_devices()
@@ -212,7 +212,7 @@ def test_a_receive_of_a_group_that_closes_waits_for_its_stream(rank, world):
     assert_all(read, 7)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_message_arrives_after_its_sender_has_left(rank, world):
     open_devices()
     store = default_store()
@@ -232,7 +232,7 @@ def test_a_message_arrives_after_its_sender_has_left(rank, world):
     assert_all(output, 3)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_receive_fails_if_its_sender_leaves_while_its_tensor_is_read(rank, world):
     """The sender may have reused the tensor."""
     open_devices()
@@ -260,14 +260,14 @@ def test_a_receive_fails_if_its_sender_leaves_while_its_tensor_is_read(rank, wor
 
 
 @pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B"])
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_pipelines(rank, world, name):
     open_devices()
     run_schedule(name, rank, world, 1 if name == "1F1B" else 2, device=GPU, width=128)
     assert copied() > 0
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_message_without_a_receive_ends_at_the_timeout(rank, world):
     """No stream waits for it."""
     open_devices()
@@ -281,7 +281,7 @@ def test_a_message_without_a_receive_ends_at_the_timeout(rank, world):
     sync("both have looked")
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_an_abort_ends_messages_that_wait_for_the_peer(rank, world):
     open_devices()
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
@@ -295,7 +295,7 @@ def test_an_abort_ends_messages_that_wait_for_the_peer(rank, world):
     assert_all(mine.add_(theirs), 3)
 
 
-@on_played_gpus(2, op_timeout=20)
+@on_simulated_gpus(2, op_timeout=20)
 def test_a_driver_that_refuses_copies_fails_the_group(rank, world):
     open_devices()
     if rank == 0:
@@ -308,7 +308,7 @@ def test_a_driver_that_refuses_copies_fails_the_group(rank, world):
         fake_cuda().fake_refuse(b"")
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_captures_refuse_messages(rank, world):
     open_devices()
     refuse_in_a_capture(rank)

@@ -1,4 +1,4 @@
-"""The order of nvx's kernels on several streams, and what it costs: threads play them on `fake_device`."""
+"""The order of nvx's kernels on several streams, and what it costs: threads simulate them on `fake_device`."""
 
 import time
 
@@ -7,11 +7,11 @@ import nvx
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts, set_delays, slow_fill
-from ranks import on_fake_gpus, on_played_gpus
+from ranks import on_fake_gpus, on_simulated_gpus
 from test_device import GPU, assert_all, finish, on_gpu
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_no_event_without_need(rank, world):
     """Each launch has an event behind it. An asynchronous call has two more: where it begins, and where it ends."""
     tensor, side = on_gpu(rank + 1), torch.Stream(GPU)
@@ -36,7 +36,7 @@ def test_no_event_without_need(rank, world):
         assert seen == wanted
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_calls_on_several_streams_keep_their_order(rank, world):
     set_delays(9, 1000)
     streams = [torch.Stream(GPU) for _ in range(3)]
@@ -50,7 +50,7 @@ def test_calls_on_several_streams_keep_their_order(rank, world):
         assert_all(tensor, 2 * i + 1)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_stream_waits_for_no_kernel_of_another_group(rank, world):
     """Rank 0's side stream waits for the first group's last kernel, and not for the second group's kernel, which rank 1
     calls only afterwards."""
@@ -73,7 +73,7 @@ def test_a_stream_waits_for_no_kernel_of_another_group(rank, world):
     assert_all(other, 12)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_group_that_goes_does_not_wait_for_later_work(rank, world):
     group, tensor = dist.new_group(), on_gpu(rank + 1)
     dist.all_reduce(tensor, group=group)
@@ -84,7 +84,7 @@ def test_a_group_that_goes_does_not_wait_for_later_work(rank, world):
     assert time.monotonic() - began < 1.2
 
 
-@on_fake_gpus(2, pool="played_nccl_gpus")
+@on_fake_gpus(2, pool="simulated_nccl_gpus")
 def test_several_groups_run_beside_each_other_and_beside_nccl(rank, world):
     """Each group has a stream, on which kernels serve its small calls and NCCL its large ones."""
     set_delays(5, 500)

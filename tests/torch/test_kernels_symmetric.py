@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from ranks import on_played_gpus
+from ranks import on_simulated_gpus
 
 GPU = "fakegpu"
 
@@ -18,7 +18,7 @@ def shared(count, dtype=torch.float32):
     return tensor, symm_mem.rendezvous(tensor, dist.group.WORLD)
 
 
-@on_played_gpus(2, 3)
+@on_simulated_gpus(2, 3)
 def test_ranks_read_each_others_buffers_behind_a_barrier(rank, world):
     assert symm_mem.get_backend(GPU) == "NVX"
     for turn in range(3):
@@ -34,7 +34,7 @@ def test_ranks_read_each_others_buffers_behind_a_barrier(rank, world):
         assert not handle.get_signal_pad(rank, dtype=torch.int32).cpu().any()
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_the_stream_waits_for_a_signal_and_the_host_does_not(rank, world):
     """Rank 1 puts only after rank 0's call has returned."""
     tensor, handle = shared(100)
@@ -50,7 +50,7 @@ def test_the_stream_waits_for_a_signal_and_the_host_does_not(rank, world):
     handle.barrier()
 
 
-@on_played_gpus(1)
+@on_simulated_gpus(1)
 def test_a_rank_alone_signals_itself(rank, world):
     """On two streams, which do not wait for each other: the put comes behind the wait."""
     tensor, handle = shared(100)
@@ -66,7 +66,7 @@ def test_a_rank_alone_signals_itself(rank, world):
     handle.barrier()
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_channels_on_several_streams_are_independent(rank, world):
     """Each rank first waits on one stream, and then puts on another one."""
     _, handle = shared(1)
@@ -80,7 +80,7 @@ def test_channels_on_several_streams_are_independent(rank, world):
     assert not handle.get_signal_pad(rank, dtype=torch.int32).cpu().any()
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_signal_that_does_not_come_fails_the_group(rank, world):
     _, handle = shared(1)
     with pytest.raises(dist.DistBackendError, match="timed out in a symm_mem barrier or signal|rank 0"):
@@ -91,7 +91,7 @@ def test_a_signal_that_does_not_come_fails_the_group(rank, world):
             dist.all_reduce(torch.ones(1, device=GPU))
 
 
-@on_played_gpus(3, op_timeout=60, dies=[1])
+@on_simulated_gpus(3, op_timeout=60, dies=[1])
 def test_a_rank_that_dies_ends_the_waits_of_the_others(rank, world):
     _, handle = shared(1)
     handle.barrier()
@@ -106,7 +106,7 @@ def test_a_rank_that_dies_ends_the_waits_of_the_others(rank, world):
     assert time.monotonic() - began < 20
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_memory_returns_and_is_used_again(rank, world):
     places = set()
     for _ in range(8):

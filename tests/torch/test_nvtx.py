@@ -6,20 +6,20 @@ import shutil
 import subprocess
 import sys
 
-import played
 import pytest
+import simulated
 from ranks import only_nvx
 
 pytestmark = only_nvx
 HERE = pathlib.Path(__file__).resolve().parent
 
-# Two ranks of CPU tensors; the module is the played one where that is built.
+# Two ranks of CPU tensors; the module is the simulated one where that is built.
 PROGRAM = """
 import sys
 if sys.argv[3]:
     sys.path.insert(0, sys.argv[3])
-    import played
-    played.load()
+    import simulated
+    simulated.load()
 import torch, torch.distributed as dist, nvx
 if not nvx._load().build_info()["nvtx"]:
     sys.exit(77)
@@ -57,7 +57,7 @@ def recorder(tmp_path_factory):
 
 def ranges_of_ranks(folder, library):
     """The lines that the tool of each rank wrote."""
-    where = str(HERE) if played.module() else ""
+    where = str(HERE) if simulated.module() else ""
     ranks = []
     for rank in range(2):
         surroundings = {**os.environ, "NVX_TEST_RANGES": str(folder / f"{rank}.txt")}

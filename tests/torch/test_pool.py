@@ -1,5 +1,5 @@
 """Tensors in memory that nvx allocates and other ranks map: nvx's kernels need no staging for them and compute the
-same bits. Threads play the kernels on the streams and in the memory of `fake_device`.
+same bits. Threads simulate the kernels on the streams and in the memory of `fake_device`.
 """
 
 import concurrent.futures
@@ -13,13 +13,13 @@ import time
 
 import fake_device
 import nvx
-import played
 import pytest
+import simulated
 import torch
 import torch.distributed as dist
 import warm
 from fake_device import held, set_delays, slow_fill
-from ranks import on_played_gpus, sync
+from ranks import on_simulated_gpus, sync
 from test_device import GPU, assert_all, on_gpu
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -87,7 +87,7 @@ def call_until_mapped(group=None):
 
 
 def fake_cuda():
-    return ctypes.CDLL(str(played.BUILT / "libnvx_fake_cuda.so"))
+    return ctypes.CDLL(str(simulated.BUILT / "libnvx_fake_cuda.so"))
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def assert_same_bits(some, others):
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-@on_played_gpus(2, 3)
+@on_simulated_gpus(2, 3)
 def test_the_bits_of_ordinary_tensors(rank, world):
     ordinary = bits_of_collectives(lambda host: host.to(GPU), rank, world)
     assert nvx.pool_stats()["direct"] == 0
@@ -167,7 +167,7 @@ def test_the_bits_of_ordinary_tensors(rank, world):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_types(rank, world, dtype):
     ordinary = bits_of_collectives(lambda host: host.to(GPU), rank, world, dtype, count=LARGE // 4 + 3)
     _ = pooled(torch.zeros(16 * M))
@@ -176,7 +176,7 @@ def test_types(rank, world, dtype):
     call_until(lambda: nvx.pool_stats()["direct"] > 0)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_one_rank_has_a_tensor_of_the_pool_and_the_other_not(rank, world):
     ordinary = bits_of_collectives(lambda host: host.to(GPU), rank, world)
     _ = pooled(torch.zeros(32 * M))
@@ -192,7 +192,7 @@ def test_one_rank_has_a_tensor_of_the_pool_and_the_other_not(rank, world):
     assert_same_bits(ordinary, bits_of_collectives(mixed, rank, world))
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_offsets_and_odd_lengths(rank, world):
     space = pooled(torch.zeros(4 * LARGE))
     call_until_mapped()
@@ -207,7 +207,7 @@ def test_offsets_and_odd_lengths(rank, world):
     call_until(lambda: nvx.pool_stats()["direct"] > 0)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_pool_that_grows_while_groups_run(rank, world):
     group = dist.new_group([0, 1])
     kept = []
@@ -227,7 +227,7 @@ def test_a_pool_that_grows_while_groups_run(rank, world):
         call_until(lambda g=g, before=before: nvx.pool_stats(g)["direct"] > before, g)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
     """Late readers and writers would see another tensor's data, or the poison of `fake_device`."""
     dist.all_reduce(on_gpu(1))
@@ -262,7 +262,7 @@ def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
 # --- no memory, or no more memory -----------------------------------------------------------------------------------
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_backends_that_allocate_tensors(rank, world):
     assert backend().supports_tensor_alloc(torch.device(GPU, 0)), "before the device is opened, without the other ranks"
     assert backend().supports_tensor_alloc(torch.device("cpu"))
@@ -281,7 +281,7 @@ def test_backends_that_allocate_tensors(rank, world):
     assert stats["mapped"][rank] == 0
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_threads_allocate_memory_beside_each_other(rank, world):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         tensors = list(threads.map(lambda i: pooled(torch.full((1000,), float(i))), range(40)))
@@ -289,7 +289,7 @@ def test_threads_allocate_memory_beside_each_other(rank, world):
         assert_all(tensor, i)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_pool_of_the_users_own(rank, world):
     mine = torch.get_device_module(GPU).MemPool(backend().mem_allocator)
     with torch.get_device_module(GPU).use_mem_pool(mine):
@@ -302,7 +302,7 @@ def test_a_pool_of_the_users_own(rank, world):
     call_until(lambda: nvx.pool_stats()["direct"] > 0)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_peer_that_cannot_map_stages(rank, world):
     dist.all_reduce(on_gpu(1))
     before = nvx.pool_stats()["mapped"][1]
@@ -325,7 +325,7 @@ def test_a_peer_that_cannot_map_stages(rank, world):
     )
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_device_that_is_full(rank, world):
     small, large = pooled(torch.ones(LARGE)), pooled(torch.ones(4 * LARGE))
     torch.accelerator.synchronize()
@@ -344,7 +344,7 @@ def test_a_device_that_is_full(rank, world):
     del again
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_freed_memory_is_ordered_behind_its_stream(rank, world):
     module = torch.get_device_module(GPU)
     mine = module.MemPool(backend().mem_allocator)
@@ -370,7 +370,7 @@ def test_freed_memory_is_ordered_behind_its_stream(rank, world):
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_tensors_outlive_their_group(rank, world):
     tensor = pooled(torch.full((LARGE,), rank + 1.0))
     call_until_mapped()
@@ -383,7 +383,7 @@ def test_tensors_outlive_their_group(rank, world):
     gc.collect()
 
 
-@on_played_gpus(3, op_timeout=60, dies=[1])
+@on_simulated_gpus(3, op_timeout=60, dies=[1])
 def test_an_owner_that_dies(rank, world):
     """Its memory remains for the ranks that mapped it, and the survivors keep theirs."""
     tensor = pooled(torch.full((LARGE,), rank + 1.0))
@@ -404,7 +404,7 @@ def test_an_owner_that_dies(rank, world):
     assert_all(tensor, 1)
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_a_forked_child_is_refused(rank, world):
     _ = pooled(torch.ones(10))
     child = os.fork()
@@ -421,8 +421,8 @@ def test_a_forked_child_is_refused(rank, world):
 EXITS = """
 import os, sys
 sys.path[:0] = {paths!r}
-import nvx, played
-played.load()
+import nvx, simulated
+simulated.load()
 import torch, torch.distributed as dist
 dist.init_process_group("cpu:nvx,fakegpu:nvx", store=dist.HashStore(), rank=0, world_size=1)
 backend = dist.group.WORLD._get_backend(torch.device("fakegpu"))
@@ -434,8 +434,8 @@ print("alive")
 
 
 def test_the_interpreter_may_end_with_tensors_alive():
-    if played.module() is None:
-        pytest.skip("nvx was not built with NVX_PLAYED")
+    if simulated.module() is None:
+        pytest.skip("nvx was not built with NVX_SIMULATED")
     fake_device.build()
     script = EXITS.format(paths=[os.path.dirname(os.path.abspath(__file__)), *sys.path])
     done = warm.run(["-c", script], capture_output=True, text=True, timeout=120, check=False)
@@ -465,7 +465,7 @@ def trained(rank, from_pool):
     return [p.full_tensor().detach().cpu() for p in model.parameters()]
 
 
-@on_played_gpus(2)
+@on_simulated_gpus(2)
 def test_fsdp2(rank, world):
     ordinary = trained(rank, from_pool=False)
     before = nvx.pool_stats()["direct"]

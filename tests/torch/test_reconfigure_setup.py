@@ -35,9 +35,9 @@ def started(ranks):
 
 
 @pytest.fixture
-def started_on_played(played_gpus):
-    """The same, with kernels played on an accelerator in each rank."""
-    return runner(played_gpus)
+def started_on_simulated(simulated_gpus):
+    """The same, with kernels simulated on an accelerator in each rank."""
+    return runner(simulated_gpus)
 
 
 def not_waited_for(rank, world, port):
@@ -237,8 +237,8 @@ def device_of_a_setup(rank, world, port):
 
 
 @only_nvx
-def test_a_setup_is_aborted_while_it_opens_a_device(started_on_played):
-    started_on_played(device_of_a_setup, 2)
+def test_a_setup_is_aborted_while_it_opens_a_device(started_on_simulated):
+    started_on_simulated(device_of_a_setup, 2)
 
 
 def timed_during_setup(rank, world, port):

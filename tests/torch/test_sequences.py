@@ -61,7 +61,7 @@ programs = st.fixed_dictionaries(
 )
 
 
-class Player:
+class ProgramRunner:
     """One rank's run through a program."""
 
     def __init__(self, rank, world, program):
@@ -83,7 +83,7 @@ class Player:
         for check in self.checks:
             check()
 
-    def play(self, number, s):
+    def run(self, number, s):
         if s["kind"] == "wait":
             for work in self.pending[s["salt"] % 2 :: 2]:
                 work.wait()
@@ -278,11 +278,11 @@ class Player:
                 self.expect(None, [output], [want])
 
 
-def play(rank, world, program):
-    player = Player(rank, world, program)
+def run_program(rank, world, program):
+    runner = ProgramRunner(rank, world, program)
     for number, s in enumerate(program["steps"]):
-        player.play(number, s)
-    player.finish()
+        runner.run(number, s)
+    runner.finish()
 
 
 @only_nvx
@@ -298,6 +298,6 @@ def test_random_programs(ranks, world):
     )
     @given(program=programs)
     def run(program):
-        ranks.run(play, world=world, program=program)
+        ranks.run(run_program, world=world, program=program)
 
     run()

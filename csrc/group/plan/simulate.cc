@@ -20,7 +20,7 @@ using schedule::Range;
 using schedule::Step;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr uint64_t kMessages = 1'000'000, kMost = 20'000'000;  ///< steps that are played, and the most
+constexpr uint64_t kMessages = 1'000'000, kMost = 20'000'000;  ///< steps that are simulated, and the most
 constexpr double kReducedByte = 3;                             ///< reads and writes: two terms and the result
 
 /// One slice: its run between hosts, and the seconds of the steps inside a host.
@@ -52,12 +52,13 @@ bool all_alike(const schedule::Row& row, const RunBetween& run) {
   return true;
 }
 
-/// Plays slices of one kind and a last one, over all places of the layout, or over host 0's if all hosts do the same.
-class Player {
+/// Simulates slices of one kind and a last one, over all places of the layout, or over host 0's if all hosts do the
+/// same.
+class Simulator {
  public:
-  /// `ranks_per_card`: ranks that share a card and of which one is played. Requires at most 2^32 slices.
-  Player(const schedule::Row& row, const Slice& each, const Slice& last, size_t slices, bool alike,
-         double ranks_per_card, const Fabric& fabric)
+  /// `ranks_per_card`: ranks that share a card and of which one is simulated. Requires at most 2^32 slices.
+  Simulator(const schedule::Row& row, const Slice& each, const Slice& last, size_t slices, bool alike,
+            double ranks_per_card, const Fabric& fabric)
       : row_(row),
         each_(each),
         last_(last),
@@ -68,7 +69,7 @@ class Player {
         cards_(size_t(places_ / each.run.near) * fabric.cards),
         ranks_(size_t(places_)) {}
 
-  double play() {
+  double run() {
     for (int place = 0; place < places_; ++place) go_on(place, 0);
     while (!events_.empty()) {
       const Event e = events_.top();
@@ -84,7 +85,7 @@ class Player {
     }
     return ends;
   }
-  /// Of `slices` slices, as large as those played.
+  /// Of `slices` slices, as large as those simulated.
   void add_up(size_t slices, Simulation& s) const {
     double sent = 0, reduced = 0;
     const auto scaled = [&](const double(&bytes)[2]) {
@@ -229,7 +230,7 @@ class Player {
     run.flights.push_back(f);
   }
 
-  /// The first byte leaves the sender's card. Where only host 0 is played, the receiver's part is that of its own.
+  /// The first byte leaves the sender's card. Where only host 0 is simulated, the receiver's part is that of its own.
   void leave(const Event& e) {
     const int size = each_.run.layout.size, to = e.peer % places_;
     Card& card = card_of(to);
@@ -324,21 +325,21 @@ std::optional<Simulation> simulate(Collective collective, size_t bytes, const Pl
   const int places = alike ? each.run.near : each.run.layout.size;
   uint64_t steps = 1;
   for (int place = 0; place < places; ++place) steps += plan.row->steps(each.run.layout, place);
-  // Slices run in turns of kSlicesInFlight + 1, so whole turns are played and half of them.
+  // Slices run in turns of kSlicesInFlight + 1, so whole turns are simulated and half of them.
   constexpr size_t kTurns = 2 * (kSlicesInFlight + 1);
-  const size_t played = std::min(slices, std::max<size_t>(kMessages / steps / kTurns, 1) * kTurns);
-  if (steps * played > kMost) return {};
-  Player player(*plan.row, each, last, played, alike, ranks_per_card, fabric);
+  const size_t simulated = std::min(slices, std::max<size_t>(kMessages / steps / kTurns, 1) * kTurns);
+  if (steps * simulated > kMost) return {};
+  Simulator simulator(*plan.row, each, last, simulated, alike, ranks_per_card, fabric);
   Simulation s;
-  s.seconds = player.play();
-  if (played < slices) {
-    const double half = Player(*plan.row, each, last, played / 2, alike, ranks_per_card, fabric).play();
-    s.seconds += double(slices - played) * (s.seconds - half) / double(played - played / 2);
+  s.seconds = simulator.run();
+  if (simulated < slices) {
+    const double half = Simulator(*plan.row, each, last, simulated / 2, alike, ranks_per_card, fabric).run();
+    s.seconds += double(slices - simulated) * (s.seconds - half) / double(simulated - simulated / 2);
   }
-  player.add_up(slices, s);
+  simulator.add_up(slices, s);
   s.slices = slices;
   s.inside_bytes += size_t(inside.bytes), s.inside_seconds += inside.seconds;
-  if (rails) s.between_bytes *= facts.rails, s.all_bytes *= facts.rails;  // one rail was played
+  if (rails) s.between_bytes *= facts.rails, s.all_bytes *= facts.rails;  // one rail was simulated
   return s;
 }
 

@@ -25,13 +25,13 @@ struct Simulation {
   double between_seconds = 0;  ///< in which the busiest card sends or receives
 };
 
-/// Plays the plan's schedule message by message, as `net/executor.h` runs it and `Hierarchical::overlap()` its slices.
-/// Pure. Every message takes the latency, and then its bytes occupy the sender's and the receiver's card, one message
-/// after the other. If all hosts do the same, one of them is played. Of many slices the first ones are played, and the
-/// others take as long as these took in the end.
+/// Simulates the plan's schedule message by message, as `net/executor.h` runs it and `Hierarchical::overlap()` its
+/// slices. Pure. Every message takes the latency, and then its bytes occupy the sender's and the receiver's card, one
+/// message after the other. If all hosts do the same, one of them is simulated. Of many slices the first ones are
+/// simulated, and the others take as long as these took in the end.
 ///
 /// `bytes`: as for `explain()`. `facts`: of two or more hosts with the same number of ranks. Nothing if there are too
-/// many messages to play.
+/// many messages to simulate.
 std::optional<Simulation> simulate(kernel::Collective collective, size_t bytes, const PlanFacts& facts,
                                    const Fabric& fabric);
 

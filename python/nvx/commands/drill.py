@@ -203,7 +203,7 @@ class Rank:
         dist.barrier()  # a rank whose own call could return gets the error here
         return all(bool(x.eq(self.case.ranks).all()) for x in self.sums)
 
-    def play(self):
+    def run(self):
         if self.network:
             self.begin(dist.PrefixStore("before", self.store), self.case.ranks, self.case.timeout)
             dist.barrier()
@@ -252,7 +252,7 @@ def start_rank(case, rank, shared, network):
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    for outcome in Rank(case, rank, shared, network).play():
+    for outcome in Rank(case, rank, shared, network).run():
         with open(os.path.join(case.folder, f"outcome{rank}"), "w") as file:
             json.dump(outcome, file)
     sys.exit(0)

@@ -77,7 +77,7 @@ std::vector<std::unique_ptr<DeviceRank>> two_groups(DeviceWorld& world) {
 TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreWarnedOnce) {
   DeviceWorld world({.ranks = 1});
   const auto groups = two_groups(world);
-  std::array<PlayedStream, 11> streams;
+  std::array<SimulatedStream, 11> streams;
   const auto launch_on = [&](size_t first, size_t end, size_t group) {
     testing::internal::CaptureStderr();
     for (size_t i = first; i < end; ++i) {
@@ -105,7 +105,7 @@ TEST(DeviceConnections, GroupsThatUseMoreStreamsThanThereAreConnectionsAreWarned
 TEST(DeviceConnections, StreamsOfCapturesCount) {
   DeviceWorld world({.ranks = 1});
   const auto groups = two_groups(world);
-  std::array<PlayedStream, 9> streams;
+  std::array<SimulatedStream, 9> streams;
   testing::internal::CaptureStderr();
   for (size_t i = 0; i < streams.size(); ++i) {
     std::vector<int32_t> data(10, 1);

@@ -45,7 +45,7 @@ TEST(DeviceDomain, RanksOfTwoHostsAreOneGroupOfKernels) {
         for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
                                             Collective::kBroadcast, Collective::kAllToAll, Collective::kGather}) {
           for (const size_t n : {7, 12000})
-            ASSERT_EQ(one.perform({play_of(collective, n, 4, ++round)}), "") << name(collective) << n;
+            ASSERT_EQ(one.perform({spec_of(collective, n, 4, ++round)}), "") << name(collective) << n;
         }
       },
       spread);

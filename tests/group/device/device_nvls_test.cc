@@ -63,10 +63,10 @@ TEST(DeviceNvls, TheSwitchAddsSumsOfItsTypesThatOneTripDoesNotServe) {
         EXPECT_EQ(one.executor->launched(), one.executor->finished());
         expect_right_sum(one);
         EXPECT_EQ(world.launcher(one.rank)->by_switch, 1);
-        EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 3, 1)}), "") << "one trip of packets";
-        Play average = play_of(Collective::kAllReduce, kMany, 3, 1);
+        EXPECT_EQ(one.perform({spec_of(Collective::kAllReduce, 100, 3, 1)}), "") << "one trip of packets";
+        Spec average = spec_of(Collective::kAllReduce, kMany, 3, 1);
         average.op = ReduceOp::kAvg;
-        EXPECT_EQ(one.perform({average, play_of(Collective::kAllGather, kMany, 3, 1)}), "");
+        EXPECT_EQ(one.perform({average, spec_of(Collective::kAllGather, kMany, 3, 1)}), "");
         EXPECT_EQ(world.launcher(one.rank)->by_switch, 1);
         std::vector<float> data(kMany);
         Operation o = all_reduce(data, DType::kF32);

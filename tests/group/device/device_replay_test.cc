@@ -1,4 +1,5 @@
-// Operations on GPUs that are captured into a graph. The test plays the graph: it launches the captured kernels again.
+// Operations on GPUs that are captured into a graph. The test simulates the graph: it launches the captured kernels
+// again.
 
 #include <gtest/gtest.h>
 
@@ -39,8 +40,8 @@ TEST_P(DeviceReplays, FollowCallsAndAreFollowedByThem) {
           std::fill(small.begin(), small.end(), one.rank + turn);
           std::fill(large.begin(), large.end(), turn);
           one.replay();
-          const Play play = play_of(Collective::kAllGather, 300, ranks, uint64_t(turn));
-          EXPECT_EQ(one.perform({play}), "") << turn;  // this launch follows on the same stream
+          const Spec spec = spec_of(Collective::kAllGather, 300, ranks, uint64_t(turn));
+          EXPECT_EQ(one.perform({spec}), "") << turn;  // this launch follows on the same stream
           EXPECT_EQ(one.executor->finished(), one.executor->launched());
           EXPECT_EQ(one.executor->launched(), first + uint64_t(turn) + 1);
           const auto done = uint32_t(first) + 4 * uint32_t(turn + 1);  // each replay has three operations
@@ -114,7 +115,7 @@ TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
           } else {
             ASSERT_TRUE(one.launch(operations).ok());
           }
-          EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, ranks, 1)}), "");
+          EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, ranks, 1)}), "");
           mine.expect(turn);
           // Each of the two operations and each peer counts three: input read, result written, operation done.
           EXPECT_EQ(one.executor->direct(), turn < 2 ? 0u : uint32_t(turn - 1) * 6 * uint32_t(ranks - 1));
@@ -139,7 +140,7 @@ TEST(DeviceReplay, RankThatDoesNotReplayIsNamed) {
     operations[0].number = 3;
     operations[1].number = 4;
     ASSERT_TRUE(one.capture(operations, milliseconds(300)).ok());
-    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), "");
+    EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, 2, 1)}), "");
     if (one.rank == 1) return void(eventually(milliseconds(30'000), [&] { return named.load(); }));
     one.replay();
     EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return one.stream.idle(); }));
@@ -166,9 +167,9 @@ TEST(DeviceReplay, ACallThatFailsAmongThemIsNamedByItsOwnNumber) {
     operations.push_back(all_reduce(data));
     ASSERT_TRUE(one.capture(operations).ok());
     for (int i = 0; i < 5; ++i) one.replay();
-    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), "");
+    EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, 2, 1)}), "");
     const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
-    const std::string wrong = one.perform({play_of(call, 100, 2, 2)});
+    const std::string wrong = one.perform({spec_of(call, 100, 2, 2)});
     EXPECT_TRUE(contains(wrong, " #2 of group g")) << wrong;
   });
 }
@@ -187,7 +188,7 @@ TEST(DeviceReplay, FailedCaptureLeavesTheGroupUnchanged) {
     EXPECT_TRUE(contains(refused.what(), "cannot be captured on GPU " + std::to_string(one.rank))) << refused.what();
     EXPECT_TRUE(contains(refused.what(), "Next: end this capture, on all ranks")) << refused.what();
     EXPECT_FALSE(one.executor->may_be_replayed());
-    EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 2, 1)}), "");
+    EXPECT_EQ(one.perform({spec_of(Collective::kAllReduce, 100, 2, 1)}), "");
   });
 }
 
@@ -201,7 +202,7 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneDoesNothing) {
     operations.push_back(all_reduce(data[one.rank]));
     ASSERT_TRUE(one.capture(operations).ok());
     one.replay();
-    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), "");
+    EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, 2, 1)}), "");
     EXPECT_TRUE(one.executor->finalize());
     EXPECT_FALSE(one.executor->may_be_replayed());
     ++gone;
@@ -249,10 +250,10 @@ TEST(DeviceReplay, ReplayAfterTheGroupHasGoneWritesNothingToPeers) {
   DeviceWorld world({.ranks = 2});
   std::atomic<int> gone{0};
   with_executors(world, [&](DeviceRank& one) {
-    const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
-    Side side(play, one.rank, 2);
+    const Spec spec = spec_of(Collective::kAllReduce, 100, 2, 1);
+    Side side(spec, one.rank, 2);
     std::vector<Operation> operations;
-    operations.push_back(operation_of(play, side, 2));
+    operations.push_back(operation_of(spec, side, 2));
     ASSERT_EQ(one.executor->choose(operations[0]).algorithm, kernel::DeviceAlgorithm::kReducePackets);
     ASSERT_TRUE(one.capture(operations).ok());
     one.replay();

@@ -230,7 +230,7 @@ struct InFlight {
 
   std::vector<int32_t> data;
   Status begun;
-  PlayedStream stream;
+  SimulatedStream stream;
 };
 
 /// Each rank launches the kernel of the other group first, and it keeps the blocks that it was given. If each group
@@ -424,8 +424,8 @@ TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
     const int before = frees();
     {
       SharedBootstrap bootstrap(second, rank);
-      const auto launcher = std::make_shared<PlayedLauncher>(world.process(rank).driver, rank,
-                                                             std::make_shared<PlayedRoom>(/*blocks=*/64));
+      const auto launcher = std::make_shared<SimulatedLauncher>(world.process(rank).driver, rank,
+                                                                std::make_shared<SimulatedRoom>(/*blocks=*/64));
       KernelExecutor b(*world.process(rank).registry, bootstrap, world.options(rank), launcher, launcher);
       EXPECT_TRUE(b.finalize());
     }
@@ -470,10 +470,10 @@ TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
 TEST(DeviceGoodbye, LeavingWaitsForOperationsInFlight) {
   DeviceWorld world({.ranks = 2});
   with_executors(world, [](DeviceRank& one) {
-    const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
-    Side side(play, one.rank, 2);
+    const Spec spec = spec_of(Collective::kAllReduce, 3000, 2, 1);
+    Side side(spec, one.rank, 2);
     std::vector<Operation> operations;
-    operations.push_back(operation_of(play, side, 2));
+    operations.push_back(operation_of(spec, side, 2));
     if (one.rank == 1) std::this_thread::sleep_for(milliseconds(50));
     ASSERT_TRUE(one.launch(operations).ok());
     one.executor.reset();
@@ -489,7 +489,7 @@ TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
   with_executors(world, [&](DeviceRank& one) {
     std::atomic<bool>& knows_ends = world.launcher(0)->knows_ends;
     knows_ends = false;
-    ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
+    ASSERT_EQ(one.perform({spec_of(Collective::kAllReduce, 100, 1, 1)}), "");
     ASSERT_TRUE(one.executor->settled());
     std::atomic<bool> reported{false};
     std::thread notifies([&] {
@@ -509,7 +509,7 @@ TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
   with_executors(
       world,
       [](DeviceRank& one) {
-        ASSERT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 1, 1)}), "");
+        ASSERT_EQ(one.perform({spec_of(Collective::kAllReduce, 100, 1, 1)}), "");
         EXPECT_FALSE(one.executor->finalize()) << "it would announce that it has left";
       },
       [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
@@ -524,7 +524,7 @@ TEST(DeviceGoodbye, FailedGroupFreesMemoryOfEndedKernels) {
     for (int r = 0; r < 2; ++r) world.launcher(r)->knows_ends = knows;
     with_executors(world, [](DeviceRank& one) {
       const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
-      EXPECT_NE(one.perform({play_of(call, 100, 2, 1)}), "");
+      EXPECT_NE(one.perform({spec_of(call, 100, 2, 1)}), "");
     });
     for (int r = 0; r < 2; ++r) {
       world.arena(r).free(world.arena(r).allocate(1));

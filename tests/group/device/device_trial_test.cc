@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 using Truth = FakeDriver::Truth;
 
 /// An all-reduce over all ranks of a world, as the first collective of a group.
-std::string first_sum(DeviceRank& one) { return one.perform({play_of(Collective::kAllReduce, 3000, 3, 1)}); }
+std::string first_sum(DeviceRank& one) { return one.perform({spec_of(Collective::kAllReduce, 3000, 3, 1)}); }
 
 TEST(DeviceTrial, IsNoOperationOfTheGroup) {
   DeviceWorld world({.ranks = 3});

@@ -1,4 +1,4 @@
-// Collectives on GPUs. The host plays the GPUs and the kernels: ranks are threads, and so are the lanes of their
+// Collectives on GPUs. The host simulates the GPUs and the kernels: ranks are threads, and so are the lanes of their
 // kernels.
 
 #include "group/device/kernel_executor.h"
@@ -30,10 +30,10 @@ void run_all(DeviceRank& one, std::initializer_list<size_t> lengths) {
   for (const size_t n : lengths) {
     for (const Collective collective : kCollectives) {
       ++round;
-      Play play = play_of(collective, n, one.world.ranks(), round);
-      play.in_place = round % 2 == 0;
-      play.shift = round % 3 * 4;
-      ASSERT_EQ(one.perform({play}), "") << name(collective) << n;
+      Spec spec = spec_of(collective, n, one.world.ranks(), round);
+      spec.in_place = round % 2 == 0;
+      spec.shift = round % 3 * 4;
+      ASSERT_EQ(one.perform({spec}), "") << name(collective) << n;
     }
   }
 }
@@ -68,9 +68,9 @@ TEST_P(KernelExecutors, DoSeveralInOneCall) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
   with_executors(world, [&](DeviceRank& one) {
-    std::vector<Play> plays;
-    for (uint64_t i = 0; i < 20; ++i) plays.push_back(play_of(kCollectives[i % 9], 100 + 3 * i, ranks, i));
-    EXPECT_EQ(one.perform(plays), "");
+    std::vector<Spec> specs;
+    for (uint64_t i = 0; i < 20; ++i) specs.push_back(spec_of(kCollectives[i % 9], 100 + 3 * i, ranks, i));
+    EXPECT_EQ(one.perform(specs), "");
     EXPECT_EQ(one.world.launcher(one.rank)->launches, 2) << "of 16 and of 4";
   });
 }
@@ -148,7 +148,7 @@ TEST(KernelExecutor, ManyGroupsShareAnArena) {
     EXPECT_GT(groups[0]->executor->shape().packets, groups[3]->executor->shape().packets) << "later ones get less";
     for (uint64_t i = 0; i < 8; ++i) {
       const size_t g = size_t(i % 4);
-      EXPECT_EQ(groups[g]->perform({play_of(Collective::kAllReduce, 5000 * (g + 1), 2, i)}), "");
+      EXPECT_EQ(groups[g]->perform({spec_of(Collective::kAllReduce, 5000 * (g + 1), 2, i)}), "");
     }
   });
 }
@@ -156,7 +156,7 @@ TEST(KernelExecutor, ManyGroupsShareAnArena) {
 TEST(KernelExecutor, APadIsUsedAgainWhenAllHaveGone) {
   DeviceWorld world({.ranks = 2});
   with_executors(world, [](DeviceRank& one) {
-    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), "");
+    EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, 2, 1)}), "");
     EXPECT_GT(one.world.arena(one.rank).used(), size_t(0));
   });
   for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(world.arena(rank).used(), size_t(0));
@@ -197,9 +197,9 @@ TEST(KernelExecutor, DependentOperationsGetSeparateLaunches) {
 TEST(KernelExecutor, AMismatchIsNamedOnBothRanks) {
   DeviceWorld world({.ranks = 2});
   with_executors(world, [](DeviceRank& one) {
-    EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 2, 1)}), "");
+    EXPECT_EQ(one.perform({spec_of(Collective::kAllReduce, 100, 2, 1)}), "");
     const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
-    const std::string wrong = one.perform({play_of(call, 100, 2, 2)});
+    const std::string wrong = one.perform({spec_of(call, 100, 2, 2)});
     EXPECT_TRUE(contains(wrong, "collective mismatch in group g at ")) << wrong;
     EXPECT_TRUE(contains(wrong, "all_reduce(sum, f32, 100 elements)")) << wrong;
     EXPECT_TRUE(contains(wrong, "reduce_scatter(sum, f32, 200 elements)")) << wrong;
@@ -207,7 +207,7 @@ TEST(KernelExecutor, AMismatchIsNamedOnBothRanks) {
     EXPECT_TRUE(contains(wrong, "this is rank " + std::to_string(one.rank) + " in ")) << wrong;
     EXPECT_TRUE(contains(wrong, " #2 of group g")) << wrong;
     EXPECT_TRUE(contains(wrong, kCallAlike)) << wrong;
-    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 3)}), wrong) << "the first failure stays";
+    EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, 2, 3)}), wrong) << "the first failure stays";
     EXPECT_EQ(one.executor->launched(), uint64_t(2)) << "what comes later is not begun";
     EXPECT_EQ(one.executor->finished(), uint64_t(1));
   });
@@ -216,9 +216,9 @@ TEST(KernelExecutor, AMismatchIsNamedOnBothRanks) {
 TEST(KernelExecutor, SizesThatDifferWithinAPairAreNamed) {
   DeviceWorld world({.ranks = 2});
   with_executors(world, [](DeviceRank& one) {
-    Play play{.collective = Collective::kAllToAll, .counts = {10, 10}};
-    if (one.rank == 1) play.counts = {30, 30};
-    const std::string wrong = one.perform({play});
+    Spec spec{.collective = Collective::kAllToAll, .counts = {10, 10}};
+    if (one.rank == 1) spec.counts = {30, 30};
+    const std::string wrong = one.perform({spec});
     const std::string expected =
         one.rank == 0 ? "40 bytes from rank 1, which sends 120 bytes" : "120 bytes from rank 0, which sends 40 bytes";
     EXPECT_TRUE(contains(wrong, " in all_to_all(f32) #1 ") && contains(wrong, expected)) << wrong;
@@ -230,12 +230,12 @@ TEST(KernelExecutor, AbsentRankIsNamed) {
   DeviceWorld world({.ranks = 3});
   std::atomic<int> named{0};
   with_executors(world, [&](DeviceRank& one) {
-    EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 3, 1)}), "");
+    EXPECT_EQ(one.perform({spec_of(Collective::kAllReduce, 100, 3, 1)}), "");
     if (one.rank == 2) return void(eventually(milliseconds(30'000), [&] { return named == 2; }));
-    const Play play = play_of(Collective::kAllReduce, 100, 3, 2);
-    Side side(play, one.rank, 3);
+    const Spec spec = spec_of(Collective::kAllReduce, 100, 3, 2);
+    Side side(spec, one.rank, 3);
     std::vector<Operation> operations;
-    operations.push_back(operation_of(play, side, 3));
+    operations.push_back(operation_of(spec, side, 3));
     ASSERT_TRUE(one.launch(operations, milliseconds(300)).ok());
     const std::string wrong = one.await().what();
     EXPECT_EQ(one.executor->verdict().code(), Code::kTimeout);
@@ -254,10 +254,10 @@ TEST(KernelExecutor, AnyThreadMayAbort) {
   DeviceWorld world({.ranks = 2});
   with_executors(world, [](DeviceRank& one) {
     if (one.rank == 1) return;
-    const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
-    Side side(play, 0, 2);
+    const Spec spec = spec_of(Collective::kAllReduce, 100, 2, 1);
+    Side side(spec, 0, 2);
     std::vector<Operation> operations;
-    operations.push_back(operation_of(play, side, 2));
+    operations.push_back(operation_of(spec, side, 2));
     ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
     std::thread([&] { one.executor->abort(); }).join();
     EXPECT_EQ(one.executor->verdict().code(), Code::kAborted);
@@ -276,10 +276,10 @@ TEST(KernelExecutor, NothingIsWrittenToARankThatIsDead) {
     DeviceWorld world({.ranks = 2});
     const auto body = [&](DeviceRank& one) {
       if (one.rank == 1) return;
-      const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
-      Side side(play, 0, 2);
+      const Spec spec = spec_of(Collective::kAllReduce, 100, 2, 1);
+      Side side(spec, 0, 2);
       std::vector<Operation> operations;
-      operations.push_back(operation_of(play, side, 2));
+      operations.push_back(operation_of(spec, side, 2));
       const kernel::DeviceChannel channel = one.executor->resources().channel().prepared();
       const auto* pads = reinterpret_cast<const kernel::PeerPads*>(channel.state + kernel::DeviceState::pads());
       const auto theirs = [&](kernel::Part part) {
@@ -308,13 +308,13 @@ TEST(KernelExecutor, NothingIsWrittenToARankThatIsDead) {
 TEST(KernelExecutor, UnsupportedOperationIsRefusedAndTheGroupStays) {
   DeviceWorld world({.ranks = 2});
   with_executors(world, [](DeviceRank& one) {
-    Play play = play_of(Collective::kAllReduce, 100, 2, 1);
-    Side side(play, one.rank, 2);
+    Spec spec = spec_of(Collective::kAllReduce, 100, 2, 1);
+    Side side(spec, one.rank, 2);
     std::vector<Operation> operations;
-    operations.push_back(operation_of(play, side, 2));
+    operations.push_back(operation_of(spec, side, 2));
     operations[0].op = ReduceOp::kBand;  // not defined for f32
     EXPECT_EQ(one.launch(operations).code(), Code::kInvalid);
-    EXPECT_EQ(one.perform({play}), "");
+    EXPECT_EQ(one.perform({spec}), "");
   });
 }
 
@@ -325,11 +325,11 @@ TEST(KernelExecutor, ADeviceThatTakesNoMoreFailsTheGroup) {
       [](DeviceRank& one) {
         Status& refusal = one.world.launcher(0)->refusal;
         refusal = {Code::kSystem, "nvx: several: an illegal memory access was encountered"};
-        const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
+        const std::string wrong = one.perform({spec_of(Collective::kBarrier, 0, 1, 1)});
         EXPECT_TRUE(contains(wrong, "GPU 0 of rank 0 cannot launch operations of group g: several: an illegal"))
             << wrong;
         refusal = {};
-        EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), wrong);
+        EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, 1, 1)}), wrong);
       },
       [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
 }
@@ -340,7 +340,7 @@ TEST(KernelExecutor, RefusalCarriesItsAdvice) {
       world,
       [](DeviceRank& one) {
         one.world.launcher(0)->refusal = {Code::kSystem, "nvx: no file can be opened", "raise the limit (ulimit -n)"};
-        const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
+        const std::string wrong = one.perform({spec_of(Collective::kBarrier, 0, 1, 1)});
         EXPECT_TRUE(contains(wrong, "group g: no file can be opened. Next: raise the limit (ulimit -n)")) << wrong;
         EXPECT_FALSE(contains(wrong, "CUDA_LAUNCH_BLOCKING")) << wrong;
       },
@@ -351,7 +351,7 @@ TEST(KernelExecutor, AbortCanCarryAReason) {
   DeviceWorld world({.ranks = 1});
   with_executors(world, [](DeviceRank& one) {
     one.executor->abort({Code::kPeerFailed, "nvx: rank 3 has failed elsewhere"});
-    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), "nvx: rank 3 has failed elsewhere");
+    EXPECT_EQ(one.perform({spec_of(Collective::kBarrier, 0, 1, 1)}), "nvx: rank 3 has failed elsewhere");
   });
 }
 

@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 
 const std::vector<int> kTwoOfTwo{0, 0, 1, 1};
 
-Play play_of(Collective collective, size_t n, int ranks, int root = -1) {
+Spec spec_of(Collective collective, size_t n, int ranks, int root = -1) {
   return {
       .collective = collective, .dtype = DType::kI32, .root = root, .counts = std::vector<size_t>(size_t(ranks), n)};
 }
@@ -38,7 +38,7 @@ TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
   Hosts hosts({0, 1, 1, 2});
   std::atomic<int> past{0}, over{0};
   hosts.in_group("dies", [&](Group& group, int rank) {
-    ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 4)), "");
+    ASSERT_EQ(perform(group, spec_of(Collective::kAllReduce, GetParam(), 4)), "");
     ++past;  // a rank that dies loses the data it has in flight, so all must have their sums
     if (rank == 3) {
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 4; }));
@@ -48,7 +48,7 @@ TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
     }
     {
       const Within time(milliseconds(3000));
-      const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 4));
+      const Status status = run(group, spec_of(Collective::kAllReduce, GetParam(), 4));
       ASSERT_FALSE(status.ok());
       EXPECT_TRUE(status.code() == Code::kPeerDied || status.code() == Code::kPeerFailed) << status.what();
       EXPECT_CONTAINS(status, "rank 3 (pid");
@@ -65,7 +65,7 @@ TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
   as_threads(2, [&](int rank) {
     {
       Group group(store, hosts.options("cut", rank));
-      ASSERT_EQ(perform(group, play_of(Collective::kBroadcast, GetParam(), 2, 0)), "");
+      ASSERT_EQ(perform(group, spec_of(Collective::kBroadcast, GetParam(), 2, 0)), "");
       ASSERT_TRUE(barrier(group).ok());
       ++past;  // data in flight at the cut is lost, so both must have passed the barrier
       if (rank == 0) {
@@ -73,12 +73,12 @@ TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
         hosts.net().cut(0, 1);
       }
       const Within time(milliseconds(3000));
-      const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 2));
+      const Status status = run(group, spec_of(Collective::kAllReduce, GetParam(), 2));
       ASSERT_FALSE(status.ok());
       EXPECT_CONTAINS(status, rank == 0 ? "rank 1 (pid" : "rank 0 (pid");
     }
     Group group(again, hosts.options("again", rank));
-    EXPECT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 2)), "");
+    EXPECT_EQ(perform(group, spec_of(Collective::kAllReduce, GetParam(), 2)), "");
     EXPECT_TRUE(barrier(group).ok());
   });
 }
@@ -86,10 +86,10 @@ TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
 TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
   Hosts hosts(kTwoOfTwo);
   hosts.in_group("mismatch", [&](Group& group, int rank) {
-    Play play = play_of(Collective::kAllReduce, GetParam(), 4);
-    if (rank >= 2) play.op = ReduceOp::kMax;
+    Spec spec = spec_of(Collective::kAllReduce, GetParam(), 4);
+    if (rank >= 2) spec.op = ReduceOp::kMax;
     const Within time(milliseconds(4000));
-    const Status status = run(group, play);
+    const Status status = run(group, spec);
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
     EXPECT_CONTAINS(status, "collective mismatch in group mismatch");
@@ -105,7 +105,7 @@ TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
   Hosts hosts({0, 1});
   hosts.in_group("roots", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
-    Status status = run(group, play_of(Collective::kBroadcast, GetParam(), 2, rank));
+    Status status = run(group, spec_of(Collective::kBroadcast, GetParam(), 2, rank));
     if (status.ok()) status = barrier(group);
     ASSERT_FALSE(status.ok());
     EXPECT_CONTAINS(status, "collective mismatch");
@@ -120,7 +120,7 @@ TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
   hosts.in_group("others", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
     const Collective mine = rank < 2 ? Collective::kReduceScatter : Collective::kAllGather;
-    Status status = run(group, play_of(mine, GetParam(), 4));
+    Status status = run(group, spec_of(mine, GetParam(), 4));
     ASSERT_FALSE(status.ok());
     EXPECT_CONTAINS(status, "collective mismatch");
     EXPECT_CONTAINS(status, "reduce_scatter(");
@@ -134,8 +134,8 @@ TEST_P(FarSizes, ACallThatARankOfTheSameHostHasSkippedIsAMismatch) {
   hosts.in_group("skips", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
     Status status;
-    if (rank != 0) status = run(group, play_of(Collective::kScatter, GetParam(), 4, /*root=*/2));
-    if (status.ok()) status = run(group, play_of(Collective::kScatter, GetParam(), 4, /*root=*/0));
+    if (rank != 0) status = run(group, spec_of(Collective::kScatter, GetParam(), 4, /*root=*/2));
+    if (status.ok()) status = run(group, spec_of(Collective::kScatter, GetParam(), 4, /*root=*/0));
     EXPECT_TRUE(rank != 1 || !status.ok());
     if (status.ok()) status = barrier(group);
     ASSERT_FALSE(status.ok());
@@ -148,12 +148,12 @@ TEST_P(FarSizes, OtherSplitSizesAreReportedPairByPair) {
     Hosts hosts({0, 1});
     hosts.in_group("splits", [&](Group& group, int rank) {
       const bool all = collective == Collective::kAllToAll;
-      Play play = play_of(collective, GetParam(), 2, all ? -1 : 0);
-      if (rank == 1) play.counts = {GetParam() + 1, GetParam() + 1};
+      Spec spec = spec_of(collective, GetParam(), 2, all ? -1 : 0);
+      if (rank == 1) spec.counts = {GetParam() + 1, GetParam() + 1};
       const Within time(milliseconds(4000));
-      Status status = run(group, play);
+      Status status = run(group, spec);
       if (status.ok()) status = barrier(group);
-      ASSERT_FALSE(status.ok()) << describe(play);
+      ASSERT_FALSE(status.ok()) << describe(spec);
       EXPECT_CONTAINS(status, std::to_string(GetParam() * 4) + " bytes");
       EXPECT_CONTAINS(status, std::to_string(GetParam() * 4 + 4) + " bytes");
     });
@@ -163,10 +163,10 @@ TEST_P(FarSizes, OtherSplitSizesAreReportedPairByPair) {
 TEST_P(FarSizes, RankThatLeavesWhileAwaitedIsNamed) {
   Hosts hosts({0, 1, 1});
   hosts.in_group("left", [&](Group& group, int rank) {
-    ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 3)), "");
+    ASSERT_EQ(perform(group, spec_of(Collective::kAllReduce, GetParam(), 3)), "");
     if (rank == 0) return;
     const Within time(milliseconds(4000));
-    const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 3));
+    const Status status = run(group, spec_of(Collective::kAllReduce, GetParam(), 3));
     ASSERT_FALSE(status.ok());
     EXPECT_CONTAINS(status, "rank 0 (pid");
     EXPECT_CONTAINS(status, "destroyed");
@@ -178,8 +178,8 @@ TEST(HierarchicalFailure, LeavingAfterTheLastOperationIsNone) {
   Hosts hosts({0, 0, 1, 2});
   for (int round = 0; round < 15; ++round) {
     hosts.in_group("last", [&](Group& group, int) {
-      ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, round % 2 ? 50'000 : 100, 4)), "");
-      ASSERT_EQ(perform(group, play_of(Collective::kBroadcast, 3000, 4, round % 4)), "");
+      ASSERT_EQ(perform(group, spec_of(Collective::kAllReduce, round % 2 ? 50'000 : 100, 4)), "");
+      ASSERT_EQ(perform(group, spec_of(Collective::kBroadcast, 3000, 4, round % 4)), "");
     });
   }
 }
@@ -197,7 +197,7 @@ TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
     }
     {
       const Within time(milliseconds(2200));
-      const Status status = run(group, play_of(Collective::kAllReduce, 100'000, 6));
+      const Status status = run(group, spec_of(Collective::kAllReduce, 100'000, 6));
       ASSERT_FALSE(status.ok());
       EXPECT_CONTAINS(status, "was aborted on rank 1");
       EXPECT_CONTAINS(status, "because the test says so");
@@ -242,7 +242,7 @@ TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
     group.set_timeout(milliseconds(why_no_processes() ? 2000 : 1000));
     {
       const Within time(milliseconds(3000));
-      const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 4));
+      const Status status = run(group, spec_of(Collective::kAllReduce, GetParam(), 4));
       ASSERT_FALSE(status.ok());
       EXPECT_TRUE(status.code() == Code::kTimeout || status.code() == Code::kPeerFailed) << status.what();
       EXPECT_CONTAINS(status, "timed out in all_reduce");
@@ -265,7 +265,7 @@ TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
     }
     // This leaves enough time for a question of rank 0 and its answer.
     group.set_timeout(rank == 0 ? milliseconds(4000) : milliseconds(60'000));
-    const Status status = run(group, play_of(Collective::kAllReduce, 10, 3));
+    const Status status = run(group, spec_of(Collective::kAllReduce, 10, 3));
     --waiting;
     ASSERT_FALSE(status.ok());
     EXPECT_CONTAINS(status, "timed out in all_reduce");
@@ -285,7 +285,7 @@ TEST(HierarchicalFailure, SilenceIsLossAfterAWhile) {
     deaf.lose = 1;
     hosts.net().set_faults(rank, 1 - rank, deaf);
     const auto began = Clock::now();
-    const Status status = run(group, play_of(Collective::kAllReduce, 1000, 2));
+    const Status status = run(group, spec_of(Collective::kAllReduce, 1000, 2));
     EXPECT_GT(Clock::now() - began, milliseconds(1400));
     EXPECT_LT(Clock::now() - began, milliseconds(4000));
     ASSERT_FALSE(status.ok());
@@ -303,7 +303,7 @@ TEST(HierarchicalFailure, LeavesNothingToWriteToFreedMemory) {
     ++past;
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 4; }));
     if (rank == 2) return;  // leaves, while the rail of its host carries data for it
-    EXPECT_FALSE(run(group, play_of(Collective::kReduceScatter, 300'000, 4)).ok());
+    EXPECT_FALSE(run(group, spec_of(Collective::kReduceScatter, 300'000, 4)).ok());
   });
 }
 

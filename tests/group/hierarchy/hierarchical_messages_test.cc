@@ -219,10 +219,10 @@ TEST(HierarchicalMessages, ALostPeerEndsWhatIsOpen) {
 
 // --- concurrent operations
 
-class QueuedPlay : public Task {
+class QueuedCollective : public Task {
  public:
-  QueuedPlay(Group& group, const Play& play)
-      : side_(play, group.rank(), group.size()), group_(group), operation_(operation_of(play, side_, group.size())) {}
+  QueuedCollective(Group& group, const Spec& spec)
+      : side_(spec, group.rank(), group.size()), group_(group), operation_(operation_of(spec, side_, group.size())) {}
   void perform(Carrier carrier) override { status_ = group_.run(operation_, carrier); }
   std::string verdict() { return status_.ok() ? side_.verdict() : status_.what(); }
 
@@ -248,12 +248,12 @@ TEST(HierarchicalGroups, AreIndependent) {
                                                               int(members[g].size()), size_t(rank))));
     }
     for (uint64_t round = 0; round < 10; ++round) {
-      std::vector<std::shared_ptr<QueuedPlay>> tasks;
+      std::vector<std::shared_ptr<QueuedCollective>> tasks;
       for (size_t i = 0; i < groups.size(); ++i) {
         Group& group = *groups[(i + size_t(rank) + round) % groups.size()];
-        Play play{.collective = Collective::kAllReduce, .dtype = DType::kI32, .counts = {3000}};
-        play.round = round;
-        tasks.push_back(std::make_shared<QueuedPlay>(group, play));
+        Spec spec{.collective = Collective::kAllReduce, .dtype = DType::kI32, .counts = {3000}};
+        spec.round = round;
+        tasks.push_back(std::make_shared<QueuedCollective>(group, spec));
         group.lane().submit(tasks.back());
       }
       for (size_t i = 0; i < groups.size(); ++i) {

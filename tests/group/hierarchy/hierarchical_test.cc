@@ -1,5 +1,5 @@
-// Every collective over ranks of several hosts of every shape. The hosts are played by threads, and the network between
-// them delays and reorders.
+// Every collective over ranks of several hosts of every shape. The hosts are simulated by threads, and the network
+// between them delays and reorders.
 
 #include "group/hierarchy/hierarchical.h"
 
@@ -15,25 +15,25 @@ namespace {
 using kernel::Collective;
 
 /// Integers, because their sums do not depend on the order of addition.
-std::vector<Play> integer_plays_at(const std::vector<size_t>& sizes, int ranks) {
-  std::vector<Play> plays;
+std::vector<Spec> integer_specs_at(const std::vector<size_t>& sizes, int ranks) {
+  std::vector<Spec> specs;
   uint64_t round = 0;
   for (const size_t n : sizes) {
     for (const Collective collective : kCollectives) {
-      Play play{.collective = collective, .dtype = DType::kI32, .counts = std::vector<size_t>(size_t(ranks), n)};
-      play.round = ++round;
+      Spec spec{.collective = collective, .dtype = DType::kI32, .counts = std::vector<size_t>(size_t(ranks), n)};
+      spec.round = ++round;
       constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kBxor, ReduceOp::kProduct};
-      play.op = kOps[round % std::size(kOps)];
+      spec.op = kOps[round % std::size(kOps)];
       const bool by_rank = collective >= Collective::kAllToAll || collective == Collective::kAllGather ||
                            collective == Collective::kReduceScatter;
-      if (by_rank) play.counts.back() += round % 5, play.counts[0] += round % 3;
-      if (is_rooted(collective)) play.root = int(round) % ranks;
-      play.shift = round % 3;
-      play.in_place = round % 2 == 0;
-      plays.push_back(play);
+      if (by_rank) spec.counts.back() += round % 5, spec.counts[0] += round % 3;
+      if (is_rooted(collective)) spec.root = int(round) % ranks;
+      spec.shift = round % 3;
+      spec.in_place = round % 2 == 0;
+      specs.push_back(spec);
     }
   }
-  return plays;
+  return specs;
 }
 
 struct HostShape {
@@ -64,10 +64,10 @@ TEST_P(Hierarchical, RunEveryCollective) {
   std::vector<size_t> sizes{0, 1, 7, 3000, as_fast(60'001, 12'001)};
   // Large sizes are left out under ThreadSanitizer and in an emulator, where they take minutes.
   if (!why_no_processes()) sizes.push_back(size_t(1'400'000 / hosts.ranks() / hosts.ranks()));
-  const auto plays = integer_plays_at(sizes, hosts.ranks());
+  const auto specs = integer_specs_at(sizes, hosts.ranks());
   as_threads(hosts.ranks(), [&](int rank) {
     Group group(store, hosts.options("spread", rank, uint32_t(-20)));
-    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
+    for (const Spec& spec : specs) ASSERT_EQ(perform(group, spec), "");
     ASSERT_TRUE(barrier(group).ok());
   });
 }
@@ -80,9 +80,9 @@ TEST_P(Hierarchical, RunEveryCollectiveOverASlowAndDisorderlyNet) {
   options.faults.most_delay = 5;
   options.faults.reorder = 0.2;
   Hosts hosts(GetParam().host_of, options);
-  const auto plays = integer_plays_at({1, 7, 3000, as_fast(20'001, 8'001)}, hosts.ranks());
+  const auto specs = integer_specs_at({1, 7, 3000, as_fast(20'001, 8'001)}, hosts.ranks());
   hosts.in_group("spread", [&](Group& group, int) {
-    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
+    for (const Spec& spec : specs) ASSERT_EQ(perform(group, spec), "");
     ASSERT_TRUE(barrier(group).ok());
   });
 }
@@ -110,7 +110,7 @@ TEST(HierarchicalSubgroups, OfEveryShapeRunEveryCollective) {
                 rank = int(std::find(members.begin(), members.end(), who) - members.begin());
       if (rank == size) continue;
       Group group(stores[g], hosts.options_of("of " + std::to_string(g), rank, size, size_t(who)));
-      for (const Play& play : integer_plays_at({7, 5000}, size)) ASSERT_EQ(perform(group, play), "") << "group " << g;
+      for (const Spec& spec : integer_specs_at({7, 5000}, size)) ASSERT_EQ(perform(group, spec), "") << "group " << g;
       ASSERT_TRUE(barrier(group).ok());
     }
   });

@@ -34,12 +34,12 @@ struct OneHost {
   std::vector<const Operation*> steps;  // by local_rank: its current step
 };
 
-/// A thread plays the device: it takes the steps in their order and waits as they demand.
-class PlayedHostProxy final : public HostProxy {
+/// A thread simulates the device: it takes the steps in their order and waits as they demand.
+class SimulatedHostProxy final : public HostProxy {
  public:
-  PlayedHostProxy(OneHost& host, size_t local_rank, Status end = {})
+  SimulatedHostProxy(OneHost& host, size_t local_rank, Status end = {})
       : host_(host), local_rank_(local_rank), end_(std::move(end)) {}
-  ~PlayedHostProxy() override { called_off_ = true; }
+  ~SimulatedHostProxy() override { called_off_ = true; }
 
   /// The slots of operations that the host only moves are in device memory from now on.
   void offer_device_memory(std::span<std::byte> memory) { offered_ = memory; }
@@ -65,7 +65,7 @@ class PlayedHostProxy final : public HostProxy {
     for (const Operation& step : steps) kept.push_back(copy_of(step));
     std::lock_guard lock(mutex_);
     begun_.push_back(std::move(kept));
-    if (!device_.joinable()) device_ = std::jthread([this] { play(); });
+    if (!device_.joinable()) device_ = std::jthread([this] { run(); });
     return {};
   }
   void signal(Stamp what) override {
@@ -103,13 +103,13 @@ class PlayedHostProxy final : public HostProxy {
     return copy;
   }
 
-  void play() {
+  void run() {
     for (size_t round = 0; !called_off_;) {
       {
         std::lock_guard lock(mutex_);
-        if (round < begun_.size()) playing_ = std::move(begun_[round]), ++round;
+        if (round < begun_.size()) running_ = std::move(begun_[round]), ++round;
       }
-      for (const Operation& step : std::exchange(playing_, {})) {
+      for (const Operation& step : std::exchange(running_, {})) {
         while (step.awaited && std::atomic_ref(said_) < step.awaits) {
           if (called_off_) return;
           std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -198,7 +198,7 @@ class PlayedHostProxy final : public HostProxy {
   Stamp said_ = 0;
   std::mutex mutex_;
   std::vector<std::vector<Operation>> begun_;  // by round
-  std::vector<Operation> playing_;
+  std::vector<Operation> running_;
   std::atomic<size_t> ended_{0};
   std::atomic<bool> called_off_{false};
   size_t down_ = 0, up_ = 0;
@@ -216,11 +216,11 @@ Status proxy_of(Group& group, Operation& operation, HostProxy& proxy) {
 }
 
 /// One `OneHost` for each host.
-std::vector<std::unique_ptr<OneHost>> played_hosts(const std::vector<int>& host_of) {
-  std::vector<std::unique_ptr<OneHost>> played;
+std::vector<std::unique_ptr<OneHost>> simulated_hosts(const std::vector<int>& host_of) {
+  std::vector<std::unique_ptr<OneHost>> simulated;
   for (int host = 0; host <= std::ranges::max(host_of); ++host)
-    played.push_back(std::make_unique<OneHost>(size_t(std::ranges::count(host_of, host))));
-  return played;
+    simulated.push_back(std::make_unique<OneHost>(size_t(std::ranges::count(host_of, host))));
+  return simulated;
 }
 
 struct Sum {
@@ -261,7 +261,7 @@ void expect_sums_of_the_channel(size_t most) {
        {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1}, {0, 1, 2}, {0, 1, 1}}) {
     const size_t count = host_of.size() == 4 ? most : as_fast(most, std::min<size_t>(most, 70'000));
     Hosts hosts(host_of);
-    const auto played = played_hosts(host_of);
+    const auto simulated = simulated_hosts(host_of);
     hosts.in_group("proxy", [&](Group& group, int rank) {
       const std::array all{Sum{DType::kF32, ReduceOp::kAvg}, Sum{DType::kF32, ReduceOp::kSum},
                            Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor}};
@@ -269,7 +269,7 @@ void expect_sums_of_the_channel(size_t most) {
         std::vector<float> mine = floats(count, rank), want = mine;
         Operation plain = all_reduce(want, count, sum, rank), proxied = all_reduce(mine, count, sum, rank);
         ASSERT_TRUE(group.execute(plain).ok());
-        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
+        SimulatedHostProxy proxy(*simulated[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
         ASSERT_TRUE(proxy_of(group, proxied, proxy).ok());
         EXPECT_EQ(std::memcmp(mine.data(), want.data(), count * sizeof(float)), 0);
         const InterHostPlan inter_host = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
@@ -316,13 +316,13 @@ struct InBlocks {
 void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vector<size_t>& counts,
                                 std::span<const Sum> sums) {
   Hosts hosts(host_of);
-  const auto played = played_hosts(host_of);
+  const auto simulated = simulated_hosts(host_of);
   hosts.in_group("proxy", [&](Group& group, int rank) {
     for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
       for (const Sum sum : sums.first(collective == Collective::kAllGather ? 1 : sums.size())) {
         InBlocks plain(collective, counts, sum, rank), proxied(collective, counts, sum, rank);
         ASSERT_TRUE(group.execute(plain.o).ok());
-        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
+        SimulatedHostProxy proxy(*simulated[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
         ASSERT_TRUE(proxy_of(group, proxied.o, proxy).ok());
         EXPECT_TRUE(same_bits(proxied.whole, plain.whole) && same_bits(proxied.own, plain.own))
             << nvx::name(collective) << " of " << nvx::name(sum.dtype);
@@ -369,7 +369,7 @@ TEST(HostProxy, GathersFromDeviceToDeviceWhereTheLinkCan) {
     net::LoopbackNet::Options options;
     options.no_device_memory = "";
     Hosts hosts(host_of, options);
-    const auto played = played_hosts(host_of);
+    const auto simulated = simulated_hosts(host_of);
     std::vector<std::byte> room(ranks * kRoom);
     std::atomic<uint64_t> between{0};
     hosts.in_group("rdma", [&](Group& group, int rank) {
@@ -379,7 +379,7 @@ TEST(HostProxy, GathersFromDeviceToDeviceWhereTheLinkCan) {
         InBlocks plain(collective, std::vector<size_t>(ranks, n), {DType::kF32, ReduceOp::kSum}, rank);
         InBlocks direct(collective, std::vector<size_t>(ranks, n), {DType::kF32, ReduceOp::kSum}, rank);
         ASSERT_TRUE(group.execute(plain.o).ok());
-        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
+        SimulatedHostProxy proxy(*simulated[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
         proxy.offer_device_memory(own);
         ASSERT_TRUE(proxy_of(group, direct.o, proxy).ok());
         EXPECT_TRUE(same_bits(direct.whole, plain.whole) && same_bits(direct.own, plain.own)) << nvx::name(collective);
@@ -448,14 +448,15 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 1}, {0, 1, 2}}) {
     const size_t large = as_fast(1'000'001, host_of.size() == 4 ? 300'001 : 4001);
     Hosts hosts(host_of);
-    const auto played = played_hosts(host_of);
+    const auto simulated = simulated_hosts(host_of);
     hosts.in_group("proxy", [&](Group& group, int rank) {
       for (const Collective collective : {Collective::kReduce, Collective::kBroadcast, Collective::kAllToAll,
                                           Collective::kGather, Collective::kScatter}) {
         for (const size_t count : {size_t(0), size_t(3), size_t(1000), large}) {
           ByTheHost plain(collective, count, rank, hosts.ranks()), proxied(collective, count, rank, hosts.ranks());
           ASSERT_TRUE(group.execute(plain.o).ok());
-          PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
+          SimulatedHostProxy proxy(*simulated[size_t(host_of[size_t(rank)])],
+                                   size_t(group.core().members.local_rank()));
           const Status status = proxy_of(group, proxied.o, proxy);
           ASSERT_TRUE(status.ok()) << status.what();
           EXPECT_TRUE(proxy.seen_home());
@@ -473,7 +474,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
 TEST(HostProxy, ReportsAFailureOfItsEnd) {
   const std::vector<int> host_of{0, 0, 1, 1};
   Hosts hosts(host_of);
-  const auto played = played_hosts(host_of);
+  const auto simulated = simulated_hosts(host_of);
   hosts.in_group("proxy", [&](Group& group, int rank) {
     const Sum sum{DType::kF32, ReduceOp::kSum};
     std::vector<float> data = floats(100'000, rank);
@@ -481,8 +482,8 @@ TEST(HostProxy, ReportsAFailureOfItsEnd) {
     InBlocks gathered(Collective::kAllGather, std::vector<size_t>(4, 1000), sum, rank);
     Operation reduced = all_reduce(data, data.size(), sum, rank);
     for (Operation* const o : {&scattered.o, &gathered.o, &reduced}) {
-      PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()),
-                            {Code::kSystem, "nvx: no end"});
+      SimulatedHostProxy proxy(*simulated[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()),
+                               {Code::kSystem, "nvx: no end"});
       EXPECT_EQ(proxy_of(group, *o, proxy).what(), "nvx: no end") << nvx::name(o->collective);
       EXPECT_TRUE(proxy.seen_home());
     }
@@ -502,12 +503,12 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
     Status await_all(const Deadline&) override { return {}; }
   };
   Hosts hosts({0, 0, 1, 1});
-  const auto played = played_hosts({0, 0, 1, 1});
+  const auto simulated = simulated_hosts({0, 0, 1, 1});
   hosts.in_group("proxy", [&](Group& group, int rank) {
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, data.size(), {DType::kF32, ReduceOp::kSum}, rank);
     Broken broken;
-    PlayedHostProxy whole(*played[size_t(rank / 2)], size_t(group.core().members.local_rank()));
+    SimulatedHostProxy whole(*simulated[size_t(rank / 2)], size_t(group.core().members.local_rank()));
     const Status status = proxy_of(group, o, rank == 1 ? static_cast<HostProxy&>(broken) : whole);
     EXPECT_TRUE(group.failed());
     EXPECT_NE(status.what().find("no memory for it"), std::string::npos) << status.what();
@@ -519,7 +520,7 @@ TEST(HostProxy, DoesNothingWhereRanksCallDifferentThings) {
   Hosts hosts({0, 0, 1, 1});
   hosts.in_group("proxy", [&](Group& group, int rank) {
     OneHost host(1);
-    PlayedHostProxy proxy(host, 0);
+    SimulatedHostProxy proxy(host, 0);
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, rank == 2 ? 99'999 : 100'000, {DType::kF32, ReduceOp::kSum}, rank);
     const Status status = proxy_of(group, o, proxy);

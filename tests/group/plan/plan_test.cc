@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "support/plays.h"
 #include "support/sizes.h"
+#include "support/specs.h"
 
 namespace nvx::test {
 namespace {
@@ -80,7 +80,7 @@ TEST(Plan, ChoosesOnlyAmongTestedAlgorithms) {
           kHostAlgorithms,
           [&](const HostAlgorithm& row) { return row.collective == collective && row.algorithm == algorithm; }))
           << name(collective) << " by " << kernel::name(algorithm)
-          << " has no row in kHostAlgorithms (tests/support/plays.h)";
+          << " has no row in kHostAlgorithms (tests/support/specs.h)";
     }
   }
 }

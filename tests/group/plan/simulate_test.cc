@@ -91,7 +91,7 @@ TEST(Simulate, TakesTheTimeOfTheFormulas) {
   EXPECT_NEAR(seconds(Collective::kAllReduce, 8 * K, 64), 6 * round, 1e-9);
 }
 
-TEST(Simulate, PlaysSomeOfManySlices) {
+TEST(Simulate, SimulatesSomeOfManySlices) {
   const auto seconds = [](size_t bytes, size_t hosts) {
     return on(Collective::kBroadcast, bytes, alike_hosts(hosts)).seconds;
   };
@@ -145,7 +145,7 @@ TEST(Simulate, TenThousandRanks) {
     EXPECT_GT(s.seconds, kLatency) << name(Collective(c));
   }
   EXPECT_FALSE(nvx::simulate(Collective::kBroadcast, 1 * M, alike_hosts(100000), kFabric))
-      << "refused, not played for ever";
+      << "refused, not simulated for ever";
 }
 
 }  // namespace

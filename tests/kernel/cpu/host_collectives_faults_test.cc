@@ -5,8 +5,8 @@
 
 #include "kernel/cpu/host_collectives.h"
 #include "support/lanes.h"
-#include "support/plays.h"
 #include "support/ranks.h"
+#include "support/specs.h"
 
 namespace nvx::test {
 namespace {
@@ -38,14 +38,14 @@ TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   for (const HostAlgorithm& row : kHostAlgorithms) {
     if (sends_from_root(row.collective)) continue;  // AnAbsentRootIsNamedByThoseWhoListen
     Lanes lanes(kRanks, uint32_t(-2));
-    Play play{.collective = row.collective, .root = root_for_rank_0(row.collective), .counts = {3000, 3000, 3000}};
+    Spec spec{.collective = row.collective, .root = root_for_rank_0(row.collective), .counts = {3000, 3000, 3000}};
     as_threads(kRanks, [&](int rank) {
       if (rank == kAbsent) return;
-      Side side(play, rank, kRanks);
+      Side side(spec, rank, kRanks);
       const auto began = Clock::now();
       const Verdict verdict = run(lanes, rank, row.algorithm, side, milliseconds(100));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
-      if (play.root >= 0 && rank != play.root && !row.waits_for_all) return;
+      if (spec.root >= 0 && rank != spec.root && !row.waits_for_all) return;
       EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(row.algorithm) << " rank " << rank;
       EXPECT_EQ(verdict.how, Waited::kTimedOut);
       EXPECT_EQ(verdict.peer, kAbsent);
@@ -65,11 +65,11 @@ bool arrive(Lanes& lanes, Side& root) {
 
 /// The lender's caller may change its data once the operation has failed there, or the rank has left.
 TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
-  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
   enum class Lender { kStands, kFails, kLeaves };
   for (const Lender lender : {Lender::kStands, Lender::kFails, Lender::kLeaves}) {
     Lanes lanes(2);
-    Side root(play, 0, 2), reader(play, 1, 2);
+    Side root(spec, 0, 2), reader(spec, 1, 2);
     lanes.lend(0, root.in());
     ASSERT_TRUE(arrive(lanes, root));
     if (lender == Lender::kFails) lanes.pad(0).header().failure.write({.code = Code::kTimeout});
@@ -87,9 +87,9 @@ TEST(Faults, DataOfALenderThatFailsBeforeItIsReadIsRefused) {
 }
 
 TEST(Faults, ARankThatStagesMayLeaveBeforeOthersHaveReadLentData) {
-  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
   Lanes lanes(3);
-  Side root(play, 0, 3), reader(play, 1, 3);
+  Side root(spec, 0, 3), reader(spec, 1, 3);
   lanes.lend(0, root.in());
   ASSERT_TRUE(arrive(lanes, root));
   lanes.pad(2).header().presence = kernel::Presence::kLeft;
@@ -97,9 +97,9 @@ TEST(Faults, ARankThatStagesMayLeaveBeforeOthersHaveReadLentData) {
 }
 
 TEST(Faults, ALenderEndsWhenAllHaveReadItsData) {
-  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
   Lanes lanes(2);
-  Side root(play, 0, 2);
+  Side root(spec, 0, 2);
   lanes.lend(0, root.in());
   const Verdict verdict = run(lanes, 0, Algorithm::kPublishPipelined, root, milliseconds(50));
   EXPECT_EQ(verdict.how, Waited::kTimedOut);
@@ -107,10 +107,10 @@ TEST(Faults, ALenderEndsWhenAllHaveReadItsData) {
 }
 
 TEST(Faults, DataThatIsLentFromOutsideTheMemoryOfTensorsIsRefused) {
-  const Play play{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
+  const Spec spec{.collective = Collective::kBroadcast, .root = 0, .counts = {3000}};
   for (const uint64_t offset : {uint64_t(1) << 62, (uint64_t(1) << 62) - 11999, ~uint64_t(0)}) {
     Lanes lanes(2);
-    Side root(play, 0, 2), reader(play, 1, 2);
+    Side root(spec, 0, 2), reader(spec, 1, 2);
     lanes[0].lend(offset, Lanes::kLease);
     ASSERT_TRUE(arrive(lanes, root));
     const Verdict verdict = run(lanes, 1, Algorithm::kPublishPipelined, reader, milliseconds(1000));
@@ -154,14 +154,14 @@ TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
 
 /// Two ranks with different calls both detect it in this operation.
 TEST(Faults, EveryKindOfMismatchIsSeenByBoth) {
-  const Play usual{.collective = Collective::kAllReduce, .counts = {100}};
-  std::vector<Play> others(5, usual);
+  const Spec usual{.collective = Collective::kAllReduce, .counts = {100}};
+  std::vector<Spec> others(5, usual);
   others[0].collective = Collective::kBarrier;
   others[1].dtype = DType::kI32;
   others[2].op = ReduceOp::kMax;
   others[3].counts = {99};
   others[4].collective = Collective::kReduce, others[4].root = 0;
-  for (const Play& other : others) {
+  for (const Spec& other : others) {
     Lanes lanes(2);
     as_threads(2, [&](int rank) {
       Side side(rank == 0 ? usual : other, rank, 2);

@@ -7,8 +7,8 @@
 
 #include "support/epochs.h"
 #include "support/lanes.h"
-#include "support/plays.h"
 #include "support/ranks.h"
+#include "support/specs.h"
 
 namespace nvx::test {
 namespace {
@@ -16,29 +16,29 @@ namespace {
 using kernel::Algorithm;
 using kernel::Collective;
 
-/// Runs a play on one rank in the lane's next epoch.
-std::string perform(Lanes& lanes, int rank, const Play& play, Algorithm algorithm, Watch* watch = nullptr,
+/// Runs a spec on one rank in the lane's next epoch.
+std::string perform(Lanes& lanes, int rank, const Spec& spec, Algorithm algorithm, Watch* watch = nullptr,
                     bool lends = false) {
-  Side side(play, rank, lanes.size());
+  Side side(spec, rank, lanes.size());
   lends ? lanes.lend(rank, side.in()) : lanes.lease(rank);
   const WaitRules rules = rules_of(std::chrono::seconds(20), watch);
-  const kernel::ReduceFn reduce = reduces(play.collective) ? kernel::level().reduce(play.dtype, play.op) : nullptr;
+  const kernel::ReduceFn reduce = reduces(spec.collective) ? kernel::level().reduce(spec.dtype, spec.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
   ex.keep_by(lanes[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
   if (!launch_cpu(algorithm, ex, lanes[rank], side.work())) {
-    return describe(play) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
+    return describe(spec) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
   return side.verdict();
 }
 
-/// All ranks run the plays in order, without synchronisation in between. After the first error no rank waits any more.
-void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Algorithm>>& plays,
+/// All ranks run the specs in order, without synchronisation in between. After the first error no rank waits any more.
+void perform_all(Lanes& lanes, const std::vector<std::pair<Spec, Algorithm>>& specs,
                  kernel::CachePolicy policy = kernel::CachePolicy::kCached) {
   Alarm failed;
   as_threads(lanes.size(), [&](int rank) {
     lanes[rank].cache_policies().only(policy);
-    for (const auto& [play, algorithm] : plays) {
-      const std::string wrong = perform(lanes, rank, play, algorithm, &failed);
+    for (const auto& [spec, algorithm] : specs) {
+      const std::string wrong = perform(lanes, rank, spec, algorithm, &failed);
       if (wrong.empty()) continue;
       if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ": " << wrong;
       return;
@@ -59,22 +59,22 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Grid,
 
 TEST_P(Grid, EveryCollectiveAtEveryCount) {
   Lanes lanes(ranks(), first_epoch());
-  std::vector<std::pair<Play, Algorithm>> plays;
+  std::vector<std::pair<Spec, Algorithm>> specs;
   uint64_t round = 0;
   for (const size_t n :
        {size_t(0), size_t(1), size_t(3), size_t(44), size_t(45), size_t(257), size_t(2049), size_t(9000)}) {
     for (const auto& [collective, algorithm, through, _] : kHostAlgorithms) {
-      Play play{.collective = collective, .counts = counts_around(n, ranks(), collective), .round = ++round};
-      if (is_rooted(collective)) play.root = int(round) % ranks();
-      play.shift = round % 4;
-      play.in_place = round % 3 == 0;
-      const size_t total = play.counts[0] * 4 * size_t(ranks() + 1);
+      Spec spec{.collective = collective, .counts = counts_around(n, ranks(), collective), .round = ++round};
+      if (is_rooted(collective)) spec.root = int(round) % ranks();
+      spec.shift = round % 4;
+      spec.in_place = round % 3 == 0;
+      const size_t total = spec.counts[0] * 4 * size_t(ranks() + 1);
       if (through == Through::kSlots && total > kernel::kSlotBytes) continue;
-      plays.emplace_back(play, algorithm);
+      specs.emplace_back(spec, algorithm);
     }
   }
   for (const kernel::CachePolicy policy : {kernel::CachePolicy::kCached, kernel::CachePolicy::kPast}) {
-    if (!HasFailure()) perform_all(lanes, plays, policy);
+    if (!HasFailure()) perform_all(lanes, specs, policy);
   }
 }
 
@@ -90,12 +90,12 @@ TEST(Lending, GivesTheSameResults) {
         if (through != Through::kLeases || (is_rooted(collective) && !rooted)) continue;
         for (const int every : {1, 2}) {
           const size_t n = collective == Collective::kAllToAll ? 20000 : 5001;  // too large for the slots
-          Play play{.collective = collective, .counts = counts_around(n, ranks, collective), .round = ++round};
-          if (rooted) play.root = int(round) % ranks;
-          play.shift = round % 4;
-          play.in_place = collective == Collective::kAllReduce || (collective == Collective::kAllGather && every == 2);
-          const bool lends = rank % every == 0 && (!rooted || play.root == rank);
-          const std::string wrong = perform(lanes, rank, play, algorithm, &failed, lends);
+          Spec spec{.collective = collective, .counts = counts_around(n, ranks, collective), .round = ++round};
+          if (rooted) spec.root = int(round) % ranks;
+          spec.shift = round % 4;
+          spec.in_place = collective == Collective::kAllReduce || (collective == Collective::kAllGather && every == 2);
+          const bool lends = rank % every == 0 && (!rooted || spec.root == rank);
+          const std::string wrong = perform(lanes, rank, spec, algorithm, &failed, lends);
           if (wrong.empty()) continue;
           if (!failed.on.exchange(true)) ADD_FAILURE() << name(algorithm) << ", every " << every << ": " << wrong;
           return;
@@ -108,7 +108,7 @@ TEST(Lending, GivesTheSameResults) {
 
 TEST_P(Grid, EveryTypeAndOperatorByEveryAlgorithm) {
   Lanes lanes(ranks(), first_epoch());
-  std::vector<std::pair<Play, Algorithm>> plays;
+  std::vector<std::pair<Spec, Algorithm>> specs;
   uint64_t round = 0;
   for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
     for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
@@ -119,33 +119,33 @@ TEST_P(Grid, EveryTypeAndOperatorByEveryAlgorithm) {
         if (!reduces(collective)) continue;
         // Half of these, in turn: all of them take minutes under qemu.
         if (collective != Collective::kAllReduce && (t + o + size_t(algorithm)) % 2 == 0) continue;
-        Play play{.collective = collective, .dtype = dtype, .op = op, .counts = {}, .round = ++round};
-        play.counts = counts_around(through == Through::kSlots ? 37 : 1031, ranks(), collective);
-        if (collective == Collective::kReduce) play.root = int(round) % ranks();
-        play.shift = round % 8;
-        plays.emplace_back(play, algorithm);
+        Spec spec{.collective = collective, .dtype = dtype, .op = op, .counts = {}, .round = ++round};
+        spec.counts = counts_around(through == Through::kSlots ? 37 : 1031, ranks(), collective);
+        if (collective == Collective::kReduce) spec.root = int(round) % ranks();
+        spec.shift = round % 8;
+        specs.emplace_back(spec, algorithm);
       }
     }
   }
-  perform_all(lanes, plays);
+  perform_all(lanes, specs);
 }
 
 TEST_P(Grid, TypesThatAreOnlyMoved) {
   Lanes lanes(ranks(), first_epoch());
-  std::vector<std::pair<Play, Algorithm>> plays;
+  std::vector<std::pair<Spec, Algorithm>> specs;
   uint64_t round = 0;
   for (const DType dtype : {DType::kBytes, DType::kF16, DType::kF64, DType::kC128}) {
     for (const auto& [collective, algorithm, through, _] : kHostAlgorithms) {
       if (reduces(collective) || through == Through::kFlags) continue;
       const size_t n = through == Through::kSlots ? 11 : 5003;
-      Play play{
+      Spec spec{
           .collective = collective, .dtype = dtype, .counts = counts_around(n, ranks(), collective), .round = ++round};
-      if (is_rooted(collective)) play.root = int(round) % ranks();
-      play.shift = round % 16;
-      plays.emplace_back(play, algorithm);
+      if (is_rooted(collective)) spec.root = int(round) % ranks();
+      spec.shift = round % 16;
+      specs.emplace_back(spec, algorithm);
     }
   }
-  perform_all(lanes, plays);
+  perform_all(lanes, specs);
 }
 
 /// The same inputs give the same bits with every algorithm and staging.
@@ -158,8 +158,8 @@ TEST(HostCollectives, BitsDoNotDependOnAlgorithmOrStaging) {
       Lanes lanes(kRanks, 0, lease);
       std::vector<Bytes> outputs(kRanks);
       as_threads(kRanks, [&](int rank) {
-        const Play play{.collective = Collective::kAllReduce, .dtype = dtype, .counts = {kCount}};
-        Side side(play, rank, kRanks);
+        const Spec spec{.collective = Collective::kAllReduce, .dtype = dtype, .counts = {kCount}};
+        Side side(spec, rank, kRanks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         CpuExec ex(side.width(), kernel::level().reduce(dtype, ReduceOp::kSum), nullptr, rules);
         ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], side.work()));
@@ -182,10 +182,10 @@ TEST(HostCollectives, OrderOfArrivalDoesNotMatter) {
     as_threads(ranks, [&](int rank) {
       for (uint64_t round = 0; round < 60; ++round) {
         const bool pipelined = round % 2 == 1;
-        Play play{.counts = {pipelined ? size_t(4000) : size_t(400)}, .round = round};
-        play.collective = round % 3 == 0 ? Collective::kAllReduce : Collective::kReduce;
-        if (play.collective == Collective::kReduce) play.root = int(round / 2) % ranks;
-        Side side(play, rank, ranks);
+        Spec spec{.counts = {pipelined ? size_t(4000) : size_t(400)}, .round = round};
+        spec.collective = round % 3 == 0 ? Collective::kAllReduce : Collective::kReduce;
+        if (spec.collective == Collective::kReduce) spec.root = int(round / 2) % ranks;
+        Side side(spec, rank, ranks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         SlowExec ex({4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), nullptr, rules},
                     uint32_t(round * 8 + rank));
@@ -203,17 +203,17 @@ TEST(HostCollectives, PiecesArriveWhateverTheOrder) {
     Lanes lanes(ranks, uint32_t(-40));
     as_threads(ranks, [&](int rank) {
       for (uint64_t round = 0; round < 60; ++round) {
-        Play play{.counts = {}, .round = round};
+        Spec spec{.counts = {}, .round = round};
         constexpr Collective kMoves[] = {Collective::kBroadcast, Collective::kGather, Collective::kAllToAll,
                                          Collective::kScatter, Collective::kAllGather};
-        play.collective = kMoves[round % 5];
-        play.counts = counts_around(round % 2 ? 5000 : 301, ranks, play.collective);
-        if (is_rooted(play.collective)) play.root = int(round / 2) % ranks;
-        Side side(play, rank, ranks);
+        spec.collective = kMoves[round % 5];
+        spec.counts = counts_around(round % 2 ? 5000 : 301, ranks, spec.collective);
+        if (is_rooted(spec.collective)) spec.root = int(round / 2) % ranks;
+        Side side(spec, rank, ranks);
         const WaitRules rules = rules_of(std::chrono::seconds(20));
         SlowExec ex({4, nullptr, nullptr, rules}, uint32_t(round * 8 + rank));
         const kernel::Work w = side.work();
-        const bool publishes = play.collective == Collective::kBroadcast || play.collective == Collective::kAllGather;
+        const bool publishes = spec.collective == Collective::kBroadcast || spec.collective == Collective::kAllGather;
         const bool ended = !publishes  ? exchange(ex, lanes[rank], w)
                            : round % 2 ? publish_pipelined(ex, lanes[rank], w)
                                        : publish_one_shot(ex, lanes[rank], w);
@@ -230,14 +230,14 @@ TEST(HostCollectives, LongMessagesFollowOneAnotherThroughTheSlots) {
   constexpr size_t kCount = kernel::kSlotBytes / sizeof(float) - 100;
   for (const bool rotates : {true, false}) {
     Lanes lanes(kRanks, uint32_t(-10), Lanes::kLease, rotates);
-    std::vector<std::pair<Play, Algorithm>> plays;
+    std::vector<std::pair<Spec, Algorithm>> specs;
     for (int round = 1; round <= 100; ++round) {
-      Play play{.collective = Collective::kBroadcast, .root = round / 20 % kRanks, .counts = {kCount - size_t(round)}};
-      play.round = uint64_t(round);
-      if (round % 20 == 0) play.collective = Collective::kAllReduce, play.root = -1;
-      plays.emplace_back(play, play.root < 0 ? Algorithm::kReduceOneShot : Algorithm::kPublishOneShot);
+      Spec spec{.collective = Collective::kBroadcast, .root = round / 20 % kRanks, .counts = {kCount - size_t(round)}};
+      spec.round = uint64_t(round);
+      if (round % 20 == 0) spec.collective = Collective::kAllReduce, spec.root = -1;
+      specs.emplace_back(spec, spec.root < 0 ? Algorithm::kReduceOneShot : Algorithm::kPublishOneShot);
     }
-    perform_all(lanes, plays);
+    perform_all(lanes, specs);
   }
 }
 

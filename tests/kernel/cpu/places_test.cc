@@ -20,7 +20,7 @@ constexpr size_t kChunkBytes = 256;
 
 struct Step {
   DeviceAlgorithm algorithm;
-  Play play;
+  Spec spec;
 };
 /// Which tensors of a rank are in its pool in the i-th step.
 using Where = std::function<Placed(size_t i, int rank)>;
@@ -37,38 +37,38 @@ Placed mixed(size_t i, int rank) {
 struct World {
   explicit World(int ranks, uint32_t blocks = 2, uint32_t first_epoch = 0, size_t first_byte = 0)
       : pools(ranks, 4, first_byte),
-        twins({{uint32_t(ranks), blocks, 128, kChunkBytes},
-               2,
-               first_epoch,
-               Stamp(0) - 5,
-               [](int, int) { return false; },
-               [this](int rank) { return pools.views(rank); }}) {}
+        devices({{uint32_t(ranks), blocks, 128, kChunkBytes},
+                 2,
+                 first_epoch,
+                 Stamp(0) - 5,
+                 [](int, int) { return false; },
+                 [this](int rank) { return pools.views(rank); }}) {}
 
   /// All ranks run the steps, `at_once` of them per kernel.
   template <class Rules = kernel::PushRules>
   int wrong(const std::vector<Step>& steps, const Where& where, size_t at_once = 1, uint64_t timeout_ns = kTimeout) {
     std::atomic<int> wrong{0};
-    as_threads(twins.ranks(), [&](int rank) {
+    as_threads(devices.ranks(), [&](int rank) {
       for (size_t i = 0; i < steps.size(); i += at_once) {
-        Batch batch(twins, rank, &pools);
+        Batch batch(devices, rank, &pools);
         for (size_t j = i; j < std::min(i + at_once, steps.size()); ++j)
-          batch.add(steps[j].algorithm, steps[j].play, timeout_ns, where(j, rank));
+          batch.add(steps[j].algorithm, steps[j].spec, timeout_ns, where(j, rank));
         const std::string text = batch.run<Rules>();
         if (!text.empty() && timeout_ns == kTimeout) ADD_FAILURE() << text;
         if (!text.empty()) ++wrong;
       }
     });
-    EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
+    EXPECT_TRUE(devices.guards_are_whole()) << "a kernel wrote outside its memory";
     return wrong;
   }
   /// Whether the only data in the slots is a rank's own.
   bool slots_are_fresh() {
-    const kernel::DevicePad pad{twins.shape()};
-    for (int r = 0; r < twins.ranks(); ++r) {
-      for (uint32_t b = 0; b < twins.shape().blocks; ++b) {
-        for (int sender = 0; sender < twins.ranks(); ++sender) {
+    const kernel::DevicePad pad{devices.shape()};
+    for (int r = 0; r < devices.ranks(); ++r) {
+      for (uint32_t b = 0; b < devices.shape().blocks; ++b) {
+        for (int sender = 0; sender < devices.ranks(); ++sender) {
           const auto cell =
-              twins.pad(r).subspan(pad.offset(Part::kStaging, b, uint32_t(sender)), pad.cell(Part::kStaging));
+              devices.pad(r).subspan(pad.offset(Part::kStaging, b, uint32_t(sender)), pad.cell(Part::kStaging));
           const bool fresh = std::all_of(cell.begin(), cell.end(), [](std::byte x) { return x == std::byte(0); });
           if (sender != r && !fresh) return false;
         }
@@ -76,10 +76,10 @@ struct World {
     }
     return true;
   }
-  uint32_t direct(int rank) { return twins.control(rank).direct; }
+  uint32_t direct(int rank) { return devices.control(rank).direct; }
 
   Pools pools;
-  Twins twins;
+  SimulatedDevices devices;
 };
 
 /// Every algorithm and length, from packets to chunks.
@@ -90,11 +90,11 @@ std::vector<Step> all_ways(int ranks, std::initializer_list<size_t> lengths) {
     for (const auto& [algorithm, collective] : kWays) {
       ++round;
       const bool in_packets = !kernel::has_chunks(algorithm);
-      Play play = play_of(collective, in_packets ? n % 24 : n, ranks, round);
-      play.shift = round % 5 == 4 ? 8 : round % 3 == 0 ? 0 : round % 5;
-      play.in_place = round % 2 == 0;
-      if (round % 4 == 1) play.op = ReduceOp::kPremulSum;
-      steps.push_back({algorithm, play});
+      Spec spec = spec_of(collective, in_packets ? n % 24 : n, ranks, round);
+      spec.shift = round % 5 == 4 ? 8 : round % 3 == 0 ? 0 : round % 5;
+      spec.in_place = round % 2 == 0;
+      if (round % 4 == 1) spec.op = ReduceOp::kPremulSum;
+      steps.push_back({algorithm, spec});
     }
   }
   return steps;
@@ -138,12 +138,12 @@ TEST(Place, NothingIsStagedWhereAllSeeEverything) {
       if (in_place && collective == Collective::kAllToAll) continue;  // the next test's
       World world(3);
       world.pools.map_all(4);
-      Play play = play_of(collective, 3072, 3, 4);
-      play.in_place = in_place;
-      world.wrong({{algorithm, play}}, everywhere);
-      EXPECT_TRUE(world.slots_are_fresh()) << describe(play);
-      world.wrong({{algorithm, play}}, nowhere);
-      EXPECT_FALSE(world.slots_are_fresh()) << describe(play);
+      Spec spec = spec_of(collective, 3072, 3, 4);
+      spec.in_place = in_place;
+      world.wrong({{algorithm, spec}}, everywhere);
+      EXPECT_TRUE(world.slots_are_fresh()) << describe(spec);
+      world.wrong({{algorithm, spec}}, nowhere);
+      EXPECT_FALSE(world.slots_are_fresh()) << describe(spec);
     }
   }
 }
@@ -153,22 +153,22 @@ TEST(Place, AnAllToAllInPlaceIsStaged) {
   for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     World world(3);
     world.pools.map_all(4);
-    Play play = play_of(Collective::kAllToAll, 3072, 3, 4);
-    play.counts = {3072};
-    play.in_place = true;
-    world.wrong({{algorithm, play}}, everywhere);
+    Spec spec = spec_of(Collective::kAllToAll, 3072, 3, 4);
+    spec.counts = {3072};
+    spec.in_place = true;
+    world.wrong({{algorithm, spec}}, everywhere);
     EXPECT_FALSE(world.slots_are_fresh());
   }
 }
 
 /// Inputs only, and results only.
 TEST(Place, ARankMayHaveOneTensorInItsPool) {
-  const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
+  const Spec spec = spec_of(Collective::kAllReduce, 3000, 2, 1);
   World world(2, 1);
   world.pools.map_all(4);
   const auto counted = [&](Placed placed) {
     const uint32_t before = world.direct(0);
-    world.wrong({{DeviceAlgorithm::kReduceChunks, play}},
+    world.wrong({{DeviceAlgorithm::kReduceChunks, spec}},
                 [&](size_t, int rank) { return rank == 0 ? placed : Placed{}; });
     return world.direct(0) - before;
   };
@@ -183,10 +183,10 @@ TEST(Place, ARootSendsWhatSlotsHoldWithoutWaiting) {
   for (const size_t chunks : {kernel::kChunks, kernel::kChunks + 1}) {
     World world(2, 1);
     world.pools.map_all(4);
-    Play play{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {chunks * kChunkBytes}};
-    play.counts.push_back(play.counts[0]);
-    Batch batch(world.twins, 0, &world.pools);
-    batch.add(DeviceAlgorithm::kExchangeChunks, play, 100 * kMillisecond, {true, true});
+    Spec spec{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {chunks * kChunkBytes}};
+    spec.counts.push_back(spec.counts[0]);
+    Batch batch(world.devices, 0, &world.pools);
+    batch.add(DeviceAlgorithm::kExchangeChunks, spec, 100 * kMillisecond, {true, true});
     EXPECT_EQ(batch.run().empty(), chunks == kernel::kChunks);
     EXPECT_EQ(world.slots_are_fresh(), chunks > kernel::kChunks);
   }
@@ -195,12 +195,12 @@ TEST(Place, ARootSendsWhatSlotsHoldWithoutWaiting) {
 /// The host maps more while kernels run.
 TEST(Place, PoolsMayGrowWhileKernelsRun) {
   World world(3, 2, 0, Reach::kGranule - 3000);
-  for (int r = 0; r < 3; ++r) world.twins.mischief(r) = {Mischief::Kind::kNone, 100u << r, uint64_t(r)};
+  for (int r = 0; r < 3; ++r) world.devices.fault(r) = {InjectedFault::Kind::kNone, 100u << r, uint64_t(r)};
   std::vector<Step> steps;
   for (uint64_t i = 0; i < as_fast(60, 20); ++i) {
     const bool reduces = i % 3 == 0;
     steps.push_back({reduces ? DeviceAlgorithm::kReduceChunks : DeviceAlgorithm::kExchangeChunks,
-                     play_of(reduces ? Collective::kAllReduce : Collective::kAllGather, 500, 3, i)});
+                     spec_of(reduces ? Collective::kAllReduce : Collective::kAllGather, 500, 3, i)});
   }
   std::thread host([&] {
     for (size_t granules = 1; granules <= 4; ++granules) {
@@ -212,7 +212,7 @@ TEST(Place, PoolsMayGrowWhileKernelsRun) {
   });
   world.wrong(steps, everywhere, 3);
   host.join();
-  world.wrong({{DeviceAlgorithm::kReduceChunks, play_of(Collective::kAllReduce, 500, 3, 1)}}, everywhere);
+  world.wrong({{DeviceAlgorithm::kReduceChunks, spec_of(Collective::kAllReduce, 500, 3, 1)}}, everywhere);
   EXPECT_GT(world.direct(0), 0u);
 }
 
@@ -221,7 +221,7 @@ TEST(Place, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {
     World world(ranks, 1, uint32_t(-30));
     world.pools.map_all(4);
-    for (int r = 0; r < ranks; ++r) world.twins.mischief(r) = {Mischief::Kind::kNone, 100u << r, uint64_t(r)};
+    for (int r = 0; r < ranks; ++r) world.devices.fault(r) = {InjectedFault::Kind::kNone, 100u << r, uint64_t(r)};
     std::vector<Step> steps = all_ways(ranks, {200, 33});
     for (const Where& where : {Where(mixed), Where(everywhere)}) world.wrong(steps, where);
   }
@@ -235,11 +235,11 @@ TEST(Place, AnAbsentRankEndsWhatOthersDoInTime) {
     World world(3);
     world.pools.map_all(4);
     const DeviceAlgorithm way = algorithm;
-    const Play play = play_of(collective, 3000, 3, 0);
+    const Spec spec = spec_of(collective, 3000, 3, 0);
     as_threads(3, [&](int rank) {
       if (rank == 2) return;
-      Batch batch(world.twins, rank, &world.pools);
-      batch.add(way, play, 50 * kMillisecond, {true, true});
+      Batch batch(world.devices, rank, &world.pools);
+      batch.add(way, spec, 50 * kMillisecond, {true, true});
       const auto began = Clock::now();
       EXPECT_NE(batch.run(), "");
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
@@ -260,15 +260,15 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
     ASSERT_LT(look, 100u);
     World world(2, 1);
     world.pools.map_all(4);
-    world.twins.mischief(0).abort_at = look;
-    const Play play{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {kWhole, kWhole}};
+    world.devices.fault(0).abort_at = look;
+    const Spec spec{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {kWhole, kWhole}};
     as_threads(2, [&](int rank) {
-      Batch batch(world.twins, rank, &world.pools);
-      batch.add(DeviceAlgorithm::kExchangeChunks, play, kTimeout, {true, true});
+      Batch batch(world.devices, rank, &world.pools);
+      batch.add(DeviceAlgorithm::kExchangeChunks, spec, kTimeout, {true, true});
       const bool well = batch.run().empty();
       if (rank == 0) {
         ended_well = well;
-        if (!well) std::atomic_ref(world.twins.control(1).abort).store(1);
+        if (!well) std::atomic_ref(world.devices.control(1).abort).store(1);
         return;
       }
       size_t written = kWhole;
@@ -286,15 +286,15 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
 /// writes.
 template <class Rules>
 struct Failing {
-  Failing(DeviceAlgorithm algorithm, const Play& play, uint32_t look, uint64_t timeout_ns = 150 * kMillisecond) {
+  Failing(DeviceAlgorithm algorithm, const Spec& spec, uint32_t look, uint64_t timeout_ns = 150 * kMillisecond) {
     World world(2, 1);
     world.pools.map_all(4);
-    world.twins.mischief(0).abort_at = look;
-    world.twins.mischief(1) = {Mischief::Kind::kNone, 100, look};
+    world.devices.fault(0).abort_at = look;
+    world.devices.fault(1) = {InjectedFault::Kind::kNone, 100, look};
     std::vector<std::unique_ptr<Batch>> batches;
     for (int rank = 0; rank < 2; ++rank) {
-      batches.push_back(std::make_unique<Batch>(world.twins, rank, &world.pools));
-      batches.back()->add(algorithm, play, rank == 0 ? kTimeout : timeout_ns, {true, true});
+      batches.push_back(std::make_unique<Batch>(world.devices, rank, &world.pools));
+      batches.back()->add(algorithm, spec, rank == 0 ? kTimeout : timeout_ns, {true, true});
     }
     as_threads(2, [&](int rank) {
       const bool ended_well = batches[size_t(rank)]->run<Rules>().empty();
@@ -327,17 +327,17 @@ bool is_taken_in(Collective collective, uint32_t await, uint64_t timeout_ns) {
   World world(2, 1);
   world.pools.map_all(4);
   std::atomic<bool> over{false};
-  world.twins.mischief(1).holds = [&](uint32_t n) {
+  world.devices.fault(1).holds = [&](uint32_t n) {
     if (n == await) (void)eventually(std::chrono::seconds(30), [&] { return over.load(); });
   };
   // Whole packs, as nothing else is read in place, and no more than the slots hold: the failing rank may have posted
   // all of it.
-  const Play play = play_of(collective, 128, 2, 1);
+  const Spec spec = spec_of(collective, 128, 2, 1);
   bool taken_in = false;
   as_threads(2, [&](int rank) {
-    Batch batch(world.twins, rank, &world.pools);
+    Batch batch(world.devices, rank, &world.pools);
     // Rank 1's own input is staged; otherwise it would wait for its reader, which has failed.
-    batch.add(DeviceAlgorithm::kReduceChunks, play, rank == 0 ? timeout_ns : 3 * timeout_ns, {rank == 0, true});
+    batch.add(DeviceAlgorithm::kReduceChunks, spec, rank == 0 ? timeout_ns : 3 * timeout_ns, {rank == 0, true});
     const std::string text = batch.run<Rules>();
     if (rank == 1) return void(taken_in = text.find("wrong output") != std::string::npos);
     if (!text.empty()) std::memset(batch.in(), 0x77, batch.in_bytes());  // the caller reuses the tensor
@@ -369,21 +369,21 @@ struct Afterwards {
 Afterwards after_failure_at(uint32_t barrier) {
   World world(2, 1);
   world.pools.map_all(4);
-  const kernel::DevicePad pad{world.twins.shape()};
+  const kernel::DevicePad pad{world.devices.shape()};
   const auto counters = [&](int reader) {
-    const std::byte* const at = world.twins.pad(reader).data() + pad.offset(Part::kCounters, 0, uint32_t(1 - reader));
+    const std::byte* const at = world.devices.pad(reader).data() + pad.offset(Part::kCounters, 0, uint32_t(1 - reader));
     return reinterpret_cast<kernel::PeerCounters*>(const_cast<std::byte*>(at));
   };
   const Stamp first = counters(1)->posted;
   std::atomic<int> came{0};
-  world.twins.mischief(0).holds = [&](uint32_t n) {
+  world.devices.fault(0).holds = [&](uint32_t n) {
     if (n != barrier || ++came != 2) return;  // the last lane to come
     std::atomic_ref(counters(0)->quit).store(uint64_t(1) << 32 | 1);
-    for (int rank = 0; rank < 2; ++rank) std::atomic_ref(world.twins.control(rank).abort).store(1);  // ends the waits
+    for (int rank = 0; rank < 2; ++rank) std::atomic_ref(world.devices.control(rank).abort).store(1);  // ends the waits
   };
   bool written = false;
   as_threads(2, [&](int rank) {
-    Batch batch(world.twins, rank, &world.pools);
+    Batch batch(world.devices, rank, &world.pools);
     batch.add(DeviceAlgorithm::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {128, 128}}, kTimeout,
               {true, true});
     EXPECT_NE(batch.run(), "");
@@ -405,9 +405,9 @@ TEST(Place, APeerIsCheckedWhenNoLaneAccessesItsTensors) {
 template <class Rules>
 size_t written_too_late() {
   size_t most = 0;
-  Play play{.collective = Collective::kAllGather, .dtype = DType::kU8, .counts = {40 * kChunkBytes, 40 * kChunkBytes}};
+  Spec spec{.collective = Collective::kAllGather, .dtype = DType::kU8, .counts = {40 * kChunkBytes, 40 * kChunkBytes}};
   for (uint32_t look = 3; look < 20; look += 2) {
-    const Failing<Rules> failing(DeviceAlgorithm::kExchangeChunks, play, look);
+    const Failing<Rules> failing(DeviceAlgorithm::kExchangeChunks, spec, look);
     EXPECT_FALSE(failing.well);
     most = std::max(most, failing.written_later);
   }
@@ -432,9 +432,9 @@ TEST(PlaceWrap, OldReadySignalIsStampedAnew) {
   const auto steps = all_ways(2, {300, 2049});
   for (const Where& where : {Where(mixed), Where(nowhere), Where(everywhere), Where(nowhere)})
     EXPECT_EQ(world.wrong<Restamping>(steps, where), 0);
-  const kernel::DevicePad pad{world.twins.shape()};
+  const kernel::DevicePad pad{world.devices.shape()};
   kernel::PeerCounters line;
-  std::memcpy(&line, world.twins.pad(0).data() + pad.offset(Part::kCounters, 0, 1), sizeof line);
+  std::memcpy(&line, world.devices.pad(0).data() + pad.offset(Part::kCounters, 0, 1), sizeof line);
   const uint32_t epoch = uint32_t(-30) + uint32_t(4 * steps.size());
   EXPECT_LE(epoch - uint32_t(line.ready >> 32), Restamping::kRestampEvery + 1);
 }
@@ -456,7 +456,7 @@ struct NoReaders : kernel::PushRules {
 
 std::vector<Step> many(DeviceAlgorithm algorithm, Collective collective, size_t n) {
   std::vector<Step> steps;
-  for (uint64_t i = 0; i < 20; ++i) steps.push_back({algorithm, play_of(collective, n, 2, i)});
+  for (uint64_t i = 0; i < 20; ++i) steps.push_back({algorithm, spec_of(collective, n, 2, i)});
   return steps;
 }
 
@@ -468,7 +468,7 @@ bool goes_wrong(const std::vector<Step>& steps, const Where& where, size_t first
   for (int tries = 0; tries < 20; ++tries) {
     World world(2, 1, 0, first);
     world.pools.map_all(mapped);
-    world.twins.mischief(1) = {Mischief::Kind::kNone, 400, uint64_t(tries)};
+    world.devices.fault(1) = {InjectedFault::Kind::kNone, 400, uint64_t(tries)};
     std::thread host([&] {
       for (size_t more = mapped + 1; grows && more <= 4; ++more) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -515,7 +515,7 @@ TEST(PlaceControls, NoneOfThemGoesWrongByTheRules) {
                                               std::pair(DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter)}) {
     World world(2, 1, 0, 2 * Reach::kGranule - 3000);
     world.pools.map_all(2);
-    world.twins.mischief(1) = {Mischief::Kind::kNone, 400, 1};
+    world.devices.fault(1) = {InjectedFault::Kind::kNone, 400, 1};
     EXPECT_EQ(world.wrong(many(algorithm, collective, 700), mixed), 0);
   }
 }

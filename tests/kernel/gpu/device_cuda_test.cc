@@ -23,13 +23,13 @@ class Fused {
 
   kernel::Control& control(uint32_t rank) { return ranks_.control(rank); }
 
-  /// Runs one play on the ranks [0, present). Returns an empty text if all outputs are correct.
-  std::string run(DeviceAlgorithm algorithm, const Play& play, uint32_t present, uint64_t timeout_ns) {
+  /// Runs one spec on the ranks [0, present). Returns an empty text if all outputs are correct.
+  std::string run(DeviceAlgorithm algorithm, const Spec& spec, uint32_t present, uint64_t timeout_ns) {
     std::vector<std::unique_ptr<KernelExecutor>> sides;
     std::vector<std::unique_ptr<DeviceMemory>> held;
     std::vector<FusedRank> ranks;
     for (uint32_t r = 0; r < present; ++r) {
-      sides.push_back(std::make_unique<KernelExecutor>(play, r, ranks_.shape().ranks));
+      sides.push_back(std::make_unique<KernelExecutor>(spec, r, ranks_.shape().ranks));
       std::vector<Piece> table(2 * size_t(ranks_.shape().ranks));
       const Job job = sides[r]->job(algorithm, timeout_ns, 0, table.data());
       const Status may = kernel::check_launch(ranks_.channel(r), {&job, 1}, table);
@@ -69,11 +69,11 @@ TEST_F(Device, EveryAlgorithmTypeAndOperatorFused) {
         if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
         for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot,
                                                 DeviceAlgorithm::kReduceChunks}) {
-          Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
-          play.round = ++round;
-          play.counts.assign(ranks, algorithm == DeviceAlgorithm::kReduceChunks ? 5003 : 771);
-          play.shift = round % 3 == 0 ? 16 : 0;
-          ASSERT_EQ(fused.run(algorithm, play, ranks, kDeviceTimeout), "") << kernel::name(algorithm);
+          Spec spec{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
+          spec.round = ++round;
+          spec.counts.assign(ranks, algorithm == DeviceAlgorithm::kReduceChunks ? 5003 : 771);
+          spec.shift = round % 3 == 0 ? 16 : 0;
+          ASSERT_EQ(fused.run(algorithm, spec, ranks, kDeviceTimeout), "") << kernel::name(algorithm);
         }
       }
     }
@@ -87,12 +87,12 @@ TEST_F(Device, EveryExchangeFused) {
                                       Collective::kGather, Collective::kScatter, Collective::kBarrier}) {
     for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks}) {
       for (const size_t n : {size_t(1), size_t(37), size_t(5000)}) {
-        Play play{.collective = collective, .counts = {n, n, n, n}, .round = ++round};
-        if (collective == Collective::kBroadcast || collective >= Collective::kGather) play.root = int(round % 4);
-        if (collective == Collective::kBarrier) play.root = -1, play.counts = {0, 0, 0, 0};
-        play.shift = round % 2 * 4;
-        ASSERT_EQ(fused.run(algorithm, play, 4, kDeviceTimeout), "")
-            << kernel::name(algorithm) << " " << describe(play);
+        Spec spec{.collective = collective, .counts = {n, n, n, n}, .round = ++round};
+        if (collective == Collective::kBroadcast || collective >= Collective::kGather) spec.root = int(round % 4);
+        if (collective == Collective::kBarrier) spec.root = -1, spec.counts = {0, 0, 0, 0};
+        spec.shift = round % 2 * 4;
+        ASSERT_EQ(fused.run(algorithm, spec, 4, kDeviceTimeout), "")
+            << kernel::name(algorithm) << " " << describe(spec);
       }
     }
   }
@@ -101,8 +101,8 @@ TEST_F(Device, EveryExchangeFused) {
 /// A rank that never comes: the kernel ends, its verdict names the rank, and the context stays usable.
 TEST_F(Device, AnAbsentRankEndsInAVerdict) {
   Fused fused({3, 2, 256, 4096}, 0);
-  const Play play{.collective = Collective::kAllReduce, .counts = {100, 100, 100}};
-  EXPECT_EQ(fused.run(DeviceAlgorithm::kReducePackets, play, 2, 200'000'000), "rank 0 has a verdict");
+  const Spec spec{.collective = Collective::kAllReduce, .counts = {100, 100, 100}};
+  EXPECT_EQ(fused.run(DeviceAlgorithm::kReducePackets, spec, 2, 200'000'000), "rank 0 has a verdict");
   EXPECT_EQ(fused.control(0).verdict.peer, 2);
   EXPECT_EQ(fused.control(0).verdict.how, Waited::kTimedOut);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -29,29 +29,29 @@ constexpr std::pair<DeviceAlgorithm, Collective> kHotWays[] = {
 /// Which ranks run general kernels.
 using Generals = bool (*)(int rank);
 
-/// The results of the plays by rank, one kernel each. The outputs themselves are checked against the reference.
-std::vector<std::vector<Bytes>> results_of(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, int ranks,
+/// The results of the specs by rank, one kernel each. The outputs themselves are checked against the reference.
+std::vector<std::vector<Bytes>> results_of(const std::vector<std::pair<DeviceAlgorithm, Spec>>& specs, int ranks,
                                            Generals generals, bool pooled) {
   Pools pools(ranks, 4);
   if (pooled) pools.map_all(4);
-  Twins twins({{uint32_t(ranks), 2, 128, 256},
-               3,
-               uint32_t(-20),
-               Stamp(0) - 9,
-               [](int, int) { return false; },
-               [&](int rank) { return pools.views(rank); }});
+  SimulatedDevices devices({{uint32_t(ranks), 2, 128, 256},
+                            3,
+                            uint32_t(-20),
+                            Stamp(0) - 9,
+                            [](int, int) { return false; },
+                            [&](int rank) { return pools.views(rank); }});
   std::vector<std::vector<Bytes>> results(static_cast<size_t>(ranks));
   as_threads(ranks, [&](int rank) {
-    twins.mischief(rank) = {Mischief::Kind::kNone, 40u << rank % 4, uint64_t(rank)};
-    for (const auto& [algorithm, play] : plays) {
-      Batch batch(twins, rank, &pools);
-      batch.add(algorithm, play, kTimeout, {pooled, pooled});
-      ASSERT_TRUE(batch.is_hot()) << describe(play);
-      ASSERT_EQ(batch.run<kernel::PushRules>(generals(rank) ? Played::kGeneral : Played::kAsLaunched), "");
+    devices.fault(rank) = {InjectedFault::Kind::kNone, 40u << rank % 4, uint64_t(rank)};
+    for (const auto& [algorithm, spec] : specs) {
+      Batch batch(devices, rank, &pools);
+      batch.add(algorithm, spec, kTimeout, {pooled, pooled});
+      ASSERT_TRUE(batch.is_hot()) << describe(spec);
+      ASSERT_EQ(batch.run<kernel::PushRules>(generals(rank) ? KernelChoice::kGeneral : KernelChoice::kAsLaunched), "");
       results[size_t(rank)].push_back(batch.result(0));
     }
   });
-  EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
+  EXPECT_TRUE(devices.guards_are_whole()) << "a kernel wrote outside its memory";
   return results;
 }
 
@@ -60,38 +60,38 @@ INSTANTIATE_TEST_SUITE_P(Ranks, HotKernels, testing::Values(1, 2, 3, 5, 9));
 
 TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndMeetThem) {
   const int ranks = GetParam();
-  std::vector<std::pair<DeviceAlgorithm, Play>> plays;
+  std::vector<std::pair<DeviceAlgorithm, Spec>> specs;
   uint64_t round = 0;
   for (const auto& [algorithm, collective] : kHotWays) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t n : {1, 23, 700}) {
-        Play play = play_of(collective, kernel::has_chunks(algorithm) ? n : n % 64, ranks, ++round);
-        play.dtype = dtype, play.op = round % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAvg;
-        play.nature = Nature::kNearOne;  // the sign of a NaN depends on the order in which a processor adds
-        play.shift = round % 4 * size_of(dtype), play.in_place = round % 5 == 0;
-        plays.emplace_back(algorithm, play);
+        Spec spec = spec_of(collective, kernel::has_chunks(algorithm) ? n : n % 64, ranks, ++round);
+        spec.dtype = dtype, spec.op = round % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAvg;
+        spec.nature = Nature::kNearOne;  // the sign of a NaN depends on the order in which a processor adds
+        spec.shift = round % 4 * size_of(dtype), spec.in_place = round % 5 == 0;
+        specs.emplace_back(algorithm, spec);
       }
     }
   }
   for (const bool pooled : {false, true}) {
     const auto hot = results_of(
-        plays, ranks, [](int) { return false; }, pooled);
+        specs, ranks, [](int) { return false; }, pooled);
     EXPECT_EQ(hot, results_of(
-                       plays, ranks, [](int) { return true; }, pooled));
+                       specs, ranks, [](int) { return true; }, pooled));
     EXPECT_EQ(hot, results_of(
-                       plays, ranks, [](int rank) { return rank % 2 == 0; }, pooled));
+                       specs, ranks, [](int rank) { return rank % 2 == 0; }, pooled));
   }
 }
 
 /// Everything else is run by general kernels.
 TEST(HotKernel, IsChosenByAlgorithmTypeAndOperator) {
-  Twins twins({{2, 1, 128, 256}, 1, 0, 0});
-  const auto is_hot = [&](DeviceAlgorithm algorithm, Play play) {
-    Batch batch(twins, 0);
-    batch.add(algorithm, play);
+  SimulatedDevices devices({{2, 1, 128, 256}, 1, 0, 0});
+  const auto is_hot = [&](DeviceAlgorithm algorithm, Spec spec) {
+    Batch batch(devices, 0);
+    batch.add(algorithm, spec);
     return batch.is_hot();
   };
-  Play sum = play_of(Collective::kAllReduce, 8, 2, 0);
+  Spec sum = spec_of(Collective::kAllReduce, 8, 2, 0);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     sum.dtype = dtype;
     EXPECT_TRUE(is_hot(DeviceAlgorithm::kReducePackets, sum));
@@ -102,17 +102,17 @@ TEST(HotKernel, IsChosenByAlgorithmTypeAndOperator) {
   EXPECT_FALSE(is_hot(DeviceAlgorithm::kReduceChunks, sum));
   sum.dtype = DType::kF32, sum.shift = 1;
   EXPECT_FALSE(is_hot(DeviceAlgorithm::kReducePackets, sum)) << "its elements are not at addresses of their type";
-  EXPECT_FALSE(is_hot(DeviceAlgorithm::kReducePackets, play_of(Collective::kReduce, 8, 2, 0)));
-  EXPECT_FALSE(is_hot(DeviceAlgorithm::kExchangePackets, play_of(Collective::kBroadcast, 8, 2, 0)));
-  EXPECT_TRUE(is_hot(DeviceAlgorithm::kExchangePackets, play_of(Collective::kAllGather, 8, 2, 0)));
+  EXPECT_FALSE(is_hot(DeviceAlgorithm::kReducePackets, spec_of(Collective::kReduce, 8, 2, 0)));
+  EXPECT_FALSE(is_hot(DeviceAlgorithm::kExchangePackets, spec_of(Collective::kBroadcast, 8, 2, 0)));
+  EXPECT_TRUE(is_hot(DeviceAlgorithm::kExchangePackets, spec_of(Collective::kAllGather, 8, 2, 0)));
 }
 
 /// The pieces of a list may be views of different tensors: each has an alignment of its own.
 TEST(HotKernel, NeedsAllPiecesOfAListAtAddressesOfTheirType) {
   for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks}) {
     for (const int odd : {0, 1, 2}) {
-      Twins twins({{3, 1, 128, 256}, 1, 0, 0});
-      Batch batch(twins, 0);
+      SimulatedDevices devices({{3, 1, 128, 256}, 1, 0, 0});
+      Batch batch(devices, 0);
       batch.add(algorithm, {.collective = Collective::kReduceScatter, .counts = {8, 8, 8}});
       EXPECT_TRUE(batch.is_hot());
       batch.piece(odd).data += 1;
@@ -129,26 +129,26 @@ TEST(HotKernel, SpreadsTheSlicesOfATwoShotOverPeersAndPacks) {
   constexpr int kRanks = 4, kLanes = 8, kSlicePacks = kLanes / kRanks;
   const kernel::DevicePad pad{{kRanks, 1, 128, 256}};
   const size_t first_step = pad.cell(kernel::Part::kPackets) / 2;
-  for (const Played played : {Played::kAsLaunched, Played::kGeneral}) {
-    Twins twins({pad.shape, kLanes, 100, 0});  // no epoch in which packets are stamped anew
+  for (const KernelChoice choice : {KernelChoice::kAsLaunched, KernelChoice::kGeneral}) {
+    SimulatedDevices devices({pad.shape, kLanes, 100, 0});  // no epoch in which packets are stamped anew
     std::mutex mutex;
     std::map<std::thread::id, int> stores[kRanks];  // of the first step
     as_threads(kRanks, [&](int rank) {
-      twins.mischief(rank).fate = [&, rank](Mischief::Store, const void* to) {
+      devices.fault(rank).fate = [&, rank](InjectedFault::Store, const void* to) {
         for (int peer = 0; peer < kRanks; ++peer) {
           for (const kernel::Part part : {kernel::Part::kPackets, kernel::Part::kPacketsOdd}) {
-            const auto* const cell = &twins.pad(peer)[pad.offset(part, 0, uint32_t(rank))];
+            const auto* const cell = &devices.pad(peer)[pad.offset(part, 0, uint32_t(rank))];
             const std::lock_guard lock(mutex);
             if (to >= cell && to < cell + first_step) ++stores[rank][std::this_thread::get_id()];
           }
         }
-        return Mischief::Fate::kArrives;
+        return InjectedFault::Fate::kStored;
       };
-      Batch batch(twins, rank);
+      Batch batch(devices, rank);
       batch.add(DeviceAlgorithm::kReducePacketsTwoShot,
                 {.collective = Collective::kAllReduce, .counts = {kRanks * kSlicePacks * 4}});
       ASSERT_TRUE(batch.is_hot());
-      ASSERT_EQ(batch.run(played), "");
+      ASSERT_EQ(batch.run(choice), "");
     });
     for (const auto& of_rank : stores) {
       EXPECT_EQ(of_rank.size(), size_t(kLanes));

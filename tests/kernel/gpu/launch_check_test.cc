@@ -6,7 +6,7 @@
 #include <new>
 
 #include "kernel/gpu/launch_cuda.h"
-#include "support/plays.h"
+#include "support/specs.h"
 
 namespace {
 

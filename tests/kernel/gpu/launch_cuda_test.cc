@@ -35,7 +35,7 @@ class Stream {
 /// two launches may wait for a kernel that waits for the second.
 class Operations {
  public:
-  using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
+  using Plan = std::vector<std::pair<DeviceAlgorithm, Spec>>;
 
   Operations(DeviceRanks& ranks, const Plan& plan, uint64_t timeout_ns) : ranks_(ranks) {
     const uint32_t n = ranks.shape().ranks;
@@ -43,8 +43,8 @@ class Operations {
       tables_.emplace_back(2 * n * plan.size());
       jobs_.emplace_back();
       sides_.emplace_back();
-      for (const auto& [algorithm, play] : plan) {
-        sides_[r].push_back(std::make_unique<KernelExecutor>(play, r, n));
+      for (const auto& [algorithm, spec] : plan) {
+        sides_[r].push_back(std::make_unique<KernelExecutor>(spec, r, n));
         const uint32_t index = uint32_t(2 * n * jobs_[r].size());
         jobs_[r].push_back(sides_[r].back()->job(algorithm, timeout_ns, index, tables_[r].data()));
       }
@@ -114,11 +114,11 @@ class LaunchCuda : public Device {
     return run(operations);
   }
 
-  static Play play(Collective collective, size_t n, uint64_t round) {
-    Play play{.collective = collective, .counts = {n, n, n}, .round = round};
-    if (collective == Collective::kBroadcast || collective == Collective::kGather) play.root = int(round % kRanks);
-    play.shift = round % 2 * 4;
-    return play;
+  static Spec spec(Collective collective, size_t n, uint64_t round) {
+    Spec spec{.collective = collective, .counts = {n, n, n}, .round = round};
+    if (collective == Collective::kBroadcast || collective == Collective::kGather) spec.root = int(round % kRanks);
+    spec.shift = round % 2 * 4;
+    return spec;
   }
 
   static constexpr uint32_t kRanks = 3;
@@ -132,10 +132,10 @@ TEST_F(LaunchCuda, EachReductionAlone) {
   for (const size_t n : {size_t(1), size_t(771), size_t(1500)}) {
     for (const DeviceAlgorithm algorithm :
          {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
-      ASSERT_EQ(run(ranks, {{algorithm, play(Collective::kAllReduce, n, ++round)}}), "") << kernel::name(algorithm);
+      ASSERT_EQ(run(ranks, {{algorithm, spec(Collective::kAllReduce, n, ++round)}}), "") << kernel::name(algorithm);
     }
   }
-  ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 300'000, ++round)}}), "");
+  ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kReduceChunks, spec(Collective::kAllReduce, 300'000, ++round)}}), "");
 }
 
 TEST_F(LaunchCuda, EachExchangeAlone) {
@@ -143,9 +143,9 @@ TEST_F(LaunchCuda, EachExchangeAlone) {
   uint64_t round = 0;
   for (const Collective collective : {Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll}) {
     for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks}) {
-      ASSERT_EQ(run(ranks, {{algorithm, play(collective, 1000, ++round)}}), "") << kernel::name(algorithm);
+      ASSERT_EQ(run(ranks, {{algorithm, spec(collective, 1000, ++round)}}), "") << kernel::name(algorithm);
     }
-    ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kExchangeChunks, play(collective, 100'000, ++round)}}), "");
+    ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kExchangeChunks, spec(collective, 100'000, ++round)}}), "");
   }
 }
 
@@ -153,10 +153,10 @@ TEST_F(LaunchCuda, SeveralOperationsInOneLaunch) {
   DeviceRanks ranks(shape_, 0);
   Operations::Plan plan;
   for (uint64_t round = 0; round < 3; ++round) {
-    plan.emplace_back(DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 100, round));
-    plan.emplace_back(DeviceAlgorithm::kExchangeChunks, play(Collective::kAllToAll, 20'000, round));
-    plan.emplace_back(DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 64, round));
-    plan.emplace_back(DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 20'000, round));
+    plan.emplace_back(DeviceAlgorithm::kReducePackets, spec(Collective::kAllReduce, 100, round));
+    plan.emplace_back(DeviceAlgorithm::kExchangeChunks, spec(Collective::kAllToAll, 20'000, round));
+    plan.emplace_back(DeviceAlgorithm::kExchangePackets, spec(Collective::kBroadcast, 64, round));
+    plan.emplace_back(DeviceAlgorithm::kReduceChunks, spec(Collective::kAllReduce, 20'000, round));
   }
   ASSERT_EQ(run(ranks, plan), "");
   for (uint32_t r = 0; r < kRanks; ++r)
@@ -165,7 +165,7 @@ TEST_F(LaunchCuda, SeveralOperationsInOneLaunch) {
 
 TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
   DeviceRanks ranks(shape_, 6);
-  Operations operations(ranks, {{DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 100, 0)}}, 200'000'000);
+  Operations operations(ranks, {{DeviceAlgorithm::kReducePackets, spec(Collective::kAllReduce, 100, 0)}}, 200'000'000);
   for (uint32_t r = 0; r + 1 < kRanks; ++r) ASSERT_TRUE(operations.launch(r, streams_[r]->get()).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "and the context works on";
   for (uint32_t r = 0; r + 1 < kRanks; ++r) {
@@ -181,8 +181,8 @@ TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
 /// would have to wait or not.
 TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
   DeviceRanks ranks(shape_, 0);
-  Operations sum(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDeviceTimeout);
-  Operations later(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kDeviceTimeout);
+  Operations sum(ranks, {{DeviceAlgorithm::kReduceChunks, spec(Collective::kAllReduce, 100, 0)}}, kDeviceTimeout);
+  Operations later(ranks, {{DeviceAlgorithm::kExchangePackets, spec(Collective::kAllGather, 100, 0)}}, kDeviceTimeout);
   sum.spoil(), later.spoil();
   const auto began = std::chrono::steady_clock::now();
   ASSERT_TRUE(sum.launch(0, streams_[0]->get()).ok());
@@ -229,7 +229,7 @@ TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
 /// Aborted before the launch: a root, which would wait for none, reports it and sends nothing.
 TEST_F(LaunchCuda, AnAbortedRankBeginsNothing) {
   DeviceRanks ranks(shape_, 0);
-  Operations operations(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 100, 0)}},
+  Operations operations(ranks, {{DeviceAlgorithm::kExchangePackets, spec(Collective::kBroadcast, 100, 0)}},
                         kDeviceTimeout);
   operations.spoil();
   std::atomic_ref(ranks.control(0).abort).store(1);
@@ -264,10 +264,10 @@ class Graph {
 TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
   DeviceRanks ranks(shape_, uint32_t(-3));
   Operations captured(ranks,
-                      {{DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 500, 1)},
-                       {DeviceAlgorithm::kExchangeChunks, play(Collective::kAllGather, 9000, 2)}},
+                      {{DeviceAlgorithm::kReducePackets, spec(Collective::kAllReduce, 500, 1)},
+                       {DeviceAlgorithm::kExchangeChunks, spec(Collective::kAllGather, 9000, 2)}},
                       kDeviceTimeout);
-  Operations eager(ranks, {{DeviceAlgorithm::kReducePacketsTwoShot, play(Collective::kAllReduce, 700, 3)}},
+  Operations eager(ranks, {{DeviceAlgorithm::kReducePacketsTwoShot, spec(Collective::kAllReduce, 700, 3)}},
                    kDeviceTimeout);
   std::vector<std::unique_ptr<Graph>> graphs;
   for (uint32_t r = 0; r < kRanks; ++r) graphs.push_back(std::make_unique<Graph>(captured, r, streams_[r]->get()));

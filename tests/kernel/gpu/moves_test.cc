@@ -48,11 +48,11 @@ struct Luggage {
   std::vector<Piece> out, in;
 };
 
-Twins::Shape shape() { return {{kRanks, 2, 128, 256}, 3, uint32_t(-5), 0}; }
+SimulatedDevices::Shape shape() { return {{kRanks, 2, 128, 256}, 3, uint32_t(-5), 0}; }
 
 TEST(Moves, BringEveryPieceAmongOperationsOfAllRanks) {
-  Twins twins(shape());
-  for (int r = 0; r < kRanks; ++r) twins.mischief(r) = {.dawdle_us = 100, .seed = uint64_t(r)};
+  SimulatedDevices devices(shape());
+  for (int r = 0; r < kRanks; ++r) devices.fault(r) = {.delay_us = 100, .seed = uint64_t(r)};
   as_threads(kRanks, [&](int rank) {
     for (uint64_t round = 0; round < 6; ++round) {
       // Each rank has different pieces, one rank none.
@@ -60,22 +60,22 @@ TEST(Moves, BringEveryPieceAmongOperationsOfAllRanks) {
       if (uint64_t(rank) == round % kRanks) luggage.out.clear(), luggage.in.clear();
       std::vector<Piece> table;
       const Job move = luggage.job(0, table);
-      ASSERT_TRUE(kernel::check_launch(twins.channel(rank), {&move, 1}, table).ok());
+      ASSERT_TRUE(kernel::check_launch(devices.channel(rank), {&move, 1}, table).ok());
       const Job again = luggage.job(uint32_t(table.size()), table);
-      EXPECT_EQ(twins.launch(rank, {move, again}, table.data()), twins.lanes_in_all());
+      EXPECT_EQ(devices.launch(rank, {move, again}, table.data()), devices.lanes_in_all());
       EXPECT_TRUE(luggage.has_come()) << "round " << round;
-      Batch batch(twins, rank);
-      batch.add(DeviceAlgorithm::kReducePackets, play_of(Collective::kAllReduce, 33, kRanks, round));
-      batch.add(DeviceAlgorithm::kExchangeChunks, play_of(Collective::kBroadcast, 900, kRanks, round));
+      Batch batch(devices, rank);
+      batch.add(DeviceAlgorithm::kReducePackets, spec_of(Collective::kAllReduce, 33, kRanks, round));
+      batch.add(DeviceAlgorithm::kExchangeChunks, spec_of(Collective::kBroadcast, 900, kRanks, round));
       EXPECT_EQ(batch.run(), "");
     }
   });
-  EXPECT_TRUE(twins.guards_are_whole());
+  EXPECT_TRUE(devices.guards_are_whole());
 }
 
 /// A move copies the data that the host wrote before it raised the counter.
 TEST(Moves, WaitForTheHostAndSeeWhatItHasWritten) {
-  Twins twins(shape());
+  SimulatedDevices devices(shape());
   as_threads(kRanks, [&](int rank) {
     Stamp counter = 0;
     for (Stamp turn = 1; turn < 20; ++turn) {
@@ -91,7 +91,7 @@ TEST(Moves, WaitForTheHostAndSeeWhatItHasWritten) {
         luggage.from.assign(made.begin(), made.end());
         std::atomic_ref(counter).store(turn, std::memory_order_release);
       });
-      EXPECT_EQ(twins.launch(rank, {move}, table.data()), twins.lanes_in_all());
+      EXPECT_EQ(devices.launch(rank, {move}, table.data()), devices.lanes_in_all());
       host.join();
       EXPECT_TRUE(luggage.has_come());
     }
@@ -100,7 +100,7 @@ TEST(Moves, WaitForTheHostAndSeeWhatItHasWritten) {
 
 /// A later move does not begin either: nothing moves that the host has not permitted.
 TEST(Moves, EndByTheAbortWordAndMoveNothing) {
-  Twins twins(shape());
+  SimulatedDevices devices(shape());
   as_threads(kRanks, [&](int rank) {
     const Stamp counter = 0;
     Luggage luggage(uint64_t(rank) + 1);
@@ -109,13 +109,13 @@ TEST(Moves, EndByTheAbortWordAndMoveNothing) {
     waits.awaited = &counter, waits.awaits = 1, waits.timeout_ns = 0;
     std::thread host([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      std::atomic_ref(twins.control(rank).abort).store(1, std::memory_order_release);
+      std::atomic_ref(devices.control(rank).abort).store(1, std::memory_order_release);
     });
-    EXPECT_EQ(twins.launch(rank, {waits, later}, table.data()), 0);
-    EXPECT_EQ(twins.launch(rank, {later}, table.data()), 0);
+    EXPECT_EQ(devices.launch(rank, {waits, later}, table.data()), 0);
+    EXPECT_EQ(devices.launch(rank, {later}, table.data()), 0);
     host.join();
-    EXPECT_EQ(twins.control(rank).verdict.cause, Verdict::Cause::kWait);
-    EXPECT_EQ(twins.control(rank).verdict.how, Waited::kAlarmed);
+    EXPECT_EQ(devices.control(rank).verdict.cause, Verdict::Cause::kWait);
+    EXPECT_EQ(devices.control(rank).verdict.how, Waited::kAlarmed);
     EXPECT_TRUE(std::all_of(luggage.to.begin(), luggage.to.end(), [](std::byte b) { return b == std::byte{}; }));
   });
 }

@@ -25,15 +25,15 @@ class Switch {
  public:
   Switch(int ranks, size_t bytes) : bytes_(bytes), all_(bytes), parts_(size_t(ranks), Bytes(bytes)) {}
   MulticastView view(int rank) { return {all_.data(), parts_[size_t(rank)].data(), bytes_}; }
-  Mischief serve(Mischief mischief) {
-    mischief.parts = [this](const void* at) {
+  InjectedFault serve(InjectedFault fault) {
+    fault.parts = [this](const void* at) {
       const auto offset = static_cast<const std::byte*>(at) - all_.data();
       EXPECT_TRUE(offset >= 0 && size_t(offset) + 16 <= bytes_);
       std::vector<std::byte*> at_all;
       for (Bytes& part : parts_) at_all.push_back(part.data() + offset);
       return at_all;
     };
-    return mischief;
+    return fault;
   }
 
  private:
@@ -44,10 +44,10 @@ class Switch {
 
 /// An all_reduce of one rank, and its result as numbers.
 struct Sum {
-  Play play;
+  Spec spec;
   Side side;
   Job job;
-  Sum(const Play& play, int rank, int ranks) : play(play), side(play, rank, ranks) {
+  Sum(const Spec& spec, int rank, int ranks) : spec(spec), side(spec, rank, ranks) {
     kernel::Piece none[2 * kernel::kMostRanks];
     job = kernel::job_of(DeviceAlgorithm::kReduceMulticast, side.work(), uint32_t(rank), uint32_t(ranks), side.width(),
                          0, none);
@@ -65,20 +65,20 @@ double number(DType dtype, const std::byte* at) {
 }
 
 /// The distance of a result from the exact sum, in steps of the type at the sum of magnitudes.
-double off_by(const Play& play, int ranks, const Bytes& result) {
-  const size_t width = size_of(play.dtype), count = play.counts[0];
-  const double step = play.dtype == DType::kF32 ? 0x1p-23 : play.dtype == DType::kBF16 ? 0x1p-7 : 0x1p-10;
+double off_by(const Spec& spec, int ranks, const Bytes& result) {
+  const size_t width = size_of(spec.dtype), count = spec.counts[0];
+  const double step = spec.dtype == DType::kF32 ? 0x1p-23 : spec.dtype == DType::kBF16 ? 0x1p-7 : 0x1p-10;
   std::vector<double> sum(count), most(count);
   for (int r = 0; r < ranks; ++r) {
-    const Bytes in = input(play.dtype, count, r, play.round, play.nature);
+    const Bytes in = input(spec.dtype, count, r, spec.round, spec.nature);
     for (size_t i = 0; i < count; ++i) {
-      const double x = number(play.dtype, in.data() + i * width);
+      const double x = number(spec.dtype, in.data() + i * width);
       sum[i] += x, most[i] += std::abs(x);
     }
   }
   double worst = 0;
   for (size_t i = 0; i < count; ++i) {
-    const double off = std::abs(number(play.dtype, result.data() + i * width) - sum[i]) / (step * most[i]);
+    const double off = std::abs(number(spec.dtype, result.data() + i * width) - sum[i]) / (step * most[i]);
     worst = std::isfinite(off) ? std::max(worst, off) : INFINITY;
   }
   return worst;
@@ -93,120 +93,121 @@ TEST_P(Multicasts, AllRanksHaveTheSameSumsAtAnyLengthAndAddress) {
   const int ranks = std::get<0>(GetParam());
   const uint32_t first = std::get<1>(GetParam());
   constexpr uint32_t kBlocks = 2;
-  Twins twins({{uint32_t(ranks), kBlocks, 128, 256}, 3, first, first == 0 ? Stamp(0) : (Stamp(1) << 32) - 5});
+  SimulatedDevices devices(
+      {{uint32_t(ranks), kBlocks, 128, 256}, 3, first, first == 0 ? Stamp(0) : (Stamp(1) << 32) - 5});
   Switch nvswitch(ranks, 4 * kBlocks * 256);
   EXPECT_EQ(nvswitch.view(0).slot(kBlocks), 256u);
-  std::vector<Play> plays;
+  std::vector<Spec> specs;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const size_t n : {size_t(0), size_t(1), size_t(7), size_t(64), size_t(129), size_t(777), size_t(4096)}) {
-      Play play = play_of(Collective::kAllReduce, n, ranks, plays.size());
-      play.dtype = dtype, play.shift = plays.size() % 5, play.in_place = plays.size() % 3 == 0;
-      plays.push_back(play);
+      Spec spec = spec_of(Collective::kAllReduce, n, ranks, specs.size());
+      spec.dtype = dtype, spec.shift = specs.size() % 5, spec.in_place = specs.size() % 3 == 0;
+      specs.push_back(spec);
     }
   }
   std::mutex mutex;
   std::map<size_t, std::vector<Bytes>> results;
   as_threads(ranks, [&](int rank) {
-    twins.mischief(rank) = {Mischief::Kind::kNone, 20u << rank % 4, uint64_t(rank)};
-    const Mischief mischief = nvswitch.serve(twins.mischief(rank));
-    for (size_t i = 0; i < plays.size(); ++i) {
-      Sum sum(plays[i], rank, ranks);
-      ASSERT_TRUE(kernel::check_multicast(twins.channel(rank), sum.job, nvswitch.view(rank)).ok());
-      const int well = play_multicast(twins.channel(rank), sum.job, nvswitch.view(rank), 3, mischief);
-      ASSERT_EQ(well, twins.lanes_in_all()) << describe(plays[i]);
+    devices.fault(rank) = {InjectedFault::Kind::kNone, 20u << rank % 4, uint64_t(rank)};
+    const InjectedFault fault = nvswitch.serve(devices.fault(rank));
+    for (size_t i = 0; i < specs.size(); ++i) {
+      Sum sum(specs[i], rank, ranks);
+      ASSERT_TRUE(kernel::check_multicast(devices.channel(rank), sum.job, nvswitch.view(rank)).ok());
+      const int well = simulate_multicast(devices.channel(rank), sum.job, nvswitch.view(rank), 3, fault);
+      ASSERT_EQ(well, devices.lanes_in_all()) << describe(specs[i]);
       {
         const std::lock_guard lock(mutex);
         results[i].push_back(sum.result());
       }
       if (i % 4 != 0) continue;  // other operations of the channel in between
-      Batch batch(twins, rank);
+      Batch batch(devices, rank);
       batch.add(i % 8 == 0 ? DeviceAlgorithm::kReduceChunks : DeviceAlgorithm::kReducePackets,
-                play_of(Collective::kAllReduce, 40, ranks, i));
+                spec_of(Collective::kAllReduce, 40, ranks, i));
       ASSERT_EQ(batch.run(), "");
     }
   });
   for (const auto& [i, all] : results) {
     ASSERT_EQ(all.size(), size_t(ranks));
-    for (const Bytes& one : all) EXPECT_EQ(one, all[0]) << describe(plays[i]);
-    EXPECT_LT(off_by(plays[i], ranks, all[0]), ranks) << describe(plays[i]);
+    for (const Bytes& one : all) EXPECT_EQ(one, all[0]) << describe(specs[i]);
+    EXPECT_LT(off_by(specs[i], ranks, all[0]), ranks) << describe(specs[i]);
   }
-  EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
+  EXPECT_TRUE(devices.guards_are_whole()) << "a kernel wrote outside its memory";
 }
 
 /// A launch may report its end to the host.
 TEST(Multicast, ReportsItsEndToTheHost) {
-  Twins twins({{2, 2, 128, 256}, 2, 0, 0});
+  SimulatedDevices devices({{2, 2, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
   Stamp completions[2] = {};
   as_threads(2, [&](int rank) {
-    Sum sum(play_of(Collective::kAllReduce, 100, 2, 0), rank, 2);
-    kernel::DeviceChannel channel = twins.channel(rank);
+    Sum sum(spec_of(Collective::kAllReduce, 100, 2, 0), rank, 2);
+    kernel::DeviceChannel channel = devices.channel(rank);
     channel.completion = &completions[rank], channel.completion_value = 7;
-    EXPECT_EQ(play_multicast(channel, sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), twins.lanes_in_all());
+    EXPECT_EQ(simulate_multicast(channel, sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), devices.lanes_in_all());
     EXPECT_EQ(completions[rank], 7u);
   });
 }
 
 TEST(Multicast, AMissingRankIsNamedAndNothingIsStored) {
-  Twins twins({{3, 1, 128, 256}, 2, 0, 0});
+  SimulatedDevices devices({{3, 1, 128, 256}, 2, 0, 0});
   Switch nvswitch(3, 4096);
   as_threads(2, [&](int rank) {
-    Sum sum(play_of(Collective::kAllReduce, 100, 3, 0), rank, 3);
+    Sum sum(spec_of(Collective::kAllReduce, 100, 3, 0), rank, 3);
     const Bytes before = sum.result();
     sum.job.timeout_ns = 150 * kMillisecond;
-    EXPECT_EQ(play_multicast(twins.channel(rank), sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), 0);
-    EXPECT_EQ(twins.control(rank).verdict.peer, 2);
+    EXPECT_EQ(simulate_multicast(devices.channel(rank), sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), 0);
+    EXPECT_EQ(devices.control(rank).verdict.peer, 2);
     EXPECT_EQ(sum.result(), before);
   });
 }
 
 /// A rank that chose another algorithm for the call is an error: it would wait for other data.
 TEST(Multicast, ARankWithAnotherAlgorithmIsAMismatch) {
-  Twins twins({{2, 1, 128, 256}, 2, 0, 0});
+  SimulatedDevices devices({{2, 1, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
-  const Play play = play_of(Collective::kAllReduce, 100, 2, 0);
+  const Spec spec = spec_of(Collective::kAllReduce, 100, 2, 0);
   as_threads(2, [&](int rank) {
     if (rank == 0) {
-      Sum sum(play, rank, 2);
-      EXPECT_EQ(play_multicast(twins.channel(rank), sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), 0);
+      Sum sum(spec, rank, 2);
+      EXPECT_EQ(simulate_multicast(devices.channel(rank), sum.job, nvswitch.view(rank), 2, nvswitch.serve({})), 0);
     } else {
-      Batch batch(twins, rank);
-      batch.add(DeviceAlgorithm::kReduceChunks, play);
+      Batch batch(devices, rank);
+      batch.add(DeviceAlgorithm::kReduceChunks, spec);
       EXPECT_NE(batch.run(), "");
     }
-    EXPECT_EQ(twins.control(rank).verdict.cause, kernel::Verdict::Cause::kMismatch);
+    EXPECT_EQ(devices.control(rank).verdict.cause, kernel::Verdict::Cause::kMismatch);
   });
 }
 
 TEST(Multicast, LaunchesRefuseWhatItCannotDo) {
-  Twins twins({{2, 2, 128, 256}, 2, 0, 0});
+  SimulatedDevices devices({{2, 2, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
-  const auto says = [&](const Play& play, const MulticastView& view, const auto& change) {
-    Sum sum(play, 0, 2);
+  const auto says = [&](const Spec& spec, const MulticastView& view, const auto& change) {
+    Sum sum(spec, 0, 2);
     change(sum.job);
-    const Status status = kernel::check_multicast(twins.channel(0), sum.job, view);
+    const Status status = kernel::check_multicast(devices.channel(0), sum.job, view);
     return status.ok() ? "nothing" : status.what();
   };
   const auto as_is = [](Job&) {};
-  Play play = play_of(Collective::kAllReduce, 8, 2, 0);
-  EXPECT_EQ(says(play, nvswitch.view(0), as_is), "nothing");
+  Spec spec = spec_of(Collective::kAllReduce, 8, 2, 0);
+  EXPECT_EQ(says(spec, nvswitch.view(0), as_is), "nothing");
   const auto expect = [](const std::string& text, const std::string& why) {
     EXPECT_NE(text.find(why), std::string::npos) << text;
   };
-  expect(says(play, {}, as_is), "it has no multicast memory");
+  expect(says(spec, {}, as_is), "it has no multicast memory");
   MulticastView small = nvswitch.view(0);
   small.bytes = 4 * 2 * 64 - 1;
-  expect(says(play, small, as_is), "it has no multicast memory");
-  expect(says(play, nvswitch.view(0), [](Job& job) { job.recv.bytes -= 4; }), "differ in length");
-  expect(says(play, nvswitch.view(0), [](Job& job) { job.send.base = nullptr; }), "a piece without memory");
-  expect(says(play, nvswitch.view(0), [](Job& job) { job.algorithm = DeviceAlgorithm::kReduceChunks; }),
+  expect(says(spec, small, as_is), "it has no multicast memory");
+  expect(says(spec, nvswitch.view(0), [](Job& job) { job.recv.bytes -= 4; }), "differ in length");
+  expect(says(spec, nvswitch.view(0), [](Job& job) { job.send.base = nullptr; }), "a piece without memory");
+  expect(says(spec, nvswitch.view(0), [](Job& job) { job.algorithm = DeviceAlgorithm::kReduceChunks; }),
          "of its types");
-  play.op = ReduceOp::kAvg;
-  expect(says(play, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
-  play.op = ReduceOp::kSum, play.dtype = DType::kI32;
-  expect(says(play, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
-  Batch batch(twins, 0);
-  batch.add(DeviceAlgorithm::kReduceMulticast, play_of(Collective::kAllReduce, 8, 2, 0));
+  spec.op = ReduceOp::kAvg;
+  expect(says(spec, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
+  spec.op = ReduceOp::kSum, spec.dtype = DType::kI32;
+  expect(says(spec, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
+  Batch batch(devices, 0);
+  batch.add(DeviceAlgorithm::kReduceMulticast, spec_of(Collective::kAllReduce, 8, 2, 0));
   EXPECT_FALSE(batch.fits()) << "not in a launch of other kernels";
 }
 

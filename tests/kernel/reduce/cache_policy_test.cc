@@ -12,8 +12,8 @@
 
 #include "kernel/cpu/own_time.h"
 #include "support/lanes.h"
-#include "support/plays.h"
 #include "support/ranks.h"
+#include "support/specs.h"
 
 namespace nvx::test {
 namespace {
@@ -148,19 +148,19 @@ TEST(CachePolicy, RecordsAreApartByKindAndSize) {
   EXPECT_EQ(policies.record(0, SIZE_MAX).now(), CachePolicy::kCached);
 }
 
-/// Runs the play repeatedly. Returns the policy of each rank and run.
-std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Play& of_all, kernel::Algorithm algorithm) {
+/// Runs the spec repeatedly. Returns the policy of each rank and run.
+std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Spec& of_all, kernel::Algorithm algorithm) {
   Lanes lanes(ranks);
   std::vector<std::vector<CachePolicy>> policies{size_t(ranks)};
   as_threads(ranks, [&](int rank) {
-    Play play = of_all;
+    Spec spec = of_all;
     for (int i = 0; i < 200; ++i) {
-      play.round = uint64_t(i + 1);
-      Side side(play, rank, ranks);
+      spec.round = uint64_t(i + 1);
+      Side side(spec, rank, ranks);
       const WaitRules rules = rules_of(std::chrono::seconds(20));
-      CpuExec ex(side.width(), kernel::level().reduce(play.dtype, play.op), lanes[rank].factors().data(), rules);
+      CpuExec ex(side.width(), kernel::level().reduce(spec.dtype, spec.op), lanes[rank].factors().data(), rules);
       kernel::Work work = side.work();
-      work.bytes = play.counts[0] * side.width();
+      work.bytes = spec.counts[0] * side.width();
       ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], work));
       policies[size_t(rank)].push_back(ex.stages_past() ? CachePolicy::kPast : CachePolicy::kCached);
       ASSERT_EQ(side.verdict(), "");
@@ -179,12 +179,12 @@ TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
   for (const HostAlgorithm& row : kHostAlgorithms) {
     if (row.through == Through::kFlags || (is_rooted(row.collective) && !row.waits_for_all)) continue;
-    const Play play{
+    const Spec spec{
         .collective = row.collective, .root = is_rooted(row.collective) ? 1 : -1, .counts = {4000, 4000, 4000}};
-    const auto policies = policies_of(3, play, row.algorithm);
-    EXPECT_EQ(policies[1], policies[0]) << name(row.algorithm) << ": " << describe(play);
-    EXPECT_EQ(policies[2], policies[0]) << name(row.algorithm) << ": " << describe(play);
-    EXPECT_TRUE(tries_both(policies[0])) << name(row.algorithm) << ": " << describe(play);
+    const auto policies = policies_of(3, spec, row.algorithm);
+    EXPECT_EQ(policies[1], policies[0]) << name(row.algorithm) << ": " << describe(spec);
+    EXPECT_EQ(policies[2], policies[0]) << name(row.algorithm) << ": " << describe(spec);
+    EXPECT_TRUE(tries_both(policies[0])) << name(row.algorithm) << ": " << describe(spec);
   }
 }
 
@@ -202,17 +202,17 @@ TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
                         Case{Collective::kBroadcast, Algorithm::kPublishOneShot, true},
                         Case{Collective::kBroadcast, Algorithm::kPublishPipelined, true}}) {
     for (const int root : {0, 1}) {
-      const Play play{.collective = c.collective, .root = root, .counts = {4000}};
+      const Spec spec{.collective = c.collective, .root = root, .counts = {4000}};
       const int writer = c.root_writes ? root : 1 - root;
-      const auto policies = policies_of(2, play, c.algorithm);
-      EXPECT_TRUE(tries_both(policies[size_t(writer)])) << describe(play);
-      EXPECT_FALSE(tries_both(policies[size_t(1 - writer)])) << describe(play) << ": who reads has learnt something";
+      const auto policies = policies_of(2, spec, c.algorithm);
+      EXPECT_TRUE(tries_both(policies[size_t(writer)])) << describe(spec);
+      EXPECT_FALSE(tries_both(policies[size_t(1 - writer)])) << describe(spec) << ": who reads has learnt something";
     }
   }
   for (const Collective collective : {Collective::kGather, Collective::kScatter}) {
-    const Play play{.collective = collective, .root = 1, .counts = {4000, 4000}};
-    const auto policies = policies_of(2, play, Algorithm::kExchange);
-    EXPECT_TRUE(tries_both(policies[collective == Collective::kScatter ? 1 : 0])) << describe(play);
+    const Spec spec{.collective = collective, .root = 1, .counts = {4000, 4000}};
+    const auto policies = policies_of(2, spec, Algorithm::kExchange);
+    EXPECT_TRUE(tries_both(policies[collective == Collective::kScatter ? 1 : 0])) << describe(spec);
   }
 }
 

@@ -114,7 +114,7 @@ void judge(const Fault& fault, bool hangs, int rank, const Outcome& outcome) {
   EXPECT_NE(outcome.says.find(hangs ? "did not return within" : "fake refusal 77"), std::string::npos) << row;
 }
 
-void play(const Fault& fault, bool hangs) {
+void check(const Fault& fault, bool hangs) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     const bool faulty = rank == 1;
@@ -135,7 +135,7 @@ TEST(DeviceFaults, FailedOrHungDriverCallsEndAsTheTableSays) {
   constexpr size_t kRows = 2 * std::size(kFaults);
   std::atomic<size_t> next{0};
   as_threads(int(kAtOnce), [&](int) {
-    for (size_t row = next++; row < kRows; row = next++) play(kFaults[row / 2], row % 2 != 0);
+    for (size_t row = next++; row < kRows; row = next++) check(kFaults[row / 2], row % 2 != 0);
   });
 }
 

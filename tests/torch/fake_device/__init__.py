@@ -165,7 +165,7 @@ def counts():
     stream_waits (a stream was told to wait for an event), data_recorded (record_stream), device_allocations,
     pinned_allocations, pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or
     more), capture_faults (calls that CUDA forbids during a capture), unreused_frees (blocks freed in a capture while a
-    recorded stream of it uses them), launches (of kernels that other libraries play; a capture counts once, its
+    recorded stream of it uses them), launches (of kernels that other libraries simulate; a capture counts once, its
     replays do not count), events_made, and event_records (on streams)."""
     return dict(torch.ops.fake_device.counts())
 

@@ -1,5 +1,5 @@
-// The interface for libraries that play a device's kernels on its streams. `dlsym` finds these names. A stream is given
-// by its native handle.
+// The interface for libraries that simulate a device's kernels on its streams. `dlsym` finds these names. A stream is
+// given by its native handle.
 
 #include "graph.h"
 #include "memory.h"
@@ -11,7 +11,7 @@
 
 extern "C" {
 
-// For played kernels: how long each of a trial takes. Tests set it before they make a group.
+// For simulated kernels: how long each of a trial takes. Tests set it before they make a group.
 int fake_device_trials_take_ms = 0;
 
 // Enqueues a task. A replay may run it again; `drop` runs when no further run is possible.

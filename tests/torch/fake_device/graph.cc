@@ -106,7 +106,7 @@ void Graph::add_step(size_t t, const char* node, Step step) {
 void Graph::add(Queue& queue, std::function<void()> task, Pace pace) {
   std::lock_guard lock(mutex_);
   add_step(track_of(queue), "work", [task = std::move(task), pace](Run&) {
-    if (pace == Pace::kDelayed) dawdle();
+    if (pace == Pace::kDelayed) delay_randomly();
     task();
   });
 }

@@ -73,7 +73,7 @@ class DeviceMemory {
     }
     if (any_in_capture(block.users)) {
       count(kUnreusedFrees);
-    } else if (block.graph) {  // the graph keeps it; the poison plays the next tensor of the graph there
+    } else if (block.graph) {  // the graph keeps it; the poison stands for the next tensor of the graph there
       if (block.graph->is_open()) block.home->push(poison(address, block.room), Pace::kAtOnce);
     } else {
       when_all(marks_of(block.users), [this, address, block] {

@@ -3,11 +3,11 @@
 // Device addresses are not mapped: a host access there raises SIGSEGV. Their contents lie elsewhere, and only tasks of
 // queues access them, through `real()`.
 //
-// A stream may reuse freed memory immediately after the free in its own order. A task plays the next owner by poisoning
-// the block: on free, as soon as the recorded streams have passed the free, and again when the block is allocated. A
-// stream that uses a tensor without waiting for the tensor's stream, or without keeping or recording the tensor,
-// therefore reads poison or loses its writes. Memory allocated in a capture belongs to the graph for ever: there the
-// poisoning is part of each replay.
+// A stream may reuse freed memory immediately after the free in its own order. A task simulates the next owner by
+// poisoning the block: on free, as soon as the recorded streams have passed the free, and again when the block is
+// allocated. A stream that uses a tensor without waiting for the tensor's stream, or without keeping or recording the
+// tensor, therefore reads poison or loses its writes. Memory allocated in a capture belongs to the graph for ever:
+// there the poisoning is part of each replay.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -160,7 +160,7 @@ void Queue::run() {
     pushed_.wait(lock, [&] { return !entries_.empty(); });
     Entry entry = std::move(entries_.front());
     lock.unlock();
-    if (entry.pace == Pace::kDelayed) dawdle(number_);
+    if (entry.pace == Pace::kDelayed) delay_randomly(number_);
     entry.task();
     entry.task = nullptr;
     lock.lock();
@@ -170,7 +170,7 @@ void Queue::run() {
   }
 }
 
-void dawdle(uint64_t number) {
+void delay_randomly(uint64_t number) {
   thread_local uint64_t random = 0, seen_settings = 0;
   const uint64_t settings = delay_settings;
   if (settings != seen_settings) {

@@ -112,6 +112,6 @@ void set_delays(uint64_t seed, int64_t most_us);
 // Limits the pending tasks of a queue. `push()` blocks while the queue is full, like a driver's launch queue.
 void set_queue_depth(size_t most);
 // Waits for one such random delay on the calling thread; `number` is that of its queue.
-void dawdle(uint64_t number = 0);
+void delay_randomly(uint64_t number = 0);
 
 }  // namespace fake

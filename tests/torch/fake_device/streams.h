@@ -48,7 +48,7 @@ enum Counter {
   kCaptureFaults,  // calls that CUDA forbids during a capture
   kUnreusedFrees,  // blocks freed in a capture after another of its streams used them: the capture does not reuse them
   kPinnedBytes,    // allocated
-  kLaunches,       // of kernels that other libraries play
+  kLaunches,       // of kernels that other libraries simulate
   kEventsMade,
   kEventRecords,  // on streams
   kCounters,

@@ -1,10 +1,10 @@
-"""`fake_nccl` beside nvx's kernels as `played` provides them."""
+"""`fake_nccl` beside nvx's kernels as `simulated` provides them."""
 
-import played
+import simulated
 
 import fake_nccl
 
 
 def load():
-    played.load()
+    simulated.load()
     fake_nccl.load()

@@ -1,4 +1,4 @@
-#include "support/twin.h"
+#include "support/simulated_device.h"
 
 #include <unistd.h>
 
@@ -51,36 +51,36 @@ class Crossing {
   uint64_t round_ = 0;
 };
 
-class TwinMachine {
+class HostMachine {
  public:
   static constexpr uint32_t kPollsPerCheck = 8;
   static constexpr uint64_t kCheckNs = 0;
 
-  TwinMachine(int tile, int tiles, int lane, int lanes, Crossing& crossing, const Mischief& mischief)
+  HostMachine(int tile, int tiles, int lane, int lanes, Crossing& crossing, const InjectedFault& fault)
       : tile_(tile),
         tiles_(tiles),
         lane_(lane),
         lanes_(lanes),
         crossing_(crossing),
-        mischief_(mischief),
-        random_(uint32_t(mischief.seed * 1009 + uint64_t(tile) * 31 + uint64_t(lane) + 1)) {}
+        faults_(fault),
+        random_(uint32_t(fault.seed * 1009 + uint64_t(tile) * 31 + uint64_t(lane) + 1)) {}
 
   int lane() const { return lane_; }
   int lanes() const { return lanes_; }
   int tile() const { return tile_; }
   int tiles() const { return tiles_; }
   void sync() const {
-    dawdle();
+    delay_randomly();
     is_fenced_ = false;
-    if (mischief_.kind != Mischief::Kind::kNoSync) crossing_.cross(true);
+    if (faults_.kind != InjectedFault::Kind::kNoSync) crossing_.cross(true);
   }
   bool all(bool mine) const {
-    dawdle();
+    delay_randomly();
     is_fenced_ = false;
     ++awaits_;
-    if (mischief_.holds) mischief_.holds(awaits_);
+    if (faults_.holds) faults_.holds(awaits_);
     // Before the first round of chunks, the lanes need what others have written to the memory that they share.
-    const bool alone = mischief_.kind == Mischief::Kind::kLoneVerdicts && awaits_ > 4;
+    const bool alone = faults_.kind == InjectedFault::Kind::kLoneVerdicts && awaits_ > 4;
     return alone ? mine : crossing_.cross(mine);
   }
   bool is_check_leader() const { return crossing_.is_turn(); }
@@ -91,20 +91,20 @@ class TwinMachine {
              std::atomic_ref(p->halves[1]).load(std::memory_order_relaxed)}};
   }
   void put_packet(kernel::Packet* to, const kernel::Packet& p) const {
-    dawdle();
-    const Mischief::Fate fate = fate_of(Mischief::Store::kPacket, to);
-    if (fate == Mischief::Fate::kGoesAstray) return;
-    const uint64_t bent = fate == Mischief::Fate::kIsBent;
+    delay_randomly();
+    const InjectedFault::Fate fate = fate_of(InjectedFault::Store::kPacket, to);
+    if (fate == InjectedFault::Fate::kDropped) return;
+    const uint64_t bent = fate == InjectedFault::Fate::kCorrupted;
     std::atomic_ref(to->halves[1]).store(p.halves[1] ^ bent, std::memory_order_relaxed);
     std::atomic_ref(to->halves[0]).store(p.halves[0], std::memory_order_relaxed);
   }
 
   template <class Word, class Value>
   void signal(Word& at, Value value) const {
-    dawdle();
-    if (mischief_.kind == Mischief::Kind::kLostSignal) return;
-    if (fate_of(Mischief::Store::kFlag, &at) == Mischief::Fate::kGoesAstray) return;
-    const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
+    delay_randomly();
+    if (faults_.kind == InjectedFault::Kind::kLostSignal) return;
+    if (fate_of(InjectedFault::Store::kFlag, &at) == InjectedFault::Fate::kDropped) return;
+    const bool relaxed = faults_.kind == InjectedFault::Kind::kRelaxedSignal;
     std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
   }
   /// The fence is in the signals themselves: ThreadSanitizer ignores fences. A signal that no fence of its lane
@@ -118,7 +118,7 @@ class TwinMachine {
     return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
   }
   uint32_t load_host(const uint32_t& at) const {
-    if (crossing_.count_look() == mischief_.abort_at) store(const_cast<uint32_t&>(at), 1);
+    if (crossing_.count_look() == faults_.abort_at) store(const_cast<uint32_t&>(at), 1);
     return load(at);
   }
   uint64_t load_view(const uint64_t& at) const {
@@ -148,8 +148,8 @@ class TwinMachine {
   /// The switch adds in another order than ranks do: from the part on that the address chooses.
   template <class T>
   kernel::Pack sum_of_parts(const std::byte* at) const {
-    dawdle();
-    const std::vector<std::byte*> parts = mischief_.parts(at);
+    delay_randomly();
+    const std::vector<std::byte*> parts = faults_.parts(at);
     constexpr size_t kCount = sizeof(kernel::Pack) / sizeof(T);
     float sums[kCount] = {};
     for (size_t j = 0; j < parts.size(); ++j) {
@@ -158,14 +158,14 @@ class TwinMachine {
       for (size_t i = 0; i < kCount; ++i) sums[i] += kernel::Rule<T>::widen(values[i]);
     }
     T rounded[kCount];
-    for (size_t i = 0; i < kCount; ++i) rounded[i] = kernel::Rule<T>::round(mischief_.adds_wrongly ? -1 : sums[i]);
+    for (size_t i = 0; i < kCount; ++i) rounded[i] = kernel::Rule<T>::round(faults_.adds_wrongly ? -1 : sums[i]);
     kernel::Pack pack;
     std::memcpy(&pack, rounded, sizeof pack);
     return pack;
   }
   void store_to_parts(std::byte* at, const kernel::Pack& pack) const {
-    dawdle();
-    for (std::byte* part : mischief_.parts(at)) std::memcpy(part, &pack, sizeof pack);
+    delay_randomly();
+    for (std::byte* part : faults_.parts(at)) std::memcpy(part, &pack, sizeof pack);
   }
   void fence_parts() const {}
 
@@ -179,27 +179,27 @@ class TwinMachine {
   }
 
  private:
-  Mischief::Fate fate_of(Mischief::Store store, const void* at) const {
-    return mischief_.fate ? mischief_.fate(store, at) : Mischief::Fate::kArrives;
+  InjectedFault::Fate fate_of(InjectedFault::Store store, const void* at) const {
+    return faults_.fate ? faults_.fate(store, at) : InjectedFault::Fate::kStored;
   }
-  void dawdle() const {
-    if (mischief_.dawdle_us == 0) return;
+  void delay_randomly() const {
+    if (faults_.delay_us == 0) return;
     const uint32_t die = random_() % 8;
-    if (die == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % mischief_.dawdle_us));
+    if (die == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % faults_.delay_us));
     if (die == 1) std::this_thread::yield();
   }
 
   int tile_, tiles_, lane_, lanes_;
   Crossing& crossing_;
-  const Mischief& mischief_;
+  const InjectedFault& faults_;
   mutable std::minstd_rand random_;
   mutable uint32_t awaits_ = 0, relaxed_ = 0;
   mutable bool is_fenced_ = false;
 };
 
-using RunLane = std::function<bool(const TwinMachine& machine, kernel::Peer* shared)>;
+using RunLane = std::function<bool(const HostMachine& machine, kernel::Peer* shared)>;
 
-/// The threads beside a thread that plays kernels: new ones for each kernel would take longer than most kernels. They
+/// The threads beside a thread that specs kernels: new ones for each kernel would take longer than most kernels. They
 /// are synchronised with that thread alone, as new ones would be.
 class LaneThreads {
  public:
@@ -272,8 +272,8 @@ class LaneThreads {
 namespace {
 
 /// All lanes of all blocks at once. Returns how many of them succeeded.
-int play_lanes(const kernel::DeviceChannel& channel, int lanes, const Mischief& mischief, void (*follow_rules)(),
-               const RunLane& run_lane) {
+int simulate_lanes(const kernel::DeviceChannel& channel, int lanes, const InjectedFault& fault, void (*follow_rules)(),
+                   const RunLane& run_lane) {
   const int blocks = int(channel.shape.blocks);
   std::vector<std::unique_ptr<Crossing>> crossings;
   for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
@@ -282,7 +282,7 @@ int play_lanes(const kernel::DeviceChannel& channel, int lanes, const Mischief& 
   LaneThreads::mine().run(blocks * lanes, [&](int i) {
     follow_rules();
     const int b = i / lanes;
-    const TwinMachine machine(b, blocks, i % lanes, lanes, *crossings[size_t(b)], mischief);
+    const HostMachine machine(b, blocks, i % lanes, lanes, *crossings[size_t(b)], fault);
     well += run_lane(machine, peers.data() + size_t(b) * channel.shape.ranks);
   });
   return well;
@@ -290,16 +290,16 @@ int play_lanes(const kernel::DeviceChannel& channel, int lanes, const Mischief& 
 
 }  // namespace
 
-int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
-                int lanes, const Mischief& mischief, Played played, void (*follow_rules)()) {
+int simulate_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
+                    int lanes, const InjectedFault& fault, KernelChoice choice, void (*follow_rules)()) {
   const kernel::DeviceChannel ready = channel.prepared();
   int well = 0;
-  const auto play = [&](const RunLane& run_lane) {
-    well = play_lanes(channel, lanes, mischief, follow_rules, run_lane);
+  const auto simulate = [&](const RunLane& run_lane) {
+    well = simulate_lanes(channel, lanes, fault, follow_rules, run_lane);
   };
-  const bool hot = played == Played::kAsLaunched && jobs.size() == 1 &&
+  const bool hot = choice == KernelChoice::kAsLaunched && jobs.size() == 1 &&
                    kernel::with_hot_operation(channel, jobs[0], table, [&]<class Kind>(Kind kind) {
-                     play([&](const TwinMachine& machine, kernel::Peer* shared) {
+                     simulate([&](const HostMachine& machine, kernel::Peer* shared) {
                        return kernel::run_jobs<LaneRules, Kind>(
                            machine, ready, shared, jobs.data(), 1, table,
                            [kind](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable) {
@@ -308,7 +308,7 @@ int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Jo
                      });
                    });
   if (hot) return well;
-  play([&](const TwinMachine& machine, kernel::Peer* shared) {
+  simulate([&](const HostMachine& machine, kernel::Peer* shared) {
     return kernel::run_jobs<LaneRules>(machine, ready, shared, jobs.data(), uint32_t(jobs.size()), table,
                                        [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
                                          return kernel::run_device_collective(ex, ch, job, pieces);
@@ -317,12 +317,12 @@ int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Jo
   return well;
 }
 
-int play_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job, const kernel::MulticastView& view,
-                   int lanes, const Mischief& mischief, void (*follow_rules)()) {
+int simulate_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job, const kernel::MulticastView& view,
+                       int lanes, const InjectedFault& fault, void (*follow_rules)()) {
   const kernel::DeviceChannel ready = channel.prepared();
   int well = 0;
   kernel::with_multicast_type(job, [&]<class T>(T) {
-    well = play_lanes(channel, lanes, mischief, follow_rules, [&](const TwinMachine& machine, kernel::Peer* shared) {
+    well = simulate_lanes(channel, lanes, fault, follow_rules, [&](const HostMachine& machine, kernel::Peer* shared) {
       return kernel::run_jobs<LaneRules, kernel::MulticastOperation<T>>(
           machine, ready, shared, &job, 1, nullptr,
           [&](auto& ex, auto& ch, const kernel::Job& one, kernel::PieceTable) {
@@ -333,10 +333,10 @@ int play_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job,
   return well;
 }
 
-bool play_signals(const kernel::DeviceChannel& channel, const kernel::SignalJob& job) {
+bool simulate_signals(const kernel::DeviceChannel& channel, const kernel::SignalJob& job) {
   Crossing crossing(1);
-  const Mischief none;
-  return kernel::run_signals(TwinMachine(0, 1, 0, 1, crossing, none), channel, job);
+  const InjectedFault none;
+  return kernel::run_signals(HostMachine(0, 1, 0, 1, crossing, none), channel, job);
 }
 
 }  // namespace nvx::test

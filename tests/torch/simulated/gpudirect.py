@@ -1,4 +1,4 @@
-"""`played`, with a UCX that reports CUDA and RDMA: `ucp_with_cuda.c` before the UCX that nvx finds here."""
+"""`simulated`, with a UCX that reports CUDA and RDMA: `ucp_with_cuda.c` before the UCX that nvx finds here."""
 
 import ctypes
 import importlib.util
@@ -6,10 +6,10 @@ import os
 import pathlib
 import subprocess
 
-import played
+import simulated
 
 LIBRARIES = [*pathlib.Path("/usr/lib").glob("*-linux-gnu"), pathlib.Path("/usr/lib64")]
-MADE = played.BUILT / "ucp_with_cuda" / "libucp.so.0"
+MADE = simulated.BUILT / "ucp_with_cuda" / "libucp.so.0"
 
 
 def build():
@@ -33,7 +33,7 @@ def build():
 def load():
     os.environ["NVX_LIBUCP"] = str(MADE)
     os.environ["NVX_KERNELS"] = "1"  # however slow the trial is on a busy processor
-    played.load()
+    simulated.load()
 
 
 def counted():

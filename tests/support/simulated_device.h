@@ -16,14 +16,14 @@
 namespace nvx::test {
 
 /// A deliberate fault, and its lane.
-struct Mischief {
+struct InjectedFault {
   enum class Kind { kNone, kNoSync, kLoneVerdicts, kLostSignal, kRelaxedSignal } kind = Kind::kNone;
-  uint32_t dawdle_us = 0;  ///< the longest random delay of this rank before its operations; 0: none
+  uint32_t delay_us = 0;  ///< the longest random delay of this rank before its operations; 0: none
   uint64_t seed = 0;
   uint32_t abort_at = 0;  ///< the check of the host just before which its abort word is set; 0: none
   /// The fate of a packet or a flag that is stored there.
   enum class Store { kPacket, kFlag };
-  enum class Fate { kArrives, kGoesAstray, kIsBent };
+  enum class Fate { kStored, kDropped, kCorrupted };
   std::function<Fate(Store, const void*)> fate = nullptr;
   /// The bytes of all ranks at an address of a multicast object.
   std::function<std::vector<std::byte*>(const void*)> parts = nullptr;
@@ -31,7 +31,7 @@ struct Mischief {
   std::function<void(uint32_t)> holds = nullptr;  ///< a lane calls it before it reports the result of its n-th await
 };
 
-/// The rules of the kernel that a thread plays. They are variables, so all rules share one compilation of the kernels.
+/// The rules of the kernel that a thread specs. They are variables, so all rules share one compilation of the kernels.
 struct LaneRules {
   static inline thread_local uint32_t kSlots, kStampMask, kRestampEvery;
   static inline thread_local bool kCredits, kMeets, kAnnouncedFirst, kReachIsAnnounced, kReachEnds, kReadersFirst,
@@ -47,23 +47,24 @@ struct LaneRules {
   }
 };
 
-/// Which kernel of a launch is played: the hot one where there is one, as launches choose, or the general one.
-enum class Played { kAsLaunched, kGeneral };
+/// The kernel that a launch simulates: the hot one where there is one, as launches choose, or the general one.
+enum class KernelChoice { kAsLaunched, kGeneral };
 
 /// One kernel of one rank: runs jobs in order, with all lanes of all blocks at once. Returns how many lanes succeeded.
-int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
-                int lanes, const Mischief& mischief = {}, Played played = Played::kAsLaunched,
-                void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
+int simulate_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
+                    int lanes, const InjectedFault& fault = {}, KernelChoice choice = KernelChoice::kAsLaunched,
+                    void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
 
-/// One kernel of reduce_multicast() of one rank, likewise. `mischief.parts` is the switch.
-int play_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job, const kernel::MulticastView& view,
-                   int lanes, const Mischief& mischief, void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
+/// One kernel of reduce_multicast() of one rank, likewise. `fault.parts` is the switch.
+int simulate_multicast(const kernel::DeviceChannel& channel, const kernel::Job& job, const kernel::MulticastView& view,
+                       int lanes, const InjectedFault& fault,
+                       void (*follow_rules)() = LaneRules::follow<kernel::PushRules>);
 
 /// The kernel of signals, on this thread. False if it gave up.
-bool play_signals(const kernel::DeviceChannel& channel, const kernel::SignalJob& job);
+bool simulate_signals(const kernel::DeviceChannel& channel, const kernel::SignalJob& job);
 
 /// The memory of all ranks of a channel, and threads that run their kernels.
-class Twins {
+class SimulatedDevices {
  public:
   struct Shape {
     kernel::DeviceShape device;
@@ -74,7 +75,7 @@ class Twins {
     std::function<const kernel::PoolView*(int)> views = nullptr;   ///< of pools, by rank
   };
 
-  explicit Twins(const Shape& shape) : shape_(shape), mischief_(shape.device.ranks) {
+  explicit SimulatedDevices(const Shape& shape) : shape_(shape), faults_(shape.device.ranks) {
     const kernel::DeviceState state{shape.device};
     for (int r = 0; r < ranks(); ++r) {
       for (int sender = 0; sender < ranks(); ++sender)
@@ -84,7 +85,7 @@ class Twins {
     }
     for (int r = 0; r < ranks(); ++r) {
       std::vector<kernel::PeerPads> peers;
-      for (int p = 0; p < ranks(); ++p) peers.push_back({meeting_place(p, r), meeting_place(r, p)});
+      for (int p = 0; p < ranks(); ++p) peers.push_back({shared_pad(p, r), shared_pad(r, p)});
       kernel::format_state(shape.device, shape.first_epoch, shape.first_chunk, peers.data(), states_[size_t(r)].get());
     }
   }
@@ -92,7 +93,7 @@ class Twins {
   int ranks() const { return int(shape_.device.ranks); }
   const kernel::DeviceShape& shape() const { return shape_.device; }
   kernel::Control& control(int rank) { return *controls_[size_t(rank)]; }
-  Mischief& mischief(int rank) { return mischief_[size_t(rank)]; }
+  InjectedFault& fault(int rank) { return faults_[size_t(rank)]; }
   kernel::RankState& state(int rank) { return *reinterpret_cast<kernel::RankState*>(states_[size_t(rank)].get()); }
   /// All of a rank's pad, as used by the ranks without separate memory.
   std::span<const std::byte> pad(int rank) const { return {memory(rank, rank).get(), pad_bytes()}; }
@@ -117,7 +118,7 @@ class Twins {
       for (int i = 0; i < ranks() * ranks(); ++i) {
         const int seen_by = i / ranks(), writer = i % ranks();
         const Memory& here = memory(owner, seen_by);
-        if (here && here.get() != meeting_place(owner, writer)) {
+        if (here && here.get() != shared_pad(owner, writer)) {
           for_each_cell(writer,
                         [&](size_t at, size_t n) { apart &= std::equal(&here[at], &here[at + n], &fresh[at]); });
         }
@@ -129,8 +130,8 @@ class Twins {
   /// One kernel of one rank. Returns how many of its lanes succeeded.
   template <class Rules = kernel::PushRules>
   int launch(int rank, const std::vector<kernel::Job>& jobs, kernel::PieceTable table,
-             Played played = Played::kAsLaunched) {
-    return play_kernel(channel(rank), jobs, table, shape_.lanes, mischief(rank), played, LaneRules::follow<Rules>);
+             KernelChoice choice = KernelChoice::kAsLaunched) {
+    return simulate_kernel(channel(rank), jobs, table, shape_.lanes, fault(rank), choice, LaneRules::follow<Rules>);
   }
   int lanes_in_all() const { return int(shape_.device.blocks) * shape_.lanes; }
 
@@ -156,7 +157,7 @@ class Twins {
   bool is_apart(int a, int b) const { return a != b && shape_.apart(std::min(a, b), std::max(a, b)); }
   const Memory& memory(int owner, int seen_by) const { return pads_[size_t(owner * ranks() + seen_by)]; }
   /// The memory that `sender` writes for `owner`.
-  std::byte* meeting_place(int owner, int sender) const {
+  std::byte* shared_pad(int owner, int sender) const {
     return memory(owner, is_apart(owner, sender) ? sender : owner).get();
   }
   /// Calls what(offset, bytes) for all cells of a sender in a pad.
@@ -170,7 +171,7 @@ class Twins {
   }
 
   Shape shape_;
-  std::vector<Mischief> mischief_;
+  std::vector<InjectedFault> faults_;
   std::vector<Memory> pads_;  ///< by owner and viewer: its own, and a separate one where a peer uses one
   std::vector<Memory> states_;
   std::vector<std::unique_ptr<kernel::Control>> controls_;

@@ -1,4 +1,4 @@
-// nvx's kernels on the fake accelerator: host threads play them on its streams and in its memory.
+// nvx's kernels on the fake accelerator: host threads simulate them on its streams and in its memory.
 
 #include <dlfcn.h>
 
@@ -11,13 +11,13 @@
 
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "support/twin.h"
+#include "support/simulated_device.h"
 #include "torch/streams/staging_copies.h"
 
 namespace nvx::kernel {
 namespace {
 
-constexpr int kPlayedLanes = 2;
+constexpr int kSimulatedLanes = 2;
 /// Resident blocks. Where three processes share them, the first group gets four: two cores cannot run more threads.
 /// Groups of failed tests keep theirs.
 constexpr int kResident = 48;
@@ -47,7 +47,7 @@ void push(void* stream, std::function<void()> task) {
 bool is_drivers_own(void* stream) { return reinterpret_cast<intptr_t>(stream) == 77; }
 
 /// A kernel of a trial: at once; or behind the ones before, and slowly, as where processes take turns on a GPU.
-void play_on_drivers_own(std::function<void()> kernel) {
+void run_on_drivers_own(std::function<void()> kernel) {
   static std::shared_future<void> last;
   const int ms = *of_device<int>("fake_device_trials_take_ms");
   if (ms == 0) return kernel();
@@ -68,15 +68,15 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   std::vector<Job> mine(jobs.begin(), jobs.end());
   std::vector<Piece> pieces(table.begin(), table.end());
   if (is_drivers_own(stream)) {
-    play_on_drivers_own([channel, mine = std::move(mine), pieces = std::move(pieces)] {
-      (void)test::play_kernel(channel, mine, pieces.data(), kPlayedLanes);
+    run_on_drivers_own([channel, mine = std::move(mine), pieces = std::move(pieces)] {
+      (void)test::simulate_kernel(channel, mine, pieces.data(), kSimulatedLanes);
     });
     return {};
   }
   for (Job& job : mine) job.send.base = real(job.send.base), job.recv.base = real(job.recv.base);
   for (Piece& piece : pieces) piece.data = real(piece.data);
   push(stream, [channel, mine = std::move(mine), pieces = std::move(pieces)] {
-    (void)test::play_kernel(channel, mine, pieces.data(), kPlayedLanes);
+    (void)test::simulate_kernel(channel, mine, pieces.data(), kSimulatedLanes);
   });
   return {};
 }
@@ -90,13 +90,13 @@ Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* str
     SignalJob mine = job;
     mine.pads =
         reinterpret_cast<uint32_t* const*>(real(reinterpret_cast<std::byte*>(const_cast<uint32_t**>(job.pads))));
-    (void)test::play_signals(channel, mine);
+    (void)test::simulate_signals(channel, mine);
   });
   return {};
 }
 
 Status load_cuda(std::vector<KernelFacts>* facts) {
-  facts->push_back({"played", 0, 0, kResident});
+  facts->push_back({"simulated", 0, 0, kResident});
   return {};
 }
 

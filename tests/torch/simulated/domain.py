@@ -1,13 +1,13 @@
-"""`played`, with a driver whose GPUs are in one NVLink domain, on all hosts."""
+"""`simulated`, with a driver whose GPUs are in one NVLink domain, on all hosts."""
 
 import ctypes
 import os
 import pathlib
 import subprocess
 
-import played
+import simulated
 
-MADE = played.BUILT / "libnvidia-ml.so.1"
+MADE = simulated.BUILT / "libnvidia-ml.so.1"
 SOURCE = pathlib.Path(__file__).parents[2] / "install" / "fake_nvml.c"
 FABRIC = "7 2"
 
@@ -25,4 +25,4 @@ def load():
     os.environ["NVX_KERNELS"] = "1"  # however slow the trial is on a busy processor
     os.environ["UCX_MODULES"] = "^cuda"  # with an NVML, UCX's module loads, and needs more than the tests' libcuda has
     ctypes.CDLL(str(MADE))  # "libnvidia-ml.so.1" now resolves to this library
-    played.load()
+    simulated.load()

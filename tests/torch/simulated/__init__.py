@@ -1,7 +1,7 @@
-"""nvx's kernels without a GPU: the module that `NVX_PLAYED` builds, on the fake accelerator, over the tests' libcuda.
+"""nvx's kernels without a GPU: the module of `NVX_SIMULATED`, on the fake accelerator, over the tests' libcuda.
 
-    cmake -B build/played -DNVX_PLAYED=ON -DNVX_OUTPUT_DIR=$PWD/build/played/nvx
-    cmake --build build/played --target _C nvx_fake_cuda
+    cmake -B build/simulated -DNVX_SIMULATED=ON -DNVX_OUTPUT_DIR=$PWD/build/simulated/nvx
+    cmake --build build/simulated --target _C nvx_fake_cuda
 
 `load()` replaces nvx's own module by it for the life of the process.
 """
@@ -14,7 +14,7 @@ import sys
 
 import fake_device
 
-BUILT = pathlib.Path(os.environ.get("NVX_PLAYED_DIR", pathlib.Path(__file__).parents[3] / "build" / "played"))
+BUILT = pathlib.Path(os.environ.get("NVX_SIMULATED_DIR", pathlib.Path(__file__).parents[3] / "build" / "simulated"))
 
 
 def module():

@@ -16,11 +16,11 @@ namespace nvx::gpu {
 inline constexpr uint64_t kTimeoutNs = 20'000'000'000;
 
 /// One rank's operations for a kernel: its tensors on the device, between guard bytes, and the jobs that describe them.
-class Script {
+class RankProgram {
  public:
-  Script(uint32_t rank, uint32_t ranks, Heap& heap) : rank_(rank), ranks_(ranks), heap_(heap) {}
+  RankProgram(uint32_t rank, uint32_t ranks, Heap& heap) : rank_(rank), ranks_(ranks), heap_(heap) {}
 
-  void add(const Act& act, uint64_t timeout_ns = kTimeoutNs);
+  void add(const Case& test_case, uint64_t timeout_ns = kTimeoutNs);
   /// Returns after the copy has completed.
   void upload() const;
   const std::vector<kernel::Job>& jobs() const { return jobs_; }
@@ -48,7 +48,7 @@ class Script {
     void fetch() const;
   };
   static constexpr size_t kAround = 64;  ///< that test::Tensor has on either side, at least
-  struct Scene {
+  struct PlacedCase {
     std::unique_ptr<test::Side> side;
     std::string text;
     std::vector<Image> images;
@@ -60,7 +60,7 @@ class Script {
   uint32_t rank_;
   uint32_t ranks_;
   Heap& heap_;
-  std::vector<Scene> scenes_;
+  std::vector<PlacedCase> placed_;
   std::vector<kernel::Job> jobs_;
   std::vector<kernel::Piece> table_;
 };
@@ -69,7 +69,7 @@ class Script {
 std::string verdict_of(const kernel::Control& control);
 
 /// The ranks of a channel in one process and on one device.
-class World : public Stage {
+class World : public TestChannel {
  public:
   /// The way in which kernels of several ranks run concurrently.
   enum class How {
@@ -78,18 +78,18 @@ class World : public Stage {
     kBatches,  ///< ... all of a rank's operations in one launch
     kThreads,  ///< ... launched by a thread a rank
   };
-  World(const StageShape& shape, How how, size_t heap_bytes = size_t(128) << 20);
+  World(const ChannelShape& shape, How how, size_t heap_bytes = size_t(128) << 20);
   ~World() override;
 
-  std::string perform(const std::vector<Act>& acts) override;
+  std::string perform(const std::vector<Case>& cases) override;
 
   // The steps of perform(), for tests that act in between.
-  std::vector<Script> write(const std::vector<Act>& acts, uint64_t timeout_ns = kTimeoutNs);
-  /// Launches the scripts of the ranks [0, present). Throws Error if a launch is refused.
-  void launch(const std::vector<Script>& scripts, uint32_t present);
+  std::vector<RankProgram> write(const std::vector<Case>& cases, uint64_t timeout_ns = kTimeoutNs);
+  /// Launches the programs of the ranks [0, present). Throws Error if a launch is refused.
+  void launch(const std::vector<RankProgram>& programs, uint32_t present);
   /// Empty: all kernels have ended. Otherwise the running kernels and all their memory are leaked.
   std::string wait(std::chrono::milliseconds most);
-  std::string verdict(std::vector<Script>& scripts);
+  std::string verdict(std::vector<RankProgram>& programs);
 
   kernel::DeviceChannel channel(uint32_t rank) const;
   kernel::Control& control(uint32_t rank) const { return *reinterpret_cast<kernel::Control*>(controls_[rank]->data()); }
@@ -99,7 +99,7 @@ class World : public Stage {
   size_t pad_bytes() const { return pads_[0]->bytes(); }
 
   /// Copies the jobs of several ranks to where a fused launch reads them.
-  const FusedRank* fuse(const std::vector<Script>& scripts, uint32_t present);
+  const FusedRank* fuse(const std::vector<RankProgram>& programs, uint32_t present);
 
  private:
   kernel::DeviceShape shape_;

@@ -10,11 +10,11 @@
 namespace nvx::test {
 
 /// A simulated stream on a thread: launches run in order.
-class PlayedStream {
+class SimulatedStream {
  public:
-  PlayedStream() : thread_([this] { work(); }) {}
+  SimulatedStream() : thread_([this] { work(); }) {}
   /// Returns when all posted work has ended.
-  ~PlayedStream() {
+  ~SimulatedStream() {
     {
       const std::lock_guard lock(mutex_);
       ends_ = true;
@@ -22,8 +22,8 @@ class PlayedStream {
     changed_.notify_all();
     thread_.join();
   }
-  PlayedStream(const PlayedStream&) = delete;
-  PlayedStream& operator=(const PlayedStream&) = delete;
+  SimulatedStream(const SimulatedStream&) = delete;
+  SimulatedStream& operator=(const SimulatedStream&) = delete;
 
   void post(std::function<void()> launch) {
     const std::lock_guard lock(mutex_);

@@ -11,7 +11,7 @@
 namespace nvx::test {
 
 /// One collective over all ranks, described so that every rank can build its side and the expected result.
-struct Play {
+struct Spec {
   kernel::Collective collective = kernel::Collective::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
@@ -23,7 +23,7 @@ struct Play {
   Nature nature = Nature::kNearOne;
 };
 
-std::string describe(const Play& play);
+std::string describe(const Spec& spec);
 
 inline constexpr kernel::Collective kCollectives[] = {
     kernel::Collective::kAllReduce, kernel::Collective::kReduce,    kernel::Collective::kReduceScatter,
@@ -76,21 +76,21 @@ inline bool sends_from_root(kernel::Collective c) {
 /// Counts by rank around n: all equal if the collective requires that, otherwise some of them 0.
 std::vector<size_t> counts_around(size_t n, int ranks, kernel::Collective collective);
 
-/// One rank's memory in a play.
+/// One rank's memory in a spec.
 class Side {
  public:
-  Side(const Play& play, int rank, int ranks, const Room& in_room = nullptr, const Room& out_room = nullptr);
+  Side(const Spec& spec, int rank, int ranks, const Room& in_room = nullptr, const Room& out_room = nullptr);
 
   kernel::Work work() const;
   kernel::Fingerprint fingerprint() const;
   double factor() const { return factors_[size_t(rank_)]; }
-  size_t width() const { return size_of(play_.dtype); }
+  size_t width() const { return size_of(spec_.dtype); }
   const std::vector<kernel::Piece>& send() const { return send_; }
   const std::vector<kernel::Piece>& recv() const { return recv_; }
   const std::byte* in() const { return in_data_; }
   std::byte* out() const { return out_data_; }
   size_t out_bytes() const { return out_.size(); }
-  size_t count() const { return play_.counts[0]; }
+  size_t count() const { return spec_.counts[0]; }
 
   /// The error in the output, or an empty text.
   std::string verdict();
@@ -99,7 +99,7 @@ class Side {
   /// The elements from rank `from` to rank `to`, for collectives that move pieces.
   size_t piece(int from, int to) const;
   size_t elements_in(int rank) const;
-  Bytes input_of(int rank) const { return input(play_.dtype, elements_in(rank), rank, play_.round, play_.nature); }
+  Bytes input_of(int rank) const { return input(spec_.dtype, elements_in(rank), rank, spec_.round, spec_.nature); }
   Bytes slice_of(int from, int to) const;
   Bytes want() const;
   bool receives() const;
@@ -108,7 +108,7 @@ class Side {
   void lay_out_pieces();
   void place_in_place();
 
-  Play play_;
+  Spec spec_;
   int rank_;
   int ranks_;
   std::vector<double> factors_;

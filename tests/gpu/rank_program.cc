@@ -1,4 +1,4 @@
-#include "gpu/script.h"
+#include "gpu/rank_program.h"
 
 #include <algorithm>
 #include <cstring>
@@ -24,19 +24,20 @@ void demand(const Status& status) {
 
 }  // namespace
 
-void Script::Image::bring() const { move_bytes(device, host, bytes); }
-void Script::Image::fetch() const { move_bytes(host, device, bytes); }
+void RankProgram::Image::bring() const { move_bytes(device, host, bytes); }
+void RankProgram::Image::fetch() const { move_bytes(host, device, bytes); }
 
 /// The device copy has the alignment modulo 16 of the host tensor. Later inputs reuse the address of the first one.
-Script::Image Script::image_of(std::byte* tensor, size_t bytes) {
+RankProgram::Image RankProgram::image_of(std::byte* tensor, size_t bytes) {
   const size_t all = bytes + 2 * kAround;
   std::byte* const at = heap_.take(all, reinterpret_cast<uintptr_t>(tensor) % 16);
   return {tensor - kAround, at, all};
 }
 
-void Script::add(const Act& act, uint64_t timeout_ns) {
-  Scene scene{std::make_unique<test::Side>(act.play, int(rank_), int(ranks_)), describe(act), {}, nullptr, false};
-  test::Side& side = *scene.side;
+void RankProgram::add(const Case& test_case, uint64_t timeout_ns) {
+  PlacedCase placed{
+      std::make_unique<test::Side>(test_case.spec, int(rank_), int(ranks_)), describe(test_case), {}, nullptr, false};
+  test::Side& side = *placed.side;
   kernel::Work work = side.work();
   std::byte* const in = const_cast<std::byte*>(work.in);
   std::byte* const out = work.out;
@@ -44,37 +45,38 @@ void Script::add(const Act& act, uint64_t timeout_ns) {
   const bool in_place = in && out && in >= out && in + in_bytes <= out + side.out_bytes();
   std::byte* device_in = nullptr;
   if (out) {
-    scene.images.push_back(image_of(out, side.out_bytes()));
-    scene.out = scene.images.back().tensor();
+    placed.images.push_back(image_of(out, side.out_bytes()));
+    placed.out = placed.images.back().tensor();
   }
   if (in && !in_place) {
-    scene.images.push_back(image_of(in, in_bytes));
-    device_in = scene.images.back().tensor();
+    placed.images.push_back(image_of(in, in_bytes));
+    device_in = placed.images.back().tensor();
   } else if (in_place) {
-    device_in = scene.out + (in - out);
+    device_in = placed.out + (in - out);
   }
   std::vector<Piece> send(side.send()), recv(side.recv());
   for (Piece& p : send) p.data = p.data ? device_in + (p.data - in) : nullptr;
-  for (Piece& p : recv) p.data = p.data ? scene.out + (p.data - out) : nullptr;
-  work.in = device_in, work.out = scene.out;
+  for (Piece& p : recv) p.data = p.data ? placed.out + (p.data - out) : nullptr;
+  work.in = device_in, work.out = placed.out;
   work.send = send.data(), work.recv = recv.data();
   const size_t index = table_.size();
   table_.resize(index + 2 * size_t(ranks_));
-  Job job = kernel::job_of(act.algorithm, work, rank_, ranks_, side.width(), uint32_t(index), table_.data() + index);
+  Job job =
+      kernel::job_of(test_case.algorithm, work, rank_, ranks_, side.width(), uint32_t(index), table_.data() + index);
   job.timeout_ns = timeout_ns;
   jobs_.push_back(job);
-  scene.keeps_own = act.algorithm == kernel::DeviceAlgorithm::kExchangePackets;
-  scenes_.push_back(std::move(scene));
+  placed.keeps_own = test_case.algorithm == kernel::DeviceAlgorithm::kExchangePackets;
+  placed_.push_back(std::move(placed));
 }
 
-void Script::upload() const {
-  for (const Scene& scene : scenes_) {
-    for (const Image& image : scene.images) image.bring();
+void RankProgram::upload() const {
+  for (const PlacedCase& placed : placed_) {
+    for (const Image& image : placed.images) image.bring();
   }
   must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // small copies return before they are done
 }
 
-Status Script::launch(const kernel::DeviceChannel& channel, size_t at_once, cudaStream_t stream) const {
+Status RankProgram::launch(const kernel::DeviceChannel& channel, size_t at_once, cudaStream_t stream) const {
   for (size_t i = 0; i < jobs_.size(); i += at_once) {
     NVX_TRY(launch_some(channel, i, std::min(at_once, jobs_.size() - i), stream));
   }
@@ -82,8 +84,8 @@ Status Script::launch(const kernel::DeviceChannel& channel, size_t at_once, cuda
 }
 
 /// A launch carries only the part of the list that its jobs name.
-Status Script::launch_some(const kernel::DeviceChannel& channel, size_t first, size_t count,
-                           cudaStream_t stream) const {
+Status RankProgram::launch_some(const kernel::DeviceChannel& channel, size_t first, size_t count,
+                                cudaStream_t stream) const {
   const size_t pieces = 2 * size_t(ranks_);
   std::vector<Job> jobs(jobs_.begin() + long(first), jobs_.begin() + long(first + count));
   for (Job& job : jobs) {
@@ -94,27 +96,27 @@ Status Script::launch_some(const kernel::DeviceChannel& channel, size_t first, s
   return kernel::launch_cuda(channel, jobs, {table_.data() + first * pieces, count * pieces}, stream);
 }
 
-std::string Script::verdict() {
-  for (Scene& scene : scenes_) {
-    for (const Image& image : scene.images) image.fetch();
-    if (const std::string wrong = scene.side->verdict(); !wrong.empty()) return scene.text + ": " + wrong;
+std::string RankProgram::verdict() {
+  for (PlacedCase& placed : placed_) {
+    for (const Image& image : placed.images) image.fetch();
+    if (const std::string wrong = placed.side->verdict(); !wrong.empty()) return placed.text + ": " + wrong;
   }
   return "";
 }
 
-std::string Script::untouched() const {
-  for (size_t s = 0; s < scenes_.size(); ++s) {
-    const Scene& scene = scenes_[s];
-    if (!scene.out || scene.images.empty()) continue;
-    const Image& image = scene.images.front();
+std::string RankProgram::untouched() const {
+  for (size_t s = 0; s < placed_.size(); ++s) {
+    const PlacedCase& placed = placed_[s];
+    if (!placed.out || placed.images.empty()) continue;
+    const Image& image = placed.images.front();
     std::vector<std::byte> now(image.bytes);
     move_bytes(now.data(), image.device, image.bytes);
     const Piece own = jobs_[s].recv.of(rank_, ranks_, table_.data());
     for (size_t i = 0; i < now.size(); ++i) {
       const std::byte* const at = image.device + i;
-      if (scene.keeps_own && own.data && at >= own.data && at < own.data + own.bytes) continue;
+      if (placed.keeps_own && own.data && at >= own.data && at < own.data + own.bytes) continue;
       if (now[i] != image.host[i])
-        return "rank " + std::to_string(rank_) + ", " + scene.text + ": wrote a part of an output that failed";
+        return "rank " + std::to_string(rank_) + ", " + placed.text + ": wrote a part of an output that failed";
     }
   }
   return "";
@@ -130,7 +132,7 @@ std::string verdict_of(const kernel::Control& control) {
          ", wanted " + std::to_string(v.wanted) + ", seen " + std::to_string(v.seen);
 }
 
-World::World(const StageShape& shape, How how, size_t heap_bytes)
+World::World(const ChannelShape& shape, How how, size_t heap_bytes)
     : shape_(shape.device), how_(how), heap_(std::make_unique<Heap>(heap_bytes)) {
   const kernel::DevicePad pad{shape_};
   const kernel::DeviceState state{shape_};
@@ -167,18 +169,18 @@ kernel::DeviceChannel World::channel(uint32_t rank) const {
   return {shape_, rank, states_[rank]->data(), reinterpret_cast<kernel::Control*>(controls_[rank]->data())};
 }
 
-std::vector<Script> World::write(const std::vector<Act>& acts, uint64_t timeout_ns) {
+std::vector<RankProgram> World::write(const std::vector<Case>& cases, uint64_t timeout_ns) {
   heap_->reset();
-  std::vector<Script> scripts;
+  std::vector<RankProgram> programs;
   for (uint32_t r = 0; r < shape_.ranks; ++r) {
-    scripts.emplace_back(r, shape_.ranks, *heap_);
-    for (const Act& act : acts) scripts.back().add(act, timeout_ns);
-    scripts.back().upload();
+    programs.emplace_back(r, shape_.ranks, *heap_);
+    for (const Case& test_case : cases) programs.back().add(test_case, timeout_ns);
+    programs.back().upload();
   }
-  return scripts;
+  return programs;
 }
 
-const FusedRank* World::fuse(const std::vector<Script>& scripts, uint32_t present) {
+const FusedRank* World::fuse(const std::vector<RankProgram>& programs, uint32_t present) {
   std::vector<FusedRank> ranks;
   for (uint32_t r = 0; r < present; ++r) {
     const auto bring = [&](const auto& list) {
@@ -187,9 +189,9 @@ const FusedRank* World::fuse(const std::vector<Script>& scripts, uint32_t presen
       move_bytes(at, list.data(), bytes);
       return at;
     };
-    const auto* jobs = reinterpret_cast<const Job*>(bring(scripts[r].jobs()));
-    const auto* table = reinterpret_cast<const Piece*>(bring(scripts[r].table()));
-    ranks.push_back({channel(r).prepared(), jobs, uint32_t(scripts[r].jobs().size()), table});
+    const auto* jobs = reinterpret_cast<const Job*>(bring(programs[r].jobs()));
+    const auto* table = reinterpret_cast<const Piece*>(bring(programs[r].table()));
+    ranks.push_back({channel(r).prepared(), jobs, uint32_t(programs[r].jobs().size()), table});
   }
   std::byte* const at = heap_->take(ranks.size() * sizeof(FusedRank));
   move_bytes(at, ranks.data(), ranks.size() * sizeof(FusedRank));
@@ -197,13 +199,13 @@ const FusedRank* World::fuse(const std::vector<Script>& scripts, uint32_t presen
   return reinterpret_cast<const FusedRank*>(at);
 }
 
-void World::launch(const std::vector<Script>& scripts, uint32_t present) {
+void World::launch(const std::vector<RankProgram>& programs, uint32_t present) {
   if (how_ == How::kFused) {
-    demand(launch_fused(fuse(scripts, present), present, shape_.blocks, streams_[0]->get()));
+    demand(launch_fused(fuse(programs, present), present, shape_.blocks, streams_[0]->get()));
     return;
   }
   const auto launch_rank = [&](uint32_t r) {
-    return scripts[r].launch(channel(r), how_ == How::kStreams ? 1 : kernel::kLaunchJobs, streams_[r]->get());
+    return programs[r].launch(channel(r), how_ == How::kStreams ? 1 : kernel::kLaunchJobs, streams_[r]->get());
   };
   std::vector<Status> statuses(present);
   std::vector<std::thread> threads;
@@ -234,24 +236,24 @@ std::string World::wait(std::chrono::milliseconds most) {
   return "";
 }
 
-std::string World::verdict(std::vector<Script>& scripts) {
+std::string World::verdict(std::vector<RankProgram>& programs) {
   for (uint32_t r = 0; r < shape_.ranks; ++r) {
     if (const std::string wrong = verdict_of(control(r)); !wrong.empty())
       return "rank " + std::to_string(r) + ": " + wrong;
   }
-  for (Script& script : scripts) {
-    if (const std::string wrong = script.verdict(); !wrong.empty()) return wrong;
+  for (RankProgram& program : programs) {
+    if (const std::string wrong = program.verdict(); !wrong.empty()) return wrong;
   }
   return "";
 }
 
-std::string World::perform(const std::vector<Act>& acts) {
-  std::vector<Script> scripts = write(acts);
-  launch(scripts, shape_.ranks);
+std::string World::perform(const std::vector<Case>& cases) {
+  std::vector<RankProgram> programs = write(cases);
+  launch(programs, shape_.ranks);
   // Each operation ends after its timeout at the latest.
   if (const std::string wrong = wait(std::chrono::seconds(60)); !wrong.empty())
     throw Error(Code::kSystem, "nvx: " + wrong);
-  return verdict(scripts);
+  return verdict(programs);
 }
 
 uint32_t resident_blocks() {

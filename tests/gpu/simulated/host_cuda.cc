@@ -1,6 +1,6 @@
-// Host threads play the CUDA runtime and the kernels, so that the parts of `nvx_gpu` can be tested without a device.
-// Streams run concurrently, captures are recorded and replayed, and device memory is host memory. Control kernels do
-// nothing.
+// Host threads simulate the CUDA runtime and the kernels, so that the parts of `nvx_gpu` can be tested without a
+// device. Streams run concurrently, captures are recorded and replayed, and device memory is host memory. Control
+// kernels do nothing.
 
 #include <cuda_runtime_api.h>
 
@@ -21,8 +21,8 @@
 #include "gpu/without.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "support/played_stream.h"
-#include "support/twin.h"
+#include "support/simulated_device.h"
+#include "support/simulated_stream.h"
 
 using Launch = std::function<void()>;
 
@@ -72,7 +72,7 @@ struct CUstream_st {
   bool idle() { return stream.idle(); }
 
   std::optional<std::vector<Begin>> captured;
-  nvx::test::PlayedStream stream;
+  nvx::test::SimulatedStream stream;
 };
 
 namespace {
@@ -87,7 +87,7 @@ constexpr std::align_val_t kAlignment{256};
 extern "C" {
 
 const char* cudaGetErrorName(cudaError_t) { return "an error"; }
-const char* cudaGetErrorString(cudaError_t) { return "of threads that play a device"; }
+const char* cudaGetErrorString(cudaError_t) { return "of a simulated device"; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -195,7 +195,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready) {
 namespace nvx::kernel {
 namespace {
 
-constexpr int kPlayedLanes = 2;
+constexpr int kSimulatedLanes = 2;
 
 }  // namespace
 
@@ -206,17 +206,17 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   NVX_TRY(check_launch(channel, jobs, table));
   static_cast<cudaStream_t>(stream)->post([channel, jobs = std::vector<Job>(jobs.begin(), jobs.end()),
                                            table = std::vector<Piece>(table.begin(), table.end())] {
-    (void)test::play_kernel(channel, jobs, table.data(), kPlayedLanes);
+    (void)test::simulate_kernel(channel, jobs, table.data(), kSimulatedLanes);
   });
   return {};
 }
 
 Status launch_multicast_cuda(const DeviceChannel&, const Job&, const MulticastView&, void*) {
-  return {Code::kInvalid, "nvx: threads that play a device have no multicast"};
+  return {Code::kInvalid, "nvx: a simulated device has no multicast"};
 }
 
 Status signal_cuda(const DeviceChannel& channel, const SignalJob& job, void* stream) {
-  static_cast<cudaStream_t>(stream)->post([channel, job] { (void)test::play_signals(channel, job); });
+  static_cast<cudaStream_t>(stream)->post([channel, job] { (void)test::simulate_signals(channel, job); });
   return {};
 }
 
@@ -247,7 +247,7 @@ Status Tail::put_behind(void* stream, uint64_t) {
 }
 
 Status load_cuda(std::vector<KernelFacts>* facts) {
-  facts->push_back({"played", 0, 0, 64});
+  facts->push_back({"simulated", 0, 0, 64});
   return {};
 }
 
@@ -259,7 +259,9 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stre
   static_cast<cudaStream_t>(stream)->post([ranks, count] {
     std::vector<std::thread> kernels;
     for (uint32_t r = 0; r < count; ++r)
-      kernels.emplace_back([&at = ranks[r]] { (void)test::play_kernel(at.channel, {at.jobs, at.count}, at.table, 2); });
+      kernels.emplace_back([&at = ranks[r]] {
+        (void)test::simulate_kernel(at.channel, {at.jobs, at.count}, at.table, 2);
+      });
     for (std::thread& kernel : kernels) kernel.join();
   });
   return {};
