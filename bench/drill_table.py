@@ -28,11 +28,11 @@ def table(document: dict[str, Any]) -> str:
 
 def summary(document: dict[str, Any]) -> str:
     machine, versions = document["machine"], document["versions"]
-    told = [f"`{document['command']}` on {machine['cores']} cores ({machine['cpu']}), torch {versions['torch']}."]
+    lines = [f"`{document['command']}` on {machine['cores']} cores ({machine['cpu']}), torch {versions['torch']}."]
     for backend in dict.fromkeys(row["backend"] for row in document["rows"]):
         rows = [row for row in document["rows"] if row["backend"] == backend]
-        told.append(f"{backend}: {sum(not row['short'] for row in rows)} of {len(rows)} cases passed.")
-    return "\n".join(told) + "\n"
+        lines.append(f"{backend}: {sum(not row['short'] for row in rows)} of {len(rows)} cases passed.")
+    return "\n".join(lines) + "\n"
 
 
 def written(page: str, document: dict[str, Any]) -> str:

@@ -71,9 +71,9 @@ def predictions(document: Row) -> str:
         if row["ranks"] != 8 or "without" in row or not row["chosen"] or key in seen:
             continue
         seen.add(key)
-        said, took = predicted_us(row["algorithm"], row["bytes"], 8), row["graph_us"]
+        model, took = predicted_us(row["algorithm"], row["bytes"], 8), row["graph_us"]
         name = row["algorithm"].replace("_", "-")
-        cells.append([size_text(row["bytes"]), name, f"{said:.1f} us", f"{took:.1f} us", f"{took / said - 1:+.0%}"])
+        cells.append([size_text(row["bytes"]), name, f"{model:.1f} us", f"{took:.1f} us", f"{took / model - 1:+.0%}"])
     return table(["size, 8 ranks", "algorithm", "predicted", "measured", "error"], cells)
 
 
@@ -145,8 +145,8 @@ def draw(document: Row, file: Path) -> None:
     for ranks in (2, 4, 8):
         rows = [row for (n, _), row in sorted(chosen(document).items()) if n == ranks]
         axes.plot([row["bytes"] for row in rows], [row["graph_us"] for row in rows], "o-", label=f"{ranks} ranks")
-    said = [predicted_us(row["algorithm"], row["bytes"], 8) for row in rows]
-    axes.plot([row["bytes"] for row in rows], said, "k--", label="8 ranks, predicted for NVLink")
+    predicted = [predicted_us(row["algorithm"], row["bytes"], 8) for row in rows]
+    axes.plot([row["bytes"] for row in rows], predicted, "k--", label="8 ranks, predicted for NVLink")
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="us", title="all_reduce in a graph, ranks on one H200")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -185,10 +185,10 @@ def of_nemesis(text: str) -> Figures:
 
 def of_besieged(text: str) -> Figures:
     """A rank whose call fails ends the program before it prints."""
-    said = re.search(r"([\d,]+) connections, 0 errors in ([\d,]+) calls\n.*\((.+)%\)", text)
-    if not said:
+    found = re.search(r"([\d,]+) connections, 0 errors in ([\d,]+) calls\n.*\((.+)%\)", text)
+    if not found:
         return {"failed": 1}
-    connections, calls, slower = (float(word.replace(",", "")) for word in said.groups())
+    connections, calls, slower = (float(word.replace(",", "")) for word in found.groups())
     return {"connections": connections, "calls": calls, "failed": 0, "passed": 1, "percent slower": slower}
 
 
@@ -225,7 +225,7 @@ def run(command: str) -> tuple[Figures, float]:
     option, read = READERS.get(key, ("", None))
     program = [sys.executable, *PROGRAMS[words[0]]] if words[0] in PROGRAMS else words[:1]
     with tempfile.TemporaryDirectory(prefix="nvx-figures-") as folder:
-        into, began = Path(folder) / "told", time.monotonic()
+        into, began = Path(folder) / "output", time.monotonic()
         line = [*program, *words[1:], *([option, str(into)] if option else ())]
         done = subprocess.run(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         print(done.stdout, flush=True)
@@ -276,7 +276,7 @@ def missed(row: Row, figures: Figures) -> list[str]:
 
 
 def shown(row: Row, figures: Figures) -> str:
-    """The figures that an aim speaks of, and quantiles."""
+    """The figures of the aims, and quantiles."""
     named = {word for aim in row.aims for word in re.split(r" (?:<=|>=|=) ", aim)} | {"p50_s", "p99_s", "max_s"}
     parts = [f"{name.removesuffix('_s')} {value:g}{' s' if name.endswith('_s') else ''}"
              for name, value in figures.items() if name in named]  # fmt: skip
@@ -296,8 +296,8 @@ def table(document: dict[str, Any]) -> str:
             figures = entry["figures"] if entry else {}
             short = missed(row, figures)
             skipped = figures.get("skipped") and not figures.get("passed")
-            told = "not run" if not entry else "skipped here" if skipped else f"short of {', '.join(short)}"
-            verdict = told if short or skipped or not entry else "reached"
+            state = "not run" if not entry else "skipped here" if skipped else f"short of {', '.join(short)}"
+            verdict = state if short or skipped or not entry else "reached"
             lines.append(f"| {first} | `{code}` | {shown(row, figures)} | {verdict} |")
             first = " |  | "
     return "\n".join(lines) + "\n"

@@ -75,10 +75,10 @@ def batch(ranks: list[subprocess.Popen], size: str) -> float:
     """Of the slower rank."""
     for rank in ranks:
         print(size, file=rank.stdin, flush=True)
-    told = [rank.stdout.readline() for rank in ranks]
-    if not all(told):
+    lines = [rank.stdout.readline() for rank in ranks]
+    if not all(lines):
         sys.exit("bench/sides.py: a rank failed; its error is above")
-    return max(map(float, told))
+    return max(map(float, lines))
 
 
 def compare(sites: tuple[str, str], hosts: int, worlds: int, turns: int) -> dict[str, list[tuple[float, ...]]]:
@@ -114,10 +114,10 @@ def main() -> None:
         for size, rows in compare(sites, hosts, given.worlds, given.turns).items():
             before, now = zip(*rows, strict=True)
             more = 100 * (statistics.median(new / old for old, new in rows) - 1)
-            said = [f"{size} on {hosts} host(s): {more:+.2f} % in {len(rows)} turns"]
+            parts = [f"{size} on {hosts} host(s): {more:+.2f} % in {len(rows)} turns"]
             for word, pick in (("median", statistics.median), ("best", min)):
-                said.append(f"{word} {1e6 * pick(before):.2f} us before, {1e6 * pick(now):.2f} us now")
-            print("; ".join(said), flush=True)
+                parts.append(f"{word} {1e6 * pick(before):.2f} us before, {1e6 * pick(now):.2f} us now")
+            print("; ".join(parts), flush=True)
 
 
 if __name__ == "__main__":

@@ -153,8 +153,12 @@ def measure(count: int, per_host: int) -> list[dict[str, Any]]:
         rows = json.loads(output([start(host, "--rank", meeting, **env) for host, env in places]))
     for row in rows:
         row |= {"hosts": count, "ranks": ranks, "latency_us": round(latency * 1e6, 1), "rate_mb_s": between / 1e6}
-        said = nvx._load().simulate(row["collective"], row["bytes"], count, per_host, INSIDE, between, latency)
-        row |= {"schedule": said["schedule"], "said": said["seconds"], "error": said["seconds"] / row["seconds"] - 1}
+        found = nvx._load().simulate(row["collective"], row["bytes"], count, per_host, INSIDE, between, latency)
+        row |= {
+            "schedule": found["schedule"],
+            "said": found["seconds"],
+            "error": found["seconds"] / row["seconds"] - 1,
+        }
     return rows
 
 

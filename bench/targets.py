@@ -1,4 +1,4 @@
-"""`python bench/targets.py`: measures everything that a speed goal speaks of and prints one verdict a goal."""
+"""`python bench/targets.py`: measures the figures of all speed goals and prints one verdict a goal."""
 
 from __future__ import annotations
 

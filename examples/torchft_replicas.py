@@ -96,9 +96,9 @@ def two_replicas(kind, kill):
         if kill:
             assert processes[1].wait(timeout=120) == -signal.SIGKILL
             processes[1] = start(1, kind, False, server.address())
-        said = [process.communicate(timeout=120)[0] for process in processes]
+        output = [process.communicate(timeout=120)[0] for process in processes]
         assert all(process.returncode == 0 for process in processes), [p.returncode for p in processes]
-        return [json.loads(text.splitlines()[-1]) for text in said]
+        return [json.loads(text.splitlines()[-1]) for text in output]
 
 
 def main():

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs what needs a GPU, the most telling first, each part under a time limit, and writes one JSON as it goes.
+"""Runs what needs a GPU, the most important first, each part under a time limit, and writes one JSON as it goes.
 
     scripts/gpu_evidence.py --bundle build/gpu_bundle              # beforehand, with nvcc and a package index, no GPU
     scripts/gpu_evidence.py --from build/gpu_bundle -J found.json  # on the machine with the GPU, without a network
     scripts/gpu_evidence.py --dry-run                              # without a GPU: on simulated devices
 
-Called again with the same file it goes on where it ended. docs/gpu-evidence.md tells of the parts and of the file."""
+Called again with the same file it goes on where it ended. docs/gpu-evidence.md describes the parts and the file."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def run(command: list[str], seconds: float, signals: Signals | None, env: dict, 
 
 def read(outcome: Outcome, text: str) -> Outcome:
     """Collects the rows in the output: JSON objects, and pytest's lines."""
-    said = []
+    lines = []
     for line in text.splitlines():
         row = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -136,8 +136,8 @@ def read(outcome: Outcome, text: str) -> Outcome:
         if isinstance(row, dict):
             outcome.rows.append(row)
         else:
-            said.append(line)
-    outcome.said = "\n".join(said).replace(str(ROOT), ".")[-4000:]
+            lines.append(line)
+    outcome.said = "\n".join(lines).replace(str(ROOT), ".")[-4000:]
     tried = [row for row in outcome.rows if "end" in row or "test" in row]
     if outcome.state == "passed" and {row.get("end", row.get("state")) for row in tried} == {"skipped"}:
         outcome.state, outcome.why = "skipped", tried[0].get("why", "")
@@ -396,5 +396,5 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    asked = read_arguments(sys.argv[1:])
-    sys.exit(bundle(asked.bundle.absolute()) if asked.bundle else Run(asked, Signals()).go())
+    options = read_arguments(sys.argv[1:])
+    sys.exit(bundle(options.bundle.absolute()) if options.bundle else Run(options, Signals()).go())

@@ -39,8 +39,8 @@ def find_python(minor):
 
 def offered(interpreter):
     """The newest torch of each minor version that pip offers this interpreter."""
-    said = output_of(interpreter, "-m", "pip", "index", "versions", "torch").partition("Available versions: ")[2]
-    versions = reversed(said.partition("\n")[0].split(", "))  # so that the newest, which comes first, stays
+    printed = output_of(interpreter, "-m", "pip", "index", "versions", "torch").partition("Available versions: ")[2]
+    versions = reversed(printed.partition("\n")[0].split(", "))  # so that the newest, which comes first, stays
     return {".".join(version.split(".")[:2]): version for version in versions}
 
 
@@ -71,10 +71,10 @@ def run(log, *command, **variables):
         began = file.tell()
         status = subprocess.call(command, cwd=OUT, env=env | variables, stdout=file, stderr=file)
         file.seek(began)
-        said = file.read()
+        printed = file.read()
     if status != 0:
-        raise RuntimeError((re.findall(r".*\b(?:ERROR:|[eE]rror:).*", said) or [f"{command[-1]} fails"])[0].strip())
-    return said
+        raise RuntimeError((re.findall(r".*\b(?:ERROR:|[eE]rror:).*", printed) or [f"{command[-1]} fails"])[0].strip())
+    return printed
 
 
 def new_environment(interpreter, name, log):

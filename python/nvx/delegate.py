@@ -42,7 +42,7 @@ def probe(device):
 
 
 def captures(device):
-    """Whether this thread's current stream is being captured. Needed up to torch 2.12: its C++ API cannot tell."""
+    """Whether this thread's current stream is being captured. Needed up to torch 2.12: its C++ API has no query."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):

@@ -79,12 +79,12 @@ TEST(Flag, AWaitEndsAtItsDeadline) {
 class Alarm : public Watch {
  public:
   bool should_abort(int peer) override { return peer == 7 && on; }
-  void record_abort(int peer) override { told = peer; }
+  void record_abort(int peer) override { recorded = peer; }
   std::atomic<bool> on{false};
-  int told = -1;
+  int recorded = -1;
 };
 
-/// Keeps its last news of a wait for peer 3.
+/// Records the last report of a wait for peer 3.
 class Listener : public Watch {
  public:
   bool should_abort(int) override { return false; }
@@ -133,14 +133,14 @@ TEST(Flag, AnAlarmEndsAWaitAndTheCauseIsKept) {
     ring(flag);
   });
   EXPECT_EQ(wait(flag, Stamp(1), 7, within(milliseconds(20'000), &alarm)), Waited::kAlarmed);
-  EXPECT_EQ(alarm.told, 7);
+  EXPECT_EQ(alarm.recorded, 7);
   later.join();
 }
 
 /// A watch that reports the peer as gone just when its last signal has arrived.
-class LastWord : public Alarm {
+class LastReport : public Alarm {
  public:
-  explicit LastWord(Flag& flag) : flag_(flag) {}
+  explicit LastReport(Flag& flag) : flag_(flag) {}
   bool should_abort(int) override {
     signal(flag_, 1);
     return true;
@@ -152,9 +152,9 @@ class LastWord : public Alarm {
 
 TEST(Flag, TheLastWordOfAPeerThatIsGoneCounts) {
   Flag flag{};
-  LastWord watch(flag);
+  LastReport watch(flag);
   EXPECT_EQ(wait(flag, Stamp(1), 0, within(milliseconds(20'000), &watch)), Waited::kReached);
-  EXPECT_EQ(watch.told, -1) << "nothing has failed";
+  EXPECT_EQ(watch.recorded, -1) << "nothing has failed";
 }
 
 /// Answers each signal of the other thread with one of its own.

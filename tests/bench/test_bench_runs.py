@@ -55,11 +55,11 @@ def bench_of(ranks, *arguments):
         command = ["-m", "nvx.bench", *arguments, world.RENDEZVOUS, f"file://{folder}/store"]
         started = [warm.Popen(command, env=os.environ | place, **pipes) for place in places]
         try:
-            said = [rank.communicate(timeout=90) for rank in started]
+            printed = [rank.communicate(timeout=90) for rank in started]
         finally:
             for rank in started:
                 rank.kill()
-    return subprocess.CompletedProcess(command, max(abs(rank.wait()) for rank in started), *said[0])
+    return subprocess.CompletedProcess(command, max(abs(rank.wait()) for rank in started), *printed[0])
 
 
 def read(path):
@@ -235,8 +235,8 @@ def test_a_signal_ends_the_ranks(number):
     while len(ranks := children.read_text().split()) < 2 and time.monotonic() < end:
         time.sleep(0.05)
     started.send_signal(number)
-    _, said = started.communicate(timeout=60)
-    assert started.returncode == 130 and "Traceback" not in said, said
+    _, printed = started.communicate(timeout=60)
+    assert started.returncode == 130 and "Traceback" not in printed, printed
     assert len(ranks) == 2 and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 

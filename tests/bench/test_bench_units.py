@@ -65,12 +65,12 @@ def test_sizes_are_shown_as_they_may_be_typed():
 
 
 def test_a_scan_that_misses_its_end_is_reported():
-    def told(*scanned, factor):
+    def complaint(*scanned, factor):
         return sizes.missed_end(sizes.scan(*scanned, factor=factor), scanned[1])
 
-    assert told(8, 64 << 20, factor=8) == "64M is no step of this scan: the largest size is 16M"
-    assert told(8, 100000, factor=2) == "100000 is no step of this scan: the largest size is 64K"
-    assert told(8, 64 << 20, factor=2) == ""
+    assert complaint(8, 64 << 20, factor=8) == "64M is no step of this scan: the largest size is 16M"
+    assert complaint(8, 100000, factor=2) == "100000 is no step of this scan: the largest size is 64K"
+    assert complaint(8, 64 << 20, factor=2) == ""
 
 
 def test_scan_by_factor_and_by_step():
@@ -260,7 +260,7 @@ def test_figures_keep_to_their_width(value, text):
 
 
 @pytest.mark.parametrize(
-    "line, said",
+    "line, error",
     [
         ("all_redux", "no collective 'all_redux': there are all_reduce"),
         ("", "name a collective, or --all"),
@@ -279,11 +279,11 @@ def test_figures_keep_to_their_width(value, text):
         ("all_reduce -b lots", "'lots' is not a size: write 8, 64K, 1M or 2G"),
     ],
 )
-def test_invalid_command_lines_end_with_2_and_state_why(capsys, line, said):
+def test_invalid_command_lines_end_with_2_and_state_why(capsys, line, error):
     with pytest.raises(SystemExit) as end:
         cli.main(line.split())
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert error in capsys.readouterr().err
 
 
 def test_a_wrong_contender_lists_the_contenders_and_those_installed(monkeypatch):

@@ -24,13 +24,13 @@ def figures():
 def test_estimates_are_near_what_was_measured():
     machine = json.loads((RESULTS / "targets.json").read_text())["machine"]
     l3 = int(machine["caches"]["L3"].split("K")[0]) << 10
-    far_off, asked = [], list(figures())
-    for collective, nbytes, ranks, hosts, measured in asked:
+    far_off, cases = [], list(figures())
+    for collective, nbytes, ranks, hosts, measured in cases:
         ways = nvx._load().ways(collective, nbytes, ranks, hosts, cores=machine["cores"], l3_bytes=l3)
         (way,) = (way for way in ways if way["runs"])
         factor = max(way["estimate_us"] / measured, measured / way["estimate_us"])
         assert factor < 5, (collective, nbytes, ranks, hosts, measured, way)
         if factor > 2.5:
             far_off.append((collective, nbytes, ranks, hosts, measured, way["estimate_us"]))
-    assert len(asked) > 60
-    assert len(far_off) <= len(asked) // 20, far_off
+    assert len(cases) > 60
+    assert len(far_off) <= len(cases) // 20, far_off

@@ -61,10 +61,10 @@ def install(alias: Alias) -> None:
     get_backend = c10d.get_backend
 
     @functools.wraps(get_backend)
-    def told(group=None):
+    def backend_name(group=None):
         return alias.outward(get_backend(group))
 
-    _export("get_backend", told)
+    _export("get_backend", backend_name)
     _name_plugin_in_ddp_log(alias)
 
 

@@ -46,8 +46,8 @@ def parse(argv) -> argparse.Namespace:
     parser.add_argument(
         "--device",
         default="cpu",
-        help="where tensors are that tests ask CUDA for: cuda, which ranks share, or another device that an import"
-        " brings (default: the CPU). Off the CPU, only tests that ask are run",
+        help="where tensors are that tests request on CUDA: cuda, which ranks share, or another device that an import"
+        " brings (default: the CPU). Off the CPU, only tests that request CUDA are run",
     )
     parser.add_argument("--devices", type=int, default=1, help="so many there are: ranks take them in turn (1)")
     parser.add_argument("--module", default="", metavar="FILE", help="nvx's torch module, in the place of its own")

@@ -136,8 +136,8 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.members[rank][0].pid, signal.SIGUSR1)
         time.sleep(0.5)
-        said = any(v.outcome == FAILED for v in verdicts.values())
-        why = "still busy when another rank failed" if said else f"no answer in {timeout:.0f} s"
+        answer = any(v.outcome == FAILED for v in verdicts.values())
+        why = "still busy when another rank failed" if answer else f"no answer in {timeout:.0f} s"
         for rank in missing:
             verdicts[rank] = Verdict(FAILED, f"{why}\n{self.tail(rank)}")
 
@@ -226,8 +226,8 @@ def _judge(verdicts: list[Verdict]) -> tuple[str, str]:
     if len(count) == 1 and FAILED not in count:
         return verdicts[0].outcome, verdicts[0].text
     if FAILED not in count:
-        said = "; ".join(f"rank {r} {v.outcome} {v.text}" for r, v in enumerate(verdicts))
-        return FAILED, f"the ranks disagree: {said}"
+        answer = "; ".join(f"rank {r} {v.outcome} {v.text}" for r, v in enumerate(verdicts))
+        return FAILED, f"the ranks disagree: {answer}"
     return FAILED, _merge(verdicts)
 
 
@@ -235,6 +235,6 @@ def _merge(verdicts: list[Verdict]) -> str:
     """The ranks' reports; equal ones are merged."""
     who = defaultdict(list)
     for rank, verdict in enumerate(verdicts):
-        said = verdict.text.rstrip() if verdict.outcome == FAILED else verdict.outcome
-        who[said].append(str(rank))
-    return "\n".join(f"--- rank {', '.join(ranks)}\n{said}" for said, ranks in who.items())
+        answer = verdict.text.rstrip() if verdict.outcome == FAILED else verdict.outcome
+        who[answer].append(str(rank))
+    return "\n".join(f"--- rank {', '.join(ranks)}\n{answer}" for answer, ranks in who.items())

@@ -88,7 +88,7 @@ PASSES = {
         Pass(
             "gpu",
             "gloo",
-            "those that ask for GPUs, on CPU tensors",
+            "those that request GPUs, on CPU tensors",
             lift_world_size=True,
             lift_gpu=True,
             without=_GPU_AFTER_ALL,

@@ -287,9 +287,9 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_text(groups, name):
     call, text = BAD[name]
-    with pytest.raises((ValueError, TypeError), match=text) as told:
+    with pytest.raises((ValueError, TypeError), match=text) as thrown:
         call(groups[0]).wait()
-    assert isinstance(told.value, RuntimeError), "gloo raises this for any bad argument"
+    assert isinstance(thrown.value, RuntimeError), "gloo raises this for any bad argument"
 
 
 # Additions to torch's text: the given value and the accepted ones.
@@ -344,17 +344,17 @@ BAD_SPLITS = {
 @pytest.mark.parametrize("name", BAD_SPLITS)
 def test_text_of_splits(groups, name):
     call, text = BAD_SPLITS[name]
-    with pytest.raises(RuntimeError, match=text) as told:
+    with pytest.raises(RuntimeError, match=text) as thrown:
         call(groups[0]).wait()
-    assert not isinstance(told.value, dist.DistBackendError), "nothing has been sent"
+    assert not isinstance(thrown.value, dist.DistBackendError), "nothing has been sent"
 
 
 @pytest.mark.parametrize("name", BAD | BAD_SPLITS)
 def test_text_names_the_call_the_rank_and_what_to_do(groups, name):
     call, _ = (BAD | BAD_SPLITS)[name]
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as thrown:
         call(groups[0])
-    text = str(told.value)
+    text = str(thrown.value)
     if name in BAD:
         assert text.startswith(f"nvx: {name.partition(':')[0]}: "), text
     assert "; this is rank 0 of group arguments. Next: correct the arguments on this rank" in text

@@ -107,9 +107,9 @@ def test_the_page_has_the_figures_of_the_file():
 def test_the_page_has_the_versions_that_are_pinned():
     pins = "".join(path.read_text() for path in Path(__file__).parent.glob("requirements*.txt"))
     pinned = dict(re.findall(r"^([\w-]+)(?:\[\w+\])?==(\d+\.\d+)", pins, re.MULTILINE))
-    told = [re.match(r"([\w-]+)(?: Train)? (\d+\.\d+)", framework) for framework, *_ in rows()]
-    told = {(one[1].lower(), one[2]) for one in told if one}
-    assert len(told) >= 7 and told <= set(pinned.items())
+    stated = [re.match(r"([\w-]+)(?: Train)? (\d+\.\d+)", framework) for framework, *_ in rows()]
+    stated = {(one[1].lower(), one[2]) for one in stated if one}
+    assert len(stated) >= 7 and stated <= set(pinned.items())
 
 
 def test_the_lines_are_those_of_the_scripts():
@@ -125,10 +125,10 @@ def test_the_lines_are_those_of_the_scripts():
 @pytest.mark.parametrize("name", sorted(NEEDS))
 def test_recipe(name, record_property, results, tmp_path):
     skip_without(name)
-    told = next(line for line in run(EXAMPLES / f"{name}.py").splitlines() if line.startswith(f"{name}: gloo "))
-    gloo, nvx, ratio, digest = TOLD.search(told).groups()
-    record_property("told", told)
-    print(f"\n{told}")
+    line = next(line for line in run(EXAMPLES / f"{name}.py").splitlines() if line.startswith(f"{name}: gloo "))
+    gloo, nvx, ratio, digest = TOLD.search(line).groups()
+    record_property("result", line)
+    print(f"\n{line}")
     if name in BY_NAME:
         by_name = over_nvx_by_name(name, tmp_path)
         assert (by_name["runs"], by_name["sha256"][:16]) == ("nvx", digest)

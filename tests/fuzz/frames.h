@@ -19,9 +19,9 @@ inline std::string framed(FuzzedDataProvider& from) {
     case 2: frame.kind = Frame::Kind(from.ConsumeIntegral<uint8_t>()); break;
     default: break;
   }
-  std::string said(reinterpret_cast<const char*>(&frame), sizeof frame);
-  said.resize(said.size() + frame.header_bytes + bytes, 'b');
-  return said;
+  std::string message(reinterpret_cast<const char*>(&frame), sizeof frame);
+  message.resize(message.size() + frame.header_bytes + bytes, 'b');
+  return message;
 }
 
 }  // namespace nvx::net

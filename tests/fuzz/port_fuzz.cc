@@ -1,4 +1,4 @@
-// The TCP ports of a rank receive anything: UCX's from addresses that are not admitted and from a process that speaks
+// The TCP ports of a rank receive anything: UCX's from addresses that are not admitted and from a process with
 // UCX, nvx's own from any host. Strangers do not get in, messages are whole, and a transfer between ranks works
 // afterwards.
 
@@ -183,7 +183,7 @@ std::string bytes_of(const T& value) {
 
 // --- UCX
 
-/// A process that speaks UCX, and sends messages that no rank sends.
+/// A process with UCX that sends messages that no rank sends.
 class Attacker {
  public:
   explicit Attacker(Ranks& ranks) : worker_(""), to_(*decode_address(address_ = ranks.one->address())) {

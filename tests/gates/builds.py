@@ -22,10 +22,10 @@ def _gcc():
     """gcc, under the name that CMake uses by default: ccache hashes the compiler's name too, so files that `make
     test` has compiled are not compiled again."""
     try:
-        said = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=False).stdout
+        printed = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         return "g++"
-    return "c++" if "Free Software Foundation" in said else "g++"
+    return "c++" if "Free Software Foundation" in printed else "g++"
 
 
 GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
@@ -92,8 +92,8 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
                 check=False,
             )
         except subprocess.TimeoutExpired as late:
-            said = (late.stdout or b"").decode(errors="replace")
-            raise Failed(f"{program.name} took more than {minutes} minutes", said[-4000:]) from None
+            printed = (late.stdout or b"").decode(errors="replace")
+            raise Failed(f"{program.name} took more than {minutes} minutes", printed[-4000:]) from None
         if done.returncode != 0:
             assertion = done.returncode == 1 and not REPORT.search(done.stdout)
             if os.environ.get("SECOND_TRY") and assertion and part not in again:
@@ -231,16 +231,16 @@ def simulated(context):
     command += [*parallel, *tests]
     shutil.rmtree(cache, ignore_errors=True)
     try:
-        said = context.run(command, "testing", env=surroundings)
+        printed = context.run(command, "testing", env=surroundings)
     except Failed as failed:
         if not os.environ.get("SECOND_TRY") or "(exit code 1)" not in failed.summary:
             raise
         print(failed.details, flush=True)
         again = "; others passed before, these only the second time"
         lost = (*(("-n", "0") if parallel else ()), "--last-failed", "--last-failed-no-failures", "none")
-        said = context.run([*command, *lost], "testing", env=surroundings)
-    shut_if(["its tests were skipped"] if "passed" not in said else [], "nothing was tried")
-    return said.strip().splitlines()[-1].strip("= ") + again
+        printed = context.run([*command, *lost], "testing", env=surroundings)
+    shut_if(["its tests were skipped"] if "passed" not in printed else [], "nothing was tried")
+    return printed.strip().splitlines()[-1].strip("= ") + again
 
 
 def alone(context):
@@ -321,8 +321,8 @@ def fuzz(context):
             corpus,
             *([seeds] if seeds.is_dir() else []),
         ]
-        said = context.run(command, target, env={**os.environ, **SANITIZER_RULES}, timeout=seconds + 120)
-        runs = re.search(r"number_of_executed_units: (\d+)", said)
+        printed = context.run(command, target, env={**os.environ, **SANITIZER_RULES}, timeout=seconds + 120)
+        runs = re.search(r"number_of_executed_units: (\d+)", printed)
         return f"{target.removesuffix('_fuzz')} {int(runs.group(1)):,} runs" if runs else target
 
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
@@ -382,12 +382,12 @@ def docs(context):
 
 def strays(context, known):
     """Environment variables of nvx that the tree reads or documents but the registry does not list."""
-    asks = re.compile(r"""(?:getenv\(|environ(?:\.get)?[\[(]|setdefault\()\s*["'](NVX_\w+)["']""")
+    reads = re.compile(r"""(?:getenv\(|environ(?:\.get)?[\[(]|setdefault\()\s*["'](NVX_\w+)["']""")
     found = []
     for f in context.sources(".cc", ".h", ".cu", ".py", under=("csrc", "python")):
-        for name in set(asks.findall(context.read(f))) - known:
+        for name in set(reads.findall(context.read(f))) - known:
             found.append(f"{f}: reads {name}")
     for f in context.sources(".md"):
         for name in set(re.findall(r"`(NVX_[A-Z0-9_]+)(?:=[^`]*)?`", context.read(f))) - known:
-            found.append(f"{f}: speaks of {name}")
+            found.append(f"{f}: mentions {name}")
     return [s for s in found if "NVX_TEST_" not in s]

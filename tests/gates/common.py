@@ -84,7 +84,7 @@ class Skipped(Exception):
 class Gate:
     name: str
     check: Callable  # Context -> a note for the table, or nothing; raises Failed or Skipped
-    asks: str
+    requires: str
     tools: tuple = ()  # the gate is skipped without them
     extras: tuple = ()  # the gate checks more with them
     usual: bool = True  # if false, the gate runs only by name

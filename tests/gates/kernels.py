@@ -263,12 +263,12 @@ def cuda(context):
         built = pool.submit(by_cmake, context, folder)
         *found, _ = pool.map(lambda arch: assemble(context, folder, nvcc, arch), (*ARCHITECTURES, OLDEST))
         list(pool.map(lambda arch: assemble_multicast(context, folder, nvcc, arch), (*ARCHITECTURES, OLDEST)))
-    told = [built.result()]
+    results = [built.result()]
     entries = [entry for _, some in found for entry in some]
     shut_if(resource_breaches(entries), "kernels that use too much")
-    told.append(keep_figures(context, nvcc, entries))
-    told.append(sass(context, [cubin for cubin, _ in found]))
-    return "; ".join(filter(None, told))
+    results.append(keep_figures(context, nvcc, entries))
+    results.append(sass(context, [cubin for cubin, _ in found]))
+    return "; ".join(filter(None, results))
 
 
 def by_cmake(context, folder):
@@ -354,9 +354,9 @@ def keep_figures(context, nvcc, entries):
 def start_program(context, program, *parts):
     """The program of the GPU tests links and starts. Without a GPU it reports that, for processes too."""
     for part in parts:
-        said = context.run([program, part, "--seconds", "20"], f"nvx_gpu {part}")
-        if not re.search(r'"end": "(skipped|passed)"', said):
-            raise Failed(f"nvx_gpu {part} says neither that it passed nor that it was skipped", said[-2000:])
+        printed = context.run([program, part, "--seconds", "20"], f"nvx_gpu {part}")
+        if not re.search(r'"end": "(skipped|passed)"', printed):
+            raise Failed(f"nvx_gpu {part} says neither that it passed nor that it was skipped", printed[-2000:])
 
 
 def sass(context, cubins):
@@ -366,13 +366,13 @@ def sass(context, cubins):
         raise Failed("no cuobjdump for the machine code (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
     # Cuobjdump calls nvdisasm, which is beside it.
     helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")
-    told = [paths(context, cubins[ARCHITECTURES.index("90")], tool)]
+    results = [paths(context, cubins[ARCHITECTURES.index("90")], tool)]
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         codes = list(pool.map(lambda cubin: context.run([tool, "-sass", cubin], "cuobjdump", env=helped), cubins))
     for code, arch in zip(codes, ARCHITECTURES, strict=True):
         shut_if(code_breaches(code), f"things missing in the machine code for {arch}")
-        told.append(f"sm_{arch} " + "/".join(str(len(re.findall(pattern, code))) for pattern, _ in WANTED_CODE))
-    return f"machine code ({', '.join(what for _, what in WANTED_CODE)}): " + ", ".join(told)
+        results.append(f"sm_{arch} " + "/".join(str(len(re.findall(pattern, code))) for pattern, _ in WANTED_CODE))
+    return f"machine code ({', '.join(what for _, what in WANTED_CODE)}): " + ", ".join(results)
 
 
 def paths(context, cubin, cuobjdump):

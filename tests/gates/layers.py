@@ -84,7 +84,7 @@ def breaches(path, text):
         return [f"csrc/{path}: {folder} is not a folder of {room}"]
     found = [verdict for mark, header in INCLUDE.findall(text) if (verdict := _judge(path, mark, header))]
     if CUDA_MACRO.search(text) and path != "kernel/exec.h":
-        found.append("asks for __CUDACC__, which only kernel/exec.h may")
+        found.append("reads __CUDACC__, which only kernel/exec.h may")
     return [f"csrc/{path}: {verdict}" for verdict in found]
 
 

@@ -82,25 +82,25 @@ class WrongChannel : public TestChannel {
 TEST(GpuCases, WrongResultsAreCountedAndReported) {
   int kernels = 0, channels = 0;
   Report report("correct", std::chrono::seconds(60));
-  const std::string said = output_of([&] {
+  const std::string output = output_of([&] {
     run_cases([&](const ChannelShape&) { return ++channels, std::make_unique<WrongChannel>(&kernels); }, {.ranks = {2}},
               report);
     EXPECT_EQ(report.finish(), 1);
   });
   EXPECT_EQ(report.failed(), uint64_t(kernels / 7));
   EXPECT_GT(channels, kernels / 7);  // a fresh channel follows each failure
-  EXPECT_NE(said.find("\"why\": \"wrong output\""), std::string::npos);
-  EXPECT_NE(said.find("\"end\": \"failed\""), std::string::npos);
+  EXPECT_NE(output.find("\"why\": \"wrong output\""), std::string::npos);
+  EXPECT_NE(output.find("\"end\": \"failed\""), std::string::npos);
 }
 
 TEST(GpuCases, ATimeLimitIsReported) {
   int kernels = 0;
   Report report("correct", std::chrono::milliseconds(0));
-  const std::string said = output_of([&] {
+  const std::string output = output_of([&] {
     run_cases([&](const ChannelShape&) { return std::make_unique<WrongChannel>(&kernels); }, {.ranks = {2}}, report);
   });
   EXPECT_EQ(kernels, 0);
-  EXPECT_NE(said.find("\"why\": \"time ran out\""), std::string::npos);
+  EXPECT_NE(output.find("\"why\": \"time ran out\""), std::string::npos);
 }
 
 TEST(GpuCases, ChannelsTooWideForTheDeviceAreLeftOut) {
@@ -143,8 +143,8 @@ TEST(GpuReport, LinesAreJson) {
 
 TEST(GpuReport, NothingTriedIsNoSuccess) {
   Report report("x", std::chrono::seconds(1));
-  const std::string said = output_of([&] { EXPECT_EQ(report.finish(), 1); });
-  EXPECT_NE(said.find("nothing was tried"), std::string::npos);
+  const std::string output = output_of([&] { EXPECT_EQ(report.finish(), 1); });
+  EXPECT_NE(output.find("nothing was tried"), std::string::npos);
 }
 
 std::vector<std::byte> bytes_of(const std::string& text) {

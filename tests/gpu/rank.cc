@@ -32,7 +32,7 @@ class OneKind : public Bootstrap {
     for (const KindWord& one : kKindWords) {
       if (one.kind == *kind_ || !(info.kinds >> int(one.kind) & 1)) continue;
       info.kinds &= ~(1u << int(one.kind));
-      std::snprintf(info.why_not[int(one.kind)], sizeof info.why_not[0], "left out, as --kind asks");
+      std::snprintf(info.why_not[int(one.kind)], sizeof info.why_not[0], "left out by --kind");
     }
     return bootstrap_.all_gather(std::as_bytes(std::span(&info, 1)));
   }

@@ -32,9 +32,9 @@ TEST_P(DifferentRoots, ThatDifferAreReportedByTheNextOperations) {
     for (int root = 0; root < 2; ++root) {
       const size_t who = text.find("rank " + std::to_string(root) + " (pid");
       ASSERT_NE(who, std::string::npos) << text;
-      const std::string said = text.substr(who, text.find(')', text.find(" called ", who)) + 1 - who);
-      EXPECT_NE(said.find(std::string(" called ") + name(GetParam().collective)), std::string::npos) << text;
-      EXPECT_TRUE(said.ends_with("root " + std::to_string(root) + ")")) << said << " in " << text;
+      const std::string call = text.substr(who, text.find(')', text.find(" called ", who)) + 1 - who);
+      EXPECT_NE(call.find(std::string(" called ") + name(GetParam().collective)), std::string::npos) << text;
+      EXPECT_TRUE(call.ends_with("root " + std::to_string(root) + ")")) << call << " in " << text;
     }
     EXPECT_NE(text.find("): their roots differ"), std::string::npos) << text;
   });
@@ -52,11 +52,11 @@ TEST(Roots, ThatDifferInTheLastOperationAreWarnedOf) {
           .collective = Collective::kBroadcast, .dtype = DType::kI32, .root = differ ? rank : 0, .counts = {5, 5}};
       ASSERT_TRUE(run(group, last).ok());
     });
-    const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(said.find("collective mismatch in group last, noticed when this rank left it: ") != std::string::npos,
+    const std::string output = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(output.find("collective mismatch in group last, noticed when this rank left it: ") != std::string::npos,
               differ)
-        << said;
-    EXPECT_EQ(said.find("): their roots differ. Next: make all ranks call") != std::string::npos, differ) << said;
+        << output;
+    EXPECT_EQ(output.find("): their roots differ. Next: make all ranks call") != std::string::npos, differ) << output;
   }
 }
 

@@ -105,7 +105,7 @@ def until_failure(what="all_reduce", timeout=60.0, again=0):
             else:
                 dist.all_reduce(x)
     except dist.DistBackendError as error:
-        told = {"words": str(error), "when": time.time()}
+        report = {"words": str(error), "when": time.time()}
     if again:
         abort = getattr(dist.distributed_c10d, "_abort_process_group", lambda: None)
         abort()
@@ -115,7 +115,7 @@ def until_failure(what="all_reduce", timeout=60.0, again=0):
         rank, world = begin(timeout, "second")
         check_collectives(rank, world, 1)
         dist.destroy_process_group()
-    return told
+    return report
 
 
 def reduce_some(count, times):
@@ -211,13 +211,13 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
     try:
         dist.recv(torch.ones(4), src=source, group=made[group])
     except dist.DistBackendError as error:
-        told = {"words": str(error), "when": time.time()}
+        report = {"words": str(error), "when": time.time()}
     if rank in killed:
-        write_result(told)
+        write_result(report)
         time.sleep(0.5)  # as a launcher ends the process
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(stay)
-    return told
+    return report
 
 
 def keep_a_tensor(seconds, served_at="", groups=False):

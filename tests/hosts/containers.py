@@ -166,10 +166,10 @@ def run_cell(place, boxes):
             os.close(reader)
             os.dup2(2, 1)  # UCX prints there
             try:
-                told = run_rank(place, rank, boxes)
+                report = run_rank(place, rank, boxes)
             except OSError as error:
-                told = f"impossible: {boxes[rank]}: {error}"
-            os.write(writer, told.encode())
+                report = f"impossible: {boxes[rank]}: {error}"
+            os.write(writer, report.encode())
             os._exit(0)
         os.close(writer)
         ranks.append((pid, reader))

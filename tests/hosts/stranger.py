@@ -95,16 +95,16 @@ def packets(chance: random.Random):
 class Client:
     """`pace`: how many bytes it sends at a time."""
 
-    def __init__(self, family: int, kind: int, own: str, there: object, said: bytes, pace: int) -> None:
+    def __init__(self, family: int, kind: int, own: str, there: object, request: bytes, pace: int) -> None:
         self.socket = socket.socket(family, kind)
         self.socket.setblocking(False)
-        self.rest, self.pace = said, pace
+        self.rest, self.pace = request, pace
         with contextlib.suppress(OSError):
             if own:
                 self.socket.bind((own, 0))
             self.socket.connect(there)
 
-    def speak(self) -> None:
+    def send_some(self) -> None:
         with contextlib.suppress(OSError):
             self.rest = self.rest[self.socket.send(self.rest[: self.pace]) :] if self.rest else b""
 
@@ -147,7 +147,7 @@ def attack(pid: str, there: str, own: str, memory: Path, what: str, ended: list)
             visits += 1
             ipc_kept.append(Client(socket.AF_UNIX, socket.SOCK_SEQPACKET, "", name, *next(of_ipc)))
         for client in kept[-SPEAKING:] + ipc_kept[-SPEAKING:]:
-            client.speak()
+            client.send_some()
         for _ in range(len(kept) - MOST_KEPT):
             made += kept.pop(0).leave(pid if made < FEW else "")
         for _ in range(len(ipc_kept) - MOST_KEPT):
@@ -160,11 +160,11 @@ def attack_early(pid: str, there: str, memory: Path, ended: list) -> tuple[int, 
     while not ended and os.path.exists(f"/proc/{pid}"):
         for port in listening_ports(pid) - known if memory.exists() else ():
             known.add(port)
-            said = overwriting(memory)
+            request = overwriting(memory)
             for _ in range(4):
-                clients.append(Client(socket.AF_INET, socket.SOCK_STREAM, "", (there, port), said, len(said)))
+                clients.append(Client(socket.AF_INET, socket.SOCK_STREAM, "", (there, port), request, len(request)))
         for client in clients:
-            client.speak()
+            client.send_some()
         time.sleep(0.01)
     return len(clients), sum(client.leave(pid) for client in clients), 0
 

@@ -32,26 +32,26 @@ def test_first_failed_rank_is_named_in_all_groups(cluster, first, killed):
     groups, waits = CHAINS[first]
     ends = 2 if first == "its neighbour" else 1
     kill_the_last(cluster, groups, waits, killed=[ends] if killed else [])
-    told = cluster.results(without=(3, *([ends] if killed else [])))
+    report = cluster.results(without=(3, *([ends] if killed else [])))
     for rank in {0, 1, 2} - ({ends} if killed else set()):
-        assert "global rank 3, pid" in told[rank]["words"], told[rank]["words"]
+        assert "global rank 3, pid" in report[rank]["words"], report[rank]["words"]
 
 
 def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
     """Rank 0 waits for rank 2, which learns of the death in a group of two and stays alive."""
     dead = kill_the_last(cluster, [[2, 3], [0, 2, 3]], [[1, 2], None, [0, 3], None], stay=5)
     cluster.send(1, signal.SIGKILL)
-    told = cluster.results(without=(1, 3))[0]
-    assert "rank 2 (global rank 3, pid" in told["words"], told["words"]
-    assert told["when"] - dead < 3
+    report = cluster.results(without=(1, 3))[0]
+    assert "rank 2 (global rank 3, pid" in report["words"], report["words"]
+    assert report["when"] - dead < 3
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_ends_alone_on_its_host_while_a_program_makes_its_own_group_is_named(cluster, victim):
     cluster.start("make_own_group", 2, victim=victim)
-    told = cluster.results(without=(victim,))[1 - victim]
-    assert f"rank {victim} (pid {cluster.ranks[victim].pid}, host" in told["words"], told["words"]
-    assert "is lost" in told["words"] and told["after"] < 3, told
+    report = cluster.results(without=(victim,))[1 - victim]
+    assert f"rank {victim} (pid {cluster.ranks[victim].pid}, host" in report["words"], report["words"]
+    assert "is lost" in report["words"] and report["after"] < 3, report
 
 
 SYSTEMS = sorted(glob.glob("/usr/lib/*/libucp.so.0"))

@@ -88,18 +88,18 @@ def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster, what):
     time.sleep(0.3)
     killed = time.time()
     cluster.send(ranks - 1, signal.SIGKILL)
-    for told in cluster.results(without=(ranks - 1,))[: ranks - 1]:
+    for report in cluster.results(without=(ranks - 1,))[: ranks - 1]:
         dead = rf"rank {ranks - 1} \(pid {cluster.ranks[-1].pid}, host {re.escape(socket.gethostname())}"
-        assert re.search(dead, told["words"]), told["words"]
-        assert told["when"] - killed < 2, f"heard after {told['when'] - killed:.2f} s"
+        assert re.search(dead, report["words"]), report["words"]
+        assert report["when"] - killed < 2, f"reported after {report['when'] - killed:.2f} s"
 
 
 def test_survivors_of_a_killed_rank_make_a_group_in_the_same_process(cluster):
     cluster.start("until_failure", 4, again=3)
     cluster.wait_for("ready")
     cluster.send(3, signal.SIGKILL)
-    for told in cluster.results(without=(3,))[:3]:
-        assert "rank 3 (pid" in told["words"], told["words"]
+    for report in cluster.results(without=(3,))[:3]:
+        assert "rank 3 (pid" in report["words"], report["words"]
 
 
 @contextlib.contextmanager
@@ -123,27 +123,27 @@ def test_a_host_that_falls_silent_is_named_in_time(tmp_path, bound, set_to):
         cluster.wait_for("ready")
         cluster.hosts.fall_silent()
         silent = time.time()
-        for rank, told in enumerate(cluster.results(60)):
-            assert f"rank {1 - rank} (pid" in told["words"], told["words"]
-            assert bound - 1 < told["when"] - silent < bound + 5, f"heard after {told['when'] - silent:.2f} s"
+        for rank, report in enumerate(cluster.results(60)):
+            assert f"rank {1 - rank} (pid" in report["words"], report["words"]
+            assert bound - 1 < report["when"] - silent < bound + 5, f"reported after {report['when'] - silent:.2f} s"
 
 
 def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(cluster):
     """The rank is the first of its host, so another rank of that host reports it there. When it continues, it is
-    told."""
+    notified."""
     cluster.start("until_failure", 4, environment={"NVX_LIVENESS_S": 3})
     cluster.wait_for("ready")
     cluster.send(2, signal.SIGSTOP)
     stopped = time.time()
     time.sleep(9)
     cluster.send(2, signal.SIGCONT)
-    told = cluster.results(60)
+    seen = cluster.results(60)
     for rank in (0, 1, 3):
-        assert "rank 2 (pid" in told[rank]["words"], told[rank]["words"]
-        assert told[rank]["when"] - stopped < 8, f"rank {rank} heard after {told[rank]['when'] - stopped:.2f} s"
+        assert "rank 2 (pid" in seen[rank]["words"], seen[rank]["words"]
+        assert seen[rank]["when"] - stopped < 8, f"rank {rank} reported after {seen[rank]['when'] - stopped:.2f} s"
     assert re.search(r"global rank 2 \(pid \d+, host .*\) gives no sign of life for", cluster.logs()), cluster.logs()
     # The rank may first see that its connections have been closed.
-    assert "whether this process was stopped" in told[2]["words"] or " is lost: " in told[2]["words"], told[2]["words"]
+    assert "whether this process was stopped" in seen[2]["words"] or " is lost: " in seen[2]["words"], seen[2]["words"]
 
 
 def test_a_rank_that_stands_still_for_five_seconds_is_waited_for(cluster):
@@ -207,8 +207,8 @@ def test_after_a_failure_a_new_group_works(cluster, hosts):
     cluster.wait_for("ready")
     cluster.send(1, signal.SIGSTOP)
     threading.Timer(4, cluster.send, (1, signal.SIGCONT)).start()
-    for told in cluster.results(60):
-        assert "rank" in told["words"]
+    for report in cluster.results(60):
+        assert "rank" in report["words"]
 
 
 def test_a_sum_of_two_hosts_of_two_crosses_once_each_way(cluster, hosts):

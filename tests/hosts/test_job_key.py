@@ -50,10 +50,10 @@ def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster):
     time.sleep(0.3)
     killed = time.time()
     cluster.send(3, signal.SIGKILL)
-    for told in cluster.results(without=(3,))[:3]:
+    for report in cluster.results(without=(3,))[:3]:
         dead = rf"rank 3 \(pid {cluster.ranks[-1].pid}, host {re.escape(socket.gethostname())}"
-        assert re.search(dead, told["words"]), told["words"]
-        assert told["when"] - killed < 2, f"heard after {told['when'] - killed:.2f} s"
+        assert re.search(dead, report["words"]), report["words"]
+        assert report["when"] - killed < 2, f"reported after {report['when'] - killed:.2f} s"
 
 
 def test_a_link_that_is_down_when_two_processes_first_talk(cluster, hosts):

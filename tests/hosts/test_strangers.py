@@ -42,12 +42,12 @@ def stranger(cluster, host, rank, own="", what="tcp"):
     command = [sys.executable, "-m", "tests.hosts.stranger", str(cluster.ranks[rank].pid), there]
     command += [own, str(cluster.folder / f"tensor{rank}"), *([what] if what else [])]
     process = subprocess.Popen(cluster.hosts.inside(host, command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    told = []
+    counts = []
     try:
-        yield told
+        yield counts
     finally:
         process.send_signal(signal.SIGTERM)
-        told += map(int, process.communicate(timeout=30)[0].split())
+        counts += map(int, process.communicate(timeout=30)[0].split())
 
 
 @both_versions
@@ -90,11 +90,11 @@ def test_an_address_that_a_host_has_not_named_is_a_strangers(tmp_path, library):
         cluster.start("keep_a_tensor", 2, environment=library, seconds=3)
         cluster.wait_for("ready")
         cluster.hosts.add_address(1, "10.77.0.99/24")
-        with stranger(cluster, 1, 0, own="10.77.0.99") as (told):
+        with stranger(cluster, 1, 0, own="10.77.0.99") as (counts):
             results = cluster.results()
         assert results == [[float(i) for i in range(16)]] * 2
-        assert told[0] > 10
-        assert told[1] == 0
+        assert counts[0] > 10
+        assert counts[1] == 0
 
 
 @both_versions
@@ -116,11 +116,11 @@ def test_hosts_with_ipv6_alone(tmp_path, library):
         hosts.address = lambda host: f"fd00:77::{host + 1}"
         cluster.start("keep_a_tensor", 2, environment=library, seconds=3)
         cluster.wait_for("ready")
-        with stranger(cluster, 2, 0) as told:
+        with stranger(cluster, 2, 0) as counts:
             results = cluster.results()
         assert results == [[float(i) for i in range(16)]] * 2
-        assert told[0] > 10
-        assert told[1] == 0
+        assert counts[0] > 10
+        assert counts[1] == 0
 
 
 @both_versions

@@ -1,5 +1,5 @@
 /* Stands for libnvidia-ml.so.1: three GPUs on one NVSwitch. The second one has two lanes at half their rate. The last
- * one has half its lanes up, all of them at half their rate, which its driver tells of all at once, and a narrow PCIe
+ * one has half its lanes up, all of them at half their rate, which its driver reports as one value, and a narrow PCIe
  * link; and the driver lets it and the first one not reach each other. With FAKE_FABRIC="7 2" all of them are in the
  * NVLink cluster 7, clique 2. FAKE_FIRST_BUS moves their buses. */
 

@@ -200,9 +200,9 @@ def said_without_torch(unpacked, without_torch, work, *typed):
 
 
 def test_without_torch_it_names_the_command_to_run(unpacked, without_torch, work):
-    said = said_without_torch(unpacked, without_torch, work)
-    assert "nvx is built against the torch you run" in said
-    assert "Traceback" not in said.split("nvx is built against")[1]
+    printed = said_without_torch(unpacked, without_torch, work)
+    assert "nvx is built against the torch you run" in printed
+    assert "Traceback" not in printed.split("nvx is built against")[1]
 
 
 @pytest.mark.parametrize(
@@ -227,5 +227,5 @@ def test_without_torch_it_names_the_command_to_run(unpacked, without_torch, work
     ],
 )
 def test_without_torch_it_repeats_the_command_that_was_typed(unpacked, without_torch, work, typed, advice):
-    said = said_without_torch(unpacked, without_torch, work, *shlex.split(typed))
-    assert f"\n    {advice.format(python=without_torch[0])}\n" in said
+    printed = said_without_torch(unpacked, without_torch, work, *shlex.split(typed))
+    assert f"\n    {advice.format(python=without_torch[0])}\n" in printed

@@ -23,9 +23,9 @@ def test_faults_are_reported_in_time_and_gloo_names_no_rank(tmp_path):
     assert "1 case over nvx, 0 failed" in ended.stdout
     rows = {row["backend"]: row for row in json.loads(file.read_text())["rows"]}
     assert list(rows) == ["nvx", "gloo"]
-    told = rows["nvx"]
-    assert told["named"] and "rank 2 (pid" in told["error"] and "signal 9" in told["error"]
-    assert told["seconds"] <= told["limit"] and told["left"] == {}
+    report = rows["nvx"]
+    assert report["named"] and "rank 2 (pid" in report["error"] and "signal 9" in report["error"]
+    assert report["seconds"] <= report["limit"] and report["left"] == {}
     assert "no name" in rows["gloo"]["short"]
 
 
@@ -43,8 +43,8 @@ def test_faults_are_reported_in_time_and_gloo_names_no_rank(tmp_path):
 def test_a_drill_that_cannot_run_fails_before_its_first_cell(monkeypatch, capsys, arguments, why):
     monkeypatch.setattr(drill.hosts, "why_no_namespaces", lambda: "network namespaces need root")
     assert cli.main(["drill", *arguments]) == 2
-    told = capsys.readouterr()
-    assert why in told.err and told.out == ""
+    report = capsys.readouterr()
+    assert why in report.err and report.out == ""
 
 
 LITTER = """
@@ -78,7 +78,7 @@ GOOD = {"error": "rank 2 (pid 9) has ended", "right": True, "seconds": 0.1, "aga
 
 
 @pytest.mark.parametrize(
-    ("fault", "phase", "told", "codes", "short"),
+    ("fault", "phase", "report", "codes", "short"),
     [
         ("kill", "steady", {}, [0, 0], []),
         ("kill", "steady", {"error": "the process with pid 77 has ended"}, [0, 0], []),
@@ -98,9 +98,9 @@ GOOD = {"error": "rank 2 (pid 9) has ended", "right": True, "seconds": 0.1, "aga
         ("memory", "steady", {"error": "", "right": False}, [0, 0], ["no error"]),
     ],
 )
-def test_a_cell_falls_short(fault, phase, told, codes, short):
-    same = {"error": told.get("error", GOOD["error"])}  # the ranks get the same; one of them has the flaw
-    reports = [GOOD | same, GOOD | told]
+def test_a_cell_falls_short(fault, phase, report, codes, short):
+    same = {"error": report.get("error", GOOD["error"])}  # the ranks get the same; one of them has the flaw
+    reports = [GOOD | same, GOOD | report]
     row = drill.judge(drill.Case("nvx", fault, phase, 3), 77, reports, codes, Counter())
     assert row["short"] == short, row
     assert row["works"] == (fault == "memory" and not short)

@@ -62,12 +62,12 @@ class Evidence:
             parts = tuple(part._replace(seconds=limit) for part in self.driver.PARTS)
             self.monkeypatch.setattr(self.driver, "PARTS", parts)
         self.log.write_text("")
-        heard = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
-            asked = self.driver.read_arguments(self.words(*words))
-            code = self.driver.Run(asked, self.driver.Signals()).go()
+            requested = self.driver.read_arguments(self.words(*words))
+            code = self.driver.Run(requested, self.driver.Signals()).go()
         finally:
-            for one, handler in heard.items():
+            for one, handler in handlers.items():
                 signal.signal(one, handler)
         return code, self.states(), self.log.read_text().split()
 
@@ -131,8 +131,8 @@ def test_a_signal_ends_what_runs_and_leaves_the_file(evidence, number):
     child = evidence.folder / "log.child"
     assert eventually(lambda: child.exists() and child.read_text().endswith("\n"))
     process.send_signal(number)
-    told, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number and "Traceback" not in told, told
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in printed, printed
     assert evidence.states() == {"streams": "passed", "absent": "interrupted"}
     assert evidence.part("absent")["why"] == number.name and eventually(lambda: gone(int(child.read_text())))
     assert evidence.run({}, "--parts", "absent,streams")[1:] == ({"streams": "passed", "absent": "passed"}, ["absent"])
@@ -211,9 +211,9 @@ def test_every_choice_of_tests_chooses_some(file):
     """For a GPU and for a dry run."""
     pytest.importorskip("torch")
     words = ["-m", "pytest", "--collect-only", "-q", f"tests/torch/{file}.py"]
-    told = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    names = [line.partition("::")[2] for line in told.stdout.splitlines() if "::" in line]
-    assert names, told.stdout + told.stderr
+    printed = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [line.partition("::")[2] for line in printed.stdout.splitlines() if "::" in line]
+    assert names, printed.stdout + printed.stderr
     for part in load().PARTS:
         if part.kind == "tests":
             chosen = Expression.compile(part.words if file == "test_gpu" else part.dry)
@@ -235,9 +235,9 @@ def test_a_dry_run_has_every_part(tmp_path):
         pytest.skip(f"nvx_gpu_simulated is not built in {SIMULATED}")
     file = tmp_path / "found.json"
     command = [sys.executable, str(DRIVER), "--dry-run", "--minutes", "14", "-J", str(file)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     found = json.loads(file.read_text())["parts"]
-    assert list(found) == load().NAMES, told.stdout + told.stderr
+    assert list(found) == load().NAMES, printed.stdout + printed.stderr
     bad = {name: part["why"] for name, part in found.items() if part["state"] != "passed"}
     allowed = {"pairs": "pairs need two"} | (
         {} if os.environ.get("NVX_SIMULATED_DIR") else dict.fromkeys(BY_KERNELS, NOT_PLAYED)

@@ -48,8 +48,8 @@ def test_import_torch_is_enough(python):
 
 
 def test_import_nvx_is_enough_without_autoload(python):
-    told = python.output("import nvx\n" + ONE_RANK, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert told == "nvx [0.0, 1.0, 2.0, 3.0]"
+    output = python.output("import nvx\n" + ONE_RANK, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert output == "nvx [0.0, 1.0, 2.0, 3.0]"
 
 
 @pytest.mark.skipif(TORCH < (2, 14), reason="torch finds backends by name from 2.14 on")
@@ -94,8 +94,8 @@ print(nvx._devices())
 
 
 def test_nccl_is_for_cuda_tensors_only(python):
-    told = python.output("import torch, nvx.delegate; print(nvx.delegate.probe(torch.device('xpu', 0)))")
-    assert told == "('', 'NCCL serves CUDA tensors, and this tensor is on xpu')"
+    output = python.output("import torch, nvx.delegate; print(nvx.delegate.probe(torch.device('xpu', 0)))")
+    assert output == "('', 'NCCL serves CUDA tensors, and this tensor is on xpu')"
 
 
 def test_is_idempotent(python):
@@ -148,9 +148,9 @@ def test_a_build_for_another_minor_is_one_sentence(python, package):
     built_for(package, "2.9")
     ended = python("import torch; print('alive')", path=package)
     assert (ended.returncode, ended.stdout.strip()) == (0, "alive")
-    said = [line for line in ended.stderr.splitlines() if "was built for torch 2.9 and cannot serve torch 2." in line]
-    assert len(said) == 1, ended.stderr
-    assert "pip install --no-build-isolation" in said[0]
+    lines = [line for line in ended.stderr.splitlines() if "was built for torch 2.9 and cannot serve torch 2." in line]
+    assert len(lines) == 1, ended.stderr
+    assert "pip install --no-build-isolation" in lines[0]
 
 
 def test_a_build_for_another_minor_is_refused_in_the_same_words(python, package):

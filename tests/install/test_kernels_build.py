@@ -155,8 +155,8 @@ def test_a_list_of_architectures_in_other_words_costs_the_kernels(build, tmp_pat
 
 def test_an_old_cmake_costs_the_kernels_and_not_the_build(root, tmp_path):
     old = shutil.which("cmake", path="/usr/bin")
-    said = subprocess.run([old or "true", "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"version 3\.(\d+)", said)
+    output = subprocess.run([old or "true", "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"version 3\.(\d+)", output)
     if not found or not 22 <= int(found[1]) < 26:
         pytest.skip("this machine has no CMake from 3.22 to 3.25")
     work = tmp_path / "old"
@@ -253,12 +253,12 @@ int cuDeviceGetAttribute(int* value, int which, int device) {
 
 def test_it_builds_for_the_visible_gpus(simulated, driver):
     assert "-DTORCH_CUDA_ARCH_LIST=8.3;8.6;9.0+PTX" in commands(simulated(LD_LIBRARY_PATH=driver))[0]
-    asked = simulated(LD_LIBRARY_PATH=driver, TORCH_CUDA_ARCH_LIST="7.5")
-    assert "-DTORCH_CUDA_ARCH_LIST=7.5" in commands(asked)[0]
+    requested = simulated(LD_LIBRARY_PATH=driver, TORCH_CUDA_ARCH_LIST="7.5")
+    assert "-DTORCH_CUDA_ARCH_LIST=7.5" in commands(requested)[0]
 
 
 @pytest.mark.parametrize(
-    "knows, asked, compiled",
+    "knows, requested, compiled",
     [
         (["sm_83", "sm_86"], None, ["83,code=sm_83", "86,code=sm_86", "86,code=compute_86"]),
         (["sm_90"], None, ["90,code=sm_90", "90,code=compute_90"]),
@@ -266,10 +266,10 @@ def test_it_builds_for_the_visible_gpus(simulated, driver):
         (["sm_86"], "8.6+PTX 9.0", ["86,code=sm_86", "90,code=sm_90", "86,code=compute_86"]),
     ],
 )
-def test_a_gpu_that_nvcc_does_not_support_is_left_out(build, driver, tmp_path, knows, asked, compiled):
+def test_a_gpu_that_nvcc_does_not_support_is_left_out(build, driver, tmp_path, knows, requested, compiled):
     home = toolkit(tmp_path / "toolkit", "release 13.0", "error: $*", *knows)
-    asked = {"TORCH_CUDA_ARCH_LIST": asked} if asked else {}
-    line = build.without_kernels(CUDA_HOME=home, LD_LIBRARY_PATH=driver, **asked)
+    requested = {"TORCH_CUDA_ARCH_LIST": requested} if requested else {}
+    line = build.without_kernels(CUDA_HOME=home, LD_LIBRARY_PATH=driver, **requested)
     assert re.findall(r"-gencode=arch=compute_(\S+)", line) == compiled
 
 
@@ -280,5 +280,5 @@ def test_a_torch_of_rocm_has_no_kernels_and_logs_it(build):
     assert "is of ROCm 6.4.2, and nvx has no kernels for AMD GPUs" in line
     assert "tensors go through host memory (docs/other-accelerators.md)" in line
     assert "is of ROCm 6.4.2" in runpy.run_path(str(build.kernels))["NO_KERNELS"]
-    asked = build(cuda=None, hip="6.4.2", NVX_CUDA="1")
-    assert asked.returncode != 0 and "no kernels for AMD GPUs" in asked.stdout + asked.stderr
+    requested = build(cuda=None, hip="6.4.2", NVX_CUDA="1")
+    assert requested.returncode != 0 and "no kernels for AMD GPUs" in requested.stdout + requested.stderr

@@ -123,8 +123,8 @@ def test_every_cpp_test_is_found_by_its_own_name(select, root):
 )
 def test_the_hook_judges_a_subject(root, subject, fault):
     complaint = runpy.run_path(str(root / "scripts" / "check_subject.py"))["complaint"]
-    said = complaint(subject, {"net", "torch", "ci"})
-    assert fault in said if fault else said == ""
+    complaints = complaint(subject, {"net", "torch", "ci"})
+    assert fault in complaints if fault else complaints == ""
 
 
 def parts_of(root):
@@ -133,8 +133,8 @@ def parts_of(root):
 
 
 def test_the_parts_of_ci_are_targets_and_fit(root):
-    told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
-    assert all(f"make {part} " in told for part in parts_of(root))
+    output = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert all(f"make {part} " in output for part in parts_of(root))
     assert sum(parts_of(root).values()) <= 45
 
 

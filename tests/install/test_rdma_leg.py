@@ -35,9 +35,9 @@ def test_the_rdma_leg_runs_on_each_active_port_and_skips_aloud(root, tmp_path):
     for ports, expected in (("", []), ("rxe0:1 rxe0:2", ["rxe0:1", "rxe0:2"])):
         python.write_text(f"#!/bin/sh\necho {ports}\n")
         python.chmod(0o755)
-        told = rdma_leg(root, devices, python)
+        lines = rdma_leg(root, devices, python)
         if not expected:
-            assert told == ["RDMA SKIPPED: no port of rxe0 is active"]
-        ran = [line for line in told if line.startswith("2 rc,ud,dc ")]
+            assert lines == ["RDMA SKIPPED: no port of rxe0 is active"]
+        ran = [line for line in lines if line.startswith("2 rc,ud,dc ")]
         assert [line.split()[2] for line in ran] == [f"{port}:" for port in expected]
         assert all("tests/torch/test_p2p.py" in line for line in ran)

@@ -96,17 +96,17 @@ def algorithms(tmp_path, *sizes, option=""):
     store = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
     how = {"env": os.environ | {"NVX_DEBUG": "trace", "OPTION": option}, "stderr": subprocess.PIPE, "text": True}
     ranks = [warm.Popen(["-c", JOB, str(rank), str(store), *map(str, sizes)], **how) for rank in range(2)]
-    said = [rank.communicate(timeout=100)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return re.findall(r"rank 0 #\d+ all_reduce \d+ bytes: (\w+)", said[0])
+    printed = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    return re.findall(r"rank 0 #\d+ all_reduce \d+ bytes: (\w+)", printed[0])
 
 
 def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
     file = tmp_path / "two.tune"
     limited = ("--sizes", "4K,32K", "--rounds", "1", "--write", file)
-    told = nvx("tune", "all_reduce.one_shot", "-n", "2", *map(str, limited))
-    assert told.returncode == 0, told.stderr
-    heading, *rows, verdict = told.stdout.splitlines()
+    output = nvx("tune", "all_reduce.one_shot", "-n", "2", *map(str, limited))
+    assert output.returncode == 0, output.stderr
+    heading, *rows, verdict = output.stdout.splitlines()
     assert heading.split() == ["collective", "size", "one_shot", "pipelined"]
     assert [row.split()[:2] for row in rows] == [["all_reduce", "4K"], ["all_reduce", "32K"]]
     chosen = re.fullmatch(r"all_reduce\.one_shot = (\w+) \(default 64K\): .*\b(faster|noise|%|rounds)", verdict)[1]
@@ -118,8 +118,8 @@ def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
     assert row.split()[1:3] == [chosen, "file"]
     file.write_text(re.sub(r"(all_reduce\.one_shot =) \d+", r"\1 8192", text))  # 64 KiB without the file
     assert algorithms(tmp_path, 8192, 32768) == ["reduce_one_shot", "reduce_pipelined"]
-    told = algorithms(tmp_path, 8192, option="all_reduce.one_shot=4K")
-    assert told == ["reduce_pipelined"], "an option counts before a file"
+    output = algorithms(tmp_path, 8192, option="all_reduce.one_shot=4K")
+    assert output == ["reduce_pipelined"], "an option counts before a file"
     file.write_text(file.read_text().replace(f"nvx = {nvx_module.__version__}", "nvx = 0.0.1"))
     assert algorithms(tmp_path, 32768) == ["reduce_one_shot"], "a file of another version counts for nothing"
 

@@ -32,8 +32,8 @@ def test_the_plan_has_each_python_and_torch_or_states_why_not():
 
 def test_of_each_minor_it_takes_the_newest_that_pip_offers(monkeypatch):
     wheels = load()
-    said = "torch (2.14.1)\nAvailable versions: 2.14.1, 2.14.0, 2.13.0+cpu, 2.13.0, 2.9.1\n  INSTALLED: 2.13.0"
-    monkeypatch.setattr(wheels, "output_of", lambda *command: said)
+    output = "torch (2.14.1)\nAvailable versions: 2.14.1, 2.14.0, 2.13.0+cpu, 2.13.0, 2.9.1\n  INSTALLED: 2.13.0"
+    monkeypatch.setattr(wheels, "output_of", lambda *command: output)
     assert wheels.offered("python") == {"2.14": "2.14.1", "2.13": "2.13.0+cpu", "2.9": "2.9.1"}
     monkeypatch.setattr(wheels, "output_of", lambda *command: "")
     assert "2.14" not in wheels.offered("python")

@@ -1,6 +1,6 @@
 /* Stands for libcuda.so.1, of two GPUs: the calls that nvx makes of it, over host memory. It is as strict as the real one
  * where nvx could go wrong: what needs a current context fails without one, and a flag or a type that is not the one
- * that is meant fails too. Compiled as C++, though its names are not this house's. */
+ * that is meant fails too. Compiled as C++, though its names do not follow the style. */
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -89,14 +89,14 @@ int cuCtxEnablePeerAccess(long peer, unsigned) {
   return peers++ ? kAlready : kDone;
 }
 
-int cuMemGetAllocationGranularity(size_t* bytes, const struct properties* asked, int option) {
-  return *bytes = 2 << 20, asked->type == 1 && asked->where.type == 1 && option == 0 ? kDone : kInvalid;
+int cuMemGetAllocationGranularity(size_t* bytes, const struct properties* requested, int option) {
+  return *bytes = 2 << 20, requested->type == 1 && requested->where.type == 1 && option == 0 ? kDone : kInvalid;
 }
-int cuMemCreate(unsigned long long* memory, size_t bytes, const struct properties* asked, unsigned long long) {
-  if (asked->type != 1 || !shares_by(asked->handle_types) || asked->where.type != 1) return kInvalid;
-  if (asked->rdma_capable && asked->where.id != 0) return kInvalid;
+int cuMemCreate(unsigned long long* memory, size_t bytes, const struct properties* requested, unsigned long long) {
+  if (requested->type != 1 || !shares_by(requested->handle_types) || requested->where.type != 1) return kInvalid;
+  if (requested->rdma_capable && requested->where.id != 0) return kInvalid;
   if (refuses("cuMemCreate")) return kNoMemory;
-  for_rdma += asked->rdma_capable;
+  for_rdma += requested->rdma_capable;
   int fd = memfd_create("fake", MFD_CLOEXEC);
   return *memory = 1000 + fd, ftruncate(fd, bytes) == 0 ? kDone : kInvalid;
 }
@@ -130,13 +130,13 @@ int cuMemImportFromShareableHandle(unsigned long long* memory, void* fd, int typ
 
 /* A multicast object's parts are whole granules on two devices. */
 struct team { unsigned devices; size_t bytes; unsigned long long handles, flags; };
-int cuMulticastGetGranularity(size_t* bytes, const struct team* asked, int option) {
-  return *bytes = 2 << 20, asked->devices == 2 && asked->handles == kPosixFd && !asked->flags && !option ? kDone : kInvalid;
+int cuMulticastGetGranularity(size_t* bytes, const struct team* requested, int option) {
+  return *bytes = 2 << 20, requested->devices == 2 && requested->handles == kPosixFd && !requested->flags && !option ? kDone : kInvalid;
 }
-int cuMulticastCreate(unsigned long long* object, const struct team* asked) {
-  if (asked->devices != 2 || asked->handles != kPosixFd || asked->flags || asked->bytes % (2 << 20)) return kInvalid;
+int cuMulticastCreate(unsigned long long* object, const struct team* requested) {
+  if (requested->devices != 2 || requested->handles != kPosixFd || requested->flags || requested->bytes % (2 << 20)) return kInvalid;
   int fd = memfd_create("team", MFD_CLOEXEC);
-  return *object = 1000 + fd, ftruncate(fd, asked->bytes) == 0 ? need() : kInvalid;
+  return *object = 1000 + fd, ftruncate(fd, requested->bytes) == 0 ? need() : kInvalid;
 }
 int cuMulticastAddDevice(unsigned long long, int device) { return device == 10 ? need() : kInvalid; }
 int cuMulticastBindMem(unsigned long long object, size_t at, unsigned long long memory, size_t offset, size_t bytes,

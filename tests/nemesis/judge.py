@@ -90,9 +90,9 @@ def bad_set_up(program, event):
         yield "I3", f"an error neither of nvx nor of the store: {event.text}"
     members = program.groups[event.group]
     dead = {f.rank for f in program.faults if f.kind in DEADLY}
-    said = {int(world or index) for index, world in ENDED.findall(event.text)}
-    if said - dead:
-        yield "I3", f"says that rank {min(said - dead)} has ended, which lives: {event.text}"
+    named = {int(world or index) for index, world in ENDED.findall(event.text)}
+    if named - dead:
+        yield "I3", f"says that rank {min(named - dead)} has ended, which lives: {event.text}"
     names = dead | {members.index(rank) for rank in dead if rank in members}
     only_deaths = all(f.kind in (*DEADLY, *HARMLESS) for f in program.faults)
     if only_deaths and not any(re.search(rf"\branks? (\d+, )*{name}\b", event.text) for name in names):

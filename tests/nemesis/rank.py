@@ -34,8 +34,8 @@ class Event:
 
 
 class ProgramRunner:
-    def __init__(self, program, rank, tell):
-        self.program, self.rank, self.tell = program, rank, tell
+    def __init__(self, program, rank, notify):
+        self.program, self.rank, self.notify = program, rank, notify
         self.expected = programs.Expected(program)
         self.groups, self.events, self.pending, self.failed, self.gone = [], [], [], set(), set()
 
@@ -129,7 +129,7 @@ class ProgramRunner:
             os.kill(os.getpid(), getattr(signal, kind))
             time.sleep(60)
         if "stop" in kind:
-            self.tell(("stopped", fault.value))
+            self.notify(("stopped", fault.value))
             os.kill(os.getpid(), signal.SIGSTOP)
         if kind == "late":
             time.sleep(fault.value)
@@ -346,7 +346,7 @@ def serve(connection, host, stacks, port):
     import nvx  # noqa: F401
 
     with open(stacks, "w") as log:
-        os.dup2(log.fileno(), 2)  # what nvx warns of is no news here
+        os.dup2(log.fileno(), 2)  # warnings of nvx are expected here
         faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
         # Before the first world: torch looks up names to connect, which may take as long as a set-up may.
         server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)

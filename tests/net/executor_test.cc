@@ -73,7 +73,7 @@ class RoundRobin {
     }
     for (int r = 0; r < shape.size; ++r) {
       if (runs[size_t(r)]->verdict().cause != net::ScheduleRun::Verdict::Cause::kNone) return "has failed";
-      if (!runs[size_t(r)]->waits_for().empty()) return "waits for somebody though it is done";
+      if (!runs[size_t(r)]->waits_for().empty()) return "waits for a rank though it is done";
       if (const std::string wrong = parts[size_t(r)]->verdict(); !wrong.empty()) return wrong;
     }
     runs.clear();
@@ -116,8 +116,8 @@ TEST_P(Schedules, RunAsTheyArePromised) {
     for (const Row& row : schedule::catalog()) {
       for (const size_t elements : {size_t(0), size_t(ranks) - 1, size_t(ranks), size_t(ranks) * 37 + 5}) {
         for (const Blocks blocks : {Blocks::kEqual, Blocks::kNearly, Blocks::kLoose}) {
-          const Asked asked{row.collective, ranks, elements, 4, int(++seed % uint64_t(ranks)), blocks, seed};
-          const Shape shape = shape_of(asked);
+          const ShapeRequest request{row.collective, ranks, elements, 4, int(++seed % uint64_t(ranks)), blocks, seed};
+          const Shape shape = shape_of(request);
           if (!legal(row, shape) || (blocks != Blocks::kEqual && !has_blocks(row.collective))) continue;
           for (const int window : {1, 2, 4, 16}) {
             const Memory memory = (seed + uint64_t(window)) % 2 ? Memory::kApart : Memory::kShared;

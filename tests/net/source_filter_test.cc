@@ -220,7 +220,7 @@ TEST(UcxListeners, TakeAwayWhatConnectedBeforeTheyWereShut) {
   EXPECT_FALSE(listening.accept());
   EXPECT_FALSE(connected(listening, "127.0.0.2"));
   EXPECT_GT(listeners.dropped(), 0u);
-  EXPECT_TRUE(others.accept()) << "a listener of somebody else stays as it is";
+  EXPECT_TRUE(others.accept()) << "a listener of another owner stays as it is";
   EXPECT_TRUE(connected(others, "127.0.0.2"));
   listeners.admit(prefixes("127.0.0.3"));
   listeners.admit(prefixes("127.0.0.4"));

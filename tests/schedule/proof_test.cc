@@ -23,9 +23,9 @@ constexpr size_t kWidths[] = {1, 4, 16};
 class Proof : public testing::TestWithParam<Row> {
  protected:
   /// With each number of steps in flight; everything else is drawn from `seed_`. All runs must give the same result.
-  void prove(const Asked& asked) {
+  void prove(const ShapeRequest& request) {
     const Row& row = GetParam();
-    const Shape shape = shape_of(asked);
+    const Shape shape = shape_of(request);
     if (!legal(row, shape)) return;
     const Script script = write_out(row, shape);
     uint64_t trees = 0;
@@ -33,7 +33,7 @@ class Proof : public testing::TestWithParam<Row> {
       const Conditions conditions{.depth = depth,
                                   .memory = draw() % 2 ? Memory::kShared : Memory::kApart,
                                   .timing = Timing(draw() % 3),
-                                  .late = int(draw() % uint64_t(asked.size + 1)) - 1,
+                                  .late = int(draw() % uint64_t(request.size + 1)) - 1,
                                   .seed = draw()};
       const Outcome outcome = run_script(script, conditions);
       ASSERT_EQ(breach(row, shape, outcome), "");
@@ -43,13 +43,13 @@ class Proof : public testing::TestWithParam<Row> {
     }
   }
 
-  void prove_counts(Asked asked) {
-    const size_t n = size_t(asked.size);
+  void prove_counts(ShapeRequest request) {
+    const size_t n = size_t(request.size);
     for (const size_t elements : {size_t(0), size_t(1), n - 1, n, n + 1, 3 * n + 2}) {
-      asked.elements = elements;
-      asked.width = kWidths[draw() % 3];
-      asked.seed = draw();
-      ASSERT_NO_FATAL_FAILURE(prove(asked));
+      request.elements = elements;
+      request.width = kWidths[draw() % 3];
+      request.seed = draw();
+      ASSERT_NO_FATAL_FAILURE(prove(request));
     }
   }
 

@@ -17,7 +17,7 @@ constexpr size_t kMost = 8192;
 }  // namespace
 
 struct SharedTable::Cell {
-  std::atomic<uint32_t> bytes;  // said, plus one
+  std::atomic<uint32_t> bytes;  // of the value, plus one
   std::byte data[kMost];
 };
 

@@ -51,9 +51,9 @@ class FalseBootstrap : public Bootstrap {
   FalseBootstrap(Bootstrap& real, std::function<void(int, std::vector<std::byte>&)> spoil)
       : real_(real), spoil_(std::move(spoil)) {}
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
-    std::vector<std::byte> said(mine.begin(), mine.end());
-    spoil_(round_++, said);
-    return real_.all_gather(said);
+    std::vector<std::byte> sent(mine.begin(), mine.end());
+    spoil_(round_++, sent);
+    return real_.all_gather(sent);
   }
   void give_up(const Failure& why) override { real_.give_up(why); }
 

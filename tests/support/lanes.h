@@ -124,9 +124,9 @@ class SlowExec : public CpuExec {
 class Alarm : public Watch {
  public:
   bool should_abort(int) override { return on.load(); }
-  void record_abort(int) override { ++told; }
+  void record_abort(int) override { ++recorded; }
   std::atomic<bool> on{false};
-  std::atomic<int> told{0};
+  std::atomic<int> recorded{0};
 };
 
 inline WaitRules rules_of(std::chrono::milliseconds span, Watch* watch = nullptr) {

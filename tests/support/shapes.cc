@@ -24,40 +24,40 @@ const std::vector<Block>& of_rank(const std::vector<std::vector<Block>>& blocks,
 bool is_loose(Blocks blocks) { return blocks == Blocks::kLoose || blocks == Blocks::kEqualLoose; }
 
 /// Elements in each of n blocks.
-std::vector<size_t> lengths(const Asked& asked, std::mt19937_64& random) {
-  const size_t n = size_t(asked.size), each = asked.elements / n;
+std::vector<size_t> lengths(const ShapeRequest& request, std::mt19937_64& random) {
+  const size_t n = size_t(request.size), each = request.elements / n;
   std::vector<size_t> lengths(n, each);
   for (size_t i = 0; i < n; ++i) {
-    if (asked.blocks == Blocks::kNearly) lengths[i] += i < asked.elements % n;
-    if (asked.blocks == Blocks::kUneven || asked.blocks == Blocks::kLoose) {
+    if (request.blocks == Blocks::kNearly) lengths[i] += i < request.elements % n;
+    if (request.blocks == Blocks::kUneven || request.blocks == Blocks::kLoose) {
       lengths[i] = random() % 3 ? random() % (2 * each + 2) : 0;
     }
   }
   return lengths;
 }
 
-std::vector<Block> place(const std::vector<size_t>& lengths, const Asked& asked, std::mt19937_64& random) {
+std::vector<Block> place(const std::vector<size_t>& lengths, const ShapeRequest& request, std::mt19937_64& random) {
   std::vector<size_t> order(lengths.size());
   std::iota(order.begin(), order.end(), 0);
-  if (is_loose(asked.blocks)) std::shuffle(order.begin(), order.end(), random);
+  if (is_loose(request.blocks)) std::shuffle(order.begin(), order.end(), random);
   std::vector<Block> blocks(lengths.size());
   size_t at = 0;
   for (const size_t i : order) {
-    if (is_loose(asked.blocks)) at += random() % 3 * asked.width;
-    blocks[i] = {at, lengths[i] * asked.width};
+    if (is_loose(request.blocks)) at += random() % 3 * request.width;
+    blocks[i] = {at, lengths[i] * request.width};
     at += blocks[i].bytes;
   }
   return blocks;
 }
 
-void lay_all_to_all(Shape& shape, const Asked& asked, std::mt19937_64& random) {
+void lay_all_to_all(Shape& shape, const ShapeRequest& request, std::mt19937_64& random) {
   std::vector<std::vector<size_t>> sent;
-  for (int rank = 0; rank < shape.size; ++rank) sent.push_back(lengths(asked, random));
+  for (int rank = 0; rank < shape.size; ++rank) sent.push_back(lengths(request, random));
   for (size_t rank = 0; rank < size_t(shape.size); ++rank) {
     std::vector<size_t> received;
     for (const auto& by : sent) received.push_back(by[rank]);
-    shape.to.push_back(place(sent[rank], asked, random));
-    shape.from.push_back(place(received, asked, random));
+    shape.to.push_back(place(sent[rank], request, random));
+    shape.from.push_back(place(received, request, random));
   }
 }
 
@@ -101,15 +101,15 @@ std::string Shape::text() const {
   return text;
 }
 
-Shape shape_of(const Asked& asked) {
-  std::mt19937_64 random(asked.seed);
-  Shape shape{.collective = asked.collective, .size = asked.size, .root = asked.root, .width = asked.width};
-  if (asked.collective == Collective::kAllToAll) {
-    lay_all_to_all(shape, asked, random);
-  } else if (has_blocks(asked.collective)) {
-    shape.blocks = place(lengths(asked, random), asked, random);
-  } else if (asked.collective != Collective::kBarrier) {
-    shape.bytes = asked.elements * asked.width;
+Shape shape_of(const ShapeRequest& request) {
+  std::mt19937_64 random(request.seed);
+  Shape shape{.collective = request.collective, .size = request.size, .root = request.root, .width = request.width};
+  if (request.collective == Collective::kAllToAll) {
+    lay_all_to_all(shape, request, random);
+  } else if (has_blocks(request.collective)) {
+    shape.blocks = place(lengths(request, random), request, random);
+  } else if (request.collective != Collective::kBarrier) {
+    shape.bytes = request.elements * request.width;
   } else {
     shape.width = 1;
   }

@@ -36,7 +36,7 @@ struct Shape {
   std::string text() const;
 };
 
-struct Asked {
+struct ShapeRequest {
   schedule::Collective collective;
   int size;
   size_t elements;  ///< in the whole, or in all blocks together
@@ -45,7 +45,7 @@ struct Asked {
   Blocks blocks = Blocks::kEqual;
   uint64_t seed = 0;
 };
-Shape shape_of(const Asked& asked);
+Shape shape_of(const ShapeRequest& request);
 
 bool has_root(schedule::Collective collective);
 bool has_blocks(schedule::Collective collective);

@@ -60,11 +60,11 @@ def names(text, rank):
     return re.search(rf"\branks? (\d+, )*{rank}\b", text.split(";")[0])
 
 
-def end_itself(how, told):
+def end_itself(how, trigger):
     """For `how` that a signal cannot do: a thread, because the main one is in a call. It acts on the first byte."""
 
     def act():
-        os.read(told, 1)
+        os.read(trigger, 1)
         if how == "exec":
             os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(20)"])
         os._exit(3)
@@ -79,14 +79,14 @@ def store_of(plan, where):
     return dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
 
 
-def be_rank(plan, rank, where, start, delay, told, pipe):
+def be_rank(plan, rank, where, start, delay, trigger, pipe):
     if plan.hosts > 1:
         os.environ["NVX_HOST_ID"] = f"host{rank % plan.hosts}"
     torch.set_num_threads(1)
     store = store_of(plan, where)
     time.sleep(max(0.0, start - time.monotonic()))
-    if told is not None:
-        end_itself(plan.how, told)
+    if trigger is not None:
+        end_itself(plan.how, trigger)
     text, began = "nothing", time.monotonic()
     facts = {"rank": rank, "world_size": plan.ranks, "timeout": timedelta(seconds=plan.timeout)}
     try:
@@ -130,11 +130,11 @@ def run_world(plan, folder, port=None):
     began = time.monotonic() + 0.05 + 0.02 * plan.ranks
     end = began + starts[victim] + moment
     by_itself = ENDS[plan.how] is None
-    told, tell = os.pipe()
+    trigger, trigger_end = os.pipe()
     ranks = []
     for rank in range(plan.ranks):
         acts = by_itself and rank == victim
-        ranks.append(start_rank(plan, rank, where, began + starts[rank], starts[rank], told if acts else None))
+        ranks.append(start_rank(plan, rank, where, began + starts[rank], starts[rank], trigger if acts else None))
     pid, lines = ranks[victim]
     if plan.phase != "init":
         for _, made in ranks if plan.phase == "steady" else [ranks[victim]]:
@@ -142,21 +142,21 @@ def run_world(plan, folder, port=None):
         end = time.monotonic() + moment + (starts[victim] if plan.phase == "again" else 0)
     time.sleep(max(0.0, end - time.monotonic()))
     if by_itself:
-        os.write(tell, b"now")
+        os.write(trigger_end, b"now")
     else:
         os.kill(pid, ENDS[plan.how])
     end = time.monotonic()
     others = [rank for rank in range(plan.ranks) if rank != victim]
-    said = [json.loads(ranks[rank][1].read().splitlines()[-1]) for rank in others]
+    reports = [json.loads(ranks[rank][1].read().splitlines()[-1]) for rank in others]
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     for process, lines in ranks:
         os.waitpid(process, 0)
         lines.close()
-    os.close(told)
-    os.close(tell)
-    seconds = max(at - max(end, start) for start, at, _ in said)
-    texts = [text for _, _, text in said]
+    os.close(trigger)
+    os.close(trigger_end)
+    seconds = max(at - max(end, start) for start, at, _ in reports)
+    texts = [text for _, _, text in reports]
     absent = any("has not joined" in text or "have not joined" in text for text in texts)
     return Outcome(
         plan,

@@ -90,7 +90,7 @@ def there(test, module, name):
         before = Stay.moved_ever
         with mock.patch.object(home, "dist", Distributed()):
             body(rank, world)
-        assert Stay.moved_ever > before, "nothing was asked of the accelerator"
+        assert Stay.moved_ever > before, "the accelerator was not used"
 
     run.__name__, run.__qualname__, run.__module__, run.__doc__ = name, name, module, body.__doc__
     return run

@@ -13,7 +13,7 @@ failed test are killed by pid and replaced; those of a good one serve the next t
 re-initialisation.
 
 NVX_TEST_BACKEND=gloo runs the same suite over gloo: a test that fails there too is wrong itself.
-NVX_TEST_HOSTS=2 tells every second rank that it is on another host, so that the suite also goes over the wire;
+NVX_TEST_HOSTS=2 puts every second rank on another host, so that the suite also goes over the wire;
 NVX_TEST_NETNS=a,b puts the ranks into these network namespaces by turns, which are hosts of their own.
 """
 
@@ -476,11 +476,11 @@ def on_gpus(*worlds, pool="gpus", **settings):
     settings.setdefault("backend", f"cpu:{BACKEND},cuda:{BACKEND}")
 
     def run(ranks, test, **given):
-        told = ranks.run(test, **settings, **given)[0] or []
-        refused = {name: why for line in told for name, why in line.get("refused", {}).items()}
-        if refused and not any(line.get("served") for line in told):
+        lines = ranks.run(test, **settings, **given)[0] or []
+        refused = {name: why for line in lines for name, why in line.get("refused", {}).items()}
+        if refused and not any(line.get("served") for line in lines):
             pytest.skip(f"refused: {', '.join(refused)}: {next(iter(refused.values()))}")
-        for line in told:
+        for line in lines:
             if "left_out_part" in line:
                 pytest.skip(f"{line['left_out_part']}: {line['why']}")
 

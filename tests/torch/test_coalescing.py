@@ -74,17 +74,17 @@ def test_a_window_that_fails_has_ended(rank, world):
 @on_ranks(2)
 def test_many_threads_wait_for_one_window(rank, world):
     for _ in range(20):
-        told = []
+        calls = []
         work = window([lambda: dist.all_reduce(torch.ones(70_001), async_op=True) for _ in range(4)])
-        work.get_future().add_done_callback(lambda f, told=told: told.append(1))
+        work.get_future().add_done_callback(lambda f, calls=calls: calls.append(1))
         threads = [threading.Thread(target=work.wait) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert work.is_completed()
-        eventually(lambda told=told: told)
-        assert told == [1]
+        eventually(lambda calls=calls: calls)
+        assert calls == [1]
 
 
 @on_ranks(2)
@@ -120,19 +120,19 @@ def test_a_callback_may_wait_for_its_own_work(rank, world, ending):
     for turn in range(10):
         dist.barrier()
         work = ENDS[ending](1 - rank)
-        said = []
+        printed = []
 
-        def ask(_, work=work, said=said):
-            said.append(work.wait())
-            said.append(work.wait(timedelta(seconds=20)))
-            said.append(work.is_completed())
+        def query_work(_, work=work, printed=printed):
+            printed.append(work.wait())
+            printed.append(work.wait(timedelta(seconds=20)))
+            printed.append(work.is_completed())
             dist.group.WORLD._wait_for_pending_works()  # waits for all works but this one
 
-        future = work.get_future().then(ask)
+        future = work.get_future().then(query_work)
         if turn % 2:
             work.wait()
         future.wait()
-        assert said == [True] * 3
+        assert printed == [True] * 3
 
 
 @on_ranks(2)
@@ -140,17 +140,17 @@ def test_a_callback_may_wait_for_its_own_failure(rank, world):
     group = dist.new_group(timeout=timedelta(seconds=0.5))
     if rank == 0:
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
-        said = []
+        printed = []
 
-        def ask(_):
+        def query_work(_):
             try:
                 work.wait()
             except dist.DistBackendError as error:
-                said.append(str(error))
+                printed.append(str(error))
 
-        work.get_future().add_done_callback(ask)
-        eventually(lambda: said)
-        assert "rank 1" in said[0]
+        work.get_future().add_done_callback(query_work)
+        eventually(lambda: printed)
+        assert "rank 1" in printed[0]
     sync("failed")
 
 
@@ -256,5 +256,5 @@ def test_an_open_window_is_logged(tmp_path):
     )
     ran = warm.run(["-c", script, str(tmp_path / "store")], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    said = [line for line in ran.stderr.splitlines() if "coalescing scope" in line]
-    assert len(said) == 1 and "the 1 operations" in said[0], ran.stderr
+    printed = [line for line in ran.stderr.splitlines() if "coalescing scope" in line]
+    assert len(printed) == 1 and "the 1 operations" in printed[0], ran.stderr

@@ -121,8 +121,8 @@ def test_timeout_of_a_wait(rank, world):
     if rank == 0:
         works = [dist.all_reduce(t, group=g, async_op=True) for t, g in zip(tensors, groups, strict=True)]
         for work in works:
-            said = late(0.2, lambda: work.wait(timedelta(seconds=0.2)))  # noqa: B023
-            assert re.search(r"after 200 ms; all_reduce of group \d+ on rank 0 goes on\. Next: ", said), said
+            printed = late(0.2, lambda: work.wait(timedelta(seconds=0.2)))  # noqa: B023
+            assert re.search(r"after 200 ms; all_reduce of group \d+ on rank 0 goes on\. Next: ", printed), printed
         store.set("gave up", "1")
     else:
         store.wait(["gave up"], timedelta(seconds=20))

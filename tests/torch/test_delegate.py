@@ -319,10 +319,10 @@ def test_log_names_the_route(rank, world):
     with stderr_lines() as lines:
         dist.all_reduce(on_gpu(1, LARGE))
         dist.all_reduce(on_gpu(1, SMALL))
-    said = "\n".join(lines)
-    assert ("delegated to fake_nccl, on fakegpu:0 of this rank" in said) == (rank == 0), said
-    assert "all_reduce on fakegpu:0: delegated to fake_nccl (NVX_DELEGATE)" in said
-    assert "all_reduce on fakegpu:0: through host memory" in said
+    message = "\n".join(lines)
+    assert ("delegated to fake_nccl, on fakegpu:0 of this rank" in message) == (rank == 0), message
+    assert "all_reduce on fakegpu:0: delegated to fake_nccl (NVX_DELEGATE)" in message
+    assert "all_reduce on fakegpu:0: through host memory" in message
 
 
 @on_nccl_gpus(2)
@@ -354,12 +354,12 @@ def call_something_else(rank, mine, theirs):
 
 @on_nccl_gpus(2)
 def test_calls_that_do_not_match_are_named(rank, world):
-    said = call_something_else(
+    message = call_something_else(
         rank,
         lambda tensor: dist.all_reduce(tensor, async_op=True),
         lambda tensor: dist.broadcast(tensor, 0, async_op=True),
     )
-    assert "all_reduce(sum, f32, 512 elements)" in said and "broadcast(f32, 512 elements, root 0)" in said
+    assert "all_reduce(sum, f32, 512 elements)" in message and "broadcast(f32, 512 elements, root 0)" in message
     assert aborts() == 1
     with pytest.raises(dist.DistBackendError, match="mismatch"):
         dist.all_reduce(on_gpu(1, LARGE))
@@ -370,23 +370,23 @@ def test_calls_that_do_not_match_are_named(rank, world):
 @on_nccl_gpus(2)
 def test_one_that_is_handed_over_against_one_that_is_not(rank, world):
     """Ranks call with different sizes, or one calls with several tensors."""
-    said = call_something_else(
+    message = call_something_else(
         rank,
         lambda tensor: dist.all_reduce(tensor, async_op=True),
         lambda tensor: dist.all_reduce(tensor[:-1], async_op=True),
     )
-    assert "512 elements" in said and "511 elements" in said
+    assert "512 elements" in message and "511 elements" in message
 
 
 @on_nccl_gpus(2)
 def test_a_call_of_several_against_one_that_is_handed_over(rank, world):
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
-    said = call_something_else(
+    message = call_something_else(
         rank,
         lambda tensor: dist.all_reduce(tensor, async_op=True),
         lambda tensor: backend.allreduce_coalesced([tensor], dist.AllreduceCoalescedOptions()),
     )
-    assert said.count("all_reduce(sum, f32, 512 elements)") >= 2
+    assert message.count("all_reduce(sum, f32, 512 elements)") >= 2
 
 
 @on_nccl_gpus(2, op_timeout=2)
@@ -483,8 +483,8 @@ def test_failure_of_the_delegate_fails_the_group(rank, world):
             fake_nccl.made[-1].break_down()
             raises_before_long("fake_nccl reports that all_reduce.* has failed", work.wait)
     else:
-        said = "fake_nccl reports that all_reduce.* has failed.*reported by rank 0"
-        raises_before_long(said, lambda: dist.all_reduce(tensor))
+        message = "fake_nccl reports that all_reduce.* has failed.*reported by rank 0"
+        raises_before_long(message, lambda: dist.all_reduce(tensor))
     torch.accelerator.synchronize()
 
 
@@ -552,8 +552,8 @@ def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
     reset_counts()
 
     def call():  # thread-local: without a driver this process cannot decide whether other threads may query the device
-        said = "this stream is being captured into a graph"
-        with captured(mode="thread_local"), pytest.raises(ValueError, match=said):
+        message = "this stream is being captured into a graph"
+        with captured(mode="thread_local"), pytest.raises(ValueError, match=message):
             dist.all_reduce(tensor)
 
     assert not is_handed_over(call)

@@ -157,25 +157,25 @@ def test_a_message_of_a_batch_begins_at_its_end(rank, world):
 def test_messages_of_a_pair_in_another_order_are_named(rank, world):
     """NCCL would give each receive the other's data."""
     ready()
-    said = "send/recv mismatch in group .*message 2 of this pair that NVX_DELEGATE gives to NCCL.*as message 1"
+    message = "send/recv mismatch in group .*message 2 of this pair that NVX_DELEGATE gives to NCCL.*as message 1"
     if rank == 0:
         for tag in (0, 1):
             dist.isend(on_gpu(tag, LARGE), 1, tag=tag)
-        raises_before_long(said, lambda: dist.send(on_gpu(2, LARGE), 1))  # its sends may have ended well
+        raises_before_long(message, lambda: dist.send(on_gpu(2, LARGE), 1))  # its sends may have ended well
     else:
         works = [dist.irecv(on_gpu(0, LARGE), 0, tag=tag) for tag in (1, 0)]
-        raises_before_long(said, lambda: [work.wait() for work in works])
+        raises_before_long(message, lambda: [work.wait() for work in works])
     torch.accelerator.synchronize()
 
 
 def one_end(rank, receives):
     """Rank 1 receives by another way than the one by which rank 0 sends."""
     ready()
-    said = "take send_recv out of NVX_DELEGATE"
+    message = "take send_recv out of NVX_DELEGATE"
     if rank == 0:
-        raises_before_long(said, dist.isend(on_gpu(1, LARGE), 1).wait)
+        raises_before_long(message, dist.isend(on_gpu(1, LARGE), 1).wait)
     else:
-        with pytest.raises(dist.DistBackendError, match=said):
+        with pytest.raises(dist.DistBackendError, match=message):
             receives()
     torch.accelerator.synchronize()
 

@@ -29,9 +29,9 @@ def falls_back(rank, world, most=20):
             dist.all_reduce(tensor)
             assert_all(tensor, sum(range(1, world + 1)))
     assert time.monotonic() - began < most
-    said = [line for line in lines if "NVX_DELEGATE has no effect" in line]
-    assert len(said) == (rank == 0), lines
-    return "".join(said)
+    warning = [line for line in lines if "NVX_DELEGATE has no effect" in line]
+    assert len(warning) == (rank == 0), lines
+    return "".join(warning)
 
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="of each host's GPUs by themselves")
@@ -39,18 +39,18 @@ def falls_back(rank, world, most=20):
 def test_ranks_that_share_a_gpu_hand_nothing_over(rank, world):
     count = len(fake_nccl.made)
     with fake_nccl.looking("0000:01" if rank else "0000:02"):
-        said = falls_back(rank, world)
+        warning = falls_back(rank, world)
     assert len(fake_nccl.made) == count, "nothing was made"
     if rank == 0:
-        assert "rank 1 " in said and "rank 2 " in said
-        assert "share the GPU 0000:01, and NCCL needs one GPU for each rank" in said
+        assert "rank 1 " in warning and "rank 2 " in warning
+        assert "share the GPU 0000:01, and NCCL needs one GPU for each rank" in warning
 
 
 @on_nccl_gpus(2)
 def test_a_rank_without_nccl_keeps_all_from_handing_over(rank, world):
     with fake_nccl.looking("", "this torch has none") if rank else contextlib.nullcontext():
-        said = falls_back(rank, world)
-    assert rank or ("rank 1 " in said and "this torch has none" in said)
+        warning = falls_back(rank, world)
+    assert rank or ("rank 1 " in warning and "this torch has none" in warning)
 
 
 @on_nccl_gpus(2)
@@ -61,10 +61,10 @@ def test_a_probe_that_fails_is_a_rank_without(rank, world):
     if rank:
         nvx.delegate.probe = lambda device: 1 / 0
     try:
-        said = falls_back(rank, world)
+        warning = falls_back(rank, world)
     finally:
         nvx.delegate.probe = before
-    assert rank or "rank 1 " in said and "ZeroDivisionError" in said
+    assert rank or "rank 1 " in warning and "ZeroDivisionError" in warning
 
 
 @on_nccl_gpus(2, op_timeout=100)
@@ -76,20 +76,20 @@ def test_a_backend_that_cannot_be_made_on_a_rank_is_none_for_all(rank, world):
     if rank:
         nvx.delegate.make = lambda *given: 1 / 0
     try:
-        said = falls_back(rank, world)
+        warning = falls_back(rank, world)
     finally:
         nvx.delegate.make = before
     if rank == 0:
         assert fake_nccl.calls() == {"connect": 1, "abort": 1}
-        assert "rank 1 " in said and "ZeroDivisionError" in said and "\n" not in said
+        assert "rank 1 " in warning and "ZeroDivisionError" in warning and "\n" not in warning
 
 
 @on_nccl_gpus(3, op_timeout=100)
 def test_a_rank_that_cannot_connect_is_none_for_all(rank, world):
     with fake_nccl.connecting("no route to rank 0\nand more") if rank == 1 else contextlib.nullcontext():
-        said = falls_back(rank, world)
+        warning = falls_back(rank, world)
     assert fake_nccl.calls() == {"connect": 1, "abort": 1}
-    assert rank or ("rank 1 " in said and "no route to rank 0" in said and "more" not in said)
+    assert rank or ("rank 1 " in warning and "no route to rank 0" in warning and "more" not in warning)
 
 
 @on_nccl_gpus(2)
@@ -104,19 +104,19 @@ def test_a_rank_that_has_connected_follows_one_that_has_not(rank, world):
 
     nvx.delegate.make = (lambda *given: 1 / 0) if rank else alone
     try:
-        said = falls_back(rank, world)
+        warning = falls_back(rank, world)
     finally:
         nvx.delegate.make = before
     if rank == 0:
         assert fake_nccl.calls() == {"connect": 1, "abort": 1}
-        assert "rank 1 " in said and "ZeroDivisionError" in said
+        assert "rank 1 " in warning and "ZeroDivisionError" in warning
 
 
 @on_nccl_gpus(2, op_timeout=4)
 def test_connecting_that_does_not_end_ends_in_half_of_the_timeout(rank, world):
     with fake_nccl.connecting("hang"):
-        said = falls_back(rank, world)
-    assert rank or "it was not connected within 2000 ms, half of the group's timeout" in said
+        warning = falls_back(rank, world)
+    assert rank or "it was not connected within 2000 ms, half of the group's timeout" in warning
     assert fake_nccl.calls() == {"connect": 1, "abort": 1}
 
 
@@ -125,16 +125,16 @@ def test_a_rank_that_hangs_is_named_though_all_wait_for_it(rank, world):
     """The hung rank and the ranks that wait for it time out together: the message may name any of them, and all fall
     back."""
     with fake_nccl.connecting("hang") if rank else contextlib.nullcontext():
-        said = falls_back(rank, world)
-    assert rank or "half of the group's timeout" in said
+        warning = falls_back(rank, world)
+    assert rank or "half of the group's timeout" in warning
 
 
 @on_nccl_gpus(2, op_timeout=4, store="tcp")
 def test_a_wait_in_the_store_holds_nobody_up(rank, world):
     """The wait cannot be aborted either: its thread is abandoned."""
     with fake_nccl.connecting("wait"):
-        said = falls_back(rank, world)
-    assert rank or "half of the group's timeout" in said
+        warning = falls_back(rank, world)
+    assert rank or "half of the group's timeout" in warning
 
 
 @on_nccl_gpus(2, op_timeout=100)
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_connecting(rank, world):
             with pytest.raises(dist.DistBackendError, match="interrupted by the user.*rank 0"):
                 dist.all_reduce(tensor)
     assert fake_nccl.calls() == {"connect": 1, "abort": 1}
-    sync("both have been told")
+    sync("both were notified")
 
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="a rank of another host that dies is missed when the time is up")
@@ -184,8 +184,8 @@ def test_a_rank_that_dies_while_connecting_is_named_soon(rank, world):
 def test_a_rank_that_does_not_come_to_agree_is_named(rank, world):
     dist.all_reduce(on_gpu(1, SMALL))
     if rank == 0:
-        said = "rank 1 did not join.*while the ranks agreed on what to delegate"
-        with pytest.raises(dist.DistBackendError, match=said):
+        message = "rank 1 did not join.*while the ranks agreed on what to delegate"
+        with pytest.raises(dist.DistBackendError, match=message):
             dist.all_reduce(on_gpu(1, LARGE))
     sync("rank 0 has given up")
 
@@ -202,11 +202,11 @@ def until_called_off(most=20):
 def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
     """The failure must not terminate the caller, the thread that polls pending operations, or the thread that calls
     hooks."""
-    group, tensor, heard = dist.new_group(), on_gpu(1, LARGE), []
+    group, tensor, infos = dist.new_group(), on_gpu(1, LARGE), []
     dist.all_reduce(tensor, group=group)
     torch.accelerator.synchronize()
     if listening:
-        listen(group, heard.append)
+        listen(group, infos.append)
     if rank == 0:
         with held(), questions_fail():
             work = dist.all_reduce(tensor, group=group, async_op=True)

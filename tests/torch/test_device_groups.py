@@ -146,20 +146,20 @@ def listen(group, hook):
     group._register_on_completion_hook(hook)
 
 
-def heard(group, call, tensor):
+def ended(group, call, tensor):
     """The tensor's contents when a hook runs at the end of the call, and the call's duration."""
     seen = []
-    told = threading.Event()
+    reported = threading.Event()
 
     def hook(info):
         seen.append((peek(tensor)[-1].item(), info.active_duration.total_seconds()))
-        told.set()
+        reported.set()
 
     listen(group, hook)
     work = call()
     if work is not None:
         work.wait()
-    assert told.wait(20)
+    assert reported.wait(20)
     return work, seen[0]
 
 
@@ -167,23 +167,23 @@ def heard(group, call, tensor):
 @on_fake_gpus(2)
 def test_a_device_that_does_not_report_the_end_fails_the_group(rank, world, asynchronous):
     """A hook makes nvx poll events. A failed poll must not terminate the call that polls, nor the thread."""
-    group, told = dist.new_group(), threading.Event()
+    group, reported = dist.new_group(), threading.Event()
     group._enable_collectives_timing()
     tensor = on_gpu(1)
     dist.all_reduce(tensor, group=group)
     torch.accelerator.synchronize()
     if rank == 0:
-        listen(group, lambda info: told.set())
+        listen(group, lambda info: reported.set())
         with concurrent.futures.ThreadPoolExecutor() as pool:
             call = pool.submit(dist.all_reduce, tensor, group=group, async_op=asynchronous)
             time.sleep(0.3)  # its input has reached the host by then; otherwise it fails sooner, with the same text
             with questions_fail():
-                sync("the device tells nothing")
+                sync("the device reports nothing")
                 call.result(60)
-                assert told.wait(20)
+                assert reported.wait(20)
         words = "all_reduce of group.* failed on the device: .*an illegal memory access"
     else:
-        sync("the device tells nothing")
+        sync("the device reports nothing")
         # Its part may or may not be done before the failure is reported.
         with contextlib.suppress(dist.DistBackendError):
             dist.all_reduce(tensor, group=group)
@@ -204,7 +204,7 @@ def test_hooks_and_durations_at_the_end(rank, world, count, asynchronous):
     torch.accelerator.synchronize()
     set_copy_rate(count * 4 / 0.4)
     try:
-        work, (value, span) = heard(group, lambda: dist.all_reduce(tensor, group=group, async_op=asynchronous), tensor)
+        work, (value, span) = ended(group, lambda: dist.all_reduce(tensor, group=group, async_op=asynchronous), tensor)
         assert value == 3
         least = 0.75 if count == 1000 else 0.5  # downloads of chunks overlap uploads of others
         assert span > least
@@ -217,12 +217,12 @@ def test_hooks_and_durations_at_the_end(rank, world, count, asynchronous):
 
 @on_fake_gpus(2)
 def test_a_hook_runs_for_a_window_when_all_of_it_has_arrived(rank, world):
-    group, told = dist.new_group(), []
+    group, reported = dist.new_group(), []
     group._enable_collectives_timing()
     tensors = [on_gpu(rank + 1) for _ in range(3)]
     dist.all_reduce(on_gpu(1), group=group)
     torch.accelerator.synchronize()
-    listen(group, lambda info: told.append((info.op_type, [peek(tensor)[-1].item() for tensor in tensors])))
+    listen(group, lambda info: reported.append((info.op_type, [peek(tensor)[-1].item() for tensor in tensors])))
     set_copy_rate(4000 / 0.2)
     try:
         with dist._coalescing_manager(group, tensors[0].device, async_ops=True) as window:
@@ -230,29 +230,29 @@ def test_a_hook_runs_for_a_window_when_all_of_it_has_arrived(rank, world):
                 dist.all_reduce(tensor, group=group)
         window.wait()
         end = time.monotonic() + 20
-        while not any("COALESCED" in str(op) for op, _ in told):
-            assert time.monotonic() < end, told
+        while not any("COALESCED" in str(op) for op, _ in reported):
+            assert time.monotonic() < end, reported
             time.sleep(0.005)
     finally:
         set_copy_rate(0)
-    assert all(seen == [3, 3, 3] for op, seen in told if "COALESCED" in str(op)), told
+    assert all(seen == [3, 3, 3] for op, seen in reported if "COALESCED" in str(op)), reported
 
 
 @on_fake_gpus(2)
 def test_a_hook_gets_nothing_from_before_it(rank, world):
     """This holds even if another listener, such as the recorder of torch 2.15, is called for earlier calls."""
-    group, tensor, told = dist.new_group(), on_gpu(1), []
+    group, tensor, reported = dist.new_group(), on_gpu(1), []
     torch.accelerator.synchronize()
     set_copy_rate(4000 / 0.2)
     try:
         dist.all_reduce(tensor, group=group, async_op=True)
-        listen(group, told.append)
+        listen(group, reported.append)
         dist.all_reduce(tensor, group=group, async_op=True).wait()
         end = time.monotonic() + 20
-        while not told or told[-1].seq != 2:
+        while not reported or reported[-1].seq != 2:
             assert time.monotonic() < end
             time.sleep(0.005)
-        assert [info.seq for info in told] == [2]
+        assert [info.seq for info in reported] == [2]
     finally:
         set_copy_rate(0)
 
@@ -267,7 +267,7 @@ def test_a_hook_runs_for_a_message_when_it_has_arrived(rank, world):
     torch.accelerator.synchronize()
     set_copy_rate(4000 / 0.2)
     try:
-        _, (value, _) = heard(group, lambda: dist.irecv(tensor, group=group, group_src=1), tensor)
+        _, (value, _) = ended(group, lambda: dist.irecv(tensor, group=group, group_src=1), tensor)
         assert value == 5
     finally:
         set_copy_rate(0)

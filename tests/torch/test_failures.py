@@ -220,7 +220,7 @@ def die(how, folder):
 
 
 def assert_death_named(text, rank, folder):
-    heard = time.monotonic()
+    reported = time.monotonic()
     with open(os.path.join(folder, "died")) as note:
         died, pid = note.read().split()
     first = text.splitlines()[0]
@@ -229,7 +229,7 @@ def assert_death_named(text, rank, folder):
     assert pid in first, f"the pid {pid} is not in {first!r}"
     assert socket.gethostname() in text or "host host" in text, text
     assert f"rank {rank}" in text, text
-    assert heard - float(died) < 1.0, f"heard of it after {heard - float(died):.2f} s"
+    assert reported - float(died) < 1.0, f"reported after {reported - float(died):.2f} s"
 
 
 BLOCKED_IN = {
@@ -240,7 +240,7 @@ BLOCKED_IN = {
     "all_to_all": lambda g, w: dist.all_to_all_single(ones(1000 * w), ones(1000 * w), group=g),
     "broadcast": lambda g, w: dist.broadcast(ones(70_001), ODD, group=g),
     "recv": lambda g, w: dist.recv(ones(), ODD, group=g),
-    "recv from anybody": lambda g, w: dist.recv(ones(), group=g),
+    "recv from any source": lambda g, w: dist.recv(ones(), group=g),
     "asynchronous": lambda g, w: dist.all_reduce(ones(70_001), group=g, async_op=True).wait(),
     "asynchronous, future": lambda g, w: dist.all_reduce(ones(), group=g, async_op=True).get_future().wait(),
     "monitored_barrier": lambda g, w: (g or dist.group.WORLD).monitored_barrier(timedelta(seconds=20)),
@@ -475,10 +475,10 @@ def test_ranks_of_the_same_host_report_how_a_process_ended(rank, world):
     dist.all_gather_object(hosts, os.environ["NVX_HOST_ID"])
     if rank == ODD:
         os.kill(os.getpid(), signal.SIGKILL)
-    said = caught(lambda: dist.all_reduce(ones()), within=5)
-    assert re.search(rf"rank {ODD} \(pid \d+, host \w+\)", said), said
+    printed = caught(lambda: dist.all_reduce(ones()), within=5)
+    assert re.search(rf"rank {ODD} \(pid \d+, host \w+\)", printed), printed
     if hosts[rank] == hosts[ODD]:
-        assert re.search(r" has ended(?!, or)", said), said
+        assert re.search(r" has ended(?!, or)", printed), printed
 
 
 def timeout_beside_a_stopped_rank(rank, world, within):
@@ -501,8 +501,8 @@ def timeout_beside_a_stopped_rank(rank, world, within):
 
 @on_two_hosts(2, op_timeout=4)
 def test_a_timeout_reports_silence(rank, world):
-    said = timeout_beside_a_stopped_rank(rank, world, within=9)
-    assert rank == ODD or "gives no sign of life for" in said, said
+    printed = timeout_beside_a_stopped_rank(rank, world, within=9)
+    assert rank == ODD or "gives no sign of life for" in printed, printed
 
 
 @on_two_hosts(2, op_timeout=2, fresh=True)
@@ -534,9 +534,9 @@ def test_a_later_group_works_if_a_rank_was_stopped_before_it_connected(rank, wor
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="seen on one host only")
 @on_ranks(2, op_timeout=1.5)
 def test_a_timeout_names_the_stopped_rank(rank, world):
-    said = timeout_beside_a_stopped_rank(rank, world, within=6)
-    assert rank == ODD or "stopped by a signal" in said, said
-    assert rank == ODD or re.search(r"Next: let rank 1 go on \(kill -CONT \d+\), and find out", said)
+    printed = timeout_beside_a_stopped_rank(rank, world, within=6)
+    assert rank == ODD or "stopped by a signal" in printed, printed
+    assert rank == ODD or re.search(r"Next: let rank 1 go on \(kill -CONT \d+\), and find out", printed)
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])
@@ -572,8 +572,8 @@ def test_a_dead_rank_that_a_shrink_keeps_is_named_at_once(rank, world):
         os.kill(os.getpid(), signal.SIGKILL)
     caught(lambda: dist.all_reduce(ones()), within=5)
     keep_one = {"ranks_to_exclude": [3], "shrink_flags": dist.distributed_c10d.SHRINK_ABORT}
-    said = caught(lambda: dist.shrink_group(**keep_one), within=2)
-    assert re.search(r"global rank 1 \(pid \d+, host .*\) (is lost|has ended \(signal 9\))", said), said
+    printed = caught(lambda: dist.shrink_group(**keep_one), within=2)
+    assert re.search(r"global rank 1 \(pid \d+, host .*\) (is lost|has ended \(signal 9\))", printed), printed
 
 
 @on_ranks(3)

@@ -105,7 +105,7 @@ def test_host_calls_that_a_capture_forbids():
 @alone
 def test_a_capture_that_went_wrong_is_none():
     tensor = ones()
-    with pytest.raises(RuntimeError, match="the capture is none: .*ask for a stream"):
+    with pytest.raises(RuntimeError, match="the capture is none: .*query a stream"):
         with fake_device.capture():
             tensor.fill_(3)
             with pytest.raises(RuntimeError):
@@ -146,7 +146,7 @@ def test_memory_of_a_capture():
     assert fake_device.counts()["unreused_frees"] == 1
 
 
-@pytest.mark.skipif(TORCH < (2, 13), reason="this torch does not ask")
+@pytest.mark.skipif(TORCH < (2, 13), reason="this torch does not query it")
 @alone
 def test_torch_may_query_whether_a_stream_is_captured():
     side = side_stream()
@@ -164,7 +164,7 @@ def test_queries_of_other_threads_beside_a_capture():
     side = side_stream()
 
     def on_a_thread(mode):
-        def ask():
+        def query():
             with fake_device.thread_mode(mode):
                 for question in (outside.query, side.query, outside.synchronize, side.synchronize):
                     try:
@@ -173,7 +173,7 @@ def test_queries_of_other_threads_beside_a_capture():
                         refusals.append(question)
 
         refusals = []
-        thread = threading.Thread(target=ask)
+        thread = threading.Thread(target=query)
         thread.start()
         thread.join()
         return len(refusals)
@@ -201,7 +201,7 @@ def test_queries_of_other_threads_beside_a_capture():
 def test_a_thread_that_captures_may_query_only_when_it_relaxes_the_mode():
     outside = torch.accelerator.current_stream().record_event()
     for mode in ("global", "thread_local"):
-        with pytest.raises(RuntimeError, match="nobody may ask for an event"), fake_device.capture(mode=mode):
+        with pytest.raises(RuntimeError, match="no thread may query an event"), fake_device.capture(mode=mode):
             outside.query()
         with fake_device.capture(mode=mode), fake_device.thread_mode("relaxed"):
             outside.query()

@@ -61,12 +61,12 @@ def stopped(rank, world, seconds, path):
         log, kept = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), os.dup(2)
         os.dup2(log, 2)
         work = dist.all_reduce(total, async_op=True)
-        began, said = time.monotonic() + seconds / 5, None
+        began, warned_after = time.monotonic() + seconds / 5, None
         while time.monotonic() < began + seconds:
             time.sleep(0.01)
             with open(path) as text:
-                if said is None and "rank 1" in (words := text.read()) and "stopped by a signal" in words:
-                    said = time.monotonic() - began
+                if warned_after is None and "rank 1" in (words := text.read()) and "stopped by a signal" in words:
+                    warned_after = time.monotonic() - began
         while not work.is_completed():  # rank 1 may be late to stop
             os.kill(pids[1], signal.SIGCONT)
             time.sleep(0.05)
@@ -75,16 +75,16 @@ def stopped(rank, world, seconds, path):
         os.close(log)
         os.close(kept)
         assert total.unique().tolist() == [world * (world + 1) / 2]
-        return said
+        return warned_after
     dist.all_reduce(total)
     assert total.unique().tolist() == [world * (world + 1) / 2]
     return None
 
 
 def test_a_stopped_rank_is_warned_of(ranks, tmp_path, record_property):
-    said = ranks.run(stopped, world=3, seconds=5 if LONG else 2, path=str(tmp_path / "log"))[0]
-    record_property("warned", int(said is not None))
-    record_property("max_warning_s", -1 if said is None else said)
+    warned_after = ranks.run(stopped, world=3, seconds=5 if LONG else 2, path=str(tmp_path / "log"))[0]
+    record_property("warned", int(warned_after is not None))
+    record_property("max_warning_s", -1 if warned_after is None else warned_after)
 
 
 def subgroups(rank, world):
@@ -144,9 +144,9 @@ def again(rank, world):
 
 
 def test_the_same_inputs_give_the_same_bits(ranks, record_property):
-    told = ranks.run(again, world=2, limit=180 + 3 * TURNS)
-    record_property("calls", told[0][1])
-    record_property("ranks that differ", sum(one[0] != told[0][0] for one in told))
+    results = ranks.run(again, world=2, limit=180 + 3 * TURNS)
+    record_property("calls", results[0][1])
+    record_property("ranks that differ", sum(one[0] != results[0][0] for one in results))
 
 
 def exact(rank, world):

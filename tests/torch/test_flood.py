@@ -27,7 +27,7 @@ os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
 awaited, victims = int(sys.argv[1]), [f"@nvx-{pid}-" for pid in sys.argv[2:]]
-full, told, parent = set(), False, os.getppid()
+full, reported, parent = set(), False, os.getppid()
 while os.getppid() == parent:
     with open("/proc/net/unix") as table:
         rows = [row.split() for row in table]
@@ -44,8 +44,8 @@ while os.getppid() == parent:
                     break
                 except OSError:
                     break
-    if not told and full.issuperset(victims[:awaited]):
-        told = True
+    if not reported and full.issuperset(victims[:awaited]):
+        reported = True
         print("full", flush=True)
 """
 

@@ -25,7 +25,7 @@ def run(case, kernels=True):
     case(here)
     here.synchronize()
     dist.all_reduce(torch.ones(1, device=here.device))
-    assert (nvx.pool_stats() is not None) == kernels, "CUDA tensors went through host memory: NVX_DEBUG=info tells why"
+    assert (nvx.pool_stats() is not None) == kernels, "CUDA tensors went through host memory: NVX_DEBUG=info shows why"
     return here.reported
 
 

@@ -219,7 +219,7 @@ def test_asynchronous_calls_fork_and_join(rank, world):
             source = torch.empty(1000, device=GPU)
             source.copy_(mine)
             works.append(dist.all_gather_into_tensor(whole, source, async_op=True))
-            assert works[-1].is_completed(), "of what is captured nobody can ask more"
+            assert works[-1].is_completed(), "a captured work cannot be queried further"
             del source  # another tensor of the capture could reuse this memory
             if i % 2 == 0:
                 works[-1].wait()

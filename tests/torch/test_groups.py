@@ -56,8 +56,8 @@ def spelled(rank, world, spelling):
 def test_stores(rank, world, store):
     """Two groups over one store do not affect each other."""
     evens = dist.new_group([0, 2])
-    everybody = dist.new_group()
-    assert sum_over(everybody) == 6.0
+    of_all = dist.new_group()
+    assert sum_over(of_all) == 6.0
     if rank % 2 == 0:
         assert sum_over(evens) == 2.0
 

@@ -198,18 +198,18 @@ def test_a_handler_that_calls_into_its_own_group_gets_an_error(rank, world, call
     store = dist.distributed_c10d._get_default_store()
     for within in WITHIN:
         group = dist.new_group()
-        said = []
+        interrupts = []
 
-        def handler(group=group, said=said, within=within):
+        def handler(group=group, interrupts=interrupts, within=within):
             started = time.monotonic()
             with pytest.raises(RuntimeError, match="inside an operation of group") as raised:
                 CALLED[called](group)
-            said.append((time.monotonic() - started, str(raised.value)))
+            interrupts.append((time.monotonic() - started, str(raised.value)))
             store.set(f"{called} {within}", "1")
 
         if rank == 0:
             handled(lambda within=within, group=group: WITHIN[within](group), handler)
-            assert len(said) == 1 and said[0][0] < 1.0, said
+            assert len(interrupts) == 1 and interrupts[0][0] < 1.0, interrupts
         else:
             store.wait([f"{called} {within}"], timedelta(seconds=20))
             WITHIN[within](group)

@@ -407,7 +407,7 @@ def test_a_window_of_many_calls_shares_launches(rank, world):
                 dist.broadcast(tensor, i % 2, async_op=True)
             dist.all_gather(list(whole.chunk(2)), tensors[0], async_op=True)  # reads the result of the broadcast
             dist.all_to_all_single(swapped, copied, async_op=True)
-            assert counts()["launches"] == 0, "nothing was asked for"
+            assert counts()["launches"] == 0, "nothing was queried"
         return manager
 
     number, manager = launches_of(calls)
@@ -424,11 +424,11 @@ def test_queries_in_a_window_do_not_wait_for_its_end(rank, world):
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     set_delays(6, 300)
 
-    def in_a_window(ask):
+    def in_a_window(query):
         tensor, other = on_gpu(rank + 1), on_gpu(rank + 2)
         backend._start_coalescing()
         work = backend.allreduce([tensor], dist.AllreduceOptions())
-        ask(work)
+        query(work)
         assert counts()["launches"] == 1
         later = backend.allreduce([other], dist.AllreduceOptions())
         dist.broadcast(tensor, 0)  # synchronous: later work on the stream sees the result
@@ -441,7 +441,7 @@ def test_queries_in_a_window_do_not_wait_for_its_end(rank, world):
         while not work.is_completed():
             time.sleep(0.001)
 
-    for ask in (
+    for query in (
         lambda work: work.wait(),
         until_completed,
         lambda work: work.get_future().wait(),
@@ -451,7 +451,7 @@ def test_queries_in_a_window_do_not_wait_for_its_end(rank, world):
     ):
         torch.accelerator.synchronize()
         reset_counts()
-        in_a_window(ask)
+        in_a_window(query)
 
 
 @on_simulated_gpus(2)
@@ -491,28 +491,28 @@ def test_postponed_call_of_an_aborted_group_raises(rank, world):
 @on_simulated_gpus(2)
 def test_hooks_are_called_at_the_end_on_the_device(rank, world):
     """A launch is not the end, and a duration is the time on the device."""
-    group, heard = dist.new_group(), []
+    group, infos = dist.new_group(), []
     group._enable_collectives_timing()
     # torch registers hooks only with the default backend.
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     dist.all_reduce(on_gpu(1), group=group)
-    group._register_on_completion_hook(heard.append)
+    group._register_on_completion_hook(infos.append)
     tensor = on_gpu(rank + 1)
     with held():
         works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(3)]
         dist.all_reduce(tensor, group=group)
         time.sleep(0.1)
-        assert not heard
-    until(lambda: len(heard) == 4)
+        assert not infos
+    until(lambda: len(infos) == 4)
     for work in works:
         assert 0 <= work._get_duration() < 1e6
     if rank == 1:
         slow_fill(tensor, 1, 200)  # keeps the peer's kernel waiting
     work = dist.all_reduce(tensor, group=group, async_op=True)
-    until(lambda: len(heard) == 5)
+    until(lambda: len(infos) == 5)
     if rank == 0:
         assert work._get_duration() > 100
-    assert work._get_duration() == pytest.approx(heard[-1].active_duration.total_seconds() * 1e3, rel=0.01)
+    assert work._get_duration() == pytest.approx(infos[-1].active_duration.total_seconds() * 1e3, rel=0.01)
 
 
 def until(holds, seconds=30):

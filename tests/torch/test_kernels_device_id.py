@@ -66,8 +66,8 @@ def test_late_rank_opens_the_device_as_the_others_do(rank, world):
 
 @on_simulated_gpus(2)
 def test_a_device_id_that_is_none_is_an_error_of_all_when_the_group_is_made(rank, world):
-    said = "device_id is .*99, and this process sees" if rank == 0 else "rank 0 .*failed: device_id is .*99"
-    with pytest.raises(nvx.ArgumentError if rank == 0 else dist.DistBackendError, match=said):
+    message = "device_id is .*99, and this process sees" if rank == 0 else "rank 0 .*failed: device_id is .*99"
+    with pytest.raises(nvx.ArgumentError if rank == 0 else dist.DistBackendError, match=message):
         device_groups(rank, (0, 1), index=99 if rank == 0 else 0)
 
 
@@ -96,9 +96,9 @@ def test_a_driver_that_pins_no_memory_is_one_warning(rank, world):
                 dist.all_reduce(tensor, group=group)
                 assert_all(tensor, 3)
                 assert nvx.pool_stats(group) is None
-        said = [line for line in lines if "go through host memory" in line]
-        assert len(said) == (rank == 0), lines
-        assert all("cuMemHostRegister on GPU 0" in line for line in said), lines
+        warnings = [line for line in lines if "go through host memory" in line]
+        assert len(warnings) == (rank == 0), lines
+        assert all("cuMemHostRegister on GPU 0" in line for line in warnings), lines
     finally:
         driver.fake_refuse(b"")
 
@@ -116,8 +116,8 @@ def test_kernels_slower_than_a_millisecond_on_one_rank_serve_only_who_insists(ra
                 dist.all_reduce(tensor, group=group)
                 assert_all(tensor, 3)
                 assert (nvx.pool_stats(group) is not None) == served
-            said = [line for line in lines if "a small operation of kernels takes" in line]
-            assert len(said) == (rank == 0 and not served), lines
-            assert all("go through host memory" in line and "NVX_KERNELS=1" in line for line in said), lines
+            warnings = [line for line in lines if "a small operation of kernels takes" in line]
+            assert len(warnings) == (rank == 0 and not served), lines
+            assert all("go through host memory" in line and "NVX_KERNELS=1" in line for line in warnings), lines
     finally:
         takes.value = 0

@@ -73,12 +73,12 @@ def test_a_rank_that_cannot_export_takes_all_back_to_host_memory(rank, world):
     try:
         with stderr_lines() as lines:
             taken = routes(dist.new_group())
-        said = "\n".join(lines)
+        output = "\n".join(lines)
         assert "nvx:through_host_memory" in taken, taken
-        assert rank > 1 or "go through host memory between hosts, though the GPUs are in one NVLink domain" in said, (
-            said
+        assert rank > 1 or "go through host memory between hosts, though the GPUs are in one NVLink domain" in output, (
+            output
         )
-        assert rank > 1 or "rank 1: " in said, said
+        assert rank > 1 or "rank 1: " in output, output
     finally:
         driver.fake_refuse(b"")
     assert "nvx:by_kernels:reduce_packets" in routes(dist.new_group())

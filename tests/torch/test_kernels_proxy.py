@@ -196,8 +196,8 @@ def test_a_mismatch_describes_the_whole_operation(rank, world, asynchronous):
     """The error comes before a kernel waits for a peer, which would never come."""
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 1][rank]
     tensor = torch.full((count,), 7.0).to(GPU)
-    said = failure_of(lambda: dist.all_reduce(tensor, async_op=asynchronous))
-    assert re.search(r"all_reduce\(sum, f32, 419430[45] elements\).*, f32, 419430[45] elements", said), said
+    text = failure_of(lambda: dist.all_reduce(tensor, async_op=asynchronous))
+    assert re.search(r"all_reduce\(sum, f32, 419430[45] elements\).*, f32, 419430[45] elements", text), text
     torch.accelerator.synchronize()
     assert torch.equal(tensor.cpu(), torch.full((count,), 7.0))
 
@@ -209,8 +209,8 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
     if rank == 3:
         time.sleep(4)
         return
-    said = failure_of(lambda: dist.all_reduce(tensor))
-    assert "rank 3" in said, said
+    text = failure_of(lambda: dist.all_reduce(tensor))
+    assert "rank 3" in text, text
 
 
 @on_proxied_gpus(4, op_timeout=20, dies={3})
@@ -226,8 +226,8 @@ def test_a_rank_that_dies_in_the_middle_is_named(rank, world):
             time.sleep(0.01)
         os._exit(1)
     began = time.monotonic()
-    said = failure_of(lambda: work)
-    assert "rank 3" in said, said
+    text = failure_of(lambda: work)
+    assert "rank 3" in text, text
     assert time.monotonic() - began < 10
 
 
@@ -344,7 +344,7 @@ def test_collectives_of_the_host_proxy_alone(rank, world, asynchronous):
         finish(dist.reduce(tensor, 1, dist.ReduceOp.AVG, async_op=asynchronous))
         return [tensor] if rank == 1 else []
 
-    def tell(tensor):
+    def broadcast_(tensor):
         finish(dist.broadcast(tensor, world - 1, async_op=asynchronous))
         return [tensor]
 
@@ -371,7 +371,7 @@ def test_collectives_of_the_host_proxy_alone(rank, world, asynchronous):
 
     for count in (1, 1000, 333_333, CHUNK // 2):
         whole = values(rank, world * count)
-        for call in (reduce_to, tell, exchange, collect, deal):
+        for call in (reduce_to, broadcast_, exchange, collect, deal):
             both(call, whole)
         both(scatter(dist.ReduceOp.SUM, asynchronous), whole)
         both(gather(asynchronous), values(rank, count))
@@ -411,7 +411,7 @@ def test_a_group_that_is_destroyed_ends_what_was_called(rank, world):
 @on_proxied_gpus(2)
 def test_destroy_reports_an_unseen_failure(rank, world):
     """The destroy reports an unseen failure once; it does not repeat a failure that a call raised."""
-    for heard in (False, True):
+    for seen in (False, True):
         group = dist.new_group(backend=f"cpu:{BACKEND},fakegpu:{BACKEND}", timeout=timedelta(seconds=1))
         tensor = torch.ones(1000, device=GPU)
         dist.all_reduce(tensor, group=group)
@@ -419,13 +419,13 @@ def test_destroy_reports_an_unseen_failure(rank, world):
         if rank == 0:
             work = dist.all_reduce(tensor, group=group, async_op=True)
             torch.accelerator.synchronize()
-            if heard:
+            if seen:
                 with pytest.raises(dist.DistBackendError, match="rank 1"):
                     work.wait()
             with stderr_lines() as lines:
                 dist.destroy_process_group(group)
-            assert any("do not use the results" in line for line in lines) != heard, lines
-        sync(f"rank 0 has given up, {heard}")
+            assert any("do not use the results" in line for line in lines) != seen, lines
+        sync(f"rank 0 has given up, {seen}")
 
 
 @MODES
@@ -528,8 +528,8 @@ def test_blocks_keep_their_turn(rank, world):
 def test_a_mismatch_of_blocks_describes_the_whole_operation(rank, world, asynchronous):
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 4][rank]
     whole, part = torch.ones(count, device=GPU), torch.full((count // world,), 7.0).to(GPU)
-    said = failure_of(lambda: dist.reduce_scatter_tensor(part, whole, async_op=asynchronous))
-    assert re.search(r"reduce_scatter\(sum, f32, 419430[48] elements\).*, f32, 419430[48] elements", said), said
+    text = failure_of(lambda: dist.reduce_scatter_tensor(part, whole, async_op=asynchronous))
+    assert re.search(r"reduce_scatter\(sum, f32, 419430[48] elements\).*, f32, 419430[48] elements", text), text
     torch.accelerator.synchronize()
     assert torch.equal(part.cpu(), torch.full((count // world,), 7.0))
 
@@ -552,8 +552,8 @@ def test_a_rank_that_dies_in_the_middle_of_blocks_is_named(rank, world, gathers)
             time.sleep(0.01)
         os._exit(1)
     began = time.monotonic()
-    said = failure_of(lambda: work)
-    assert "rank 3" in said, said
+    text = failure_of(lambda: work)
+    assert "rank 3" in text, text
     assert time.monotonic() - began < 10
 
 
@@ -593,8 +593,8 @@ def test_groups_on_more_streams_than_hardware_queues_are_one_warning(rank, world
                 tensor = torch.full((10,), float(rank + 1), device=f"{GPU}:1")
                 dist.all_reduce(tensor, group=group)
                 assert tensor.tolist() == [3.0] * 10
-        said = [line for line in lines if "hardware queues" in line]
-        assert len(said) == 1, lines
-        assert "GPU 1: 2 groups of this process use 2 of its streams, more than the 1 hardware queues" in said[0], said
+        warnings = [line for line in lines if "hardware queues" in line]
+        assert len(warnings) == 1, lines
+        assert "GPU 1: 2 groups of this process use 2 of its streams, more than the 1 hardware queues" in warnings[0]
     finally:
         del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]

@@ -199,10 +199,10 @@ def fail(*_):
 @on_ranks(2)
 def test_completion_hooks_that_raise(rank, world):
     """They affect neither the operation, nor the lane, nor messages, nor the process."""
-    told = []
+    infos = []
 
     def hook(info):
-        told.append(info)
+        infos.append(info)
         fail()
 
     group = dist.new_group()
@@ -219,5 +219,5 @@ def test_completion_hooks_that_raise(rank, world):
         else:
             dist.recv(total, 0, group)
     group._wait_for_pending_works()
-    assert len(told) == 20
+    assert len(infos) == 20
     dist.barrier()

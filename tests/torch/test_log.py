@@ -23,7 +23,7 @@ dist.init_process_group("nvx", store=dist.FileStore(store, world), rank=rank, wo
 """
 
 
-def told(folder, body, hosts, **environment):
+def printed(folder, body, hosts, **environment):
     """The stderr output of ranks on these hosts, one host name per rank. All ranks must succeed."""
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
     command = ["-c", PROGRAM.format(body=body), store]
@@ -68,7 +68,7 @@ def only_with_ucx(hosts):
 )
 def test_group_is_logged_once(tmp_path, hosts, spread, plan):
     only_with_ucx(hosts)
-    lines = told(str(tmp_path), "dist.destroy_process_group()", hosts)
+    lines = printed(str(tmp_path), "dist.destroy_process_group()", hosts)
     assert re.search(rf"^nvx\[\d+\] group \w+: {re.escape(spread)}; \d+ cores", lines[0], re.MULTILINE), lines[0]
     assert re.search(rf"^nvx\[\d+\] group \w+: all_reduce of 1048576 bytes a rank, {plan}", lines[0], re.MULTILINE)
     assert all(spread not in other for other in lines[1:])
@@ -86,7 +86,7 @@ dist.destroy_process_group()
 if rank == 0:
     time.sleep(1.5)
 """
-    for lines in told(str(tmp_path), body, ["left", "right"]):
+    for lines in printed(str(tmp_path), body, ["left", "right"]):
         assert "lost" not in lines and "Endpoint" not in lines, lines
 
 
@@ -112,7 +112,7 @@ with open("/proc/self/maps") as maps:
     print("loaded", {line.split()[-1] for line in maps if "libucp" in line}, file=sys.stderr)
 dist.destroy_process_group()
 """
-    for lines in told(str(tmp_path), body, ["left", "right"], NVX_LIBUCP=path):
+    for lines in printed(str(tmp_path), body, ["left", "right"], NVX_LIBUCP=path):
         loaded = [line for line in lines.splitlines() if line.startswith("loaded ")]
         assert loaded == [f"loaded {{'{path}'}}"], lines
 
@@ -178,8 +178,8 @@ dist.destroy_process_group()
 """
     ranks, _ = run_apart(str(tmp_path), PROGRAM.format(body=body), [{}, {}])
     assert [code for _, code in ranks] == [0, 0], ranks
-    said = f"this process has loaded a second UCX: {other}, beside "
-    assert [words.count(said) for words, _ in ranks] == [1, 0], ranks
+    message = f"this process has loaded a second UCX: {other}, beside "
+    assert [words.count(message) for words, _ in ranks] == [1, 0], ranks
 
 
 def test_a_second_libucp_in_the_process_is_logged(tmp_path):
@@ -192,9 +192,9 @@ def test_a_second_libucp_in_the_process_is_logged(tmp_path):
     ranks, _ = run_apart(str(tmp_path), body, [{"NVX_LIBUCP": named}] * 2)
     for words, code in ranks:
         assert code == 0, words
-        said = r"^nvx\[\d+\] (\S+) is already loaded in this process and is used; "
-        said += rf"NVX_LIBUCP={re.escape(named)} is ignored$"
-        match = re.search(said, words, re.MULTILINE)
+        message = r"^nvx\[\d+\] (\S+) is already loaded in this process and is used; "
+        message += rf"NVX_LIBUCP={re.escape(named)} is ignored$"
+        match = re.search(message, words, re.MULTILINE)
         assert match and os.path.realpath(match[1]) == os.path.realpath(there), words
 
 
@@ -217,18 +217,18 @@ def test_explain_shows_what_runs_on_several_hosts(tmp_path):
     inside."""
     hosts = ["left", "left", "right", "right"]
     only_with_ucx(hosts)
-    asked = [(name, n) for name in EXPLAINED for n in (SIZES if name != "barrier" else (0,))]
-    body = "\n".join(EXPLAINED[name].format(n=n) for name, n in asked) + "\ndist.destroy_process_group()"
-    lines = told(str(tmp_path), body, hosts, NVX_DEBUG="trace")[0]
-    for number, (name, n) in enumerate(asked, start=1):
+    calls = [(name, n) for name in EXPLAINED for n in (SIZES if name != "barrier" else (0,))]
+    body = "\n".join(EXPLAINED[name].format(n=n) for name, n in calls) + "\ndist.destroy_process_group()"
+    lines = printed(str(tmp_path), body, hosts, NVX_DEBUG="trace")[0]
+    for number, (name, n) in enumerate(calls, start=1):
         own = [line for line in lines.splitlines() if f" #{number} " in line]
         between = {line.rsplit(" ", 1)[1] for line in own if "between hosts:" in line}
         inside = {line.rsplit(" ", 1)[1] for line in own if "bytes:" in line}
-        said = nvx.explain(name, n, len(hosts), hosts=2)
-        assert set(re.findall(r"between hosts (\w+) \(", said)) == between, (said, own)
-        told_inside = set(re.findall(r"inside a host (\w+)", said))
-        assert told_inside and told_inside <= inside, (said, own)
-        assert n > SIZES[1] or told_inside == inside, (said, own)  # the last of many slices is short
+        message = nvx.explain(name, n, len(hosts), hosts=2)
+        assert set(re.findall(r"between hosts (\w+) \(", message)) == between, (message, own)
+        named_inside = set(re.findall(r"inside a host (\w+)", message))
+        assert named_inside and named_inside <= inside, (message, own)
+        assert n > SIZES[1] or named_inside == inside, (message, own)  # the last of many slices is short
 
 
 def test_ucx_from_pypi_is_found_wherever_python_has_it(tmp_path):

@@ -125,7 +125,7 @@ def test_ranks_of_a_subgroup_are_translated(rank, world):
     if rank == 2:
         output = torch.zeros(1000, dtype=torch.int32)
         assert dist.recv(output, group=group) == 1
-        assert_same(output, message(1, 0), "from anybody in the subgroup")
+        assert_same(output, message(1, 0), "from any source in the subgroup")
         dist.recv(output, group=group, group_src=0)
         assert_same(output, message(1, 1), "from group rank 0")
 

@@ -73,11 +73,11 @@ def call_until(holds, group=None, seconds=40):
 def call_until_mapped(group=None):
     """Calls until every rank has mapped the new memory of all others."""
     world = dist.get_world_size(group)
-    everybody = torch.zeros(world, dtype=torch.int64)
-    everybody[dist.get_rank(group)] = grown(group)
-    everybody = everybody.to(GPU)
-    dist.all_reduce(everybody, group=group)
-    wanted = everybody.tolist()
+    of_all = torch.zeros(world, dtype=torch.int64)
+    of_all[dist.get_rank(group)] = grown(group)
+    of_all = of_all.to(GPU)
+    dist.all_reduce(of_all, group=group)
+    wanted = of_all.tolist()
 
     def reached():
         mapped = nvx.pool_stats(group)["mapped"]
@@ -132,9 +132,9 @@ def bits_of_collectives(make, rank, world, dtype=torch.float32, group=None, coun
     swapped = make(mine)
     dist.all_to_all_single(swapped, swapped, group=group)
     done(swapped)
-    told = make(mine)
-    dist.broadcast(told, dist.get_global_rank(group or dist.group.WORLD, world - 1), group=group)
-    done(told)
+    sent = make(mine)
+    dist.broadcast(sent, dist.get_global_rank(group or dist.group.WORLD, world - 1), group=group)
+    done(sent)
     scattered, parts = room(count), [make(piece) for piece in mine.chunk(world)]
     dist.scatter(scattered, parts if rank == 0 else None, src=0, group=group)
     done(scattered)

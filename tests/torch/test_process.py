@@ -179,7 +179,7 @@ def test_interrupt(tmp_path, exit_limit):
     """Ctrl-C in a rank that waits for a peer."""
     body = """
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent process may ignore it
 if rank == 1:
     time.sleep(3)
     os._exit(0)

@@ -46,12 +46,12 @@ def test_groups_over_one_store_behind_prefixes(world):
 
 
 def test_a_rank_that_has_another_world_size_is_named_by_those_that_wait():
-    store, told = dist.HashStore(), r"\(pid \d+, host \S+\) was started with a world size of"
+    store, message = dist.HashStore(), r"\(pid \d+, host \S+\) was started with a world size of"
     alone = nvx.Options()
     alone.group_name = "default_pg"  # as torch names the group of the whole job
     nvx.ProcessGroup(store, 0, 1, alone).shutdown()
     short = nvx.Options(timeout=datetime.timedelta(seconds=0.3))
-    with pytest.raises(dist.DistBackendError, match=f"rank 0 has not joined; rank 0 {told} 1; this is rank 1"):
+    with pytest.raises(dist.DistBackendError, match=f"rank 0 has not joined; rank 0 {message} 1; this is rank 1"):
         nvx.ProcessGroup(store, 1, 2, short)
     store = dist.HashStore()
     nvx.ProcessGroup(store, 0, 1, alone).shutdown()
@@ -60,7 +60,7 @@ def test_a_rank_that_has_another_world_size_is_named_by_those_that_wait():
     store = dist.HashStore()
     with pytest.raises(ValueError, match="cannot have rank 2 of 2"):
         nvx.ProcessGroup(store, 2, 2)
-    with pytest.raises(dist.DistBackendError, match=f"rank 1 has not joined; rank 2 {told} 2; this is rank 0"):
+    with pytest.raises(dist.DistBackendError, match=f"rank 1 has not joined; rank 2 {message} 2; this is rank 0"):
         nvx.ProcessGroup(store, 0, 2, short)
 
 

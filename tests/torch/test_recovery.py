@@ -100,10 +100,10 @@ def test_survivors_recover_with_a_replacement_every_time(ranks, tmp_path, record
     for part in range(0, TURNS, 5):
         folder = tmp_path / str(part)
         folder.mkdir()
-        told = ranks.run(recover, world=7, kind="bare", folder=str(folder), dies=set(range(2, 7)))
-        pids.add((told[0][0], told[1][0]))
-        took += [max(pair) for pair in zip(told[0][1], told[1][1], strict=True)]
-        record_growth(record_property, [one[2] for one in told[:2]])
+        results = ranks.run(recover, world=7, kind="bare", folder=str(folder), dies=set(range(2, 7)))
+        pids.add((results[0][0], results[1][0]))
+        took += [max(pair) for pair in zip(results[0][1], results[1][1], strict=True)]
+        record_growth(record_property, [one[2] for one in results[:2]])
     record_property("recoveries", len(took))
     record_property("p50_s", statistics.median(took))
     record_property("max_s", max(took))
@@ -194,13 +194,13 @@ finally:
 def test_a_rank_whose_module_does_not_load_is_named_on_the_others(tmp_path, victim):
     ended = finish(start_program(tmp_path, CANNOT_LOAD, 3, victim))
     for rank, ((out, err), code, _) in enumerate(ended):
-        said = err.strip().splitlines()[-1]
+        last_line = err.strip().splitlines()[-1]
         assert code == 1, err
         if rank == victim:
-            assert said.endswith(": it was built for another torch"), err
+            assert last_line.endswith(": it was built for another torch"), err
         else:
             why = rf"nvx: rank {victim} \(pid \d+, host \S+\) cannot load nvx: it was built for another torch; "
-            assert re.search(why + rf"this is rank {rank}.*Next: see the log of that rank", said), err
+            assert re.search(why + rf"this is rank {rank}.*Next: see the log of that rank", last_line), err
         assert float(out) < 15
 
 

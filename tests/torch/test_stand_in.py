@@ -99,7 +99,7 @@ def test_every_way_to_request_gloo_gives_nvx(launch):
         assert report["sum"] == [3.0] * 3 and report["sums"] == [2.0] * 5
         assert report["names"] == [["gloo"] * 4, "cpu:gloo,cuda:gloo"]
         assert report["run"] == ["nvx"] * 5
-        assert report["by class"] == "gloo", "a ProcessGroupGloo that somebody makes is one"
+        assert report["by class"] == "gloo", "a ProcessGroupGloo that a user makes is one"
         assert report["served"] == [["gloo"], 4], "the mesh uses the default group"
     text = "nvx serves the groups that are requested as gloo"
     assert first.errors.count(text) == 1 and second.errors.count(text) == 0

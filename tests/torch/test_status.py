@@ -350,7 +350,7 @@ def test_another_user_is_refused(job):
             ended = status.main([str(job.pid(0))])
         os._exit(ended)
     os.close(writer)
-    with open(reader) as said:
-        text = said.read()
+    with open(reader) as file:
+        text = file.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert f"process {job.pid(0)} belongs to user root. Next: run this as that user, or as root" in text

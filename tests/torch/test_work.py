@@ -294,7 +294,7 @@ def test_profiler_titles_of_every_collective(rank, world):
         assert "record_param_comms" in [e.name for e in profiler.events()], name
 
 
-def told_to_the_profiler(path, call):
+def seen_by_the_profiler(path, call):
     """The fields of a call's `record_param_comms` events."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         call()
@@ -315,8 +315,8 @@ def test_profiler_shows_what_is_asynchronous(rank, world):
                 if async_op:
                     work.wait()
 
-            (told,) = told_to_the_profiler(path, call)
-            assert bool(told.get("Is asynchronized op", async_op)) == async_op, told  # 2.11 does not record it
+            (event,) = seen_by_the_profiler(path, call)
+            assert bool(event.get("Is asynchronized op", async_op)) == async_op, event  # 2.11 does not record it
 
 
 @only_nvx
@@ -328,22 +328,22 @@ def test_profiler_shows_messages_splits_and_ranks(rank, world):
         path = pathlib.Path(folder) / "trace.json"
         tensor = torch.ones(5)
         if rank == 1:
-            (told,) = told_to_the_profiler(path, lambda: dist.send(tensor, 0))
-            assert (told["Collective name"], told["In msg nelems"], told["Out msg nelems"]) == ("send", 5, 0)
+            (event,) = seen_by_the_profiler(path, lambda: dist.send(tensor, 0))
+            assert (event["Collective name"], event["In msg nelems"], event["Out msg nelems"]) == ("send", 5, 0)
         elif rank == 0:
-            (told,) = told_to_the_profiler(path, lambda: dist.recv(tensor, 1))
-            assert (told["Collective name"], told["In msg nelems"], told["Out msg nelems"]) == ("recv", 0, 5)
+            (event,) = seen_by_the_profiler(path, lambda: dist.recv(tensor, 1))
+            assert (event["Collective name"], event["In msg nelems"], event["Out msg nelems"]) == ("recv", 0, 5)
         if rank in (0, 2):
             splits = ([1, 2], [1, 3]) if rank == 0 else ([3, 1], [2, 1])  # send splits, receive splits
             given, taken = torch.ones(sum(splits[0])), torch.ones(sum(splits[1]))
-            (told,) = told_to_the_profiler(
+            (event,) = seen_by_the_profiler(
                 path, lambda: dist.all_to_all_single(taken, given, splits[1], splits[0], group=group)
             )
-            assert (told["In split size"], told["Out split size"]) == (str(splits[0]), str(splits[1]))
-            assert (told["Global rank start"], told["Global rank stride"]) == (0, 2)
+            assert (event["In split size"], event["Out split size"]) == (str(splits[0]), str(splits[1]))
+            assert (event["Global rank start"], event["Global rank stride"]) == (0, 2)
         if rank != 2:
-            (told,) = told_to_the_profiler(path, lambda: dist.all_reduce(tensor, group=uneven))
-            assert told["Global rank start"] == 0 and "Global rank stride" not in told, "they are not evenly apart"
+            (event,) = seen_by_the_profiler(path, lambda: dist.all_reduce(tensor, group=uneven))
+            assert event["Global rank start"] == 0 and "Global rank stride" not in event, "they are not evenly apart"
 
 
 @only_nvx

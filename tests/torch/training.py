@@ -56,9 +56,9 @@ def assert_same_weights(got, want, what):
 def assert_ranks_agree(tensors, what):
     """Asserts that every rank has the same bits, over an independent path: objects over gloo."""
     gloo = dist.new_group(backend="gloo")
-    everybody = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, [t.tolist() for t in tensors], group=gloo)
-    assert all(other == everybody[0] for other in everybody), what
+    of_all = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, [t.tolist() for t in tensors], group=gloo)
+    assert all(other == of_all[0] for other in of_all), what
 
 
 def same_over_gloo(run, what):

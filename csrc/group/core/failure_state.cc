@@ -280,14 +280,14 @@ bool FailureState::should_abort(int local_rank) {
     return members_.gone(local_rank);
   }
   // A wait for any rank: a rank that has died may be the one. Ranks that left in good order count once all have left.
-  bool somebody = port_ != nullptr || ranks == 1;
+  bool alive = port_ != nullptr || ranks == 1;
   for (int s = 0; s < ranks; ++s) {
     if (s == own) continue;
     if (members_.died(s)) return true;
     members_.warn_if_stopped(s);
-    somebody |= !members_.gone(s);
+    alive |= !members_.gone(s);
   }
-  return !somebody;
+  return !alive;
 }
 
 void FailureState::record_abort(int local_rank, Clock::duration grace) {

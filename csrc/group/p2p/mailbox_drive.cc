@@ -84,17 +84,17 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
   if (!core_.port) return std::nullopt;
   MutexLock lock(core_.port->mutex());
   std::optional<net::GroupPort::Fate> left;
-  bool somebody = false;
-  for (int s = 0; s < members_.local_ranks(); ++s) somebody |= s != members_.local_rank() && !members_.gone(s);
+  bool alive = false;
+  for (int s = 0; s < members_.local_ranks(); ++s) alive |= s != members_.local_rank() && !members_.gone(s);
   for (int rank = 0; rank < members_.size(); ++rank) {
     if (!far(rank) || (peer >= 0 && peer != rank)) continue;
     core_.port->ping(rank);
     const auto fate = core_.port->fate(rank);
     if (fate && (peer == rank || !fate->left())) return fate;
     if (fate) left = fate;
-    somebody |= !fate;
+    alive |= !fate;
   }
-  return somebody ? std::nullopt : left;
+  return alive ? std::nullopt : left;
 }
 
 /// The peer for which a message waits, and an unexpected message that came from there instead.

@@ -14,9 +14,10 @@ class Origin {
   bool elsewhere() const { return generation_ != fork_generation(); }
   void check(int rank) const {
     if (!elsewhere()) return;
-    throw_argument_error("nvx: this process was forked from rank " + std::to_string(rank) +
-                         "; a group does not cross a fork. Start ranks with spawn, or, where none has talked to other "
-                         "hosts, init_process_group in the child");
+    throw_argument_error(
+        "nvx: this process was forked from rank " + std::to_string(rank) +
+        "; a group does not cross a fork. Start ranks with spawn, or, where none has exchanged messages with other "
+        "hosts, init_process_group in the child");
   }
 
  private:

@@ -15,7 +15,7 @@ ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 _EPILOG = """another benchmark, which has its own -h:
   train      step time of DDP and FSDP2 on a communication-bound MLP
 
-nccl-tests' letters, except -n (its iterations are --iters) and those that speak of GPUs: -t, -g, -G and others.
+nccl-tests' letters, except -n (its iterations are --iters) and those for GPUs: -t, -g, -G and others.
 examples:
   nvx bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo
   nvx bench --all -n 4 --vs gloo,null -J results.json
@@ -30,10 +30,10 @@ _NOT_HERE = {
     "-p --parallel_init": "bench/run.py of a checkout times the start: `bench/run.py init`",
     "-z --blocking": "every call is waited for; -m has several in flight",
     "-a --average": "a call's time is that of its slowest rank",
-    "-C --report_cputime": "`bench/run.py memory` of a checkout tells the CPU time of idle groups",
+    "-C --report_cputime": "`bench/run.py memory` of a checkout measures the CPU time of idle groups",
     "-R --local_register": "no tensor needs to be registered",
-    "-D --device_implementation": "the backend chooses its kernels: `nvx explain --device cuda` tells nvx's choice",
-    "-V --device_cta_count": "the backend chooses the blocks: `nvx explain --device cuda` tells nvx's choice",
+    "-D --device_implementation": "the backend chooses its kernels: `nvx explain --device cuda` shows nvx's choice",
+    "-V --device_cta_count": "the backend chooses the blocks: `nvx explain --device cuda` shows nvx's choice",
 }
 
 

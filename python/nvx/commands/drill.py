@@ -73,7 +73,7 @@ class Case:
 
     def __post_init__(self):
         self.kind = FAULTS[self.fault][0]
-        # A rank that lives may still make its call, so only a timeout tells.
+        # A rank that lives may still make its call, so only a timeout shows it.
         waits = self.kind == "silent" or (self.kind == "differs" and self.phase in ("init", "new_group"))
         self.timeout = 2.0 if waits else 6.0
         detection = self.timeout if waits else LIVENESS + 1 if self.kind == "link" else 0.0

@@ -251,7 +251,7 @@ def refusal(pid, error):
     return f"process {pid} belongs to user {owner}. Next: run this as that user, or as root"
 
 
-def gather(pid=None, everybody=False):
+def gather(pid=None, all_users=False):
     """The whole report, in the form that --json prints. Raises Refused if `pid` cannot be shown."""
     parent = parents()
     if pid is not None and pid not in parent:
@@ -260,7 +260,7 @@ def gather(pid=None, everybody=False):
     others = 0
     for each in sorted(parent if pid is None else below(pid, parent)):
         try:
-            if pid is None and not everybody and os.stat(f"/proc/{each}").st_uid != os.geteuid():
+            if pid is None and not all_users and os.stat(f"/proc/{each}").st_uid != os.geteuid():
                 continue
             found = process(each)
         except PermissionError as error:
@@ -273,7 +273,7 @@ def gather(pid=None, everybody=False):
             report["unread"].append(f"process {each}: {why}")
         else:
             report["ranks"] += [found] if found else []
-    if others and everybody:
+    if others and all_users:
         report["unread"].append(f"{others} processes of other users cannot be read: run this as root")
     return report
 

@@ -156,7 +156,7 @@ TEST(DevicePools, ADriverThatHangsInMappingHoldsNobodyUp) {
     (void)process.registry->pool(one.rank).allocate(2 * M);
     EXPECT_TRUE(together.call_until(one, [&] { return one.rank == 0 || view_of(one, 0).mapped == 4 * M; }));
     if (one.rank == 0) {
-      EXPECT_EQ(process.driver->calls_of("import_fd"), before + 1) << "it is not asked again";
+      EXPECT_EQ(process.driver->calls_of("import_fd"), before + 1) << "it is not called again";
       EXPECT_EQ(view_of(one, 1).mapped, 0u);
       const auto pool = process.registry->peer_pool(0, {world.process(1).registry->id(), 1, "none"});
       EXPECT_TRUE(pool->is_given_up()) << "nor by another group of the process";

@@ -104,7 +104,7 @@ TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
 
 TEST(Mailbox, AReceiveFromAnySourceReturnsTheSource) {
   constexpr int kRanks = 4;
-  in_group("anybody", kRanks, [&](Group& group, int rank) {
+  in_group("any source", kRanks, [&](Group& group, int rank) {
     if (rank != 0) {
       Bytes out = payload(rank, 0, 0, 4000);
       const Request request = message(0, 5, out.data(), out.size());

@@ -50,11 +50,11 @@ TEST(KernelModel, IsNearWhatAGpuHasShown) {
     // These kernels loaded one pack of each peer at once.
     const KernelCost cost = cost_of(algorithm, Collective::kAllReduce, number("bytes"), shape, kOneGpu,
                                     std::min(shape.ranks - 1, kLoadsAtOnce));
-    const double took = std::stod(row["graph_us"]), said = cost.seconds * 1e6;
-    factors.push_back(std::max(said / took, took / said));
+    const double took = std::stod(row["graph_us"]), predicted = cost.seconds * 1e6;
+    factors.push_back(std::max(predicted / took, took / predicted));
     if (factors.back() >= *std::max_element(factors.begin(), factors.end()))
       worst = row["algorithm"] + " of " + row["bytes"] + " bytes, " + row["ranks"] + " ranks x " + row["blocks"] +
-              " blocks: " + row["graph_us"] + " us, the model says " + std::to_string(said);
+              " blocks: " + row["graph_us"] + " us, the model says " + std::to_string(predicted);
   }
   ASSERT_GT(factors.size(), 400u);
   std::sort(factors.begin(), factors.end());

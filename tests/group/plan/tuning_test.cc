@@ -228,8 +228,8 @@ TEST(Tuning, AFileIsForItsOwnRanksAndVersion) {
   EXPECT_EQ(two.of(4).set_by(Tune::kLease), SetBy::kDefault);
   testing::internal::CaptureStderr();
   const Overrides old = overrides_of("@old", "", files);
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("old was written by `nvx tune` of nvx 0.0.1"), std::string::npos) << said;
+  const std::string output = testing::internal::GetCapturedStderr();
+  EXPECT_NE(output.find("old was written by `nvx tune` of nvx 0.0.1"), std::string::npos) << output;
   EXPECT_EQ(old.text(), "");
   EXPECT_FALSE(old.misses(4));
   EXPECT_THROW(overrides_of("@bad", "", files), Error);

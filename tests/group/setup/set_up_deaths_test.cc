@@ -23,7 +23,7 @@ constexpr int kRanks = 5;            // of the group; the last one never comes
 struct End {
   const char* name;
   void (*act)();
-  const char* said;
+  const char* expected;
 };
 void PrintTo(const End& end, std::ostream* out) { *out << end.name; }
 
@@ -56,7 +56,7 @@ TEST_P(EarlyEnd, IsNamedByAllWhoWait) {
     const std::string error = set_up_error(store, own);
     EXPECT_LT(Clock::now() - began, kDelay + milliseconds(1500)) << error;
     EXPECT_NE(error.find("rank " + std::to_string(victim) + " (pid "), std::string::npos) << error;
-    EXPECT_NE(error.find(end.said), std::string::npos) << error;
+    EXPECT_NE(error.find(end.expected), std::string::npos) << error;
   });
   for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
 }

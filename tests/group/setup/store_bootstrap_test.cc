@@ -24,7 +24,7 @@ std::vector<std::byte> speech(int rank, int round) {
   return std::vector<std::byte>(size_t(rank * 1000 + round) % 3001, std::byte(16 * rank + round));
 }
 
-void talk(Store& store, int rank, int ranks, int rounds) {
+void exchange(Store& store, int rank, int ranks, int rounds) {
   StoreBootstrap bootstrap(store, options(rank, ranks));
   for (int round = 0; round < rounds; ++round) {
     const auto received = bootstrap.all_gather(speech(rank, round));
@@ -46,7 +46,7 @@ std::optional<Error> failure_of(Bootstrap& bootstrap) {
 TEST(StoreBootstrap, EachRankGetsTheValuesOfAll) {
   for (const int ranks : {1, 2, 5}) {
     MemoryStore store;
-    as_threads(ranks, [&](int rank) { talk(store, rank, ranks, 6); });
+    as_threads(ranks, [&](int rank) { exchange(store, rank, ranks, 6); });
     EXPECT_EQ(store.keys().size(), size_t(ranks) + 1) << "the values of the last round, and its table";
   }
 }
@@ -54,7 +54,7 @@ TEST(StoreBootstrap, EachRankGetsTheValuesOfAll) {
 TEST(StoreBootstrap, ProcessesDoSo) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
-  all_end_well(3, [&](int rank) { talk(store, rank, 3, 4); });
+  all_end_well(3, [&](int rank) { exchange(store, rank, 3, 4); });
 }
 
 TEST(StoreBootstrap, AbsentRanksAreNamed) {
@@ -163,7 +163,7 @@ TEST(StoreBootstrap, GarbageIsNotBelieved) {
 
 TEST(StoreBootstrap, ATableOfOtherRanksIsNotTaken) {
   MemoryStore store;
-  as_threads(2, [&](int rank) { talk(store, rank, 2, 1); });
+  as_threads(2, [&](int rank) { exchange(store, rank, 2, 1); });
   StoreBootstrap late(store, options(1, 2));  // the same prefix a second time
   const auto failure = failure_of(late);
   ASSERT_TRUE(failure);

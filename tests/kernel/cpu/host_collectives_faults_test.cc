@@ -148,7 +148,7 @@ TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
     CpuExec ex(4, nullptr, nullptr, rules);
     EXPECT_FALSE(launch_cpu(Algorithm::kBarrier, ex, lanes[0], side.work()));
     EXPECT_EQ(ex.verdict().how, Waited::kAlarmed);
-    EXPECT_EQ(alarm.told, 1);
+    EXPECT_EQ(alarm.recorded, 1);
   });
 }
 
@@ -334,7 +334,7 @@ class OneSlot : public Channel {
   std::byte* slot(int rank, size_t) { return pad(rank).slot(0); }
 };
 
-/// Nobody waits for anybody's arrival.
+/// No rank waits for the arrival of another.
 class NoMeeting : public Channel {
  public:
   using Channel::Channel;
@@ -385,7 +385,8 @@ TEST(Controls, WithoutDoubleBufferingSumsAreWrong) {
 
 TEST(Controls, WithoutMeetingSumsAreWrong) { EXPECT_GT(wrong_sums<NoMeeting>(), 0); }
 
-/// A broadcasting root that believes everybody done overruns its listeners; with the true credit it does not.
+/// A broadcasting root that assumes all credits overwrites slots that are still read; with the true credits it does
+/// not.
 int wrong_broadcasts(bool lied_to) {
   constexpr uint64_t kRounds = 24;
   Lanes lanes(2);

@@ -359,7 +359,7 @@ int taken_in(uint64_t timeout_ns) {
 TEST(Place, AnInputWhoseOwnerHasFailedIsNotUsed) { EXPECT_EQ(taken_in<kernel::PushRules>(50 * kMillisecond), 0); }
 
 /// Rank 1 fails while rank 0 is at one of its barriers: after all that its lanes have done before that barrier, and
-/// before anything that they do after it. Tells of the chunks that rank 0 has posted, and whether it has
+/// before anything that they do after it. Reports the chunks that rank 0 has posted, and whether it has
 /// written to rank 1's result.
 struct Afterwards {
   Stamp posted;

@@ -167,7 +167,7 @@ TEST(DeviceCollectivesFaults, AnAbortWithinALaunchEndsIt) {
       for (size_t i = v.epoch; i < kJobs; ++i) EXPECT_EQ(batch.result(i), before[i]) << "look " << look;
       EXPECT_EQ(kernel::least_ended(devices.control(0), 1).epoch, 0u);
     }
-    EXPECT_GT(last, kJobs) << "each operation asks once at least";
+    EXPECT_GT(last, kJobs) << "each operation reads the abort word at least once";
     EXPECT_GE(cut_short, 2u);
   }
 }

@@ -218,7 +218,7 @@ TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
       }
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    EXPECT_EQ(cudaStreamQuery(streams_[0]->get()), cudaErrorNotReady) << "nobody has said so";
+    EXPECT_EQ(cudaStreamQuery(streams_[0]->get()), cudaErrorNotReady) << "nothing has released it";
     for (size_t i = 0; i < kBytes; ++i) there[i] = std::byte(i * turn);
     std::atomic_ref(counter).store(turn, std::memory_order_release);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -241,8 +241,7 @@ EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastCreate, cuMulticastCreate);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastAddDevice, cuMulticastAddDevice);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastBindMem, cuMulticastBindMem);
 EXPECT_SHAPE_OF(cuda::Multicast::cuMulticastUnbind, cuMulticastUnbind);
-static_assert(sizeof(cuda::Api) == sizeof(Library) + 42 * sizeof(void*),
-              "whoever adds a function holds it against cuda.h above");
+static_assert(sizeof(cuda::Api) == sizeof(Library) + 42 * sizeof(void*), "compare a new function with cuda.h above");
 
 static_assert(cuda::kSuccess == CUDA_SUCCESS);
 static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);

@@ -137,7 +137,7 @@ TEST(DevicePool, ADriverThatHangsIsLeftToItself) {
   const auto [code, text] = refusal_of([&] { (void)pool.allocate(M); });
   EXPECT_EQ(code, Code::kTimeout);
   EXPECT_NE(text.find("the driver has not returned from an earlier call"), std::string::npos) << text;
-  EXPECT_EQ(driver->calls_of("create"), 1) << "it is not asked again";
+  EXPECT_EQ(driver->calls_of("create"), 1) << "it is not called again";
   driver->come_back();
 }
 
@@ -152,7 +152,7 @@ TEST(DevicePool, NoneWhereMemoryCannotBeMappedAsItGrows) {
       << text;
   const int calls = process.driver->calls();
   EXPECT_EQ(refusal_of([&] { (void)process.registry->pool(0); }).second, text);
-  EXPECT_EQ(process.driver->calls(), calls) << "the driver is not asked twice";
+  EXPECT_EQ(process.driver->calls(), calls) << "the driver is not called twice";
   EXPECT_EQ(process.registry->made_pool(0).load(), nullptr);
 }
 
@@ -431,8 +431,8 @@ TEST(PoolServer, SilentOrMalformedClientsBlockNoOtherClient) {
   EXPECT_EQ(seen->mapped(), 2 * M);
   for (const LocalSocket* shown_out : std::initializer_list<const LocalSocket*>{&nonsense, &wrong, &silent.front()}) {
     char byte = 0;
-    pollfd asked{shown_out->get(), POLLIN, 0};
-    ASSERT_EQ(poll(&asked, 1, 10'000), 1);
+    pollfd request{shown_out->get(), POLLIN, 0};
+    ASSERT_EQ(poll(&request, 1, 10'000), 1);
     EXPECT_EQ(read(shown_out->get(), &byte, 1), 0) << "no reply";
   }
 }

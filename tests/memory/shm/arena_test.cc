@@ -117,12 +117,12 @@ TEST(Arena, CannotBeMadeSmallerByWhoeverHasIt) {
 class Holder : public LeaseHolder {
  public:
   Span release_idle() override {
-    ++asked;
+    ++requests;
     return gives ? std::exchange(span, Span{}) : Span{};
   }
   Span span;
   bool gives = true;
-  int asked = 0;
+  int requests = 0;
 };
 
 TEST(Leases, IdleHoldersYieldToRequests) {
@@ -133,7 +133,7 @@ TEST(Leases, IdleHoldersYieldToRequests) {
   EXPECT_EQ(first.span.bytes, 3 * M);
   second.span = pool.acquire(4 * M, &second);
   EXPECT_EQ(second.span.bytes, 4 * M);
-  EXPECT_EQ(first.asked, 1);
+  EXPECT_EQ(first.requests, 1);
   EXPECT_FALSE(first.span);
   pool.leave(&first);
   pool.leave(&second);
@@ -161,7 +161,7 @@ TEST(Leases, NobodyGivesUpForMoreThanTheLeast) {
   EXPECT_EQ(first.span.bytes, 3 * M);
   second.span = pool.acquire(3 * M, M, &second);
   EXPECT_EQ(second.span.bytes, M);
-  EXPECT_EQ(first.asked, 0);
+  EXPECT_EQ(first.requests, 0);
 }
 
 /// Leases of messages have no holder from which the pool could reclaim them.
@@ -181,7 +181,7 @@ TEST(Leases, TheBuriedCountUntilTheyAreReleased) {
   bool released = false;
   pool.free_when(pool.acquire(M, nullptr), [&] { return released; });
   EXPECT_EQ(pool.acquire(M, nullptr).bytes, LeasePool::kSmallest)
-      << "nothing is left but the least that everybody gets";
+      << "nothing is left but the least that every group gets";
 }
 
 TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {

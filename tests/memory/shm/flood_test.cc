@@ -1,5 +1,5 @@
 // Unix sockets whose backlogs are full of connections, by the same user and by another one who goes on: nothing blocks,
-// ranks meet, and those who cannot end in time.
+// ranks connect, and those that cannot end in time.
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -99,7 +99,7 @@ TEST(UnixSocket, TheNumberOfAllUnmappedUsersIsRefusedWhereSomeAreUnmapped) {
   EXPECT_EQ(status, 0);
 }
 
-/// Everybody on the host can read a socket's name, but not its tokens.
+/// All users of the host can read a socket's name, but not its tokens.
 std::string without_tokens(const std::string& name) { return name.substr(0, name.find('.')); }
 
 TEST(UnixSocket, PacketsWithoutTheTokenAreDropped) {
@@ -301,11 +301,11 @@ TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsReported) {
     (void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(500)));
     ADD_FAILURE() << "nobody answers there";
   } catch (const Error& error) {
-    const std::string said = error.what();
+    const std::string text = error.what();
     EXPECT_EQ(error.code(), Code::kTimeout);
-    EXPECT_NE(said.find("the backlog of its Unix socket is full, and other users, such as 65534, have made "),
+    EXPECT_NE(text.find("the backlog of its Unix socket is full, and other users, such as 65534, have made "),
               std::string::npos)
-        << said;
+        << text;
     EXPECT_NE(error.failure().advice.find("whether another user of this host floods"), std::string::npos)
         << error.failure().advice;
   }

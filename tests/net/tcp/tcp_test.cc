@@ -19,9 +19,9 @@ namespace {
 
 constexpr char kOtherKey[] = "the key of another job";
 
-std::string why_refused(const std::string& said) {
+std::string why_refused(const std::string& setting) {
   try {
-    const JobKey key(said);
+    const JobKey key(setting);
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -207,14 +207,14 @@ TEST_F(Tcp, StrangersAreSentAway) {
 /// The code that a link shows is no proof for itself, nor for another link.
 TEST_F(Tcp, AReflectedCodeIsRefused) {
   const LinkNonce of_a = Visitor(*a.link).nonce();
-  for (Link* const asked : {b.link.get(), a.link.get()}) {
-    Visitor visitor(*b.link), oracle(*asked);
+  for (Link* const peer : {b.link.get(), a.link.get()}) {
+    Visitor visitor(*b.link), oracle(*peer);
     const Greeting greeting{.from = of_a, .to = visitor.nonce(), .challenge = {}};
     Answer answer, other;
     visitor.send(greeting);
     ASSERT_TRUE(visitor.receive(*b.link, answer));
     oracle.send(Greeting{.from = of_a, .to = oracle.nonce(), .challenge = answer.challenge});
-    if (oracle.receive(*asked, other))
+    if (oracle.receive(*peer, other))
       visitor.send(Proof{other.mac});
     else
       visitor.send(Proof{answer.mac});
@@ -383,7 +383,7 @@ TEST_F(Tcp, IdentifiesTheSenderOfAMessage) {
   EXPECT_TRUE(drive({a.link.get(), b.link.get(), c.link.get()}, [&] { return checked == 2; }));
 }
 
-/// A process speaks for its own ranks only.
+/// A process sends messages of its own ranks only.
 TEST_F(Tcp, AMessageInTheNameOfAnotherProcessIsDropped) {
   const auto messenger = std::make_shared<Messenger>(open_tcp(some_key()), std::chrono::seconds(10));
   messenger->admit(this_machine());

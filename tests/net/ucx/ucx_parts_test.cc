@@ -56,7 +56,7 @@ TEST(Places, TheKernelReportsWhetherARouteExists) {
   const HostAddress neither = address_of(9, {}, "eth0");
   EXPECT_EQ(why_out_of_reach(std::vector{here}), "");
   EXPECT_EQ(why_out_of_reach(std::vector{neither, here}), "");
-  EXPECT_EQ(why_out_of_reach(std::vector{nowhere}), "") << "what was not asked of the route is no answer";
+  EXPECT_EQ(why_out_of_reach(std::vector{nowhere}), "") << "an unrelated message is no answer of the route";
   EXPECT_EQ(why_out_of_reach({}), "");
   EXPECT_EQ(describe_route(std::vector{here}), "between 127.0.0.1 (lo) here and 127.0.0.1 (lo) there");
 }

@@ -32,7 +32,7 @@ TEST_F(Ucx, IsTheOneThatIsNamed) {
   EXPECT_NE(description.find(candidates_at(named)[0].version.text()), std::string::npos) << description;
 }
 
-/// Libraries without CUDA, which is what tests have, refuse device memory before anybody passes them any.
+/// Libraries without CUDA, which is what tests have, refuse device memory before any is passed to them.
 TEST_F(Ucx, ReportsWhyItMovesNoDeviceMemory) {
   const auto link = open_ucx();
   const bool host_alone = link->describe().ends_with(", host memory");
@@ -59,10 +59,10 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsReported) {
   const PeerId peer = child.meet(end);
   EXPECT_EQ(child.line.receive_number(), 1u);
   end.send(peer, 100);
-  auto said = std::async(std::launch::async, [&] { return child.line.receive_number(); });
+  auto answer = std::async(std::launch::async, [&] { return child.line.receive_number(); });
   EXPECT_TRUE(drive(end, std::chrono::seconds(20),
-                    [&] { return said.wait_for(milliseconds(0)) == std::future_status::ready; }));
-  EXPECT_EQ(said.get(), 2u);
+                    [&] { return answer.wait_for(milliseconds(0)) == std::future_status::ready; }));
+  EXPECT_EQ(answer.get(), 2u);
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 

@@ -162,7 +162,7 @@ def thread_mode(mode):
 
 def counts():
     """Returns the counters since the last reset: stream_syncs, event_syncs and device_syncs (the host waited),
-    stream_waits (a stream was told to wait for an event), data_recorded (record_stream), device_allocations,
+    stream_waits (a stream was made to wait for an event), data_recorded (record_stream), device_allocations,
     pinned_allocations, pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or
     more), capture_faults (calls that CUDA forbids during a capture), unreused_frees (blocks freed in a capture while a
     recorded stream of it uses them), launches (of kernels that other libraries simulate; a capture counts once, its

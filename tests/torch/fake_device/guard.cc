@@ -25,10 +25,10 @@ MarkPtr asked_for(void* event) {
   if (mark && mark->graph()) {
     char thread[16] = "";
     pthread_getname_np(pthread_self(), thread, sizeof thread);
-    mark->graph()->fault("nobody can ask for an event of a capture, but this thread did: " + std::string(thread));
+    mark->graph()->fault("no thread can query an event of a capture, but this thread did: " + std::string(thread));
   }
   check_question();
-  if (mark) forbid_beside_captures("nobody may ask for an event beside this capture");
+  if (mark) forbid_beside_captures("no thread may query an event beside this capture");
   return mark;
 }
 
@@ -56,8 +56,8 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &queue_of(stream); }
   bool queryStream(const c10::Stream& stream) const override {
-    if (const auto graph = queue_of(stream).graph()) graph->fault("nobody can ask for a stream in a capture");
-    forbid_beside_captures("nobody may ask for a stream beside this capture");
+    if (const auto graph = queue_of(stream).graph()) graph->fault("no thread can query a stream in a capture");
+    forbid_beside_captures("no thread may query a stream beside this capture");
     return queue_of(stream).idle();
   }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13

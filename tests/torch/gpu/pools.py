@@ -59,10 +59,10 @@ def map_all(rank: Rank) -> None:
         grown = rank.all_gather(found["grown"])
         late = time.monotonic() > end
         held = [found["mapped"][r] >= grown[r] for r in range(rank.world) if r != rank.number]
-        told = rank.all_gather((all(held), late))
-        if all(holds for holds, _ in told):
+        answers = rank.all_gather((all(held), late))
+        if all(holds for holds, _ in answers):
             return
-        if any(is_late for _, is_late in told):
+        if any(is_late for _, is_late in answers):
             raise AssertionError(f"not every rank has mapped the others' pools: {found}, they have grown by {grown}")
         time.sleep(0.002)
 

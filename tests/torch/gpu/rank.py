@@ -75,7 +75,7 @@ def close(got: Tensors, want: Tensors, what: str, *, exact: bool = False, near: 
     for number, (a, b) in enumerate(zip(got, want, strict=True)):
         rules = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-5 * near, "atol": 1e-6 * near}
         torch.testing.assert_close(
-            a.detach().cpu(), b.detach().cpu(), msg=lambda said, n=number: f"{what}, tensor {n}: {said}", **rules
+            a.detach().cpu(), b.detach().cpu(), msg=lambda text, n=number: f"{what}, tensor {n}: {text}", **rules
         )
 
 

@@ -101,8 +101,8 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
 }
 
 uint64_t capture_of(void* stream) {
-  static auto* const ask = of_device<uint64_t(void*)>("fake_device_capture");
-  return ask(stream);
+  static auto* const query = of_device<uint64_t(void*)>("fake_device_capture");
+  return query(stream);
 }
 
 Status call_host(void* stream, void (*what)(void*), void* with) {
