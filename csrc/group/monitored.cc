@@ -128,8 +128,8 @@ void MonitoredBarrier::join_turn(Stamp turn) {
   core_.port->send(0, {net::Kind::kMonitorIn, turn});
 }
 
-/// Waits until the turns of a rank meet the condition: rank 0 for check-ins, others for rank 0; or until a far rank is
-/// lost.
+/// Waits until the turns of a rank meet the condition: rank 0 for check-ins, others for rank 0; or until a rank of
+/// another host is lost.
 Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>& condition, const WaitRules& rules) {
   if (const int s = members_.local_rank_of(rank); s >= 0) {
     kernel::PadHeader& there = members_.pad(s).header();

@@ -278,7 +278,7 @@ std::unique_ptr<KernelExecutor> DeviceCommunicator::make_executor(Store& store, 
     options.peers_gone = [] { return false; };  // a rank of another host cannot report it: never reused
   options.pool_sizes = {
       [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
-      [this](int s) { return is_far(s) ? 0 : pool_of(members_.local_rank_of(ranks_[size_t(s)])); }};
+      [this](int s) { return is_remote(s) ? 0 : pool_of(members_.local_rank_of(ranks_[size_t(s)])); }};
   options.name = name_of;
   options.rank_of = [ranks](int s) { return ranks[size_t(s)]; };
   options.describe = [topology = members_.topology, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
@@ -419,7 +419,7 @@ void DeviceCommunicator::check_kernels_and_peers(KernelExecutor& kernels) {
     members_.warn_if_stopped(s);
     if (waits_in_vain(kernels, s)) core_.failures.fail_as_gone(s);
   }
-  if (spans_hosts() && !core_.failures.failed() && !core_.failures.closed()) check_far_ranks();
+  if (spans_hosts() && !core_.failures.failed() && !core_.failures.closed()) check_remote_ranks();
 }
 
 /// Whether an operation in flight waits for a rank that will not come. A rank that left in good order had ended all of
@@ -440,7 +440,7 @@ void DeviceCommunicator::abort(const Status& why) {
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s != members_.local_rank() && members_.dead(s)) kernels->note_dead(kernel_rank_of(s));
   }
-  if (spans_hosts()) note_dead_far_ranks(*kernels);
+  if (spans_hosts()) note_dead_remote_ranks(*kernels);
   kernels->abort(why);
 }
 

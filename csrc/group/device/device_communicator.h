@@ -102,10 +102,10 @@ class DeviceCommunicator {
   KernelExecutor* opened() const { return opened_.load(std::memory_order_acquire); }
   bool poll();
   void check_kernels_and_peers(KernelExecutor& kernels);
-  void check_far_ranks();
-  void note_dead_far_ranks(KernelExecutor& kernels);
+  void check_remote_ranks();
+  void note_dead_remote_ranks(KernelExecutor& kernels);
   bool spans_hosts() const;
-  bool is_far(int kernel_rank) const;
+  bool is_remote(int kernel_rank) const;
   int kernel_rank_of(int local_rank) const;
   bool waits_in_vain(const KernelExecutor& kernels, int local_rank) const;
 

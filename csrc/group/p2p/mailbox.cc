@@ -16,10 +16,10 @@ constexpr uint64_t kMostKept = 4 << 20;                 // unexpected bytes of a
 Mailbox::Mailbox(Core& core)
     : core_(core), members_(core.members), failures_(core.failures), peers_(size_t(members_.size())) {
   for (int rank = 0; rank < members_.size(); ++rank) {
-    if (far(rank)) {
-      peers_[size_t(rank)] = std::make_unique<FarPeer>(*this, core, rank);
+    if (is_remote(rank)) {
+      peers_[size_t(rank)] = std::make_unique<InterHostPeer>(*this, core, rank);
     } else {
-      peers_[size_t(rank)] = std::make_unique<NearPeer>(*this, core, rank);
+      peers_[size_t(rank)] = std::make_unique<IntraHostPeer>(*this, core, rank);
     }
   }
   core_.shm().leases().join(this);
@@ -170,7 +170,7 @@ bool Mailbox::read_port() {
     }
     if (!control && !done) return moved;
     moved = true;
-    if (control && far(control->from)) static_cast<FarPeer&>(peer(control->from)).read(std::move(*control));
+    if (control && is_remote(control->from)) static_cast<InterHostPeer&>(peer(control->from)).read(std::move(*control));
     if (done) finish(std::static_pointer_cast<Message>(done), {});
   }
 }
@@ -269,7 +269,8 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexp
 
 DevicePtr Mailbox::reach(const void* at, size_t bytes, int device, int peer) const {
   const DeviceCopies* const copies = core_.copies_open.load(std::memory_order_acquire);
-  if (!copies || copies->device() != device || bytes <= kernel::kEnvelopePayload || far(peer) || peer == members_.rank)
+  if (!copies || copies->device() != device || bytes <= kernel::kEnvelopePayload || is_remote(peer) ||
+      peer == members_.rank)
     return 0;
   return reinterpret_cast<DevicePtr>(at);
 }

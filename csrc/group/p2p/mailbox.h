@@ -62,7 +62,7 @@ struct Message {
 
  private:
   friend class Mailbox;
-  friend class NearPeer;
+  friend class IntraHostPeer;
   /// Whether a wait for it may return: `finished()` has returned, or this thread runs it and would wait for itself.
   bool over() const;
   void call_finished();
@@ -147,7 +147,7 @@ class Mailbox : public LeaseHolder {
   void finish(const std::shared_ptr<Message>& message, Status status) REQUIRES(mutex_);
   void fail_all(const Status& status) REQUIRES(mutex_);
   MessagePeer& peer(int rank) REQUIRES(mutex_) { return *peers_[size_t(rank)]; }
-  bool far(int rank) const { return rank >= 0 && members_.local_rank_of(rank) < 0; }
+  bool is_remote(int rank) const { return rank >= 0 && members_.local_rank_of(rank) < 0; }
 
   std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
@@ -164,7 +164,7 @@ class Mailbox : public LeaseHolder {
   const Members& members_;
   FailureState& failures_;
   Mutex mutex_;
-  std::vector<std::unique_ptr<MessagePeer>> peers_ GUARDED_BY(mutex_);    // by rank: a NearPeer or a FarPeer
+  std::vector<std::unique_ptr<MessagePeer>> peers_ GUARDED_BY(mutex_);    // by rank: a IntraHostPeer or a InterHostPeer
   std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // every message not done
   std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
   std::list<Unexpected> unexpected_ GUARDED_BY(mutex_);

@@ -87,7 +87,7 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
   bool alive = false;
   for (int s = 0; s < members_.local_ranks(); ++s) alive |= s != members_.local_rank() && !members_.gone(s);
   for (int rank = 0; rank < members_.size(); ++rank) {
-    if (!far(rank) || (peer >= 0 && peer != rank)) continue;
+    if (!is_remote(rank) || (peer >= 0 && peer != rank)) continue;
     core_.port->ping(rank);
     const auto fate = core_.port->fate(rank);
     if (fate && (peer == rank || !fate->left())) return fate;
@@ -136,7 +136,8 @@ void Mailbox::check_times() {
     const bool late = message->deadline_.passed(Clock::now());
     const int local_rank = peer >= 0 ? members_.local_rank_of(peer) : -1;
     const auto [check, fresh] = checks.try_emplace(peer);
-    if (fresh) check->second = {fate(peer), failures_.should_abort(far(peer) ? members_.local_rank() : local_rank)};
+    if (fresh)
+      check->second = {fate(peer), failures_.should_abort(is_remote(peer) ? members_.local_rank() : local_rank)};
     const auto& [gone, alarmed] = check->second;
     if (!late && !gone && !alarmed) continue;
     if (!late && !std::exchange(is_clear, true)) failures_.await_exact_report();
@@ -171,7 +172,7 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
     next_check_.store(progress.next_check, std::memory_order_relaxed);
     check_times();
   }
-  bool from_afar = false;
+  bool may_be_remote = false;
   int peer = kAnySource;
   {
     MutexLock lock(mutex_);
@@ -180,7 +181,7 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
     deliver(progress);
     if (more || progress.role != role || (message ? message->over() : open_.empty())) return;
     if (message) peer = message->peer;
-    from_afar = core_.port && (peer < 0 || far(peer));
+    may_be_remote = core_.port && (peer < 0 || is_remote(peer));
   }
   const auto stirred = [&] {
     if (message && message->done()) {  // another thread delivers it, or this one must
@@ -193,7 +194,7 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
   WaitRules rules = core_.waits.rules({}, progress.carrier);
   rules.watch = nullptr;
   rules.deadline.end = std::min(rules.deadline.end, progress.next_check);
-  if (from_afar) {
+  if (may_be_remote) {
     (void)core_.port->messenger().wait(
         stirred, [] {}, -1, rules);
   } else {

@@ -84,10 +84,10 @@ class MessagePeer {
 
 /// A rank of this host: messages go through the pads, and large ones are streamed through leased staging. Copy engines
 /// only write to this rank's memory: to slots that the peer reads, and to tensors of receives.
-class NearPeer final : public MessagePeer {
+class IntraHostPeer final : public MessagePeer {
  public:
-  NearPeer(Mailbox& box, Core& core, int rank);
-  ~NearPeer() override;
+  IntraHostPeer(Mailbox& box, Core& core, int rank);
+  ~IntraHostPeer() override;
   bool move() override;
   void clear(Clock::time_point until) override;
   bool arriving() const override;
@@ -139,7 +139,7 @@ class NearPeer final : public MessagePeer {
 };
 
 /// A rank of another host: the port carries the same protocol, and transfers need no staging.
-class FarPeer final : public MessagePeer {
+class InterHostPeer final : public MessagePeer {
  public:
   using MessagePeer::MessagePeer;
   bool move() override;

@@ -97,7 +97,7 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
   const RunBetween b = run_between(collective, bytes, inter_host, facts, blocks);
   if (slices) *slices = std::max(1.0, b.slices);
   if (!row.legal(b.layout)) return {};
-  const Moved moved = moved_by(row, b.layout, b.near);
+  const Moved moved = moved_by(row, b.layout, b.host_ranks);
   const double depth = double(row.guarantee.depth(b.layout.size));
   const double posted = double(moved.messages) / double(kSlicesInFlight);
   const double byte = medium.byte * (medium.one_a_host ? senders(collective, inter_host, facts) : 1);
@@ -182,7 +182,7 @@ RunBetween run_between(Collective collective, size_t bytes, const InterHostPlan&
     case Collective::kAllGather: all_alike(facts.hosts, slice); break;
     case Collective::kBarrier: break;
     default:  // directly to the destination rank
-      b.near = int(facts.ranks);
+      b.host_ranks = int(facts.ranks);
       all_alike(facts.world, collective == Collective::kGather ? bytes : bytes / facts.world);
   }
   return b;
@@ -201,13 +201,15 @@ Medium rdma(double gb_s) {
   return {4 * kMicro, 1 / (0.8 * gb_s * 1e9), text};
 }
 
-Moved moved_by(const schedule::Row& row, const Layout& layout, int near) {
+Moved moved_by(const schedule::Row& row, const Layout& layout, int host_ranks) {
   Moved most;
   for (const int rank : {0, layout.size - 1}) {
     Moved out, in;
-    const auto is_far = [&](int peer) { return peer >= 0 && peer != rank && peer / near != rank / near; };
+    const auto is_remote = [&](int peer) {
+      return peer >= 0 && peer != rank && peer / host_ranks != rank / host_ranks;
+    };
     const auto count = [&](Moved& m, int peer, size_t bytes) {
-      if (is_far(peer)) ++m.messages, m.bytes += bytes, m.largest = std::max(m.largest, bytes);
+      if (is_remote(peer)) ++m.messages, m.bytes += bytes, m.largest = std::max(m.largest, bytes);
     };
     const uint64_t steps = row.steps(layout, rank);
     for (uint64_t i = 0; i < steps; ++i) {

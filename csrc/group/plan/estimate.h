@@ -74,8 +74,8 @@ double seen_inside(const PlanFacts& facts);
 /// The transfers of a collective between hosts, as their ranks see them.
 struct RunBetween {
   schedule::Layout layout;
-  int near = 1;       ///< ranks of one host among those of the layout
-  double slices = 1;  ///< runs of this kind; the last one is shorter
+  int host_ranks = 1;  ///< ranks of one host among those of the layout
+  double slices = 1;   ///< runs of this kind; the last one is shorter
 };
 /// The layout refers to `blocks`.
 RunBetween run_between(kernel::Collective collective, size_t bytes, const InterHostPlan& inter_host,
@@ -86,7 +86,7 @@ struct Moved {
   uint64_t messages = 0;
   size_t bytes = 0, largest = 0;
 };
-/// The first `near` ranks are one host; messages among them do not count.
-Moved moved_by(const schedule::Row& row, const schedule::Layout& layout, int near = 1);
+/// The first `host_ranks` ranks are one host; messages among them do not count.
+Moved moved_by(const schedule::Row& row, const schedule::Layout& layout, int host_ranks = 1);
 
 }  // namespace nvx

@@ -33,12 +33,12 @@ struct Slice {
 /// Whether every host does what host 0 does, counted from itself. Checked for three other hosts.
 bool all_alike(const schedule::Row& row, const RunBetween& run) {
   const Layout& l = run.layout;
-  const int hosts = l.size / run.near;
+  const int hosts = l.size / run.host_ranks;
   const auto turned = [&](int peer, int by) { return peer < 0 ? -1 : schedule::mod(peer + by, l.size); };
   const auto about = [&](size_t a, size_t b) { return (a > b ? a - b : b - a) <= l.width; };
   for (const int host : {1, hosts / 2, hosts - 1}) {
-    for (int role = 0; role < run.near; ++role) {
-      const int by = host * run.near, rank = role + by;
+    for (int role = 0; role < run.host_ranks; ++role) {
+      const int by = host * run.host_ranks, rank = role + by;
       const uint64_t steps = row.steps(l, role);
       if (row.steps(l, rank) != steps) return false;
       for (uint64_t i = 0; i < steps; ++i) {
@@ -64,9 +64,9 @@ class Simulator {
         last_(last),
         fabric_(fabric),
         byte_(ranks_per_card / fabric.between),
-        places_(alike ? each.run.near : each.run.layout.size),
+        places_(alike ? each.run.host_ranks : each.run.layout.size),
         count_(slices),
-        cards_(size_t(places_ / each.run.near) * fabric.cards),
+        cards_(size_t(places_ / each.run.host_ranks) * fabric.cards),
         ranks_(size_t(places_)) {}
 
   double run() {
@@ -144,8 +144,8 @@ class Simulator {
   const Slice& slice(size_t k) const { return k + 1 == count_ ? last_ : each_; }
   Run& run_of(int place, size_t k) { return ranks_[size_t(place)].runs[k % (kSlicesInFlight + 1)]; }
   Card& card_of(int place) {
-    const size_t near = size_t(each_.run.near);
-    return cards_[size_t(place) / near * fabric_.cards + size_t(place) % near % fabric_.cards];
+    const size_t host_ranks = size_t(each_.run.host_ranks);
+    return cards_[size_t(place) / host_ranks * fabric_.cards + size_t(place) % host_ranks % fabric_.cards];
   }
   void push(double at, Event::Kind kind, int place, size_t slice, int peer = 0) {
     events_.push({at, 0, place, peer, uint32_t(slice), kind});
@@ -176,14 +176,14 @@ class Simulator {
     if (run.slice != k || now < run.begins || run.over) return;
     const Layout& layout = slice(k).run.layout;
     const uint64_t steps = row_.steps(layout, place);
-    const int near = each_.run.near;
+    const int host_ranks = each_.run.host_ranks;
     for (;;) {
       const auto open = [&](const Flight& f) { return std::max(f.sent, f.stored) > now; };
       run.flights.erase(run.flights.begin(), std::ranges::find_if(run.flights, open));
       if (run.next == steps || run.flights.size() >= schedule::kMaxDepth) break;
       Step step = row_.at(layout, place, run.next);
-      if (step.send_to / near == place / near) step.send_to = -1;
-      if (step.recv_from / near == place / near) step.recv_from = -1;
+      if (step.send_to / host_ranks == place / host_ranks) step.send_to = -1;
+      if (step.recv_from / host_ranks == place / host_ranks) step.recv_from = -1;
       if (!clear_for(run, step, now)) break;
       ++run.next;
       if (step.send_to >= 0 || step.recv_from >= 0) begin(place, k, run, step, now);
@@ -293,7 +293,7 @@ Slice slice_of(Collective collective, size_t bytes, double slices, bool packs, c
   Slice s;
   s.run = run_between(collective, bytes, plan, facts, s.blocks);
   const Sizes size = sizes(across(collective), bytes, plan, facts);
-  if (s.run.near > 1 || size.sliced == 0) {  // exchanges beside the run, and the barrier
+  if (s.run.host_ranks > 1 || size.sliced == 0) {  // exchanges beside the run, and the barrier
     const size_t here = collective == Collective::kGather ? bytes : bytes / facts.hosts;
     const bool exchanges = collective != Collective::kBarrier;
     if (!exchanges) s.before = inside.step(plan.before, size.before, 0, slices, 1);
@@ -320,9 +320,9 @@ std::optional<Simulation> simulate(Collective collective, size_t bytes, const Pl
   const Slice last = slice_of(collective, rest, 1, packs, plan, inside);
   const Slice each =
       slices > 1 ? slice_of(collective, plan.slice * whole, double(slices - 1), packs, plan, inside) : last;
-  const bool rails = !plan.by_leader && each.run.near == 1, alike = all_alike(*plan.row, each.run);
+  const bool rails = !plan.by_leader && each.run.host_ranks == 1, alike = all_alike(*plan.row, each.run);
   const double ranks_per_card = rails ? std::ceil(double(facts.rails) / double(fabric.cards)) : 1;
-  const int places = alike ? each.run.near : each.run.layout.size;
+  const int places = alike ? each.run.host_ranks : each.run.layout.size;
   uint64_t steps = 1;
   for (int place = 0; place < places; ++place) steps += plan.row->steps(each.run.layout, place);
   // Slices run in turns of kSlicesInFlight + 1, so whole turns are simulated and half of them.

@@ -28,13 +28,13 @@ class Within {
   const Clock::time_point began_ = Clock::now();
 };
 
-class FarSizes : public testing::TestWithParam<size_t> {};
+class InterHostSizes : public testing::TestWithParam<size_t> {};
 /// Large sizes are left out under ThreadSanitizer and in an emulator, where they take seconds.
-INSTANTIATE_TEST_SUITE_P(Elements, FarSizes,
+INSTANTIATE_TEST_SUITE_P(Elements, InterHostSizes,
                          testing::ValuesIn(why_no_processes() ? std::vector<size_t>{10}
                                                               : std::vector<size_t>{10, 400'000}));
 
-TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
+TEST_P(InterHostSizes, ARankThatDiesIsNamedOnAllHosts) {
   Hosts hosts({0, 1, 1, 2});
   std::atomic<int> past{0}, over{0};
   hosts.in_group("dies", [&](Group& group, int rank) {
@@ -58,7 +58,7 @@ TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
   });
 }
 
-TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
+TEST_P(InterHostSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
   Hosts hosts({0, 1});
   MemoryStore store, again;
   std::atomic<int> past{0};
@@ -83,7 +83,7 @@ TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
   });
 }
 
-TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
+TEST_P(InterHostSizes, AMismatchNamesBothSidesOnAllHosts) {
   Hosts hosts(kTwoOfTwo);
   hosts.in_group("mismatch", [&](Group& group, int rank) {
     Spec spec = spec_of(Collective::kAllReduce, GetParam(), 4);
@@ -101,7 +101,7 @@ TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
 }
 
 /// The error comes from this operation or, on a rank that has already returned, from its next one.
-TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
+TEST_P(InterHostSizes, AnotherRootIsAMismatchByTheNextOperation) {
   Hosts hosts({0, 1});
   hosts.in_group("roots", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
@@ -115,7 +115,7 @@ TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
   });
 }
 
-TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
+TEST_P(InterHostSizes, AnotherCollectiveIsAMismatch) {
   Hosts hosts(kTwoOfTwo);
   hosts.in_group("others", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
@@ -129,7 +129,7 @@ TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
 }
 
 /// The skipped scatter has no step inside the first host, so its ranks exchange nothing in it.
-TEST_P(FarSizes, ACallThatARankOfTheSameHostHasSkippedIsAMismatch) {
+TEST_P(InterHostSizes, ACallThatARankOfTheSameHostHasSkippedIsAMismatch) {
   Hosts hosts(kTwoOfTwo);
   hosts.in_group("skips", [&](Group& group, int rank) {
     const Within time(milliseconds(4000));
@@ -143,7 +143,7 @@ TEST_P(FarSizes, ACallThatARankOfTheSameHostHasSkippedIsAMismatch) {
   });
 }
 
-TEST_P(FarSizes, OtherSplitSizesAreReportedPairByPair) {
+TEST_P(InterHostSizes, OtherSplitSizesAreReportedPairByPair) {
   for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
     Hosts hosts({0, 1});
     hosts.in_group("splits", [&](Group& group, int rank) {
@@ -160,7 +160,7 @@ TEST_P(FarSizes, OtherSplitSizesAreReportedPairByPair) {
   }
 }
 
-TEST_P(FarSizes, RankThatLeavesWhileAwaitedIsNamed) {
+TEST_P(InterHostSizes, RankThatLeavesWhileAwaitedIsNamed) {
   Hosts hosts({0, 1, 1});
   hosts.in_group("left", [&](Group& group, int rank) {
     ASSERT_EQ(perform(group, spec_of(Collective::kAllReduce, GetParam(), 3)), "");
@@ -231,7 +231,7 @@ TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
   });
 }
 
-TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
+TEST_P(InterHostSizes, ATimeoutNamesTheMissingAndItsHost) {
   Hosts hosts({0, 0, 1, 2});
   std::atomic<int> waiting{3};
   hosts.in_group("timeout", [&](Group& group, int rank) {
@@ -346,7 +346,7 @@ class LostStore : public Store {
   Store& good_;
 };
 
-TEST(FarSetUp, ARankThatFailsIsNamedOnAllHosts) {
+TEST(InterHostSetUpFailure, ARankThatFailsIsNamedOnAllHosts) {
   Hosts hosts({0, 1, 2});
   MemoryStore store;
   as_threads(3, [&](int rank) {
@@ -380,7 +380,7 @@ class ServedStore : public Store {
   const std::atomic<bool>& gone_;
 };
 
-TEST(FarSetUp, TheStoreIsServedUntilAllHaveReadTheFailure) {
+TEST(InterHostSetUpFailure, TheStoreIsServedUntilAllHaveReadTheFailure) {
   Hosts hosts({0, 1, 2});
   MemoryStore store;
   std::atomic<bool> gone{false};
@@ -398,7 +398,7 @@ TEST(FarSetUp, TheStoreIsServedUntilAllHaveReadTheFailure) {
 }
 
 /// Ranks of another group already know each other, so they know whether a missing rank is alive.
-TEST(FarSetUp, ARankThatIsLostIsNotWaitedFor) {
+TEST(InterHostSetUpFailure, ARankThatIsLostIsNotWaitedFor) {
   Hosts hosts({0, 1, 2});
   MemoryStore store, second;
   std::atomic<int> past{0}, over{0};

@@ -289,7 +289,7 @@ TEST(WindowFailure, PutsBeforeAPeerLeftAreVisible) {
   for (int i = 0; i < 5; ++i) leaves_behind([](int rank) { return test::options("leaves", rank, 2); });
 }
 
-TEST(WindowFailure, PutsBeforeAFarPeerLeftAreVisible) {
+TEST(WindowFailure, PutsBeforeAPeerOfAnotherHostLeftAreVisible) {
   Hosts hosts({0, 1});
   leaves_behind([&](int rank) { return hosts.options("leaves far", rank); });
 }

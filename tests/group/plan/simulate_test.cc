@@ -51,10 +51,10 @@ size_t sent_in_slice(Collective collective, size_t bytes, const PlanFacts& facts
   for (int place = 0; place < run.layout.size; ++place) {
     for (uint64_t i = 0; i < plan.row->steps(run.layout, place); ++i) {
       const schedule::Step step = plan.row->at(run.layout, place, i);
-      if (step.send_to >= 0 && step.send_to / run.near != place / run.near) sum += step.send.bytes;
+      if (step.send_to >= 0 && step.send_to / run.host_ranks != place / run.host_ranks) sum += step.send.bytes;
     }
   }
-  return sum * (plan.by_leader || run.near > 1 ? 1 : facts.rails);
+  return sum * (plan.by_leader || run.host_ranks > 1 ? 1 : facts.rails);
 }
 
 TEST(Simulate, MovesWhatTheSchedulesMove) {

@@ -27,20 +27,20 @@ void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(val
 
 }  // namespace
 
-NearPeer::NearPeer(Mailbox& box, Core& core, int rank)
+IntraHostPeer::IntraHostPeer(Mailbox& box, Core& core, int rank)
     : MessagePeer(box, core, rank),
       out_(core.members.own_pad().outbox(core.members.local_rank_of(rank))),
       in_(core.members.own_pad().inbox(core.members.local_rank_of(rank))),
       their_out_(core.members.pad(core.members.local_rank_of(rank)).outbox(core.members.local_rank())),
       their_in_(core.members.pad(core.members.local_rank_of(rank)).inbox(core.members.local_rank())) {}
 
-NearPeer::~NearPeer() {
+IntraHostPeer::~IntraHostPeer() {
   if (lease_) core_.shm().leases().free_when(lease_, core_.members.all_peers_gone());
   let_go_of_slots();
 }
 
 /// They are free when the peer has read them, though no message may be open then that would poll.
-void NearPeer::let_go_of_slots() {
+void IntraHostPeer::let_go_of_slots() {
   if (!slots_) return;
   const auto released = [gone = core_.members.all_peers_gone(), copy = sending_, &consumed = their_in_.consumed,
                          streamed = streamed_] {
@@ -49,7 +49,7 @@ void NearPeer::let_go_of_slots() {
   core_.copies->release_when(std::exchange(slots_, Span{}), released);
 }
 
-void NearPeer::clear(Clock::time_point until) {
+void IntraHostPeer::clear(Clock::time_point until) {
   MessagePeer::clear(until);
   streaming_.clear();
   arriving_.clear();
@@ -61,14 +61,16 @@ void NearPeer::clear(Clock::time_point until) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-bool NearPeer::arriving() const { return fetching_ || (!arriving_.empty() && load(their_out_.streamed) != consumed_); }
+bool IntraHostPeer::arriving() const {
+  return fetching_ || (!arriving_.empty() && load(their_out_.streamed) != consumed_);
+}
 
-bool NearPeer::lends() const {
+bool IntraHostPeer::lends() const {
   return !streaming_.empty() && streaming_.front()->in_place_ && streaming_.front()->moved_ != 0 && !is_read();
 }
 
 /// Accesses no memory of a peer once the group has failed.
-bool NearPeer::move() {
+bool IntraHostPeer::move() {
   bool moved = announce();
   moved |= take();
   moved |= grant();
@@ -79,9 +81,9 @@ bool NearPeer::move() {
   return moved;
 }
 
-bool NearPeer::is_read() const { return load(their_in_.consumed) == streamed_; }
+bool IntraHostPeer::is_read() const { return load(their_in_.consumed) == streamed_; }
 
-bool NearPeer::announce() {
+bool IntraHostPeer::announce() {
   if (unannounced_.empty()) return false;
   const uint64_t taken = load(their_in_.taken);
   bool moved = false;
@@ -110,7 +112,7 @@ bool NearPeer::announce() {
   return moved;
 }
 
-bool NearPeer::take() {
+bool IntraHostPeer::take() {
   const uint64_t posted = load(their_out_.posted);
   if (posted == taken_ || posted - taken_ > kEnvelopes) return false;
   while (taken_ != posted) {
@@ -131,10 +133,10 @@ bool NearPeer::take() {
   return true;
 }
 
-void NearPeer::send_full(bool full) { publish(in_.full, full); }
+void IntraHostPeer::send_full(bool full) { publish(in_.full, full); }
 
 /// A receive whose device has not reached it keeps no other one from being granted.
-bool NearPeer::grant() {
+bool IntraHostPeer::grant() {
   bool moved = false;
   for (auto next = to_grant_.begin(); next != to_grant_.end() && arriving_.size() < kMostGranted;) {
     const auto& [message, number] = *next;
@@ -154,7 +156,7 @@ bool NearPeer::grant() {
   return true;
 }
 
-bool NearPeer::read_grants() {
+bool IntraHostPeer::read_grants() {
   if (ungranted_.empty()) return false;
   const uint64_t granted = load(their_in_.granted);
   if (granted == grants_seen_ || granted - grants_seen_ > kEnvelopes) return false;
@@ -172,7 +174,7 @@ bool NearPeer::read_grants() {
 
 /// Chooses where the chunks of a message go. Changes that only between messages, because the receiver reads it with its
 /// next chunk. False: the receiver has not read all of the last message.
-bool NearPeer::lease(Message& message) {
+bool IntraHostPeer::lease(Message& message) {
   const bool is_read = this->is_read();
   if (message.in_place_) {
     if (is_read) show_lease(ChunkPlace::kPool, {message.place_ - 1, message.bytes});
@@ -186,7 +188,7 @@ bool NearPeer::lease(Message& message) {
   return lease_on_host(message.bytes, is_read);
 }
 
-bool NearPeer::lease_slots(size_t bytes, bool is_read) {
+bool IntraHostPeer::lease_slots(size_t bytes, bool is_read) {
   if (slots_ && slots_wanted_ >= bytes && out_.lease_place == ChunkPlace::kSlots) return true;
   if (!is_read) return false;
   if (slots_ && slots_wanted_ < bytes) core_.copies->release(std::exchange(slots_, Span{}));
@@ -197,7 +199,7 @@ bool NearPeer::lease_slots(size_t bytes, bool is_read) {
 
 /// The next part of the lease, in rotation (`group/plan/plan.h`), if the receiver has read all of the last one.
 /// Otherwise the last part again, if it is large enough.
-bool NearPeer::lease_on_host(size_t bytes, bool is_read) {
+bool IntraHostPeer::lease_on_host(size_t bytes, bool is_read) {
   const PlanFacts& facts = core_.members.facts;
   const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, facts.tuned(Tune::kMessageLease));
   const size_t held = std::max(lease_wanted_, lease_.bytes);
@@ -218,18 +220,18 @@ bool NearPeer::lease_on_host(size_t bytes, bool is_read) {
   return true;
 }
 
-void NearPeer::show_lease(ChunkPlace place, const Span& span) {
+void IntraHostPeer::show_lease(ChunkPlace place, const Span& span) {
   out_.lease_place = place;
   out_.lease_offset = span.offset;
   out_.lease_bytes = span.bytes;
 }
 
-Span NearPeer::release_idle() {
+Span IntraHostPeer::release_idle() {
   if (!lease_ || !streaming_.empty() || load(their_in_.consumed) != streamed_) return {};
   return std::exchange(lease_, Span{});
 }
 
-bool NearPeer::stream() {
+bool IntraHostPeer::stream() {
   bool moved = false;
   while (!streaming_.empty()) {
     const std::shared_ptr<Message> message = streaming_.front();
@@ -258,7 +260,7 @@ bool NearPeer::stream() {
   return moved;
 }
 
-size_t NearPeer::write_chunk(Message& message) {
+size_t IntraHostPeer::write_chunk(Message& message) {
   if (streamed_ - load(their_in_.consumed) >= kStreamDepth) return 0;
   const size_t slot = part_.bytes / kStreamDepth;
   const size_t bytes = std::min(slot, message.bytes - message.moved_);
@@ -275,7 +277,7 @@ size_t NearPeer::write_chunk(Message& message) {
 }
 
 /// Begins to fill half of the slots, while the peer reads the other half. Returns the number of chunks that are there.
-size_t NearPeer::copy_to_slots(const std::shared_ptr<Message>& message, Status* status) {
+size_t IntraHostPeer::copy_to_slots(const std::shared_ptr<Message>& message, Status* status) {
   if (sending_) {
     if (!sending_->over()) return 0;
     *status = sending_->status();
@@ -297,7 +299,7 @@ size_t NearPeer::copy_to_slots(const std::shared_ptr<Message>& message, Status* 
 }
 
 /// Copies the data of a device to the stand-in, for a receiver in host memory. True if it is there.
-bool NearPeer::stage(const std::shared_ptr<Message>& message, Status* status) {
+bool IntraHostPeer::stage(const std::shared_ptr<Message>& message, Status* status) {
   if (message->staged_) return true;
   if (!sending_) sending_ = begin({{DevicePtr(message->data), message->at, message->bytes}}, *message);
   if (!sending_->over()) return false;
@@ -306,7 +308,7 @@ bool NearPeer::stage(const std::shared_ptr<Message>& message, Status* status) {
   return message->staged_ = status->ok();
 }
 
-std::shared_ptr<DeviceCopy> NearPeer::begin(std::vector<DeviceCopy::Piece> pieces, const Message& message) {
+std::shared_ptr<DeviceCopy> IntraHostPeer::begin(std::vector<DeviceCopy::Piece> pieces, const Message& message) {
   auto copy = std::make_shared<DeviceCopy>();
   copy->pieces = std::move(pieces);
   copy->memory = message.memory;
@@ -317,7 +319,7 @@ std::shared_ptr<DeviceCopy> NearPeer::begin(std::vector<DeviceCopy::Piece> piece
   return copy;
 }
 
-bool NearPeer::consume() {
+bool IntraHostPeer::consume() {
   bool moved = false;
   for (uint64_t chunks; !arriving_.empty() && (chunks = load(their_out_.streamed) - consumed_) != 0;) {
     const std::shared_ptr<Message> message = arriving_.front();
@@ -338,7 +340,7 @@ bool NearPeer::consume() {
   return moved;
 }
 
-size_t NearPeer::read_chunk(Message& message, Status* status) {
+size_t IntraHostPeer::read_chunk(Message& message, Status* status) {
   const uint64_t lease_offset = their_out_.lease_offset, lease_bytes = their_out_.lease_bytes;
   const size_t slot = size_t(lease_bytes) / kStreamDepth;
   const kernel::PeerMemory& memory = core_.members.memory[size_t(core_.members.local_rank_of(rank_))];
@@ -356,7 +358,8 @@ size_t NearPeer::read_chunk(Message& message, Status* status) {
 }
 
 /// Begins to copy the chunks that are there to the tensor. Returns the number of chunks that have arrived in it.
-size_t NearPeer::fetch(const std::shared_ptr<Message>& message, ChunkPlace place, uint64_t chunks, Status* status) {
+size_t IntraHostPeer::fetch(const std::shared_ptr<Message>& message, ChunkPlace place, uint64_t chunks,
+                            Status* status) {
   if (fetching_) {
     if (!fetching_->over()) return 0;
     const std::shared_ptr<DeviceCopy> copy = std::exchange(fetching_, nullptr);

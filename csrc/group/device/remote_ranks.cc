@@ -46,7 +46,7 @@ bool DeviceCommunicator::reaches_all(Store& store, int device) {
 bool DeviceCommunicator::spans_hosts() const { return ranks_.size() > size_t(members_.local_ranks()); }
 
 /// An index into `ranks_`, whose rank is on another host.
-bool DeviceCommunicator::is_far(int kernel_rank) const {
+bool DeviceCommunicator::is_remote(int kernel_rank) const {
   return members_.local_rank_of(ranks_[size_t(kernel_rank)]) < 0;
 }
 
@@ -55,14 +55,14 @@ int DeviceCommunicator::kernel_rank_of(int local_rank) const {
 }
 
 /// A rank that left in good order may have ended all operations. If not, the kernels' timeout ends them here.
-void DeviceCommunicator::check_far_ranks() {
+void DeviceCommunicator::check_remote_ranks() {
   if (core_.failures.check_reports()) return;
   std::optional<net::GroupPort::Fate> lost;
   {
     net::GroupPort& port = *core_.port;
     MutexLock lock(port.mutex());
     for (size_t s = 0; s < ranks_.size() && !lost; ++s) {
-      if (!is_far(int(s))) continue;
+      if (!is_remote(int(s))) continue;
       port.ping(ranks_[s]);
       if (auto fate = port.fate(ranks_[s]); fate && !fate->left()) lost = std::move(fate);
     }
@@ -70,11 +70,11 @@ void DeviceCommunicator::check_far_ranks() {
   if (lost) (void)core_.failures.fail_by_fate(*lost);
 }
 
-void DeviceCommunicator::note_dead_far_ranks(KernelExecutor& kernels) {
+void DeviceCommunicator::note_dead_remote_ranks(KernelExecutor& kernels) {
   net::GroupPort& port = *core_.port;
   MutexLock lock(port.mutex());
   for (size_t s = 0; s < ranks_.size(); ++s) {
-    if (!is_far(int(s))) continue;
+    if (!is_remote(int(s))) continue;
     if (const auto fate = port.fate(ranks_[s]); fate && !fate->left()) kernels.note_dead(int(s));
   }
 }
@@ -84,7 +84,7 @@ void DeviceCommunicator::announce_leaving() {
   net::GroupPort& port = *core_.port;
   MutexLock lock(port.mutex());
   for (size_t s = 0; s < ranks_.size(); ++s) {
-    if (const auto peer = is_far(int(s)) ? port.process_of(ranks_[s]) : std::nullopt)
+    if (const auto peer = is_remote(int(s)) ? port.process_of(ranks_[s]) : std::nullopt)
       port.messenger().liveness().announce_left(*peer, members_.id, members_.rank, ranks_[s]);
   }
 }

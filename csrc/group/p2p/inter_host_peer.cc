@@ -5,20 +5,20 @@
 namespace nvx {
 namespace {
 
-constexpr uint32_t kFarEnvelopes = 64;  // the most announcements that another host has not read
+constexpr uint32_t kMostUnread = 64;  // the most announcements that another host has not read
 
 }  // namespace
 
-bool FarPeer::move() {
+bool InterHostPeer::move() {
   const bool moved = announce();
   return grant() || moved;
 }
 
-bool FarPeer::announce() {
+bool InterHostPeer::announce() {
   if (unannounced_.empty()) return false;
   MutexLock lock(core_.port->mutex());
   bool moved = false;
-  while (!unannounced_.empty() && uint32_t(announced_) - there_.count < kFarEnvelopes) {
+  while (!unannounced_.empty() && uint32_t(announced_) - there_.count < kMostUnread) {
     const std::shared_ptr<Message> message = unannounced_.front();
     unannounced_.pop_front();
     net::Envelope envelope{};
@@ -38,7 +38,7 @@ bool FarPeer::announce() {
   return moved;
 }
 
-bool FarPeer::grant() {
+bool InterHostPeer::grant() {
   if (to_grant_.empty()) return false;
   MutexLock lock(core_.port->mutex());
   for (const auto& [message, number] : to_grant_)
@@ -48,9 +48,9 @@ bool FarPeer::grant() {
 }
 
 /// Takes announcements in the order of sending, each once, even if the link reorders or repeats them.
-void FarPeer::take(net::PointToPoint::Control&& control) {
+void InterHostPeer::take(net::PointToPoint::Control&& control) {
   const net::Envelope& envelope = control.envelope;
-  if (envelope.number <= taken_ || envelope.number > taken_ + kFarEnvelopes) return;
+  if (envelope.number <= taken_ || envelope.number > taken_ + kMostUnread) return;
   const DType dtype = envelope.dtype < kernel::kDTypeCount ? DType(envelope.dtype) : DType::kBytes;
   ahead_.try_emplace(envelope.number, Unexpected{rank_, envelope.number, envelope.tag, dtype, size_t(envelope.bytes),
                                                  envelope.carries_data != 0, std::move(control.body)});
@@ -58,21 +58,21 @@ void FarPeer::take(net::PointToPoint::Control&& control) {
     ++taken_;
     arrive(std::move(ahead_.extract(ahead_.begin()).mapped()));
   }
-  if (uint32_t(taken_) - reported_.count >= kFarEnvelopes / 2) send_taken();
+  if (uint32_t(taken_) - reported_.count >= kMostUnread / 2) send_taken();
 }
 
-void FarPeer::send_full(bool) {
+void InterHostPeer::send_full(bool) {
   ++reported_.turns;
   send_taken();
 }
 
-void FarPeer::send_taken() {
+void InterHostPeer::send_taken() {
   reported_.count = uint32_t(taken_);
   MutexLock lock(core_.port->mutex());
   core_.port->send(rank_, {net::Kind::kTaken, reported_.value()});
 }
 
-void FarPeer::read(net::PointToPoint::Control&& control) {
+void InterHostPeer::read(net::PointToPoint::Control&& control) {
   switch (control.kind) {
     case net::Kind::kEnvelope: return take(std::move(control));
     case net::Kind::kTaken: return there_.update(net::Taken::of(control.value));
