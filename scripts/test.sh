@@ -47,7 +47,7 @@ in_parallel=(-n "$((jobs < 8 ? jobs : 8))" --dist loadfile)
 # --- make quick ----------------------------------------------------------------------------------------------------------
 
 # A tenth of the C++ tests and more than half of their time: processes of their own, calls that hang, peers that do not come.
-long_tests='^simulated[.]|^net[.]other_ucx|Hang|[.](InterHost)?SetUp(Failure)?[.]|DeviceFaults|DeviceTrial|HierarchicalFailure|StoreBootstrap|Worlds[.]|Near[.]'
+long_tests='^simulated[.]|^net[.]other_ucx|Hang|[.](InterHost)?SetUp(Failure)?[.]|DeviceFaults|DeviceTrial|HierarchicalFailure|StoreBootstrap|Worlds[.]|IntraHostFailure[.]'
 long_tests+='|HostProxy[.]Gives|DeviceAlgorithm[.]EveryType'
 
 run_quick() {

@@ -8,7 +8,7 @@
 #include <functional>
 #include <tuple>
 
-#include "base/words.h"
+#include "base/text.h"
 
 namespace nvx {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/address_prefix.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 
 namespace nvx {
 namespace {

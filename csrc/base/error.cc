@@ -32,11 +32,11 @@ Status::Status(Code code, const std::string& what, const std::string& advice) {
   state->failure.code = code;
   state->failure.cause = without_name(what);
   state->failure.advice = advice;
-  state->words = what + (advice.empty() ? "" : ". Next: " + advice);
+  state->text = what + (advice.empty() ? "" : ". Next: " + advice);
   state_ = state;
 }
 
-Status::Status(const Failure& failure) : state_(std::make_shared<const State>(State{failure, words_of(failure)})) {}
+Status::Status(const Failure& failure) : state_(std::make_shared<const State>(State{failure, text_of(failure)})) {}
 
 Failure failure_of(const std::exception& thrown) {
   if (const auto* error = dynamic_cast<const Error*>(&thrown)) return error->failure();

@@ -23,15 +23,15 @@ class [[nodiscard]] Status {
 
   bool ok() const { return state_ == nullptr; }
   Code code() const { return state_->failure.reported_code(); }
-  const std::string& what() const { return state_->words; }
+  const std::string& what() const { return state_->text; }
   /// what() without its leading "nvx: ".
-  std::string reason() const { return without_name(state_->words); }
+  std::string reason() const { return without_name(state_->text); }
   const Failure& failure() const { return state_->failure; }
 
  private:
   struct State {
     Failure failure;
-    std::string words;
+    std::string text;
   };
   std::shared_ptr<const State> state_;
 };

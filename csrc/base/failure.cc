@@ -17,19 +17,19 @@ const char* name(Code code) {
   return "unknown";
 }
 
-std::string words_of(const ExitStatus& status, const std::string& before, const std::string& behind) {
+std::string text_of(const ExitStatus& status, const std::string& before, const std::string& behind) {
   if (!status.known()) return "";
   if (status.how == ExitStatus::How::kReplaced) return before + "exec of another program" + behind;
   const bool killed = status.how == ExitStatus::How::kKilled;
   return before + (killed ? "signal " : "exit code ") + std::to_string(status.number) + behind;
 }
 
-std::string words_of(const Failure& failure) {
-  std::string words = "nvx: " + failure.cause;
-  if (!failure.before.empty()) words += "; before that, " + failure.before;
-  if (!failure.context.empty()) words += "; " + failure.context;
-  if (!failure.advice.empty()) words += ". Next: " + failure.advice;
-  return words;
+std::string text_of(const Failure& failure) {
+  std::string text = "nvx: " + failure.cause;
+  if (!failure.before.empty()) text += "; before that, " + failure.before;
+  if (!failure.context.empty()) text += "; " + failure.context;
+  if (!failure.advice.empty()) text += ". Next: " + failure.advice;
+  return text;
 }
 
 Failure with_context(Failure failure, const std::string& context) {

@@ -38,12 +38,12 @@ struct ExitStatus {
 };
 
 /// "signal 9", "exit code 1" or "exec of another program" between the two texts. Empty if the status is unknown.
-std::string words_of(const ExitStatus& status, const std::string& before = "", const std::string& behind = "");
+std::string text_of(const ExitStatus& status, const std::string& before = "", const std::string& behind = "");
 
 inline constexpr int kNobody = -1;
 
 /// A failure of a group, or of its set-up, as facts. Code decides by these fields. The text for users is made from them
-/// by words_of() and is never parsed. Ranks send a Failure to each other as a FailureNote.
+/// by text_of() and is never parsed. Ranks send a Failure to each other as a FailureNote.
 struct Failure {
   Code code = Code::kSystem;
   std::string cause{};         ///< the event, without "nvx: " and without advice
@@ -60,7 +60,7 @@ struct Failure {
 };
 
 /// The failure in one sentence that begins with "nvx: ".
-std::string words_of(const Failure& failure);
+std::string text_of(const Failure& failure);
 
 /// The failure with one more line of context: where this rank observed it.
 Failure with_context(Failure failure, const std::string& context);

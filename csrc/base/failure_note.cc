@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/words.h"
+#include "base/text.h"
 
 namespace nvx {
 namespace {

@@ -11,15 +11,15 @@
 namespace nvx {
 namespace {
 
-std::string& words() {
-  static auto* const kWords = new std::string("interrupted by the user");
-  return *kWords;
+std::string& stored_text() {
+  static auto* const kText = new std::string("interrupted by the user");
+  return *kText;
 }
 
 }  // namespace
 
-const std::string& stop_words() { return words(); }
-void set_stop_words(std::string text) { words() = std::move(text); }
+const std::string& interrupt_text() { return stored_text(); }
+void set_interrupt_text(std::string text) { stored_text() = std::move(text); }
 
 bool stop_requested() {
   constexpr std::chrono::milliseconds kInterval{100};

@@ -14,7 +14,7 @@ inline std::atomic<InterruptCheck> interrupt_check{nullptr};
 bool stop_requested();
 
 /// The cause of the interrupt for error texts: "interrupted by the user". Read and set it on the main thread only.
-const std::string& stop_words();
-void set_stop_words(std::string words);
+const std::string& interrupt_text();
+void set_interrupt_text(std::string text);
 
 }  // namespace nvx

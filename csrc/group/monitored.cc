@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "base/words.h"
+#include "base/text.h"
 #include "group/core/wait_cycle.h"
 
 namespace nvx {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/words.h"
+#include "base/text.h"
 #include "net/executor.h"
 
 namespace nvx::net {

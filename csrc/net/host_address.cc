@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/handle.h"
-#include "base/words.h"
+#include "base/text.h"
 
 namespace nvx::net {
 namespace {

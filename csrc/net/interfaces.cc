@@ -12,7 +12,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "net/host_address.h"
 
 namespace nvx::net {

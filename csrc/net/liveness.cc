@@ -4,7 +4,7 @@
 
 #include "base/contain.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "net/group_port.h"
 #include "net/messenger.h"
 

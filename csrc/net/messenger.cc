@@ -12,7 +12,7 @@
 #include "base/own_thread.h"
 #include "base/per_process.h"
 #include "base/random.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "net/group_port.h"
 #include "net/tcp/tcp.h"
 #include "net/ucx/ucx.h"

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "base/per_process.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/device/device_pools.h"
 #include "torch/arguments/checks.h"
 #include "torch/device/kernel_path.h"

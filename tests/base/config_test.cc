@@ -265,7 +265,7 @@ TEST(Hash, DependsOnOrderAndBorders) {
   EXPECT_EQ(seen.size(), 10'000u);
 }
 
-TEST(Status, SuccessHoldsNothingAndFailureItsWords) {
+TEST(Status, SuccessHoldsNothingAndFailureItsText) {
   const Status good;
   EXPECT_TRUE(good.ok());
   const Status bad(Code::kPeerDied, "nvx: gone");

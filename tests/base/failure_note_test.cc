@@ -125,13 +125,13 @@ TEST(FailureNote, IsFitForAMessageWhateverWasWritten) {
 
 TEST(Failure, ReadsAsOneSentence) {
   Failure failure = some_failure();
-  failure.cause = "rank 3 has ended" + words_of(failure.exit_status, " (", ")");
-  EXPECT_EQ(words_of(with_context(failure, "in send")),
+  failure.cause = "rank 3 has ended" + text_of(failure.exit_status, " (", ")");
+  EXPECT_EQ(text_of(with_context(failure, "in send")),
             "nvx: rank 3 has ended (signal 9); before that, group 2 of rank 3 had failed; this is rank 1; in send. "
             "Next: see the log of rank 3");
-  EXPECT_EQ(words_of(Failure{.cause = "it"}), "nvx: it");
-  EXPECT_EQ(words_of(ExitStatus{}, "(", ")"), "");
-  EXPECT_EQ(words_of(ExitStatus{ExitStatus::How::kExited, 7}), "exit code 7");
+  EXPECT_EQ(text_of(Failure{.cause = "it"}), "nvx: it");
+  EXPECT_EQ(text_of(ExitStatus{}, "(", ")"), "");
+  EXPECT_EQ(text_of(ExitStatus{ExitStatus::How::kExited, 7}), "exit code 7");
 }
 
 TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
@@ -141,9 +141,9 @@ TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
   EXPECT_EQ(more.before, some_failure().before);
   EXPECT_EQ(more.who, 3);
   EXPECT_EQ(more.exit_status, some_failure().exit_status);
-  EXPECT_EQ(words_of(reason_for("no group", {.cause = "no memory"}, "drink tea")),
+  EXPECT_EQ(text_of(reason_for("no group", {.cause = "no memory"}, "drink tea")),
             "nvx: no group: no memory. Next: drink tea");
-  EXPECT_EQ(words_of(reason_for("no group", failure_of(Error(Code::kSystem, "nvx: no memory", "buy some")))),
+  EXPECT_EQ(text_of(reason_for("no group", failure_of(Error(Code::kSystem, "nvx: no memory", "buy some")))),
             "nvx: no group: no memory. Next: buy some");
 }
 

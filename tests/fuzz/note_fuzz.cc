@@ -6,7 +6,7 @@
 #include <span>
 
 #include "base/failure_note.h"
-#include "base/words.h"
+#include "base/text.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;

@@ -37,7 +37,7 @@ size_t count_of(const std::string& text, const std::string& part) {
 }
 
 /// The ranks are on one host, or on one host each.
-class Near : public testing::TestWithParam<bool> {
+class IntraHostFailure : public testing::TestWithParam<bool> {
  protected:
   GroupOptions options(const std::string& name, int rank) {
     return GetParam() ? test::options(name, rank, 2) : hosts_.options(name, rank);
@@ -45,9 +45,9 @@ class Near : public testing::TestWithParam<bool> {
   Hosts hosts_{{0, 1}};
   MemoryStore store_;
 };
-INSTANTIATE_TEST_SUITE_P(OnOneHost, Near, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(OnOneHost, IntraHostFailure, testing::Bool());
 
-TEST_P(Near, ErrorsOfLaterCallsNameTheEarlierFailureAndAdvice) {
+TEST_P(IntraHostFailure, ErrorsOfLaterCallsNameTheEarlierFailureAndAdvice) {
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {
     Group group(store_, options("failed", rank));
@@ -80,7 +80,7 @@ TEST_P(Near, ErrorsOfLaterCallsNameTheEarlierFailureAndAdvice) {
 }
 
 /// An error names the timeout once, even if the rank listens for longer.
-TEST_P(Near, ATimeoutNamesOneDuration) {
+TEST_P(IntraHostFailure, ATimeoutNamesOneDuration) {
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {
     Group group(store_, options("once", rank));
@@ -98,7 +98,7 @@ TEST_P(Near, ATimeoutNamesOneDuration) {
 }
 
 /// A late rank does not carry out alone an operation that its peer gave up: neither a collective nor a message.
-TEST_P(Near, LateRankLearnsThatItsPeerGaveUp) {
+TEST_P(IntraHostFailure, LateRankLearnsThatItsPeerGaveUp) {
   for (const char* what : {"all_reduce", "large", "broadcast", "send", "recv"}) {
     const std::string name = std::string("late at ") + what;
     std::atomic<bool> over{false};
@@ -168,7 +168,7 @@ TEST(LateRank, GetsAnErrorThatNamesTheRankThatGaveUp) {
 }
 
 /// Decisions after a failure depend on its facts, not on its text.
-TEST_P(Near, WordsOfAFailureAreNoFacts) {
+TEST_P(IntraHostFailure, TextOfAFailureIsNoFact) {
   std::latch begun(2);
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {

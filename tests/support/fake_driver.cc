@@ -230,7 +230,7 @@ int FakeDriver::device_of(int gpu) const {
   return at == gpus_.end() ? -1 : int(at - gpus_.begin());
 }
 
-std::string FakeDriver::words(DriverCode code) const { return "fake refusal " + std::to_string(code); }
+std::string FakeDriver::error_text(DriverCode code) const { return "fake refusal " + std::to_string(code); }
 
 DriverCode FakeDriver::count(int* devices) {
   Lock lock(mutex_);

@@ -75,7 +75,7 @@ class FakeDriver : public DeviceDriver {
   /// Runs a kernel that was launched on a queue, on a thread of its own.
   void run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel);
 
-  std::string words(DriverCode code) const override;
+  std::string error_text(DriverCode code) const override;
   DriverCode count(int* devices) override;
   DriverCode describe(int device, DeviceFacts* facts) override;
   DriverCode granularity(int device, ShareKind kind, size_t* bytes) override;

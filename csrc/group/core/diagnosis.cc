@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/interrupt.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/plan/operation.h"
 #include "group/setup/members.h"
 
@@ -86,7 +86,7 @@ Failure Diagnosis::died(int rank, const std::string& who, const ExitStatus& stat
   const bool killed = status == ExitStatus{ExitStatus::How::kKilled, SIGKILL};
   return {
       .code = Code::kPeerDied,
-      .cause = who + " has ended" + words_of(status, " (", ")"),
+      .cause = who + " has ended" + text_of(status, " (", ")"),
       .advice = see_log_of(name_(rank)) + (killed ? "; if the kernel killed it, `dmesg | grep -i kill` shows it" : ""),
       .who = rank,
       .exit_status = status};
@@ -135,7 +135,7 @@ Failure Diagnosis::destroyed() const {
   return {Code::kAborted, "group " + group_ + " was destroyed on " + self() + " with operations in flight"};
 }
 
-Failure Diagnosis::interrupted() const { return {Code::kInterrupted, stop_words() + " on " + self()}; }
+Failure Diagnosis::interrupted() const { return {Code::kInterrupted, interrupt_text() + " on " + self()}; }
 
 // --- calls that do not begin
 

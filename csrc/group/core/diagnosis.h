@@ -6,7 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "kernel/cpu/pad.h"
 
 namespace nvx {
@@ -18,10 +18,10 @@ inline constexpr const char* kCallAlike =
     "make all ranks call the same collectives in the same order, with the same shapes, types and operators";
 inline constexpr const char* kCompareSplits = "compare the split sizes of the two ranks";
 
-/// The ranks for which a wait waits. `words`: their names, and their progress if known.
+/// The ranks for which a wait waits. `names`: their names, and their progress if known.
 struct Awaited {
   std::vector<int> ranks;
-  std::string words;
+  std::string names;
   bool called = false;  ///< they have made the same call, so they are late or wait for others
 };
 

@@ -238,9 +238,8 @@ Status FailureState::fail_as_left(int rank) {
   const int s = members_.local_rank_of(rank);
   const std::string who = s >= 0 ? members_.describe_progress(s) : members_.topology.describe(rank);
   const bool ended = s >= 0 && members_.dead(s);
-  const std::string how = ended
-                              ? "its process has ended" + words_of(members_.peers[size_t(s)]->exit_status(), " (", ")")
-                              : "it has destroyed the group, or its process ends";
+  const std::string how = ended ? "its process has ended" + text_of(members_.peers[size_t(s)]->exit_status(), " (", ")")
+                                : "it has destroyed the group, or its process ends";
   return fail(with_trouble(diagnosis_.left(rank, who, how), members_, port_));
 }
 
@@ -318,10 +317,10 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
   if (how == Waited::kTimedOut && port_ && !failed() && reported_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed()) {
     const Status first = failure();
-    const bool named = whom.words.empty() || whom.ranks == std::vector{first.failure().who};  // in the first words
-    return with_context(first, diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + whom.words));
+    const bool named = whom.names.empty() || whom.ranks == std::vector{first.failure().who};  // in the first words
+    return with_context(first, diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + whom.names));
   }
-  std::string names = whom.words, before;
+  std::string names = whom.names, before;
   if (names.empty()) names = whom.ranks.empty() ? "the peers" : members_.topology.describe(whom.ranks.front());
   for (const int rank : whom.ranks) {
     names += silence_of(members_, port_, rank);

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "base/round_up.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "kernel/cpu/launch.h"
 #include "kernel/reduce/level.h"
 
@@ -215,7 +215,7 @@ Awaited IntraHost::missing_ranks() {
     missing.ranks.push_back(members_.here()[size_t(s)]);
     names.push_back(members_.describe_progress(s));
   }
-  missing.words = joined(names);
+  missing.names = joined(names);
   return missing;
 }
 

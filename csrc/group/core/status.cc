@@ -18,7 +18,7 @@
 #include "base/handle.h"
 #include "base/log.h"
 #include "base/per_process.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/plan/plan.h"
 
 namespace nvx {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/words.h"
+#include "base/text.h"
 #include "group/core/status.h"
 
 namespace nvx {
@@ -99,7 +99,7 @@ class Search {
     return false;
   }
 
-  std::string words() const {
+  std::string text() const {
     std::vector<std::string> waits;
     for (const Wait& wait : path_)
       waits.push_back("rank " + std::to_string(wait.from) + " waits in group " + wait.name + " (" + wait.call +
@@ -141,7 +141,7 @@ std::string cycle_of_waits(const Members& members, const Awaited& whom, const st
                                      .name = members.name,
                                      .call = name,
                                      .began = ns_of(began)}))
-        return search.words();
+        return search.text();
     }
   }
   return "";

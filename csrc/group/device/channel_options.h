@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/words.h"
+#include "base/text.h"
 #include "group/device/device_pools.h"
 #include "group/plan/plan.h"
 #include "group/setup/gpu_topology.h"

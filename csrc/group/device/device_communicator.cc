@@ -7,7 +7,7 @@
 #include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/core/core.h"
 #include "group/core/engine.h"
 #include "group/device/device_pools.h"

@@ -6,7 +6,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "memory/driver/beside_captures.h"
 
 namespace nvx {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "base/words.h"
+#include "base/text.h"
 #include "memory/gpu/peer_mappings.h"
 #include "net/link.h"
 

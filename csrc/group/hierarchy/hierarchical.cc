@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "kernel/reduce/level.h"
 
 namespace nvx {
@@ -299,8 +299,8 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     }
     std::vector<std::string> names;
     for (const int rank : whom.ranks) names.push_back(members_.topology.describe(rank));
-    whom.words = joined(names);
-    if (!whom.ranks.empty() && how == Waited::kTimedOut) whom.words += state;
+    whom.names = joined(names);
+    if (!whom.ranks.empty() && how == Waited::kTimedOut) whom.names += state;
     if (v.cause == Cause::kLost) fate = port_.fate(v.rank);
   }
   const std::string peer = v.rank >= 0 ? members_.topology.describe(v.rank) : "";

@@ -231,7 +231,7 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexp
   receive->peer = unexpected.peer;
   if (unexpected.bytes != receive->bytes || unexpected.dtype != receive->dtype) {
     const bool may_be_note = !config().delegate.empty();
-    const auto words = [may_be_note](const char* verb, DType dtype, size_t bytes) {
+    const auto side = [may_be_note](const char* verb, DType dtype, size_t bytes) {
       const bool is_note = may_be_note && bytes == kNoteBytes;
       const std::string elements = std::to_string(bytes / size_of(dtype)) + " elements of ";
       return std::string(verb) + " " + (is_note ? "by NVX_DELEGATE, elements of " : elements) + name(dtype);
@@ -241,11 +241,10 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexp
         receive,
         failures_.fail(
             {.code = Code::kMismatch,
-             .cause = "send/recv mismatch in group " + members_.name + ": " +
-                      members_.topology.describe(unexpected.peer) +
-                      words(" sends", unexpected.dtype, unexpected.bytes) + ", " +
-                      members_.topology.describe(members_.rank) + words(" receives", receive->dtype, receive->bytes) +
-                      " (tag " + std::to_string(unexpected.tag) + ")",
+             .cause =
+                 "send/recv mismatch in group " + members_.name + ": " + members_.topology.describe(unexpected.peer) +
+                 side(" sends", unexpected.dtype, unexpected.bytes) + ", " + members_.topology.describe(members_.rank) +
+                 side(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(unexpected.tag) + ")",
              .context = core_.diagnosis.me(),
              .advice = one_delegates
                            ? "NVX_DELEGATE's send_recv gives NCCL a message of CUDA tensors by its size: make both "

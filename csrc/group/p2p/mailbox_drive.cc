@@ -100,13 +100,13 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
 /// The peer for which a message waits, and an unexpected message that came from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
-  std::string words = from_any ? "any rank" : members_.describe_awaited(message.peer);
-  if (message.peer == members_.rank) words += ", which is this rank itself";
+  std::string text = from_any ? "any rank" : members_.describe_awaited(message.peer);
+  if (message.peer == members_.rank) text += ", which is this rank itself";
   const auto other = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& unexpected) {
     return (from_any || unexpected.peer == message.peer) && unexpected.tag < kOwnTags;
   });
-  if (!message.receives_ || message.called || other == unexpected_.end()) return words;
-  return words + "; " + (from_any ? members_.topology.describe(other->peer) + " has" : "it has") + " sent " +
+  if (!message.receives_ || message.called || other == unexpected_.end()) return text;
+  return text + "; " + (from_any ? members_.topology.describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
          std::to_string(other->tag) + ", for which there is no recv here";
 }
@@ -155,7 +155,7 @@ void Mailbox::check_times() {
     const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     Awaited whom;
     if (message->peer >= 0) whom.ranks = {message->peer};
-    if (how == Waited::kTimedOut) whom.words = describe_wait(*message);
+    if (how == Waited::kTimedOut) whom.names = describe_wait(*message);
     fail_all(failures_.explain_wait(how, whom, message->describe(), message->deadline_));
     return;
   }

@@ -28,14 +28,14 @@ void check_one_host(const Members& members) {
                        ". Next: rendezvous in a group of the ranks of one host (dist.new_subgroups)");
 }
 
-std::string words(const SymmetricBlock& block) {
+std::string text_of(const SymmetricBlock& block) {
   return std::to_string(block.bytes) + " bytes and a signal pad of " + std::to_string(block.pad_bytes);
 }
 
 void check_alike(const Members& members, int rank, const SymmetricBlock& block, const SymmetricBlock& first) {
   NVX_CHECK(block.is_like(first), "rendezvous of blocks that differ in group " + members.name + ": " +
-                                      members.topology.describe(0) + " has " + words(first) + ", " +
-                                      members.topology.describe(rank) + " has " + words(block) +
+                                      members.topology.describe(0) + " has " + text_of(first) + ", " +
+                                      members.topology.describe(rank) + " has " + text_of(block) +
                                       ". Next: call symm_mem.empty with one size on all ranks");
 }
 

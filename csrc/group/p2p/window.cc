@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "base/words.h"
+#include "base/text.h"
 #include "group/p2p/gather.h"
 
 namespace nvx {

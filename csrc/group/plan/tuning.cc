@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 
 namespace nvx {
 namespace {

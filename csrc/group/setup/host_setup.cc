@@ -5,7 +5,7 @@
 
 #include "base/failure_note.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 
 namespace nvx {
 namespace {
@@ -110,7 +110,7 @@ void HostSetUp::check_leader() {
 void HostSetUp::throw_died(const PeerInfo& info, const ExitStatus& status) {
   const int who = info.rank >= 0 && info.rank < options_.size ? info.rank : kNobody;
   throw Error(Failure{.code = Code::kPeerDied,
-                      .cause = printable(info.who) + " has ended" + words_of(status, " (", ")") + " while group " +
+                      .cause = printable(info.who) + " has ended" + text_of(status, " (", ")") + " while group " +
                                options_.name + " was being created",
                       .advice = see_log_of(who == kNobody ? "that rank" : rank_name(who, options_.global_ranks)),
                       .who = who,

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "base/contain.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/setup/host_setup.h"
 
 namespace nvx {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/words.h"
+#include "base/text.h"
 #include "group/setup/nvml.h"
 #include "memory/driver/device_driver.h"
 

@@ -8,7 +8,7 @@
 #include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "net/descriptors.h"
 #include "net/tcp/job_key.h"
 
@@ -239,7 +239,7 @@ void SetUp::check_local_ranks() {
     if (members_.dead(s) && presence == kernel::Presence::kHere) {
       const ExitStatus status = members_.peers[size_t(s)]->exit_status();
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = members_.describe_local_rank(s) + " has ended" + words_of(status, " (", ")") +
+                          .cause = members_.describe_local_rank(s) + " has ended" + text_of(status, " (", ")") +
                                    " while group " + name() + " was being created",
                           .advice = advice,
                           .who = members_.here()[size_t(s)],

@@ -6,7 +6,7 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "base/interrupt.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/setup/store_notes.h"
 
 namespace nvx {
@@ -81,7 +81,7 @@ StoreBootstrap::Value StoreBootstrap::fetch(const std::string& what, int writer,
   for (int slice = 0;; ++slice) {
     if (auto value = store_.get(what, kSlice)) return *std::move(value);
     if (stop_requested())
-      throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while the ranks exchanged data through the store");
+      throw Error(Code::kInterrupted, "nvx: " + interrupt_text() + " while the ranks exchanged data through the store");
     if (slice < 10 || slice % 5 == 0) check_for_notes();
     options_.watch(writer);
     if (!deadline.passed(Clock::now())) continue;

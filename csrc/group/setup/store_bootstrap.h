@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/setup/store.h"
 #include "memory/gpu/peer_mappings.h"
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/contain.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/setup/topology.h"
 
 namespace nvx {

@@ -9,7 +9,7 @@
 #include "base/contain.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/setup/store_notes.h"
 #include "memory/shm/shm_registry.h"
 #include "net/messenger.h"
@@ -367,7 +367,8 @@ void StoreSetUp::throw_note(const Failure& note) {
 
 void StoreSetUp::stop_if_aborted() const {
   if (stop_requested())
-    throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while group " + options_.name + " was being created");
+    throw Error(Code::kInterrupted,
+                "nvx: " + interrupt_text() + " while group " + options_.name + " was being created");
   if (options_.aborted && options_.aborted())
     throw Error(Code::kAborted, "nvx: group " + options_.name + " was aborted on rank " + std::to_string(rank()) +
                                     " while it was being created");
@@ -415,7 +416,7 @@ void check_for_deaths(const GroupOptions& options, int remote) {
     if (process->dead()) {
       const ExitStatus status = process->exit_status();
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = who + " has ended" + words_of(status, " (", ")") + when,
+                          .cause = who + " has ended" + text_of(status, " (", ")") + when,
                           .advice = see_log_of(name),
                           .who = r,
                           .exit_status = status});

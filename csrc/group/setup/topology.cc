@@ -17,7 +17,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/setup/store.h"
 
 namespace nvx {

@@ -50,7 +50,7 @@ class DeviceDriver {
   virtual ~DeviceDriver() = default;
 
   /// The text of an error: "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
-  virtual std::string words(DriverCode code) const = 0;
+  virtual std::string error_text(DriverCode code) const = 0;
   virtual DriverCode count(int* devices) = 0;
   virtual DriverCode describe(int device, DeviceFacts* facts) = 0;
 

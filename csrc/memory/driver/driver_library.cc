@@ -102,7 +102,7 @@ class DriverLibrary : public InContexts {
  public:
   explicit DriverLibrary(const cuda::Api& api) : InContexts(api) {}
 
-  std::string words(DriverCode code) const override {
+  std::string error_text(DriverCode code) const override {
     const char *name = nullptr, *text = nullptr;
     if (api_.cuGetErrorName(code, &name) != cuda::kSuccess || !name) return "error " + std::to_string(code);
     if (api_.cuGetErrorString(code, &text) != cuda::kSuccess || !text) return name;
@@ -286,7 +286,7 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
   auto driver = std::make_shared<DriverLibrary>(api);
   const DriverCode code = call_or_throw<DriverCode>("cuInit of the NVIDIA driver", Deadline::after(timeout),
                                                     [start = api.cuInit] { return start(0); });
-  if (code) throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->words(code));
+  if (code) throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->error_text(code));
   return driver;
 }
 
@@ -294,7 +294,7 @@ std::vector<DeviceFacts> device_facts(const std::shared_ptr<DeviceDriver>& drive
   const auto query = [driver] {
     std::vector<DeviceFacts> found;
     const auto done = [&](DriverCode code, const char* call) {
-      if (code) throw Error(Code::kSystem, std::string("nvx: ") + call + ": " + driver->words(code));
+      if (code) throw Error(Code::kSystem, std::string("nvx: ") + call + ": " + driver->error_text(code));
     };
     int count = 0;
     done(driver->count(&count), "cuDeviceGetCount");

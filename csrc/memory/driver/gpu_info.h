@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/words.h"
+#include "base/text.h"
 
 /// The fixed layouts in which ranks describe their GPUs to each other.
 namespace nvx {

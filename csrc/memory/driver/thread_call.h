@@ -16,7 +16,7 @@
 #include "base/contain.h"
 #include "base/deadline.h"
 #include "base/error.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "memory/driver/beside_captures.h"
 
 /// Calls that may never return. Each runs on a thread of its own. On a timeout the thread is abandoned together with

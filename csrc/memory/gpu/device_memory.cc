@@ -24,11 +24,11 @@ const char* name(ShareKind kind) {
 
 void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device) {
   if (code)
-    throw Error(Code::kSystem, "nvx: " + call + " on GPU " + std::to_string(device) + ": " + driver.words(code));
+    throw Error(Code::kSystem, "nvx: " + call + " on GPU " + std::to_string(device) + ": " + driver.error_text(code));
 }
 
 void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call) {
-  if (code) NVX_LOG(kWarn, "%s failed: %s", call, driver.words(code).c_str());
+  if (code) NVX_LOG(kWarn, "%s failed: %s", call, driver.error_text(code).c_str());
 }
 
 void demand_reach(DeviceDriver& driver, int device, int peer) {

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "memory/driver/thread_call.h"
 
 namespace nvx {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/failure.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "memory/gpu/device_arena.h"
 #include "memory/gpu/device_multicast.h"
 #include "memory/gpu/device_work.h"

@@ -160,7 +160,7 @@ std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vect
   std::vector<pollfd> polls;
   while (!open.empty()) {
     const bool all_connected = connect(open);
-    if (stop_requested()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
+    if (stop_requested()) throw Error(Code::kInterrupted, "nvx: " + interrupt_text() + " during set-up");
     if (check_peers) check_peers();
     if (deadline.passed(Clock::now())) throw_timeout(open);
     polls.assign({{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}});

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "base/words.h"
+#include "base/text.h"
 
 namespace nvx {
 namespace {

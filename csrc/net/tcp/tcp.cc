@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/per_process.h"
 #include "base/random.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "net/bell.h"
 #include "net/descriptors.h"
 #include "net/interfaces.h"

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "net/descriptors.h"
 #include "net/interfaces.h"
 #include "net/source_filter.h"

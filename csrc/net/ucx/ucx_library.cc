@@ -74,21 +74,22 @@ UcxVersion UcxLibrary::version_or_throw() const {
 }
 
 std::string UcxLibrary::explain(ucs_status_t status) const {
-  const std::string words = std::string(" (UCX: ") + status_string(status) + ")";
+  const std::string detail = std::string(" (UCX: ") + status_string(status) + ")";
   switch (status) {
     case UCS_ERR_IO_ERROR:
-      if (const std::string own = why_nothing_opens(); !own.empty()) return "cannot be reached from here" + words + own;
+      if (const std::string own = why_nothing_opens(); !own.empty())
+        return "cannot be reached from here" + detail + own;
       [[fallthrough]];
     case UCS_ERR_ENDPOINT_TIMEOUT:
     case UCS_ERR_TIMED_OUT:
     case UCS_ERR_CONNECTION_RESET:
     case UCS_ERR_NOT_CONNECTED:
-    case UCS_ERR_REJECTED: return "its process has ended, or the network to it has failed" + words;
+    case UCS_ERR_REJECTED: return "its process has ended, or the network to it has failed" + detail;
     case UCS_ERR_UNREACHABLE:
     case UCS_ERR_NO_DEVICE:
-      return "its host cannot be reached" + words + "; NVX_SOCKET_IFNAME names the interfaces to use";
-    case UCS_ERR_EXCEEDS_LIMIT: return "a message was larger than its receiver accepts" + words;
-    default: return "sending failed" + words;
+      return "its host cannot be reached" + detail + "; NVX_SOCKET_IFNAME names the interfaces to use";
+    case UCS_ERR_EXCEEDS_LIMIT: return "a message was larger than its receiver accepts" + detail;
+    default: return "sending failed" + detail;
   }
 }
 

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/per_process.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "net/descriptors.h"
 #include "net/interfaces.h"
 

@@ -29,11 +29,11 @@ std::string in_python(at::Layout layout) {
 }
 
 std::string Checks::explained(const std::string& wrong) const {
-  return words_of(Failure{.code = Code::kInvalid,
-                          .cause = std::string(name_) + ": " + wrong,
-                          .context = group_.core().diagnosis.me() + " of group " + group_.name(),
-                          .advice = std::string("correct the arguments on this rank and call it again") +
-                                    (group_.failed() ? "" : "; the group can still be used")});
+  return text_of(Failure{.code = Code::kInvalid,
+                         .cause = std::string(name_) + ": " + wrong,
+                         .context = group_.core().diagnosis.me() + " of group " + group_.name(),
+                         .advice = std::string("correct the arguments on this rank and call it again") +
+                                   (group_.failed() ? "" : "; the group can still be used")});
 }
 
 at::Tensor& Checks::single(Tensors& tensors) const {

@@ -87,14 +87,14 @@ std::exception_ptr exception_of(const Status& status) {
   }
 }
 
-std::string words_of(const std::exception* error) {
-  const std::string words = error ? error->what() : "it threw no std::exception";
-  return words.substr(0, words.find('\n'));
+std::string text_of(const std::exception* error) {
+  const std::string text = error ? error->what() : "it threw no std::exception";
+  return text.substr(0, text.find('\n'));
 }
 
 Status fail_on_device(Group& group, at::Device device, const std::string& what, const std::exception* error) {
   return group.fail({Code::kSystem, device.str() + " of " + group.topology().describe(group.rank()) + ": " + what +
-                                        " of group " + group.name() + " failed on the device: " + words_of(error)});
+                                        " of group " + group.name() + " failed on the device: " + text_of(error)});
 }
 
 Status run_in_order(Group& group, std::span<TensorOperation> collectives, Carrier carrier) {

@@ -34,9 +34,9 @@ std::exception_ptr exception_of(const Status& status);
 void end_process_if_unseen(const Status& status);
 
 /// The text of an exception of a device or a backend, without its backtrace. null: the exception was no std::exception.
-std::string words_of(const std::exception* error);
+std::string text_of(const std::exception* error);
 /// Fails the group because its device threw `error` when it was given work: the other ranks would otherwise wait for
-/// this one until their timeout. error: as for words_of(). what: "all_reduce".
+/// this one until their timeout. error: as for text_of(). what: "all_reduce".
 Status fail_on_device(Group& group, at::Device device, const std::string& what, const std::exception* error);
 
 /// An operation on tensors, and the objects that must live until it has ended.

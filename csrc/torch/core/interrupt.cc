@@ -40,8 +40,8 @@ bool run_signal_handlers() {
   const pybind11::error_already_set raised;
   kept().raised = std::make_exception_ptr(raised);
   const bool by_user = raised.matches(PyExc_KeyboardInterrupt);
-  set_stop_words(by_user ? "interrupted by the user"
-                         : "interrupted by a signal handler that raised " + name_of(raised.type()));
+  set_interrupt_text(by_user ? "interrupted by the user"
+                             : "interrupted by a signal handler that raised " + name_of(raised.type()));
   kept().something.store(true, std::memory_order_release);
   return true;
 }

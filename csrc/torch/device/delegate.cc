@@ -144,7 +144,7 @@ Status Delegate::begin(const std::shared_ptr<Flight>& flight, const c10::Stream&
               [&](const std::exception* error) {
                 status =
                     fail({Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
-                                             group_->name() + " on " + self() + ": " + words_of(error)});
+                                             group_->name() + " on " + self() + ": " + text_of(error)});
               });
   if (group_->failed()) call_off();  // call_off() of a failure that came during the call did not see this call
   return status;
@@ -190,7 +190,7 @@ Status Delegate::check_flights() {
                 now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
                                           ": the query for the end of the collectives that group " + group_->name() +
                                           " has delegated to " + backend_->getBackendName() +
-                                          " failed on the device: " + words_of(error)};
+                                          " failed on the device: " + text_of(error)};
               });
   return now.ok() ? now : fail(now.failure());
 }

@@ -84,14 +84,14 @@ class Delegate::Notes final : public HostPart {
  private:
   Status mismatch(const Note& note) const {
     const Topology& topology = group_->topology();
-    const auto words = [](const char* verb, const Note::Text& text) {
+    const auto side = [](const char* verb, const Note::Text& text) {
       return verb + std::to_string(text.bytes) + " bytes as message " + std::to_string(text.number);
     };
     return Status(Failure{
         .code = Code::kMismatch,
         .cause = "send/recv mismatch in group " + group_->name() + ": " + topology.describe(note.peer) +
-                 words(" sends ", note.theirs) + " of this pair that NVX_DELEGATE gives to NCCL, " +
-                 topology.describe(group_->rank()) + words(" receives ", note.mine) + " (tag " +
+                 side(" sends ", note.theirs) + " of this pair that NVX_DELEGATE gives to NCCL, " +
+                 topology.describe(group_->rank()) + side(" receives ", note.mine) + " (tag " +
                  std::to_string(note.tag) + ")",
         .context = "this is " + topology.describe(group_->rank()),
         .advice = "NCCL matches messages of a pair by their order: call them in one order on both ranks, or in one "

@@ -151,7 +151,7 @@ DelegateSetup::Backend DelegateSetup::agree() {
 DelegateInfo DelegateSetup::local_info() const {
   DelegateInfo info;
   contain_and([&] { info = find_delegate(device_); },
-              [&](const std::exception* error) { info.why_not = words_of(error); });
+              [&](const std::exception* error) { info.why_not = text_of(error); });
   return info;
 }
 
@@ -214,7 +214,7 @@ DelegateSetup::Outcome DelegateSetup::await(Attempt& attempt) {
     bool done = false;
     std::string why;
     contain_and([&] { done = attempt.done(Clock::now() + kGlance); },
-                [&](const std::exception* error) { why = words_of(error); });
+                [&](const std::exception* error) { why = text_of(error); });
     if (!why.empty()) return cannot(why);
     if (done) return {Kind::kConnected, ""};
     check_wait();

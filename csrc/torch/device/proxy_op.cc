@@ -14,7 +14,7 @@ class ProxyOp::Turn final : public Task {
     Status status;
     contain_and([&] { status = run_in_order(*group_, call_->collectives, carrier); },
                 [&](const std::exception* error) {
-                  status = {Code::kSystem, "nvx: carrying an operation out failed: " + words_of(error)};
+                  status = {Code::kSystem, "nvx: carrying an operation out failed: " + text_of(error)};
                 });
     if (status.ok()) return;
     called_off_ = group_->closed() && !group_->failed();  // this rank has left: a replay does nothing

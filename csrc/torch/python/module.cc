@@ -11,7 +11,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "base/per_process.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "group/device/device_pools.h"
 #include "group/device_explain.h"
 #include "group/plan/device_plan.h"

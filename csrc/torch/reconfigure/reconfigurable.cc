@@ -10,7 +10,7 @@
 #include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/hook.h"
 #include "torch/core/interrupt.h"
@@ -216,7 +216,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     why = explained.what();
     error = exception_of(explained);
   } catch (const std::exception& failed) {
-    why = words_of(&failed);
+    why = text_of(&failed);
     error = std::current_exception();
   }
   plan->processes.clear();

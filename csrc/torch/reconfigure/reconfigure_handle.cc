@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "base/hash.h"
-#include "base/words.h"
+#include "base/text.h"
 #include "torch/core/argument_error.h"
 
 namespace nvx {

@@ -77,8 +77,8 @@ TEST(DriverLibrary, DescribesTheDriversFacts) {
   EXPECT_EQ(facts.architecture, 90);
   EXPECT_EQ(facts.cuda, 13000);
   EXPECT_NE(driver->describe(2, &facts), 0);
-  EXPECT_EQ(driver->words(1), "FAKE_INVALID (as a test wants it)");
-  EXPECT_EQ(driver->words(9), "error 9");
+  EXPECT_EQ(driver->error_text(1), "FAKE_INVALID (as a test wants it)");
+  EXPECT_EQ(driver->error_text(9), "error 9");
 }
 
 /// Every kind of memory through the driver's exported functions: created, exported, imported, written and read.

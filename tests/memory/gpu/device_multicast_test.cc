@@ -218,7 +218,7 @@ TEST(DeviceMulticast, OnePartIsNotReleasedBeforeThePeersHaveGone) {
   });
 }
 
-TEST(DeviceMulticast, DamagedWordsOfAPeerAreRefused) {
+TEST(DeviceMulticast, DamagedTextOfAPeerIsRefused) {
   all_ranks(2, [](Rank& one) {
     FalseBootstrap bootstrap(one.bootstrap, [&](int, std::vector<std::byte>& text) {
       uint32_t magic = 0;

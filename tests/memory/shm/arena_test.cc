@@ -237,13 +237,13 @@ TEST(PeerProcesses, ReportHowOneEndedEvenWhenItIsReaped) {
     const PeerProcess process({}, memfd.get(), 4096, ProcessWatch(Fd(), child), child);
     siginfo_t info{};
     ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
-    EXPECT_EQ(words_of(process.exit_status(), "<", ">"), text);
+    EXPECT_EQ(text_of(process.exit_status(), "<", ">"), text);
     ASSERT_EQ(waitpid(child, nullptr, 0), child);
     utsname kernel{};
     uname(&kernel);
     int major = 0, minor = 0;
     std::sscanf(kernel.release, "%d.%d", &major, &minor);
-    const std::string later = words_of(process.exit_status(), "<", ">");
+    const std::string later = text_of(process.exit_status(), "<", ">");
     if (major > 6 || (major == 6 && minor >= 15) || !later.empty()) {
       EXPECT_EQ(later, text) << kernel.release;
     }
@@ -446,7 +446,7 @@ TEST(PeerProcesses, AProcessThatRunsAnotherProgramHasEnded) {
     const auto process = meet(meeting, 0, ipc);
     ASSERT_TRUE(process);
     EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process->dead(); }));
-    EXPECT_EQ(words_of(process->exit_status(), "<", ">"), "<exec of another program>");
+    EXPECT_EQ(text_of(process->exit_status(), "<", ">"), "<exec of another program>");
     EXPECT_EQ(kill(child, SIGKILL), 0) << "the process itself lives";
     EXPECT_EQ(waitpid(child, nullptr, 0), child);
   });
@@ -519,13 +519,13 @@ TEST(ProcessWatch, ReportsThatASignalHasEndedItWhileItsFilesAreOpen) {
   ASSERT_EQ(status >> 8, SIGTRAP | PTRACE_EVENT_EXIT << 8);
   EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process.state_change().empty() && process.ended(); }));
   // Linux before 5.17 reports the signal only when all has ended.
-  const std::string early = words_of(process.exit_status());
+  const std::string early = text_of(process.exit_status());
   EXPECT_TRUE(early == "signal 11" || early.empty()) << early;
   EXPECT_FALSE(process.torn_down());
   ptrace(PTRACE_CONT, child, nullptr, 0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(process.torn_down());
-  EXPECT_EQ(words_of(process.exit_status()), "signal 11");
+  EXPECT_EQ(text_of(process.exit_status()), "signal 11");
 }
 
 }  // namespace

@@ -203,13 +203,13 @@ TEST(Interfaces, OfRailsAreTheWayToTheOthersAndCardsThatAreNoSlower) {
 TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
   const std::vector<Interface> present = {{"lo", true, false}, {"eth0", false, false}};
   EXPECT_EQ(
-      words_of(none_named({"NVX_SOCKET_IFNAME", "etth0", false, true}, present)),
+      text_of(none_named({"NVX_SOCKET_IFNAME", "etth0", false, true}, present)),
       "nvx: NVX_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there are lo, eth0. Next: name "
       "one of them, or unset it");
-  EXPECT_EQ(words_of(none_named({"GLOO_SOCKET_IFNAME", "etth0", true}, std::span(present).first(1))),
+  EXPECT_EQ(text_of(none_named({"GLOO_SOCKET_IFNAME", "etth0", true}, std::span(present).first(1))),
             "nvx: GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; UCX chooses "
             "(NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one");
-  const std::string nothing = words_of(none_named({"NVX_SOCKET_IFNAME", "x", false, true}, {}));
+  const std::string nothing = text_of(none_named({"NVX_SOCKET_IFNAME", "x", false, true}, {}));
   EXPECT_NE(nothing.find("there is none. Next"), std::string::npos) << nothing;
 }
 

@@ -1,4 +1,4 @@
-#include "base/words.h"
+#include "base/text.h"
 
 #include <cctype>
 #include <cerrno>
@@ -53,8 +53,8 @@ std::string trimmed(const std::string& text) {
 
 std::vector<std::string> items(const std::string& list) {
   std::vector<std::string> all;
-  std::istringstream words(list);
-  for (std::string one; std::getline(words >> std::ws, one, ',');) all.push_back(trimmed(one));
+  std::istringstream stream(list);
+  for (std::string one; std::getline(stream >> std::ws, one, ',');) all.push_back(trimmed(one));
   return all;
 }
 

@@ -1,6 +1,6 @@
 // Text from other processes.
 
-#include "base/words.h"
+#include "base/text.h"
 
 #include <gtest/gtest.h>
 
