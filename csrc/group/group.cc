@@ -143,14 +143,14 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
     core_->status->open(core_->members.id, core_->members.global_rank(options.rank));
     LiveObjects<FailureState>::here().add(core_->failures);  // last: other threads may use the group from here on
   } catch (const std::exception& error) {
-    unmake();
+    tear_down();
     set_up.give_up({core_->members, std::move(core_->port), nullptr}, failure_of(error));
     throw;
   }
 }
 
 /// On return, no other thread calls the incomplete group.
-void Group::unmake() {
+void Group::tear_down() {
   core_->failures.forget_peers();
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());

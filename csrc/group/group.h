@@ -97,7 +97,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
  private:
   Status carry_out(Operation& operation, Carrier carrier);
-  void unmake();
+  void tear_down();
   void finalize();
 
   std::unique_ptr<Core> core_;

@@ -105,10 +105,10 @@ Waited MonitoredBarrier::check_in(const WaitRules& rules) {
     const Turns before = turns_of(0);
     const bool joins = !reached(before.ended, before.opened);
     if (joins) join_turn(before.opened);
-    const auto let_go = [&](const Turns& now) { return joins && reached(now.ended, before.opened); };
-    const auto moved = [&](const Turns& now) { return now.opened != before.opened || let_go(now); };
+    const auto released = [&](const Turns& now) { return joins && reached(now.ended, before.opened); };
+    const auto moved = [&](const Turns& now) { return now.opened != before.opened || released(now); };
     const Waited how = await(0, moved, rules);
-    if (how != Waited::kReached || let_go(turns_of(0))) return how;
+    if (how != Waited::kReached || released(turns_of(0))) return how;
   }
 }
 

@@ -99,10 +99,10 @@ void Communicator::wait_for_pending_works() {
 void Communicator::abort() {
   if (context.origin.elsewhere()) return;
   context.listeners.report_abort(*context.silence);
-  call_off("");
+  cancel("");
 }
 
-void Communicator::call_off(const std::string& why) {
+void Communicator::cancel(const std::string& why) {
   if (context.origin.elsewhere()) return;
   *context.silence = true;
   context.groups.abort(why);

@@ -38,7 +38,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// These three do nothing in a forked child.
   void abort();
   /// abort() without its hooks: an operation that is aborted for this reason has not failed.
-  void call_off(const std::string& why);
+  void cancel(const std::string& why);
   /// Operations without a waiter get a moment to succeed, as peers may wait for them, and are then aborted.
   void shut_down();
   static constexpr std::chrono::seconds kMostForProxies{5};

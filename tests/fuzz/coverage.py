@@ -37,7 +37,7 @@ PARTS_OF = {
     "group/setup/host_setup.cc": "HostSetUp::enter HostSetUp::reason",
     "group/p2p/mailbox.cc": """Mailbox::move Mailbox::advance Mailbox::read_port Mailbox::arrive
         Mailbox::match_unexpected Mailbox::accept Mailbox::release_idle MessagePeer::arrive MessagePeer::keep
-        MessagePeer::let_go MessagePeer::clear MessagePeer::finish""",
+        MessagePeer::release_kept MessagePeer::clear MessagePeer::finish""",
     "memory/gpu/mapping_setup.cc": "MappingSetup::receive_fd",
     "memory/gpu/local_server.cc": "LocalServer::serve LocalServer::accept LocalServer::handle",
     "memory/shm/arena.cc": "sealed_bytes Mapping::Mapping",

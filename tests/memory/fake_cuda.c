@@ -54,7 +54,7 @@ static int need(void) { return depth > 0 ? kDone : kNoContext; }
 /* For the test: whether cuInit returns. */
 static volatile int held = 0;
 int fake_hold(void) { held = 1; return 0; }
-int fake_let_go(void) { held = 0; return 0; }
+int fake_release(void) { held = 0; return 0; }
 int cuInit(unsigned flags) {
   while (held) usleep(1000);
   return flags;

@@ -190,7 +190,7 @@ def test_a_rank_that_does_not_come_to_agree_is_named(rank, world):
     sync("rank 0 has given up")
 
 
-def until_called_off(most=20):
+def until_cancelled(most=20):
     end = time.monotonic() + most
     while "abort" not in fake_nccl.calls():
         assert time.monotonic() < end
@@ -211,10 +211,10 @@ def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
         with held(), questions_fail():
             work = dist.all_reduce(tensor, group=group, async_op=True)
             raises_before_long("failed on the device: .*an illegal memory access", work.wait)
-            until_called_off()
+            until_cancelled()
     else:
         raises_before_long("illegal memory access.*reported by rank 0", lambda: dist.all_reduce(tensor, group=group))
-        until_called_off()
+        until_cancelled()
     assert fake_nccl.calls()["abort"] == 1
     torch.accelerator.synchronize()
 

@@ -215,7 +215,7 @@ print("must not get here")
 
 
 @only_nvx
-def test_on_error_abort_spares_what_this_rank_called_off(tmp_path):
+def test_on_error_abort_spares_operations_that_this_rank_aborted(tmp_path):
     """Leaving a group with operations in flight, or aborting it, is no failure of the process."""
     body = """
 group = dist.new_group()

@@ -66,7 +66,7 @@ def test_calls_wait_for_the_reconfigured_group(started):
     started(not_waited_for, 2)
 
 
-def called_off(rank, world, port):
+def cancelled(rank, world, port):
     store = arrive(port, rank, world)
     handles = exchange(store, "first", rank, range(world))
     if rank == 0:
@@ -80,7 +80,7 @@ def called_off(rank, world, port):
             dist.barrier()
         assert reconfigure(2, handles[:1]).wait()
         check_group(0, 1)
-    come_together(store, "called off", world)
+    come_together(store, "cancelled", world)
     if rank == 1:
         with pytest.raises(dist.DistBackendError, match="rank 0"):
             reconfigure(1, handles).wait()
@@ -93,7 +93,7 @@ def called_off(rank, world, port):
 
 @only_nvx
 def test_abort_ends_the_setup(started):
-    started(called_off, 2)
+    started(cancelled, 2)
 
 
 def interrupted(rank, world, port):

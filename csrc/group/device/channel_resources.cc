@@ -71,7 +71,7 @@ ChannelResources::ChannelResources(DeviceRegistry& registry, Bootstrap& bootstra
   try {
     set_up(bootstrap, launcher);
   } catch (const std::exception& error) {
-    let_go();
+    release_memory();
     contain("notifying the other ranks that GPUs cannot be used", [&] { bootstrap.give_up(failure_of(error)); });
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kPeerFailed) throw;
@@ -83,10 +83,10 @@ ChannelResources::ChannelResources(DeviceRegistry& registry, Bootstrap& bootstra
   }
 }
 
-ChannelResources::~ChannelResources() { let_go(); }
+ChannelResources::~ChannelResources() { release_memory(); }
 
 /// Requires that no kernel of this rank accesses the memory; peers may still write to it.
-void ChannelResources::let_go() {
+void ChannelResources::release_memory() {
   pools_.reset();  // before the memory that contains its views
   if (multicast_) multicast_->release_when(exported_ ? options_.peers_gone : [] { return true; });
   multicast_.reset();
@@ -162,7 +162,7 @@ void ChannelResources::set_up(Bootstrap& bootstrap, kernel::KernelLauncher& laun
     NVX_CHECK(tries < kTries, "the first operations of GPU kernels failed: " + why);
     NVX_LOG(kWarn, "group %s: the first operations of GPU kernels failed, so the GPUs are opened again: %s",
             options_.group.c_str(), why.c_str());
-    let_go();
+    release_memory();
     exported_ = false;
     mappings_.reset();
     reservation_.give_back();

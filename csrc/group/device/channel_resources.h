@@ -72,7 +72,7 @@ class ChannelResources {
   std::vector<kernel::PeerPads> exchange_pads(Bootstrap& bootstrap);
   void connect_pools(Bootstrap& bootstrap);
   std::vector<std::shared_ptr<DeviceRegion>> format(const Trial& trial);
-  void let_go();
+  void release_memory();
   std::function<PairVerdict()> state_writer(size_t to, DevicePtr from, size_t bytes) const;
   std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;
   size_t pad_bytes() const { return kernel::DevicePad{channel_.shape}.bytes(); }

@@ -363,7 +363,7 @@ class InChunks final : public Slices {
   Run run(size_t) const override { return {}; }
 
  private:
-  StagedChunk staged(size_t k) const { return land(o_, cut_, k, rank_, at(k)); }
+  StagedChunk staged(size_t k) const { return stage_chunk(o_, cut_, k, rank_, at(k)); }
 };
 
 }  // namespace

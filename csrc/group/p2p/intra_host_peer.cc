@@ -36,11 +36,11 @@ IntraHostPeer::IntraHostPeer(Mailbox& box, Core& core, int rank)
 
 IntraHostPeer::~IntraHostPeer() {
   if (lease_) core_.shm().leases().free_when(lease_, core_.members.all_peers_gone());
-  let_go_of_slots();
+  release_slots();
 }
 
 /// They are free when the peer has read them, though no message may be open then that would poll.
-void IntraHostPeer::let_go_of_slots() {
+void IntraHostPeer::release_slots() {
   if (!slots_) return;
   const auto released = [gone = core_.members.all_peers_gone(), copy = sending_, &consumed = their_in_.consumed,
                          streamed = streamed_] {
@@ -77,7 +77,7 @@ bool IntraHostPeer::move() {
   moved |= read_grants();
   moved |= stream();
   moved |= consume();
-  if (streaming_.empty()) let_go_of_slots();
+  if (streaming_.empty()) release_slots();
   return moved;
 }
 

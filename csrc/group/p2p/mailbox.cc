@@ -91,7 +91,7 @@ void Mailbox::forget(int64_t tag) {
   MutexLock lock(mutex_);
   unexpected_.remove_if([&](const Unexpected& unexpected) {
     mutex_.held_by_caller();
-    if (unexpected.tag == tag) peer(unexpected.peer).let_go(unexpected.data.size());
+    if (unexpected.tag == tag) peer(unexpected.peer).release_kept(unexpected.data.size());
     return unexpected.tag == tag;
   });
 }
@@ -195,7 +195,7 @@ void MessagePeer::keep(size_t bytes) {
   if (!full_ && kept_ > kMostKept) send_full(full_ = true);
 }
 
-void MessagePeer::let_go(size_t bytes) {
+void MessagePeer::release_kept(size_t bytes) {
   kept_ -= bytes;
   if (full_ && kept_ < kMostKept / 2) send_full(full_ = false);
 }
@@ -223,7 +223,7 @@ bool Mailbox::match_unexpected(const std::shared_ptr<Message>& receive) {
   if (found == unexpected_.end()) return false;
   Unexpected unexpected = std::move(*found);
   unexpected_.erase(found);
-  peer(unexpected.peer).let_go(unexpected.data.size());
+  peer(unexpected.peer).release_kept(unexpected.data.size());
   return accept(receive, std::move(unexpected));
 }
 

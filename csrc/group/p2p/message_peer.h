@@ -57,7 +57,7 @@ class MessagePeer {
   /// Counts unexpected data that is kept here. It is bounded: a peer that receives the report that this rank is full
   /// keeps further messages until there is a receive.
   void keep(size_t bytes);
-  void let_go(size_t bytes);
+  void release_kept(size_t bytes);
 
   uint32_t undelivered = 0;  ///< standing receives that are done and whose `finished()` has not returned
 
@@ -95,7 +95,7 @@ class IntraHostPeer final : public MessagePeer {
   Span release_idle() override;
 
  private:
-  void let_go_of_slots();
+  void release_slots();
   bool announce();
   bool take();
   bool grant();

@@ -76,7 +76,7 @@ kernel::Piece Cut::of(kernel::Piece piece, size_t k) const {
   return {advance(piece, at), std::min(slice, piece.bytes - at)};
 }
 
-StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* room) {
+StagedChunk stage_chunk(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* room) {
   using Direction = Loader::Direction;
   StagedChunk staged;
   Loader loader(staged, room);
@@ -121,7 +121,7 @@ StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::by
 
 /// No later chunk needs more than the first one.
 size_t room_for(const Operation& o, const Cut& cut, int rank) {
-  return round_up(land(o, cut, 0, rank, nullptr).bytes, kCacheLine);
+  return round_up(stage_chunk(o, cut, 0, rank, nullptr).bytes, kCacheLine);
 }
 
 Cut uncut(const Operation& o) {

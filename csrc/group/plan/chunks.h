@@ -40,7 +40,7 @@ struct StagedChunk {
   size_t bytes = 0;  ///< of host memory
 };
 /// Chunk k of any collective on a device's memory. Pure. `room`: `room_for()` bytes.
-StagedChunk land(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);
+StagedChunk stage_chunk(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);
 size_t room_for(const Operation& operation, const Cut& cut, int rank);
 
 Cut uncut(const Operation& operation);

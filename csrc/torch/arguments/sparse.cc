@@ -50,7 +50,7 @@ class SparseWork final : public LaneWork {
 
  private:
   Status carry_out(Group& group, Carrier carrier) override;
-  void let_go() override;
+  void release_tensors() override;
   Status gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out);
   Status gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries);
 
@@ -61,7 +61,7 @@ class SparseWork final : public LaneWork {
   Tensors tensors_;
 };
 
-void SparseWork::let_go() {
+void SparseWork::release_tensors() {
   tensors_.clear();
   term_.claim.reset();
 }

@@ -360,7 +360,7 @@ void LaneWork::perform(Carrier carrier) {
 }
 
 void LaneWork::conclude() {
-  let_go();
+  release_tensors();
   end(outcome_, Hooks::kWhenThere);
 }
 
@@ -423,7 +423,7 @@ Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
   return copy(group, carrier);
 }
 
-void CollectiveWork::let_go() {
+void CollectiveWork::release_tensors() {
   inputs_.clear();
   collectives_.clear();
 }

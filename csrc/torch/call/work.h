@@ -194,7 +194,7 @@ class LaneWork : public NvxWork, public Task {
  protected:
   /// An exception fails the group, because the other ranks would wait for this one until their timeout.
   virtual Status carry_out(Group& group, Carrier carrier) = 0;
-  virtual void let_go() = 0;
+  virtual void release_tensors() = 0;
 
  private:
   const std::shared_ptr<Group> group_;
@@ -211,7 +211,7 @@ class CollectiveWork final : public LaneWork {
 
  private:
   Status carry_out(Group& group, Carrier carrier) override;
-  void let_go() override;
+  void release_tensors() override;
 
   Status copy(Group& group, Carrier carrier);
 

@@ -146,7 +146,7 @@ Status Delegate::begin(const std::shared_ptr<Flight>& flight, const c10::Stream&
                     fail({Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
                                              group_->name() + " on " + self() + ": " + text_of(error)});
               });
-  if (group_->failed()) call_off();  // call_off() of a failure that came during the call did not see this call
+  if (group_->failed()) cancel();  // cancel() of a failure that came during the call did not see this call
   return status;
 }
 
@@ -156,7 +156,7 @@ Status Delegate::enqueue(const std::shared_ptr<Flight>& flight, const c10::Strea
   {
     MutexLock lock(mutex_);
     if (group_->failed()) return group_->failure();
-    if (finalized_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
+    if (finalized_ || cancelled_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
     flights_.push_back(flight);
     (void)watcher_->wake();
   }
@@ -219,7 +219,7 @@ Status Delegate::check_first_flight() {
   const bool may_name_a_rank = !first->host_part->is_over() && !first->deadline.passed(Clock::now() - kWord);
   const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();
-  if (called_off_) return group_->failure();  // the abort causes the backend's errors from here on
+  if (cancelled_) return group_->failure();  // the abort causes the backend's errors from here on
   const std::string where = " of group " + group_->name() + " on " + self();
   if (backend_->getError() != c10d::ErrorType::SUCCESS)
     return {Code::kSystem,
@@ -235,12 +235,12 @@ Status Delegate::check_first_flight() {
 Status Delegate::fail(const Failure& failure) {
   const Status first = group_->fail(failure);
   if (lane_group_) (void)lane_group_->fail(first.failure());
-  if (backend_) call_off();
+  if (backend_) cancel();
   return first;
 }
 
-void Delegate::call_off() {
-  if (!called_off_.exchange(true)) abort_delegate(backend_);
+void Delegate::cancel() {
+  if (!cancelled_.exchange(true)) abort_delegate(backend_);
 }
 
 void Delegate::finalize() {
@@ -250,7 +250,7 @@ void Delegate::finalize() {
     const bool well = check_flights().ok();
     MutexLock lock(mutex_);
     clear = flights_.empty();
-    return clear || !well || called_off_;
+    return clear || !well || cancelled_;
   };
   (void)poll_until(over, Deadline::after(kFarewell));
   {
@@ -258,12 +258,12 @@ void Delegate::finalize() {
     if (std::exchange(finalized_, true)) return;
     flights_.clear();
   }
-  if (!clear && !called_off_) {
+  if (!clear && !cancelled_) {
     NVX_LOG(kWarn, "group %s: collectives delegated to %s that had not ended were aborted", group_->name().c_str(),
             backend_->getBackendName().c_str());
   }
-  if (!clear) return call_off();
-  if (!called_off_.exchange(true)) shut_delegate_down(backend_, kFarewell);
+  if (!clear) return cancel();
+  if (!cancelled_.exchange(true)) shut_delegate_down(backend_, kFarewell);
 }
 
 }  // namespace nvx

@@ -66,7 +66,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
   /// Aborts the collectives in flight, within a moment. May be called from any thread, at any time.
   void abort() EXCLUDES(mutex_) {
-    if (connected_.is_yes()) call_off();
+    if (connected_.is_yes()) cancel();
   }
   /// Waits a bounded time for the collectives in flight, then aborts them. No collective begins afterwards. Call it
   /// before the group leaves: the group monitors its peers only until then.
@@ -109,7 +109,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Status check() EXCLUDES(mutex_);
   Status check_first_flight() EXCLUDES(mutex_);
   Status fail(const Failure& failure);
-  void call_off();
+  void cancel();
   std::string self() const { return group_->topology().describe(group_->rank()); }
 
   const Origin origin_;
@@ -123,7 +123,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::shared_ptr<Poller> watcher_;  // polls the collectives in flight
 
-  std::atomic<bool> called_off_{false};
+  std::atomic<bool> cancelled_{false};
   Mutex mutex_;  // never held during a wait
   bool finalized_ GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Flight>> flights_ GUARDED_BY(mutex_);

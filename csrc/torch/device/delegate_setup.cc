@@ -91,7 +91,7 @@ class DelegateSetup::Attempt {
     return made_->backend;
   }
   /// Aborts the backend as far as possible. A call that hangs keeps its thread.
-  void call_off() const {
+  void cancel() const {
     MutexLock lock(made_->mutex);
     made_->aborted = true;
     const Backend made = made_->backend;
@@ -179,7 +179,7 @@ std::string DelegateSetup::refusal_of_connecting(const std::vector<std::vector<s
     const std::string_view one = view_of(reports[r]);
     if (one.starts_with(char(Kind::kConnected))) continue;
     const std::string reason = topology_.describe(int(r)) + ": " + text_of(one.substr(std::min<size_t>(1, one.size())));
-    if (!one.starts_with(char(Kind::kCalledOff))) return reason;
+    if (!one.starts_with(char(Kind::kCancelled))) return reason;
     if (follower.empty()) follower = reason;
   }
   return follower;
@@ -198,11 +198,11 @@ DelegateSetup::Outcome DelegateSetup::connect() {
     if (outcome.kind == Kind::kConnected) {
       backend_ = attempt->backend();
     } else {
-      attempt->call_off();
+      attempt->cancel();
     }
     return outcome;
   } catch (...) {
-    attempt->call_off();
+    attempt->cancel();
     throw;
   }
 }
@@ -221,7 +221,7 @@ DelegateSetup::Outcome DelegateSetup::await(Attempt& attempt) {
     if (deadline.passed(Clock::now()))
       return cannot("it was not connected within " + how_long(deadline) + ", half of the group's timeout");
     if (Clock::now() < next_news) continue;
-    if (store_.get(key(kCannotKey), milliseconds(0))) return {Kind::kCalledOff, "another rank cannot have it"};
+    if (store_.get(key(kCannotKey), milliseconds(0))) return {Kind::kCancelled, "another rank cannot have it"};
     next_news = Clock::now() + kNews;
   }
 }

@@ -61,7 +61,7 @@ class DelegateSetup {
   const std::string& why_not() const { return why_not_; }
 
  private:
-  enum class Kind : char { kConnected = '+', kCannot = '-', kCalledOff = '0' };
+  enum class Kind : char { kConnected = '+', kCannot = '-', kCancelled = '0' };
   /// A rank's report of its connecting.
   struct Outcome {
     Kind kind;

@@ -42,7 +42,7 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
   {
     MutexLock lock(mutex_);
     holder_ = std::this_thread::get_id();
-    const auto let_go = c10::make_scope_exit([&] { holder_ = std::thread::id(); });
+    const auto reset_holder = c10::make_scope_exit([&] { holder_ = std::thread::id(); });
     status = begin(call, group, *staging);
     if (!status.ok()) group->note_failure_seen();
     if (capture == 0) ended_at = group->device().launched();

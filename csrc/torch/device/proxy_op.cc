@@ -17,12 +17,12 @@ class ProxyOp::Turn final : public Task {
                   status = {Code::kSystem, "nvx: carrying an operation out failed: " + text_of(error)};
                 });
     if (status.ok()) return;
-    called_off_ = group_->closed() && !group_->failed();  // this rank has left: a replay does nothing
-    outcome_ = group_->fail_begun(status);                // the launched kernels wait for this
+    cancelled_ = group_->closed() && !group_->failed();  // this rank has left: a replay does nothing
+    outcome_ = group_->fail_begun(status);               // the launched kernels wait for this
   }
   bool conclusion_may_block() override { return call_->expected_ && call_->expected_->on_failure; }
   void conclude() override {
-    if (outcome_.ok() || called_off_) return;
+    if (outcome_.ok() || cancelled_) return;
     end_process_if_unseen(outcome_);
     if (conclusion_may_block()) call_->expected_->on_failure(outcome_.code());
   }
@@ -31,7 +31,7 @@ class ProxyOp::Turn final : public Task {
   const std::shared_ptr<ProxyOp> call_;
   const std::shared_ptr<Group> group_;
   Status outcome_;
-  bool called_off_ = false;
+  bool cancelled_ = false;
 };
 
 bool ProxyOp::queue_early() {

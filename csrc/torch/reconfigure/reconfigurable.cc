@@ -197,7 +197,7 @@ IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) 
     plan->old_size = size_;
     be(plan->rank, int(plan->members.size()));
     lock.unlock();
-    if (old) old->call_off("it is being reconfigured");
+    if (old) old->cancel("it is being reconfigured");
     const auto job = [self, plan, work] { self->carry_out(plan, work); };
     if (!Engine::here().start(job)) job();
   });
@@ -243,7 +243,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   }
   pending_.reset();
   lock.unlock();
-  if (error && next) next->call_off(without_name(why));
+  if (error && next) next->cancel(without_name(why));
   work->end(error);
 }
 
@@ -262,7 +262,7 @@ Reconfigurable::Current Reconfigurable::connect(const std::shared_ptr<Plan>& pla
   GroupOptions facts = group_options(plan->rank, int(plan->members.size()), options);
   facts.timeout = plan->timeout;
   facts.processes = plan->processes;
-  facts.aborted = [work] { return work->called_off() || exiting.load(); };
+  facts.aborted = [work] { return work->cancelled() || exiting.load(); };
   TorchStore torch_store(store, facts.size);
   const auto group = std::make_shared<Group>(torch_store, facts);
   group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);
@@ -329,7 +329,7 @@ c10d::ErrorType Reconfigurable::getError() {
 void Reconfigurable::abort() {
   if (origin_.elsewhere()) return;
   const auto [pending, current] = in_progress();
-  if (pending) pending->call_off();
+  if (pending) pending->cancel();
   if (current) current->abort();
 }
 
@@ -339,7 +339,7 @@ void Reconfigurable::shutdown() {
   ended_ = true;
   lock.unlock();
   const auto [pending, current] = in_progress();
-  if (pending) pending->call_off();
+  if (pending) pending->cancel();
   if (current) current->shut_down();
 }
 

@@ -29,7 +29,7 @@ bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
     if (completed_) break;
     lock.unlock();
     if (stop_requested()) {
-      call_off();
+      cancel();
       raise_interrupt();
     }
     if (deadline.passed(Clock::now())) {
@@ -45,26 +45,26 @@ bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void ReconfigureWork::call_off() {
+void ReconfigureWork::cancel() {
   if (origin_.elsewhere()) return;
   MutexLock lock(made_mutex_);
-  called_off_.store(true);
+  cancelled_.store(true);
   const std::shared_ptr<Communicator> made = made_;
   lock.unlock();
-  if (made) made->call_off("its reconfigure() was called off");
+  if (made) made->cancel("its reconfigure() was cancelled");
 }
 
 bool ReconfigureWork::take_in(const std::shared_ptr<Communicator>& made) {
   MutexLock lock(made_mutex_);
   made_ = made;
-  return !called_off();
+  return !cancelled();
 }
 
 bool ReconfigureWork::hand_over() {
   std::shared_ptr<Communicator> made;  // ends, if this holds it last, without the lock
   MutexLock lock(made_mutex_);
   made.swap(made_);
-  return !called_off();
+  return !cancelled();
 }
 
 void ReconfigureWork::end(const std::exception_ptr& error) {

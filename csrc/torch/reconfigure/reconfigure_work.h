@@ -22,15 +22,15 @@ class ReconfigureWork final : public c10d::Work {
   void synchronize() override { (void)wait(kNoTimeout); }
   /// The caller waits, because there is no stream.
   void blockCurrentStream() override { (void)wait(kNoTimeout); }
-  void abort() override { call_off(); }
+  void abort() override { cancel(); }
   Tensors result() override { return {}; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   /// Aborts the set-up, which then ends within a moment. Does nothing in a forked child, nor after hand_over().
-  void call_off() EXCLUDES(made_mutex_);
-  bool called_off() const { return called_off_.load(); }
-  /// Takes the communicator that is set up and has yet to open its device: from now on call_off() aborts
-  /// it. Returns false if call_off() came first.
+  void cancel() EXCLUDES(made_mutex_);
+  bool cancelled() const { return cancelled_.load(); }
+  /// Takes the communicator that is set up and has yet to open its device: from now on cancel() aborts
+  /// it. Returns false if cancel() came first.
   bool take_in(const std::shared_ptr<Communicator>& made) EXCLUDES(made_mutex_);
   /// Releases the communicator; from now on only its owner holds it. Returns false if the set-up has been aborted.
   bool hand_over() EXCLUDES(made_mutex_);
@@ -41,8 +41,8 @@ class ReconfigureWork final : public c10d::Work {
   const Origin origin_;
   const std::string what_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::atomic<bool> called_off_{false};  // written under the mutex
-  Mutex made_mutex_;                     // never held while a group is ended or destroyed
+  std::atomic<bool> cancelled_{false};  // written under the mutex
+  Mutex made_mutex_;                    // never held while a group is ended or destroyed
   std::shared_ptr<Communicator> made_ GUARDED_BY(made_mutex_);
 };
 

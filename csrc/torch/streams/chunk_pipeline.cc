@@ -31,7 +31,7 @@ void ChunkPipeline::copy_in_next(const Operation& operation) {
   const size_t k = copied_in_++, s = k % kSlots;
   Slot& slot = *slots_[s];
   const at::Tensor room = memory_[int64_t(s)];
-  StagedChunk staged = land(operation, cut_, k, rank_, static_cast<std::byte*>(room.data_ptr()));
+  StagedChunk staged = stage_chunk(operation, cut_, k, rank_, static_cast<std::byte*>(room.data_ptr()));
   slot.down = loads_of(staged.down, device_, room), slot.up = loads_of(staged.up, device_, room);
   slot.part = std::move(staged.part);
   k < kSlots ? slot.staging.copy_in_first_chunk(slot.down) : slot.staging.copy_in_later_chunk(slot.down);

@@ -88,7 +88,7 @@ void Leftovers::add(uint64_t place, const c10::Stream& owner, Tensors tensors) {
   entries_.push_back({place, owner, std::move(tensors)});
 }
 
-void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
+void Leftovers::release(uint64_t place, const c10::Stream& owner) {
   std::vector<Entry> gone;  // freed without the lock
   MutexLock lock(mutex_);
   const auto first = std::stable_partition(entries_.begin(), entries_.end(),
@@ -319,7 +319,7 @@ void StagingCopies::join_streams() {
   MutexLock lock(mutex_);
   const Tensors free = caller == caller_ ? std::exchange(kept_, {}) : Tensors();
   lock.unlock();
-  if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->let_go(place_, caller);
+  if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->release(place_, caller);
 }
 
 Status try_copy_out(StagingCopies& staging, const Loads& loads) {

@@ -66,7 +66,7 @@ class Leftovers {
   uint64_t next_place(uint64_t capture) EXCLUDES(mutex_);
   void add(uint64_t place, const c10::Stream& owner, Tensors tensors) EXCLUDES(mutex_);
   /// The owner stream now waits for the operation at that position: tensors of that and earlier operations are freed.
-  void let_go(uint64_t place, const c10::Stream& owner) EXCLUDES(mutex_);
+  void release(uint64_t place, const c10::Stream& owner) EXCLUDES(mutex_);
 
  private:
   struct Entry {

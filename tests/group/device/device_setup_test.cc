@@ -402,7 +402,7 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver.open_books() == books; })) << driver.open_books();
   world.arena(0).free(world.arena(0).allocate(1));
   EXPECT_EQ(world.arena(0).used(), used);
-  EXPECT_EQ(channel.control->abort, 1u) << "it was called off";
+  EXPECT_EQ(channel.control->abort, 1u) << "it was cancelled";
   auto* const words = reinterpret_cast<uint64_t*>(channel.state);  // atomic: the kernels are being stopped by a copy
   for (size_t i = 0; i < kernel::DeviceState{channel.shape}.bytes() / sizeof *words; ++i)
     std::atomic_ref(words[i]).store(~uint64_t(0));
@@ -452,7 +452,7 @@ TEST(DeviceGoodbye, ADriverThatDoesNotUnpinHoldsNobodyUp) {
   leaves.join();
 }
 
-TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
+TEST(DeviceGoodbye, AKernelThatWaitsForEverIsAborted) {
   DeviceWorld world({.ranks = 2});
   with_executors(
       world,

@@ -39,7 +39,7 @@ class SimulatedHostProxy final : public HostProxy {
  public:
   SimulatedHostProxy(OneHost& host, size_t local_rank, Status end = {})
       : host_(host), local_rank_(local_rank), end_(std::move(end)) {}
-  ~SimulatedHostProxy() override { called_off_ = true; }
+  ~SimulatedHostProxy() override { cancelled_ = true; }
 
   /// The slots of operations that the host only moves are in device memory from now on.
   void offer_device_memory(std::span<std::byte> memory) { offered_ = memory; }
@@ -104,14 +104,14 @@ class SimulatedHostProxy final : public HostProxy {
   }
 
   void run() {
-    for (size_t round = 0; !called_off_;) {
+    for (size_t round = 0; !cancelled_;) {
       {
         std::lock_guard lock(mutex_);
         if (round < begun_.size()) running_ = std::move(begun_[round]), ++round;
       }
       for (const Operation& step : std::exchange(running_, {})) {
         while (step.awaited && std::atomic_ref(said_) < step.awaits) {
-          if (called_off_) return;
+          if (cancelled_) return;
           std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
         perform(step);
@@ -200,7 +200,7 @@ class SimulatedHostProxy final : public HostProxy {
   std::vector<std::vector<Operation>> begun_;  // by round
   std::vector<Operation> running_;
   std::atomic<size_t> ended_{0};
-  std::atomic<bool> called_off_{false};
+  std::atomic<bool> cancelled_{false};
   size_t down_ = 0, up_ = 0;
   bool seen_home_ = false;
   std::jthread device_;

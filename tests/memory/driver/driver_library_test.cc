@@ -56,7 +56,7 @@ TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
     EXPECT_EQ(error.code(), Code::kTimeout);
     EXPECT_STREQ(error.what(), "nvx: cuInit of the NVIDIA driver did not return within 50 ms");
   }
-  query("fake_let_go");
+  query("fake_release");
   (void)driver_library(NVX_FAKE_CUDA);
 }
 

@@ -132,7 +132,7 @@ class FakeNccl final : public c10d::Backend {
     if (connecting_ == "meet") state_->store->set("connect/" + std::to_string(rank_), std::vector<uint8_t>{1});
     for (int r = 0; r < size_; ++r) {
       while (connecting_ == "hang" || !state_->store->check({"connect/" + std::to_string(r)})) {
-        TORCH_CHECK(!state_->aborted, "connecting was called off");
+        TORCH_CHECK(!state_->aborted, "connecting was cancelled");
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
