@@ -91,7 +91,7 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
     case Kind::kPoison:
       return fail({int(header.from),
                    FailureNote::read(body, int(ranks_.size())).value_or(unreadable_note(of_rank(int(header.from))))});
-    case Kind::kTrouble: return take_trouble(from, header, body);
+    case Kind::kOtherFailure: return take_other_failure(from, header, body);
     case Kind::kSegment: return p2p_.take_segment(header, body);
     case Kind::kLabel: return take_label(header, whole);
     case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
@@ -103,11 +103,11 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
   }
 }
 
-void GroupPort::take_trouble(Rank& from, const MessageHeader& header, std::span<const std::byte> body) {
+void GroupPort::take_other_failure(Rank& from, const MessageHeader& header, std::span<const std::byte> body) {
   constexpr uint64_t kMost = 1'000'000;
   const auto note = FailureNote::read(body, int(ranks_.size()));
-  if (!note || !from.trouble.empty()) return;
-  from.trouble = note->cause;
+  if (!note || !from.other_failure.empty()) return;
+  from.other_failure = note->cause;
   if (note->code == Code::kTimeout && std::ranges::find(note->awaited, rank_) != note->awaited.end())
     from.gave_up_on_this = Clock::now() - std::chrono::milliseconds(std::min(header.value, kMost));
 }
@@ -212,26 +212,26 @@ void GroupPort::poison(const Failure& why, const std::vector<int>& ranks) {
   }
 }
 
-void GroupPort::report_trouble(const Failure& what) {
+void GroupPort::report_other_failure(const Failure& what) {
   static_assert(sizeof(FailureNote) <= Messenger::kMostCopied);
-  if (left_ || trouble_) return;
-  trouble_ = FailureNote::of(what);
-  troubled_ = Clock::now();
-  for (const int rank : contacts()) pass_trouble(rank);
+  if (left_ || other_failure_) return;
+  other_failure_ = FailureNote::of(what);
+  other_failed_at_ = Clock::now();
+  for (const int rank : contacts()) send_other_failure(rank);
 }
 
-void GroupPort::pass_trouble(int rank) {
+void GroupPort::send_other_failure(int rank) {
   Rank& there = ranks_[size_t(rank)];
-  if (!trouble_ || !there.peer || std::exchange(there.sent_trouble, true)) return;
-  const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - troubled_);
-  send(rank, {Kind::kTrouble, uint64_t(age.count())}, {}, trouble_->used());
+  if (!other_failure_ || !there.peer || std::exchange(there.sent_other_failure, true)) return;
+  const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - other_failed_at_);
+  send(rank, {Kind::kOtherFailure, uint64_t(age.count())}, {}, other_failure_->used());
 }
 
-/// A rank that pings this one waits for it, so it must receive the report of trouble.
+/// A rank that pings this one waits for it, so it must receive the report of the other failure.
 void GroupPort::pinged_by(uint32_t rank, PeerId peer) {
   if (process_of(int(rank)) != peer) return;
   ranks_[rank].contacted = true;
-  pass_trouble(int(rank));
+  send_other_failure(int(rank));
 }
 
 void GroupPort::note_left(uint32_t rank) {

@@ -88,9 +88,11 @@ class GroupPort {
   void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(messenger_->mutex());
   /// Reports the failure of another group of this process to all ranks that wait for this one, now or later. Only the
   /// first call counts.
-  void report_trouble(const Failure& what) REQUIRES(messenger_->mutex());
+  void report_other_failure(const Failure& what) REQUIRES(messenger_->mutex());
   /// The text of such a report from a rank, or an empty text.
-  const std::string& trouble(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].trouble; }
+  const std::string& other_failure(int rank) const REQUIRES(messenger_->mutex()) {
+    return ranks_[size_t(rank)].other_failure;
+  }
   /// When that rank gave up a wait of another group for this rank, according to its report.
   std::optional<Clock::time_point> gave_up_on_this(int rank) const REQUIRES(messenger_->mutex()) {
     return ranks_[size_t(rank)].gave_up_on_this;
@@ -116,19 +118,19 @@ class GroupPort {
     std::optional<PeerId> peer{};  // once its address is known
     bool contacted = false;
     bool left = false;
-    bool sent_trouble = false;
-    std::string trouble{};
+    bool sent_other_failure = false;
+    std::string other_failure{};
     std::optional<Clock::time_point> gave_up_on_this{};
     uint64_t monitored = 0;
   };
 
   void take_segment(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
-  void take_trouble(Rank& from, const MessageHeader& header, std::span<const std::byte> body)
+  void take_other_failure(Rank& from, const MessageHeader& header, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
   void take_label(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
   void fail(ReportedFailure reported) REQUIRES(messenger_->mutex());
-  void pass_trouble(int rank) REQUIRES(messenger_->mutex());
+  void send_other_failure(int rank) REQUIRES(messenger_->mutex());
 
   std::shared_ptr<Messenger> messenger_;
   const uint64_t group_;
@@ -142,8 +144,8 @@ class GroupPort {
   std::atomic<bool> failed_{false};
   std::optional<ReportedFailure> reported_;
   std::function<void(const ReportedFailure&)> on_failure_;
-  std::optional<FailureNote> trouble_;  // of other groups of this process
-  Clock::time_point troubled_{};        // since then
+  std::optional<FailureNote> other_failure_;  // of other groups of this process
+  Clock::time_point other_failed_at_{};       // since then
   uint64_t monitored_out_ = 0;
 };
 

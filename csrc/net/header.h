@@ -10,22 +10,22 @@
 namespace nvx::net {
 
 enum class Kind : uint8_t {
-  kFirst,       ///< the first segment of a schedule's message; a First follows the header
-  kNext,        ///< a later segment of it
-  kCredit,      ///< the receiver has processed `value` bytes of those sent to it
-  kPoison,      ///< the sender's group has failed; the body is a FailureNote
-  kPing,        ///< to a process, not to a group: a liveness check
-  kPong,        ///< the answer; `value` is a Liveness::Answer; the body of a kGivenUp is the reason
-  kEnvelope,    ///< the announcement of a send; an Envelope follows the header, and a small message is in the body
-  kTaken,       ///< announcements have been read; `value` is a Taken
-  kGrant,       ///< the receiver of this header may send the large message of this number
-  kSegment,     ///< a segment of a large message
-  kLabel,       ///< the call with number `op` on the sender; a Label follows. `value` 1: send yours
-  kMonitorIn,   ///< the sender has entered the monitored barrier of number `value`
-  kMonitorOut,  ///< all ranks have entered it
-  kReady,       ///< the receiver of this header may send this message: its place on a device is free
-  kTrouble,     ///< another group of the sender's process failed `value` ms ago; the body is a FailureNote
-  kKinds        ///< the number of kinds
+  kFirst,         ///< the first segment of a schedule's message; a First follows the header
+  kNext,          ///< a later segment of it
+  kCredit,        ///< the receiver has processed `value` bytes of those sent to it
+  kPoison,        ///< the sender's group has failed; the body is a FailureNote
+  kPing,          ///< to a process, not to a group: a liveness check
+  kPong,          ///< the answer; `value` is a Liveness::Answer; the body of a kGivenUp is the reason
+  kEnvelope,      ///< the announcement of a send; an Envelope follows the header, and a small message is in the body
+  kTaken,         ///< announcements have been read; `value` is a Taken
+  kGrant,         ///< the receiver of this header may send the large message of this number
+  kSegment,       ///< a segment of a large message
+  kLabel,         ///< the call with number `op` on the sender; a Label follows. `value` 1: send yours
+  kMonitorIn,     ///< the sender has entered the monitored barrier of number `value`
+  kMonitorOut,    ///< all ranks have entered it
+  kReady,         ///< the receiver of this header may send this message: its place on a device is free
+  kOtherFailure,  ///< another group of the sender's process failed `value` ms ago; the body is a FailureNote
+  kKinds          ///< the number of kinds
 };
 
 /// The header of every message between hosts: fixed, little endian, and checked before use, since peers send it.

@@ -52,7 +52,7 @@ PARTS_OF = {
         ScheduleRun::claim ScheduleRun::take ScheduleRun::end_fetch ScheduleRun::verdict_on ScheduleRun::store
         ScheduleRun::place ScheduleRun::dropped""",
     "net/group_port.cc": """GroupPort::arrived GroupPort::take_segment GroupPort::place GroupPort::dropped
-        GroupPort::take_label GroupPort::send_label GroupPort::fail GroupPort::pinged_by GroupPort::pass_trouble
+        GroupPort::take_label GroupPort::send_label GroupPort::fail GroupPort::pinged_by GroupPort::send_other_failure
         GroupPort::note_left""",
     "net/header.h": "read_header read_behind_header",
     "net/liveness.cc": """Liveness::note_sign_of_life Liveness::received Liveness::answer Liveness::take_answer

@@ -62,7 +62,7 @@ Sent make_up(FuzzedDataProvider& from) {
   }
   if (from.ConsumeIntegralInRange(0, 30) == 0) sent.header.resize(from.ConsumeIntegralInRange<size_t>(0, 40));
   constexpr size_t kLengths[] = {0, 1, 16, 22, 32, kSegment, kSegment + 1, 1500};
-  if (header.kind == Kind::kPoison || header.kind == Kind::kTrouble) {
+  if (header.kind == Kind::kPoison || header.kind == Kind::kOtherFailure) {
     const FailureNote note = FailureNote::of({.code = Code::kTimeout, .cause = from.ConsumeRandomLengthString(90)});
     sent.body.assign(note.used().begin(), note.used().end());
     if (honest) return sent;
@@ -132,11 +132,11 @@ void run(FuzzedDataProvider& from) {
       case 6: port.end_operation(from.ConsumeIntegralInRange<uint32_t>(0, 3)); break;
       case 7: port.ping(1); break;
       case 8:
-        port.report_trouble({Code::kSystem, std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')});
+        port.report_other_failure({Code::kSystem, std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')});
         break;
       case 9:
         if (port.reported() && port.reported()->failure.cause.empty()) std::abort();
-        if (port.trouble(1).size() > 1500 || (port.fate(1) && port.fate(1)->why.size() > 1500)) std::abort();
+        if (port.other_failure(1).size() > 1500 || (port.fate(1) && port.fate(1)->why.size() > 1500)) std::abort();
         break;
       default: break;
     }

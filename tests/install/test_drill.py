@@ -50,13 +50,13 @@ def test_a_drill_that_cannot_run_fails_before_its_first_cell(monkeypatch, capsys
 LITTER = """
 import os, sys, time
 from nvx.commands import drill
-kill = drill.STRIKES["kill"]
+kill = drill.INJECTIONS["kill"]
 def litter():
     if os.fork() == 0:
         time.sleep(60)
     open(f"/dev/shm/nvx-drill-test-{os.getppid()}", "w").close()
     kill()
-drill.STRIKES["kill"] = litter
+drill.INJECTIONS["kill"] = litter
 sys.exit(drill.main(sys.argv[1:]))
 """
 

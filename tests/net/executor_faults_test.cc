@@ -58,9 +58,9 @@ class Alone {
   void ping() { hold(), port_->ping(1); }
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
-  std::string trouble(int rank) { return hold(), port_->trouble(rank); }
+  std::string other_failure(int rank) { return hold(), port_->other_failure(rank); }
   std::optional<Clock::time_point> gave_up_on_this() { return hold(), port_->gave_up_on_this(1); }
-  void report_trouble(const std::string& what) { hold(), port_->report_trouble({Code::kTimeout, what}); }
+  void report_other_failure(const std::string& what) { hold(), port_->report_other_failure({Code::kTimeout, what}); }
   std::optional<net::GroupPort::ReportedFailure> reported() { return hold(), port_->reported(); }
   void progress() { hold(), messenger_->progress(); }
   std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
@@ -181,8 +181,8 @@ TEST(FailureReport, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
   const FailureNote note = FailureNote::of(lost);
   for (const size_t bytes : {size_t(0), size_t(20), note.used().size() - 1, note.used().size()}) {
     Begun alone;
-    alone.come({from_rank(Kind::kTrouble, note.used().first(bytes))});
-    EXPECT_EQ(alone.trouble(1), "");
+    alone.come({from_rank(Kind::kOtherFailure, note.used().first(bytes))});
+    EXPECT_EQ(alone.other_failure(1), "");
     alone.come({from_rank(Kind::kPoison, note.used().first(bytes))});
     const auto reported = alone.reported();
     ASSERT_TRUE(reported);
@@ -231,17 +231,17 @@ TEST(Signs, PeersReasonIsCutToOnePrintableLine) {
 }
 
 /// A report that arrived from rank 1 before it was lost, and this process's report to it.
-TEST(Signs, TroublesOfOtherGroupsAreReportedOnceToWaitingRanks) {
+TEST(Signs, FailuresOfOtherGroupsAreReportedOnceToWaitingRanks) {
   Begun alone;
-  alone.come({from_rank(Kind::kTrouble, FailureNote::of({Code::kTimeout, "its group 9 had failed\n"}).used())});
-  EXPECT_EQ(alone.trouble(1), "its group 9 had failed ");
-  EXPECT_EQ(alone.trouble(2), "");
+  alone.come({from_rank(Kind::kOtherFailure, FailureNote::of({Code::kTimeout, "its group 9 had failed\n"}).used())});
+  EXPECT_EQ(alone.other_failure(1), "its group 9 had failed ");
+  EXPECT_EQ(alone.other_failure(2), "");
   EXPECT_FALSE(alone.fate()) << "it is there all the same";
   const auto reports = [&] {
     return std::count_if(alone.link().sent.begin(), alone.link().sent.end(),
-                         [](const Sent& sent) { return sent.read().kind == Kind::kTrouble; });
+                         [](const Sent& sent) { return sent.read().kind == Kind::kOtherFailure; });
   };
-  alone.report_trouble("another one");
+  alone.report_other_failure("another one");
   EXPECT_EQ(reports(), 1) << "to rank 1, which has received a message";
   const Sent ping = from_process(Kind::kPing, 0);
   alone.come({ping, ping});
@@ -253,7 +253,7 @@ TEST(Signs, ATimeoutOfAnotherGroupNamesTheAwaitedRankAndTheTime) {
   for (const int awaited : {0, 2}) {
     Begun alone;
     const FailureNote note = FailureNote::of({.code = Code::kTimeout, .cause = "timed out", .awaited = {awaited}});
-    Sent report = from_rank(Kind::kTrouble, note.used());
+    Sent report = from_rank(Kind::kOtherFailure, note.used());
     MessageHeader header = report.read();
     header.value = 250;
     std::memcpy(report.header.data(), &header, sizeof header);
@@ -268,14 +268,14 @@ TEST(Signs, ATimeoutOfAnotherGroupNamesTheAwaitedRankAndTheTime) {
   }
 }
 
-TEST(Signs, ALatePingGetsEarlierTrouble) {
+TEST(Signs, ALatePingGetsAnEarlierFailure) {
   Alone alone;
-  alone.report_trouble("another one");
+  alone.report_other_failure("another one");
   EXPECT_TRUE(alone.link().sent.empty()) << "nobody waits";
   alone.link().to_come.push_back(from_process(Kind::kPing, 0));
   alone.progress();
   ASSERT_EQ(alone.link().sent.size(), 2u);
-  EXPECT_EQ(alone.link().sent[1].read().kind, Kind::kTrouble);
+  EXPECT_EQ(alone.link().sent[1].read().kind, Kind::kOtherFailure);
 }
 
 /// At process exit, waiting for an answer uses no CPU time.

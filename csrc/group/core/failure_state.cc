@@ -28,21 +28,21 @@ std::string silence_of(const Members& members, net::GroupPort* port, int rank) {
 }
 
 /// The failure of another group of that rank's process, in words; empty if the rank has reported none.
-std::string trouble_of(const Members& members, net::GroupPort* port, int rank) {
+std::string other_failure_of(const Members& members, net::GroupPort* port, int rank) {
   if (const int s = members.local_rank_of(rank); s >= 0) {
     const kernel::PadHeader& header = members.pad(s).header();
-    if (header.group != members.id || !header.trouble.readable()) return "";
-    const std::optional<Failure> note = header.trouble.read(members.size());
+    if (header.group != members.id || !header.other_failure.readable()) return "";
+    const std::optional<Failure> note = header.other_failure.read(members.size());
     return note ? note->cause : "";
   }
   if (!port) return "";
   MutexLock lock(port->mutex());
-  return port->trouble(rank);
+  return port->other_failure(rank);
 }
 
 /// Adds the failure of another group of that process, since the rank may not be at fault.
-Failure with_trouble(Failure failure, const Members& members, net::GroupPort* port) {
-  failure.before = trouble_of(members, port, failure.who);
+Failure with_other_failure(Failure failure, const Members& members, net::GroupPort* port) {
+  failure.before = other_failure_of(members, port, failure.who);
   return failure;
 }
 
@@ -231,7 +231,8 @@ void FailureState::fail_as_gone(int local_rank) {
   const int rank = members_.here()[size_t(local_rank)];
   if (header.group != members_.id || header.presence.load() == Presence::kLeft) return (void)fail_as_left(rank);
   const ExitStatus status = members_.peers[size_t(local_rank)]->exit_status();
-  (void)fail(with_trouble(diagnosis_.died(rank, members_.describe_local_rank(local_rank), status), members_, port_));
+  (void)fail(
+      with_other_failure(diagnosis_.died(rank, members_.describe_local_rank(local_rank), status), members_, port_));
 }
 
 Status FailureState::fail_as_left(int rank) {
@@ -240,14 +241,14 @@ Status FailureState::fail_as_left(int rank) {
   const bool ended = s >= 0 && members_.dead(s);
   const std::string how = ended ? "its process has ended" + text_of(members_.peers[size_t(s)]->exit_status(), " (", ")")
                                 : "it has destroyed the group, or its process ends";
-  return fail(with_trouble(diagnosis_.left(rank, who, how), members_, port_));
+  return fail(with_other_failure(diagnosis_.left(rank, who, how), members_, port_));
 }
 
 Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
   if (fate.left()) return fail_as_left(fate.rank);
   const bool gave_up = fate.cause == net::GroupPort::Fate::Cause::kGaveThisUp;
   const Failure lost = gave_up ? diagnosis_.taken_for_lost(fate.rank, fate.why) : diagnosis_.lost(fate.rank, fate.why);
-  return fail(with_trouble(lost, members_, port_));
+  return fail(with_other_failure(lost, members_, port_));
 }
 
 Status FailureState::check_peers() {
@@ -324,7 +325,7 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
   if (names.empty()) names = whom.ranks.empty() ? "the peers" : members_.topology.describe(whom.ranks.front());
   for (const int rank : whom.ranks) {
     names += silence_of(members_, port_, rank);
-    if (before.empty()) before = trouble_of(members_, port_, rank);
+    if (before.empty()) before = other_failure_of(members_, port_, rank);
   }
   std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
   if (cycle.empty() && !whom.called) cycle = cycle_between_hosts(members_, port_, whom, what, deadline.start);
@@ -349,7 +350,7 @@ void FailureState::report_to_other_groups(const Failure& failure) {
   if (code == Code::kAborted || closed()) return;
   // A failure that came from another group keeps its origin.
   const std::string own = "group " + members_.name + " of " + diagnosis_.self() + " had failed: " + failure.cause;
-  const Failure trouble{failure.code, failure.before.empty() ? own : failure.before};
+  const Failure other_failure{failure.code, failure.before.empty() ? own : failure.before};
   const bool waited = code == Code::kTimeout;
   const bool by_loss = code == Code::kPeerDied || code == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
@@ -358,7 +359,7 @@ void FailureState::report_to_other_groups(const Failure& failure) {
     const bool apart = port_ && other.port_ && &port_->messenger() != &other.port_->messenger();
     if (&other == this || apart) return;
     contain("reporting a failure to another group", [&] {
-      Failure there = trouble;
+      Failure there = other_failure;
       if (waited) there.awaited = other.members_.ranks_of(members_, failure.awaited);
       other.on_failure_of_other_group(lost, there);
     });
@@ -382,18 +383,18 @@ std::vector<FailureState::Lost> FailureState::lost_ranks() const {
   return lost;
 }
 
-void FailureState::on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& trouble) {
+void FailureState::on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& other_failure) {
   if (forked() || failed() || closed()) return;
   if (std::ranges::any_of(lost, [this](const Lost& l) { return fail_as_lost(l); })) return;
   {
     MutexLock lock(mutex_);
     kernel::PadHeader& own = members_.own_pad().header();
     if (own.presence.load(std::memory_order_relaxed) == Presence::kLeft) return;
-    own.trouble.write(trouble);
+    own.other_failure.write(other_failure);
   }
   if (!port_) return;
   MutexLock lock(port_->mutex());
-  port_->report_trouble(trouble);
+  port_->report_other_failure(other_failure);
 }
 
 bool FailureState::fail_as_lost(const Lost& lost) {

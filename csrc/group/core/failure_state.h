@@ -101,9 +101,9 @@ class FailureState final : public Watch {
     const net::Messenger* messenger = nullptr;
     net::PeerId remote = 0;
   };
-  /// Another group of this process has failed because of `trouble`. Fails this one too if it has lost the same process.
-  /// Otherwise reports the trouble to the ranks, which may wait for this one.
-  void on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& trouble) EXCLUDES(mutex_);
+  /// Another group of this process has failed because of `other_failure`. Fails this one too if it has lost the same
+  /// process. Otherwise reports it to the ranks, which may wait for this one.
+  void on_failure_of_other_group(const std::vector<Lost>& lost, const Failure& other_failure) EXCLUDES(mutex_);
 
  private:
   void note(const Failure& failure) REQUIRES(mutex_);

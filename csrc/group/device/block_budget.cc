@@ -65,23 +65,23 @@ std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockInfo>& infos) {
 using Gpu = std::pair<ArenaId, int>;
 
 /// The knowledge of this process about a GPU, as long as it has promised blocks there.
-struct Ledger {
+struct GpuUsage {
   uint32_t promised = 0;
   std::set<ArenaId> here, elsewhere;  // the arenas of ranks of groups on this GPU and on others: one a process
 };
 
 /// All GPUs of this process, including simulated ones of tests.
-struct Book {
+struct Registry {
   Mutex mutex;
-  std::map<Gpu, Ledger> ledgers GUARDED_BY(mutex);
+  std::map<Gpu, GpuUsage> usages GUARDED_BY(mutex);
   std::map<Gpu, std::set<std::pair<const void*, const StreamsInUse*>>> streams GUARDED_BY(mutex);
   // Of too few connections: for ranks that are threads, and for groups.
   std::set<Gpu> warned_of_ranks GUARDED_BY(mutex), warned_of_streams GUARDED_BY(mutex);
 };
 
-Book& book() {
-  static auto* const kBook = new Book;  // groups may outlive static objects
-  return *kBook;
+Registry& registry() {
+  static auto* const kRegistry = new Registry;  // groups may outlive static objects
+  return *kRegistry;
 }
 
 /// Whether this process has that rank on this GPU.
@@ -105,13 +105,13 @@ uint32_t ranks_here(const PeerMappings& mappings, int ranks) {
 
 /// The processes that may use this rank's GPU, of those that share a group with this process, this group's included.
 uint32_t sharers(const PeerMappings& mappings, const ChannelOptions& options, const ArenaId& process) {
-  MutexLock lock(book().mutex);
-  Ledger& ledger = book().ledgers[{process, options.device}];
+  MutexLock lock(registry().mutex);
+  GpuUsage& usage = registry().usages[{process, options.device}];
   for (int r = 0; r < options.ranks; ++r) {
     const DevicePeer& peer = mappings.peer(r);
-    (peer.same_gpu ? ledger.here : ledger.elsewhere).insert(peer.arena);
+    (peer.same_gpu ? usage.here : usage.elsewhere).insert(peer.arena);
   }
-  const uint32_t here = uint32_t(ledger.here.size()), known = here + uint32_t(ledger.elsewhere.size());
+  const uint32_t here = uint32_t(usage.here.size()), known = here + uint32_t(usage.elsewhere.size());
   return here == 1 ? 1 : here + (options.processes - std::min(options.processes, known));
 }
 
@@ -142,8 +142,8 @@ void warn_of_shared_gpu(const PeerMappings& mappings, const ChannelOptions& opti
                                   eager_loading_warning(here, std::getenv(kLoading))};
   if (warnings[0].empty() && warnings[1].empty()) return;
   {
-    MutexLock lock(book().mutex);
-    if (!book().warned_of_ranks.insert({process, options.device}).second) return;
+    MutexLock lock(registry().mutex);
+    if (!registry().warned_of_ranks.insert({process, options.device}).second) return;
   }
   for (const std::string& warning : warnings) {
     if (!warning.empty()) NVX_LOG(kWarn, "GPU %d: %s", options.device, warning.c_str());
@@ -155,8 +155,8 @@ void warn_of_shared_gpu(const PeerMappings& mappings, const ChannelOptions& opti
 BlockReservation::BlockReservation(const ArenaId& process, int device,
                                    const std::function<uint32_t(uint32_t)>& how_many)
     : process_(process), device_(device) {
-  MutexLock lock(book().mutex);
-  uint32_t& promised = book().ledgers[{process_, device_}].promised;
+  MutexLock lock(registry().mutex);
+  uint32_t& promised = registry().usages[{process_, device_}].promised;
   before_ = promised;
   blocks_ = how_many(before_);
   promised += blocks_;
@@ -172,16 +172,16 @@ BlockReservation& BlockReservation::operator=(BlockReservation&& other) noexcept
 
 void BlockReservation::give_back() {
   if (blocks_ == 0) return;
-  MutexLock lock(book().mutex);
-  const auto it = book().ledgers.find({process_, device_});
+  MutexLock lock(registry().mutex);
+  const auto it = registry().usages.find({process_, device_});
   it->second.promised -= std::exchange(blocks_, 0);
-  if (it->second.promised == 0) book().ledgers.erase(it);
+  if (it->second.promised == 0) registry().usages.erase(it);
 }
 
 StreamsInUse::~StreamsInUse() {
-  MutexLock lock(book().mutex);
-  const auto it = book().streams.find(gpu_);
-  if (it == book().streams.end()) return;
+  MutexLock lock(registry().mutex);
+  const auto it = registry().streams.find(gpu_);
+  if (it == registry().streams.end()) return;
   for (const void* stream : known_) it->second.erase({stream, this});
 }
 
@@ -189,15 +189,15 @@ void StreamsInUse::add(const void* stream) {
   known_.push_back(stream);
   std::string warning;
   {
-    MutexLock lock(book().mutex);
-    auto& all = book().streams[gpu_];
+    MutexLock lock(registry().mutex);
+    auto& all = registry().streams[gpu_];
     all.insert({stream, this});
     std::set<const void*> streams;
     std::set<const StreamsInUse*> groups;
     for (const auto& [used, by] : all) streams.insert(used), groups.insert(by);
     warning = connections_warning_for(groups.size(), streams.size(), std::getenv(kConnections));
-    if (warning.empty() || book().warned_of_ranks.contains(gpu_)) return;
-    if (!book().warned_of_streams.insert(gpu_).second) return;
+    if (warning.empty() || registry().warned_of_ranks.contains(gpu_)) return;
+    if (!registry().warned_of_streams.insert(gpu_).second) return;
   }
   NVX_LOG(kWarn, "GPU %d: %s", gpu_.second, warning.c_str());
 }

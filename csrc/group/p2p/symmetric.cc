@@ -57,14 +57,14 @@ Symmetric::Symmetric(const Core& core, const SymmetricBlock& mine)
       rank_(core.members.rank),
       fork_generation_(fork_generation()),
       shm_(core.members.shm),
-      ledger_span_(shm_->tensors().allocate(Ledger::bytes(size_t(core.members.size())))),
+      flags_span_(shm_->tensors().allocate(ReleaseFlags::bytes(size_t(core.members.size())))),
       peers_(size_t(core.members.size())),
       base_(peers_.size()),
-      ledgers_(peers_.size()) {
-  if (!ledger_span_) return;
-  std::byte* const at = shm_->tensors().at(ledger_span_);
-  std::memset(at, 0, Ledger::bytes(peers_.size()));
-  ledgers_[size_t(rank_)] = new (at) Ledger;
+      release_flags_(peers_.size()) {
+  if (!flags_span_) return;
+  std::byte* const at = shm_->tensors().at(flags_span_);
+  std::memset(at, 0, ReleaseFlags::bytes(peers_.size()));
+  release_flags_[size_t(rank_)] = new (at) ReleaseFlags;
 }
 
 /// Maps between two exchanges: after the first all ranks decide alike, after the second no rank uses memory that a peer
@@ -74,7 +74,7 @@ std::shared_ptr<Symmetric> Symmetric::rendezvous(const Parts& group, const Symme
   const Members& members = core.members;
   check_one_host(members);
   const std::shared_ptr<Symmetric> made(new Symmetric(core, mine));
-  const Info info{mine, made->ledger_span_.offset, bool(made->ledger_span_)};
+  const Info info{mine, made->flags_span_.offset, bool(made->flags_span_)};
   const std::vector<Info> infos = gather(core, group.execute, core.next_number(), kPurpose, info);
   for (int r = 0; r < members.size(); ++r) check_alike(members, r, infos[size_t(r)].block, infos[0].block);
   Mapped mapped{1, {}};
@@ -108,13 +108,13 @@ void Symmetric::map(const Parts& group, const std::vector<Info>& infos, std::byt
 void Symmetric::map_peer(const Parts& group, int rank, const Info& info) {
   const Members& members = group.core.members;
   const int s = members.local_rank_of(rank);
-  NVX_CHECK(info.has_ledger, "it has none left");
+  NVX_CHECK(info.has_flags, "it has none left");
   Peer& peer = peers_[size_t(rank)];
   peer.process = members.peers[size_t(s)];
   if (peer.process) peer.tensors = peer.process->tensors();
   const auto tensors = peer.tensors ? std::span(peer.tensors->base(), peer.tensors->size()) : shm_->tensors().all();
-  std::byte* const ledger = part_of(tensors, info.ledger, Ledger::bytes(peers_.size()));
-  ledgers_[size_t(rank)] = reinterpret_cast<Ledger*>(ledger);
+  std::byte* const flags = part_of(tensors, info.flags_at, ReleaseFlags::bytes(peers_.size()));
+  release_flags_[size_t(rank)] = reinterpret_cast<ReleaseFlags*>(flags);
   if (rank == rank_) return;
   const uint64_t bytes = mine_.pad + mine_.pad_bytes;
   if (!group.pool_of) {
@@ -133,7 +133,7 @@ void Symmetric::begin_use(const Parts& group) {
   leaving_ = std::make_shared<Leaving>();
   leaving_->on_gpu = bool(group.pool_of);
   for (int r = 0; r < size(); ++r) {
-    if (r != rank_) leaving_->peers.emplace_back(peers_[size_t(r)].process, &ledgers_[size_t(rank_)]->left(r));
+    if (r != rank_) leaving_->peers.emplace_back(peers_[size_t(r)].process, &release_flags_[size_t(rank_)]->left(r));
   }
 }
 
@@ -148,14 +148,14 @@ bool Symmetric::Leaving::all_left() {
   return all;
 }
 
-/// A GPU's pool may call after the last group of this process, so it keeps the memory of the ledger. Host memory is
-/// that memory's own, and must not keep it.
+/// A GPU's pool may call after the last group of this process, so it keeps the memory of the release flags. Host memory
+/// is that memory's own, and must not keep it.
 std::function<bool()> Symmetric::released() const {
   return [leaving = leaving_, memory = leaving_->on_gpu ? shm_ : nullptr] { return leaving->all_left(); };
 }
 
 /// Release: a rank that sees that this one has left sees its accesses done. If the rendezvous failed on this rank
-/// alone, its peers may still mark its ledger, so the ledger stays.
+/// alone, its peers may still set its release flags, so these stay.
 Symmetric::~Symmetric() {
   if (fork_generation_ != fork_generation()) {
     new auto(std::move(peers_));  // a forked child has not inherited their memory
@@ -164,9 +164,9 @@ Symmetric::~Symmetric() {
   }
   if (!leaving_) return;
   for (int r = 0; r < size(); ++r) {
-    if (r != rank_) ledgers_[size_t(r)]->left(rank_).store(1, std::memory_order_release);
+    if (r != rank_) release_flags_[size_t(r)]->left(rank_).store(1, std::memory_order_release);
   }
-  shm_->tensors().free_when(ledger_span_, [leaving = leaving_] { return leaving->all_left(); });
+  shm_->tensors().free_when(flags_span_, [leaving = leaving_] { return leaving->all_left(); });
 }
 
 // --- signals
@@ -184,9 +184,9 @@ Status Symmetric::swap(Core& core, const char* what, int peer, std::atomic<uint3
     uint32_t seen = word.load(std::memory_order_seq_cst);
     return seen == from && word.compare_exchange_strong(seen, to, std::memory_order_seq_cst);
   };
-  const Waited how = nvx::wait(ledgers_[size_t(rank_)]->flag, swapped, core.members.local_rank_of(peer), rules);
+  const Waited how = nvx::wait(release_flags_[size_t(rank_)]->flag, swapped, core.members.local_rank_of(peer), rules);
   if (how != Waited::kReached) return core.failures.explain_wait(how, {{peer}, ""}, what, rules.deadline);
-  Flag& theirs = ledgers_[size_t(peer)]->flag;
+  Flag& theirs = release_flags_[size_t(peer)]->flag;
   theirs.core.store(this_core(), std::memory_order_relaxed);
   if (theirs.sleepers.load(std::memory_order_seq_cst) != 0) ring(theirs);
   return {};

@@ -31,7 +31,7 @@ struct SymmetricBlock {
 /// receiver's wait. torch's kernels have the same layout. A rank may wait for its own signals too.
 ///
 /// It may outlive its group. A rank announces at the end of this object that it accesses no memory of the others, in
-/// the ledger of each. The memory of a block is not reused before; see `released()`.
+/// the release flags of each. The memory of a block is not reused before; see `released()`.
 class Symmetric {
  public:
   /// How a rank finds its peers' blocks. `pool_of`: for memory of GPUs, the pool of a local rank, null for this rank's.
@@ -68,16 +68,16 @@ class Symmetric {
 
  private:
   /// In memory of each rank; the others write it.
-  struct Ledger {
+  struct ReleaseFlags {
     Flag flag;  // only its bell and sleepers are used
     using Left = std::atomic<uint32_t>;
     Left& left(int rank) { return reinterpret_cast<Left*>(this + 1)[rank]; }
-    static size_t bytes(size_t ranks) { return sizeof(Ledger) + ranks * sizeof(Left); }
+    static size_t bytes(size_t ranks) { return sizeof(ReleaseFlags) + ranks * sizeof(Left); }
   };
   struct Info {
     SymmetricBlock block;
-    uint64_t ledger;  // its offset in the `TensorMemory` of its process
-    uint64_t has_ledger;
+    uint64_t flags_at;  // its offset in the `TensorMemory` of its process
+    uint64_t has_flags;
   };
   /// This rank's access to another one's memory.
   struct Peer {
@@ -85,7 +85,7 @@ class Symmetric {
     std::shared_ptr<const Mapping> tensors;
     std::shared_ptr<PeerPool> pool;  // null for host memory
   };
-  /// Shared with the functions of `released()`. `done` stays once it is set: the ledger may be used again then.
+  /// Shared with the functions of `released()`. `done` stays once it is set: the flags may be used again then.
   struct Leaving {
     std::vector<std::pair<std::shared_ptr<PeerProcess>, const std::atomic<uint32_t>*>> peers;
     bool on_gpu = false;
@@ -107,11 +107,11 @@ class Symmetric {
   const int rank_;
   const uint32_t fork_generation_;
   const std::shared_ptr<ShmRegistry> shm_;
-  const Span ledger_span_;
-  std::vector<Peer> peers_;           // by rank
-  std::vector<std::byte*> base_;      // by rank
-  std::vector<Ledger*> ledgers_;      // by rank
-  std::shared_ptr<Leaving> leaving_;  // null until all ranks have mapped each other
+  const Span flags_span_;
+  std::vector<Peer> peers_;                   // by rank
+  std::vector<std::byte*> base_;              // by rank
+  std::vector<ReleaseFlags*> release_flags_;  // by rank
+  std::shared_ptr<Leaving> leaving_;          // null until all ranks have mapped each other
 };
 
 }  // namespace nvx

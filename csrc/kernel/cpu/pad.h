@@ -93,11 +93,11 @@ struct alignas(kCacheLine) PadHeader {
   std::atomic<uint32_t> ended_epoch;  ///< the last operation that the device completed, graph replays included
   std::atomic<uint64_t> pool_grown;   ///< bytes of its pool that peers may map; may grow at any time
   PostedNote failure;
-  PostedNote trouble;      ///< why another group of this rank's process failed
-  FlagLine ready;          ///< set-up: this rank has mapped all peers
-  FlagLine monitored_in;   ///< monitored barrier: this rank has entered; on rank 0: it has begun
-  FlagLine monitored_out;  ///< monitored barrier, rank 0: all ranks have entered
-  FlagLine message_bell;   ///< peers ring it when there is a message; its value is unused
+  PostedNote other_failure;  ///< why another group of this rank's process failed
+  FlagLine ready;            ///< set-up: this rank has mapped all peers
+  FlagLine monitored_in;     ///< monitored barrier: this rank has entered; on rank 0: it has begun
+  FlagLine monitored_out;    ///< monitored barrier, rank 0: all ranks have entered
+  FlagLine message_bell;     ///< peers ring it when there is a message; its value is unused
 };
 
 inline constexpr uint32_t kEnvelopes = 16;

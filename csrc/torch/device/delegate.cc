@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFarewell{5000};  // how long the collectives in flight may take to end when this rank leaves
+constexpr milliseconds kShutdownTime{5000};  // how long the collectives in flight may take to end when this rank leaves
 constexpr milliseconds kWord{5000};  // how long the barrier may take to name missing ranks after the device's timeout
 
 bool is_captured(at::Device device) {
@@ -252,7 +252,7 @@ void Delegate::finalize() {
     clear = flights_.empty();
     return clear || !well || cancelled_;
   };
-  (void)poll_until(over, Deadline::after(kFarewell));
+  (void)poll_until(over, Deadline::after(kShutdownTime));
   {
     MutexLock lock(mutex_);
     if (std::exchange(finalized_, true)) return;
@@ -263,7 +263,7 @@ void Delegate::finalize() {
             backend_->getBackendName().c_str());
   }
   if (!clear) return cancel();
-  if (!cancelled_.exchange(true)) shut_delegate_down(backend_, kFarewell);
+  if (!cancelled_.exchange(true)) shut_delegate_down(backend_, kShutdownTime);
 }
 
 }  // namespace nvx

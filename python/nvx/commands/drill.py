@@ -106,7 +106,7 @@ def forbid_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-STRIKES = {
+INJECTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "exit": lambda: os._exit(3),
@@ -119,21 +119,21 @@ STRIKES = {
 }
 
 
-class StruckStore(dist.Store):
-    """Calls `strike` after this rank's first record: the others know the rank, which never completes the set-up."""
+class FaultyStore(dist.Store):
+    """Calls `inject` after this rank's first record: the others know the rank, which never completes the set-up."""
 
-    def __init__(self, store, strike):
+    def __init__(self, store, inject):
         super().__init__()
-        self.store, self.strike = store, strike
+        self.store, self.inject = store, inject
 
     def set(self, key, value):
         self.store.set(key, value)
-        strike, self.strike = self.strike, bool
-        strike()
+        inject, self.inject = self.inject, bool
+        inject()
 
 
 for _name in ("get", "add", "check", "wait", "compare_set", "delete_key", "append", "multi_get", "multi_set"):
-    setattr(StruckStore, _name, lambda self, *given, name=_name: getattr(self.store, name)(*given))
+    setattr(FaultyStore, _name, lambda self, *given, name=_name: getattr(self.store, name)(*given))
 
 
 class Rank:
@@ -158,13 +158,13 @@ class Rank:
         limit = datetime.timedelta(seconds=seconds)
         dist.init_process_group(self.case.backend, store=store, rank=self.rank, world_size=ranks, timeout=limit)
 
-    def strike(self):
+    def inject(self):
         """In `destroy` the fault comes before the others' call, otherwise while they are inside."""
         time.sleep(LEAD if self.faulty == (self.case.phase != "destroy") else 0)
         self.entered = time.monotonic()
         if self.faulty:
             self.shared[0] = self.entered
-            self.network.set_link(1, "down") if self.network else STRIKES.get(self.fault, bool)()
+            self.network.set_link(1, "down") if self.network else INJECTIONS.get(self.fault, bool)()
 
     def calls(self, size):
         """The collectives of a phase. Those of the faulty rank differ if that is the fault."""
@@ -183,9 +183,9 @@ class Rank:
         calls, store, kind = self.calls(1000 if phase == "first" else 1 << 20), self.store, self.case.kind
         inside = phase == "async" and kind in ("ends", "silent", "link")
         if phase == "init" and kind in ("ends", "silent") and self.fault not in ("", "absent"):
-            store = StruckStore(store, self.strike)
+            store = FaultyStore(store, self.inject)
         elif not inside:
-            self.strike()
+            self.inject()
         if phase == "destroy":
             dist.destroy_process_group()
             return True
@@ -197,7 +197,7 @@ class Rank:
             dist.all_reduce(torch.ones(1000), group=group)
         works = [call(async_op=phase == "async") for call in calls]
         if inside:
-            self.strike()
+            self.inject()
         for work in filter(None, works):
             work.wait()
         dist.barrier()  # a rank whose own call could return gets the error here

@@ -378,9 +378,7 @@ def text(report, pid=None):
     for rank in report["ranks"]:
         rank["place"] = f"{rank['pid']} on {rank['host']}" if "host" in rank else str(rank["pid"])
         for group in rank["groups"]:
-            job = (
-                rank["parent"] if group["state"] == "meeting" else None
-            )  # a group has no id before its set-up is complete
+            job = rank["parent"] if group["state"] == "meeting" else None  # it has no id before its set-up is complete
             groups.setdefault((group["name"], group["id"], group["size"], job), []).append((rank, group))
     lines = []
     for (name, _, size, _), members in groups.items():

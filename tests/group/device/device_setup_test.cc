@@ -383,7 +383,7 @@ Operation barrier_operation() {
   return operation;
 }
 
-TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
+TEST(DeviceTeardown, NothingIsGivenBackThatAKernelMayWriteTo) {
   DeviceWorld world({.ranks = 1});
   const SharedTable table(1);
   SharedBootstrap bootstrap(table, 0);
@@ -410,7 +410,7 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
 
 /// The driver may free memory only when all kernels of the process have ended, and those of other groups may wait for a
 /// rank that comes and goes here.
-TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
+TEST(DeviceTeardown, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
   DeviceWorld world({.ranks = 2, .processes = true});
   const SharedTable first(2), second(2), begun(2), gone(2);
   as_threads(2, [&](int rank) {
@@ -437,7 +437,7 @@ TEST(DeviceGoodbye, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
 }
 
 /// As while a kernel of another group waits for a rank that is late.
-TEST(DeviceGoodbye, ADriverThatDoesNotUnpinHoldsNobodyUp) {
+TEST(DeviceTeardown, ADriverThatDoesNotUnpinHoldsNobodyUp) {
   DeviceWorld world({.ranks = 1});
   const SharedTable table(1);
   auto executor = make_group(world, 0, table, /*blocks=*/2);
@@ -452,7 +452,7 @@ TEST(DeviceGoodbye, ADriverThatDoesNotUnpinHoldsNobodyUp) {
   leaves.join();
 }
 
-TEST(DeviceGoodbye, AKernelThatWaitsForEverIsAborted) {
+TEST(DeviceTeardown, AKernelThatWaitsForEverIsAborted) {
   DeviceWorld world({.ranks = 2});
   with_executors(
       world,
@@ -467,7 +467,7 @@ TEST(DeviceGoodbye, AKernelThatWaitsForEverIsAborted) {
       [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
 }
 
-TEST(DeviceGoodbye, LeavingWaitsForOperationsInFlight) {
+TEST(DeviceTeardown, LeavingWaitsForOperationsInFlight) {
   DeviceWorld world({.ranks = 2});
   with_executors(world, [](DeviceRank& one) {
     const Spec spec = spec_of(Collective::kAllReduce, 3000, 2, 1);
@@ -484,7 +484,7 @@ TEST(DeviceGoodbye, LeavingWaitsForOperationsInFlight) {
 
 /// A kernel may report its end before its last stores to peers are complete. So a rank leaves when the stream has
 /// passed the kernel, not when all operations are reported.
-TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
+TEST(DeviceTeardown, AReportedEndIsNotThatOfTheKernel) {
   DeviceWorld world({.ranks = 1});
   with_executors(world, [&](DeviceRank& one) {
     std::atomic<bool>& knows_ends = world.launcher(0)->knows_ends;
@@ -503,7 +503,7 @@ TEST(DeviceGoodbye, AReportedEndIsNotThatOfTheKernel) {
   });
 }
 
-TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
+TEST(DeviceTeardown, MemoryOfAKernelThatMayStillStoreStays) {
   DeviceWorld world({.ranks = 1});
   world.launcher(0)->knows_ends = false;
   with_executors(
@@ -518,7 +518,7 @@ TEST(DeviceGoodbye, MemoryOfAKernelThatMayStillStoreStays) {
 }
 
 /// A rank that has seen the end of a failed group's kernels gets its memory back.
-TEST(DeviceGoodbye, FailedGroupFreesMemoryOfEndedKernels) {
+TEST(DeviceTeardown, FailedGroupFreesMemoryOfEndedKernels) {
   for (const bool knows : {false, true}) {
     DeviceWorld world({.ranks = 2});
     for (int r = 0; r < 2; ++r) world.launcher(r)->knows_ends = knows;
