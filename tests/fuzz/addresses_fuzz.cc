@@ -1,7 +1,6 @@
 // The addresses of all ranks, as stored: any input is refused with an Error, or is one address per rank, which encode
 // to the same value.
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <exception>
 #include <iterator>
-#include <utility>
 
 #include "base/error.h"
 #include "gpu/parts.h"

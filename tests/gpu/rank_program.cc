@@ -1,7 +1,6 @@
 #include "gpu/rank_program.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
 #include "kernel/gpu/residency.h"

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <cstdlib>
-#include <iterator>
 
 #include "support/fake_driver.h"
 

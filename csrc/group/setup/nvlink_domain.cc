@@ -1,6 +1,5 @@
 #include "group/setup/nvlink_domain.h"
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 

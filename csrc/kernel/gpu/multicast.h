@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernel/gpu/launch_cuda.h"
 #include "kernel/gpu/push_channel.h"

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "group/device/kernel_executor.h"
 #include "support/kernel_executors.h"
 #include "support/pools.h"

@@ -3,9 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <optional>
-
 #include "group/device/block_budget.h"
 #include "group/setup/store_bootstrap.h"
 #include "support/kernel_executors.h"

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <barrier>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <string>
