@@ -25,7 +25,7 @@ from tests.hosts.world import ROOT, Cluster
 KEY = {"NVX_JOB_KEY": "a secret of the whole job, all ranks"}
 
 
-def let_in(pid: int) -> int:
+def accepted_by(pid: int) -> int:
     """The TCP connections that the host of this process has accepted, by the kernel's counter."""
     names, values = (line.split() for line in Path(f"/proc/{pid}/net/snmp").read_text().splitlines() if "Tcp:" in line)
     return int(values[names.index("PassiveOpens")])
@@ -45,14 +45,14 @@ def main() -> None:
                 inside = hosts.inside(1 - rank, [sys.executable, *command])
                 clients.append(subprocess.Popen(inside, cwd=ROOT, stdout=subprocess.PIPE, text=True))
             turns, stopped, pids = [], False, [rank.pid for rank in cluster.ranks]
-            before = connections = sum(map(let_in, pids))
+            before = connections = sum(map(accepted_by, pids))
             while cluster.ranks[0].poll() is None:
                 stopped = not stopped
                 for client in clients:
                     os.kill(client.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
                 turns.append((time.time(), stopped))
                 with contextlib.suppress(OSError, ValueError):  # the ranks have ended
-                    connections = sum(map(let_in, pids))
+                    connections = sum(map(accepted_by, pids))
                 time.sleep(1)
             calls = cluster.results()[0]
         finally:

@@ -20,7 +20,7 @@ from nvx.bench.hosts import enter
 FOLDER = Path()
 
 
-def come_to(name):
+def reach(name):
     (FOLDER / f"{name}{dist.get_rank()}").touch()
 
 
@@ -73,11 +73,11 @@ def collectives(rounds=3, sizes=(1, 1000, 300_000), served_at=""):
     return value
 
 
-def endure(seconds):
+def run_for(seconds):
     """Runs collectives one after the other while the test disturbs the network."""
     rank, world = begin()
     check_collectives(rank, world, 1)
-    come_to("ready")
+    reach("ready")
     done, end = 0, time.monotonic() + seconds
     go_on = torch.ones(1)
     while go_on.item() > 0:
@@ -94,7 +94,7 @@ def until_failure(what="all_reduce", timeout=60.0, again=0):
     group in the same processes, which must work."""
     rank, world = begin(timeout)
     check_collectives(rank, world, 1, (1,))
-    come_to("ready")
+    reach("ready")
     x = torch.ones(1 << 20 if what == "large all_reduce" else 4)
     try:
         while True:
@@ -124,12 +124,12 @@ def reduce_some(count, times):
     x = torch.zeros(count)
     dist.all_reduce(x)
     dist.barrier()
-    come_to("ready")
+    reach("ready")
     while not (FOLDER / "go").exists():
         time.sleep(0.01)
     for _ in range(times):
         dist.all_reduce(x)
-    come_to("done")
+    reach("done")
     while not (FOLDER / "end").exists():
         time.sleep(0.01)
     dist.destroy_process_group()
@@ -171,7 +171,7 @@ def end_at_once(count):
     """Rank 0 waits for no data and ends when its send has only begun."""
     rank, _ = begin()
     dist.barrier()
-    come_to("ready")
+    reach("ready")
     while not (FOLDER / "go").exists():
         time.sleep(0.01)
     x = torch.full((count,), float(2 - rank))
@@ -184,7 +184,7 @@ def be_late(count, seconds):
     """Rank 1 joins after the other rank has been sending for a while."""
     rank, _ = begin()
     dist.barrier()
-    come_to("ready")
+    reach("ready")
     while not (FOLDER / "go").exists():
         time.sleep(0.01)
     time.sleep(seconds * rank)
@@ -203,7 +203,7 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
             check_collectives(ranks.index(rank), len(ranks), 0)
             dist.all_reduce(torch.ones(1), group=group)
     dist.barrier()
-    come_to("ready")
+    reach("ready")
     if waits[rank] is None:
         time.sleep(30)
         os._exit(0)
@@ -226,7 +226,7 @@ def keep_a_tensor(seconds, served_at="", groups=False):
     x = torch.arange(16.0)
     (FOLDER / f"tensor{os.environ['RANK']}").write_text(str(x.data_ptr()))
     rank, world = begin(10.0, served_at=served_at)
-    come_to("ready")
+    reach("ready")
     end = time.monotonic() + seconds
     go_on = torch.ones(1)
     while go_on.item() > 0:
@@ -247,7 +247,7 @@ def time_calls(seconds):
     rank, _ = begin()
     x, go_on, calls = torch.zeros(1024), torch.ones(1), []
     dist.all_reduce(x)
-    come_to("ready")
+    reach("ready")
     end = time.monotonic() + seconds
     while go_on.item() > 0:
         for _ in range(100):
@@ -277,7 +277,7 @@ def regroup():
     return value
 
 
-def speak_first():
+def send_first():
     """The second host connects to the first and gets a reply. The first one waits: its own attempt to connect, for a
     ping, would not end, and UCX would drop the other's connection for it."""
     rank, _ = begin()
@@ -285,7 +285,7 @@ def speak_first():
     try:
         if rank == 1:
             dist.send(x, 0)
-            come_to("sent")
+            reach("sent")
             dist.recv(x, 0)
         else:
             limit = time.monotonic() + 5
@@ -299,10 +299,10 @@ def speak_first():
     return "good"
 
 
-def talk_late():
+def communicate_late():
     """The hosts first communicate after the test has set the state of the link."""
     rank, world = begin()
-    come_to("ready")
+    reach("ready")
     while not (FOLDER / "go").exists():
         time.sleep(0.01)
     began = time.monotonic()
@@ -313,11 +313,11 @@ def talk_late():
     return "good"
 
 
-def leave_somebody():
+def end_before_the_others():
     """Rank 0 ends while the other rank is stopped."""
     rank, _ = begin()
     dist.barrier()
-    come_to("ready")
+    reach("ready")
     while not (FOLDER / "go").exists():
         time.sleep(0.01)
     dist.destroy_process_group()

@@ -12,14 +12,14 @@ import select
 import struct
 import sys
 
-from tests.hosts.shaker import ShakenHosts, open_tun
+from tests.hosts.lossy_link import LossyHosts, open_tun
 
 SEEN_AS = "10.77.0.200"
 _OWN, _SEEN = bytes([10, 77, 0, 2]), bytes([10, 77, 0, 200])
 _TCP = 6
 
 
-class TranslatedHosts(ShakenHosts):
+class TranslatedHosts(LossyHosts):
     """As Hosts, of two; 10.77.0.2 is seen as 10.77.0.200."""
 
     program = "tests.hosts.nat"

@@ -61,8 +61,8 @@ LIBRARIES = [{}, *({"NVX_LIBUCP": path} for path in SYSTEMS[:1])]
 @pytest.mark.parametrize(
     ("down", "library"), list(enumerate(LIBRARIES)), ids=["newest UCX", "the system's UCX"][: len(LIBRARIES)]
 )
-def test_a_link_that_is_down_when_two_processes_first_talk(cluster, hosts, down, library):
-    cluster.start("talk_late", 2, environment=library)
+def test_a_link_that_is_down_when_two_processes_first_communicate(cluster, hosts, down, library):
+    cluster.start("communicate_late", 2, environment=library)
     cluster.wait_for("ready")
     hosts.set_link(down, "down")
     (cluster.folder / "go").touch()
@@ -73,7 +73,7 @@ def test_a_link_that_is_down_when_two_processes_first_talk(cluster, hosts, down,
 
 
 def test_a_link_that_stays_down_is_named(cluster, hosts):
-    cluster.start("talk_late", 2, environment={"NVX_LIVENESS_S": 3})
+    cluster.start("communicate_late", 2, environment={"NVX_LIVENESS_S": 3})
     cluster.wait_for("ready")
     hosts.set_link(1, "down")
     (cluster.folder / "go").touch()
@@ -84,7 +84,7 @@ def test_a_link_that_stays_down_is_named(cluster, hosts):
 
 
 def test_a_timeout_ends_what_waits_for_a_link_that_is_down(cluster, hosts):
-    cluster.start("talk_late", 2, environment={"NVX_TIMEOUT_S": 4, "NVX_LIVENESS_S": 30})
+    cluster.start("communicate_late", 2, environment={"NVX_TIMEOUT_S": 4, "NVX_LIVENESS_S": 30})
     cluster.wait_for("ready")
     hosts.set_link(1, "down")
     (cluster.folder / "go").touch()
@@ -102,7 +102,7 @@ def test_one_host_id_for_two_machines_is_refused(cluster):
 
 
 def test_an_ending_process_logs_the_peer_that_it_waits_for(cluster):
-    cluster.start("leave_somebody", 2, environment={"NVX_DEBUG": "info"})
+    cluster.start("end_before_the_others", 2, environment={"NVX_DEBUG": "info"})
     cluster.wait_for("ready")
     cluster.send(1, signal.SIGSTOP)
     (cluster.folder / "go").touch()

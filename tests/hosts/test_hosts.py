@@ -20,8 +20,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.hosts.lossy_link import LossyHosts
 from tests.hosts.network import Hosts
-from tests.hosts.shaker import ShakenHosts
 from tests.hosts.world import ROOT, Cluster
 
 
@@ -103,10 +103,10 @@ def test_survivors_of_a_killed_rank_make_a_group_in_the_same_process(cluster):
 
 
 @contextlib.contextmanager
-def shaken(folder, **manner):
+def lossy(folder, **manner):
     if not os.path.exists("/dev/net/tun"):
         pytest.skip("no /dev/net/tun here")
-    with ShakenHosts(**manner) as hosts:
+    with LossyHosts(**manner) as hosts:
         cluster = Cluster(hosts, folder)
         try:
             yield cluster
@@ -118,7 +118,7 @@ def shaken(folder, **manner):
     ("bound", "set_to"), [(3, {"NVX_LIVENESS_S": 3}), (10, {"NVX_LIVENESS_S": ""})], ids=["set", "by default"]
 )
 def test_a_host_that_falls_silent_is_named_in_time(tmp_path, bound, set_to):
-    with shaken(tmp_path) as cluster:
+    with lossy(tmp_path) as cluster:
         cluster.start("until_failure", 2, environment=set_to)
         cluster.wait_for("ready")
         cluster.hosts.fall_silent()
@@ -147,7 +147,7 @@ def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(clu
 
 
 def test_a_rank_that_stands_still_for_five_seconds_is_waited_for(cluster):
-    cluster.start("endure", 2, seconds=8)
+    cluster.start("run_for", 2, seconds=8)
     cluster.wait_for("ready")
     cluster.send(1, signal.SIGSTOP)
     time.sleep(5)
@@ -157,7 +157,7 @@ def test_a_rank_that_stands_still_for_five_seconds_is_waited_for(cluster):
 
 
 def test_a_link_that_is_down_for_three_seconds(cluster, hosts):
-    cluster.start("endure", 2, seconds=6)
+    cluster.start("run_for", 2, seconds=6)
     cluster.wait_for("ready")
     hosts.set_link(1, "down")
     time.sleep(3)
@@ -197,7 +197,7 @@ def test_a_slow_link_is_no_dead_one(cluster, hosts):
 
 
 def test_loss_and_jitter_change_no_bit(tmp_path):
-    with shaken(tmp_path, loss=0.01, jitter_ms=50) as cluster:
+    with lossy(tmp_path, loss=0.01, jitter_ms=50) as cluster:
         assert len(set(cluster.start("collectives", 2, rounds=1, sizes=(1, 1000, 30_000)).results(300))) == 1
 
 

@@ -56,8 +56,8 @@ def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster):
         assert report["when"] - killed < 2, f"reported after {report['when'] - killed:.2f} s"
 
 
-def test_a_link_that_is_down_when_two_processes_first_talk(cluster, hosts):
-    cluster.start("talk_late", 2, environment=WITH_KEY)
+def test_a_link_that_is_down_when_two_processes_first_communicate(cluster, hosts):
+    cluster.start("communicate_late", 2, environment=WITH_KEY)
     cluster.wait_for("ready")
     hosts.set_link(1, "down")
     (cluster.folder / "go").touch()

@@ -145,7 +145,7 @@ def translated(folder):
 @both_versions
 def test_a_host_behind_address_translation_is_named_with_what_to_set(tmp_path, library):
     with translated(tmp_path) as cluster:
-        words = cluster.start("speak_first", 2, environment=library).results(60)[1]
+        words = cluster.start("send_first", 2, environment=library).results(60)[1]
         assert "rank 0 (pid" in words, words
         assert f"between {cluster.hosts.address(1)} (nvx0) here and {cluster.hosts.address(0)} (nvx0) there" in words, (
             words
@@ -157,12 +157,12 @@ def test_a_host_behind_address_translation_is_named_with_what_to_set(tmp_path, l
 @both_versions
 def test_a_host_behind_address_translation_is_admitted_by_the_variable(tmp_path, library):
     with translated(tmp_path) as cluster:
-        cluster.start("speak_first", 2, environment={**library, "NVX_ALLOW_FROM": SEEN_AS})
+        cluster.start("send_first", 2, environment={**library, "NVX_ALLOW_FROM": SEEN_AS})
         assert cluster.results() == ["good", "good"]
 
 
 @both_versions
-def test_new_groups_and_worlds_are_let_in(cluster, library):
+def test_new_groups_and_worlds_are_admitted(cluster, library):
     assert len(set(cluster.start("regroup", 4, environment=library).results())) == 1
 
 

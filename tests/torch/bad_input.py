@@ -217,8 +217,8 @@ def of_backend(name, kind, *lists, single=(), **names):
     def run(b, c):
         arguments = [c.tensors[n] if n in single else list_of(c, n) for n in lists]
         chosen = {field_: c.options[n] for field_, n in names.items()}
-        door = b if hasattr(b, name) else dist.group.WORLD  # torch binds two of them for groups only
-        ended(c, getattr(door, name)(*arguments, options(kind, c, **chosen)))
+        entry = b if hasattr(b, name) else dist.group.WORLD  # torch binds two of them for groups only
+        ended(c, getattr(entry, name)(*arguments, options(kind, c, **chosen)))
 
     return run
 
@@ -438,19 +438,19 @@ def spoil_option(name, value, call):
         call.options["bad"] = "out" if name == "from" else "in"
 
 
-def reaches_nvx(door, name, what):
+def reaches_nvx(entry, name, what):
     """torch.distributed runs a call with a meta or fake tensor on no backend, makes a list of a single tensor, and does
     not view conjugated tensors as real ones."""
-    if door != "torch.distributed":
+    if entry != "torch.distributed":
         return True
     if what.endswith((" meta", " fake", " conjugated")):
         return False
     return not (name == "all_reduce_coalesced" and what.endswith(" a tensor"))
 
 
-def by(door, variants):
-    """Those of the variants that the door passes on to nvx."""
-    return lambda name, call: (pair for pair in variants(name, call) if reaches_nvx(door, name, pair[0]))
+def by(entry, variants):
+    """Those of the variants that the entry passes on to nvx."""
+    return lambda name, call: (pair for pair in variants(name, call) if reaches_nvx(entry, name, pair[0]))
 
 
 def invalid_variants(name, call):

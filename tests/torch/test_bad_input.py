@@ -39,7 +39,7 @@ def backend_of(group):
     return group._get_backend(torch.device("cpu"))
 
 
-def doors(name):
+def entries(name):
     """The ways to call: torch.distributed's, where it has one, and the backend's."""
     _, of_torch, of_backend = COLLECTIVES[name]
     backend = backend_of(dist.group.WORLD)
@@ -91,15 +91,15 @@ def cells_of(name, dtype, roots, variants):
 
 def refused_then_right(rank, name, dtype, roots):
     done = 0
-    for door, way in doors(name).items():
-        for number, root, changes in cells_of(name, dtype, roots, by(door, invalid_variants)):
+    for entry, way in entries(name).items():
+        for number, root, changes in cells_of(name, dtype, roots, by(entry, invalid_variants)):
             setting = dtype, root, number % 2 == 0
             if changes[rank]:
                 what, spoil = changes[rank]
-                assert_refused(way, name, rank, setting, spoil, f"{name} by {door}, root {root}: {what}")
+                assert_refused(way, name, rank, setting, spoil, f"{name} by {entry}, root {root}: {what}")
             call = new_call(name, rank, *setting)
             way(call)
-            assert_right(call, f"{name} by {door}, root {root}, after {changes}")
+            assert_right(call, f"{name} by {entry}, root {root}, after {changes}")
             done += 1
     return done
 
@@ -137,14 +137,14 @@ def test_a_rank_that_drops_its_refused_call_is_named(ranks, name):
 
 
 def odd_and_right(rank, name, dtype, roots):
-    for door, way in doors(name).items():
-        for number, root, changes in cells_of(name, dtype, roots, by(door, unusual_valid_variants)):
+    for entry, way in entries(name).items():
+        for number, root, changes in cells_of(name, dtype, roots, by(entry, unusual_valid_variants)):
             call = new_call(name, rank, dtype, root, number % 2 == 0)
             if changes[rank]:
                 changes[rank][1](call)
                 call.options.pop("bad", None)
             way(call)
-            assert_right(call, f"{name} by {door}, root {root}: {changes}")
+            assert_right(call, f"{name} by {entry}, root {root}: {changes}")
 
 
 @pytest.mark.parametrize(("dtype", "roots"), SETTINGS)

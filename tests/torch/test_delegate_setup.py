@@ -12,7 +12,7 @@ import fake_nccl
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import held, questions_fail
+from fake_device import held, queries_fail
 from ranks import SEVERAL_HOSTS, sync
 from test_delegate import LARGE, SMALL, on_nccl_gpus, raises_before_long, stderr_lines
 from test_device import assert_all, on_gpu
@@ -208,7 +208,7 @@ def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
     if listening:
         listen(group, infos.append)
     if rank == 0:
-        with held(), questions_fail():
+        with held(), queries_fail():
             work = dist.all_reduce(tensor, group=group, async_op=True)
             raises_before_long("failed on the device: .*an illegal memory access", work.wait)
             until_cancelled()

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import peek, questions_fail, set_copy_rate, set_delays
+from fake_device import peek, queries_fail, set_copy_rate, set_delays
 from ranks import TORCH, on_fake_gpus, only_nvx, sync
 from test_delegate import raises_before_long
 
@@ -177,7 +177,7 @@ def test_a_device_that_does_not_report_the_end_fails_the_group(rank, world, asyn
         with concurrent.futures.ThreadPoolExecutor() as pool:
             call = pool.submit(dist.all_reduce, tensor, group=group, async_op=asynchronous)
             time.sleep(0.3)  # its input has reached the host by then; otherwise it fails sooner, with the same text
-            with questions_fail():
+            with queries_fail():
                 sync("the device reports nothing")
                 call.result(60)
                 assert reported.wait(20)

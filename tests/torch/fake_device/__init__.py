@@ -90,17 +90,17 @@ def held(stream=None):
     try:
         yield
     finally:
-        torch.ops.fake_device.let_go(number)
+        torch.ops.fake_device.release(number)
 
 
 @contextlib.contextmanager
-def questions_fail():
+def queries_fail():
     """Makes event queries fail inside the block, like on a device on which a kernel has failed."""
-    torch.ops.fake_device.fail_questions(True)
+    torch.ops.fake_device.fail_queries(True)
     try:
         yield
     finally:
-        torch.ops.fake_device.fail_questions(False)
+        torch.ops.fake_device.fail_queries(False)
 
 
 RULES = ("event_waits", "recorded_use", "capture_mode", "current_stream")  # `rules.h` describes each

@@ -13,7 +13,7 @@ namespace {
 
 std::mutex open_mutex;
 std::vector<std::shared_ptr<Graph>> open_captures;
-std::atomic<bool> questions_fail{false};
+std::atomic<bool> queries_fail{false};
 thread_local Mode this_mode = Mode::kGlobal;
 
 uint64_t next_id() {
@@ -40,9 +40,9 @@ bool is_capturing() {
 
 Mode exchange_mode(Mode mode) { return std::exchange(this_mode, mode); }
 
-void fail_questions(bool fail) { questions_fail = fail; }
+void fail_queries(bool fail) { queries_fail = fail; }
 
-void check_question() { TORCH_CHECK(!questions_fail, "fakegpu: an illegal memory access was encountered"); }
+void check_query() { TORCH_CHECK(!queries_fail, "fakegpu: an illegal memory access was encountered"); }
 
 void forbid_beside_captures(const char* what) {
   std::vector<std::shared_ptr<Graph>> broken;
@@ -170,7 +170,7 @@ void Graph::end(Queue& origin) {
     std::erase(open_captures, shared_from_this());
   }
   for (const Track& track : comm_streams_) track.queue->be_captured(nullptr);
-  TORCH_CHECK(wrong_.empty(), "fakegpu: the capture is none: ", wrong_);
+  TORCH_CHECK(wrong_.empty(), "fakegpu: the capture is invalid: ", wrong_);
   std::vector<size_t>& seen = comm_streams_.front().seen;
   seen.resize(comm_streams_.size());
   for (size_t t = 1; t < comm_streams_.size(); ++t) {

@@ -100,8 +100,8 @@ class Graph : public std::enable_shared_from_this<Graph> {
 bool is_capturing();
 
 // Makes event queries fail, like on a device on which a kernel has failed, or succeed again.
-void fail_questions(bool fail);
+void fail_queries(bool fail);
 // Throws while event queries fail.
-void check_question();
+void check_query();
 
 }  // namespace fake

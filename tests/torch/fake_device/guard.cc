@@ -27,7 +27,7 @@ MarkPtr asked_for(void* event) {
     pthread_getname_np(pthread_self(), thread, sizeof thread);
     mark->graph()->fault("no thread can query an event of a capture, but this thread did: " + std::string(thread));
   }
-  check_question();
+  check_query();
   if (mark) forbid_beside_captures("no thread may query an event beside this capture");
   return mark;
 }
@@ -66,7 +66,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override { synchronize_stream(stream); }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     count(kDeviceSyncs);
-    if (is_capturing()) fault("nobody can wait for a device while there is a capture");
+    if (is_capturing()) fault("no thread can wait for a device during a capture");
     drain_device(device);
   }
 

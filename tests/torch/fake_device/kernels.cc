@@ -258,7 +258,7 @@ int64_t hold(at::Stream stream) {
   return int64_t(holds.size()) - 1;
 }
 
-void let_go(int64_t number) {
+void release(int64_t number) {
   std::lock_guard lock(holds_mutex);
   if (const MarkPtr mark = std::exchange(holds.at(number), nullptr)) mark->pass();
 }
@@ -302,11 +302,11 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("slow_fill(Tensor(a!) self, Scalar value, float ms) -> ()", TORCH_FN(slow_fill));
   m.def("peek(Tensor self) -> Tensor", TORCH_FN(peek));
   m.def("hold(Stream stream) -> int", TORCH_FN(hold));
-  m.def("let_go(int number) -> ()", TORCH_FN(let_go));
+  m.def("release(int number) -> ()", TORCH_FN(release));
   m.def("begin_capture(Stream stream, int mode) -> int", TORCH_FN(begin_capture));
   m.def("exchange_capture_mode(int mode) -> int", [](int64_t mode) { return int64_t(exchange_mode(Mode(mode))); });
   m.def("break_rule(int rule, bool broken) -> ()", [](int64_t rule, bool broken) { break_rule(Rule(rule), broken); });
-  m.def("fail_questions(bool fail) -> ()", TORCH_FN(fail_questions));
+  m.def("fail_queries(bool fail) -> ()", TORCH_FN(fail_queries));
   m.def("end_capture(int graph, Stream stream) -> ()", TORCH_FN(end_capture));
   m.def("replay(int graph, Stream stream) -> ()", TORCH_FN(replay));
   m.def("graph_nodes(int graph) -> str[][]", TORCH_FN(graph_nodes));

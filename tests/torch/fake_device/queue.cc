@@ -129,7 +129,7 @@ void Queue::wait_for(MarkPtr mark) {
 }
 
 void Queue::drain() {
-  if (const auto graph = this->graph()) graph->fault("nobody can wait for a stream in a capture");
+  if (const auto graph = this->graph()) graph->fault("no thread can wait for a stream in a capture");
   await(push_now([] {}, Pace::kAtOnce));
 }
 

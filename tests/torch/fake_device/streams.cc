@@ -134,7 +134,7 @@ bool drain_all(int64_t most_ms) {
 
 void synchronize_stream(c10::Stream stream) {
   count(kStreamSyncs);
-  if (!queue_of(stream).graph()) forbid_beside_captures("nobody may wait for a stream beside this capture");
+  if (!queue_of(stream).graph()) forbid_beside_captures("no thread may wait for a stream beside this capture");
   queue_of(stream).drain();
 }
 

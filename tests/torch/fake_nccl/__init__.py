@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 RULES = "all_reduce:2K, broadcast, reduce:2K, all_gather:4K, reduce_scatter:4K, send_recv:2K"
 
 made = []  # the backends of this process, the latest last
-_connecting = "meet"
+_connecting = "connect"
 
 
 def build():
@@ -75,4 +75,4 @@ def connecting(how):
     try:
         yield
     finally:
-        _connecting = "meet"
+        _connecting = "connect"

@@ -38,7 +38,7 @@ at::Tensor shown(const at::Tensor& tensor) {
 
 class FakeNccl final : public c10d::Backend {
  public:
-  // `connecting` is the behaviour of the connect: "meet" waits for the other ranks like NCCL; "hang" blocks; "wait"
+  // `connecting` is the behaviour of the connect: "connect" waits for the other ranks like NCCL; "hang" blocks; "wait"
   // blocks in the store and ignores an abort; any other text is the error that it raises.
   FakeNccl(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string connecting)
       : Backend(rank, size), state_(std::make_shared<State>()), connecting_(std::move(connecting)) {
@@ -50,51 +50,52 @@ class FakeNccl final : public c10d::Backend {
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
     const at::Tensor all = tensors.at(0);
     return begin("allreduce", opts.asyncOp, all,
-                 [=, op = opts.reduceOp](Meeting& meeting) { shown(all).copy_(meeting.reduced(shown(all), op)); });
+                 [=, op = opts.reduceOp](Exchange& exchange) { shown(all).copy_(exchange.reduced(shown(all), op)); });
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
     const at::Tensor all = tensors.at(0);
-    return begin("reduce", opts.asyncOp, all, [=, op = opts.reduceOp](Meeting& meeting) {
-      const at::Tensor sum = meeting.reduced(shown(all), op);
-      if (meeting.rank == opts.rootRank) shown(all).copy_(sum);
+    return begin("reduce", opts.asyncOp, all, [=, op = opts.reduceOp](Exchange& exchange) {
+      const at::Tensor sum = exchange.reduced(shown(all), op);
+      if (exchange.rank == opts.rootRank) shown(all).copy_(sum);
     });
   }
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     const at::Tensor all = tensors.at(0);
-    return begin("broadcast", opts.asyncOp, all,
-                 [=](Meeting& meeting) { shown(all).copy_(meeting.gathered(shown(all)).at(size_t(opts.rootRank))); });
+    return begin("broadcast", opts.asyncOp, all, [=](Exchange& exchange) {
+      shown(all).copy_(exchange.gathered(shown(all)).at(size_t(opts.rootRank)));
+    });
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override {
     const at::Tensor out = output, in = input;
     return begin("allgather", opts.asyncOp, out,
-                 [=](Meeting& meeting) { shown(out).copy_(at::cat(meeting.gathered(shown(in)))); });
+                 [=](Exchange& exchange) { shown(out).copy_(at::cat(exchange.gathered(shown(in)))); });
   }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     const Tensors out = outputs.at(0);
     const at::Tensor in = inputs.at(0);
-    return begin("allgather_list", opts.asyncOp, in, [=](Meeting& meeting) {
-      const Tensors all = meeting.gathered(shown(in));
+    return begin("allgather_list", opts.asyncOp, in, [=](Exchange& exchange) {
+      const Tensors all = exchange.gathered(shown(in));
       for (size_t r = 0; r < out.size(); ++r) shown(out[r]).copy_(all[r]);
     });
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
     const at::Tensor out = output, in = input;
-    return begin("reduce_scatter", opts.asyncOp, out, [=, op = opts.reduceOp](Meeting& meeting) {
-      shown(out).copy_(meeting.reduced(shown(in), op).narrow(0, meeting.rank * out.numel(), out.numel()));
+    return begin("reduce_scatter", opts.asyncOp, out, [=, op = opts.reduceOp](Exchange& exchange) {
+      shown(out).copy_(exchange.reduced(shown(in), op).narrow(0, exchange.rank * out.numel(), out.numel()));
     });
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& opts) override {
     const at::Tensor out = outputs.at(0);
     const Tensors in = inputs.at(0);
-    return begin("reduce_scatter_list", opts.asyncOp, out, [=, op = opts.reduceOp](Meeting& meeting) {
+    return begin("reduce_scatter_list", opts.asyncOp, out, [=, op = opts.reduceOp](Exchange& exchange) {
       Tensors mine;
       int64_t before = 0;
       for (int r = 0; r < int(in.size()); ++r) {
         mine.push_back(shown(in[size_t(r)]));
-        if (r < meeting.rank) before += mine.back().numel();
+        if (r < exchange.rank) before += mine.back().numel();
       }
-      shown(out).copy_(meeting.reduced(at::cat(mine), op).narrow(0, before, out.numel()));
+      shown(out).copy_(exchange.reduced(at::cat(mine), op).narrow(0, before, out.numel()));
     });
   }
 
@@ -128,8 +129,8 @@ class FakeNccl final : public c10d::Backend {
   void eagerConnectSingleDevice(at::Device) override {
     count("connect");
     if (connecting_ == "wait") state_->store->wait({"never"}, std::chrono::seconds(50));
-    TORCH_CHECK(connecting_ == "meet" || connecting_ == "hang", connecting_);
-    if (connecting_ == "meet") state_->store->set("connect/" + std::to_string(rank_), std::vector<uint8_t>{1});
+    TORCH_CHECK(connecting_ == "connect" || connecting_ == "hang", connecting_);
+    if (connecting_ == "connect") state_->store->set("connect/" + std::to_string(rank_), std::vector<uint8_t>{1});
     for (int r = 0; r < size_; ++r) {
       while (connecting_ == "hang" || !state_->store->check({"connect/" + std::to_string(r)})) {
         TORCH_CHECK(!state_->aborted, "connecting was cancelled");
@@ -175,7 +176,7 @@ class FakeNccl final : public c10d::Backend {
   };
 
   // One operation, in which each rank publishes its data and reads the others' data.
-  struct Meeting {
+  struct Exchange {
     State& state;
     int rank, size;
     std::string name;
@@ -228,7 +229,7 @@ class FakeNccl final : public c10d::Backend {
   }
 
   // Like NCCL's synchronous calls: runs on the current stream and returns no `Work`.
-  WorkPtr begin(const std::string& name, bool async, const at::Tensor& like, std::function<void(Meeting&)> act) {
+  WorkPtr begin(const std::string& name, bool async, const at::Tensor& like, std::function<void(Exchange&)> act) {
     TORCH_CHECK(!async, "nvx is to call synchronously, on a stream of its choice");
     TORCH_CHECK(!state_->refuses, "not today");
     count(name);
@@ -237,8 +238,8 @@ class FakeNccl final : public c10d::Backend {
       return state_->number++;
     }();
     enqueue(like.device(), [state = state_, act = std::move(act), number, rank = rank_, size = size_] {
-      Meeting meeting{*state, rank, size, std::to_string(number)};
-      act(meeting);
+      Exchange exchange{*state, rank, size, std::to_string(number)};
+      act(exchange);
     });
     return nullptr;
   }

@@ -1,7 +1,7 @@
 """Two hosts joined by a program that carries packets between them, and may drop, delay or stop them. It replaces
 `tc netem` on kernels without it.
 
-    python -m tests.hosts.shaker host0 host1 loss jitter_ms      (SIGUSR1: silence from now on)
+    python -m tests.hosts.lossy_link host0 host1 loss jitter_ms      (SIGUSR1: silence from now on)
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from tests.hosts.network import Hosts
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
-class ShakenHosts(Hosts):
-    """As Hosts, of two; with the shaker between them instead of a veth pair."""
+class LossyHosts(Hosts):
+    """As Hosts, of two; with this program between them instead of a veth pair."""
 
-    program = "tests.hosts.shaker"
+    program = "tests.hosts.lossy_link"
 
     def __init__(self, loss: float = 0.0, jitter_ms: float = 0.0) -> None:
         super().__init__(2)
-        self.shaker = None
+        self.relay = None
         self.manner = (str(loss), str(jitter_ms))
 
     def fall_silent(self) -> None:
-        self.shaker.send_signal(signal.SIGUSR1)
+        self.relay.send_signal(signal.SIGUSR1)
 
     def _join(self) -> None:
         names = [self.name(host) for host in range(self.count)]
         command = [sys.executable, "-m", self.program, *names, *self.manner]
-        self.shaker = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self.shaker.stdout.readline() == b"ready\n"
+        self.relay = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.relay.stdout.readline() == b"ready\n"
 
     def _remove(self) -> None:
-        if self.shaker is not None:
-            self.shaker.kill()
-            self.shaker.wait()
-            self.shaker.stdout.close()
+        if self.relay is not None:
+            self.relay.kill()
+            self.relay.wait()
+            self.relay.stdout.close()
         super()._remove()
 
 
