@@ -63,7 +63,7 @@ void Liveness::received(PeerId peer, const MessageHeader& header, bool has_body)
   Signs& signs = signs_[peer];
   if (!has_body || signs.received - signs.confirmed < kPingInterval) return;
   signs.confirmed = signs.received;
-  send(peer, pong_to(header, kGroupStands));
+  send(peer, pong_to(header, kGroupAlive));
 }
 
 /// Answers a ping with whether its group still exists here. A process that this one has given up, but that is still
@@ -85,7 +85,7 @@ void Liveness::answer(const MessageHeader& header, std::span<const std::byte> wh
   note_sign_of_life(from);
   if (header.kind == Kind::kPong) return take_answer(header, from, body);
   GroupPort* const port = messenger_.port_of(header);
-  send(from, pong_to(header, port ? kGroupStands : kGroupGone));
+  send(from, pong_to(header, port ? kGroupAlive : kGroupGone));
   if (!port) return;
   port->mutex().held_by_caller();
   port->pinged_by(header.from, from);
@@ -197,21 +197,21 @@ std::optional<PeerId> Liveness::open_peer(Clock::time_point began, Clock::durati
 
 // --- ranks of the whole job
 
-void Liveness::note_rank(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
+void Liveness::note_rank(uint64_t global_rank, PeerId peer, std::weak_ptr<void> membership, std::string description,
                          std::function<bool()> has_left_job) {
   std::vector<NotedRank>& noted = ranks_[global_rank];
   std::erase_if(noted, [&](const NotedRank& m) {
     messenger_.mutex().held_by_caller();  // a rank whose process differs was replaced
-    return m.standing.expired() || messenger_.peers_[m.peer].process != messenger_.peers_[peer].process;
+    return m.membership.expired() || messenger_.peers_[m.peer].process != messenger_.peers_[peer].process;
   });
-  noted.push_back({peer, std::move(standing), std::move(description), std::move(has_left_job)});
+  noted.push_back({peer, std::move(membership), std::move(description), std::move(has_left_job)});
 }
 
 bool Liveness::has_left_job(uint64_t global_rank) const {
   const auto it = ranks_.find(global_rank);
   return it != ranks_.end() && std::ranges::any_of(it->second, [](const NotedRank& m) {
-           const auto standing = m.standing.lock();
-           return standing && m.has_left_job && m.has_left_job();
+           const auto membership = m.membership.lock();
+           return membership && m.has_left_job && m.has_left_job();
          });
 }
 
@@ -219,7 +219,7 @@ std::string Liveness::fate(uint64_t global_rank) {
   messenger_.mutex().held_by_caller();
   const auto it = ranks_.find(global_rank);
   if (it == ranks_.end()) return "";
-  std::erase_if(it->second, [](const NotedRank& m) { return m.standing.expired(); });
+  std::erase_if(it->second, [](const NotedRank& m) { return m.membership.expired(); });
   if (it->second.empty()) return "";
   const NotedRank& noted = it->second.back();
   ping(noted.peer, /*group=*/0, /*from=*/0, int(global_rank));
@@ -231,8 +231,8 @@ std::string Liveness::fate(uint64_t global_rank) {
 std::string Liveness::whereabouts(uint64_t global_rank) const {
   const auto it = ranks_.find(global_rank);
   if (it == ranks_.end()) return "";
-  const auto stands = [](const NotedRank& m) { return !m.standing.expired(); };
-  const auto last = std::find_if(it->second.rbegin(), it->second.rend(), stands);
+  const auto is_member = [](const NotedRank& m) { return !m.membership.expired(); };
+  const auto last = std::find_if(it->second.rbegin(), it->second.rend(), is_member);
   return last == it->second.rend() ? "" : last->description;
 }
 

@@ -22,7 +22,7 @@ class Messenger;
 /// whole job that this process has noted. The messenger's lock guards all of it, and the caller holds that lock.
 class Liveness {
  public:
-  enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
+  enum Answer : uint64_t { kGroupGone, kGroupAlive, kGivenUp };
 
   /// `silence`: how long a peer may leave pings without an answer until it counts as lost.
   Liveness(Messenger& messenger, std::chrono::milliseconds silence) : messenger_(messenger), silence_(silence) {}
@@ -52,11 +52,12 @@ class Liveness {
   void send_last_pings();
   std::optional<PeerId> open_peer(Clock::time_point began, Clock::duration timeout) const;
 
-  /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `description` describes
-  /// the peer in messages. `has_left_job`, for the group of the whole job: queries whether the rank has destroyed it.
-  void note_rank(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string description,
+  /// Records that a peer is this rank of the whole job, as long as `membership`, of a group, exists. `description`
+  /// describes the peer in messages. `has_left_job`, for the group of the whole job: queries whether the rank has
+  /// destroyed it.
+  void note_rank(uint64_t global_rank, PeerId peer, std::weak_ptr<void> membership, std::string description,
                  std::function<bool()> has_left_job = {});
-  /// Whether the rank has destroyed the group of the whole job, which stands here, as of its last answer.
+  /// Whether the rank has destroyed the group of the whole job, which exists here, as of its last answer.
   bool has_left_job(uint64_t global_rank) const;
   /// Pings a rank that has been noted. Returns a text that describes the rank and its loss if it is lost, otherwise an
   /// empty text.
@@ -80,7 +81,7 @@ class Liveness {
   };
   struct NotedRank {
     PeerId peer;
-    std::weak_ptr<void> standing;
+    std::weak_ptr<void> membership;
     std::string description;
     std::function<bool()> has_left_job;
   };

@@ -26,7 +26,7 @@ Failure some_failure() {
 
 std::optional<Failure> read(const FailureNote& note) { return FailureNote::read(note.used(), kRanks); }
 
-TEST(FailureNote, CarriesEveryFactExceptWhereItWasMet) {
+TEST(FailureNote, CarriesEveryFactExceptTheContext) {
   const Failure failure = some_failure();
   const auto decoded = read(FailureNote::of(failure));
   ASSERT_TRUE(decoded);

@@ -150,7 +150,7 @@ class LastReport : public Alarm {
   Flag& flag_;
 };
 
-TEST(Flag, TheLastWordOfAPeerThatIsGoneCounts) {
+TEST(Flag, TheLastSignalOfAPeerThatHasEndedCounts) {
   Flag flag{};
   LastReport watch(flag);
   EXPECT_EQ(wait(flag, Stamp(1), 0, within(milliseconds(20'000), &watch)), Waited::kReached);

@@ -13,7 +13,7 @@ class Doubled : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Rank, Doubled, testing::Values(0, 1));
 
 /// The last rank never comes, so without the check the others would wait until their timeout.
-TEST_P(Doubled, AreNamedToAllWhoMakeTheGroup) {
+TEST_P(Doubled, AreNamedToAllRanksOfTheGroup) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   all_end_well(1, [](int) {  // a process of its own: set-up may open UCX, and then later tests could not fork
     MemoryStore store;

@@ -61,7 +61,7 @@ TEST(TimeoutExtensions, NeverOverflowAndNeverShorten) {
   EXPECT_EQ(extensions->begin().extra, milliseconds(0));
 }
 
-TEST(TimeoutExtensions, OutliveWhoMadeThem) {
+TEST(TimeoutExtensions, OutliveTheirOwner) {
   auto extensions = std::make_shared<TimeoutExtensions>();
   extensions->add(milliseconds(5));
   auto share = extensions->begin();

@@ -307,7 +307,7 @@ TEST(LateRank, RankThatLeftIsNamedWithItsExitCode) {
 class Elsewhere : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Absent, Elsewhere, testing::Values(1, 2));
 
-TEST_P(Elsewhere, AFailureNamesTheRankThatMetIt) {
+TEST_P(Elsewhere, AFailureNamesTheRankThatObservedIt) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   const auto endings = as_processes(3, [&](int rank) {

@@ -41,7 +41,7 @@ TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
   });
 }
 
-TEST(Failure, MeetingMismatchNamesBothCalls) {
+TEST(Failure, AMismatchInABarrierBeforeACallNamesBothCalls) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, options("meetings", rank, 2));
@@ -76,7 +76,7 @@ TEST_P(Sizes, RootsThatDifferAreNamedSoon) {
   });
 }
 
-TEST_P(Sizes, ATimeoutNamesWhoIsMissing) {
+TEST_P(Sizes, ATimeoutNamesTheMissingRanks) {
   MemoryStore store;
   constexpr int kRanks = 4;
   std::atomic<int> ready{0}, waiting{kRanks - 2};

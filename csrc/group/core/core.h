@@ -29,7 +29,7 @@ struct Core {
         members(std::move(made.members)),
         port(std::move(made.port)),
         diagnosis(members),
-        failures(members, diagnosis, *status, port.get(), std::move(made.standing)),
+        failures(members, diagnosis, *status, port.get(), std::move(made.membership)),
         waits(members.facts, options.timeout, failures),
         owner(std::move(owner)) {}
 

@@ -66,13 +66,13 @@ std::string cycle_between_hosts(const Members& members, net::GroupPort* port, co
 }  // namespace
 
 FailureState::FailureState(const Members& members, const Diagnosis& diagnosis, GroupStatus& status,
-                           net::GroupPort* port, std::shared_ptr<bool> standing)
+                           net::GroupPort* port, std::shared_ptr<bool> membership)
     : members_(members),
       diagnosis_(diagnosis),
       status_(status),
       port_(port),
       fork_generation_(nvx::fork_generation()),
-      standing_(std::move(standing)) {}
+      membership_(std::move(membership)) {}
 
 // --- the first failure
 
@@ -88,7 +88,7 @@ Status FailureState::fail(Failure failure) {
   if (!failure_.ok()) return failure_;
   failure_ = failure;
   failed_.store(true, std::memory_order_seq_cst);
-  standing_.reset();
+  membership_.reset();
   failure.context.clear();                                      // it concerns only this rank
   if (failure.code != Code::kMismatch) failure.advice.clear();  // the two ranks of a mismatch get one advice
   note(failure);
@@ -137,13 +137,13 @@ void FailureState::pass_on(const net::GroupPort::ReportedFailure& report) {
 
 void FailureState::forget_peers() {
   MutexLock lock(mutex_);
-  standing_.reset();
+  membership_.reset();
 }
 
 void FailureState::announce_left() {
   MutexLock lock(mutex_);
   members_.own_pad().header().presence.store(Presence::kLeft);
-  standing_.reset();
+  membership_.reset();
 }
 
 Status FailureState::check_alive(const char* what) const {

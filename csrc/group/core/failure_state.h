@@ -23,10 +23,10 @@ namespace nvx {
 /// to other groups of the process. Detects failures of all three, and processes that ended. Any thread may call it.
 class FailureState final : public Watch {
  public:
-  /// `port`: null if all ranks are on one host. `standing`: released when this rank leaves or fails; see
+  /// `port`: null if all ranks are on one host. `membership`: released when this rank leaves or fails; see
   /// `ShmRegistry::note_rank`. The referenced objects must outlive this one, except in a forked child.
   FailureState(const Members& members, const Diagnosis& diagnosis, GroupStatus& status, net::GroupPort* port,
-               std::shared_ptr<bool> standing);
+               std::shared_ptr<bool> membership);
 
   /// `act` runs once, when the group fails, with no lock held. Call this before other threads know the group.
   void on_failure(std::function<void(const Status&)> act) { act_ = std::move(act); }
@@ -49,7 +49,7 @@ class FailureState final : public Watch {
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
   /// Marks this rank as leaving. False if it had left before.
   bool close() { return !closed_.exchange(true); }
-  /// The process no longer watches the peers for this group; see `SetUp::Made::standing`.
+  /// The process no longer watches the peers for this group; see `SetUp::Made::membership`.
   void forget_peers() EXCLUDES(mutex_);
   /// The last step of leaving: signals the ranks of this host that this rank accesses no memory of theirs.
   void announce_left() EXCLUDES(mutex_);
@@ -128,7 +128,7 @@ class FailureState final : public Watch {
   std::atomic<std::chrono::milliseconds> report_grace_{std::chrono::milliseconds(0)};
   mutable Mutex mutex_;
   Status failure_ GUARDED_BY(mutex_);
-  std::shared_ptr<bool> standing_ GUARDED_BY(mutex_);
+  std::shared_ptr<bool> membership_ GUARDED_BY(mutex_);
 };
 
 }  // namespace nvx

@@ -45,7 +45,7 @@ void InterHostSetUp::enter(int64_t generation, const Hello& own, bool leads) {
   peers_.clear();
   lost_.clear();
   messenger_.reset();
-  standing_ = std::make_shared<bool>(true);
+  membership_ = std::make_shared<bool>(true);
   searches_ = leads && !knows_all(options_);
   if (!searches_) return;
   host_ = store_.add(key(kCount), 1);
@@ -157,7 +157,7 @@ void InterHostSetUp::connect(const Hello& hello, std::span<const std::byte> addr
   MutexLock lock(messenger_->mutex());
   const net::PeerId peer = messenger_->connect(address);
   if (size_t(hello.rank) < options_.global_ranks.size())
-    messenger_->liveness().note_rank(options_.global_ranks[size_t(hello.rank)], peer, standing_,
+    messenger_->liveness().note_rank(options_.global_ranks[size_t(hello.rank)], peer, membership_,
                                      "(" + place_of(hello) + ")");
   peers_.push_back({hello.rank, peer, place_of(hello), Clock::now() + (host_ == kFirst ? later : soon)});
 }

@@ -67,7 +67,7 @@ class InterHostSetUp {
   std::map<int, net::PeerId> earlier_;     // the ranks that only an earlier group knows
   std::map<int, Clock::time_point> lost_;  // when the loss of a rank was seen
   std::shared_ptr<net::Messenger> messenger_;
-  std::shared_ptr<bool> standing_;  // see Liveness::note_rank()
+  std::shared_ptr<bool> membership_;  // see Liveness::note_rank()
   Clock::time_point next_{};
 };
 

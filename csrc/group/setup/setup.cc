@@ -56,7 +56,7 @@ SetUp::Made SetUp::run() {
   return made();
 }
 
-SetUp::Made SetUp::made() { return {std::move(members_), std::move(port_), std::move(standing_)}; }
+SetUp::Made SetUp::made() { return {std::move(members_), std::move(port_), std::move(membership_)}; }
 
 void SetUp::give_up(Made made, const Failure& why) {
   Failure note = store_setup_.received_note().value_or(why);
@@ -75,7 +75,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   if (made.port)
     contain("notifying other hosts that a group cannot be made",
             [&] { notify_other_hosts(*made.port, members.topology, note); });
-  made.standing.reset();  // first: Liveness calls the port while this exists
+  made.membership.reset();  // first: Liveness calls the port while this exists
   made.port.reset();
   if (!members.pad_span) return;
   Arena& arena = members.shm->arena();
@@ -186,7 +186,7 @@ void SetUp::map_peers(IpcSocket& ipc) {
         return header.group == id && header.presence.load() == kernel::Presence::kLeft;
       };
     }
-    shm.note_rank(options_.global_ranks[r], peers[s], standing_, std::move(has_left));
+    shm.note_rank(options_.global_ranks[r], peers[s], membership_, std::move(has_left));
   }
   store_setup_.watch([this] { check_local_ranks(); });
 }
@@ -294,7 +294,7 @@ void SetUp::open_port() {
           return fate && fate->left();
         };
       }
-      messenger->liveness().note_rank(options_.global_ranks[size_t(r)], *port_->process_of(r), standing_,
+      messenger->liveness().note_rank(options_.global_ranks[size_t(r)], *port_->process_of(r), membership_,
                                       topology.whereabouts(r), std::move(has_left));
     } catch (const Error& error) {
       Failure failure = error.failure();

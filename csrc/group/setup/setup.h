@@ -22,7 +22,7 @@ class SetUp {
     std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null if there are none
     /// Lives until this rank leaves the group or fails it. While it lives, the process watches the peers of the group;
     /// see `ShmRegistry::note_rank()`.
-    std::shared_ptr<bool> standing;
+    std::shared_ptr<bool> membership;
   };
 
   /// `store` and `options` must outlive it.
@@ -58,7 +58,7 @@ class SetUp {
   Overrides tuning_;
   Members members_;
   std::unique_ptr<net::GroupPort> port_;
-  std::shared_ptr<bool> standing_ = std::make_shared<bool>(true);
+  std::shared_ptr<bool> membership_ = std::make_shared<bool>(true);
 };
 
 }  // namespace nvx

@@ -158,8 +158,8 @@ bool Channel::leave_lenders(CpuExec& ex) {
     for (const int peer : others()) {                        // a rank that staged may have ended and left
       if (!lent(peer)) continue;
       const PadHeader& header = pad(peer).header();
-      const bool stands = header.presence.load() != Presence::kLeft && !header.failure.readable();
-      if (!stands) return ex.alarm(peer);
+      const bool is_present = header.presence.load() != Presence::kLeft && !header.failure.readable();
+      if (!is_present) return ex.alarm(peer);
     }
   }
   leave(ex);

@@ -96,20 +96,20 @@ std::shared_ptr<PeerProcess> ShmRegistry::adopt(std::shared_ptr<PeerProcess> pro
 }
 
 void ShmRegistry::note_rank(uint64_t global_rank, const std::shared_ptr<PeerProcess>& process,
-                            std::weak_ptr<void> standing, std::function<bool()> has_left_job) {
+                            std::weak_ptr<void> membership, std::function<bool()> has_left_job) {
   MutexLock lock(mutex_);
   std::vector<NotedRank>& noted = ranks_[global_rank];
   std::erase_if(noted, [&](const NotedRank& m) {
-    return m.standing.expired() || m.process.lock() != process;  // its place has been taken by another process
+    return m.membership.expired() || m.process.lock() != process;  // its place has been taken by another process
   });
-  noted.push_back({process, std::move(standing), std::move(has_left_job)});
+  noted.push_back({process, std::move(membership), std::move(has_left_job)});
 }
 
 std::shared_ptr<PeerProcess> ShmRegistry::process_of_rank(uint64_t global_rank) {
   MutexLock lock(mutex_);
   const auto it = ranks_.find(global_rank);
   if (it == ranks_.end()) return nullptr;
-  std::erase_if(it->second, [](const NotedRank& m) { return m.standing.expired(); });
+  std::erase_if(it->second, [](const NotedRank& m) { return m.membership.expired(); });
   return it->second.empty() ? nullptr : it->second.back().process.lock();
 }
 
@@ -117,9 +117,9 @@ bool ShmRegistry::has_left_job(uint64_t global_rank) {
   MutexLock lock(mutex_);
   const auto it = ranks_.find(global_rank);
   return it != ranks_.end() && std::ranges::any_of(it->second, [](const NotedRank& m) {
-           const auto standing = m.standing.lock();
+           const auto membership = m.membership.lock();
            const auto process = m.process.lock();  // keeps the memory that `has_left_job` reads
-           return standing && process && m.has_left_job && m.has_left_job();
+           return membership && process && m.has_left_job && m.has_left_job();
          });
 }
 

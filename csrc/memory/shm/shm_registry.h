@@ -66,13 +66,13 @@ class ShmRegistry {
   std::shared_ptr<PeerProcess> find(const ArenaId& id) EXCLUDES(mutex_);
   std::shared_ptr<PeerProcess> adopt(std::shared_ptr<PeerProcess> process) EXCLUDES(mutex_);
 
-  /// Notes that this process is that rank of the whole job, as long as the group `standing` exists: a job may renumber
-  /// its ranks after a failure. `has_left_job`, for the group of the whole job: whether the rank has destroyed it;
-  /// reads memory of the process.
-  void note_rank(uint64_t global_rank, const std::shared_ptr<PeerProcess>& process, std::weak_ptr<void> standing,
+  /// Notes that this process is that rank of the whole job, as long as `membership`, of a group, exists: a job may
+  /// renumber its ranks after a failure. `has_left_job`, for the group of the whole job: whether the rank has destroyed
+  /// it; reads memory of the process.
+  void note_rank(uint64_t global_rank, const std::shared_ptr<PeerProcess>& process, std::weak_ptr<void> membership,
                  std::function<bool()> has_left_job = {}) EXCLUDES(mutex_);
   std::shared_ptr<PeerProcess> process_of_rank(uint64_t global_rank) EXCLUDES(mutex_);
-  /// Whether the rank has destroyed the group of the whole job, which stands here.
+  /// Whether the rank has destroyed the group of the whole job, which exists here.
   bool has_left_job(uint64_t global_rank) EXCLUDES(mutex_);
 
   ShmRegistry();
@@ -85,7 +85,7 @@ class ShmRegistry {
   std::map<ArenaId, std::weak_ptr<PeerProcess>> known_ GUARDED_BY(mutex_);
   struct NotedRank {
     std::weak_ptr<PeerProcess> process;
-    std::weak_ptr<void> standing;
+    std::weak_ptr<void> membership;
     std::function<bool()> has_left_job;
   };
   std::map<uint64_t, std::vector<NotedRank>> ranks_ GUARDED_BY(mutex_);  // in the order of their groups

@@ -42,7 +42,7 @@ TEST(Lane, TasksRunOnceAndInOrder) {
   for (int i = 0; i < 200; ++i) EXPECT_EQ(order[size_t(i)], i);
 }
 
-TEST(Lane, RunsWithoutAnybodyWaiting) {
+TEST(Lane, RunsWithoutAWaiter) {
   const auto lane = std::make_shared<Lane>();
   const auto task = note([](Carrier carrier) { EXPECT_EQ(carrier, Carrier::kPool); });
   lane->submit(task);

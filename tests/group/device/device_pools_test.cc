@@ -141,7 +141,7 @@ TEST(DevicePools, ARefusalIsStagedUntilThePoolGrowsFurther) {
   });
 }
 
-TEST(DevicePools, ADriverThatHangsInMappingHoldsNobodyUp) {
+TEST(DevicePools, ADriverThatHangsInMappingBlocksNoRank) {
   DeviceWorld world({.ranks = 2, .processes = true, .timeout = milliseconds(300)});
   Together together(2);
   with_pools(world, together, [&](DeviceRank& one) {

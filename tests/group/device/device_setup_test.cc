@@ -434,7 +434,7 @@ TEST(DeviceTeardown, GroupsComeAndGoWhileAKernelOfAnotherWaits) {
 }
 
 /// As while a kernel of another group waits for a rank that is late.
-TEST(DeviceTeardown, ADriverThatDoesNotUnpinHoldsNobodyUp) {
+TEST(DeviceTeardown, ADriverThatDoesNotUnpinBlocksNoRank) {
   DeviceWorld world({.ranks = 1});
   const SharedTable table(1);
   auto executor = make_group(world, 0, table, /*blocks=*/2);

@@ -39,7 +39,7 @@ TEST(DeviceTrial, IsNoOperationOfTheGroup) {
 
 /// Copies between two of three ranks work, but stores by their kernels do not. All ranks learn of it in set-up and the
 /// pair uses host memory, so no operation runs into its timeout. Later groups reuse the finding.
-TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
+TEST(DeviceTrial, APairWhoseStoresDoNotArriveUsesHostMemory) {
   const struct {
     Truth truth;
     const char* reason;

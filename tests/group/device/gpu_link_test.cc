@@ -81,7 +81,7 @@ TEST(GpuLink, AllRanksPlanForTheSlowestLinkThatOneSees) {
   expect_link(GpuLink::kNvlink, {of(own), of(with_lanes(18)), of(with_lanes(18))});
 }
 
-TEST(GpuLink, PairsInHostMemoryMeetOverPcie) {
+TEST(GpuLink, PairsInHostMemoryCountAsPcie) {
   expect_link(GpuLink::kPcie, {of(with_lanes(18))}, {}, [](DeviceWorld& world) {
     for (int r = 0; r < kRanks; ++r) world.process(r).driver->pairs(0, 2, FakeDriver::Truth::kRefuses);
   });

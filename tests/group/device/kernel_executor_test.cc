@@ -117,7 +117,7 @@ TEST(KernelExecutor, ProcessesMayNumberTheirGpusDifferently) {
   }
 }
 
-TEST(KernelExecutor, APairThatIsApartMeetsInHostMemory) {
+TEST(KernelExecutor, APairThatIsApartUsesHostMemory) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 3, .processes = processes});
     for (int r = 0; r < 3; ++r) world.process(r).driver->pairs(0, 1, Truth::kRefuses);

@@ -207,7 +207,7 @@ TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
 }
 
 /// A rank that waits for a busy rank of its own host also sees the abort.
-TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
+TEST(HierarchicalFailure, AbortReachesARankThatWaitsForABusyOne) {
   Hosts hosts(kTwoOfTwo);
   std::atomic<bool> over{false};
   hosts.in_group("busy", [&](Group& group, int rank) {
@@ -255,7 +255,7 @@ TEST_P(InterHostSizes, ATimeoutNamesTheMissingAndItsHost) {
 
 /// The rank that times out first waits for a rank that itself waits, and whose time is not up. That rank reports for
 /// whom it waits.
-TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
+TEST(HierarchicalFailure, ATimeoutDoesNotNameARankThatWaitsItself) {
   Hosts hosts({0, 1, 1});
   std::atomic<int> waiting{2};
   hosts.in_group("chain", [&](Group& group, int rank) {

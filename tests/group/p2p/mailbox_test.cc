@@ -480,10 +480,10 @@ TEST(MailboxFailure, AKilledSenderIsNamedWhateverItWasDoing) {
 }
 
 /// A peer sends false data: no memory out of bounds is read or written, and the receive ends.
-class Liar : public testing::Test {
+class MalformedEnvelopes : public testing::Test {
  protected:
-  Liar() : group_(impostor_, options("liar", 0, 2)) {}
-  ~Liar() override { impostor_.leave(); }
+  MalformedEnvelopes() : group_(impostor_, options("liar", 0, 2)) {}
+  ~MalformedEnvelopes() override { impostor_.leave(); }
 
   /// Announces a message of so many bytes, in the envelope or granted.
   void announce(uint64_t bytes, DType dtype, bool carried) {
@@ -516,22 +516,22 @@ class Liar : public testing::Test {
   Group group_;
 };
 
-TEST_F(Liar, AnUnknownTypeIsRefused) {
+TEST_F(MalformedEnvelopes, AnUnknownTypeIsRefused) {
   announce(8, DType(201), /*carried=*/true);
   EXPECT_FALSE(receive(8, DType::kF32).ok());
 }
 
-TEST_F(Liar, MoreCarriedThanAnEnvelopeHoldsIsRefused) {
+TEST_F(MalformedEnvelopes, MoreCarriedThanAnEnvelopeHoldsIsRefused) {
   announce(1u << 30, DType::kBytes, /*carried=*/true);
   EXPECT_FALSE(receive(2000).ok());
 }
 
-TEST_F(Liar, MoreEnvelopesThanThereAreIsRefused) {
+TEST_F(MalformedEnvelopes, MoreEnvelopesThanThereAreIsRefused) {
   post(1'000'000);
   EXPECT_FALSE(receive(8).ok());
 }
 
-TEST_F(Liar, AStreamFromOutsideItsMemoryIsRefused) {
+TEST_F(MalformedEnvelopes, AStreamFromOutsideItsMemoryIsRefused) {
   impostor_.pad().outbox(0).lease_offset = Arena::kBytes - 4096;
   impostor_.pad().outbox(0).lease_bytes = 1 << 20;
   announce(100'000, DType::kBytes, /*carried=*/false);
@@ -539,7 +539,7 @@ TEST_F(Liar, AStreamFromOutsideItsMemoryIsRefused) {
   EXPECT_FALSE(receive(100'000).ok());
 }
 
-TEST_F(Liar, AHonestEnvelopeIsTaken) {
+TEST_F(MalformedEnvelopes, AValidEnvelopeIsAccepted) {
   announce(8, DType::kBytes, /*carried=*/true);
   const Status status = receive(8);
   EXPECT_TRUE(status.ok()) << status.what();

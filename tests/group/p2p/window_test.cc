@@ -187,7 +187,7 @@ TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
 }
 
 /// The windows of one group are independent, and a window releases its memory when it is closed.
-TEST(Window, SeveralAreApartAndAreLetGoOf) {
+TEST(Window, SeveralAreIndependentAndAreReleased) {
   in_group("several", 2, [&](Group& group, int rank) {
     Place first(group, 100), second(group, 100);
     auto owner = std::make_shared<const int>(0);
@@ -347,7 +347,7 @@ TEST(WindowFailure, APeerThatHasGoneIsNoFailureByItself) {
   });
 }
 
-TEST(WindowFailure, AnAbortEndsWhoWaits) {
+TEST(WindowFailure, AnAbortEndsTheWaits) {
   in_group("abort", 2, [&](Group& group, int rank) {
     const Place place(group, 10);
     std::thread aborts;
@@ -367,7 +367,7 @@ TEST(WindowFailure, AnAbortEndsWhoWaits) {
 }
 
 /// Notes that a peer must not write: the group writes no data and fails.
-TEST(WindowFailure, ANoteThatLiesIsRefused) {
+TEST(WindowFailure, AMalformedNoteIsRefused) {
   struct Forged {
     uint32_t kind, unused;
     uint64_t offset, bytes;

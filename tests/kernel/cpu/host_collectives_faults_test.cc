@@ -36,7 +36,7 @@ Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, millisecond
 TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   constexpr int kRanks = 3, kAbsent = 2;
   for (const HostAlgorithm& row : kHostAlgorithms) {
-    if (sends_from_root(row.collective)) continue;  // AnAbsentRootIsNamedByThoseWhoListen
+    if (sends_from_root(row.collective)) continue;  // AnAbsentRootIsNamedByItsReaders
     Lanes lanes(kRanks, uint32_t(-2));
     Spec spec{.collective = row.collective, .root = root_for_rank_0(row.collective), .counts = {3000, 3000, 3000}};
     as_threads(kRanks, [&](int rank) {
@@ -119,7 +119,7 @@ TEST(Faults, DataThatIsLentFromOutsideTheMemoryOfTensorsIsRefused) {
   }
 }
 
-TEST(Faults, AnAbsentRootIsNamedByThoseWhoListen) {
+TEST(Faults, AnAbsentRootIsNamedByItsReaders) {
   constexpr int kRoot = 1;
   for (const HostAlgorithm& row : kHostAlgorithms) {
     if (!sends_from_root(row.collective)) continue;
@@ -211,7 +211,7 @@ TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
 }
 
 /// A root that streams does not wait until its timeout for a rank that called another operation.
-TEST(Faults, ARootThatStreamsSeesWhoCalledSomethingElse) {
+TEST(Faults, ARootThatStreamsNamesARankWithAnotherCall) {
   for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 0},
                              Route{Collective::kScatter, Algorithm::kExchange, 0}}) {
     Lanes lanes(2);
@@ -408,7 +408,7 @@ int wrong_broadcasts(bool lied_to) {
   return wrong;
 }
 
-TEST(Controls, WithoutCreditABroadcastOverrunsItsListeners) {
+TEST(Controls, WithoutCreditABroadcastOverrunsItsReaders) {
   EXPECT_EQ(wrong_broadcasts(/*lied_to=*/false), 0);
   EXPECT_GT(wrong_broadcasts(/*lied_to=*/true), 0);
 }

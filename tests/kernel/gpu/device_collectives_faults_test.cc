@@ -81,7 +81,7 @@ TEST(DeviceCollectivesFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   }
 }
 
-TEST(DeviceCollectivesFaults, AnAbsentRootIsNamedByThoseWhoListen) {
+TEST(DeviceCollectivesFaults, AnAbsentRootIsNamedByItsReaders) {
   for (const DeviceAlgorithm algorithm :
        {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     for (const Collective collective : {Collective::kBroadcast, Collective::kScatter}) {
@@ -413,7 +413,7 @@ TEST(DeviceCollectivesControls, WithoutTheDoubleBufferPacketsAreLost) {
   EXPECT_TRUE(go_wrong<SingleSlot>(specs, InjectedFault::Kind::kNone, 300 * kMillisecond));
 }
 
-TEST(DeviceCollectivesControls, WithoutCreditARootOverrunsItsListeners) {
+TEST(DeviceCollectivesControls, WithoutCreditARootOverrunsItsReaders) {
   for (const DeviceAlgorithm algorithm :
        {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     const auto specs = many_specs(algorithm, Collective::kBroadcast, 100);

@@ -127,7 +127,7 @@ TEST(DeviceAlgorithm, EveryTypeOperatorCountAndOffset) {
 }
 
 /// Pairs that cannot access each other's devices use other memory, each pair its own. Everything else is the same.
-TEST(DeviceAlgorithm, PairsMayMeetInMemoryOfTheirOwn) {
+TEST(DeviceAlgorithm, PairsMayUseMemoryOfTheirOwn) {
   for (const int ranks : {2, 3, 5}) {
     SimulatedDevices devices(
         {{uint32_t(ranks), 2, 128, 256}, 2, uint32_t(-9), 0, [](int a, int b) { return (a + b) % 2 == 1; }});

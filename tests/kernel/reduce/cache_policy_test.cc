@@ -189,7 +189,7 @@ TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
 }
 
 /// A rank that only writes bears the cost, and decides for itself.
-TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
+TEST(CachePolicy, AroundARootTheWriterDecides) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
   using kernel::Algorithm;
   using kernel::Collective;

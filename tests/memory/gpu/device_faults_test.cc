@@ -181,7 +181,7 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
 }
 
 /// Two GPUs of one process, one of which cannot be made accessible to the other.
-TEST(DeviceFaults, APairOfOneProcessThatHangsIsGoneRound) {
+TEST(DeviceFaults, APairOfOneProcessThatHangsFallsBack) {
   for (const char* call : {"can_reach", "enable_peer"}) {
     Process process(2);
     process.driver->lacks(kFabric), process.driver->lacks(kFd);

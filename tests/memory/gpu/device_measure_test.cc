@@ -52,7 +52,7 @@ TEST(DeviceMeasure, FailedMeasurementHasAReason) {
 }
 
 /// All memory is returned, except after a copy that is not known to have ended.
-TEST(DeviceMeasure, WhicheverCallFailsTheBooksBalance) {
+TEST(DeviceMeasure, WhicheverCallFailsEverythingIsReturned) {
   int kept = 0;
   for (int n = 0; n < 12; n += int(as_fast(1, 2))) {
     const auto driver = std::make_shared<FakeDriver>(2);

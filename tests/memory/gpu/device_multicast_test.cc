@@ -149,7 +149,7 @@ TEST(DeviceMulticast, WhereTheDriverOfOneRankHangsNoneHasItAndNoneWaitsLong) {
 }
 
 /// Every call of one rank's driver in these steps fails in turn.
-TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndTheBooksBalance) {
+TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndEverythingIsReturned) {
   int before = 0, after = 0;
   all_ranks(2, [&](Rank& one) {
     one.open(0);

@@ -320,7 +320,7 @@ struct FalseOwner {
   PoolServer server;
 };
 
-TEST(PeerPool, DoesNotBelieveWhatAServerSays) {
+TEST(PeerPool, ChecksTheRepliesOfAServer) {
   FakeDriver elsewhere(1);
   DeviceMemory made = 0;
   ASSERT_EQ(elsewhere.create(0, ShareKind::kFd, 2 * M, &made), 0);

@@ -121,7 +121,7 @@ TEST(PeerMappings, RanksOfOneProcessKeepPointersWhateverOthersLack) {
 }
 
 /// A pair that corrupted data is not tried again, and costs no memory. Its fallback works each time.
-TEST(PeerMappings, RanksOfOneProcessGoRoundAPairThatCorrupts) {
+TEST(PeerMappings, RanksOfOneProcessReplaceAPairThatCorrupts) {
   Process process(2);
   process.driver->pairs(0, 1, Truth::kCorrupts);
   const SharedTable table(2);
@@ -305,7 +305,7 @@ TEST(PeerMappings, WhereNeitherWorksAllRanksReportIt) {
 
 /// Every call of one rank's driver fails in turn: all ranks end alike, all resources are returned unless a device may
 /// still write, and the same processes can then create mappings.
-TEST(PeerMappings, WhicheverCallFailsTheBooksBalance) {
+TEST(PeerMappings, WhicheverCallFailsEverythingIsReturned) {
   for (const auto& [lacking, kind] : kLacking) {
     int failed = 0, fell_back = 0;
     for (int n = 0;; n += as_fast(1, 7)) {
@@ -484,7 +484,7 @@ TEST(DeviceArena, ADeviceThatRefusesToFillCostsNoMemory) {
 }
 
 /// Without a driver, every call reports it.
-TEST(DeviceArena, TheProcessHasOneHomeWhereThereIsADriver) {
+TEST(DeviceArena, TheProcessHasOneRegistryIfThereIsADriver) {
   for (int turn = 0; turn < 2; ++turn) {
     try {
       EXPECT_EQ(&DeviceRegistry::here(), &DeviceRegistry::here());

@@ -96,7 +96,7 @@ TEST(TensorMemory, FreedPagesBehindTheKeptOnesReturnToTheKernel) {
   EXPECT_FALSE(tensors.allocate(TensorMemory::kMost)) << "more than there is";
 }
 
-TEST(Arena, TheBuriedComeBackWhenNobodyCanTouchThem) {
+TEST(Arena, DeferredSpansAreFreedWhenNoPeerAccessesThem) {
   Arena arena;
   bool released = false;
   arena.free_when(arena.allocate(M), [&] { return released; });
@@ -108,7 +108,7 @@ TEST(Arena, TheBuriedComeBackWhenNobodyCanTouchThem) {
   EXPECT_EQ(arena.used(), 0u);
 }
 
-TEST(Arena, CannotBeMadeSmallerByWhoeverHasIt) {
+TEST(Arena, CannotBeShrunkByAHolder) {
   Arena arena;
   EXPECT_NE(ftruncate(arena.fd(), 4096), 0);
 }
@@ -175,7 +175,7 @@ TEST(Leases, ALeaseWithoutAHolderIsNeverReclaimed) {
   pool.release(nobodys);
 }
 
-TEST(Leases, TheBuriedCountUntilTheyAreReleased) {
+TEST(Leases, DeferredSpansCountUntilTheyAreReleased) {
   Arena arena;
   LeasePool pool(arena, M);
   bool released = false;
@@ -316,7 +316,7 @@ TEST(PeerProcesses, MalformedArenaIsRefused) {
   }
 }
 
-/// A rank stays known while any group stands that has shown it, whichever of them ends first.
+/// A rank stays known while any group exists that has noted it, whichever of them ends first.
 TEST(PeerProcesses, AreFoundAsLongAsAGroupStands) {
   const auto here = ShmRegistry::here();
   const auto process = std::make_shared<PeerProcess>(ArenaId{5, 6}, here->arena().fd(), 4096, ProcessWatch(), getpid());

@@ -193,7 +193,7 @@ TEST(UnixSocket, NeitherSendsNorReceivesBlock) {
   for (int i = 0; i < sent; ++i) ASSERT_TRUE(receive_packet(other, &word, sizeof word, {}));
 }
 
-TEST(HostRelay, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
+TEST(HostRelay, AReaderThatReadsNothingBlocksNoOtherAndGetsItAllLater) {
   int queued = 10;
   std::ifstream("/proc/sys/net/unix/max_dgram_qlen") >> queued;
   const int records = std::min(queued + 20, 2000);
