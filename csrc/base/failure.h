@@ -40,7 +40,7 @@ struct ExitStatus {
 /// "signal 9", "exit code 1" or "exec of another program" between the two texts. Empty if the status is unknown.
 std::string text_of(const ExitStatus& status, const std::string& before = "", const std::string& behind = "");
 
-inline constexpr int kNobody = -1;
+inline constexpr int kNoRank = -1;
 
 /// A failure of a group, or of its set-up, as facts. Code decides by these fields. The text for users is made from them
 /// by text_of() and is never parsed. Ranks send a Failure to each other as a FailureNote.
@@ -50,7 +50,7 @@ struct Failure {
   std::string context{};       ///< where this rank observed it
   std::string advice{};        ///< what the reader can do: "see the log of rank 3"
   std::string before{};        ///< the failure of another group that caused this one
-  int who = kNobody;           ///< the rank that ended, is lost, or left
+  int who = kNoRank;           ///< the rank that ended, is lost, or left
   ExitStatus exit_status{};    ///< how that rank ended, if known
   std::vector<int> awaited{};  ///< the ranks that this rank waited for
   bool reported = false;       ///< another rank observed the failure and reported the fields above

@@ -26,7 +26,7 @@ bool consistent(const FailureNote& note, size_t received, int ranks) {
   return note.magic == FailureNote::kMagic && note.version == FailureNote::kVersion && note.bytes <= received &&
          note.bytes == kFixed + text && text <= FailureNote::kMostText && note.cause_bytes > 0 && note.code < kCodes &&
          note.how < ExitStatus::kHows && note.awaited_ranks <= FailureNote::kMostAwaited &&
-         (note.who == kNobody || names_rank(note.who, ranks)) &&
+         (note.who == kNoRank || names_rank(note.who, ranks)) &&
          std::all_of(note.awaited, note.awaited + note.awaited_ranks, [&](int32_t r) { return names_rank(r, ranks); });
 }
 

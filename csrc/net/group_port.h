@@ -26,14 +26,14 @@ class GroupPort {
       kLeft,        ///< it has destroyed the group
       kGaveThisUp,  ///< it considers this process lost, so this process considers it lost too
     };
-    int rank = kNobody;
+    int rank = kNoRank;
     Cause cause = Cause::kLost;
     std::string why{};  ///< for kLost and kGaveThisUp
     bool left() const { return cause == Cause::kLeft; }
   };
   /// A failure that another rank reported.
   struct ReportedFailure {
-    int by = kNobody;
+    int by = kNoRank;
     Failure failure;
   };
 

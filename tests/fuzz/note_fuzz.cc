@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto read = nvx::FailureNote::read(bytes, ranks);
   if (!read) return 0;
   const auto in_group = [&](int rank) { return rank >= 0 && rank < ranks; };
-  if (read->who != nvx::kNobody && !in_group(read->who)) std::abort();
+  if (read->who != nvx::kNoRank && !in_group(read->who)) std::abort();
   for (const int rank : read->awaited) {
     if (!in_group(rank)) std::abort();
   }

@@ -187,7 +187,7 @@ TEST(FailureReport, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
     const auto reported = alone.reported();
     ASSERT_TRUE(reported);
     EXPECT_EQ(reported->failure.cause, "the failure note of rank 1 is damaged or from another version of nvx");
-    EXPECT_EQ(reported->failure.who, kNobody);
+    EXPECT_EQ(reported->failure.who, kNoRank);
   }
 }
 

@@ -206,7 +206,7 @@ void FailureState::await_exact_report() const {
 /// ended, returns its `local_rank`: this host can query how the process ended. Otherwise -1. The connections of a
 /// process end a little before the process does, hence `grace`.
 int FailureState::seen_to_end(const Failure& report, Clock::duration grace) const {
-  if (report.code != Code::kPeerDied || report.exit_status.known() || report.who == kNobody) return -1;
+  if (report.code != Code::kPeerDied || report.exit_status.known() || report.who == kNoRank) return -1;
   const int s = members_.local_rank_of(report.who);
   if (s < 0 || s == members_.local_rank()) return -1;
   const auto has_left = [&] { return members_.pad(s).header().presence.load() != Presence::kHere; };

@@ -108,11 +108,11 @@ void HostSetUp::check_leader() {
 }
 
 void HostSetUp::throw_died(const PeerInfo& info, const ExitStatus& status) {
-  const int who = info.rank >= 0 && info.rank < options_.size ? info.rank : kNobody;
+  const int who = info.rank >= 0 && info.rank < options_.size ? info.rank : kNoRank;
   throw Error(Failure{.code = Code::kPeerDied,
                       .cause = printable(info.who) + " has ended" + text_of(status, " (", ")") + " while group " +
                                options_.name + " was being created",
-                      .advice = see_log_of(who == kNobody ? "that rank" : rank_name(who, options_.global_ranks)),
+                      .advice = see_log_of(who == kNoRank ? "that rank" : rank_name(who, options_.global_ranks)),
                       .who = who,
                       .exit_status = status});
 }

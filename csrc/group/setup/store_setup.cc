@@ -165,7 +165,7 @@ std::optional<StoreSetUp::Value> StoreSetUp::fetch(const std::string& what, int 
       try {
         prefer_note([&] {
           // First, because a peer gets one ping a second, and this one also queries the group of the whole job.
-          check_for_deaths(options_, inter_host_.knows(remote) ? kNobody : remote);
+          check_for_deaths(options_, inter_host_.knows(remote) ? kNoRank : remote);
           inter_host_.check(remote);
         });
       } catch (const Error&) {
@@ -261,7 +261,7 @@ void StoreSetUp::check_for_cause(Code code) {
     if (const auto reason = host_.reason()) throw_note(*reason);
     check_host_ ? check_host_() : host_.check();
     inter_host_.check(0, /*at_once=*/true);
-    check_for_deaths(options_, inter_host_.knows(0) ? kNobody : 0);  // rank 0, as a rule, served the store
+    check_for_deaths(options_, inter_host_.knows(0) ? kNoRank : 0);  // rank 0, as a rule, served the store
   }
 }
 

@@ -178,7 +178,7 @@ struct BlockSlices {
   std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
 };
 
-enum class Fetch { kNobody, kRoot, kEverybody };
+enum class Fetch { kNoRank, kRoot, kEverybody };
 
 /// For each chunk: stage the other ranks' slices of this rank's input; reduce this rank's slice of all inputs; fetch
 /// the slices that the others reduced. The three stages run one chunk behind each other. All ranks fetch in all-reduce,
@@ -259,7 +259,7 @@ class ReducePipeline {
     const size_t bytes = slices_.count(geometry_, k, me);
     std::byte* const own = keeps_ ? slices_.target(geometry_, k, me) : nullptr;
     std::byte* const staged = ch_.lends() || (keeps_ && fetch_ != Fetch::kEverybody) ? nullptr : part(me, k, me);
-    const bool apart = own ? fetch_ == Fetch::kNobody && ex_.keeps_past() : ex_.stages_past();
+    const bool apart = own ? fetch_ == Fetch::kNoRank && ex_.keeps_past() : ex_.stages_past();
     for (int p = 0; p < ch_.size(); ++p) {
       ch_.sources()[size_t(p)] = p == me ? slices_.source(geometry_, k, me) : shared(p, k, me);
     }
@@ -305,7 +305,7 @@ bool reduce_pipelined(auto& ex, auto& ch, const Work& work) {
 
 bool reduce_scatter_pipelined(auto& ex, auto& ch, const Work& work) {
   const BlockSlices slices{work.send, work.out, size_t(ch.size())};
-  return ReducePipeline(ex, ch, slices, Fetch::kNobody, -1).run(work.call);
+  return ReducePipeline(ex, ch, slices, Fetch::kNoRank, -1).run(work.call);
 }
 
 /// Every writer stages its piece chunk by chunk; all ranks copy chunk k while chunk k + 1 is being staged. With a root,

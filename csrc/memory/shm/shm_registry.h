@@ -100,7 +100,7 @@ class IpcSocket {
     std::string socket;  ///< the name of that process's IPC socket
     pid_t pid;
     std::string who{};   ///< describes the process in errors
-    int rank = kNobody;  ///< in its group
+    int rank = kNoRank;  ///< in its group
   };
 
   explicit IpcSocket(ShmRegistry& shm);
