@@ -1,10 +1,10 @@
 # nvx_core: all code that needs neither torch nor Python. Source files of unavailable accelerators and transports are excluded
 # by name, and csrc/stubs replaces them.
 set(sources)
-foreach(room base kernel memory group net schedule stubs)
-  file(GLOB_RECURSE room_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/${room}/*.cc)
-  list(FILTER room_sources EXCLUDE REGEX "/levels/")
-  list(APPEND sources ${room_sources})
+foreach(component base kernel memory group net schedule stubs)
+  file(GLOB_RECURSE component_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/${component}/*.cc)
+  list(FILTER component_sources EXCLUDE REGEX "/levels/")
+  list(APPEND sources ${component_sources})
 endforeach()
 if(NVX_CUDA_ON)
   list(FILTER sources EXCLUDE REGEX "/stubs/no_cuda\\.cc$")

@@ -23,15 +23,15 @@ class NothingMatches(Exception):
     pass
 
 
-def room_of(root, path):
+def component_of(root, path):
     """The folder of `tests` that holds a path. One test program is built from all of its C++ tests."""
     return root / "tests" / path.relative_to(root / "tests").parts[0]
 
 
 def cpp_tests(root, folder):
     """(name, file) of the C++ tests in a folder and below. The names are those of ctest, up to the parameter."""
-    room = room_of(root, folder)
-    texts = {path: path.read_text() for path in sorted(room.rglob("*_test.cc"))}
+    component = component_of(root, folder)
+    texts = {path: path.read_text() for path in sorted(component.rglob("*_test.cc"))}
     prefixes = {}
     for text in texts.values():
         for prefix, suite in INSTANCE.findall(text):
@@ -41,7 +41,7 @@ def cpp_tests(root, folder):
             continue
         for kind, suite, name in CPP_TEST.findall(text):
             for prefix in prefixes.get(suite, []) if kind == "_P" else [""]:
-                yield f"{room.name}.{prefix}{suite}.{name}", path
+                yield f"{component.name}.{prefix}{suite}.{name}", path
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def built_tests(root):
     return names
 
 
-def rooms(root):
+def components(root):
     return sorted(path for path in (root / "tests").iterdir() if path.is_dir())
 
 
@@ -68,12 +68,12 @@ def of_cpp(tests):
     """The lines for (name, file) of C++ tests."""
     found = sorted({name for name, _ in tests})
     if found:
-        yield from (f"program {room}_test" for room in sorted({name.split(".")[0] for name in found}))
+        yield from (f"program {component}_test" for component in sorted({name.split(".")[0] for name in found}))
         yield f"ctest ^({'|'.join(re.escape(name) for name in found)})(/|$)"
 
 
 def of_folder(root, folder):
-    if folder == room_of(root, folder):
+    if folder == component_of(root, folder):
         if any(folder.rglob("*_test.cc")):
             yield from (f"program {folder.name}_test", rf"ctest ^{folder.name}\.")
     else:
@@ -95,13 +95,13 @@ def of_name(root, text):
         wanted = re.compile(text)
     except re.error as wrong:
         raise NothingMatches(f"{text} is neither a folder or file of tests nor a regular expression: {wrong}") from None
-    found = {name for room in rooms(root) for name, _ in cpp_tests(root, room) if wanted.search(name)}
+    found = {name for component in components(root) for name, _ in cpp_tests(root, component) if wanted.search(name)}
     of_parameters = {
         name for name in built_tests(root) if wanted.search(name) and name.rpartition("/")[0] not in found | {""}
     }
     yield from of_cpp((name, None) for name in found | of_parameters)
-    for room in rooms(root):
-        for path in sorted(room.rglob("test_*.py")):
+    for component in components(root):
+        for path in sorted(component.rglob("test_*.py")):
             for name in dict.fromkeys(PYTHON_TEST.findall(path.read_text())):
                 if wanted.search(name):
                     yield f"pytest {path}::{name}"
@@ -118,7 +118,7 @@ def select(root, text):
     else:
         lines = list(of_file(root, path, colons + name))
     if not lines:
-        folders = " ".join(room.name for room in rooms(root) if any(of_folder(root, room)))
+        folders = " ".join(component.name for component in components(root) if any(of_folder(root, component)))
         raise NothingMatches(
             f"no test matches T={text}. T is a folder of tests ({folders}), a file such as tests/torch/test_ddp.py, "
             "or a regular expression for names such as MailboxTest or test_all_reduce. The name of a parameter, "

@@ -64,11 +64,11 @@ def build(context, variant, *options, targets=()):
     return folder
 
 
-def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
-    """Runs the gtest programs of a build, or of some of its rooms, and reports how many tests passed. A failure
+def run_tests(context, folder, wrapper=(), minutes=20, components=()):
+    """Runs the gtest programs of a build, or of some of its components, and reports how many tests passed. A failure
     includes the program's last output."""
     programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())
-    programs = [p for p in programs if not rooms or p.name.removesuffix("_test") in rooms]
+    programs = [p for p in programs if not components or p.name.removesuffix("_test") in components]
     if not programs:
         raise Skipped("there are no C++ tests to run")
     parts = [part for program in programs for part in parts_of(program, context.jobs)]
@@ -165,14 +165,14 @@ OF_EVERY_TYPE = "Types/Reduce.*:Ranks/Grid.*Type*"
 
 # TSan has nothing to check in schedules: they run on one thread.
 def tsan(context):
-    rooms = [room for room in tested_rooms(context) if room != "schedule"]
-    programs = [f"{room}_test" for room in rooms]
+    components = [component for component in tested_components(context) if component != "schedule"]
+    programs = [f"{component}_test" for component in components]
     folder = build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", *QUICK, targets=programs)
-    return run_tests(context, folder, wrapper=without(OF_EVERY_TYPE, LARGEST_GRIDS), rooms=rooms)
+    return run_tests(context, folder, wrapper=without(OF_EVERY_TYPE, LARGEST_GRIDS), components=components)
 
 
-def tested_rooms(context):
-    """The rooms that have C++ tests, one program each."""
+def tested_components(context):
+    """The components that have C++ tests, one program each."""
     return sorted({f.parts[1] for f in context.sources(".cc", under=("tests",)) if f.stem.endswith("_test")})
 
 
@@ -181,10 +181,10 @@ SANITIZED = ("-DNVX_SANITIZE=address,undefined", "-DNVX_FUZZ=ON", *QUICK)
 
 
 def asan(context):
-    rooms = tested_rooms(context)
-    programs = [f"{room}_test" for room in rooms]
+    components = tested_components(context)
+    programs = [f"{component}_test" for component in components]
     folder = build(context, "asan", *CLANG, *SANITIZED, targets=programs)
-    return run_tests(context, folder, wrapper=without(LARGEST_GRIDS, PROOFS), rooms=rooms)
+    return run_tests(context, folder, wrapper=without(LARGEST_GRIDS, PROOFS), components=components)
 
 
 def look_for_torch(context):
@@ -244,7 +244,7 @@ def simulated(context):
 
 
 def alone(context):
-    """Other builds compile files of a room together. Here clang checks each file alone, so no file depends on the
+    """Other builds compile files of a component together. Here clang checks each file alone, so no file depends on the
     includes of a neighbour. The module's files share torch's headers in a precompiled one."""
     if not shutil.which("ninja"):
         raise Skipped("not installed: ninja")
@@ -333,13 +333,13 @@ def aarch64(context):
     if not pathlib.Path("/usr/src/googletest").is_dir():
         raise Skipped("not installed: googletest's sources (--install installs them)")
     toolchain = context.root / "cmake" / "aarch64-linux-gnu.cmake"
-    # Code above these rooms is the same on all processors. An emulator on x86-64 does not show another memory order.
-    rooms = ("base", "kernel", "memory", "schedule")
-    targets = ("nvx_core", *(f"{room}_test" for room in rooms))
+    # Other components have no code for one processor only. An emulator on x86-64 does not show another memory order.
+    components = ("base", "kernel", "memory", "schedule")
+    targets = ("nvx_core", *(f"{component}_test" for component in components))
     folder = build(context, "aarch64", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", targets=targets)
     emulator = (context.tool("qemu-aarch64"), "-L", "/usr/aarch64-linux-gnu")
     wrapper = (*without(LARGEST_GRIDS, PROOFS), "NVX_TEST_EMULATED=1", *emulator)
-    return run_tests(context, folder, wrapper=wrapper, rooms=rooms)
+    return run_tests(context, folder, wrapper=wrapper, components=components)
 
 
 def docs(context):

@@ -1,9 +1,9 @@
-"""The includes that are allowed between rooms, and between folders of a room."""
+"""The includes that are allowed between components, and between folders of a component."""
 
 import re
 
-# Rooms that a room may include beside itself. `stubs` replace files of the rooms that they name.
-ROOMS = {
+# Components that a component may include beside itself. `stubs` replace files of the components that they name.
+COMPONENTS = {
     "base": set(),
     "kernel": {"base"},
     "schedule": set(),
@@ -13,7 +13,7 @@ ROOMS = {
     "torch": {"base", "kernel", "memory", "net", "schedule", "group"},
     "stubs": {"base", "kernel", "memory", "net"},
 }
-# Folders of its own room that a folder may include beside itself. The table has no cycle.
+# Folders of its own component that a folder may include beside itself. The table has no cycle.
 FOLDERS = {
     "base": set(),
     "schedule": set(),
@@ -46,8 +46,8 @@ FOLDERS = {
     "torch/symmetric": {"torch", "torch/core", "torch/streams", "torch/call", "torch/device"},
     "torch/python": {"torch", "torch/core", "torch/streams", "torch/device", "torch/reconfigure", "torch/symmetric"},
 }
-# Single files that a folder may include although their folder or room is not allowed to it: the loops of `level.h`, the
-# factories of the links, the layouts that the verbs of a tile write to, and the names of the collectives.
+# Single files that a folder may include although neither their folder nor their component is allowed: the loops of
+# `level.h`, the factories of the links, the layouts that the verbs of a tile write to, the names of the collectives.
 EXCEPTIONS = {
     "schedule": {"base/collective.h"},
     "net": {"kernel/reduce/level.h", "net/tcp/tcp.h", "net/ucx/ucx.h"},
@@ -77,11 +77,11 @@ CUDA_MACRO = re.compile(r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b.*__CUDA(?:CC|_ARCH)
 
 def breaches(path, text):
     """`path` is relative to csrc. One sentence for each include that the tables do not allow."""
-    room, folder = path.split("/")[0], path.rpartition("/")[0]
-    if room not in ROOMS:
-        return [f"csrc/{path}: {room} is not a room"]
+    component, folder = path.split("/")[0], path.rpartition("/")[0]
+    if component not in COMPONENTS:
+        return [f"csrc/{path}: {component} is not a component"]
     if folder not in FOLDERS:
-        return [f"csrc/{path}: {folder} is not a folder of {room}"]
+        return [f"csrc/{path}: {folder} is not a folder of {component}"]
     found = [verdict for mark, header in INCLUDE.findall(text) if (verdict := _judge(path, mark, header))]
     if CUDA_MACRO.search(text) and path != "kernel/exec.h":
         found.append("reads __CUDACC__, which only kernel/exec.h may")
@@ -89,19 +89,19 @@ def breaches(path, text):
 
 
 def _judge(path, mark, header):
-    room, folder = path.split("/")[0], path.rpartition("/")[0]
+    component, folder = path.split("/")[0], path.rpartition("/")[0]
     target, inside = header.split("/")[0], header.rpartition("/")[0]
     for whose, pattern, where in EXTERNAL:
-        if re.match(pattern, header) and not (mark == '"' and target in ROOMS):
+        if re.match(pattern, header) and not (mark == '"' and target in COMPONENTS):
             return None if re.match(where, path) else f"includes {header}: headers of {whose} may not come here"
     if mark == "<":
         return None if re.match(SYSTEM, header) else f"includes <{header}>: not a header of the system"
-    if target not in ROOMS or ".." in header:
+    if target not in COMPONENTS or ".." in header:
         return f'includes "{header}": includes are written from csrc'
     if header in EXCEPTIONS.get(folder, ()):
         return None
-    if target != room:
-        return None if target in ROOMS[room] else f"includes {header}: {room} may not see {target}"
+    if target != component:
+        return None if target in COMPONENTS[component] else f"includes {header}: {component} may not see {target}"
     if inside == folder or inside in FOLDERS[folder]:
         return None
     return f"includes {header}: {folder} may not see {inside}"

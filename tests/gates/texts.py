@@ -45,7 +45,8 @@ def layers(context):
     breaches += layer_rules.circles(layer_rules.FOLDERS)
     shut_if(breaches, "includes that layers.py does not allow")
     shut_if(layer_rules.crowded(paths), "folders with too many units")
-    return f"{len(files)} files in {len({f.parent for f in files})} folders of {len({f.parts[1] for f in files})} rooms"
+    folders, components = {f.parent for f in files}, {f.parts[1] for f in files}
+    return f"{len(files)} files in {len(folders)} folders of {len(components)} components"
 
 
 def sizes(context):

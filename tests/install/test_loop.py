@@ -16,7 +16,7 @@ def select(root):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Two rooms: C++ tests, some of them with parameters, and Python tests, one of them made by assignment."""
+    """Two components: C++ tests, some of them with parameters, and Python tests, one of them made by assignment."""
     net, torch = tmp_path / "tests" / "net", tmp_path / "tests" / "torch"
     net.mkdir(parents=True)
     torch.mkdir()
@@ -34,7 +34,7 @@ def test_a_folder_selects_its_tests_of_both_languages(select, tree):
     assert select("torch", tree) == [f"pytest {tree}/tests/torch", "pytest -m", "pytest not slow"]
 
 
-def test_a_folder_of_a_room_selects_its_own_tests(select, tree):
+def test_a_folder_of_a_component_selects_its_own_tests(select, tree):
     inner = tree / "tests" / "net" / "ucx"
     inner.mkdir()
     (inner / "worker_test.cc").write_text("TEST(Worker, Opens) {\n}\n")
@@ -97,10 +97,10 @@ def test_malformed_regular_expression_is_named(root):
 
 def test_every_cpp_test_is_found_by_its_own_name(select, root):
     for path in root.glob("tests/**/*_test.cc"):
-        room = path.relative_to(root / "tests").parts[0]
+        component = path.relative_to(root / "tests").parts[0]
         named = re.findall(r"^TEST\((\w+), (\w+)\)", path.read_text(), re.MULTILINE)
         found = select("|".join(f"{suite}[.]" for suite in {suite for suite, _ in named}))[-1] if named else ""
-        assert all(rf"{room}\.{suite}\.{name}" in found for suite, name in named), path
+        assert all(rf"{component}\.{suite}\.{name}" in found for suite, name in named), path
 
 
 @pytest.mark.parametrize(

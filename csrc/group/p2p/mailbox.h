@@ -164,7 +164,7 @@ class Mailbox : public LeaseHolder {
   const Members& members_;
   FailureState& failures_;
   Mutex mutex_;
-  std::vector<std::unique_ptr<MessagePeer>> peers_ GUARDED_BY(mutex_);    // by rank: a IntraHostPeer or a InterHostPeer
+  std::vector<std::unique_ptr<MessagePeer>> peers_ GUARDED_BY(mutex_);    // by rank: IntraHostPeer or InterHostPeer
   std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // every message not done
   std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
   std::list<Unexpected> unexpected_ GUARDED_BY(mutex_);
