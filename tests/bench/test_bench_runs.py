@@ -134,10 +134,10 @@ def test_a_wrong_result_is_counted_and_fails(tmp_path):
         "import sys, nvx.bench.peers as peers, nvx.bench.world as world\n"
         "world.PROGRAM = ('-m', 'lying')\n"
         "real = peers.TorchContender.__init__\n"
-        "def lie(self, *given):\n"
+        "def corrupt(self, *given):\n"
         "    real(self, *given)\n"
         "    self.exact = True\n"
-        "peers.TorchContender.__init__ = lie\n"
+        "peers.TorchContender.__init__ = corrupt\n"
         "from nvx.bench.cli import main\n"
         "sys.exit(main())\n"
     )

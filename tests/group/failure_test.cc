@@ -586,12 +586,12 @@ TEST(SetUp, AHelloThatDescribesImpossibleMemoryIsRefused) {
   for (const uint64_t offset :
        {uint64_t(Arena::kBytes), uint64_t(Arena::kBytes) - 4096, ~uint64_t(0) - 4095, uint64_t(17)}) {
     MemoryStore store;
-    Hello liar = describe_self(1);
-    liar.arena = ShmRegistry::here()->arena().id();
-    liar.pad_offset = offset;
-    liar.ranks = 2;
-    store.set("nvx/1/1", encode({&liar, 1}));
-    EXPECT_THROW(Group(store, options("liar", 0, 2)), Error) << offset;
+    Hello forged = describe_self(1);
+    forged.arena = ShmRegistry::here()->arena().id();
+    forged.pad_offset = offset;
+    forged.ranks = 2;
+    store.set("nvx/1/1", encode({&forged, 1}));
+    EXPECT_THROW(Group(store, options("forged", 0, 2)), Error) << offset;
   }
 }
 

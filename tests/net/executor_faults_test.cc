@@ -386,29 +386,29 @@ TEST(RunFaults, SegmentOfNoMessageFailsTheRun) {
 /// A message for another run neither fails nor completes this one.
 TEST(RunFaults, MessageForAnotherRunChangesNothing) {
   Begun alone;
-  std::vector<Sent> strangers;
-  const auto stranger = [&](auto change) { strangers.push_back(changed(alone.segment(0), change)); };
-  stranger([](MessageHeader& h) { h.magic ^= 1; });
-  stranger([](MessageHeader& h) { h.version += 1; });
-  stranger([](MessageHeader& h) { h.kind = Kind(77); });
-  stranger([](MessageHeader& h) { h.from = 0; });
-  stranger([](MessageHeader& h) { h.from = 3; });
-  stranger([](MessageHeader& h) { h.from = 0xffffffff; });
-  stranger([](MessageHeader& h) { h.from = 2; });
-  stranger([](MessageHeader& h) { h.to = 1; });
-  stranger([](MessageHeader& h) { h.group += 1; });
-  stranger([](MessageHeader& h) { h.op = 2; });
-  stranger([](MessageHeader& h) { h.run = 1; });
-  stranger([](MessageHeader& h) { h.message = 1; });
-  strangers.push_back({Bytes(31), {}});
-  strangers.push_back({{}, {}});
+  std::vector<Sent> all_invalid;
+  const auto invalid = [&](auto change) { all_invalid.push_back(changed(alone.segment(0), change)); };
+  invalid([](MessageHeader& h) { h.magic ^= 1; });
+  invalid([](MessageHeader& h) { h.version += 1; });
+  invalid([](MessageHeader& h) { h.kind = Kind(77); });
+  invalid([](MessageHeader& h) { h.from = 0; });
+  invalid([](MessageHeader& h) { h.from = 3; });
+  invalid([](MessageHeader& h) { h.from = 0xffffffff; });
+  invalid([](MessageHeader& h) { h.from = 2; });
+  invalid([](MessageHeader& h) { h.to = 1; });
+  invalid([](MessageHeader& h) { h.group += 1; });
+  invalid([](MessageHeader& h) { h.op = 2; });
+  invalid([](MessageHeader& h) { h.run = 1; });
+  invalid([](MessageHeader& h) { h.message = 1; });
+  all_invalid.push_back({Bytes(31), {}});
+  all_invalid.push_back({{}, {}});
   for (Kind kind = Kind::kFirst; kind <= Kind::kMonitorOut; kind = Kind(int(kind) + 1)) {
     if (kind == Kind::kPoison || kind == Kind::kFirst || kind == Kind::kNext) continue;
     Sent bare;
     append(bare.header, Alone::header_of(kind));
-    strangers.push_back(bare);
+    all_invalid.push_back(bare);
   }
-  EXPECT_EQ(alone.come(strangers), Progress::kPending);
+  EXPECT_EQ(alone.come(all_invalid), Progress::kPending);
   EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1), alone.segment(2)}), Progress::kDone);
   EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1)}), Progress::kDone) << "too late to be distinguished";
 }

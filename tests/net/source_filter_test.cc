@@ -156,7 +156,7 @@ Fd connected(const Listening& to, const std::string& from) {
   return fd;
 }
 
-TEST(SourceFilter, KeepsStrangersFromASocketAndLetsPeersIn) {
+TEST(SourceFilter, AcceptsConnectionsOfPeersOnly) {
   Listening listening("127.0.0.1");
   ASSERT_NE(listening.port, 0);
   ASSERT_EQ(attach_source_filter(listening.fd.get(), {}), 0u);

@@ -76,14 +76,14 @@ Fd redeem(const HandleBytes& handle, const void* not_by) {
 
 }  // namespace
 
-void FakeDriver::is(int architecture, int cuda) {
+void FakeDriver::set_architecture(int architecture, int cuda) {
   const Lock lock(mutex_);
   architecture_ = architecture, cuda_ = cuda;
 }
 
-void FakeDriver::pair(int from, int to, Truth truth) {
+void FakeDriver::pair(int from, int to, PeerAccess access) {
   Lock lock(mutex_);
-  truths_[{from, to}] = truth;
+  accesses_[{from, to}] = access;
 }
 
 void FakeDriver::lacks(ShareKind kind) {
@@ -115,9 +115,9 @@ void FakeDriver::block_call(int n) {
   blocks_at_ = n < 0 ? -1 : calls_ + n;
 }
 
-std::string FakeDriver::struck() const {
+std::string FakeDriver::faulted_call() const {
   Lock lock(mutex_);
-  return struck_;
+  return faulted_call_;
 }
 
 int FakeDriver::calls() const {
@@ -131,7 +131,7 @@ int FakeDriver::calls_of(const std::string& call) const {
   return it == counts_.end() ? 0 : it->second;
 }
 
-std::string FakeDriver::open_books() const {
+std::string FakeDriver::unreleased() const {
   Lock lock(mutex_);
   std::string open;
   const auto list = [&](const char* what, size_t count) {
@@ -150,32 +150,33 @@ std::string FakeDriver::open_books() const {
   return open;
 }
 
-void FakeDriver::come_back() {
+void FakeDriver::unblock() {
   Lock lock(mutex_);
-  came_back_ = true;
+  unblocked_ = true;
   for (auto& [number, queue] : queues_) queue.busy.clear();
-  back_.notify_all();
+  unblocking_.notify_all();
 }
 
 DriverCode FakeDriver::enter(Lock& lock, const char* call) {
   ++counts_[call];
   const int n = calls_++;
-  if (n == fails_at_ || n == blocks_at_) struck_ = call;
-  if (n == blocks_at_ || blocked_.count(call)) back_.wait(lock, [&] { return came_back_; });
+  if (n == fails_at_ || n == blocks_at_) faulted_call_ = call;
+  if (n == blocks_at_ || blocked_.count(call)) unblocking_.wait(lock, [&] { return unblocked_; });
   if (n == fails_at_) return 999;
   const auto it = refused_.find(call);
   return it == refused_.end() ? 0 : it->second;
 }
 
-FakeDriver::Truth FakeDriver::truth_of(int device, const void* at) const {
+FakeDriver::PeerAccess FakeDriver::access_of(int device, const void* at) const {
   Lock lock(mutex_);
   const Range* range = find(reinterpret_cast<DevicePtr>(at), 1);
-  return !range || range->how == Range::How::kPinned ? Truth::kWorks : truth(device, range->owner);
+  return !range || range->how == Range::How::kPinned ? PeerAccess::kWorks : access(device, range->owner);
 }
 
 bool FakeDriver::has_odd_kernels() const {
   Lock lock(mutex_);
-  return std::any_of(truths_.begin(), truths_.end(), [](const auto& t) { return t.second >= Truth::kKeepsKernelsOut; });
+  return std::any_of(accesses_.begin(), accesses_.end(),
+                     [](const auto& t) { return t.second >= PeerAccess::kLosesKernelStores; });
 }
 
 void FakeDriver::run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel) {
@@ -202,9 +203,9 @@ void FakeDriver::demand_idle(DevicePtr at) const {
   }
 }
 
-FakeDriver::Truth FakeDriver::truth(int from, int to) const {
-  const auto it = truths_.find({from, to});
-  return from == to || it == truths_.end() ? Truth::kWorks : it->second;
+FakeDriver::PeerAccess FakeDriver::access(int from, int to) const {
+  const auto it = accesses_.find({from, to});
+  return from == to || it == accesses_.end() ? PeerAccess::kWorks : it->second;
 }
 
 const FakeDriver::Range* FakeDriver::find(DevicePtr at, size_t bytes) const {
@@ -337,7 +338,7 @@ DriverCode FakeDriver::allow(DevicePtr at, size_t, int device) {
   if (const DriverCode code = enter(lock, "allow")) return code;
   const auto it = ranges_.find(at);
   if (it == ranges_.end()) return kInvalid;
-  if (!it->second.team && truth(device, it->second.owner) == Truth::kRefuses) return kNotAllowed;
+  if (!it->second.team && access(device, it->second.owner) == PeerAccess::kRefuses) return kNotAllowed;
   it->second.allowed.insert(device);
   return 0;
 }
@@ -423,7 +424,7 @@ DriverCode FakeDriver::open_ipc(int device, const HandleBytes& handle, DevicePtr
   Fd fd = redeem(handle, this);
   const int owner = fd ? device_of(owner_of(fd.get())) : -1;
   if (owner < 0) return kBadHandle;
-  if (truth(device, owner) == Truth::kRefuses) return kNotAllowed;
+  if (access(device, owner) == PeerAccess::kRefuses) return kNotAllowed;
   const size_t bytes = size_of(fd.get());
   void* memory = map_anywhere(fd.get(), bytes);
   if (!memory) return kNoMemory;
@@ -454,14 +455,14 @@ DriverCode FakeDriver::range(int, DevicePtr at, DevicePtr* begin, size_t* bytes)
 DriverCode FakeDriver::can_reach(int device, int peer, bool* can) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "can_reach")) return code;
-  *can = truth(device, peer) != Truth::kRefuses;
+  *can = access(device, peer) != PeerAccess::kRefuses;
   return 0;
 }
 
 DriverCode FakeDriver::enable_peer(int device, int peer) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "enable_peer")) return code;
-  if (truth(device, peer) == Truth::kRefuses) return kNotAllowed;
+  if (access(device, peer) == PeerAccess::kRefuses) return kNotAllowed;
   enabled_.insert({device, peer});
   return 0;
 }
@@ -523,19 +524,19 @@ DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DeviceP
   const Range *target = find(to, bytes), *source = find(from, bytes);
   if (!queues_.count(queue) || !target || !source) return kInvalid;
   if (!may(device, *target) || !may(device, *source)) return kIllegalAddress;
-  Truth worst = Truth::kWorks;
+  PeerAccess worst = PeerAccess::kWorks;
   for (const Range* range : {target, source}) {
     if (range->how == Range::How::kPinned) continue;
-    if (const Truth t = truth(device, range->owner); t != Truth::kWorks) worst = t;
+    if (const PeerAccess t = access(device, range->owner); t != PeerAccess::kWorks) worst = t;
   }
   const bool writes = target->how != Range::How::kPinned && target->owner != device;
-  if (worst == Truth::kBlocks) back_.wait(lock, [&] { return came_back_; });
-  if (worst == Truth::kDawdles) std::this_thread::sleep_for(std::chrono::milliseconds(3));
-  if (worst == Truth::kHangs) queues_[queue].hangs = true;
-  if (!came_back_) queues_[queue].busy.insert({base_of(to), base_of(from)});
-  if (queues_[queue].hangs && !came_back_) return 0;
+  if (worst == PeerAccess::kBlocks) unblocking_.wait(lock, [&] { return unblocked_; });
+  if (worst == PeerAccess::kSlow) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  if (worst == PeerAccess::kHangs) queues_[queue].hangs = true;
+  if (!unblocked_) queues_[queue].busy.insert({base_of(to), base_of(from)});
+  if (queues_[queue].hangs && !unblocked_) return 0;
   copy_words(pointer(to), pointer(from), bytes);
-  if (worst == Truth::kCorrupts || (worst == Truth::kCorruptsWrites && writes))
+  if (worst == PeerAccess::kCorrupts || (worst == PeerAccess::kCorruptsWrites && writes))
     static_cast<uint8_t*>(pointer(to))[bytes / 2] ^= 0x10;
   return 0;
 }
@@ -546,7 +547,7 @@ DriverCode FakeDriver::fill(int device, DeviceQueue queue, DevicePtr to, uint8_t
   const Range* target = find(to, bytes);
   if (!queues_.count(queue) || !target) return kInvalid;
   if (!may(device, *target)) return kIllegalAddress;
-  if (!came_back_) queues_[queue].busy.insert(base_of(to));
+  if (!unblocked_) queues_[queue].busy.insert(base_of(to));
   std::memset(pointer(to), value, bytes);
   return 0;
 }
@@ -554,7 +555,7 @@ DriverCode FakeDriver::fill(int device, DeviceQueue queue, DevicePtr to, uint8_t
 DriverCode FakeDriver::drained(int, DeviceQueue queue, bool* done) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "drained")) return code;
-  *done = (came_back_ || !queues_.at(queue).hangs) && queues_.at(queue).kernels.empty();
+  *done = (unblocked_ || !queues_.at(queue).hangs) && queues_.at(queue).kernels.empty();
   if (*done) queues_.at(queue).busy.clear();
   return 0;
 }

@@ -23,50 +23,50 @@ class FakeDriver : public DeviceDriver {
   static constexpr size_t kGranule = 2 << 20;
 
   /// The outcome of one device using the memory of another, independent of what the driver reports.
-  enum class Truth {
+  enum class PeerAccess {
     kWorks,
     kRefuses,   ///< access cannot be granted
     kHangs,     ///< copies begin and never end
     kBlocks,    ///< the call that begins a copy never returns
     kCorrupts,  ///< one bit of the data changes
     kCorruptsWrites,
-    kDawdles,  ///< a copy takes some milliseconds longer
+    kSlow,  ///< a copy takes some milliseconds longer
     // Copies work, but stores of kernels there ...
-    kKeepsKernelsOut,  ///< do not arrive
-    kLosesFlags,       ///< arrive as packets, but not as flags
-    kBendsPackets,     ///< arrive, but with one bit of each packet's data changed
+    kLosesKernelStores,  ///< do not arrive
+    kLosesFlags,         ///< arrive as packets, but not as flags
+    kCorruptsPackets,    ///< arrive, but with one bit of each packet's data changed
   };
 
   explicit FakeDriver(int devices) : devices_(devices) {}
   /// Sets which GPUs its devices are, like CUDA_VISIBLE_DEVICES. Call it before anything else. By default device i is
   /// GPU i.
-  void see(std::vector<int> gpus) { gpus_ = std::move(gpus); }
+  void set_visible(std::vector<int> gpus) { gpus_ = std::move(gpus); }
 
   /// Its devices have this architecture, and it serves this CUDA, as in DeviceFacts.
-  void is(int architecture, int cuda);
-  void pair(int from, int to, Truth truth);
-  void pairs(int a, int b, Truth truth) { pair(a, b, truth), pair(b, a, truth); }
+  void set_architecture(int architecture, int cuda);
+  void pair(int from, int to, PeerAccess access);
+  void pairs(int a, int b, PeerAccess access) { pair(a, b, access), pair(b, a, access); }
   /// The driver reports this as unsupported.
   void lacks(ShareKind kind);
   /// Every call of this name fails with this code.
   void refuse(const std::string& call, DriverCode code);
   /// The n-th call from now on fails, whatever it is; a call that returns a resource returns it nevertheless.
   void fail_call(int n);
-  /// The n-th call from now on does not return until come_back().
+  /// The n-th call from now on does not return until unblock().
   void block_call(int n);
-  /// No call of this name returns until come_back().
+  /// No call of this name returns until unblock().
   void block(const std::string& call);
   /// The call that fail_call() or block_call() affected; empty: none yet.
-  std::string struck() const;
+  std::string faulted_call() const;
   int calls() const;
   /// The resources that were not returned; empty if there are none.
-  std::string open_books() const;
+  std::string unreleased() const;
   /// How often a call was made.
   int calls_of(const std::string& call) const;
   /// Lets blocked calls return and hanging queues drain.
-  void come_back();
+  void unblock();
   /// The fate of a kernel's stores there: that of the pair, if the address is another device's.
-  Truth truth_of(int device, const void* at) const;
+  PeerAccess access_of(int device, const void* at) const;
   /// Whether there is a pair for which kernels' stores behave differently from copies.
   bool has_odd_kernels() const;
   /// The bytes of all devices that a kernel reaches at an address of a multicast object, by GPU. It aborts if they are
@@ -133,7 +133,7 @@ class FakeDriver : public DeviceDriver {
   DriverCode enter(Lock& lock, const char* call);
   void demand_idle(DevicePtr at) const;
   DevicePtr base_of(DevicePtr at) const;
-  Truth truth(int from, int to) const;
+  PeerAccess access(int from, int to) const;
   const Range* find(DevicePtr at, size_t bytes) const;
   bool is_reserved(DevicePtr at, size_t bytes) const;
   bool may(int device, const Range& range) const;
@@ -147,8 +147,8 @@ class FakeDriver : public DeviceDriver {
   std::vector<int> gpus_;
   int architecture_ = 90, cuda_ = 13000;
   mutable std::mutex mutex_;
-  std::condition_variable back_;
-  std::map<std::pair<int, int>, Truth> truths_;
+  std::condition_variable unblocking_;
+  std::map<std::pair<int, int>, PeerAccess> accesses_;
   std::set<ShareKind> lacking_;
   std::map<std::string, DriverCode> refused_;
   std::map<std::string, int> counts_;
@@ -157,8 +157,8 @@ class FakeDriver : public DeviceDriver {
   int fails_at_ = -1;
   int blocks_at_ = -1;
   std::set<std::string> blocked_;
-  std::string struck_;
-  bool came_back_ = false;
+  std::string faulted_call_;
+  bool unblocked_ = false;
   uint64_t next_ = 1;
   int bound_ = 0;  // parts of multicast objects
   std::map<DeviceMemory, Memory> memories_;

@@ -83,7 +83,7 @@ DriverCode FakeDriver::bind_multicast(DeviceMemory object, int device, DeviceMem
   };
   if (!team || offset % kGranule || bytes % kGranule || size_of(part->second.fd.get()) < offset + bytes)
     return kInvalid;
-  if (!is_whole()) back_.wait(lock, [&] { return came_back_; });
+  if (!is_whole()) unblocking_.wait(lock, [&] { return unblocked_; });
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, part->second.fd.get(), off_t(offset));
   if (at == MAP_FAILED) return kNoMemory;
   const std::lock_guard all(teams_mutex);

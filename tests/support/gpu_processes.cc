@@ -5,9 +5,9 @@
 
 namespace nvx::test {
 
-std::string open_books_at_rest(const FakeDriver& driver) {
-  (void)eventually(std::chrono::seconds(10), [&] { return driver.open_books().empty(); });
-  return driver.open_books();
+std::string unreleased_at_rest(const FakeDriver& driver) {
+  (void)eventually(std::chrono::seconds(10), [&] { return driver.unreleased().empty(); });
+  return driver.unreleased();
 }
 
 int open_fds() {

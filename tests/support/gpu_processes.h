@@ -37,7 +37,7 @@ inline std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at)
 
 /// The resources that a driver has given and not got back, once other threads have had time to return theirs: the
 /// thread that made an arena holds it until it ends, and a call that was given up holds what it uses.
-std::string open_books_at_rest(const FakeDriver& driver);
+std::string unreleased_at_rest(const FakeDriver& driver);
 
 /// Descriptors of this process.
 int open_fds();

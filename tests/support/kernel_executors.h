@@ -112,11 +112,11 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
     InjectedFault fault;
     if (driver_->has_odd_kernels()) {
       fault.fate = [driver = driver_, device = device_](InjectedFault::Store store, const void* at) {
-        switch (driver->truth_of(device, at)) {
-          case FakeDriver::Truth::kKeepsKernelsOut: return InjectedFault::Fate::kDropped;
-          case FakeDriver::Truth::kLosesFlags:
+        switch (driver->access_of(device, at)) {
+          case FakeDriver::PeerAccess::kLosesKernelStores: return InjectedFault::Fate::kDropped;
+          case FakeDriver::PeerAccess::kLosesFlags:
             return store == InjectedFault::Store::kFlag ? InjectedFault::Fate::kDropped : InjectedFault::Fate::kStored;
-          case FakeDriver::Truth::kBendsPackets: return InjectedFault::Fate::kCorrupted;
+          case FakeDriver::PeerAccess::kCorruptsPackets: return InjectedFault::Fate::kCorrupted;
           default: return InjectedFault::Fate::kStored;
         }
       };

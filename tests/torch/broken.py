@@ -20,10 +20,10 @@ def run_body(rank, world, rule, module, name, given):
         call(body_of(Named(module, name)), rank=rank, world=world, **given)
 
 
-def assert_caught(pool, rule, test, says, **given):
+def assert_caught(pool, rule, test, reason, **given):
     """Asserts that the test passes, and that it fails with this text if the rule is broken."""
     job = {"module": test.__module__, "name": test.__name__, "given": given, "world": 2}
     job["backend"] = f"cpu:{BACKEND},fakegpu:{BACKEND}"
     pool.run(run_body, rule="", **job)
-    with pytest.raises(pytest.fail.Exception, match=says):
+    with pytest.raises(pytest.fail.Exception, match=reason):
         pool.run(run_body, rule=rule, **job)

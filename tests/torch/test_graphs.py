@@ -51,12 +51,12 @@ def replayed_alone(rank, then):
     sync("the other one has given up")
 
 
-def gives_up(says):
+def gives_up(reason):
     """A replay that misses a rank ends, and its group fails."""
 
     def then(tensor, graph):
         torch.accelerator.synchronize()  # the kernel's timeout ends this, or the host's part
-        with pytest.raises(dist.DistBackendError, match=says):
+        with pytest.raises(dist.DistBackendError, match=reason):
             dist.all_reduce(tensor)
         tensor.fill_(5)
         graph.replay()
@@ -574,7 +574,7 @@ BROKEN_CAPTURE = r"beside this capture|assert not again\.is_completed"
 
 
 @pytest.mark.parametrize(
-    "rule, test, says",
+    "rule, test, reason",
     [
         ("event_waits", test_on_streams_that_do_not_wait_for_each_other, "something overtook the first"),
         ("recorded_use", test_device.test_the_user_may_let_go_of_tensors_at_once, " wanted, got"),  # free before done
@@ -582,5 +582,5 @@ BROKEN_CAPTURE = r"beside this capture|assert not again\.is_completed"
     ],
     ids=["event_waits", "recorded_use", "capture_mode"],
 )
-def test_a_broken_rule_is_caught(simulated_gpus, rule, test, says):
-    assert_caught(simulated_gpus, rule, test, says)
+def test_a_broken_rule_is_caught(simulated_gpus, rule, test, reason):
+    assert_caught(simulated_gpus, rule, test, reason)

@@ -39,7 +39,7 @@ using Listener = UcxListeners::Listener;
               "nvx: " + what + why_nothing_opens() +
                   ", so nvx cannot restrict which hosts connect to UCX in this process over TCP: each of them could "
                   "write to its memory",
-              "permit it, or, if the network has no strangers, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");
+              "permit it, or, if every host of the network is trusted, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");
 }
 
 /// The address and port that a socket of TCP is bound to.

@@ -63,7 +63,7 @@ TEST(DeviceDomain, WithoutFabricHandlesOfAllRanksThereIsNone) {
 /// A pair of one host has pinned host memory as well; a pair of two hosts has nothing else.
 TEST(DeviceDomain, APairOfTwoHostsThatIsApartEndsTheDomain) {
   DeviceWorld world({.ranks = 4, .processes = true});
-  for (int r = 0; r < 4; ++r) world.process(r).driver->pairs(0, 2, FakeDriver::Truth::kRefuses);
+  for (int r = 0; r < 4; ++r) world.process(r).driver->pairs(0, 2, FakeDriver::PeerAccess::kRefuses);
   expect_none(world, {"rank 0 and rank 2 share neither GPU memory", "they are on different hosts"});
 }
 

@@ -160,7 +160,7 @@ TEST(DevicePools, ADriverThatHangsInMappingBlocksNoRank) {
       EXPECT_EQ(view_of(one, 1).mapped, 0u);
       const auto pool = process.registry->peer_pool(0, {world.process(1).registry->id(), 1, "none"});
       EXPECT_TRUE(pool->is_given_up()) << "nor by another group of the process";
-      process.driver->come_back();
+      process.driver->unblock();
     }
   });
 }
@@ -210,7 +210,7 @@ TEST(DevicePools, StayMappedWhereKernelsMayYetRun) {
 
 TEST(DevicePools, WhereDevicesDoNotReachEachOtherNothingIsMapped) {
   DeviceWorld world({.ranks = 2, .processes = true});
-  for (int r = 0; r < 2; ++r) world.process(r).driver->pairs(0, 1, FakeDriver::Truth::kRefuses);
+  for (int r = 0; r < 2; ++r) world.process(r).driver->pairs(0, 1, FakeDriver::PeerAccess::kRefuses);
   Together together(2);
   with_pools(world, together, [&](DeviceRank& one) {
     (void)world.process(one.rank).registry->pool(one.rank).allocate(2 * M);

@@ -94,7 +94,7 @@ struct Pooled {
   int32_t *sum, *all;
 };
 
-/// A graph records where its tensors lie. Its kernels read at run time which of the peers' pools are mapped.
+/// A graph records the addresses of its tensors. Its kernels read at run time which of the peers' pools are mapped.
 TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
@@ -232,7 +232,7 @@ TEST(DeviceReplay, KernelThatBeginsAfterAnAbortWritesNothing) {
     const auto began = Clock::now();
     one.executor->abort();
     EXPECT_LT(Clock::now() - began, milliseconds(1000));
-    driver.come_back();
+    driver.unblock();
     auto& state =
         *reinterpret_cast<kernel::RankState*>(one.executor->resources().channel().state + kernel::DeviceState::rank());
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return std::atomic_ref(state.failed).load() == 1; }));

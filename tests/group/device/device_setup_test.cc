@@ -109,7 +109,7 @@ TEST(DeviceSetup, AFullArenaIsReportedAndStaysAsItWas) {
 /// still access because the rank could not notify the others that it ended.
 TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
   int tried = 0;
-  for (std::string struck = "at first"; !struck.empty(); tried += int(as_fast(1, 5))) {
+  for (std::string faulted = "at first"; !faulted.empty(); tried += int(as_fast(1, 5))) {
     Process process(1, 2 * M);
     process.driver->fail_call(tried);
     {
@@ -122,15 +122,15 @@ TEST(DeviceSetup, AllMemoryIsFreedWhicheverDriverCallFails) {
         EXPECT_TRUE(contains(error.what(), "GPU 0 cannot be used on rank 0: ")) << error.what();
       }
     }
-    struck = process.driver->struck();
+    faulted = process.driver->faulted_call();
     process.registry.reset();
-    std::string books;
+    std::string unreleased;
     const auto settled = [&] {
-      books = process.driver->open_books();
-      return books.empty() || struck == "drained" || (struck == "copy" && contains(books, "1 queues"));
+      unreleased = process.driver->unreleased();
+      return unreleased.empty() || faulted == "drained" || (faulted == "copy" && contains(unreleased, "1 queues"));
     };
     // A thread that has made a call frees its resources shortly after its end is reported.
-    EXPECT_TRUE(eventually(milliseconds(5000), settled)) << "call " << tried << ", " << struck << ": " << books;
+    EXPECT_TRUE(eventually(milliseconds(5000), settled)) << "call " << tried << ", " << faulted << ": " << unreleased;
   }
   EXPECT_GT(tried, 40);
 }
@@ -154,15 +154,15 @@ TEST(DeviceSetup, SetUpEndsWhicheverDriverCallHangs) {
   SharedBootstrap bootstrap(table, 0);
   { const PeerMappings mappings(*clean.registry, bootstrap, options_of(0, 1, 0)); }
   const int first = clean.driver->calls();  // earlier calls have their own tests
-  for (int n = first, struck = 0; struck < 12; ++n, ++struck) {
+  for (int n = first, faulted = 0; faulted < 12; ++n, ++faulted) {
     Process process(1, 2 * M, timeout);
     process.driver->block_call(n);
     const auto began = Clock::now();
     set_up(process);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << n;
-    process.driver->come_back();
+    process.driver->unblock();
     kKept->push_back(std::move(process.registry));
-    if (process.driver->struck().empty()) break;
+    if (process.driver->faulted_call().empty()) break;
   }
 }
 
@@ -172,7 +172,7 @@ TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
     size_t at;
     uint8_t with;
     const char* reason;
-  } kLies[] = {
+  } kForged[] = {
       {80, 0, 0, "rank 1 describes its GPU in the format of another version of nvx"},
       {80, 4, 9, "rank 1 describes its GPU in the format of another version of nvx"},
       {80, 72, 3, "rank 1 describes its GPU in the format of another version of nvx"},  // a link that does not exist
@@ -181,18 +181,18 @@ TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
       {16, 11, 0x7f, "rank 1 reports a pad outside its GPU memory"},
       {16, 8, 1, "rank 1 reports a pad outside its GPU memory"},  // not aligned to a line
   };
-  for (const auto& lie : kLies) {
+  for (const auto& forged : kForged) {
     DeviceWorld world({.ranks = 2});
     const SharedTable table(2);
     as_threads(2, [&](int rank) {
       SharedBootstrap honest(table, rank);
       FalseBootstrap bootstrap(honest, [&](int, std::vector<std::byte>& bytes) {
-        if (rank == 1 && bytes.size() == lie.size) bytes[lie.at] = std::byte(lie.with);
+        if (rank == 1 && bytes.size() == forged.size) bytes[forged.at] = std::byte(forged.with);
       });
       const auto failure = failure_to_make(world, rank, bootstrap);
-      ASSERT_TRUE(failure) << lie.at;
+      ASSERT_TRUE(failure) << forged.at;
       EXPECT_EQ(failure->code(), Code::kMismatch);
-      EXPECT_TRUE(contains(failure->what(), lie.reason)) << failure->what();
+      EXPECT_TRUE(contains(failure->what(), forged.reason)) << failure->what();
     });
   }
 }
@@ -391,12 +391,13 @@ TEST(DeviceTeardown, NothingIsGivenBackThatAKernelMayWriteTo) {
   const Operation operation = barrier_operation();
   const Operation* const list[] = {&operation};
   ASSERT_TRUE(executor->launch(list, LaunchStream(), milliseconds(0)).ok());
-  const std::string books = world.process(0).driver->open_books();
+  const std::string unreleased = world.process(0).driver->unreleased();
   const size_t used = world.arena(0).used();
   executor.reset();
   world.leave();
   FakeDriver& driver = *world.process(0).driver;  // a thread of its own gives the copy's queue back
-  EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver.open_books() == books; })) << driver.open_books();
+  EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver.unreleased() == unreleased; }))
+      << driver.unreleased();
   world.arena(0).free(world.arena(0).allocate(1));
   EXPECT_EQ(world.arena(0).used(), used);
   EXPECT_EQ(channel.control->abort, 1u) << "it was cancelled";
@@ -445,7 +446,7 @@ TEST(DeviceTeardown, ADriverThatDoesNotUnpinBlocksNoRank) {
     left = true;
   });
   EXPECT_TRUE(eventually(milliseconds(as_fast(5000, 10'000)), [&] { return left.load(); }));
-  world.process(0).driver->come_back();
+  world.process(0).driver->unblock();
   leaves.join();
 }
 
@@ -476,7 +477,7 @@ TEST(DeviceTeardown, LeavingWaitsForOperationsInFlight) {
     one.executor.reset();
     EXPECT_EQ(side.verdict(), "");
   });
-  EXPECT_FALSE(contains(world.process(0).driver->open_books(), "pinned")) << world.process(0).driver->open_books();
+  EXPECT_FALSE(contains(world.process(0).driver->unreleased(), "pinned")) << world.process(0).driver->unreleased();
 }
 
 /// A kernel may report its end before its last stores to peers are complete. So a rank leaves when the stream has

@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-using Truth = FakeDriver::Truth;
+using PeerAccess = FakeDriver::PeerAccess;
 
 /// An all-reduce over all ranks of a world, as the first collective of a group.
 std::string first_sum(DeviceRank& one) { return one.perform({spec_of(Collective::kAllReduce, 3000, 3, 1)}); }
@@ -41,18 +41,18 @@ TEST(DeviceTrial, IsNoOperationOfTheGroup) {
 /// pair uses host memory, so no operation runs into its timeout. Later groups reuse the finding.
 TEST(DeviceTrial, APairWhoseStoresDoNotArriveUsesHostMemory) {
   const struct {
-    Truth truth;
+    PeerAccess access;
     const char* reason;
   } kRows[] = {
-      {Truth::kKeepsKernelsOut, "no store of a kernel arrives, but copied data is intact"},
-      {Truth::kLosesFlags, "no signal of a kernel arrives, but copied data is intact"},
-      {Truth::kBendsPackets, "data that kernels send is corrupt, but copied data is intact"},
+      {PeerAccess::kLosesKernelStores, "no store of a kernel arrives, but copied data is intact"},
+      {PeerAccess::kLosesFlags, "no signal of a kernel arrives, but copied data is intact"},
+      {PeerAccess::kCorruptsPackets, "data that kernels send is corrupt, but copied data is intact"},
   };
   for (const auto& row : kRows) {
     for (const bool processes : {false, true}) {
       DeviceWorld world({.ranks = 3, .processes = processes});
       // A failure in one direction is enough.
-      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.truth);
+      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.access);
       for (const int trials : {2, 1}) {
         std::atomic<int> before[3];
         for (int r = 0; r < 3; ++r) before[r] = world.launcher(r)->trials.load();
@@ -158,7 +158,7 @@ TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
   };
   const std::string words = "kernels have not been shown on sm_100 (Fake GPU) with a driver for CUDA 12.8";
   EXPECT_FALSE(contains(log_of_two_groups(), "have not been shown"));
-  world.process(0).driver->is(100, 12080);
+  world.process(0).driver->set_architecture(100, 12080);
   const std::string text = log_of_two_groups();
   const size_t first = text.find(words);
   ASSERT_NE(first, std::string::npos) << text;

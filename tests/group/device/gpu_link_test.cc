@@ -83,7 +83,7 @@ TEST(GpuLink, AllRanksPlanForTheSlowestLinkThatOneSees) {
 
 TEST(GpuLink, PairsInHostMemoryCountAsPcie) {
   expect_link(GpuLink::kPcie, {of(with_lanes(18))}, {}, [](DeviceWorld& world) {
-    for (int r = 0; r < kRanks; ++r) world.process(r).driver->pairs(0, 2, FakeDriver::Truth::kRefuses);
+    for (int r = 0; r < kRanks; ++r) world.process(r).driver->pairs(0, 2, FakeDriver::PeerAccess::kRefuses);
   });
 }
 

@@ -16,7 +16,7 @@ namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-using Truth = FakeDriver::Truth;
+using PeerAccess = FakeDriver::PeerAccess;
 using WorldShape = DeviceWorld::Shape;
 
 constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
@@ -103,7 +103,7 @@ TEST(KernelExecutor, ProcessesMayNumberTheirGpusDifferently) {
   } kTable[] = {{{0, 1}, true, 1}, {{1, 0}, true, 1}, {{0, 0}, false, 2}, {{1, 1}, false, 2}};
   for (const auto& row : kTable) {
     DeviceWorld world({.ranks = 2, .gpus = 2, .processes = true, .resident = 8});
-    world.process(1).driver->see({1, 0});
+    world.process(1).driver->set_visible({1, 0});
     const auto choose = [&](ChannelOptions& options) { options.device = row.devices[options.rank]; };
     with_executors(
         world,
@@ -120,7 +120,7 @@ TEST(KernelExecutor, ProcessesMayNumberTheirGpusDifferently) {
 TEST(KernelExecutor, APairThatIsApartUsesHostMemory) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 3, .processes = processes});
-    for (int r = 0; r < 3; ++r) world.process(r).driver->pairs(0, 1, Truth::kRefuses);
+    for (int r = 0; r < 3; ++r) world.process(r).driver->pairs(0, 1, PeerAccess::kRefuses);
     with_executors(world, [&](DeviceRank& one) {
       const PeerMappings& mappings = one.executor->resources().mappings();
       for (int peer = 0; peer < 3; ++peer) {

@@ -139,7 +139,7 @@ TEST(RdmaTrial, EndsWhereACallHangs) {
   trials.driver(1).block("flush_rdma");
   expect_about(trials.reason([](int, RdmaTrialSetting& setting) { setting.timeout = milliseconds(500); }), "rank 1",
                "a trial of GPUDirect did not return within");
-  trials.driver(1).come_back();
+  trials.driver(1).unblock();
   for (const auto& process : trials.processes) {  // on a busy processor, rank 0 may have given up its thread too
     DevicePool& pool = process->registry->pool(0);
     const Deadline deadline = Deadline::after(std::chrono::seconds(20));

@@ -482,7 +482,7 @@ TEST(MailboxFailure, AKilledSenderIsNamedWhateverItWasDoing) {
 /// A peer sends false data: no memory out of bounds is read or written, and the receive ends.
 class MalformedEnvelopes : public testing::Test {
  protected:
-  MalformedEnvelopes() : group_(impostor_, options("liar", 0, 2)) {}
+  MalformedEnvelopes() : group_(impostor_, options("forged", 0, 2)) {}
   ~MalformedEnvelopes() override { impostor_.leave(); }
 
   /// Announces a message of so many bytes, in the envelope or granted.

@@ -372,11 +372,11 @@ TEST(WindowFailure, AMalformedNoteIsRefused) {
     uint32_t kind, unused;
     uint64_t offset, bytes;
   };
-  for (const Forged& lie :
+  for (const Forged& forged :
        {Forged{1, 0, 90, 11}, Forged{1, 0, UINT64_MAX, 2}, Forged{1, 0, 101, 0}, Forged{9, 0, 0, 0}}) {
-    in_group("liar", 2, [&](Group& group, int rank) {
+    in_group("forged", 2, [&](Group& group, int rank) {
       const Place place(group, 100);
-      Forged note = lie;
+      Forged note = forged;
       if (rank == 1) {
         const Request honest = place.window->signal(0);
         group.mailbox().send(message(0, honest->tag, reinterpret_cast<std::byte*>(&note), sizeof note), Carrier::kPool);

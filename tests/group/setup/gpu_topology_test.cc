@@ -144,7 +144,7 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   EXPECT_EQ(topology.warnings[1].text.find("GPU 1 writes to GPU 0 at "), 0u);
   EXPECT_NE(topology.warnings[0].text.find("instead of 18000000"), std::string::npos) << topology.warnings[0].text;
   EXPECT_EQ(topology.warnings[0].command, "nvidia-smi nvlink -s");
-  EXPECT_EQ(driver->open_books(), "");
+  EXPECT_EQ(driver->unreleased(), "");
 }
 
 TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
@@ -154,8 +154,8 @@ TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
   GpuTopology topology = query_gpus(nvml);
   EXPECT_EQ(between(topology, 0, 1).expected_us, 0) << "nobody has measured";
   const auto driver = std::make_shared<FakeDriver>(3);
-  driver->pair(0, 1, FakeDriver::Truth::kDawdles);
-  driver->pair(2, 1, FakeDriver::Truth::kDawdles);
+  driver->pair(0, 1, FakeDriver::PeerAccess::kSlow);
+  driver->pair(2, 1, FakeDriver::PeerAccess::kSlow);
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(60'000), size_t(4) << 20);
   for (const GpuPair& pair : topology.pairs) EXPECT_EQ(pair.expected_us, pair.measured.own_us + way_us(pair));
   std::erase_if(topology.warnings, [](const GpuWarning& w) { return w.name == "bandwidth-half"; });  // on a busy host
@@ -188,7 +188,7 @@ TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
   for (int gpu = 0; gpu < 3; ++gpu) nvml.add("H100", 18, 18);
   GpuTopology topology = query_gpus(nvml);
   const auto driver = std::make_shared<FakeDriver>(3);
-  driver->pair(0, 1, FakeDriver::Truth::kHangs);
+  driver->pair(0, 1, FakeDriver::PeerAccess::kHangs);
   const size_t quickly_copied = size_t(1) << 20;  // a size that the host copies fast under any sanitizer
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(4000), quickly_copied);
   EXPECT_EQ(between(topology, 0, 1).measured.why_not, "GPU 0 to GPU 1: a copy did not end within 4000 ms");
@@ -208,7 +208,7 @@ TEST(GpuTopology, AllPairsTogetherAreMeasuredForSoLong) {
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
   EXPECT_EQ(between(topology, 0, 1).measured.why_not, "GPU 0 to GPU 1: a driver call did not return within 600 ms");
   EXPECT_EQ(between(topology, 2, 3).measured.why_not, "not measured, the other pairs used up the time of 1000 ms");
-  driver->come_back();
+  driver->unblock();
 }
 
 TEST(GpuTopology, ADriverThatDoesNotAnswerMeasuresNothing) {
@@ -219,7 +219,7 @@ TEST(GpuTopology, ADriverThatDoesNotAnswerMeasuresNothing) {
   driver->block("count");
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(50));
   EXPECT_EQ(between(topology, 0, 1).measured.why_not, "querying the driver for its GPUs did not return within 50 ms");
-  driver->come_back();
+  driver->unblock();
 }
 
 TEST(GpuTopology, ReportsWhyThereIsNone) {

@@ -72,18 +72,18 @@ TEST(NvlinkDomain, IsThatOfTheGpuOnTheSameBus) {
   GpuFacts& gpu = nvml.add("this one");
   gpu.bus = "0000" + facts.bus;
   for (char& c : gpu.bus) c = char(std::toupper(c));
-  const auto says = [&] {
+  const auto reason = [&] {
     try {
       return domain_of(driver, 1, nvml) == domain(7, 2) ? std::string("it") : std::string("another");
     } catch (const Error& error) {
       return error.reason();
     }
   };
-  EXPECT_NE(says().find("has joined no NVLink fabric beyond its host"), std::string::npos) << says();
+  EXPECT_NE(reason().find("has joined no NVLink fabric beyond its host"), std::string::npos) << reason();
   gpu.domain = domain(7, 2);
-  EXPECT_EQ(says(), "it");
+  EXPECT_EQ(reason(), "it");
   gpu.bus = "0000:ff:00.0";
-  EXPECT_NE(says().find("NVML does not list GPU " + facts.bus), std::string::npos) << says();
+  EXPECT_NE(reason().find("NVML does not list GPU " + facts.bus), std::string::npos) << reason();
 }
 
 }  // namespace

@@ -22,12 +22,12 @@ std::vector<Hello> hellos(int ranks) {
   return all;
 }
 
-void expect_refused(const std::vector<Hello>& ranks, const std::string& says) {
+void expect_refused(const std::vector<Hello>& ranks, const std::string& reason) {
   try {
     Topology::from(ranks);
-    FAIL() << "not refused: " << says;
+    FAIL() << "not refused: " << reason;
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
   }
 }
 

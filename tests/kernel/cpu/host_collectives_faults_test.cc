@@ -252,9 +252,9 @@ TEST(Faults, CountsThatDifferByPairAreNamed) {
 /// A lease outside the peer's arena is refused before it is accessed.
 TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
   const size_t pad = kernel::PadLayout(2).bytes();
-  const std::pair<size_t, size_t> kLies[] = {
+  const std::pair<size_t, size_t> kForged[] = {
       {pad, 0}, {size_t(-4096), 8192}, {pad, size_t(1) << 40}, {pad, 1}, {pad, 100}};
-  for (const auto& [offset, bytes] : kLies) {
+  for (const auto& [offset, bytes] : kForged) {
     for (const HostAlgorithm& row : kHostAlgorithms) {
       if (row.through != Through::kLeases) continue;
       Lanes lanes(2);
@@ -281,17 +281,17 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
 
 /// Numbers whose sums and products overflow are refused.
 TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
-  constexpr uint64_t kLies[] = {uint64_t(1) << 63, (uint64_t(1) << 63) + 64, ~uint64_t(0),
-                                uint64_t(0) - 400, (uint64_t(1) << 48) + 1,  uint64_t(1) << 40};
-  for (const uint64_t lie : kLies) {
+  constexpr uint64_t kForged[] = {uint64_t(1) << 63, (uint64_t(1) << 63) + 64, ~uint64_t(0),
+                                  uint64_t(0) - 400, (uint64_t(1) << 48) + 1,  uint64_t(1) << 40};
+  for (const uint64_t forged : kForged) {
     for (const bool leased : {true, false}) {
       Lanes lanes(3);
       // Rank 0 offers rank 2 the expected size, and the others false ones.
       Side side({.collective = Collective::kAllToAll, .counts = {100, 100, 100}}, 2, 3);
       kernel::Arrival& there = lanes.pad(0).arrival(1);
       there.fingerprint = side.fingerprint();
-      lanes.pad(0).counts(1)[0] = lie;
-      lanes.pad(0).counts(1)[1] = leased ? 0 : uint64_t(0) - lie;
+      lanes.pad(0).counts(1)[0] = forged;
+      lanes.pad(0).counts(1)[1] = leased ? 0 : uint64_t(0) - forged;
       lanes.pad(0).counts(1)[2] = side.recv()[0].bytes;
       there.lease_offset = kernel::PadLayout(3).bytes();
       there.lease_bytes = leased ? 4096 : 0;
@@ -301,8 +301,8 @@ TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
       work.meets = 0;
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
-      EXPECT_FALSE(launch_cpu(Algorithm::kExchange, ex, lanes[2], work)) << lie << " " << leased;
-      EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kBadLease) << lie << " " << leased;
+      EXPECT_FALSE(launch_cpu(Algorithm::kExchange, ex, lanes[2], work)) << forged << " " << leased;
+      EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kBadLease) << forged << " " << leased;
     }
   }
 }

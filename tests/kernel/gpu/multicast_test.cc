@@ -182,7 +182,7 @@ TEST(Multicast, ARankWithAnotherAlgorithmIsAMismatch) {
 TEST(Multicast, LaunchesRefuseWhatItCannotDo) {
   SimulatedDevices devices({{2, 2, 128, 256}, 2, 0, 0});
   Switch nvswitch(2, 4096);
-  const auto says = [&](const Spec& spec, const MulticastView& view, const auto& change) {
+  const auto refusal = [&](const Spec& spec, const MulticastView& view, const auto& change) {
     Sum sum(spec, 0, 2);
     change(sum.job);
     const Status status = kernel::check_multicast(devices.channel(0), sum.job, view);
@@ -190,22 +190,22 @@ TEST(Multicast, LaunchesRefuseWhatItCannotDo) {
   };
   const auto as_is = [](Job&) {};
   Spec spec = spec_of(Collective::kAllReduce, 8, 2, 0);
-  EXPECT_EQ(says(spec, nvswitch.view(0), as_is), "nothing");
+  EXPECT_EQ(refusal(spec, nvswitch.view(0), as_is), "nothing");
   const auto expect = [](const std::string& text, const std::string& why) {
     EXPECT_NE(text.find(why), std::string::npos) << text;
   };
-  expect(says(spec, {}, as_is), "it has no multicast memory");
+  expect(refusal(spec, {}, as_is), "it has no multicast memory");
   MulticastView small = nvswitch.view(0);
   small.bytes = 4 * 2 * 64 - 1;
-  expect(says(spec, small, as_is), "it has no multicast memory");
-  expect(says(spec, nvswitch.view(0), [](Job& job) { job.recv.bytes -= 4; }), "differ in length");
-  expect(says(spec, nvswitch.view(0), [](Job& job) { job.send.base = nullptr; }), "a piece without memory");
-  expect(says(spec, nvswitch.view(0), [](Job& job) { job.algorithm = DeviceAlgorithm::kReduceChunks; }),
+  expect(refusal(spec, small, as_is), "it has no multicast memory");
+  expect(refusal(spec, nvswitch.view(0), [](Job& job) { job.recv.bytes -= 4; }), "differ in length");
+  expect(refusal(spec, nvswitch.view(0), [](Job& job) { job.send.base = nullptr; }), "a piece without memory");
+  expect(refusal(spec, nvswitch.view(0), [](Job& job) { job.algorithm = DeviceAlgorithm::kReduceChunks; }),
          "of its types");
   spec.op = ReduceOp::kAvg;
-  expect(says(spec, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
+  expect(refusal(spec, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
   spec.op = ReduceOp::kSum, spec.dtype = DType::kI32;
-  expect(says(spec, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
+  expect(refusal(spec, nvswitch.view(0), as_is), "it is not an all_reduce of a sum of its types");
   Batch batch(devices, 0);
   batch.add(DeviceAlgorithm::kReduceMulticast, spec_of(Collective::kAllReduce, 8, 2, 0));
   EXPECT_FALSE(batch.fits()) << "not in a launch of other kernels";

@@ -39,7 +39,7 @@ TEST(DeviceFacts, ADriverThatDoesNotAnswerIsLeftToItself) {
   const auto driver = std::make_shared<FakeDriver>(2);
   driver->block("describe");
   EXPECT_THROW((void)device_facts(driver, Deadline::after(std::chrono::milliseconds(100))), Error);
-  driver->come_back();
+  driver->unblock();
 }
 
 }  // namespace

@@ -103,12 +103,12 @@ TEST(DriverLibrary, EachKindGoesThrough) {
       {[&] { (void)DeviceRegion::import_fd(driver, 1, memory->export_fd().get(), 2 * kBytes); },
        "cuMemMap of 8388608 bytes on GPU 1: FAKE_INVALID"},
   };
-  for (const auto& [import, says] : kTooMuch) {
+  for (const auto& [import, reason] : kTooMuch) {
     try {
       import();
-      ADD_FAILURE() << says;
+      ADD_FAILURE() << reason;
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
     }
   }
   EXPECT_EQ(query("fake_depth"), 0) << "each call leaves the thread's contexts as they were";

@@ -26,7 +26,7 @@ const std::vector<ShareKind> kAll{}, kNoFabric{kFabric}, kIpcOnly{kFabric, kFd};
 /// The outcome of an attempted set-up of mappings.
 struct Outcome {
   std::optional<ShareKind> kind;  // how the other rank is reached; nothing: an error
-  std::string says;               // why not better, or why it failed
+  std::string reason;             // why not better, or why it failed
 };
 
 /// `made` is called when the mappings exist, before they are used.
@@ -58,7 +58,7 @@ struct Fault {
   const char* call;
   std::optional<ShareKind> refused;  // how ranks 0 and 1 then reach each other
   std::optional<ShareKind> hung;
-  const char* says;  // beside the driver's text
+  const char* reason;  // beside the driver's text
 };
 
 const Fault kFaults[] = {
@@ -101,7 +101,7 @@ const Fault kFaults[] = {
 /// Checks the outcome against the table.
 void judge(const Fault& fault, bool hangs, int rank, const Outcome& outcome) {
   const std::string row = std::string(fault.call) + (hangs ? " hangs" : " is refused") + ", rank " +
-                          std::to_string(rank) + ": " + outcome.says;
+                          std::to_string(rank) + ": " + outcome.reason;
   const std::optional<ShareKind> expected = hangs ? fault.hung : fault.refused;
   EXPECT_EQ(outcome.kind.has_value(), expected.has_value()) << row;
   if (outcome.kind && expected) {
@@ -109,8 +109,8 @@ void judge(const Fault& fault, bool hangs, int rank, const Outcome& outcome) {
   }
   const bool felt = expected != (fault.lacking.size() == 2 ? kIpc : fault.lacking.size() == 1 ? kFd : kFabric);
   if (!felt) return;
-  EXPECT_NE(outcome.says.find(fault.says), std::string::npos) << row;
-  EXPECT_NE(outcome.says.find(hangs ? "did not return within" : "fake refusal 77"), std::string::npos) << row;
+  EXPECT_NE(outcome.reason.find(fault.reason), std::string::npos) << row;
+  EXPECT_NE(outcome.reason.find(hangs ? "did not return within" : "fake refusal 77"), std::string::npos) << row;
 }
 
 void check(const Fault& fault, bool hangs) {
@@ -125,7 +125,7 @@ void check(const Fault& fault, bool hangs) {
     const auto began = Clock::now();
     judge(fault, hangs, rank, try_to_share(*process.registry, bootstrap, patient(rank, faulty)));
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << fault.call;
-    process.driver->come_back();
+    process.driver->unblock();
   });
 }
 
@@ -144,7 +144,7 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
   std::atomic<int> errors{0}, hosts{0}, fine{0};
   const auto attempt = [&](const std::vector<ShareKind>& lacking, int n) {
     const SharedTable table(2);
-    std::string struck;
+    std::string faulted;
     std::array<Outcome, 2> outcomes;
     as_threads(2, [&](int rank) {
       Process process(2, 4 * M, rank == 1 ? milliseconds(as_fast(400, 2500)) : DeviceArena::kTimeout);
@@ -155,16 +155,16 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
       const auto stop = [&] { process.driver->block_call(-1); };
       outcomes[size_t(rank)] = try_to_share(*process.registry, bootstrap, patient(rank, rank == 1), stop);
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << n;
-      if (rank == 1) struck = process.driver->struck();
-      process.driver->come_back();
+      if (rank == 1) faulted = process.driver->faulted_call();
+      process.driver->unblock();
     });
-    const std::string row = "call " + std::to_string(n) + ", " + struck + ": " + outcomes[1].says;
-    EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << row << " / " << outcomes[0].says;
+    const std::string row = "call " + std::to_string(n) + ", " + faulted + ": " + outcomes[1].reason;
+    EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << row << " / " << outcomes[0].reason;
     for (const Outcome& outcome : outcomes) {
-      EXPECT_TRUE(outcome.kind || outcome.says.find("did not return within") != std::string::npos) << row;
+      EXPECT_TRUE(outcome.kind || outcome.reason.find("did not return within") != std::string::npos) << row;
     }
     ++(outcomes[0].kind ? *outcomes[0].kind == kHost ? hosts : fine : errors);
-    return !struck.empty();
+    return !faulted.empty();
   };
   for (const auto& lacking : {kAll, kNoFabric, kIpcOnly, none}) {
     std::atomic<int> next{0};
@@ -190,14 +190,14 @@ TEST(DeviceFaults, APairOfOneProcessThatHangsFallsBack) {
     as_threads(2, [&](int rank) {
       SharedBootstrap bootstrap(table, rank);
       const Outcome outcome = try_to_share(*process.registry, bootstrap, patient(rank, true));
-      EXPECT_EQ(outcome.kind, kHost) << outcome.says;
-      EXPECT_NE(outcome.says.find("giving access to GPU"), std::string::npos) << outcome.says;
+      EXPECT_EQ(outcome.kind, kHost) << outcome.reason;
+      EXPECT_NE(outcome.reason.find("giving access to GPU"), std::string::npos) << outcome.reason;
       const auto began = Clock::now();
       const Outcome again = try_to_share(*process.registry, bootstrap, patient(rank, true));
-      EXPECT_NE(again.says.find("found by an earlier group"), std::string::npos) << again.says;
+      EXPECT_NE(again.reason.find("found by an earlier group"), std::string::npos) << again.reason;
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
     });
-    process.driver->come_back();
+    process.driver->unblock();
   }
 }
 
@@ -206,16 +206,16 @@ TEST(DeviceFaults, AWindowThatHangsIsAnErrorOnAllRanks) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     Process process(2, 4 * M, milliseconds(as_fast(400, 2500)));
-    process.driver->pairs(0, 1, FakeDriver::Truth::kRefuses);
+    process.driver->pairs(0, 1, FakeDriver::PeerAccess::kRefuses);
     SharedBootstrap honest(table, rank);
     FalseBootstrap bootstrap(honest, [&](int round, std::vector<std::byte>&) {
       if (rank == 1 && round == 3) process.driver->block("pin");  // all kinds but pinned host memory have been tried
     });
     const Outcome outcome = try_to_share(*process.registry, bootstrap, patient(rank, true));
     EXPECT_FALSE(outcome.kind);
-    EXPECT_NE(outcome.says.find("rank 1: pinning 4096 KiB for GPU 1 did not return within"), std::string::npos)
-        << outcome.says;
-    process.driver->come_back();
+    EXPECT_NE(outcome.reason.find("rank 1: pinning 4096 KiB for GPU 1 did not return within"), std::string::npos)
+        << outcome.reason;
+    process.driver->unblock();
   });
 }
 
@@ -240,7 +240,7 @@ TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
   EXPECT_EQ(process.driver->calls_of("create"), 1);
   EXPECT_NE(try_again().find("has still not returned"), std::string::npos);
   EXPECT_EQ(process.registry->made(0), nullptr);
-  process.driver->come_back();
+  process.driver->unblock();
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process.registry->made(0) != nullptr; }));
   EXPECT_EQ(try_again(), "");
   EXPECT_EQ(process.driver->calls_of("create"), 1);
@@ -278,14 +278,14 @@ TEST(DeviceFaults, MemoryThatADeviceMayWriteIsKept) {
   EXPECT_EQ(arena.allocate(M).offset, first.offset);
   EXPECT_EQ(arena.allocate(M).offset, 2 * M) << "what is behind the first one may still be filled";
   process.registry.reset();
-  EXPECT_EQ(process.driver->open_books(), "1 memories 1 reservations 1 mappings 1 pinned ranges 2 queues ");
+  EXPECT_EQ(process.driver->unreleased(), "1 memories 1 reservations 1 mappings 1 pinned ranges 2 queues ");
 }
 
 /// The offer of a rank is checked: it may not be larger than its memory.
 TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
   const struct {
     const std::vector<ShareKind>& lacking;
-    const char* says;
+    const char* reason;
   } kRows[] = {{kAll, "cuMemMap of"}, {kNoFabric, "cuMemMap of"}, {kIpcOnly, "it has 8388608 bytes instead of the"}};
   for (const auto& row : kRows) {
     const SharedTable table(2);
@@ -298,8 +298,8 @@ TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
         if (rank == 1 && round == 1) text[kBytesAt] ^= std::byte(1);
       });
       const Outcome outcome = try_to_share(*process.registry, bootstrap, options_of(rank, 2, rank));
-      EXPECT_EQ(outcome.kind, kHost) << outcome.says;
-      EXPECT_NE(outcome.says.find(row.says), std::string::npos) << outcome.says;
+      EXPECT_EQ(outcome.kind, kHost) << outcome.reason;
+      EXPECT_NE(outcome.reason.find(row.reason), std::string::npos) << outcome.reason;
     });
   }
 }
@@ -340,13 +340,14 @@ TEST(DeviceFaults, TwoGroupsThatAgreeOnDifferentKindsAtOnce) {
       MappingOptions options = options_of(rank, 2, rank == 0 ? 0 : first ? 1 : 2);
       outcomes[size_t(thread)] = try_to_share(*process.registry, bootstrap, options);
     });
-    EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << outcomes[0].says << outcomes[1].says;
-    EXPECT_EQ(outcomes[2].kind, outcomes[3].kind) << outcomes[2].says << outcomes[3].says;
+    EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << outcomes[0].reason << outcomes[1].reason;
+    EXPECT_EQ(outcomes[2].kind, outcomes[3].kind) << outcomes[2].reason << outcomes[3].reason;
     const ShareKind made = both.registry->made(0)->region().kind();
-    EXPECT_EQ(outcomes[0].kind, made == kFabric ? kFabric : kHost) << outcomes[0].says;
-    EXPECT_EQ(outcomes[2].kind, made == kFd ? kFd : kHost) << outcomes[2].says;
+    EXPECT_EQ(outcomes[0].kind, made == kFabric ? kFabric : kHost) << outcomes[0].reason;
+    EXPECT_EQ(outcomes[2].kind, made == kFd ? kFd : kHost) << outcomes[2].reason;
     const Outcome& later = outcomes[made == kFabric ? 2 : 0];
-    EXPECT_NE(later.says.find("its memory was made before, for another group, by"), std::string::npos) << later.says;
+    EXPECT_NE(later.reason.find("its memory was made before, for another group, by"), std::string::npos)
+        << later.reason;
     for (Process* process : {&both, &fabric, &descriptor}) {
       EXPECT_EQ(process->registry->made(process == &both ? 0 : process == &fabric ? 1 : 2)->used(), 0u);
       EXPECT_EQ(process->driver->calls_of("pin") > 0, true);

@@ -11,7 +11,7 @@ namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-using Truth = FakeDriver::Truth;
+using PeerAccess = FakeDriver::PeerAccess;
 
 TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
   const auto driver = std::make_shared<FakeDriver>(2);
@@ -20,34 +20,34 @@ TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
   EXPECT_GT(speed.gb_s, 0);
   EXPECT_GT(speed.us, 0);
   EXPECT_GT(speed.own_us, 0);
-  EXPECT_EQ(driver->open_books(), "");
+  EXPECT_EQ(driver->unreleased(), "");
 }
 
 /// A slow path between the two does not affect a copy within the writing GPU.
 TEST(DeviceMeasure, SeparatesTheCopyFromTheCall) {
   const auto driver = std::make_shared<FakeDriver>(2);
-  driver->pair(0, 1, Truth::kDawdles);
+  driver->pair(0, 1, PeerAccess::kSlow);
   const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)), size_t(1) << 20);
   EXPECT_GE(speed.us, 3000);
   EXPECT_LT(speed.own_us, speed.us / 2);
 }
 
 TEST(DeviceMeasure, FailedMeasurementHasAReason) {
-  const std::pair<Truth, const char*> kTruths[] = {
-      {Truth::kRefuses, "the driver reports that GPU 0 cannot access GPU 1"},
-      {Truth::kHangs, "a copy did not end within 200 ms"},
-      {Truth::kBlocks, "a driver call did not return within 200 ms"},
+  const std::pair<PeerAccess, const char*> kAccesses[] = {
+      {PeerAccess::kRefuses, "the driver reports that GPU 0 cannot access GPU 1"},
+      {PeerAccess::kHangs, "a copy did not end within 200 ms"},
+      {PeerAccess::kBlocks, "a driver call did not return within 200 ms"},
   };
-  for (const auto& [truth, why] : kTruths) {
+  for (const auto& [access, why] : kAccesses) {
     const auto driver = std::make_shared<FakeDriver>(2);
-    driver->pair(0, 1, truth);
+    driver->pair(0, 1, access);
     const auto began = Clock::now();
     EXPECT_EQ(measure_pair(driver, 0, 1, Deadline::after(milliseconds(200))).why_not, why);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
-    driver->come_back();
-    EXPECT_TRUE(eventually(milliseconds(20'000), [&, truth = truth] {
-      return truth == Truth::kHangs || driver->open_books().empty();
-    })) << driver->open_books();
+    driver->unblock();
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&, access = access] {
+      return access == PeerAccess::kHangs || driver->unreleased().empty();
+    })) << driver->unreleased();
   }
 }
 
@@ -59,8 +59,8 @@ TEST(DeviceMeasure, WhicheverCallFailsEverythingIsReturned) {
     driver->fail_call(n);
     const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)));
     EXPECT_NE(speed.why_not.find("fake refusal 999"), std::string::npos) << n;
-    const bool begun = driver->struck() == "drained";
-    EXPECT_EQ(driver->open_books(), begun ? "2 allocations 1 queues " : "") << n;
+    const bool begun = driver->faulted_call() == "drained";
+    EXPECT_EQ(driver->unreleased(), begun ? "2 allocations 1 queues " : "") << n;
     kept += begun;
   }
   EXPECT_GT(kept, 0);
@@ -73,8 +73,8 @@ TEST(DeviceMeasure, WhicheverCallHangsItReturns) {
     driver->block(call);
     const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(100)));
     EXPECT_EQ(speed.why_not, "a driver call did not return within 100 ms") << call;
-    driver->come_back();
-    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver->open_books().empty(); })) << call;
+    driver->unblock();
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver->unreleased().empty(); })) << call;
   }
 }
 

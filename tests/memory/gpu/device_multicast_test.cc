@@ -45,9 +45,9 @@ struct Rank {
     span.reset();
     mappings.reset();
     (void)bootstrap.all_gather({});
-    (void)eventually(milliseconds(10'000), [&] { return driver().open_books().find("bound") == std::string::npos; });
+    (void)eventually(milliseconds(10'000), [&] { return driver().unreleased().find("bound") == std::string::npos; });
     process.registry.reset();
-    return open_books_at_rest(driver());
+    return unreleased_at_rest(driver());
   }
 };
 
@@ -108,13 +108,13 @@ const std::pair<const char*, const char*> kCalls[] = {{"multicast_granularity", 
                                                       {"bind_multicast", "cuMulticastBindMem on GPU"}};
 
 TEST(DeviceMulticast, WhereOneRankIsRefusedNoneHasIt) {
-  for (const auto& [call, says] : kCalls) {
+  for (const auto& [call, reason] : kCalls) {
     for (const int refused : {0, 2}) {
       if (std::string(call) == "create_multicast" && refused != 0) continue;
-      all_ranks(kRanks, [&, call = call, says = says](Rank& one) {
+      all_ranks(kRanks, [&, call = call, reason = reason](Rank& one) {
         if (one.rank == refused) one.driver().refuse(call, 801);
         one.open();
-        expect_none(one, "rank " + std::to_string(refused) + ": " + says);
+        expect_none(one, "rank " + std::to_string(refused) + ": " + reason);
         expect_none(one, "fake refusal 801");
         EXPECT_EQ(one.close(), "") << call;
       });
@@ -124,7 +124,7 @@ TEST(DeviceMulticast, WhereOneRankIsRefusedNoneHasIt) {
 
 /// Also where the call of one rank would make the calls of the others wait for it.
 TEST(DeviceMulticast, WhereTheDriverOfOneRankHangsNoneHasItAndNoneWaitsLong) {
-  for (const auto& [call, says] : kCalls) {
+  for (const auto& [call, reason] : kCalls) {
     for (const int hangs : {0, 2}) {
       if (std::string(call) == "create_multicast" && hangs != 0) continue;
       all_ranks(kRanks, [&, call = call](Rank& one) {
@@ -137,12 +137,12 @@ TEST(DeviceMulticast, WhereTheDriverOfOneRankHangsNoneHasItAndNoneWaitsLong) {
         const bool keeps = one.rank == hangs && std::string(call) == "bind_multicast";
         EXPECT_EQ(one.mappings->arena().used() > 0, keeps) << "memory that may yet be bound is not used again";
         (void)one.bootstrap.all_gather({});
-        one.driver().come_back();
+        one.driver().unblock();
         (void)one.bootstrap.all_gather({});
         one.mappings.reset();
         (void)eventually(milliseconds(10'000),
-                         [&] { return one.driver().open_books().find("bound") == std::string::npos; });
-        EXPECT_EQ(one.driver().open_books().find("bound"), std::string::npos) << call;
+                         [&] { return one.driver().unreleased().find("bound") == std::string::npos; });
+        EXPECT_EQ(one.driver().unreleased().find("bound"), std::string::npos) << call;
       });
     }
   }
@@ -171,8 +171,8 @@ TEST(DeviceMulticast, WhicheverCallFailsTheRanksAgreeAndEverythingIsReturned) {
       one.driver().fail_call(-1);
       has[rank] = one.span != nullptr;
       write_and_look(*one.mappings, one.bootstrap, rank, 2);
-      if (one.driver().struck() == "drained") return (void)one.bootstrap.all_gather({});  // the queue stays
-      EXPECT_EQ(one.close(), "") << one.driver().struck();
+      if (one.driver().faulted_call() == "drained") return (void)one.bootstrap.all_gather({});  // the queue stays
+      EXPECT_EQ(one.close(), "") << one.driver().faulted_call();
     });
     EXPECT_EQ(has[0], has[1]) << n;
     none += !has[0];
@@ -187,12 +187,12 @@ TEST(DeviceMulticast, GroupsThatCannotHaveItReportWhy) {
     expect_none(one, "the ranks do not share virtual memory, but memory by legacy IPC");
   });
   all_ranks(2, [](Rank& one) {
-    one.driver().see({5, 5});
+    one.driver().set_visible({5, 5});
     one.open();
     expect_none(one, "rank 0 and rank 1 share a GPU");
   });
   all_ranks(kRanks, [](Rank& one) {
-    one.driver().pairs(1, 2, FakeDriver::Truth::kRefuses);
+    one.driver().pairs(1, 2, FakeDriver::PeerAccess::kRefuses);
     one.open();
     expect_none(one, "rank 1 and rank 2 do not reach each other's GPU memory");
   });
@@ -210,7 +210,7 @@ TEST(DeviceMulticast, OnePartIsNotReleasedBeforeThePeersHaveGone) {
     one.span->release_when([gone] { return gone->load(); });
     one.span.reset();
     one.mappings->arena().free(one.mappings->arena().allocate(1));
-    EXPECT_NE(one.driver().open_books().find("1 bound parts"), std::string::npos);
+    EXPECT_NE(one.driver().unreleased().find("1 bound parts"), std::string::npos);
     *gone = true;
     one.mappings->arena().free(one.mappings->arena().allocate(1));
     EXPECT_EQ(one.mappings->arena().used(), 0u);

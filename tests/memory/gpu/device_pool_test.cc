@@ -24,7 +24,7 @@ namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-using Truth = FakeDriver::Truth;
+using PeerAccess = FakeDriver::PeerAccess;
 
 Deadline soon(int ms = 10'000) { return Deadline::after(milliseconds(ms)); }
 
@@ -108,21 +108,21 @@ TEST(DevicePool, ADeviceThatIsFullRefusesAndGoesOn) {
 TEST(DevicePool, ADriverThatFailsAnywhereLeavesNothingBehind) {
   for (int n = 0;; ++n) {
     const int before = open_fds();
-    bool struck = false;
+    bool faulted = false;
     auto driver = std::make_shared<FakeDriver>(1);
     {
       DevicePool pool(driver, 0, {.timeout = milliseconds(10'000)});
       (void)pool.allocate(2 * M);
       driver->fail_call(n);
       (void)refusal_of([&] { (void)pool.allocate(4 * M); });
-      struck = !driver->struck().empty();
+      faulted = !driver->faulted_call().empty();
       driver->fail_call(-1);
-      EXPECT_EQ(pool.grown(), struck ? 2 * M : 6 * M) << driver->struck();
-      EXPECT_EQ(pool.allocate(4 * M), pool.base() + (struck ? 2 * M : 6 * M)) << driver->struck();
+      EXPECT_EQ(pool.grown(), faulted ? 2 * M : 6 * M) << driver->faulted_call();
+      EXPECT_EQ(pool.allocate(4 * M), pool.base() + (faulted ? 2 * M : 6 * M)) << driver->faulted_call();
     }
-    EXPECT_EQ(driver->open_books(), "") << driver->struck();
-    EXPECT_EQ(open_fds(), before) << driver->struck();
-    if (!struck) {
+    EXPECT_EQ(driver->unreleased(), "") << driver->faulted_call();
+    EXPECT_EQ(open_fds(), before) << driver->faulted_call();
+    if (!faulted) {
       EXPECT_GE(n, 3) << "create, map and allow at least";
       break;
     }
@@ -138,7 +138,7 @@ TEST(DevicePool, ADriverThatHangsIsLeftToItself) {
   EXPECT_EQ(code, Code::kTimeout);
   EXPECT_NE(text.find("the driver has not returned from an earlier call"), std::string::npos) << text;
   EXPECT_EQ(driver->calls_of("create"), 1) << "it is not called again";
-  driver->come_back();
+  driver->unblock();
 }
 
 TEST(DevicePool, NoneWhereMemoryCannotBeMappedAsItGrows) {
@@ -235,9 +235,9 @@ TEST(PeerPool, GivesAllBackWhenNobodyKeepsIt) {
       (void)theirs.registry->pool(0).allocate(2 * M);
       const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
       seen->catch_up(4 * M, soon());
-      EXPECT_NE(mine.driver->open_books(), "");
+      EXPECT_NE(mine.driver->unreleased(), "");
     }
-    EXPECT_EQ(mine.driver->open_books(), "");
+    EXPECT_EQ(mine.driver->unreleased(), "");
     const auto again = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
     again->catch_up(4 * M, soon());
     EXPECT_EQ(again->mapped(), 4 * M);
@@ -268,7 +268,7 @@ TEST(PeerPool, OfTheSameProcessNeedsNoServer) {
     EXPECT_EQ(seen->mapped(), 2 * M);
   }
   EXPECT_TRUE(copies(0) && copies(1));
-  process.driver->pair(0, 1, Truth::kRefuses);
+  process.driver->pair(0, 1, PeerAccess::kRefuses);
   (void)pool.allocate(2 * M);
   EXPECT_NE(refusal_of([&] { other->catch_up(4 * M, soon()); }).second.find("cuMemSetAccess"), std::string::npos);
   EXPECT_EQ(other->mapped(), 2 * M);
@@ -336,7 +336,7 @@ TEST(PeerPool, ChecksTheRepliesOfAServer) {
   };
   const struct {
     std::function<void(PoolReply&)> spoil;
-    const char* says;
+    const char* reason;
   } kTable[] = {
       {[](PoolReply& a) { a.magic = 1; }, "another version"},
       {[](PoolReply& a) { a.kind = uint32_t(ShareKind::kIpc); }, "an impossible segment"},
@@ -352,14 +352,14 @@ TEST(PeerPool, ChecksTheRepliesOfAServer) {
   };
   for (const auto& row : kTable) {
     Process mine(1);
-    FalseOwner liar([&](const PoolRequest&, Fd* fd) {
+    FalseOwner false_owner([&](const PoolRequest&, Fd* fd) {
       PoolReply reply = honest(fd);
       row.spoil(reply);
       return reply;
     });
-    const auto seen = mine.registry->peer_pool(0, liar.owner());
+    const auto seen = mine.registry->peer_pool(0, false_owner.owner());
     const std::string text = refusal_of([&] { seen->catch_up(2 * M, soon()); }).second;
-    EXPECT_NE(text.find(row.says), std::string::npos) << text;
+    EXPECT_NE(text.find(row.reason), std::string::npos) << text;
     EXPECT_EQ(seen->mapped(), 0u);
   }
   Process mine(1);
@@ -509,7 +509,7 @@ TEST(PoolServer, StaysOpenAfterAClientDies) {
   EXPECT_EQ(endings[0].signal, SIGKILL);
   for (int i = 0; i < 1000 && theirs.driver->calls_of("export_fd") < 2; ++i)  // the probe has made one before
     std::this_thread::sleep_for(milliseconds(5));
-  theirs.driver->come_back();
+  theirs.driver->unblock();
   Process mine(1);
   const auto seen = mine.registry->peer_pool(0, owner_of(*theirs.registry, 0));
   seen->catch_up(2 * M, soon());

@@ -17,7 +17,7 @@ namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-using Truth = FakeDriver::Truth;
+using PeerAccess = FakeDriver::PeerAccess;
 
 DeviceInfo info(int rank, uint64_t home, std::initializer_list<ShareKind> kinds, uint64_t host = 7) {
   DeviceInfo info;
@@ -73,15 +73,15 @@ TEST(PeerMappings, RanksOfOneProcessUsePointers) {
     write_and_look(mappings, bootstrap, rank, kRanks);
   });
   EXPECT_EQ(process.registry->made(0)->used(), 0u);
-  EXPECT_EQ(process.driver->open_books(), "3 memories 3 reservations 3 mappings ");
+  EXPECT_EQ(process.driver->unreleased(), "3 memories 3 reservations 3 mappings ");
   process.registry.reset();
-  EXPECT_EQ(open_books_at_rest(*process.driver), "");
+  EXPECT_EQ(unreleased_at_rest(*process.driver), "");
 }
 
 /// Two GPUs of one process that cannot access each other, and a third one that both can.
 TEST(PeerMappings, RanksOfOneProcessFallBackByPair) {
   Process process(3);
-  process.driver->pairs(0, 1, Truth::kRefuses);
+  process.driver->pairs(0, 1, PeerAccess::kRefuses);
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
     SharedBootstrap bootstrap(table, rank);
@@ -98,7 +98,7 @@ TEST(PeerMappings, RanksOfOneProcessFallBackByPair) {
     write_and_look(mappings, bootstrap, rank, 3);
   });
   process.registry.reset();
-  EXPECT_EQ(open_books_at_rest(*process.driver), "");
+  EXPECT_EQ(unreleased_at_rest(*process.driver), "");
 }
 
 /// A third rank, in another process, can share host memory only. This affects only the pairs between the processes.
@@ -123,7 +123,7 @@ TEST(PeerMappings, RanksOfOneProcessKeepPointersWhateverOthersLack) {
 /// A pair that corrupted data is not tried again, and costs no memory. Its fallback works each time.
 TEST(PeerMappings, RanksOfOneProcessReplaceAPairThatCorrupts) {
   Process process(2);
-  process.driver->pairs(0, 1, Truth::kCorrupts);
+  process.driver->pairs(0, 1, PeerAccess::kCorrupts);
   const SharedTable table(2);
   std::array<size_t, 2> used{};
   as_threads(2, [&](int rank) {
@@ -174,7 +174,7 @@ void share_once(const SharedTable& table, int rank, const std::vector<ShareKind>
   EXPECT_EQ(process.registry->made(rank)->used(), 0u);
   (void)bootstrap.all_gather({});
   process.registry.reset();
-  EXPECT_EQ(open_books_at_rest(*process.driver), "");
+  EXPECT_EQ(unreleased_at_rest(*process.driver), "");
 }
 
 TEST(PeerMappings, EachKindWorksBetweenProcesses) {
@@ -200,7 +200,7 @@ TEST(PeerMappings, SeveralRanksShareOneGpu) {
   const SharedTable table(4);
   all_end_well(4, [&](int rank) {
     Process process(2);
-    process.driver->pairs(0, 1, Truth::kRefuses);
+    process.driver->pairs(0, 1, PeerAccess::kRefuses);
     SharedBootstrap bootstrap(table, rank);
     const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 4, rank / 2));
     for (int r = 0; r < 4; ++r) {
@@ -214,72 +214,73 @@ TEST(PeerMappings, SeveralRanksShareOneGpu) {
   });
 }
 
-struct Lie {
+struct AccessCase {
   const char* name;
-  Truth truth;  ///< of 0 to 2
-  Truth back;
-  const char* says;
-  bool has(Truth what) const { return truth == what || back == what; }
+  PeerAccess access;  ///< of 0 to 2
+  PeerAccess back;
+  const char* reason;
+  bool has(PeerAccess what) const { return access == what || back == what; }
 };
 
-const Lie kLies[] = {
-    {"refuses", Truth::kRefuses, Truth::kRefuses, "fake refusal 217"},
-    {"hangs", Truth::kHangs, Truth::kHangs, "did not end within"},
-    {"blocks", Truth::kBlocks, Truth::kBlocks, "a driver call did not return within"},
-    {"corrupts", Truth::kCorrupts, Truth::kCorrupts, "the data read differs at byte 32768"},
-    {"corrupts what is written", Truth::kCorruptsWrites, Truth::kWorks,
+const AccessCase kAccessCases[] = {
+    {"refuses", PeerAccess::kRefuses, PeerAccess::kRefuses, "fake refusal 217"},
+    {"hangs", PeerAccess::kHangs, PeerAccess::kHangs, "did not end within"},
+    {"blocks", PeerAccess::kBlocks, PeerAccess::kBlocks, "a driver call did not return within"},
+    {"corrupts", PeerAccess::kCorrupts, PeerAccess::kCorrupts, "the data read differs at byte 32768"},
+    {"corrupts what is written", PeerAccess::kCorruptsWrites, PeerAccess::kWorks,
      "rank 2 with the data from rank 0: the data read differs"},
-    {"refuses one way", Truth::kRefuses, Truth::kWorks, "rank 0 with the memory of rank 2"},
-    {"hangs one way", Truth::kHangs, Truth::kWorks, "rank 0 with the memory of rank 2"},
-    {"corrupts one way", Truth::kCorrupts, Truth::kWorks, "rank 0 with the memory of rank 2"},
-    {"refuses one way, hangs the other", Truth::kRefuses, Truth::kHangs, "rank 0 with the memory of rank 2"},
-    {"corrupts one way, blocks the other", Truth::kCorrupts, Truth::kBlocks, "rank 0 with the memory of rank 2"},
+    {"refuses one way", PeerAccess::kRefuses, PeerAccess::kWorks, "rank 0 with the memory of rank 2"},
+    {"hangs one way", PeerAccess::kHangs, PeerAccess::kWorks, "rank 0 with the memory of rank 2"},
+    {"corrupts one way", PeerAccess::kCorrupts, PeerAccess::kWorks, "rank 0 with the memory of rank 2"},
+    {"refuses one way, hangs the other", PeerAccess::kRefuses, PeerAccess::kHangs, "rank 0 with the memory of rank 2"},
+    {"corrupts one way, blocks the other", PeerAccess::kCorrupts, PeerAccess::kBlocks,
+     "rank 0 with the memory of rank 2"},
 };
 
 /// Between GPUs 0 and 2 access fails in some way; the other pairs are not affected.
 TEST(PeerMappings, ACorruptPairFallsBackToPinnedHostMemoryAndReportsWhy) {
-  for (const Lie& lie : kLies) {
+  for (const AccessCase& row : kAccessCases) {
     const SharedTable table(3);
     std::vector<std::shared_ptr<FakeDriver>> drivers(3);
     as_threads(3, [&](int rank) {
       Process process(3);
       drivers[size_t(rank)] = process.driver;
-      process.driver->pair(0, 2, lie.truth);
-      process.driver->pair(2, 0, lie.back);
+      process.driver->pair(0, 2, row.access);
+      process.driver->pair(2, 0, row.back);
       SharedBootstrap bootstrap(table, rank);
       const auto began = Clock::now();
       const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 3, rank));
-      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << lie.name;
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << row.name;
       for (int r = 0; r < 3; ++r) {
         const bool odd = (rank == 0 && r == 2) || (rank == 2 && r == 0);
         const ShareKind expected = r == rank ? ShareKind::kPointer : odd ? ShareKind::kHost : ShareKind::kFabric;
-        EXPECT_EQ(mappings.peer(r).kind, expected) << lie.name << " " << rank << r;
-        EXPECT_EQ(!mappings.peer(r).why_not_better.empty(), odd) << lie.name;
+        EXPECT_EQ(mappings.peer(r).kind, expected) << row.name << " " << rank << r;
+        EXPECT_EQ(!mappings.peer(r).why_not_better.empty(), odd) << row.name;
         if (odd) {
-          EXPECT_NE(mappings.fallbacks().find(lie.says), std::string::npos) << mappings.fallbacks();
+          EXPECT_NE(mappings.fallbacks().find(row.reason), std::string::npos) << mappings.fallbacks();
         }
       }
       write_and_look(mappings, bootstrap, rank, 3);
       // Memory that a hanging copy may still write is not allocated again.
-      const bool hangs = lie.has(Truth::kHangs) || lie.has(Truth::kBlocks);
-      EXPECT_EQ(mappings.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
+      const bool hangs = row.has(PeerAccess::kHangs) || row.has(PeerAccess::kBlocks);
+      EXPECT_EQ(mappings.arena().used() > 0, hangs && rank != 1) << row.name << rank;
       // Another group of the same processes does not try again.
       const PeerMappings second(*process.registry, bootstrap, options_of(rank, 3, rank));
       EXPECT_EQ(second.fallbacks().find("found by an earlier group") != std::string::npos,
-                rank != 1 && lie.truth != Truth::kRefuses && lie.truth != Truth::kCorruptsWrites)
-          << lie.name << rank << second.fallbacks();
+                rank != 1 && row.access != PeerAccess::kRefuses && row.access != PeerAccess::kCorruptsWrites)
+          << row.name << rank << second.fallbacks();
       EXPECT_EQ(second.peer((rank + 1) % 3).kind, mappings.peer((rank + 1) % 3).kind);
       (void)bootstrap.all_gather({});
-      process.driver->come_back();
+      process.driver->unblock();
     });
     for (const auto& driver : drivers) {
       // The blocked calls return at last, and return their resources.
       EXPECT_TRUE(eventually(
           milliseconds(10'000),
-          [&] { return lie.has(Truth::kHangs) || driver->open_books().find("queues") == std::string::npos; }))
-          << lie.name << driver->open_books();
-      if (!lie.has(Truth::kHangs) && !lie.has(Truth::kBlocks)) {
-        EXPECT_EQ(open_books_at_rest(*driver), "") << lie.name;
+          [&] { return row.has(PeerAccess::kHangs) || driver->unreleased().find("queues") == std::string::npos; }))
+          << row.name << driver->unreleased();
+      if (!row.has(PeerAccess::kHangs) && !row.has(PeerAccess::kBlocks)) {
+        EXPECT_EQ(unreleased_at_rest(*driver), "") << row.name;
       }
     }
   }
@@ -289,7 +290,7 @@ TEST(PeerMappings, WhereNeitherWorksAllRanksReportIt) {
   const SharedTable table(2);
   as_threads(2, [&](int rank) {
     Process process(2);
-    process.driver->pairs(0, 1, Truth::kRefuses);
+    process.driver->pairs(0, 1, PeerAccess::kRefuses);
     if (rank == 1) process.driver->lacks(ShareKind::kHost), process.driver->refuse("pin", 712);
     SharedBootstrap bootstrap(table, rank);
     try {
@@ -299,7 +300,7 @@ TEST(PeerMappings, WhereNeitherWorksAllRanksReportIt) {
       EXPECT_NE(std::string(error.what()).find("fake refusal 712"), std::string::npos) << error.what();
     }
     process.registry.reset();
-    EXPECT_EQ(open_books_at_rest(*process.driver), "");
+    EXPECT_EQ(unreleased_at_rest(*process.driver), "");
   });
 }
 
@@ -344,12 +345,12 @@ TEST(PeerMappings, WhicheverCallFailsEverythingIsReturned) {
       }
       EXPECT_EQ(made[0], made[1]) << "call " << n;
       failed += !made[1];
-      const std::string struck = drivers[1]->struck();
-      const std::string row = "call " + std::to_string(n) + ", " + struck + ", " + name(kind);
-      if (struck == "drained") {  // work that was begun may continue
-        EXPECT_NE(drivers[1]->open_books().find("1 queues"), std::string::npos) << row;
+      const std::string faulted = drivers[1]->faulted_call();
+      const std::string row = "call " + std::to_string(n) + ", " + faulted + ", " + name(kind);
+      if (faulted == "drained") {  // work that was begun may continue
+        EXPECT_NE(drivers[1]->unreleased().find("1 queues"), std::string::npos) << row;
       } else {
-        for (const auto& driver : drivers) EXPECT_EQ(open_books_at_rest(*driver), "") << row;
+        for (const auto& driver : drivers) EXPECT_EQ(unreleased_at_rest(*driver), "") << row;
         EXPECT_EQ(open_fds(), before) << row;
       }
       if (!reached_call[1] || HasFailure()) break;
@@ -426,7 +427,7 @@ TEST(PeerMappings, MalformedDescriptionsOfPeersAreRefused) {
   const struct {
     int round;
     size_t byte, bytes;
-    const char* says;
+    const char* reason;
   } kSpoilt[] = {
       {0, 0, 1, "describes its GPU in the format of another version of nvx"},
       {0, 8, 1, "describes its GPU in the format of another version of nvx"},
@@ -452,7 +453,7 @@ TEST(PeerMappings, MalformedDescriptionsOfPeersAreRefused) {
         ADD_FAILURE() << spoilt.round << " " << spoilt.byte;
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::kMismatch);
-        EXPECT_NE(std::string(error.what()).find(spoilt.says), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find(spoilt.reason), std::string::npos) << error.what();
       }
     });
   }

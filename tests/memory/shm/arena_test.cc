@@ -308,10 +308,11 @@ TEST(PeerProcesses, MalformedArenaIsRefused) {
       {"another magic", wrong, small.get()}, {"too short", {1, 2, 3}, small.get()}, {"no memory", right, STDIN_FILENO},
   };
   for (const auto& [what, bytes, fd] : kTries) {
-    FalseSocket liar;
-    std::thread answering([&, &bytes = bytes, fd = fd] { liar.answer(bytes, fd); });
+    FalseSocket false_socket;
+    std::thread answering([&, &bytes = bytes, fd = fd] { false_socket.answer(bytes, fd); });
     IpcSocket mine(*here);
-    EXPECT_THROW((void)mine.fetch({{id, liar.name(), getpid()}}, Deadline::after(milliseconds(5000))), Error) << what;
+    EXPECT_THROW((void)mine.fetch({{id, false_socket.name(), getpid()}}, Deadline::after(milliseconds(5000))), Error)
+        << what;
     answering.join();
   }
 }

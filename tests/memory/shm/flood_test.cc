@@ -112,10 +112,10 @@ TEST(UnixSocket, PacketsWithoutTheTokenAreDropped) {
     std::vector<LocalSocket> host;
     accept_clients(listener, [&](LocalSocket accepted) { host.push_back(std::move(accepted)); });
     ASSERT_EQ(host.size(), 1u);
-    const LocalSocket& stranger = real_listener ? client : host[0];
+    const LocalSocket& without_token = real_listener ? client : host[0];
     const LocalSocket& other = real_listener ? host[0] : client;
     uint64_t word = 7;
-    ASSERT_TRUE(send_packet(stranger, &word, sizeof word, {}));
+    ASSERT_TRUE(send_packet(without_token, &word, sizeof word, {}));
     EXPECT_FALSE(receive_packet(other, &word, sizeof word, {}));
     EXPECT_EQ(errno, EPROTO);
   }
@@ -133,47 +133,47 @@ TEST(UnixSocket, PacketsWithoutTheTokenAreDropped) {
 }
 
 /// A process of the same user, in another container for example, that reads names in /proc/net/unix.
-TEST(UnixSocket, AStrangerOfTheSameUserGetsNothingOfAnIpcSocketOrARelay) {
+TEST(UnixSocket, AClientWithoutTokensGetsNothingOfAnIpcSocketOrARelay) {
   const auto here = ShmRegistry::here();
   IpcSocket ipc(*here);
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   ipc.serve_with(&relay);
   relay.publish(std::vector<uint8_t>{1, 2, 3});
   const auto info = nvx::PeerInfo::of(1, "rank 1");
-  std::vector<LocalSocket> strangers;
+  std::vector<LocalSocket> clients;
   for (const std::string& name : {ipc.name(), relay.name()}) {
-    strangers.push_back(connect_to(without_tokens(name)));  // sends nothing
-    strangers.push_back(connect_to(without_tokens(name)));
-    ASSERT_TRUE(send_packet(strangers.back(), &info, name == ipc.name() ? 0 : sizeof info, {}));
+    clients.push_back(connect_to(without_tokens(name)));  // sends nothing
+    clients.push_back(connect_to(without_tokens(name)));
+    ASSERT_TRUE(send_packet(clients.back(), &info, name == ipc.name() ? 0 : sizeof info, {}));
   }
   for (int i = 0; i < 3; ++i) ipc.serve(milliseconds(1));
   EXPECT_TRUE(relay.peers().empty());
-  for (size_t i = 0; i < strangers.size(); ++i) {
+  for (size_t i = 0; i < clients.size(); ++i) {
     char byte = 0;
-    const ssize_t got = recv(strangers[i].get(), &byte, sizeof byte, MSG_DONTWAIT);
+    const ssize_t got = recv(clients[i].get(), &byte, sizeof byte, MSG_DONTWAIT);
     EXPECT_LE(got, 0) << i;
     EXPECT_TRUE(i % 2 == 0 || got == 0) << i << " sent something wrong, so its connection is closed";
   }
 }
 
 /// Each would hold a descriptor of this process, until there are none for ranks.
-TEST(UnixSocket, OfStrangersWhoSendNothingTheOldestAreClosed) {
-  constexpr size_t kStrangers = kMostSilent + 64;
+TEST(UnixSocket, OfClientsThatSendNothingTheOldestAreClosed) {
+  constexpr size_t kSilent = kMostSilent + 64;
   const auto here = ShmRegistry::here();
   IpcSocket ipc(*here);
   HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
   ipc.serve_with(&relay);
   for (const std::string& name : {ipc.name(), relay.name()}) {
-    std::vector<LocalSocket> strangers;
-    for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(connect_to(without_tokens(name)));
+    std::vector<LocalSocket> silent;
+    for (size_t i = 0; i < kSilent; ++i) silent.push_back(connect_to(without_tokens(name)));
     for (int i = 0; i < 3; ++i) ipc.serve(milliseconds(1));
-    const auto is_closed = [](const LocalSocket& stranger) {
+    const auto is_closed = [](const LocalSocket& other) {
       char byte = 0;
-      return recv(stranger.get(), &byte, sizeof byte, MSG_DONTWAIT) == 0;
+      return recv(other.get(), &byte, sizeof byte, MSG_DONTWAIT) == 0;
     };
-    EXPECT_EQ(size_t(std::ranges::count_if(strangers, is_closed)), kStrangers - kMostSilent);
-    EXPECT_TRUE(is_closed(strangers.front()));
-    EXPECT_FALSE(is_closed(strangers.back()));
+    EXPECT_EQ(size_t(std::ranges::count_if(silent, is_closed)), kSilent - kMostSilent);
+    EXPECT_TRUE(is_closed(silent.front()));
+    EXPECT_FALSE(is_closed(silent.back()));
   }
 }
 

@@ -86,9 +86,9 @@ TEST(TcpAddress, IsRefusedUnlessAHolderOfTheKeyHasWrittenAllOfIt) {
 }
 
 /// A connection to a link that does not come from a link.
-class Visitor {
+class RawClient {
  public:
-  explicit Visitor(const Link& link) : there_(*decode_address(link.address(), some_key())) {
+  explicit RawClient(const Link& link) : there_(*decode_address(link.address(), some_key())) {
     fd_ = Fd(socket(there_.listeners[0].family == 4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const auto [at, bytes] = sockaddr_of(there_.listeners[0]);
     EXPECT_EQ(connect(fd_.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
@@ -112,7 +112,7 @@ class Visitor {
                        }) &&
            got == bytes.size();
   }
-  bool is_sent_away(Link& link) {
+  bool is_rejected(Link& link) {
     std::byte none;
     return !receive(link, none) && ended_;
   }
@@ -150,7 +150,7 @@ class Tcp : public testing::Test {
     b.link->add(a.link->address());
   }
   /// Both still exchange messages, and b has received none from others.
-  void expect_that_only_a_is_heard() {
+  void expect_only_messages_of_a() {
     const size_t had = a.log.messages.size();
     a.send(0, 100, 77);
     b.send(0, 50'000, 78);
@@ -164,63 +164,63 @@ class Tcp : public testing::Test {
 };
 
 TEST_F(Tcp, AHolderOfTheKeyGetsIn) {
-  Visitor visitor(*b.link);
-  ASSERT_FALSE(visitor.enter(*b.link, {1, 2}).empty());
+  RawClient client(*b.link);
+  ASSERT_FALSE(client.enter(*b.link, {1, 2}).empty());
   EXPECT_TRUE(drive_all([&] { return b.log.messages.size() == 1; })) << "the tests below test nothing";
 }
 
 TEST_F(Tcp, ARecordedHandshakeIsWorthNothing) {
-  Visitor first(*b.link);
+  RawClient first(*b.link);
   const std::vector<std::byte> recorded = first.enter(*b.link, {1, 2});
   ASSERT_TRUE(drive_all([&] { return b.log.messages.size() == 1; }));
   b.log.messages.clear();
-  Visitor again(*b.link);
+  RawClient again(*b.link);
   for (const std::byte& one : recorded) again.send(one);
   Answer answer;
   EXPECT_TRUE(again.receive(*b.link, answer)) << "it names the right links";
-  EXPECT_TRUE(again.is_sent_away(*b.link));
-  expect_that_only_a_is_heard();
+  EXPECT_TRUE(again.is_rejected(*b.link));
+  expect_only_messages_of_a();
 }
 
-TEST_F(Tcp, StrangersAreSentAway) {
+TEST_F(Tcp, ClientsWithoutTheKeyAreRejected) {
   struct {
     Greeting greeting;
     std::array<std::byte, 100> more;
-  } says{};
+  } forged{};
   const auto tries = [&](const Greeting& greeting, const char* what) {
-    Visitor visitor(*b.link);
-    says.greeting = greeting;
-    visitor.send(says);
-    EXPECT_TRUE(visitor.is_sent_away(*b.link)) << what;
+    RawClient client(*b.link);
+    forged.greeting = greeting;
+    client.send(forged);
+    EXPECT_TRUE(client.is_rejected(*b.link)) << what;
   };
-  const LinkNonce of_b = Visitor(*b.link).nonce(), of_a = Visitor(*a.link).nonce();
+  const LinkNonce of_b = RawClient(*b.link).nonce(), of_a = RawClient(*a.link).nonce();
   tries({.magic = 1, .from = {1, 2}, .to = of_b}, "another protocol");
   tries({.from = {1, 2}, .to = of_a}, "a greeting for another link, as one that is relayed");
   tries({.from = of_b, .to = of_b}, "a link's own greeting");
   tries({}, "nothing known");
-  Visitor holder(*b.link);
+  RawClient holder(*b.link);
   holder.enter(*b.link, of_a, JobKey(kOtherKey));
-  EXPECT_TRUE(holder.is_sent_away(*b.link)) << "another key";
-  expect_that_only_a_is_heard();
+  EXPECT_TRUE(holder.is_rejected(*b.link)) << "another key";
+  expect_only_messages_of_a();
 }
 
 /// The code that a link shows is no proof for itself, nor for another link.
 TEST_F(Tcp, AReflectedCodeIsRefused) {
-  const LinkNonce of_a = Visitor(*a.link).nonce();
+  const LinkNonce of_a = RawClient(*a.link).nonce();
   for (Link* const peer : {b.link.get(), a.link.get()}) {
-    Visitor visitor(*b.link), oracle(*peer);
-    const Greeting greeting{.from = of_a, .to = visitor.nonce(), .challenge = {}};
+    RawClient client(*b.link), oracle(*peer);
+    const Greeting greeting{.from = of_a, .to = client.nonce(), .challenge = {}};
     Answer answer, other;
-    visitor.send(greeting);
-    ASSERT_TRUE(visitor.receive(*b.link, answer));
+    client.send(greeting);
+    ASSERT_TRUE(client.receive(*b.link, answer));
     oracle.send(Greeting{.from = of_a, .to = oracle.nonce(), .challenge = answer.challenge});
     if (oracle.receive(*peer, other))
-      visitor.send(Proof{other.mac});
+      client.send(Proof{other.mac});
     else
-      visitor.send(Proof{answer.mac});
-    EXPECT_TRUE(visitor.is_sent_away(*b.link));
+      client.send(Proof{answer.mac});
+    EXPECT_TRUE(client.is_rejected(*b.link));
   }
-  expect_that_only_a_is_heard();
+  expect_only_messages_of_a();
 }
 
 TEST_F(Tcp, HalfOpenConnectionsAreBounded) {
@@ -231,34 +231,34 @@ TEST_F(Tcp, HalfOpenConnectionsAreBounded) {
   };
   const int before = descriptors();
   constexpr int kMany = 300, kMostPending = 128;
-  std::deque<Visitor> visitors;
+  std::deque<RawClient> clients;
   for (int i = 0; i < kMany; ++i) {
-    visitors.emplace_back(*b.link).send('x');
+    clients.emplace_back(*b.link).send('x');
     b.link->progress();
   }
   while (b.link->progress()) continue;
   const auto asleep = Clock::now();
   b.link->sleep(milliseconds(50));
   EXPECT_GT(Clock::now() - asleep, milliseconds(25)) << "those who wait in the kernel's queue keep the link awake";
-  expect_that_only_a_is_heard();
+  expect_only_messages_of_a();
   EXPECT_LE(descriptors(), before + kMany + kMostPending + 4);
 }
 
-/// Each peer may be in its handshake at the same time, and strangers make way first.
+/// Each peer may be in its handshake at the same time, and clients that have not authenticated make way first.
 TEST_F(Tcp, PeersThatConnectAtOnceAllGetIn) {
-  constexpr int kPeers = 160, kStrangers = 200;
+  constexpr int kPeers = 160, kUnauthenticated = 200;
   for (int i = 0; i < kPeers; ++i) b.link->add(a.link->address());
-  std::deque<Visitor> peers, strangers;
+  std::deque<RawClient> peers, unauthenticated;
   std::vector<Proof> proofs;
   for (uint64_t i = 0; i < kPeers; ++i) {
-    Visitor& peer = peers.emplace_back(*b.link);
+    RawClient& peer = peers.emplace_back(*b.link);
     const Greeting greeting{.from = {7, i}, .to = peer.nonce(), .challenge = {}};
     Answer answer;
     peer.send(greeting);
     ASSERT_TRUE(peer.receive(*b.link, answer));
     proofs.push_back({mac_of(Role::kConnects, greeting, answer.challenge, some_key())});
   }
-  for (int i = 0; i < kStrangers; ++i) strangers.emplace_back(*b.link);
+  for (int i = 0; i < kUnauthenticated; ++i) unauthenticated.emplace_back(*b.link);
   drive_for(milliseconds(300), {b.link.get()});
   for (int i = 0; i < kPeers; ++i) {
     Welcome welcome;
@@ -289,8 +289,8 @@ TEST_F(Tcp, AnImpostorAtOneAddressDoesNotHideThePeerAtAnother) {
   a.send(to_b, 100);
   a.link->progress();
   const Fd received(accept(impostor.get(), nullptr, nullptr));
-  const Answer lie{};
-  ASSERT_EQ(::send(received.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
+  const Answer forged{};
+  ASSERT_EQ(::send(received.get(), &forged, sizeof forged, MSG_NOSIGNAL), ssize_t(sizeof forged));
   EXPECT_TRUE(drive_all([&] { return b.log.messages.size() == 1; }));
   EXPECT_TRUE(a.log.losses.empty());
 }
@@ -348,8 +348,8 @@ TEST_F(Tcp, AProcessThatDoesNotProveItsKeyIsNoPeer) {
   a.send(0, 100);
   a.link->progress();
   const Fd received(accept(impostor.get(), nullptr, nullptr));
-  const Answer lie{};
-  ASSERT_EQ(::send(received.get(), &lie, sizeof lie, MSG_NOSIGNAL), ssize_t(sizeof lie));
+  const Answer forged{};
+  ASSERT_EQ(::send(received.get(), &forged, sizeof forged, MSG_NOSIGNAL), ssize_t(sizeof forged));
   EXPECT_TRUE(drive({a.link.get()}, [&] { return a.log.losses[0] == 1 && a.log.failures == 1; }));
   std::array<std::byte, 1000> reported;
   EXPECT_EQ(recv(received.get(), reported.data(), reported.size(), 0), ssize_t(sizeof(Greeting)))

@@ -1,5 +1,5 @@
 /* Stands for a libucp.so.0 with CUDA and RDMA: the real one, which has neither here, behind four of its functions.
- * Memory that nvx says is a device's goes to the real one as host memory, which it is on the simulated device. */
+ * Memory that nvx reason is a device's goes to the real one as host memory, which it is on the simulated device. */
 
 #include <dlfcn.h>
 #include <stdatomic.h>
