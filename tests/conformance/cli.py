@@ -146,7 +146,7 @@ def main(argv=None) -> int:
     from tests.conformance.report import Report
 
     report = Report(options.backend, options.ranks, options.quiet)
-    room, begin, whole = tempfile.mkdtemp(prefix="conformance-"), time.monotonic(), True
+    folder, begin, whole = tempfile.mkdtemp(prefix="conformance-"), time.monotonic(), True
     imports = tuple(options.imports or ([] if options.backend == "gloo" else [options.backend]))
     try:
         for one, file in work(options):
@@ -155,8 +155,8 @@ def main(argv=None) -> int:
                 options.backend,
                 options.ranks,
                 options.timeout,
-                room,
-                room,
+                folder,
+                folder,
                 selector(options.k, options.exact),
                 report.ran() if one.believes else set(),
                 imports,
@@ -171,7 +171,7 @@ def main(argv=None) -> int:
                 whole = False
                 break
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - begin
     report.print_summary(seconds)
     if options.json:

@@ -37,13 +37,13 @@ class DistributedSuite(Suite):
 
         return needs_gpu(getattr(self.case, name))
 
-    def run(self, rank: int, name: str, room: str) -> Verdict:
+    def run(self, rank: int, name: str, folder: str) -> Verdict:
         import torch.distributed as dist
 
-        os.environ.update(TEMP_DIR=room, INIT_METHOD=f"file://{room}/again")
+        os.environ.update(TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/again")
         self.tests.INIT_METHOD = os.environ["INIT_METHOD"]
         case = self.case(name)
-        case.rank, case.file_name = rank, f"{room}/store"
+        case.rank, case.file_name = rank, f"{folder}/store"
         before = self._groups()
         try:
             with self.alias.unaliased_in(name):

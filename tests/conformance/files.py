@@ -33,14 +33,14 @@ class FileSuite(Suite):
         case, method = self.cases[name]
         return skipped_at_import(case) or skipped_at_import(getattr(case, method))
 
-    def run(self, rank: int, name: str, room: str) -> Verdict:
+    def run(self, rank: int, name: str, folder: str) -> Verdict:
         import torch.distributed as dist
 
         if name == NO_TEST:
             return Verdict(PASSED)
         case, method = self.cases[name]
         try:
-            verdict = self._run(case, method, rank, room)
+            verdict = self._run(case, method, rank, folder)
         except unittest.SkipTest as skip:
             verdict = Verdict(SKIPPED, str(skip))
         except SystemExit as leave:
@@ -53,11 +53,11 @@ class FileSuite(Suite):
             gc.collect()
         return verdict
 
-    def _run(self, case: type, method: str, rank: int, room: str) -> Verdict:
+    def _run(self, case: type, method: str, rank: int, folder: str) -> Verdict:
         from torch.testing._internal import common_distributed as common
 
         if issubclass(case, common.MultiProcContinuousTest):
-            return self._run_continuous(case, method, rank, room)
+            return self._run_continuous(case, method, rank, folder)
         if not issubclass(case, common.MultiProcessTestCase):
             return _run_alone(case, method) if rank == 0 else Verdict(ABSENT)
         with _no_processes(case):
@@ -69,16 +69,16 @@ class FileSuite(Suite):
             return Verdict(SKIPPED, f"wants {one.world_size} ranks")
         ours, theirs = multiprocessing.Pipe()
         try:
-            case._run(rank, method, f"{room}/store", theirs)
+            case._run(rank, method, f"{folder}/store", theirs)
         except SystemExit as leave:
             if leave.code == case.TEST_ERROR_EXIT_CODE and ours.poll():
                 return Verdict(FAILED, str(ours.recv()))
             return verdict_of_exit(leave.code)
         return Verdict(PASSED)
 
-    def _run_continuous(self, case: type, method: str, rank: int, room: str) -> Verdict:
+    def _run_continuous(self, case: type, method: str, rank: int, folder: str) -> Verdict:
         case.rank, case.world_size = rank, self.world_size
-        case._init_pg(rank, self.world_size, f"{room}/store")
+        case._init_pg(rank, self.world_size, f"{folder}/store")
         case._run_test_given_id(f"{case.__name__}.{method}")
         return Verdict(PASSED)
 

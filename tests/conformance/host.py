@@ -30,13 +30,13 @@ GRACE = 5.0  # seconds that the other ranks have to report after one has failed
 
 @dataclass
 class Spec:
-    """The task of a host. `room` is its own empty folder."""
+    """The task of a host. `folder` is its own empty folder."""
 
     one: Pass
     backend: str
     world_size: int
     timeout: float
-    room: str
+    folder: str
     logs: str
     selected: object  # str -> bool
     done: set = field(default_factory=set)  # tests that earlier passes ran
@@ -99,13 +99,13 @@ class Ranks:
             pipe.close()
         self.members = []
 
-    def run(self, test: str, room: str, timeout: float) -> list[Verdict]:
+    def run(self, test: str, folder: str, timeout: float) -> list[Verdict]:
         """One verdict a rank. After a verdict that is FAILED, these ranks must not be used again."""
         if not self.members:
             self.start()
             timeout += IMPORTS if self.anew else 0
         for _, pipe in self.members:
-            pipe.send((test, room))
+            pipe.send((test, folder))
         verdicts: dict[int, Verdict] = {}
         deadline = time.monotonic() + timeout
         while len(verdicts) < len(self.members):
@@ -174,8 +174,8 @@ def load(spec: Spec):
     return DistributedSuite(spec)
 
 
-def host(spec: Spec, say) -> None:
-    """Runs the pass; `say` gets the count first, then every Result."""
+def host(spec: Spec, report) -> None:
+    """Runs the pass; `report` gets the count first, then every Result."""
     suite = load(spec)
     names = [n for n in suite.names() if spec.selected(n) and n not in spec.done and spec.one.admits(n)]
     if spec.place.kind != "cpu":
@@ -187,10 +187,10 @@ def host(spec: Spec, say) -> None:
         hello = _run(ranks, NO_TEST, spec)
         if hello.outcome == FAILED:
             raise RuntimeError(f"no group can be made over {spec.backend}:\n{hello.text}")
-        say(len(names))
+        report(len(names))
         for name in names:
             why = _not_run(suite, spec, name)
-            say(Result(name, spec.one.name, SKIPPED, 0.0, why) if why else _run(ranks, name, spec))
+            report(Result(name, spec.one.name, SKIPPED, 0.0, why) if why else _run(ranks, name, spec))
     finally:
         ranks.stop()
 
@@ -206,16 +206,16 @@ def _not_run(suite, spec: Spec, name: str) -> str | None:
 def _run(ranks: Ranks, name: str, spec: Spec) -> Result:
     if spec.fresh or name in skips.NEEDS_NEW_RANKS:
         ranks.stop()
-    room = tempfile.mkdtemp(dir=spec.room)
-    for folder in ("barrier", "test_dir"):
-        os.mkdir(f"{room}/{folder}")
+    folder = tempfile.mkdtemp(dir=spec.folder)
+    for inner in ("barrier", "test_dir"):
+        os.mkdir(f"{folder}/{inner}")
     begin = time.monotonic()
-    verdicts = ranks.run(name, room, spec.timeout)
+    verdicts = ranks.run(name, folder, spec.timeout)
     seconds = time.monotonic() - begin
     outcome, text = _judge(verdicts)
     if outcome == FAILED:
         ranks.stop()
-    shutil.rmtree(room, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return Result(name, spec.one.name, outcome, seconds, text, verdicts[0].groups)
 
 

@@ -35,11 +35,11 @@ def serve(suite, rank: int, pipe, log: str) -> None:
     faulthandler.register(signal.SIGUSR1, output, all_threads=True)
     with contextlib.suppress(EOFError):
         while True:
-            test, room = pipe.recv()
+            test, folder = pipe.recv()
             output.truncate(0)
             output.seek(0)
             with _restoring_process():
-                verdict = suite.run(rank, test, room)
+                verdict = suite.run(rank, test, folder)
             sys.stdout.flush()
             sys.stderr.flush()
             pipe.send(verdict)

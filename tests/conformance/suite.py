@@ -37,8 +37,8 @@ class Suite:
         """Whether the test requests CUDA and the pass removed that condition."""
         return False
 
-    def run(self, rank: int, name: str, room: str) -> Verdict:
-        """Runs in a rank. `room` is a folder that all ranks share for this test only."""
+    def run(self, rank: int, name: str, folder: str) -> Verdict:
+        """Runs in a rank. `folder` is a folder that all ranks share for this test only."""
         raise NotImplementedError
 
 
@@ -48,8 +48,8 @@ def pretend(spec):
     os.environ.update(
         BACKEND=believed,
         WORLD_SIZE=str(spec.world_size),
-        TEMP_DIR=spec.room,
-        INIT_METHOD=f"file://{spec.room}/again",
+        TEMP_DIR=spec.folder,
+        INIT_METHOD=f"file://{spec.folder}/again",
         PYTORCH_PRINT_REPRO_ON_FAILURE="0",
         MASTER_ADDR="127.0.0.1",
     )
