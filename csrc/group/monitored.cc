@@ -137,15 +137,16 @@ Waited MonitoredBarrier::await(int rank, const std::function<bool(const Turns&)>
     return wait(rank == 0 ? there.monitored_out.flag : there.monitored_in.flag, ended, s, rules);
   }
   net::GroupPort& port = *core_.port;
-  std::optional<net::GroupPort::Fate> fate;
+  std::optional<net::GroupPort::Departure> departure;
   const auto ended = [&] {
     port.mutex().held_by_caller();
-    return condition({.opened = port.monitored_in(rank), .ended = port.monitored_out()}) || (fate = port.fate(rank));
+    return condition({.opened = port.monitored_in(rank), .ended = port.monitored_out()}) ||
+           (departure = port.departure(rank));
   };
   const auto check_peers = [&] { port.mutex().held_by_caller(), port.ping(rank); };
   const Waited how = port.messenger().wait(ended, check_peers, -1, rules);
-  if (how != Waited::kReached || !fate) return how;
-  (void)core_.failures.fail_by_fate(*fate);
+  if (how != Waited::kReached || !departure) return how;
+  (void)core_.failures.fail_by_departure(*departure);
   return Waited::kAlarmed;
 }
 

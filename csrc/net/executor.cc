@@ -326,7 +326,7 @@ std::vector<int> ScheduleRun::not_called() const {
 void ScheduleRun::check_peers() {
   port_.mutex().held_by_caller();
   for (const int rank : waits_for()) {
-    if (port_.fate(rank)) {
+    if (port_.departure(rank)) {
       refuse({Cause::kLost, rank});
       continue;
     }

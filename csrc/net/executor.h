@@ -71,7 +71,7 @@ class ScheduleRun final : public Sender {
   uint32_t op() const { return args_.op; }
   uint16_t number() const { return args_.run; }
   bool owns(const MessageHeader& header) const { return header.op == op() && header.run == number(); }
-  /// The fate of a segment: received, to be offered again later, or refused.
+  /// The outcome of offering a segment: received, to be offered again later, or refused.
   enum class Outcome { kYes, kLater, kNever };
   Outcome take(const MessageHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
   /// See Receiver::place() and Receiver::dropped().

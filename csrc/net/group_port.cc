@@ -184,15 +184,16 @@ void GroupPort::on_failure(std::function<void(const ReportedFailure&)> handler) 
   if (reported_) on_failure_(*reported_);
 }
 
-std::optional<GroupPort::Fate> GroupPort::fate(int rank) {
+std::optional<GroupPort::Departure> GroupPort::departure(int rank) {
   const Rank& there = ranks_[size_t(rank)];
   if (!there.peer) return std::nullopt;
-  if (there.left) return Fate{rank, Fate::Cause::kLeft};
+  if (there.left) return Departure{rank, Departure::Cause::kLeft};
   const std::string& lost = messenger_->lost_because(*there.peer);
   if (lost.empty()) return std::nullopt;
-  return Fate{rank,
-              messenger_->liveness().has_given_up_this(*there.peer) ? Fate::Cause::kGaveThisUp : Fate::Cause::kLost,
-              lost};
+  return Departure{
+      rank,
+      messenger_->liveness().has_given_up_this(*there.peer) ? Departure::Cause::kGaveThisUp : Departure::Cause::kLost,
+      lost};
 }
 
 Clock::duration GroupPort::silence(int rank) const {

@@ -19,8 +19,8 @@ class ScheduleRun;
 /// caller holds the messenger's lock, except for failed().
 class GroupPort {
  public:
-  /// The end of a rank.
-  struct Fate {
+  /// How a rank has ended.
+  struct Departure {
     enum class Cause {
       kLost,        ///< its process cannot be reached any more
       kLeft,        ///< it has destroyed the group
@@ -79,7 +79,7 @@ class GroupPort {
   /// `handler`: called once, when another rank fails the group, on the thread that drives, with the messenger's lock.
   void on_failure(std::function<void(const ReportedFailure&)> handler) REQUIRES(messenger_->mutex());
   /// How a rank has ended: lost or left; nothing while it is alive.
-  std::optional<Fate> fate(int rank) REQUIRES(messenger_->mutex());
+  std::optional<Departure> departure(int rank) REQUIRES(messenger_->mutex());
   /// How long a rank that is waited for has not answered pings; 0 if it was not pinged.
   Clock::duration silence(int rank) const REQUIRES(messenger_->mutex());
   /// As Messenger::obstacle(), for a rank.

@@ -215,7 +215,7 @@ bool Liveness::has_left_job(uint64_t global_rank) const {
          });
 }
 
-std::string Liveness::fate(uint64_t global_rank) {
+std::string Liveness::how_lost(uint64_t global_rank) {
   messenger_.mutex().held_by_caller();
   const auto it = ranks_.find(global_rank);
   if (it == ranks_.end()) return "";

@@ -61,7 +61,7 @@ class Liveness {
   bool has_left_job(uint64_t global_rank) const;
   /// Pings a rank that has been noted. Returns a text that describes the rank and its loss if it is lost, otherwise an
   /// empty text.
-  std::string fate(uint64_t global_rank);
+  std::string how_lost(uint64_t global_rank);
   /// Where a rank that has been noted runs: "(pid 4711, host a01)". Empty if it has not been noted.
   std::string whereabouts(uint64_t global_rank) const;
   /// The name of a peer, if a group has recorded one; that group may be gone.

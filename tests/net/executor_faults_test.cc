@@ -54,7 +54,7 @@ class Alone {
   ScriptedLink& link() { return link_; }
   net::ScheduleRun& run() { return *run_; }
   net::GroupPort& port() { return *port_; }
-  std::optional<net::GroupPort::Fate> fate() { return hold(), port_->fate(1); }
+  std::optional<net::GroupPort::Departure> departure() { return hold(), port_->departure(1); }
   void ping() { hold(), port_->ping(1); }
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
@@ -215,19 +215,19 @@ TEST(Signs, ProcessLosesAPeerThatHasGivenItUp) {
   Begun alone;
   alone.ping();
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
-  const auto fate = alone.fate();
-  ASSERT_TRUE(fate);
-  EXPECT_EQ(fate->why, "considers this process lost: has been silent");
+  const auto departure = alone.departure();
+  ASSERT_TRUE(departure);
+  EXPECT_EQ(departure->why, "considers this process lost: has been silent");
 }
 
 TEST(Signs, PeersReasonIsCutToOnePrintableLine) {
   Begun alone;
   alone.ping();
   alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'))});
-  const auto fate = alone.fate();
-  ASSERT_TRUE(fate);
-  EXPECT_NE(fate->why.find("lost: a b [2J?xxx"), std::string::npos) << fate->why;
-  EXPECT_LT(fate->why.size(), 1200u);
+  const auto departure = alone.departure();
+  ASSERT_TRUE(departure);
+  EXPECT_NE(departure->why.find("lost: a b [2J?xxx"), std::string::npos) << departure->why;
+  EXPECT_LT(departure->why.size(), 1200u);
 }
 
 /// A report that arrived from rank 1 before it was lost, and this process's report to it.
@@ -236,7 +236,7 @@ TEST(Signs, FailuresOfOtherGroupsAreReportedOnceToWaitingRanks) {
   alone.come({from_rank(Kind::kOtherFailure, FailureNote::of({Code::kTimeout, "its group 9 had failed\n"}).used())});
   EXPECT_EQ(alone.other_failure(1), "its group 9 had failed ");
   EXPECT_EQ(alone.other_failure(2), "");
-  EXPECT_FALSE(alone.fate()) << "it is there all the same";
+  EXPECT_FALSE(alone.departure()) << "it is there all the same";
   const auto reports = [&] {
     return std::count_if(alone.link().sent.begin(), alone.link().sent.end(),
                          [](const Sent& sent) { return sent.read().kind == Kind::kOtherFailure; });
@@ -301,9 +301,9 @@ TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
 TEST(Signs, EarlierGroupsLossDoesNotCountNow) {
   Begun alone;
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
-  const auto fate = alone.fate();
-  ASSERT_TRUE(fate);
-  EXPECT_TRUE(fate->left()) << "that group";
+  const auto departure = alone.departure();
+  ASSERT_TRUE(departure);
+  EXPECT_TRUE(departure->left()) << "that group";
   EXPECT_EQ(alone.lost_because(), "") << "not the process";
 }
 
@@ -426,7 +426,7 @@ TEST(RunFaults, ALostPeerIsNamed) {
     EXPECT_EQ(alone.advance(), Progress::kFailed);
     EXPECT_EQ(alone.run().verdict().cause, Cause::kLost);
     EXPECT_EQ(alone.run().verdict().rank, 1);
-    EXPECT_NE(alone.fate()->why.find("the test says so"), std::string::npos);
+    EXPECT_NE(alone.departure()->why.find("the test says so"), std::string::npos);
   }
 }
 
@@ -485,7 +485,7 @@ TEST(RunFaults, RefusedFetchesAreOver) {
   const auto began = Clock::now();
   alone.end();
   EXPECT_LT(Clock::now() - began, std::chrono::milliseconds(100)) << "waits for fetches that are over";
-  EXPECT_FALSE(alone.fate()) << "and gives up a peer for them";
+  EXPECT_FALSE(alone.departure()) << "and gives up a peer for them";
 }
 
 TEST(RunFaults, FetchedSegmentsAreRight) {
@@ -527,15 +527,15 @@ TEST(RunFaults, PeerThatExceedsItsCreditIsDisconnected) {
     Begun alone;
     size_t kept = 0;
     alone.hold();
-    for (uint32_t op = 2; op < 20'000 && !alone.fate(); ++op) {
+    for (uint32_t op = 2; op < 20'000 && !alone.departure(); ++op) {
       Sent early = alone.segment(0, op);
       early.body.resize(of_bytes ? 64 << 10 : 0);
       alone.come({early});
       kept += early.body.size() + 1;
     }
-    ASSERT_TRUE(alone.fate());
+    ASSERT_TRUE(alone.departure());
     EXPECT_LT(kept, size_t(9) << 20);
-    EXPECT_NE(alone.fate()->why.find("more than its credit allows"), std::string::npos) << alone.fate()->why;
+    EXPECT_NE(alone.departure()->why.find("more than its credit allows"), std::string::npos) << alone.departure()->why;
   }
 }
 

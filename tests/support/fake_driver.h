@@ -65,7 +65,7 @@ class FakeDriver : public DeviceDriver {
   int calls_of(const std::string& call) const;
   /// Lets blocked calls return and hanging queues drain.
   void unblock();
-  /// The fate of a kernel's stores there: that of the pair, if the address is another device's.
+  /// The effect on a kernel's stores there: that of the pair, if the address is another device's.
   PeerAccess access_of(int device, const void* at) const;
   /// Whether there is a pair for which kernels' stores behave differently from copies.
   bool has_odd_kernels() const;

@@ -111,13 +111,14 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
                              std::span<const kernel::Piece> table, const kernel::MulticastView& view) const {
     InjectedFault fault;
     if (driver_->has_odd_kernels()) {
-      fault.fate = [driver = driver_, device = device_](InjectedFault::Store store, const void* at) {
+      fault.effect = [driver = driver_, device = device_](InjectedFault::Store store, const void* at) {
         switch (driver->access_of(device, at)) {
-          case FakeDriver::PeerAccess::kLosesKernelStores: return InjectedFault::Fate::kDropped;
+          case FakeDriver::PeerAccess::kLosesKernelStores: return InjectedFault::Effect::kDropped;
           case FakeDriver::PeerAccess::kLosesFlags:
-            return store == InjectedFault::Store::kFlag ? InjectedFault::Fate::kDropped : InjectedFault::Fate::kStored;
-          case FakeDriver::PeerAccess::kCorruptsPackets: return InjectedFault::Fate::kCorrupted;
-          default: return InjectedFault::Fate::kStored;
+            return store == InjectedFault::Store::kFlag ? InjectedFault::Effect::kDropped
+                                                        : InjectedFault::Effect::kStored;
+          case FakeDriver::PeerAccess::kCorruptsPackets: return InjectedFault::Effect::kCorrupted;
+          default: return InjectedFault::Effect::kStored;
         }
       };
     }

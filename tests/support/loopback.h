@@ -23,7 +23,7 @@ struct Faults {
 };
 
 /// A network inside one process, for tests and simulations: each link reaches every other one, as unreliably as wanted.
-/// The seed alone determines the fate of every message, if one thread uses all of the links.
+/// The seed alone determines what happens to every message, if one thread uses all of the links.
 class LoopbackNet {
  public:
   struct Options {

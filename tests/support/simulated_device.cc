@@ -92,9 +92,9 @@ class HostMachine {
   }
   void put_packet(kernel::Packet* to, const kernel::Packet& p) const {
     delay_randomly();
-    const InjectedFault::Fate fate = fate_of(InjectedFault::Store::kPacket, to);
-    if (fate == InjectedFault::Fate::kDropped) return;
-    const uint64_t bent = fate == InjectedFault::Fate::kCorrupted;
+    const InjectedFault::Effect effect = effect_on(InjectedFault::Store::kPacket, to);
+    if (effect == InjectedFault::Effect::kDropped) return;
+    const uint64_t bent = effect == InjectedFault::Effect::kCorrupted;
     std::atomic_ref(to->halves[1]).store(p.halves[1] ^ bent, std::memory_order_relaxed);
     std::atomic_ref(to->halves[0]).store(p.halves[0], std::memory_order_relaxed);
   }
@@ -103,7 +103,7 @@ class HostMachine {
   void signal(Word& at, Value value) const {
     delay_randomly();
     if (faults_.kind == InjectedFault::Kind::kLostSignal) return;
-    if (fate_of(InjectedFault::Store::kFlag, &at) == InjectedFault::Fate::kDropped) return;
+    if (effect_on(InjectedFault::Store::kFlag, &at) == InjectedFault::Effect::kDropped) return;
     const bool relaxed = faults_.kind == InjectedFault::Kind::kRelaxedSignal;
     std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
   }
@@ -179,8 +179,8 @@ class HostMachine {
   }
 
  private:
-  InjectedFault::Fate fate_of(InjectedFault::Store store, const void* at) const {
-    return faults_.fate ? faults_.fate(store, at) : InjectedFault::Fate::kStored;
+  InjectedFault::Effect effect_on(InjectedFault::Store store, const void* at) const {
+    return faults_.effect ? faults_.effect(store, at) : InjectedFault::Effect::kStored;
   }
   void delay_randomly() const {
     if (faults_.delay_us == 0) return;

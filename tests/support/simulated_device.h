@@ -21,10 +21,10 @@ struct InjectedFault {
   uint32_t delay_us = 0;  ///< the longest random delay of this rank before its operations; 0: none
   uint64_t seed = 0;
   uint32_t abort_at = 0;  ///< the check of the host just before which its abort word is set; 0: none
-  /// The fate of a packet or a flag that is stored there.
+  /// The effect on a packet or a flag that is stored there.
   enum class Store { kPacket, kFlag };
-  enum class Fate { kStored, kDropped, kCorrupted };
-  std::function<Fate(Store, const void*)> fate = nullptr;
+  enum class Effect { kStored, kDropped, kCorrupted };
+  std::function<Effect(Store, const void*)> effect = nullptr;
   /// The bytes of all ranks at an address of a multicast object.
   std::function<std::vector<std::byte*>(const void*)> parts = nullptr;
   bool adds_wrongly = false;                      ///< the switch

@@ -244,10 +244,11 @@ Status FailureState::fail_as_left(int rank) {
   return fail(with_other_failure(diagnosis_.left(rank, who, how), members_, port_));
 }
 
-Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
-  if (fate.left()) return fail_as_left(fate.rank);
-  const bool gave_up = fate.cause == net::GroupPort::Fate::Cause::kGaveThisUp;
-  const Failure lost = gave_up ? diagnosis_.taken_for_lost(fate.rank, fate.why) : diagnosis_.lost(fate.rank, fate.why);
+Status FailureState::fail_by_departure(const net::GroupPort::Departure& departure) {
+  if (departure.left()) return fail_as_left(departure.rank);
+  const bool gave_up = departure.cause == net::GroupPort::Departure::Cause::kGaveThisUp;
+  const Failure lost = gave_up ? diagnosis_.taken_for_lost(departure.rank, departure.why)
+                               : diagnosis_.lost(departure.rank, departure.why);
   return fail(with_other_failure(lost, members_, port_));
 }
 
@@ -376,9 +377,10 @@ std::vector<FailureState::Lost> FailureState::lost_ranks() const {
   MutexLock lock(port_->mutex());
   for (int r = 0; r < members_.size(); ++r) {
     if (members_.local_rank_of(r) >= 0) continue;
-    const auto fate = port_->fate(r);
+    const auto departure = port_->departure(r);
     const auto process = port_->process_of(r);
-    if (fate && !fate->left() && process) lost.push_back({.messenger = &port_->messenger(), .remote = *process});
+    if (departure && !departure->left() && process)
+      lost.push_back({.messenger = &port_->messenger(), .remote = *process});
   }
   return lost;
 }
@@ -408,10 +410,10 @@ bool FailureState::fail_as_lost(const Lost& lost) {
   for (int r = 0; lost.messenger && port_ && &port_->messenger() == lost.messenger && r < members_.size(); ++r) {
     MutexLock lock(port_->mutex());
     if (members_.local_rank_of(r) >= 0 || port_->process_of(r) != lost.remote) continue;
-    const auto fate = port_->fate(r);
+    const auto departure = port_->departure(r);
     lock.unlock();
-    if (!fate || fate->left()) continue;
-    (void)fail_by_fate(*fate);
+    if (!departure || departure->left()) continue;
+    (void)fail_by_departure(*departure);
     return true;
   }
   return false;

@@ -72,7 +72,7 @@ class FailureState final : public Watch {
   void fail_as_gone(int local_rank);
   Status fail_as_left(int rank);
   /// The same for a rank of another host.
-  Status fail_by_fate(const net::GroupPort::Fate& fate);
+  Status fail_by_departure(const net::GroupPort::Departure& departure);
   /// For waits outside of memory: fails the group if a rank has reported a failure, or if a process of this host has
   /// ended. Ok if this rank has left.
   Status check_peers();

@@ -57,17 +57,17 @@ int DeviceCommunicator::kernel_rank_of(int local_rank) const {
 /// A rank that left in good order may have ended all operations. If not, the kernels' timeout ends them here.
 void DeviceCommunicator::check_remote_ranks() {
   if (core_.failures.check_reports()) return;
-  std::optional<net::GroupPort::Fate> lost;
+  std::optional<net::GroupPort::Departure> lost;
   {
     net::GroupPort& port = *core_.port;
     MutexLock lock(port.mutex());
     for (size_t s = 0; s < ranks_.size() && !lost; ++s) {
       if (!is_remote(int(s))) continue;
       port.ping(ranks_[s]);
-      if (auto fate = port.fate(ranks_[s]); fate && !fate->left()) lost = std::move(fate);
+      if (auto departure = port.departure(ranks_[s]); departure && !departure->left()) lost = std::move(departure);
     }
   }
-  if (lost) (void)core_.failures.fail_by_fate(*lost);
+  if (lost) (void)core_.failures.fail_by_departure(*lost);
 }
 
 void DeviceCommunicator::note_dead_remote_ranks(KernelExecutor& kernels) {
@@ -75,7 +75,7 @@ void DeviceCommunicator::note_dead_remote_ranks(KernelExecutor& kernels) {
   MutexLock lock(port.mutex());
   for (size_t s = 0; s < ranks_.size(); ++s) {
     if (!is_remote(int(s))) continue;
-    if (const auto fate = port.fate(ranks_[s]); fate && !fate->left()) kernels.note_dead(int(s));
+    if (const auto departure = port.departure(ranks_[s]); departure && !departure->left()) kernels.note_dead(int(s));
   }
 }
 

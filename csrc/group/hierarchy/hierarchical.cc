@@ -285,7 +285,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
   net::ScheduleRun::Verdict v;
   Awaited whom;
   std::string state;
-  std::optional<net::GroupPort::Fate> fate;
+  std::optional<net::GroupPort::Departure> departure;
   {
     MutexLock lock(port_.mutex());
     v = run.verdict();
@@ -301,7 +301,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     for (const int rank : whom.ranks) names.push_back(members_.topology.describe(rank));
     whom.names = joined(names);
     if (!whom.ranks.empty() && how == Waited::kTimedOut) whom.names += state;
-    if (v.cause == Cause::kLost) fate = port_.fate(v.rank);
+    if (v.cause == Cause::kLost) departure = port_.departure(v.rank);
   }
   const std::string peer = v.rank >= 0 ? members_.topology.describe(v.rank) : "";
   switch (v.cause) {
@@ -313,8 +313,8 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
       return core_.failures.fail(diagnosis.counts(" at " + number, what, {peer, v.mine, v.other}, context));
     case Cause::kGarbage: return core_.failures.fail(diagnosis.bad_message(peer, what, context));
     case Cause::kLost:
-      return with_context(core_.failures.fail_by_fate(fate.value_or(
-                              net::GroupPort::Fate{v.rank, net::GroupPort::Fate::Cause::kLost, "was closed"})),
+      return with_context(core_.failures.fail_by_departure(departure.value_or(net::GroupPort::Departure{
+                              v.rank, net::GroupPort::Departure::Cause::kLost, "was closed"})),
                           context);
     case Cause::kNone: break;
   }

@@ -149,7 +149,7 @@ class Mailbox : public LeaseHolder {
   MessagePeer& peer(int rank) REQUIRES(mutex_) { return *peers_[size_t(rank)]; }
   bool is_remote(int rank) const { return rank >= 0 && members_.local_rank_of(rank) < 0; }
 
-  std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
+  std::optional<net::GroupPort::Departure> departure(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
   void check_times() EXCLUDES(mutex_);
   void wake() const { nvx::wake(members_, members_.rank); }  ///< wakes the threads of this rank

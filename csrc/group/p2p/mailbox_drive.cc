@@ -79,20 +79,20 @@ void Mailbox::release_role(Progress& progress) {
   if (waiters_ == 0) waiters_gone_.notify_all();
 }
 
-/// The fate of a rank of another host, or of any (-1). Requests a sign of life from these ranks.
-std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
+/// The departure of a rank of another host, or of any (-1). Requests a sign of life from these ranks.
+std::optional<net::GroupPort::Departure> Mailbox::departure(int peer) {
   if (!core_.port) return std::nullopt;
   MutexLock lock(core_.port->mutex());
-  std::optional<net::GroupPort::Fate> left;
+  std::optional<net::GroupPort::Departure> left;
   bool alive = false;
   for (int s = 0; s < members_.local_ranks(); ++s) alive |= s != members_.local_rank() && !members_.gone(s);
   for (int rank = 0; rank < members_.size(); ++rank) {
     if (!is_remote(rank) || (peer >= 0 && peer != rank)) continue;
     core_.port->ping(rank);
-    const auto fate = core_.port->fate(rank);
-    if (fate && (peer == rank || !fate->left())) return fate;
-    if (fate) left = fate;
-    alive |= !fate;
+    const auto departure = core_.port->departure(rank);
+    if (departure && (peer == rank || !departure->left())) return departure;
+    if (departure) left = departure;
+    alive |= !departure;
   }
   return alive ? std::nullopt : left;
 }
@@ -115,7 +115,7 @@ std::string Mailbox::describe_wait(const Message& message) {
 /// however much arrives meanwhile. The watch may run hooks, so no lock is held.
 void Mailbox::check_times() {
   struct PeerCheck {
-    std::optional<net::GroupPort::Fate> gone;
+    std::optional<net::GroupPort::Departure> gone;
     bool alarmed = false;
   };
   std::vector<std::pair<std::shared_ptr<Message>, int>> open;
@@ -137,7 +137,7 @@ void Mailbox::check_times() {
     const int local_rank = peer >= 0 ? members_.local_rank_of(peer) : -1;
     const auto [check, fresh] = checks.try_emplace(peer);
     if (fresh)
-      check->second = {fate(peer), failures_.should_abort(is_remote(peer) ? members_.local_rank() : local_rank)};
+      check->second = {departure(peer), failures_.should_abort(is_remote(peer) ? members_.local_rank() : local_rank)};
     const auto& [gone, alarmed] = check->second;
     if (!late && !gone && !alarmed) continue;
     if (!late && !std::exchange(is_clear, true)) failures_.await_exact_report();
@@ -150,7 +150,7 @@ void Mailbox::check_times() {
       const bool has_left = local_rank >= 0 && members_.gone(local_rank);
       if (has_left && this->peer(peer).arriving() && !failures_.check_reports(Clock::duration::zero())) continue;
     }
-    if (gone) (void)failures_.fail_by_fate(*gone);
+    if (gone) (void)failures_.fail_by_departure(*gone);
     if (!late) failures_.record_abort(local_rank, Clock::duration::zero());
     const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     Awaited whom;

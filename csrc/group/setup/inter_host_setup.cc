@@ -110,11 +110,11 @@ std::string job_name(const GroupOptions& options, int rank) {
   return known ? "global " + of_rank(int(options.global_ranks[size_t(rank)])) : of_rank(rank);
 }
 
-void end_if_lost(const GroupOptions& options, int rank, const std::string& fate) {
-  if (fate.empty()) return;
+void end_if_lost(const GroupOptions& options, int rank, const std::string& how_lost) {
+  if (how_lost.empty()) return;
   const std::string name = job_name(options, rank);
   throw Error(Failure{.code = Code::kPeerDied,
-                      .cause = name + " " + fate + ", while group " + options.name + " was being created",
+                      .cause = name + " " + how_lost + ", while group " + options.name + " was being created",
                       .advice = see_log_of(name),
                       .who = rank});
 }

@@ -73,8 +73,8 @@ class InterHostSetUp {
 
 /// "global rank 3", or "rank 3" if its global rank is unknown.
 std::string job_name(const GroupOptions& options, int rank);
-/// Throws if this text, the rank's fate according to Liveness, is not empty: the rank is lost.
-void end_if_lost(const GroupOptions& options, int rank, const std::string& fate);
+/// Throws if the text of Liveness::how_lost() is not empty: the rank is lost.
+void end_if_lost(const GroupOptions& options, int rank, const std::string& how_lost);
 /// The messenger of the process, if it is open.
 std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options);
 

@@ -290,8 +290,8 @@ void SetUp::open_port() {
         has_left = [port = port_.get(), r] {
           port->mutex().held_by_caller();
           port->ping(r);
-          const auto fate = port->fate(r);
-          return fate && fate->left();
+          const auto departure = port->departure(r);
+          return departure && departure->left();
         };
       }
       messenger->liveness().note_rank(options_.global_ranks[size_t(r)], *port_->process_of(r), membership_,

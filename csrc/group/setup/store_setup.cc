@@ -434,7 +434,7 @@ void check_for_deaths(const GroupOptions& options, int remote) {
   const uint64_t global_rank = options.global_ranks[size_t(remote)];
   if (!options.whole_job && liveness.has_left_job(global_rank))
     throw has_left(remote, job_name(options, remote) + " " + liveness.whereabouts(global_rank));
-  end_if_lost(options, remote, liveness.fate(global_rank));
+  end_if_lost(options, remote, liveness.how_lost(global_rank));
 }
 
 }  // namespace nvx

@@ -134,7 +134,7 @@ TEST(HotKernel, SpreadsTheSlicesOfATwoShotOverPeersAndPacks) {
     std::mutex mutex;
     std::map<std::thread::id, int> stores[kRanks];  // of the first step
     as_threads(kRanks, [&](int rank) {
-      devices.fault(rank).fate = [&, rank](InjectedFault::Store, const void* to) {
+      devices.fault(rank).effect = [&, rank](InjectedFault::Store, const void* to) {
         for (int peer = 0; peer < kRanks; ++peer) {
           for (const kernel::Part part : {kernel::Part::kPackets, kernel::Part::kPacketsOdd}) {
             const auto* const cell = &devices.pad(peer)[pad.offset(part, 0, uint32_t(rank))];
@@ -142,7 +142,7 @@ TEST(HotKernel, SpreadsTheSlicesOfATwoShotOverPeersAndPacks) {
             if (to >= cell && to < cell + first_step) ++stores[rank][std::this_thread::get_id()];
           }
         }
-        return InjectedFault::Fate::kStored;
+        return InjectedFault::Effect::kStored;
       };
       Batch batch(devices, rank);
       batch.add(DeviceAlgorithm::kReducePacketsTwoShot,
