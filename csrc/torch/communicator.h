@@ -23,7 +23,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Group& group() const { return context.group(); }
   c10d::ErrorType error();
-  /// A step of the ranks that call it: opens the device on all ranks of the group, if all have come.
+  /// A step of the ranks that call it: opens the device on all ranks of the group, if all have arrived.
   void connect(at::Device device);
   /// Whether memory of its pool can be handed out. A local call.
   bool has_memory_of(c10::DeviceIndex device);

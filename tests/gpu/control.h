@@ -41,7 +41,7 @@ struct ControlPing {
   uint32_t first;  ///< this end begins
   Stamp from;      ///< what the flags hold
   uint32_t rounds;
-  uint32_t* late;  ///< raised when one did not come in time
+  uint32_t* late;  ///< raised when one did not arrive in time
 };
 int launch_ping(const ControlPing& ping, void* stream);
 

@@ -424,7 +424,7 @@ TEST(SetUp, RankZeroIsNotBlamedWhereItMayWaitForTheOthers) {
   }
 }
 
-/// A store that fails or stalls one rank after all ranks have come and may have mapped each other.
+/// A store that fails or stalls one rank after all ranks have arrived and may have mapped each other.
 class BadStore : public Store {
  public:
   BadStore(Store& good, std::function<void()> act) : good_(good), act_(std::move(act)) {}

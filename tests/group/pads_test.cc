@@ -7,7 +7,7 @@
 namespace nvx::test {
 namespace {
 
-/// A store in which all ranks but 0 have come, on another host. They exist only as addresses.
+/// A store in which all ranks but 0 have arrived, on another host. They exist only as addresses.
 class Crowd : public MemoryStore {
  public:
   Crowd(int ranks, const std::vector<std::byte>& address) {

@@ -66,7 +66,7 @@ TEST(SharedReads, AreOneAHostAlsoIfTheyTakeLong) {
   for (const char* key : {"nvx/1/table", "nvx/1/addresses"}) EXPECT_EQ(store.reads(key), 1) << key;
 }
 
-/// A leader that has gone away before the others came must have ended, or the store holds its reason.
+/// A leader that has gone away before the others arrived must have ended, or the store holds its reason.
 TEST(SharedReads, AReaderThatIsGoneIsNamed) {
   CountingStore store;
   const Hello self = describe_self(0, "host");
@@ -135,7 +135,7 @@ TEST(HostRelay, ListsItsClientsAndSendsTheReasonWhenItGivesUp) {
   EXPECT_FALSE(relay.has_lost_clients());
 }
 
-/// On a busy host the leader may be late: the PeerInfo has come, and the answer cannot be sent.
+/// On a busy host the leader may be late: the PeerInfo has arrived, and the answer cannot be sent.
 TEST(HostRelay, ListsAClientThatWasGoneBeforeItServed) {
   HostRelay relay(PeerInfo::of(0, "rank 0"));
   { const RelayClient gone(relay.name(), PeerInfo::of(1, "rank 1")); }

@@ -208,8 +208,8 @@ TEST_P(Pair, SleepEndsWhenSomethingComes) {
     b->link->sleep(std::chrono::seconds(5));
     const auto woken = Clock::now();
     sender.join();
-    EXPECT_GE(woken - began, milliseconds(19)) << "slept though nothing had come";
-    EXPECT_LT(woken - posted, milliseconds(1000)) << "slept on though something had come";
+    EXPECT_GE(woken - began, milliseconds(19)) << "slept though nothing had arrived";
+    EXPECT_LT(woken - posted, milliseconds(1000)) << "slept on though something had arrived";
     const size_t had = b->log.messages.size();
     ASSERT_TRUE(drive_both([&] { return b->log.messages.size() > had; }));
   }
@@ -264,7 +264,7 @@ TEST_P(Pair, DoesNotSleepWhenSomethingIsPending) {
   std::this_thread::sleep_for(milliseconds(20));
   const auto began = Clock::now();
   if (b->link->arm()) b->link->sleep(std::chrono::seconds(5));
-  EXPECT_LT(Clock::now() - began, milliseconds(50)) << "slept though a message had come";
+  EXPECT_LT(Clock::now() - began, milliseconds(50)) << "slept though a message had arrived";
 }
 
 TEST_P(Pair, PostCallsNoCallback) {

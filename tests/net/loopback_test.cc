@@ -60,9 +60,9 @@ TEST(Loopback, TheSameSeedDoesTheSame) {
 
 TEST(Loopback, LosesDuplicatesAndTruncatesAShare) {
   LoopbackPair lossy({.lose = 0.25});
-  const size_t came = lossy.run(1000, 2).size();
-  EXPECT_NEAR(double(came), 750, 60);
-  EXPECT_EQ(lossy.net.counts().lost, 1000 - came);
+  const size_t arrived = lossy.run(1000, 2).size();
+  EXPECT_NEAR(double(arrived), 750, 60);
+  EXPECT_EQ(lossy.net.counts().lost, 1000 - arrived);
   EXPECT_TRUE(lossy.a.all_done_once());
   EXPECT_EQ(lossy.a.log.failures, 0u) << "a sender does not know what is lost";
 
@@ -80,14 +80,14 @@ TEST(Loopback, LosesDuplicatesAndTruncatesAShare) {
 TEST(Loopback, DelayCountsCallsOfProgress) {
   LoopbackPair pair({.most_delay = 3});
   for (uint32_t i = 0; i < 64; ++i) pair.a.send(0, 10, i);
-  std::vector<size_t> came;
+  std::vector<size_t> arrived;
   for (int i = 0; i < 5; ++i) {
     pair.b.link->progress();
-    came.push_back(pair.b.log.messages.size());
+    arrived.push_back(pair.b.log.messages.size());
   }
-  EXPECT_TRUE(std::is_sorted(came.begin(), came.end()));
-  EXPECT_LT(came[0], 64u);
-  EXPECT_EQ(came[2], 64u) << "at most three calls late, of which the first is one";
+  EXPECT_TRUE(std::is_sorted(arrived.begin(), arrived.end()));
+  EXPECT_LT(arrived[0], 64u);
+  EXPECT_EQ(arrived[2], 64u) << "at most three calls late, of which the first is one";
 }
 
 TEST(Loopback, LatencyTakesTimeAndEndsASleep) {

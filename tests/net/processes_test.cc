@@ -172,7 +172,7 @@ TEST_P(Processes, ClosesInTimeThoughAPeerHangs) {
 
 TEST_P(Processes, ForgettingLeavesNothingBehind) {
   const auto count_them = [](End& end, Line& line) {
-    // As many descriptors as at the beginning, after its peer has come and gone many times.
+    // As many descriptors as at the beginning, after its peer has connected and left many times.
     EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() >= 20; }));
     const size_t before = open_descriptors();
     line.send(1);

@@ -216,7 +216,7 @@ TEST(UcxListeners, TakeAwayWhatConnectedBeforeTheyWereShut) {
   ASSERT_TRUE(comes_true(accepted.get(), POLLIN, 1000));
   listeners.restrict_to_admitted(listening.address(), 1);
   char bytes[8];
-  EXPECT_EQ(recv(accepted.get(), bytes, sizeof bytes, 0), 0) << "what had come is thrown away";
+  EXPECT_EQ(recv(accepted.get(), bytes, sizeof bytes, 0), 0) << "what had arrived is thrown away";
   EXPECT_FALSE(listening.accept());
   EXPECT_FALSE(connected(listening, "127.0.0.2"));
   EXPECT_GT(listeners.dropped(), 0u);

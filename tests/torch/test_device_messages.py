@@ -52,7 +52,7 @@ def test_a_message_whose_stream_is_late_holds_nothing_up(rank, world):
                 dist.irecv(got, 2).wait()
                 assert_all(got, 5)
             assert not waits.is_completed()
-            sync("all but one have come")
+            sync("all but one have arrived")
         waits.wait()
     elif rank == 1:
         first = torch.empty(1000, device=GPU)
@@ -61,14 +61,14 @@ def test_a_message_whose_stream_is_late_holds_nothing_up(rank, world):
         assert_all(received(0, tag=2, count=10, device="cpu"), 3)
         dist.all_reduce(on_gpu(1))
         assert not work.is_completed()
-        sync("all but one have come")
+        sync("all but one have arrived")
         work.wait()
         assert_all(first, 7)
     else:
         assert_all(received(0, count=100_000), 9)
         dist.all_reduce(on_gpu(1))
         dist.send(on_gpu(5), 0)
-        sync("all but one have come")
+        sync("all but one have arrived")
 
 
 @on_fake_gpus(2)

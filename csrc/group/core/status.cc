@@ -208,7 +208,7 @@ void GroupStatus::waited(int rank, Clock::time_point began) {
   trace(TraceRecord::kWait, {.began = ns_of(began), .ended = ns_of(Clock::now()), .number = number, .peer = rank});
 }
 
-// --- ranks that came late
+// --- ranks that arrived late
 
 void GroupStatus::sleeps(int rank, pid_t pid) {
   const uint64_t begun = slot_->begun.load(kRelaxed);
@@ -240,7 +240,7 @@ void GroupStatus::slept(int rank, Clock::duration span) {
   add(place->ns, ns);
 }
 
-/// At the end of a call that slept: counts the last rank, if it came late.
+/// At the end of a call that slept: counts the last rank, if it arrived late.
 void GroupStatus::after_sleep() {
   sleeps(-1);
   slept_.store(false, kRelaxed);

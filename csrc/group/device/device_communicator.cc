@@ -422,8 +422,8 @@ void DeviceCommunicator::check_kernels_and_peers(KernelExecutor& kernels) {
   if (spans_hosts() && !core_.failures.failed() && !core_.failures.closed()) check_remote_ranks();
 }
 
-/// Whether an operation in flight waits for a rank that will not come. A rank that left in good order had ended all of
-/// its operations, which may be all that this rank waits for. Only the device counts replays.
+/// Whether an operation in flight waits for a rank that will not arrive. A rank that left in good order had ended all
+/// of its operations, which may be all that this rank waits for. Only the device counts replays.
 bool DeviceCommunicator::waits_in_vain(const KernelExecutor& kernels, int local_rank) const {
   if (local_rank == members_.local_rank()) return false;
   const kernel::PadHeader& header = members_.pad(local_rank).header();

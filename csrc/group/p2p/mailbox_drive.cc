@@ -1,4 +1,4 @@
-// Chooses the thread that progresses the messages; calls `finished()`; ends messages that do not come.
+// Chooses the thread that progresses the messages; calls `finished()`; ends messages that do not arrive.
 
 #include <algorithm>
 #include <map>
@@ -97,7 +97,7 @@ std::optional<net::GroupPort::Departure> Mailbox::departure(int peer) {
   return alive ? std::nullopt : left;
 }
 
-/// The peer for which a message waits, and an unexpected message that came from there instead.
+/// The peer for which a message waits, and an unexpected message that arrived from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
   std::string text = from_any ? "any rank" : members_.describe_awaited(message.peer);

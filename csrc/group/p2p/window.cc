@@ -103,10 +103,10 @@ void Window::expect_note(int rank) {
   const std::shared_ptr<Message> message = note_to(rank, {}, "window");
   message->stands = true;
   message->may_block = [] { return false; };
-  message->finished = [self = shared_from_this(), rank](const Message& came) {
-    if (!came.status().ok()) return;  // the group has ended
+  message->finished = [self = shared_from_this(), rank](const Message& received) {
+    if (!received.status().ok()) return;  // the group has ended
     Note note;
-    std::memcpy(&note, came.data, sizeof note);
+    std::memcpy(&note, received.data, sizeof note);
     self->follow(rank, note);
   };
   mailbox_.expect(message);
@@ -118,8 +118,8 @@ void Window::expect_data(int rank, const Note& note) {
   message->bytes = size_t(note.bytes);
   message->stands = true;
   message->may_block = [] { return false; };
-  message->finished = [self = shared_from_this(), rank](const Message& came) {
-    if (came.status().ok()) self->expect_note(rank);
+  message->finished = [self = shared_from_this(), rank](const Message& received) {
+    if (received.status().ok()) self->expect_note(rank);
   };
   mailbox_.expect(message);
 }

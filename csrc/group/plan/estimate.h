@@ -68,7 +68,7 @@ std::vector<Way> ways_of(kernel::Collective collective, size_t bytes, const Plan
 
 /// Steps and bytes of a collective inside a host, without a duration.
 Estimate count_inside(kernel::Algorithm algorithm, kernel::Collective collective, size_t bytes, const PlanFacts& facts);
-/// Seconds until a rank sees that another one of its host has come to a step.
+/// Seconds until a rank sees that another one of its host has reached a step.
 double seen_inside(const PlanFacts& facts);
 
 /// The transfers of a collective between hosts, as their ranks see them.

@@ -269,7 +269,7 @@ class Simulator {
   std::vector<Card> cards_;
   std::vector<Rank> ranks_;
   std::priority_queue<Event> events_;
-  std::unordered_map<uint64_t, uint32_t> early_;  ///< messages that have come before their step began
+  std::unordered_map<uint64_t, uint32_t> early_;  ///< messages that have arrived before their step began
 };
 
 /// Adds up what the ranks of a host do for each slice.

@@ -40,7 +40,7 @@ class HostSetUp {
   /// Whether this rank reads values from its leader.
   bool reads_leader() const { return follows() && !reads_itself_; }
   std::optional<Value> next(std::chrono::milliseconds span) { return relay_client_->next(span); }
-  /// From now on, this rank reads the store itself: some value did not come.
+  /// From now on, this rank reads the store itself: some value did not arrive.
   void read_itself() { reads_itself_ = true; }
   /// For the leader: sends the others the reason why it gives up.
   void give_up(const Failure& why);

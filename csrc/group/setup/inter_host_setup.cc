@@ -150,8 +150,8 @@ bool InterHostSetUp::connect_to(int64_t host) {
   return true;
 }
 
-/// The other side drops packets from here, and warns, until it has read this rank's address too. The first host to come
-/// checks often for others, so these ping it soon, and it pings late those from which nothing has arrived.
+/// The other side drops packets from here, and warns, until it has read this rank's address too. The first host to
+/// arrive checks often for others, so these ping it soon, and it pings late those from which nothing has arrived.
 void InterHostSetUp::connect(const Hello& hello, std::span<const std::byte> address) {
   const auto soon = 2 * pause(), later = std::max<Clock::duration>(std::chrono::seconds(1), 4 * soon);
   MutexLock lock(messenger_->mutex());

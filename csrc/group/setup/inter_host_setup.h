@@ -17,9 +17,9 @@
 namespace nvx {
 
 /// The hosts of a group in its set-up, unless this rank knows all others from groups that exist. The ranks that lead
-/// the first 128 hosts to come exchange addresses with the first of them before all ranks have come, and they ping each
-/// other, so a rank that ends alone on its host is noticed too. Ranks of one host open no messenger, unless it is open
-/// already, or the launcher or, if the ranks are numbered in the job, `NVX_HOST_ID` implies other hosts.
+/// the first 128 hosts to arrive exchange addresses with the first of them before all ranks have arrived, and they ping
+/// each other, so a rank that ends alone on its host is noticed too. Ranks of one host open no messenger, unless it is
+/// open already, or the launcher or, if the ranks are numbered in the job, `NVX_HOST_ID` implies other hosts.
 class InterHostSetUp {
  public:
   /// `store` and `options` must outlive it.
@@ -27,7 +27,8 @@ class InterHostSetUp {
 
   /// Joins that set-up. `leads`: as the first rank of its host.
   void enter(int64_t generation, const Hello& own, bool leads);
-  /// For waits, which call it repeatedly: opens the messenger once a second host has come, and connects to the others.
+  /// For waits, which call it repeatedly: opens the messenger once a second host has arrived, and connects to the
+  /// others.
   void proceed();
   /// Throws if a rank to which this one has connected here is lost. Of the ranks that only an earlier group knows, it
   /// checks only `earlier`, since a check opens a connection. A rank of its own host may leave a more exact note, so a
@@ -47,7 +48,7 @@ class InterHostSetUp {
     return key_in(generation_, "hosts/" + std::to_string(options_.size) + "/" + what);
   }
 
-  static constexpr const char* kCount = "count";  // of the hosts that have come
+  static constexpr const char* kCount = "count";  // of the hosts that have arrived
   static constexpr int64_t kFirst = 1;
 
   Store& store_;

@@ -39,7 +39,7 @@ void StoreSetUp::begin(const Hello& own, const std::string& settings) {
   publish_size();
 }
 
-/// Lets the ranks of this host, and the first host to come, see this process, then writes its hello.
+/// Lets the ranks of this host, and the first host to arrive, see this process, then writes its hello.
 void StoreSetUp::enter(int64_t generation) {
   host_.enter(generation, own_);
   inter_host_.enter(generation, own_, host_.relay() != nullptr);
@@ -186,7 +186,7 @@ std::optional<StoreSetUp::Value> StoreSetUp::fetch(const std::string& what, int 
   }
 }
 
-/// Whether the time has come to read the store again: often on the rank that leads its host, for all of that host.
+/// Whether it is time to read the store again: often on the rank that leads its host, for all of that host.
 bool StoreSetUp::due(Clock::time_point* next, bool often) const {
   constexpr std::chrono::milliseconds kOften{200}, kSeldom{1000};
   const auto now = Clock::now();

@@ -108,7 +108,7 @@ NVX_HD bool get_packets(Exec& ex, Channel& ch, const Job& job, uint32_t first, b
 template <class Kind, class Exec>
 NVX_HD bool reduce_as(Exec& ex, const Job& job, const Fold& f) {
   if constexpr (Kind::kHot) {
-    // A pack in packets takes twice the registers until it has come, and float16 many instructions to widen.
+    // A pack in packets takes twice the registers until it has arrived, and float16 many instructions to widen.
     constexpr int kAhead = Kind::kHasChunks && !kSame<typename Kind::Element, F16> ? 8 : 4;
     return fold_hot<typename Kind::Element, kAhead>(ex, f);
   } else {

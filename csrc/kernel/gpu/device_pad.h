@@ -218,7 +218,7 @@ struct DeviceVerdict {
   uint64_t theirs[kGreetingWords];  ///< ... and the received one
 };
 
-/// How far a block has come. One word, so that both parts are of the same launch.
+/// How far a block has progressed. One word, so that both parts are of the same launch.
 struct BlockEnd {
   uint32_t epoch;     ///< the last epoch that the block has ended
   uint32_t replayed;  ///< operations that graphs had begun by then; wraps
@@ -237,7 +237,8 @@ struct alignas(kCacheLine) Control {
   alignas(kCacheLine) uint64_t ended[kMostBlocks];  ///< a BlockEnd per block
 };
 
-/// How far the block that is behind the others has come: the host's view of what has ended. It shows progress only.
+/// How far the block that is behind the others has progressed: the host's view of what has ended. It shows progress
+/// only.
 BlockEnd least_ended(const Control& control, uint32_t blocks);
 
 /// The part of another rank's pool (memory/gpu/device_pool.h) that this rank's device can access. The host writes it at

@@ -342,8 +342,8 @@ NVX_HD void store_sum(const Exec& ex, const Fold& f, size_t i, const Pack& sum) 
   });
 }
 
-/// The multiplier of a rank, from its greeting. It has come; a read that did not wait for its stamp would not keep the
-/// peer from writing the greeting of a later epoch.
+/// The multiplier of a rank, from its greeting. It has arrived; a read that did not wait for its stamp would not keep
+/// the peer from writing the greeting of a later epoch.
 template <class Exec>
 NVX_NOINLINE bool factor_of(Exec& ex, const Fold& f, uint32_t rank, double* factor) {
   *factor = f.factors.own;

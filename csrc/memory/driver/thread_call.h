@@ -105,28 +105,28 @@ class CreatedOnce {
   /// Throws Error: that of `make`, or kTimeout. After a timeout all callers fail at once until that attempt returns.
   T& get(const std::string& what, const Deadline& deadline, const std::function<std::unique_ptr<T>()>& make) {
     std::unique_lock lock(state_->mutex);
-    if (state_->thing) return *state_->thing;
+    if (state_->object) return *state_->object;
     if (state_->making && state_->late) throw Error(Code::kTimeout, "nvx: " + what + " has still not returned");
     if (!state_->making) begin(what, make);
     if (!state_->end.wait_until(lock, deadline.end, [&] { return !state_->making; })) {
       state_->late = true;
       throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
     }
-    if (!state_->thing) throw Error(state_->failure->status());  // each caller throws its own copy
-    return *state_->thing;
+    if (!state_->object) throw Error(state_->failure->status());  // each caller throws its own copy
+    return *state_->object;
   }
 
   /// Null until the object exists.
   T* made() const {
     const std::lock_guard lock(state_->mutex);
-    return state_->thing.get();
+    return state_->object.get();
   }
 
  private:
   struct State {
     std::mutex mutex;
     std::condition_variable end;
-    std::unique_ptr<T> thing;
+    std::unique_ptr<T> object;
     std::optional<Error> failure;
     bool making = false;
     bool late = false;
@@ -143,7 +143,7 @@ class CreatedOnce {
       }
       make = nullptr;
       const std::lock_guard lock(mutex);
-      thing = std::move(made);
+      object = std::move(made);
       failure = std::move(failed);
       making = false;
       end.notify_all();

@@ -37,9 +37,9 @@ void LocalServer::serve() {
   for (;;) {
     std::vector<pollfd> fds{{end_.get(), POLLIN, 0}, {listener_.get(), short(rests ? 0 : POLLIN), 0}};
     for (const LocalSocket& client : clients_) fds.push_back({client.get(), POLLIN, 0});
-    const int came = poll(fds.data(), fds.size(), rests ? kRestMs : -1);
-    if (came < 0 && errno != EINTR) return;
-    if (came < 0) continue;
+    const int ready = poll(fds.data(), fds.size(), rests ? kRestMs : -1);
+    if (ready < 0 && errno != EINTR) return;
+    if (ready < 0) continue;
     if (fds[0].revents) return;
     auto client = clients_.begin();
     for (size_t i = 2; i < fds.size(); ++i) {

@@ -39,9 +39,9 @@ PoolReply request_from_pool(const std::string& name, const PoolRequest& request,
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now()).count();
     pollfd readable{client.get(), POLLIN, 0};
-    const int came = poll(&readable, 1, int(std::clamp<int64_t>(left + 1, 0, 1 << 30)));
-    if (came > 0) break;
-    if (came == 0) throw Error(Code::kTimeout, "nvx: it did not answer within " + how_long(deadline));
+    const int ready = poll(&readable, 1, int(std::clamp<int64_t>(left + 1, 0, 1 << 30)));
+    if (ready > 0) break;
+    if (ready == 0) throw Error(Code::kTimeout, "nvx: it did not answer within " + how_long(deadline));
     if (errno != EINTR) throw system_error("cannot wait for a Unix socket");
   }
   PoolReply reply;

@@ -32,7 +32,7 @@ bool send_info(const LocalSocket& socket, const PeerInfo& info) {
   return send_packet(socket, &info, sizeof info, only_if(lock_file));
 }
 
-/// Whether a PeerInfo has come. `process` watches its sender.
+/// Whether a PeerInfo has arrived. `process` watches its sender.
 bool receive_info(const LocalSocket& socket, PeerInfo* info, ProcessWatch* process) {
   Fd lock_file;
   if (!receive_packet(socket, info, sizeof *info, {&lock_file, 1}) || info->magic != PeerInfo::kMagic) return false;

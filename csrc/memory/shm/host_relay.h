@@ -45,7 +45,7 @@ class HostRelay {
   void give_up(std::span<const uint8_t> reason);
   /// Accepts new connections, a bounded number, and sends all clients the records that exist. Never blocks.
   void serve();
-  /// The ranks that have come, also those that have gone away.
+  /// The ranks that have arrived, also those that have gone away.
   const std::vector<LocalPeer>& peers() const { return ranks_; }
   bool has_lost_clients() { return std::exchange(lost_, false); }
 
@@ -53,7 +53,7 @@ class HostRelay {
   struct Client {
     LocalSocket socket;
     size_t sent = 0;          // records
-    bool introduced = false;  // its info has come
+    bool introduced = false;  // its info has arrived
   };
   struct Record {
     Fd file;

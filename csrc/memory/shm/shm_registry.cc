@@ -180,7 +180,7 @@ std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vect
 }
 
 /// Requests the memory of the others; returns whether all are connected now. A backlog may be full of connections of
-/// another user, or of many processes that came at once.
+/// another user, or of many processes that arrived at once.
 bool IpcSocket::connect(std::vector<Connection>& open) {
   bool all = true;
   for (Connection& connection : open) {

@@ -206,12 +206,12 @@ bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::sp
   size_t taken = 0;
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
     if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
-    int came[kMostFds] = {-1, -1};
+    int received[kMostFds] = {-1, -1};
     const size_t count = std::min<size_t>((head->cmsg_len - CMSG_LEN(0)) / sizeof(int), kMostFds);
-    std::memcpy(came, CMSG_DATA(head), count * sizeof(int));
+    std::memcpy(received, CMSG_DATA(head), count * sizeof(int));
     taken += count;
     for (size_t i = 0; i < count; ++i) {
-      Fd owned(came[i]);
+      Fd owned(received[i]);
       if (i < fds.size()) fds[i] = std::move(owned);
     }
   }

@@ -55,7 +55,7 @@ size_t Outgoing::send_some(const void* bytes, size_t size) {
   return size_t(std::max<ssize_t>(n, 0));
 }
 
-/// Returns 0 if nothing has come.
+/// Returns 0 if nothing has arrived.
 size_t Outgoing::receive_some(void* bytes, size_t size) {
   const ssize_t n = recv(fd(), bytes, size, MSG_DONTWAIT);
   if (n == 0) fail(was_open_ ? "Connection closed" : "the connection was closed during the handshake");

@@ -135,7 +135,7 @@ bool has_connections(const std::vector<Listener>& listeners) {
   return false;
 }
 
-/// Ends all connections that came before the filter. UCX may be accepting one at this moment, so this repeats
+/// Ends all connections that arrived before the filter. UCX may be accepting one at this moment, so this repeats
 /// until the kernel's table has none. The filter drops the packet that would complete a half-open connection, but a
 /// packet that passed before the filter may still be in the kernel. The barrier waits for such packets
 /// (synchronize_rcu, some milliseconds).

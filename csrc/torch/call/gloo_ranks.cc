@@ -73,7 +73,7 @@ void GlooRanks::check() {
     const int other = others_.front();
     others_.pop_front();
     const std::vector<uint8_t> found = entry(other);
-    // One for another number of ranks is of an earlier group: this rank may be the first that has come to this one.
+    // One for another number of ranks is of an earlier group: this rank may be the first that has reached this one.
     const size_t ranks = ranks_of(found);
     const bool is_old = ranks != 0 && ranks != size_t(size_);
     if (found == kAbsent || is_old) others_.push_back(other);

@@ -19,7 +19,7 @@ class GlooRanks {
   GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, int size);
   /// For the waits of set-up, which call it repeatedly. Throws Error if a rank uses gloo itself.
   void check();
-  /// Removes this rank's entry. Call when all ranks have come; a rank that reads it meanwhile does not wait.
+  /// Removes this rank's entry. Call when all ranks have arrived; a rank that reads it meanwhile does not wait.
   void leave();
 
  private:

@@ -28,7 +28,7 @@ class PoolLender {
   struct Resting {
     DevicePtr at;
     size_t bytes;
-    std::unique_ptr<kernel::Tail> tail;  // the stream's position when the block came back
+    std::unique_ptr<kernel::Tail> tail;  // the stream's position when the block was returned
   };
   void settle() REQUIRES(mutex_);
   std::unique_ptr<kernel::Tail> spare_tail() REQUIRES(mutex_);

@@ -282,7 +282,7 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   }
   if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return error.status();
   std::vector<std::string> missing;
-  contain("reading from the store which ranks have come to reconfigure", [&] {
+  contain("reading from the store which ranks have arrived to reconfigure", [&] {
     TorchStore store(store_of(plan), int(plan.members.size()));
     for (size_t r = 0; r < plan.members.size() && missing.size() < kMost; ++r) {
       if (store.add(came_key(r), 0) == 0)
@@ -290,7 +290,7 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
     }
   });
   return missing.empty() ? error.status()
-                         : with_context(error.status(), "of those that did not come, " + joined(missing));
+                         : with_context(error.status(), "of those that did not arrive, " + joined(missing));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {

@@ -30,7 +30,7 @@ class ReconfigureWork final : public c10d::Work {
   void cancel() EXCLUDES(made_mutex_);
   bool cancelled() const { return cancelled_.load(); }
   /// Takes the communicator that is set up and has yet to open its device: from now on cancel() aborts
-  /// it. Returns false if cancel() came first.
+  /// it. Returns false if cancel() was called first.
   bool take_in(const std::shared_ptr<Communicator>& made) EXCLUDES(made_mutex_);
   /// Releases the communicator; from now on only its owner holds it. Returns false if the set-up has been aborted.
   bool hand_over() EXCLUDES(made_mutex_);

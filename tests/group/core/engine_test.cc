@@ -115,13 +115,13 @@ TEST(Lane, MayGoWhileATaskIsQueued) {
 TEST(Engine, NoLaneWaitsForAnotherOnesThread) {
   constexpr int kLanes = 16;
   std::vector<std::shared_ptr<Lane>> lanes;
-  std::atomic<int> came{0};
+  std::atomic<int> arrived{0};
   std::vector<std::shared_ptr<Note>> tasks;
   for (int i = 0; i < kLanes; ++i) {
     lanes.push_back(std::make_shared<Lane>());
     tasks.push_back(note([&](Carrier) {
-      ++came;
-      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return came == kLanes; }));
+      ++arrived;
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return arrived == kLanes; }));
     }));
     lanes.back()->submit(tasks.back());
   }

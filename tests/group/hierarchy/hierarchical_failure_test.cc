@@ -330,7 +330,7 @@ TEST(HierarchicalFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
   });
 }
 
-/// A store that fails one rank after all have come.
+/// A store that fails one rank after all have arrived.
 class LostStore : public Store {
  public:
   explicit LostStore(Store& good) : good_(good) {}

@@ -1,4 +1,4 @@
-// A rank ends while others create a group with it, before all ranks have come: the others name it at once.
+// A rank ends while others create a group with it, before all ranks have arrived: the others name it at once.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -117,7 +117,7 @@ TEST_P(LoneEnd, IsNamedByTheRanksOfOtherHosts) {
   for (size_t r = 0; r < endings.size(); ++r) EXPECT_TRUE(int(r) == victim || endings[r].well()) << r;
 }
 
-/// The ranks know each other from an earlier group of the whole job, and the victim does not come to the next. With
+/// The ranks know each other from an earlier group of the whole job, and the victim does not arrive to the next. With
 /// three ranks, rank 0 comes only when another rank has named the victim.
 class EndBetweenGroups : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, EndBetweenGroups, testing::Values(2, 3));
@@ -312,7 +312,7 @@ TEST(SetUp, NamesMissingRanksFromTimeToTime) {
   EXPECT_EQ(lines, 3u) << log;
 }
 
-/// Rank 1 lives, and does not come to the second group.
+/// Rank 1 lives, and does not arrive to the second group.
 TEST(SetUp, NamesTheProcessOfAMissingRankThatAnEarlierGroupHasMet) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   for (const int hosts : {1, 2}) {

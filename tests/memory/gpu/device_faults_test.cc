@@ -321,7 +321,7 @@ class WatchedBootstrap : public Bootstrap {
 };
 
 /// Two groups of one process agree on different kinds at once, before its GPU has an arena: one of them gets its kind,
-/// and the other uses pinned host memory, as if it had come later.
+/// and the other uses pinned host memory, as if it had arrived later.
 TEST(DeviceFaults, TwoGroupsThatAgreeOnDifferentKindsAtOnce) {
   for (int turn = 0; turn < int(as_fast(10, 4)); ++turn) {
     Process both(3), fabric(3), descriptor(3);

@@ -1,5 +1,5 @@
 // A backend that simulates NCCL on the fake accelerator. Each call becomes a task of the current stream. The task
-// exchanges data with the other ranks through a store and blocks the stream until they have come.
+// exchanges data with the other ranks through a store and blocks the stream until they have arrived.
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
