@@ -92,12 +92,13 @@ bool ScheduleRun::begin_steps() {
 }
 
 bool ScheduleRun::clear_for(const schedule::Step& step) const {
-  const auto overlap = [&](const schedule::Range& a, const schedule::Range& b) {
+  const auto overlaps = [&](const schedule::Range& a, const schedule::Range& b) {
     return overlap(at(a), a.bytes, at(b), b.bytes);
   };
   for (uint32_t i = first_; i != behind_; ++i) {
     const Flight& flight = flights_[i % kMaxDepth];
-    if (!schedule::may_begin_beside(flight.step, flight.received_all, flight.sends_over(), step, overlap)) return false;
+    if (!schedule::may_begin_beside(flight.step, flight.received_all, flight.sends_over(), step, overlaps))
+      return false;
   }
   return true;
 }
