@@ -302,7 +302,7 @@ void Messenger::send_to_lost(PeerId id, const MessageHeader& header, std::span<c
 
 void Messenger::finish() {
   constexpr std::chrono::seconds kMostSilence{5}, kMost{300}, kLogAfter{1};
-  constexpr std::chrono::milliseconds kNap{10};
+  constexpr std::chrono::milliseconds kSleepFor{10};
   const auto began = Clock::now();
   const auto timeout = std::min<Clock::duration>(liveness_.silence(), kMostSilence);
   MutexLock lock(mutex_);
@@ -319,7 +319,7 @@ void Messenger::finish() {
     const uint64_t seen = events_;
     const bool moved = progress();
     lock.unlock();
-    if (!moved) sleep(kNap, seen);
+    if (!moved) sleep(kSleepFor, seen);
     if (stop_requested()) return;
     lock.lock();
   }

@@ -81,9 +81,9 @@ void DeviceCopies::begin(const std::shared_ptr<DeviceCopy>& copy) {
   end(*copy, DeviceCopy::State::kEnded, Status(Code::kSystem, "nvx: no thread could be started for a message"));
 }
 
-/// Looks again for a moment after a copy has begun or ended, since most take microseconds. True if any still runs.
+/// Polls for a further 50 us after a copy has begun or ended, since most take microseconds. True if any still runs.
 bool DeviceCopies::progress() {
-  constexpr std::chrono::microseconds kMoment{50};
+  constexpr std::chrono::microseconds kPollFor{50};
   const BesideCaptures beside;
   for (;; relax()) {
     {
@@ -93,7 +93,7 @@ bool DeviceCopies::progress() {
     }
     if (flying_.empty()) return false;
     std::erase_if(flying_, [this](const auto& copy) { return advance(copy); });
-    if (Clock::now() >= last_change_ + kMoment) return !flying_.empty();
+    if (Clock::now() >= last_change_ + kPollFor) return !flying_.empty();
   }
 }
 

@@ -245,7 +245,7 @@ class DeviceTrial {
   /// Waits until all operations have ended, or one has failed; up to `options_.timeout` from their begin, and for that
   /// up to `to_begin`. Times them.
   void watch(const Deadline& to_begin) {
-    constexpr std::chrono::milliseconds kGlance{50};
+    constexpr std::chrono::milliseconds kPollSlice{50};
     std::vector<Clock::duration> gaps;
     Clock::time_point last = Clock::now();
     uint32_t seen = progress();
@@ -257,7 +257,7 @@ class DeviceTrial {
       for (const uint32_t ended = progress(); seen < ended; ++seen, last = now) gaps.push_back(now - last);
       return seen == stages() || has_verdict() || limit.passed(now);
     };
-    while (!poll_until(over, Deadline::after(kGlance))) options_.check_peers();
+    while (!poll_until(over, Deadline::after(kPollSlice))) options_.check_peers();
     if (gaps.size() < stages() / 2) return;
     gaps.erase(gaps.begin());  // it waited for the last rank to come
     std::nth_element(gaps.begin(), gaps.begin() + std::ptrdiff_t(gaps.size() / 2), gaps.end());

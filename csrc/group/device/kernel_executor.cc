@@ -56,13 +56,13 @@ KernelExecutor::KernelExecutor(DeviceRegistry& registry, Bootstrap& bootstrap, c
 KernelExecutor::~KernelExecutor() { (void)finalize(); }
 
 bool KernelExecutor::finalize() {
-  constexpr milliseconds kMoment{200};  // the time within which aborted kernels end
+  constexpr milliseconds kAbortTime{200};  // the time within which aborted kernels end
   if (finalized_.exchange(true)) return has_ended();
   const milliseconds most = resources_.options().drain_timeout;
-  const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
+  const bool over = await_end(has_verdict() ? std::min(most, kAbortTime) : most);
   if (over && captured_ == 0) return true;
   shared(resources_.control().abort).store(1, std::memory_order_release);
-  const bool ended = over || await_end(kMoment);
+  const bool ended = over || await_end(kAbortTime);
   if (!ended || captured_ != 0)
     resources_.keep(ended ? ChannelResources::User::kReplay : ChannelResources::User::kKernel);
   if (over) return true;

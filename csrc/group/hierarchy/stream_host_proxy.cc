@@ -8,9 +8,9 @@
 namespace nvx {
 namespace {
 
-constexpr std::chrono::milliseconds kMoment{500};  // the time within which aborted kernels end
-constexpr size_t kMostBefore = 32;                 // rounds that begin before the host's part may begin
-constexpr uint64_t kMostAhead = 256;               // operations of the group that a stream holds
+constexpr std::chrono::milliseconds kAbortTime{500};  // the time within which aborted kernels end
+constexpr size_t kMostBefore = 32;                    // rounds that begin before the host's part may begin
+constexpr uint64_t kMostAhead = 256;                  // operations of the group that a stream holds
 
 }  // namespace
 
@@ -18,7 +18,7 @@ constexpr uint64_t kMostAhead = 256;               // operations of the group th
 StreamHostProxy::~StreamHostProxy() {
   if (!tried_ || over_) return;
   contain("the end of an operation", [&] {
-    if (setting_.order->await_end(kMoment)) return;
+    if (setting_.order->await_end(kAbortTime)) return;
     (void)new std::pair(std::move(memory_), std::move(device_slots_));
   });
 }

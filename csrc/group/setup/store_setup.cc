@@ -255,8 +255,8 @@ void StoreSetUp::check_for_cause(Code code) {
     check_host_ ? check_host_() : host_.check();
   }
   if (code != Code::kSystem) return;
-  constexpr std::chrono::milliseconds kMoment{50}, kPause{5};  // between the end of the store and of its process
-  for (const auto end = Clock::now() + kMoment; Clock::now() < end; std::this_thread::sleep_for(kPause)) {
+  constexpr std::chrono::milliseconds kExitDelay{50}, kPause{5};  // between the end of the store and of its process
+  for (const auto end = Clock::now() + kExitDelay; Clock::now() < end; std::this_thread::sleep_for(kPause)) {
     if (host_.follows()) (void)host_.next(std::chrono::milliseconds(0));
     if (const auto reason = host_.reason()) throw_note(*reason);
     check_host_ ? check_host_() : host_.check();

@@ -149,9 +149,9 @@ bool ProcessWatch::torn_down() const {
 }
 
 ExitStatus ProcessWatch::exit_status() const {
-  constexpr std::chrono::milliseconds kMoment{50};  // between the end of its files and its own
+  constexpr std::chrono::milliseconds kExitDelay{50};  // between the end of its files and its own
   if (pid_ == 0 || !ended()) return {};
-  if (!all_threads_ended(pidfd_.get(), pid_, kMoment)) {
+  if (!all_threads_ended(pidfd_.get(), pid_, kExitDelay)) {
     const int signal = signaled_.load(std::memory_order_relaxed) ? WTERMSIG(status_in(stat_of(pid_))) : 0;
     if (signal != 0) return {ExitStatus::How::kKilled, signal};
     return {pidfd_ && runs_on(pid_) ? ExitStatus::How::kReplaced : ExitStatus::How::kUnknown};

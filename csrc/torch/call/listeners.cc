@@ -77,7 +77,7 @@ void Listeners::run_abort_hooks() {
     }
   };
   if (exiting.load()) return run();  // at the end of the process the thread would not be joined
-  HooksBeside(run).await_moment();
+  HooksBeside(run).await_briefly();
 #endif
 }
 

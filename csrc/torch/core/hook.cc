@@ -65,13 +65,13 @@ HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_share
   }
 }
 
-void HooksBeside::await_moment() const {
+void HooksBeside::await_briefly() const {
   without_python_lock([&] {
     Count& all = count();
     MutexLock lock(all.mutex);
-    for (auto left = kMoment; !running_->ended && left.count() > 0;) {
+    for (auto left = kBriefWait; !running_->ended && left.count() > 0;) {
       lock.wait_for(all.changed, left);
-      left = kMoment - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - running_->began);
+      left = kBriefWait - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - running_->began);
     }
   });
 }

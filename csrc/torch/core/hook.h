@@ -33,17 +33,17 @@ void run_hook(const char* whose, Call&& call) {
 }
 
 /// Hooks that may take long, such as that of torch's flight recorder. They run on their own thread if one can be
-/// created. await_moment() waits until they have ended, or a moment has passed.
+/// created. await_briefly() waits until they have ended, or a moment has passed.
 class HooksBeside {
  public:
   explicit HooksBeside(std::function<void()> hooks);
-  /// Returns when they have ended, or when the moment has passed since they began.
-  void await_moment() const;
+  /// Returns when they have ended, or 100 ms after they began.
+  void await_briefly() const;
   /// Waits, for a bounded time or until Ctrl-C, for all hooks that run: a thread in Python may crash an ending process.
   static void await_all();
 
  private:
-  static constexpr std::chrono::milliseconds kMoment{100};
+  static constexpr std::chrono::milliseconds kBriefWait{100};
   struct Running;
   std::shared_ptr<Running> running_;
 };

@@ -18,7 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kShutdownTime{5000};  // how long the collectives in flight may take to end when this rank leaves
-constexpr milliseconds kWord{5000};  // how long the barrier may take to name missing ranks after the device's timeout
+constexpr milliseconds kNamingTime{
+    5000};  // how long the barrier may take to name missing ranks after the device's timeout
 
 bool is_captured(at::Device device) {
   constexpr bool kTorchReports = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
@@ -216,7 +217,7 @@ Status Delegate::check_first_flight() {
     first->deadline = Deadline::after(first->timeout);
   }
   if (first->host_part->is_over() && !first->host_part->outcome().ok()) return first->host_part->outcome();
-  const bool may_name_a_rank = !first->host_part->is_over() && !first->deadline.passed(Clock::now() - kWord);
+  const bool may_name_a_rank = !first->host_part->is_over() && !first->deadline.passed(Clock::now() - kNamingTime);
   const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();
   if (cancelled_) return group_->failure();  // the abort causes the backend's errors from here on

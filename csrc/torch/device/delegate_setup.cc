@@ -16,10 +16,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMoment{2000};  // for a backend's own abort or shutdown
-constexpr milliseconds kGlance{20};    // between two checks whether the connecting must end
-constexpr milliseconds kNews{200};     // between two queries of the store whether another rank cannot connect
-constexpr char kBorder = '\n';         // separates the two texts of a DelegateInfo
+constexpr milliseconds kEndTimeout{2000};    // for a backend's own abort or shutdown
+constexpr milliseconds kPollSlice{20};       // between two checks whether the connecting must end
+constexpr milliseconds kQueryInterval{200};  // between two queries of the store whether another rank cannot connect
+constexpr char kSeparator = '\n';            // separates the two texts of a DelegateInfo
 constexpr const char* kCannotKey = "cannot";
 
 std::vector<std::byte> to_bytes(const std::string& text) {
@@ -27,8 +27,8 @@ std::vector<std::byte> to_bytes(const std::string& text) {
   return {begin, begin + text.size()};
 }
 
-/// A peer's text, shortened and made printable for a message.
-std::string text_of(std::string_view text) {
+/// A peer's text, at most 400 characters of it, made printable for a message.
+std::string shortened(std::string_view text) {
   constexpr size_t kMost = 400;
   return printable(std::string(text.substr(0, kMost)));
 }
@@ -59,7 +59,7 @@ void end_apart(const char* what, const DelegateSetup::Backend& backend, millisec
 }  // namespace
 
 void abort_delegate(const DelegateSetup::Backend& backend) {
-  end_apart("aborting a delegate", backend, kMoment, &c10d::Backend::abort);
+  end_apart("aborting a delegate", backend, kEndTimeout, &c10d::Backend::abort);
 }
 
 void shut_delegate_down(const DelegateSetup::Backend& backend, milliseconds span) {
@@ -132,7 +132,7 @@ void DelegateSetup::check_wait() const {
 
 DelegateSetup::Backend DelegateSetup::agree() {
   const DelegateInfo info = local_info();
-  why_not_ = refusal_of(bootstrap_.all_gather(to_bytes(info.gpu + kBorder + info.why_not)));
+  why_not_ = refusal_of(bootstrap_.all_gather(to_bytes(info.gpu + kSeparator + info.why_not)));
   if (!why_not_.empty()) return nullptr;
   try {
     const Outcome mine = connect();
@@ -160,9 +160,9 @@ std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>&
   std::vector<std::string> gpus;
   for (size_t r = 0; r < infos.size(); ++r) {
     const std::string_view info = view_of(infos[r]);
-    const size_t border = std::min(info.find(kBorder), info.size());
-    gpus.push_back(text_of(info.substr(0, border)));
-    if (border + 1 < info.size()) return topology_.describe(int(r)) + ": " + text_of(info.substr(border + 1));
+    const size_t separator = std::min(info.find(kSeparator), info.size());
+    gpus.push_back(shortened(info.substr(0, separator)));
+    if (separator + 1 < info.size()) return topology_.describe(int(r)) + ": " + shortened(info.substr(separator + 1));
     for (size_t other = 0; other < r; ++other) {
       if (topology_.host_of[r] != topology_.host_of[other] || gpus[r] != gpus[other]) continue;
       return topology_.describe(int(other)) + " and " + topology_.describe(int(r)) + " share the GPU " + gpus[r] +
@@ -178,7 +178,8 @@ std::string DelegateSetup::refusal_of_connecting(const std::vector<std::vector<s
   for (size_t r = 0; r < reports.size(); ++r) {
     const std::string_view one = view_of(reports[r]);
     if (one.starts_with(char(Kind::kConnected))) continue;
-    const std::string reason = topology_.describe(int(r)) + ": " + text_of(one.substr(std::min<size_t>(1, one.size())));
+    const std::string reason =
+        topology_.describe(int(r)) + ": " + shortened(one.substr(std::min<size_t>(1, one.size())));
     if (!one.starts_with(char(Kind::kCancelled))) return reason;
     if (follower.empty()) follower = reason;
   }
@@ -209,20 +210,20 @@ DelegateSetup::Outcome DelegateSetup::connect() {
 
 DelegateSetup::Outcome DelegateSetup::await(Attempt& attempt) {
   const Deadline deadline = Deadline::after(span_ / 2);
-  Clock::time_point next_news = Clock::now() + kNews;
+  Clock::time_point next_query = Clock::now() + kQueryInterval;
   for (;;) {
     bool done = false;
     std::string why;
-    contain_and([&] { done = attempt.done(Clock::now() + kGlance); },
+    contain_and([&] { done = attempt.done(Clock::now() + kPollSlice); },
                 [&](const std::exception* error) { why = text_of(error); });
     if (!why.empty()) return cannot(why);
     if (done) return {Kind::kConnected, ""};
     check_wait();
     if (deadline.passed(Clock::now()))
       return cannot("it was not connected within " + how_long(deadline) + ", half of the group's timeout");
-    if (Clock::now() < next_news) continue;
+    if (Clock::now() < next_query) continue;
     if (store_.get(key(kCannotKey), milliseconds(0))) return {Kind::kCancelled, "another rank cannot have it"};
-    next_news = Clock::now() + kNews;
+    next_query = Clock::now() + kQueryInterval;
   }
 }
 

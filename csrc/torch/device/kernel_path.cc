@@ -257,13 +257,13 @@ void KernelPath::catch_up() {
 }
 
 void KernelPath::follow_hazards(CallContext& context, const Call& call, const c10::Stream& stream) {
-  constexpr std::chrono::milliseconds kGlance{20};
+  constexpr std::chrono::milliseconds kPollSlice{20};
   for (const Tensors* tensors : {&call.inputs, &call.outputs}) {
     while (!context.hazards.follow(*tensors, stream)) {
       Group& of_devices = *context.groups.of_devices();
       if (of_devices.lane().held_here()) raise(group_->inside_itself());
       catch_up();
-      of_devices.lane().settle(kGlance);
+      of_devices.lane().settle(kPollSlice);
       group_->check_interrupt();
       raise_interrupt();
       if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);

@@ -21,7 +21,7 @@ using namespace py::literals;
 py::dict link_of(PcieLink link) { return py::dict("generation"_a = link.generation, "width"_a = link.width); }
 
 /// "07070707070707070707070707070707, clique 2"; empty without one.
-std::string text_of(const std::optional<NvlinkDomain>& domain) {
+std::string name_of_domain(const std::optional<NvlinkDomain>& domain) {
   if (!domain) return "";
   std::string text;
   char digits[3];
@@ -48,7 +48,7 @@ py::list gpus_of(const GpuTopology& topology) {
                          "cpus"_a = gpu.cpus, "pcie"_a = link_of(gpu.pcie_now), "pcie_most"_a = link_of(gpu.pcie_most),
                          "nvlink_version"_a = gpu.nvlink_version, "nvlink_lanes"_a = gpu.lanes.size(),
                          "nvlink_lanes_up"_a = up, "nvlink_lanes_up_gb_s"_a = gb_s, "lane_gb_s"_a = gpu.lane_gb_s,
-                         "nvlink_domain"_a = text_of(gpu.domain)));
+                         "nvlink_domain"_a = name_of_domain(gpu.domain)));
   }
   return gpus;
 }
