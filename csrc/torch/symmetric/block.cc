@@ -95,10 +95,12 @@ void Block::take_device_memory(size_t bytes) {
 
 /// Peers see first that this rank has left, so that ranks which wait for each other's blocks all get theirs back.
 std::function<bool()> Block::leave(AllRendezvous&& all) {
-  std::vector<std::function<bool()>> all;
-  for (const auto& rendezvous : all) all.push_back(rendezvous->ranks->released());
+  std::vector<std::function<bool()>> checks;
+  for (const auto& rendezvous : all) checks.push_back(rendezvous->ranks->released());
   all.clear();
-  return [all = std::move(all)] { return std::ranges::all_of(all, [](const auto& released) { return released(); }); };
+  return [checks = std::move(checks)] {
+    return std::ranges::all_of(checks, [](const auto& released) { return released(); });
+  };
 }
 
 Block::~Block() {
