@@ -91,6 +91,8 @@ class Link {
 
   /// Starts to send. Never blocks and never fails; done() reports errors.
   virtual void post(Post& post) = 0;
+  /// Ends a post that waits for the connection to its peer; nothing has read it. Does nothing to other posts.
+  virtual void cancel(Post& post) { (void)post; }
   /// Advances all messages without waiting. Returns true if anything moved, so another call may be useful.
   virtual bool progress() = 0;
 

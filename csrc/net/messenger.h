@@ -79,11 +79,17 @@ class Messenger final : private Receiver {
   /// Advances the link without waiting. Returns true if anything moved, so another call may be useful.
   bool progress() REQUIRES(mutex_);
   /// Releases memory that the link may still access, in bounded time; on return the link accesses it no more. `open`
-  /// counts the link's remaining accesses. If they do not end by themselves, `disconnect` closes the connections that
-  /// hold them. At last the senders are detached, so they are not notified any more. Releases the lock from time to
-  /// time. Do not call it from a callback of the link.
+  /// counts the link's remaining accesses. Messages that wait for a connection are cancelled. If the others do not end
+  /// by themselves, `disconnect` closes the connections that hold them. At last the senders are detached, so they are
+  /// not notified any more. Releases the lock from time to time. Do not call it from a callback of the link.
   void release_from_link(const auto& senders, const std::function<int()>& open, const std::function<void()>& disconnect)
       REQUIRES(mutex_) {
+    if (open() == 0) return;
+    for (const Sender* sender : senders) {
+      for (Outgoing& out : outgoing_) {
+        if (out.sender == sender) link_->cancel(out.post);
+      }
+    }
     if (await_end(open, disconnect)) return;
     for (const Sender* sender : senders) {
       for (Outgoing& out : outgoing_) {

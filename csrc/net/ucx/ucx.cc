@@ -65,6 +65,7 @@ class UcxLink final : public Link {
   std::string obstacle(PeerId peer) override;
   void forget(PeerId peer) override;
   void post(Post& post) override;
+  void cancel(Post& post) override;
   bool progress() override;
   bool arm() override;
   void sleep(std::chrono::microseconds span) override;
@@ -86,9 +87,17 @@ class UcxLink final : public Link {
     ucp_ep_h endpoint = nullptr;
     uint32_t turn = 0;        // endpoints made so far
     uint32_t their_turn = 0;  // of the other side's latest hello
-    bool reached = false;     // a send on a connection to it has completed
+    bool reached = false;     // the connection stands: a send has completed, or the other side's hello has come
     bool lost = false;
     ucs_status_t broken = UCS_OK;  // an error that UCX reported in a callback; handled when UCX may be called again
+    std::vector<Post*> held{};     // posts, until it is reached
+    void set_reached(std::vector<Post*>& again) {
+      if (!std::exchange(reached, true)) release_posts(again);
+    }
+    void release_posts(std::vector<Post*>& again) {
+      again.insert(again.end(), held.begin(), held.end());
+      held.clear();
+    }
   };
   /// An event for progress() to report: the end of a post, or without a post the loss of a peer.
   struct Event {
@@ -118,7 +127,6 @@ class UcxLink final : public Link {
   void handle(const ControlMessage& control);
   void connect_back(Peer& peer);
   bool report();
-  void drain();
   std::string why(const Peer& peer, ucs_status_t status) const;
 
   static ucs_status_t on_message(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
@@ -146,7 +154,7 @@ class UcxLink final : public Link {
   std::vector<Sent*> free_, open_;
   std::map<PeerId, Clock::time_point> overdue_;  // when open posts to a lost or forgotten peer end at the latest
   UcxFetches fetches_{*worker_};
-  std::vector<Post*> waiting_;                        // for an endpoint
+  std::vector<Post*> waiting_;                        // to be posted again by settle()
   Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which does not know the reason
   std::vector<PeerId> to_connect_back_;
   std::vector<ControlMessage> controls_;
@@ -208,6 +216,7 @@ void UcxLink::forget(PeerId id) {
     overdue_[id] = Clock::now() + timeout + kLostTimeout;
   }
   for (Post* kept : unreached_.take(id)) end_post(*kept);
+  peer->release_posts(waiting_);
   std::erase_if(events_, [&](const Event& item) { return !item.post && item.peer == id; });
   const auto [first, last] = by_nonce_.equal_range(peer->nonce);
   by_nonce_.erase(std::find_if(first, last, [id](const auto& entry) { return entry.second == id; }));
@@ -249,8 +258,21 @@ void UcxLink::post(Post& post) {
     unreached_.keep(post);
   } else {
     if (!peer->endpoint && connect(*peer)) send_control(*peer, peer->endpoint, ControlMessage::kHello);
-    send(*peer, post);
+    if (peer->reached || peer->lost) {
+      send(*peer, post);
+    } else {
+      // Not to UCX yet: to release the post's body this side would have to close an endpoint of which the peer does not
+      // know. UCX numbers the endpoints between two processes and pairs equal numbers, so all later ones would be
+      // paired wrongly: with closed ones, or with the connection of another.
+      peer->held.push_back(&post);
+    }
   }
+}
+
+void UcxLink::cancel(Post& post) {
+  Peer* peer = find(post.to);
+  if (std::erase(waiting_, &post) != 0 || (peer && std::erase(peer->held, &post) != 0))
+    end_post(post, Status(Code::kAborted, "nvx: the message was cancelled before its peer was reached"));
 }
 
 void UcxLink::send(Peer& peer, Post& post) {
@@ -287,7 +309,7 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
   void* request = ucx_.am_send_nbx(endpoint, id, header, header_bytes, body, bytes, &param);
   if (UCS_PTR_IS_PTR(request)) return true;
   const ucs_status_t status = UCS_PTR_RAW_STATUS(request);
-  if (Peer* peer = find(sent.peer)) peer->reached |= status == UCS_OK;
+  if (Peer* peer = find(sent.peer); peer && status == UCS_OK && peer->endpoint == endpoint) peer->set_reached(waiting_);
   if (sent.post)
     end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + ucx_.explain(status)));
   release(sent);
@@ -320,7 +342,7 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
                   status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.ucx_.explain(status)));
   // UCX cancels posts of an endpoint that this side has closed. Any other failure means that data was lost.
   Peer* peer = link.find(sent.peer);
-  if (peer) peer->reached |= status == UCS_OK;
+  if (peer && status == UCS_OK) peer->set_reached(link.waiting_);
   if (status != UCS_OK && status != UCS_ERR_CANCELED && peer && peer->broken == UCS_OK) {
     peer->broken = status;
     link.breakage_ = true;
@@ -385,6 +407,7 @@ std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
 /// Connects back: with an endpoint of its own, this side is also notified when the connection breaks.
 void UcxLink::connect_back(Peer& peer) {
   if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
+  if (peer.endpoint) peer.set_reached(waiting_);  // its hello has come
 }
 
 void UcxLink::lose(Peer& peer, const std::string& why) {
@@ -397,6 +420,8 @@ void UcxLink::lose(Peer& peer, const std::string& why) {
 }
 
 void UcxLink::drop(Peer& peer) {
+  peer.reached = false;
+  peer.release_posts(waiting_);
   if (peer.endpoint) worker_->close_later(std::exchange(peer.endpoint, nullptr), milliseconds(0));
 }
 
@@ -499,29 +524,30 @@ void UcxLink::wake() {
 }
 
 /// Sends the remaining messages, closes all endpoints and waits, for a bounded time.
-void UcxLink::drain() {
-  for (const std::unique_ptr<Peer>& peer : peers_) {
-    if (peer) leave(*peer, ControlMessage::kClose, kCloseTimeout);
-  }
-  worker_->limit_closing(kCloseTimeout);
-  const auto give_up = Clock::now() + kCloseTimeout + kLostTimeout;
-  while (Clock::now() < give_up) {
-    const bool moved = ucx_.worker_progress(worker_->get()) != 0, all_closed = worker_->advance_closing();
-    if (all_closed && !fetches_.under_way() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; }))
-      break;
-    if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
-  }
-}
-
 void UcxLink::close() {
   if (closed_) return;
   closed_ = true;
-  if (worker_->mine()) drain();
+  if (worker_->mine()) {
+    for (const std::unique_ptr<Peer>& peer : peers_) {
+      if (peer) leave(*peer, ControlMessage::kClose, kCloseTimeout);
+    }
+    worker_->limit_closing(kCloseTimeout);
+    const auto give_up = Clock::now() + kCloseTimeout + kLostTimeout;
+    while (Clock::now() < give_up) {
+      const bool moved = ucx_.worker_progress(worker_->get()) != 0, all_closed = worker_->advance_closing();
+      if (all_closed && !fetches_.under_way() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; }))
+        break;
+      if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
+    }
+  }
   worker_->close();
   for (Sent* sent : open_) {
     if (sent->post) end_post(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
   }
   for (Post* post : unreached_.take_all()) waiting_.push_back(post);
+  for (const std::unique_ptr<Peer>& peer : peers_) {
+    if (peer) peer->release_posts(waiting_);
+  }
   for (Post* post : waiting_) end_post(*post, Status(Code::kAborted, "nvx: the link was closed"));
   if (receiver_) fetches_.drop(*receiver_);
   report();

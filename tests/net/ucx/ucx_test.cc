@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <future>
+#include <thread>
 
 #include "net/child.h"
 #include "net/ucx/ucx_address.h"
@@ -63,6 +64,31 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsReported) {
   EXPECT_TRUE(drive(end, std::chrono::seconds(20),
                     [&] { return answer.wait_for(milliseconds(0)) == std::future_status::ready; }));
   EXPECT_EQ(answer.get(), 2u);
+  EXPECT_EQ(child.wait_for_end(), 0);
+}
+
+/// UCX holds only posts to peers that have accepted the connection, so no other post needs a connection to be closed.
+TEST_F(Ucx, APostToAPeerThatHasNotAcceptedTheConnectionCanBeCancelled) {
+  Child child("ucx", [](End& end, Line&) {
+    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == 2; }));
+    for (const EventLog::Message& message : end.log.messages) EXPECT_EQ(message.body.size(), 100u);
+  });
+  End end(open_ucx());
+  const PeerId peer = child.meet(end);
+  child.send_signal(SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(50));
+  end.send(peer, 100, 1);
+  Post& cancelled = end.send(peer, end.link->segment_bytes(), 2);
+  drive_for(milliseconds(100), {end.link.get()});
+  EXPECT_EQ(end.log.ended, 0u);
+  end.link->cancel(cancelled);
+  EXPECT_TRUE(drive(end, [&] { return end.log.ended == 1; }));
+  EXPECT_EQ(end.log.dones[&cancelled], 1);
+  EXPECT_EQ(end.log.failures, 1u);
+  child.send_signal(SIGCONT);
+  end.send(peer, 100, 3);
+  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  EXPECT_EQ(end.log.failures, 1u);
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 
