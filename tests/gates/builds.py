@@ -204,8 +204,8 @@ def simulated(context):
         raise Skipped("this python has no torch")
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("this python has no pytest")
-    # Ranks wait for most of their time, so a file runs on each core.
-    parallel = ("-n", str(min(context.jobs, 8)), "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()
+    # Ranks wait for most of their time, so one more file than there are cores runs at once.
+    parallel = ("-n", str(min(context.jobs + 1, 8)), "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()
     output = context.build_dir / "simulated" / "nvx"
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     folder = configure(context, "simulated", *GCC, *torch, "-DNVX_SIMULATED=ON")

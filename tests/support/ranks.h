@@ -21,7 +21,7 @@ const char* why_no_processes();
 bool is_sanitized();
 
 /// Scales the amount of work of a test, which would take minutes under a sanitizer or an emulator.
-inline size_t as_fast(size_t all, size_t few) { return why_no_processes() ? few : all; }
+inline size_t as_fast(size_t all, size_t few) { return is_sanitized() || why_no_processes() ? few : all; }
 
 /// How a process ended.
 struct Ending {
