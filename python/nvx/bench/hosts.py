@@ -144,5 +144,5 @@ def layout() -> str:
     count, _, kind = os.environ.get(LAYOUT, "").partition(" ")
     if not count:
         return ""
-    joined = "in network namespaces joined by veth" if kind == "namespaces" else "by name only, joined by loopback"
+    joined = "in network namespaces joined by veth" if kind == "namespaces" else "of NVX_HOST_ID, joined by loopback"
     return f" on {count} hosts ({joined})"
