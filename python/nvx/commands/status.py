@@ -242,7 +242,7 @@ def refusal(pid, error):
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
         if owner == os.geteuid():
-            return f"process {pid} cannot be read: {error.strerror}. Next: run this as root"
+            return f"process {pid} cannot be read: {error.strerror}. Next: run this as root, outside any container"
         owner = pwd.getpwuid(owner).pw_name
     except OSError:
         return absent(pid)
@@ -274,7 +274,7 @@ def gather(pid=None, all_users=False):
         else:
             report["ranks"] += [found] if found else []
     if others and all_users:
-        report["unread"].append(f"{others} processes of other users cannot be read: run this as root")
+        report["unread"].append(f"{others} unreadable processes: run this as root, outside any container")
     return report
 
 
