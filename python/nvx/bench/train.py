@@ -2,8 +2,8 @@
 turn.
 
 18 million parameters in six layers and a batch of four: the gradients of a step are 72 MB, its
-arithmetic is little. How little is shown as well: the same step with nothing sent, alone, is the floor
-under all of them."""
+arithmetic is little. `alone` is the same step without communication, the lower bound of all
+contenders."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ SCHEMA = 1
 BYTES = {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 RATES = BYTES | {name.replace("B", bit): scale / 8 for name, scale in BYTES.items() for bit in ("b", "bit")}
 TIMES = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+EXAMPLE = "example: nvx simulate all_reduce 64M --hosts 16 --ranks-per-host 8 --inter 400Gbit/s"
 LEGEND = """\
 time: of one call, without torch's own part.
 between: bytes that the busiest host sends or receives, and the part of the time in which its network card does.
@@ -97,7 +98,7 @@ def arguments_of(arguments):
         prog="nvx simulate",
         description="Simulates a collective of CPU tensors between hosts. RATE: bytes (50GB/s) or bits (400Gbit/s).",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=LEGEND,
+        epilog=f"{EXAMPLE}\n\n{LEGEND}",
     )
     rate, time = quantity(RATES, "50GB/s (bytes) or 400Gbit/s (bits)"), quantity(TIMES, "3us")
     show = parser.add_argument
