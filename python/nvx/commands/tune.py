@@ -211,7 +211,8 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     steps = selected(STEPS[options.device], options.keys)
     if strange := set(options.keys) - {key for step in steps for keys in step.keys for key in keys}:
-        parser.error(f"nothing measures {', '.join(sorted(strange))} with --device {options.device}")
+        there = ", ".join(key for step in STEPS[options.device] for keys in step.keys for key in keys)
+        parser.error(f"nothing measures {', '.join(sorted(strange))} with --device {options.device}: there are {there}")
     if options.ranks < 2 or options.rounds < 1:
         parser.error("--ranks must be at least 2 and --rounds at least 1")
     from ..bench import world  # loads torch
