@@ -283,7 +283,10 @@ def test_explain_estimates_every_way_and_states_its_basis(capsys):
     one_shot, pipelined = answer["ways"]
     assert (one_shot["runs"], one_shot["estimate_us"]) == (False, None) and "65536" in one_shot["why"]
     assert pipelined["runs"] and pipelined["estimate_us"] > 10 and pipelined["steps"] > 1
-    assert "bench/results/targets.json" in pipelined["basis"] and "NVX_ALGO" in pipelined["set_by"]
+    assert "bench/results/targets.json" in pipelined["basis"] and pipelined["set_by"] == "nothing"
+    assert cli.main(["explain", "all_reduce", "4K", "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["answers"]
+    assert {way["set_by"] for way in answer["ways"]} == {"NVX_ALGO, NVX_TUNE"}
     assert cli.main(["explain", "all_reduce", "64M", "-n", "64", "--hosts", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(bool(re.search(r"\d+ ms .* between hosts +(ring|halving_doubling) ", line)) for line in lines) == 2

@@ -114,16 +114,15 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
 std::vector<Way> ways_inside(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Choice choice = plan(collective, bytes, facts);
   const std::vector<kernel::Algorithm> algorithms = host_algorithms_of(collective);
-  const bool has_choice = algorithms.size() > 1;
+  const bool has_choice = algorithms.size() > 1, can_change = has_choice && bytes <= kernel::kSlotBytes;
   std::vector<Way> ways;
   for (const kernel::Algorithm algorithm : algorithms) {
     const bool is_small = has_choice && algorithm == algorithms.front();
-    Way way{"shared memory", kernel::name(algorithm), choice.why, has_choice ? "NVX_ALGO, NVX_TUNE" : "nothing",
+    Way way{"shared memory", kernel::name(algorithm), choice.why, can_change ? "NVX_ALGO, NVX_TUNE" : "nothing",
             algorithm == choice.algorithm};
     if (!way.runs) way.why = is_small ? "for shorter messages" : "for longer messages";
     if (is_small && bytes > kernel::kSlotBytes) {
       way.why = "a slot holds " + std::to_string(kernel::kSlotBytes) + " bytes";
-      way.set_by = "nothing";
     } else {
       way.estimate = estimate_inside(algorithm, collective, bytes, facts);
     }
@@ -190,8 +189,8 @@ RunBetween run_between(Collective collective, size_t bytes, const InterHostPlan&
 
 Medium tcp() {
   return {kTcpMessage, kTcpByte,
-          "bench/results/targets.json: TCP over the loopback of one machine with two hosts by name, without the time "
-          "of a network card",
+          "bench/results/targets.json: TCP over the loopback of one machine as two hosts of NVX_HOST_ID, without the "
+          "time of a network card",
           /*one_a_host=*/true};
 }
 

@@ -250,7 +250,11 @@ std::string explain_inside(Collective collective, size_t bytes, const PlanFacts&
   const Choice choice = plan(collective, bytes, facts);
   std::string text = call_words(collective, bytes) + ranks_of(facts.ranks) +
                      " on one host: " + kernel::name(choice.algorithm) + " (" + choice.why + "; one-shot up to " +
-                     std::to_string(one_shot_limit(collective, facts)) + " bytes, override with NVX_ALGO or NVX_TUNE";
+                     std::to_string(one_shot_limit(collective, facts)) + " bytes";
+  if (host_algorithms_of(collective).size() > 1) {
+    text += bytes > kSlot ? ", at most " + std::to_string(kSlot) + " with" : std::string(", override with");
+    text += " NVX_ALGO or NVX_TUNE";
+  }
   if (choice.lease_bytes) {
     text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, at most the lease of NVX_TUNE";
   }
