@@ -113,6 +113,11 @@ MISMATCHES = {
         lambda g, w: dist.all_to_all_single(ones(4 * w), ones(4 * w), group=g),
         ("8 bytes", "16 bytes"),
     ),
+    "part of gather": (
+        lambda g, w: dist.gather(ones(10), gathered(10, w) if dist.get_rank() == 0 else None, dst=0, group=g),
+        lambda g, w: dist.gather(ones(12), dst=0, group=g),
+        ("40 bytes", "48 bytes", "sizes of the tensors"),
+    ),
 }
 
 

@@ -51,7 +51,7 @@ Failure Diagnosis::counts(const std::string& where, const std::string& what, con
                              "in " + what + " " + self() + " expects " + std::to_string(bytes.mine) + " bytes from " +
                                  bytes.peer + ", which sends " + std::to_string(bytes.theirs) + " bytes",
                              context);
-  failure.advice = kCompareSplits;
+  failure.advice = kCompareSizes;
   return failure;
 }
 

@@ -16,7 +16,7 @@ struct Members;
 /// Advice for collectives that differ between ranks.
 inline constexpr const char* kCallAlike =
     "make all ranks call the same collectives in the same order, with the same shapes, types and operators";
-inline constexpr const char* kCompareSplits = "compare the split sizes of the two ranks";
+inline constexpr const char* kCompareSizes = "compare the sizes of the tensors, or the split sizes, of the two ranks";
 
 /// The ranks for which a wait waits. `names`: their names, and their progress if known.
 struct Awaited {
