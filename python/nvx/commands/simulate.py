@@ -4,6 +4,7 @@ The plan and the schedules are those that run. docs/performance.md states the mo
 """
 
 import argparse
+import importlib.util
 import json
 import re
 
@@ -123,6 +124,8 @@ def arguments_of(arguments):
         parser.error("--hosts must be at least 2, --ranks-per-host and --cards at least 1")
     if options.plot and not options.over:
         parser.error("--plot draws the rows of --over")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     return options
 
 
