@@ -18,7 +18,7 @@ if(NOT sources)
   file(WRITE ${PROJECT_BINARY_DIR}/empty.cc "")
   set(sources ${PROJECT_BINARY_DIR}/empty.cc)
 endif()
-nvx_read_together(sources ${PROJECT_SOURCE_DIR}/csrc 8)
+nvx_read_together(sources ${PROJECT_SOURCE_DIR}/csrc 10)
 
 add_library(nvx_core STATIC ${sources})
 target_include_directories(nvx_core PUBLIC ${PROJECT_SOURCE_DIR}/csrc)

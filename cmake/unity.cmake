@@ -1,4 +1,4 @@
-# Parsing headers dominates the compile time, so files of a component share it: the last file of a batch includes the others.
+# Parsing headers takes much of the compile time, so files of a component share it: the last file of a batch includes the others.
 # They are named relative to `root`, an include directory of their target, so ccache finds their object from another checkout.
 # A file with SKIP_UNITY_BUILD_INCLUSION, which a file with its own options needs, is compiled alone. Included files are removed
 # from the list. -DNVX_UNITY=OFF compiles each file by itself.
@@ -16,6 +16,7 @@ function(nvx_read_together list_name root most)
     if(alone OR name MATCHES "^\\.\\./")
       list(APPEND by_itself ${source})
     else()
+      string(REGEX REPLACE "/.*" "" component "${name}")
       list(APPEND components ${component})
       list(APPEND files_of_${component} ${name})
     endif()

@@ -12,9 +12,9 @@ no_gtest() {
 # of a process that crashed, nor one of strangers, who need only one chance. The first failure is printed all the same.
 second_try=${SECOND_TRY:-}
 
-# Half of what they do is to wait, so one more than there are cores runs at once. Arguments are ctest's.
+# Half of what they do is to wait, so two more than there are cores run at once. Arguments are ctest's.
 run_ctest() {
-  ctest --test-dir $cpp -j $((jobs + 1)) ${second_try:+--repeat until-pass:2} --no-tests=error --output-on-failure \
+  ctest --test-dir $cpp -j $((jobs + 2)) ${second_try:+--repeat until-pass:2} --no-tests=error --output-on-failure \
     --output-junit "$results/cpp.xml" "$@" |
     tee "$logs/ctest.log" | awk '
       /^ *Start +[0-9]+: / { next }

@@ -16,12 +16,17 @@
 namespace nvx::test {
 namespace {
 
-constexpr DriverCode kInvalid = 1, kNoMemory = 2, kBadHandle = 400, kNotAllowed = 217, kIllegalAddress = 700;
+constexpr DriverCode kNotAllowed = 217, kIllegalAddress = 700;
 
 void* pointer(DevicePtr at) { return reinterpret_cast<void*>(at); }
 DevicePtr address(void* memory) { return reinterpret_cast<DevicePtr>(memory); }
 
 }  // namespace
+
+size_t size_of(int fd) {
+  struct stat facts {};
+  return fstat(fd, &facts) == 0 ? size_t(facts.st_size) : 0;
+}
 
 Fd new_memory(int gpu, size_t bytes) {
   const std::string name = "gpu" + std::to_string(gpu);
@@ -39,11 +44,6 @@ int owner_of(int fd) {
   if (readlink(link.c_str(), name, sizeof name - 1) < 0) return -1;
   const char* digits = std::strstr(name, "memfd:gpu");
   return digits ? std::atoi(digits + std::strlen("memfd:gpu")) : -1;
-}
-
-size_t size_of(int fd) {
-  struct stat facts {};
-  return fstat(fd, &facts) == 0 ? size_t(facts.st_size) : 0;
 }
 
 void* map_anywhere(int fd, size_t bytes) {

@@ -15,6 +15,11 @@
 
 namespace nvx::test {
 
+constexpr DriverCode kInvalid = 1, kNoMemory = 2, kBadHandle = 400;
+
+/// The size of a file; 0 if it cannot be known.
+size_t size_of(int fd);
+
 /// A fake driver with several GPUs. Each allocation is a memfd, so that it can be passed between processes like a
 /// device's; an address is one of this process. The driver tracks all resources. It aborts if one is returned twice, or
 /// while unfinished work may access it.

@@ -10,8 +10,6 @@
 namespace nvx::test {
 namespace {
 
-constexpr DriverCode kInvalid = 1, kNoMemory = 2, kBadHandle = 400;
-
 /// The GPUs that joined an object, and the memory that they bound: of all drivers of this process. An object is known
 /// by the inode of a descriptor that drivers pass each other.
 struct Team {
@@ -23,11 +21,6 @@ struct Team {
 };
 std::mutex teams_mutex;
 std::map<uint64_t, Team> teams;
-
-size_t size_of(int fd) {
-  struct stat facts {};
-  return fstat(fd, &facts) == 0 ? size_t(facts.st_size) : 0;
-}
 
 }  // namespace
 

@@ -10,7 +10,7 @@ namespace nvx::net {
 namespace {
 
 /// Precedes UCX's own address. Little endian, like all of nvx's platforms.
-struct Head {
+struct AddressHead {
   static constexpr uint32_t kMagic = 0x5543584e;  // "NXCU"
   /// Increases with changes of this layout, of ControlMessage, and of the segment size.
   static constexpr uint32_t kWire = 2;
@@ -23,7 +23,7 @@ struct Head {
   uint64_t addresses;
   uint64_t checksum;  // of the host's addresses, which come first, and of the worker's address
 };
-static_assert(sizeof(Head) == 56);
+static_assert(sizeof(AddressHead) == 56);
 
 constexpr size_t kMostWorkerBytes = 64 << 10;
 
@@ -44,13 +44,13 @@ std::vector<std::byte> encode_address(const UcxAddress& address) {
   std::vector<std::byte> behind(hosts.begin(), hosts.end());
   behind.insert(behind.end(), address.worker.begin(), address.worker.end());
   const UcxVersion& version = address.version;
-  const Head head{.magic = Head::kMagic,
-                  .wire_version = Head::kWire,
-                  .version = {version.major, version.minor, version.patch},
-                  .worker_bytes = uint32_t(address.worker.size()),
-                  .nonce = address.nonce,
-                  .addresses = address.reached_at.size(),
-                  .checksum = checksum(behind)};
+  const AddressHead head{.magic = AddressHead::kMagic,
+                         .wire_version = AddressHead::kWire,
+                         .version = {version.major, version.minor, version.patch},
+                         .worker_bytes = uint32_t(address.worker.size()),
+                         .nonce = address.nonce,
+                         .addresses = address.reached_at.size(),
+                         .checksum = checksum(behind)};
   std::vector<std::byte> bytes(sizeof head + behind.size());
   std::memcpy(bytes.data(), &head, sizeof head);
   std::ranges::copy(behind, bytes.begin() + sizeof head);
@@ -58,11 +58,11 @@ std::vector<std::byte> encode_address(const UcxAddress& address) {
 }
 
 std::optional<UcxAddress> decode_address(std::span<const std::byte> bytes) {
-  Head head{};
+  AddressHead head{};
   if (bytes.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, bytes.data(), sizeof head);
   const std::span<const std::byte> behind = bytes.subspan(sizeof head);
-  if (head.magic != Head::kMagic || head.wire_version != Head::kWire) return std::nullopt;
+  if (head.magic != AddressHead::kMagic || head.wire_version != AddressHead::kWire) return std::nullopt;
   if (head.addresses > kMostAddresses || behind.size() < head.addresses * sizeof(HostAddress)) return std::nullopt;
   const std::span<const std::byte> worker = behind.subspan(head.addresses * sizeof(HostAddress));
   if (worker.empty() || worker.size() > kMostWorkerBytes || worker.size() != head.worker_bytes) return std::nullopt;

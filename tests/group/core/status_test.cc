@@ -18,7 +18,7 @@ namespace {
 using kernel::Collective;
 using std::chrono::milliseconds;
 
-Operation all_reduce(uint64_t number, size_t count) {
+Operation numbered_all_reduce(uint64_t number, size_t count) {
   Operation o;
   o.collective = Collective::kAllReduce;
   o.dtype = DType::kF32;
@@ -33,7 +33,7 @@ TEST(Status, KeepsTheCurrentCallAndTheLastOne) {
   EXPECT_EQ(slot.state, StatusSlot::kMeeting);
   status.open(7);
   for (uint64_t n = 1; n <= 3; ++n) {
-    const Operation o = all_reduce(n, 10 * n);
+    const Operation o = numbered_all_reduce(n, 10 * n);
     const CallStatus call(status, o, Clock::now());
     EXPECT_EQ(slot.begun, n);
     EXPECT_EQ(slot.ended, n - 1);
@@ -49,7 +49,7 @@ TEST(Status, KeepsTheCurrentCallAndTheLastOne) {
 
 TEST(Status, CountsTheChunksOfAnOperationAsOneCall) {
   GroupStatus status("chunks", 0, 2);
-  Operation chunk = all_reduce(5, 100);
+  Operation chunk = numbered_all_reduce(5, 100);
   const Whole whole{chunk.fingerprint(), Deadline(), 0};
   chunk.whole = &whole;
   for (int k = 0; k < 3; ++k) const CallStatus call(status, chunk, Clock::now());
@@ -64,7 +64,7 @@ TEST(Status, ShowsTheRanksForWhichItSleptLongest) {
   GroupStatus status("late", 0, 20);
   for (int turn = 0; turn < 3; ++turn) {
     for (int rank = 1; rank < 20; ++rank) {
-      const Operation o = all_reduce(1, 1);
+      const Operation o = numbered_all_reduce(1, 1);
       const CallStatus call(status, o, Clock::now());
       status.sleeps(0);
       status.slept(0, milliseconds(0));

@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-StoreBootstrap::Options options(int rank, int ranks, milliseconds timeout = milliseconds(60'000)) {
+StoreBootstrap::Options bootstrap_options(int rank, int ranks, milliseconds timeout = milliseconds(60'000)) {
   return {.prefix = "here", .rank = rank, .ranks = ranks, .timeout = timeout};
 }
 
@@ -24,7 +24,7 @@ std::vector<std::byte> speech(int rank, int round) {
 }
 
 void exchange(Store& store, int rank, int ranks, int rounds) {
-  StoreBootstrap bootstrap(store, options(rank, ranks));
+  StoreBootstrap bootstrap(store, bootstrap_options(rank, ranks));
   for (int round = 0; round < rounds; ++round) {
     const auto received = bootstrap.all_gather(speech(rank, round));
     ASSERT_EQ(received.size(), size_t(ranks));
@@ -60,7 +60,7 @@ TEST(StoreBootstrap, AbsentRanksAreNamed) {
   MemoryStore store;
   as_threads(4, [&](int rank) {
     if (rank >= 2) return;
-    StoreBootstrap bootstrap(store, options(rank, 4, milliseconds(300)));
+    StoreBootstrap bootstrap(store, bootstrap_options(rank, 4, milliseconds(300)));
     const auto failure = failure_of(bootstrap);
     ASSERT_TRUE(failure);
     EXPECT_TRUE(failure->code() == Code::kTimeout || failure->code() == Code::kPeerFailed);
@@ -73,7 +73,7 @@ TEST(StoreBootstrap, WhereTheFirstRankIsMissingTheOthersReportIt) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
     if (rank == 0) return;
-    StoreBootstrap bootstrap(store, options(rank, 3, milliseconds(300)));
+    StoreBootstrap bootstrap(store, bootstrap_options(rank, 3, milliseconds(300)));
     const auto failure = failure_of(bootstrap);
     ASSERT_TRUE(failure);
     EXPECT_NE(std::string(failure->what()).find("rank 0 did not join"), std::string::npos) << failure->what();
@@ -84,7 +84,7 @@ TEST(StoreBootstrap, GivingUpEndsTheOthersWaits) {
   for (const int quitter : {0, 2}) {
     MemoryStore store;
     as_threads(3, [&](int rank) {
-      StoreBootstrap bootstrap(store, options(rank, 3));
+      StoreBootstrap bootstrap(store, bootstrap_options(rank, 3));
       const auto began = Clock::now();
       if (rank == quitter) return bootstrap.give_up({Code::kSystem, "there is no GPU"});
       const auto failure = failure_of(bootstrap);
@@ -99,7 +99,7 @@ TEST(StoreBootstrap, GivingUpEndsTheOthersWaits) {
 
 TEST(StoreBootstrap, WatchCanEndAWait) {
   MemoryStore store;
-  auto watched = options(1, 2);
+  auto watched = bootstrap_options(1, 2);
   watched.watch = [](int rank) { throw Error(Code::kPeerDied, "nvx: rank " + std::to_string(rank) + " has ended"); };
   StoreBootstrap bootstrap(store, watched);
   const auto failure = failure_of(bootstrap);
@@ -143,7 +143,7 @@ TEST(StoreBootstrap, GarbageIsNotBelieved) {
       FalseStore store(key, spoil);
       const bool table = std::strcmp(key, "here/0/table") == 0;
       as_threads(3, [&, name = name](int rank) {
-        StoreBootstrap bootstrap(store, options(rank, 3));
+        StoreBootstrap bootstrap(store, bootstrap_options(rank, 3));
         std::string text;
         try {
           (void)bootstrap.all_gather(speech(rank, 3));
@@ -163,7 +163,7 @@ TEST(StoreBootstrap, GarbageIsNotBelieved) {
 TEST(StoreBootstrap, ATableOfOtherRanksIsNotTaken) {
   MemoryStore store;
   as_threads(2, [&](int rank) { exchange(store, rank, 2, 1); });
-  StoreBootstrap late(store, options(1, 2));  // the same prefix a second time
+  StoreBootstrap late(store, bootstrap_options(1, 2));  // the same prefix a second time
   const auto failure = failure_of(late);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->code(), Code::kMismatch);
@@ -173,7 +173,7 @@ TEST(StoreBootstrap, RanksOfOneProcessShareTheirGpusOverIt) {
   MemoryStore store;
   Process process(2);
   as_threads(2, [&](int rank) {
-    StoreBootstrap bootstrap(store, options(rank, 2));
+    StoreBootstrap bootstrap(store, bootstrap_options(rank, 2));
     const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 2, rank));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kPointer);
     write_and_look(mappings, bootstrap, rank, 2);
@@ -186,7 +186,7 @@ TEST(StoreBootstrap, ProcessesShareTheirGpusOverIt) {
   all_end_well(3, [&](int rank) {
     Process process(3);
     if (rank == 1) process.driver->lacks(ShareKind::kFabric);
-    StoreBootstrap bootstrap(store, options(rank, 3));
+    StoreBootstrap bootstrap(store, bootstrap_options(rank, 3));
     const PeerMappings mappings(*process.registry, bootstrap, options_of(rank, 3, rank));
     EXPECT_EQ(mappings.agreement().kind, ShareKind::kFd);
     write_and_look(mappings, bootstrap, rank, 3);
@@ -198,7 +198,7 @@ TEST(StoreBootstrap, AShareThatOneRankCannotMakeEndsOnAll) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
     Process process(3);
-    StoreBootstrap bootstrap(store, options(rank, 3));
+    StoreBootstrap bootstrap(store, bootstrap_options(rank, 3));
     FalseBootstrap breaking(bootstrap, [&](int round, std::vector<std::byte>&) {
       if (rank == 1 && round == 2) throw std::runtime_error("out of memory, as a test wants it");
     });
