@@ -145,6 +145,15 @@ uint64_t Tuning::of(Tune key, size_t ranks, GpuLink link) const {
   return kTuneRows[size_t(key)].by_ranks[column];
 }
 
+std::string Tuning::text() const {
+  std::vector<std::string> texts;
+  for (const TuneRow& row : kTuneRows) {
+    const auto& [value, by] = set_[size_t(row.key)];
+    if (by != SetBy::kDefault) texts.push_back(row.name + ('=' + std::to_string(value)) + " (" + name(by) + ")");
+  }
+  return joined(texts);
+}
+
 void Overrides::add(const std::string& list, SetBy by, const std::string& source, const Read& read) {
   for (const std::string& item : items(list)) {
     if (item.starts_with('@')) {

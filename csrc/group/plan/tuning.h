@@ -70,6 +70,8 @@ class Tuning {
   uint64_t of(Tune key, size_t ranks, GpuLink link = GpuLink::kNvlink) const;
   SetBy set_by(Tune key) const { return set_[size_t(key)].by; }
   void set(Tune key, uint64_t value, SetBy by = SetBy::kOption) { set_[size_t(key)] = {value, by}; }
+  /// "slice=131072 (variable)": the values that differ from the defaults, for the log.
+  std::string text() const;
 
  private:
   struct Set {

@@ -126,7 +126,7 @@ void SetUp::find_members(IpcSocket& ipc) {
   if (!doubt.empty() && !logged.exchange(true)) NVX_LOG(kWarn, "%s. Next: %s", doubt.c_str(), Topology::kIfInDoubt);
   ipc.serve_with(store_setup_.relay());
   members_.facts = facts_of(members_.topology, rank(), tuning_);
-  if (const std::string tuned = tuning_.text(); !tuned.empty())
+  if (const std::string tuned = members_.facts.tuning.text(); !tuned.empty())
     NVX_LOG(kInfo, "group %s: tuned: %s", name().c_str(), tuned.c_str());
   members_.id = members_.topology.ranks[0].nonce;
   kernel::Pad own(members_.shm->arena().at(members_.pad_span.offset), size());

@@ -180,6 +180,8 @@ TEST(Tuning, AnOptionCountsBeforeTheVariableBeforeAFile) {
   EXPECT_EQ(two.of(Tune::kBlocks, 2), 7u);
   EXPECT_EQ(overrides_of("slice=128K,@two", "", files).of(2).set_by(Tune::kSlice), SetBy::kVariable);
   EXPECT_EQ(two.set_by(Tune::kReduceOneShot), SetBy::kDefault);
+  EXPECT_EQ(four.text(),
+            "all_reduce.one_shot=2 (option), lease=3145728 (file), slice=196608 (option), kernels.blocks=7 (file)");
   EXPECT_STREQ(name(two.set_by(Tune::kSlice)), "option");
 }
 
