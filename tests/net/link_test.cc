@@ -243,7 +243,7 @@ TEST_P(Pair, WakeEndsSleeps) {
       ++awake;
     });
   }
-  std::this_thread::sleep_for(milliseconds(50));
+  std::this_thread::sleep_for(milliseconds(300));  // until all sleep
   EXPECT_EQ(awake, 0);
   a->link->wake();
   for (std::thread& sleeper : sleepers) sleeper.join();

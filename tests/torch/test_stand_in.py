@@ -218,8 +218,8 @@ def test_a_rank_that_ends_before_all_have_come_is_named(launch):
     code = """
 import signal, threading, time
 if rank == 2:
-    threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
-time.sleep(2 * (rank == 1))
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGKILL)).start()  # once it has announced itself
+time.sleep(4 * (rank == 1))
 began = time.monotonic()
 try:
     init("gloo", timeout=datetime.timedelta(seconds=20))
