@@ -150,10 +150,10 @@ struct PendingWait {
   Stamp seen;
 };
 
-/// The greetings of two ranks that differ.
-struct GreetingPair {
-  uint64_t mine[kGreetingWords];
-  uint64_t theirs[kGreetingWords];
+/// The arrivals of this rank and of a peer, which differ.
+struct ArrivalPair {
+  uint64_t mine[kArrivalWords];
+  uint64_t theirs[kArrivalWords];
 };
 
 /// The operations in which the device algorithms (kernel/gpu/device_collectives.h) are written, for one lane of a tile.
@@ -231,9 +231,9 @@ class TileExec : public Machine {
 
   /// Records the verdict if it is the rank's first failure, which also ends the waits of all lanes of the rank. Always
   /// returns false.
-  NVX_HD bool fail(const Verdict& verdict, const GreetingPair* greetings = nullptr) {
+  NVX_HD bool fail(const Verdict& verdict, const ArrivalPair* arrivals = nullptr) {
     record(*this, rank_, control_, epoch_, call_, verdict.cause, verdict.how, verdict.peer, verdict.wanted,
-           verdict.seen, greetings);
+           verdict.seen, arrivals);
     return false;
   }
 
@@ -287,7 +287,7 @@ class TileExec : public Machine {
 
   NVX_COLD static void record(Machine lane, RankState* rank, Control* control, uint32_t epoch, uint32_t call,
                               Verdict::Cause cause, Waited how, int peer, Stamp wanted, Stamp seen,
-                              const GreetingPair* greetings) {
+                              const ArrivalPair* arrivals) {
     if (!lane.claim(rank->failed)) return;
     DeviceVerdict& out = control->verdict;
     out.cause = cause;
@@ -298,9 +298,9 @@ class TileExec : public Machine {
     out.call = call;
     out.wanted = wanted;
     out.seen = seen;
-    for (uint32_t i = 0; greetings && i < kGreetingWords; ++i) {
-      out.mine[i] = greetings->mine[i];
-      out.theirs[i] = greetings->theirs[i];
+    for (uint32_t i = 0; arrivals && i < kArrivalWords; ++i) {
+      out.mine[i] = arrivals->mine[i];
+      out.theirs[i] = arrivals->theirs[i];
     }
     lane.signal(out.state, DeviceVerdict::kReadable);
   }

@@ -160,20 +160,20 @@ PROTOCOLS = [
         "a buffer of packets is reused after its reader was met in the epoch between, and is read before that",
         (*PACKETS, "enter", "meet", "leave", "reduce_packets", "reduce_packets_two_shot", "exchange_packets"),
         """
-        init pack=old:9 greeting=old:8
+        init pack=old:9 arrival=old:8
         a0: put_packet pack a:1; all 0
-        a1: await_packet g greeting :2; all 0
+        a1: await_packet g arrival :2; all 0
         a2: all 0; put_packet pack b:3
         b0: await_packet r pack :1; sync 0; await_packet s pack :3
-        b1: sync 0; put_packet greeting x:2
+        b1: sync 0; put_packet arrival x:2
         """,
         ("r!=a:1", "s!=b:3", "stuck"),
         {
-            "the reader greets before all of its lanes have read": [
-                ("sync 0; put_packet greeting", "put_packet greeting")
+            "the reader sends its next arrival before all of its lanes have read": [
+                ("sync 0; put_packet arrival", "put_packet arrival")
             ],
             "the writer's lanes do not wait for the one that meets": [("a2: all 0;", "a2:")],
-            "the writer does not wait": [("await_packet g greeting :2; all 0", "all 0")],
+            "the writer does not wait": [("await_packet g arrival :2; all 0", "all 0")],
         },
     ),
     Protocol(
@@ -195,7 +195,7 @@ PROTOCOLS = [
         },
     ),
     Protocol(
-        "a packet stamped anew never replaces one of this epoch, nor do the greeting's other writers",
+        "a packet stamped anew never replaces one of this epoch, nor do the arrival's other writers",
         ("restamp", "ChannelMemory.restamp", "enter"),
         """
         init pack=old:9
@@ -214,19 +214,19 @@ PROTOCOLS = [
         },
     ),
     Protocol(
-        "a word of a greeting that decides how to go on can be read again, without its stamp, by another lane",
+        "a word of an arrival that decides how to go on can be read again, without its stamp, by another lane",
         ("decide_direct", "meet"),
         """
-        init greeting=old:9
-        a0: put_packet greeting a:1; await_packet g answer :2; put_packet greeting b:3
-        b0: all 0; peek_packet r greeting; use r; all 1
-        b1: await_packet p greeting :1; all 0; all 1; put_packet answer x:2
+        init arrival=old:9
+        a0: put_packet arrival a:1; await_packet g answer :2; put_packet arrival b:3
+        b0: all 0; peek_packet r arrival; use r; all 1
+        b1: await_packet p arrival :1; all 0; all 1; put_packet answer x:2
         """,
         ("r!=a:1", "stuck"),
         {
             "the lanes do not wait for the one that meets": [
                 ("b0: all 0;", "b0:"),
-                ("p greeting :1; all 0;", "p greeting :1;"),
+                ("p arrival :1; all 0;", "p arrival :1;"),
             ],
             "nothing depends on the word, as on a factor": [("use r; ", "")],
         },

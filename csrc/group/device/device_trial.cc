@@ -380,9 +380,9 @@ class DeviceTrial {
     for (uint32_t p = 0; p < ranks(); ++p) {
       if (p == me()) continue;
       if (copied_ != trial_.pads[p].mine) copy_pad(trial_.pads[p].mine);
-      if (ended() == 0 && !has_greeted(p))  // a peer that is ahead overwrites the packets of the first stage
+      if (ended() == 0 && !has_arrived(p))  // a peer that is ahead overwrites the packets of the first stage
         find(p, PairState::kHung, 0, "no store of a kernel arrives" + though);
-      else if (ended() == 1 && verdict.peer == int32_t(p) && has_greeted(p, 1) && !has_posted(p))
+      else if (ended() == 1 && verdict.peer == int32_t(p) && has_arrived(p, 1) && !has_posted(p))
         find(p, PairState::kHung, 1, "no signal of a kernel arrives" + though);
     }
   }
@@ -397,14 +397,14 @@ class DeviceTrial {
     return *reinterpret_cast<const Cell*>(buffer() + DevicePad{layout_.shape}.offset(part, block, peer));
   }
   /// Checks all blocks: a block that saw another one fail does not begin.
-  bool has_greeted(uint32_t peer, uint32_t stage = 0) const {
+  bool has_arrived(uint32_t peer, uint32_t stage = 0) const {
     const uint32_t epoch = trial_.first_epoch + 1 + stage;
-    bool greeted = false;
+    bool arrived = false;
     for (uint32_t block = 0; block < layout_.shape.blocks; ++block) {
-      const auto& packet = cell<kernel::Packet>(DevicePad::of(Part::kGreetings, epoch % kernel::kBuffers), block, peer);
-      greeted = greeted || kernel::is_stamped(packet, epoch);
+      const auto& packet = cell<kernel::Packet>(DevicePad::of(Part::kArrivals, epoch % kernel::kBuffers), block, peer);
+      arrived = arrived || kernel::is_stamped(packet, epoch);
     }
-    return greeted;
+    return arrived;
   }
   bool has_posted(uint32_t peer) const {
     return cell<kernel::PeerCounters>(Part::kCounters, control().verdict.block, peer).posted != 0;

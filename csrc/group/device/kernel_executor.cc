@@ -23,7 +23,7 @@ std::atomic_ref<Word> shared(Word& word) {
   return std::atomic_ref<Word>(word);
 }
 
-Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
+Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kArrivalWords]) {
   Fingerprint f;
   std::memcpy(&f, words, sizeof f);
   f.form = kernel::Form::kDense;  // kernels use this field for their algorithm

@@ -21,7 +21,7 @@ class ChannelMemory {
   NVX_HD uint32_t stamp32() const { return epoch_ & stamp_mask_; }
   NVX_HD const DeviceShape& shape() const { return at_.shape; }
   NVX_HD const Divisor& by_ranks() const { return at_.by_ranks; }
-  /// Valid after enter(). Conclusions from greetings are valid after meet().
+  /// Valid after enter(). Conclusions from arrivals are valid after meet().
   NVX_HD Peer* peers() const { return in_block(peers_); }
   NVX_HD Peer& me() const { return peers_[rank()]; }
   /// The i-th rank after this one. Each rank begins there, so that not all ranks access the same pad at once.
@@ -53,10 +53,10 @@ class ChannelMemory {
 
   NVX_HD uint32_t slot() const { return epoch_ % slots_; }
   NVX_HD Part packets() const { return DevicePad::of(Part::kPackets, slot()); }
-  NVX_HD Part greetings() const { return DevicePad::of(Part::kGreetings, slot()); }
+  NVX_HD Part arrivals() const { return DevicePad::of(Part::kArrivals, slot()); }
 
-  NVX_HD Packet* greetings_to(uint32_t to) const { return cell_to<Packet>(greetings(), to); }
-  NVX_HD const Packet* greetings_from(uint32_t from) const { return cell_from<Packet>(greetings(), from); }
+  NVX_HD Packet* arrivals_to(uint32_t to) const { return cell_to<Packet>(arrivals(), to); }
+  NVX_HD const Packet* arrivals_from(uint32_t from) const { return cell_from<Packet>(arrivals(), from); }
   NVX_HD PeerCounters& counters_at(uint32_t to) const { return *cell_to<PeerCounters>(Part::kCounters, to); }
   NVX_HD const PeerCounters& counters_from(uint32_t from) const {
     return *cell_from<PeerCounters>(Part::kCounters, from);
@@ -70,7 +70,7 @@ class ChannelMemory {
   /// The reduction of a share: of the packets of all ranks, whose sums are sent on from packet `second` on, if it is
   /// not 0; or of a round's chunks.
   NVX_HD Fold fold(const Job& job, bool in_packets, uint32_t second, const Piece& out) const {
-    const Factors factors{job.factor, int(rank()), at_.offset(greetings(), block_, 0), at_.cells[size_t(greetings())]};
+    const Factors factors{job.factor, int(rank()), at_.offset(arrivals(), block_, 0), at_.cells[size_t(arrivals())]};
     return {peers_,
             ranks_,
             rank(),
@@ -98,8 +98,8 @@ class ChannelMemory {
     const Packet stale = packet_of(0, (epoch_ - 1) & stamp_mask_);
     for (uint32_t p = 0; p < ranks_; ++p) {
       NVX_NO_UNROLL
-      for (uint32_t j = uint32_t(lane.lane()); j < kGreetingPackets; j += uint32_t(lane.lanes()))
-        lane.put_packet(greetings_to(p) + j, stale);
+      for (uint32_t j = uint32_t(lane.lane()); j < kArrivalPackets; j += uint32_t(lane.lanes()))
+        lane.put_packet(arrivals_to(p) + j, stale);
       NVX_NO_UNROLL
       for (uint32_t j = uint32_t(lane.lane()); j < DevicePad{at_.shape}.packets(); j += uint32_t(lane.lanes()))
         lane.put_packet(packets_to(p) + j, stale);

@@ -10,7 +10,7 @@ void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chun
   std::memset(pad, 0, layout.offset(Part::kStaging));
   // A buffer must not begin with a stamp that a rank ever waits for. The first buffer serves even epochs, whose stamps
   // are even, and begins with odd stamps (all bits set). The second serves odd epochs and begins with 0.
-  std::memset(pad, 0xff, layout.offset(Part::kGreetingsOdd));
+  std::memset(pad, 0xff, layout.offset(Part::kArrivalsOdd));
   for (uint32_t block = 0; block < shape.blocks; ++block) {
     for (uint32_t sender = 0; sender < shape.ranks; ++sender) {
       const Stamp posted_credit_done[] = {first_chunk, first_chunk, stamp(first_epoch, 0)};

@@ -31,26 +31,26 @@ inline constexpr size_t kPacketBytes = 8;
 inline constexpr uint32_t kRowPacks = 32, kRowPackets = 2 * kRowPacks;
 constexpr size_t first_packet(size_t pack) { return pack / kRowPacks * kRowPackets + pack % kRowPacks; }
 
-/// The words that every rank sends to every other one at the start of an operation, as packets.
-struct Greeting {
+/// A rank's arrival at an operation: the words that it sends to every other rank, as packets.
+struct DeviceArrival {
   Fingerprint fingerprint;
   double factor;   ///< the sender's multiplier for premul_sum
   uint64_t bytes;  ///< the bytes that the sender has for this receiver, if ranks compare them pair by pair
 };
-inline constexpr uint32_t kGreetingWords = sizeof(Greeting) / kPacketBytes;
+inline constexpr uint32_t kArrivalWords = sizeof(DeviceArrival) / kPacketBytes;
 inline constexpr uint32_t kFingerprintWords = sizeof(Fingerprint) / kPacketBytes;
 inline constexpr uint32_t kCountWord = 1, kHistoryWord = 3, kFactorWord = 4, kBytesWord = 5;
-static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, count) == kCountWord * kPacketBytes &&
+static_assert(sizeof(DeviceArrival) == 48 && offsetof(Fingerprint, count) == kCountWord * kPacketBytes &&
               offsetof(Fingerprint, history) == kHistoryWord * kPacketBytes &&
-              offsetof(Greeting, factor) == kFactorWord * kPacketBytes &&
-              offsetof(Greeting, bytes) == kBytesWord * kPacketBytes);
-inline constexpr uint32_t kGreetingPackets = 8;  ///< space for the words, in a cache line of its own
+              offsetof(DeviceArrival, factor) == kFactorWord * kPacketBytes &&
+              offsetof(DeviceArrival, bytes) == kBytesWord * kPacketBytes);
+inline constexpr uint32_t kArrivalPackets = 8;  ///< space for the words, in a cache line of its own
 
-/// Words that follow the greeting if pieces may bypass staging (has_chunks()). kPlaceWord is a Reach whose place is the
+/// Words that follow the arrival if pieces may bypass staging (has_chunks()). kPlaceWord is a Reach whose place is the
 /// destination of the receiver's part in the sender's result. kMoreWord is in reductions the place of the receiver's
 /// slice in the sender's input, and in exchanges the length that the sender can receive at the place in kPlaceWord.
-inline constexpr uint32_t kPlaceWord = kGreetingWords, kMoreWord = kPlaceWord + 1, kReachWords = 2;
-static_assert(kGreetingWords + kReachWords <= kGreetingPackets);
+inline constexpr uint32_t kPlaceWord = kArrivalWords, kMoreWord = kPlaceWord + 1, kReachWords = 2;
+static_assert(kArrivalWords + kReachWords <= kArrivalPackets);
 
 /// A rank's information about pools, in one word. The low kPlaceBits bits hold the place: 1 + an offset in the sender's
 /// pool, or 0 for none. The high bits hold how much of the receiver's pool the sender has mapped, in granules. A place
@@ -122,7 +122,7 @@ struct DeviceShape {
 
 /// The parts of a rank's pad. Each part has one cell per block and sender. Different senders may see different memory
 /// as the pad: see PeerPads.
-enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, kCounters, kStaging, kEnd };
+enum class Part : uint32_t { kArrivals, kPackets, kArrivalsOdd, kPacketsOdd, kCounters, kStaging, kEnd };
 
 /// The offsets in a pad, which its owner reads and the other ranks write.
 struct DevicePad {
@@ -132,8 +132,8 @@ struct DevicePad {
   constexpr size_t packets() const { return (shape.packets + kRowPackets - 1) / kRowPackets * kRowPackets; }
   constexpr size_t cell(Part part) const {
     const size_t bytes[] = {
-        kGreetingPackets * sizeof(Packet), packets() * sizeof(Packet), kGreetingPackets * sizeof(Packet),
-        packets() * sizeof(Packet),        sizeof(PeerCounters),       size_t(kChunks) * shape.chunk_bytes};
+        kArrivalPackets * sizeof(Packet), packets() * sizeof(Packet), kArrivalPackets * sizeof(Packet),
+        packets() * sizeof(Packet),       sizeof(PeerCounters),       size_t(kChunks) * shape.chunk_bytes};
     return round_up(bytes[size_t(part)], kCacheLine);
   }
   constexpr size_t offset(Part part) const {
@@ -149,7 +149,7 @@ struct DevicePad {
   static constexpr Part of(Part part, uint32_t buffer) { return Part(uint32_t(part) + 2 * buffer); }
   constexpr size_t bytes() const { return offset(Part::kEnd); }
 };
-static_assert(uint32_t(Part::kGreetingsOdd) == uint32_t(Part::kGreetings) + 2 &&
+static_assert(uint32_t(Part::kArrivalsOdd) == uint32_t(Part::kArrivals) + 2 &&
               uint32_t(Part::kPacketsOdd) == uint32_t(Part::kPackets) + 2 && kBuffers == 2);
 
 /// The pads through which a rank and one of its peers communicate, as addresses for this rank's kernels. Each address
@@ -214,8 +214,8 @@ struct DeviceVerdict {
   uint32_t call;  ///< Job::call
   Stamp wanted;
   Stamp seen;
-  uint64_t mine[kGreetingWords];    ///< kMismatch and kCounts: the expected greeting ...
-  uint64_t theirs[kGreetingWords];  ///< ... and the received one
+  uint64_t mine[kArrivalWords];    ///< kMismatch and kCounts: the expected arrival ...
+  uint64_t theirs[kArrivalWords];  ///< ... and the received one
 };
 
 /// How far a block has progressed. One word, so that both parts are of the same launch.

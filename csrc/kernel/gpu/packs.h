@@ -138,7 +138,7 @@ struct Peer {
   // If pieces may bypass staging. Announced to the peer:
   uint64_t pool;      ///< the address of its pool in this rank
   uint32_t granules;  ///< how much of it this rank has mapped
-  // Concluded by both ranks from their greetings. Addresses are those of this block's share; null means to use
+  // Concluded by both ranks from their arrivals. Addresses are those of this block's share; null means to use
   // staging.
   uint32_t is_written : 1;  ///< the peer writes directly to this rank's result
   uint32_t is_read : 1;     ///< the peer reads this rank's input directly
@@ -236,12 +236,12 @@ struct PacksInPackets {
   NVX_HD uint32_t pack(uint32_t i) const { return i & ((1u << shift) - 1); }
 };
 
-/// The multipliers for premul_sum: this rank's, and those in the others' greetings.
+/// The multipliers for premul_sum: this rank's, and those in the others' arrivals.
 struct Factors {
   double own;
   int me;
-  size_t greetings;  ///< the offset of rank 0's cell in this rank's pads
-  size_t step;       ///< the distance to the next rank's cell
+  size_t arrivals;  ///< the offset of rank 0's cell in this rank's pads
+  size_t step;      ///< the distance to the next rank's cell
 };
 
 /// The sum of packs of T, in registers, for hot kernels.
@@ -342,13 +342,13 @@ NVX_HD void store_sum(const Exec& ex, const Fold& f, size_t i, const Pack& sum) 
   });
 }
 
-/// The multiplier of a rank, from its greeting. It has arrived; a read that did not wait for its stamp would not keep
-/// the peer from writing the greeting of a later epoch.
+/// The multiplier of a rank, from its arrival, which meet() has seen. This waits for the stamp again: a read without a
+/// wait would not keep the peer from writing the arrival of a later epoch.
 template <class Exec>
 NVX_NOINLINE bool factor_of(Exec& ex, const Fold& f, uint32_t rank, double* factor) {
   *factor = f.factors.own;
   if (int(rank) == f.factors.me) return true;
-  const auto* from = reinterpret_cast<const Packet*>(f.peers[rank].mine + f.factors.greetings + rank * f.factors.step);
+  const auto* from = reinterpret_cast<const Packet*>(f.peers[rank].mine + f.factors.arrivals + rank * f.factors.step);
   PendingWait pending{int(rank), f.stamp, 0};
   return ex.wait(pending, [&] {
     const Packet packet = ex.peek_packet(from + kFactorWord);

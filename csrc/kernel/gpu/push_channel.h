@@ -37,7 +37,7 @@ struct PushRules {
   static constexpr uint32_t kStampMask = ~uint32_t(0);
   static constexpr uint32_t kRestampEvery = kRestamp;
   static constexpr bool kCredits = true;  ///< chunks and packets wait until there is space for them
-  static constexpr bool kMeets = true;    ///< a rank waits for greetings
+  static constexpr bool kMeets = true;    ///< a rank waits for arrivals
   // For pieces that bypass staging:
   /// Nothing is written before its owner has announced, in this epoch, where.
   static constexpr bool kAnnouncedFirst = true;
@@ -51,8 +51,8 @@ struct PushRules {
 ///
 /// Protocol:
 ///
-///  1. Every operation is one epoch on every rank and block. In it each rank greets every other one, and may send
-///  packets to it, in buffer epoch % kBuffers.
+///  1. Every operation is one epoch on every rank and block. In it each rank sends its arrival to every other one, and
+///  may send further packets to it, in buffer epoch % kBuffers.
 ///
 ///  2. A rank writes to a peer's buffer only when that peer is done with epoch - kBuffers: either it has met the peer
 ///  in the epoch after that one, or the peer has signalled it in PeerCounters::done. A rank signals it after operations
@@ -63,7 +63,7 @@ struct PushRules {
 ///  3. Chunks from one rank to another use kChunks slots in the reader's memory, with an ever-growing number. The
 ///  reader returns each slot by a credit.
 ///
-///  4. Ranks that meet compare their greetings. Ranks that do not meet compare digests of their earlier calls when they
+///  4. Ranks that meet compare their arrivals. Ranks that do not meet compare digests of their earlier calls when they
 ///  read the counters of rule 2.
 ///
 ///  5. Acquire: after an await, all lanes of the tile see the awaited data. Release: a publish covers everything that
@@ -73,7 +73,7 @@ struct PushRules {
 ///  all peers. A store may be relaxed where a fence of the same lane precedes it and no data comes between them.
 ///
 ///  6. If a rank has mapped the part of a peer's pool that the operation uses, it writes directly to the peer's result,
-///  or reads the peer's input directly, instead of using slots. Both ranks decide this alike, from their greetings of
+///  or reads the peer's input directly, instead of using slots. Both ranks decide this alike, from their arrivals of
 ///  this epoch alone. So a rank that writes has met the peer in this epoch, and the peer's memory is ready. The
 ///  counters advance as if slots were used. A rank whose input is read leaves only after its readers are done.
 ///
@@ -88,11 +88,11 @@ class PushChannel : public ChannelMemory {
   NVX_HD PushChannel(Exec& ex, const DeviceChannel& at, Peer* peers)
       : ChannelMemory(at, peers, uint32_t(ex.tile()), Rules::kSlots, Rules::kStampMask), ex_(ex) {}
 
-  /// Begins the next epoch and greets every peer. On true, the buffers that this block writes are free on every rank.
-  /// Writes nothing if the rank has failed. The host's abort word is checked by the first block: by all blocks only
-  /// when they wait. Hot packets are sent while the word is on its way, so inputs are read before it is checked. They
-  /// may be: tensors stay valid until the stream has passed the launch. meet() waits for the word, before the first
-  /// block writes to a tensor.
+  /// Begins the next epoch and sends this rank's arrival to every peer. On true, the buffers that this block writes are
+  /// free on every rank. Writes nothing if the rank has failed. The first block checks the host's abort word at once,
+  /// the others only when they wait. Hot kernels send packets, and so read inputs, before the word has been loaded.
+  /// That is safe: tensors stay valid until the stream has passed the launch. meet() waits for the word, before the
+  /// first block writes to a tensor.
   NVX_HD bool enter(const Job& job, PieceTable table) {
     abort_word_ = ex_.load_abort();  // the host reads are in flight while this rank's own memory is read
     const PoolView view = Kind::has_chunks(job) ? view_of(uint32_t(ex_.lane())) : PoolView{};
@@ -108,11 +108,11 @@ class PushChannel : public ChannelMemory {
     if (!ex_.all(ok)) return false;
     if (is_restamp_due()) restamp(ex_, *this, stamp(epoch_ - 1, 1));
     NVX_NO_UNROLL
-    for (uint32_t i = uint32_t(ex_.lane()); i < ranks_ * kGreetingPackets; i += uint32_t(ex_.lanes())) {
-      const uint32_t p = i / kGreetingPackets, word = i % kGreetingPackets;
-      if (p == rank() || word >= kGreetingWords) continue;
+    for (uint32_t i = uint32_t(ex_.lane()); i < ranks_ * kArrivalPackets; i += uint32_t(ex_.lanes())) {
+      const uint32_t p = i / kArrivalPackets, word = i % kArrivalPackets;
+      if (p == rank() || word >= kArrivalWords) continue;
       const uint64_t bytes = is_pairwise(job) ? peers_[p].due_to : 0;
-      ex_.put_packet(greetings_to(p) + word, packet_of(word_of(job, history_, word, bytes), stamp32()));
+      ex_.put_packet(arrivals_to(p) + word, packet_of(word_of(job, history_, word, bytes), stamp32()));
     }
     shares_ = Kind::has_chunks(job);
     if (Kind::has_chunks(job)) send_places(job, view);
@@ -130,24 +130,24 @@ class PushChannel : public ChannelMemory {
     return Kind::reduces(job) || root < 0 || uint32_t(root) == (is_gather(job) ? rank() : p);
   }
 
-  /// Waits for the greetings of the peers that this rank receives from, or must meet before it sends to them, and
-  /// compares them. Only pieces of peers that were met may bypass staging.
+  /// Waits for the arrivals of the peers from which this rank receives, or which it must meet before it sends to them,
+  /// and compares them. Only pieces of peers that were met may bypass staging.
   NVX_HD bool meet(const Job& job) {
     return part<Kind::kHot>([&] {
       bool ok = !checks_abort_late(job) || ex_.not_aborted(abort_word_);
       const auto meets = [&](uint32_t p) { return receives_from(job, p) || (sends_to(job, p) && meets_first(job, p)); };
       const bool has_places = Kind::has_chunks(job);
-      const uint32_t words = kGreetingWords + (has_places ? kReachWords : 0);
+      const uint32_t words = kArrivalWords + (has_places ? kReachWords : 0);
       NVX_NO_UNROLL
-      for (uint32_t i = uint32_t(ex_.lane()); Rules::kMeets && ok && i < ranks_ * kGreetingPackets;
+      for (uint32_t i = uint32_t(ex_.lane()); Rules::kMeets && ok && i < ranks_ * kArrivalPackets;
            i += uint32_t(ex_.lanes())) {
-        const uint32_t p = i / kGreetingPackets, word = i % kGreetingPackets;
+        const uint32_t p = i / kArrivalPackets, word = i % kArrivalPackets;
         if (p == rank() || word >= words || !meets(p) || !Rules::kAnnouncedFirst) continue;
         const uint64_t due = is_pairwise(job) ? peers_[p].due_from : 0;
         uint64_t theirs = 0;
-        ok = await_word(ex_, greetings_from(p) + word, int(p), stamp32(), &theirs);
-        if (ok && word != kFactorWord && word < kGreetingWords && theirs != word_of(job, history_, word, due))
-          ok = mismatch(ex_, job, history_, greetings_from(p), int(p), stamp32(), due);
+        ok = await_word(ex_, arrivals_from(p) + word, int(p), stamp32(), &theirs);
+        if (ok && word != kFactorWord && word < kArrivalWords && theirs != word_of(job, history_, word, due))
+          ok = mismatch(ex_, job, history_, arrivals_from(p), int(p), stamp32(), due);
       }
       if (!ex_.all(ok)) return false;
       if (!Rules::kMeets) return true;
@@ -361,27 +361,27 @@ class PushChannel : public ChannelMemory {
     });
   }
 
-  /// Fails with the complete greetings of both ranks. Always returns false.
+  /// Fails with the complete arrivals of both ranks. Always returns false.
   NVX_COLD static bool mismatch(Exec ex, const Job& job, uint64_t history, const Packet* from, int p, uint32_t stamp,
                                 uint64_t due) {
-    GreetingPair greetings;
+    ArrivalPair arrivals;
     bool alike = true;
     NVX_NO_UNROLL
-    for (uint32_t word = 0; word < kGreetingWords; ++word) {
-      greetings.mine[word] = word_of(job, history, word, due);
-      if (!await_word(ex, from + word, p, stamp, &greetings.theirs[word])) return false;
-      if (word < kFingerprintWords) alike = alike && greetings.mine[word] == greetings.theirs[word];
+    for (uint32_t word = 0; word < kArrivalWords; ++word) {
+      arrivals.mine[word] = word_of(job, history, word, due);
+      if (!await_word(ex, from + word, p, stamp, &arrivals.theirs[word])) return false;
+      if (word < kFingerprintWords) alike = alike && arrivals.mine[word] == arrivals.theirs[word];
     }
     const auto cause = alike ? Verdict::Cause::kCounts : Verdict::Cause::kMismatch;
-    const Verdict verdict{cause, Waited::kReached, p, stamp, stamp, due, greetings.theirs[kBytesWord]};
-    return ex.fail(verdict, &greetings);
+    const Verdict verdict{cause, Waited::kReached, p, stamp, stamp, due, arrivals.theirs[kBytesWord]};
+    return ex.fail(verdict, &arrivals);
   }
 
   // ---- places
 
   NVX_HD PoolView view_of(uint32_t p) const { return at_.pools && p < ranks_ ? ex_.read(at_.pools[p]) : PoolView{}; }
 
-  /// The place of a piece in this rank's pool, as sent in a greeting.
+  /// The place of a piece in this rank's pool, as sent in an arrival.
   NVX_HD static uint64_t place_of(const Pieces& pieces, uint64_t first, const Piece& piece) {
     const uint64_t place = first != 0 && piece.bytes ? first + uint64_t(piece.data - pieces.base) : 0;
     return place < Reach::kPlaces ? place : 0;
@@ -398,7 +398,7 @@ class PushChannel : public ChannelMemory {
     return peers_[p].packs_to == 0 && peers_[p].send.bytes > size_t(kChunks) * at_.shape.chunk_bytes;
   }
 
-  /// Writes the last words of the greeting. `view` is that of this lane's first peer.
+  /// Writes the last words of the arrival. `view` is that of this lane's first peer.
   NVX_HD void send_places(const Job& job, PoolView view) {
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes()), view = view_of(p)) {
@@ -408,8 +408,8 @@ class PushChannel : public ChannelMemory {
       peer.granules = view.base && meets_first(job, p) ? uint32_t(Reach::granules_of(view.mapped)) : 0;
       const Reach reach{peer.place_from, peer.granules};
       const uint64_t more = more_of(job, p);
-      ex_.put_packet(greetings_to(p) + kPlaceWord, packet_of(reach.word(), stamp32()));
-      ex_.put_packet(greetings_to(p) + kMoreWord, packet_of(more, stamp32()));
+      ex_.put_packet(arrivals_to(p) + kPlaceWord, packet_of(reach.word(), stamp32()));
+      ex_.put_packet(arrivals_to(p) + kMoreWord, packet_of(more, stamp32()));
       if (reach.place != 0 || (Kind::reduces(job) && more != 0)) ex_.signal(counters_at(p).ready, stamp(epoch_, 1));
     }
   }
@@ -425,11 +425,11 @@ class PushChannel : public ChannelMemory {
     });
   }
 
-  /// Rule 6: decides which pieces bypass staging between a peer and this rank, from both greetings.
+  /// Rule 6: decides which pieces bypass staging between a peer and this rank, from both arrivals.
   NVX_HD void decide_direct(const Job& job, uint32_t p) {
     Peer& peer = peers_[p];
     const bool reduces = Kind::reduces(job);
-    const auto word = [&](uint32_t i) { return data_of(ex_.peek_packet(greetings_from(p) + i)); };
+    const auto word = [&](uint32_t i) { return data_of(ex_.peek_packet(arrivals_from(p) + i)); };
     const Reach theirs = Reach::of(word(kPlaceWord));
     const uint64_t more = word(kMoreWord);
     // Reductions access others' tensors at even addresses only, and read inputs only as whole packs.

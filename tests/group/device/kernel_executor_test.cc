@@ -284,16 +284,17 @@ TEST(KernelExecutor, NothingIsWrittenToARankThatIsDead) {
       const auto theirs = [&](kernel::Part part) {
         return pads[1].theirs + channel.offset(part, /*block=*/0, /*sender=*/0);
       };
-      const auto greetings = [&] {
+      const auto arrivals = [&] {
         std::vector<uint64_t> words;
-        for (const kernel::Part part : {kernel::Part::kGreetings, kernel::Part::kGreetingsOdd})
+        for (const kernel::Part part : {kernel::Part::kArrivals, kernel::Part::kArrivalsOdd})
           words.push_back(std::atomic_ref(reinterpret_cast<kernel::Packet*>(theirs(part))->halves[0]).load());
         return words;
       };
-      const std::vector<uint64_t> before = greetings();
+      const std::vector<uint64_t> before = arrivals();
       ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
-      // A block that an abort finds at its begin writes nothing at all; one that has greeted shares its tensors.
-      ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return greetings() != before; }));
+      // A block that an abort stops at its begin writes nothing at all; one that has sent its arrival shares its
+      // tensors.
+      ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return arrivals() != before; }));
       if (is_dead) one.executor->note_dead(1);
       one.executor->abort();
       ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); }));

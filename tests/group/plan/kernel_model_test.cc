@@ -227,7 +227,7 @@ TEST(KernelModel, CountsRoundsAndBytesInFlight) {
   const auto chunks = DeviceAlgorithm::kReduceChunks;
   const KernelCost large = cost(chunks, Collective::kAllReduce, 64 * M);  // 512 KiB for each block and slice
   EXPECT_EQ(large.rounds, 512 / 16 + 2u);
-  EXPECT_EQ(large.waits, large.rounds + 1) << "and the greeting";
+  EXPECT_EQ(large.waits, large.rounds + 1) << "one more for the arrivals";
   EXPECT_EQ(large.sent, 2 * 7 * 8 * M);
   EXPECT_EQ(large.in_flight, 7 * kernel::kLanes * sizeof(kernel::Pack));
   EXPECT_EQ(cost(chunks, Collective::kAllReduce, 64 * M + 16).rounds, large.rounds + 1);

@@ -482,7 +482,7 @@ bool goes_wrong(const std::vector<Step>& steps, const Where& where, size_t first
   return false;
 }
 
-TEST(PlaceControls, WithoutTheGreetingWritesHitUnreadyMemory) {
+TEST(PlaceControls, WithoutTheArrivalWritesHitUnreadyMemory) {
   const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 300);
   EXPECT_TRUE(goes_wrong<Unannounced>(steps, mixed));
 }

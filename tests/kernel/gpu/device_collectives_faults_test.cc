@@ -59,7 +59,7 @@ bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint
       EXPECT_FALSE(waits_for(algorithm, collective, rank)) << describe(spec);
       return;
     }
-    // A block without its greetings ends as a whole, and so do the others.
+    // A block that lacks the peer's arrival ends as a whole, and so do the others.
     EXPECT_NE(wrong.find(": 0 lanes ended well"), std::string::npos) << wrong;
     const DeviceVerdict& v = devices.control(rank).verdict;
     EXPECT_EQ(v.cause, Verdict::Cause::kWait) << wrong;
@@ -303,7 +303,7 @@ TEST(DeviceCollectivesWrap, StampsThatComeRoundAgainAreStampedAnewBefore) {
 }
 
 /// A root meets no rank: its record of its receivers must not become so old that it looks new.
-TEST(DeviceCollectivesWrap, OldGreetingIsStampedAnew) {
+TEST(DeviceCollectivesWrap, OldArrivalIsStampedAnew) {
   const kernel::DeviceShape shape{2, 1, 128, 64};
   SimulatedDevices devices({shape, 3, uint32_t(-20), 0});
   constexpr uint32_t kRounds = 41;

@@ -136,7 +136,7 @@ TEST(DeviceAlgorithm, PairsMayUseMemoryOfTheirOwn) {
     for (const size_t n : {2, 45, 2049}) {
       for (const auto& [algorithm, collective] : kWays) {
         Spec spec = spec_of(collective, n, ranks, ++round);
-        if (round % 2 == 0) spec.op = ReduceOp::kPremulSum;  // the factors are in the greetings
+        if (round % 2 == 0) spec.op = ReduceOp::kPremulSum;  // the factors are in the arrivals
         if (fits(devices, algorithm, spec)) plan.emplace_back(algorithm, spec);
       }
     }
