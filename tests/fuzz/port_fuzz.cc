@@ -305,12 +305,12 @@ void keep_out(FuzzedDataProvider& from, Ranks& ranks) {
 /// Shakes hands with the first rank as the holder of the key. False if that has closed the connection, which it may
 /// always do.
 bool handshake(FuzzedDataProvider& from, Ranks& ranks, int fd) {
-  Greeting greeting{.from = kAttacker, .to = decode_address(ranks.one->address(), key())->nonce};
+  ClientHello hello{.from = kAttacker, .to = decode_address(ranks.one->address(), key())->nonce};
   Answer answer;
-  send_bytes(fd, bytes_of(greeting));
+  send_bytes(fd, bytes_of(hello));
   for (int i = 0; i < 3; ++i) ranks.drive();
   if (recv(fd, &answer, sizeof answer, MSG_DONTWAIT) != ssize_t(sizeof answer)) return false;
-  Proof proof{mac_of(Role::kConnects, greeting, answer.challenge, key())};
+  Proof proof{mac_of(Role::kConnects, hello, answer.challenge, key())};
   if (from.ConsumeIntegralInRange(0, 7) == 0) proof.mac[from.ConsumeIntegralInRange(0, 31)] ^= std::byte(1);
   send_bytes(fd, bytes_of(proof));
   return true;
@@ -333,7 +333,7 @@ void receive_over_tcp(FuzzedDataProvider& from, Ranks& ranks) {
       case 1: clients.erase(clients.begin() + ptrdiff_t(one)); break;
       case 2: shutdown(clients[one].get(), from.ConsumeBool() ? SHUT_WR : SHUT_RD); break;
       case 3: (void)send(clients[one].get(), "!", 1, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_OOB); break;
-      case 4: send_bytes(clients[one].get(), bytes_of(Greeting{.from = kAttacker, .to = {}})); break;
+      case 4: send_bytes(clients[one].get(), bytes_of(ClientHello{.from = kAttacker, .to = {}})); break;
       case 5: send_bytes(clients[one].get(), from.ConsumeRandomLengthString(200)); break;
       default: {
         std::string text = framed(from);

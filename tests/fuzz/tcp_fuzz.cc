@@ -96,21 +96,21 @@ void receive_messages(FuzzedDataProvider& from) {
   std::vector<std::byte> scratch(from.ConsumeIntegralInRange<size_t>(1, 8192));
   const bool holds_key = from.ConsumeBool();
   if (holds_key) {
-    const Greeting greeting{.from = kPeer, .to = kSelf};
+    const ClientHello hello{.from = kPeer, .to = kSelf};
     Answer answer;
     Welcome welcome;
-    send_all(theirs.get(), &greeting, sizeof greeting);
+    send_all(theirs.get(), &hello, sizeof hello);
     require(incoming.read(taker, scratch) && receive_whole(theirs.get(), answer));
-    const Proof proof{mac_of(Role::kConnects, greeting, answer.challenge, key())};
+    const Proof proof{mac_of(Role::kConnects, hello, answer.challenge, key())};
     send_all(theirs.get(), &proof, sizeof proof);
     require(incoming.read(taker, scratch) && receive_whole(theirs.get(), welcome) && incoming.authenticated());
   }
   for (int step = 0; step < 40 && from.remaining_bytes() > 0; ++step) {
     std::string text = make_up(from);
     if (!holds_key && from.ConsumeBool()) {
-      Greeting greeting{.from = kPeer, .to = kSelf};
-      greeting.challenge[0] = std::byte(step);
-      text.insert(0, reinterpret_cast<const char*>(&greeting), sizeof greeting);
+      ClientHello hello{.from = kPeer, .to = kSelf};
+      hello.challenge[0] = std::byte(step);
+      text.insert(0, reinterpret_cast<const char*>(&hello), sizeof hello);
     }
     if (from.ConsumeIntegralInRange(0, 9) == 0) text.resize(from.ConsumeIntegralInRange<size_t>(0, text.size()));
     send_all(theirs.get(), text.data(), text.size());
@@ -158,11 +158,11 @@ void receive_answers(FuzzedDataProvider& from) {
   post.bytes = body.size();
   outgoing.post(post);
   (void)outgoing.advance(EPOLLOUT);
-  Greeting greeting;
+  ClientHello hello;
   const bool holds_key = from.ConsumeBool();
-  if (holds_key && receive_whole(theirs.get(), greeting)) {
+  if (holds_key && receive_whole(theirs.get(), hello)) {
     Answer answer;
-    answer.mac = mac_of(Role::kAccepts, greeting, answer.challenge, key());
+    answer.mac = mac_of(Role::kAccepts, hello, answer.challenge, key());
     if (from.ConsumeIntegralInRange(0, 3) == 0) answer.mac[from.ConsumeIntegralInRange(0, 31)] ^= std::byte(1);
     send_all(theirs.get(), &answer, sizeof answer);
   }

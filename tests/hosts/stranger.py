@@ -24,9 +24,9 @@ from pathlib import Path
 
 MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
 PUT = 33
-GREETING = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handshake with a job key
+HELLO = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handshake with a job key
 ESTABLISHED, LISTENS = "01", "0A"
-INFO = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # how a rank introduces itself at a Unix socket
+INFO = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # the first message of a rank at a Unix socket
 TOKEN = 14  # bytes before every packet there
 MOST_KEPT = 200
 SPEAKING = 20  # of those
@@ -75,7 +75,7 @@ def attacks(chance: random.Random, memory: Path):
         yield MAGIC + message(chance.randrange(256), chance.randbytes(chance.randrange(64)))
         yield chance.randbytes(chance.randrange(1, 200))
         yield put(0x1000, b"x" * 64)
-        yield GREETING + chance.randbytes(chance.randrange(300))
+        yield HELLO + chance.randbytes(chance.randrange(300))
 
 
 def ipc_sockets() -> list[str]:

@@ -204,8 +204,8 @@ PeerId TcpLink::add(std::span<const std::byte> bytes) {
 std::string TcpLink::obstacle(PeerId id) {
   const Peer* peer = usable() ? find(id) : nullptr;
   if (!peer) return "";
-  const bool in_vain = peer->attempts != 0 && !(peer->out && peer->out->was_open());
-  return why_not_admitted(in_vain ? peer->listeners : std::vector<HostAddress>(), sockets_->listeners.dropped()) +
+  const bool unreached = peer->attempts != 0 && !(peer->out && peer->out->was_open());
+  return why_not_admitted(unreached ? peer->listeners : std::vector<HostAddress>(), sockets_->listeners.dropped()) +
          sockets_->listeners.why_paused();
 }
 
@@ -241,10 +241,10 @@ void TcpLink::attempt(Peer& peer) {
 void TcpLink::check_peer(Peer& peer, Clock::time_point now) {
   if (peer.out) {
     const Outgoing::State state = peer.out->state();
-    const bool greets = state == Outgoing::State::kGreeted || state == Outgoing::State::kProved;
-    if ((greets || state == Outgoing::State::kConnecting) &&
-        (now > peer.give_up || now - peer.out->begun() > (greets ? kHandshake : kAttempt)))
-      peer.out->fail(greets ? "its process does not take part in the handshake" : "no answer");
+    const bool in_handshake = state == Outgoing::State::kHelloSent || state == Outgoing::State::kProved;
+    if ((in_handshake || state == Outgoing::State::kConnecting) &&
+        (now > peer.give_up || now - peer.out->begun() > (in_handshake ? kHandshake : kAttempt)))
+      peer.out->fail(in_handshake ? "its process does not take part in the handshake" : "no answer");
     if (peer.out->state() == Outgoing::State::kFailed && peer.dying.empty()) {
       if (!peer.out->was_open())
         retry(peer, now);
@@ -318,18 +318,18 @@ bool TcpLink::accept(Socket& listener) {
   return true;
 }
 
-/// Bounds the connections that are not authenticated. The oldest one gives way, of those that have not greeted if there
-/// are such, unless it is so new that the kernel's queue can wait for it.
+/// Bounds the connections that are not authenticated: at the limit, closes the oldest one, preferably one that has not
+/// sent its hello. Returns false if that one is so new that the next connection should wait in the kernel's queue.
 bool TcpLink::make_room_for_pending() {
   size_t pending = 0;
   Incoming* oldest = nullptr;
   for (const auto& incoming : sockets_->incoming) {
     if (incoming->authenticated() || incoming->ended() != Incoming::End::kNone) continue;
-    if (pending++ == 0 || (oldest->greeted() && !incoming->greeted())) oldest = incoming.get();
+    if (pending++ == 0 || (oldest->has_hello() && !incoming->has_hello())) oldest = incoming.get();
   }
   if (pending < kMostPending + sockets_->peers.size()) return true;
   if (Clock::now() - oldest->since() < kLeastHandshake) return false;
-  oldest->end(Incoming::End::kBroken, "it made way for another connection");
+  oldest->end(Incoming::End::kBroken, "it was replaced by another connection");
   changed_ = true;
   return true;
 }

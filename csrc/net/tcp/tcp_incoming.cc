@@ -19,7 +19,7 @@ constexpr size_t kMostKept = 64 << 10;
 /// The longest body that a sender can make this side allocate memory for.
 constexpr size_t kMostUnplaced = 64 << 20;
 
-static_assert(sizeof(Greeting) <= sizeof(Frame) + kMostHeader);
+static_assert(sizeof(ClientHello) <= sizeof(Frame) + kMostHeader);
 
 }  // namespace
 
@@ -71,7 +71,7 @@ bool Incoming::read(Receiver& receiver, std::span<std::byte> scratch) {
 // --- the handshake
 
 bool Incoming::handshake() {
-  const size_t size = answered_ ? sizeof(Proof) : sizeof(Greeting);
+  const size_t size = answered_ ? sizeof(Proof) : sizeof(ClientHello);
   const ssize_t n = recv(fd(), head_.data() + got_, size - got_, MSG_DONTWAIT);
   if (n < 0 && must_wait(errno)) return false;
   if (n <= 0) return end(End::kBroken, ""), true;  // it may have been a peer that has changed its mind
@@ -90,18 +90,18 @@ void Incoming::answer() {
   if (answered_) {
     Proof proof;
     std::memcpy(&proof, head_.data(), sizeof proof);
-    authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, greeting_, challenge_, key_));
+    authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, hello_, challenge_, key_));
     if (!authenticated_) return end(End::kBroken, "it did not prove that it holds the key");
     const Welcome welcome;
     if (send(fd(), &welcome, sizeof welcome, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof welcome))
       end(End::kLeft, "it took no welcome");
     return;
   }
-  std::memcpy(&greeting_, head_.data(), sizeof greeting_);
-  if (greeting_.magic != Greeting::kMagic || greeting_.to != self_ || greeting_.from == self_)
+  std::memcpy(&hello_, head_.data(), sizeof hello_);
+  if (hello_.magic != ClientHello::kMagic || hello_.to != self_ || hello_.from == self_)
     return end(End::kBroken, "it did not request this process in nvx's protocol");
   challenge_ = random_value<Challenge>();
-  const Answer answer{challenge_, mac_of(Role::kAccepts, greeting_, challenge_, key_)};
+  const Answer answer{challenge_, mac_of(Role::kAccepts, hello_, challenge_, key_)};
   answered_ = true;
   if (send(fd(), &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof answer))
     end(End::kBroken, "it took no answer");

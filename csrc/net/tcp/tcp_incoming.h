@@ -34,9 +34,9 @@ class Incoming final : public Socket {
   /// Drops the message that is arriving at a place, and reads the rest of it to nowhere.
   void discard(Receiver& receiver);
 
-  bool greeted() const { return answered_; }
+  bool has_hello() const { return answered_; }
   bool authenticated() const { return authenticated_; }
-  const LinkNonce& from() const { return greeting_.from; }
+  const LinkNonce& from() const { return hello_.from; }
   End ended() const { return end_; }
   /// Empty if the other side closed it during the handshake.
   const std::string& why() const { return why_; }
@@ -58,7 +58,7 @@ class Incoming final : public Socket {
   const LinkNonce& self_;
   const Clock::time_point since_ = Clock::now();
   bool authenticated_ = false, answered_ = false;
-  Greeting greeting_;
+  ClientHello hello_;
   Challenge challenge_{};
   End end_ = End::kNone;
   std::string why_;

@@ -30,7 +30,7 @@ void Outgoing::connect(const HostAddress& to) {
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&at), bytes) != 0 && errno != EINPROGRESS)
     return fail(std::strerror(errno), errno == ECONNREFUSED ? Failure::kRefused : Failure::kOther);
   try {
-    greeting_ = {.from = self_, .to = peer_, .challenge = random_value<Challenge>()};
+    hello_ = {.from = self_, .to = peer_, .challenge = random_value<Challenge>()};
     watch(std::move(socket), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
   } catch (const Error& error) {
     fail(error.reason());
@@ -40,8 +40,8 @@ void Outgoing::connect(const HostAddress& to) {
 bool Outgoing::advance(uint32_t events) {
   const State before = state_;
   const size_t posts = posts_.size(), sent = sent_;
-  if (state_ == State::kConnecting) send_greeting();
-  if (state_ == State::kGreeted) send_proof();
+  if (state_ == State::kConnecting) send_hello();
+  if (state_ == State::kHelloSent) send_proof();
   if (state_ == State::kProved) receive_welcome();
   if (state_ == State::kOpen && (before != State::kOpen || (events & ~uint32_t(EPOLLOUT)) != 0)) check_for_end();
   if (state_ == State::kOpen) flush();
@@ -63,21 +63,21 @@ size_t Outgoing::receive_some(void* bytes, size_t size) {
   return size_t(std::max<ssize_t>(n, 0));
 }
 
-void Outgoing::send_greeting() {
+void Outgoing::send_hello() {
   int error = 0;
   socklen_t bytes = sizeof error;
   (void)getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &bytes);
   if (error != 0) return fail(std::strerror(error), error == ECONNREFUSED ? Failure::kRefused : Failure::kOther);
-  if (send_some(&greeting_, sizeof greeting_) == sizeof greeting_) state_ = State::kGreeted;
+  if (send_some(&hello_, sizeof hello_) == sizeof hello_) state_ = State::kHelloSent;
 }
 
 void Outgoing::send_proof() {
   got_ += receive_some(reinterpret_cast<std::byte*>(&answer_) + got_, sizeof answer_ - got_);
   if (got_ < sizeof answer_) return;
   try {
-    if (!JobKey::same(answer_.mac, mac_of(Role::kAccepts, greeting_, answer_.challenge, key_)))
+    if (!JobKey::same(answer_.mac, mac_of(Role::kAccepts, hello_, answer_.challenge, key_)))
       return fail("did not prove that it holds the job's key (NVX_JOB_KEY)", Failure::kWrongKey);
-    const Proof proof{mac_of(Role::kConnects, greeting_, answer_.challenge, key_)};
+    const Proof proof{mac_of(Role::kConnects, hello_, answer_.challenge, key_)};
     if (send_some(&proof, sizeof proof) == sizeof proof) state_ = State::kProved;
   } catch (const Error& error) {
     fail(error.reason());

@@ -15,7 +15,7 @@ namespace nvx::net {
 /// A connection that carries this side's messages to a peer, once the peer has proved that it holds the key.
 class Outgoing final : public Socket {
  public:
-  enum class State { kFailed, kConnecting, kGreeted, kProved, kOpen, kLeft };
+  enum class State { kFailed, kConnecting, kHelloSent, kProved, kOpen, kLeft };
   enum class Failure { kOther, kRefused, kWrongKey };
 
   /// `written` gets the posts that the kernel has.
@@ -42,7 +42,7 @@ class Outgoing final : public Socket {
   std::vector<Post*> take_posts();
 
  private:
-  void send_greeting();
+  void send_hello();
   void send_proof();
   void receive_welcome();
   void flush();
@@ -58,7 +58,7 @@ class Outgoing final : public Socket {
   Failure failure_ = Failure::kOther;
   std::string why_;
   Clock::time_point begun_{};
-  Greeting greeting_;
+  ClientHello hello_;
   Answer answer_;
   size_t got_ = 0;  // of the answer
 

@@ -45,9 +45,9 @@ std::optional<TcpAddress> decode_address(std::span<const std::byte> bytes, const
   return address;
 }
 
-Mac mac_of(Role signer, const Greeting& greeting, const Challenge& answer, const JobKey& key) {
+Mac mac_of(Role signer, const ClientHello& hello, const Challenge& answer, const JobKey& key) {
   return key.sign(signer == Role::kConnects ? "nvx tcp: I connect" : "nvx tcp: I accept",
-                  {std::as_bytes(std::span(&greeting, 1)), answer});
+                  {std::as_bytes(std::span(&hello, 1)), answer});
 }
 
 }  // namespace nvx::net

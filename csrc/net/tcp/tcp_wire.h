@@ -25,16 +25,16 @@ std::optional<TcpAddress> decode_address(std::span<const std::byte> bytes, const
 
 using Challenge = std::array<std::byte, 32>;
 
-/// The handshake of a connection has four messages: Greeting, Answer, Proof and Welcome. The codes in two of them cover
-/// the role of the signer, the identities of both links and the challenges of both, so no code is valid for another
-/// role, pair of links or connection. The side that was connected to shows its code first.
-struct Greeting {
+/// The handshake of a connection has four messages: ClientHello, Answer, Proof and Welcome. The codes in Answer and
+/// Proof cover the role of the signer, the identities of both links and the challenges of both, so no code is valid for
+/// another role, pair of links or connection. The accepting side sends its code first.
+struct ClientHello {
   static constexpr uint64_t kMagic = 0x31'70'63'74'78'76'6e'00;  // "\0nvxtcp1"; changes with any layout in this file
   uint64_t magic = kMagic;
   LinkNonce from{}, to{};
   Challenge challenge{};
 };
-static_assert(sizeof(Greeting) == 72);
+static_assert(sizeof(ClientHello) == 72);
 
 struct Answer {
   Challenge challenge{};
@@ -53,7 +53,7 @@ struct Welcome {
 static_assert(sizeof(Welcome) == 1);
 
 enum class Role { kConnects, kAccepts };
-Mac mac_of(Role signer, const Greeting& greeting, const Challenge& answer, const JobKey& key);
+Mac mac_of(Role signer, const ClientHello& hello, const Challenge& answer, const JobKey& key);
 
 /// Precedes every message of an open connection. The header follows it, then the body.
 struct Frame {

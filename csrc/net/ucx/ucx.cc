@@ -201,8 +201,8 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
 std::string UcxLink::obstacle(PeerId id) {
   const Peer* peer = find(id);
   if (!usable() || !peer || peer->their_turn != 0) return "";
-  const bool in_vain = peer->turn != 0 && !peer->reached;
-  return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped()) +
+  const bool unreached = peer->turn != 0 && !peer->reached;
+  return why_not_admitted(unreached ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped()) +
          worker_->listeners().why_closed();
 }
 

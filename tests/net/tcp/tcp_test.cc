@@ -118,19 +118,19 @@ class RawClient {
   }
   /// A holder's handshake, then one message without a body. Returns the bytes that it has sent.
   std::vector<std::byte> enter(Link& link, const LinkNonce& from, const JobKey& key = some_key()) {
-    const Greeting greeting{.from = from, .to = nonce(), .challenge = {}};
+    const ClientHello hello{.from = from, .to = nonce(), .challenge = {}};
     Answer answer;
-    send(greeting);
+    send(hello);
     if (!receive(link, answer)) return {};
-    EXPECT_EQ(JobKey::same(answer.mac, mac_of(Role::kAccepts, greeting, answer.challenge, key)), &key == &some_key());
+    EXPECT_EQ(JobKey::same(answer.mac, mac_of(Role::kAccepts, hello, answer.challenge, key)), &key == &some_key());
     const struct {
       Proof proof;
       Frame frame;
-    } rest{{mac_of(Role::kConnects, greeting, answer.challenge, key)}, {}};
+    } rest{{mac_of(Role::kConnects, hello, answer.challenge, key)}, {}};
     send(rest);
-    std::vector<std::byte> all(sizeof greeting + sizeof rest);
-    std::memcpy(all.data(), &greeting, sizeof greeting);
-    std::memcpy(all.data() + sizeof greeting, &rest, sizeof rest);
+    std::vector<std::byte> all(sizeof hello + sizeof rest);
+    std::memcpy(all.data(), &hello, sizeof hello);
+    std::memcpy(all.data() + sizeof hello, &rest, sizeof rest);
     return all;
   }
 
@@ -184,19 +184,19 @@ TEST_F(Tcp, ARecordedHandshakeIsWorthNothing) {
 
 TEST_F(Tcp, ClientsWithoutTheKeyAreRejected) {
   struct {
-    Greeting greeting;
+    ClientHello hello;
     std::array<std::byte, 100> more;
   } forged{};
-  const auto tries = [&](const Greeting& greeting, const char* what) {
+  const auto tries = [&](const ClientHello& hello, const char* what) {
     RawClient client(*b.link);
-    forged.greeting = greeting;
+    forged.hello = hello;
     client.send(forged);
     EXPECT_TRUE(client.is_rejected(*b.link)) << what;
   };
   const LinkNonce of_b = RawClient(*b.link).nonce(), of_a = RawClient(*a.link).nonce();
   tries({.magic = 1, .from = {1, 2}, .to = of_b}, "another protocol");
-  tries({.from = {1, 2}, .to = of_a}, "a greeting for another link, as one that is relayed");
-  tries({.from = of_b, .to = of_b}, "a link's own greeting");
+  tries({.from = {1, 2}, .to = of_a}, "a hello for another link, as one that is relayed");
+  tries({.from = of_b, .to = of_b}, "a link's own hello");
   tries({}, "nothing known");
   RawClient holder(*b.link);
   holder.enter(*b.link, of_a, JobKey(kOtherKey));
@@ -209,11 +209,11 @@ TEST_F(Tcp, AReflectedCodeIsRefused) {
   const LinkNonce of_a = RawClient(*a.link).nonce();
   for (Link* const peer : {b.link.get(), a.link.get()}) {
     RawClient client(*b.link), oracle(*peer);
-    const Greeting greeting{.from = of_a, .to = client.nonce(), .challenge = {}};
+    const ClientHello hello{.from = of_a, .to = client.nonce(), .challenge = {}};
     Answer answer, other;
-    client.send(greeting);
+    client.send(hello);
     ASSERT_TRUE(client.receive(*b.link, answer));
-    oracle.send(Greeting{.from = of_a, .to = oracle.nonce(), .challenge = answer.challenge});
+    oracle.send(ClientHello{.from = of_a, .to = oracle.nonce(), .challenge = answer.challenge});
     if (oracle.receive(*peer, other))
       client.send(Proof{other.mac});
     else
@@ -252,11 +252,11 @@ TEST_F(Tcp, PeersThatConnectAtOnceAllGetIn) {
   std::vector<Proof> proofs;
   for (uint64_t i = 0; i < kPeers; ++i) {
     RawClient& peer = peers.emplace_back(*b.link);
-    const Greeting greeting{.from = {7, i}, .to = peer.nonce(), .challenge = {}};
+    const ClientHello hello{.from = {7, i}, .to = peer.nonce(), .challenge = {}};
     Answer answer;
-    peer.send(greeting);
+    peer.send(hello);
     ASSERT_TRUE(peer.receive(*b.link, answer));
-    proofs.push_back({mac_of(Role::kConnects, greeting, answer.challenge, some_key())});
+    proofs.push_back({mac_of(Role::kConnects, hello, answer.challenge, some_key())});
   }
   for (int i = 0; i < kUnauthenticated; ++i) unauthenticated.emplace_back(*b.link);
   drive_for(milliseconds(300), {b.link.get()});
@@ -352,7 +352,7 @@ TEST_F(Tcp, AProcessThatDoesNotProveItsKeyIsNoPeer) {
   ASSERT_EQ(::send(received.get(), &forged, sizeof forged, MSG_NOSIGNAL), ssize_t(sizeof forged));
   EXPECT_TRUE(drive({a.link.get()}, [&] { return a.log.losses[0] == 1 && a.log.failures == 1; }));
   std::array<std::byte, 1000> reported;
-  EXPECT_EQ(recv(received.get(), reported.data(), reported.size(), 0), ssize_t(sizeof(Greeting)))
+  EXPECT_EQ(recv(received.get(), reported.data(), reported.size(), 0), ssize_t(sizeof(ClientHello)))
       << "and is sent nothing";
 }
 
