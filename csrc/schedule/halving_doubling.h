@@ -2,12 +2,13 @@
 
 #include "schedule/catalog.h"
 
-/// Rounds between partners whose distance halves or doubles: the fewest messages one after another. The rounds need a
-/// power of two, the core. Each rank beyond it gives its input to a neighbour and gets its result from there.
+/// Rounds between partners whose distance halves or doubles: the fewest messages in sequence. The rounds need a power
+/// of two ranks, the core. If there are more ranks, the extra ones are folded in: each sends its input to a rank of the
+/// core before the rounds, and receives its result from that rank after them.
 namespace nvx::schedule {
 
-/// Of the first 2 * extra ranks, every second one stays out of the core; the others are its first places. So a
-/// contiguous range of places stands for a contiguous range of ranks.
+/// Of the first 2 * extra ranks, those with odd numbers are extra. The rank before an extra one has its input, too, and
+/// is in the core. So the data of a contiguous range of the core's places is that of a contiguous range of ranks.
 struct Fold {
   int core, extra;
 
@@ -15,10 +16,10 @@ struct Fold {
     const int core = 1 << log2_down(size);
     return {core, size - core};
   }
-  constexpr bool outside(int rank) const { return rank < 2 * extra && rank % 2 == 1; }
-  constexpr bool stands_for_two(int rank) const { return rank < 2 * extra && rank % 2 == 0; }
+  constexpr bool is_extra(int rank) const { return rank < 2 * extra && rank % 2 == 1; }
+  constexpr bool has_extra(int rank) const { return rank < 2 * extra && rank % 2 == 0; }
   constexpr int place(int rank) const { return rank < 2 * extra ? rank / 2 : rank - extra; }
-  /// The first rank that a place stands for. The place after the last one gives `size`.
+  /// The rank of the core at a place. The place after the last one gives `size`.
   constexpr int rank(int place) const { return place < extra ? 2 * place : place + extra; }
   constexpr int rounds() const { return log2_down(core); }
 };
@@ -29,27 +30,27 @@ struct FoldedRound {
   Place from;  ///< the partial sum: in the input until something has been added to it
 };
 
-/// An all_reduce of a core, with a step before and after it for the ranks outside.
+/// An all_reduce of the core, with a step before and after it for the extra ranks.
 template <class Core>
 struct FoldedAllReduce : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) {
     const Fold fold = Fold::of(l.size);
     if (l.size == 1) return 1;
-    return fold.outside(rank) ? 2 : uint64_t(Core::rounds(fold) + 2 * fold.stands_for_two(rank));
+    return fold.is_extra(rank) ? 2 : uint64_t(Core::rounds(fold) + 2 * fold.has_extra(rank));
   }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     const Range input = l.whole().in(kInput), output = l.whole().in(kOutput);
     const Fold fold = Fold::of(l.size);
     if (l.size == 1) return move(rank, input, output);
-    if (fold.outside(rank)) {
+    if (fold.is_extra(rank)) {
       return i == 0 ? Step{.send_to = rank - 1, .send = input} : Step{.recv_from = rank - 1, .recv = output};
     }
-    const bool two = fold.stands_for_two(rank);
-    const int k = int(i) - two;
+    const bool has_extra = fold.has_extra(rank);
+    const int k = int(i) - has_extra;
     if (k < 0) return {.recv_from = rank + 1, .recv = output, .reduce = true, .with = input};
     if (k == Core::rounds(fold)) return {.send_to = rank + 1, .send = output};
-    return Core::round(l, {fold, fold.place(rank), k, k == 0 && !two ? kInput : kOutput});
+    return Core::round(l, {fold, fold.place(rank), k, k == 0 && !has_extra ? kInput : kOutput});
   }
 
   static constexpr Order kOrder = Core::kOrder;
@@ -104,27 +105,27 @@ struct HalvingDoublingCore {
 };
 using HalvingDoublingAllReduce = FoldedAllReduce<HalvingDoublingCore>;
 
-/// The first half of the above, over contiguous blocks: a rank ends with the sum of its own block, and of the block of
-/// its neighbour outside the core. Partial sums are in scratch, in the order of the blocks.
+/// The first half of the above, over contiguous blocks: a rank of the core ends with the sum of its own block, and of
+/// the block of its extra rank, if any. Partial sums are in scratch, in the order of the blocks.
 struct HalvingReduceScatter : AnyLayout {
   static constexpr bool legal(const Layout& l) { return contiguous(l.blocks); }
 
   static constexpr uint64_t steps(const Layout& l, int rank) {
     const Fold fold = Fold::of(l.size);
     if (l.size == 1) return 1;
-    return fold.outside(rank) ? 2 : uint64_t(fold.rounds() + 3 * fold.stands_for_two(rank));
+    return fold.is_extra(rank) ? 2 : uint64_t(fold.rounds() + 3 * fold.has_extra(rank));
   }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     const Fold fold = Fold::of(l.size);
     const Range result = l.own(rank).in(kOutput);
     if (l.size == 1) return move(rank, run(l, 0, 1, kInput), result);
-    if (fold.outside(rank)) {
+    if (fold.is_extra(rank)) {
       return i == 0 ? Step{.send_to = rank - 1, .send = run(l, 0, l.size, kInput)}
                     : Step{.recv_from = rank - 1, .recv = result};
     }
-    const bool two = fold.stands_for_two(rank);
-    const int k = int(i) - two;
+    const bool has_extra = fold.has_extra(rank);
+    const int k = int(i) - has_extra;
     if (k < 0) {
       return {.recv_from = rank + 1,
               .recv = run(l, 0, l.size, kScratch),
@@ -133,12 +134,12 @@ struct HalvingReduceScatter : AnyLayout {
     }
     if (k == fold.rounds()) return {.send_to = rank + 1, .send = run(l, rank + 1, rank + 2, kScratch)};
     if (k > fold.rounds()) return move(rank, run(l, rank, rank + 1, kScratch), result);
-    return halve(l, {fold, fold.place(rank), k, k == 0 && !two ? kInput : kScratch}, result);
+    return halve(l, {fold, fold.place(rank), k, k == 0 && !has_extra ? kInput : kScratch}, result);
   }
 
   static constexpr size_t scratch(const Layout& l, int rank) {
     const Fold fold = Fold::of(l.size);
-    return fold.outside(rank) || (l.size == 2) || l.size == 1 ? 0 : total(l.blocks);
+    return fold.is_extra(rank) || (l.size == 2) || l.size == 1 ? 0 : total(l.blocks);
   }
   static constexpr Order kOrder = Order::kByPlace;
   static constexpr uint64_t depth(int size) {
@@ -153,7 +154,7 @@ struct HalvingReduceScatter : AnyLayout {
     return {place, from.offset - (place == kScratch ? l.block(0).offset : 0), to.end() - from.offset};
   }
 
-  /// A round of the core. A place that stands for one rank writes its last round directly to the output.
+  /// A round of the core. A rank without an extra one writes its last round directly to the output.
   static constexpr Step halve(const Layout& l, const FoldedRound& r, Range result) {
     const int distance = r.fold.core >> (r.k + 1);
     const int mine = r.place & ~(distance - 1), theirs = mine ^ distance;
