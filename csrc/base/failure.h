@@ -50,7 +50,7 @@ struct Failure {
   std::string context{};       ///< where this rank observed it
   std::string advice{};        ///< what the reader can do: "see the log of rank 3"
   std::string before{};        ///< the failure of another group that caused this one
-  int who = kNoRank;           ///< the rank that ended, is lost, or left
+  int lost_rank = kNoRank;     ///< the rank that ended, is unreachable, or left
   ExitStatus exit_status{};    ///< how that rank ended, if known
   std::vector<int> awaited{};  ///< the ranks that this rank waited for
   bool reported = false;       ///< another rank observed the failure and reported the fields above

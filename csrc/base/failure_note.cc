@@ -26,7 +26,7 @@ bool consistent(const FailureNote& note, size_t received, int ranks) {
   return note.magic == FailureNote::kMagic && note.version == FailureNote::kVersion && note.bytes <= received &&
          note.bytes == kFixed + text && text <= FailureNote::kMostText && note.cause_bytes > 0 && note.code < kCodes &&
          note.how < ExitStatus::kHows && note.awaited_ranks <= FailureNote::kMostAwaited &&
-         (note.who == kNoRank || names_rank(note.who, ranks)) &&
+         (note.lost_rank == kNoRank || names_rank(note.lost_rank, ranks)) &&
          std::all_of(note.awaited, note.awaited + note.awaited_ranks, [&](int32_t r) { return names_rank(r, ranks); });
 }
 
@@ -43,7 +43,7 @@ FailureNote FailureNote::of(const Failure& failure) {
   note.code = uint8_t(failure.code);
   note.how = uint8_t(failure.exit_status.how);
   note.number = failure.exit_status.number;
-  note.who = failure.who;
+  note.lost_rank = failure.lost_rank;
   note.awaited_ranks = uint16_t(std::min(failure.awaited.size(), kMostAwaited));
   std::copy_n(failure.awaited.begin(), note.awaited_ranks, note.awaited);
   const std::string cause = fits(failure.cause, kMostText) > 0 ? failure.cause : name(failure.code);
@@ -66,7 +66,7 @@ std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int r
   Failure failure{.code = Code(note.code), .cause = next(note.cause_bytes), .reported = true};
   failure.before = next(note.before_bytes);
   failure.advice = next(note.advice_bytes);
-  failure.who = note.who;
+  failure.lost_rank = note.lost_rank;
   failure.exit_status = {ExitStatus::How(note.how), note.number};
   failure.awaited.assign(note.awaited, note.awaited + note.awaited_ranks);
   return failure;

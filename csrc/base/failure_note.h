@@ -25,7 +25,7 @@ struct FailureNote {
   uint8_t code = 0;    ///< a Code
   uint8_t how = 0;     ///< an ExitStatus::How
   uint16_t awaited_ranks = 0;
-  int32_t who = kNoRank;
+  int32_t lost_rank = kNoRank;
   int32_t number = 0;  ///< ExitStatus::number
   uint16_t cause_bytes = 0;
   uint16_t before_bytes = 0;

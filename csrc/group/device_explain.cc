@@ -178,11 +178,11 @@ DeviceLink slowest_link(const GpuTopology& topology) {
   if (topology.gpus.empty()) return {Kind::kNvlink, 450, "no GPU here: assumes 18 lanes of NVLink 4 between all"};
   if (topology.pairs.empty()) return {Kind::kOneGpu, 1000, "one GPU here: assumes that all ranks share it"};
   const GpuPair& pair = *std::ranges::min_element(topology.pairs, {}, &GpuPair::expected_gb_s);
-  const std::string who = "GPU " + std::to_string(pair.a) + " and GPU " + std::to_string(pair.b) + ", " + pair.label() +
-                          ", the slowest pair here";
-  if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, who + ", of unknown speed: assumes PCIe 3.0 x16"};
+  const std::string hardware = "GPU " + std::to_string(pair.a) + " and GPU " + std::to_string(pair.b) + ", " +
+                               pair.label() + ", the slowest pair here";
+  if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, hardware + ", of unknown speed: assumes PCIe 3.0 x16"};
   const bool nvlink = pair.lanes > 0 && pair.no_peer_access.empty();
-  return {nvlink ? Kind::kNvlink : Kind::kPcie, pair.expected_gb_s, who};
+  return {nvlink ? Kind::kNvlink : Kind::kPcie, pair.expected_gb_s, hardware};
 }
 
 uint64_t tuned(Tune key, const PlanFacts& facts, GpuLink link) {

@@ -109,7 +109,7 @@ void GroupPort::take_other_failure(Rank& from, const MessageHeader& header, std:
   if (!note || !from.other_failure.empty()) return;
   from.other_failure = note->cause;
   if (note->code == Code::kTimeout && std::ranges::find(note->awaited, rank_) != note->awaited.end())
-    from.gave_up_on_this = Clock::now() - std::chrono::milliseconds(std::min(header.value, kMost));
+    from.gave_up_wait_at = Clock::now() - std::chrono::milliseconds(std::min(header.value, kMost));
 }
 
 void GroupPort::take_segment(const MessageHeader& header, std::span<const std::byte> whole,
@@ -190,10 +190,10 @@ std::optional<GroupPort::Departure> GroupPort::departure(int rank) {
   if (there.left) return Departure{rank, Departure::Cause::kLeft};
   const std::string& lost = messenger_->lost_because(*there.peer);
   if (lost.empty()) return std::nullopt;
-  return Departure{
-      rank,
-      messenger_->liveness().has_given_up_this(*there.peer) ? Departure::Cause::kGaveThisUp : Departure::Cause::kLost,
-      lost};
+  return Departure{rank,
+                   messenger_->liveness().has_declared_this_lost(*there.peer) ? Departure::Cause::kDeclaredThisLost
+                                                                              : Departure::Cause::kLost,
+                   lost};
 }
 
 Clock::duration GroupPort::silence(int rank) const {

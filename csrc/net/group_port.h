@@ -22,13 +22,13 @@ class GroupPort {
   /// How a rank has ended.
   struct Departure {
     enum class Cause {
-      kLost,        ///< its process cannot be reached any more
-      kLeft,        ///< it has destroyed the group
-      kGaveThisUp,  ///< it considers this process lost, so this process considers it lost too
+      kLost,              ///< its process cannot be reached any more
+      kLeft,              ///< it has destroyed the group
+      kDeclaredThisLost,  ///< it considers this process lost, so this process considers it lost too
     };
     int rank = kNoRank;
     Cause cause = Cause::kLost;
-    std::string why{};  ///< for kLost and kGaveThisUp
+    std::string why{};  ///< for kLost and kDeclaredThisLost
     bool left() const { return cause == Cause::kLeft; }
   };
   /// A failure that another rank reported.
@@ -94,8 +94,8 @@ class GroupPort {
     return ranks_[size_t(rank)].other_failure;
   }
   /// When that rank gave up a wait of another group for this rank, according to its report.
-  std::optional<Clock::time_point> gave_up_on_this(int rank) const REQUIRES(messenger_->mutex()) {
-    return ranks_[size_t(rank)].gave_up_on_this;
+  std::optional<Clock::time_point> gave_up_wait_at(int rank) const REQUIRES(messenger_->mutex()) {
+    return ranks_[size_t(rank)].gave_up_wait_at;
   }
 
   // --- monitored barrier: kMonitorIn and kMonitorOut
@@ -120,7 +120,7 @@ class GroupPort {
     bool left = false;
     bool sent_other_failure = false;
     std::string other_failure{};
-    std::optional<Clock::time_point> gave_up_on_this{};
+    std::optional<Clock::time_point> gave_up_wait_at{};
     uint64_t monitored = 0;
   };
 

@@ -15,7 +15,7 @@ enum class Kind : uint8_t {
   kCredit,        ///< the receiver has processed `value` bytes of those sent to it
   kPoison,        ///< the sender's group has failed; the body is a FailureNote
   kPing,          ///< to a process, not to a group: a liveness check
-  kPong,          ///< the answer; `value` is a Liveness::Answer; the body of a kGivenUp is the reason
+  kPong,          ///< the answer; `value` is a Liveness::Answer; the body of a kDeclaredLost is the reason
   kEnvelope,      ///< the announcement of a send; an Envelope follows the header, and a small message is in the body
   kTaken,         ///< announcements have been read; `value` is a Taken
   kGrant,         ///< the receiver of this header may send the large message of this number

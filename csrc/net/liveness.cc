@@ -66,8 +66,8 @@ void Liveness::received(PeerId peer, const MessageHeader& header, bool has_body)
   send(peer, pong_to(header, kGroupAlive));
 }
 
-/// Answers a ping with whether its group still exists here. A process that this one has given up, but that is still
-/// alive, is sent the reason, once: otherwise it would wait in vain and finally report this process as lost.
+/// Answers a ping with whether its group still exists here. A process that this one has declared lost, but that is
+/// still alive, is sent the reason, once: otherwise it would wait, and finally report this process as lost.
 void Liveness::answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
   messenger_.mutex().held_by_caller();
   const auto sign = read_behind_header<PingBody>(whole);
@@ -78,8 +78,8 @@ void Liveness::answer(const MessageHeader& header, std::span<const std::byte> wh
   if (!messenger_.link_->sent_by(from)) return;
   if (header.kind == Kind::kPing && !messenger_.lost_because(from).empty()) {
     const auto same = [&](const auto& entry) { return entry.second == from; };
-    const bool notified = messenger_.peers_[from].spare || std::ranges::any_of(given_up_, same);
-    if (!notified) given_up_.emplace_back(header, from);  // this is a callback of the link
+    const bool notified = messenger_.peers_[from].spare || std::ranges::any_of(to_notify_, same);
+    if (!notified) to_notify_.emplace_back(header, from);  // this is a callback of the link
     return;
   }
   note_sign_of_life(from);
@@ -95,10 +95,10 @@ void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<c
   messenger_.mutex().held_by_caller();
   Signs& signs = signs_[peer];
   if (header.op != 0 && header.op == signs.last_ping) signs.last_ping = 0;
-  if (header.value == kGivenUp) {
+  if (header.value == kDeclaredLost) {
     if (signs.pinged < signs.joined) return note_left(header);  // a newer group has connected to it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), Messenger::kMostCopied));
-    signs.has_given_up_this |= messenger_.lost_because(peer).empty();
+    signs.has_declared_this_lost |= messenger_.lost_because(peer).empty();
     return messenger_.disconnect(peer, "considers this process lost: " + printable(why));
   }
   if (header.value == kGroupGone) note_left(header);
@@ -113,11 +113,11 @@ void Liveness::note_left(const MessageHeader& pong) {
 }
 
 void Liveness::settle() {
-  for (const auto& [ping, peer] : std::exchange(given_up_, {})) {
+  for (const auto& [ping, peer] : std::exchange(to_notify_, {})) {
     contain("notifying a process that it is considered lost", [&, &ping = ping, peer = peer] {
       messenger_.mutex().held_by_caller();
       const PingBody mine{messenger_.process_};
-      messenger_.send_to_lost(peer, pong_to(ping, kGivenUp), std::as_bytes(std::span(&mine, 1)));
+      messenger_.send_to_lost(peer, pong_to(ping, kDeclaredLost), std::as_bytes(std::span(&mine, 1)));
     });
   }
 }

@@ -18,11 +18,11 @@ namespace nvx::net {
 
 class Messenger;
 
-/// Whether a messenger's peers are alive: pings and their answers, the peers that were given up, and the ranks of the
+/// Whether a messenger's peers are alive: pings and their answers, the peers that count as lost, and the ranks of the
 /// whole job that this process has noted. The messenger's lock guards all of it, and the caller holds that lock.
 class Liveness {
  public:
-  enum Answer : uint64_t { kGroupGone, kGroupAlive, kGivenUp };
+  enum Answer : uint64_t { kGroupGone, kGroupAlive, kDeclaredLost };
 
   /// `silence`: how long a peer may leave pings without an answer until it counts as lost.
   Liveness(Messenger& messenger, std::chrono::milliseconds silence) : messenger_(messenger), silence_(silence) {}
@@ -44,7 +44,7 @@ class Liveness {
   /// How long it has not answered pings; 0 if it was not pinged.
   Clock::duration silence_of(PeerId peer) const;
   /// Whether the peer is lost because it considers this process lost.
-  bool has_given_up_this(PeerId peer) const { return signs_[peer].has_given_up_this; }
+  bool has_declared_this_lost(PeerId peer) const { return signs_[peer].has_declared_this_lost; }
   /// Sends a peer an unsolicited pong: the rank `from` has left the group.
   void announce_left(PeerId peer, uint64_t group, int from, int to);
   /// For the end of the process: pings the peers to which anything was sent, and names one that has not answered and
@@ -69,11 +69,11 @@ class Liveness {
 
  private:
   struct Signs {
-    bool has_given_up_this = false;  // it is lost because it considers this process lost
-    uint32_t last_ping = 0;          // the number of send_last_pings()'s unanswered ping
-    Clock::time_point joined{};      // when a group last connected to it
-    Clock::time_point received{};    // when a message last arrived from it
-    Clock::time_point confirmed{};   // when it last received an unsolicited pong
+    bool has_declared_this_lost = false;  // it is lost because it considers this process lost
+    uint32_t last_ping = 0;               // the number of send_last_pings()'s unanswered ping
+    Clock::time_point joined{};           // when a group last connected to it
+    Clock::time_point received{};         // when a message last arrived from it
+    Clock::time_point confirmed{};        // when it last received an unsolicited pong
     Clock::time_point pinged{};
     Clock::time_point pinged_first{};  // the first unanswered ping
     bool waits_for_pong = false;
@@ -94,7 +94,7 @@ class Liveness {
   Messenger& messenger_;
   const std::chrono::milliseconds silence_;
   std::deque<Signs> signs_;                                     // by PeerId
-  std::vector<std::pair<MessageHeader, PeerId>> given_up_;      // the lost peers to notify, and their pings
+  std::vector<std::pair<MessageHeader, PeerId>> to_notify_;     // the lost peers to notify, and their pings
   uint32_t last_pings_ = 0;                                     // of send_last_pings()
   std::unordered_map<uint64_t, std::vector<NotedRank>> ranks_;  // in the order of their groups
 };

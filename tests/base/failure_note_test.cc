@@ -19,7 +19,7 @@ Failure some_failure() {
           .context = "this is rank 1",
           .advice = "see the log of rank 3",
           .before = "group 2 of rank 3 had failed",
-          .who = 3,
+          .lost_rank = 3,
           .exit_status = {ExitStatus::How::kKilled, 9},
           .awaited = {3, 0}};
 }
@@ -35,7 +35,7 @@ TEST(FailureNote, CarriesEveryFactExceptTheContext) {
   EXPECT_EQ(decoded->context, "");
   EXPECT_EQ(decoded->advice, failure.advice);
   EXPECT_EQ(decoded->before, failure.before);
-  EXPECT_EQ(decoded->who, 3);
+  EXPECT_EQ(decoded->lost_rank, 3);
   EXPECT_EQ(decoded->exit_status, failure.exit_status);
   EXPECT_EQ(decoded->awaited, failure.awaited);
   EXPECT_TRUE(decoded->reported);
@@ -51,8 +51,8 @@ TEST(FailureNote, IsRefusedWhereAnythingDoesNotHoldTogether) {
       [](FailureNote& n) { n.bytes = 0; },
       [](FailureNote& n) { n.code = kCodes; },
       [](FailureNote& n) { n.how = ExitStatus::kHows; },
-      [](FailureNote& n) { n.who = kRanks; },
-      [](FailureNote& n) { n.who = -2; },
+      [](FailureNote& n) { n.lost_rank = kRanks; },
+      [](FailureNote& n) { n.lost_rank = -2; },
       [](FailureNote& n) { n.awaited[1] = kRanks; },
       [](FailureNote& n) { n.awaited[0] = -1; },
       [](FailureNote& n) { n.awaited_ranks = FailureNote::kMostAwaited + 1; },
@@ -85,7 +85,7 @@ TEST(FailureNote, CutsWhatHasNoRoomAndKeepsCharactersWhole) {
     EXPECT_GT(decoded->cause.size(), FailureNote::kMostText - 3);
     EXPECT_EQ(decoded->cause, failure.cause.substr(0, decoded->cause.size()));
     EXPECT_EQ(decoded->before + decoded->advice, "");
-    EXPECT_EQ(decoded->who, 3);
+    EXPECT_EQ(decoded->lost_rank, 3);
   }
   failure.cause = std::string(FailureNote::kMostText - failure.before.size() - 3, 'x');
   const auto decoded = read(FailureNote::of(failure));
@@ -138,7 +138,7 @@ TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
   EXPECT_EQ(more.cause, "no group: " + some_failure().cause);
   EXPECT_EQ(more.advice, "see the log of rank 3") << "who has met it knows better what helps";
   EXPECT_EQ(more.before, some_failure().before);
-  EXPECT_EQ(more.who, 3);
+  EXPECT_EQ(more.lost_rank, 3);
   EXPECT_EQ(more.exit_status, some_failure().exit_status);
   EXPECT_EQ(text_of(reason_for("no group", {.cause = "no memory"}, "drink tea")),
             "nvx: no group: no memory. Next: drink tea");
@@ -154,7 +154,7 @@ TEST(Failure, OfThisRanksSystemNamesNvxOnceAndKeepsAdviceApart) {
   EXPECT_EQ(failure.reported_code(), Code::kSystem);
   EXPECT_EQ(failure.cause, "launching failed: no memory");
   EXPECT_EQ(failure.advice, "buy some");
-  EXPECT_EQ(failure.who, 3);
+  EXPECT_EQ(failure.lost_rank, 3);
   EXPECT_EQ(system_failure("launching failed", std::runtime_error("nvx: bad")).cause, "launching failed: bad");
 }
 

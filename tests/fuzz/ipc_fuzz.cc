@@ -157,7 +157,8 @@ void serve(FuzzedDataProvider& from, ShmRegistry& here) {
     ipc.serve(std::chrono::microseconds(0));
     relay.publish(record);
   });
-  for (const LocalPeer& client : relay.peers()) require(client.info.who[sizeof client.info.who - 1] == '\0');
+  for (const LocalPeer& client : relay.peers())
+    require(client.info.description[sizeof client.info.description - 1] == '\0');
   const auto got = ipc.fetch({{here.arena().id(), ipc.name(), getpid()}}, in_time());
   require(got.at(here.arena().id())->size() == Arena::kBytes);
   require(got.at(here.arena().id())->tensors() != nullptr);

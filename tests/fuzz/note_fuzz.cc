@@ -14,8 +14,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool lays_over = data[0] & 0x80;
   std::span<const std::byte> bytes = std::as_bytes(std::span(data + 1, size - 1));
   // A valid note, overlaid with the input, so that the checks behind the magic number are reached.
-  nvx::FailureNote note = nvx::FailureNote::of(
-      {.code = nvx::Code::kTimeout, .cause = "late", .advice = "wait", .before = "dead", .who = 0, .awaited = {0}});
+  nvx::FailureNote note = nvx::FailureNote::of({.code = nvx::Code::kTimeout,
+                                                .cause = "late",
+                                                .advice = "wait",
+                                                .before = "dead",
+                                                .lost_rank = 0,
+                                                .awaited = {0}});
   auto* const laid = reinterpret_cast<std::byte*>(&note);
   if (lays_over) {
     for (size_t i = 0; i + 2 < bytes.size(); i += 3)
@@ -25,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto read = nvx::FailureNote::read(bytes, ranks);
   if (!read) return 0;
   const auto in_group = [&](int rank) { return rank >= 0 && rank < ranks; };
-  if (read->who != nvx::kNoRank && !in_group(read->who)) std::abort();
+  if (read->lost_rank != nvx::kNoRank && !in_group(read->lost_rank)) std::abort();
   for (const int rank : read->awaited) {
     if (!in_group(rank)) std::abort();
   }
@@ -36,6 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // A decoded failure can be sent on.
   const nvx::FailureNote again = nvx::FailureNote::of(*read);
   const auto twice = nvx::FailureNote::read(again.used(), ranks);
-  if (!twice || twice->cause != read->cause || twice->who != read->who || twice->awaited != read->awaited) std::abort();
+  if (!twice || twice->cause != read->cause || twice->lost_rank != read->lost_rank || twice->awaited != read->awaited)
+    std::abort();
   return 0;
 }

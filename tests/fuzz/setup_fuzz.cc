@@ -77,7 +77,7 @@ void within_the_host(Store& store, const GroupOptions& options, HostRelay& relay
   relay.serve();
   if (from.ConsumeBool()) {
     const FailureNote note =
-        FailureNote::of({.code = Code::kTimeout, .cause = "late", .who = from.ConsumeIntegral<int>()});
+        FailureNote::of({.code = Code::kTimeout, .cause = "late", .lost_rank = from.ConsumeIntegral<int>()});
     const auto* begin = reinterpret_cast<const uint8_t*>(note.used().data());
     Value reason(begin, begin + note.used().size());
     if (from.ConsumeBool()) reason[from.ConsumeIntegralInRange<size_t>(0, reason.size() - 1)] ^= 0x41;
@@ -87,7 +87,7 @@ void within_the_host(Store& store, const GroupOptions& options, HostRelay& relay
   }
   (void)host.proceed();
   host.check();
-  if (const auto why = host.reason()) require(why->who < options.size);
+  if (const auto why = host.reason()) require(why->lost_rank < options.size);
   for (int rank = -1; rank <= options.size; ++rank) (void)host.has_ended(rank);
 }
 
@@ -118,7 +118,7 @@ void set_up(FuzzedDataProvider& from) {
     if (from.ConsumeBool()) return within_the_host(store, options, relay, from);
     between_hosts(store, options, from);
   } catch (const Error& error) {
-    require(error.failure().who < options.size);
+    require(error.failure().lost_rank < options.size);
   }
 }
 

@@ -236,7 +236,7 @@ TEST_P(Meanwhile, TheMailboxIsFreeForOthers) {
       if (rank == 0 && is_open) group.mailbox().receive(one, Carrier::kPool);
       if (rank != 1) begun.arrive_and_wait();
       if (rank == 2)
-        (void)group.fail({.code = Code::kPeerDied, .cause = group.topology().describe(1) + " is lost", .who = 1});
+        (void)group.fail({.code = Code::kPeerDied, .cause = group.topology().describe(1) + " is lost", .lost_rank = 1});
       if (rank != 1) reported.arrive_and_wait();
       if (rank != 0) {
         EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));

@@ -123,7 +123,7 @@ TEST(HostRelay, ListsItsClientsAndSendsTheReasonWhenItGivesUp) {
   relay.serve();
   ASSERT_EQ(relay.peers().size(), 1u);
   EXPECT_EQ(relay.peers().front().info.rank, 1);
-  EXPECT_STREQ(relay.peers().front().info.who, "rank 1");
+  EXPECT_STREQ(relay.peers().front().info.description, "rank 1");
   relay.give_up(std::vector<uint8_t>{9});
   EXPECT_FALSE(client->next(milliseconds(1000)));
   EXPECT_FALSE(client->open());

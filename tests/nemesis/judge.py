@@ -35,7 +35,7 @@ def judge(program, histories):
     joins_late = kinds & {*DEADLY} and any(
         step.kind == "new_group" for step in program.steps
     )  # torch waits for the dead
-    orderly = not kinds & {*DIFFERING, "long stop"} and not joins_late  # the others wait for nobody in vain
+    orderly = not kinds & {*DIFFERING, "long stop"} and not joins_late  # the others wait for no rank that never comes
     early_death = "SIGKILL from outside" in kinds
     found = []
     for rank, events in histories.items():

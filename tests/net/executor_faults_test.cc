@@ -59,7 +59,7 @@ class Alone {
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
   std::string other_failure(int rank) { return hold(), port_->other_failure(rank); }
-  std::optional<Clock::time_point> gave_up_on_this() { return hold(), port_->gave_up_on_this(1); }
+  std::optional<Clock::time_point> gave_up_wait_at() { return hold(), port_->gave_up_wait_at(1); }
   void report_other_failure(const std::string& what) { hold(), port_->report_other_failure({Code::kTimeout, what}); }
   std::optional<net::GroupPort::ReportedFailure> reported() { return hold(), port_->reported(); }
   void progress() { hold(), messenger_->progress(); }
@@ -177,7 +177,7 @@ TEST(FailureReport, AFailureComesWithItsFactsAndIsThisRanksOwn) {
 
 /// A damaged report of another group's failure is ignored.
 TEST(FailureReport, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
-  const Failure lost{.code = Code::kPeerDied, .cause = "is lost", .who = 3};  // of ranks 0 to 2
+  const Failure lost{.code = Code::kPeerDied, .cause = "is lost", .lost_rank = 3};  // of ranks 0 to 2
   const FailureNote note = FailureNote::of(lost);
   for (const size_t bytes : {size_t(0), size_t(20), note.used().size() - 1, note.used().size()}) {
     Begun alone;
@@ -187,7 +187,7 @@ TEST(FailureReport, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
     const auto reported = alone.reported();
     ASSERT_TRUE(reported);
     EXPECT_EQ(reported->failure.cause, "the failure note of rank 1 is damaged or from another version of nvx");
-    EXPECT_EQ(reported->failure.who, kNoRank);
+    EXPECT_EQ(reported->failure.lost_rank, kNoRank);
   }
 }
 
@@ -259,7 +259,7 @@ TEST(Signs, ATimeoutOfAnotherGroupNamesTheAwaitedRankAndTheTime) {
     std::memcpy(report.header.data(), &header, sizeof header);
     const auto now = Clock::now();
     alone.come({report});
-    const auto when = alone.gave_up_on_this();
+    const auto when = alone.gave_up_wait_at();
     ASSERT_EQ(when.has_value(), awaited == 0);
     if (when) {
       EXPECT_GE(*when, now - std::chrono::milliseconds(250));

@@ -21,7 +21,7 @@ constexpr const char* kAfterAStop =
 std::string contrast(const Called& one, const Called& other) {
   const kernel::Fingerprint &a = one.what, &b = other.what;
   const std::string first = nvx::describe(a), second = nvx::describe(b);
-  std::string text = one.who + " called " + first + ", " + other.who + " called " + second;
+  std::string text = one.name + " called " + first + ", " + other.name + " called " + second;
   if (a.collective == b.collective && a.root != b.root) return text + ": their roots differ";
   if (first != second) return text;
   return text + (a.history != b.history ? ", after operations that differed already"
@@ -82,35 +82,35 @@ Failure Diagnosis::no_memory(const std::string& what) const {
 
 // --- of another rank
 
-Failure Diagnosis::died(int rank, const std::string& who, const ExitStatus& status) const {
+Failure Diagnosis::died(int rank, const std::string& name, const ExitStatus& status) const {
   const bool killed = status == ExitStatus{ExitStatus::How::kKilled, SIGKILL};
   return {
       .code = Code::kPeerDied,
-      .cause = who + " has ended" + text_of(status, " (", ")"),
+      .cause = name + " has ended" + text_of(status, " (", ")"),
       .advice = see_log_of(name_(rank)) + (killed ? "; if the kernel killed it, `dmesg | grep -i kill` shows it" : ""),
-      .who = rank,
+      .lost_rank = rank,
       .exit_status = status};
 }
 
-Failure Diagnosis::left(int rank, const std::string& who, const std::string& how) const {
+Failure Diagnosis::left(int rank, const std::string& name, const std::string& how) const {
   return {.code = rank == rank_ ? Code::kAborted : Code::kPeerLeft,
-          .cause = who + " has left group " + group_ + " while other ranks wait for it: " + how,
+          .cause = name + " has left group " + group_ + " while other ranks wait for it: " + how,
           .advice = see_log_of(name_(rank)),
-          .who = rank};
+          .lost_rank = rank};
 }
 
 Failure Diagnosis::lost(int rank, const std::string& why) const {
   return {.code = Code::kPeerDied,
           .cause = describe_(rank) + " is lost: " + why,
           .advice = see_log_of(name_(rank)) + "; check that its host is up and reachable from here",
-          .who = rank};
+          .lost_rank = rank};
 }
 
-Failure Diagnosis::taken_for_lost(int rank, const std::string& why) const {
+Failure Diagnosis::declared_lost(int rank, const std::string& why) const {
   return {.code = Code::kPeerDied,
           .cause = describe_(rank) + " has given up on " + name_(rank_) + " (" + why + ")",
           .advice = kAfterAStop,
-          .who = rank};
+          .lost_rank = rank};
 }
 
 Failure Diagnosis::reported(const Failure& failure, int by) const {
@@ -118,10 +118,10 @@ Failure Diagnosis::reported(const Failure& failure, int by) const {
   const bool waited_for_this = std::ranges::find(awaited, rank_) != awaited.end();
   Failure mine = with_context(failure, "reported by " + name_(by));
   if (!mine.advice.empty()) return mine;
-  mine.advice = failure.who == rank_ ? kAfterAStop
-                : waited_for_this    ? "see what kept this rank, or allow more time (init_process_group(timeout=), "
-                                       "NVX_TIMEOUT_S, nvx.set_timeout)"
-                                     : "see the log of the rank named first";
+  mine.advice = failure.lost_rank == rank_ ? kAfterAStop
+                : waited_for_this ? "see what kept this rank, or allow more time (init_process_group(timeout=), "
+                                    "NVX_TIMEOUT_S, nvx.set_timeout)"
+                                  : "see the log of the rank named first";
   return mine;
 }
 

@@ -25,9 +25,9 @@ struct Awaited {
   bool called = false;  ///< they have made the same call, so they are late or wait for others
 };
 
-/// The call of one rank. `who`: "rank 3 (pid 4711, host a01)".
+/// The call of one rank. `name`: "rank 3 (pid 4711, host a01)".
 struct Called {
-  std::string who;
+  std::string name;
   kernel::Fingerprint what;
 };
 /// "A called X, B called Y", and the difference if the two texts do not show it.
@@ -67,13 +67,13 @@ class Diagnosis {
                   const std::string& cycle, const std::string& context) const;
   Failure no_memory(const std::string& what) const;
 
-  /// `who` describes the rank, with its progress if known. The callers add `Failure::before`.
-  Failure died(int rank, const std::string& who, const ExitStatus& status) const;
+  /// `name` describes the rank, with its progress if known. The callers add `Failure::before`.
+  Failure died(int rank, const std::string& name, const ExitStatus& status) const;
   /// `how`: how it left.
-  Failure left(int rank, const std::string& who, const std::string& how) const;
+  Failure left(int rank, const std::string& name, const std::string& how) const;
   /// A rank of another host: the connection is lost, or that rank considers this one lost.
   Failure lost(int rank, const std::string& why) const;
-  Failure taken_for_lost(int rank, const std::string& why) const;
+  Failure declared_lost(int rank, const std::string& why) const;
   /// A failure that rank `by` reported. The reporter is seldom at fault, so its advice stays, or else names another
   /// rank or this one.
   Failure reported(const Failure& failure, int by) const;

@@ -42,12 +42,12 @@ std::string other_failure_of(const Members& members, net::GroupPort* port, int r
 
 /// Adds the failure of another group of that process, since the rank may not be at fault.
 Failure with_other_failure(Failure failure, const Members& members, net::GroupPort* port) {
-  failure.before = other_failure_of(members, port, failure.who);
+  failure.before = other_failure_of(members, port, failure.lost_rank);
   return failure;
 }
 
-/// Words on two waits that closed a cycle: a rank of another host for which this one waits gave up a wait of another
-/// group for this rank, while this wait was in progress. Empty if there is none.
+/// Describes a cycle of two waits: a rank of another host for which this one waits gave up a wait of another group for
+/// this rank, while this wait was in progress. Empty if there is none.
 std::string cycle_between_hosts(const Members& members, net::GroupPort* port, const Awaited& whom,
                                 const std::string& call, Clock::time_point began) {
   constexpr std::chrono::milliseconds kOnTheWay{100};  // a report may arrive late, and this wait have begun meanwhile
@@ -55,7 +55,7 @@ std::string cycle_between_hosts(const Members& members, net::GroupPort* port, co
   for (const int rank : port ? whom.ranks : std::vector<int>()) {
     if (members.local_rank_of(rank) >= 0) continue;
     MutexLock lock(port->mutex());
-    const auto gave_up = port->gave_up_on_this(rank);
+    const auto gave_up = port->gave_up_wait_at(rank);
     if (!gave_up || *gave_up < began + kOnTheWay) continue;
     return name(members.rank) + " waits in group " + members.name + " (" + call.substr(0, call.find_first_of("( ")) +
            ") for " + name(rank) + ", " + name(rank) + " waited in another group for " + name(members.rank);
@@ -202,12 +202,12 @@ void FailureState::await_exact_report() const {
   if (const auto reported = report()) (void)seen_to_end(reported->failure, kEndingGrace);
 }
 
-/// A rank of another host reports that it has lost `report.who`. If that is a rank of this host whose process has
+/// A rank of another host reports that it has lost `report.lost_rank`. If that is a rank of this host whose process has
 /// ended, returns its `local_rank`: this host can query how the process ended. Otherwise -1. The connections of a
 /// process end a little before the process does, hence `grace`.
 int FailureState::seen_to_end(const Failure& report, Clock::duration grace) const {
-  if (report.code != Code::kPeerDied || report.exit_status.known() || report.who == kNoRank) return -1;
-  const int s = members_.local_rank_of(report.who);
+  if (report.code != Code::kPeerDied || report.exit_status.known() || report.lost_rank == kNoRank) return -1;
+  const int s = members_.local_rank_of(report.lost_rank);
   if (s < 0 || s == members_.local_rank()) return -1;
   const auto has_left = [&] { return members_.pad(s).header().presence.load() != Presence::kHere; };
   for (const auto end = Clock::now() + grace; !members_.dead(s) && !has_left() && Clock::now() < end;)
@@ -237,17 +237,17 @@ void FailureState::fail_as_gone(int local_rank) {
 
 Status FailureState::fail_as_left(int rank) {
   const int s = members_.local_rank_of(rank);
-  const std::string who = s >= 0 ? members_.describe_progress(s) : members_.topology.describe(rank);
+  const std::string name = s >= 0 ? members_.describe_progress(s) : members_.topology.describe(rank);
   const bool ended = s >= 0 && members_.dead(s);
   const std::string how = ended ? "its process has ended" + text_of(members_.peers[size_t(s)]->exit_status(), " (", ")")
                                 : "it has destroyed the group, or its process ends";
-  return fail(with_other_failure(diagnosis_.left(rank, who, how), members_, port_));
+  return fail(with_other_failure(diagnosis_.left(rank, name, how), members_, port_));
 }
 
 Status FailureState::fail_by_departure(const net::GroupPort::Departure& departure) {
   if (departure.left()) return fail_as_left(departure.rank);
-  const bool gave_up = departure.cause == net::GroupPort::Departure::Cause::kGaveThisUp;
-  const Failure lost = gave_up ? diagnosis_.taken_for_lost(departure.rank, departure.why)
+  const bool by_peer = departure.cause == net::GroupPort::Departure::Cause::kDeclaredThisLost;
+  const Failure lost = by_peer ? diagnosis_.declared_lost(departure.rank, departure.why)
                                : diagnosis_.lost(departure.rank, departure.why);
   return fail(with_other_failure(lost, members_, port_));
 }
@@ -319,7 +319,8 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
   if (how == Waited::kTimedOut && port_ && !failed() && reported_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed()) {
     const Status first = failure();
-    const bool named = whom.names.empty() || whom.ranks == std::vector{first.failure().who};  // in the first words
+    const bool named =
+        whom.names.empty() || whom.ranks == std::vector{first.failure().lost_rank};  // in the first words
     return with_context(first, diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + whom.names));
   }
   std::string names = whom.names, before;

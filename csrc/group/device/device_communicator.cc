@@ -417,14 +417,14 @@ void DeviceCommunicator::check_kernels_and_peers(KernelExecutor& kernels) {
   if (!core_.failures.failed()) (void)core_.failures.fail_as_reported();
   for (int s = 0; s < members_.local_ranks() && !core_.failures.failed(); ++s) {
     members_.warn_if_stopped(s);
-    if (waits_in_vain(kernels, s)) core_.failures.fail_as_gone(s);
+    if (waits_for_missing_rank(kernels, s)) core_.failures.fail_as_gone(s);
   }
   if (spans_hosts() && !core_.failures.failed() && !core_.failures.closed()) check_remote_ranks();
 }
 
-/// Whether an operation in flight waits for a rank that will not arrive. A rank that left in good order had ended all
-/// of its operations, which may be all that this rank waits for. Only the device counts replays.
-bool DeviceCommunicator::waits_in_vain(const KernelExecutor& kernels, int local_rank) const {
+/// Whether an operation in flight waits for this rank although its process is dead, or it has left with fewer
+/// operations than were launched here. Only the device counts replays.
+bool DeviceCommunicator::waits_for_missing_rank(const KernelExecutor& kernels, int local_rank) const {
   if (local_rank == members_.local_rank()) return false;
   const kernel::PadHeader& header = members_.pad(local_rank).header();
   if (header.group == members_.id && header.presence.load() == kernel::Presence::kLeft)

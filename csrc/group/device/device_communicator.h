@@ -107,7 +107,7 @@ class DeviceCommunicator {
   bool spans_hosts() const;
   bool is_remote(int kernel_rank) const;
   int kernel_rank_of(int local_rank) const;
-  bool waits_in_vain(const KernelExecutor& kernels, int local_rank) const;
+  bool waits_for_missing_rank(const KernelExecutor& kernels, int local_rank) const;
 
   Core& core_;
   const Members& members_;

@@ -17,7 +17,7 @@ DevicePools::DevicePools(DeviceRegistry& registry, int device, std::string group
   for (size_t r = 0; r < ranks.size(); ++r) {
     if (!ranks[r].owner) continue;
     auto peer = std::make_shared<Peer>();
-    peer->who = std::move(ranks[r].who);
+    peer->name = std::move(ranks[r].name);
     peer->group = group;
     peer->pool = registry.peer_pool(device, *ranks[r].owner);
     {
@@ -95,7 +95,7 @@ void DevicePools::Peer::log_failure(const std::string& why) {
   if (!logs(again ? LogLevel::kInfo : LogLevel::kWarn)) return;
   log_line(
       "group %s: the memory pool of %s cannot be mapped completely here, so transfers from the rest are staged: %s",
-      group.c_str(), who.c_str(), why.c_str());
+      group.c_str(), name.c_str(), why.c_str());
 }
 
 /// Whether there is anything for kernels to use.

@@ -33,7 +33,7 @@ class DevicePools {
   struct Rank {
     std::optional<PoolOwner> owner;  ///< empty if this peer's device memory is not reachable: its pool is never mapped
     kernel::PoolView* view = nullptr;  ///< for this rank's kernels, once `show_all` has copied it to them
-    std::string who;                   ///< "rank 3 (pid 4711, host a01)"
+    std::string name;                  ///< "rank 3 (pid 4711, host a01)"
   };
   /// `ranks`: by rank; this rank's entry has no owner. `sizes` is called during `update()` only. `show_all` copies the
   /// views to where kernels read them. It is called on any thread, also after the group has gone.
@@ -57,7 +57,7 @@ class DevicePools {
  private:
   /// One peer. Its mapping job shares it, and may outlive the group.
   struct Peer {
-    std::string who, group;
+    std::string name, group;
     std::shared_ptr<PeerPool> pool;
     std::function<void()> show_all;
     std::atomic<uint64_t> tried{0};  // the size of the last request to map

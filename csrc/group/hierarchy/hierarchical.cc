@@ -137,7 +137,7 @@ Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabel
   const std::string where = (late_label.op == op_ ? " at #" : " before #") + std::to_string(o.number);
   const Called theirs{members_.topology.describe(late_label.rank), fingerprint_of(late_label.label)};
   const std::string how = own ? contrast({core_.diagnosis.self(), fingerprint_of(*own)}, theirs)
-                              : theirs.who + " called " + describe(theirs.what) + ", this rank another operation";
+                              : theirs.name + " called " + describe(theirs.what) + ", this rank another operation";
   return core_.failures.fail(core_.diagnosis.mismatch(where, how, ""));
 }
 

@@ -279,7 +279,7 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
   for (const double stage : stages) all += stage, slowest = std::max(slowest, stage);
   e.seconds = kCall + 2 * kHostCopyBegins + slowest + (all - slowest) / slices;
   e.bytes += share + back;
-  e.basis = "predicted, not measured on a device: kernels over the link, " + link.who +
+  e.basis = "predicted, not measured on a device: kernels over the link, " + link.hardware +
             "; copies at 20 GB/s; between hosts " + medium.basis;
   return e;
 }
@@ -287,9 +287,10 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
 Estimate estimate_device_algorithm(DeviceAlgorithm algorithm, Collective collective, size_t bytes,
                                    const kernel::DeviceShape& shape, const DeviceLink& link) {
   const KernelCost cost = cost_of(algorithm, collective, bytes, shape, link);
-  return {kCall + cost.seconds, cost.waits, cost.sent,
-          std::string("predicted for ") + kernel::name(algorithm) + ": " + terms_of(cost, shape, link) +
-              "; costs as on one H200 (bench/results/gpu_h200.json), the link not measured on a device: " + link.who};
+  return {
+      kCall + cost.seconds, cost.waits, cost.sent,
+      std::string("predicted for ") + kernel::name(algorithm) + ": " + terms_of(cost, shape, link) +
+          "; costs as on one H200 (bench/results/gpu_h200.json), the link not measured on a device: " + link.hardware};
 }
 
 /// From `src/graph/tuning.cc` of NCCL 2.30, for Hopper: rings with LL, which sends each byte twice, or Simple.

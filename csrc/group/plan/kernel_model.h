@@ -14,8 +14,8 @@ namespace nvx {
 struct DeviceLink {
   using Kind = GpuLink;
   Kind kind = Kind::kNvlink;
-  double gb_s = 450;  ///< in one direction, from the link's data sheet; of one GPU: for all ranks together
-  std::string who;    ///< the hardware that has this link
+  double gb_s = 450;     ///< in one direction, from the link's data sheet; of one GPU: for all ranks together
+  std::string hardware;  ///< the hardware that has this link
 };
 
 /// The bytes a second, in one direction, that the stores of kernels reach over the link.

@@ -42,7 +42,7 @@ void HostSetUp::enter(int64_t generation, const Hello& own) {
     relay_ = std::move(relay);
   } else if (first.size() == sizeof leader) {
     std::memcpy(&leader, first.data(), sizeof leader);
-    leader.name[sizeof leader.name - 1] = leader.info.who[sizeof leader.info.who - 1] = '\0';
+    leader.name[sizeof leader.name - 1] = leader.info.description[sizeof leader.info.description - 1] = '\0';
     leader_ = leader.info;
     relay_client_ = std::make_unique<RelayClient>(leader.name, info);
   }
@@ -96,8 +96,8 @@ void HostSetUp::check_process(const ProcessWatch& process, const PeerInfo& info)
   if (process.ended()) throw_died(info, process.exit_status());
   if (process_of(info.rank)) return;  // watched by check_for_deaths()
   if (const std::string change = process.state_change(); !change.empty())
-    NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", printable(info.who).c_str(), change.c_str(),
-            options_.name.c_str());
+    NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", printable(info.description).c_str(),
+            change.c_str(), options_.name.c_str());
 }
 
 /// The leader was gone before this rank could connect to it. It has ended, or has begun another set-up, or was an
@@ -108,12 +108,12 @@ void HostSetUp::check_leader() {
 }
 
 void HostSetUp::throw_died(const PeerInfo& info, const ExitStatus& status) {
-  const int who = info.rank >= 0 && info.rank < options_.size ? info.rank : kNoRank;
+  const int rank = info.rank >= 0 && info.rank < options_.size ? info.rank : kNoRank;
   throw Error(Failure{.code = Code::kPeerDied,
-                      .cause = printable(info.who) + " has ended" + text_of(status, " (", ")") + " while group " +
-                               options_.name + " was being created",
-                      .advice = see_log_of(who == kNoRank ? "that rank" : rank_name(who, options_.global_ranks)),
-                      .who = who,
+                      .cause = printable(info.description) + " has ended" + text_of(status, " (", ")") +
+                               " while group " + options_.name + " was being created",
+                      .advice = see_log_of(rank == kNoRank ? "that rank" : rank_name(rank, options_.global_ranks)),
+                      .lost_rank = rank,
                       .exit_status = status});
 }
 

@@ -100,7 +100,7 @@ void InterHostSetUp::ping(net::Messenger& messenger, net::PeerId peer, int rank,
   messenger.liveness().ping(peer, /*group=*/0, /*from=*/0, rank);
   messenger.progress();
   const std::string& lost = messenger.lost_because(peer);
-  if (lost.empty() || messenger.liveness().has_given_up_this(peer)) return;  // the latter will connect anew
+  if (lost.empty() || messenger.liveness().has_declared_this_lost(peer)) return;  // the latter will connect anew
   const auto since = lost_.try_emplace(rank, Clock::now()).first->second;
   if (at_once || Clock::now() - since >= kNoteGrace) end_if_lost(options_, rank, "(" + place + ") is lost: " + lost);
 }
@@ -116,7 +116,7 @@ void end_if_lost(const GroupOptions& options, int rank, const std::string& how_l
   throw Error(Failure{.code = Code::kPeerDied,
                       .cause = name + " " + how_lost + ", while group " + options.name + " was being created",
                       .advice = see_log_of(name),
-                      .who = rank});
+                      .lost_rank = rank});
 }
 
 std::shared_ptr<net::Messenger> messenger_of(const GroupOptions& options) {

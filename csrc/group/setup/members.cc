@@ -124,12 +124,12 @@ void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Fa
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.contacts();
   if (failure.reported_code() != Code::kPeerFailed) {
-    // One rank of every host notifies its host. On the host of `failure.who` two ranks do, since one of them may be
-    // stopped together with that rank.
+    // One rank of every host notifies its host. On the host of `failure.lost_rank` two ranks do, since one of them may
+    // be stopped together with that rank.
     for (const std::vector<int>& host : topology.hosts) {
-      int left = std::find(host.begin(), host.end(), failure.who) == host.end() ? 1 : 2;
+      int left = std::find(host.begin(), host.end(), failure.lost_rank) == host.end() ? 1 : 2;
       for (auto rank = host.begin(); rank != host.end() && left > 0; ++rank) {
-        if (*rank != failure.who) ranks.push_back(*rank), --left;
+        if (*rank != failure.lost_rank) ranks.push_back(*rank), --left;
       }
     }
   }

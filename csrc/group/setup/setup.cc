@@ -224,7 +224,7 @@ void SetUp::check_local_ranks() {
     if (s == members_.local_rank()) continue;
     members_.warn_if_stopped(s);
     const kernel::PadHeader& header = members_.pad(s).header();
-    const std::string who = "nvx: " + members_.describe_local_rank(s);
+    const std::string description = "nvx: " + members_.describe_local_rank(s);
     const std::string advice = see_log_of(rank_name(members_.here()[size_t(s)]));
     const uint64_t group = header.group;
     const bool of_this_group = group == members_.id || group == 0;  // 0: the rank does not know the others yet
@@ -235,14 +235,14 @@ void SetUp::check_local_ranks() {
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
     if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
-      throw Error(Code::kPeerLeft, who + " has failed to create group " + name(), advice);
+      throw Error(Code::kPeerLeft, description + " has failed to create group " + name(), advice);
     if (members_.dead(s) && presence == kernel::Presence::kHere) {
       const ExitStatus status = members_.peers[size_t(s)]->exit_status();
       throw Error(Failure{.code = Code::kPeerDied,
                           .cause = members_.describe_local_rank(s) + " has ended" + text_of(status, " (", ")") +
                                    " while group " + name() + " was being created",
                           .advice = advice,
-                          .who = members_.here()[size_t(s)],
+                          .lost_rank = members_.here()[size_t(s)],
                           .exit_status = status});
     }
   }

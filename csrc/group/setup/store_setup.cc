@@ -333,26 +333,26 @@ void StoreSetUp::throw_duplicate_rank(int64_t their_generation) {
 /// The earlier process of this rank may have ended, or may have created the group for which this process waits. This
 /// process cannot distinguish the two.
 std::string StoreSetUp::earlier_claim() {
-  const std::string who = generation_ > 1 ? claimant(generation_ - 1) : "";
+  const std::string claimed_by = generation_ > 1 ? claimant(generation_ - 1) : "";
   const std::string own_host = own_host_name(options_.host).substr(0, sizeof Hello::host_name - 1);
-  if (who.empty() || who == claim_of(getpid(), own_host)) return "";
-  return "; rank " + std::to_string(rank()) + " was joined before by " + who +
+  if (claimed_by.empty() || claimed_by == claim_of(getpid(), own_host)) return "";
+  return "; rank " + std::to_string(rank()) + " was joined before by " + claimed_by +
          ", with which the other ranks may have continued";
 }
 
 /// The process that has counted that set-up for this rank. Empty if it has written no hello.
 std::string StoreSetUp::claimant(int64_t generation) {
   constexpr std::chrono::milliseconds kSpan{2000};
-  std::string who;
+  std::string claimed_by;
   contain_and(
       [&] {
         const auto value = store_.get(key_in(generation, hello_of(rank())), kSpan);
         if (!value) return;
         const Hello hello = decode_first(*value);
-        who = claim_of(hello.pid, printable(hello.host_name));
+        claimed_by = claim_of(hello.pid, printable(hello.host_name));
       },
       [](const std::exception*) {});
-  return who;
+  return claimed_by;
 }
 
 void StoreSetUp::check_for_notes() {
@@ -392,7 +392,7 @@ int64_t StoreSetUp::live_ranks(const Failure& note) {
   constexpr int kMostChecked = 256;
   int64_t ranks = std::max(0, size() - kMostChecked);
   for (int r = 0; r < std::min(size(), kMostChecked); ++r) {
-    const bool named = note.code == Code::kPeerDied && note.who == r;
+    const bool named = note.code == Code::kPeerDied && note.lost_rank == r;
     if (!named && !host_.has_ended(r) && store_.add(generation_of(r), 0) >= generation_) ++ranks;
   }
   return ranks;
@@ -401,30 +401,31 @@ int64_t StoreSetUp::live_ranks(const Failure& note) {
 void check_for_deaths(const GroupOptions& options, int remote) {
   const std::shared_ptr<ShmRegistry> shm = ShmRegistry::here();
   const std::string when = " while group " + options.name + " was being created";
-  const auto has_left = [&](int r, const std::string& who) {
+  const auto has_left = [&](int r, const std::string& description) {
     return Error(Failure{.code = Code::kPeerLeft,
-                         .cause = who + " has destroyed the group of the whole job," + when,
+                         .cause = description + " has destroyed the group of the whole job," + when,
                          .advice = see_log_of(job_name(options, r)),
-                         .who = r});
+                         .lost_rank = r});
   };
   for (int r = 0; r < options.size; ++r) {
     const std::shared_ptr<PeerProcess> process = earlier_process(options, r);
     if (!process) continue;
     const std::string name = job_name(options, r);
-    const std::string who =
+    const std::string description =
         name + " (pid " + std::to_string(process->pid()) + ", host " + own_host_name(options.host) + ")";
     if (process->dead()) {
       const ExitStatus status = process->exit_status();
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = who + " has ended" + text_of(status, " (", ")") + when,
+                          .cause = description + " has ended" + text_of(status, " (", ")") + when,
                           .advice = see_log_of(name),
-                          .who = r,
+                          .lost_rank = r,
                           .exit_status = status});
     }
     const bool numbered = size_t(r) < options.global_ranks.size();
-    if (numbered && !options.whole_job && shm->has_left_job(options.global_ranks[size_t(r)])) throw has_left(r, who);
+    if (numbered && !options.whole_job && shm->has_left_job(options.global_ranks[size_t(r)]))
+      throw has_left(r, description);
     if (const std::string change = process->process().state_change(); !change.empty())
-      NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", who.c_str(), change.c_str(),
+      NVX_LOG(kWarn, "%s %s; this rank waits for it to create group %s", description.c_str(), change.c_str(),
               options.name.c_str());
   }
   const std::shared_ptr<net::Messenger> messenger = messenger_of(options);

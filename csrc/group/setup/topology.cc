@@ -114,10 +114,10 @@ std::string differing(const Hello& a, std::istringstream of_a, const Hello& b, s
 /// The error for a rank whose job key is not that of rank 0.
 Error different_keys(const Topology& topology, int rank) {
   const bool has = topology.ranks[size_t(rank)].key_tag != 0, first_has = topology.ranks[0].key_tag != 0;
-  const std::string who = topology.describe(rank), first = topology.describe(0);
-  const std::string what = has && first_has
-                               ? who + " and " + first + " have different keys in NVX_JOB_KEY"
-                               : (has ? who : first) + " has an NVX_JOB_KEY, and " + (has ? first : who) + " has none";
+  const std::string name = topology.describe(rank), first = topology.describe(0);
+  const std::string what =
+      has && first_has ? name + " and " + first + " have different keys in NVX_JOB_KEY"
+                       : (has ? name : first) + " has an NVX_JOB_KEY, and " + (has ? first : name) + " has none";
   return {Code::kMismatch, "nvx: " + what, "set the same NVX_JOB_KEY on all ranks, or on none"};
 }
 

@@ -24,8 +24,8 @@ std::span<const std::byte> bytes_of(const T& value) {
 }
 
 /// For a description that does not have this version's layout.
-inline Error of_another_version(const std::string& who) {
-  return {Code::kMismatch, "nvx: " + who + " describes its GPU in the format of another version of nvx", kOneVersion};
+inline Error of_another_version(const std::string& rank) {
+  return {Code::kMismatch, "nvx: " + rank + " describes its GPU in the format of another version of nvx", kOneVersion};
 }
 
 /// Decodes each rank's values and checks their size.

@@ -36,7 +36,7 @@ bool send_info(const LocalSocket& socket, const PeerInfo& info) {
 bool receive_info(const LocalSocket& socket, PeerInfo* info, ProcessWatch* process) {
   Fd lock_file;
   if (!receive_packet(socket, info, sizeof *info, {&lock_file, 1}) || info->magic != PeerInfo::kMagic) return false;
-  info->who[sizeof info->who - 1] = '\0';
+  info->description[sizeof info->description - 1] = '\0';
   *process = ProcessWatch(std::move(lock_file), peer_pid(socket.get()));
   return true;
 }
@@ -70,10 +70,10 @@ std::optional<std::vector<uint8_t>> read_all(int fd) {
 
 }  // namespace
 
-PeerInfo PeerInfo::of(int rank, const std::string& who) {
+PeerInfo PeerInfo::of(int rank, const std::string& description) {
   PeerInfo info;
   info.rank = rank;
-  std::memcpy(info.who, who.data(), std::min(who.size(), sizeof info.who - 1));
+  std::memcpy(info.description, description.data(), std::min(description.size(), sizeof info.description - 1));
   return info;
 }
 

@@ -19,9 +19,9 @@ struct PeerInfo {
   static constexpr uint32_t kMagic = 0x6378766e;  // "nvxc"
   uint32_t magic = kMagic;
   int32_t rank = -1;
-  char who[120] = {};  ///< describes the rank in errors
+  char description[120] = {};  ///< describes the rank in errors
 
-  static PeerInfo of(int rank, const std::string& who);
+  static PeerInfo of(int rank, const std::string& description);
 };
 
 /// A rank of this host, and its process.

@@ -41,7 +41,8 @@ bool receive_segment(const LocalSocket& socket, SegmentInfo* segment, Fd* memfd,
 }
 
 std::string name_of(const IpcSocket::Wanted& wanted) {
-  return wanted.who.empty() ? "the process " + std::to_string(wanted.pid) + " of this host" : wanted.who;
+  return wanted.description.empty() ? "the process " + std::to_string(wanted.pid) + " of this host"
+                                    : wanted.description;
 }
 
 }  // namespace
@@ -191,7 +192,7 @@ bool IpcSocket::connect(std::vector<Connection>& open) {
                           .cause = name_of(connection.wanted) + " cannot be reached over its Unix socket (" +
                                    std::strerror(errno) + "): it has ended, or belongs to another user",
                           .advice = "see its log; run all ranks of a host as one user",
-                          .who = connection.wanted.rank});
+                          .lost_rank = connection.wanted.rank});
     }
     // If the other has closed the connection, receive() notices.
     if (connection.socket && !send_packet(connection.socket, nullptr, 0, {}) && errno == EAGAIN) connection.socket = {};
@@ -208,7 +209,7 @@ std::shared_ptr<PeerProcess> IpcSocket::receive(const Connection& connection) {
         .code = Code::kPeerDied,
         .cause = name_of(connection.wanted) + " ended during set-up, or sent something other than its shared memory",
         .advice = "see its log",
-        .who = connection.wanted.rank});
+        .lost_rank = connection.wanted.rank});
   }
   ProcessWatch process(std::move(lock_file), peer_pid(connection.socket.get()));
   return shm_.adopt(std::make_shared<PeerProcess>(connection.wanted.id, memfd.get(), Arena::kBytes, std::move(process),

@@ -99,8 +99,8 @@ class IpcSocket {
     ArenaId id;
     std::string socket;  ///< the name of that process's IPC socket
     pid_t pid;
-    std::string who{};   ///< describes the process in errors
-    int rank = kNoRank;  ///< in its group
+    std::string description{};  ///< describes the process in errors
+    int rank = kNoRank;         ///< in its group
   };
 
   explicit IpcSocket(ShmRegistry& shm);

@@ -158,12 +158,12 @@ std::string restrictions() {
   return text;
 }
 
-Error no_transport(const std::string& who) {
+Error no_transport(const std::string& library) {
   std::vector<std::string> names;
   for (const Interface& interface : interfaces()) names.push_back(interface.name);
   const std::vector<std::string> ports = rdma_ports();
   return {Code::kSystem,
-          "nvx: " + who + ", finds no transport to other hosts" + restrictions() + "; this host has " +
+          "nvx: " + library + ", finds no transport to other hosts" + restrictions() + "; this host has " +
               (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
               (names.empty() ? "no interface that is up" : "interfaces " + joined(names)),
           "unset the variables that exclude them, or name an interface that is up"};

@@ -11,8 +11,8 @@
 
 namespace nvx {
 
-/// Ranks that use gloo itself, without NVX_AS, in a group in which nvx replaces gloo here. They would wait in vain, so
-/// this rank's entry in the store, where gloo reads its address, makes gloo fail at once.
+/// Detects ranks that use gloo itself, without NVX_AS, in a group in which nvx replaces gloo here. They would wait
+/// until their timeout, so this rank's entry in the store, where gloo reads its address, makes gloo fail at once.
 class GlooRanks {
  public:
   /// Writes this rank's entry. `store` is the one that torch gives the backend.

@@ -286,7 +286,7 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
     TorchStore store(store_of(plan), int(plan.members.size()));
     for (size_t r = 0; r < plan.members.size() && missing.size() < kMost; ++r) {
       if (store.add(came_key(r), 0) == 0)
-        missing.push_back("rank " + std::to_string(r) + " is " + plan.members[r].who());
+        missing.push_back("rank " + std::to_string(r) + " is " + plan.members[r].description());
     }
   });
   return missing.empty() ? error.status()

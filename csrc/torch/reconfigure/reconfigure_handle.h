@@ -22,7 +22,7 @@ struct MemberHandle {
 
   std::string text() const;
   /// "pid 7 on host h"
-  std::string who() const { return "pid " + std::to_string(pid) + " on host " + host; }
+  std::string description() const { return "pid " + std::to_string(pid) + " on host " + host; }
   /// Throws ArgumentError, for example for another backend's handle.
   static MemberHandle parse(const std::string& text);
 };

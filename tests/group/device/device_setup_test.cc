@@ -75,7 +75,7 @@ TEST(DeviceSetup, AdviceComesFromTheRankThatHasTheCause) {
                                        .cause = "rank 3 has ended",
                                        .advice = "see the log of global rank 3",
                                        .before = "all else had failed",
-                                       .who = 3,
+                                       .lost_rank = 3,
                                        .exit_status = {nvx::ExitStatus::How::kKilled, 9}};
   const SharedTable table(1);
   SharedBootstrap bootstrap(table, 0);
@@ -85,7 +85,7 @@ TEST(DeviceSetup, AdviceComesFromTheRankThatHasTheCause) {
             "GPU 0 cannot be used on rank 0: rank 3 has ended; before that, all else had failed. Next: see the log "
             "of global rank 3");
   EXPECT_EQ(error->code(), Code::kPeerDied);
-  EXPECT_EQ(error->failure().who, 3);
+  EXPECT_EQ(error->failure().lost_rank, 3);
   EXPECT_EQ(error->failure().exit_status, world.launcher(0)->refusal.failure().exit_status);
 }
 

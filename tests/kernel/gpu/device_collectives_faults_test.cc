@@ -223,7 +223,7 @@ TEST(DeviceCollectivesFaults, CountsThatDifferByPairAreNamed) {
       // Rank 0 sends one element less to rank 1 than rank 1 expects.
       if (rank == 0) batch.piece(1).bytes -= 4;
       const std::string wrong = batch.run();
-      if (rank == 0) return;  // with packets it succeeds, otherwise it waits in vain
+      if (rank == 0) return;  // with packets it succeeds, otherwise it times out
       EXPECT_NE(wrong, "");
       const DeviceVerdict& v = devices.control(1).verdict;
       EXPECT_EQ(v.cause, Verdict::Cause::kCounts);
@@ -406,7 +406,7 @@ TEST(DeviceCollectivesControls, WithoutMeetingAMismatchGoesUnseen) {
   });
 }
 
-/// A rank waits in vain for a packet that was overwritten.
+/// A rank times out in its wait for a packet that was overwritten.
 TEST(DeviceCollectivesControls, WithoutTheDoubleBufferPacketsAreLost) {
   const auto specs = many_specs(DeviceAlgorithm::kReducePackets, Collective::kAllReduce, 100);
   EXPECT_EQ(count_wrong<kernel::PushRules>(specs), 0);

@@ -27,7 +27,7 @@ TEST(ThreadCall, IsWaitedForInSlices) {
 }
 
 TEST(ThreadCall, ThrowsWhatItsWorkHasThrown) {
-  ThreadCall<int> call([]() -> int { throw std::runtime_error("in vain"); });
+  ThreadCall<int> call([]() -> int { throw std::runtime_error("broken"); });
   EXPECT_THROW((void)call.get(Clock::now() + std::chrono::seconds(60)), std::runtime_error);
 }
 
