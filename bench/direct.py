@@ -104,8 +104,8 @@ def launch_by_mpi(arguments: list[str], ranks: int) -> int:
         options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
     start = [mpirun, *options, sys.executable, *ranks_of.PROGRAM]
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
-        meeting = [ranks_of.RENDEZVOUS, f"file://{folder}/store"]
-        return ranks_of.run_all([([*start, *arguments, *meeting], environment)])
+        rendezvous = [ranks_of.RENDEZVOUS, f"file://{folder}/store"]
+        return ranks_of.run_all([([*start, *arguments, *rendezvous], environment)])
 
 
 class MpiContender(Contender):

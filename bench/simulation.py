@@ -102,14 +102,14 @@ def calls(size: int, rank: int, ranks: int) -> dict[str, tuple[int, Any]]:
     }
 
 
-def be_rank(meeting: str) -> None:
+def be_rank(init_method: str) -> None:
     """Rank 0 prints a row for each collective and size: its bytes, and the slowest rank's seconds."""
     import torch
     import torch.distributed as dist
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    dist.init_process_group("nvx", init_method=meeting, rank=rank, world_size=ranks)
+    dist.init_process_group("nvx", init_method=init_method, rank=rank, world_size=ranks)
     rows = []
     for size in SIZES:
         for name, (nbytes, call) in calls(size, rank, ranks).items():
@@ -148,15 +148,15 @@ def measure(count: int, per_host: int) -> list[dict[str, Any]]:
 
         ends = [start(0, "--probe", made.address(1)), start(1, "--echo", made.address(1))]
         latency, between = json.loads(output(ends))
-        meeting = f"file://{folder}/store"
+        init_method = f"file://{folder}/store"
         places = [(rank // per_host, rank_environment(rank, ranks, 0) | made.environment()) for rank in range(ranks)]
-        rows = json.loads(output([start(host, "--rank", meeting, **env) for host, env in places]))
+        rows = json.loads(output([start(host, "--rank", init_method, **env) for host, env in places]))
     for row in rows:
         row |= {"hosts": count, "ranks": ranks, "latency_us": round(latency * 1e6, 1), "rate_mb_s": between / 1e6}
         found = nvx._load().simulate(row["collective"], row["bytes"], count, per_host, INSIDE, between, latency)
         row |= {
             "schedule": found["schedule"],
-            "said": found["seconds"],
+            "predicted": found["seconds"],
             "error": found["seconds"] / row["seconds"] - 1,
         }
     return rows
@@ -167,7 +167,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         where = f"{row['hosts']} hosts, {row['ranks']} ranks"
         print(
             f"{where:19} {row['collective']:15} {row['schedule']:19} {short_size(row['size']):>5}"
-            f" {row['seconds'] * 1e3:8.1f} ms  {row['said'] * 1e3:8.1f} ms {row['error']:+7.1%}"
+            f" {row['seconds'] * 1e3:8.1f} ms  {row['predicted'] * 1e3:8.1f} ms {row['error']:+7.1%}"
         )
     errors = sorted(abs(row["error"]) for row in rows)
     within = sum(error <= 0.15 for error in errors)

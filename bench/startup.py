@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--into", help=argparse.SUPPRESS)
 
 
-class Meeting:
+class StoreBarrier:
     """Barriers and numbers over a file store: no process group may exist before the timed one."""
 
     def __init__(self, path: str, rank: int, ranks: int) -> None:
@@ -75,31 +75,31 @@ def work(arguments: argparse.Namespace) -> int:
         import nvx
 
         nvx._load()
-    meeting = Meeting(arguments.rendezvous.removeprefix("file://"), rank, ranks)
+    barrier = StoreBarrier(arguments.rendezvous.removeprefix("file://"), rank, ranks)
     took: list[float] = []
     timeout = timedelta(seconds=arguments.timeout)
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")  # makes every rank a client
     for _ in range(1 + AGAIN):
-        server, port = meeting.store_server(timeout)
+        server, port = barrier.store_server(timeout)
         # Since 2.15, torch uses the agent's store only at this address.
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         tensor = torch.ones(2)
-        meeting.start_together()
+        barrier.start_together()
         began = time.perf_counter()
         dist.init_process_group(
             backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
             timeout=timeout,
         )  # fmt: skip
         dist.all_reduce(tensor)
-        took.append(meeting.largest(time.perf_counter() - began))
+        took.append(barrier.largest(time.perf_counter() - began))
         if float(tensor[0]) != ranks and backend != "fake":
             raise RuntimeError(f"the first all_reduce over {backend} gave {float(tensor[0])}, not {ranks}")
         dist.destroy_process_group()
-        meeting.largest(0)
+        barrier.largest(0)
         del server
     if rank == 0:
         Path(arguments.into).write_text(json.dumps(took))
-    meeting.largest(0)
+    barrier.largest(0)
     return 0
 
 

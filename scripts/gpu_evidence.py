@@ -51,7 +51,7 @@ class Outcome:
     why: str = ""
     seconds: float = 0.0
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    said: str = ""
+    output: str = ""
     mps: bool = False
 
 
@@ -137,7 +137,7 @@ def read(outcome: Outcome, text: str) -> Outcome:
             outcome.rows.append(row)
         else:
             lines.append(line)
-    outcome.said = "\n".join(lines).replace(str(ROOT), ".")[-4000:]
+    outcome.output = "\n".join(lines).replace(str(ROOT), ".")[-4000:]
     tried = [row for row in outcome.rows if "end" in row or "test" in row]
     if outcome.state == "passed" and {row.get("end", row.get("state")) for row in tried} == {"skipped"}:
         outcome.state, outcome.why = "skipped", tried[0].get("why", "")
@@ -261,7 +261,7 @@ class Run:
             raise Lacking(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
 
     def command(self, part: Part, seconds: float) -> list[str]:
-        n = run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).said.count("GPU ") if "GPUS" in part.words else 2
+        n = run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).output.count("GPU ") if "GPUS" in part.words else 2
         if n < 2:
             raise Lacking(f"{n} GPU here: one process a GPU needs two or more")
         words = shlex.split(part.words.replace("GPUS", str(n)))
@@ -305,7 +305,7 @@ class Run:
             started = run([tool, "-d"], 20, self.signals, self.env | self.mps_env, leave=True)
             self.mps_began = started.state
             if started.state != "passed":
-                raise Lacking(f"{MPS} -d: {started.why} {started.said[-300:]}")
+                raise Lacking(f"{MPS} -d: {started.why} {started.output[-300:]}")
         return self.mps_env
 
     def end_mps(self) -> None:  # also after a failed start, which may come up late
@@ -330,7 +330,7 @@ class Run:
         outcome.mps = part.together
         if part.together and outcome.state != "passed":
             with contextlib.suppress(OSError):
-                outcome.said += "\nMPS: " + (self.work / "server.log").read_text()[-1500:]
+                outcome.output += "\nMPS: " + (self.work / "server.log").read_text()[-1500:]
         with contextlib.suppress(OSError, ValueError, KeyError):
             outcome.rows += self.written()
         return outcome

@@ -90,7 +90,7 @@ def test_parts_run_in_their_order_and_a_further_call_goes_on(evidence):
     assert states.pop("streams") == "skipped" and set(states.values()) == {"passed"}
     assert evidence.part("streams")["why"] == "no such thing here"
     assert evidence.part("facts")["rows"][0] == {"part": "facts", "figure": 1.5}
-    assert "Driver Version" in evidence.part("nvidia_smi")["said"]
+    assert "Driver Version" in evidence.part("nvidia_smi")["output"]
     code, states, ran = evidence.run({}, "--parts", "kernels")
     assert code == 0 and ran == ["streams"] and set(states.values()) == {"passed"}
     assert evidence.run({}, "--parts", "absent", "--again")[2] == ["absent"]
@@ -111,7 +111,7 @@ def test_a_part_that_goes_wrong_is_reported_and_the_rest_run(evidence, how, stat
     found = evidence.part("streams")
     assert found["why"] == why and len(json.dumps(found)) < 20_000
     if how == "garbage":
-        assert found["said"].endswith("a last word")
+        assert found["output"].endswith("a last word")
 
 
 def test_a_part_that_hangs_is_ended_with_all_it_started(evidence):
@@ -202,7 +202,7 @@ tests/torch/test_gpu.py::test_staged[DTensor-2] SKIPPED (there is no GPU here) [
         {"test": "test_two_ranks[ddp-small buckets-2]", "state": "passed"},
         {"test": "test_staged[DTensor-2]", "state": "skipped", "why": "there is no GPU here"},
     ]
-    assert found.state == "passed" and found.said == "1 passed, 1 skipped in 1.00s"
+    assert found.state == "passed" and found.output == "1 passed, 1 skipped in 1.00s"
     assert driver.read(driver.Outcome("passed"), text.replace("PASSED", "SKIPPED")).state == "skipped"
 
 
@@ -243,7 +243,7 @@ def test_a_dry_run_has_every_part(tmp_path):
         {} if os.environ.get("NVX_SIMULATED_DIR") else dict.fromkeys(BY_KERNELS, NOT_PLAYED)
     )
     assert all(name in allowed and allowed[name] in why for name, why in bad.items()), bad
-    assert all(part["rows"] or part["said"] for name, part in found.items() if name not in bad)
+    assert all(part["rows"] or part["output"] for name, part in found.items() if name not in bad)
     with contextlib.suppress(ImportError):
         import gpu_targets
 

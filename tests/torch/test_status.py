@@ -296,7 +296,7 @@ def test_a_page_whose_fields_have_another_type_is_refused(job, before, after):
 
 
 def test_two_jobs_in_set_up_are_distinguished(job):
-    group = {**job.group(0), "state": "meeting", "id": "0" * 16, "call": None, "waits_for": None}
+    group = {**job.group(0), "state": "set-up", "id": "0" * 16, "call": None, "waits_for": None}
     ranks = [{"pid": p, "parent": p // 10, "command": "", "stopped": False, "groups": [group]} for p in (10, 11, 20)]
     shown = status.text({"ranks": ranks, "unread": []})
     assert re.findall(r"group 0: (\d) of 2 ranks", shown) == ["2", "1"], shown

@@ -95,7 +95,7 @@ GroupStatus::GroupStatus(const std::string& name, int rank, int size)
       trace_(unseen_ ? nullptr : StatusPage::here().trace()) {
   slot_->rank = rank, slot_->size = size;
   put(slot_->name, name);
-  state(StatusSlot::kMeeting);
+  state(StatusSlot::kSetUp);
 }
 
 GroupStatus::~GroupStatus() {

@@ -24,7 +24,7 @@ namespace nvx {
 /// One group of this process as `nvx status` reads it, in another process and without a lock. The rank only writes
 /// here, and decides nothing by it. Times are nanoseconds of Clock. A rank is stored plus one; 0: none.
 struct StatusSlot {
-  enum State : uint32_t { kFree, kMeeting, kOpen, kFailed, kLeft };
+  enum State : uint32_t { kFree, kSetUp, kOpen, kFailed, kLeft };
   struct Call {
     std::atomic<uint64_t> number, began, ended, count, bytes;
     std::atomic<uint32_t> what;  ///< the first four bytes of the fingerprint

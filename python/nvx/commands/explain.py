@@ -19,7 +19,7 @@ from ..bench.sizes import exact, size_argument
 from . import refusing
 from .topo import columns
 
-SCHEMA = 1
+SCHEMA = 2
 LEGEND = """\
 steps: how often a rank waits for others, one wait after another.
 bytes: all that a rank reads, writes, sends and receives; inside a host several times the message.
@@ -62,7 +62,7 @@ def query(collective, nbytes, options):
         "ranks": ranks,
         "hosts": hosts,
         "device": options.device,
-        "said": title,
+        "summary": title,
         "ways": ways,
         "taken": core.taken_on_device(-(-ranks // hosts)) if by_kernels else {},
     }
@@ -84,7 +84,7 @@ def took(us):
 
 def text(answer):
     if not answer["ways"]:
-        return answer["said"]
+        return answer["summary"]
     rows = [["", "estimate", "steps", "bytes", "by", "algorithm", "reason", "setting"]]
     for way in answer["ways"]:
         counted = ["-" if way[key] is None else str(way[key]) for key in ("steps", "bytes")]
@@ -94,7 +94,7 @@ def text(answer):
         )
     bases = dict.fromkeys(way["basis"] for way in answer["ways"] if way["basis"])
     taken = [taken_text(answer["taken"])] if answer["taken"] else []
-    return "\n".join([answer["said"], *columns(rows), *taken, *(f"  estimates: {basis}" for basis in bases)])
+    return "\n".join([answer["summary"], *columns(rows), *taken, *(f"  estimates: {basis}" for basis in bases)])
 
 
 def shown(number):
@@ -128,7 +128,7 @@ def main(arguments=None):
         parser.error("--ranks and --hosts cannot be negative")
     collective = ALIASES.get(options.collective, options.collective)
     if collective in MESSAGES:
-        print(json.dumps({"schema": SCHEMA, "said": OF_MESSAGES, "answers": []}) if options.json else OF_MESSAGES)
+        print(json.dumps({"schema": SCHEMA, "summary": OF_MESSAGES, "answers": []}) if options.json else OF_MESSAGES)
         return 0
     if collective == "barrier":
         options.sizes = [0]  # a barrier has no size

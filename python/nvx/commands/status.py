@@ -24,7 +24,7 @@ from .topo import columns
 SCHEMA = 1
 VERSION = 1
 LINK = re.compile(r"/memfd:nvx-status|.*/nvx-trace\.\w{6}( |$)")  # a file if NVX_TRACE is set
-STATES = ("free", "meeting", "open", "failed", "left")
+STATES = ("free", "set-up", "open", "failed", "left")
 BARE = ("barrier", "none")
 SSH, ANSWER_S = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--"), 20
 DESCRIPTION = """\
@@ -312,7 +312,7 @@ def calls(number):
 
 def activity(group):
     """The cells `call` and `for` of a rank."""
-    if group["state"] == "meeting":
+    if group["state"] == "set-up":
         return "set-up: waits for the other ranks", span(group["since_s"])
     if group["call"]:
         return f"#{group['call']['number']} {group['call']['call']}", span(group["call"]["since_s"])
@@ -378,7 +378,7 @@ def text(report, pid=None):
     for rank in report["ranks"]:
         rank["place"] = f"{rank['pid']} on {rank['host']}" if "host" in rank else str(rank["pid"])
         for group in rank["groups"]:
-            job = rank["parent"] if group["state"] == "meeting" else None  # it has no id before its set-up is complete
+            job = rank["parent"] if group["state"] == "set-up" else None  # it has no id before its set-up is complete
             groups.setdefault((group["name"], group["id"], group["size"], job), []).append((rank, group))
     lines = []
     for (name, _, size, _), members in groups.items():

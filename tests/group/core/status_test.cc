@@ -30,7 +30,7 @@ Operation numbered_all_reduce(uint64_t number, size_t count) {
 TEST(Status, KeepsTheCurrentCallAndTheLastOne) {
   GroupStatus status("calls", 1, 4);
   const StatusSlot& slot = status.slot();
-  EXPECT_EQ(slot.state, StatusSlot::kMeeting);
+  EXPECT_EQ(slot.state, StatusSlot::kSetUp);
   status.open(7);
   for (uint64_t n = 1; n <= 3; ++n) {
     const Operation o = numbered_all_reduce(n, 10 * n);
