@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kWhole[] = "a whole number";
 constexpr char kSeconds[] = "a number";  // fractions are allowed
-constexpr char kHandOvers[] = "all_reduce, reduce, broadcast, all_gather, reduce_scatter, send_recv";
+constexpr char kDelegated[] = "all_reduce, reduce, broadcast, all_gather, reduce_scatter, send_recv";
 constexpr char kAddresses[] = "addresses and prefixes, separated by commas (10.0.0.7,10.1.0.0/16,fd00::/8)";
 
 constexpr double kMost = 1e9;  // an upper bound where there is no natural one
@@ -70,7 +70,7 @@ constexpr Variable kVariables[] = {
     {"NVX_DELEGATE", "none", "",
      "collectives of CUDA tensors, and send_recv for messages, to run on torch's own NCCL where it can serve all "
      "ranks; each optionally from a size of the whole on (all_reduce:64M,broadcast). Untested with a real NCCL",
-     kHandOvers},
+     kDelegated},
     {"NVX_KERNELS", "auto", "",
      "use of nvx's CUDA kernels, where they are built: 0 never, so CUDA tensors go through host memory; 1 always; auto "
      "unless a small operation takes more than 1 ms",
@@ -126,19 +126,19 @@ std::string fault_of_number(const Variable& v, const std::string& set) {
 }
 
 /// Parses a list that names each collective at most once. Returns nothing if any item is wrong.
-std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
-  std::vector<HandOver> all;
-  const std::vector<std::string> known = items(kHandOvers), named = items(set);
+std::optional<std::vector<DelegateRule>> parse_delegate_rules(const std::string& set) {
+  std::vector<DelegateRule> all;
+  const std::vector<std::string> known = items(kDelegated), named = items(set);
   if (named == std::vector<std::string>{"none"}) return all;
   for (const std::string& one : named) {
     const size_t sign = one.find(':');
     const std::string name = trimmed(one.substr(0, sign));
     const auto least = sign == std::string::npos ? 0 : size_of_text(trimmed(one.substr(sign + 1)));
-    const bool twice = std::ranges::count(all, name, &HandOver::collective) != 0;
+    const bool twice = std::ranges::count(all, name, &DelegateRule::collective) != 0;
     if (!least || twice || std::ranges::count(known, name) == 0) return std::nullopt;
     all.push_back({name, *least});
   }
-  std::ranges::sort(all, {}, &HandOver::collective);  // ranks that list the same collectives in another order agree
+  std::ranges::sort(all, {}, &DelegateRule::collective);  // ranks that list the same collectives in another order agree
   return all;
 }
 
@@ -176,9 +176,9 @@ std::chrono::milliseconds seconds(const char* name) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(number(name)));
 }
 
-std::vector<HandOver> hand_overs(const char* name) {
+std::vector<DelegateRule> delegate_rules(const char* name) {
   const Variable& v = row(name);
-  if (auto all = as_hand_overs(text(v))) return *std::move(all);
+  if (auto all = parse_delegate_rules(text(v))) return *std::move(all);
   warn_of_fault(v);
   return {};
 }
@@ -220,7 +220,7 @@ Config read() {
           .spin_us = whole("NVX_SPIN_US"),
           .staging_mb = whole("NVX_STAGING_MB"),
           .tune = text("NVX_TUNE"),
-          .delegate = hand_overs("NVX_DELEGATE"),
+          .delegate = delegate_rules("NVX_DELEGATE"),
           .kernels = kernels_of(choice("NVX_KERNELS")),
           .nvls = choice("NVX_NVLS") == "1",
           .trace = text("NVX_TRACE")};
@@ -240,7 +240,7 @@ std::string default_of(const Variable& v) {
 
 std::string accepted(const Variable& v) {
   if (!*v.takes) return "any text";
-  if (v.takes == kHandOvers) return "none, or a list of " + std::string(kHandOvers) + ", each with a size if wanted";
+  if (v.takes == kDelegated) return "none, or a list of " + std::string(kDelegated) + ", each with a size if wanted";
   if (!is_number(v)) return v.takes;
   return std::string(v.takes) + " from " + decimal(v.least) + " on";
 }
@@ -249,19 +249,19 @@ std::string fault(const Variable& v) {
   if (!*v.takes) return "";
   if (is_number(v)) return fault_of_number(v, text(v));
   if (v.takes == kAddresses) return parse_prefixes(text(v)) ? "" : "not a list of " + std::string(kAddresses);
-  if (v.takes == kHandOvers) {
-    return as_hand_overs(text(v)) ? ""
-                                  : std::string("neither none nor a list, each once, of ") + kHandOvers +
-                                        ", perhaps with a size (all_reduce:64M,broadcast)";
+  if (v.takes == kDelegated) {
+    return parse_delegate_rules(text(v)) ? ""
+                                         : std::string("neither none nor a list, each once, of ") + kDelegated +
+                                               ", perhaps with a size (all_reduce:64M,broadcast)";
   }
   return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
 }
 
 std::array<std::string, kAgreed.size()> Config::agreed_values() const {
-  std::vector<std::string> handed_over;
-  for (const HandOver& one : delegate) handed_over.push_back(one.collective + ":" + std::to_string(one.least_bytes));
+  std::vector<std::string> rules;
+  for (const DelegateRule& one : delegate) rules.push_back(one.collective + ":" + std::to_string(one.least_bytes));
   const char* const when = kernels == Kernels::kNever ? "0" : kernels == Kernels::kAlways ? "1" : "auto";
-  return {algorithm, tune, joined(handed_over), when, nvls ? "1" : "0"};
+  return {algorithm, tune, joined(rules), when, nvls ? "1" : "0"};
 }
 
 Agreed Config::agreed() const {
@@ -270,8 +270,8 @@ Agreed Config::agreed() const {
   return hashes;
 }
 
-bool may_be_handed_over(const std::string& collective) {
-  const std::vector<std::string> known = items(kHandOvers);
+bool may_be_delegated(const std::string& collective) {
+  const std::vector<std::string> known = items(kDelegated);
   return std::ranges::count(known, collective) != 0;
 }
 

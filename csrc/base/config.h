@@ -37,8 +37,9 @@ struct UnknownVariable {
 };
 std::vector<UnknownVariable> unknown_variables();
 
-/// A collective of device tensors, or "send_recv" for messages, that torch's own backend gets from this size on.
-struct HandOver {
+/// An item of `NVX_DELEGATE`: a collective of device tensors, or "send_recv" for messages, that goes to NCCL from this
+/// size on.
+struct DelegateRule {
   std::string collective;
   uint64_t least_bytes = 0;
 };
@@ -67,7 +68,7 @@ struct Config {
   int64_t spin_us;
   int64_t staging_mb;
   std::string tune;  ///< as set; set-up puts the values that it names in its place
-  std::vector<HandOver> delegate;
+  std::vector<DelegateRule> delegate;
   Kernels kernels;
   bool nvls;
   std::string trace;
@@ -78,8 +79,8 @@ struct Config {
   Agreed agreed() const;
 };
 
-/// Whether `NVX_DELEGATE` may name this collective.
-bool may_be_handed_over(const std::string& collective);
+/// Whether `NVX_DELEGATE` accepts this collective.
+bool may_be_delegated(const std::string& collective);
 
 /// Reads the environment at the first call only, and then warns of unknown `NVX_*` variables.
 const Config& config();

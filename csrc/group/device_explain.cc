@@ -25,9 +25,9 @@ size_t bytes_of_piece(const ExplainRequest& q) {
 
 Way by_delegate(const ExplainRequest& q) {
   const size_t ranks = ranks_of(q), whole = bytes_of_whole(q.collective, q.bytes, ranks);
-  const HandOver* rule = rule_for(q.collective, config().delegate);
+  const DelegateRule* rule = rule_for(q.collective, config().delegate);
   Way way{"NCCL", "torch's ProcessGroupNCCL", q.no_nccl, "NVX_DELEGATE"};
-  const bool never = !may_be_handed_over(name(q.collective));
+  const bool never = !may_be_delegated(name(q.collective));
   if (q.no_nccl.empty() && ranks > 1 && !never && q.facts.hosts == 1)
     way.estimate = estimate_nccl(q.collective, q.bytes, q.facts.ranks, q.link);
   if (!q.no_nccl.empty()) {
@@ -38,7 +38,7 @@ Way by_delegate(const ExplainRequest& q) {
   } else if (ranks < 2) {
     way.why = "a group of one rank passes nothing to NCCL";
   } else if (const char* why_not =
-                 why_not_handed_over({q.collective, DType::kF32, ReduceOp::kSum, whole}, config().delegate)) {
+                 why_not_delegated({q.collective, DType::kF32, ReduceOp::kSum, whole}, config().delegate)) {
     way.why = why_not;
     if (rule && whole < rule->least_bytes)
       way.why += ": " + std::to_string(whole) + " of at least " + std::to_string(rule->least_bytes) + " bytes";

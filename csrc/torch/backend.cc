@@ -73,7 +73,7 @@ ProcessGroupNVX::Current ProcessGroupNVX::active_or_null() const {
 void ProcessGroupNVX::startCoalescing() {
   const auto current = active();
   if (const std::optional<CoalescingScope> left = current->context.scopes.open()) {
-    (void)current->messages.hand_over(*left);  // its ranks may wait for them
+    (void)current->messages.begin_delegated(*left);  // its ranks may wait for them
     NVX_LOG(
         kWarn,
         "group %s: a coalescing scope begins, and the one before it never ended, perhaps because an exception left it: "
@@ -87,7 +87,7 @@ IntrusiveWork ProcessGroupNVX::endCoalescing() {
   std::optional<CoalescingScope> scope = current->context.scopes.close();
   if (!scope) return nullptr;
   current->issuer.kernels().catch_up_if_behind();
-  if (auto batch = current->messages.hand_over(*scope)) scope->works.push_back(std::move(batch));
+  if (auto batch = current->messages.begin_delegated(*scope)) scope->works.push_back(std::move(batch));
   if (scope->works.empty()) return nullptr;
   if (scope->works.size() == 1) return scope->works.front();
   Tensors outputs;

@@ -25,7 +25,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   c10d::ErrorType error();
   /// A step of the ranks that call it: opens the device on all ranks of the group, if all have arrived.
   void connect(at::Device device);
-  /// Whether memory of its pool can be handed out. A local call.
+  /// Whether tensors can be allocated in its pool. A local call.
   bool has_memory_of(c10::DeviceIndex device);
   /// The group of ranks that meet over this store. torch up to 2.13 calls it once for each device type, with the same
   /// store and name: all of these requests get one group. A collective call.

@@ -70,7 +70,7 @@ IntrusiveWork Messages::transfer(const char* called, const Kind& kind, Tensors& 
 IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives) {
   if (context_.checked_group().failed()) raise(context_.group().check_alive(kind.title + 4));
   if (!tensor.is_cpu()) refuse_capture(tensor.device());
-  if (is_handed_over(tensor, peer)) return hand_over(kind, tensor, peer, tag, receives);
+  if (is_delegated(tensor, peer)) return begin_delegated(kind, tensor, peer, tag, receives);
   auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = tag;
@@ -99,26 +99,26 @@ c10::intrusive_ptr<MessageWork> Messages::begin(const Kind& kind, const at::Tens
   return work;
 }
 
-bool Messages::is_handed_over(const at::Tensor& tensor, int peer) {
+bool Messages::is_delegated(const at::Tensor& tensor, int peer) {
   return delegate_ && !tensor.is_cpu() && peer != context_.rank &&
          delegate_->agree_to_serve(tensor.device(), tensor.nbytes());
 }
 
-IntrusiveWork Messages::hand_over(const Kind& kind, const at::Tensor& tensor, int peer, int tag, bool receives) {
+IntrusiveWork Messages::begin_delegated(const Kind& kind, const at::Tensor& tensor, int peer, int tag, bool receives) {
   if (peer == kAnySource) {
     throw_argument_error(
         "nvx: NCCL has no receive from any source, and NVX_DELEGATE gives messages of this size to NCCL. Next: name "
         "the sender, or raise the size of send_recv in NVX_DELEGATE");
   }
-  const Parcel parcel{tensor, peer, tag, receives,
-                      context_.group().span_of(context_.term_of(c10d::kUnsetTimeout).timeout)};
-  if (context_.scopes.add(parcel)) return c10::make_intrusive<BatchedWork>(context_.rank, kind.type);
-  return kernels_.hand_over(context_, {parcel}, *delegate_, *pending_sends_);
+  const DelegatedMessage message{tensor, peer, tag, receives,
+                                 context_.group().span_of(context_.term_of(c10d::kUnsetTimeout).timeout)};
+  if (context_.scopes.add(message)) return c10::make_intrusive<BatchedWork>(context_.rank, kind.type);
+  return kernels_.begin_delegated(context_, {message}, *delegate_, *pending_sends_);
 }
 
-c10::intrusive_ptr<NvxWork> Messages::hand_over(const CoalescingScope& scope) {
-  if (scope.parcels.empty()) return {};
-  return kernels_.hand_over(context_, scope.parcels, *delegate_, *pending_sends_);
+c10::intrusive_ptr<NvxWork> Messages::begin_delegated(const CoalescingScope& scope) {
+  if (scope.delegated.empty()) return {};
+  return kernels_.begin_delegated(context_, scope.delegated, *delegate_, *pending_sends_);
 }
 
 void Messages::settle(const Deadline& deadline) {

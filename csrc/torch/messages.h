@@ -26,9 +26,9 @@ class Messages {
   /// Begins a message whose peer, tag and memory are set. The tensor is kept until the end.
   c10::intrusive_ptr<MessageWork> begin(const Kind& kind, const at::Tensor& tensor, std::shared_ptr<Message> message,
                                         std::chrono::milliseconds timeout, bool receives);
-  /// Begins the messages that a scope has kept for a delegate, as one batch. Returns its work, or null if it kept none.
-  c10::intrusive_ptr<NvxWork> hand_over(const CoalescingScope& scope);
-  /// Gives messages whose data arrives from a device before the deadline to the mailbox, and waits for them.
+  /// Begins the delegated messages of a scope, as one batch. Returns its work, or null if there are none.
+  c10::intrusive_ptr<NvxWork> begin_delegated(const CoalescingScope& scope);
+  /// Passes messages whose data arrives from a device before the deadline to the mailbox, and waits for them.
   void settle(const Deadline& deadline);
 
  private:
@@ -36,8 +36,8 @@ class Messages {
   IntrusiveWork transfer(const char* called, const Kind& kind, Tensors& tensors, int peer, int tag, bool receives);
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   /// Whether a delegate moves the message. May be a collective call, as for a collective.
-  bool is_handed_over(const at::Tensor& tensor, int peer);
-  IntrusiveWork hand_over(const Kind& kind, const at::Tensor& tensor, int peer, int tag, bool receives);
+  bool is_delegated(const at::Tensor& tensor, int peer);
+  IntrusiveWork begin_delegated(const Kind& kind, const at::Tensor& tensor, int peer, int tag, bool receives);
 
   CallContext& context_;
   KernelPath& kernels_;

@@ -96,7 +96,7 @@ def _check_timeout(timeout):
 
 
 def _timeout(given, timeout):
-    """A group's timeout by its pg_options and by the `timeout` that torch hands over."""
+    """A group's timeout by its pg_options and by the `timeout` that torch passes."""
     options_class = _load().ProcessGroupNVX.Options
     chosen = isinstance(given, options_class) and given._timeout != options_class()._timeout  # the user set it
     return given._timeout if chosen else timeout
@@ -224,7 +224,7 @@ def sequence_number(group: _Group | None = None) -> int:
 
 
 def pool_stats(group: _Group | None = None) -> dict[str, Any] | None:
-    """Statistics of the GPU memory that `allocate_tensor` and `mem_allocator` hand out, in `group`.
+    """Statistics of the GPU memory that `allocate_tensor` and `mem_allocator` allocate, in `group`.
 
     Returns a dict, or None if no kernels serve the group. `grown`: bytes in this rank's pool. `used`: bytes of it that
     torch holds. `mapped`: for each rank, bytes of its pool that this rank's kernels can reach. `direct`: pieces that

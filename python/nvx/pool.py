@@ -1,6 +1,6 @@
 """Tensors in GPU memory that the other ranks of the host can map, so that nvx's kernels need no staging for them.
 
-torch's caching allocator splits the memory that nvx hands out, and reuses it in stream order.
+torch's caching allocator splits the blocks that nvx allocates, and reuses them in stream order.
 """
 
 import ctypes

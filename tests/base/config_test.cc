@@ -157,13 +157,13 @@ TEST(Config, NamesUnreadableAddresses) {
   }
 }
 
-std::string list(const std::vector<HandOver>& all) {
+std::string list(const std::vector<DelegateRule>& all) {
   std::string text;
-  for (const HandOver& one : all) text += one.collective + ">=" + std::to_string(one.least_bytes) + " ";
+  for (const DelegateRule& one : all) text += one.collective + ">=" + std::to_string(one.least_bytes) + " ";
   return text;
 }
 
-TEST(Config, ReadsWhatIsHandedOver) {
+TEST(Config, ReadsTheDelegateRules) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const struct {
     const char* set;

@@ -10,7 +10,7 @@ namespace nvx::gpu {
 
 /// Durations of the set-up steps in ms. The device's context exists and the kernels are loaded before the first step.
 struct StartTimes {
-  double share = 0;    ///< agreement, arena, handing over, trying every pair
+  double share = 0;    ///< agreement, arena, exchange of descriptors, trial of every pair
   double channel = 0;  ///< the pad and what belongs to it
 };
 

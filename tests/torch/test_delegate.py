@@ -55,7 +55,7 @@ def raises_before_long(match, call=lambda: None, kind=dist.DistBackendError, mos
             time.sleep(0.01)
 
 
-def is_handed_over(call):
+def is_delegated(call):
     """Whether the call reached the other backend."""
     before = sum(fake_nccl.calls().values())
     call()
@@ -93,10 +93,10 @@ def test_ddp(rank, world):
 def test_named_collectives_are_delegated_from_their_size_on(rank, world):
     dist.broadcast(on_gpu(rank, 1), 0)
     assert fake_nccl.calls() == {"connect": 1, "broadcast": 1}
-    assert is_handed_over(lambda: dist.all_reduce(on_gpu(1, LARGE)))
-    assert not is_handed_over(lambda: dist.all_reduce(on_gpu(1, SMALL)))
-    assert is_handed_over(lambda: dist.reduce(on_gpu(1, LARGE), 1))
-    assert not is_handed_over(lambda: dist.reduce(on_gpu(1, SMALL), 1))
+    assert is_delegated(lambda: dist.all_reduce(on_gpu(1, LARGE)))
+    assert not is_delegated(lambda: dist.all_reduce(on_gpu(1, SMALL)))
+    assert is_delegated(lambda: dist.reduce(on_gpu(1, LARGE), 1))
+    assert not is_delegated(lambda: dist.reduce(on_gpu(1, SMALL), 1))
 
     def gather(each):
         dist.all_gather_into_tensor(torch.empty(2 * each, device=GPU), on_gpu(rank, each))
@@ -105,11 +105,11 @@ def test_named_collectives_are_delegated_from_their_size_on(rank, world):
         dist.reduce_scatter_tensor(torch.empty(each, device=GPU), on_gpu(rank, 2 * each))
 
     for call in (gather, scatter):  # the size of the whole counts
-        assert is_handed_over(lambda call=call: call(LARGE))
-        assert not is_handed_over(lambda call=call: call(SMALL))
+        assert is_delegated(lambda call=call: call(LARGE))
+        assert not is_delegated(lambda call=call: call(SMALL))
     whole = torch.empty(2 * LARGE, device=GPU)
-    assert not is_handed_over(lambda: dist.all_to_all_single(whole, on_gpu(1, 2 * LARGE)))
-    assert not is_handed_over(lambda: dist.broadcast(on_gpu(rank, 0), 0)), "nothing to move"
+    assert not is_delegated(lambda: dist.all_to_all_single(whole, on_gpu(1, 2 * LARGE)))
+    assert not is_delegated(lambda: dist.broadcast(on_gpu(rank, 0), 0)), "nothing to move"
 
 
 @on_nccl_gpus(2)
@@ -129,7 +129,7 @@ def test_operations_that_nccl_lacks_are_not_delegated(rank, world):
         (torch.float32, dist._make_nccl_premul_sum(0.5)),
     ]
     for dtype, op in kept:
-        assert not is_handed_over(lambda dtype=dtype, op=op: dist.all_reduce(ones(dtype), op)), (dtype, op)
+        assert not is_delegated(lambda dtype=dtype, op=op: dist.all_reduce(ones(dtype), op)), (dtype, op)
     for dtype, op, total in [
         (torch.float16, dist.ReduceOp.SUM, 2),
         (torch.bfloat16, dist.ReduceOp.AVG, 1),
@@ -138,11 +138,11 @@ def test_operations_that_nccl_lacks_are_not_delegated(rank, world):
         (torch.uint8, dist.ReduceOp.MAX, 1),
     ]:
         tensor = ones(dtype)
-        assert is_handed_over(lambda tensor=tensor, op=op: dist.all_reduce(tensor, op)), (dtype, op)
+        assert is_delegated(lambda tensor=tensor, op=op: dist.all_reduce(tensor, op)), (dtype, op)
         assert_all(tensor, total)
     for dtype in (torch.bool, torch.int16, torch.float8_e5m2):  # moved as bytes
         tensor = torch.full((9,), float(rank)).to(dtype).to(GPU)
-        assert is_handed_over(lambda tensor=tensor: dist.broadcast(tensor, 1)), dtype
+        assert is_delegated(lambda tensor=tensor: dist.broadcast(tensor, 1)), dtype
         assert torch.equal(tensor.cpu(), torch.ones(9).to(dtype)), dtype
 
 
@@ -151,12 +151,12 @@ def test_lists_of_uneven_pieces(rank, world):
     dist.broadcast(on_gpu(1), 0)
     sizes = [LARGE, 2 * LARGE + 1]
     parts = [torch.empty(n, device=GPU) for n in sizes]
-    assert is_handed_over(lambda: dist.all_gather(parts, on_gpu(rank + 1, sizes[rank])))
+    assert is_delegated(lambda: dist.all_gather(parts, on_gpu(rank + 1, sizes[rank])))
     assert fake_nccl.calls()["allgather_list"] == 1
     for r, part in enumerate(parts):
         assert_all(part, r + 1)
     part = torch.empty(sizes[rank], device=GPU)
-    assert is_handed_over(lambda: dist.reduce_scatter(part, [on_gpu(rank + 1, n) for n in sizes]))
+    assert is_delegated(lambda: dist.reduce_scatter(part, [on_gpu(rank + 1, n) for n in sizes]))
     assert fake_nccl.calls()["reduce_scatter_list"] == 1
     assert_all(part, 3)
 
@@ -172,7 +172,7 @@ def test_calls_of_several_tensors_stay(rank, world):
                 dist.all_reduce(tensor)
         manager.wait()
 
-    assert not is_handed_over(call)
+    assert not is_delegated(call)
     for i, tensor in enumerate(tensors):
         assert_all(tensor, 2 * i + 1)
 
@@ -368,7 +368,7 @@ def test_calls_that_do_not_match_are_named(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_one_that_is_handed_over_against_one_that_is_not(rank, world):
+def test_a_delegated_call_against_one_that_is_not(rank, world):
     """Ranks call with different sizes, or one calls with several tensors."""
     message = call_something_else(
         rank,
@@ -379,7 +379,7 @@ def test_one_that_is_handed_over_against_one_that_is_not(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_call_of_several_against_one_that_is_handed_over(rank, world):
+def test_a_call_of_several_operations_against_a_delegated_one(rank, world):
     backend = dist.group.WORLD._get_backend(torch.device(GPU))
     message = call_something_else(
         rank,
@@ -503,7 +503,7 @@ def test_a_call_that_the_backend_refuses_fails_the_group(rank, world):
 
 
 @on_simulated_nccl_gpus(2)
-def test_a_failure_of_what_was_handed_over_ends_kernels(rank, world):
+def test_a_failure_of_a_delegated_call_ends_kernels(rank, world):
     tensor = on_gpu(1, LARGE)
     dist.all_reduce(tensor)
     dist.all_reduce(on_gpu(1, SMALL))
@@ -544,7 +544,7 @@ def test_the_profiler_names_who_serves(rank, world):
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot report whether a stream is captured")
 @on_nccl_gpus(2)
-def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
+def test_a_capture_is_refused_before_anything_is_delegated(rank, world):
     """The capture needs kernels, and there are none."""
     tensor = on_gpu(rank, LARGE)
     dist.broadcast(on_gpu(1), 0)
@@ -556,6 +556,6 @@ def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
         with captured(mode="thread_local"), pytest.raises(ValueError, match=message):
             dist.all_reduce(tensor)
 
-    assert not is_handed_over(call)
-    assert is_handed_over(lambda: dist.all_reduce(tensor))
+    assert not is_delegated(call)
+    assert is_delegated(lambda: dist.all_reduce(tensor))
     assert_all(tensor, 1)

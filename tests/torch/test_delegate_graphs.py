@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays
-from test_delegate import LARGE, is_handed_over, on_simulated_nccl_gpus
+from test_delegate import LARGE, is_delegated, on_simulated_nccl_gpus
 from test_device import GPU, MODES, assert_all, captured, finish, on_gpu
 
 
@@ -32,12 +32,12 @@ def test_captured_calls_stay_with_kernels(rank, world, asynchronous):
         return graph
 
     graphs = []
-    assert not is_handed_over(lambda: graphs.append(capture()))
+    assert not is_delegated(lambda: graphs.append(capture()))
     for turn in range(3):
         tensor.fill_(rank + turn)
-        assert not is_handed_over(graphs[0].replay)
+        assert not is_delegated(graphs[0].replay)
         assert_all(tensor, 2 * turn + 1)
-    assert is_handed_over(lambda: dist.all_reduce(tensor))
+    assert is_delegated(lambda: dist.all_reduce(tensor))
     assert_all(tensor, 10)
 
 
@@ -55,7 +55,7 @@ def test_a_first_call_in_a_capture_is_refused_and_the_capture_goes_on(rank, worl
 
 
 @on_simulated_nccl_gpus(2)
-def test_replays_and_what_is_handed_over_in_turn(rank, world):
+def test_replays_and_delegated_calls_in_turn(rank, world):
     """Replays and delegated calls on several streams use the same tensor: each waits for the previous one."""
     open_all()
     set_delays(3, 400)

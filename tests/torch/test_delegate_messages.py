@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from fake_device import held
 from ranks import SEVERAL_HOSTS, sync
-from test_delegate import LARGE, SMALL, is_handed_over, on_nccl_gpus, on_simulated_nccl_gpus, raises_before_long
+from test_delegate import LARGE, SMALL, is_delegated, on_nccl_gpus, on_simulated_nccl_gpus, raises_before_long
 from test_device import GPU, assert_all, on_gpu
 
 
@@ -30,7 +30,7 @@ def test_messages_of_its_size_go_to_nccl(rank, world):
     call = (lambda tensor: dist.send(tensor, 1, tag=5)) if rank == 0 else (lambda tensor: dist.recv(tensor, 0, tag=5))
     for count, by_nccl in ((LARGE, True), (SMALL, False), (0, False)):
         tensor = on_gpu(rank, count)
-        assert is_handed_over(lambda tensor=tensor: call(tensor)) == by_nccl
+        assert is_delegated(lambda tensor=tensor: call(tensor)) == by_nccl
         assert_all(tensor, 0)
 
 

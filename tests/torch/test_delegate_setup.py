@@ -47,7 +47,7 @@ def test_ranks_that_share_a_gpu_hand_nothing_over(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_rank_without_nccl_keeps_all_from_handing_over(rank, world):
+def test_a_rank_without_nccl_keeps_all_from_delegating(rank, world):
     with fake_nccl.looking("", "this torch has none") if rank else contextlib.nullcontext():
         warning = falls_back(rank, world)
     assert rank or ("rank 1 " in warning and "this torch has none" in warning)

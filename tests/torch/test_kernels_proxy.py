@@ -40,9 +40,9 @@ def failure_of(call):
     return str(caught.value)
 
 
-def rounds_of(slices, hands_out):
+def rounds_of(slices, all_gathers):
     """One launch per round. With few slices all arrive before the first of them is copied back."""
-    back = slices + (1 if hands_out else 0)
+    back = slices + (1 if all_gathers else 0)
     return ROUNDS + back if slices >= ROUNDS else slices + back
 
 
@@ -80,9 +80,9 @@ def test_kernels_do_it(rank, world):
     tensor = torch.ones(CHUNK, device=GPU)
     dist.all_reduce(tensor)
     slices = -(-4 * CHUNK // (2 * PART))
-    assert launches_of(lambda: dist.all_reduce(tensor)) == rounds_of(slices, hands_out=True)
+    assert launches_of(lambda: dist.all_reduce(tensor)) == rounds_of(slices, all_gathers=True)
     small = torch.ones(4, device=GPU)
-    assert launches_of(lambda: dist.all_reduce(small)) == rounds_of(1, hands_out=True)
+    assert launches_of(lambda: dist.all_reduce(small)) == rounds_of(1, all_gathers=True)
 
 
 @MODES
@@ -327,11 +327,11 @@ def test_kernels_do_blocks(rank, world):
     whole, part = torch.full((CHUNK,), rank + 1.0).to(GPU), torch.empty(CHUNK // world, device=GPU)
     dist.reduce_scatter_tensor(part, whole)
     slices = -(-CHUNK * 4 // world // BLOCK)
-    assert launches_of(lambda: dist.reduce_scatter_tensor(part, whole)) == rounds_of(slices, hands_out=False)
-    assert launches_of(lambda: dist.all_gather_into_tensor(whole, part)) == rounds_of(slices, hands_out=True)
+    assert launches_of(lambda: dist.reduce_scatter_tensor(part, whole)) == rounds_of(slices, all_gathers=False)
+    assert launches_of(lambda: dist.all_gather_into_tensor(whole, part)) == rounds_of(slices, all_gathers=True)
     assert torch.equal(whole.cpu(), torch.full((CHUNK,), 10.0))
     small = torch.ones(world, device=GPU)
-    assert launches_of(lambda: dist.reduce_scatter_tensor(small[:1], small)) == rounds_of(1, hands_out=False)
+    assert launches_of(lambda: dist.reduce_scatter_tensor(small[:1], small)) == rounds_of(1, all_gathers=False)
 
 
 @MODES

@@ -34,24 +34,24 @@ bool reduced_alike(DType dtype, ReduceOp op) {
   });
 }
 
-const HandOver* rule_named(std::string_view name, std::span<const HandOver> rules) {
-  const auto rule = std::ranges::find(rules, name, &HandOver::collective);
+const DelegateRule* rule_named(std::string_view name, std::span<const DelegateRule> rules) {
+  const auto rule = std::ranges::find(rules, name, &DelegateRule::collective);
   return rule == rules.end() ? nullptr : &*rule;
 }
 
 }  // namespace
 
-const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver> rules) {
+const DelegateRule* rule_for(kernel::Collective collective, std::span<const DelegateRule> rules) {
   return rule_named(name(collective), rules);
 }
 
-bool is_message_handed_over(size_t bytes, std::span<const HandOver> rules) {
-  const HandOver* const rule = rule_named("send_recv", rules);
+bool is_message_delegated(size_t bytes, std::span<const DelegateRule> rules) {
+  const DelegateRule* const rule = rule_named("send_recv", rules);
   return rule && bytes != 0 && bytes >= rule->least_bytes;
 }
 
-const char* why_not_handed_over(const HandOverCall& q, std::span<const HandOver> rules) {
-  const HandOver* rule = rule_for(q.collective, rules);
+const char* why_not_delegated(const DelegateQuery& q, std::span<const DelegateRule> rules) {
+  const DelegateRule* rule = rule_for(q.collective, rules);
   if (!rule) return "NVX_DELEGATE does not name it";
   if (q.bytes < rule->least_bytes) return "it is smaller than the limit in NVX_DELEGATE";
   if (q.bytes == 0) return "there is nothing to move";

@@ -20,10 +20,10 @@ constexpr double kMicro = 1e-6, kMiB = 1 << 20;
 
 /// Fitted to `bench/results/targets.json`, parts `all_reduce`, `others` and `four`, for 8 bytes to 64 MiB on 2 cores:
 /// within a factor of 2 with 2 ranks, and of 3 with 4 ranks. `tests/bench` checks the fit.
-constexpr double kCall = 5.5 * kMicro;     ///< torch's own part of a call, which its null backend has too
-constexpr double kStep = 1.5 * kMicro;     ///< a spinning rank sees a flag
-constexpr double kPeer = 0.1 * kMicro;     ///< ... and by each further rank
-constexpr double kHandOver = 20 * kMicro;  ///< ... if ranks outnumber cores: one sleeps and another one is woken
+constexpr double kCall = 5.5 * kMicro;  ///< torch's own part of a call, which its null backend has too
+constexpr double kStep = 1.5 * kMicro;  ///< a spinning rank sees a flag
+constexpr double kPeer = 0.1 * kMicro;  ///< ... and by each further rank
+constexpr double kWake = 20 * kMicro;   ///< ... if ranks outnumber cores: a rank sleeps and is woken
 constexpr double kCached =
     18 * kMicro / kMiB;  ///< a byte read or written, while the staged data fits the last-level cache
 constexpr double kPast = 29 * kMicro / kMiB;  ///< ... and beyond it
@@ -150,7 +150,7 @@ std::vector<Way> ways_between(Collective collective, size_t bytes, const PlanFac
 
 double seen_inside(const PlanFacts& facts) {
   const double peers = double(std::max<size_t>(facts.ranks, 2) - 2) * kPeer;
-  return (facts.ranks > facts.cores ? kHandOver : kStep) + peers;
+  return (facts.ranks > facts.cores ? kWake : kStep) + peers;
 }
 
 Estimate count_inside(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {

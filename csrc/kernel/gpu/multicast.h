@@ -6,7 +6,7 @@
 #include "kernel/gpu/launch_cuda.h"
 #include "kernel/gpu/push_channel.h"
 
-/// Sums by an NVSwitch (NVLS): an all_reduce whose data the switch adds and hands out. The switch decides in which
+/// Sums by an NVSwitch (NVLS): an all_reduce whose data the switch adds and multicasts. The switch decides in which
 /// order and with what accuracy it adds, so the bits are not those of the other algorithms; they are the same on all
 /// ranks, because one rank reads each sum and stores it to all.
 namespace nvx::kernel {

@@ -30,7 +30,7 @@ DevicePtr DevicePool::allocate(size_t bytes) {
     span = spans_.find(bytes);
   }
   const DevicePtr at = base() + span.offset;
-  handed_out_[at] = span;
+  allocated_[at] = span;
   return at;
 }
 
@@ -58,7 +58,7 @@ void DevicePool::grow(uint64_t bytes) {
 
 Span DevicePool::take_back(DevicePtr at) {
   MutexLock lock(mutex_);
-  const auto found = handed_out_.extract(at);
+  const auto found = allocated_.extract(at);
   return found ? found.mapped() : Span{};
 }
 

@@ -66,7 +66,7 @@ class DevicePool {
   SpanAllocator spans_;
   Mutex mutex_;
   bool stuck_ GUARDED_BY(mutex_) = false;  // the driver has not returned from creating memory
-  std::map<DevicePtr, Span> handed_out_ GUARDED_BY(mutex_);
+  std::map<DevicePtr, Span> allocated_ GUARDED_BY(mutex_);
 };
 
 }  // namespace nvx

@@ -87,8 +87,8 @@ void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
     if (!to[r]) continue;
     const std::string other = options_.name(int(r));
     const LocalSocket client = connect_or_throw(text_of(infos_[r].socket), "the Unix socket of " + other, deadline);
-    const Handover handover{Handover::kMagic, options_.rank, turn_, 0, mappings_.arena_->id()};
-    if (!send_packet(client, &handover, sizeof handover, {&fd, 1}))
+    const DescriptorInfo info{DescriptorInfo::kMagic, options_.rank, turn_, 0, mappings_.arena_->id()};
+    if (!send_packet(client, &info, sizeof info, {&fd, 1}))
       throw Error(Code::kPeerDied, "nvx: " + other + " ended before it received this rank's memory");
   }
 }
@@ -134,19 +134,19 @@ bool MappingSetup::exchange_offers(const Offer& mine) {
 
 /// Handles a connection to this rank's server, on the server's thread.
 void MappingSetup::receive_fd(const LocalSocket& client) {
-  Handover handover;
+  DescriptorInfo info;
   Fd fd;
   try {
-    if (!receive_packet(client, &handover, sizeof handover, {&fd, 1})) return;
+    if (!receive_packet(client, &info, sizeof info, {&fd, 1})) return;
   } catch (const Error& error) {  // the process has reached its descriptor limit
     MutexLock lock(mutex_);
     refused_ = error.failure();
     received_cv_.notify_all();
     return;
   }
-  if (handover.magic != Handover::kMagic || handover.rank < 0 || handover.rank >= options_.ranks || !fd) return;
+  if (info.magic != DescriptorInfo::kMagic || info.rank < 0 || info.rank >= options_.ranks || !fd) return;
   MutexLock lock(mutex_);
-  received_.emplace_back(handover, std::move(fd));
+  received_.emplace_back(info, std::move(fd));
   received_cv_.notify_all();
 }
 
@@ -157,9 +157,9 @@ std::vector<Fd> MappingSetup::collect(const std::vector<bool>& from) {
   const Deadline deadline = Deadline::after(kNow);
   MutexLock lock(mutex_);
   for (size_t left = size_t(std::ranges::count(from, true));;) {
-    for (auto& [handover, fd] : received_) {
-      const size_t r = size_t(handover.rank);
-      if (!from[r] || fds[r] || handover.arena != offers_[r].arena || handover.turn != turn_) continue;
+    for (auto& [info, fd] : received_) {
+      const size_t r = size_t(info.rank);
+      if (!from[r] || fds[r] || info.arena != offers_[r].arena || info.turn != turn_) continue;
       fds[r] = std::move(fd);
       --left;
     }

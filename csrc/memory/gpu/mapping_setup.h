@@ -36,8 +36,8 @@ struct Offer {
 };
 static_assert(sizeof(Offer) == 16 + 16 + 32 + 64 + 160);
 
-/// Accompanies each descriptor.
-struct Handover {
+/// Sent with each file descriptor: whose memory it is.
+struct DescriptorInfo {
   static constexpr uint32_t kMagic = 0x4678766e;
   uint32_t magic = kMagic;
   int32_t rank = -1;
@@ -45,7 +45,7 @@ struct Handover {
   uint32_t reserved = 0;
   ArenaId arena;
 };
-static_assert(sizeof(Handover) == 32);
+static_assert(sizeof(DescriptorInfo) == 32);
 
 struct Finding {
   uint32_t state = 0;
@@ -132,7 +132,7 @@ class MappingSetup {
   Deadline budget_;
   Mutex mutex_;
   std::condition_variable received_cv_;
-  std::vector<std::pair<Handover, Fd>> received_ GUARDED_BY(mutex_);
+  std::vector<std::pair<DescriptorInfo, Fd>> received_ GUARDED_BY(mutex_);
   std::optional<Failure> refused_ GUARDED_BY(mutex_);  // why a received descriptor could not be accepted
   LocalServer server_;                                 // last, because its thread uses the members above
 };

@@ -50,12 +50,12 @@ void CoalescingScopes::add(const c10::intrusive_ptr<NvxWork>& work) {
   lock.unlock();
 }
 
-bool CoalescingScopes::add(const Parcel& parcel) {
+bool CoalescingScopes::add(const DelegatedMessage& message) {
   if (open_.load(std::memory_order_acquire) == 0) return false;
   MutexLock lock(mutex_);
   const auto known = scopes_.find(std::this_thread::get_id());
   if (known == scopes_.end()) return false;
-  known->second.parcels.push_back(parcel);
+  known->second.delegated.push_back(message);
   ++known->second.issued;
   return true;
 }

@@ -11,15 +11,15 @@
 
 namespace nvx {
 
-/// A message of a device's tensor that a delegate will move. It begins when its batch is complete.
-struct Parcel {
+/// A message of a device's tensor that a delegate sends or receives. It begins when its batch is complete.
+struct DelegatedMessage {
   at::Tensor tensor;
   int peer;
   int tag;
   bool receives;
   std::chrono::milliseconds timeout;
 };
-using Parcels = std::vector<Parcel>;
+using DelegatedMessages = std::vector<DelegatedMessage>;
 
 /// The works that a thread has issued since it began to coalesce. The operations run as usual; the scope only keeps
 /// their works, so that one work can wait for all. Messages of a delegate wait for the end of the scope, because NCCL
@@ -29,8 +29,8 @@ using Parcels = std::vector<Parcel>;
 struct CoalescingScope {
   std::vector<c10::intrusive_ptr<NvxWork>> works;
   size_t issued = 0;
-  Parcels parcels;   ///< issued as one batch when the scope ends
-  size_t most = 64;  ///< the number of works at which it checks for works to drop
+  DelegatedMessages delegated;  ///< issued as one batch when the scope ends
+  size_t most = 64;             ///< the number of works at which it checks for works to drop
 };
 
 /// The open scopes of a backend's threads.
@@ -42,8 +42,8 @@ class CoalescingScopes {
   std::optional<CoalescingScope> close() EXCLUDES(mutex_);
   bool is_open() const EXCLUDES(mutex_);
   void add(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
-  /// Adds the parcel to this thread's scope. False if none is open.
-  bool add(const Parcel& parcel) EXCLUDES(mutex_);
+  /// Adds a delegated message to this thread's scope. False if none is open.
+  bool add(const DelegatedMessage& message) EXCLUDES(mutex_);
 
  private:
   std::atomic<int> open_{0};

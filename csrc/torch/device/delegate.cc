@@ -70,13 +70,13 @@ Delegate::~Delegate() {
 /// All ranks capture a call, or none does, so all ranks decide alike.
 bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   const Operation& o = c.operation;
-  if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
+  if (why_not_delegated({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
   if (is_captured(c.device)) return false;
   return connected_on(c.device);
 }
 
 bool Delegate::agree_to_serve(at::Device device, size_t bytes) {
-  return is_message_handed_over(bytes, config().delegate) && connected_on(device);
+  return is_message_delegated(bytes, config().delegate) && connected_on(device);
 }
 
 bool Delegate::connected_on(at::Device device) {

@@ -62,7 +62,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Status begin(TensorOperation& collective, const c10::Stream& stream) EXCLUDES(mutex_);
   /// The same for the messages of one batch, which NCCL gets as one group. Their order in the batch does not matter.
   /// earlier: this rank's sends through host memory that wait for their streams.
-  Status begin(Parcels batch, PendingSends& earlier, const c10::Stream& stream) EXCLUDES(mutex_);
+  Status begin(DelegatedMessages batch, PendingSends& earlier, const c10::Stream& stream) EXCLUDES(mutex_);
 
   /// Aborts the collectives in flight, within a moment. May be called from any thread, at any time.
   void abort() EXCLUDES(mutex_) {

@@ -106,16 +106,16 @@ void call_delegate(c10d::Backend& backend, const Operation& operation, at::Devic
   if (work) work->wait();
 }
 
-void call_delegate(c10d::Backend& backend, const Parcels& batch) {
+void call_delegate(c10d::Backend& backend, const DelegatedMessages& batch) {
   backend.startCoalescing();
-  for (const Parcel& parcel : batch) {
-    const at::Tensor& t = parcel.tensor;
+  for (const DelegatedMessage& message : batch) {
+    const at::Tensor& t = message.tensor;
     Tensors bytes{
         tensor_over(static_cast<std::byte*>(t.data_ptr()), int64_t(t.nbytes()), t.options().dtype(at::kByte))};
-    if (parcel.receives) {
-      (void)backend.recv(bytes, parcel.peer, parcel.tag);
+    if (message.receives) {
+      (void)backend.recv(bytes, message.peer, message.tag);
     } else {
-      (void)backend.send(bytes, parcel.peer, parcel.tag);
+      (void)backend.send(bytes, message.peer, message.tag);
     }
   }
   const auto work = backend.endCoalescing();

@@ -8,8 +8,8 @@
 namespace nvx {
 namespace {
 
-std::string describe(const Parcels& batch) {
-  const Parcel& first = batch.front();
+std::string describe(const DelegatedMessages& batch) {
+  const DelegatedMessage& first = batch.front();
   std::string text = std::string(first.receives ? "recv(" : "send(") + name(dtype_of(first.tensor)) + ", " +
                      std::to_string(first.tensor.numel()) + " elements, " + (first.receives ? "from" : "to") +
                      " rank " + std::to_string(first.peer) + ", tag " + std::to_string(first.tag) + ")";
@@ -39,19 +39,19 @@ class Delegate::Notes final : public HostPart {
  public:
   explicit Notes(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
-  void add(const Parcel& parcel, uint64_t number) {
+  void add(const DelegatedMessage& message, uint64_t number) {
     const auto note = std::make_shared<Note>();
-    const size_t bytes = parcel.tensor.nbytes();
+    const size_t bytes = message.tensor.nbytes();
     note->mine = {Note::kMagic, number, bytes, {}};
-    note->peer = parcel.peer;
-    note->tag = parcel.tag;
-    note->dtype = dtype_of(parcel.tensor);
-    note->data = reinterpret_cast<std::byte*>(parcel.receives ? &note->theirs : &note->mine);
+    note->peer = message.peer;
+    note->tag = message.tag;
+    note->dtype = dtype_of(message.tensor);
+    note->data = reinterpret_cast<std::byte*>(message.receives ? &note->theirs : &note->mine);
     note->bytes = kNoteBytes;
     note->noted = bytes;
-    note->timeout = parcel.timeout;
+    note->timeout = message.timeout;
     note->may_block = [] { return false; };
-    (parcel.receives ? received_ : sent_).push_back(note);
+    (message.receives ? received_ : sent_).push_back(note);
   }
 
   /// earlier: sends that still wait for their streams. A note stays behind those of its tag. `Mailbox::push()` moves
@@ -102,16 +102,17 @@ class Delegate::Notes final : public HostPart {
   std::vector<std::shared_ptr<Note>> sent_, received_;
 };
 
-Status Delegate::begin(Parcels batch, PendingSends& earlier, const c10::Stream& stream) {
+Status Delegate::begin(DelegatedMessages batch, PendingSends& earlier, const c10::Stream& stream) {
   NVX_TRY(ready());
-  std::stable_sort(batch.begin(), batch.end(), [](const Parcel& a, const Parcel& b) { return a.tag < b.tag; });
+  std::stable_sort(batch.begin(), batch.end(),
+                   [](const DelegatedMessage& a, const DelegatedMessage& b) { return a.tag < b.tag; });
   const auto notes = std::make_shared<Notes>(group_);
   const auto flight = std::make_shared<Flight>(stream.device_type());
   {
     MutexLock lock(mutex_);
     sent_.resize(size_t(group_->size()));
     received_.resize(size_t(group_->size()));
-    for (const Parcel& p : batch) notes->add(p, ++(p.receives ? received_ : sent_)[size_t(p.peer)]);
+    for (const DelegatedMessage& p : batch) notes->add(p, ++(p.receives ? received_ : sent_)[size_t(p.peer)]);
   }
   flight->host_part = notes;
   flight->timeout = batch.front().timeout;

@@ -34,7 +34,7 @@ bool python_sees_capture(at::Device device);
 void call_delegate(c10d::Backend& backend, const Operation& operation, at::Device device);
 /// The same for a batch of messages, in this order. A single message is a batch, too: torch's NCCL has a communicator
 /// of its own for each pair whose messages are not in batches, and makes it at the first message.
-void call_delegate(c10d::Backend& backend, const Parcels& batch);
+void call_delegate(c10d::Backend& backend, const DelegatedMessages& batch);
 
 /// abort_delegate() aborts a backend's work and returns within a moment. shut_delegate_down() shuts it down in good
 /// order and returns within the span. Both return even if the backend hangs.

@@ -124,13 +124,13 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
   return work;
 }
 
-c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Parcels& batch, Delegate& delegate,
-                                                  PendingSends& earlier) {
+c10::intrusive_ptr<NvxWork> KernelPath::begin_delegated(CallContext& context, const DelegatedMessages& batch,
+                                                        Delegate& delegate, PendingSends& earlier) {
   const bool receives = batch.front().receives;
   Kind kind{receives ? c10d::OpType::RECV : c10d::OpType::SEND, receives ? "nvx:recv" : "nvx:send"};
   if (batch.size() > 1) kind = {c10d::OpType::COALESCED, "nvx:batch_isend_irecv"};
   Tensors sent, received;
-  for (const Parcel& p : batch) (p.receives ? received : sent).push_back(p.tensor);
+  for (const DelegatedMessage& p : batch) (p.receives ? received : sent).push_back(p.tensor);
   const Call call{kind, /*collectives=*/{}, received, sent, Mode::kAsync};
   const at::Device device = batch.front().tensor.device();
   auto staging = std::make_unique<StagingCopies>(context.streams.of_kernels(device, /*capture=*/0),
@@ -152,7 +152,8 @@ c10::intrusive_ptr<NvxWork> KernelPath::hand_over(CallContext& context, const Pa
   return work;
 }
 
-Status KernelPath::launch(const Parcels& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier) {
+Status KernelPath::launch(const DelegatedMessages& batch, StagingCopies& staging, Delegate& delegate,
+                          PendingSends& earlier) {
   Works before;
   const auto later = c10::make_scope_exit([&] { report(before); });  // runs after the lock is released
   MutexLock lock(mutex_);

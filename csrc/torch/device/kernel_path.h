@@ -51,8 +51,8 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   IntrusiveWork issue(CallContext& context, Call&& call, Delegate* delegate) EXCLUDES(mutex_);
 
   /// Begins a batch of messages by the delegate, in order with collectives.
-  c10::intrusive_ptr<NvxWork> hand_over(CallContext& context, const Parcels& batch, Delegate& delegate,
-                                        PendingSends& earlier) EXCLUDES(mutex_);
+  c10::intrusive_ptr<NvxWork> begin_delegated(CallContext& context, const DelegatedMessages& batch, Delegate& delegate,
+                                              PendingSends& earlier) EXCLUDES(mutex_);
 
   /// Begins the postponed collectives. Returns when they have begun, on this thread or on another.
   void catch_up() EXCLUDES(mutex_);
@@ -74,7 +74,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// collectives. It stays 0 for a delegate's, and in captures, whose launches are not counted.
   Status launch(std::span<TensorOperation> collectives, StagingCopies& staging, Delegate* delegate, uint64_t* ended_at)
       EXCLUDES(mutex_);
-  Status launch(const Parcels& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier)
+  Status launch(const DelegatedMessages& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier)
       EXCLUDES(mutex_);
   /// Postpones a call of a coalescing scope, so that independent calls share launches.
   IntrusiveWork put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) EXCLUDES(mutex_);

@@ -222,7 +222,8 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   plan->processes.clear();
   std::vector<EarlierProcess> processes;
   if (next) processes = next->group().processes();
-  const bool wanted = work->hand_over();  // also if connect() has failed: its group is destroyed here, without the lock
+  const bool wanted =
+      work->release_communicator();  // also if connect() has failed: its group is destroyed here, without the lock
   MutexLock lock(mutex_);
   if (!error && !wanted) {
     why = "nvx: group " + plan->name + " was aborted while it was being made";
@@ -269,7 +270,7 @@ Reconfigurable::Current Reconfigurable::connect(const std::shared_ptr<Plan>& pla
   auto next = std::make_shared<Communicator>(*this, listeners_, store, group, options);
   // Opening a device is a collective call, and ends early only if the group is aborted: by the work, from here on, or
   // because the process began to exit when the group was already registered.
-  if (work->take_in(next) && device && !exiting.load()) next->connect(*device);
+  if (work->hold_communicator(next) && device && !exiting.load()) next->connect(*device);
   return next;
 }
 

@@ -54,13 +54,13 @@ void ReconfigureWork::cancel() {
   if (made) made->cancel("its reconfigure() was cancelled");
 }
 
-bool ReconfigureWork::take_in(const std::shared_ptr<Communicator>& made) {
+bool ReconfigureWork::hold_communicator(const std::shared_ptr<Communicator>& made) {
   MutexLock lock(made_mutex_);
   made_ = made;
   return !cancelled();
 }
 
-bool ReconfigureWork::hand_over() {
+bool ReconfigureWork::release_communicator() {
   std::shared_ptr<Communicator> made;  // ends, if this holds it last, without the lock
   MutexLock lock(made_mutex_);
   made.swap(made_);

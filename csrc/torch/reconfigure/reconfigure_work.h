@@ -26,14 +26,15 @@ class ReconfigureWork final : public c10d::Work {
   Tensors result() override { return {}; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Aborts the set-up, which then ends within a moment. Does nothing in a forked child, nor after hand_over().
+  /// Aborts the set-up, which then ends within a moment. Does nothing in a forked child, nor after
+  /// release_communicator().
   void cancel() EXCLUDES(made_mutex_);
   bool cancelled() const { return cancelled_.load(); }
-  /// Takes the communicator that is set up and has yet to open its device: from now on cancel() aborts
-  /// it. Returns false if cancel() was called first.
-  bool take_in(const std::shared_ptr<Communicator>& made) EXCLUDES(made_mutex_);
+  /// Holds the communicator that is set up and has yet to open its device: from now on cancel() aborts it. Returns
+  /// false if cancel() was called first.
+  bool hold_communicator(const std::shared_ptr<Communicator>& made) EXCLUDES(made_mutex_);
   /// Releases the communicator; from now on only its owner holds it. Returns false if the set-up has been aborted.
-  bool hand_over() EXCLUDES(made_mutex_);
+  bool release_communicator() EXCLUDES(made_mutex_);
   /// Call it once. null: success.
   void end(const std::exception_ptr& error);
 

@@ -13,18 +13,18 @@ namespace {
 
 using kernel::Collective;
 
-const std::vector<HandOver> kRules{{"all_reduce", 64 * M}, {"reduce", 0}, {"broadcast", 0}};
+const std::vector<DelegateRule> kRules{{"all_reduce", 64 * M}, {"reduce", 0}, {"broadcast", 0}};
 
-struct ExpectedHandOver {
+struct ExpectedRoute {
   Collective collective;
   DType dtype;
   ReduceOp op;
   size_t bytes;
-  const char* why_not;  ///< how it begins; null: handed over
+  const char* why_not;  ///< how it begins; null: delegated
 };
 
 // clang-format off
-constexpr ExpectedHandOver kHandOvers[] = {
+constexpr ExpectedRoute kExpected[] = {
     {Collective::kAllReduce,     DType::kF32,  ReduceOp::kSum,       64 * M,     nullptr},
     {Collective::kAllReduce,     DType::kF32,  ReduceOp::kSum,       64 * M - 1, "it is smaller"},
     {Collective::kReduce,        DType::kF32,  ReduceOp::kSum,       1,          nullptr},
@@ -47,28 +47,28 @@ constexpr ExpectedHandOver kHandOvers[] = {
 // clang-format on
 
 TEST(DelegatePlan, IsTheExpectedTable) {
-  for (const ExpectedHandOver& e : kHandOvers) {
-    const char* why_not = why_not_handed_over({e.collective, e.dtype, e.op, e.bytes}, kRules);
+  for (const ExpectedRoute& e : kExpected) {
+    const char* why_not = why_not_delegated({e.collective, e.dtype, e.op, e.bytes}, kRules);
     const std::string row =
         std::string(name(e.collective)) + " " + name(e.dtype) + " " + name(e.op) + " " + std::to_string(e.bytes);
-    EXPECT_EQ(why_not == nullptr, e.why_not == nullptr) << row << ": " << (why_not ? why_not : "handed over");
+    EXPECT_EQ(why_not == nullptr, e.why_not == nullptr) << row << ": " << (why_not ? why_not : "delegated");
     if (why_not && e.why_not) {
       EXPECT_TRUE(std::string(why_not).starts_with(e.why_not)) << row << ": " << why_not;
     }
   }
 }
 
-TEST(DelegatePlan, NothingIsHandedOverWhereNothingIsNamed) {
-  EXPECT_STREQ(why_not_handed_over({Collective::kAllReduce, DType::kF32, ReduceOp::kSum, 64 * M}, {}),
+TEST(DelegatePlan, NothingIsDelegatedUnlessARuleNamesIt) {
+  EXPECT_STREQ(why_not_delegated({Collective::kAllReduce, DType::kF32, ReduceOp::kSum, 64 * M}, {}),
                "NVX_DELEGATE does not name it");
 }
 
 TEST(DelegatePlan, SizeAloneDecidesOfAMessage) {
-  const std::vector<HandOver> rules{{"all_reduce", 0}, {"send_recv", 1 * M}};
-  EXPECT_TRUE(is_message_handed_over(1 * M, rules));
-  EXPECT_FALSE(is_message_handed_over(1 * M - 1, rules));
-  EXPECT_FALSE(is_message_handed_over(1 * M, kRules)) << "not named";
-  EXPECT_FALSE(is_message_handed_over(0, std::vector<HandOver>{{"send_recv", 0}})) << "nothing to move";
+  const std::vector<DelegateRule> rules{{"all_reduce", 0}, {"send_recv", 1 * M}};
+  EXPECT_TRUE(is_message_delegated(1 * M, rules));
+  EXPECT_FALSE(is_message_delegated(1 * M - 1, rules));
+  EXPECT_FALSE(is_message_delegated(1 * M, kRules)) << "not named";
+  EXPECT_FALSE(is_message_delegated(0, std::vector<DelegateRule>{{"send_recv", 0}})) << "nothing to move";
 }
 
 std::string runs(const std::vector<Way>& ways) {
@@ -129,8 +129,8 @@ TEST(DeviceExplain, StatesWhyThereIsNoNccl) {
   const Way gathers = explain_on_device({Collective::kGather, 64 * M, facts, true, ""}).front();
   EXPECT_EQ(gathers.why, "NVX_DELEGATE cannot name it");
   EXPECT_FALSE(gathers.estimate.seconds > 0) << "it has no time";
-  const auto ways = explain_on_device({Collective::kAllReduce, 64 * M, facts, true, "nothing to hand over to"});
-  EXPECT_EQ(ways.front().why, "nothing to hand over to");
+  const auto ways = explain_on_device({Collective::kAllReduce, 64 * M, facts, true, "no delegate"});
+  EXPECT_EQ(ways.front().why, "no delegate");
   EXPECT_FALSE(ways.front().runs);
   facts.ranks = 1;
   EXPECT_NE(explain_on_device({Collective::kAllReduce, 8, facts, true, ""}).front().why.find("one rank"),
