@@ -20,7 +20,7 @@
 #define NVX_UNROLL
 #define NVX_NO_UNROLL
 #endif
-#define NVX_COLD NVX_NOINLINE  // off the path of an operation that succeeds
+#define NVX_COLD NVX_NOINLINE  // seldom called: waits, failures, restamping
 // NVX_NOINLINE functions are not inlined, so that all kernels share one compiled copy. Inlined, each kernel would take
 // minutes to compile.
 
@@ -49,8 +49,8 @@ NVX_HD Byte* offset(Byte* data, size_t bytes) {
 #endif
 }
 
-/// `n`. The compiler does not move what follows from it out of a loop.
-NVX_HD inline uint32_t anew(uint32_t n) {
+/// `n`, opaque to the compiler: it hoists no computation from it out of a loop.
+NVX_HD inline uint32_t opaque(uint32_t n) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(n));
 #endif

@@ -29,12 +29,12 @@ uint64_t capture_of(void*) { return 0; }
 
 Status call_host(void*, void (*)(void*), void*) { return refusal(); }
 
-Status Tail::make() { return refusal(); }
+Status TailEvent::make() { return refusal(); }
 
-Status Tail::block(void*, bool) { return make(); }
+Status TailEvent::block(void*, bool) { return make(); }
 
-Status Tail::put_behind(void*, uint64_t) { return make(); }
+Status TailEvent::record(void*, uint64_t) { return make(); }
 
-bool Tail::passed() const { return true; }
+bool TailEvent::passed() const { return true; }
 
 }  // namespace nvx::kernel

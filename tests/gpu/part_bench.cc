@@ -247,13 +247,13 @@ int host_calls(const PartOptions& options) {
   constexpr int kCalls = 100;
   World world({{2, 4, 256, 2048}, 0, 0}, World::How::kStreams, /*heap_bytes=*/1 << 20);
   const Stream stream, other;
-  kernel::Tail tail;
+  kernel::TailEvent tail;
   cudaEvent_t event = nullptr;
   must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   const auto demand = [](const Status& status) {
     if (!status.ok()) throw Error(status.code(), status.what());
   };
-  demand(tail.put_behind(stream.get(), false));
+  demand(tail.record(stream.get(), false));
   struct Call {
     const char* name;
     std::function<void()> call;
@@ -264,8 +264,8 @@ int host_calls(const PartOptions& options) {
       {"cudaStreamWaitEvent", [&] { must(cudaStreamWaitEvent(other.get(), event, 0), "cudaStreamWaitEvent"); }},
       {"cudaEventQuery", [&] { (void)cudaEventQuery(event); }},
       {"capture_of", [&] { (void)kernel::capture_of(stream.get()); }},
-      {"Tail::put_behind", [&] { demand(tail.put_behind(stream.get(), false)); }},
-      {"Tail::block", [&] { demand(tail.block(other.get(), false)); }},
+      {"TailEvent::record", [&] { demand(tail.record(stream.get(), false)); }},
+      {"TailEvent::block", [&] { demand(tail.block(other.get(), false)); }},
   };
   for (const Call& one : calls) {
     std::vector<double> us;

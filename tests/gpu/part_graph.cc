@@ -109,7 +109,7 @@ class Thirds {
     cudaStream_t on = stream(third).get();
     demand(tail_.block(on, capture != 0));
     demand(program.launch_some(world_.channel(rank_), third * count, count, on));
-    demand(tail_.put_behind(on, capture));
+    demand(tail_.record(on, capture));
   }
   static void demand(const Status& status) {
     if (!status.ok()) throw Error(status.code(), status.what());
@@ -118,7 +118,7 @@ class Thirds {
   World& world_;
   const uint32_t rank_;
   std::array<Stream, 2> more_;
-  kernel::Tail tail_;
+  kernel::TailEvent tail_;
   std::array<std::unique_ptr<Captured>, 2> graphs_;
 };
 

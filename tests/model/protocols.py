@@ -87,10 +87,10 @@ ORDERS = {
     "peek_pack": "peek_packet peek_packet",
     "load_ahead": "wait peek_pack",
     "store_sum": "put_pack",
-    "fold_hot": "load_ahead store_sum",
+    "reduce_hot": "load_ahead store_sum",
     "load_any": "load_ahead",
     "factor_of": "wait peek_packet",
-    "fold": "load_any factor_of store_sum",
+    "reduce_elements": "load_any factor_of store_sum",
     "put_packets": "put_pack put_pack",
     "get_packets": "wait peek_pack all",
     "reduce_packets": "put_packets meet all reduce_as",
@@ -127,7 +127,7 @@ ORDERS = {
 UNORDERED = ("load_abort", "read", "begin", "may_continue", "check_wait", "count_direct", "end_block", "has_failed")
 
 PACKETS = (
-    "fold",
+    "reduce_elements",
     "factor_of",
     "put_packets",
     "put_pack",
@@ -135,7 +135,7 @@ PACKETS = (
     "peek_pack",
     "load_ahead",
     "load_any",
-    "fold_hot",
+    "reduce_hot",
 )
 
 PROTOCOLS = [
@@ -195,7 +195,7 @@ PROTOCOLS = [
         },
     ),
     Protocol(
-        "a packet stamped anew never replaces one of this epoch, nor do the arrival's other writers",
+        "a packet stamped opaque never replaces one of this epoch, nor do the arrival's other writers",
         ("restamp", "ChannelMemory.restamp", "enter"),
         """
         init pack=old:9

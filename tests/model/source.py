@@ -5,7 +5,7 @@ import pathlib
 import re
 
 KERNEL = pathlib.Path(__file__).resolve().parents[2] / "csrc" / "kernel"
-GPU = ("push_channel", "channel_memory", "packs", "fold_any", "device_collectives", "multicast")
+GPU = ("push_channel", "channel_memory", "packs", "reduce_any", "device_collectives", "multicast")
 FILES = ("exec.h", *(f"gpu/{one}.h" for one in GPU))
 
 # The operations that order or publish, and the functions whose place among them a protocol relies on.

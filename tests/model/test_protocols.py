@@ -86,7 +86,7 @@ CHANGES = {
         "memory.restamp(lane);",
     ),
     "a half that is not compared": ("gpu/packs.h", " && stamp_of(p.halves[1]) == stamp", ""),
-    "a flag that no protocol has": ("gpu/packs.h", "  copy_odd<Unit>(ex, c);", "  ex.signal(c.flag, 1);"),
+    "a flag that no protocol has": ("gpu/packs.h", "  copy_unaligned<Unit>(ex, c);", "  ex.signal(c.flag, 1);"),
 }
 
 

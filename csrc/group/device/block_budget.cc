@@ -29,10 +29,10 @@ struct BlockInfo {
   uint64_t arena_free = 0;  // bytes
   uint32_t wanted = 0;      // blocks
   uint32_t first_epoch = 0;
-  uint32_t promised = 0;  // blocks that its process has promised to other groups on this GPU
-  uint32_t sharers = 1;   // processes that may use the GPU
-  uint32_t link = 0;      // a GpuLink
-  uint32_t reserved = 0;
+  uint32_t reserved_blocks = 0;  // by its process for other groups, on this GPU
+  uint32_t sharers = 1;          // processes that may use the GPU
+  uint32_t link = 0;             // a GpuLink
+  uint32_t unused = 0;
 
   /// Whether both ranks' kernels run on one GPU. Without UUIDs, the process and the device index identify it.
   bool same_gpu(const BlockInfo& other) const {
@@ -42,31 +42,32 @@ struct BlockInfo {
 };
 static_assert(sizeof(BlockInfo) == 80);
 
-/// Each GPU once, in the order of its first rank: the same on every rank. The process with the least room counts.
-std::vector<kernel::GpuRoom> rooms_of(const std::vector<BlockInfo>& infos) {
-  std::vector<kernel::GpuRoom> rooms;
+/// Each GPU once, in the order of its first rank: the same on every rank. The process with the fewest free blocks
+/// counts.
+std::vector<kernel::GpuCapacity> capacities_of(const std::vector<BlockInfo>& infos) {
+  std::vector<kernel::GpuCapacity> capacities;
   std::vector<const BlockInfo*> gpus;
   for (const BlockInfo& info : infos) {
     const auto known = std::ranges::find_if(gpus, [&](const BlockInfo* g) { return g->same_gpu(info); });
     const size_t index = size_t(known - gpus.begin());
     if (known == gpus.end()) {
       gpus.push_back(&info);
-      rooms.push_back({info.resident, 0});
+      capacities.push_back({info.resident, 0});
     }
-    kernel::GpuRoom& room = rooms[index];
+    kernel::GpuCapacity& capacity = capacities[index];
     const auto beside = [&](const BlockInfo& other) { return other.process == info.process && other.same_gpu(info); };
-    room = {std::min(room.resident, int(info.resident)),
-            std::max(room.ranks, uint32_t(std::ranges::count_if(infos, beside))),
-            std::max(room.promised, info.promised), std::max(room.processes, info.sharers)};
+    capacity = {std::min(capacity.resident, int(info.resident)),
+                std::max(capacity.ranks, uint32_t(std::ranges::count_if(infos, beside))),
+                std::max(capacity.reserved, info.reserved_blocks), std::max(capacity.processes, info.sharers)};
   }
-  return rooms;
+  return capacities;
 }
 
 using Gpu = std::pair<ArenaId, int>;
 
-/// The knowledge of this process about a GPU, as long as it has promised blocks there.
+/// The use of a GPU by this process's groups; exists while blocks are reserved there.
 struct GpuUsage {
-  uint32_t promised = 0;
+  uint32_t reserved = 0;
   std::set<ArenaId> here, elsewhere;  // the arenas of ranks of groups on this GPU and on others: one a process
 };
 
@@ -89,8 +90,8 @@ bool is_here(const PeerMappings& mappings, int rank) {
   return mappings.peer(rank).same_gpu && mappings.peer(rank).kind == ShareKind::kPointer;
 }
 
-/// Whether this is the group's first rank of this process on this GPU, which reports for the others.
-bool speaks_for_process(const PeerMappings& mappings, int rank) {
+/// Whether this rank reports for all ranks of the group that this process has on this GPU: it is the first of them.
+bool reports_for_process(const PeerMappings& mappings, int rank) {
   for (int r = 0; r < rank; ++r) {
     if (is_here(mappings, r)) return false;
   }
@@ -156,26 +157,26 @@ BlockReservation::BlockReservation(const ArenaId& process, int device,
                                    const std::function<uint32_t(uint32_t)>& how_many)
     : process_(process), device_(device) {
   MutexLock lock(registry().mutex);
-  uint32_t& promised = registry().usages[{process_, device_}].promised;
-  before_ = promised;
+  uint32_t& reserved = registry().usages[{process_, device_}].reserved;
+  before_ = reserved;
   blocks_ = how_many(before_);
-  promised += blocks_;
+  reserved += blocks_;
 }
 
 BlockReservation& BlockReservation::operator=(BlockReservation&& other) noexcept {
   if (this == &other) return *this;
-  give_back();
+  release();
   process_ = other.process_, device_ = other.device_, before_ = other.before_;
   blocks_ = std::exchange(other.blocks_, 0);
   return *this;
 }
 
-void BlockReservation::give_back() {
+void BlockReservation::release() {
   if (blocks_ == 0) return;
   MutexLock lock(registry().mutex);
   const auto it = registry().usages.find({process_, device_});
-  it->second.promised -= std::exchange(blocks_, 0);
-  if (it->second.promised == 0) registry().usages.erase(it);
+  it->second.reserved -= std::exchange(blocks_, 0);
+  if (it->second.reserved == 0) registry().usages.erase(it);
 }
 
 StreamsInUse::~StreamsInUse() {
@@ -247,12 +248,12 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
   info.first_epoch = options.first_epoch;
   info.sharers = sharers(mappings, options, gpu.process);
   BlockGrant grant;
-  if (speaks_for_process(mappings, options.rank)) {
+  if (reports_for_process(mappings, options.rank)) {
     grant.claim = BlockReservation(gpu.process, options.device, [&](uint32_t before) {
-      const kernel::GpuRoom room{gpu.resident, ranks_here(mappings, options.ranks), before, info.sharers};
-      return std::min(kernel::share_of(room), info.wanted) * room.ranks;
+      const kernel::GpuCapacity capacity{gpu.resident, ranks_here(mappings, options.ranks), before, info.sharers};
+      return std::min(kernel::share_of(capacity), info.wanted) * capacity.ranks;
     });
-    info.promised = grant.claim.before();
+    info.reserved_blocks = grant.claim.before();
   }
   const auto infos = read_infos<BlockInfo>(bootstrap.all_gather(bytes_of(info)), 1, options.name);
   grant.arena_free = UINT64_MAX;
@@ -271,11 +272,11 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
     grant.link = std::max(grant.link, GpuLink(infos[r].link));
   }
   wanted = std::min(wanted, blocks_over(grant.link, options));
-  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(infos), wanted);
+  kernel::BlockAgreement agreed = kernel::agree_on_blocks(capacities_of(infos), wanted);
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer ranks on it, or "
                                    "destroy groups that are no longer needed");
-  if (speaks_for_process(mappings, options.rank)) warn_of_shared_gpu(mappings, options, gpu.process);
+  if (reports_for_process(mappings, options.rank)) warn_of_shared_gpu(mappings, options, gpu.process);
   grant.blocks = agreed.blocks;
   grant.why_fewer = std::move(agreed.why_fewer);
   grant.reservation = BlockReservation(gpu.process, options.device, [&](uint32_t) { return grant.blocks; });

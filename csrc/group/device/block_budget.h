@@ -14,24 +14,24 @@
 /// The number of blocks that each rank's kernels get, such that the kernels of all groups fit on their GPUs at once.
 namespace nvx {
 
-/// Blocks of a GPU that this process has promised to a group. Every other group set up while the promise lasts counts
-/// them.
+/// Blocks of a GPU that this process has reserved for a group. Every other group that is set up before they are
+/// released counts them.
 ///
 /// Processes that share a GPU without MPS take turns, each with all of its blocks; under MPS their kernels run side by
-/// side. So each process promises at most its part of the GPU: see `ChannelOptions::processes`.
+/// side. So each process reserves at most its part of the GPU: see `ChannelOptions::processes`.
 class BlockReservation {
  public:
   BlockReservation() = default;
-  /// `how_many` gets the blocks promised on that GPU before; reading and adding is atomic.
+  /// `how_many` gets the blocks reserved on that GPU before; reading and adding is atomic.
   BlockReservation(const ArenaId& process, int device, const std::function<uint32_t(uint32_t before)>& how_many);
-  ~BlockReservation() { give_back(); }
+  ~BlockReservation() { release(); }
   BlockReservation(BlockReservation&& other) noexcept { *this = std::move(other); }
   BlockReservation& operator=(BlockReservation&& other) noexcept;
 
-  /// The number of blocks that the process had promised on that GPU before.
+  /// The number of blocks that the process had reserved on that GPU before.
   uint32_t before() const { return before_; }
-  void give_back();
-  /// For kernels that may never end and hold the blocks: they are never promised again.
+  void release();
+  /// For kernels that may never end and hold the blocks: these stay reserved until the process ends.
   void keep() { blocks_ = 0; }
 
  private:
@@ -56,7 +56,7 @@ struct BlockGrant {
   uint64_t arena_free = 0;          ///< bytes free in the fullest arena, for each rank of the group that shares it
   BlockReservation reservation;     ///< of this rank's blocks
   /// All blocks that the group's ranks of this process may get on this rank's GPU, held until the other ranks of this
-  /// process have their promises. Give it back once all ranks have reported that they are past this point.
+  /// process have their reservations. Release it once all ranks have reported that they are past this point.
   BlockReservation claim;
 };
 

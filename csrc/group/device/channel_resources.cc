@@ -165,7 +165,7 @@ void ChannelResources::set_up(Bootstrap& bootstrap, kernel::KernelLauncher& laun
     release_memory();
     exported_ = false;
     mappings_.reset();
-    reservation_.give_back();
+    reservation_.release();
   }
   NVX_LOG(kInfo, "group %s: GPU %d, tuned for %s, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s%s",
           options_.group.c_str(), options_.device, name(link_), channel_.shape.blocks, channel_.shape.packets,
@@ -191,7 +191,7 @@ Trial ChannelResources::open_channel(Bootstrap& bootstrap, int resident) {
   trial.channel = channel_;
   trial.control = &control();
   trial.pads = exchange_pads(bootstrap);
-  grant.claim.give_back();
+  grant.claim.release();
   trial.buffer = pin("the channel's initial state",
                      std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
                               trial_bytes(trial)));

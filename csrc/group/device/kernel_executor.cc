@@ -129,7 +129,7 @@ void KernelExecutor::abort(const Status& why) {
 }
 
 void KernelExecutor::note_dead(int rank) {
-  shared(resources_.control().gone[rank / 64]).fetch_or(Stamp(1) << rank % 64, std::memory_order_release);
+  shared(resources_.control().dead[rank / 64]).fetch_or(Stamp(1) << rank % 64, std::memory_order_release);
 }
 
 Status KernelExecutor::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
@@ -177,7 +177,7 @@ Status KernelExecutor::signal(const kernel::SignalJob& job, const LaunchStream& 
   NVX_TRY(verdict());
   MutexLock signals(signals_mutex_);
   Status launched = kernel::signal_cuda(resources_.channel(), job, stream.native);
-  if (launched.ok()) launched = signals_[stream.native].put_behind(stream.native, /*capture=*/0);
+  if (launched.ok()) launched = signals_[stream.native].record(stream.native, /*capture=*/0);
   return launched.ok() ? launched : refused(launched, Begins::kNow, /*is_first=*/true);
 }
 

@@ -138,8 +138,8 @@ class KernelExecutor {
   StreamsInUse streams_ GUARDED_BY(launch_mutex_);
   LaunchBatch batch_ GUARDED_BY(launch_mutex_);
 
-  mutable Mutex signals_mutex_;                                       // held during a launch of signals
-  std::map<void*, kernel::Tail> signals_ GUARDED_BY(signals_mutex_);  // by stream, behind its last signals
+  mutable Mutex signals_mutex_;                                            // held during a launch of signals
+  std::map<void*, kernel::TailEvent> signals_ GUARDED_BY(signals_mutex_);  // by stream, behind its last signals
 
   Mutex mutex_;  // never held during a wait
   Status failure_ GUARDED_BY(mutex_);

@@ -16,7 +16,7 @@
 namespace nvx {
 namespace {
 
-/// The size classes below a segment; odd ones put the messages behind them at odd addresses.
+/// The size classes below a segment; odd ones put the messages behind them at unaligned addresses.
 constexpr size_t kSizes[] = {1, 3, 24, 257, 2048, 16 << 10};
 constexpr size_t kSegments = 32;
 constexpr uint32_t kRounds = 6;  ///< even ones move device memory, odd ones host memory, for comparison

@@ -15,26 +15,28 @@ class OwnTime {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  explicit OwnTime(size_t bytes) : before_(bytes >= kLasts ? usage() : Usage{}), counts_(bytes >= kLasts) {}
+  explicit OwnTime(size_t bytes) : before_(bytes >= kCountsFrom ? usage() : Usage{}), counts_(bytes >= kCountsFrom) {}
 
-  /// Nothing if the thread lost its core meanwhile, which is not part of the cost. Rare interruptions are tolerated.
+  /// Nothing if other threads took the core more often than once per kInterruptionInterval: the time is then not a cost
+  /// of the work.
   std::optional<Seconds> spent() const {
     const Seconds spent = Clock::now() - began_;
     if (!counts_) return spent;
     const Usage now = usage();
-    if (double(now.interruptions - before_.interruptions) > (now.at_work - before_.at_work) / kBetween) return {};
+    if (double(now.interruptions - before_.interruptions) > (now.cpu_time - before_.cpu_time) / kInterruptionInterval)
+      return {};
     return spent;
   }
 
  private:
   struct Usage {
     long interruptions = 0;
-    std::chrono::microseconds at_work{};
+    std::chrono::microseconds cpu_time{};
   };
 
-  /// From this size on, interruptions are likely and the system call that detects them is comparatively cheap.
-  static constexpr size_t kLasts = 64 << 10;
-  static constexpr std::chrono::duration<double, std::milli> kBetween{2};
+  /// The size from which interruptions are counted: they are likely, and the system call is comparatively cheap.
+  static constexpr size_t kCountsFrom = 64 << 10;
+  static constexpr std::chrono::duration<double, std::milli> kInterruptionInterval{2};
 
   static Usage usage() {
     rusage now{};

@@ -44,7 +44,7 @@ inline constexpr size_t kSlotBytes = 64 << 10;  ///< the longest message in a sl
 inline constexpr size_t kSlotsBytes = 1 << 20;  ///< the memory in which slots follow one another
 static_assert(kSlotsBytes >= (kEpochs + 1) * kSlotBytes);
 
-/// Announces "I am at operation e", with all that others need to begin reading, and the data if it is small.
+/// A rank's announcement that it has begun an operation: its call, the place of its data, and the data if it is small.
 struct alignas(kCacheLine) Arrival {
   Flag flag;
   Fingerprint fingerprint;

@@ -15,13 +15,13 @@ Status call_host(void* stream, void (*what)(void*), void* with);
 
 /// An event after the last launch of a channel, on any stream, from a call or a graph. It keeps the launches of a
 /// channel from overlapping. Used on one device, by one thread at a time.
-class Tail {
+class TailEvent {
  public:
   /// Makes the stream's next work wait for the event. Captured: each replay waits for the launches that precede it.
   Status block(void* stream, bool captured);
   /// Records the event after the stream's current work. capture: of the stream; 0: none. If captured, each replay
-  /// records it anew, beside later work. A capture has one record, behind the work of all calls.
-  Status put_behind(void* stream, uint64_t capture);
+  /// records it again, beside later work. A capture has one record, behind the work of all calls.
+  Status record(void* stream, uint64_t capture);
   /// Whether the device has passed the event; true also if that can no longer be queried. Only for threads that may
   /// query events during captures (memory/driver/beside_captures.h).
   bool passed() const;

@@ -69,7 +69,7 @@ class ChannelMemory {
   }
   /// The reduction of a share: of the packets of all ranks, whose sums are sent on from packet `second` on, if it is
   /// not 0; or of a round's chunks.
-  NVX_HD Fold fold(const Job& job, bool in_packets, uint32_t second, const Piece& out) const {
+  NVX_HD Reduction reduction(const Job& job, bool in_packets, uint32_t second, const Piece& out) const {
     const Factors factors{job.factor, int(rank()), at_.offset(arrivals(), block_, 0), at_.cells[size_t(arrivals())]};
     return {peers_,
             ranks_,

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernel/gpu/fold_any.h"
 #include "kernel/gpu/push_channel.h"
+#include "kernel/gpu/reduce_any.h"
 
 /// The collectives inside a host for memory that is far from its reader, as between GPUs: all data is pushed to its
 /// reader, which waits for it locally. There are two primitives: packets, which carry their own stamps, for small data;
@@ -26,7 +26,7 @@ struct InPackets {
   size_t bytes;  ///< up to the end of the piece
 };
 
-/// The units in which a kernel accesses tensors at odd addresses.
+/// The units in which a kernel accesses tensors at unaligned addresses.
 template <class Kind>
 struct UnitOf {
   using Type = void;
@@ -49,7 +49,7 @@ NVX_HD void put_packets(const Exec& ex, Channel& ch, const Job& job) {
     for (uint32_t first = uint32_t(ex.lane()); most != 0 && first < packs.count();
          first += kAtOnce * uint32_t(ex.lanes())) {
       Pack data[kAtOnce] = {};
-      bool is_odd = false;
+      bool is_unaligned = false;
       const auto at = [&](int j) {
         const uint32_t n = first + uint32_t(j) * uint32_t(ex.lanes()), i = packs.pack(n);
         const uint32_t p = n < packs.count() ? ch.after(packs.rank(n)) : ch.rank();
@@ -63,7 +63,7 @@ NVX_HD void put_packets(const Exec& ex, Channel& ch, const Job& job) {
       for (int j = 0; j < kAtOnce; ++j) {
         const InPackets one = at(j);
         if (one.is_whole) data[j] = *reinterpret_cast<const Pack*>(one.from);
-        is_odd |= one.is_there & !one.is_whole;
+        is_unaligned |= one.is_there & !one.is_whole;
       }
       NVX_UNROLL
       for (int j = 0; j < kAtOnce; ++j) {
@@ -71,7 +71,7 @@ NVX_HD void put_packets(const Exec& ex, Channel& ch, const Job& job) {
         if (one.is_whole) put_pack(ex, ch.packets_to(one.peer), one.pack, data[j], ch.stamp32());
       }
       NVX_NO_UNROLL
-      for (int j = 0; is_odd && j < kAtOnce; ++j) {
+      for (int j = 0; is_unaligned && j < kAtOnce; ++j) {
         const InPackets one = at(j);
         if (one.is_there && !one.is_whole)
           put_pack(ex, ch.packets_to(one.peer), one.pack, load_pack<Unit>(one.from, one.bytes), ch.stamp32());
@@ -106,11 +106,11 @@ NVX_HD bool get_packets(Exec& ex, Channel& ch, const Job& job, uint32_t first, b
 
 /// The result is this lane's alone.
 template <class Kind, class Exec>
-NVX_HD bool reduce_as(Exec& ex, const Job& job, const Fold& f) {
+NVX_HD bool reduce_as(Exec& ex, const Job& job, const Reduction& f) {
   if constexpr (Kind::kHot) {
     // A pack in packets takes twice the registers until it has arrived, and float16 many instructions to widen.
     constexpr int kAhead = Kind::kHasChunks && !kSame<typename Kind::Element, F16> ? 8 : 4;
-    return fold_hot<typename Kind::Element, kAhead>(ex, f);
+    return reduce_hot<typename Kind::Element, kAhead>(ex, f);
   } else {
     return reduce(ex, job.fingerprint.dtype, f);
   }
@@ -123,7 +123,7 @@ NVX_HD bool reduce_packets(Exec& ex, Channel& ch, const Job& job) {
   put_packets<Kind>(ex, ch, job);
   if (!ch.sends_to(job, ch.rank())) return true;
   if (!ch.meet(job)) return false;
-  return ex.all(reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/true, /*second=*/0, ch.me().recv)));
+  return ex.all(reduce_as<Kind>(ex, job, ch.reduction(job, /*in_packets=*/true, /*second=*/0, ch.me().recv)));
 }
 
 /// all_reduce in two steps of packets: every rank reduces one slice and sends the result to all. Half of the packets
@@ -133,7 +133,7 @@ NVX_HD bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job) {
   const uint32_t second = ch.shape().packs() / 2;
   put_packets<Kind>(ex, ch, job);
   if (!ch.meet(job)) return false;
-  const bool ok = reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/true, second, ch.me().recv));
+  const bool ok = reduce_as<Kind>(ex, job, ch.reduction(job, /*in_packets=*/true, second, ch.me().recv));
   return get_packets<Kind>(ex, ch, job, second, ok);
 }
 
@@ -182,11 +182,11 @@ NVX_HD bool reduce_chunks(Exec& ex, Channel& ch, const Job& job) {
     };
     if (!ch.await(plan)) return false;
     bool ok = true;
-    NVX_NO_UNROLL  // one text of copy_all() for both directions
+    NVX_NO_UNROLL  // one inlined copy of copy_all() for both directions
         for (uint32_t gets = 0; gets <= uint32_t(k >= 2 && gathers); ++gets) {
       copy_all<Unit, kAtOnce>(ex, ch.peers(), gets ? &Peer::get : &Peer::put, ch.ranks());
       if (gets == 0 && mine.bytes != 0)
-        ok = reduce_as<Kind>(ex, job, ch.fold(job, /*in_packets=*/false, /*second=*/0, {nullptr, mine.bytes}));
+        ok = reduce_as<Kind>(ex, job, ch.reduction(job, /*in_packets=*/false, /*second=*/0, {nullptr, mine.bytes}));
     }
     if (!ch.publish(ok)) return false;
   }

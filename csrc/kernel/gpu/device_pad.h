@@ -83,18 +83,18 @@ struct alignas(kCacheLine) PeerCounters {
   Stamp posted;  ///< the total number of chunks that the peer has written for this rank
   Stamp credit;  ///< the total number of this rank's chunks that the peer has read
   Stamp done;    ///< the last operation that the peer reported as done; low half: a digest of its calls
-  Stamp ready;   ///< the last operation in which other ranks may access its tensors; low half: 1
-  Stamp quit;    ///< the operation in which it failed, so that its tensors are invalid; low half: 1
+  Stamp ready;   ///< the last operation in which other ranks may access the peer's tensors; low half: 1
+  Stamp quit;    ///< the operation in which the peer failed, so that its tensors are invalid; low half: 1
 };
 
 inline constexpr uint32_t kBuffers = 2;        ///< consecutive operations whose packets are separate
 inline constexpr uint32_t kChunks = 4;         ///< the most unread chunks from one rank to another
 inline constexpr uint32_t kDigests = 8;        ///< operations for which a block keeps a digest of its calls
-inline constexpr uint32_t kRestamp = 1 << 24;  ///< operations after which every packet is stamped anew
+inline constexpr uint32_t kRestamp = 1 << 24;  ///< operations after which every packet is restamped
 
 constexpr bool is_power_of_two(uint64_t n) { return n != 0 && (n & (n - 1)) == 0; }
 // Epochs, stamps and chunk counters wrap. Their remainders continue without a jump only if the divisor is a power of
-// two. A stamp can be mistaken for another only if it is as old as the whole range; packets are stamped anew long
+// two. A stamp can be mistaken for another only if it is as old as the whole range; packets are restamped long
 // before that.
 static_assert(is_power_of_two(kBuffers) && is_power_of_two(kChunks) && is_power_of_two(kDigests));
 static_assert(is_power_of_two(kRestamp) && kRestamp > kBuffers && uint64_t(kRestamp) < (uint64_t(1) << 31));
@@ -102,7 +102,7 @@ static_assert(kDigests >= 2 * kBuffers);
 // reduce_chunks() has two chunks of one pair in flight while it waits for a third and a fourth.
 static_assert(kChunks >= 4);
 
-inline constexpr uint32_t kMostRanks = 192;   ///< what a block keeps of each fits its shared memory
+inline constexpr uint32_t kMostRanks = 192;   ///< a block's shared memory has a Peer for each
 inline constexpr uint32_t kMostBlocks = 256;  ///< of one rank
 
 /// The dimensions of a channel. All ranks agree on them, and they never change.
@@ -230,7 +230,7 @@ struct BlockEnd {
 /// Shared by host and device, in pinned host memory.
 struct alignas(kCacheLine) Control {
   uint32_t abort;                      ///< set by the host; ends every wait
-  Stamp gone[(kMostRanks + 63) / 64];  ///< a bit per rank: the host has found it dead; set before `abort`
+  Stamp dead[(kMostRanks + 63) / 64];  ///< a bit per rank: the host has found it dead; set before `abort`
   alignas(kCacheLine) DeviceVerdict verdict;
   alignas(kCacheLine) uint32_t begun;  ///< the last epoch that the first block has begun
   uint32_t direct;  ///< total number of pieces that went to or came from a peer without staging; wraps

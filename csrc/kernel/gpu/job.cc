@@ -96,16 +96,16 @@ bool are_aligned(const Pieces& pieces, uint32_t ranks, PieceTable table, size_t 
   return bits % bytes == 0;
 }
 
-/// In an in-place all-to-all, the piece for a peer lies where the piece from that peer belongs. The peer may be ready
-/// to write there before this rank has read its own piece, so received pieces use slots.
+/// In an in-place all-to-all, the piece to a peer and the piece from it are in the same memory. The peer might write
+/// there before this rank has read its own piece, so received pieces use slots.
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of) {
   const std::less<const std::byte*> before;
   const Piece in = extent_of(job.send, ranks, table), out = extent_of(job.recv, ranks, table);
-  const bool meet =
+  const bool overlap =
       in.bytes != 0 && out.bytes != 0 && before(in.data, out.data + out.bytes) && before(out.data, in.data + in.bytes);
   const auto place = [&](const Piece& piece) { return piece.bytes == 0 ? 0 : place_of(piece.data, piece.bytes); };
   job.send_place = place(in);
-  job.recv_place = meet && job.fingerprint.collective == Collective::kAllToAll ? 0 : place(out);
+  job.recv_place = overlap && job.fingerprint.collective == Collective::kAllToAll ? 0 : place(out);
 }
 
 Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table) {

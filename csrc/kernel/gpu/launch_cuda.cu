@@ -157,7 +157,7 @@ Status call_host(void* stream, void (*what)(void*), void* with) {
   return status_of(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), what, with), "a call of the host");
 }
 
-Status Tail::make() {
+Status TailEvent::make() {
   if (event_) return {};
   cudaEvent_t event = nullptr;
   NVX_TRY(status_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event"));
@@ -165,7 +165,7 @@ Status Tail::make() {
   return {};
 }
 
-Status Tail::block(void* stream, bool captured) {
+Status TailEvent::block(void* stream, bool captured) {
   NVX_TRY(make());
   return status_of(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event_),
                                        captured ? cudaEventWaitExternal : cudaEventWaitDefault),
@@ -173,7 +173,7 @@ Status Tail::block(void* stream, bool captured) {
 }
 
 /// cudaEventRecordWithFlags() would put the record between two kernels of the stream.
-Status Tail::put_behind(void* stream, uint64_t capture) {
+Status TailEvent::record(void* stream, uint64_t capture) {
   NVX_TRY(make());
   const auto on = static_cast<cudaStream_t>(stream);
   const auto event = static_cast<cudaEvent_t>(event_);
@@ -211,6 +211,6 @@ bool is_over(cudaError_t error) {
 
 }  // namespace
 
-bool Tail::passed() const { return !event_ || is_over(cudaEventQuery(static_cast<cudaEvent_t>(event_))); }
+bool TailEvent::passed() const { return !event_ || is_over(cudaEventQuery(static_cast<cudaEvent_t>(event_))); }
 
 }  // namespace nvx::kernel

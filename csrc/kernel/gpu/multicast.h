@@ -46,7 +46,7 @@ NVX_HD void move_bytes(const Exec& ex, const Copy& c) {
   auto* const to = reinterpret_cast<Pack*>(c.to);
   move_packs(
       ex, c.packs, [&](uint32_t i) { return from[i]; }, [&](uint32_t i, const Pack& pack) { to[i] = pack; });
-  copy_odd<void>(ex, c);
+  copy_unaligned<void>(ex, c);
 }
 
 /// For each slot's length of a block's share: stage this rank's input; sum this rank's slice of all inputs into the

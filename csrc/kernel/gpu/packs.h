@@ -51,13 +51,13 @@ NVX_HD void store_units(std::byte* to, const Pack& pack, size_t bytes) {
   }
 }
 
-NVX_NOINLINE inline Pack load_odd(const std::byte* from, size_t bytes) {
+NVX_NOINLINE inline Pack load_unaligned(const std::byte* from, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (bytes >= sizeof(Pack) && address % 8 == 0) return load_units<uint64_t>(from, sizeof(Pack));
   if (bytes >= sizeof(Pack) && address % 4 == 0) return load_units<uint32_t>(from, sizeof(Pack));
   return load_units<uint8_t>(from, bytes);
 }
-NVX_NOINLINE inline void store_odd(std::byte* to, Pack pack, size_t bytes) {
+NVX_NOINLINE inline void store_unaligned(std::byte* to, Pack pack, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(to);
   if (bytes >= sizeof(Pack) && address % 8 == 0) return store_units<uint64_t>(to, pack, sizeof(Pack));
   if (bytes >= sizeof(Pack) && address % 4 == 0) return store_units<uint32_t>(to, pack, sizeof(Pack));
@@ -69,7 +69,7 @@ template <class Unit>
 NVX_HD Pack load_pack(const std::byte* from, size_t bytes) {
   if (is_aligned(from) && bytes >= sizeof(Pack)) return *reinterpret_cast<const Pack*>(from);
   if constexpr (std::is_void_v<Unit>) {
-    return load_odd(from, bytes);
+    return load_unaligned(from, bytes);
   } else {
     return load_units<Unit>(from, bytes);
   }
@@ -79,7 +79,7 @@ NVX_HD void store_pack(std::byte* to, const Pack& pack, size_t bytes) {
   if (is_aligned(to) && bytes >= sizeof(Pack)) {
     *reinterpret_cast<Pack*>(to) = pack;
   } else if constexpr (std::is_void_v<Unit>) {
-    store_odd(to, pack, bytes);
+    store_unaligned(to, pack, bytes);
   } else {
     store_units<Unit>(to, pack, bytes);
   }
@@ -117,7 +117,7 @@ struct Copy {
   const std::byte* from;
   std::byte* to;
   size_t bytes;
-  uint32_t packs;  ///< of these, the whole packs at even addresses
+  uint32_t packs;  ///< of these, the whole packs at aligned addresses
 
   NVX_HD static Copy of(const std::byte* from, std::byte* to, size_t bytes) {
     return {from, to, from == to ? 0 : bytes,
@@ -151,14 +151,14 @@ struct Peer {
   uint32_t posts, takes;  ///< chunks that this rank writes for the peer, and reads from it
   Copy put, get;
   const std::byte* source;  ///< to reduce
-  std::byte* sum;           ///< where the sum goes; null: not there
+  std::byte* sum;           ///< where this rank stores its sum at the peer; null: it does not
 };
 static_assert(kMostRanks * sizeof(Peer) <= 48 << 10, "the shared memory of a block");
 
-/// The packs of a copy at odd addresses, and its end. All lanes call it together. Pack i belongs to lane i modulo the
-/// number of lanes, here and in copy_all() and in reductions.
+/// The packs of a copy at unaligned addresses, and its end. All lanes call it together. Pack i belongs to lane i modulo
+/// the number of lanes, here and in copy_all() and in reductions.
 template <class Unit, class Exec>
-NVX_HD void copy_odd(const Exec& ex, const Copy& c) {
+NVX_HD void copy_unaligned(const Exec& ex, const Copy& c) {
   if (c.packs * sizeof(Pack) == c.bytes) return;
   NVX_NO_UNROLL
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < c.bytes; i += size_t(ex.lanes())) {
@@ -187,7 +187,7 @@ NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*which, uint3
       const Pack* from[kAtOnce];
       Pack* to[kAtOnce];
       uint32_t counts[kAtOnce], most = 0;
-      bool is_odd = false;
+      bool is_unaligned = false;
       NVX_UNROLL
       for (uint32_t j = 0; j < kAtOnce; ++j) {
         const uint32_t p = r + (j & ((1u << shift) - 1)), ahead = (j >> shift) * lanes;
@@ -196,7 +196,7 @@ NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*which, uint3
         to[j] = reinterpret_cast<Pack*>(offset(c.to, ahead * sizeof(Pack)));
         counts[j] = p < ranks && ahead < c.packs ? c.packs - ahead : 0;
         most = counts[j] > most ? counts[j] : most;
-        is_odd |= c.packs * sizeof(Pack) != c.bytes;
+        is_unaligned |= c.packs * sizeof(Pack) != c.bytes;
       }
       NVX_NO_UNROLL
       for (uint32_t i = uint32_t(ex.lane()); i < most; i += lanes << (kMostShift - shift)) {
@@ -211,7 +211,8 @@ NVX_HD void copy_all(const Exec& ex, const Peer* peers, Copy Peer::*which, uint3
         }
       }
       NVX_NO_UNROLL
-      for (uint32_t p = r; is_odd && p < ranks && p < r + (1u << shift); ++p) copy_odd<Unit>(ex, peers[p].*which);
+      for (uint32_t p = r; is_unaligned && p < ranks && p < r + (1u << shift); ++p)
+        copy_unaligned<Unit>(ex, peers[p].*which);
     }
   });
 }
@@ -222,7 +223,7 @@ NVX_HD void copy(const Exec& ex, const Copy& c) {
   NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < c.packs; i += uint32_t(ex.lanes()))
     reinterpret_cast<Pack*>(c.to)[i] = reinterpret_cast<const Pack*>(c.from)[i];
-  copy_odd<Unit>(ex, c);
+  copy_unaligned<Unit>(ex, c);
 }
 
 /// The packs that the ranks have in packets, counted through: pack i of rank p is number p << shift | i. Lanes share
@@ -275,9 +276,9 @@ class Sum {
   Acc acc_[kCount] = {};
 };
 
-/// A reduction; each lane reduces its own packs. The contributions of all ranks, this one's included, are in packets,
+/// A reduction, of which each lane does its own packs. The inputs of all ranks, this one's included, are in packets,
 /// which may not have arrived yet, or in chunks that have.
-struct Fold {
+struct Reduction {
   const Peer* peers;
   uint32_t ranks;
   uint32_t me;
@@ -295,9 +296,9 @@ struct Fold {
 };
 
 /// Loads packs of the ranks from `rank` on, as far as there are so many. Slot j gets pack i + (j & (1 << shift) - 1) *
-/// lanes of the rank `rank` + (j >> shift). Chunks are whole packs at even addresses.
+/// lanes of the rank `rank` + (j >> shift). Chunks are whole packs at aligned addresses.
 template <int kAhead, class Exec>
-NVX_HD bool load_ahead(Exec& ex, const Fold& f, uint32_t rank, uint32_t i, uint32_t count, uint32_t shift,
+NVX_HD bool load_ahead(Exec& ex, const Reduction& f, uint32_t rank, uint32_t i, uint32_t count, uint32_t shift,
                        Pack* packs) {
   const auto clamped = [&](uint32_t p) { return p < f.ranks ? p : f.ranks - 1; };
   if (!f.in_packets) {
@@ -324,9 +325,9 @@ NVX_HD bool load_ahead(Exec& ex, const Fold& f, uint32_t rank, uint32_t i, uint3
   });
 }
 
-/// Stores the sum of pack i wherever it belongs, without reading it again.
+/// Stores the sum of pack i in this rank's result and at all peers that get it.
 template <class Unit, class Exec>
-NVX_HD void store_sum(const Exec& ex, const Fold& f, size_t i, const Pack& sum) {
+NVX_HD void store_sum(const Exec& ex, const Reduction& f, size_t i, const Pack& sum) {
   part<!std::is_void_v<Unit>>([&] {
     const size_t at = i * sizeof(Pack);
     if (f.to) store_pack<Unit>(f.to + at, sum, f.bytes - at);
@@ -345,7 +346,7 @@ NVX_HD void store_sum(const Exec& ex, const Fold& f, size_t i, const Pack& sum) 
 /// The multiplier of a rank, from its arrival, which meet() has seen. This waits for the stamp again: a read without a
 /// wait would not keep the peer from writing the arrival of a later epoch.
 template <class Exec>
-NVX_NOINLINE bool factor_of(Exec& ex, const Fold& f, uint32_t rank, double* factor) {
+NVX_NOINLINE bool factor_of(Exec& ex, const Reduction& f, uint32_t rank, double* factor) {
   *factor = f.factors.own;
   if (int(rank) == f.factors.me) return true;
   const auto* from = reinterpret_cast<const Packet*>(f.peers[rank].mine + f.factors.arrivals + rank * f.factors.step);
@@ -357,18 +358,20 @@ NVX_NOINLINE bool factor_of(Exec& ex, const Fold& f, uint32_t rank, double* fact
   });
 }
 
-/// How many of kMost packs in flight each rank gets, as the exponent of a power of two. It is used anew in each round:
-/// slots that are kept over all rounds take registers that the copies need, and spill.
+/// How many of kMost packs in flight each rank gets, as the exponent of a power of two. Opaque, so that the compiler
+/// computes the slots again in each round: kept over all rounds, they would take registers that the copies need, and
+/// spill.
 template <int kMost>
 NVX_HD uint32_t packs_each(uint32_t ranks) {
   const uint32_t most = log2_up(kMost), least = log2_up(ranks);
-  return anew(least < most ? most - least : 0);
+  return opaque(least < most ? most - least : 0);
 }
 
 /// Sums and averages of the chunks of at most kMost ranks. A lane reads the places of all ranks once, and loads kMost
-/// packs at once: one of each rank, or several if there are fewer. Chunks of others are whole packs at even addresses.
+/// packs at once: one of each rank, or several if there are fewer. Chunks of others are whole packs at aligned
+/// addresses.
 template <class T, int kMost, class Exec>
-NVX_HD void fold_few(const Exec& ex, const Fold& f) {
+NVX_HD void reduce_few(const Exec& ex, const Reduction& f) {
   // Slot j has the pack j & steps - 1 of the rank j >> shift.
   const uint32_t shift = packs_each<kMost>(f.ranks), steps = 1u << shift;
   const auto lanes = uint32_t(ex.lanes()), count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
@@ -416,10 +419,10 @@ NVX_HD void fold_few(const Exec& ex, const Fold& f) {
 /// The op over the ranks' elements in absolute rank order, rounded once; for hot kernels: sums and averages only, with
 /// kAhead loads in flight. The result is this lane's alone.
 template <class T, int kAhead, class Exec>
-NVX_HD bool fold_hot(Exec& ex, const Fold& f) {
+NVX_HD bool reduce_hot(Exec& ex, const Reduction& f) {
   if constexpr (!kSame<T, F16>) {  // float16 takes too many instructions to widen
     if (!f.in_packets && f.ranks <= kAhead) {
-      fold_few<T, kAhead>(ex, f);
+      reduce_few<T, kAhead>(ex, f);
       return true;
     }
   }

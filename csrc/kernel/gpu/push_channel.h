@@ -57,8 +57,7 @@ struct PushRules {
 ///  2. A rank writes to a peer's buffer only when that peer is done with epoch - kBuffers: either it has met the peer
 ///  in the epoch after that one, or the peer has signalled it in PeerCounters::done. A rank signals it after operations
 ///  in which not all ranks meet each other. `last_met` and the counters change in some operations only. They are
-///  compared modularly and must never fall half the range behind, so they are updated whenever packets are stamped
-///  anew.
+///  compared modularly and must never fall half the range behind, so they are updated whenever packets are restamped.
 ///
 ///  3. Chunks from one rank to another use kChunks slots in the reader's memory, with an ever-growing number. The
 ///  reader returns each slot by a credit.
@@ -98,7 +97,7 @@ class PushChannel : public ChannelMemory {
     const PoolView view = Kind::has_chunks(job) ? view_of(uint32_t(ex_.lane())) : PoolView{};
     epoch_ = own().epoch + 1;
     history_ = own().history;
-    shares_ = touches_ = false;
+    is_exposed_ = has_direct_ = false;
     bool ok = ex_.begin(epoch_) && (checks_abort_late(job) || ex_.not_aborted(abort_word_));
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
@@ -114,7 +113,7 @@ class PushChannel : public ChannelMemory {
       const uint64_t bytes = is_pairwise(job) ? peers_[p].due_to : 0;
       ex_.put_packet(arrivals_to(p) + word, packet_of(word_of(job, history_, word, bytes), stamp32()));
     }
-    shares_ = Kind::has_chunks(job);
+    is_exposed_ = Kind::has_chunks(job);
     if (Kind::has_chunks(job)) send_places(job, view);
     return true;
   }
@@ -160,7 +159,7 @@ class PushChannel : public ChannelMemory {
         ok = ok && (!is_direct(p) || await_ready(p));
       }
       if (!has_places) return true;
-      touches_ = !ex_.all(!touches_);
+      has_direct_ = !ex_.all(!has_direct_);
       return ex_.all(ok);
     });
   }
@@ -200,15 +199,15 @@ class PushChannel : public ChannelMemory {
   /// All lanes call it after a failed operation: rule 7. Does not write to dead ranks: memory that was shared by legacy
   /// IPC ends with its owner, and a store to it would fail this process's context.
   NVX_HD void give_up() {
-    if (Rules::kReportsFailure && shares_)
-      signal_peers(ex_, *this, &PeerCounters::quit, stamp(epoch_, 1), at_.control->gone);
+    if (Rules::kReportsFailure && is_exposed_)
+      signal_peers(ex_, *this, &PeerCounters::quit, stamp(epoch_, 1), at_.control->dead);
   }
 
   /// Ends a launch of `operations` operations.
   NVX_HD void retire(uint32_t operations) {
     if (ex_.lane() != 0) return;
     if (at_.by_replays) own().replayed += operations;
-    ex_.end_block({epoch_, own().replayed}, /*counts_direct=*/!Kind::kHot || shares_);
+    ex_.end_block({epoch_, own().replayed}, /*counts_direct=*/!Kind::kHot || is_exposed_);
     if (Kind::kCompletes) ex_.complete(at_.completion, at_.completion_value);
   }
 
@@ -279,7 +278,7 @@ class PushChannel : public ChannelMemory {
   /// Rule 7: whether no peer whose tensors are accessed has failed. All lanes call it behind a barrier.
   NVX_HD bool none_has_failed() {
     return part<Kind::kHot>([&] {
-      if (!touches_) return true;
+      if (!has_direct_) return true;
       bool ok = true;
       NVX_NO_UNROLL
       for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
@@ -290,17 +289,17 @@ class PushChannel : public ChannelMemory {
 
   /// True while the peer has not failed. If it has, waits until this rank ends too, and returns false.
   NVX_HD bool has_not_failed(uint32_t p) {
-    if (!touches_ || !is_direct(p)) return true;
+    if (!has_direct_ || !is_direct(p)) return true;
     PendingWait pending{int(p), stamp32(), 0};
     return ex_.wait(pending, [&] { return ex_.acquire(counters_from(p).quit) != stamp(epoch_, 1); });
   }
 
-  /// Sets this block's counter at every peer, but for those in `gone`, in host memory.
+  /// Sets this block's counter at every peer, but for those in `dead`, in host memory.
   NVX_COLD static void signal_peers(Lane lane, ChannelMemory memory, Stamp PeerCounters::*counter, Stamp value,
-                                    const Stamp* gone = nullptr) {
+                                    const Stamp* dead = nullptr) {
     NVX_NO_UNROLL
     for (uint32_t p = uint32_t(lane.lane()); p < memory.ranks(); p += uint32_t(lane.lanes())) {
-      const bool skips = p == memory.rank() || (gone && lane.acquire(gone[p / 64]) >> p % 64 & 1);
+      const bool skips = p == memory.rank() || (dead && lane.acquire(dead[p / 64]) >> p % 64 & 1);
       if (!skips) lane.signal(memory.counters_at(p).*counter, value);
     }
   }
@@ -432,7 +431,7 @@ class PushChannel : public ChannelMemory {
     const auto word = [&](uint32_t i) { return data_of(ex_.peek_packet(arrivals_from(p) + i)); };
     const Reach theirs = Reach::of(word(kPlaceWord));
     const uint64_t more = word(kMoreWord);
-    // Reductions access others' tensors at even addresses only, and read inputs only as whole packs.
+    // Reductions access others' tensors at aligned addresses only, and read inputs only as whole packs.
     const uint64_t width = reduces ? sizeof(Pack) : 1;
     const auto holds = [&](uint64_t granules, uint64_t place, uint64_t bytes) {
       return (place - 1) % width == 0 &&
@@ -450,7 +449,7 @@ class PushChannel : public ChannelMemory {
     peer.is_written = holds(theirs.granules, peer.place_from, due);
     const uint64_t read = reduces ? more_of(job, p) : 0;
     peer.is_read = reduces && peer.due_to % sizeof(Pack) == 0 && holds(theirs.granules, read, peer.due_to);
-    touches_ = touches_ || is_direct(p);
+    has_direct_ = has_direct_ || is_direct(p);
     ex_.count_direct((peer.out != nullptr) + (peer.in != nullptr) + peer.is_written + peer.is_read);
   }
 
@@ -464,8 +463,8 @@ class PushChannel : public ChannelMemory {
   Exec& ex_;
   uint32_t abort_word_ = 0;  // the host's abort word
   uint64_t history_ = 0;
-  bool shares_ = false;   // other ranks may access this rank's tensors in this operation
-  bool touches_ = false;  // ... and this block has a peer with direct access; all lanes agree after meet()
+  bool is_exposed_ = false;  // other ranks may access this rank's tensors in this operation
+  bool has_direct_ = false;  // ... and this block has a peer with direct access; all lanes agree after meet()
 };
 
 }  // namespace nvx::kernel

@@ -14,10 +14,10 @@
 namespace nvx::kernel {
 
 /// A GPU that runs ranks of a group.
-struct GpuRoom {
+struct GpuCapacity {
   int resident = 0;        ///< blocks that it holds at once: resident_at_once() of the facts from load_cuda()
   uint32_t ranks = 1;      ///< ranks of one process whose kernels may run at once
-  uint32_t promised = 0;   ///< blocks that one process's other groups may use at the same time
+  uint32_t reserved = 0;   ///< blocks that one process's other groups may use at the same time
   uint32_t processes = 1;  ///< processes that may use it; each has an equal part of its blocks
 };
 
@@ -32,11 +32,11 @@ int resident_at_once(std::span<const KernelFacts> facts);
 /// The blocks that each rank of a group may have on one GPU, at most. A group gets a quarter of the blocks that its
 /// process has not reserved for others, but at least one per rank. So the first groups get many, later groups still get
 /// some, and together they never exceed the process's part of the GPU. On an H100 (132 blocks) a quarter is more than a
-/// single rank uses, for the first five groups; a GPU on which it is less is slow enough to be saturated by it.
+/// single rank uses, for the first five groups. A smaller GPU has less bandwidth, which fewer blocks saturate.
 /// Returns 0 if not even one block per rank is left.
-uint32_t share_of(const GpuRoom& gpu);
+uint32_t share_of(const GpuCapacity& gpu);
 
 /// A pure function: ranks that pass the same GPUs in the same order get the same result.
-BlockAgreement agree_on_blocks(std::span<const GpuRoom> gpus, uint32_t wanted);
+BlockAgreement agree_on_blocks(std::span<const GpuCapacity> gpus, uint32_t wanted);
 
 }  // namespace nvx::kernel

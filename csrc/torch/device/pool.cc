@@ -32,8 +32,8 @@ void PoolLender::release(void* at, size_t bytes, void* stream) {
   MutexLock lock(mutex_);
   settle();
   // A block that a graph may use again cannot be lent again, nor can one whose last use has no event to wait for.
-  std::unique_ptr<kernel::Tail> tail = kernel::capture_of(stream) == 0 ? spare_tail() : nullptr;
-  if (!tail || !tail->put_behind(stream, /*capture=*/0).ok()) {
+  std::unique_ptr<kernel::TailEvent> tail = kernel::capture_of(stream) == 0 ? spare_tail() : nullptr;
+  if (!tail || !tail->record(stream, /*capture=*/0).ok()) {
     NVX_LOG(kInfo, "%zu KiB of the pool of GPU %d are not used again: no event reports when their last use has ended",
             bytes >> 10, pool_.device());
     return;
@@ -54,9 +54,9 @@ void PoolLender::settle() {
   }
 }
 
-std::unique_ptr<kernel::Tail> PoolLender::spare_tail() {
-  if (spare_.empty()) return std::make_unique<kernel::Tail>();
-  std::unique_ptr<kernel::Tail> tail = std::move(spare_.back());
+std::unique_ptr<kernel::TailEvent> PoolLender::spare_tail() {
+  if (spare_.empty()) return std::make_unique<kernel::TailEvent>();
+  std::unique_ptr<kernel::TailEvent> tail = std::move(spare_.back());
   spare_.pop_back();
   return tail;
 }

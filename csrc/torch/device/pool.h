@@ -28,16 +28,16 @@ class PoolLender {
   struct Resting {
     DevicePtr at;
     size_t bytes;
-    std::unique_ptr<kernel::Tail> tail;  // the stream's position when the block was returned
+    std::unique_ptr<kernel::TailEvent> tail;  // the stream's position when the block was returned
   };
   void settle() REQUIRES(mutex_);
-  std::unique_ptr<kernel::Tail> spare_tail() REQUIRES(mutex_);
+  std::unique_ptr<kernel::TailEvent> spare_tail() REQUIRES(mutex_);
   DevicePtr take_resting(size_t bytes, void* stream) REQUIRES(mutex_);
 
   DevicePool& pool_;
   Mutex mutex_;
   std::list<Resting> resting_ GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<kernel::Tail>> spare_
+  std::vector<std::unique_ptr<kernel::TailEvent>> spare_
       GUARDED_BY(mutex_);  // tails are never destroyed, so they are reused
 };
 

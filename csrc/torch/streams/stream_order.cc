@@ -34,8 +34,8 @@ Status TorchStreamOrder::block(const LaunchStream& stream) {
   return {};
 }
 
-Status TorchStreamOrder::put_behind(const LaunchStream& stream) {
-  if (may_have_kernels(stream)) return tail_.put_behind(stream.native, stream.capture);
+Status TorchStreamOrder::record(const LaunchStream& stream) {
+  if (may_have_kernels(stream)) return tail_.record(stream.native, stream.capture);
   const c10::Stream there = torch_stream(stream);
   if (!last_) last_.emplace(there.device_type());
   last_->record(there);
@@ -45,7 +45,7 @@ Status TorchStreamOrder::put_behind(const LaunchStream& stream) {
 Status TorchStreamOrder::begin(at::Device device) {
   OwnCommStreams drawn;
   MutexLock lock(mutex_);
-  return put_behind(launch_stream(drawn.of_kernels(device, /*capture=*/0).down, /*capture=*/0));
+  return record(launch_stream(drawn.of_kernels(device, /*capture=*/0).down, /*capture=*/0));
 }
 
 /// Kernels on another stream than the last launch wait for that launch. If there are graphs, kernels wait for the last
@@ -71,10 +71,10 @@ Status TorchStreamOrder::note(const LaunchStream& stream) {
   const c10::Stream there = torch_stream(stream);
   if (stream.capture == 0) {
     stream_ = there;
-    return put_behind(stream);
+    return record(stream);
   }
   has_graphs_ = true;
-  NVX_TRY(put_behind(stream));
+  NVX_TRY(record(stream));
   if (!capture_.last) capture_.last.emplace(there.device_type());
   capture_.last->record(there);
   capture_.stream = there;

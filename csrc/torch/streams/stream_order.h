@@ -27,13 +27,13 @@ class TorchStreamOrder final : public StreamOrder {
   bool has_graphs() EXCLUDES(mutex_);
 
  private:
-  /// block() makes the stream wait for the last launch; put_behind() records the stream's current position as the
-  /// last launch.
+  /// block() makes the stream wait for the last launch; record() makes the stream's current position that of the last
+  /// launch.
   Status block(const LaunchStream& stream) REQUIRES(mutex_);
-  Status put_behind(const LaunchStream& stream) REQUIRES(mutex_);
+  Status record(const LaunchStream& stream) REQUIRES(mutex_);
 
   Mutex mutex_;
-  kernel::Tail tail_ GUARDED_BY(mutex_);                  // the last launch, if there are kernels
+  kernel::TailEvent tail_ GUARDED_BY(mutex_);             // the last launch, if there are kernels
   std::optional<c10::Event> last_ GUARDED_BY(mutex_);     // the same if there are none: see may_have_kernels()
   std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // of the last launch outside captures
   bool has_graphs_ GUARDED_BY(mutex_) = false;

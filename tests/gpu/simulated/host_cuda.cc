@@ -229,18 +229,18 @@ Status call_host(void* stream, void (*what)(void*), void* with) {
 
 /// The counterpart of launch_cuda.cu over these events. A graph records and waits at each of its replays, as with
 /// CUDA's external events.
-Status Tail::make() {
+Status TailEvent::make() {
   if (!event_) event_ = new CUevent_st;
   return {};
 }
 
-Status Tail::block(void* stream, bool) {
+Status TailEvent::block(void* stream, bool) {
   NVX_TRY(make());
   static_cast<cudaStream_t>(stream)->begin([event = static_cast<cudaEvent_t>(event_)] { return event->wait(); });
   return {};
 }
 
-Status Tail::put_behind(void* stream, uint64_t) {
+Status TailEvent::record(void* stream, uint64_t) {
   NVX_TRY(make());
   static_cast<cudaStream_t>(stream)->begin([event = static_cast<cudaEvent_t>(event_)] { return event->record(); });
   return {};

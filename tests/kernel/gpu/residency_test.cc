@@ -12,11 +12,11 @@ namespace {
 
 using kernel::agree_on_blocks;
 using kernel::BlockAgreement;
-using kernel::GpuRoom;
+using kernel::GpuCapacity;
 
 TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
   struct Row {
-    std::vector<GpuRoom> gpus;
+    std::vector<GpuCapacity> gpus;
     uint32_t wanted, blocks;
   };
   const Row rows[] = {
@@ -47,9 +47,9 @@ TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
     const BlockAgreement agreed = agree_on_blocks(row.gpus, row.wanted);
     EXPECT_EQ(agreed.blocks, row.blocks) << agreed.why_fewer;
     EXPECT_EQ(agreed.why_fewer.empty(), row.blocks == row.wanted);
-    for (const GpuRoom& gpu : row.gpus) {
+    for (const GpuCapacity& gpu : row.gpus) {
       EXPECT_LE(uint64_t(agreed.blocks) * gpu.ranks,
-                uint64_t(gpu.resident) - std::min(gpu.promised, uint32_t(gpu.resident)));
+                uint64_t(gpu.resident) - std::min(gpu.reserved, uint32_t(gpu.resident)));
     }
   }
 }
@@ -57,7 +57,7 @@ TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
 /// One group after another on one GPU, none of which ends: the blocks that each of its ranks gets.
 std::vector<uint32_t> groups_on(int resident, uint32_t ranks, uint32_t wanted, uint32_t processes = 1) {
   std::vector<uint32_t> blocks;
-  for (GpuRoom room{resident, ranks, 0, processes};; room.promised += blocks.back() * ranks) {
+  for (GpuCapacity room{resident, ranks, 0, processes};; room.reserved += blocks.back() * ranks) {
     const BlockAgreement agreed = agree_on_blocks({&room, 1}, wanted);
     if (agreed.blocks == 0) return blocks;
     blocks.push_back(agreed.blocks);
@@ -76,28 +76,28 @@ TEST(Residency, LeavesRoomForLaterGroups) {
 }
 
 TEST(Residency, ReportsWhereNotEvenOneFits) {
-  const GpuRoom crowded[] = {{264, 1}, {8, 9}};
+  const GpuCapacity crowded[] = {{264, 1}, {8, 9}};
   const BlockAgreement agreed = agree_on_blocks(crowded, 4);
   EXPECT_EQ(agreed.blocks, 0u);
   EXPECT_EQ(agreed.why_fewer,
             "GPU 1 of the group holds 8 blocks at once; its 9 ranks need all of their blocks there at once: not even "
             "one per rank fits");
-  const GpuRoom promised[] = {{132, 8, 128}};
-  EXPECT_EQ(agree_on_blocks(promised, 4).why_fewer,
+  const GpuCapacity reserved[] = {{132, 8, 128}};
+  EXPECT_EQ(agree_on_blocks(reserved, 4).why_fewer,
             "GPU 0 of the group holds 132 blocks at once; 128 of them are reserved for other groups; its 8 ranks "
             "need all of their blocks there at once: not even one per rank fits");
-  const GpuRoom parts[] = {{132, 1, 33, 4}};
+  const GpuCapacity parts[] = {{132, 1, 33, 4}};
   EXPECT_EQ(agree_on_blocks(parts, 4).why_fewer,
             "GPU 0 of the group holds 132 blocks at once; 33 of them for each of 4 processes; 33 of them are reserved "
             "for other groups; a process's rank needs all of its blocks there at once: not even one per rank fits");
-  const GpuRoom less[] = {{16, 1}};
+  const GpuCapacity less[] = {{16, 1}};
   EXPECT_EQ(
       agree_on_blocks(less, 16).why_fewer,
       "GPU 0 of the group holds 16 blocks at once; its rank needs all of its blocks there at once: 4 per rank, so that "
       "later groups find some too");
-  const GpuRoom unable[] = {{0, 1}};
+  const GpuCapacity unable[] = {{0, 1}};
   EXPECT_EQ(agree_on_blocks(unable, 4).blocks, 0u);
-  const GpuRoom odd[] = {{-1, 1}};
+  const GpuCapacity odd[] = {{-1, 1}};
   EXPECT_EQ(agree_on_blocks(odd, 4).blocks, 0u);
 }
 

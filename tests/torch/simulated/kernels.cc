@@ -109,20 +109,20 @@ Status call_host(void* stream, void (*what)(void*), void* with) {
   return {};
 }
 
-Status Tail::make() {
+Status TailEvent::make() {
   static auto* const event = of_device<void*()>("fake_device_event");
   if (!event_) event_ = event();
   return {};
 }
 
-Status Tail::block(void* stream, bool) {
+Status TailEvent::block(void* stream, bool) {
   static auto* const wait = of_device<void(void*, void*)>("fake_device_wait");
   NVX_TRY(make());
   wait(event_, stream);
   return {};
 }
 
-Status Tail::put_behind(void* stream, uint64_t capture) {
+Status TailEvent::record(void* stream, uint64_t capture) {
   static auto* const record = of_device<void(void*, void*)>("fake_device_record");
   static auto* const record_beside = of_device<void(void*, void*)>("fake_device_record_beside");
   NVX_TRY(make());
@@ -130,7 +130,7 @@ Status Tail::put_behind(void* stream, uint64_t capture) {
   return {};
 }
 
-bool Tail::passed() const {
+bool TailEvent::passed() const {
   static auto* const passed = of_device<bool(void*)>("fake_device_passed");
   return !event_ || passed(event_);
 }

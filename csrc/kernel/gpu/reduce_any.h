@@ -104,7 +104,7 @@ struct Integers {
 inline constexpr int kPacksAhead = 4;
 
 template <class Exec>
-NVX_NOINLINE bool load_any(Exec& ex, const Fold& f, uint32_t rank, size_t i, Pack* packs) {
+NVX_NOINLINE bool load_any(Exec& ex, const Reduction& f, uint32_t rank, size_t i, Pack* packs) {
   return load_ahead<kPacksAhead>(ex, f, rank, uint32_t(i), uint32_t(i) + 1, /*shift=*/0, packs);
 }
 
@@ -146,9 +146,9 @@ NVX_HD Pack round_pack(const Elements& elements, ReduceOp op, uint32_t ranks, co
   return out;
 }
 
-/// As fold_hot(), for any operator of a type.
+/// As reduce_hot(), for any operator of a type.
 template <class Elements, class Exec>
-NVX_NOINLINE bool fold(Exec& ex, const Fold& f, Elements elements) {
+NVX_NOINLINE bool reduce_elements(Exec& ex, const Reduction& f, Elements elements) {
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   NVX_NO_UNROLL
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
@@ -169,9 +169,9 @@ NVX_NOINLINE bool fold(Exec& ex, const Fold& f, Elements elements) {
 /// Reduces elements of this type, by an operator that the type has. All lanes call it together. The result is this
 /// lane's alone.
 template <class Exec>
-NVX_HD bool reduce(Exec& ex, DType type, const Fold& f) {
-  if (type == DType::kF64 || type == DType::kC128) return fold(ex, f, Floats<double>{type});
-  return type < DType::kF16 ? fold(ex, f, Integers{type}) : fold(ex, f, Floats<float>{type});
+NVX_HD bool reduce(Exec& ex, DType type, const Reduction& f) {
+  if (type == DType::kF64 || type == DType::kC128) return reduce_elements(ex, f, Floats<double>{type});
+  return type < DType::kF16 ? reduce_elements(ex, f, Integers{type}) : reduce_elements(ex, f, Floats<float>{type});
 }
 
 }  // namespace nvx::kernel
