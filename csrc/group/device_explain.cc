@@ -139,12 +139,12 @@ Way by_proxy(const ExplainRequest& q, const InterHostPlan& inter_host) {
     way.why = moved_by_proxy(q.collective, inter_host);
     way.runs = true;
   }
-  if (!why_not) way.estimate = estimate_proxied(inter_host, q.collective, q.bytes, q.facts, q.carrier, q.link);
+  if (!why_not) way.estimate = estimate_proxied(inter_host, q.collective, q.bytes, q.facts, q.medium, q.link);
   return way;
 }
 
 Way by_all_hosts(const ExplainRequest& q, const InterHostPlan& inter_host) {
-  const Estimate there = estimate_between(*inter_host.row, q.collective, q.bytes, q.facts, q.carrier);
+  const Estimate there = estimate_between(*inter_host.row, q.collective, q.bytes, q.facts, q.medium);
   Way way{"host memory", std::string("between hosts ") + inter_host.row->name,
           std::string("if no way above is possible: ") + inter_host.why, "", true};
   if (q.has_kernels && config().delegate.empty() && can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts))

@@ -14,10 +14,10 @@ struct ExplainRequest {
   kernel::Collective collective;
   size_t bytes;  ///< the bytes that each rank puts in, or that the root sends, as in `explain()` for CPU tensors
   PlanFacts facts;
-  bool has_kernels;        ///< in this build
-  std::string no_nccl;     ///< the reason why this torch has no NCCL; empty if it has
-  DeviceLink link{};       ///< between the ranks' GPUs
-  Medium carrier = tcp();  ///< between hosts
+  bool has_kernels;       ///< in this build
+  std::string no_nccl;    ///< the reason why this torch has no NCCL; empty if it has
+  DeviceLink link{};      ///< between the ranks' GPUs
+  Medium medium = tcp();  ///< between hosts
 };
 
 /// All ways for float32 tensors, summed or in pieces of one size, in a group with one GPU per rank and outside of

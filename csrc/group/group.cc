@@ -18,7 +18,7 @@ namespace {
 class QueuedCall final : public Task {
  public:
   QueuedCall(Group& group, Operation& operation) : group_(group), operation_(operation) {}
-  void perform(Carrier carrier) override { status_ = group_.run(operation_, carrier); }
+  void perform(Runner runner) override { status_ = group_.run(operation_, runner); }
   const Status& status() const { return status_; }
 
  private:
@@ -40,11 +40,11 @@ Status Group::execute(Operation& operation) {
   if (core_->failures.forked()) return check_alive();
   if (lane_->begin_inline()) {
     if (operation.number == 0) operation.number = next_number();
-    Status status = run(operation, Carrier::kCaller);
+    Status status = run(operation, Runner::kCaller);
     lane_->end_inline();
     return status;
   }
-  if (lane_->held_here()) return inside_itself();
+  if (lane_->held_here()) return reentrant();
   if (operation.number == 0) operation.number = next_number();
   const auto call = std::make_shared<QueuedCall>(*this, operation);
   lane_->submit(call);
@@ -52,13 +52,13 @@ Status Group::execute(Operation& operation) {
   return call->status();
 }
 
-Status Group::run(Operation& o, Carrier carrier) {
-  Status status = carry_out(o, carrier);
+Status Group::run(Operation& o, Runner runner) {
+  Status status = carry_out(o, runner);
   if (finalizes_later_) finalize();
   return status;
 }
 
-Status Group::carry_out(Operation& o, Carrier carrier) {
+Status Group::carry_out(Operation& o, Runner runner) {
   FailureState& failures = core_->failures;
   if (failures.failed()) return failures.check_alive(describe(o.fingerprint()).c_str());
   NVX_TRY(failures.check_alive());
@@ -69,7 +69,7 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
   try {
-    WaitRules rules = core_->waits.rules_of(o, carrier);
+    WaitRules rules = core_->waits.rules_of(o, runner);
     rules.traced = core_->status->traced();
     const CallStatus call(*core_->status, o, o.whole ? Clock::now() : rules.deadline.start);
     return hierarchical_ ? hierarchical_->run(o, rules) : intra_host_->run(o, o, rules);

@@ -25,7 +25,7 @@ class MonitoredBarrier;
 /// stores the first failure. Collectives go through the lane, one at a time. Messages are independent of them.
 class Group : public std::enable_shared_from_this<Group> {
  public:
-  /// Meets the other ranks through the store; returns when all have mapped each other. Throws Error.
+  /// Connects to the other ranks through the store. Returns when all have mapped each other's memory. Throws Error.
   Group(Store& store, const GroupOptions& options);
   ~Group();
 
@@ -42,10 +42,10 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Runs a collective on the caller's thread: at once if the lane is free, otherwise after the queued ones. Refuses a
   /// call from inside another operation of this group, for example by a signal handler that runs during its wait.
   Status execute(Operation& operation);
-  /// The status of such a refusal, for every call that would wait for the operation from which it is made.
-  Status inside_itself() const { return core_->diagnosis.reentrant(); }
+  /// The status of such a refusal, for other calls that would wait for the operation inside which they are made.
+  Status reentrant() const { return core_->diagnosis.reentrant(); }
   /// Runs a collective on this thread, which holds the lane.
-  Status run(Operation& operation, Carrier carrier);
+  Status run(Operation& operation, Runner runner);
   Lane& lane();
   /// Rank 0 waits for all, then releases them. Its error names the first missing rank, or all. The group stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
@@ -96,7 +96,7 @@ class Group : public std::enable_shared_from_this<Group> {
   bool failure_seen() const { return core_->failure_seen.load(std::memory_order_relaxed); }
 
  private:
-  Status carry_out(Operation& operation, Carrier carrier);
+  Status carry_out(Operation& operation, Runner runner);
   void tear_down();
   void finalize();
 

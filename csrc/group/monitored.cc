@@ -15,7 +15,7 @@ constexpr size_t kMostDescribed = 8;
 /// The leading words are gloo's, since scripts match them.
 Status MonitoredBarrier::run(std::chrono::milliseconds timeout, bool name_all) {
   NVX_TRY(core_.failures.check_alive("monitored_barrier"));
-  const WaitRules rules = core_.waits.rules(timeout, Carrier::kCaller);
+  const WaitRules rules = core_.waits.rules(timeout, Runner::kCaller);
   const std::string me = core_.diagnosis.context("monitored_barrier");
   if (members_.rank != 0) return follow_rank_0(me, rules);
   if (timeout.count() <= 0) {

@@ -86,7 +86,7 @@ void Communicator::wait_for_pending_works() {
   issuer.kernels().catch_up();
   const auto all_ended = [&] {
     if (context.pending->load(std::memory_order_acquire) == NvxWork::reporting_here(context.pending)) return true;
-    if (group().lane().held_here()) raise(group().inside_itself());
+    if (group().lane().held_here()) raise(group().reentrant());
     group().lane().settle(kCheckInterval);
     group().mailbox().settle(kCheckInterval);  // returns at once if the group has failed
     group().check_interrupt();

@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::vector<nvx::Hello> hellos = nvx::decode(value, count);
     if (hellos.size() != count) std::abort();
     const nvx::Topology topology = nvx::Topology::from(hellos);
-    for (const std::string& text : {topology.describe(), topology.doubt()}) {
+    for (const std::string& text : {topology.describe(), topology.host_warning()}) {
       if (nvx::printable(text) != text) std::abort();
     }
     for (size_t r = 0; r < count; ++r) {

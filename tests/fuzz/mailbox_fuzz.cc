@@ -41,10 +41,10 @@ void try_input(FuzzedDataProvider& from) {
     const auto request = message(from.ConsumeBool() ? 1 : kAnySource, from.ConsumeIntegralInRange(0, 1),
                                  memory.back()->data(), memory.back()->size());
     if (from.ConsumeBool()) {
-      group.mailbox().receive(request, Carrier::kCaller);  // moves everything that can move
+      group.mailbox().receive(request, Runner::kCaller);  // moves everything that can move
     } else {
       request->peer = 1;
-      group.mailbox().send(request, Carrier::kCaller);
+      group.mailbox().send(request, Runner::kCaller);
     }
   }
   group.abort("the input is used up");

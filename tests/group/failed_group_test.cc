@@ -233,7 +233,7 @@ TEST_P(Meanwhile, TheMailboxIsFreeForOthers) {
       EXPECT_TRUE(barrier(group).ok());
       Bytes memory(10);
       const auto one = message(1, 0, memory.data(), memory.size());
-      if (rank == 0 && is_open) group.mailbox().receive(one, Carrier::kPool);
+      if (rank == 0 && is_open) group.mailbox().receive(one, Runner::kPool);
       if (rank != 1) begun.arrive_and_wait();
       if (rank == 2)
         (void)group.fail({.code = Code::kPeerDied, .cause = group.topology().describe(1) + " is lost", .lost_rank = 1});
@@ -244,7 +244,7 @@ TEST_P(Meanwhile, TheMailboxIsFreeForOthers) {
       }
       const auto call = [&] {
         const auto start = Clock::now();
-        is_open ? group.mailbox().push(Carrier::kPool) : group.mailbox().receive(one, Carrier::kCaller);
+        is_open ? group.mailbox().push(Runner::kPool) : group.mailbox().receive(one, Runner::kCaller);
         longest = std::max(longest, Clock::now() - start);
       };
       do call();

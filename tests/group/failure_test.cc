@@ -143,8 +143,8 @@ class Queued : public Task {
  public:
   Queued(Group& group, const Spec& spec)
       : side_(spec, group.rank(), group.size()), group_(group), operation_(operation_of(spec, side_, group.size())) {}
-  void perform(Carrier carrier) override {
-    status_ = group_.run(operation_, carrier);
+  void perform(Runner runner) override {
+    status_ = group_.run(operation_, runner);
     ended = true;
   }
   const Status& status() const { return status_; }
@@ -173,7 +173,7 @@ void use_in_child(Group& group) {
     const auto request = message(1 - group.rank(), 0, memory.data(), memory.size());
     bool finished = false;
     request->finished = [&](const Message&) { finished = true; };
-    sends ? group.mailbox().send(request, Carrier::kPool) : group.mailbox().receive(request, Carrier::kPool);
+    sends ? group.mailbox().send(request, Runner::kPool) : group.mailbox().receive(request, Runner::kPool);
     EXPECT_CONTAINS(group.mailbox().wait(*request), "forked");
     EXPECT_TRUE(finished);
   }

@@ -186,10 +186,10 @@ TEST(Group, CollectivesAndMessagesGoApart) {
     Group group(store, options("apart", rank, 2));
     Bytes out(300'000, std::byte(rank + 1)), in(300'000);
     const auto receive = message(1 - rank, 1, in.data(), in.size());
-    group.mailbox().receive(receive, Carrier::kPool);
+    group.mailbox().receive(receive, Runner::kPool);
     ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {50'000, 0}}), "");
     const auto send = message(1 - rank, 1, out.data(), out.size());
-    group.mailbox().send(send, Carrier::kPool);
+    group.mailbox().send(send, Runner::kPool);
     ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {50'000, 0}}), "");
     ASSERT_TRUE(group.mailbox().wait(*send).ok());
     ASSERT_TRUE(group.mailbox().wait(*receive).ok());

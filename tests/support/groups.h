@@ -89,12 +89,12 @@ inline std::shared_ptr<Message> message(int peer, int64_t tag, std::byte* data, 
 }
 
 /// Sends or receives a message, and waits for its end.
-inline Status send_now(Group& group, const std::shared_ptr<Message>& message, Carrier carrier = Carrier::kCaller) {
-  group.mailbox().send(message, carrier);
+inline Status send_now(Group& group, const std::shared_ptr<Message>& message, Runner runner = Runner::kCaller) {
+  group.mailbox().send(message, runner);
   return group.mailbox().wait(*message);
 }
-inline Status receive_now(Group& group, const std::shared_ptr<Message>& message, Carrier carrier = Carrier::kCaller) {
-  group.mailbox().receive(message, carrier);
+inline Status receive_now(Group& group, const std::shared_ptr<Message>& message, Runner runner = Runner::kCaller) {
+  group.mailbox().receive(message, runner);
   return group.mailbox().wait(*message);
 }
 

@@ -72,19 +72,20 @@ inline Bytes reduced(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
 }
 
 /// Returns memory of so many bytes for a tensor, or null if the tensor allocates its own.
-using Room = std::function<std::byte*(size_t)>;
+using SlotRequest = std::function<std::byte*(size_t)>;
 
 /// User memory at an odd address, with guard bytes before and behind it.
 class Tensor {
  public:
-  explicit Tensor(size_t bytes, size_t shift = 0, const Room& room = nullptr) : shift_(shift), bytes_(bytes) {
+  explicit Tensor(size_t bytes, size_t shift = 0, const SlotRequest& room = nullptr) : shift_(shift), bytes_(bytes) {
     const size_t all = bytes + 2 * kGuard;
     std::byte* at = room ? room(all) : nullptr;
     if (!at) own_.resize(all), at = own_.data();
     all_ = {at, all};
     std::fill(all_.begin(), all_.end(), std::byte(0xEE));
   }
-  explicit Tensor(const Bytes& from, size_t shift = 0, const Room& room = nullptr) : Tensor(from.size(), shift, room) {
+  explicit Tensor(const Bytes& from, size_t shift = 0, const SlotRequest& room = nullptr)
+      : Tensor(from.size(), shift, room) {
     if (!from.empty()) std::memcpy(data(), from.data(), from.size());
   }
   Tensor(Tensor&&) = default;

@@ -30,7 +30,7 @@ class Batch {
   }
 
   void add(DeviceAlgorithm algorithm, const Spec& spec, uint64_t timeout_ns = kTimeout, Placed placed = {}) {
-    const Room room = [this](size_t bytes) { return pools_->allocate(rank_, bytes); };
+    const SlotRequest room = [this](size_t bytes) { return pools_->allocate(rank_, bytes); };
     sides_.push_back(
         std::make_unique<Side>(spec, rank_, devices_.ranks(), placed.in ? room : nullptr, placed.out ? room : nullptr));
     texts_.push_back(std::string(kernel::name(algorithm)) + " " + describe(spec));

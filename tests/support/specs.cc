@@ -109,7 +109,7 @@ Bytes Side::want() const {
   return all;
 }
 
-Side::Side(const Spec& spec, int rank, int ranks, const Room& in_room, const Room& out_room)
+Side::Side(const Spec& spec, int rank, int ranks, const SlotRequest& in_room, const SlotRequest& out_room)
     : spec_(spec), rank_(rank), ranks_(ranks), factors_(size_t(ranks)), in_(0), out_(0) {
   for (int r = 0; r < ranks; ++r) factors_[size_t(r)] = 0.5 + 0.25 * r;
   in_ = Tensor(input_of(rank), spec.shift, in_room);

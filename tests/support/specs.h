@@ -79,7 +79,8 @@ std::vector<size_t> counts_around(size_t n, int ranks, kernel::Collective collec
 /// One rank's memory in a spec.
 class Side {
  public:
-  Side(const Spec& spec, int rank, int ranks, const Room& in_room = nullptr, const Room& out_room = nullptr);
+  Side(const Spec& spec, int rank, int ranks, const SlotRequest& in_room = nullptr,
+       const SlotRequest& out_room = nullptr);
 
   kernel::Work work() const;
   kernel::Fingerprint fingerprint() const;

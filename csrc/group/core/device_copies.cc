@@ -88,12 +88,12 @@ bool DeviceCopies::progress() {
   for (;; relax()) {
     {
       MutexLock lock(mutex_);
-      std::ranges::move(begun_, std::back_inserter(flying_));
+      std::ranges::move(begun_, std::back_inserter(in_flight_));
       begun_.clear();
     }
-    if (flying_.empty()) return false;
-    std::erase_if(flying_, [this](const auto& copy) { return advance(copy); });
-    if (Clock::now() >= last_change_ + kPollFor) return !flying_.empty();
+    if (in_flight_.empty()) return false;
+    std::erase_if(in_flight_, [this](const auto& copy) { return advance(copy); });
+    if (Clock::now() >= last_change_ + kPollFor) return !in_flight_.empty();
   }
 }
 

@@ -99,7 +99,7 @@ class DeviceCopies : public std::enable_shared_from_this<DeviceCopies> {
   Mutex mutex_;  // never held during a call of the driver
   Copies begun_ GUARDED_BY(mutex_);
   // Of the polling thread:
-  Copies flying_;
+  Copies in_flight_;
   std::vector<std::unique_ptr<DeviceWork>> idle_;
   Status lost_;                    // why a copy was lost; none begins after that
   Clock::time_point last_change_;  // when a copy last began or ended

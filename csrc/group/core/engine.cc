@@ -56,15 +56,15 @@ bool Lane::find_thread() {
 /// Makes sure that the queue runs, on this thread if need be: a caller may wait for an operation's effects only.
 void Lane::ensure_running() {
   if (find_thread()) return;
-  while (!held() && !queue_.empty()) run_front(Carrier::kPool);
+  while (!held() && !queue_.empty()) run_front(Runner::kPool);
 }
 
-void Lane::run_front(Carrier carrier) {
+void Lane::run_front(Runner runner) {
   std::shared_ptr<Task> task = std::move(queue_.front());
   queue_.pop_front();
   holder_ = std::this_thread::get_id();
   mutex_.unlock();
-  contain("an operation", [&] { task->perform(carrier); });
+  contain("an operation", [&] { task->perform(runner); });
   mutex_.lock();
   holder_ = {};
   ++concluding_;
@@ -89,7 +89,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
     if (!held() && !queue_.empty()) {
       // An operation that has begun runs to its end, so a caller that may give up does not run it.
       if (may_run == MayRun::kYes || !find_thread()) {
-        run_front(Carrier::kCaller);
+        run_front(Runner::kCaller);
         continue;
       }
     }
@@ -109,7 +109,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
 void Lane::drain() {
   MutexLock lock(mutex_);
   scheduled_ = false;  // from here on, `find_thread()` may start another thread beside this one
-  while (!held() && !queue_.empty()) run_front(Carrier::kPool);
+  while (!held() && !queue_.empty()) run_front(Runner::kPool);
   moved_.notify_all();
 }
 

@@ -11,15 +11,15 @@
 
 namespace nvx {
 
-/// The thread that performs an operation: a caller, which may spin, or a pool thread, which sleeps at once.
-enum class Carrier { kCaller, kPool };
+/// The thread that runs an operation: a caller, which may spin, or a pool thread, which sleeps at once.
+enum class Runner { kCaller, kPool };
 
 /// One asynchronous operation.
 class Task {
  public:
   virtual ~Task() = default;
   /// Called once, with no lock held. Exceptions of this and the other functions are logged and dropped.
-  virtual void perform(Carrier carrier) = 0;
+  virtual void perform(Runner runner) = 0;
   /// Reports the end, after the lane is free for the next operation. Called once, after `perform()`.
   virtual void conclude() {}
   /// True if `conclude()` runs the user's code, which may wait for another operation.
@@ -63,7 +63,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
  private:
   bool held() const REQUIRES(mutex_) { return holder_ != std::thread::id(); }
-  void run_front(Carrier carrier) REQUIRES(mutex_);
+  void run_front(Runner runner) REQUIRES(mutex_);
   bool find_thread() REQUIRES(mutex_);
   void ensure_running() REQUIRES(mutex_);
 

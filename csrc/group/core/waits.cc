@@ -23,10 +23,10 @@ std::chrono::milliseconds Waits::span_of(std::chrono::milliseconds own) const {
   return own.count() > 0 && config().timeout.count() == 0 ? own : timeout();
 }
 
-WaitRules Waits::rules(std::chrono::milliseconds own, Carrier carrier) {
+WaitRules Waits::rules(std::chrono::milliseconds own, Runner runner) {
   WaitRules rules;
   rules.deadline = Deadline::after(span_of(own));
-  if (carrier == Carrier::kCaller) {
+  if (runner == Runner::kCaller) {
     rules.spin = spin_.get();
     rules.yields = &yields_;
   }
@@ -34,8 +34,8 @@ WaitRules Waits::rules(std::chrono::milliseconds own, Carrier carrier) {
   return rules;
 }
 
-WaitRules Waits::rules_of(const Operation& operation, Carrier carrier) {
-  WaitRules rules = this->rules(operation.timeout, carrier);
+WaitRules Waits::rules_of(const Operation& operation, Runner runner) {
+  WaitRules rules = this->rules(operation.timeout, runner);
   if (operation.whole) rules.deadline = operation.whole->deadline;
   return rules;
 }

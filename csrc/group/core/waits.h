@@ -23,8 +23,8 @@ class Waits {
   }
   /// How long an operation with this timeout of its own (0: none) may wait. 0: without limit.
   std::chrono::milliseconds span_of(std::chrono::milliseconds own) const;
-  WaitRules rules(std::chrono::milliseconds own, Carrier carrier);
-  WaitRules rules_of(const Operation& operation, Carrier carrier);
+  WaitRules rules(std::chrono::milliseconds own, Runner runner);
+  WaitRules rules_of(const Operation& operation, Runner runner);
 
  private:
   Watch& watch_;

@@ -12,14 +12,15 @@ namespace {
 using kernel::Collective;
 using kernel::Piece;
 
-/// Data from one host may arrive before that for another has been sent. If input and output overlap, a copy is sent.
-void set_apart(Operation& o, std::vector<std::byte>& room) {
+/// Data from one host may arrive before that for another has been sent. So if input and output overlap, this makes the
+/// operation send a copy of its input.
+void copy_if_overlapping(Operation& o, std::vector<std::byte>& copy) {
   const auto is_apart = [&](const Piece& sent) {
     return std::ranges::all_of(o.recv, [&](const Piece& received) { return apart(sent, received); });
   };
   if (std::ranges::all_of(o.send, is_apart)) return;
-  room.resize(o.send.total());
-  std::byte* to = room.data();
+  copy.resize(o.send.total());
+  std::byte* to = copy.data();
   for (Piece& piece : o.send) {
     if (piece.bytes != 0) std::memcpy(to, piece.data, piece.bytes);
     piece.data = to;
@@ -63,7 +64,7 @@ Status Hierarchical::all_to_all(Call& call) {
   PeerSet all{{}, members_.rank};
   for (int rank = 0; rank < members_.size(); ++rank) all.members.push_back(rank);
   Active& active = prepare(call, plan_between(schedule::Collective::kAllToAll, 0, facts_).row, all);
-  set_apart(o, active.input);
+  copy_if_overlapping(o, active.input);
   std::vector<Piece> to, from;
   for (int rank = 0; rank < members_.size(); ++rank) {
     const bool inside = members_.local_rank_of(rank) >= 0;

@@ -30,12 +30,12 @@ class HostProxy {
 
   /// Allocates memory for this many slices and rounds. Called first, before any other rank can wait for this one.
   /// `bytes`: of a slot. `moves_only`: the host reads and writes no slot, so slots may be in device memory if the link
-  /// between hosts moves that. The group fails if the device has no room for them.
-  struct Room {
+  /// between hosts moves that. The group fails if the device has too little memory for them.
+  struct SlotRequest {
     size_t slices, rounds, bytes;
     bool moves_only;
   };
-  virtual Status make(const Room& room) = 0;
+  virtual Status make(const SlotRequest& request) = 0;
   /// Resets it for one more replay. Called before the first round of that replay.
   virtual void reset() {}
   virtual std::byte* at(size_t k) = 0;

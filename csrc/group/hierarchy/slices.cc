@@ -354,7 +354,7 @@ class InChunks final : public Slices {
  public:
   explicit InChunks(const Source& source) : Slices(source) {
     cut_ = goes_in_chunks(o_.collective, o_.dtype, o_.count) ? nvx::cut(o_, facts_) : uncut(o_);
-    slot_bytes_ = room_for(o_, cut_, rank_);
+    slot_bytes_ = buffer_bytes(o_, cut_, rank_);
     by_kernels_ = false;
   }
   std::optional<std::vector<CopyPair>> down(size_t k) const override { return staged(k).down; }

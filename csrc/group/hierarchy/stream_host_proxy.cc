@@ -23,17 +23,17 @@ StreamHostProxy::~StreamHostProxy() {
   });
 }
 
-Status StreamHostProxy::make(const Room& room) {
-  room_ = round_up(room.bytes, kAlign);
-  const size_t slots = std::min(room.slices, kSlots) * room_;
+Status StreamHostProxy::make(const SlotRequest& request) {
+  slot_bytes_ = round_up(request.bytes, kAlign);
+  const size_t slots = std::min(request.slices, kSlots) * slot_bytes_;
   try {
-    if (room.moves_only && setting_.on_device && slots != 0) device_slots_ = setting_.on_device(slots);
+    if (request.moves_only && setting_.on_device && slots != 0) device_slots_ = setting_.on_device(slots);
   } catch (const Error& error) {  // the other ranks, which have their memory, would wait for this one
     return core_.failures.fail(error.failure());
   }
   memory_ = setting_.pinned(sizeof(Words) + (device_slots_ ? 0 : slots));
   slots_ = device_slots_ ? device_slots_.get() : memory_.get() + sizeof(Words);
-  round_ends_.resize(room.rounds);
+  round_ends_.resize(request.rounds);
   reset();
   return {};
 }
@@ -94,7 +94,7 @@ Status StreamHostProxy::await_room() const {
   return refused.ok() ? *end : refused;
 }
 
-/// Also true if there can never be room.
+/// Whether the stream's queue has room for one more launch. Also true if it never will: `refused` then has the reason.
 bool StreamHostProxy::has_room(Status* refused) const {
   const uint64_t launched = device_.launched();
   if (launched < kMostAhead || device_.ended_well(launched - kMostAhead)) return true;

@@ -35,9 +35,9 @@ class StreamHostProxy final : public HostProxy {
       : core_(core), device_(device), setting_(std::move(setting)) {}
   ~StreamHostProxy() override;
 
-  Status make(const Room& room) override;
+  Status make(const SlotRequest& request) override;
   void reset() override;
-  std::byte* at(size_t k) override { return slots_ + k % kSlots * room_; }
+  std::byte* at(size_t k) override { return slots_ + k % kSlots * slot_bytes_; }
   bool on_device() const override { return device_slots_ != nullptr; }
   const Stamp* host_counter() override { return &words().host; }
   Status begin_round(std::span<const Operation> steps) override;
@@ -65,7 +65,7 @@ class StreamHostProxy final : public HostProxy {
   std::shared_ptr<std::byte> memory_;        // the counters, and all slots that are in host memory
   std::shared_ptr<std::byte> device_slots_;  // null: they are in host memory
   std::byte* slots_ = nullptr;
-  size_t room_ = 0;
+  size_t slot_bytes_ = 0;
   std::vector<Stamp> round_ends_;  // by round: the value that the device writes when the round has ended
   std::atomic<size_t> begun_{0};   // rounds; the release makes their `round_ends_` visible to the host's part
   bool tried_ = false;             // something has been launched, or may have been

@@ -18,7 +18,7 @@ bool InterHostPeer::announce() {
   if (unannounced_.empty()) return false;
   MutexLock lock(core_.port->mutex());
   bool moved = false;
-  while (!unannounced_.empty() && uint32_t(announced_) - there_.count < kMostUnread) {
+  while (!unannounced_.empty() && uint32_t(announced_) - peer_taken_.count < kMostUnread) {
     const std::shared_ptr<Message> message = unannounced_.front();
     unannounced_.pop_front();
     net::Envelope envelope{};
@@ -26,7 +26,7 @@ bool InterHostPeer::announce() {
     envelope.bytes = message->bytes;
     envelope.number = ++announced_;
     envelope.dtype = uint8_t(message->dtype);
-    envelope.carries_data = carries(message->bytes, net::Messenger::kMostCopied, there_.full());
+    envelope.carries_data = carries(message->bytes, net::Messenger::kMostCopied, peer_taken_.full());
     core_.port->p2p().announce(rank_, envelope, {message->data, envelope.carries_data ? message->bytes : 0});
     if (envelope.carries_data) {
       finish(message, {});
@@ -58,24 +58,24 @@ void InterHostPeer::take(net::PointToPoint::Control&& control) {
     ++taken_;
     arrive(std::move(ahead_.extract(ahead_.begin()).mapped()));
   }
-  if (uint32_t(taken_) - reported_.count >= kMostUnread / 2) send_taken();
+  if (uint32_t(taken_) - own_taken_.count >= kMostUnread / 2) send_taken();
 }
 
 void InterHostPeer::send_full(bool) {
-  ++reported_.turns;
+  ++own_taken_.turns;
   send_taken();
 }
 
 void InterHostPeer::send_taken() {
-  reported_.count = uint32_t(taken_);
+  own_taken_.count = uint32_t(taken_);
   MutexLock lock(core_.port->mutex());
-  core_.port->send(rank_, {net::Kind::kTaken, reported_.value()});
+  core_.port->send(rank_, {net::Kind::kTaken, own_taken_.value()});
 }
 
 void InterHostPeer::read(net::PointToPoint::Control&& control) {
   switch (control.kind) {
     case net::Kind::kEnvelope: return take(std::move(control));
-    case net::Kind::kTaken: return there_.update(net::Taken::of(control.value));
+    case net::Kind::kTaken: return peer_taken_.update(net::Taken::of(control.value));
     case net::Kind::kGrant: {
       const auto found = ungranted_.extract(control.value);
       if (!found) return;

@@ -44,7 +44,7 @@ void Mailbox::close() {
   }
   if (!open_.empty())
     fail_all(Status(Code::kAborted, "nvx: group " + members_.name + " was destroyed with messages in flight"));
-  Progress progress{Role::kNeither, Carrier::kPool};
+  Progress progress{Role::kNeither, Runner::kPool};
   deliver(progress);
 }
 
@@ -55,16 +55,16 @@ void wake(const Members& members, int rank) {
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
 }
 
-void Mailbox::send(const std::shared_ptr<Message>& message, Carrier carrier) {
+void Mailbox::send(const std::shared_ptr<Message>& message, Runner runner) {
   if (failures_.forked()) return message->refuse(failures_.check_alive());
   MutexLock lock(mutex_);
   enter(message);
-  set_going(carrier);
+  start_progress(runner);
 }
 
-void Mailbox::receive(const std::shared_ptr<Message>& message, Carrier carrier) {
+void Mailbox::receive(const std::shared_ptr<Message>& message, Runner runner) {
   message->receives_ = true;
-  send(message, carrier);
+  send(message, runner);
 }
 
 void Mailbox::post(const std::shared_ptr<Message>& message) {
@@ -99,16 +99,16 @@ void Mailbox::forget(int64_t tag) {
 std::string Message::describe() const {
   std::string whom = receives_ ? "from " : "to ";
   whom += peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);
-  if (called) return std::string(called) + "(" + whom + ")";
+  if (call_name) return std::string(call_name) + "(" + whom + ")";
   if (tag != 0) whom += ", tag " + std::to_string(tag);
   return std::string(receives_ ? "recv(" : "send(") + name(dtype) + ", " +
-         std::to_string((noted ? noted : bytes) / size_of(dtype)) + " elements, " + whom + ")";
+         std::to_string((noted_bytes ? noted_bytes : bytes) / size_of(dtype)) + " elements, " + whom + ")";
 }
 
-void Mailbox::push(Carrier carrier) {
+void Mailbox::push(Runner runner) {
   if (failures_.forked()) return;
   MutexLock lock(mutex_);
-  set_going(carrier);
+  start_progress(runner);
 }
 
 void Mailbox::enter(const std::shared_ptr<Message>& message) {
@@ -116,7 +116,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
     ahead->timeout = message->timeout;
     enter(ahead);
   }
-  message->deadline_ = message->stands ? Deadline() : Deadline::after(core_.waits.span_of(message->timeout));
+  message->deadline_ = message->is_standing ? Deadline() : Deadline::after(core_.waits.span_of(message->timeout));
   open_.insert(message);
   if (failures_.failed()) {
     finish(message, failures_.check_alive(message->describe().c_str()));
@@ -131,10 +131,10 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   }
 }
 
-void Mailbox::set_going(Carrier carrier) {
-  Progress progress{Role::kNeither, carrier};
+void Mailbox::start_progress(Runner runner) {
+  Progress progress{Role::kNeither, runner};
   move(progress.next_check);
-  if (carrier == Carrier::kPool && !open_.empty()) ensure_progress_thread();
+  if (runner == Runner::kPool && !open_.empty()) ensure_progress_thread();
   deliver(progress);
 }
 
@@ -236,7 +236,7 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Unexpected&& unexp
       const std::string elements = std::to_string(bytes / size_of(dtype)) + " elements of ";
       return std::string(verb) + " " + (is_note ? "by NVX_DELEGATE, elements of " : elements) + name(dtype);
     };
-    const bool one_delegates = may_be_note && (unexpected.bytes == kNoteBytes) != (receive->noted != 0);
+    const bool one_delegates = may_be_note && (unexpected.bytes == kNoteBytes) != (receive->noted_bytes != 0);
     finish(
         receive,
         failures_.fail(
@@ -289,9 +289,9 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
   open_.erase(message);
   if (message->status_.ok() && message->tag < kOwnTags)
     core_.status->message_ended(message->receives_, message->peer, message->tag, message->dtype,
-                                message->noted ? message->noted : message->bytes, message->deadline_.start);
+                                message->noted_bytes ? message->noted_bytes : message->bytes, message->deadline_.start);
   if (open_.empty()) core_.status->no_messages();
-  if (message->stands) ++peer(message->peer).undelivered;
+  if (message->is_standing) ++peer(message->peer).undelivered;
   finished_.push_back(message);
 }
 

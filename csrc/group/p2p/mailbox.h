@@ -19,7 +19,8 @@
 namespace nvx {
 
 constexpr int kAnySource = -1;
-/// The size of a note, which stands for a message that a delegate moves; one that few messages have.
+/// The size of a note, which is sent for each message that a delegate moves. An unusual size: the mailbox distinguishes
+/// notes from other messages by it.
 constexpr size_t kNoteBytes = 41;
 /// The first tag of nvx's own messages. Torch's tags are ints, so they are lower.
 constexpr int64_t kOwnTags = int64_t(1) << 32;
@@ -41,14 +42,14 @@ struct Message {
   std::atomic<bool> reached{true};
   /// Of a done receive: whether its data went to `at` and not to `data`.
   bool by_copies = false;
-  /// Of a note: the size of the message that it stands for. 0: this is no note.
-  size_t noted = 0;
+  /// Of a note: the size of the delegated message. 0: this is no note.
+  size_t noted_bytes = 0;
   /// The name of the user's call if it is neither send nor recv.
-  const char* called = nullptr;
+  const char* call_name = nullptr;
   /// A standing receive: its message may never come, so it has no timeout, and the end of its peer is no failure. It
   /// has a specific peer.
-  bool stands = false;
-  /// A message to the same peer that goes directly before this one, with this one's timeout.
+  bool is_standing = false;
+  /// A message to the same peer that is sent directly before this one, with this one's timeout.
   std::shared_ptr<Message> ahead;
   /// Called once when the message is done, with no lock held, on any thread. May wait for other messages, and for this
   /// one. Its exceptions are logged and dropped.
@@ -96,12 +97,12 @@ class Mailbox : public LeaseHolder {
   ~Mailbox() override;
 
   /// These post a message and do the work that is possible at once. The rest happens during waits, or on a pool thread.
-  void send(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
-  void receive(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
+  void send(const std::shared_ptr<Message>& message, Runner runner) EXCLUDES(mutex_);
+  void receive(const std::shared_ptr<Message>& message, Runner runner) EXCLUDES(mutex_);
   /// `send()` in two halves: `post()` puts the message behind earlier ones; `push()` does the work that is possible at
   /// once, and calls `finished()` of done messages.
   void post(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
-  void push(Carrier carrier) EXCLUDES(mutex_);
+  void push(Runner runner) EXCLUDES(mutex_);
   /// The first half of `receive()`: posts the receive. Inside a message's `finished()` no `push()` need follow: the
   /// caller of `finished()` does that work.
   void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
@@ -132,12 +133,12 @@ class Mailbox : public LeaseHolder {
   enum class Role { kNeither, kWaiter, kProgressThread };
   struct Progress {
     Role role;
-    Carrier carrier;
+    Runner runner;
     Clock::time_point began = Clock::now(), next_check = began + kWatchInterval;
   };
 
   void enter(const std::shared_ptr<Message>& message) REQUIRES(mutex_);
-  void set_going(Carrier carrier) REQUIRES(mutex_);
+  void start_progress(Runner runner) REQUIRES(mutex_);
   bool move(Clock::time_point until) REQUIRES(mutex_);
   bool advance() REQUIRES(mutex_);
   bool read_port() REQUIRES(mutex_);

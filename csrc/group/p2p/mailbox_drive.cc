@@ -30,7 +30,7 @@ void Mailbox::deliver(Progress& progress) {
     mutex_.unlock();
     deliver_one(*message, progress);
     mutex_.lock();
-    if (message->stands) --peer(message->peer).undelivered;
+    if (message->is_standing) --peer(message->peer).undelivered;
   }
   if (role == Role::kWaiter && progress.role != role) {
     ++waiters_;
@@ -105,7 +105,7 @@ std::string Mailbox::describe_wait(const Message& message) {
   const auto other = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& unexpected) {
     return (from_any || unexpected.peer == message.peer) && unexpected.tag < kOwnTags;
   });
-  if (!message.receives_ || message.called || other == unexpected_.end()) return text;
+  if (!message.receives_ || message.call_name || other == unexpected_.end()) return text;
   return text + "; " + (from_any ? members_.topology.describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
          std::to_string(other->tag) + ", for which there is no recv here";
@@ -124,7 +124,7 @@ void Mailbox::check_times() {
   {
     MutexLock lock(mutex_);
     for (const auto& message : open_) {
-      if (!message->stands || failures_.failed()) open.emplace_back(message, message->peer);
+      if (!message->is_standing || failures_.failed()) open.emplace_back(message, message->peer);
     }
     const auto oldest = std::min_element(open.begin(), open.end(), [](const auto& a, const auto& b) {
       return a.first->deadline_.start < b.first->deadline_.start;
@@ -191,7 +191,7 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
     return bell.value.load(std::memory_order_seq_cst) != seen || failures_.failed();
   };
   if (peer >= 0) core_.status->sleeps_for_message(peer, members_.pid_of(peer), message->receives_, progress.began);
-  WaitRules rules = core_.waits.rules({}, progress.carrier);
+  WaitRules rules = core_.waits.rules({}, progress.runner);
   rules.watch = nullptr;
   rules.deadline.end = std::min(rules.deadline.end, progress.next_check);
   if (may_be_remote) {
@@ -205,7 +205,7 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
 Status Mailbox::wait(Message& message) {
   if (message.over()) return message.status();
   if (failures_.forked()) return failures_.check_alive();
-  Progress progress{Role::kWaiter, Carrier::kCaller};
+  Progress progress{Role::kWaiter, Runner::kCaller};
   {
     MutexLock lock(mutex_);
     ++waiters_;
@@ -223,9 +223,9 @@ void Mailbox::settle(std::chrono::milliseconds span) {
   const auto end = Clock::now() + span;
   const auto empty = [this] {
     MutexLock lock(mutex_);
-    return std::all_of(open_.begin(), open_.end(), [](const auto& message) { return message->stands; });
+    return std::all_of(open_.begin(), open_.end(), [](const auto& message) { return message->is_standing; });
   };
-  Progress progress{Role::kNeither, Carrier::kPool};
+  Progress progress{Role::kNeither, Runner::kPool};
   while (!empty() && Clock::now() < end && !failures_.failed()) progress_once(nullptr, progress);
 }
 
@@ -239,7 +239,7 @@ bool Mailbox::ensure_progress_thread() {
 
 /// Lingers for a while when there is nothing to do, so a stream of messages does not wake a thread for each one.
 void Mailbox::run_progress_thread() {
-  Progress progress{Role::kProgressThread, Carrier::kPool};
+  Progress progress{Role::kProgressThread, Runner::kPool};
   Clock::time_point idle_since = Clock::now();
   while (progress.role == Role::kProgressThread) {
     {

@@ -152,8 +152,8 @@ class InterHostPeer final : public MessagePeer {
   void send_taken();
   void send_full(bool full) override;
 
-  net::Taken there_;                      // announcements that the peer has reported as read
-  net::Taken reported_;                   // announcements that this rank has reported as read
+  net::Taken peer_taken_;                 // announcements that the peer has reported as read
+  net::Taken own_taken_;                  // announcements that this rank has reported as read
   std::map<uint64_t, Unexpected> ahead_;  // announcements that arrived before earlier ones, by number
 };
 

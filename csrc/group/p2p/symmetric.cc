@@ -203,19 +203,19 @@ Status Symmetric::clear_signal(Core& core, const char* what, int from, uint64_t 
 Status Symmetric::put(Core& core, int to, uint64_t channel, std::chrono::milliseconds timeout) {
   constexpr const char* kWhat = "symm_mem put_signal";
   NVX_TRY(core.failures.check_alive(kWhat));
-  return raise_signal(core, kWhat, to, channel, core.waits.rules(timeout, Carrier::kCaller));
+  return raise_signal(core, kWhat, to, channel, core.waits.rules(timeout, Runner::kCaller));
 }
 
 Status Symmetric::wait(Core& core, int from, uint64_t channel, std::chrono::milliseconds timeout) {
   constexpr const char* kWhat = "symm_mem wait_signal";
   NVX_TRY(core.failures.check_alive(kWhat));
-  return clear_signal(core, kWhat, from, channel, core.waits.rules(timeout, Carrier::kCaller));
+  return clear_signal(core, kWhat, from, channel, core.waits.rules(timeout, Runner::kCaller));
 }
 
 Status Symmetric::barrier(Core& core, uint64_t channel, std::chrono::milliseconds timeout) {
   constexpr const char* kWhat = "symm_mem barrier";
   NVX_TRY(core.failures.check_alive(kWhat));
-  const WaitRules rules = core.waits.rules(timeout, Carrier::kCaller);
+  const WaitRules rules = core.waits.rules(timeout, Runner::kCaller);
   for (int step = 1; step < size(); ++step) NVX_TRY(raise_signal(core, kWhat, (rank_ + step) % size(), channel, rules));
   for (int step = 1; step < size(); ++step) NVX_TRY(clear_signal(core, kWhat, (rank_ + step) % size(), channel, rules));
   return {};

@@ -18,7 +18,7 @@ std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Mem
   const std::shared_ptr<Window> window(new Window(group, mine));
   window->exchange_infos(group, mine.has_value());
   for (int rank = 0; rank < window->members_.size(); ++rank) window->expect_note(rank);
-  group.mailbox.push(Carrier::kPool);  // for notes that have arrived already
+  group.mailbox.push(Runner::kPool);  // for notes that have arrived already
   return window;
 }
 
@@ -76,13 +76,13 @@ std::shared_ptr<Message> Window::wait_signal(int rank) const {
 }
 
 /// The message owns its note.
-std::shared_ptr<Message> Window::note_to(int rank, Note note, const char* called) const {
+std::shared_ptr<Message> Window::note_to(int rank, Note note, const char* call_name) const {
   struct Noted : Message {
     Note note;
   };
   auto noted = std::make_shared<Noted>();
   noted->note = note;
-  noted->called = called;
+  noted->call_name = call_name;
   noted->peer = rank;
   noted->tag = tag(Channel::kNotes);
   noted->data = reinterpret_cast<std::byte*>(&noted->note);
@@ -90,9 +90,9 @@ std::shared_ptr<Message> Window::note_to(int rank, Note note, const char* called
   return noted;
 }
 
-std::shared_ptr<Message> Window::message_of(int rank, Channel channel, const char* called) const {
+std::shared_ptr<Message> Window::message_of(int rank, Channel channel, const char* call_name) const {
   auto message = std::make_shared<Message>();
-  message->called = called;
+  message->call_name = call_name;
   message->peer = rank;
   message->tag = tag(channel);
   return message;
@@ -101,7 +101,7 @@ std::shared_ptr<Message> Window::message_of(int rank, Channel channel, const cha
 /// Executes notes in order: posts the receive of the next note after this one has been executed.
 void Window::expect_note(int rank) {
   const std::shared_ptr<Message> message = note_to(rank, {}, "window");
-  message->stands = true;
+  message->is_standing = true;
   message->may_block = [] { return false; };
   message->finished = [self = shared_from_this(), rank](const Message& received) {
     if (!received.status().ok()) return;  // the group has ended
@@ -116,7 +116,7 @@ void Window::expect_data(int rank, const Note& note) {
   const std::shared_ptr<Message> message = message_of(rank, Channel::kNotes, "window");
   message->data = mine_.data + note.offset;
   message->bytes = size_t(note.bytes);
-  message->stands = true;
+  message->is_standing = true;
   message->may_block = [] { return false; };
   message->finished = [self = shared_from_this(), rank](const Message& received) {
     if (received.status().ok()) self->expect_note(rank);
@@ -145,8 +145,8 @@ Status Window::close() {
   for (int rank = 0; rank < members_.size(); ++rank) {
     const auto end = note_to(rank, {Kind::kClose}, "tensor_deregister");
     const auto their_end = message_of(rank, Channel::kEnds, "tensor_deregister");
-    mailbox_.receive(their_end, Carrier::kPool);
-    mailbox_.send(end, Carrier::kPool);
+    mailbox_.receive(their_end, Runner::kPool);
+    mailbox_.send(end, Runner::kPool);
     ends.insert(ends.end(), {their_end, end});
   }
   Status status;

@@ -80,8 +80,8 @@ class Window : public std::enable_shared_from_this<Window> {
     return size_t(shares_[size_t(rank)].elements) * shares_[size_t(rank)].element_bytes;
   }
   void check_rank(int rank) const;
-  std::shared_ptr<Message> note_to(int rank, Note note, const char* called) const;
-  std::shared_ptr<Message> message_of(int rank, Channel channel, const char* called) const;
+  std::shared_ptr<Message> note_to(int rank, Note note, const char* call_name) const;
+  std::shared_ptr<Message> message_of(int rank, Channel channel, const char* call_name) const;
   void expect_note(int rank);
   void expect_data(int rank, const Note& note);
   void follow(int rank, const Note& note);

@@ -22,19 +22,19 @@ size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
   return inter_host.slice / width * width;
 }
 
-/// Allocates room for pieces one after another, and records the copies. Pieces that are adjacent on the device are
-/// adjacent here, and one copy moves them. Without room it only counts the bytes.
+/// Places pieces one after another in the buffer, and records the copies. Pieces that are adjacent on the device are
+/// adjacent in the buffer, and one copy moves them. Without a buffer it only counts the bytes.
 class Loader {
  public:
-  explicit Loader(StagedChunk& staged, std::byte* room) : staged_(staged), room_(room) {}
+  explicit Loader(StagedChunk& staged, std::byte* buffer) : staged_(staged), buffer_(buffer) {}
 
   enum class Direction { kDown, kUp, kBoth };
   kernel::Piece place(kernel::Piece there, Direction direction) {
     if (there.bytes == 0) return {};
     if (there.data != behind_) staged_.bytes = round_up(staged_.bytes, kCacheLine);
-    const kernel::Piece here{room_ ? room_ + staged_.bytes : nullptr, there.bytes};
-    if (room_ && direction != Direction::kUp) note(staged_.down, there, here);
-    if (room_ && direction != Direction::kDown) note(staged_.up, there, here);
+    const kernel::Piece here{buffer_ ? buffer_ + staged_.bytes : nullptr, there.bytes};
+    if (buffer_ && direction != Direction::kUp) note(staged_.down, there, here);
+    if (buffer_ && direction != Direction::kDown) note(staged_.up, there, here);
     staged_.bytes += there.bytes, behind_ = there.data + there.bytes;
     return here;
   }
@@ -52,7 +52,7 @@ class Loader {
   }
 
   StagedChunk& staged_;
-  std::byte* const room_;
+  std::byte* const buffer_;
   const std::byte* behind_ = nullptr;
 };
 
@@ -76,10 +76,10 @@ kernel::Piece Cut::of(kernel::Piece piece, size_t k) const {
   return {advance(piece, at), std::min(slice, piece.bytes - at)};
 }
 
-StagedChunk stage_chunk(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* room) {
+StagedChunk stage_chunk(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* buffer) {
   using Direction = Loader::Direction;
   StagedChunk staged;
-  Loader loader(staged, room);
+  Loader loader(staged, buffer);
   Operation& part = staged.part;
   part.collective = o.collective, part.dtype = o.dtype, part.op = o.op, part.root = o.root, part.factor = o.factor;
   part.send = Pieces(o.send.size()), part.recv = Pieces(o.recv.size());
@@ -120,7 +120,7 @@ StagedChunk stage_chunk(const Operation& o, const Cut& cut, size_t k, int rank, 
 }
 
 /// No later chunk needs more than the first one.
-size_t room_for(const Operation& o, const Cut& cut, int rank) {
+size_t buffer_bytes(const Operation& o, const Cut& cut, int rank) {
   return round_up(stage_chunk(o, cut, 0, rank, nullptr).bytes, kCacheLine);
 }
 

@@ -39,9 +39,9 @@ struct StagedChunk {
   std::vector<CopyPair> down, up;
   size_t bytes = 0;  ///< of host memory
 };
-/// Chunk k of any collective on a device's memory. Pure. `room`: `room_for()` bytes.
-StagedChunk stage_chunk(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);
-size_t room_for(const Operation& operation, const Cut& cut, int rank);
+/// Chunk k of any collective on a device's memory. Pure. `buffer`: `buffer_bytes()` bytes.
+StagedChunk stage_chunk(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* buffer);
+size_t buffer_bytes(const Operation& operation, const Cut& cut, int rank);
 
 Cut uncut(const Operation& operation);
 /// Pure, and the same on every rank. A schedule between hosts may combine an element's terms in an order that depends

@@ -73,7 +73,7 @@ Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, con
   Estimate e = count_inside(algorithm, collective, bytes, facts);
   const double a_byte = policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast ? kPast : kCached;
   const double ranks_per_core = std::max(1.0, double(facts.ranks) / double(std::max<size_t>(facts.cores, 1)));
-  e.seconds = double(e.steps) * seen_inside(facts) + double(e.bytes) * a_byte * ranks_per_core;
+  e.seconds = double(e.steps) * signal_seconds(facts) + double(e.bytes) * a_byte * ranks_per_core;
   e.basis = kInsideBasis;
   return e;
 }
@@ -148,7 +148,7 @@ std::vector<Way> ways_between(Collective collective, size_t bytes, const PlanFac
 
 }  // namespace
 
-double seen_inside(const PlanFacts& facts) {
+double signal_seconds(const PlanFacts& facts) {
   const double peers = double(std::max<size_t>(facts.ranks, 2) - 2) * kPeer;
   return (facts.ranks > facts.cores ? kWake : kStep) + peers;
 }

@@ -38,11 +38,11 @@ Estimate estimate_inside(kernel::Algorithm algorithm, kernel::Collective collect
 
 /// Includes the steps inside the hosts before and after.
 Estimate estimate_between(const schedule::Row& row, kernel::Collective collective, size_t bytes, const PlanFacts& facts,
-                          const Medium& carrier);
+                          const Medium& medium);
 
 /// For a proxy (`group/hierarchy/host_proxy.h`): kernels, copies, and transfers between hosts, all overlapped.
 Estimate estimate_proxied(const InterHostPlan& inter_host, kernel::Collective collective, size_t bytes,
-                          const PlanFacts& facts, const Medium& carrier, const DeviceLink& link);
+                          const PlanFacts& facts, const Medium& medium, const DeviceLink& link);
 
 /// From the call to the end of the kernel. `bytes`: as for `ExplainRequest`.
 Estimate estimate_device_algorithm(kernel::DeviceAlgorithm algorithm, kernel::Collective collective, size_t bytes,
@@ -69,7 +69,7 @@ std::vector<Way> ways_of(kernel::Collective collective, size_t bytes, const Plan
 /// Steps and bytes of a collective inside a host, without a duration.
 Estimate count_inside(kernel::Algorithm algorithm, kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 /// Seconds until a rank sees that another one of its host has reached a step.
-double seen_inside(const PlanFacts& facts);
+double signal_seconds(const PlanFacts& facts);
 
 /// The transfers of a collective between hosts, as their ranks see them.
 struct RunBetween {

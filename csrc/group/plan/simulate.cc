@@ -280,7 +280,7 @@ struct Inside {
 
   double step(Collective what, size_t staged, size_t moved, double slices, size_t times) {
     const Estimate e = count_inside(plan(what, staged, facts).algorithm, what, moved, facts);
-    const double took = double(e.steps) * seen_inside(facts) + double(e.bytes) / fabric.inside;
+    const double took = double(e.steps) * signal_seconds(facts) + double(e.bytes) / fabric.inside;
     bytes += double(e.bytes) * double(times) * slices, seconds += took * double(times) * slices;
     return took * double(times);
   }

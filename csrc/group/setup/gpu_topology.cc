@@ -125,7 +125,7 @@ std::array<Way, 2> ways_of(const GpuPair& pair) {
   return {Way{pair.a, pair.b, pair.measured}, Way{pair.b, pair.a, pair.measured_back}};
 }
 
-const char* who_shows(const GpuPair& pair) { return pair.lanes > 0 ? "nvidia-smi nvlink -s" : "nvidia-smi topo -m"; }
+const char* command_for(const GpuPair& pair) { return pair.lanes > 0 ? "nvidia-smi nvlink -s" : "nvidia-smi topo -m"; }
 
 void warn_of_speed(GpuTopology& topology) {
   for (const GpuPair& pair : topology.pairs) {
@@ -135,7 +135,7 @@ void warn_of_speed(GpuTopology& topology) {
       topology.warnings.push_back({"bandwidth-half",
                                    of_gpu(way.from) + " writes to " + of_gpu(way.to) + " at " + rounded(got) +
                                        " GB/s instead of " + rounded(pair.expected_gb_s) + " GB/s over " + pair.label(),
-                                   who_shows(pair)});
+                                   command_for(pair)});
     }
   }
 }
@@ -147,7 +147,7 @@ std::string exactly(double us) {
 }
 
 double expected_us(const GpuPair& pair, const PairSpeed& speed) {
-  return speed.own_us > 0 ? speed.own_us + way_us(pair) : 0;
+  return speed.own_us > 0 ? speed.own_us + remote_write_us(pair) : 0;
 }
 
 void warn_of_latency(GpuTopology& topology) {
@@ -160,7 +160,7 @@ void warn_of_latency(GpuTopology& topology) {
                                        exactly(way.speed.us) + " us instead of " + exactly(expected) + " us over " +
                                        pair.label() + "; within " + of_gpu(way.from) + " it takes " +
                                        exactly(way.speed.own_us) + " us",
-                                   who_shows(pair)});
+                                   command_for(pair)});
     }
   }
 }
@@ -209,7 +209,7 @@ double pcie_gb_s(PcieLink link) {
   return link.width * kLane[std::min<size_t>(size_t(link.generation), std::size(kLane) - 1)];
 }
 
-double way_us(const GpuPair& pair) {
+double remote_write_us(const GpuPair& pair) {
   constexpr double kNvLink = 1, kNvSwitch = 1.5;
   constexpr double kPcie[] = {0, 1.5, 2, 2.5, 3, 4, 4};  // by GpuPath; the longest for an unknown one
   if (pair.lanes > 0) return pair.through_switch ? kNvSwitch : kNvLink;

@@ -28,7 +28,7 @@ struct GpuPair {
   bool through_switch = false;
   std::string no_peer_access;  ///< the reason why the driver refuses it; empty if it does not
   double expected_gb_s = 0;    ///< in one direction; 0: not known
-  double expected_us = 0;      ///< a small copy: one within `a` plus `way_us()`; 0: not measured
+  double expected_us = 0;      ///< of a small copy: that within `a`, plus `remote_write_us()`; 0: not measured
   PairSpeed measured;          ///< from a to b; all zero if not measured
   PairSpeed measured_back;     ///< from b to a
 
@@ -77,6 +77,6 @@ double pcie_gb_s(PcieLink link);
 
 /// The extra time of a small write to the other GPU's memory over one to its own. A rule of thumb by the kind of
 /// connection, not a measurement.
-double way_us(const GpuPair& pair);
+double remote_write_us(const GpuPair& pair);
 
 }  // namespace nvx

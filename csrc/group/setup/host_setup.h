@@ -18,7 +18,7 @@ namespace nvx {
 /// The process of a rank of this host, if an earlier group knows it; otherwise null.
 std::shared_ptr<PeerProcess> earlier_process(const GroupOptions& options, int rank);
 
-/// The ranks of one host in a set-up. The first rank to come leads the others: it watches their processes, and these
+/// The ranks of one host in a set-up. The first rank to arrive leads the others: it watches their processes, and these
 /// watch its own, so a death before the ranks know each other is noticed too. It also reads the store for the others.
 class HostSetUp {
  public:

@@ -56,7 +56,7 @@ class InterHostSetUp {
   Hello own_;
   int64_t generation_ = 0;
   bool searches_ = false;    // for other hosts
-  int64_t host_ = 0;         // the number of this host, in the order of their coming: the key of its address
+  int64_t host_ = 0;         // the number of this host in the order of arrival: the key of its address
   std::set<int64_t> hosts_;  // the hosts whose addresses it has read
   struct Peer {
     int rank;

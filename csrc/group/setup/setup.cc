@@ -122,8 +122,9 @@ void SetUp::find_members(IpcSocket& ipc) {
   members_.topology.global_ranks = options_.global_ranks;
   members_.generation = store_setup_.generation();
   static std::atomic<bool> logged{false};
-  const std::string doubt = rank() == 0 ? members_.topology.doubt() : "";
-  if (!doubt.empty() && !logged.exchange(true)) NVX_LOG(kWarn, "%s. Next: %s", doubt.c_str(), Topology::kIfInDoubt);
+  const std::string warning = rank() == 0 ? members_.topology.host_warning() : "";
+  if (!warning.empty() && !logged.exchange(true))
+    NVX_LOG(kWarn, "%s. Next: %s", warning.c_str(), Topology::kHostAdvice);
   ipc.serve_with(store_setup_.relay());
   members_.facts = facts_of(members_.topology, rank(), tuning_);
   if (const std::string tuned = members_.facts.tuning.text(); !tuned.empty())
@@ -264,9 +265,9 @@ std::shared_ptr<net::Messenger> SetUp::messenger() const {
   try {
     return options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());
   } catch (const Error& error) {
-    const std::string doubt = members_.topology.doubt();
-    if (doubt.empty()) throw;
-    throw Error(error.code(), "nvx: " + doubt + ", and " + error.failure().cause, Topology::kIfInDoubt);
+    const std::string warning = members_.topology.host_warning();
+    if (warning.empty()) throw;
+    throw Error(error.code(), "nvx: " + warning + ", and " + error.failure().cause, Topology::kHostAdvice);
   }
 }
 

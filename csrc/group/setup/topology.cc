@@ -317,7 +317,7 @@ std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own) {
   return sources;
 }
 
-std::string Topology::doubt() const {
+std::string Topology::host_warning() const {
   for (size_t blind = 0; blind < ranks.size(); ++blind) {
     if (ranks[blind].machine != 0) continue;
     for (size_t seeing = 0; seeing < ranks.size(); ++seeing) {

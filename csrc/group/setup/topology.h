@@ -103,9 +103,9 @@ struct Topology {
   /// follows inside the parentheses, such as ", stopped".
   std::string describe(int rank, const std::string& more = "") const;
   std::string whereabouts(int rank) const;  ///< "(pid 4711, host a01)"
-  /// That ranks with one host name count as two hosts, because one of them cannot read /proc; otherwise empty.
-  std::string doubt() const;
-  static constexpr const char* kIfInDoubt =
+  /// A warning if ranks with one host name count as two hosts, because one of them cannot read /proc; otherwise empty.
+  std::string host_warning() const;
+  static constexpr const char* kHostAdvice =
       "if they are on one machine, mount all of /proc for both, or give both the same NVX_HOST_ID";
   std::string describe() const;  ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
 

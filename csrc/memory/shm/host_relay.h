@@ -30,8 +30,8 @@ struct LocalPeer {
   ProcessWatch process;
 };
 
-/// The first rank of a host to come watches the others, and passes to them data that it has read elsewhere, so that not
-/// each of them reads it from there. The data consists of records, which all ranks receive in the same order.
+/// The first rank of a host to arrive watches the others, and passes on to them what it reads from the store, so that
+/// they need not read it there. The data consists of records, which all ranks receive in the same order.
 class HostRelay {
  public:
   explicit HostRelay(const PeerInfo& own);

@@ -49,10 +49,10 @@ class SparseWork final : public LaneWork {
         tensors_(std::move(tensors)) {}
 
  private:
-  Status carry_out(Group& group, Carrier carrier) override;
+  Status carry_out(Group& group, Runner runner) override;
   void release_tensors() override;
-  Status gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out);
-  Status gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries);
+  Status gather(Group& group, Runner runner, const at::Tensor& in, at::Tensor& out);
+  Status gather_sizes(Group& group, Runner runner, const at::Tensor& mine, std::vector<int64_t>& entries);
 
   const Arguments arguments_;
   CallContext::Term term_;
@@ -66,7 +66,7 @@ void SparseWork::release_tensors() {
   term_.claim.reset();
 }
 
-Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) {
+Status SparseWork::gather(Group& group, Runner runner, const at::Tensor& in, at::Tensor& out) {
   std::vector<int64_t> shape = in.sizes().vec();
   shape.insert(shape.begin(), group.size());
   out = at::empty(shape, in.options());
@@ -76,7 +76,7 @@ Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, a
   whole_.bytes = in.nbytes();
   whole_.fingerprint.shape = Hash().add(c.operation.count).add(c.operation.shape).value();
   c.operation.whole = &whole_;
-  return group.run(c.operation, carrier);
+  return group.run(c.operation, runner);
 }
 
 /// The shape that a rank has described.
@@ -89,11 +89,11 @@ std::string shape_of(const Group& group, const at::Tensor& all, int64_t rank) {
 }
 
 /// Gathers the number of entries of each rank, and checks that all have the same shape.
-Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) {
+Status SparseWork::gather_sizes(Group& group, Runner runner, const at::Tensor& mine, std::vector<int64_t>& entries) {
   std::vector<int64_t> described{mine._nnz(), mine.sparse_dim(), mine.dense_dim()};
   described.insert(described.end(), mine.sizes().begin(), mine.sizes().end());
   at::Tensor all;
-  NVX_TRY(gather(group, carrier, at::tensor(described, at::kLong), all));
+  NVX_TRY(gather(group, runner, at::tensor(described, at::kLong), all));
   for (int64_t r = 0; r < group.size(); ++r) {
     if (!all[r].slice(0, 1).equal(all[0].slice(0, 1))) {
       arguments_.invalid("sparse tensors of all ranks must have the same shape: ", shape_of(group, all, 0), ", ",
@@ -104,7 +104,7 @@ Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor&
   return {};
 }
 
-Status SparseWork::carry_out(Group& group, Carrier carrier) {
+Status SparseWork::carry_out(Group& group, Runner runner) {
   const Movement movement;
   const at::Tensor mine = concatenated(tensors_).coalesce();
   whole_.fingerprint.collective = kernel::Collective::kAllReduce;
@@ -112,7 +112,7 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
   whole_.fingerprint.form = kernel::Form::kSparse;
   whole_.deadline = Deadline::after(group.span_of(term_.timeout));
   std::vector<int64_t> entries;
-  NVX_TRY(gather_sizes(group, carrier, mine, entries));
+  NVX_TRY(gather_sizes(group, runner, mine, entries));
   const int64_t most = *std::ranges::max_element(entries);
   const at::Tensor values = mine.values();
   std::vector<int64_t> shape = values.sizes().vec();
@@ -122,8 +122,8 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
   padded_indices.slice(0, 0, mine._nnz()).copy_(mine.indices().t());
   padded_values.slice(0, 0, mine._nnz()).copy_(values);
   at::Tensor all_indices, all_values;
-  NVX_TRY(gather(group, carrier, padded_indices, all_indices));
-  NVX_TRY(gather(group, carrier, padded_values, all_values));
+  NVX_TRY(gather(group, runner, padded_indices, all_indices));
+  NVX_TRY(gather(group, runner, padded_values, all_values));
   Tensors indices, parts;
   for (int64_t r = 0; r < group.size(); ++r) {
     indices.push_back(all_indices[r].slice(0, 0, entries[size_t(r)]).t());
@@ -177,7 +177,7 @@ IntrusiveWork all_reduce_sparse(CallContext& context, const Arguments& args, Ten
   Group& group = context.checked_group();
   if (!tensors[0].is_cpu()) return all_reduce_through_host(context, args, tensors[0], opts);
   const bool waits = !opts.asyncOp && !context.scopes.is_open();
-  if (waits && group.lane().held_here()) raise(group.inside_itself());
+  if (waits && group.lane().held_here()) raise(group.reentrant());
   const auto work = c10::make_intrusive<SparseWork>(context.facts(kSparse), args, tensors,
                                                     context.term_of(opts.timeout), group.next_number());
   context.enqueue(work, group.lane());

@@ -97,9 +97,9 @@ Status fail_on_device(Group& group, at::Device device, const std::string& what, 
                                         " of group " + group.name() + " failed on the device: " + text_of(error)});
 }
 
-Status run_in_order(Group& group, std::span<TensorOperation> collectives, Carrier carrier) {
+Status run_in_order(Group& group, std::span<TensorOperation> collectives, Runner runner) {
   for (TensorOperation& c : collectives) {
-    NVX_TRY(c.chunks ? c.chunks->run(group, c.operation, carrier) : group.run(c.operation, carrier));
+    NVX_TRY(c.chunks ? c.chunks->run(group, c.operation, runner) : group.run(c.operation, runner));
   }
   return {};
 }
@@ -349,9 +349,9 @@ void NvxWork::abort() {
   if (const auto group = facts_.group.lock()) group->abort("Work.abort()");
 }
 
-void LaneWork::perform(Carrier carrier) {
+void LaneWork::perform(Runner runner) {
   try {
-    outcome_ = carry_out(*group_, carrier);
+    outcome_ = carry_out(*group_, runner);
   } catch (const ArgumentError& error) {
     outcome_ = Status(Code::kInvalid, error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -367,7 +367,7 @@ void LaneWork::conclude() {
 bool LaneWork::wait(std::chrono::milliseconds timeout) {
   if (!done() && !reporting_here()) {
     origin_.check(facts_.rank);
-    if (group_->lane().held_here()) raise(group_->inside_itself());
+    if (group_->lane().held_here()) raise(group_->reentrant());
     const bool bounded = timeout.count() > 0;
     const Deadline limit = Deadline::after(timeout);
     const auto late = [&] {
@@ -392,7 +392,7 @@ CollectiveWork::CollectiveWork(Facts facts, TensorOperations collectives, Tensor
   if (staging_) ends_on({staging_->stream()});
 }
 
-Status CollectiveWork::copy(Group& group, Carrier carrier) {
+Status CollectiveWork::copy(Group& group, Runner runner) {
   NVX_TRY(staging_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
   for (TensorOperation& c : collectives_) {  // chunks that begin at their turn, after pending results
     if (c.route() == Route::kChunks && !c.chunks)
@@ -402,16 +402,16 @@ Status CollectiveWork::copy(Group& group, Carrier carrier) {
     if (goes_in_parts(route_of(collectives_))) staging_->close(all_tensors(collectives_, outputs_, {}));
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
-  Status status = run_in_order(group, collectives_, carrier);
+  Status status = run_in_order(group, collectives_, runner);
   if (status.ok()) status = try_copy_out(*staging_, loads_of(collectives_, &TensorOperation::copies_out));
   after_all.release();
   close();  // if this throws, the operation fails: otherwise no stream would wait for its results
   return status;
 }
 
-Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
+Status CollectiveWork::carry_out(Group& group, Runner runner) {
   if (!staging_) {
-    NVX_TRY(run_in_order(group, collectives_, carrier));
+    NVX_TRY(run_in_order(group, collectives_, runner));
     copy_back(collectives_);
     return {};
   }
@@ -420,7 +420,7 @@ Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
       if (expected_) expected_->set_out(staging_->stream());
     });
   });
-  return copy(group, carrier);
+  return copy(group, runner);
 }
 
 void CollectiveWork::release_tensors() {
@@ -461,12 +461,12 @@ void MessageWork::begin(bool receives) {
   message_->may_block = [self] { return self->watched(); };
   if (!receives) return send();
   message_->reached = message_->at == 0;
-  group_->mailbox().receive(message_, Carrier::kPool);
+  group_->mailbox().receive(message_, Runner::kPool);
   if (message_->at && !pending_sends_->add_receive(message_, staging_.get(), self)) flush();
 }
 
 void MessageWork::send() {
-  if (!staging_ && !pending_sends_->any_before(*message_)) return group_->mailbox().send(message_, Carrier::kPool);
+  if (!staging_ && !pending_sends_->any_before(*message_)) return group_->mailbox().send(message_, Runner::kPool);
   if (!pending_sends_->add(message_, staging_.get())) flush();
 }
 

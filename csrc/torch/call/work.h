@@ -55,7 +55,7 @@ struct TensorOperation {
 };
 using TensorOperations = c10::SmallVector<TensorOperation, 1>;
 
-Status run_in_order(Group& group, std::span<TensorOperation> collectives, Carrier carrier);
+Status run_in_order(Group& group, std::span<TensorOperation> collectives, Runner runner);
 /// Copies the stand-ins of CPU tensors back.
 void copy_back(std::span<TensorOperation> collectives);
 /// All tensors whose memory the operations use: the user's tensors and stand-ins.
@@ -186,14 +186,14 @@ class LaneWork : public NvxWork, public Task {
   LaneWork(Facts facts, Tensors outputs, const std::optional<Tensors>& recorded)
       : NvxWork(std::move(facts), std::move(outputs), recorded), group_(facts_.group.lock()) {}
 
-  void perform(Carrier carrier) final;
+  void perform(Runner runner) final;
   void conclude() final;
   bool conclusion_may_block() final { return watched(); }
   bool wait(std::chrono::milliseconds timeout) final;
 
  protected:
   /// An exception fails the group, because the other ranks would wait for this one until their timeout.
-  virtual Status carry_out(Group& group, Carrier carrier) = 0;
+  virtual Status carry_out(Group& group, Runner runner) = 0;
   virtual void release_tensors() = 0;
 
  private:
@@ -210,10 +210,10 @@ class CollectiveWork final : public LaneWork {
                  std::shared_ptr<OutputHazards::Expected> expected = nullptr);
 
  private:
-  Status carry_out(Group& group, Carrier carrier) override;
+  Status carry_out(Group& group, Runner runner) override;
   void release_tensors() override;
 
-  Status copy(Group& group, Carrier carrier);
+  Status copy(Group& group, Runner runner);
 
   TensorOperations collectives_;
   Tensors inputs_;

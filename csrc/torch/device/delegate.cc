@@ -42,9 +42,9 @@ class Delegate::HostBarrier final : public Task, public HostPart {
     operation_.timeout = o.timeout;
     operation_.number = o.number;
   }
-  void perform(Carrier carrier) override {
+  void perform(Runner runner) override {
     contain_and(
-        [&] { outcome_ = group_->run(operation_, carrier); },
+        [&] { outcome_ = group_->run(operation_, runner); },
         [&](const std::exception* error) {
           outcome_ = group_->fail({Code::kSystem, error ? error->what() : "the barrier with the other ranks failed"});
         });

@@ -48,7 +48,7 @@ class Delegate::Notes final : public HostPart {
     note->dtype = dtype_of(message.tensor);
     note->data = reinterpret_cast<std::byte*>(message.receives ? &note->theirs : &note->mine);
     note->bytes = kNoteBytes;
-    note->noted = bytes;
+    note->noted_bytes = bytes;
     note->timeout = message.timeout;
     note->may_block = [] { return false; };
     (message.receives ? received_ : sent_).push_back(note);

@@ -36,7 +36,7 @@ IntrusiveWork HostProxyPath::issue(Call&& call) {
   auto staging = std::make_unique<StagingCopies>(context_.streams.of_proxies(call.device(), capture),
                                                  context_.listeners.timed && capture == 0);
   if (capture == 0) kernels_->follow_hazards(context_, call, staging->stream());
-  if (holder_ == std::this_thread::get_id()) raise(group->inside_itself());
+  if (holder_ == std::this_thread::get_id()) raise(group->reentrant());
   Status status;
   uint64_t ended_at = 0;
   {

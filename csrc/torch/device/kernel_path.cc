@@ -139,7 +139,7 @@ c10::intrusive_ptr<NvxWork> KernelPath::begin_delegated(CallContext& context, co
   Tensors used = sent;
   used.insert(used.end(), received.begin(), received.end());
   Status status = launch(batch, *staging, delegate, earlier);
-  group_->mailbox().push(Carrier::kPool);
+  group_->mailbox().push(Runner::kPool);
   try {
     staging->close(used);
     context.hazards.expect(used)->set_out(staging->stream());
@@ -262,7 +262,7 @@ void KernelPath::follow_hazards(CallContext& context, const Call& call, const c1
   for (const Tensors* tensors : {&call.inputs, &call.outputs}) {
     while (!context.hazards.follow(*tensors, stream)) {
       Group& of_devices = *context.groups.of_devices();
-      if (of_devices.lane().held_here()) raise(group_->inside_itself());
+      if (of_devices.lane().held_here()) raise(group_->reentrant());
       catch_up();
       of_devices.lane().settle(kPollSlice);
       group_->check_interrupt();

@@ -10,9 +10,9 @@ class ProxyOp::Turn final : public Task {
   Turn(std::shared_ptr<ProxyOp> call, std::shared_ptr<Group> group)
       : call_(std::move(call)), group_(std::move(group)) {}
 
-  void perform(Carrier carrier) override {
+  void perform(Runner runner) override {
     Status status;
-    contain_and([&] { status = run_in_order(*group_, call_->collectives, carrier); },
+    contain_and([&] { status = run_in_order(*group_, call_->collectives, runner); },
                 [&](const std::exception* error) {
                   status = {Code::kSystem, "nvx: carrying an operation out failed: " + text_of(error)};
                 });

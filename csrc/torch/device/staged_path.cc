@@ -74,7 +74,7 @@ IntrusiveWork StagedPath::enqueue(Call&& call) {
 }
 
 IntrusiveWork StagedPath::enqueue_and_wait(Call&& call) {
-  if (context_.groups.of(call.collectives)->lane().held_here()) raise(context_.group().inside_itself());
+  if (context_.groups.of(call.collectives)->lane().held_here()) raise(context_.group().reentrant());
   auto work = enqueue(std::move(call));
   work->wait(std::chrono::milliseconds(0));
   return work;

@@ -91,7 +91,7 @@ py::list listed(const std::vector<Way>& ways) {
 }
 
 /// rdma_gb_s: of the port between hosts; 0: TCP.
-Medium carrier_of(double rdma_gb_s) { return rdma_gb_s > 0 ? rdma(rdma_gb_s) : tcp(); }
+Medium medium_of(double rdma_gb_s) { return rdma_gb_s > 0 ? rdma(rdma_gb_s) : tcp(); }
 
 /// For CPU tensors. cores, l3_bytes: of another machine; 0: of this one.
 py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, size_t hosts, double rdma_gb_s,
@@ -99,7 +99,7 @@ py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, 
   PlanFacts facts = facts_of_some(ranks, hosts);
   if (cores) facts.cores = cores;
   if (l3_bytes) facts.l3_bytes = l3_bytes;
-  return listed(ways_of(collective_of(collective), bytes, facts, carrier_of(rdma_gb_s)));
+  return listed(ways_of(collective_of(collective), bytes, facts, medium_of(rdma_gb_s)));
 }
 
 /// Hosts like this one, with a core for each rank.
@@ -132,7 +132,7 @@ py::list ways_on_device(const std::string& collective, size_t bytes, size_t rank
                         const std::string& no_nccl, double rdma_gb_s) {
   const ExplainRequest request{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
                                kernel::built_with_cuda(), no_nccl, link_here(),
-                               carrier_of(rdma_gb_s)};
+                               medium_of(rdma_gb_s)};
   return listed(explain_on_device(request));
 }
 

@@ -4,13 +4,13 @@ namespace nvx {
 namespace {
 
 /// A chunk's copies, between the device and a slot of host memory.
-Loads loads_of(const std::vector<CopyPair>& copies, at::Device device, const at::Tensor& room) {
+Loads loads_of(const std::vector<CopyPair>& copies, at::Device device, const at::Tensor& buffer) {
   const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(device);
   Loads loads;
   for (const CopyPair& copy : copies) {
-    const int64_t offset = copy.host.data - static_cast<std::byte*>(room.data_ptr());
+    const int64_t offset = copy.host.data - static_cast<std::byte*>(buffer.data_ptr());
     loads.emplace_back(tensor_over(copy.device.data, int64_t(copy.device.bytes), options),
-                       room.narrow(0, offset, int64_t(copy.host.bytes)));
+                       buffer.narrow(0, offset, int64_t(copy.host.bytes)));
   }
   return loads;
 }
@@ -20,7 +20,7 @@ Loads loads_of(const std::vector<CopyPair>& copies, at::Device device, const at:
 ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams)
     : device_(streams.down.device()), rank_(rank), cut_(cut(operation, facts)) {
   const size_t slots = std::min(kSlots, cut_.chunks);
-  memory_ = pinned_memory({int64_t(slots), int64_t(room_for(operation, cut_, rank))});
+  memory_ = pinned_memory({int64_t(slots), int64_t(buffer_bytes(operation, cut_, rank))});
   for (size_t s = 0; s < slots; ++s) {
     slots_[s] = std::make_unique<Slot>(streams);
     copy_in_next(operation);
@@ -30,14 +30,14 @@ ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFac
 void ChunkPipeline::copy_in_next(const Operation& operation) {
   const size_t k = copied_in_++, s = k % kSlots;
   Slot& slot = *slots_[s];
-  const at::Tensor room = memory_[int64_t(s)];
-  StagedChunk staged = stage_chunk(operation, cut_, k, rank_, static_cast<std::byte*>(room.data_ptr()));
-  slot.down = loads_of(staged.down, device_, room), slot.up = loads_of(staged.up, device_, room);
+  const at::Tensor buffer = memory_[int64_t(s)];
+  StagedChunk staged = stage_chunk(operation, cut_, k, rank_, static_cast<std::byte*>(buffer.data_ptr()));
+  slot.down = loads_of(staged.down, device_, buffer), slot.up = loads_of(staged.up, device_, buffer);
   slot.part = std::move(staged.part);
   k < kSlots ? slot.staging.copy_in_first_chunk(slot.down) : slot.staging.copy_in_later_chunk(slot.down);
 }
 
-Status ChunkPipeline::run(Group& group, const Operation& operation, Carrier carrier) {
+Status ChunkPipeline::run(Group& group, const Operation& operation, Runner runner) {
   whole_ = {operation.fingerprint(), Deadline::after(group.span_of(operation.timeout)), cut_.bytes};
   for (size_t k = 0; k < cut_.chunks; ++k) {
     while (copied_in_ < std::min(cut_.chunks, k + kSlots)) copy_in_next(operation);
@@ -45,7 +45,7 @@ Status ChunkPipeline::run(Group& group, const Operation& operation, Carrier carr
     slot.part.number = operation.number;
     slot.part.whole = &whole_;
     NVX_TRY(slot.staging.arrive(group, whole_.deadline));
-    NVX_TRY(group.run(slot.part, carrier));
+    NVX_TRY(group.run(slot.part, runner));
     NVX_TRY(try_copy_out(slot.staging, slot.up));
   }
   return {};

@@ -18,7 +18,7 @@ class ChunkPipeline {
   ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams);
   /// Runs all chunks on this thread, which holds the group's lane. The first failure ends the run, and no later chunk
   /// is copied back.
-  Status run(Group& group, const Operation& operation, Carrier carrier);
+  Status run(Group& group, const Operation& operation, Runner runner);
 
  private:
   static constexpr size_t kSlots = 3;  ///< one chunk is copied to the host, one is in the group, one is copied back

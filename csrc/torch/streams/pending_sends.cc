@@ -26,7 +26,7 @@ Poller::Seen PendingSends::poll() {
   const bool moved = post();
   const bool more = count_.load(std::memory_order_acquire) != 0;
   if (!moved) return {more, {}};
-  return {more, [group = group_] { group->mailbox().push(Carrier::kPool); }};
+  return {more, [group = group_] { group->mailbox().push(Runner::kPool); }};
 }
 
 bool PendingSends::waits(const std::function<bool(const Entry&)>& is) {
@@ -81,7 +81,7 @@ std::optional<bool> PendingSends::poll_entry(const Entry& entry) {
 void PendingSends::flush(const Message* message, const Deadline& deadline) {
   const auto is_it = [message](const Entry& entry) { return !message || entry.message.get() == message; };
   const auto gone = [&] {
-    if (waits(is_it) && post()) group_->mailbox().push(Carrier::kPool);
+    if (waits(is_it) && post()) group_->mailbox().push(Runner::kPool);
     return !waits(is_it);
   };
   (void)wait_on_device(*group_, gone, deadline);

@@ -15,26 +15,26 @@ using std::chrono::milliseconds;
 
 class Note : public Task {
  public:
-  Note(std::function<void(Carrier)> act, std::function<void()> end = nullptr)
+  Note(std::function<void(Runner)> act, std::function<void()> end = nullptr)
       : act_(std::move(act)), end_(std::move(end)) {}
-  void perform(Carrier carrier) override { act_(carrier); }
+  void perform(Runner runner) override { act_(runner); }
   void conclude() override {
     if (end_) end_();
   }
 
  private:
-  std::function<void(Carrier)> act_;
+  std::function<void(Runner)> act_;
   std::function<void()> end_;
 };
 
-std::shared_ptr<Note> note(std::function<void(Carrier)> act) { return std::make_shared<Note>(std::move(act)); }
+std::shared_ptr<Note> note(std::function<void(Runner)> act) { return std::make_shared<Note>(std::move(act)); }
 
 TEST(Lane, TasksRunOnceAndInOrder) {
   const auto lane = std::make_shared<Lane>();
   std::vector<int> order;  // the lane runs one task at a time, so no lock is needed
   std::vector<std::shared_ptr<Note>> tasks;
   for (int i = 0; i < 200; ++i) {
-    tasks.push_back(note([&order, i](Carrier) { order.push_back(i); }));
+    tasks.push_back(note([&order, i](Runner) { order.push_back(i); }));
     lane->submit(tasks.back());
   }
   for (const auto& task : tasks) EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
@@ -44,7 +44,7 @@ TEST(Lane, TasksRunOnceAndInOrder) {
 
 TEST(Lane, RunsWithoutAWaiter) {
   const auto lane = std::make_shared<Lane>();
-  const auto task = note([](Carrier carrier) { EXPECT_EQ(carrier, Carrier::kPool); });
+  const auto task = note([](Runner runner) { EXPECT_EQ(runner, Runner::kPool); });
   lane->submit(task);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
 }
@@ -54,7 +54,7 @@ TEST(Lane, InlineHolderExcludesQueuedTasks) {
   ASSERT_TRUE(lane->begin_inline());
   EXPECT_FALSE(lane->begin_inline());
   std::atomic<bool> ran{false};
-  const auto task = note([&](Carrier) { ran = true; });
+  const auto task = note([&](Runner) { ran = true; });
   lane->submit(task);
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_FALSE(ran);
@@ -81,7 +81,7 @@ TEST(Lane, RecordsTheThreadThatHoldsIt) {
   EXPECT_FALSE(lane->held_here());
   bool during = false, after = true;
   const auto task =
-      std::make_shared<Note>([&](Carrier) { during = lane->held_here(); }, [&] { after = lane->held_here(); });
+      std::make_shared<Note>([&](Runner) { during = lane->held_here(); }, [&] { after = lane->held_here(); });
   lane->submit(task);
   EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
   EXPECT_TRUE(during);
@@ -91,9 +91,8 @@ TEST(Lane, RecordsTheThreadThatHoldsIt) {
 TEST(Lane, AWaitThatGivesUpComesBack) {
   const auto lane = std::make_shared<Lane>();
   std::atomic<bool> go_on{false};
-  const auto stuck =
-      note([&](Carrier) { EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return go_on.load(); })); });
-  const auto behind = note([](Carrier) {});
+  const auto stuck = note([&](Runner) { EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return go_on.load(); })); });
+  const auto behind = note([](Runner) {});
   lane->submit(stuck);
   lane->submit(behind);
   const auto began = std::chrono::steady_clock::now();
@@ -105,7 +104,7 @@ TEST(Lane, AWaitThatGivesUpComesBack) {
 
 TEST(Lane, MayGoWhileATaskIsQueued) {
   auto lane = std::make_shared<Lane>();
-  const auto task = note([](Carrier) {});
+  const auto task = note([](Runner) {});
   lane->submit(task);
   lane.reset();  // the pool's thread holds the lane until it is drained
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
@@ -119,7 +118,7 @@ TEST(Engine, NoLaneWaitsForAnotherOnesThread) {
   std::vector<std::shared_ptr<Note>> tasks;
   for (int i = 0; i < kLanes; ++i) {
     lanes.push_back(std::make_shared<Lane>());
-    tasks.push_back(note([&](Carrier) {
+    tasks.push_back(note([&](Runner) {
       ++arrived;
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return arrived == kLanes; }));
     }));
@@ -139,7 +138,7 @@ TEST(Engine, ManyThreadsSubmitAndWait) {
         lane->end_inline();
         continue;
       }
-      const auto task = note([&](Carrier) { ++count; });
+      const auto task = note([&](Runner) { ++count; });
       lane->submit(task);
       EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
     }
@@ -150,13 +149,13 @@ TEST(Engine, ManyThreadsSubmitAndWait) {
 TEST(Engine, AForkedChildHasOneOfItsOwn) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const auto warm = std::make_shared<Lane>();
-  const auto task = note([](Carrier) {});
+  const auto task = note([](Runner) {});
   warm->submit(task);
   ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
   all_end_well(1, [](int) {
     EXPECT_EQ(Engine::here().threads(), 0u);
     const auto lane = std::make_shared<Lane>();
-    const auto mine = note([](Carrier) {});
+    const auto mine = note([](Runner) {});
     lane->submit(mine);
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return mine->done(); }));
   });
@@ -165,8 +164,8 @@ TEST(Engine, AForkedChildHasOneOfItsOwn) {
 TEST(Lane, ExceptionOfATaskLeavesTheLaneUsable) {
   const auto lane = std::make_shared<Lane>();
   for (const bool waits : {true, false}) {
-    const auto performs = note([](Carrier) { throw std::runtime_error("of an operation"); });
-    const auto concludes = std::make_shared<Note>([](Carrier) {}, [] { throw 7; });
+    const auto performs = note([](Runner) { throw std::runtime_error("of an operation"); });
+    const auto concludes = std::make_shared<Note>([](Runner) {}, [] { throw 7; });
     for (const auto& task : {performs, concludes}) {
       lane->submit(task);
       if (waits) {
@@ -188,7 +187,7 @@ TEST_F(NoThreads, SubmitterRunsTheTask) {
   EXPECT_FALSE(Engine::here().start([] {}));
   const auto lane = std::make_shared<Lane>();
   for (int i = 0; i < 3; ++i) {
-    const auto task = note([](Carrier) {});
+    const auto task = note([](Runner) {});
     lane->submit(task);
     EXPECT_TRUE(task->done());
   }
@@ -197,7 +196,7 @@ TEST_F(NoThreads, SubmitterRunsTheTask) {
 TEST_F(NoThreads, HolderRunsTasksQueuedMeanwhile) {
   const auto lane = std::make_shared<Lane>();
   ASSERT_TRUE(lane->begin_inline());
-  const auto task = note([](Carrier) {});
+  const auto task = note([](Runner) {});
   lane->submit(task);
   EXPECT_FALSE(task->done());
   lane->end_inline();
@@ -207,7 +206,7 @@ TEST_F(NoThreads, HolderRunsTasksQueuedMeanwhile) {
 TEST_F(NoThreads, AWaiterRunsItThoughItWouldRatherGiveUp) {
   const auto lane = std::make_shared<Lane>();
   ASSERT_TRUE(lane->begin_inline());
-  const auto task = note([](Carrier) {});
+  const auto task = note([](Runner) {});
   std::atomic<bool> waits{false};
   std::thread waiter([&] { EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kNo, [&] { return waits = true, false; })); });
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waits.load(); }));
@@ -218,9 +217,9 @@ TEST_F(NoThreads, AWaiterRunsItThoughItWouldRatherGiveUp) {
 
 TEST_F(NoThreads, ComeBackWhenTheSystemHasSomeAgain) {
   const auto lane = std::make_shared<Lane>();
-  lane->submit(note([](Carrier) {}));
+  lane->submit(note([](Runner) {}));
   Engine::here().limit(SIZE_MAX);
-  const auto task = note([](Carrier carrier) { EXPECT_EQ(carrier, Carrier::kPool); });
+  const auto task = note([](Runner runner) { EXPECT_EQ(runner, Runner::kPool); });
   lane->submit(task);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
   EXPECT_GE(Engine::here().threads(), size_t(1));
@@ -229,12 +228,12 @@ TEST_F(NoThreads, ComeBackWhenTheSystemHasSomeAgain) {
 /// This test is the last, because the process has no pool after it.
 TEST(EngineStop, EndsTheIdleThreadsAndRunsWhatComesLater) {
   const auto lane = std::make_shared<Lane>();
-  const auto task = note([](Carrier) {});
+  const auto task = note([](Runner) {});
   lane->submit(task);
   ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
   Engine::here().stop(std::chrono::seconds(10));
   EXPECT_EQ(Engine::here().threads(), 0u);
-  const auto late = note([](Carrier) {});
+  const auto late = note([](Runner) {});
   lane->submit(late);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return late->done(); }));
 }

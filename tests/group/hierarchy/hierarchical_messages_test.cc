@@ -34,7 +34,7 @@ TEST_P(Messages, ComeToAnotherHostWhole) {
     hosts.in_group("messages", [&](Group& group, int rank) {
       Bytes out = input(DType::kU8, GetParam(), rank, 1), in(GetParam());
       const auto sending = request(1 - rank, 5, out), receiving = request(1 - rank, 5, in);
-      group.mailbox().send(sending, Carrier::kCaller);
+      group.mailbox().send(sending, Runner::kCaller);
       ASSERT_TRUE(receive_now(group, receiving).ok()) << receiving->status().what();
       ASSERT_TRUE(group.mailbox().wait(*sending).ok()) << sending->status().what();
       EXPECT_EQ(in, input(DType::kU8, GetParam(), 1 - rank, 1));
@@ -56,8 +56,7 @@ TEST(HierarchicalMessages, OfOneTagKeepsItsOrder) {
     }
     for (int i = 0; i < kCount; ++i) {
       all.push_back(request(1 - rank, 5, memory[size_t(i)]));
-      rank == 0 ? group.mailbox().send(all.back(), Carrier::kPool)
-                : group.mailbox().receive(all.back(), Carrier::kPool);
+      rank == 0 ? group.mailbox().send(all.back(), Runner::kPool) : group.mailbox().receive(all.back(), Runner::kPool);
     }
     for (const auto& one : all) ASSERT_TRUE(group.mailbox().wait(*one).ok()) << one->status().what();
     for (int i = 0; rank == 1 && i < kCount; ++i) {
@@ -75,8 +74,8 @@ TEST(HierarchicalMessages, TagsAreApart) {
       const int tag = rank == 0 ? i : 19 - i;
       memory[size_t(i)] = rank == 0 ? input(DType::kU8, 2000, 0, uint64_t(tag)) : Bytes(2000);
       all.push_back(request(1 - rank, tag, memory[size_t(i)]));
-      rank == 0 ? group.mailbox().send(all.back(), Carrier::kCaller)
-                : group.mailbox().receive(all.back(), Carrier::kCaller);
+      rank == 0 ? group.mailbox().send(all.back(), Runner::kCaller)
+                : group.mailbox().receive(all.back(), Runner::kCaller);
     }
     for (const auto& one : all) ASSERT_TRUE(group.mailbox().wait(*one).ok()) << one->status().what();
     for (int i = 0; rank == 1 && i < 20; ++i) {
@@ -152,7 +151,7 @@ TEST(HierarchicalMessages, AFloodWaitsForItsReceiver) {
     if (rank == 0) {
       for (int i = 0; i < kCount; ++i) {
         all.push_back(request(1, 5, memory));
-        group.mailbox().send(all.back(), Carrier::kPool);
+        group.mailbox().send(all.back(), Runner::kPool);
       }
       std::this_thread::sleep_for(milliseconds(100));
       EXPECT_LT(hosts.net().counts().bytes, uint64_t(200 * 500));
@@ -191,7 +190,7 @@ TEST(HierarchicalMessages, MessageThatFitsIntoAnEnvelopeNeedsNoGrant) {
     Bytes memory(net::Messenger::kMostCopied);
     const auto one = request(1 - rank, 5, memory);
     if (rank == 0) {
-      group.mailbox().send(one, Carrier::kPool);
+      group.mailbox().send(one, Runner::kPool);
       EXPECT_TRUE(one->done());
       ASSERT_TRUE(barrier(group).ok());
     } else {
@@ -223,7 +222,7 @@ class QueuedCollective : public Task {
  public:
   QueuedCollective(Group& group, const Spec& spec)
       : side_(spec, group.rank(), group.size()), group_(group), operation_(operation_of(spec, side_, group.size())) {}
-  void perform(Carrier carrier) override { status_ = group_.run(operation_, carrier); }
+  void perform(Runner runner) override { status_ = group_.run(operation_, runner); }
   std::string verdict() { return status_.ok() ? side_.verdict() : status_.what(); }
 
  private:

@@ -44,7 +44,7 @@ class SimulatedHostProxy final : public HostProxy {
   /// The slots of operations that the host only moves are in device memory from now on.
   void offer_device_memory(std::span<std::byte> memory) { offered_ = memory; }
 
-  Status make(const Room& room) override {
+  Status make(const SlotRequest& room) override {
     slices_ = room.slices, room_ = room.bytes;
     EXPECT_EQ(room.rounds, room.slices + kRounds + 1);
     on_device_ = room.moves_only && !offered_.empty();
@@ -494,7 +494,7 @@ TEST(HostProxy, ReportsAFailureOfItsEnd) {
 /// The peers would wait for the steps that this rank has not begun.
 TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
   struct Broken final : HostProxy {
-    Status make(const Room&) override { return {}; }
+    Status make(const SlotRequest&) override { return {}; }
     std::byte* at(size_t) override { return nullptr; }
     const Stamp* host_counter() override { return nullptr; }
     Status begin_round(std::span<const Operation>) override { return {Code::kInvalid, "nvx: no memory for it"}; }

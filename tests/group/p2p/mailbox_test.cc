@@ -61,7 +61,7 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
       requests.push_back(message(1 - rank, int64_t(tag), memory.back().data(), memory.back().size()));
     }
     for (const Request& request : requests) {
-      rank == 0 ? group.mailbox().send(request, Carrier::kPool) : group.mailbox().receive(request, Carrier::kPool);
+      rank == 0 ? group.mailbox().send(request, Runner::kPool) : group.mailbox().receive(request, Runner::kPool);
     }
     for (size_t i = 0; i < requests.size(); ++i) {
       ASSERT_TRUE(group.mailbox().wait(*requests[i]).ok());
@@ -85,8 +85,8 @@ TEST(Mailbox, PostedMessageKeepsItsPlaceUntilItIsPushed) {
       EXPECT_FALSE(reported);
       ASSERT_TRUE(barrier(group).ok());
       const Request sent = message(1, 0, second.data(), second.size());
-      group.mailbox().send(sent, Carrier::kCaller);
-      group.mailbox().push(Carrier::kCaller);
+      group.mailbox().send(sent, Runner::kCaller);
+      group.mailbox().push(Runner::kCaller);
       ASSERT_TRUE(group.mailbox().wait(*posted).ok() && group.mailbox().wait(*sent).ok());
       EXPECT_TRUE(reported);
     } else {
@@ -131,8 +131,8 @@ TEST(Mailbox, ARankMayWriteToItself) {
   for (const size_t bytes : {size_t(10), size_t(100'000)}) {
     Bytes out = payload(0, 0, 1, bytes), in(bytes);
     const Request receive = message(0, 1, in.data(), bytes), send = message(0, 1, out.data(), bytes);
-    group.mailbox().receive(receive, Carrier::kPool);
-    group.mailbox().send(send, Carrier::kPool);
+    group.mailbox().receive(receive, Runner::kPool);
+    group.mailbox().send(send, Runner::kPool);
     ASSERT_TRUE(group.mailbox().wait(*send).ok());
     ASSERT_TRUE(group.mailbox().wait(*receive).ok());
     EXPECT_TRUE(in == out);
@@ -172,7 +172,7 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
         p.request = message(p.planned.to, int64_t(p.planned.number), p.memory.data(), p.memory.size());
         p.request->finished = [&](const Message&) { ++finished; };
         const bool sends = p.planned.from == rank;
-        sends ? group.mailbox().send(p.request, Carrier::kPool) : group.mailbox().receive(p.request, Carrier::kPool);
+        sends ? group.mailbox().send(p.request, Runner::kPool) : group.mailbox().receive(p.request, Runner::kPool);
       }
       std::shuffle(posted.begin(), posted.end(), mine);
       for (Posted& p : posted) {
@@ -192,7 +192,7 @@ TEST(Mailbox, TheProgressThreadFinishesMessagesWithoutAWaiter) {
   in_group("progress", 2, [&](Group& group, int rank) {
     Bytes memory = rank == 0 ? payload(0, 1, 0, 3'000'000) : Bytes(3'000'000);
     const Request request = message(1 - rank, 0, memory.data(), memory.size());
-    rank == 0 ? group.mailbox().send(request, Carrier::kPool) : group.mailbox().receive(request, Carrier::kPool);
+    rank == 0 ? group.mailbox().send(request, Runner::kPool) : group.mailbox().receive(request, Runner::kPool);
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return request->done(); }));
     EXPECT_TRUE(request->status().ok());
     EXPECT_TRUE(memory == payload(0, 1, 0, 3'000'000));
@@ -202,7 +202,7 @@ TEST(Mailbox, TheProgressThreadFinishesMessagesWithoutAWaiter) {
 
 /// A callback waits for an effect of another message, on any thread.
 TEST(Mailbox, ACallbackThatBlocksDelaysNoOtherMessage) {
-  for (const Carrier carrier : {Carrier::kPool, Carrier::kCaller}) {
+  for (const Runner runner : {Runner::kPool, Runner::kCaller}) {
     in_group("blocks", 2, [&](Group& group, int rank) {
       std::atomic<bool> waited{false};
       std::vector<Bytes> memory(2, Bytes(3'000'000));
@@ -214,15 +214,15 @@ TEST(Mailbox, ACallbackThatBlocksDelaysNoOtherMessage) {
         waited = eventually(milliseconds(20'000), [&] { return requests[1]->done(); });
       };
       if (rank == 0) {
-        group.mailbox().receive(requests[1], carrier);
-        group.mailbox().receive(requests[0], carrier);
+        group.mailbox().receive(requests[1], runner);
+        group.mailbox().receive(requests[0], runner);
       } else {  // the awaited message comes only after the other
         requests[0]->finished = nullptr;
-        group.mailbox().send(requests[0], carrier);
+        group.mailbox().send(requests[0], runner);
         std::this_thread::sleep_for(milliseconds(100));
-        group.mailbox().send(requests[1], carrier);
+        group.mailbox().send(requests[1], runner);
       }
-      if (carrier == Carrier::kPool) {
+      if (runner == Runner::kPool) {
         EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return requests[1]->done(); }));
       }
       for (const Request& request : requests) EXPECT_TRUE(group.mailbox().wait(*request).ok());
@@ -245,7 +245,7 @@ TEST(Mailbox, ACallbackMayWaitForMessages) {
       for (const Request& any : requests) EXPECT_FALSE(group.mailbox().wait(*any).ok());
       ++ended;
     };
-    group.mailbox().receive(request, Carrier::kCaller);
+    group.mailbox().receive(request, Runner::kCaller);
   }
   group.abort("so that all end at once");
   for (const Request& request : requests) EXPECT_FALSE(group.mailbox().wait(*request).ok());
@@ -260,8 +260,8 @@ TEST(Mailbox, ACallbackThatThrowsHarmsNoMessage) {
     const Request send = message(0, 0, out.data(), out.size()), receive = message(0, 0, in.data(), in.size());
     send->finished = [](const Message&) { throw std::runtime_error("of a callback"); };
     receive->finished = [](const Message&) { throw 7; };
-    group.mailbox().send(send, Carrier::kPool);
-    group.mailbox().receive(receive, Carrier::kPool);
+    group.mailbox().send(send, Runner::kPool);
+    group.mailbox().receive(receive, Runner::kPool);
     if (by_pool) {
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return receive->done(); }));
     }
@@ -279,8 +279,8 @@ TEST(Mailbox, GoesOnWithoutThreads) {
                   send = message(1 - rank, 0, out.data(), out.size());
     std::atomic<int> finished{0};
     receive->finished = send->finished = [&](const Message&) { ++finished; };
-    group.mailbox().receive(receive, Carrier::kPool);
-    group.mailbox().send(send, Carrier::kPool);
+    group.mailbox().receive(receive, Runner::kPool);
+    group.mailbox().send(send, Runner::kPool);
     EXPECT_TRUE(group.mailbox().wait(*send).ok());
     EXPECT_TRUE(group.mailbox().wait(*receive).ok());
     EXPECT_EQ(finished, 2);
@@ -338,10 +338,10 @@ void flood(const std::function<GroupOptions(int)>& options_of) {
     if (rank == 0) {
       ASSERT_TRUE(receive_now(group, request).ok());
       ASSERT_TRUE(barrier(group).ok());
-      for (const Request& one : requests) group.mailbox().receive(one, Carrier::kCaller);
+      for (const Request& one : requests) group.mailbox().receive(one, Runner::kCaller);
     } else {
-      for (const Request& one : requests) group.mailbox().send(one, Carrier::kPool);
-      group.mailbox().send(request, Carrier::kPool);
+      for (const Request& one : requests) group.mailbox().send(one, Runner::kPool);
+      group.mailbox().send(request, Runner::kPool);
       ASSERT_TRUE(group.mailbox().wait(*request).ok());
       const auto done = [](const Request& one) { return one->done(); };
       EXPECT_LT(size_t(std::count_if(requests.begin(), requests.end(), done)) * kPayload, kMostKept);
@@ -414,7 +414,7 @@ TEST(MailboxFailure, ATimeoutComesWhateverElseDoes) {
     }
     const Request late = message(1, 0, memory.data(), memory.size());
     late->timeout = milliseconds(300);
-    group.mailbox().receive(late, Carrier::kPool);  // no thread waits for it
+    group.mailbox().receive(late, Runner::kPool);  // no thread waits for it
     const auto began = Clock::now();
     while (!late->done() && Clock::now() - began < std::chrono::seconds(15)) {
       const Request request = message(1, 1, other.data(), other.size());
@@ -460,7 +460,7 @@ TEST(MailboxFailure, AKilledSenderIsNamedWhateverItWasDoing) {
       const Request request = message(1 - rank, 0, memory.data(), memory.size());
       if (rank == 1) {
         if (streams) {
-          group.mailbox().send(request, Carrier::kCaller);
+          group.mailbox().send(request, Runner::kCaller);
           std::thread([] {
             std::this_thread::sleep_for(milliseconds(5));
             raise(SIGKILL);

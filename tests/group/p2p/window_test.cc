@@ -27,13 +27,13 @@ struct Place {
   }
   Status put(int rank, uint64_t offset, const Bytes& data) const {
     const size_t elements = data.size() / window->share(rank).element_bytes;
-    return send_now(group, window->put(rank, offset, data.data(), elements), Carrier::kPool);
+    return send_now(group, window->put(rank, offset, data.data(), elements), Runner::kPool);
   }
-  Status signal(int rank) const { return send_now(group, window->signal(rank), Carrier::kPool); }
+  Status signal(int rank) const { return send_now(group, window->signal(rank), Runner::kPool); }
   Status wait_signal(int rank, milliseconds timeout = milliseconds(0)) const {
     const Request request = window->wait_signal(rank);
     request->timeout = timeout;
-    return receive_now(group, request, Carrier::kPool);
+    return receive_now(group, request, Runner::kPool);
   }
 
   Group& group;
@@ -121,7 +121,7 @@ TEST(Window, SignalsAreCountedByPair) {
         for (int i = 0; i < of(from); ++i) ASSERT_TRUE(place.wait_signal(from).ok());
       }
       const Request more = place.window->wait_signal(1);
-      group.mailbox().receive(more, Carrier::kPool);
+      group.mailbox().receive(more, Runner::kPool);
       std::this_thread::sleep_for(milliseconds(100));
       EXPECT_FALSE(more->done());
       ASSERT_TRUE(barrier(group).ok());
@@ -313,7 +313,7 @@ TEST(WindowFailure, UnreadPutsOfAPeerThatLeftAreVisible) {
       return;
     }
     const Request request = place->window->wait_signal(1);
-    group->mailbox().receive(request, Carrier::kCaller);
+    group->mailbox().receive(request, Runner::kCaller);
     waits = true;
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return left.load(); }));
     std::this_thread::sleep_for(2 * kWatchInterval);
@@ -379,7 +379,7 @@ TEST(WindowFailure, AMalformedNoteIsRefused) {
       Forged note = forged;
       if (rank == 1) {
         const Request honest = place.window->signal(0);
-        group.mailbox().send(message(0, honest->tag, reinterpret_cast<std::byte*>(&note), sizeof note), Carrier::kPool);
+        group.mailbox().send(message(0, honest->tag, reinterpret_cast<std::byte*>(&note), sizeof note), Runner::kPool);
       }
       const Status status = place.wait_signal(1 - rank);
       ASSERT_FALSE(status.ok());

@@ -137,8 +137,8 @@ TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndNamesIt) {
 }
 
 TEST(Estimate, OfDevicesOverHostsHoldsAProxyAgainstHostMemory) {
-  const auto ways = [](Collective collective, size_t bytes, const Medium& carrier, bool has_kernels = true) {
-    return explain_on_device({collective, bytes, hosts_of(8, 2), has_kernels, "", slowest_link(joined(18)), carrier});
+  const auto ways = [](Collective collective, size_t bytes, const Medium& medium, bool has_kernels = true) {
+    return explain_on_device({collective, bytes, hosts_of(8, 2), has_kernels, "", slowest_link(joined(18)), medium});
   };
   for (const Collective c : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
     double before = 0;

@@ -212,7 +212,7 @@ TEST(PlanBetween, IsThisTable) {
   }
 }
 
-/// The explanation of a group over hosts matches its plan: the schedule and its reason, the carrier, the slices, and
+/// The explanation of a group over hosts matches its plan: the schedule and its reason, the medium, the slices, and
 /// the steps inside a host.
 TEST(PlanBetween, ExplainsItself) {
   struct Row {

@@ -157,7 +157,7 @@ TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
   driver->pair(0, 1, FakeDriver::PeerAccess::kSlow);
   driver->pair(2, 1, FakeDriver::PeerAccess::kSlow);
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(60'000), size_t(4) << 20);
-  for (const GpuPair& pair : topology.pairs) EXPECT_EQ(pair.expected_us, pair.measured.own_us + way_us(pair));
+  for (const GpuPair& pair : topology.pairs) EXPECT_EQ(pair.expected_us, pair.measured.own_us + remote_write_us(pair));
   std::erase_if(topology.warnings, [](const GpuWarning& w) { return w.name == "bandwidth-half"; });  // on a busy host
   ASSERT_EQ(names(topology), (std::vector<std::string>{"latency-high", "latency-high"}));
   EXPECT_EQ(topology.warnings[1].text.find("a small write from GPU 2 to GPU 1 takes 3"), 0u)
@@ -173,13 +173,13 @@ TEST(GpuTopology, TheLongerTheWayTheMoreItMayTake) {
   double last = 0;
   for (const GpuPath path : {GpuPath::kPix, GpuPath::kPxb, GpuPath::kPhb, GpuPath::kNode, GpuPath::kSys}) {
     pair.path = path;
-    EXPECT_GT(way_us(pair), last) << name(path);
-    last = way_us(pair);
+    EXPECT_GT(remote_write_us(pair), last) << name(path);
+    last = remote_write_us(pair);
   }
   pair.lanes = 4;
-  EXPECT_EQ(way_us(pair), 1);
+  EXPECT_EQ(remote_write_us(pair), 1);
   pair.through_switch = true;
-  EXPECT_EQ(way_us(pair), 1.5);
+  EXPECT_EQ(remote_write_us(pair), 1.5);
 }
 
 /// A pair that hangs costs its own timeout, and at most the total for all pairs.

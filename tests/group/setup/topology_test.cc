@@ -61,13 +61,13 @@ TEST(Topology, ARankThatDoesNotSeeItsMachineIsTakenAtItsWordOrNamed) {
   std::vector<Hello> all = hellos(3);
   all[2].machine = 0;
   EXPECT_EQ(Topology::from(all).hosts.size(), 1u);
-  EXPECT_EQ(Topology::from(all).doubt(), "");
+  EXPECT_EQ(Topology::from(all).host_warning(), "");
   all[2].host ^= 1;
-  const std::string doubt = Topology::from(all).doubt();
+  const std::string doubt = Topology::from(all).host_warning();
   EXPECT_TRUE(doubt.starts_with("rank 2 (pid ")) << doubt;
   EXPECT_NE(doubt.find("so it counts as on another host than rank 0 (pid "), std::string::npos) << doubt;
   std::strcpy(all[2].host_name, "elsewhere");
-  EXPECT_EQ(Topology::from(all).doubt(), "");
+  EXPECT_EQ(Topology::from(all).host_warning(), "");
 }
 
 TEST(Topology, NamesTheGlobalRankWhereItDiffers) {
