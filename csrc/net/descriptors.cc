@@ -72,7 +72,7 @@ void each_socket(int epoll, void (*act)(int socket), int depth) {
 
 }  // namespace
 
-void make_room_for_descriptors(size_t more) {
+void grow_descriptor_table(size_t more) {
   const Fd lowest(eventfd(0, EFD_CLOEXEC));  // takes the lowest free number
   rlimit allowed{};
   if (!lowest || getrlimit(RLIMIT_NOFILE, &allowed) != 0) return;
@@ -90,7 +90,7 @@ void close_sockets(int epoll) {
       epoll, [](int socket) { (void)close(socket); }, kDeepest);
 }
 
-std::string why_nothing_opens() {
+std::string descriptor_limit_hint() {
   const Fd any(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (any || (errno != EMFILE && errno != ENFILE)) return "";
   return "; this process can open no more files, nor connections: raise the limit (ulimit -n)";

@@ -10,7 +10,7 @@ namespace nvx::net {
 /// until every processor has passed through the scheduler, and so does every thread that opens a descriptor or waits
 /// for a lock of the opener. This takes milliseconds, but seconds if many processes share few processors, and peers
 /// get no answer meanwhile.
-void make_room_for_descriptors(size_t more);
+void grow_descriptor_table(size_t more);
 
 /// The sockets that an epoll watches, itself or through epolls inside it, such as the event descriptor of a UCX worker.
 /// While a child lives that was forked from this process, or started with its sockets open, peers do not notice the end
@@ -21,6 +21,6 @@ void close_sockets(int epoll);
 
 /// "; this process can open no more files, nor connections: raise the limit (ulimit -n)" if that is so, otherwise
 /// empty. UCX's own error does not give this cause.
-std::string why_nothing_opens();
+std::string descriptor_limit_hint();
 
 }  // namespace nvx::net

@@ -28,7 +28,7 @@ size_t open_descriptors() {
 
 TEST(Descriptors, AreRoomedForAtOnceAndNoneIsLeftOpen) {
   const size_t open = open_descriptors(), before = table_size();
-  make_room_for_descriptors(before);
+  grow_descriptor_table(before);
   EXPECT_GT(table_size(), before);
   EXPECT_EQ(open_descriptors(), open);
 }
@@ -40,7 +40,7 @@ TEST(Descriptors, NoMoreThanTheProcessMayHave) {
   const rlimit few{2 * before, allowed.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
   const size_t open = open_descriptors();
-  make_room_for_descriptors(size_t(1) << 40);
+  grow_descriptor_table(size_t(1) << 40);
   EXPECT_EQ(table_size(), 2 * before);
   EXPECT_EQ(open_descriptors(), open);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &allowed), 0);

@@ -161,7 +161,7 @@ Status DeviceCommunicator::show_received() const {
   try {
     const DriverCode code = call_or_throw<DriverCode>("cuFlushGPUDirectRDMAWrites", Deadline::after(registry.timeout()),
                                                       [driver, device] { return driver->flush_rdma(device); });
-    demand(*driver, code, "cuFlushGPUDirectRDMAWrites", device);
+    check_driver(*driver, code, "cuFlushGPUDirectRDMAWrites", device);
   } catch (const Error& error) {
     return error.status();
   }

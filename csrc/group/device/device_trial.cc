@@ -237,7 +237,8 @@ class DeviceTrial {
     work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", Deadline::after(trial_.drain_timeout), open);
     for (uint32_t stage = 0; stage < stages(); ++stage) {
       const kernel::Job jobs[] = {job(stage)};
-      const Status begun = launcher.launch_on_queue(work_->lend(), trial_.channel, jobs, {}, trial_.multicast);
+      const Status begun =
+          launcher.launch_on_queue(work_->external_queue(), trial_.channel, jobs, {}, trial_.multicast);
       if (!begun.ok()) throw Error(begun);
     }
   }

@@ -13,7 +13,7 @@ namespace nvx {
 
 NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml) {
   DeviceFacts facts;
-  demand(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
+  check_driver(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
   for (const GpuFacts& gpu : nvml.gpus()) {
     if (bus_key(gpu.bus) != bus_key(facts.bus)) continue;
     if (gpu.domain) return *gpu.domain;

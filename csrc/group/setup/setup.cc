@@ -277,7 +277,7 @@ void SetUp::open_port() {
   const std::shared_ptr<net::Messenger> messenger = this->messenger();
   messenger->admit(sources());
   port_ = std::make_unique<net::GroupPort>(messenger, members_.id, rank(), options_.size);
-  net::make_room_for_descriptors(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));
+  net::grow_descriptor_table(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));
   const std::vector<std::vector<std::byte>> addresses = exchange_addresses(messenger->address());
   const Topology& topology = members_.topology;
   for (int r = 0; r < options_.size; ++r) {

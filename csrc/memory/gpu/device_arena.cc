@@ -196,7 +196,7 @@ PoolReply DeviceRegistry::serve(const PoolRequest& request, Fd* fd) {
   reply.bytes = segment.bytes;
   const DriverCode code = pool->kind() == ShareKind::kFd ? driver_->export_fd(segment.memory, fd)
                                                          : driver_->export_fabric(segment.memory, &reply.handle);
-  demand(*driver_, code, "cuMemExportToShareableHandle", request.device);
+  check_driver(*driver_, code, "cuMemExportToShareableHandle", request.device);
   return reply;
 }
 

@@ -26,10 +26,10 @@ double best_of(int rounds, const std::function<bool()>& round) {
 
 PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline,
                   size_t large) {
-  demand_reach(*driver, from, to);
+  check_peer_access(*driver, from, to);
   const std::shared_ptr<DeviceRegion> target = DeviceRegion::make(driver, to, ShareKind::kPointer, large);
   const std::shared_ptr<DeviceRegion> source = DeviceRegion::make(driver, from, ShareKind::kPointer, large);
-  target->open_to(from);
+  target->allow_access(from);
   DeviceWork work(driver, from, {target, source});
   const auto copy = [&](DevicePtr into, size_t bytes, int times) {
     for (int i = 0; i < times; ++i) work.copy(into, source->base(), bytes);

@@ -22,43 +22,43 @@ const char* name(ShareKind kind) {
   return kNames[int(kind)];
 }
 
-void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device) {
+void check_driver(const DeviceDriver& driver, DriverCode code, const std::string& call, int device) {
   if (code)
     throw Error(Code::kSystem, "nvx: " + call + " on GPU " + std::to_string(device) + ": " + driver.error_text(code));
 }
 
-void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call) {
+void log_failed_call(const DeviceDriver& driver, DriverCode code, const char* call) {
   if (code) NVX_LOG(kWarn, "%s failed: %s", call, driver.error_text(code).c_str());
 }
 
-void demand_reach(DeviceDriver& driver, int device, int peer) {
+void check_peer_access(DeviceDriver& driver, int device, int peer) {
   bool can = device == peer;
-  if (!can) demand(driver, driver.can_reach(device, peer, &can), "cuDeviceCanAccessPeer", device);
+  if (!can) check_driver(driver, driver.can_reach(device, peer, &can), "cuDeviceCanAccessPeer", device);
   NVX_CHECK(can,
             "the driver reports that GPU " + std::to_string(device) + " cannot access GPU " + std::to_string(peer));
 }
 
 DeviceFacts facts_of(DeviceDriver& driver, int device) {
   DeviceFacts facts;
-  demand(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
+  check_driver(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
   return facts;
 }
 
-void take_over(DeviceDriver& driver, DeviceMemory memory, Undo& undo) {
-  undo.add([&driver, memory] { note_refusal(driver, driver.release(memory), "cuMemRelease"); });
+void own_memory(DeviceDriver& driver, DeviceMemory memory, Undo& undo) {
+  undo.add([&driver, memory] { log_failed_call(driver, driver.release(memory), "cuMemRelease"); });
 }
 
 DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo) {
   DevicePtr at = 0;
-  demand(driver, driver.reserve(bytes, 0, &at), "cuMemAddressReserve", device);
-  undo.add([&driver, at, bytes] { note_refusal(driver, driver.unreserve(at, bytes), "cuMemAddressFree"); });
+  check_driver(driver, driver.reserve(bytes, 0, &at), "cuMemAddressReserve", device);
+  undo.add([&driver, at, bytes] { log_failed_call(driver, driver.unreserve(at, bytes), "cuMemAddressFree"); });
   return at;
 }
 
 void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMemory memory, Undo& undo) {
-  demand(driver, driver.map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes", device);
-  undo.add([&driver, at, bytes] { note_refusal(driver, driver.unmap(at, bytes), "cuMemUnmap"); });
-  demand(driver, driver.allow(at, bytes, device), "cuMemSetAccess", device);
+  check_driver(driver, driver.map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes", device);
+  undo.add([&driver, at, bytes] { log_failed_call(driver, driver.unmap(at, bytes), "cuMemUnmap"); });
+  check_driver(driver, driver.allow(at, bytes, device), "cuMemSetAccess", device);
 }
 
 void Undo::forget() {
@@ -75,18 +75,18 @@ void Undo::all() {
 }
 
 /// Takes ownership of physical memory and maps it at an address that this device may access.
-void DeviceRegion::give_address(DeviceMemory memory) {
+void DeviceRegion::map_memory(DeviceMemory memory) {
   memory_ = memory;
-  take_over(*driver_, memory, undo_);  // `undo_` is destroyed before `driver_`
+  own_memory(*driver_, memory, undo_);  // `undo_` is destroyed before `driver_`
   base_ = reserve(*driver_, device_, bytes_, undo_);
   map(*driver_, device_, base_, bytes_, memory, undo_);
 }
 
 /// A handle of a plain allocation does not contain its size.
-void DeviceRegion::demand_room() const {
+void DeviceRegion::check_size() const {
   DevicePtr start = 0;
   size_t bytes = 0;
-  demand_done(driver_->range(device_, base_, &start, &bytes), "cuMemGetAddressRange");
+  check(driver_->range(device_, base_, &start, &bytes), "cuMemGetAddressRange");
   const bool inside = start <= base_ && base_ - start <= bytes;
   const size_t room = inside ? bytes - (base_ - start) : 0;
   NVX_CHECK(room >= bytes_, "it has " + std::to_string(room) + " bytes instead of the " + std::to_string(bytes_) +
@@ -99,12 +99,12 @@ std::unique_ptr<DeviceRegion> DeviceRegion::make(std::shared_ptr<DeviceDriver> d
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, kind, bytes));
   if (is_virtual(kind)) {
     DeviceMemory memory = 0;
-    region->demand_done(raw->create(device, kind, bytes, &memory), "cuMemCreate");
-    region->give_address(memory);
+    region->check(raw->create(device, kind, bytes, &memory), "cuMemCreate");
+    region->map_memory(memory);
     return region;
   }
-  region->demand_done(raw->allocate(device, bytes, &region->base_), "cuMemAlloc");
-  region->undo_.add([raw, device, at = region->base_] { note_refusal(*raw, raw->free(device, at), "cuMemFree"); });
+  region->check(raw->allocate(device, bytes, &region->base_), "cuMemAlloc");
+  region->undo_.add([raw, device, at = region->base_] { log_failed_call(*raw, raw->free(device, at), "cuMemFree"); });
   return region;
 }
 
@@ -113,8 +113,8 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_fd(std::shared_ptr<DeviceDriv
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kFd, bytes));
   DeviceMemory memory = 0;
-  region->demand_done(raw->import_fd(device, fd, &memory), "cuMemImportFromShareableHandle");
-  region->give_address(memory);
+  region->check(raw->import_fd(device, fd, &memory), "cuMemImportFromShareableHandle");
+  region->map_memory(memory);
   return region;
 }
 
@@ -124,14 +124,14 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<Device
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, kind, bytes));
   if (is_virtual(kind)) {
     DeviceMemory memory = 0;
-    region->demand_done(raw->import_fabric(device, handle, &memory), "cuMemImportFromShareableHandle");
-    region->give_address(memory);
+    region->check(raw->import_fabric(device, handle, &memory), "cuMemImportFromShareableHandle");
+    region->map_memory(memory);
     return region;
   }
-  region->demand_done(raw->open_ipc(device, handle, &region->base_), "cuIpcOpenMemHandle");
+  region->check(raw->open_ipc(device, handle, &region->base_), "cuIpcOpenMemHandle");
   region->undo_.add(
-      [raw, device, at = region->base_] { note_refusal(*raw, raw->close_ipc(device, at), "cuIpcCloseMemHandle"); });
-  region->demand_room();
+      [raw, device, at = region->base_] { log_failed_call(*raw, raw->close_ipc(device, at), "cuIpcCloseMemHandle"); });
+  region->check_size();
   return region;
 }
 
@@ -144,33 +144,33 @@ std::unique_ptr<DeviceRegion> DeviceRegion::pin(std::shared_ptr<DeviceDriver> dr
   region->undo_.add([mapping] {});
   std::byte* const base = mapping->base();
   region->host_ = base;
-  region->demand_done(raw->pin(device, base, bytes, &region->base_), "cuMemHostRegister");
-  region->undo_.add([raw, device, base] { note_refusal(*raw, raw->unpin(device, base), "cuMemHostUnregister"); });
+  region->check(raw->pin(device, base, bytes, &region->base_), "cuMemHostRegister");
+  region->undo_.add([raw, device, base] { log_failed_call(*raw, raw->unpin(device, base), "cuMemHostUnregister"); });
   return region;
 }
 
 Fd DeviceRegion::export_fd() const {
   Fd fd;
-  demand_done(driver_->export_fd(memory_, &fd), "cuMemExportToShareableHandle");
+  check(driver_->export_fd(memory_, &fd), "cuMemExportToShareableHandle");
   return fd;
 }
 
 HandleBytes DeviceRegion::export_handle() const {
   HandleBytes handle{};
   if (kind_ == ShareKind::kFabric) {
-    demand_done(driver_->export_fabric(memory_, &handle), "cuMemExportToShareableHandle");
+    check(driver_->export_fabric(memory_, &handle), "cuMemExportToShareableHandle");
   } else {
-    demand_done(driver_->export_ipc(device_, base_, &handle), "cuIpcGetMemHandle");
+    check(driver_->export_ipc(device_, base_, &handle), "cuIpcGetMemHandle");
   }
   return handle;
 }
 
-void DeviceRegion::open_to(int device) const {
+void DeviceRegion::allow_access(int device) const {
   if (device == device_) return;
   if (is_virtual(kind_)) {
-    demand(*driver_, driver_->allow(base_, bytes_, device), "cuMemSetAccess", device);
+    check_driver(*driver_, driver_->allow(base_, bytes_, device), "cuMemSetAccess", device);
   } else {
-    demand(*driver_, driver_->enable_peer(device, device_), "cuCtxEnablePeerAccess", device);
+    check_driver(*driver_, driver_->enable_peer(device, device_), "cuCtxEnablePeerAccess", device);
   }
 }
 
@@ -178,7 +178,7 @@ size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind) {
   constexpr size_t kPlain = size_t(2) << 20;
   if (!is_virtual(kind)) return kPlain;
   size_t bytes = 0;
-  demand(driver, driver.granularity(device, kind, &bytes), "cuMemGetAllocationGranularity", device);
+  check_driver(driver, driver.granularity(device, kind, &bytes), "cuMemGetAllocationGranularity", device);
   return std::max(bytes, kPlain);
 }
 

@@ -13,13 +13,13 @@
 namespace nvx {
 
 /// Throws Error with the driver's text on an error code: "nvx: <call> on GPU 1: <text>".
-void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device);
+void check_driver(const DeviceDriver& driver, DriverCode code, const std::string& call, int device);
 
 /// Logs an error code, for destructors, which cannot throw.
-void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call);
+void log_failed_call(const DeviceDriver& driver, DriverCode code, const char* call);
 
 /// Throws Error if the driver reports that one device cannot access the other's memory.
-void demand_reach(DeviceDriver& driver, int device, int peer);
+void check_peer_access(DeviceDriver& driver, int device, int peer);
 
 /// The driver's facts about a device. Throws Error.
 DeviceFacts facts_of(DeviceDriver& driver, int device);
@@ -40,9 +40,9 @@ class Undo {
   std::vector<std::function<void()>> steps_;
 };
 
-/// Take over physical memory, reserve addresses, and map memory there for a device. `undo` gives back what they have
-/// taken, and must not outlive the driver. Throw Error.
-void take_over(DeviceDriver& driver, DeviceMemory memory, Undo& undo);
+/// Take ownership of physical memory, reserve addresses, and map memory there for a device. `undo` releases each, and
+/// must not outlive the driver. Throw Error.
+void own_memory(DeviceDriver& driver, DeviceMemory memory, Undo& undo);
 DevicePtr reserve(DeviceDriver& driver, int device, size_t bytes, Undo& undo);
 void map(DeviceDriver& driver, int device, DevicePtr at, size_t bytes, DeviceMemory memory, Undo& undo);
 
@@ -73,16 +73,16 @@ class DeviceRegion {
   Fd export_fd() const;
   HandleBytes export_handle() const;
   /// Lets another device of this process access it. Throws Error.
-  void open_to(int device) const;
+  void allow_access(int device) const;
   /// Keeps the memory until the process ends, because a hanging device may still use it.
   void abandon() { undo_.forget(); }
 
  private:
   DeviceRegion(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes)
       : driver_(std::move(driver)), device_(device), kind_(kind), bytes_(bytes) {}
-  void give_address(DeviceMemory memory);
-  void demand_room() const;
-  void demand_done(DriverCode code, const std::string& call) const { demand(*driver_, code, call, device_); }
+  void map_memory(DeviceMemory memory);
+  void check_size() const;
+  void check(DriverCode code, const std::string& call) const { check_driver(*driver_, code, call, device_); }
 
   std::shared_ptr<DeviceDriver> driver_;
   int device_;

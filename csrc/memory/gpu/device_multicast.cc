@@ -20,28 +20,28 @@ class MulticastObject {
   MulticastObject(std::shared_ptr<DeviceDriver> driver, int device, size_t bytes, const char* call,
                   const std::function<DriverCode(DeviceMemory*)>& get)
       : driver_(std::move(driver)), device_(device), bytes_(bytes) {
-    demand_done(get(&object_), call);
-    take_over(*driver_, object_, undo_);  // `undo_` is destroyed before `driver_`
+    check(get(&object_), call);
+    own_memory(*driver_, object_, undo_);  // `undo_` is destroyed before `driver_`
   }
 
   Fd export_fd() const {
     Fd fd;
-    demand_done(driver_->export_fd(object_, &fd), "cuMemExportToShareableHandle");
+    check(driver_->export_fd(object_, &fd), "cuMemExportToShareableHandle");
     return fd;
   }
   HandleBytes export_fabric() const {
     HandleBytes handle{};
-    demand_done(driver_->export_fabric(object_, &handle), "cuMemExportToShareableHandle");
+    check(driver_->export_fabric(object_, &handle), "cuMemExportToShareableHandle");
     return handle;
   }
   /// Adds the device. Call it on all ranks before bind() on any: bind() waits for all devices.
-  void join() { demand_done(driver_->join_multicast(object_, device_), "cuMulticastAddDevice"); }
+  void join() { check(driver_->join_multicast(object_, device_), "cuMulticastAddDevice"); }
   void bind(const std::shared_ptr<DeviceRegion>& region, size_t offset) {
     DeviceDriver* const driver = driver_.get();
     const size_t bytes = bytes_;
-    demand_done(driver->bind_multicast(object_, device_, region->memory(), offset, bytes), "cuMulticastBindMem");
+    check(driver->bind_multicast(object_, device_, region->memory(), offset, bytes), "cuMulticastBindMem");
     undo_.add([driver, region, object = object_, device = device_, bytes] {
-      note_refusal(*driver, driver->unbind_multicast(object, device, bytes), "cuMulticastUnbind");
+      log_failed_call(*driver, driver->unbind_multicast(object, device, bytes), "cuMulticastUnbind");
     });
     base_ = reserve(*driver, device_, bytes, undo_);
     map(*driver, device_, base_, bytes, object_, undo_);
@@ -51,7 +51,7 @@ class MulticastObject {
   size_t bytes() const { return bytes_; }
 
  private:
-  void demand_done(DriverCode code, const char* call) const { demand(*driver_, code, call, device_); }
+  void check(DriverCode code, const char* call) const { check_driver(*driver_, code, call, device_); }
 
   const std::shared_ptr<DeviceDriver> driver_;
   const int device_;
@@ -180,8 +180,8 @@ void MappingSetup::share_multicast() {
   const auto request = [driver = registry_.driver(), device = options_.device, ranks = options_.ranks,
                         kind = mappings_.agreement_.kind] {
     MulticastInfo info;
-    demand(*driver, driver->multicast_granularity(device, kind, ranks, &info.granularity), "cuMulticastGetGranularity",
-           device);
+    check_driver(*driver, driver->multicast_granularity(device, kind, ranks, &info.granularity),
+                 "cuMulticastGetGranularity", device);
     return info;
   };
   if (!steps.all("requesting multicast", request)) return;

@@ -44,8 +44,8 @@ void DevicePool::grow(uint64_t bytes) {
   try {
     (void)call_or_throw<bool>(what, Deadline::after(options_.timeout), [region = region_, kind = options_.kind, more] {
       DeviceMemory memory = 0;
-      demand(*region->driver(), region->driver()->create(region->device(), kind, more, &memory), "cuMemCreate",
-             region->device());
+      check_driver(*region->driver(), region->driver()->create(region->device(), kind, more, &memory), "cuMemCreate",
+                   region->device());
       region->append(memory, more);
       return true;
     });
@@ -56,18 +56,18 @@ void DevicePool::grow(uint64_t bytes) {
   spans_.add({before, more});
 }
 
-Span DevicePool::take_back(DevicePtr at) {
+Span DevicePool::forget(DevicePtr at) {
   MutexLock lock(mutex_);
   const auto found = allocated_.extract(at);
   return found ? found.mapped() : Span{};
 }
 
 void DevicePool::free_when(DevicePtr at, std::function<bool()> released) {
-  if (const Span span = take_back(at)) spans_.free_when(span, std::move(released));
+  if (const Span span = forget(at)) spans_.free_when(span, std::move(released));
 }
 
 bool DevicePool::free(DevicePtr at) {
-  const Span span = take_back(at);
+  const Span span = forget(at);
   if (span) spans_.free(span);
   return bool(span);
 }

@@ -15,7 +15,7 @@
 namespace nvx {
 
 /// Memory of one device that this process allocates to users and that other processes of the host can map. It grows on
-/// demand. None of it returns to the driver, so that mappings of peers stay valid.
+/// check_driver. None of it returns to the driver, so that mappings of peers stay valid.
 class DevicePool {
  public:
   struct Options {
@@ -56,7 +56,7 @@ class DevicePool {
 
  private:
   void grow(uint64_t bytes) REQUIRES(mutex_);
-  Span take_back(DevicePtr at) EXCLUDES(mutex_);
+  Span forget(DevicePtr at) EXCLUDES(mutex_);
 
   const ArenaId id_ = random_arena_id();
   const Options options_;

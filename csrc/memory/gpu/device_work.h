@@ -38,8 +38,8 @@ class DeviceWork {
   /// copy() and fill() begin work. They throw Error if the driver refuses; that work has then not begun.
   void copy(DevicePtr to, DevicePtr from, size_t bytes);
   void fill(DevicePtr to, uint8_t value, size_t bytes);
-  /// Lends the queue to a caller that enqueues something else; drain() waits for that too.
-  DeviceQueue lend() {
+  /// The queue, for a caller that enqueues other work on it; drain() waits for that too.
+  DeviceQueue external_queue() {
     settled_ = false;
     return queue_;
   }

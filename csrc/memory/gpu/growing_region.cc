@@ -11,7 +11,7 @@ GrowingRegion::GrowingRegion(std::shared_ptr<DeviceDriver> driver, int device, u
 
 void GrowingRegion::append(DeviceMemory memory, uint64_t bytes) {
   Undo half;  // until the segment is complete
-  take_over(*driver_, memory, half);
+  own_memory(*driver_, memory, half);
   const uint64_t offset = mapped();
   NVX_CHECK(bytes > 0 && bytes <= room_ - offset,
             "addresses are reserved for only " + std::to_string(room_ >> 20) + " MiB");
@@ -22,9 +22,9 @@ void GrowingRegion::append(DeviceMemory memory, uint64_t bytes) {
   mapped_.store(offset + bytes, std::memory_order_release);
 }
 
-void GrowingRegion::open_to(const Segment& segment, int device) {
+void GrowingRegion::allow_access(const Segment& segment, int device) {
   if (device == device_) return;
-  demand(*driver_, driver_->allow(base_ + segment.offset, segment.bytes, device), "cuMemSetAccess", device);
+  check_driver(*driver_, driver_->allow(base_ + segment.offset, segment.bytes, device), "cuMemSetAccess", device);
 }
 
 size_t GrowingRegion::segments() const {

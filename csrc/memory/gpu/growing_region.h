@@ -26,7 +26,7 @@ class GrowingRegion {
   /// Maps the next segment for this device. The region owns `memory` from here on, even if this throws Error.
   void append(DeviceMemory memory, uint64_t bytes) EXCLUDES(mutex_);
   /// Lets another device of this process access a segment. Throws Error.
-  void open_to(const Segment& segment, int device);
+  void allow_access(const Segment& segment, int device);
 
   DevicePtr base() const { return base_; }
   uint64_t room() const { return room_; }

@@ -188,8 +188,8 @@ std::shared_ptr<DeviceRegion> MappingSetup::open(size_t r, ShareKind kind) {
   return call_or_throw<std::shared_ptr<DeviceRegion>>(
       "giving access to GPU " + std::to_string(options_.device), soon(),
       [driver = registry_.driver(), device = options_.device, peer = infos_[r].device, theirs = arena->hold()] {
-        demand_reach(*driver, device, peer);
-        theirs->open_to(device);
+        check_peer_access(*driver, device, peer);
+        theirs->allow_access(device);
         return theirs;
       });
 }

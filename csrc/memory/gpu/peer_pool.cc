@@ -34,7 +34,7 @@ class ForeignPool : public PeerPool {
     const DriverCode code = ShareKind(reply.kind) == ShareKind::kFd
                                 ? driver_->import_fd(device_, fd.get(), &memory)
                                 : driver_->import_fabric(device_, reply.handle, &memory);
-    demand(*driver_, code, "cuMemImportFromShareableHandle", device_);
+    check_driver(*driver_, code, "cuMemImportFromShareableHandle", device_);
     region_->append(memory, reply.bytes);
     return region_->mapped();
   }
@@ -74,7 +74,7 @@ class OwnPool : public PeerPool {
     DevicePool* const pool = made_();
     NVX_CHECK(pool && segment < pool->region()->segments(), "its pool has no such segment");
     const GrowingRegion::Segment next = pool->region()->segment(segment);
-    pool->region()->open_to(next, device_);
+    pool->region()->allow_access(next, device_);
     return next.offset + next.bytes;
   }
 

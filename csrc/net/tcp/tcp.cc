@@ -137,7 +137,7 @@ class TcpLink final : public Link {
   Peer* find(PeerId peer) const { return peer < sockets_->peers.size() ? sockets_->peers[peer].get() : nullptr; }
   bool handle(const epoll_event& event);
   bool accept(Socket& listener);
-  bool make_room_for_pending();
+  bool bound_unauthenticated();
   void connect(Peer& peer);
   void attempt(Peer& peer);
   void end_posts(const std::vector<Post*>& posts, const Status& status = {Code::kPeerDied, "nvx: the peer is lost"}) {
@@ -307,7 +307,7 @@ void TcpLink::forget(PeerId id) {
 
 bool TcpLink::accept(Socket& listener) {
   for (int i = 0; i < kMostAccepted; ++i) {
-    if (!make_room_for_pending()) return sockets_->listeners.pause(listener), i != 0;
+    if (!bound_unauthenticated()) return sockets_->listeners.pause(listener), i != 0;
     std::string from;
     Fd fd = sockets_->listeners.accept(listener, from);
     if (!fd) return i != 0;
@@ -320,7 +320,7 @@ bool TcpLink::accept(Socket& listener) {
 
 /// Bounds the connections that are not authenticated: at the limit, closes the oldest one, preferably one that has not
 /// sent its hello. Returns false if that one is so new that the next connection should wait in the kernel's queue.
-bool TcpLink::make_room_for_pending() {
+bool TcpLink::bound_unauthenticated() {
   size_t pending = 0;
   Incoming* oldest = nullptr;
   for (const auto& incoming : sockets_->incoming) {

@@ -57,7 +57,7 @@ TcpListeners::TcpListeners(int epoll, const std::string& store_host) : admitted_
     address.port = port_of(fd.get());
     listeners_.emplace_back(epoll, std::move(fd), address).filtered = filtered;
   }
-  if (listeners_.empty()) throw system_error("cannot listen for ranks of other hosts" + why_nothing_opens(), error);
+  if (listeners_.empty()) throw system_error("cannot listen for ranks of other hosts" + descriptor_limit_hint(), error);
   if (filters && !std::ranges::all_of(listeners_, &Listener::filtered))
     NVX_LOG(kWarn, "the kernel refuses to filter connections, so the job's key alone keeps other hosts out");
 }
@@ -93,7 +93,7 @@ Fd TcpListeners::accept(Socket& listener, std::string& from) {
   if (fd || (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)) return fd;
   if (no_descriptor_ == Clock::time_point{})
     NVX_LOG(kWarn, "a rank cannot connect to this process yet (%s)%s", std::strerror(errno),
-            why_nothing_opens().c_str());
+            descriptor_limit_hint().c_str());
   pause(listener);
   no_descriptor_ = Clock::now();
   return fd;

@@ -24,7 +24,7 @@ void Outgoing::connect(const HostAddress& to) {
   begun_ = Clock::now();
   got_ = 0;
   Fd socket = new_socket(to);
-  if (!socket) return fail(std::strerror(errno) + why_nothing_opens());
+  if (!socket) return fail(std::strerror(errno) + descriptor_limit_hint());
   set_options(socket.get());
   const auto [at, bytes] = sockaddr_of(to);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&at), bytes) != 0 && errno != EINPROGRESS)

@@ -77,7 +77,7 @@ std::string UcxLibrary::explain(ucs_status_t status) const {
   const std::string detail = std::string(" (UCX: ") + status_string(status) + ")";
   switch (status) {
     case UCS_ERR_IO_ERROR:
-      if (const std::string own = why_nothing_opens(); !own.empty())
+      if (const std::string own = descriptor_limit_hint(); !own.empty())
         return "cannot be reached from here" + detail + own;
       [[fallthrough]];
     case UCS_ERR_ENDPOINT_TIMEOUT:

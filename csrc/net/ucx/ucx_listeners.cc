@@ -36,7 +36,7 @@ using Listener = UcxListeners::Listener;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(Code::kSystem,
-              "nvx: " + what + why_nothing_opens() +
+              "nvx: " + what + descriptor_limit_hint() +
                   ", so nvx cannot restrict which hosts connect to UCX in this process over TCP: each of them could "
                   "write to its memory",
               "permit it, or, if every host of the network is trusted, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");

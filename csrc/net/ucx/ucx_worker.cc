@@ -213,7 +213,7 @@ void UcxWorker::require(ucs_status_t status, const char* what) const {
   if (status == UCS_OK) return;
   throw Error(Code::kSystem,
               "nvx: UCX " + ucx_.version.text() + " (" + ucx_.from.path() + "): " + what +
-                  " failed: " + ucx_.status_string(status) + why_nothing_opens(),
+                  " failed: " + ucx_.status_string(status) + descriptor_limit_hint(),
               "set UCX_LOG_LEVEL=info to see UCX's own messages");
 }
 

@@ -14,11 +14,11 @@
 
 namespace nvx {
 
-void* PoolLender::lend(size_t bytes, void* stream) {
+void* PoolBlocks::allocate(size_t bytes, void* stream) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
-  settle();
-  if (const DevicePtr at = take_resting(bytes, stream)) return reinterpret_cast<void*>(at);
+  free_passed();
+  if (const DevicePtr at = reuse_pending(bytes, stream)) return reinterpret_cast<void*>(at);
   try {
     return reinterpret_cast<void*>(pool_.allocate(bytes));
   } catch (const Error& error) {
@@ -27,34 +27,34 @@ void* PoolLender::lend(size_t bytes, void* stream) {
   }
 }
 
-void PoolLender::release(void* at, size_t bytes, void* stream) {
+void PoolBlocks::release(void* at, size_t bytes, void* stream) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
-  settle();
-  // A block that a graph may use again cannot be lent again, nor can one whose last use has no event to wait for.
+  free_passed();
+  // A block that a graph may use again cannot be reused, nor can one whose last use has no event to wait for.
   std::unique_ptr<kernel::TailEvent> tail = kernel::capture_of(stream) == 0 ? spare_tail() : nullptr;
   if (!tail || !tail->record(stream, /*capture=*/0).ok()) {
     NVX_LOG(kInfo, "%zu KiB of the pool of GPU %d are not used again: no event reports when their last use has ended",
             bytes >> 10, pool_.device());
     return;
   }
-  resting_.push_back({reinterpret_cast<DevicePtr>(at), bytes, std::move(tail)});
+  pending_.push_back({reinterpret_cast<DevicePtr>(at), bytes, std::move(tail)});
 }
 
-/// Returns blocks to the pool whose streams have passed their last use.
-void PoolLender::settle() {
-  for (auto one = resting_.begin(); one != resting_.end();) {
+/// Frees the blocks whose streams have passed their last use.
+void PoolBlocks::free_passed() {
+  for (auto one = pending_.begin(); one != pending_.end();) {
     if (!one->tail->passed()) {
       ++one;
       continue;
     }
     (void)pool_.free(one->at);
     spare_.push_back(std::move(one->tail));
-    one = resting_.erase(one);
+    one = pending_.erase(one);
   }
 }
 
-std::unique_ptr<kernel::TailEvent> PoolLender::spare_tail() {
+std::unique_ptr<kernel::TailEvent> PoolBlocks::spare_tail() {
   if (spare_.empty()) return std::make_unique<kernel::TailEvent>();
   std::unique_ptr<kernel::TailEvent> tail = std::move(spare_.back());
   spare_.pop_back();
@@ -63,13 +63,13 @@ std::unique_ptr<kernel::TailEvent> PoolLender::spare_tail() {
 
 /// Returns a block of exactly this size whose stream has not passed its last use. The new stream waits for that; the
 /// host does not.
-DevicePtr PoolLender::take_resting(size_t bytes, void* stream) {
+DevicePtr PoolBlocks::reuse_pending(size_t bytes, void* stream) {
   if (kernel::capture_of(stream) != 0) return 0;
-  for (auto one = resting_.begin(); one != resting_.end(); ++one) {
+  for (auto one = pending_.begin(); one != pending_.end(); ++one) {
     if (one->bytes != bytes || !one->tail->block(stream, /*captured=*/false).ok()) continue;
     const DevicePtr at = one->at;
     spare_.push_back(std::move(one->tail));
-    resting_.erase(one);
+    pending_.erase(one);
     return at;
   }
   return 0;
@@ -78,21 +78,21 @@ DevicePtr PoolLender::take_resting(size_t bytes, void* stream) {
 namespace {
 
 /// One per device, never destroyed: torch may free memory at the very end of the process.
-PoolLender* lender_of(int device) {
+PoolBlocks* blocks_of(int device) {
   static Mutex mutex;
-  static auto* const kLenders = new std::map<int, std::unique_ptr<PoolLender>>;
+  static auto* const kAll = new std::map<int, std::unique_ptr<PoolBlocks>>;
   DevicePool& pool = DeviceRegistry::here().pool(device);
   MutexLock lock(mutex);
-  std::unique_ptr<PoolLender>& lender = (*kLenders)[device];
-  if (!lender) lender = std::make_unique<PoolLender>(pool);
-  return lender.get();
+  std::unique_ptr<PoolBlocks>& blocks = (*kAll)[device];
+  if (!blocks) blocks = std::make_unique<PoolBlocks>(pool);
+  return blocks.get();
 }
 
 template <class Act>
-void with_lender(int device, Act act) {
+void with_blocks(int device, Act act) {
   contain("a pool of GPU memory", [&] {
     const c10::OptionalDeviceGuard on(c10::Device(kernel_device(), c10::DeviceIndex(device)));
-    act(*lender_of(device));
+    act(*blocks_of(device));
   });
 }
 
@@ -119,13 +119,13 @@ extern "C" {
 
 void* nvx_pool_malloc(ssize_t bytes, int device, void* stream) {
   void* at = nullptr;
-  nvx::with_lender(device, [&](nvx::PoolLender& lender) { at = lender.lend(size_t(bytes), stream); });
+  nvx::with_blocks(device, [&](nvx::PoolBlocks& blocks) { at = blocks.allocate(size_t(bytes), stream); });
   return at;
 }
 
 void nvx_pool_free(void* at, size_t bytes, int device, void* stream) {
   if (!at) return;
-  nvx::with_lender(device, [&](nvx::PoolLender& lender) { lender.release(at, bytes, stream); });
+  nvx::with_blocks(device, [&](nvx::PoolBlocks& blocks) { blocks.release(at, bytes, stream); });
 }
 }
 

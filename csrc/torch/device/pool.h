@@ -10,33 +10,33 @@
 #include "kernel/gpu/capture.h"
 #include "memory/gpu/device_pool.h"
 
-/// Lends blocks of a device's pool to torch's allocator. That allocator splits them among tensors, and reuses them in
-/// the order of the stream that they were allocated for.
+/// Allocates blocks of a device's pool for torch's allocator. That allocator splits them among tensors, and reuses them
+/// in the order of the stream that they were allocated for.
 namespace nvx {
 
-class PoolLender {
+class PoolBlocks {
  public:
-  explicit PoolLender(DevicePool& pool) : pool_(pool) {}
+  explicit PoolBlocks(DevicePool& pool) : pool_(pool) {}
 
   /// Returns null if the pool is exhausted; torch then frees its cached blocks and calls again. Work of `stream` on the
   /// block is ordered after earlier work of other streams on it.
-  void* lend(size_t bytes, void* stream) EXCLUDES(mutex_);
+  void* allocate(size_t bytes, void* stream) EXCLUDES(mutex_);
   /// No tensor uses the block any more, but this stream may not have reached its last use yet.
   void release(void* at, size_t bytes, void* stream) EXCLUDES(mutex_);
 
  private:
-  struct Resting {
+  struct Pending {
     DevicePtr at;
     size_t bytes;
     std::unique_ptr<kernel::TailEvent> tail;  // the stream's position when the block was returned
   };
-  void settle() REQUIRES(mutex_);
+  void free_passed() REQUIRES(mutex_);
   std::unique_ptr<kernel::TailEvent> spare_tail() REQUIRES(mutex_);
-  DevicePtr take_resting(size_t bytes, void* stream) REQUIRES(mutex_);
+  DevicePtr reuse_pending(size_t bytes, void* stream) REQUIRES(mutex_);
 
   DevicePool& pool_;
   Mutex mutex_;
-  std::list<Resting> resting_ GUARDED_BY(mutex_);
+  std::list<Pending> pending_ GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<kernel::TailEvent>> spare_
       GUARDED_BY(mutex_);  // tails are never destroyed, so they are reused
 };
