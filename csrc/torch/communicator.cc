@@ -98,13 +98,13 @@ void Communicator::wait_for_pending_works() {
 
 void Communicator::abort() {
   if (context.origin.elsewhere()) return;
-  context.listeners.report_abort(*context.silence);
+  context.listeners.report_abort(*context.muted);
   cancel("");
 }
 
 void Communicator::cancel(const std::string& why) {
   if (context.origin.elsewhere()) return;
-  *context.silence = true;
+  *context.muted = true;
   context.groups.abort(why);
   issuer.abort();               // before catch_up(), whose lock a call of the delegate may hold
   issuer.kernels().catch_up();  // refuses the postponed operations, and fails their works
@@ -116,7 +116,7 @@ void Communicator::shut_down() {
   issuer.kernels().catch_up();
   issuer.drain(Deadline::after(kMostForProxies));
   // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
-  *context.silence = true;
+  *context.muted = true;
   const Deadline moment = Deadline::after(kGrace);
   for (const auto& group : context.groups.all()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment.end - Clock::now());

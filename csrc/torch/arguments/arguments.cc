@@ -38,7 +38,7 @@ at::Tensor empty_stand_in(const at::Tensor& tensor, const TensorOperation& c) {
 
 /// The stand-in of a device's tensor is filled later: when the operation begins, on its stream.
 at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
-  const Movement movement;
+  const WithoutAutograd guard;
   at::Tensor copy = empty_stand_in(tensor, c);
   if (tensor.is_cpu()) {
     copy.copy_(tensor);

@@ -9,7 +9,7 @@ TensorOperation Arguments::all_reduce(Tensors& tensors, const c10d::ReduceOp& op
   if (tensors.size() == 1) [[likely]]
     return all_reduce(tensors[0], op);
   check_list(tensors);
-  const Movement movement;
+  const WithoutAutograd guard;
   // The rank's tensors are reduced first, which rounds once more. Every rank has as many, so the mean of means holds.
   at::Tensor folded = at::empty(tensors[0].sizes(), tensors[0].options());
   TensorOperation c = all_reduce(folded, op);
@@ -62,7 +62,7 @@ TensorOperation Arguments::all_gather(std::vector<Tensors>& outputs, Tensors& in
     }
     check_alike(outputs[i], inputs[0]);
   }
-  const Movement movement;
+  const WithoutAutograd guard;
   const at::Tensor side_by_side = at::stack(inputs);
   std::vector<int64_t> shape = side_by_side.sizes().vec();
   shape.insert(shape.begin(), size_);

@@ -12,8 +12,8 @@ namespace nvx {
 /// The memory of a contiguous tensor; empty for other tensors, which get stand-ins.
 MemorySpan span_of(const at::Tensor& tensor);
 
-/// Whether an input shares memory with an output, so that a receive might overwrite it before it is sent: not if they
-/// are counterparts and the same memory, as in an in-place operation.
+/// Whether an input shares memory with an output, so that a receive might overwrite the input before it is sent. False
+/// if they are counterparts in the same memory, as in an in-place operation.
 bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts);
 /// The same for a list of outputs, each compared with several inputs.
 class Outputs {

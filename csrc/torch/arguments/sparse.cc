@@ -26,7 +26,7 @@ bool can_coalesce(at::ScalarType type) {
   static std::atomic<bool> known[size_t(at::ScalarType::NumOptions)] = {};
   std::atomic<bool>& can = known[size_t(type)];
   if (can) return true;
-  const Movement movement;
+  const WithoutAutograd guard;
   contain_and(
       [&] {
         const at::Tensor twice = at::zeros({1, 2}, at::kLong);  // torch sums only if an index has two entries
@@ -105,7 +105,7 @@ Status SparseWork::gather_sizes(Group& group, Runner runner, const at::Tensor& m
 }
 
 Status SparseWork::carry_out(Group& group, Runner runner) {
-  const Movement movement;
+  const WithoutAutograd guard;
   const at::Tensor mine = concatenated(tensors_).coalesce();
   whole_.fingerprint.collective = kernel::Collective::kAllReduce;
   whole_.fingerprint.dtype = dtype_of(mine.values());
@@ -152,7 +152,7 @@ IntrusiveWork all_reduce_through_host(CallContext& context, const Arguments& arg
                                       const c10d::AllreduceOptions& opts) {
   refuse_capture(tensor.device());
   const BesideCaptures beside;
-  const Movement movement;
+  const WithoutAutograd guard;
   Tensors host{tensor.cpu()};
   c10d::AllreduceOptions now = opts;
   now.asyncOp = false;

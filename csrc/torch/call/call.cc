@@ -17,7 +17,7 @@ CallContext::CallContext(c10d::Backend& backend, Listeners& listeners, c10::intr
       listeners(listeners) {}
 
 NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>& group) {
-  return {rank,       kind.type, kind.title, groups.of_cpu()->sequence(), listeners.timed, listeners.of_ends(silence),
+  return {rank,       kind.type, kind.title, groups.of_cpu()->sequence(), listeners.timed, listeners.of_ends(muted),
           kind.lists, group};
 }
 
@@ -62,7 +62,7 @@ IntrusiveWork CallContext::done(NvxWork::Facts facts, const Tensors& outputs, st
 
 void CallContext::raise_if_failed(const Status& status) {
   if (status.ok()) return;
-  listeners.report_failure(status.code(), *silence);
+  listeners.report_failure(status.code(), *muted);
   raise(status);
 }
 

@@ -78,8 +78,8 @@ class CallContext {
   /// The streams and events of a call whose operations use a device's tensors in place. A synchronous call runs on the
   /// caller's stream, so that later work on this stream needs no wait.
   std::unique_ptr<StagingCopies> on_device(const Call& call);
-  /// Whether the call reads or writes memory that pending results will be written to, or that a delegate still uses.
-  bool comes_behind(const Call& call) { return hazards.awaited_in(call.inputs) || hazards.awaited_in(call.outputs); }
+  /// Whether the call accesses memory that pending results will be written to, or that a delegate still uses.
+  bool has_hazard(const Call& call) { return hazards.awaited_in(call.inputs) || hazards.awaited_in(call.outputs); }
 
   /// Queues the work in a group's lane, which keeps it, and with it all tensors, until it has run.
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
@@ -93,7 +93,7 @@ class CallContext {
   const int rank, size;
   Groups groups;
   Listeners& listeners;
-  const std::shared_ptr<Silence> silence = std::make_shared<Silence>(false);
+  const std::shared_ptr<Muted> muted = std::make_shared<Muted>(false);
   CoalescingScopes scopes;
   OwnCommStreams streams;
   OutputHazards hazards;

@@ -11,8 +11,8 @@
 
 namespace nvx {
 
-/// Works that have ended without their results. Calls their hooks when these have arrived. Each poll checks the first
-/// work of each stream, and at all works whose results come on several streams.
+/// Works that have ended before their results have arrived. Calls their hooks when these have. Each poll checks the
+/// first work of each stream, and all works whose results come on several streams.
 class CompletionPoller {
  public:
   static CompletionPoller& here();

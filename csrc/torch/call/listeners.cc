@@ -2,17 +2,17 @@
 
 namespace nvx {
 
-std::function<void(NvxWork&)> Listeners::of_ends(const std::shared_ptr<Silence>& silence) {
+std::function<void(NvxWork&)> Listeners::of_ends(const std::shared_ptr<Muted>& muted) {
   if (!any()) return {};
-  return [this, silence, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](NvxWork& work) {
-    report_end(work, *silence);
+  return [this, muted, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](NvxWork& work) {
+    report_end(work, *muted);
   };
 }
 
-std::function<void(Code)> Listeners::of_failures(const std::shared_ptr<Silence>& silence) {
+std::function<void(Code)> Listeners::of_failures(const std::shared_ptr<Muted>& muted) {
   if (!any()) return {};
-  return [this, silence, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](Code code) {
-    report_failure(code, *silence);
+  return [this, muted, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](Code code) {
+    report_failure(code, *muted);
   };
 }
 
@@ -29,7 +29,7 @@ bool Listeners::set_on_completion(OnCompletion&& hook) {
   return first;
 }
 
-void Listeners::report_end(NvxWork& work, [[maybe_unused]] Silence& silence) {
+void Listeners::report_end(NvxWork& work, [[maybe_unused]] Muted& muted) {
   std::shared_ptr<const OnCompletion> on_completion;
   {
     MutexLock lock(mutex_);
@@ -44,7 +44,7 @@ void Listeners::report_end(NvxWork& work, [[maybe_unused]] Silence& silence) {
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
   if (const Status failure = work.failure(); !failure.ok() || work.lost())
-    return report_failure(failure.ok() ? Code::kSystem : failure.code(), silence);
+    return report_failure(failure.ok() ? Code::kSystem : failure.code(), muted);
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   c10d::CompletionHookArgs args;
@@ -54,14 +54,14 @@ void Listeners::report_end(NvxWork& work, [[maybe_unused]] Silence& silence) {
 #endif
 }
 
-void Listeners::report_failure(Code code, Silence& silence) {
+void Listeners::report_failure(Code code, Muted& muted) {
   if (code == Code::kInvalid || code == Code::kInterrupted || exiting.load()) return;
-  if (silence.exchange(true)) return;
+  if (muted.exchange(true)) return;
   run_abort_hooks();
 }
 
-void Listeners::report_abort(Silence& silence) {
-  silence = true;
+void Listeners::report_abort(Muted& muted) {
+  muted = true;
   run_abort_hooks();
 }
 
@@ -77,7 +77,7 @@ void Listeners::run_abort_hooks() {
     }
   };
   if (exiting.load()) return run();  // at the end of the process the thread would not be joined
-  HooksBeside(run).await_briefly();
+  HookThread(run).await_briefly();
 #endif
 }
 

@@ -14,9 +14,9 @@
 
 namespace nvx {
 
-/// True once failures of a communicator are not reported to hooks any more. The first is: later ones have the same
-/// cause.
-using Silence = std::atomic<bool>;
+/// Whether hooks are no longer called for failures of a communicator: true after the first one, since later ones have
+/// the same cause.
+using Muted = std::atomic<bool>;
 
 /// Runs torch's hooks for the ends of a backend's operations. No hook runs, is copied or is destroyed while the mutex
 /// is held. The backend stays alive while a hook runs, because the hook may call it.
@@ -28,14 +28,14 @@ class Listeners {
 
   bool any() const { return listeners_.load(std::memory_order_acquire) != 0; }
   /// For operations that begin now: functions to call at their end, and at a failure that no work reports, or empty.
-  std::function<void(NvxWork&)> of_ends(const std::shared_ptr<Silence>& silence);
-  std::function<void(Code)> of_failures(const std::shared_ptr<Silence>& silence);
+  std::function<void(NvxWork&)> of_ends(const std::shared_ptr<Muted>& muted);
+  std::function<void(Code)> of_failures(const std::shared_ptr<Muted>& muted);
 
   /// A wrong argument and Ctrl-C are no failures of the group. Neither is the end of the process, where a thread in a
   /// hook that needs the GIL would be killed.
-  void report_failure(Code code, Silence& silence);
+  void report_failure(Code code, Muted& muted);
   /// For an abort: runs the abort hooks, and waits a moment for them.
-  void report_abort(Silence& silence);
+  void report_abort(Muted& muted);
 
   /// Returns false if there is a hook already.
   bool set_on_completion(OnCompletion&& hook) EXCLUDES(mutex_);
@@ -53,7 +53,7 @@ class Listeners {
   std::atomic<bool> timed{false};  ///< works measure their duration
 
  private:
-  void report_end(NvxWork& work, Silence& silence) EXCLUDES(mutex_);
+  void report_end(NvxWork& work, Muted& muted) EXCLUDES(mutex_);
   void count(int change) { listeners_.fetch_add(change, std::memory_order_release); }
   void run_abort_hooks();
 

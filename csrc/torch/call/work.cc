@@ -57,7 +57,7 @@ bool ends_process(Code code, Seen seen) {
 void end_process_on_error(const Status& status, Seen seen) {
   if (status.ok() || !ends_process(status.code(), seen)) return;
   log_line("%s (NVX_ON_ERROR=abort)", status.reason().c_str());
-  without_python_lock([] { HooksBeside::await_all(); });  // they write the diagnostics that such an end is for
+  without_python_lock([] { HookThread::await_all(); });  // they write the diagnostics that such an end is for
   std::abort();
 }
 
@@ -112,7 +112,7 @@ Route route_of(std::span<const TensorOperation> collectives) {
 }
 
 void copy_back(std::span<TensorOperation> collectives) {
-  const Movement movement;
+  const WithoutAutograd guard;
   for (TensorOperation& c : collectives) {
     for (auto& [user, stand_in] : c.copies_out) user.copy_(stand_in);
   }

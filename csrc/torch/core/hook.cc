@@ -25,14 +25,14 @@ Count& count() { return of_this_process<Count>(); }  // a forked child has none 
 
 }  // namespace
 
-struct HooksBeside::Running {
+struct HookThread::Running {
   const Clock::time_point began = Clock::now();
   bool ended = false;  // guarded by the count's lock
 };
 
-HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_shared<Running>()) {
-  static thread_local bool is_at_it = false;
-  if (is_at_it) {  // a hook runs hooks
+HookThread::HookThread(std::function<void()> hooks) : running_(std::make_shared<Running>()) {
+  static thread_local bool in_hook = false;
+  if (in_hook) {  // hooks do not run inside a hook
     running_->ended = true;
     return;
   }
@@ -44,10 +44,10 @@ HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_share
   const auto run = [&all, running = running_](std::function<void()>& hooks) {
     {
       MutexLock turn(all.turn);
-      is_at_it = true;
+      in_hook = true;
       hooks();
       hooks = nullptr;  // destroys its captures before it counts as ended
-      is_at_it = false;
+      in_hook = false;
     }
     MutexLock lock(all.mutex);
     --all.running;
@@ -65,7 +65,7 @@ HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_share
   }
 }
 
-void HooksBeside::await_briefly() const {
+void HookThread::await_briefly() const {
   without_python_lock([&] {
     Count& all = count();
     MutexLock lock(all.mutex);
@@ -76,7 +76,7 @@ void HooksBeside::await_briefly() const {
   });
 }
 
-void HooksBeside::await_all() {
+void HookThread::await_all() {
   constexpr std::chrono::seconds kMost{40};  // torch gives its recorder 15 s, twice
   const auto end = Clock::now() + kMost;
   Count& all = count();

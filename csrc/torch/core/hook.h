@@ -32,11 +32,11 @@ void run_hook(const char* whose, Call&& call) {
   });
 }
 
-/// Hooks that may take long, such as that of torch's flight recorder. They run on their own thread if one can be
-/// created. await_briefly() waits until they have ended, or a moment has passed.
-class HooksBeside {
+/// A thread for hooks that may take long, such as that of torch's flight recorder. Without a thread they run on the
+/// caller's.
+class HookThread {
  public:
-  explicit HooksBeside(std::function<void()> hooks);
+  explicit HookThread(std::function<void()> hooks);
   /// Returns when they have ended, or 100 ms after they began.
   void await_briefly() const;
   /// Waits, for a bounded time or until Ctrl-C, for all hooks that run: a thread in Python may crash an ending process.

@@ -79,7 +79,7 @@ Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, Sta
 HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
                                          StagingCopies& staging) {
   auto op = std::make_shared<ProxyOp>(group, std::move(collectives));
-  if (staging.capture() == 0) op->expect(context_.pending, context_.listeners.of_failures(context_.silence));
+  if (staging.capture() == 0) op->expect(context_.pending, context_.listeners.of_failures(context_.muted));
   for (TensorOperation& c : op->collectives) {
     c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or get an error
     c.operation.timeout = group->span_of(c.operation.timeout);
@@ -184,7 +184,7 @@ void HostProxyPath::drain(const Deadline& deadline) {
         *group, [&] { return group->device().is_quiet(); }, deadline);
     const Status status = group->device().check_kernels();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
-    if (!group->failure_seen() && !context_.silence->exchange(true))
+    if (!group->failure_seen() && !context_.muted->exchange(true))
       log_line("%s: do not use the results of the collectives of group %s on devices", status.reason().c_str(),
                group->name().c_str());
   }

@@ -98,7 +98,7 @@ IntrusiveWork KernelPath::issue(CallContext& context, Call&& call, Delegate* del
     // place in the stream.
     const auto copies = [](const TensorOperation& c) { return !c.copies_in.empty() || !c.copies_out.empty(); };
     const bool copied = std::any_of(call.collectives.begin(), call.collectives.end(), copies);
-    if (!copied) return put_off(context, std::move(call), std::move(staging));
+    if (!copied) return postpone(context, std::move(call), std::move(staging));
   }
   auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
   uint64_t ended_at = 0;
@@ -169,7 +169,7 @@ Status KernelPath::launch(const DelegatedMessages& batch, StagingCopies& staging
   }
 }
 
-IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) {
+IntrusiveWork KernelPath::postpone(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) {
   SharedStreams::Claim claim = claim_stream(*staging);
   staging->copy_in_on_device({});  // may throw; then no number has been assigned
   claim.keep();
@@ -179,7 +179,7 @@ IntrusiveWork KernelPath::put_off(CallContext& context, Call&& call, std::unique
   work->collectives_ = call.take_collectives();
   work->closed_.store(false, std::memory_order_release);
   context.scopes.add(work);
-  put_off(work);
+  postpone(work);
   return work;
 }
 
@@ -228,7 +228,7 @@ Status KernelPath::lose(std::span<const TensorOperation> collectives, const Stag
   return fail_on_device(*group_, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
 }
 
-void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
+void KernelPath::postpone(c10::intrusive_ptr<LaunchedWork> work) {
   const auto alike = [](const LaunchedWork& a, const LaunchedWork& b) {
     return a.staging_->stream() == b.staging_->stream() && a.staging_->capture() == b.staging_->capture() &&
            a.collectives_.front().operation.timeout == b.collectives_.front().operation.timeout;
@@ -241,10 +241,10 @@ void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
   Works begun;
   const auto later = c10::make_scope_exit([&] { report(begun); });  // runs after the lock is released
   MutexLock lock(mutex_);
-  if (!put_off_.empty() && !alike(*put_off_.front(), *work)) begun = begin_postponed();
-  put_off_.push_back(std::move(work));
+  if (!postponed_.empty() && !alike(*postponed_.front(), *work)) begun = begin_postponed();
+  postponed_.push_back(std::move(work));
   behind_.store(true, std::memory_order_release);
-  if (count(put_off_) >= kernel::kLaunchJobs) {
+  if (count(postponed_) >= kernel::kLaunchJobs) {
     const Works full = begin_postponed();
     begun.insert(begun.end(), full.begin(), full.end());
   }
@@ -273,7 +273,7 @@ void KernelPath::follow_hazards(CallContext& context, const Call& call, const c1
 }
 
 KernelPath::Works KernelPath::begin_postponed() {
-  Works works = std::exchange(put_off_, {});
+  Works works = std::exchange(postponed_, {});
   behind_.store(false, std::memory_order_release);
   if (works.empty()) return works;
   const StagingCopies& first = *works.front()->staging_;

@@ -77,10 +77,10 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   Status launch(const DelegatedMessages& batch, StagingCopies& staging, Delegate& delegate, PendingSends& earlier)
       EXCLUDES(mutex_);
   /// Postpones a call of a coalescing scope, so that independent calls share launches.
-  IntrusiveWork put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) EXCLUDES(mutex_);
+  IntrusiveWork postpone(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging) EXCLUDES(mutex_);
   /// The same for a work whose collectives have numbers, and whose stream is claimed. They begin when they fill a
   /// launch, before any other work of the group, or in catch_up().
-  void put_off(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
+  void postpone(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
   /// Raises if the next call would run, on this thread's current stream, after another rank's part of the same
   /// collective. Call Claim::keep() once the call has begun.
   [[nodiscard]] SharedStreams::Claim claim_stream(const StagingCopies& staging) const;
@@ -105,9 +105,9 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   AgreeOnce served_;
   std::shared_ptr<SharedStreams> shared_;  // set before `served_` has an answer
   const std::shared_ptr<TorchStreamOrder> order_ = std::make_shared<TorchStreamOrder>();
-  Mutex mutex_;                       // held during launches, because all ranks launch in one order
-  Works put_off_ GUARDED_BY(mutex_);  // all have the same stream, capture and timeout
-  std::atomic<bool> behind_{false};   // works are postponed
+  Mutex mutex_;                         // held during launches, because all ranks launch in one order
+  Works postponed_ GUARDED_BY(mutex_);  // all have the same stream, capture and timeout
+  std::atomic<bool> behind_{false};     // works are postponed
 };
 
 }  // namespace nvx

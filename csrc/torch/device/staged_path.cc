@@ -8,7 +8,7 @@ namespace nvx {
 
 IntrusiveWork StagedPath::issue(Call&& call) {
   if (call.mode == Mode::kAsync) return enqueue(std::move(call));
-  if (context_.comes_behind(call)) return enqueue_and_wait(std::move(call));
+  if (context_.has_hazard(call)) return enqueue_and_wait(std::move(call));
   const bool needs_work = context_.needs_work();
   const Clock::time_point began = needs_work ? Clock::now() : Clock::time_point();
   auto staging = std::make_unique<StagingCopies>(CommStreams::of_caller(call.device()));
@@ -52,7 +52,7 @@ IntrusiveWork StagedPath::enqueue(Call&& call) {
   auto staging = std::make_unique<StagingCopies>(streams);
   const Loads loads = loads_of(call.collectives, &TensorOperation::copies_in);
   // An exception before number() does not affect the other ranks: they do not wait for an operation without a number.
-  if (context_.comes_behind(call)) {
+  if (context_.has_hazard(call)) {
     // These two order the call after results of a delegate or a proxy, which have their own stream.
     // copy_in_when_reached() orders it after all other results.
     (void)context_.hazards.follow(call.inputs, streams.down);

@@ -372,7 +372,7 @@ void stop_everything() {
     });
     Engine::here().stop(kLast);
   }
-  HooksBeside::await_all();
+  HookThread::await_all();
   const auto messenger = net::Messenger::opened();
   if (!messenger) return;
   messenger->finish();

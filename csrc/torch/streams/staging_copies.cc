@@ -75,7 +75,7 @@ at::Tensor tensor_over(std::byte* memory, int64_t count, const at::TensorOptions
   return at::for_blob(memory, {count}).options(options).target_device(options.device()).make_tensor();
 }
 
-uint64_t Leftovers::next_place(uint64_t capture) {
+uint64_t CaptureMemory::next_place(uint64_t capture) {
   std::vector<Entry> gone;  // freed without the lock
   MutexLock lock(mutex_);
   if (capture_ != capture) gone.swap(entries_);
@@ -83,12 +83,12 @@ uint64_t Leftovers::next_place(uint64_t capture) {
   return ++places_;
 }
 
-void Leftovers::add(uint64_t place, const c10::Stream& owner, Tensors tensors) {
+void CaptureMemory::add(uint64_t place, const c10::Stream& owner, Tensors tensors) {
   MutexLock lock(mutex_);
   entries_.push_back({place, owner, std::move(tensors)});
 }
 
-void Leftovers::release(uint64_t place, const c10::Stream& owner) {
+void CaptureMemory::release(uint64_t place, const c10::Stream& owner) {
   std::vector<Entry> gone;  // freed without the lock
   MutexLock lock(mutex_);
   const auto first = std::stable_partition(entries_.begin(), entries_.end(),
@@ -170,11 +170,11 @@ CommStreams OwnCommStreams::of_messages(at::Device device) {
 CommStreams OwnCommStreams::of_launches(at::Device device, uint64_t capture, Use use) {
   MutexLock lock(mutex_);
   const c10::Stream both = stream(use, c10::Stream(c10::Stream::DEFAULT, device));
-  return {both, both, /*own=*/true, capture, std::nullopt, leftovers_};
+  return {both, both, /*own=*/true, capture, std::nullopt, capture_memory_};
 }
 
 StagingCopies::~StagingCopies() {
-  if (!kept_.empty()) comm_streams_.leftovers->add(place_, *caller_, std::move(kept_));
+  if (!kept_.empty()) comm_streams_.capture_memory->add(place_, *caller_, std::move(kept_));
 }
 
 void StagingCopies::call() {
@@ -211,7 +211,7 @@ void StagingCopies::copy_in_later_chunk(const Loads& loads) {
 void StagingCopies::copy(const Loads& loads, const c10::Stream& stream) const {
   const BesideCaptures beside;
   const c10::StreamGuard on(stream);
-  const Movement movement;
+  const WithoutAutograd guard;
   // A lazy conjugation or negation is resolved on the device first. Otherwise CUDA would resolve it in host memory,
   // without waiting for the copy to arrive there.
   for (const auto& [user, stand_in] : loads) {
@@ -263,7 +263,7 @@ void StagingCopies::copy_out(const Loads& loads) {
   if (loads.empty()) return;
   const BesideCaptures beside;
   const c10::StreamGuard on(comm_streams_.up);
-  const Movement movement;
+  const WithoutAutograd guard;
   if (comm_streams_.down != comm_streams_.up) called_.block(comm_streams_.up);
   for (const auto& [user, stand_in] : loads) {
     user.copy_(stand_in, /*non_blocking=*/true);
@@ -298,9 +298,9 @@ void StagingCopies::close(const Tensors& used) {
   for (const at::Tensor& tensor : used) keep(tensor, comm_streams_.up);
   returned_.record(comm_streams_.up);
   if (comm_streams_.capture == 0) return;
-  if (comm_streams_.leftovers) place_ = comm_streams_.leftovers->next_place(comm_streams_.capture);
+  if (comm_streams_.capture_memory) place_ = comm_streams_.capture_memory->next_place(comm_streams_.capture);
   MutexLock lock(mutex_);
-  if (comm_streams_.leftovers) kept_ = used;
+  if (comm_streams_.capture_memory) kept_ = used;
 }
 
 void StagingCopies::join_streams() {
@@ -319,7 +319,7 @@ void StagingCopies::join_streams() {
   MutexLock lock(mutex_);
   const Tensors free = caller == caller_ ? std::exchange(kept_, {}) : Tensors();
   lock.unlock();
-  if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->release(place_, caller);
+  if (caller == caller_ && comm_streams_.capture_memory) comm_streams_.capture_memory->release(place_, caller);
 }
 
 Status try_copy_out(StagingCopies& staging, const Loads& loads) {

@@ -39,10 +39,10 @@ uint64_t capture_of(const c10::Stream& stream);
 /// Raises if this thread's current stream of the device is in a capture. For operations that need the host.
 void refuse_capture(at::Device device);
 
-/// While it lives, copies on this thread treat tensors as plain memory. Autograd records nothing. It does not matter
-/// whether a tensor requires grad, belongs to inference mode, or is copied on a thread without the caller's modes. So
-/// copying a stand-in back is the same as a write to the tensor's memory.
-using Movement = at::AutoDispatchBelowADInplaceOrView;
+/// While it lives, copies on this thread treat tensors as plain memory: autograd records nothing, whether or not a
+/// tensor requires grad or belongs to inference mode. So copying a stand-in back is the same as a write to the tensor's
+/// memory.
+using WithoutAutograd = at::AutoDispatchBelowADInplaceOrView;
 
 /// Contiguous host memory. It is pinned, so that copies do not block the host.
 at::Tensor pinned_memory(at::IntArrayRef sizes, at::ScalarType type = at::kByte);
@@ -57,10 +57,10 @@ at::Tensor tensor_over(std::byte* memory, int64_t count, const at::TensorOptions
 /// (the user's tensor, its stand-in in host memory).
 using Loads = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
-/// Keeps memory that captured operations use after their works are gone. If it were freed at once, another tensor of
-/// the same capture could get it. So it stays until its stream waits for a later operation of the capture, or until the
+/// Keeps memory of captured operations whose works have been destroyed. If it were freed at once, another tensor of the
+/// same capture could get it. So it stays until its stream waits for a later operation of the capture, or until the
 /// next capture begins.
-class Leftovers {
+class CaptureMemory {
  public:
   /// The position of the next operation in this capture.
   uint64_t next_place(uint64_t capture) EXCLUDES(mutex_);
@@ -85,8 +85,8 @@ struct CommStreams {
   c10::Stream up;        ///< to the device
   bool own;              ///< both are nvx's; otherwise both are the caller's
   uint64_t capture = 0;  ///< of the caller's stream, and therefore of nvx's; 0: none. Only for kernels
-  std::optional<c10::Stream> more = std::nullopt;  ///< to the host, for copy_in_later_chunk()
-  std::shared_ptr<Leftovers> leftovers = nullptr;  ///< keeps tensors that the capture uses
+  std::optional<c10::Stream> more = std::nullopt;           ///< to the host, for copy_in_later_chunk()
+  std::shared_ptr<CaptureMemory> capture_memory = nullptr;  ///< keeps tensors that the capture uses
   /// This thread's current stream in both directions, for synchronous calls.
   static CommStreams of_caller(at::Device device);
 };
@@ -132,7 +132,7 @@ class OwnCommStreams {
   };
 
   Origin origin_;
-  const std::shared_ptr<Leftovers> leftovers_ = std::make_shared<Leftovers>();
+  const std::shared_ptr<CaptureMemory> capture_memory_ = std::make_shared<CaptureMemory>();
   Mutex mutex_;
   std::unordered_map<std::pair<Use, c10::Stream>, c10::Stream, Hash> streams_ GUARDED_BY(mutex_);
 };
@@ -211,7 +211,7 @@ class StagingCopies {
   // it from reusing the memory within the capture.
   Mutex mutex_;
   Tensors kept_ GUARDED_BY(mutex_);
-  uint64_t place_ = 0;                 // see Leftovers
+  uint64_t place_ = 0;                 // see CaptureMemory
   std::optional<c10::Stream> caller_;  // the stream of the call
 };
 
