@@ -119,8 +119,9 @@ def _options(given, group):
     return options
 
 
-def _give_up(store, rank, error):
-    """Tells the ranks that wait in the store why this one does not come: read_note() in csrc/group/setup reads it."""
+def _report_failure(store, rank, error):
+    """Writes to the store why this rank does not join. The ranks that wait there read it: read_note(),
+    csrc/group/setup."""
     place = f"nvx/{store.add(f'nvx/generation/{rank}', 1)}/failure"
     if store.add(place + "s", 1) == 1:
         store.set(place, f"rank {rank} (pid {os.getpid()}, host {os.uname().nodename}) cannot load nvx: {error}")
@@ -133,7 +134,7 @@ def _create(group, pg_options):
         _load()
     except (ImportError, Unusable) as error:
         with contextlib.suppress(Exception):  # of the store: the error to report is this one
-            _give_up(group.store, group.group_rank, error)
+            _report_failure(group.store, group.group_rank, error)
         raise
     wanted = (getattr(options, "enable_reconfigure", False) for options in (group, pg_options))  # from torch 2.14 on
     kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX
@@ -160,7 +161,7 @@ def _register():
     if not dist.is_available() or "NVX" in dist.Backend._plugins:
         return False
     dist.Backend.register_backend("nvx", _create, extended_api=True, devices=_devices())
-    stand_in.listen()
+    stand_in.install_handler()
     return True
 
 

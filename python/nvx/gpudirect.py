@@ -4,7 +4,7 @@ import os
 
 MODULES = ("nvidia_peermem", "nv_peer_mem")  # the driver's own, and the one before it
 STAGED = "between hosts, device tensors go through pinned host memory"
-UNTRIED = "all_gather over hosts hands device memory to UCX if the trial of a group shows that NICs reach it"
+UNTRIED = "all_gather over hosts passes device memory to UCX if the trial of a group shows that NICs reach it"
 
 
 def peermem(folder="/sys/module"):

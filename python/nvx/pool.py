@@ -11,7 +11,7 @@ import torch
 
 _lock = threading.Lock()
 _pools = {}  # by device
-_one_at_a_time = threading.Lock()  # torch refuses to let two threads use a pool at once
+_use_lock = threading.Lock()  # torch refuses to let two threads use a pool at once
 
 
 @functools.cache
@@ -44,5 +44,5 @@ def empty(size, dtype, device):
     """A tensor of `size` elements. Called by the C++ core."""
     module = torch.get_device_module(device.type)
     pool = _pool_of(device)
-    with _one_at_a_time, module.use_mem_pool(pool, device):
+    with _use_lock, module.use_mem_pool(pool, device):
         return torch.empty(size, dtype=dtype, device=device)

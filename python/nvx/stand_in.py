@@ -1,7 +1,7 @@
 """NVX_AS and `nvx.serve_as`: groups that a program requests by another backend's name are nvx's.
 
 On request nvx wraps torch's function with which init_process_group, new_group and device meshes make a group. Without a
-request it only adds a handler to torch's c10d log (RefusalNamed). Code that makes a ProcessGroupGloo itself (RPC, the
+request it only adds a handler to torch's c10d log (RefusalHandler). Code that makes a ProcessGroupGloo itself (RPC, the
 helper of TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
 """
 
@@ -45,7 +45,7 @@ def serve(names):
 
     _served.update(names)
     if _served and not hasattr(c10d._new_process_group_helper, "nvx_stand_in"):
-        c10d._new_process_group_helper = _standing_in(c10d, c10d._new_process_group_helper)
+        c10d._new_process_group_helper = _wrapped(c10d, c10d._new_process_group_helper)
 
 
 def served():
@@ -69,7 +69,7 @@ def translate(backend):
     return ",".join(f"{device}:{'nvx' if name in _served else name}" for device, name in pairs)
 
 
-def _standing_in(c10d, make):
+def _wrapped(c10d, make):
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -88,14 +88,14 @@ def _standing_in(c10d, make):
         finally:
             replaced.discard(name)
         if isinstance(group, c10d.ProcessGroup) and c10d._world.pg_map[group][0] == actual:
-            _name(c10d, group, requested, actual, store)
+            _set_backend_name(c10d, group, requested, actual, store)
         return group, store
 
     make_group.nvx_stand_in = True
     return make_group
 
 
-def _name(c10d, group, requested, actual, store):
+def _set_backend_name(c10d, group, requested, actual, store):
     """Makes get_backend() and get_backend_config() answer with the name that was requested."""
     global _groups
     c10d._world.pg_map[group] = (requested, store)
@@ -108,9 +108,9 @@ def _name(c10d, group, requested, actual, store):
         print(f"nvx serves the groups that are requested as {these}; get_backend() returns that name", file=sys.stderr)
 
 
-class RefusalNamed(logging.Handler):
+class RefusalHandler(logging.Handler):
     """A handler of torch's c10d log, which gets an exception of init_process_group before the program does. On a
-    rank that uses gloo itself, it puts the cause before gloo's words."""
+    rank that uses gloo itself, it prepends the cause to gloo's message."""
 
     def emit(self, record):
         error = sys.exc_info()[1]
@@ -124,9 +124,9 @@ class RefusalNamed(logging.Handler):
         time.sleep(2)  # this process may serve the store, where the other ranks read the cause
 
 
-def listen():
-    """Installs RefusalNamed. Idempotent."""
+def install_handler():
+    """Installs RefusalHandler. Idempotent."""
     from torch.distributed import c10d_logger
 
-    if not any(isinstance(handler, RefusalNamed) for handler in c10d_logger._c10d_logger.handlers):
-        c10d_logger._c10d_logger.addHandler(RefusalNamed())
+    if not any(isinstance(handler, RefusalHandler) for handler in c10d_logger._c10d_logger.handlers):
+        c10d_logger._c10d_logger.addHandler(RefusalHandler())

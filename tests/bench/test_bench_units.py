@@ -147,7 +147,7 @@ def exact_reduction(op, rows):
         if name != "bool" and payload.meaningful(op, dtype)
     ],
 )
-def test_the_promised_result_is_the_exact_one(name, op, ranks):
+def test_the_expected_result_is_exact(name, op, ranks):
     dtype = payload.DTYPES[name]
     rows = [payload.pattern(op, dtype, ranks, rank, salt=3)[:500].tolist() for rank in range(ranks)]
     got = payload.reduced(op, dtype, ranks, salt=3)[:500]
@@ -172,7 +172,7 @@ def test_wrong_elements_are_counted_one_by_one(name, count):
     tensor = torch.zeros(count + 1, dtype=dtype)[1:]
     payload.fill(tensor, period, offset=3)
     assert payload.wrong(tensor, period, offset=3) == 0
-    payload.spoil(tensor[count // 2 : count // 2 + 1])
+    payload.poison(tensor[count // 2 : count // 2 + 1])
     assert payload.wrong(tensor, period, offset=3) == 1
 
 
@@ -184,7 +184,7 @@ def test_data_in_the_wrong_place_is_wrong():
     assert payload.wrong(swapped, period) > 2000
 
 
-def test_nothing_is_promised_where_torch_promises_nothing():
+def test_outputs_that_torch_leaves_undefined_are_not_checked():
     def expected(name, rank):
         return payload.expected(collectives.find(name), "sum", torch.float32, 3, rank, 1, 10, 0)
 
@@ -321,7 +321,7 @@ echo "$I_MPI_PIN" "$@" >{tmp_path}/given
     assert "all_reduce" in given
 
 
-def test_bounds_are_made_of_what_others_took():
+def test_bounds_follow_the_times_of_other_backends():
     times = {"null": 5.0, "deepspeed": 50.0, "mpi": 80.0, "gloo": 1500.0}
     assert goals.Bound(call=True, plus_us=1.5).microseconds(times.get) == (6.5, "")
     assert goals.Bound(0.5, ("deepspeed", "mpi")).microseconds(times.get) == (25.0, "")
@@ -359,7 +359,7 @@ def test_every_goal_can_be_met_by_what_the_parts_measure():
             assert (goal.what, goal.ranks, goal.hosts, goals._real_size(goal), peer) in measured, goal
 
 
-def test_the_table_of_goals_covers_all_that_is_promised():
+def test_the_table_of_goals_covers_every_collective():
     promised = {(goal.what, goal.ranks) for goal in goals.COLLECTIVE_GOALS}
     assert {what for what, ranks in promised if ranks == 2} == set(collectives.COLLECTIVES)
     crowded = {"all_reduce", "all_gather", "reduce_scatter", "barrier"}

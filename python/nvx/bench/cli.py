@@ -179,7 +179,7 @@ def parse(module: Any, arguments: list[str]) -> argparse.Namespace:
 
 
 def in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -> int:
-    """Inside a rank: runs the benchmark. Outside: starts the ranks, which come here again."""
+    """Inside a rank: runs the benchmark. Outside: starts the ranks, which call this again."""
     if world.placed() is None:
         return world.launch(arguments, parsed.ranks, hosts=parsed.hosts)
     me = world.join(parsed.rendezvous, parsed.timeout, parsed.device)

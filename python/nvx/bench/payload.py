@@ -132,7 +132,7 @@ def wrong(tensor: torch.Tensor, period: torch.Tensor, offset: int = 0) -> int:
     return sum(int((part != values.to(part.device)).sum()) for part, values in pairs)
 
 
-def spoil(tensor: torch.Tensor) -> None:
+def poison(tensor: torch.Tensor) -> None:
     """Overwrites the tensor with a value that no pattern holds, so an unwritten output counts as wrong."""
     if tensor.dtype == torch.bool:
         tensor.logical_not_()

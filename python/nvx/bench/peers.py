@@ -72,11 +72,11 @@ class Case:
 
     def prepare(self, salt: int) -> None:
         """Sets inputs with a known result, and outputs that differ from every result."""
-        payload.spoil(self.receive)
+        payload.poison(self.receive)
         mine = payload.pattern(self.op, self.dtype, self.world.size, self.world.rank, salt)
         payload.fill(self.send, payload.as_dtype(mine, self.dtype))
 
-    def rest(self) -> None:
+    def zero(self) -> None:
         """Sets inputs that repeated in-place reductions do not change."""
         self.send.zero_()
 

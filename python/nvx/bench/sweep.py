@@ -135,7 +135,7 @@ class Sweep:
                 self.notes[f"{contender.name} {case.row.name} {case.dtype_name} {case.op} {case.variant}"] = reason
             else:
                 calls.append((contender, call, wrong))
-        case.rest()
+        case.zero()
         timings = measure(self.world, [call for _, call, _ in calls], self.effort, self.arguments.agg_iters)
         out: list[Result] = []
         for (contender, _, wrong), timing in zip(calls, timings, strict=True):

@@ -66,13 +66,13 @@ def silent(kind: str, contender: TorchContender) -> nn.Module:
     if kind != "ddp":
         return model().to(contender.world.device)
 
-    def hand_back(_, bucket):  # torch refuses postponed annotations
+    def unchanged(_, bucket):  # torch refuses postponed annotations
         whole: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         whole.set_result(bucket.buffer())
         return whole
 
     trained = wrapped(kind, contender.group, contender.world.device)
-    trained.register_comm_hook(None, hand_back)
+    trained.register_comm_hook(None, unchanged)
     return trained
 
 
