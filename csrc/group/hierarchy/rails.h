@@ -16,7 +16,7 @@ struct PeerSet {
 /// Which rank carries which part of the data between hosts. Pure.
 ///
 /// Each `local_rank` that every host has is a rail. If hosts have different numbers of ranks, a higher `local_rank`
-/// hands its data to the rail `local_rank % rails`, which serves its ranks in rounds.
+/// passes its data to the rail `local_rank % rails`, which serves its ranks in rounds.
 class Rails {
  public:
   /// `members` must outlive it.
