@@ -198,7 +198,7 @@ TEST(Config, ReadsTheDelegateRules) {
   }
 }
 
-TEST(Config, EveryDefaultIsTakenAndFaultsAreOfNow) {
+TEST(Config, EveryDefaultIsValidAndFaultsFollowTheEnvironment) {
   for (const Variable& v : variables()) {
     const char* before = getenv(v.name);
     const std::string kept = before ? before : "";

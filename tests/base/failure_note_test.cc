@@ -136,7 +136,7 @@ TEST(Failure, ReadsAsOneSentence) {
 TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
   const Failure more = reason_for("no group", some_failure(), "drink tea");
   EXPECT_EQ(more.cause, "no group: " + some_failure().cause);
-  EXPECT_EQ(more.advice, "see the log of rank 3") << "who has met it knows better what helps";
+  EXPECT_EQ(more.advice, "see the log of rank 3") << "the rank that observed the failure knows the advice";
   EXPECT_EQ(more.before, some_failure().before);
   EXPECT_EQ(more.lost_rank, 3);
   EXPECT_EQ(more.exit_status, some_failure().exit_status);
@@ -148,9 +148,9 @@ TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
 
 /// Other ranks receive the cause and add their own advice.
 TEST(Failure, OfThisRanksSystemNamesNvxOnceAndKeepsAdviceApart) {
-  Failure met = some_failure();
-  met.cause = "no memory", met.advice = "buy some", met.reported = true;
-  const Failure failure = system_failure("launching failed", Error(met));
+  Failure inner = some_failure();
+  inner.cause = "no memory", inner.advice = "buy some", inner.reported = true;
+  const Failure failure = system_failure("launching failed", Error(inner));
   EXPECT_EQ(failure.reported_code(), Code::kSystem);
   EXPECT_EQ(failure.cause, "launching failed: no memory");
   EXPECT_EQ(failure.advice, "buy some");

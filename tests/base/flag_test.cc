@@ -198,7 +198,7 @@ double seconds_a_round() {
   return double(std::clock() - began) / CLOCKS_PER_SEC / kRounds;
 }
 
-TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
+TEST(Flag, TwoThreadsOnOneCoreYieldInsteadOfSpinning) {
   const OnOneCore here;
   // Without yielding, each thread spins for at least 5 ms. Beside another process on the core, yields take long and are
   // rightly skipped for a while. So one undisturbed volley is proof, and each starts with its own YieldPolicy.

@@ -7,7 +7,7 @@ import pytest
 
 from tests.conformance import expected
 
-ASKS = """
+PROGRAM = """
 import sys
 sys.modules["expecttest"] = None
 from tests.conformance import expected
@@ -18,9 +18,9 @@ assert common_utils.expecttest is expected
 """
 
 
-def test_torchs_test_utilities_are_content_with_it():
+def test_torchs_test_utilities_accept_it():
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
 
 

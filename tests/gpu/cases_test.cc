@@ -1,5 +1,5 @@
 // Tests of the GPU tests' own code on a machine without a GPU: threads run the cases, and the tests check the JSON
-// lines and the hub over which processes meet.
+// lines and the hub over which processes communicate.
 
 #include <gtest/gtest.h>
 
@@ -153,7 +153,8 @@ std::vector<std::byte> bytes_of(const std::string& text) {
 }
 
 /// Threads run the processes of a part, which communicate over a hub.
-std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const std::function<void(Member&)>& body) {
+std::vector<std::string> run_members(uint32_t members, const Hub::Rules& rules,
+                                     const std::function<void(Member&)>& body) {
   Hub hub(members);
   std::vector<std::thread> threads;
   std::vector<std::string> ended(members);
@@ -175,7 +176,7 @@ std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const s
 TEST(GpuHub, AllReceiveTheMessagesOfAll) {
   std::vector<std::string> received(3);
   const Hub::Rules rules{[&](uint32_t m, const std::string& text) { received[m] += text; }, 0, {}};
-  const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
+  const std::vector<std::string> ended = run_members(3, rules, [](Member& member) {
     for (int round = 0; round < 50; ++round) {
       const auto all = member.all_gather(bytes_of(std::string(size_t(round * 40), char('a' + member.number()))));
       ASSERT_EQ(all.size(), 3u);
@@ -189,7 +190,7 @@ TEST(GpuHub, AllReceiveTheMessagesOfAll) {
 
 TEST(GpuHub, MemberThatLeavesEarlyFailsTheBarrier) {
   const Hub::Rules rules{[](uint32_t, const std::string&) {}, 0, {}};
-  const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
+  const std::vector<std::string> ended = run_members(3, rules, [](Member& member) {
     member.barrier();
     if (member.number() != 1) member.barrier();
   });
@@ -201,7 +202,7 @@ TEST(GpuHub, MemberThatLeavesEarlyFailsTheBarrier) {
 TEST(GpuHub, TheOthersGoOnWhenOneIsKilled) {
   int kills = 0;
   const Hub::Rules rules{[](uint32_t, const std::string&) {}, 2, [&] { ++kills; }};
-  const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
+  const std::vector<std::string> ended = run_members(3, rules, [](Member& member) {
     member.await_killing();
     EXPECT_NE(member.number(), 2u);
     EXPECT_EQ(member.members(), 2u);

@@ -26,7 +26,7 @@ __device__ bool await(const kernel::CudaMachine& machine, const Stamp& flag, Sta
 
 __global__ void __launch_bounds__(kernel::kLanes) nothing() {}
 
-__global__ void __launch_bounds__(kernel::kLanes) meet(const __grid_constant__ ControlRounds c) {
+__global__ void __launch_bounds__(kernel::kLanes) exchange_flags(const __grid_constant__ ControlRounds c) {
   const uint32_t me = blockIdx.x / c.blocks, block = blockIdx.x % c.blocks, peer = threadIdx.x;
   const kernel::CudaMachine machine(int(block), int(c.blocks));
   const auto line = [&](uint32_t owner, uint32_t writer) -> ControlLine& {
@@ -72,7 +72,7 @@ int launch_empty(uint32_t blocks, void* stream) {
 
 int launch_rounds(const ControlRounds& rounds, void* stream) {
   void* arguments[] = {const_cast<ControlRounds*>(&rounds)};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(meet), dim3(rounds.ranks * rounds.blocks),
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(exchange_flags), dim3(rounds.ranks * rounds.blocks),
                                      dim3(kernel::kLanes), arguments, 0, static_cast<cudaStream_t>(stream));
 }
 

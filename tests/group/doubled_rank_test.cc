@@ -9,11 +9,11 @@ namespace {
 
 constexpr int kWorld = 3;
 
-class Doubled : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Rank, Doubled, testing::Values(0, 1));
+class DuplicateRank : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Rank, DuplicateRank, testing::Values(0, 1));
 
 /// The last rank never comes, so without the check the others would wait until their timeout.
-TEST_P(Doubled, AreNamedToAllRanksOfTheGroup) {
+TEST_P(DuplicateRank, IsNamedToAllRanksOfTheGroup) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   all_end_well(1, [](int) {  // a process of its own: set-up may open UCX, and then later tests could not fork
     MemoryStore store;
@@ -40,7 +40,7 @@ TEST_P(Doubled, AreNamedToAllRanksOfTheGroup) {
 }
 
 /// A duplicate that comes after set-up cannot know whether the others still use the group.
-TEST(Doubled, LateDuplicateLearnsWhichProcessHasItsRank) {
+TEST(DuplicateRank, ALateOneGetsTheProcessThatHasItsRank) {
   MemoryStore store;
   as_threads(2,
              [&](int rank) { EXPECT_TRUE(barrier(*std::make_unique<Group>(store, options("late", rank, 2))).ok()); });

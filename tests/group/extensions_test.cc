@@ -31,7 +31,7 @@ TEST(TimeoutExtensions, CountForAllUntilTheFirstHasEnded) {
   EXPECT_EQ(extensions->begin().extra, milliseconds(0));
 }
 
-TEST(TimeoutExtensions, AddUpAndGoApart) {
+TEST(TimeoutExtensions, AddUpAndEndIndependently) {
   const auto extensions = std::make_shared<TimeoutExtensions>();
   extensions->add(milliseconds(100));
   auto first = extensions->begin();

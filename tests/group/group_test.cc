@@ -114,7 +114,7 @@ TEST(Group, AnUndefinedReductionIsRefusedAndTheGroupStaysUsable) {
   });
 }
 
-TEST(Group, GivesBackAllItsMemory) {
+TEST(Group, ReleasesAllItsMemory) {
   const std::shared_ptr<ShmRegistry> here = ShmRegistry::here();
   const size_t before = here->arena().used();
   for (int round = 0; round < 3; ++round) {

@@ -105,7 +105,7 @@ def until_failure(what="all_reduce", timeout=60.0, again=0):
             else:
                 dist.all_reduce(x)
     except dist.DistBackendError as error:
-        report = {"words": str(error), "when": time.time()}
+        report = {"error": str(error), "when": time.time()}
     if again:
         abort = getattr(dist.distributed_c10d, "_abort_process_group", lambda: None)
         abort()
@@ -211,7 +211,7 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
     try:
         dist.recv(torch.ones(4), src=source, group=made[group])
     except dist.DistBackendError as error:
-        report = {"words": str(error), "when": time.time()}
+        report = {"error": str(error), "when": time.time()}
     if rank in killed:
         write_result(report)
         time.sleep(0.5)  # as a launcher ends the process
@@ -413,8 +413,8 @@ def make_own_group(victim):
     try:
         nvx.ProcessGroup(dist.FileStore(str(FOLDER / "store"), 3), rank, 3, options)
     except dist.DistBackendError as error:
-        return {"words": str(error), "after": time.time() - float((FOLDER / "ended").read_text())}
-    return {"words": "made", "after": 0.0}
+        return {"error": str(error), "after": time.time() - float((FOLDER / "ended").read_text())}
+    return {"error": "made", "after": 0.0}
 
 
 def write_result(value):

@@ -34,7 +34,7 @@ def test_first_failed_rank_is_named_in_all_groups(cluster, first, killed):
     kill_the_last(cluster, groups, waits, killed=[ends] if killed else [])
     report = cluster.results(without=(3, *([ends] if killed else [])))
     for rank in {0, 1, 2} - ({ends} if killed else set()):
-        assert "global rank 3, pid" in report[rank]["words"], report[rank]["words"]
+        assert "global rank 3, pid" in report[rank]["error"], report[rank]["error"]
 
 
 def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
@@ -42,7 +42,7 @@ def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
     dead = kill_the_last(cluster, [[2, 3], [0, 2, 3]], [[1, 2], None, [0, 3], None], stay=5)
     cluster.send(1, signal.SIGKILL)
     report = cluster.results(without=(1, 3))[0]
-    assert "rank 2 (global rank 3, pid" in report["words"], report["words"]
+    assert "rank 2 (global rank 3, pid" in report["error"], report["error"]
     assert report["when"] - dead < 3
 
 
@@ -50,8 +50,8 @@ def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
 def test_a_rank_that_ends_alone_on_its_host_while_a_program_makes_its_own_group_is_named(cluster, victim):
     cluster.start("make_own_group", 2, victim=victim)
     report = cluster.results(without=(victim,))[1 - victim]
-    assert f"rank {victim} (pid {cluster.ranks[victim].pid}, host" in report["words"], report["words"]
-    assert "is lost" in report["words"] and report["after"] < 3, report
+    assert f"rank {victim} (pid {cluster.ranks[victim].pid}, host" in report["error"], report["error"]
+    assert "is lost" in report["error"] and report["after"] < 3, report
 
 
 SYSTEMS = sorted(glob.glob("/usr/lib/*/libucp.so.0"))

@@ -90,7 +90,7 @@ def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster, what):
     cluster.send(ranks - 1, signal.SIGKILL)
     for report in cluster.results(without=(ranks - 1,))[: ranks - 1]:
         dead = rf"rank {ranks - 1} \(pid {cluster.ranks[-1].pid}, host {re.escape(socket.gethostname())}"
-        assert re.search(dead, report["words"]), report["words"]
+        assert re.search(dead, report["error"]), report["error"]
         assert report["when"] - killed < 2, f"reported after {report['when'] - killed:.2f} s"
 
 
@@ -99,7 +99,7 @@ def test_survivors_of_a_killed_rank_make_a_group_in_the_same_process(cluster):
     cluster.wait_for("ready")
     cluster.send(3, signal.SIGKILL)
     for report in cluster.results(without=(3,))[:3]:
-        assert "rank 3 (pid" in report["words"], report["words"]
+        assert "rank 3 (pid" in report["error"], report["error"]
 
 
 @contextlib.contextmanager
@@ -124,11 +124,11 @@ def test_a_host_that_falls_silent_is_named_in_time(tmp_path, bound, set_to):
         cluster.hosts.fall_silent()
         silent = time.time()
         for rank, report in enumerate(cluster.results(60)):
-            assert f"rank {1 - rank} (pid" in report["words"], report["words"]
+            assert f"rank {1 - rank} (pid" in report["error"], report["error"]
             assert bound - 1 < report["when"] - silent < bound + 5, f"reported after {report['when'] - silent:.2f} s"
 
 
-def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(cluster):
+def test_a_rank_that_stands_still_for_good_is_declared_lost_on_its_own_host_too(cluster):
     """The rank is the first of its host, so another rank of that host reports it there. When it continues, it is
     notified."""
     cluster.start("until_failure", 4, environment={"NVX_LIVENESS_S": 3})
@@ -139,11 +139,11 @@ def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(clu
     cluster.send(2, signal.SIGCONT)
     seen = cluster.results(60)
     for rank in (0, 1, 3):
-        assert "rank 2 (pid" in seen[rank]["words"], seen[rank]["words"]
+        assert "rank 2 (pid" in seen[rank]["error"], seen[rank]["error"]
         assert seen[rank]["when"] - stopped < 8, f"rank {rank} reported after {seen[rank]['when'] - stopped:.2f} s"
     assert re.search(r"global rank 2 \(pid \d+, host .*\) gives no sign of life for", cluster.logs()), cluster.logs()
     # The rank may first see that its connections have been closed.
-    assert "whether this process was stopped" in seen[2]["words"] or " is lost: " in seen[2]["words"], seen[2]["words"]
+    assert "whether this process was stopped" in seen[2]["error"] or " is lost: " in seen[2]["error"], seen[2]["error"]
 
 
 def test_a_rank_that_stands_still_for_five_seconds_is_waited_for(cluster):
@@ -208,7 +208,7 @@ def test_after_a_failure_a_new_group_works(cluster, hosts):
     cluster.send(1, signal.SIGSTOP)
     threading.Timer(4, cluster.send, (1, signal.SIGCONT)).start()
     for report in cluster.results(60):
-        assert "rank" in report["words"]
+        assert "rank" in report["error"]
 
 
 def test_a_sum_of_two_hosts_of_two_crosses_once_each_way(cluster, hosts):

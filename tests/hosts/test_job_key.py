@@ -52,7 +52,7 @@ def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster):
     cluster.send(3, signal.SIGKILL)
     for report in cluster.results(without=(3,))[:3]:
         dead = rf"rank 3 \(pid {cluster.ranks[-1].pid}, host {re.escape(socket.gethostname())}"
-        assert re.search(dead, report["words"]), report["words"]
+        assert re.search(dead, report["error"]), report["error"]
         assert report["when"] - killed < 2, f"reported after {report['when'] - killed:.2f} s"
 
 
@@ -67,7 +67,7 @@ def test_a_link_that_is_down_when_two_processes_first_communicate(cluster, hosts
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("other", "error"),
     [
         (KEY + "!", r"rank 1 \(pid \d+, host .*\) and rank 0 \(pid \d+, .*\) have different keys in NVX_JOB_KEY"),
         ("", r"rank 0 \(pid \d+, .*\) has an NVX_JOB_KEY, and rank 1 \(pid \d+, .*\) has none"),

@@ -85,7 +85,7 @@ def test_a_stranger_that_is_accepted_before_the_filter_writes_nothing(tmp_path, 
 
 
 @both_versions
-def test_an_address_that_a_host_has_not_named_is_a_strangers(tmp_path, library):
+def test_a_connection_from_an_address_that_no_host_has_listed_is_refused(tmp_path, library):
     with clustered(Hosts(2), tmp_path) as cluster:
         cluster.start("keep_a_tensor", 2, environment=library, seconds=3)
         cluster.wait_for("ready")
@@ -124,7 +124,7 @@ def test_hosts_with_ipv6_alone(tmp_path, library):
 
 
 @both_versions
-def test_a_rank_listens_on_the_way_to_the_others_alone(tmp_path, library):
+def test_a_rank_listens_only_on_the_interface_that_leads_to_the_others(tmp_path, library):
     unset = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}
     with clustered(Hosts(2), tmp_path) as cluster:
         cluster.hosts.add_idle_interface("eth5")

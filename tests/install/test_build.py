@@ -112,7 +112,7 @@ def test_wheel_has_both_entry_points_and_the_command(wheel):
     assert parser["console_scripts"]["nvx"] == "nvx.cli:main"
 
 
-def test_module_exports_what_is_looked_up_alone_and_carries_no_path(installed):
+def test_module_exports_only_what_is_looked_up_and_contains_no_path(installed):
     """The exports are Python's entry point and the functions by which torch's allocator requests memory of a pool."""
     (module,) = (installed / "nvx").glob("_C.*.so")
     names = run(["nm", "-D", "--defined-only", module], cwd=installed).stdout.split("\n")

@@ -295,7 +295,7 @@ def test_explain_estimates_every_way_and_states_its_basis(capsys):
     assert lines[legend - 1].startswith("  estimates: ") and "not by estimates" in lines[-1]
 
 
-def test_explain_reckons_with_the_fastest_port_that_is_up(tmp_path):
+def test_explain_uses_the_rate_of_the_fastest_active_port(tmp_path):
     from nvx.commands.explain import rdma_gb_s
 
     assert rdma_gb_s(str(tmp_path)) == 0

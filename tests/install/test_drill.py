@@ -40,7 +40,7 @@ def test_faults_are_reported_in_time_and_gloo_names_no_rank(tmp_path):
         (["--fault", "kill", "-J", "/no/such/folder/rows.json"], "/no/such/folder/rows.json"),
     ],
 )
-def test_a_drill_that_cannot_run_fails_before_its_first_cell(monkeypatch, capsys, arguments, why):
+def test_a_drill_that_cannot_run_fails_before_its_first_case(monkeypatch, capsys, arguments, why):
     monkeypatch.setattr(drill.hosts, "why_no_namespaces", lambda: "network namespaces need root")
     assert cli.main(["drill", *arguments]) == 2
     report = capsys.readouterr()
@@ -98,7 +98,7 @@ GOOD = {"error": "rank 2 (pid 9) has ended", "right": True, "seconds": 0.1, "aga
         ("memory", "steady", {"error": "", "right": False}, [0, 0], ["no error"]),
     ],
 )
-def test_a_cell_falls_short(fault, phase, report, codes, short):
+def test_a_case_fails(fault, phase, report, codes, short):
     same = {"error": report.get("error", GOOD["error"])}  # the ranks get the same; one of them has the flaw
     reports = [GOOD | same, GOOD | report]
     row = drill.judge(drill.Case("nvx", fault, phase, 3), 77, reports, codes, Counter())

@@ -148,7 +148,7 @@ def test_the_first_nvcc_that_fits_is_taken(build, tmp_path):
     assert "the second is tried" in build.without_kernels(CUDA_HOME=other, first=fits / "bin")
 
 
-def test_a_list_of_architectures_in_other_words_costs_the_kernels(build, tmp_path):
+def test_architectures_that_are_no_numbers_cost_the_kernels(build, tmp_path):
     line = build.without_kernels(CUDA_HOME=toolkit(tmp_path, "release 13.0", ""), TORCH_CUDA_ARCH_LIST="Hopper")
     assert "TORCH_CUDA_ARCH_LIST has Hopper" in line
 
@@ -178,7 +178,7 @@ def test_one_makes_it_an_error_and_zero_builds_none(build, tmp_path):
     assert ended.returncode != 0 and "NVX_CUDA is 0 (no kernels), 1 " in ended.stderr
 
 
-def test_torch_without_cuda_needs_no_kernels_and_no_word(build, tmp_path):
+def test_torch_without_cuda_needs_no_kernels_and_no_warning(build, tmp_path):
     ended = build(cuda=None, CUDA_HOME=toolkit(tmp_path, "release 13.0", "error"))
     assert ended.returncode == 0 and LINE not in ended.stdout
     assert runpy.run_path(str(build.kernels))["NO_KERNELS"] == ""

@@ -28,7 +28,7 @@ def rdma_leg(root, devices, python):
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_the_rdma_leg_runs_on_each_active_port_and_skips_aloud(root, tmp_path):
+def test_the_rdma_leg_runs_on_each_active_port_and_reports_a_skip(root, tmp_path):
     devices, python = tmp_path / "infiniband", tmp_path / "python"
     assert rdma_leg(root, devices, python) == [f"RDMA SKIPPED: no RDMA device here ({devices} is empty or absent)"]
     (devices / "rxe0").mkdir(parents=True)

@@ -105,7 +105,7 @@ def test_errors_of_a_set_up_are_judged(text):
     assert (SET_UPS[text] in found[0] and found[0].startswith("I3")) if SET_UPS[text] else not found, found
 
 
-def test_innocent_groups_and_unexpected_ends_are_seen():
+def test_errors_of_unaffected_groups_and_unexpected_exits_are_seen():
     harmless = with_fault("late", 0)
     assert judge(harmless, {0: [Event(0, 0, "error", NAMED)]})[0].startswith("I5")
     assert list(unexpected_ends(harmless, {1: -11})) == ["I4 rank 1 ended with exit code -11"]

@@ -39,9 +39,9 @@ class Line {
 /// A process with its own link.
 class Child {
  public:
-  using Life = std::function<void(End& end, Line& line)>;
+  using Body = std::function<void(End& end, Line& line)>;
 
-  Child(const std::string& link, const Life& life) : line(Fd()) {
+  Child(const std::string& link, const Body& body) : line(Fd()) {
     int fds[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) != 0) throw system_error("socketpair failed");
     pid_ = fork();
@@ -51,7 +51,7 @@ class Child {
       End end(open_link(link));
       mine.send(end.link->address());
       end.link->add(mine.receive());
-      life(end, mine);
+      body(end, mine);
       end.link->close();
       _exit(testing::Test::HasFailure());
     }
@@ -74,7 +74,7 @@ class Child {
     return status;
   }
   /// Exchanges addresses with this end.
-  PeerId meet(End& end) {
+  PeerId exchange_addresses(End& end) {
     const PeerId peer = end.link->add(line.receive());
     line.send(end.link->address());
     return peer;

@@ -26,7 +26,7 @@ size_t open_descriptors() {
   return size_t(std::distance(begin(all), end(all)));
 }
 
-TEST(Descriptors, AreRoomedForAtOnceAndNoneIsLeftOpen) {
+TEST(Descriptors, TheirLimitIsRaisedAtOnceAndNoneIsLeftOpen) {
   const size_t open = open_descriptors(), before = table_size();
   grow_descriptor_table(before);
   EXPECT_GT(table_size(), before);

@@ -201,7 +201,7 @@ TEST(Signs, ReceivedSegmentsAreAnsweredWithoutAPing) {
   EXPECT_FALSE(pong(alone.link(), 1)) << "once a second is enough";
 }
 
-TEST(Signs, AProcessThatWasGivenUpGetsTheReasonWhenItPings) {
+TEST(Signs, AProcessThatWasDeclaredLostGetsTheReasonWhenItPings) {
   Begun alone;
   alone.link().to_lose.push_back(0);
   alone.advance();
@@ -211,7 +211,7 @@ TEST(Signs, AProcessThatWasGivenUpGetsTheReasonWhenItPings) {
   EXPECT_EQ(alone.link().sent.size(), 1u) << "once";
 }
 
-TEST(Signs, ProcessLosesAPeerThatHasGivenItUp) {
+TEST(Signs, ProcessLosesAPeerThatHasDeclaredItLost) {
   Begun alone;
   alone.ping();
   alone.come({from_process(Kind::kPong, 2, "has been silent")});

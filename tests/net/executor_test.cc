@@ -108,7 +108,7 @@ class Schedules : public testing::TestWithParam<Weather> {};
 INSTANTIATE_TEST_SUITE_P(Weather, Schedules, testing::ValuesIn(kWeathers),
                          [](const auto& weather) { return weather.param.name; });
 
-TEST_P(Schedules, RunAsTheyArePromised) {
+TEST_P(Schedules, GiveTheExpectedResults) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     Messengers wires(ranks, GetParam().options);
     RoundRobin together(wires);

@@ -39,7 +39,7 @@ class Pair : public Contract {
     return drive({a->link.get(), b->link.get()}, timeout, until);
   }
   /// Connects both.
-  void meet() {
+  void connect() {
     a->send(0, 1);
     b->send(0, 1);
     ASSERT_TRUE(drive_both([&] { return a->log.messages.size() == 1 && b->log.messages.size() == 1; }));
@@ -192,7 +192,7 @@ TEST_P(Pair, CanBeUsedByThreadsInTurn) {
 }
 
 TEST_P(Pair, SleepEndsWhenSomethingComes) {
-  meet();
+  connect();
   for (int round = 0; round < 10; ++round) {
     while (!(b->link->progress(), b->link->arm())) {
     }
@@ -216,7 +216,7 @@ TEST_P(Pair, SleepEndsWhenSomethingComes) {
 }
 
 TEST_P(Pair, SleepLastsTheGivenSpan) {
-  meet();
+  connect();
   drive_both([] { return false; }, milliseconds(20));
   while (!(a->link->progress(), a->link->arm())) {
   }
@@ -255,7 +255,7 @@ TEST_P(Pair, WakeEndsSleeps) {
 }
 
 TEST_P(Pair, DoesNotSleepWhenSomethingIsPending) {
-  meet();
+  connect();
   drive_both([] { return false; }, milliseconds(20));
   while (!(b->link->progress(), b->link->arm())) {
   }
@@ -269,7 +269,7 @@ TEST_P(Pair, DoesNotSleepWhenSomethingIsPending) {
 
 TEST_P(Pair, PostCallsNoCallback) {
   // post() makes no callback, however the post ends.
-  meet();
+  connect();
   const size_t ended = a->log.ended;
   a->send(0, 0);
   a->send(0, 10'000);
@@ -278,7 +278,7 @@ TEST_P(Pair, PostCallsNoCallback) {
 }
 
 TEST_P(Pair, LosesAPeerThatCloses) {
-  meet();
+  connect();
   b->link->close();
   const auto began = Clock::now();
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->log.losses[0] == 1; }));
@@ -291,7 +291,7 @@ TEST_P(Pair, LosesAPeerThatCloses) {
 }
 
 TEST_P(Pair, CompletedSendsArriveAfterSenderCloses) {
-  meet();
+  connect();
   for (uint32_t i = 1; i <= 50; ++i) a->send(0, 3000, i);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
   std::thread closer([&] { a->link->close(); });
@@ -302,7 +302,7 @@ TEST_P(Pair, CompletedSendsArriveAfterSenderCloses) {
 }
 
 TEST_P(Pair, CloseEndsOpenPostsAndIsBounded) {
-  meet();
+  connect();
   // b is not driven, so nothing is received.
   for (uint32_t i = 0; i < 40; ++i) a->send(0, 1 << 20, i);
   a->link->progress();
@@ -318,7 +318,7 @@ TEST_P(Pair, CloseEndsOpenPostsAndIsBounded) {
 }
 
 TEST_P(Pair, APostThatIsOpenEndsWhenThePeerCloses) {
-  meet();
+  connect();
   for (uint32_t i = 0; i < 20; ++i) a->send(0, 4 << 20, i);
   a->link->progress();
   b->link->close();
@@ -327,7 +327,7 @@ TEST_P(Pair, APostThatIsOpenEndsWhenThePeerCloses) {
 }
 
 TEST_P(Pair, APlaceIsGivenBackWhenItsPeerCloses) {
-  meet();
+  connect();
   if (is_loopback()) GTEST_SKIP() << "bodies are copied at one go";
   a->send(0, 64 << 20, 1);
   ASSERT_TRUE(drive_both([&] { return b->log.places_requested == 1; }));
@@ -337,7 +337,7 @@ TEST_P(Pair, APlaceIsGivenBackWhenItsPeerCloses) {
 }
 
 TEST_P(Pair, CloseGivesBackPlaces) {
-  meet();
+  connect();
   if (is_loopback()) GTEST_SKIP() << "bodies are copied at one go";
   a->send(0, 64 << 20, 1);
   ASSERT_TRUE(drive_both([&] { return b->log.places_requested == 1; }));
@@ -347,7 +347,7 @@ TEST_P(Pair, CloseGivesBackPlaces) {
 }
 
 TEST_P(Pair, ForgetsAndConnectsAgain) {
-  meet();
+  connect();
   for (uint32_t round = 1; round <= 5; ++round) {
     a->link->forget(round - 1);
     const PeerId again = a->link->add(b->link->address());
@@ -364,7 +364,7 @@ TEST_P(Pair, ForgetsAndConnectsAgain) {
 }
 
 TEST_P(Pair, CompletedSendsArriveAfterReceiverIsForgotten) {
-  meet();
+  connect();
   for (uint32_t i = 1; i <= 20; ++i) a->send(0, 5000, i);
   ASSERT_TRUE(drive({a->link.get()}, [&] { return a->all_done_once(); }));
   a->link->forget(0);
@@ -374,7 +374,7 @@ TEST_P(Pair, CompletedSendsArriveAfterReceiverIsForgotten) {
 }
 
 TEST_P(Pair, ForgettingEndsWhatIsOpen) {
-  meet();
+  connect();
   for (uint32_t i = 0; i < 20; ++i) a->send(0, 4 << 20, i);
   a->link->progress();
   a->link->forget(0);
@@ -389,7 +389,7 @@ TEST_P(Pair, ForgettingEndsWhatIsOpen) {
 }
 
 TEST_P(Pair, AForgottenPeerIsNotLost) {
-  meet();
+  connect();
   a->link->forget(0);
   b->link->close();
   drive_for(milliseconds(200), {a->link.get()});

@@ -22,7 +22,7 @@ TEST(WithoutUcx, RanksOnSeveralHostsGetAnErrorThatNamesThePackage) {
   });
 }
 
-TEST(WithoutUcx, RanksOnOneHostMeet) {
+TEST(WithoutUcx, RanksOnOneHostMakeAGroup) {
   if (net::built_with_ucx()) GTEST_SKIP() << "this build has UCX";
   MemoryStore store;
   as_threads(2, [&](int rank) {

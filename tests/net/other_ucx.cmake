@@ -17,11 +17,11 @@ endif()
 
 execute_process(
   COMMAND ${CMAKE_COMMAND} -E env NVX_LIBUCP=${library} ${PROGRAM} "--gtest_filter=Ucx.*:Links/*/ucx"
-  RESULT_VARIABLE code OUTPUT_VARIABLE said ERROR_VARIABLE said)
-if(said MATCHES "this build has no UCX")
+  RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(output MATCHES "this build has no UCX")
   message("${SKIP}: this build serves one host")
-elseif(NOT code EQUAL 0 OR NOT said MATCHES "PASSED  . [1-9]")
-  message(FATAL_ERROR "over ${library}:\n${said}")
+elseif(NOT code EQUAL 0 OR NOT output MATCHES "PASSED  . [1-9]")
+  message(FATAL_ERROR "over ${library}:\n${output}")
 else()
-  message("over ${library}:\n${said}")
+  message("over ${library}:\n${output}")
 endif()

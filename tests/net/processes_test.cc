@@ -21,11 +21,11 @@ class Processes : public testing::TestWithParam<const char*> {
     if (const char* why = nvx::test::why_no_processes()) GTEST_SKIP() << why;
   }
   static std::unique_ptr<Link> open() { return open_link(GetParam()); }
-  /// Starts a process with a link, and meets it.
-  void begin(const Child::Life& life) {
-    child.emplace(GetParam(), life);
+  /// Starts a process with a link, and exchanges addresses with it.
+  void begin(const Child::Body& body) {
+    child.emplace(GetParam(), body);
     end.emplace(open());
-    peer = child->meet(*end);
+    peer = child->exchange_addresses(*end);
   }
   /// The same, and connects both links.
   void connect() {

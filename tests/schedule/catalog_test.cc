@@ -123,7 +123,7 @@ TEST(Catalog, ServesAnyLayout) {
 }
 
 /// An all-reduce has to send 2 (N - 1) / N of the whole from each rank; the others have to send half of that.
-TEST(Catalog, TheseSendNoMoreThanTheyMust) {
+TEST(Catalog, MinimalRowsSendNoMoreThanNeeded) {
   struct Least {
     Collective collective;
     const char* name;

@@ -237,7 +237,7 @@ TEST(Mutation, BarrierRoundsThatDoNotWaitAreFound) {
 
 /// Without the hazard rule, a step begins before its data is there. Only where no step depends on another may this go
 /// undetected.
-TEST(Mutation, AnExecutorThatMindsNoHazardIsFound) {
+TEST(Mutation, AnExecutorThatIgnoresHazardsIsDetected) {
   for (const Row& row : catalog()) {
     const Shape shape = typical(row.collective, row.legal(typical(row.collective, 8).layout(0)) ? 8 : 2);
     const Script script = write_out(row, shape);

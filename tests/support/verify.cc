@@ -41,7 +41,7 @@ struct Span {
   size_t begin = 0, end = 0;
   bool empty() const { return begin == end; }
   size_t length() const { return end - begin; }
-  bool meets(const Span& o) const { return begin < o.end && o.begin < end && !empty() && !o.empty(); }
+  bool overlaps(const Span& o) const { return begin < o.end && o.begin < end && !empty() && !o.empty(); }
   bool is(const Span& o) const { return begin == o.begin && end == o.end; }
 };
 
@@ -211,7 +211,7 @@ class Runner {
   void deliver() {
     const auto [message, flight] = take(arriving_);
     Flight& f = flights_[flight];
-    if (f.sends && f.send.meets(f.recv)) read(f.message);
+    if (f.sends && f.send.overlaps(f.recv)) read(f.message);
     read(message);
     Message& m = messages_[message];
     auto& cells = memories_[size_t(m.to)].cells;
@@ -256,8 +256,9 @@ class Runner {
     for (const size_t other : under_way_[size_t(f.rank)]) {
       const Flight& o = flights_[other];
       const bool reads = o.sends || !halves_, writes = o.receives || !halves_;
-      if (reads && f.recv.meets(o.send)) return false;
-      if (writes && (f.recv.meets(o.recv) || f.recv.meets(o.with) || f.send.meets(o.recv) || f.with.meets(o.recv))) {
+      if (reads && f.recv.overlaps(o.send)) return false;
+      if (writes &&
+          (f.recv.overlaps(o.recv) || f.recv.overlaps(o.with) || f.send.overlaps(o.recv) || f.with.overlaps(o.recv))) {
         return false;
       }
     }
@@ -278,13 +279,13 @@ class Runner {
   }
 
   bool is_sound(const Step& step, const Flight& f) {
-    const auto same_or_apart = [](const Span& a, const Span& b) { return a.is(b) || !a.meets(b); };
+    const auto same_or_apart = [](const Span& a, const Span& b) { return a.is(b) || !a.overlaps(b); };
     if (step.reduce && (!f.receives || step.with.bytes != step.recv.bytes)) return fail(f, "combines what?");
     if (f.receives && step.recv.place == Place::kInput) return fail(f, "writes to the input");
     if (!same_or_apart(f.send, f.recv) || !same_or_apart(f.send, f.with) || !same_or_apart(f.recv, f.with)) {
       return fail(f, "has ranges that overlap");
     }
-    if (!step.reduce && step.send_to != f.rank && f.send.meets(f.recv)) {
+    if (!step.reduce && step.send_to != f.rank && f.send.overlaps(f.recv)) {
       return fail(f, "receives over what it sends");
     }
     return true;

@@ -32,7 +32,7 @@ def late(seconds, call):
 
 
 @on_ranks(2, 4)
-def test_barrier_holds_everybody(rank, world):
+def test_barrier_waits_for_all_ranks(rank, world):
     store = dist.distributed_c10d._get_default_store()
     for turn in range(1, 20):
         if rank == turn % world:

@@ -162,7 +162,7 @@ def test_lists_of_uneven_pieces(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_calls_of_several_tensors_stay(rank, world):
+def test_calls_of_several_tensors_are_not_delegated(rank, world):
     dist.broadcast(on_gpu(1), 0)
     tensors = [on_gpu(rank + i, LARGE) for i in range(3)]
 
@@ -402,7 +402,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
 
 
 @on_nccl_gpus(2, op_timeout=2)
-def test_a_device_that_does_not_come_to_it_ends_in_a_timeout(rank, world):
+def test_a_call_that_the_device_does_not_reach_ends_in_a_timeout(rank, world):
     """All ranks make the call, and the stream of one rank is stuck."""
     tensor = on_gpu(1, LARGE)
     dist.all_reduce(tensor)
@@ -415,7 +415,7 @@ def test_a_device_that_does_not_come_to_it_ends_in_a_timeout(rank, world):
 
 
 @on_nccl_gpus(2, op_timeout=1)
-def test_the_time_before_the_device_comes_to_it_does_not_count(rank, world):
+def test_time_before_the_device_reaches_the_call_does_not_count(rank, world):
     tensor = on_gpu(rank + 1, LARGE)
     dist.all_reduce(on_gpu(1, LARGE))
     gate = torch.empty(1, device=GPU)
@@ -447,7 +447,7 @@ def test_a_rank_that_dies_is_named_soon(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_an_aborted_group_calls_off_what_is_in_flight(rank, world):
+def test_an_abort_cancels_calls_in_flight(rank, world):
     tensor = on_gpu(1, LARGE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -462,7 +462,7 @@ def test_an_aborted_group_calls_off_what_is_in_flight(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_group_that_goes_waits_for_what_is_in_flight(rank, world):
+def test_destroying_a_group_waits_for_calls_in_flight(rank, world):
     dist.all_reduce(on_gpu(1, LARGE))
     tensor = torch.empty(LARGE, device=GPU)
     slow_fill(tensor, rank + 1, 300)
@@ -517,7 +517,7 @@ def test_a_failure_of_a_delegated_call_ends_kernels(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_forked_child_touches_nothing_of_it(rank, world):
+def test_a_forked_child_does_not_use_the_delegate(rank, world):
     tensor = on_gpu(1, LARGE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
@@ -533,7 +533,7 @@ def test_a_forked_child_touches_nothing_of_it(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_the_profiler_names_who_serves(rank, world):
+def test_the_profiler_names_the_library_that_serves_a_call(rank, world):
     dist.all_reduce(on_gpu(1, LARGE))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         dist.all_reduce(on_gpu(1, LARGE))

@@ -36,7 +36,7 @@ def falls_back(rank, world, most=20):
 
 @pytest.mark.skipif(SEVERAL_HOSTS, reason="of each host's GPUs by themselves")
 @on_nccl_gpus(3)
-def test_ranks_that_share_a_gpu_hand_nothing_over(rank, world):
+def test_ranks_that_share_a_gpu_delegate_nothing(rank, world):
     count = len(fake_nccl.made)
     with fake_nccl.looking("0000:01" if rank else "0000:02"):
         warning = falls_back(rank, world)
@@ -54,7 +54,7 @@ def test_a_rank_without_nccl_keeps_all_from_delegating(rank, world):
 
 
 @on_nccl_gpus(2)
-def test_a_probe_that_fails_is_a_rank_without(rank, world):
+def test_a_rank_whose_probe_fails_counts_as_without_nccl(rank, world):
     import nvx.delegate
 
     before = nvx.delegate.probe
@@ -68,7 +68,7 @@ def test_a_probe_that_fails_is_a_rank_without(rank, world):
 
 
 @on_nccl_gpus(2, op_timeout=100)
-def test_a_backend_that_cannot_be_made_on_a_rank_is_none_for_all(rank, world):
+def test_no_rank_delegates_if_one_cannot_make_the_backend(rank, world):
     """The other rank waits for it in the connect, which is aborted."""
     import nvx.delegate
 
@@ -85,7 +85,7 @@ def test_a_backend_that_cannot_be_made_on_a_rank_is_none_for_all(rank, world):
 
 
 @on_nccl_gpus(3, op_timeout=100)
-def test_a_rank_that_cannot_connect_is_none_for_all(rank, world):
+def test_no_rank_delegates_if_one_cannot_connect(rank, world):
     with fake_nccl.connecting("no route to rank 0\nand more") if rank == 1 else contextlib.nullcontext():
         warning = falls_back(rank, world)
     assert fake_nccl.calls() == {"connect": 1, "abort": 1}
@@ -130,7 +130,7 @@ def test_a_rank_that_hangs_is_named_though_all_wait_for_it(rank, world):
 
 
 @on_nccl_gpus(2, op_timeout=4, store="tcp")
-def test_a_wait_in_the_store_holds_nobody_up(rank, world):
+def test_a_wait_in_the_store_ends_in_half_of_the_timeout(rank, world):
     """The wait cannot be aborted either: its thread is abandoned."""
     with fake_nccl.connecting("wait"):
         warning = falls_back(rank, world)

@@ -367,7 +367,7 @@ def test_tensors_of_two_devices_are_refused(rank, world):
 
 
 @on_fake_gpus(2, op_timeout=2)
-def test_a_stream_that_stands_still_is_named(rank, world):
+def test_a_stream_that_does_not_progress_is_named(rank, world):
     tensor = on_gpu(1)
     work = None
     with pytest.raises(dist.DistBackendError) as caught:

@@ -239,7 +239,7 @@ def test_a_hook_runs_for_a_window_when_all_of_it_has_arrived(rank, world):
 
 
 @on_fake_gpus(2)
-def test_a_hook_gets_nothing_from_before_it(rank, world):
+def test_a_hook_gets_no_operation_from_before_its_registration(rank, world):
     """This holds even if another listener, such as the recorder of torch 2.15, is called for earlier calls."""
     group, tensor, reported = dist.new_group(), on_gpu(1), []
     torch.accelerator.synchronize()

@@ -152,7 +152,7 @@ def test_a_callback_may_wait_for_the_next_message(rank, world):
 
 
 @on_fake_gpus(2, op_timeout=2)
-def test_a_stream_that_stands_still_is_named(rank, world):
+def test_a_stream_that_does_not_progress_is_named(rank, world):
     if rank == 0:
         tensor = on_gpu(1)
         with held():
@@ -176,7 +176,7 @@ def test_an_abort_ends_a_message_that_waits_for_its_stream(rank, world):
 
 
 @on_fake_gpus(2)
-def test_a_group_goes_while_a_message_waits_for_its_stream(rank, world):
+def test_destroying_a_group_while_a_message_waits_for_its_stream(rank, world):
     """The group ends promptly, and the message fails."""
     pair = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1), group=pair)

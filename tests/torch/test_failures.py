@@ -409,7 +409,7 @@ def second_life(rank, world, folder):
     del former
 
 
-def test_a_late_rank_in_a_second_life(ranks, tmp_path):
+def test_a_late_rank_in_a_second_group_over_one_store(ranks, tmp_path):
     ranks.run(second_life, world=3, folder=str(tmp_path), dies={0})
 
 

@@ -69,7 +69,7 @@ def test_a_side_stream_does_not_wait_by_itself():
 
 
 @alone
-def test_new_memory_is_the_allocating_streams():
+def test_new_memory_belongs_to_the_allocating_stream():
     side = side_stream()
     with fake_device.held():
         fresh = torch.empty(COUNT, device="fakegpu")

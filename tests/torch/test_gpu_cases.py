@@ -161,7 +161,7 @@ def test_each_rank_sees_the_devices_in_an_order_of_its_own():
     assert visible.order(1, 1, None) == "0"
 
 
-def test_parts_within_others_are_those_of_the_parts():
+def test_nested_parts_contain_only_cases_of_parts():
     cases = [case for _, part in PARTS.values() for case in part.values()]
     assert all(case in cases for part in (EXPANDABLE, STAGED) for case in part.values())
     assert len(RELAY) == 5

@@ -424,7 +424,7 @@ def test_a_group_that_has_gone_replays_nothing(rank, world):
 
 
 @on_simulated_gpus(2)
-def test_a_group_that_goes_lets_its_replays_end(rank, world):
+def test_destroying_a_group_waits_for_its_replays(rank, world):
     open_device()
     tensor = torch.empty(1000, device=GPU)
     with captured() as graph:

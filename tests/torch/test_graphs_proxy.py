@@ -25,7 +25,7 @@ test_death = on_proxied_gpus(2, op_timeout=60, dies=[1])(GRAPHS.test_a_rank_that
 test_mismatch = on_proxied_gpus(2, op_timeout=20)(GRAPHS.test_graphs_that_do_not_match_are_named.body)
 test_abort = on_proxied_gpus(2, fresh=True)(GRAPHS.test_an_aborted_group_ends_its_replays.body)
 test_gone = on_proxied_gpus(2)(GRAPHS.test_a_group_that_has_gone_replays_nothing.body)
-test_goes = on_proxied_gpus(2)(GRAPHS.test_a_group_that_goes_lets_its_replays_end.body)
+test_goes = on_proxied_gpus(2)(GRAPHS.test_destroying_a_group_waits_for_its_replays.body)
 test_first_call = on_proxied_gpus(2, fresh=True)(GRAPHS.test_the_first_collective_of_a_group_opens_the_device.body)
 test_calls_that_need_the_host_are_refused_in_a_capture = on_proxied_gpus(2)(
     GRAPHS.test_calls_that_need_the_host_are_refused_in_a_capture.body

@@ -222,7 +222,7 @@ def test_many_sizes(rank, world):
 
 
 @on_simulated_gpus(2)
-def test_a_group_that_goes_lets_its_kernels_end(rank, world):
+def test_destroying_a_group_waits_for_its_kernels(rank, world):
     dist.all_reduce(on_gpu(1))
     tensor = torch.empty(1000, device=GPU)
     slow_fill(tensor, rank + 1, 300)

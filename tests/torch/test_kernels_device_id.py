@@ -37,7 +37,7 @@ def test_a_device_id_opens_the_device_when_the_group_is_made(rank, world):
 
 
 @on_simulated_gpus(2, op_timeout=8)
-def test_a_device_id_on_some_ranks_only_holds_nobody_up(rank, world):
+def test_a_device_id_on_some_ranks_only_blocks_no_rank(rank, world):
     group = device_groups(rank, (0,), timeout=timedelta(seconds=8))
     assert nvx.pool_stats(group) is None
     host = torch.full((4,), rank + 1.0)
@@ -65,7 +65,7 @@ def test_late_rank_opens_the_device_as_the_others_do(rank, world):
 
 
 @on_simulated_gpus(2)
-def test_a_device_id_that_is_none_is_an_error_of_all_when_the_group_is_made(rank, world):
+def test_an_invalid_device_id_is_an_error_on_all_ranks_when_the_group_is_made(rank, world):
     message = "device_id is .*99, and this process sees" if rank == 0 else "rank 0 .*failed: device_id is .*99"
     with pytest.raises(nvx.ArgumentError if rank == 0 else dist.DistBackendError, match=message):
         device_groups(rank, (0, 1), index=99 if rank == 0 else 0)
@@ -104,7 +104,7 @@ def test_a_driver_that_pins_no_memory_is_one_warning(rank, world):
 
 
 @on_simulated_gpus(2)
-def test_kernels_slower_than_a_millisecond_on_one_rank_serve_only_who_insists(rank, world):
+def test_kernels_slower_than_a_millisecond_on_one_rank_are_used_only_if_forced(rank, world):
     """As where processes take turns on a GPU."""
     takes = ctypes.c_int.in_dll(ctypes.CDLL(str(fake_device.build())), "fake_device_trials_take_ms")
     takes.value = 3 if rank == 1 else 0

@@ -46,7 +46,7 @@ def raises_within(seconds, match, call):
 
 
 @on_domain_gpus(4)
-def test_kernels_of_all_ranks_do_it(rank, world):
+def test_kernels_of_all_ranks_run_it(rank, world):
     assert "nvx:by_kernels:reduce_packets" in routes()
     tensor = on_gpu(rank + 1, LARGE)
     expected = torch.full((LARGE,), rank + 1.0)

@@ -76,7 +76,7 @@ def test_the_bits_are_those_of_the_cpu(rank, world, asynchronous):
 
 
 @on_proxied_gpus(4)
-def test_kernels_do_it(rank, world):
+def test_kernels_run_it(rank, world):
     tensor = torch.ones(CHUNK, device=GPU)
     dist.all_reduce(tensor)
     slices = -(-4 * CHUNK // (2 * PART))
@@ -104,7 +104,7 @@ def test_a_host_may_have_one_rank(rank, world, asynchronous):
 
 
 @on_proxied_gpus(2, 4)
-def test_the_host_is_not_held(rank, world):
+def test_the_host_is_not_blocked(rank, world):
     """With a late peer, neither the call nor `wait()` blocks."""
     tensor = torch.full((CHUNK,), rank + 1.0).to(GPU)
     dist.all_reduce(tensor)
@@ -159,7 +159,7 @@ def test_the_caller_goes_on_at_once(rank, world):
 
 
 @on_proxied_gpus(4)
-def test_it_keeps_its_turn_among_others(rank, world):
+def test_calls_run_in_the_order_of_issue(rank, world):
     """All calls use the group's streams; each reads the result of the previous one."""
     set_delays(rank, 500)
     tensor, whole = torch.full((CHUNK,), rank + 1.0).to(GPU), torch.empty(4 * CHUNK, device=GPU)
@@ -322,7 +322,7 @@ def test_lists_of_blocks_of_any_size(rank, world, asynchronous):
 
 
 @on_proxied_gpus(4)
-def test_kernels_do_blocks(rank, world):
+def test_kernels_run_blocks(rank, world):
     """One launch per round for any number of hosts."""
     whole, part = torch.full((CHUNK,), rank + 1.0).to(GPU), torch.empty(CHUNK // world, device=GPU)
     dist.reduce_scatter_tensor(part, whole)
@@ -456,7 +456,7 @@ def test_several_in_one_call(rank, world, asynchronous):
 
 
 @on_proxied_gpus(4)
-def test_the_host_is_held_by_no_collective(rank, world):
+def test_no_collective_blocks_the_host(rank, world):
     tensors = [torch.full((1000 * world,), rank + 1.0).to(GPU) for _ in range(4)]
     part = torch.empty(1000, device=GPU)
     dist.broadcast(tensors[0], 0)
@@ -507,7 +507,7 @@ def test_blocks_in_place(rank, world, asynchronous):
 
 
 @on_proxied_gpus(4)
-def test_blocks_keep_their_turn(rank, world):
+def test_calls_of_blocks_run_in_the_order_of_issue(rank, world):
     """Each call reads the result of the previous one."""
     set_delays(rank, 500)
     part, whole = torch.full((CHUNK // 2,), rank + 1.0).to(GPU), torch.empty(2 * CHUNK, device=GPU)

@@ -74,7 +74,7 @@ def test_a_stream_waits_for_no_kernel_of_another_group(rank, world):
 
 
 @on_simulated_gpus(2)
-def test_a_group_that_goes_does_not_wait_for_later_work(rank, world):
+def test_destroying_a_group_does_not_wait_for_later_work(rank, world):
     group, tensor = dist.new_group(), on_gpu(rank + 1)
     dist.all_reduce(tensor, group=group)
     assert_all(tensor, 3)

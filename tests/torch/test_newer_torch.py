@@ -143,7 +143,7 @@ def test_abort_hook_before_an_abort(rank, world):
 
 
 @on_ranks(2)
-def test_no_abort_hook_for_what_leaving_calls_off(rank, world):
+def test_no_abort_hook_for_operations_that_leaving_cancels(rank, world):
     group = dist.new_group()
     called = threading.Event()
     backend_of(group).register_abort_hook(3, called.set)
@@ -163,7 +163,7 @@ def fail(*_):
 
 
 @on_ranks(2)
-def test_slow_abort_hooks_hold_nobody_up(rank, world):
+def test_slow_abort_hooks_do_not_delay_errors(rank, world):
     """torch's flight recorder is such a hook: it writes for seconds and sometimes holds the GIL."""
     backend = backend_of(dist.new_group(timeout=timedelta(seconds=0.5)))
     ended = threading.Event()

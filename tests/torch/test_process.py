@@ -354,7 +354,7 @@ def test_a_child_that_exits_leaves_the_group_alone(rank, world):
 
 @only_nvx
 @on_ranks(2)
-def test_a_child_cannot_speak_for_its_parent(rank, world):
+def test_a_child_that_uses_its_parents_group_gets_an_error(rank, world):
     """A forked child that uses the group gets an immediate error; the parent's group still works."""
 
     def use():
@@ -484,7 +484,7 @@ def one_life(rank, world, store, number):
     dist.destroy_process_group()
 
 
-def hundred_lives(rank, world, path):
+def hundred_groups(rank, world, path):
     store = dist.FileStore(path, world)
     for number in range(10):
         one_life(rank, world, store, number)
@@ -496,8 +496,8 @@ def hundred_lives(rank, world, path):
 
 @pytest.mark.slow
 @only_nvx
-def test_a_hundred_lives_leak_nothing(ranks, tmp_path):
-    ranks.run(hundred_lives, world=2, kind="bare", path=str(tmp_path / "store"))
+def test_a_hundred_groups_leak_nothing(ranks, tmp_path):
+    ranks.run(hundred_groups, world=2, kind="bare", path=str(tmp_path / "store"))
 
 
 @only_nvx

@@ -91,7 +91,7 @@ def in_many_turns(rank, world, port):
         come_together(store, f"end of turn {turn}", world)
 
 
-def test_again_and_again(started):
+def test_repeated_reconfigurations(started):
     started(in_many_turns, 3)
 
 
@@ -422,5 +422,5 @@ def in_detail(rank, world, port):
         dist._get_reconfigure_handle()
 
 
-def test_the_wrapper_of_debug_detail_does_not_pass_it_on(started):
+def test_the_wrapper_of_debug_detail_does_not_offer_it(started):
     started(in_detail, 2)

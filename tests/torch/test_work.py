@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 @on_ranks(2)
-def test_works_that_graphs_may_be_handed(rank, world):
+def test_works_that_may_be_inputs_of_graphs(rank, world):
     """torch keeps these works until a wait on them or on their tensors."""
     registered, tensor = torch._C._distributed_c10d._get_work_registry_size, torch.ones(10)
     with allow_inflight_collective_as_graph_input_ctx():

@@ -203,7 +203,7 @@ TEST_F(NoThreads, HolderRunsTasksQueuedMeanwhile) {
   EXPECT_TRUE(task->done());
 }
 
-TEST_F(NoThreads, AWaiterRunsItThoughItWouldRatherGiveUp) {
+TEST_F(NoThreads, AWaiterRunsTheTaskEvenIfItNeedNot) {
   const auto lane = std::make_shared<Lane>();
   ASSERT_TRUE(lane->begin_inline());
   const auto task = note([](Runner) {});

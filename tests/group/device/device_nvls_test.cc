@@ -170,7 +170,7 @@ TEST(DeviceNvls, IsOffByDefault) {
 }
 
 /// Groups come and go: parts are used again once all ranks have gone.
-TEST(DeviceNvls, PartsReturnToTheArena) {
+TEST(DeviceNvls, PartsAreReturnedToTheArena) {
   DeviceWorld world(shape(2));
   for (int group = 0; group < 6; ++group) {
     with_executors(

@@ -33,7 +33,7 @@ class Together {
     return {[this, rank](uint64_t bytes) { grown_[size_t(rank)] = bytes; },
             [this](int other) { return grown_[size_t(other)].load(); }};
   }
-  void meet() { all_.arrive_and_wait(); }
+  void barrier() { all_.arrive_and_wait(); }
 
   /// Repeats calls until `holds` is true on every rank. Each result must be right, whether its memory is mapped or not.
   bool call_until(DeviceRank& one, const std::function<bool()>& holds) {
@@ -46,11 +46,11 @@ class Together {
       EXPECT_TRUE(one.await().ok());
       EXPECT_EQ(data[99], ranks_ * (ranks_ + 1) / 2);
       if (holds()) ++there_;
-      meet();
+      barrier();
       done = there_ == ranks_;
-      meet();
+      barrier();
       if (one.rank == 0) there_ = 0;
-      meet();
+      barrier();
       if (!done) std::this_thread::sleep_for(milliseconds(1));
     }
     return done;
@@ -77,7 +77,7 @@ void with_pools(DeviceWorld& world, Together& together, const std::function<void
       world,
       [&](DeviceRank& one) {
         body(one);
-        together.meet();  // no rank frees its memory before all have checked
+        together.barrier();  // no rank frees its memory before all have checked
       },
       [&](ChannelOptions& options) { options.pool_sizes = together.sizes_of(options.rank); });
 }
@@ -103,7 +103,7 @@ TEST(DevicePools, AreMappedAsTheyGrow) {
   });
 }
 
-TEST(DevicePools, OfOneProcessAreWhereTheirOwnersSeeThem) {
+TEST(DevicePools, OfOneProcessHaveTheirOwnersAddresses) {
   DeviceWorld world({.ranks = 3, .gpus = 2});  // ranks 0 and 2 share a GPU and a pool
   Together together(3);
   with_pools(world, together, [&](DeviceRank& one) {
@@ -165,7 +165,7 @@ TEST(DevicePools, ADriverThatHangsInMappingBlocksNoRank) {
   });
 }
 
-TEST(DevicePools, GroupsShareWhatIsMappedAndTheLastOneGivesItBack) {
+TEST(DevicePools, GroupsShareMappingsAndTheLastOneReleasesThem) {
   DeviceWorld world({.ranks = 2, .processes = true});
   Together first(2), second(2);
   const auto mapped = [&] { return world.process(0).driver->calls_of("import_fd"); };
@@ -173,7 +173,7 @@ TEST(DevicePools, GroupsShareWhatIsMappedAndTheLastOneGivesItBack) {
     (void)world.process(one.rank).registry->pool(one.rank).allocate(2 * M);
     EXPECT_TRUE(first.call_until_mapped(one, 2 * M));
     const int before = mapped();
-    first.meet();
+    first.barrier();
     if (one.rank == 0) {  // the second group has both ranks
       with_pools(world, second, [&](DeviceRank& other) {
         EXPECT_EQ(view_of(other, 1 - other.rank).mapped, 2 * M) << "from the beginning";
@@ -181,7 +181,7 @@ TEST(DevicePools, GroupsShareWhatIsMappedAndTheLastOneGivesItBack) {
       });
       EXPECT_LE(mapped(), before + 2) << "its arena's, and what it was probed with";
     }
-    first.meet();
+    first.barrier();
     EXPECT_TRUE(first.call_until_mapped(one, 2 * M));
   });
   for (int r = 0; r < 2; ++r) {

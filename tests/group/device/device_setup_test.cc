@@ -53,7 +53,7 @@ TEST(DeviceSetup, AllRanksReportTheReasonOfOneRank) {
              });
 }
 
-TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
+TEST(DeviceSetup, AllRanksNameAGpuWithoutFreeBlocks) {
   DeviceWorld world({.ranks = 3, .gpus = 1, .resident = 2});
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
@@ -232,7 +232,7 @@ struct InFlight {
 
 /// Each rank launches the kernel of the other group first, and it keeps the blocks that it was given. If each group
 /// counted only itself, the second kernels would find no room and all ranks would run into their timeout.
-TEST(BlockBudget, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
+TEST(BlockBudget, GroupsWhoseKernelsRunTogetherGetSeparateBlocks) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 2, .gpus = 1, .processes = processes, .resident = 8});
     const SharedTable first(2), second(2), begun(2), done(2);
@@ -261,7 +261,7 @@ TEST(BlockBudget, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
 /// Four processes on one GPU, and the groups of a mesh of two by two in the order of their first uses: the world (0),
 /// the pairs of each dimension (1, 2), and all ranks flattened. If pairs counted only their own processes, the later
 /// groups would find nothing left.
-TEST(BlockBudget, GroupsOfAMeshOnOneGpuAllFindRoom) {
+TEST(BlockBudget, GroupsOfAMeshOnOneGpuAllGetBlocks) {
   constexpr int kGroups = 5, kResident = 4 * kGroups;
   for (const auto& order : {std::array{0, 1, 2, 3, 4}, std::array{1, 2, 0, 3, 4}}) {
     DeviceWorld world({.ranks = 4, .gpus = 1, .processes = true, .resident = kResident});
@@ -292,7 +292,7 @@ TEST(BlockBudget, GroupsOfAMeshOnOneGpuAllFindRoom) {
   }
 }
 
-TEST(BlockBudget, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
+TEST(BlockBudget, LaterGroupsGetTheRemainingBlocks) {
   DeviceWorld world({.ranks = 2, .gpus = 1, .arena = 16 * M, .resident = 10});
   const SharedTable tables[]{SharedTable(2), SharedTable(2), SharedTable(2), SharedTable(2),
                              SharedTable(2), SharedTable(2), SharedTable(2)};
@@ -342,8 +342,8 @@ TEST(BlockBudget, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
         blocks += executor->shape().blocks;
       } catch (const Error&) {
       }
-      SharedBootstrap meet(done, thread);
-      (void)meet.all_gather({});
+      SharedBootstrap bootstrap(done, thread);
+      (void)bootstrap.all_gather({});
     });
     EXPECT_LE(blocks, uint32_t(kResident));
     EXPECT_TRUE(processes || blocks >= 2) << "one of them was the first";
@@ -380,7 +380,7 @@ Operation barrier_operation() {
   return operation;
 }
 
-TEST(DeviceTeardown, NothingIsGivenBackThatAKernelMayWriteTo) {
+TEST(DeviceTeardown, MemoryThatAKernelMayWriteToIsNotReleased) {
   DeviceWorld world({.ranks = 1});
   const SharedTable table(1);
   SharedBootstrap bootstrap(table, 0);

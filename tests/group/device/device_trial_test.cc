@@ -72,7 +72,7 @@ TEST(DeviceTrial, APairWhoseStoresDoNotArriveUsesHostMemory) {
   }
 }
 
-TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
+TEST(DeviceTrial, ALateRankIsNotTakenForAPairThatHangs) {
   DeviceWorld world({.ranks = 3});
   world.launcher(1)->delay = 2 * world.options(1).timeout;
   with_executors(world, [&](DeviceRank& one) {
@@ -97,7 +97,7 @@ TEST(DeviceTrial, AKernelThatComputesOtherBitsThanTheHostIsNotUsed) {
   });
 }
 
-TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreNotUsedUnlessTheyAreInsistedOn) {
+TEST(DeviceTrial, KernelsThatAreSlowOnOneRankAreUsedOnlyIfForced) {
   for (const bool insists : {false, true}) {
     DeviceWorld world({.ranks = 2, .gpus = 1, .processes = true});
     world.launcher(1)->slow = milliseconds(20);

@@ -40,7 +40,7 @@ void run_all(DeviceRank& one, std::initializer_list<size_t> lengths) {
 class KernelExecutors : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, KernelExecutors, testing::Values(1, 2, 3, 8));
 
-TEST_P(KernelExecutors, DoEveryCollective) {
+TEST_P(KernelExecutors, RunEveryCollective) {
   DeviceWorld world({.ranks = GetParam()});
   with_executors(world, [](DeviceRank& one) {
     run_all(one, {0, 7, 3000});
@@ -48,7 +48,7 @@ TEST_P(KernelExecutors, DoEveryCollective) {
   });
 }
 
-TEST_P(KernelExecutors, DoSoInChunksAndAcrossTheWrap) {
+TEST_P(KernelExecutors, RunInChunksAndAcrossTheWrap) {
   DeviceWorld world({.ranks = GetParam()});
   with_executors(
       world,
@@ -63,7 +63,7 @@ TEST_P(KernelExecutors, DoSoInChunksAndAcrossTheWrap) {
       });
 }
 
-TEST_P(KernelExecutors, DoSeveralInOneCall) {
+TEST_P(KernelExecutors, RunSeveralInOneCall) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
   with_executors(world, [&](DeviceRank& one) {

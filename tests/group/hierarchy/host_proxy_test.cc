@@ -29,8 +29,8 @@ using kernel::Collective;
 
 /// The ranks of one host, as threads that read each other's memory directly.
 struct OneHost {
-  explicit OneHost(size_t local_ranks) : meet(std::ptrdiff_t(local_ranks)), steps(local_ranks) {}
-  std::barrier<> meet;
+  explicit OneHost(size_t local_ranks) : barrier(std::ptrdiff_t(local_ranks)), steps(local_ranks) {}
+  std::barrier<> barrier;
   std::vector<const Operation*> steps;  // by local_rank: its current step
 };
 
@@ -183,9 +183,9 @@ class SimulatedHostProxy final : public HostProxy {
   }
   void together(const Operation& step, const std::function<void()>& act) {
     host_.steps[local_rank_] = &step;
-    host_.meet.arrive_and_wait();
+    host_.barrier.arrive_and_wait();
     act();
-    host_.meet.arrive_and_wait();
+    host_.barrier.arrive_and_wait();
   }
 
   OneHost& host_;

@@ -77,7 +77,7 @@ TEST(GpuTopology, BridgesJoinSomeAndPcieTheRest) {
   EXPECT_EQ(names(topology), std::vector<std::string>());
 }
 
-TEST(GpuTopology, HalfOfWhatItShouldBeIsANamedWarning) {
+TEST(GpuTopology, HalfOfTheExpectedRateIsAWarning) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 4; ++gpu) nvml.add("H100", 18, 18);
   nvml.add("H100", 9, 18);
@@ -126,7 +126,7 @@ TEST(GpuTopology, NormalLinksRaiseNoWarning) {
   EXPECT_EQ(names(query_gpus(nvml)), std::vector<std::string>());
 }
 
-TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
+TEST(GpuTopology, MeasuredPairsAreComparedWithTheExpectedRate) {
   FakeNvml nvml;
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
@@ -147,7 +147,7 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   EXPECT_EQ(driver->unreleased(), "");
 }
 
-TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
+TEST(GpuTopology, ASlowLinkIsComparedWithACopyWithinTheGpu) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 3; ++gpu) nvml.add("L40").pcie_most = {1, 1};  // an idle host copies faster
   nvml.paths[{0, 1}] = GpuPath::kSys;
@@ -168,7 +168,7 @@ TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
   EXPECT_EQ(warning.command, "nvidia-smi topo -m");
 }
 
-TEST(GpuTopology, TheLongerTheWayTheMoreItMayTake) {
+TEST(GpuTopology, LongerPathsMayTakeLonger) {
   GpuPair pair;
   double last = 0;
   for (const GpuPath path : {GpuPath::kPix, GpuPath::kPxb, GpuPath::kPhb, GpuPath::kNode, GpuPath::kSys}) {
@@ -197,7 +197,7 @@ TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
   EXPECT_GT(between(topology, 1, 2).measured.gb_s, 0) << between(topology, 1, 2).measured.why_not;
 }
 
-TEST(GpuTopology, AllPairsTogetherAreMeasuredForSoLong) {
+TEST(GpuTopology, TheTimeToMeasureAllPairsIsBounded) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 4; ++gpu) nvml.add("H100", 18, 18);
   GpuTopology topology = query_gpus(nvml);

@@ -197,12 +197,12 @@ class EndingStore final : public Store {
   const std::string last_;
 };
 
-class EndInALaterLife : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Rank, EndInALaterLife, testing::Values(0, 1));
+class EndInALaterGroup : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Rank, EndInALaterGroup, testing::Values(0, 1));
 
 /// Ranks, each alone on its host, have made a group, left it, and make it again over the same store. The victim comes
 /// first, and the others come when it has ended.
-TEST_P(EndInALaterLife, IsNamedByAll) {
+TEST_P(EndInALaterGroup, IsNamedByAll) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   if (const std::string why = net::test::why_no_ucx(); !why.empty()) GTEST_SKIP() << why;
   const int victim = GetParam();

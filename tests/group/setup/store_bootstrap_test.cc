@@ -50,7 +50,7 @@ TEST(StoreBootstrap, EachRankGetsTheValuesOfAll) {
   }
 }
 
-TEST(StoreBootstrap, ProcessesDoSo) {
+TEST(StoreBootstrap, ProcessesGetTheValuesOfAll) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   all_end_well(3, [&](int rank) { exchange(store, rank, 3, 4); });

@@ -57,15 +57,15 @@ TEST(Topology, RanksOfOneHostAreOfOneMachine) {
   EXPECT_EQ(Topology::from(all).hosts.size(), 2u);
 }
 
-TEST(Topology, ARankThatDoesNotSeeItsMachineIsTakenAtItsWordOrNamed) {
+TEST(Topology, ARankWithoutMachineIdIsPlacedByItsHostIdOrNamed) {
   std::vector<Hello> all = hellos(3);
   all[2].machine = 0;
   EXPECT_EQ(Topology::from(all).hosts.size(), 1u);
   EXPECT_EQ(Topology::from(all).host_warning(), "");
   all[2].host ^= 1;
-  const std::string doubt = Topology::from(all).host_warning();
-  EXPECT_TRUE(doubt.starts_with("rank 2 (pid ")) << doubt;
-  EXPECT_NE(doubt.find("so it counts as on another host than rank 0 (pid "), std::string::npos) << doubt;
+  const std::string warning = Topology::from(all).host_warning();
+  EXPECT_TRUE(warning.starts_with("rank 2 (pid ")) << warning;
+  EXPECT_NE(warning.find("so it counts as on another host than rank 0 (pid "), std::string::npos) << warning;
   std::strcpy(all[2].host_name, "elsewhere");
   EXPECT_EQ(Topology::from(all).host_warning(), "");
 }
@@ -209,7 +209,7 @@ TEST(Topology, DescribesItself) {
   EXPECT_EQ(spread({1, 2, 3, 4, 5, 6}), "6 ranks on 6 hosts: 1 on h1, 1 on h2, 1 on h3, 1 on h4, ...");
 }
 
-TEST(Topology, EverybodyCountsOnTheLeast) {
+TEST(Topology, CoresAndCachesAreTheLeastOfAllRanks) {
   std::vector<Hello> ranks = hellos(3);
   for (size_t i = 0; i < 3; ++i)
     ranks[i].cores = uint32_t(8 - i), ranks[i].l3_bytes = (64 - i) << 20, ranks[i].l2_bytes = (2 + i) << 20;

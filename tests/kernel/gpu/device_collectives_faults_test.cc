@@ -448,7 +448,7 @@ TEST(DeviceCollectivesControls, LanesThatDecideAloneReadTooEarly) {
       run_all(), [](int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != kAllWell; }, "");
 }
 
-TEST(DeviceCollectivesControls, ASignalThatIsLostEndsInAVerdict) {
+TEST(DeviceCollectivesControls, ALostSignalEndsInAVerdict) {
   const auto specs = many_specs(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 30);
   EXPECT_TRUE(go_wrong<kernel::PushRules>(specs, InjectedFault::Kind::kLostSignal, 100 * kMillisecond));
 }

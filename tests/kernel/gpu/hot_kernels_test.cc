@@ -58,7 +58,7 @@ std::vector<std::vector<Bytes>> results_of(const std::vector<std::pair<DeviceAlg
 class HotKernels : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, HotKernels, testing::Values(1, 2, 3, 5, 9));
 
-TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndMeetThem) {
+TEST_P(HotKernels, HaveTheBitsOfTheGeneralOnesAndWorkWithThem) {
   const int ranks = GetParam();
   std::vector<std::pair<DeviceAlgorithm, Spec>> specs;
   uint64_t round = 0;

@@ -39,7 +39,7 @@ int operate(CachePolicyRecord& record, const Costs& costs, int operations) {
   return past;
 }
 
-TEST(CachePolicy, TheFasterWayIsFoundAndTheOtherOneSeldomTried) {
+TEST(CachePolicy, TheFasterPolicyIsFoundAndTheOtherSeldomTried) {
   CachePolicyRecord near, far;
   operate(near, kNear, 1000);
   operate(far, kFar, 1000);
@@ -56,13 +56,13 @@ TEST(CachePolicy, AGainOfLessThanATenthIsNone) {
   EXPECT_LE(operate(record, {4, 3.8}, 1000), 20);
 }
 
-TEST(CachePolicy, CoresThatMoveApartAreNoticedWithinAFewOperations) {
+TEST(CachePolicy, CoresThatShareACacheNoLongerAreNoticedWithinAFewOperations) {
   CachePolicyRecord record;
   operate(record, kNear, 10'000);
   EXPECT_GE(operate(record, kFar, 20), 10);
 }
 
-TEST(CachePolicy, CoresThatComeTogetherAreNoticedAtTheNextTrial) {
+TEST(CachePolicy, CoresThatBeginToShareACacheAreNoticedAtTheNextTrial) {
   CachePolicyRecord record;
   operate(record, kFar, 10'000);
   operate(record, kNear, 3 * 256 + 2);
@@ -76,7 +76,7 @@ TEST(CachePolicy, OneOperationThatWasInterruptedChangesNothing) {
   EXPECT_LE(operate(record, kNear, 32), 2);
 }
 
-TEST(CachePolicy, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
+TEST(CachePolicy, AnInconclusiveTrialIsRepeatedLater) {
   CachePolicyRecord record;
   int past = 0;
   for (int i = 0; i < 100; ++i) {
@@ -138,7 +138,7 @@ TEST(OwnTime, DoesNotCountWorkThatLostItsCore) {
   EXPECT_GT(counted, 0);
 }
 
-TEST(CachePolicy, RecordsAreApartByKindAndSize) {
+TEST(CachePolicy, EachKindAndSizeHasARecordOfItsOwn) {
   kernel::CachePolicies policies;
   EXPECT_EQ(policies.record(40, 4096).now(), CachePolicy::kCached);
   policies.record(0, 4096).now(CachePolicy::kPast);
@@ -175,7 +175,7 @@ bool tries_both(const std::vector<CachePolicy>& policies) {
 }
 
 /// Each rank must follow the leader, or it would be slow because of the others' policy and attribute that to its own.
-TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
+TEST(CachePolicy, AllRanksUseTheSamePolicyInEveryOperation) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
   for (const HostAlgorithm& row : kHostAlgorithms) {
     if (row.through == Through::kFlags || (is_rooted(row.collective) && !row.waits_for_all)) continue;

@@ -81,7 +81,7 @@ TEST(DriverLibrary, DescribesTheDriversFacts) {
 }
 
 /// Every kind of memory through the driver's exported functions: created, exported, imported, written and read.
-TEST(DriverLibrary, EachKindGoesThrough) {
+TEST(DriverLibrary, EachKindWorks) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
   constexpr size_t kBytes = 4 << 20;
   for (const ShareKind kind : {ShareKind::kFd, ShareKind::kIpc}) {
@@ -141,7 +141,7 @@ TEST(DriverLibrary, FlushesWritesOfNetworkCards) {
   EXPECT_EQ(query("fake_depth"), 0);
 }
 
-TEST(DriverLibrary, MulticastGoesThroughWhereTheGpuHasIt) {
+TEST(DriverLibrary, MulticastWorksWhereTheGpuHasIt) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
   constexpr size_t kGranule = 2 << 20;
   size_t granularity = 0;

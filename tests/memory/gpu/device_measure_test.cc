@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 using PeerAccess = FakeDriver::PeerAccess;
 
-TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
+TEST(DeviceMeasure, ReportsSpeedAndLatencyAndReleasesEverything) {
   const auto driver = std::make_shared<FakeDriver>(2);
   const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)));
   EXPECT_EQ(speed.why_not, "");

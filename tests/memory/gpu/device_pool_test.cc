@@ -226,7 +226,7 @@ TEST(PeerPool, FollowsAPoolThatGrows) {
   }
 }
 
-TEST(PeerPool, GivesAllBackWhenNobodyKeepsIt) {
+TEST(PeerPool, IsUnmappedByItsLastUser) {
   const int before = open_fds();
   {
     Process mine(1), theirs(1);

@@ -35,7 +35,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(Arena, SpansAreZeroedApartAndGivenBack) {
+TEST(Arena, SpansAreZeroedAndDisjointAndReused) {
   Arena arena;
   std::mt19937 random(1);
   std::vector<Span> spans;
@@ -153,7 +153,7 @@ TEST(Leases, RequestGetsALeaseThoughNoHolderReleases) {
   EXPECT_LE(arena.used(), 2 * M + holders.size() * LeasePool::kSmallest);
 }
 
-TEST(Leases, NobodyGivesUpForMoreThanTheLeast) {
+TEST(Leases, ARequestTakesTheFreePartIfThatIsEnough) {
   Arena arena;
   LeasePool pool(arena, 4 * M);
   Holder first, second;
@@ -213,9 +213,9 @@ TEST(PeerProcesses, SeeEachOthersMemoryAndEnd) {
     ASSERT_EQ(read(pipes[0], &info, sizeof info), ssize_t(sizeof info));
     const auto here = ShmRegistry::here();
     IpcSocket ipc(*here);
-    const auto met = ipc.fetch({{info.id, info.socket, info.pid}}, Deadline::after(milliseconds(20'000)));
-    ASSERT_EQ(met.size(), 1u);
-    const std::shared_ptr<PeerProcess> process = met.begin()->second;
+    const auto fetched = ipc.fetch({{info.id, info.socket, info.pid}}, Deadline::after(milliseconds(20'000)));
+    ASSERT_EQ(fetched.size(), 1u);
+    const std::shared_ptr<PeerProcess> process = fetched.begin()->second;
     EXPECT_STREQ(reinterpret_cast<const char*>(process->at(0)), "hello");
     EXPECT_FALSE(process->dead());
     EXPECT_EQ(here->find(info.id), process);
@@ -360,39 +360,39 @@ void forbid_pidfd_open() {
   ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-/// Two processes that meet: they share this memory.
-struct Meeting {
+/// Memory of two processes that fetch each other's arenas.
+struct SharedState {
   ArenaId ids[2];
   char sockets[2][64];
   pid_t pids[2];  ///< as each sees its own
-  std::atomic<int> here[2], met[2];
+  std::atomic<int> here[2], fetched[2];
   std::atomic<int> verdict;  ///< of the inner process: 1 if it counts the outer one as alive, else 2
 };
 
-std::shared_ptr<PeerProcess> meet(Meeting& meeting, int me, IpcSocket& ipc) {
+std::shared_ptr<PeerProcess> fetch_peer(SharedState& shared_state, int me, IpcSocket& ipc) {
   const auto here = ShmRegistry::here();
-  meeting.ids[me] = here->arena().id();
-  std::strncpy(meeting.sockets[me], ipc.name().c_str(), sizeof meeting.sockets[me] - 1);
-  meeting.pids[me] = getpid();
-  meeting.here[me] = 1;
+  shared_state.ids[me] = here->arena().id();
+  std::strncpy(shared_state.sockets[me], ipc.name().c_str(), sizeof shared_state.sockets[me] - 1);
+  shared_state.pids[me] = getpid();
+  shared_state.here[me] = 1;
   const int other = 1 - me;
   const auto both = [&](std::atomic<int>(&flags)[2]) {
     return eventually(milliseconds(20'000), [&] { return ipc.serve(milliseconds(1)), flags[other] == 1; });
   };
-  if (!both(meeting.here)) return nullptr;
-  const ArenaId& id = meeting.ids[other];
-  const auto met =
-      ipc.fetch({{id, meeting.sockets[other], meeting.pids[other]}}, Deadline::after(milliseconds(20'000)));
-  meeting.met[me] = 1;
-  return both(meeting.met) ? met.at(id) : nullptr;
+  if (!both(shared_state.here)) return nullptr;
+  const ArenaId& id = shared_state.ids[other];
+  const auto fetched =
+      ipc.fetch({{id, shared_state.sockets[other], shared_state.pids[other]}}, Deadline::after(milliseconds(20'000)));
+  shared_state.fetched[me] = 1;
+  return both(shared_state.fetched) ? fetched.at(id) : nullptr;
 }
 
 /// Two containers of a pod whose seccomp profile has no pidfd_open. One process sees the other, by another pid than the
 /// other's own; the other does not see the first.
 TEST(PeerProcesses, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  void* const shared = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  Meeting& meeting = *new (shared) Meeting{};
+  void* const shared = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  SharedState& shared_state = *new (shared) SharedState{};
   const pid_t probe = fork();
   if (probe == 0) _exit(unshare(CLONE_NEWPID) == 0 ? 0 : 1);
   int status = 0;
@@ -406,52 +406,52 @@ TEST(PeerProcesses, OfAnotherPidNamespaceAreNotTakenForOtherProcesses) {
     if (inner == 0) {
       const auto own = ShmRegistry::here();
       IpcSocket ipc(*own);
-      const auto outer = meet(meeting, 1, ipc);
+      const auto outer = fetch_peer(shared_state, 1, ipc);
       const bool alive = outer && !outer->dead() && outer->process().state().empty() && !outer->exit_status().known();
-      meeting.verdict = alive && getpid() == 1 ? 1 : 2;
+      shared_state.verdict = alive && getpid() == 1 ? 1 : 2;
       for (;;) pause();
     }
     IpcSocket ipc(*here);
-    const auto process = meet(meeting, 0, ipc);
+    const auto process = fetch_peer(shared_state, 0, ipc);
     ASSERT_TRUE(process);
     EXPECT_EQ(process->pid(), 1);
     EXPECT_FALSE(process->dead());
-    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return meeting.verdict != 0; }));
-    EXPECT_EQ(meeting.verdict, 1);
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return shared_state.verdict != 0; }));
+    EXPECT_EQ(shared_state.verdict, 1);
     kill(inner, SIGKILL);
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return process->dead(); }));
     EXPECT_EQ(process->exit_status(), (nvx::ExitStatus{nvx::ExitStatus::How::kKilled, 9}));
     EXPECT_EQ(waitpid(inner, nullptr, 0), inner);
   });
-  munmap(shared, sizeof(Meeting));
+  munmap(shared, sizeof(SharedState));
 }
 
 /// A process that calls exec() keeps its pid, and its memory is gone. Its own child has inherited all of its
 /// descriptors.
 TEST(PeerProcesses, AProcessThatRunsAnotherProgramHasEnded) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  void* const shared = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  Meeting& meeting = *new (shared) Meeting{};
+  void* const shared = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  SharedState& shared_state = *new (shared) SharedState{};
   all_end_well(1, [&](int) {
     const auto here = ShmRegistry::here();
     const pid_t child = fork();
     if (child == 0) {
       const auto own = ShmRegistry::here();
       IpcSocket ipc(*own);
-      (void)meet(meeting, 1, ipc);
+      (void)fetch_peer(shared_state, 1, ipc);
       if (fork() == 0) _exit(int(sleep(1)));
       execlp("sleep", "sleep", "20", nullptr);
       _exit(1);
     }
     IpcSocket ipc(*here);
-    const auto process = meet(meeting, 0, ipc);
+    const auto process = fetch_peer(shared_state, 0, ipc);
     ASSERT_TRUE(process);
     EXPECT_TRUE(eventually(milliseconds(2'000), [&] { return process->dead(); }));
     EXPECT_EQ(text_of(process->exit_status(), "<", ">"), "<exec of another program>");
     EXPECT_EQ(kill(child, SIGKILL), 0) << "the process itself lives";
     EXPECT_EQ(waitpid(child, nullptr, 0), child);
   });
-  munmap(shared, sizeof(Meeting));
+  munmap(shared, sizeof(SharedState));
 }
 
 /// The state change of a process, once there is one.

@@ -274,19 +274,19 @@ TEST(Flood, OfEachIpcSocketDoesNotKeepRanksApart) {
       if (r != rank) wanted.push_back({infos[size_t(r)].arena, infos[size_t(r)].socket, infos[size_t(r)].pid});
     }
     const auto began = Clock::now();
-    const auto met = ipc.fetch(wanted, Deadline::after(seconds(30)));
-    std::printf("rank %d met the others after %lld ms\n", rank,
+    const auto fetched = ipc.fetch(wanted, Deadline::after(seconds(30)));
+    std::printf("rank %d fetched the other arenas after %lld ms\n", rank,
                 (long long)std::chrono::duration_cast<milliseconds>(Clock::now() - began).count());
-    for (const auto& [id, process] : met) *process->at(span.offset + size_t(rank)) = std::byte(1);
-    const auto all_met = [&] {
+    for (const auto& [id, process] : fetched) *process->at(span.offset + size_t(rank)) = std::byte(1);
+    const auto all_have_written = [&] {
       for (int r = 0; r < kRanks; ++r) {
         if (r != rank && *here->arena().at(span.offset + size_t(r)) != std::byte(1)) return false;
       }
       return true;
     };
     const Deadline deadline = Deadline::after(seconds(30));
-    while (!all_met() && !deadline.passed(Clock::now())) ipc.serve(milliseconds(1));
-    EXPECT_TRUE(all_met());
+    while (!all_have_written() && !deadline.passed(Clock::now())) ipc.serve(milliseconds(1));
+    EXPECT_TRUE(all_have_written());
   });
 }
 
@@ -312,7 +312,7 @@ TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsReported) {
   EXPECT_LT(Clock::now() - began, seconds(5));
 }
 
-TEST(Flood, OfAPoolServerKeepsNobodyOut) {
+TEST(Flood, OfAPoolServerBlocksNoRank) {
   if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
   Process mine(1), theirs(1);
   (void)theirs.registry->pool(0).allocate(2 * M);

@@ -444,7 +444,7 @@ TEST_F(Tcp, ConnectionsWaitForAFreeDescriptor) {
     EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == 1; }));
     line.send(2);
   });
-  const PeerId peer = child.meet(a);
+  const PeerId peer = child.exchange_addresses(a);
   EXPECT_EQ(child.line.receive_number(), 1u);
   a.send(peer, 100);
   EXPECT_TRUE(drive(a, [&] { return a.all_done_once(); }));

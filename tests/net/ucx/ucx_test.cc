@@ -57,7 +57,7 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsReported) {
     line.send(2);
   });
   End end(open_ucx());
-  const PeerId peer = child.meet(end);
+  const PeerId peer = child.exchange_addresses(end);
   EXPECT_EQ(child.line.receive_number(), 1u);
   end.send(peer, 100);
   auto answer = std::async(std::launch::async, [&] { return child.line.receive_number(); });
@@ -74,7 +74,7 @@ TEST_F(Ucx, APostToAPeerThatHasNotAcceptedTheConnectionCanBeCancelled) {
     for (const EventLog::Message& message : end.log.messages) EXPECT_EQ(message.body.size(), 100u);
   });
   End end(open_ucx());
-  const PeerId peer = child.meet(end);
+  const PeerId peer = child.exchange_addresses(end);
   child.send_signal(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(50));
   end.send(peer, 100, 1);
