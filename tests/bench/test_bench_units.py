@@ -360,10 +360,10 @@ def test_every_goal_can_be_met_by_what_the_parts_measure():
 
 
 def test_the_table_of_goals_covers_every_collective():
-    promised = {(goal.what, goal.ranks) for goal in goals.COLLECTIVE_GOALS}
-    assert {what for what, ranks in promised if ranks == 2} == set(collectives.COLLECTIVES)
+    covered = {(goal.what, goal.ranks) for goal in goals.COLLECTIVE_GOALS}
+    assert {what for what, ranks in covered if ranks == 2} == set(collectives.COLLECTIVES)
     crowded = {"all_reduce", "all_gather", "reduce_scatter", "barrier"}
-    assert {what for what, ranks in promised if ranks == 4} == crowded
+    assert {what for what, ranks in covered if ranks == 4} == crowded
 
 
 def test_memory_verdicts():

@@ -79,7 +79,7 @@ def pretend(spec):
 
 
 def declare(backend: str) -> None:
-    """Tells the tests the backend's features; tests skip a backend that they do not know."""
+    """Declares the backend's features to the tests; tests skip a backend that they do not know."""
     from torch.testing._internal.common_distributed import DistTestCases
 
     features = DistTestCases.backend_feature

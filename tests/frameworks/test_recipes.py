@@ -44,7 +44,7 @@ BY_NAME = {
     "ray_train": 0,  # starts them itself
     "torchrec_tables": 2,
 }
-TOLD = re.compile(r"gloo ([\d.]+) ms, nvx ([\d.]+) ms a step, gloo / nvx ([\d.]+), weights equal(?:: (\w+))?")
+SUMMARY = re.compile(r"gloo ([\d.]+) ms, nvx ([\d.]+) ms a step, gloo / nvx ([\d.]+), weights equal(?:: (\w+))?")
 
 
 def missing(package):
@@ -126,7 +126,7 @@ def test_the_lines_are_those_of_the_scripts():
 def test_recipe(name, record_property, results, tmp_path):
     skip_without(name)
     line = next(line for line in run(EXAMPLES / f"{name}.py").splitlines() if line.startswith(f"{name}: gloo "))
-    gloo, nvx, ratio, digest = TOLD.search(line).groups()
+    gloo, nvx, ratio, digest = SUMMARY.search(line).groups()
     record_property("result", line)
     print(f"\n{line}")
     if name in BY_NAME:

@@ -21,7 +21,7 @@ def kill_the_last(cluster, groups, waits, **more):
 
 # Rank 3 dies. A rank that waits for it fails; the others wait for each other in groups without it.
 CHAINS = {
-    "its neighbour": ([[2, 3], [0, 2], [0, 1]], [[1, 2], [2, 0], [0, 3], None]),
+    "a rank of its host": ([[2, 3], [0, 2], [0, 1]], [[1, 2], [2, 0], [0, 3], None]),
     "a rank of the other host": ([[1, 3], [0, 1], [0, 2]], [[1, 1], [0, 3], [2, 0], None]),
 }
 
@@ -30,7 +30,7 @@ CHAINS = {
 @pytest.mark.parametrize("first", CHAINS)
 def test_first_failed_rank_is_named_in_all_groups(cluster, first, killed):
     groups, waits = CHAINS[first]
-    ends = 2 if first == "its neighbour" else 1
+    ends = 2 if first == "a rank of its host" else 1
     kill_the_last(cluster, groups, waits, killed=[ends] if killed else [])
     report = cluster.results(without=(3, *([ends] if killed else [])))
     for rank in {0, 1, 2} - ({ends} if killed else set()):

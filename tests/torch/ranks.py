@@ -70,7 +70,7 @@ SEVERAL_HOSTS = HOSTS > 1 or bool(NAMESPACES)
 one_host = pytest.mark.skipif(
     SEVERAL_HOSTS, reason="between hosts every host rounds once: the bits are not those of rank order"
 )
-only_nvx = pytest.mark.skipif(not OVER_NVX, reason=f"{BACKEND} does not promise this")
+only_nvx = pytest.mark.skipif(not OVER_NVX, reason=f"{BACKEND} does not guarantee this")
 
 
 @dataclass
