@@ -228,7 +228,7 @@ std::string Liveness::how_lost(uint64_t global_rank) {
   return lost.empty() ? "" : noted.description + " is lost: " + lost;
 }
 
-std::string Liveness::whereabouts(uint64_t global_rank) const {
+std::string Liveness::location(uint64_t global_rank) const {
   const auto it = ranks_.find(global_rank);
   if (it == ranks_.end()) return "";
   const auto is_member = [](const NotedRank& m) { return !m.membership.expired(); };

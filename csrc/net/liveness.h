@@ -63,7 +63,7 @@ class Liveness {
   /// empty text.
   std::string how_lost(uint64_t global_rank);
   /// Where a rank that has been noted runs: "(pid 4711, host a01)". Empty if it has not been noted.
-  std::string whereabouts(uint64_t global_rank) const;
+  std::string location(uint64_t global_rank) const;
   /// The name of a peer, if a group has recorded one; that group may be gone.
   std::string name_of(PeerId peer, const std::string& otherwise = "a process on another host") const;
 

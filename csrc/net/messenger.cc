@@ -197,19 +197,19 @@ void Messenger::drive_or_pause() {
 }
 
 bool Messenger::await_end(const std::function<int()>& open, const std::function<void()>& disconnect) {
-  constexpr std::chrono::milliseconds kTimeout{200}, kMost{3000}, kAfterSevering{2000};
-  auto bound = Clock::now() + kMost, patient = Clock::now() + kTimeout;
+  constexpr std::chrono::milliseconds kTimeout{200}, kMost{3000}, kAfterDisconnect{2000};
+  auto end = Clock::now() + kMost, idle_end = Clock::now() + kTimeout;
   // A slow link is not a dead one: the wait goes on while the number decreases.
-  for (int left = open(); left != 0 && Clock::now() < std::min(patient, bound);) {
+  for (int left = open(); left != 0 && Clock::now() < std::min(idle_end, end);) {
     drive_or_pause();
     const int now = open();
-    if (now < left) patient = Clock::now() + kTimeout;
+    if (now < left) idle_end = Clock::now() + kTimeout;
     left = now;
   }
   if (open() == 0) return true;
   disconnect();
-  bound = Clock::now() + kAfterSevering;
-  while (open() != 0 && Clock::now() < bound) drive_or_pause();
+  end = Clock::now() + kAfterDisconnect;
+  while (open() != 0 && Clock::now() < end) drive_or_pause();
   return open() == 0;
 }
 

@@ -103,7 +103,7 @@ def check_variables():
         for name, default, _, _, fault in rows
         if fault
     ]
-    wrong += [f"{name} is not a variable of nvx ({hint})" for name, hint in module.config_strays()]
+    wrong += [f"{name} is not a variable of nvx ({hint})" for name, hint in module.config_unknown()]
     level, best = os.environ.get("NVX_CPU_LEVEL", "").lower(), module.build_info()["cpu_level"]
     if level in ("base", "v3", "v4") and level != best:
         wrong.append(f"NVX_CPU_LEVEL={level} is not supported by this machine: {best} is used")

@@ -62,7 +62,7 @@ PARTS_OF = {
     "net/tcp/tcp.cc": """TcpLink::add TcpLink::accept TcpLink::make_room_for_pending TcpLink::reap_incoming
         TcpLink::note_end TcpLink::handle""",
     "net/tcp/tcp_outgoing.cc": """Outgoing::fail Outgoing::advance Outgoing::receive_some Outgoing::send_proof
-        Outgoing::receive_welcome Outgoing::check_for_end""",
+        Outgoing::receive_accepted Outgoing::check_for_end""",
     "net/ucx/ucx.cc": """UcxLink::add UcxLink::on_message UcxLink::on_control UcxLink::handle UcxLink::connect_back
         UcxLink::lose UcxLink::drop""",
 }

@@ -98,12 +98,12 @@ void receive_messages(FuzzedDataProvider& from) {
   if (holds_key) {
     const ClientHello hello{.from = kPeer, .to = kSelf};
     Answer answer;
-    Welcome welcome;
+    Accepted accepted;
     send_all(theirs.get(), &hello, sizeof hello);
     require(incoming.read(taker, scratch) && receive_whole(theirs.get(), answer));
     const Proof proof{mac_of(Role::kConnects, hello, answer.challenge, key())};
     send_all(theirs.get(), &proof, sizeof proof);
-    require(incoming.read(taker, scratch) && receive_whole(theirs.get(), welcome) && incoming.authenticated());
+    require(incoming.read(taker, scratch) && receive_whole(theirs.get(), accepted) && incoming.authenticated());
   }
   for (int step = 0; step < 40 && from.remaining_bytes() > 0; ++step) {
     std::string text = make_up(from);

@@ -367,8 +367,8 @@ TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
     EXPECT_TRUE(rank < 2 || eventually(milliseconds(10'000), [&] { return over.load(); }));
     const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 200 : 400), /*name_all=*/true);
     EXPECT_FALSE(status.ok());
-    std::string where = group.topology().whereabouts(0);  // the same for all ranks, because they are threads
-    where.back() = ',';                                   // the last call follows
+    std::string where = group.topology().location(0);  // the same for all ranks, because they are threads
+    where.back() = ',';                                // the last call follows
     if (rank == 0) {
       EXPECT_CONTAINS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
       EXPECT_CONTAINS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +

@@ -18,7 +18,7 @@ constexpr const char* kAfterAStop =
 
 }  // namespace
 
-std::string contrast(const Called& one, const Called& other) {
+std::string describe_difference(const Called& one, const Called& other) {
   const kernel::Fingerprint &a = one.what, &b = other.what;
   const std::string first = nvx::describe(a), second = nvx::describe(b);
   std::string text = one.name + " called " + first + ", " + other.name + " called " + second;
@@ -63,11 +63,11 @@ Failure Diagnosis::bad_message(const std::string& peer, const std::string& what,
   return {Code::kMismatch, peer + " sends data that belongs to no message of " + what, context};
 }
 
-Failure Diagnosis::timeout(const std::string& what, const std::string& after, const std::string& whom, size_t ranks,
+Failure Diagnosis::timeout(const std::string& what, const std::string& after, const std::string& awaited, size_t ranks,
                            const std::string& cycle, const std::string& context) const {
   return {.code = Code::kTimeout,
           .cause = "timed out in " + what + " of group " + group_ + (after.empty() ? "" : " after " + after) +
-                   ", waiting for " + whom + (cycle.empty() ? "" : "; cycle of waits: " + cycle),
+                   ", waiting for " + awaited + (cycle.empty() ? "" : "; cycle of waits: " + cycle),
           .context = context,
           .advice = cycle.empty()
                         ? see_logs_of(ranks, "init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout")

@@ -31,7 +31,7 @@ struct Called {
   kernel::Fingerprint what;
 };
 /// "A called X, B called Y", and the difference if the two texts do not show it.
-std::string contrast(const Called& one, const Called& other);
+std::string describe_difference(const Called& one, const Called& other);
 
 /// Byte counts that do not match: `mine` bytes expected here, `theirs` sent by `peer`.
 struct ByteCounts {
@@ -62,8 +62,9 @@ class Diagnosis {
                  const std::string& context) const;
   Failure bad_lease(const std::string& peer, const std::string& context) const;
   Failure bad_message(const std::string& peer, const std::string& what, const std::string& context) const;
-  /// `after`: "1.50 s", empty if unknown; `whom`: names of `ranks` ranks (0: unknown); `cycle`: of `cycle_of_waits()`.
-  Failure timeout(const std::string& what, const std::string& after, const std::string& whom, size_t ranks,
+  /// `after`: "1.50 s", empty if unknown; `awaited`: names of `ranks` ranks (0: unknown); `cycle`: of
+  /// `cycle_of_waits()`.
+  Failure timeout(const std::string& what, const std::string& after, const std::string& awaited, size_t ranks,
                   const std::string& cycle, const std::string& context) const;
   Failure no_memory(const std::string& what) const;
 

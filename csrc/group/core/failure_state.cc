@@ -48,11 +48,11 @@ Failure with_other_failure(Failure failure, const Members& members, net::GroupPo
 
 /// Describes a cycle of two waits: a rank of another host for which this one waits gave up a wait of another group for
 /// this rank, while this wait was in progress. Empty if there is none.
-std::string cycle_between_hosts(const Members& members, net::GroupPort* port, const Awaited& whom,
+std::string cycle_between_hosts(const Members& members, net::GroupPort* port, const Awaited& awaited,
                                 const std::string& call, Clock::time_point began) {
   constexpr std::chrono::milliseconds kOnTheWay{100};  // a report may arrive late, and this wait have begun meanwhile
   const auto name = [&](int rank) { return "rank " + std::to_string(members.global_rank(rank)); };
-  for (const int rank : port ? whom.ranks : std::vector<int>()) {
+  for (const int rank : port ? awaited.ranks : std::vector<int>()) {
     if (members.local_rank_of(rank) >= 0) continue;
     MutexLock lock(port->mutex());
     const auto gave_up = port->gave_up_wait_at(rank);
@@ -312,26 +312,28 @@ void FailureState::waited(int local_rank, Clock::time_point began, Clock::durati
   if (began > Clock::time_point()) status_.waited(rank, began);
 }
 
-Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {
+Status FailureState::explain_wait(Waited how, const Awaited& awaited, const std::string& what,
+                                  const Deadline& deadline) {
   const std::string waited = seconds(deadline);
-  const int first = whom.ranks.empty() ? -1 : whom.ranks.front();
+  const int first = awaited.ranks.empty() ? -1 : awaited.ranks.front();
   if (how == Waited::kTimedOut) status_.gave_up(first, members_.pid_of(first), what, deadline.start);
   if (how == Waited::kTimedOut && port_ && !failed() && reported_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed()) {
     const Status first = failure();
     const bool named =
-        whom.names.empty() || whom.ranks == std::vector{first.failure().lost_rank};  // in the first words
-    return with_context(first, diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + whom.names));
+        awaited.names.empty() || awaited.ranks == std::vector{first.failure().lost_rank};  // in the first words
+    return with_context(first,
+                        diagnosis_.context(what) + ", waited " + waited + (named ? "" : " for " + awaited.names));
   }
-  std::string names = whom.names, before;
-  if (names.empty()) names = whom.ranks.empty() ? "the peers" : members_.topology.describe(whom.ranks.front());
-  for (const int rank : whom.ranks) {
+  std::string names = awaited.names, before;
+  if (names.empty()) names = awaited.ranks.empty() ? "the peers" : members_.topology.describe(awaited.ranks.front());
+  for (const int rank : awaited.ranks) {
     names += silence_of(members_, port_, rank);
     if (before.empty()) before = other_failure_of(members_, port_, rank);
   }
-  std::string cycle = cycle_of_waits(members_, whom, what, deadline.start);
-  if (cycle.empty() && !whom.called) cycle = cycle_between_hosts(members_, port_, whom, what, deadline.start);
-  Failure failure = diagnosis_.timeout(what, waited, names, whom.ranks.size(), cycle, diagnosis_.me());
+  std::string cycle = cycle_of_waits(members_, awaited, what, deadline.start);
+  if (cycle.empty() && !awaited.called) cycle = cycle_between_hosts(members_, port_, awaited, what, deadline.start);
+  Failure failure = diagnosis_.timeout(what, waited, names, awaited.ranks.size(), cycle, diagnosis_.me());
   if (const pid_t pid = members_.pid_of(first); cycle.empty() && pid != 0) {
     const std::string name = members_.rank_name(first), number = std::to_string(pid);
     if (members_.is_stopped(first)) {
@@ -341,7 +343,7 @@ Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::st
     }
   }
   failure.before = before;
-  if (!whom.called) failure.awaited = whom.ranks;
+  if (!awaited.called) failure.awaited = awaited.ranks;
   return fail(std::move(failure));
 }
 

@@ -88,8 +88,8 @@ class FailureState final : public Watch {
   void sleeps(int local_rank) override;
   void waited(int local_rank, Clock::time_point began, Clock::duration slept) override;
   void record_abort(int local_rank, Clock::duration grace);
-  /// The status of a wait that ended without success. An empty `whom`: any rank.
-  Status explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline);
+  /// The status of a wait that ended without success. An empty `awaited`: any rank.
+  Status explain_wait(Waited how, const Awaited& awaited, const std::string& what, const Deadline& deadline);
   /// How long a wait that has timed out waits for a report of a rank that can name the missing one more exactly.
   void set_report_grace(std::chrono::milliseconds span) { report_grace_.store(span, std::memory_order_relaxed); }
 

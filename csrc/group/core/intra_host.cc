@@ -192,15 +192,15 @@ Status IntraHost::explain(const kernel::Verdict& v, const Operation& o, const De
       const std::string where = (epoch == channel_.epoch() ? " at " : " before ") + number;
       const Called mine{diagnosis.self(), members_.own_pad().recent(epoch)};
       const Called theirs{peer, members_.pad(v.peer).recent(epoch)};
-      return core_.failures.fail(diagnosis.mismatch(where, contrast(mine, theirs), context));
+      return core_.failures.fail(diagnosis.mismatch(where, describe_difference(mine, theirs), context));
     }
     case kernel::Verdict::Cause::kCounts:
       return core_.failures.fail(diagnosis.counts(" at " + number, what, {peer, v.mine, v.theirs}, context));
     case kernel::Verdict::Cause::kBadLease: return core_.failures.fail(diagnosis.bad_lease(peer, context));
     default: {
-      Awaited whom = missing_ranks();
-      if (whom.ranks.empty() && v.peer >= 0) whom.ranks = {members_.here()[size_t(v.peer)]};
-      return core_.failures.explain_wait(v.how, whom, what + " " + number, deadline);
+      Awaited awaited = missing_ranks();
+      if (awaited.ranks.empty() && v.peer >= 0) awaited.ranks = {members_.here()[size_t(v.peer)]};
+      return core_.failures.explain_wait(v.how, awaited, what + " " + number, deadline);
     }
   }
 }
@@ -245,7 +245,8 @@ void IntraHost::warn_of_differing_calls() const {
     const kernel::Fingerprint mine = members_.own_pad().recent(parted), other = members_.pad(s).recent(parted);
     if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
     if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // the peer may overwrite this record now
-    const std::string how = contrast({core_.diagnosis.self(), mine}, {members_.describe_local_rank(s), other});
+    const std::string how =
+        describe_difference({core_.diagnosis.self(), mine}, {members_.describe_local_rank(s), other});
     NVX_LOG(kWarn, "%s",
             Status(core_.diagnosis.mismatch(", noticed when this rank left it", how, "")).reason().c_str());
     return;

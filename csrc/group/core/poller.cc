@@ -28,11 +28,11 @@ void Poller::poll() {
     Seen seen = progress_();
     MutexLock lock(mutex_);
     const bool more = seen.more || woken_;
-    const bool relieved = !more || (seen.act && find_thread());
+    const bool is_over = !more || (seen.act && find_thread());
     if (!more) polling_ = false;
     lock.unlock();
     if (seen.act) seen.act(), polls = 0;
-    if (relieved) return;
+    if (is_over) return;
     std::this_thread::sleep_for(polls < kOften ? pace_.first : pace_.later);
   }
 }

@@ -125,14 +125,14 @@ class Search {
 
 }  // namespace
 
-std::string cycle_of_waits(const Members& members, const Awaited& whom, const std::string& call,
+std::string cycle_of_waits(const Members& members, const Awaited& awaited, const std::string& call,
                            Clock::time_point began) {
   const std::string name = call.substr(0, call.find_first_of("( "));
   // A rank that gives up now, or is between two sleeps, shows its wait in a moment.
   for (int attempt = 0; attempt < 3; ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     Search search;
-    for (const int rank : whom.ranks) {
+    for (const int rank : awaited.ranks) {
       const pid_t pid = members.pid_of(rank);
       if (pid != 0 && search.follow({.group = members.id,
                                      .rank = rank,

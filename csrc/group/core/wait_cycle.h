@@ -14,7 +14,7 @@ namespace nvx {
 ///
 /// Each wait of a cycle was in progress at one moment, so only timeouts ended it. Waits of one group's collectives
 /// alone are no cycle: a rank that was stopped in one has not seen yet that its wait is over.
-std::string cycle_of_waits(const Members& members, const Awaited& whom, const std::string& call,
+std::string cycle_of_waits(const Members& members, const Awaited& awaited, const std::string& call,
                            Clock::time_point began);
 
 }  // namespace nvx

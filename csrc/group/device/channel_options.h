@@ -36,7 +36,7 @@ struct ChannelOptions : MappingOptions {
   std::chrono::milliseconds drain_timeout{5000};  ///< the limit for kernels still in flight when this rank leaves
   /// Called now and then during waits of set-up; throws Error if they are pointless.
   std::function<void()> check_peers = [] {};
-  /// True once no peer's kernel can write to the memory that this rank has exported. Asked after this rank has left,
+  /// True once no peer's kernel can write to the memory that this rank has exported. Polled after this rank has left,
   /// possibly by threads of other groups; the memory is not reused before.
   std::function<bool()> peers_gone = [] { return false; };
   /// 1 + the offset of this range in this rank's pool, which peers may map; 0: not in it. Called at every launch.

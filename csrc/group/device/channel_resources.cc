@@ -209,7 +209,7 @@ bool ChannelResources::passes_trial(Bootstrap& bootstrap, kernel::KernelLauncher
     for (int r = 0; r < options_.ranks; ++r) {
       const PairVerdict& pair = verdict.peers[size_t(r)];
       const DevicePeer& peer = mappings_->peer(r);
-      if (!pair.fine()) registry_.distrust({peer.arena, peer.kind, options_.device}, pair.why);
+      if (!pair.fine()) registry_.mark_unusable({peer.arena, peer.kind, options_.device}, pair.why);
     }
     NVX_CHECK(!verdict.wrong, verdict.why);
     if (!verdict.no_multicast.empty()) give_up_multicast(verdict.no_multicast);

@@ -30,7 +30,7 @@ GpuLink link_between(const GpuFacts* own, const GpuFacts* other) {
 
 }  // namespace
 
-GpuLink link_to_peers(const PeerMappings& mappings, const ChannelOptions& options, std::chrono::milliseconds patience) {
+GpuLink link_to_peers(const PeerMappings& mappings, const ChannelOptions& options, std::chrono::milliseconds timeout) {
   GpuLink slowest = GpuLink::kOneGpu;
   std::optional<std::vector<GpuFacts>> gpus;
   for (int r = 0; r < options.ranks; ++r) {
@@ -38,7 +38,7 @@ GpuLink link_to_peers(const PeerMappings& mappings, const ChannelOptions& option
     std::optional<GpuLink> link = link_without_nvml(mappings.peer(r));
     if (!link && !gpus) {
       try {
-        gpus = call_or_throw<std::vector<GpuFacts>>("querying NVML for the links of GPUs", Deadline::after(patience),
+        gpus = call_or_throw<std::vector<GpuFacts>>("querying NVML for the links of GPUs", Deadline::after(timeout),
                                                     options.gpus);
       } catch (const std::exception& error) {
         gpus.emplace();

@@ -87,7 +87,7 @@ bool KernelExecutor::await_end(milliseconds most) {
 }
 
 bool KernelExecutor::settled() const {
-  const bool reported = captured_ == 0 && !unsure_ && finished() >= launched();
+  const bool reported = captured_ == 0 && !may_have_begun_ && finished() >= launched();
   return (reported || order_->ended()) && signals_have_ended();
 }
 
@@ -206,7 +206,7 @@ Status KernelExecutor::not_captured(const Status& status) const {
 Status KernelExecutor::refused(const Status& status, Begins begins, bool is_first) {
   if (begins == Begins::kInReplays) return not_captured(status);
   if (is_first && status.code() == Code::kInvalid) return status;
-  unsure_ = true;
+  may_have_begun_ = true;
   MutexLock lock(mutex_);
   if (!failure_.ok()) return failure_;
   Failure failure = reason_for("GPU " + std::to_string(resources_.options().device) + " of " + self() +
@@ -320,7 +320,7 @@ Failure KernelExecutor::mismatch(const DeviceVerdict& v, const std::string& cont
                                    peer + " had called another operation",
                                context);
   }
-  return diagnosis_.mismatch(" at " + what, contrast({self(), mine}, {peer, theirs}), context);
+  return diagnosis_.mismatch(" at " + what, describe_difference({self(), mine}, {peer, theirs}), context);
 }
 
 Status KernelExecutor::explain(const DeviceVerdict& v) {

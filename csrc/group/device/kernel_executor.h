@@ -130,7 +130,7 @@ class KernelExecutor {
   std::atomic<uint64_t> launched_;
   std::atomic<uint32_t> captured_{0};  // operations captured so far
   std::atomic<bool> failed_{false};
-  std::atomic<bool> unsure_{false};  // a refused launch may still have begun
+  std::atomic<bool> may_have_begun_{false};  // a refused launch may still have begun
 
   std::atomic<bool> finalized_{false};  // a launch that begins after it is set launches nothing
 

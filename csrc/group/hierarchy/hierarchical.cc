@@ -136,7 +136,7 @@ Status Hierarchical::explain_late_label(const Operation& o, const net::CallLabel
   if (own == late_label.label) return {};
   const std::string where = (late_label.op == op_ ? " at #" : " before #") + std::to_string(o.number);
   const Called theirs{members_.topology.describe(late_label.rank), fingerprint_of(late_label.label)};
-  const std::string how = own ? contrast({core_.diagnosis.self(), fingerprint_of(*own)}, theirs)
+  const std::string how = own ? describe_difference({core_.diagnosis.self(), fingerprint_of(*own)}, theirs)
                               : theirs.name + " called " + describe(theirs.what) + ", this rank another operation";
   return core_.failures.fail(core_.diagnosis.mismatch(where, how, ""));
 }
@@ -306,7 +306,8 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
   const std::string peer = v.rank >= 0 ? members_.topology.describe(v.rank) : "";
   switch (v.cause) {
     case Cause::kMismatch: {
-      const std::string how = contrast({diagnosis.self(), call.o.fingerprint()}, {peer, fingerprint_of(v.theirs)});
+      const std::string how =
+          describe_difference({diagnosis.self(), call.o.fingerprint()}, {peer, fingerprint_of(v.theirs)});
       return core_.failures.fail(diagnosis.mismatch(" at " + number, how, context));
     }
     case Cause::kCounts:

@@ -353,7 +353,7 @@ class AllGather final : public Slices {
 class InChunks final : public Slices {
  public:
   explicit InChunks(const Source& source) : Slices(source) {
-    cut_ = goes_in_chunks(o_.collective, o_.dtype, o_.count) ? nvx::cut(o_, facts_) : uncut(o_);
+    cut_ = goes_in_chunks(o_.collective, o_.dtype, o_.count) ? nvx::cut(o_, facts_) : unsplit(o_);
     slot_bytes_ = buffer_bytes(o_, cut_, rank_);
     by_kernels_ = false;
   }

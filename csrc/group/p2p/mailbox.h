@@ -20,7 +20,7 @@ namespace nvx {
 
 constexpr int kAnySource = -1;
 /// The size of a note, which is sent for each message that a delegate moves. It is unusual, so that the error of a
-/// mismatch can tell notes from other messages.
+/// mismatch can distinguish notes from other messages.
 constexpr size_t kNoteBytes = 41;
 /// The first tag of nvx's own messages. Torch's tags are ints, so they are lower.
 constexpr int64_t kOwnTags = int64_t(1) << 32;

@@ -183,7 +183,7 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
     if (message) peer = message->peer;
     may_be_remote = core_.port && (peer < 0 || is_remote(peer));
   }
-  const auto stirred = [&] {
+  const auto is_due = [&] {
     if (message && message->done()) {  // another thread delivers it, or this one must
       return message->over() || message->deliverer_.load(std::memory_order_relaxed) == std::thread::id() ||
              bell.value.load(std::memory_order_seq_cst) != seen;
@@ -196,9 +196,9 @@ void Mailbox::progress_once(Message* message, Progress& progress) {
   rules.deadline.end = std::min(rules.deadline.end, progress.next_check);
   if (may_be_remote) {
     (void)core_.port->messenger().wait(
-        stirred, [] {}, -1, rules);
+        is_due, [] {}, -1, rules);
   } else {
-    (void)nvx::wait(bell, stirred, -1, rules);
+    (void)nvx::wait(bell, is_due, -1, rules);
   }
 }
 

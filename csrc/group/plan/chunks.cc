@@ -124,7 +124,7 @@ size_t buffer_bytes(const Operation& o, const Cut& cut, int rank) {
   return round_up(stage_chunk(o, cut, 0, rank, nullptr).bytes, kCacheLine);
 }
 
-Cut uncut(const Operation& o) {
+Cut unsplit(const Operation& o) {
   size_t bytes = o.count * size_of(o.dtype);
   if (o.collective == Collective::kAllGather) bytes = o.recv.longest() * o.recv.size();
   if (o.collective == Collective::kReduceScatter) bytes = o.send.longest() * o.send.size();

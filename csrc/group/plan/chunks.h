@@ -43,7 +43,7 @@ struct StagedChunk {
 StagedChunk stage_chunk(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* buffer);
 size_t buffer_bytes(const Operation& operation, const Cut& cut, int rank);
 
-Cut uncut(const Operation& operation);
+Cut unsplit(const Operation& operation);
 /// Pure, and the same on every rank. A schedule between hosts may combine an element's terms in an order that depends
 /// on the element's position. Then chunks end where the schedule of the whole repeats, so the bits stay the same.
 Cut cut(const Operation& operation, const PlanFacts& facts);

@@ -270,9 +270,9 @@ GpuTopology query_gpus() {
   return query_gpus([] { return nvml_library(); }, std::chrono::seconds(10));
 }
 
-GpuTopology query_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience) {
+GpuTopology query_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds timeout) {
   try {
-    return call_or_throw<GpuTopology>("querying NVML for the GPUs", Deadline::after(patience),
+    return call_or_throw<GpuTopology>("querying NVML for the GPUs", Deadline::after(timeout),
                                       [open] { return query_gpus(*open()); });
   } catch (const Error& error) {
     GpuTopology nothing;

@@ -63,8 +63,8 @@ GpuTopology query_gpus(Nvml& nvml);
 /// The same for this machine. `none` has the reason if there is no driver or no GPU, or if the driver does not answer
 /// in time; these cases do not throw.
 GpuTopology query_gpus();
-/// The same for the Nvml that `open` returns, within `patience`.
-GpuTopology query_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience);
+/// The same for the Nvml that `open` returns, within `timeout`.
+GpuTopology query_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds timeout);
 
 /// Measures every pair and derives the warnings again. Devices of the driver are matched by bus. Each direction of a
 /// pair gets `each`, and all end soon after the deadline at the latest; `why_not` states why a direction was not

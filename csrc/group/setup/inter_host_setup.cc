@@ -31,7 +31,7 @@ bool knows_all(const GroupOptions& options) {
     if (r == options.rank || earlier_process(options, r)) continue;
     if (!messenger || size_t(r) >= options.global_ranks.size()) return false;
     MutexLock lock(messenger->mutex());
-    if (messenger->liveness().whereabouts(options.global_ranks[size_t(r)]).empty()) return false;
+    if (messenger->liveness().location(options.global_ranks[size_t(r)]).empty()) return false;
   }
   return true;
 }

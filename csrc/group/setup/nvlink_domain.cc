@@ -22,12 +22,12 @@ NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml) {
   throw Error(Code::kInvalid, "nvx: NVML does not list GPU " + facts.bus);
 }
 
-DomainInfo domain_info(int rank, std::function<NvlinkDomain()> query, std::chrono::milliseconds patience) {
+DomainInfo domain_info(int rank, std::function<NvlinkDomain()> query, std::chrono::milliseconds timeout) {
   DomainInfo info;
   info.rank = rank;
   try {
     const auto domain =
-        call_or_throw<NvlinkDomain>("querying NVML for the NVLink fabric", Deadline::after(patience), std::move(query));
+        call_or_throw<NvlinkDomain>("querying NVML for the NVLink fabric", Deadline::after(timeout), std::move(query));
     info.cluster = domain.cluster;
     info.clique = domain.clique;
   } catch (const std::exception& error) {

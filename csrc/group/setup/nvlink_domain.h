@@ -29,8 +29,8 @@ static_assert(sizeof(DomainInfo) == 120);
 NvlinkDomain domain_of(DeviceDriver& driver, int device, Nvml& nvml);
 
 /// The rank's DomainInfo, with the domain that `query` returns. If `query` throws Error, or does not return within
-/// `patience`, it has the reason instead.
-DomainInfo domain_info(int rank, std::function<NvlinkDomain()> query, std::chrono::milliseconds patience);
+/// `timeout`, it has the reason instead.
+DomainInfo domain_info(int rank, std::function<NvlinkDomain()> query, std::chrono::milliseconds timeout);
 
 /// The reason why the ranks are not in one domain, from the DomainInfo of each; empty if they are. A pure function: the
 /// same on all ranks. Throws Error if an info does not have this layout.

@@ -296,7 +296,7 @@ void SetUp::open_port() {
         };
       }
       messenger->liveness().note_rank(options_.global_ranks[size_t(r)], *port_->process_of(r), membership_,
-                                      topology.whereabouts(r), std::move(has_left));
+                                      topology.location(r), std::move(has_left));
     } catch (const Error& error) {
       Failure failure = error.failure();
       failure.cause += " (" + topology.describe(r) + ", seen from " + topology.describe(rank()) + ")";

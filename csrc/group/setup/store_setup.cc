@@ -299,7 +299,7 @@ std::string StoreSetUp::describe(int rank) {
   if (const auto messenger = messenger_of(options_);
       place.empty() && messenger && size_t(rank) < options_.global_ranks.size()) {
     MutexLock lock(messenger->mutex());
-    place = messenger->liveness().whereabouts(options_.global_ranks[size_t(rank)]);
+    place = messenger->liveness().location(options_.global_ranks[size_t(rank)]);
     if (!place.empty()) place = place.substr(1, place.size() - 2);
   }
   if (place.empty() && size_t(rank) < options_.processes.size()) place = options_.processes[size_t(rank)].place;
@@ -434,7 +434,7 @@ void check_for_deaths(const GroupOptions& options, int remote) {
   net::Liveness& liveness = messenger->liveness();
   const uint64_t global_rank = options.global_ranks[size_t(remote)];
   if (!options.whole_job && liveness.has_left_job(global_rank))
-    throw has_left(remote, job_name(options, remote) + " " + liveness.whereabouts(global_rank));
+    throw has_left(remote, job_name(options, remote) + " " + liveness.location(global_rank));
   end_if_lost(options, remote, liveness.how_lost(global_rank));
 }
 

@@ -318,13 +318,13 @@ std::vector<AddressPrefix> sources_of(const Hello& rank, const Hello& own) {
 }
 
 std::string Topology::host_warning() const {
-  for (size_t blind = 0; blind < ranks.size(); ++blind) {
-    if (ranks[blind].machine != 0) continue;
-    for (size_t seeing = 0; seeing < ranks.size(); ++seeing) {
-      const bool same_name = std::string(ranks[blind].host_name) == ranks[seeing].host_name;
-      if (ranks[seeing].machine == 0 || !same_name || host_of[blind] == host_of[seeing]) continue;
-      return describe(int(blind)) + " cannot read " + kBootId + ", so it counts as on another host than " +
-             describe(int(seeing));
+  for (size_t without_id = 0; without_id < ranks.size(); ++without_id) {
+    if (ranks[without_id].machine != 0) continue;
+    for (size_t with_id = 0; with_id < ranks.size(); ++with_id) {
+      const bool same_name = std::string(ranks[without_id].host_name) == ranks[with_id].host_name;
+      if (ranks[with_id].machine == 0 || !same_name || host_of[without_id] == host_of[with_id]) continue;
+      return describe(int(without_id)) + " cannot read " + kBootId + ", so it counts as on another host than " +
+             describe(int(with_id));
     }
   }
   return "";
@@ -373,6 +373,6 @@ std::string Topology::describe(int rank, const std::string& more) const {
   return described(rank_name(rank, global_ranks), place_of(ranks[size_t(rank)]) + more);
 }
 
-std::string Topology::whereabouts(int rank) const { return "(" + place_of(ranks[size_t(rank)]) + ")"; }
+std::string Topology::location(int rank) const { return "(" + place_of(ranks[size_t(rank)]) + ")"; }
 
 }  // namespace nvx

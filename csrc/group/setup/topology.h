@@ -102,7 +102,7 @@ struct Topology {
   /// "rank 3 (pid 4711, host a01)", or "rank 1 (global rank 3, pid 4711, host a01)" if the global rank differs. `more`
   /// follows inside the parentheses, such as ", stopped".
   std::string describe(int rank, const std::string& more = "") const;
-  std::string whereabouts(int rank) const;  ///< "(pid 4711, host a01)"
+  std::string location(int rank) const;  ///< "(pid 4711, host a01)"
   /// A warning if ranks with one host name count as two hosts, because one of them cannot read /proc; otherwise empty.
   std::string host_warning() const;
   static constexpr const char* kHostAdvice =

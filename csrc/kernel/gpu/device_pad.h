@@ -114,7 +114,7 @@ struct DeviceShape {
 
   /// The packs that these packets carry; a pack takes two packets.
   constexpr uint32_t packs() const { return packets / 2; }
-  constexpr bool sound() const {
+  constexpr bool is_valid() const {
     return ranks > 0 && ranks <= kMostRanks && blocks > 0 && blocks <= kMostBlocks && packets % 2 == 0 &&
            chunk_bytes > 0 && chunk_bytes % sizeof(Pack) == 0;
   }

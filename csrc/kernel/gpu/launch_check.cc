@@ -20,7 +20,7 @@ bool is_own(const Pieces& pieces) { return pieces.kind == Pieces::Kind::kOwn; }
 bool lacks_memory(const Piece& piece) { return piece.bytes != 0 && !piece.data; }
 
 const char* flaw(const DeviceChannel& channel) {
-  if (!channel.shape.sound())
+  if (!channel.shape.is_valid())
     return "its channel has an invalid shape: no ranks, no blocks, or a wrong size of packets or chunks";
   if (channel.rank >= channel.shape.ranks) return "its rank is not one of the channel's ranks";
   if (!channel.state || !channel.control) return "its channel has no memory";

@@ -62,7 +62,7 @@ class InContexts : public DeviceDriver {
     return in(device, [&] { return api_.cuMemImportFromShareableHandle(memory, handle, type); });
   }
 
-  static cuda::MulticastProperties team(ShareKind kind, int devices, size_t bytes) {
+  static cuda::MulticastProperties multicast_properties(ShareKind kind, int devices, size_t bytes) {
     const int handles = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
     return {unsigned(devices), bytes, static_cast<unsigned long long>(handles), 0};
   }
@@ -173,13 +173,13 @@ class DriverLibrary : public InContexts {
   }
 
   DriverCode multicast_granularity(int device, ShareKind kind, int devices, size_t* bytes) override {
-    const cuda::MulticastProperties wanted = team(kind, devices, 0);
+    const cuda::MulticastProperties wanted = multicast_properties(kind, devices, 0);
     return by_multicast(device, [&](const cuda::Multicast& api, cuda::Device) {
       return api.cuMulticastGetGranularity(bytes, &wanted, cuda::kGranularityMinimum);
     });
   }
   DriverCode create_multicast(int device, ShareKind kind, int devices, size_t bytes, DeviceMemory* object) override {
-    const cuda::MulticastProperties wanted = team(kind, devices, bytes);
+    const cuda::MulticastProperties wanted = multicast_properties(kind, devices, bytes);
     return by_multicast(
         device, [&](const cuda::Multicast& api, cuda::Device) { return api.cuMulticastCreate(object, &wanted); });
   }

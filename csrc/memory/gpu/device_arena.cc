@@ -109,15 +109,15 @@ void DeviceRegistry::adopt(const Import& import, const std::shared_ptr<DeviceReg
   imports_[import] = region;
 }
 
-void DeviceRegistry::distrust(const Import& import, const std::string& why) {
+void DeviceRegistry::mark_unusable(const Import& import, const std::string& why) {
   MutexLock lock(mutex_);
-  distrusted_[import] = why;
+  unusable_[import] = why;
 }
 
-std::string DeviceRegistry::distrusted(const Import& import) {
+std::string DeviceRegistry::why_unusable(const Import& import) {
   MutexLock lock(mutex_);
-  const auto it = distrusted_.find(import);
-  return it == distrusted_.end() ? "" : it->second;
+  const auto it = unusable_.find(import);
+  return it == unusable_.end() ? "" : it->second;
 }
 
 // --- the pools of the devices, and their socket

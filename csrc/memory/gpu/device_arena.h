@@ -117,9 +117,9 @@ class DeviceRegistry {
   /// Another rank's pool as this device sees it, mapped once for all groups, for as long as anyone holds it.
   std::shared_ptr<PeerPool> peer_pool(int device, const PoolOwner& owner) EXCLUDES(mutex_);
 
-  /// Marks an import that hung or corrupted data, not to be tried again. distrusted(): the reason, or an empty text.
-  void distrust(const Import& import, const std::string& why) EXCLUDES(mutex_);
-  std::string distrusted(const Import& import) EXCLUDES(mutex_);
+  /// Marks an import that hung or corrupted data, not to be tried again. why_unusable(): the reason, or an empty text.
+  void mark_unusable(const Import& import, const std::string& why) EXCLUDES(mutex_);
+  std::string why_unusable(const Import& import) EXCLUDES(mutex_);
 
  private:
   struct Pooled {
@@ -141,7 +141,7 @@ class DeviceRegistry {
   std::map<int, CreatedOnce<DeviceArena>> arenas_ GUARDED_BY(mutex_);  // entries are never removed
   std::map<int, ShareProbe> probes_ GUARDED_BY(mutex_);                // the last result for each device
   std::map<Import, std::weak_ptr<DeviceRegion>> imports_ GUARDED_BY(mutex_);
-  std::map<Import, std::string> distrusted_ GUARDED_BY(mutex_);
+  std::map<Import, std::string> unusable_ GUARDED_BY(mutex_);
   std::map<int, Pooled> pools_ GUARDED_BY(mutex_);  // entries are never removed
   struct Seen {
     int by;

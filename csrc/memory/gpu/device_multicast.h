@@ -27,7 +27,7 @@ class MulticastSpan {
   DevicePtr mine() const { return arena_.at(offset_); }
   size_t bytes() const;
 
-  /// Releases the memory once `gone` holds: then no kernel of a peer accesses it. Asked by any thread, at any time.
+  /// Releases the memory once `gone` holds: then no kernel of a peer accesses it. Called by any thread, at any time.
   void release_when(std::function<bool()> gone);
   /// Keeps the memory until the process ends, because a kernel may still access it.
   void keep();

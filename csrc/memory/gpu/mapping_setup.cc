@@ -220,7 +220,7 @@ PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) 
   const bool by_pointer = same_process(r) && kind != ShareKind::kHost;  // an arena and its fallback are two imports
   const DeviceRegistry::Import import{offer.arena, by_pointer ? ShareKind::kPointer : kind, options_.device};
   // Not tried again, so nothing can hang in it.
-  if (const std::string why = registry_.distrusted(import); !why.empty()) return {PairState::kRefused, why};
+  if (const std::string why = registry_.why_unusable(import); !why.empty()) return {PairState::kRefused, why};
   PairVerdict verdict;
   try {
     const auto region = same_process(r) ? open(r, kind) : this->import(r, kind, std::move(fd));
@@ -234,7 +234,7 @@ PairVerdict MappingSetup::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) 
     verdict = {error.code() == Code::kTimeout ? PairState::kHung : PairState::kRefused, error.reason()};
   }
   if (verdict.state == PairState::kHung || verdict.state == PairState::kCorrupt)
-    registry_.distrust(import, verdict.why + " (found by an earlier group)");
+    registry_.mark_unusable(import, verdict.why + " (found by an earlier group)");
   return verdict;
 }
 

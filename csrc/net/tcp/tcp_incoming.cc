@@ -92,9 +92,9 @@ void Incoming::answer() {
     std::memcpy(&proof, head_.data(), sizeof proof);
     authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, hello_, challenge_, key_));
     if (!authenticated_) return end(End::kBroken, "it did not prove that it holds the key");
-    const Welcome welcome;
-    if (send(fd(), &welcome, sizeof welcome, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof welcome))
-      end(End::kLeft, "it took no welcome");
+    const Accepted accepted;
+    if (send(fd(), &accepted, sizeof accepted, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof accepted))
+      end(End::kLeft, "it could not be sent the acceptance");
     return;
   }
   std::memcpy(&hello_, head_.data(), sizeof hello_);

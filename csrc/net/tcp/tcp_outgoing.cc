@@ -42,7 +42,7 @@ bool Outgoing::advance(uint32_t events) {
   const size_t posts = posts_.size(), sent = sent_;
   if (state_ == State::kConnecting) send_hello();
   if (state_ == State::kHelloSent) send_proof();
-  if (state_ == State::kProved) receive_welcome();
+  if (state_ == State::kProved) receive_accepted();
   if (state_ == State::kOpen && (before != State::kOpen || (events & ~uint32_t(EPOLLOUT)) != 0)) check_for_end();
   if (state_ == State::kOpen) flush();
   return state_ != before || posts_.size() != posts || sent_ != sent;
@@ -85,9 +85,9 @@ void Outgoing::send_proof() {
 }
 
 /// No message leaves before the peer has accepted the proof, so a connection that it gave up can be replaced.
-void Outgoing::receive_welcome() {
-  Welcome welcome;
-  if (receive_some(&welcome, sizeof welcome) == 0) return;
+void Outgoing::receive_accepted() {
+  Accepted accepted;
+  if (receive_some(&accepted, sizeof accepted) == 0) return;
   state_ = State::kOpen;
   was_open_ = true;
 }

@@ -44,7 +44,7 @@ class Outgoing final : public Socket {
  private:
   void send_hello();
   void send_proof();
-  void receive_welcome();
+  void receive_accepted();
   void flush();
   size_t send_some(const void* bytes, size_t size);
   size_t receive_some(void* bytes, size_t size);

@@ -25,7 +25,7 @@ std::optional<TcpAddress> decode_address(std::span<const std::byte> bytes, const
 
 using Challenge = std::array<std::byte, 32>;
 
-/// The handshake of a connection has four messages: ClientHello, Answer, Proof and Welcome. The codes in Answer and
+/// The handshake of a connection has four messages: ClientHello, Answer, Proof and Accepted. The codes in Answer and
 /// Proof cover the role of the signer, the identities of both links and the challenges of both, so no code is valid for
 /// another role, pair of links or connection. The accepting side sends its code first.
 struct ClientHello {
@@ -47,10 +47,10 @@ struct Proof {
 };
 
 /// Sent to the connecting side when its proof has been accepted: messages may follow.
-struct Welcome {
+struct Accepted {
   std::byte any{};
 };
-static_assert(sizeof(Welcome) == 1);
+static_assert(sizeof(Accepted) == 1);
 
 enum class Role { kConnects, kAccepts };
 Mac mac_of(Role signer, const ClientHello& hello, const Challenge& answer, const JobKey& key);

@@ -74,8 +74,8 @@ std::optional<UcxAddress> decode_address(std::span<const std::byte> bytes) {
 }
 
 std::string why_not_together(const UcxVersion& mine, const UcxVersion& theirs) {
-  constexpr UcxVersion kWatershed{1, 16, 0};
-  if ((mine < kWatershed) == (theirs < kWatershed)) return "";
+  constexpr UcxVersion kIncompatibleFrom{1, 16, 0};
+  if ((mine < kIncompatibleFrom) == (theirs < kIncompatibleFrom)) return "";
   return "this process runs UCX " + mine.text() + " and the peer UCX " + theirs.text() +
          ", which cannot read each other's addresses: have all ranks use one version, or set NVX_LIBUCP on each host "
          "to the libucp.so.0 that it should load";

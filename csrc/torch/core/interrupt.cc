@@ -35,7 +35,7 @@ std::string name_of(const pybind11::object& type) {
 bool run_signal_handlers() {
   if (!Py_IsInitialized()) return false;
   pybind11::gil_scoped_acquire gil;
-  const pybind11::error_scope undisturbed;  // saves the exception that a caller up the stack is about to raise
+  const pybind11::error_scope saved;  // saves the exception that a caller up the stack is about to raise
   if (PyErr_CheckSignals() == 0) return false;
   const pybind11::error_already_set raised;
   kept().raised = std::make_exception_ptr(raised);

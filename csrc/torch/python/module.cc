@@ -143,7 +143,7 @@ py::dict taken_on_device(size_t ranks) {
   const kernel::DeviceShape shape =
       device_shape(uint32_t(ranks), uint32_t(facts.tuning.of(Tune::kBlocks, ranks, link_here().kind)),
                    pad_budget(DeviceRegistry::kArenaBytes - DeviceArena::kForMessages, facts.tuning), facts.tuning);
-  if (!shape.sound()) return {};
+  if (!shape.is_valid()) return {};
   return py::dict("blocks"_a = shape.blocks, "threads"_a = kernel::kLanes,
                   "registers"_a = kernel::kRegisters / kernel::kLanes,
                   "gpu_bytes"_a = kernel::DevicePad{shape}.bytes() + kernel::DeviceState{shape}.bytes(),
@@ -173,10 +173,10 @@ std::vector<std::array<std::string, 5>> config_table() {
 }
 
 /// (name, likely intended name).
-std::vector<std::pair<std::string, std::string>> config_strays() {
-  std::vector<std::pair<std::string, std::string>> strays;
-  for (const UnknownVariable& one : unknown_variables()) strays.emplace_back(one.name, one.hint);
-  return strays;
+std::vector<std::pair<std::string, std::string>> config_unknown() {
+  std::vector<std::pair<std::string, std::string>> unknown;
+  for (const UnknownVariable& one : unknown_variables()) unknown.emplace_back(one.name, one.hint);
+  return unknown;
 }
 
 py::dict build_info() {
@@ -437,7 +437,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         "rdma_gb_s"_a = 0.0);
   m.def("flag_round", &time_flag_round, "shared"_a, "side"_a, "rounds"_a);
   m.def("config_table", &config_table);
-  m.def("config_strays", &config_strays);
+  m.def("config_unknown", &config_unknown);
   m.def("build_info", &build_info);
   register_inspection(m);
   register_symmetric_memory();

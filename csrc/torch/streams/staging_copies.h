@@ -99,7 +99,7 @@ enum class StreamFor { kCopies, kKernels, kCaptures };
 /// - Kernels may wait for peers, so they have other streams and block neither of these.
 /// - Messages have no common order. So no stream waits for sends, and received data is copied back on one stream for
 /// each stream of the callers.
-/// torch's pool hands its streams out round-robin, and repeats them. As far as the pool has enough, none of these is a
+/// torch's pool returns its streams round-robin, and repeats them. As far as the pool has enough, none of these is a
 /// stream that this process's kernels use.
 class OwnCommStreams {
  public:

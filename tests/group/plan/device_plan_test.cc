@@ -216,7 +216,7 @@ TEST(DevicePlan, CutsChannelsOutAsExpected) {
   };
   for (const Measures& m : kMeasures) {
     const DeviceShape shape = device_shape(m.ranks, m.blocks, m.pad);
-    EXPECT_TRUE(shape.sound());
+    EXPECT_TRUE(shape.is_valid());
     EXPECT_EQ(shape.ranks, m.ranks);
     EXPECT_EQ(shape.blocks, m.blocks);
     EXPECT_EQ(shape.packets, m.packets) << m.ranks;
@@ -229,7 +229,7 @@ TEST(DevicePlan, CutsChannelsOutAsExpected) {
   own.set(Tune::kPackets, 128);
   own.set(Tune::kChunkBytes, 64 << 10);
   const DeviceShape shape = device_shape(8, 16, 8 * M, own);
-  EXPECT_TRUE(shape.sound());
+  EXPECT_TRUE(shape.is_valid());
   EXPECT_EQ(shape.packets, 128u);
   EXPECT_EQ(shape.chunk_bytes, 64u << 10);
 }

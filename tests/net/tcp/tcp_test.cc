@@ -261,9 +261,9 @@ TEST_F(Tcp, PeersThatConnectAtOnceAllGetIn) {
   for (int i = 0; i < kUnauthenticated; ++i) unauthenticated.emplace_back(*b.link);
   drive_for(milliseconds(300), {b.link.get()});
   for (int i = 0; i < kPeers; ++i) {
-    Welcome welcome;
+    Accepted accepted;
     peers[size_t(i)].send(proofs[size_t(i)]);
-    EXPECT_TRUE(peers[size_t(i)].receive(*b.link, welcome)) << i;
+    EXPECT_TRUE(peers[size_t(i)].receive(*b.link, accepted)) << i;
   }
 }
 
