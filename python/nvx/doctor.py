@@ -172,9 +172,8 @@ def check_registration():
 def check_cores():
     cores = len(os.sched_getaffinity(0))
     text = f"{cores} of {os.cpu_count()} cores are available to this process"
-    if cores < 2:
-        return Finding("cores", "WARN", text, "ranks share one core: allow more (taskset, docker --cpuset-cpus)")
-    return okay("cores", text)
+    advice = "ranks share one core: allow more (taskset, docker --cpuset-cpus)"
+    return Finding("cores", "WARN", text, advice) if cores < 2 else okay("cores", text)
 
 
 def check_memfd():
@@ -199,12 +198,10 @@ def check_pidfd():
 def memory_limit():
     """The memory limit of this cgroup in bytes, or None. Reads cgroup v2, then v1."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
+        with contextlib.suppress(OSError):
             text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
+            if text.isdigit() and int(text) < 1 << 60:
+                return int(text)
     return None
 
 
@@ -213,17 +210,14 @@ def check_memory():
     if limit is None:
         return okay("memory", "no cgroup limit")
     text = f"the cgroup allows {limit >> 20} MiB, shared staging included"
-    if limit < 1 << 30:
-        return Finding("memory", "WARN", text, "raise it, or lower NVX_STAGING_MB")
-    return okay("memory", text)
+    advice = "raise it, or lower NVX_STAGING_MB"
+    return Finding("memory", "WARN", text, advice) if limit < 1 << 30 else okay("memory", text)
 
 
 def check_files():
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 1024:
-        advice = "ulimit -n 1024 or more: every peer on a host takes a few"
-        return Finding("open files", "WARN", f"limit {soft}", advice)
-    return okay("open files", f"limit {soft}")
+    text, advice = f"limit {soft}", "ulimit -n 1024 or more: every peer on a host takes a few"
+    return Finding("open files", "WARN", text, advice) if soft < 1024 else okay("open files", text)
 
 
 def check_loopback():
@@ -403,8 +397,7 @@ def check_gpus():
     found = try_gpus(list(range(count)))
     if found.state != "OKAY" and count > 1:
         for gpu in range(count):
-            alone = try_gpus([gpu])
-            if alone.state != "OKAY":
+            if (alone := try_gpus([gpu])).state != "OKAY":
                 found.text += f"; GPU {gpu} alone: {alone.text}"
     return dataclasses.replace(found, text=f"{these}: {found.text}")
 
@@ -425,11 +418,9 @@ def examine():
     """Yields every finding in order. Collectives run only if no check has failed."""
     findings = []
     for check in CHECKS:
-        finding = check()
-        if finding is None:
-            continue
-        findings.append(finding)
-        yield finding
+        if finding := check():
+            findings.append(finding)
+            yield finding
     if all(finding.state != "FAIL" for finding in findings):
         yield check_smoke()
         yield check_between_hosts()
