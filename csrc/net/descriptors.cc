@@ -1,8 +1,10 @@
 #include "net/descriptors.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/config.h"
 #include "base/handle.h"
 
 namespace nvx::net {
@@ -80,9 +83,21 @@ void grow_descriptor_table(size_t more) {
   const Fd high(fcntl(lowest.get(), F_DUPFD_CLOEXEC, int(std::min<rlim_t>(wanted, 1 << 20))));
 }
 
-void close_sockets_on_exec(int epoll) {
+void limit_backoff(int socket) {
+  constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, which older headers lack
+  constexpr int64_t kLeast = 1000, kMost = 120'000;
+  const int most = int(std::clamp<int64_t>(config().liveness.count() / 10, kLeast, kMost));
+  (void)setsockopt(socket, IPPROTO_TCP, kRtoMaxMs, &most, sizeof most);
+}
+
+void claim_sockets(int epoll) {
   each_socket(
-      epoll, [](int socket) { (void)fcntl(socket, F_SETFD, FD_CLOEXEC); }, kDeepest);
+      epoll,
+      [](int socket) {
+        (void)fcntl(socket, F_SETFD, FD_CLOEXEC);
+        limit_backoff(socket);
+      },
+      kDeepest);
 }
 
 void close_sockets(int epoll) {

@@ -1,7 +1,7 @@
 """Two hosts joined by a program that carries packets between them, and may drop, delay or stop them. It replaces
 `tc netem` on kernels without it.
 
-    python -m tests.hosts.lossy_link host0 host1 loss jitter_ms      (SIGUSR1: silence from now on)
+    python -m tests.hosts.lossy_link host0 host1 loss jitter_ms      (SIGUSR1: silence from now on; SIGUSR2: its end)
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class LossyHosts(Hosts):
     def fall_silent(self) -> None:
         self.relay.send_signal(signal.SIGUSR1)
 
+    def end_silence(self) -> None:
+        self.relay.send_signal(signal.SIGUSR2)
+
     def _join(self) -> None:
         names = [self.name(host) for host in range(self.count)]
         command = [sys.executable, "-m", self.program, *names, *self.manner]
@@ -62,6 +65,7 @@ def carry(tuns: list[int], loss: float, jitter: float) -> None:
     """Packets keep their order where there is no jitter."""
     silent = []
     signal.signal(signal.SIGUSR1, lambda *_: silent.append(True))
+    signal.signal(signal.SIGUSR2, lambda *_: silent.clear())
     chance, late, count = random.Random(1), [], 0
     while True:
         now = time.monotonic()

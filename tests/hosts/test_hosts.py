@@ -128,6 +128,22 @@ def test_a_host_that_falls_silent_is_named_in_time(tmp_path, bound, set_to):
             assert bound - 1 < report["when"] - silent < bound + 5, f"reported after {report['when'] - silent:.2f} s"
 
 
+LIMITS_BACKOFF = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2]) >= (6, 15)
+
+
+@pytest.mark.skipif(not LIMITS_BACKOFF, reason="the kernel cannot limit the time between retransmissions")
+@pytest.mark.parametrize("key", ["", "a secret of the whole job, all ranks"], ids=["UCX", "job key"])
+def test_a_host_that_is_silent_for_most_of_the_limit_is_waited_for(tmp_path, key):
+    """Without a limit the kernel would send again after 6 and 13 seconds."""
+    with lossy(tmp_path) as cluster:
+        cluster.start("run_for", 2, environment={"NVX_JOB_KEY": key} if key else {}, seconds=10)
+        cluster.wait_for("ready")
+        cluster.hosts.fall_silent()
+        time.sleep(7)
+        cluster.hosts.end_silence()
+        assert min(cluster.results(60)) > 1
+
+
 def test_a_rank_that_stands_still_for_good_is_declared_lost_on_its_own_host_too(cluster):
     """The rank is the first of its host, so another rank of that host reports it there. When it continues, it is
     notified."""

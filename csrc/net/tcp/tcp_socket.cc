@@ -9,6 +9,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "net/descriptors.h"
 
 namespace nvx::net {
 
@@ -43,6 +44,7 @@ void set_options(int connection) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * std::clamp(liveness_s + 10, 20, 1'000'000));
+  limit_backoff(connection);
 }
 
 }  // namespace nvx::net

@@ -91,8 +91,10 @@ class UcxLink final : public Link {
     bool lost = false;
     ucs_status_t broken = UCS_OK;  // an error that UCX reported in a callback; handled when UCX may be called again
     std::vector<Post*> held{};     // posts, until it is reached
-    void set_reached(std::vector<Post*>& again) {
-      if (!std::exchange(reached, true)) release_posts(again);
+    void set_reached(UcxLink& link) {
+      if (std::exchange(reached, true)) return;
+      link.unclaimed_ = true;
+      release_posts(link.waiting_);
     }
     void release_posts(std::vector<Post*>& again) {
       again.insert(again.end(), held.begin(), held.end());
@@ -145,6 +147,7 @@ class UcxLink final : public Link {
   bool closed_ = false;
   bool calling_ = false;  // a UCX call is on the stack, so endpoints cannot be made
   bool breakage_ = false;
+  bool unclaimed_ = false;     // a connection stands whose sockets the worker has not claimed
   std::atomic<int> quiet_{0};  // calls of progress() since the last sleep, or since UCX last made progress
 
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
@@ -309,7 +312,7 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
   void* request = ucx_.am_send_nbx(endpoint, id, header, header_bytes, body, bytes, &param);
   if (UCS_PTR_IS_PTR(request)) return true;
   const ucs_status_t status = UCS_PTR_RAW_STATUS(request);
-  if (Peer* peer = find(sent.peer); peer && status == UCS_OK && peer->endpoint == endpoint) peer->set_reached(waiting_);
+  if (Peer* peer = find(sent.peer); peer && status == UCS_OK && peer->endpoint == endpoint) peer->set_reached(*this);
   if (sent.post)
     end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + ucx_.explain(status)));
   release(sent);
@@ -342,7 +345,7 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
                   status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.ucx_.explain(status)));
   // UCX cancels posts of an endpoint that this side has closed. Any other failure means that data was lost.
   Peer* peer = link.find(sent.peer);
-  if (peer && status == UCS_OK) peer->set_reached(link.waiting_);
+  if (peer && status == UCS_OK) peer->set_reached(link);
   if (status != UCS_OK && status != UCS_ERR_CANCELED && peer && peer->broken == UCS_OK) {
     peer->broken = status;
     link.breakage_ = true;
@@ -386,10 +389,7 @@ void UcxLink::handle(const ControlMessage& control) {
     if (peer.lost) continue;
     peer.their_turn = std::max(peer.their_turn, control.turn);
     switch (control.kind) {
-      case ControlMessage::kHello:
-        connect_back(peer);
-        worker_->keep_sockets_to_itself();  // by now the sockets of both directions exist
-        return;                             // one connection, one peer
+      case ControlMessage::kHello: connect_back(peer); return;  // one connection, one peer
       case ControlMessage::kLeave:
         drop(peer);
         if (peer.their_turn > control.turn) connect_back(peer);
@@ -407,7 +407,7 @@ std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
 /// Connects back: with an endpoint of its own, this side is also notified when the connection breaks.
 void UcxLink::connect_back(Peer& peer) {
   if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
-  if (peer.endpoint) peer.set_reached(waiting_);  // its hello has come
+  if (peer.endpoint) peer.set_reached(*this);  // its hello has come
 }
 
 void UcxLink::lose(Peer& peer, const std::string& why) {
@@ -471,6 +471,7 @@ void UcxLink::settle() {
     for (Post* post : item.posts) this->post(*post);
     if (peer && item.posts.empty()) connect_back(*peer);
   }
+  if (std::exchange(unclaimed_, false)) worker_->claim_sockets();  // by now the sockets of both directions exist
   worker_->advance_closing();
   if (!overdue_.empty()) end_overdue_posts();
 }

@@ -200,7 +200,7 @@ void UcxWorker::close() {
   workers.fetch_sub(1);
 }
 
-void UcxWorker::keep_sockets_to_itself() const { close_sockets_on_exec(fd_); }
+void UcxWorker::claim_sockets() const { net::claim_sockets(fd_); }
 
 void UcxWorker::close_in_child() const {
   close_sockets(fd_);

@@ -47,8 +47,8 @@ class UcxWorker {
   void ready_to_close(ucp_ep_h endpoint);
   /// Advances the closing of endpoints. Call it between calls of progress. Returns true if none is left.
   bool advance_closing();
-  /// Sets close-on-exec on all connections that exist now.
-  void keep_sockets_to_itself() const;
+  /// Keeps all connections that exist now from other programs, and limits their backoff.
+  void claim_sockets() const;
   /// Closes all sockets in a forked child: otherwise peers would miss the parent's death, or connect to the child.
   void close_in_child() const;
   /// Limits the remaining time of all closing endpoints to this span.
