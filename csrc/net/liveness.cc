@@ -44,7 +44,9 @@ void Liveness::send(PeerId peer, const MessageHeader& header) {
 
 void Liveness::joined(PeerId peer) {
   signs_.resize(std::max<size_t>(signs_.size(), peer + 1));
-  signs_[peer].joined = Clock::now();
+  Signs& signs = signs_[peer];
+  signs.earlier_pings = pings_;
+  signs.waits_for_pong = signs.warned = false;  // it has come to the new group since
 }
 
 void Liveness::note_sign_of_life(PeerId peer) {
@@ -76,7 +78,10 @@ void Liveness::answer(const MessageHeader& header, std::span<const std::byte> wh
   if (it == messenger_.by_process_.end()) return;
   const PeerId from = it->second;
   if (!messenger_.link_->sent_by(from)) return;
+  GroupPort* const port = messenger_.port_of(header);
   if (header.kind == Kind::kPing && !messenger_.lost_because(from).empty()) {
+    if (port && (port->mutex().held_by_caller(), !port->process_of(int(header.from))))
+      return;  // a new group, which is about to connect to it
     const auto same = [&](const auto& entry) { return entry.second == from; };
     const bool notified = messenger_.peers_[from].spare || std::ranges::any_of(to_notify_, same);
     if (!notified) to_notify_.emplace_back(header, from);  // this is a callback of the link
@@ -84,7 +89,6 @@ void Liveness::answer(const MessageHeader& header, std::span<const std::byte> wh
   }
   note_sign_of_life(from);
   if (header.kind == Kind::kPong) return take_answer(header, from, body);
-  GroupPort* const port = messenger_.port_of(header);
   send(from, pong_to(header, port ? kGroupAlive : kGroupGone));
   if (!port) return;
   port->mutex().held_by_caller();
@@ -96,7 +100,7 @@ void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<c
   Signs& signs = signs_[peer];
   if (header.op != 0 && header.op == signs.last_ping) signs.last_ping = 0;
   if (header.value == kDeclaredLost) {
-    if (signs.pinged < signs.joined) return note_left(header);  // a newer group has connected to it since
+    if (header.op <= signs.earlier_pings) return note_left(header);  // a newer group has connected to it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), Messenger::kMostCopied));
     signs.has_declared_this_lost |= messenger_.lost_because(peer).empty();
     return messenger_.disconnect(peer, "considers this process lost: " + printable(why));
@@ -148,7 +152,9 @@ void Liveness::ping(PeerId peer, uint64_t group, int from, int to) {
   if (!signs.waits_for_pong) signs.pinged_first = now;
   signs.pinged = now;
   signs.waits_for_pong = true;
-  send(peer, header_of(Kind::kPing, 0, group, uint32_t(from), uint32_t(to)));
+  MessageHeader header = header_of(Kind::kPing, 0, group, uint32_t(from), uint32_t(to));
+  header.op = ++pings_;
+  send(peer, header);
 }
 
 void Liveness::announce_left(PeerId peer, uint64_t group, int from, int to) {
@@ -181,7 +187,7 @@ void Liveness::send_last_pings() {
     const Messenger::Peer& there = messenger_.peers_[peer];
     if (!there.has_sent || !there.lost.empty() || signs_[peer].warned) continue;
     MessageHeader header(Kind::kPing);
-    header.op = signs_[peer].last_ping = ++last_pings_;
+    header.op = signs_[peer].last_ping = ++pings_;
     send(peer, header);
   }
 }

@@ -49,6 +49,7 @@ class Alone {
     run_.reset();
     lock_.reset();
     port_.reset();
+    fresh_.reset();
   }
 
   ScriptedLink& link() { return link_; }
@@ -63,6 +64,12 @@ class Alone {
   void report_other_failure(const std::string& what) { hold(), port_->report_other_failure({Code::kTimeout, what}); }
   std::optional<net::GroupPort::ReportedFailure> reported() { return hold(), port_->reported(); }
   void progress() { hold(), messenger_->progress(); }
+  /// Another group has begun, and does not know the processes of its ranks yet.
+  void begin_group(uint64_t group) {
+    lock_.reset();
+    fresh_ = std::make_unique<net::GroupPort>(messenger_, group, 0, 3);
+    lock_ = std::make_unique<MutexLock>(messenger_->mutex());
+  }
   std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
 
   net::ScheduleRun& begin(uint32_t op = 1) {
@@ -120,7 +127,7 @@ class Alone {
   const schedule::Row& row_;
   ScriptedLink& link_;
   std::shared_ptr<net::Messenger> messenger_;
-  std::unique_ptr<net::GroupPort> port_;
+  std::unique_ptr<net::GroupPort> port_, fresh_;
   std::unique_ptr<MutexLock> lock_;
   std::unique_ptr<Part> part_;
   std::unique_ptr<net::ScheduleRun> run_;
@@ -141,10 +148,11 @@ std::optional<std::string> pong(const ScriptedLink& link, uint64_t value) {
   return {};
 }
 
-/// A message from the process at rank 1's address, not from a group.
-Sent from_process(Kind kind, uint64_t value, const std::string& body = "") {
+/// A message from the process at rank 1's address, not from a group. `ping`: the number of the ping that it answers.
+Sent from_process(Kind kind, uint64_t value, const std::string& body = "", uint32_t ping = 0) {
   MessageHeader header = Alone::header_of(kind);
   header.value = value;
+  header.op = ping;
   Sent sent;
   append(sent.header, header);
   append(sent.header, uint64_t(1));  // as read by connect() from the address
@@ -211,10 +219,25 @@ TEST(Signs, AProcessThatWasDeclaredLostGetsTheReasonWhenItPings) {
   EXPECT_EQ(alone.link().sent.size(), 1u) << "once";
 }
 
+/// The group's port exists before the group knows the processes of its ranks, so a peer may be faster.
+TEST(Signs, AProcessDeclaredLostThatPingsANewGroupGetsNoReason) {
+  Begun alone;
+  alone.link().to_lose.push_back(0);
+  alone.advance();
+  alone.begin_group(kGroup + 1);
+  alone.link().sent.clear();
+  Sent ping = from_process(Kind::kPing, 0);
+  MessageHeader header = ping.read();
+  header.group = kGroup + 1;
+  std::memcpy(ping.header.data(), &header, sizeof header);
+  alone.come({ping});
+  EXPECT_FALSE(pong(alone.link(), 2)) << "it is about to connect to it";
+}
+
 TEST(Signs, ProcessLosesAPeerThatHasDeclaredItLost) {
   Begun alone;
   alone.ping();
-  alone.come({from_process(Kind::kPong, 2, "has been silent")});
+  alone.come({from_process(Kind::kPong, 2, "has been silent", 1)});
   const auto departure = alone.departure();
   ASSERT_TRUE(departure);
   EXPECT_EQ(departure->why, "considers this process lost: has been silent");
@@ -223,7 +246,7 @@ TEST(Signs, ProcessLosesAPeerThatHasDeclaredItLost) {
 TEST(Signs, PeersReasonIsCutToOnePrintableLine) {
   Begun alone;
   alone.ping();
-  alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'))});
+  alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'), 1)});
   const auto departure = alone.departure();
   ASSERT_TRUE(departure);
   EXPECT_NE(departure->why.find("lost: a b [2J?xxx"), std::string::npos) << departure->why;
@@ -297,9 +320,10 @@ TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
   EXPECT_LT(link->looks, 900u);
 }
 
-/// An answer to a ping from before this group concerns an earlier one.
+/// An answer to a ping from before this group concerns an earlier one, even if this group has pinged since.
 TEST(Signs, EarlierGroupsLossDoesNotCountNow) {
   Begun alone;
+  alone.ping();
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto departure = alone.departure();
   ASSERT_TRUE(departure);
