@@ -153,6 +153,8 @@ class UcxLink final : public Link {
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
   std::multimap<LinkNonce, PeerId> by_nonce_;
   std::set<LinkNonce> unknown_links_;
+  /// Forgotten peers that had not accepted their endpoint, which must not be closed (see post()).
+  std::map<LinkNonce, std::unique_ptr<Peer>> parked_;
   std::deque<Sent> sent_;  // the sends under way, and ended ones, whose memory is reused
   std::vector<Sent*> free_, open_;
   std::map<PeerId, Clock::time_point> overdue_;  // when open posts to a lost or forgotten peer end at the latest
@@ -197,6 +199,12 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   peer.worker_address.assign(address->worker.begin(), address->worker.end());
   if (!worker_->has_rdma()) peer.reached_at = address->reached_at;
   by_nonce_.emplace(peer.nonce, id);
+  if (auto parked = parked_.extract(peer.nonce)) {
+    peer.endpoint = parked.mapped()->endpoint;
+    peer.turn = parked.mapped()->turn;
+    peer.broken = parked.mapped()->broken;
+    if (usable() && peer.broken == UCS_OK) send_control(peer, peer.endpoint, ControlMessage::kHello);
+  }
   if (unknown_links_.erase(peer.nonce) != 0) to_connect_back_.push_back(id);
   return id;
 }
@@ -212,7 +220,13 @@ std::string UcxLink::obstacle(PeerId id) {
 void UcxLink::forget(PeerId id) {
   Peer* peer = find(id);
   if (!peer) return;
-  if (usable() && peer->endpoint) {
+  const bool parks = usable() && peer->endpoint && !peer->reached && peer->broken == UCS_OK;
+  if (parks && !parked_.contains(peer->nonce)) {
+    auto& parked = *(parked_[peer->nonce] = std::make_unique<Peer>());
+    parked.endpoint = std::exchange(peer->endpoint, nullptr);
+    parked.id = id;
+    parked.turn = peer->turn;
+  } else if (usable() && peer->endpoint) {
     const bool open = std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
     const milliseconds timeout = open ? kOpenTimeout : kFlushTimeout;
     leave(*peer, ControlMessage::kLeave, timeout);
@@ -236,6 +250,9 @@ bool UcxLink::connect(Peer& peer) {
     UcxLink& link = *static_cast<UcxLink*>(argument);
     for (const std::unique_ptr<Peer>& peer : link.peers_) {
       if (peer && peer->endpoint == endpoint && peer->broken == UCS_OK) link.breakage_ = true, peer->broken = status;
+    }
+    for (const auto& [nonce, peer] : link.parked_) {
+      if (peer->endpoint == endpoint && peer->broken == UCS_OK) link.breakage_ = true, peer->broken = status;
     }
   };
   params.err_handler.arg = this;
@@ -379,6 +396,7 @@ void UcxLink::handle(const ControlMessage& control) {
   if (first == last) {
     if (control.kind != ControlMessage::kHello) {
       unknown_links_.erase(control.from);
+      if (auto parked = parked_.extract(control.from)) drop(*parked.mapped());
     } else if (unknown_links_.size() < kMostUnknownLinks) {
       unknown_links_.insert(control.from);
     }
@@ -460,6 +478,10 @@ void UcxLink::settle() {
     for (const std::unique_ptr<Peer>& peer : peers_) {
       if (peer && peer->broken != UCS_OK && !peer->lost) lose(*peer, why(*peer, peer->broken));
     }
+    std::erase_if(parked_, [this](const auto& entry) {
+      if (entry.second->broken == UCS_OK) return false;
+      return drop(*entry.second), true;
+    });
   }
   for (const PeerId id : std::exchange(to_connect_back_, {})) {
     if (Peer* peer = find(id)) connect_back(*peer);
@@ -532,6 +554,7 @@ void UcxLink::close() {
     for (const std::unique_ptr<Peer>& peer : peers_) {
       if (peer) leave(*peer, ControlMessage::kClose, kCloseTimeout);
     }
+    for (const auto& [nonce, peer] : parked_) leave(*peer, ControlMessage::kClose, kCloseTimeout);
     worker_->limit_closing(kCloseTimeout);
     const auto give_up = Clock::now() + kCloseTimeout + kLostTimeout;
     while (Clock::now() < give_up) {
