@@ -217,6 +217,10 @@ except dist.DistBackendError as error:
 def test_a_rank_that_ends_before_all_have_come_is_named(launch):
     code = """
 import signal, threading, time
+begun = [f"{os.environ['STORE']}.{r}" for r in range(world)]  # imports take seconds on a loaded machine
+open(begun[rank], "w").close()
+while not all(map(os.path.exists, begun)):
+    time.sleep(0.01)
 if rank == 2:
     threading.Timer(3, os.kill, (os.getpid(), signal.SIGKILL)).start()  # once it has announced itself
 time.sleep(4 * (rank == 1))
