@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays, slow_fill
 from nvx import doctor
-from ranks import on_fake_gpus, on_simulated_gpus, on_simulated_threads, sync
+from ranks import TORCH, on_fake_gpus, on_simulated_gpus, on_simulated_threads, sync
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
 DEVICE = test_device
@@ -158,7 +158,8 @@ def test_successful_work_stays_so_when_the_group_fails_later(rank, world):
         late.wait(timedelta(seconds=20))
     assert not late.is_success()
     for work in [*well, *window.works]:
-        assert work.is_completed() and work.is_success() and work.exception() is None
+        assert work.is_completed() and work.is_success()
+        assert TORCH < (2, 13) or work.exception() is None  # earlier torch cannot show it to Python
         assert work.wait()
     for tensor in tensors:
         assert_all(tensor, 3)
