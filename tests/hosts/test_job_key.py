@@ -74,12 +74,12 @@ def test_a_link_that_is_down_when_two_processes_first_communicate(cluster, hosts
     ],
     ids=["another key", "no key"],
 )
-def test_ranks_without_the_key_are_named(cluster, other, words):
+def test_ranks_without_the_key_are_named(cluster, other, error):
     cluster.start("begin", 2, environment=[WITH_KEY, {"NVX_JOB_KEY": other}])
     for rank, process in enumerate(cluster.ranks):
         assert process.wait(60) != 0
         log = (cluster.folder / f"rank{rank}.log").read_text()
-        assert re.search(words, log), log
+        assert re.search(error, log), log
         assert "set the same NVX_JOB_KEY on all ranks, or on none" in log
         assert KEY not in log
 
