@@ -71,9 +71,9 @@ class Liveness {
   struct Signs {
     bool has_declared_this_lost = false;  // it is lost because it considers this process lost
     uint32_t last_ping = 0;               // the number of send_last_pings()'s unanswered ping
-    uint32_t earlier_pings = 0;     // the number of the last ping, to any peer, before a group last connected to it
-    Clock::time_point received{};   // when a message last arrived from it
-    Clock::time_point confirmed{};  // when it last received an unsolicited pong
+    uint32_t earlier_pings = 0;           // the pings to all peers before a group last connected to it
+    Clock::time_point received{};         // when a message last arrived from it
+    Clock::time_point confirmed{};        // when it last received an unsolicited pong
     Clock::time_point pinged{};
     Clock::time_point pinged_first{};  // the first unanswered ping
     bool waits_for_pong = false;

@@ -220,13 +220,9 @@ std::string UcxLink::obstacle(PeerId id) {
 void UcxLink::forget(PeerId id) {
   Peer* peer = find(id);
   if (!peer) return;
-  const bool parks = usable() && peer->endpoint && !peer->reached && peer->broken == UCS_OK;
-  if (parks && !parked_.contains(peer->nonce)) {
-    auto& parked = *(parked_[peer->nonce] = std::make_unique<Peer>());
-    parked.endpoint = std::exchange(peer->endpoint, nullptr);
-    parked.id = id;
-    parked.turn = peer->turn;
-  } else if (usable() && peer->endpoint) {
+  const bool waits = peer->endpoint && !peer->reached && peer->broken == UCS_OK;
+  const bool parks = usable() && waits && !parked_.contains(peer->nonce);
+  if (usable() && peer->endpoint && !parks) {
     const bool open = std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
     const milliseconds timeout = open ? kOpenTimeout : kFlushTimeout;
     leave(*peer, ControlMessage::kLeave, timeout);
@@ -237,6 +233,7 @@ void UcxLink::forget(PeerId id) {
   std::erase_if(events_, [&](const Event& item) { return !item.post && item.peer == id; });
   const auto [first, last] = by_nonce_.equal_range(peer->nonce);
   by_nonce_.erase(std::find_if(first, last, [id](const auto& entry) { return entry.second == id; }));
+  if (parks) parked_[peer->nonce] = std::move(peers_[id]);
   peers_[id].reset();
 }
 
