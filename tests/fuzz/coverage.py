@@ -59,7 +59,7 @@ PARTS_OF = {
         Liveness::note_left Liveness::settle""",
     "net/messenger.cc": "Messenger::connect Messenger::port_of Messenger::place Messenger::dropped Messenger::arrived",
     "net/tcp/job_key.cc": "JobKey::sign JobKey::same",
-    "net/tcp/tcp.cc": """TcpLink::add TcpLink::accept TcpLink::make_room_for_pending TcpLink::reap_incoming
+    "net/tcp/tcp.cc": """TcpLink::add TcpLink::accept TcpLink::bound_unauthenticated TcpLink::reap_incoming
         TcpLink::note_end TcpLink::handle""",
     "net/tcp/tcp_outgoing.cc": """Outgoing::fail Outgoing::advance Outgoing::receive_some Outgoing::send_proof
         Outgoing::receive_accepted Outgoing::check_for_end""",
