@@ -20,7 +20,7 @@ Spec spec_of(Collective collective, size_t n, int ranks, int root = -1) {
 /// Fails the test if a scope takes too long. Sanitizers and emulators get several times the limit.
 class Within {
  public:
-  explicit Within(milliseconds most) : most_(why_no_processes() ? 10 * most : most) {}
+  explicit Within(milliseconds most) : most_(why_no_processes() || is_sanitized() ? 10 * most : most) {}
   ~Within() { EXPECT_LT(Clock::now() - began_, most_); }
 
  private:

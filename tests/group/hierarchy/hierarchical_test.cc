@@ -93,7 +93,7 @@ TEST(HierarchicalSubgroups, OfEveryShapeRunEveryCollective) {
   const std::vector<int> host_of{2, 0, 1, 0, 2, 0};
   Hosts hosts(host_of);
   std::vector<std::vector<int>> groups;
-  for (unsigned mask = 0; mask < 1u << host_of.size(); ++mask) {
+  for (unsigned mask = 0; mask < 1u << host_of.size(); mask += unsigned(as_fast(1, 3))) {
     std::vector<int> members;
     for (int r = 0; r < hosts.ranks(); ++r) {
       if (mask >> r & 1) members.push_back(r);
