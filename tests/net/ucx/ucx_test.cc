@@ -92,6 +92,43 @@ TEST_F(Ucx, APostToAPeerThatHasNotAcceptedTheConnectionCanBeCancelled) {
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 
+/// Closing an endpoint that the peer has not accepted would pair the next one with a closed one.
+TEST_F(Ucx, APeerThatIsForgottenBeforeItAcceptsIsReachedWhenItIsAddedAgain) {
+  constexpr size_t kBytes[] = {100, 20'000, 3'000'000};
+  const auto exchange = [&](End& end, PeerId peer) {
+    const size_t before = end.log.messages.size();
+    for (const size_t bytes : kBytes) end.send(peer, bytes, uint32_t(bytes));
+    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == before + 3 && end.all_done_once(); }));
+    for (size_t i = before; i < end.log.messages.size(); ++i) {
+      const std::vector<std::byte>& body = end.log.messages[i].body;
+      EXPECT_TRUE(body == pattern(body.size(), uint32_t(body.size()))) << body.size();
+    }
+  };
+  Child child("ucx", [&](End& end, Line& line) {
+    end.link->forget(0);
+    exchange(end, end.link->add(line.receive()));
+    line.receive();
+  });
+  End end(open_ucx());
+  const std::vector<std::byte> address = child.line.receive();
+  child.line.send(end.link->address());
+  child.send_signal(SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(50));
+  const PeerId first = end.link->add(address);
+  end.send(first, 100);
+  drive_for(milliseconds(100), {end.link.get()});
+  end.link->forget(first);
+  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  drive_for(milliseconds(2500), {end.link.get()});
+  const PeerId second = end.link->add(address);
+  child.line.send(end.link->address());
+  child.send_signal(SIGCONT);
+  exchange(end, second);
+  EXPECT_EQ(end.log.losses[second], 0);
+  child.line.send(1);
+  EXPECT_EQ(child.wait_for_end(), 0);
+}
+
 TEST_F(Ucx, AForkedChildGetsAnError) {
   End end(open_ucx());
   const pid_t fork_of_us = fork();
