@@ -180,7 +180,7 @@ def check_memfd():
     try:
         os.close(os.memfd_create("nvx-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
-        advice = "nvx needs Linux 3.17 or newer and no seccomp filter on memfd_create"
+        advice = "memfd_create needs Linux 3.17 or newer and no seccomp filter against it"
         return Finding("shared memory", "FAIL", f"memfd_create: {error}", advice)
     return okay("shared memory", "memfd works; nvx does not use /dev/shm")
 
