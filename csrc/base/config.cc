@@ -52,7 +52,7 @@ constexpr Variable kVariables[] = {
     {"NVX_TIMEOUT_S", "0", "the group's timeout",
      "seconds an operation or a set-up may wait, instead of the group's timeout", kSeconds, 0},
     {"NVX_LIVENESS_S", "10", "",
-     "seconds after which a rank of another host that is waited for and gives no sign is lost", kSeconds, 1},
+     "seconds without a sign after which a rank of another host that others wait for counts as lost", kSeconds, 1},
     {"NVX_SPIN_US", "-1", "200, or 0 where ranks outnumber cores", "microseconds a waiter spins before it sleeps",
      kWhole, -1},
     {"NVX_ALGO", "", "size and ranks decide", "forces one_shot or pipelined wherever both are possible",
@@ -72,8 +72,8 @@ constexpr Variable kVariables[] = {
      "ranks; each optionally from a size of the whole on (all_reduce:64M,broadcast). Untested with a real NCCL",
      kDelegated},
     {"NVX_KERNELS", "auto", "",
-     "use of nvx's CUDA kernels, where they are built: 0 never, so CUDA tensors go through host memory; 1 always; auto "
-     "unless a small operation takes more than 1 ms",
+     "when nvx's CUDA kernels serve, where they are built: auto, unless a small operation takes more than 1 ms; 1, "
+     "however slow they are; 0, never: CUDA tensors go through host memory",
      "auto, 0, 1"},
     {"NVX_NVLS", "0", "",
      "1: an NVSwitch adds the sums of float32, float16 and bfloat16 in all_reduce by kernels, where the GPUs of all "
