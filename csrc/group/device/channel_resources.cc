@@ -58,7 +58,7 @@ void warn_if_not_shown(const DeviceFacts& facts) {
   static std::atomic<bool> warned{false};
   if (is_shown(facts.architecture, facts.cuda) || warned.exchange(true)) return;
   NVX_LOG(kWarn,
-          "kernels have not been shown on sm_%d (%s) with a driver for CUDA %d.%d; a trial precedes their use. Next: "
+          "kernels have not been tested on sm_%d (%s) with a driver for CUDA %d.%d; a trial precedes their use. Next: "
           "scripts/gpu_evidence.py tests this machine",
           facts.architecture, facts.name.c_str(), facts.cuda / 1000, facts.cuda % 1000 / 10);
 }

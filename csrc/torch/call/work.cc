@@ -323,7 +323,7 @@ void NvxWork::check() {
 
 float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
-  TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
+  TORCH_CHECK(over_, "nvx: getDuration: the operation has not ended");
   // Copies may be incomplete. A hook queries before the clock stops, and must not wait for itself.
   (void)poll_until([&] { return clocked_.load(std::memory_order_acquire) || reporting_here(); }, Deadline());
   return duration().count();

@@ -222,7 +222,7 @@ DelegateSetup::Outcome DelegateSetup::await(Attempt& attempt) {
     if (deadline.passed(Clock::now()))
       return cannot("it was not connected within " + how_long(deadline) + ", half of the group's timeout");
     if (Clock::now() < next_query) continue;
-    if (store_.get(key(kCannotKey), milliseconds(0))) return {Kind::kCancelled, "another rank cannot have it"};
+    if (store_.get(key(kCannotKey), milliseconds(0))) return {Kind::kCancelled, "another rank cannot set it up"};
     next_query = Clock::now() + kQueryInterval;
   }
 }

@@ -350,7 +350,7 @@ void point_at_ucx_package() {
     for (const py::handle folder : package.attr("submodule_search_locations"))
       net::add_ucx_place(folder.cast<std::string>() + "/lib");
   } catch (const std::exception& error) {  // also Python's: users without multiple hosts do not need UCX
-    NVX_LOG(kInfo, "the Python package libucx is of no use: %s", error.what());
+    NVX_LOG(kInfo, "the Python package libucx cannot be used: %s", error.what());
   }
 }
 

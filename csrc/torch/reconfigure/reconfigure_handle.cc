@@ -76,7 +76,7 @@ MemberHandle MemberHandle::parse(const std::string& text) {
 }
 
 std::vector<MemberHandle> members_of(const std::vector<std::string>& handles, RankBy by) {
-  if (handles.empty()) throw_argument_error("nvx: reconfigure needs the handles of all ranks, this one's too");
+  if (handles.empty()) throw_argument_error("nvx: reconfigure needs the handles of all ranks, this rank's included");
   if (std::set<std::string>(handles.begin(), handles.end()).size() != handles.size())
     throw_argument_error("nvx: reconfigure was given a handle twice: each rank has one of its own");
   std::vector<MemberHandle> members;

@@ -182,7 +182,7 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
 
   size_t get_alloc_size(void* at) override {
     const auto block = Blocks::here().find(at);
-    if (!block) throw_argument_error("nvx: get_alloc_size: this memory is not of symm_mem.empty");
+    if (!block) throw_argument_error("nvx: get_alloc_size: this memory does not come from symm_mem.empty");
     return block->bytes();
   }
 
@@ -190,7 +190,7 @@ class Allocator final : public symm_mem::SymmetricMemoryAllocator {
   c10::intrusive_ptr<symm_mem::SymmetricMemory> rendezvous(void* at, const std::optional<std::string>& group) override {
     const std::shared_ptr<Block> block = Blocks::here().find(at);
     if (!block) {
-      TORCH_WARN("nvx: rendezvous: this tensor's memory is not of symm_mem.empty, so no other rank can map it");
+      TORCH_WARN("nvx: rendezvous: this tensor does not come from symm_mem.empty, so no other rank can map it");
       return nullptr;
     }
     const std::string name = group && !group->empty() ? *group : block->group().value_or("");

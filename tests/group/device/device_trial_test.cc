@@ -156,13 +156,13 @@ TEST(DeviceTrial, AProcessWarnsOnceThatKernelsHaveNotBeenShownHere) {
       with_executors(world, [&](DeviceRank& one) { EXPECT_EQ(first_sum(one), ""); });
     return testing::internal::GetCapturedStderr();
   };
-  const std::string words = "kernels have not been shown on sm_100 (Fake GPU) with a driver for CUDA 12.8";
-  EXPECT_FALSE(contains(log_of_two_groups(), "have not been shown"));
+  const std::string words = "kernels have not been tested on sm_100 (Fake GPU) with a driver for CUDA 12.8";
+  EXPECT_FALSE(contains(log_of_two_groups(), "have not been tested"));
   world.process(0).driver->set_architecture(100, 12080);
   const std::string text = log_of_two_groups();
   const size_t first = text.find(words);
   ASSERT_NE(first, std::string::npos) << text;
-  EXPECT_EQ(text.find("have not been shown", first + words.size()), std::string::npos) << text;
+  EXPECT_EQ(text.find("have not been tested", first + words.size()), std::string::npos) << text;
 }
 
 TEST(DeviceTrial, ARefusedLaunchIsReportedToAll) {
