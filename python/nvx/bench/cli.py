@@ -84,8 +84,8 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
         "--vs", type=argument(_names), default=_names(versus), metavar="A,B",
         help=f"contenders measured beside it: {VERSUS_HELP} (default: {versus or 'none'})",
     )  # fmt: skip
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default cpu)")
-    parser.add_argument("-T", "--timeout", type=_above(1, float), default=300.0, help="seconds an operation may take")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="tensors' device (default cpu)")
+    parser.add_argument("-T", "--timeout", type=_above(1, float), default=300.0, help="limit of a call (default 300 s)")
     parser.add_argument("-J", "--json", "--output_file", metavar="FILE", help="write every figure to FILE")
     parser.add_argument(RENDEZVOUS, help=argparse.SUPPRESS)
 
@@ -122,7 +122,7 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("-e", "--maxbytes", type=size, default=32 << 20, help="largest size (default 32M)")
     add("-f", "--stepfactor", type=_above(0, float), default=0, help="factor between sizes")
     add("-i", "--stepbytes", type=size, default=1 << 20, help="step between sizes, where there is no factor")
-    add("--sizes", type=sizes.sizes_argument, help="a list instead")
+    add("--sizes", type=sizes.sizes_argument, help="a list of sizes, instead of -b, -e, -f and -i")
     iterations = "iterations of each contender; 0 (default): as many as fill the blocks"
     add("--iters", type=_above(0), default=0, help=iterations)
     calls = "calls not timed, before each block (default 2)"
@@ -134,10 +134,10 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("-d", "--datatype", type=argument(_dtypes), default=["float"], help=f"{'/'.join(payload.DTYPES)}/all")
     add("-r", "--root", type=argument(_roots), default=[0], help="root ranks, or all")
     add("-c", "--check", type=_above(0), default=1, help="checked runs before timing (default 1)")
-    add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="columns of single iterations")
+    add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="1: add columns of single iterations")
     add("-u", "--unalign", type=_above(0), default=0, help="index of the first element in its buffer")
-    add("-G", "--cudagraph", action="store_true", help="replays of a CUDA graph of -m operations (--device cuda)")
-    add("--primary", action="store_true", help="only the first of out-of-place and in-place that torch has")
+    add("-G", "--cudagraph", action="store_true", help="time replays of a CUDA graph of -m operations (--device cuda)")
+    add("--primary", action="store_true", help="time only one of out-of-place and in-place")
     for letters, why_not in _NOT_HERE.items():
         add(*letters.split(), action=_NotHere, nargs="?", const=why_not, help=argparse.SUPPRESS)
     return parser

@@ -120,8 +120,8 @@ def main(arguments=None):
     parser.add_argument("collective", nargs="?", help="all_reduce, broadcast, ...; none: the keys of NVX_TUNE")
     parser.add_argument("sizes", nargs="*", type=size_argument, metavar="size", help="bytes per rank: 4096, 4K, 64M")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
-    parser.add_argument("--hosts", type=int, default=1, help="hosts like this one; ranks are spread evenly")
-    parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default cpu)")
+    parser.add_argument("--hosts", type=int, default=1, help="hosts over which ranks are spread evenly (default 1)")
+    parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="tensors' device (default cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
     if options.ranks < 0 or options.hosts < 0:

@@ -406,10 +406,10 @@ def show(options):
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="nvx status", description=DESCRIPTION)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("pid", nargs="?", type=int, help="this process and those that it started, such as a torchrun")
+    which.add_argument("pid", nargs="?", type=int, help="only this process, such as a torchrun, and its children")
     which.add_argument("--all", action="store_true", help="the ranks of all users; needs root")
-    which.add_argument("--hosts", metavar="A,B", help="on these hosts, over ssh; Python has the same path on each")
-    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    which.add_argument("--hosts", metavar="A,B", help="of these hosts, over ssh; Python has the same path on each")
+    parser.add_argument("--watch", action="store_true", help="repeat every second, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="one JSON object; with --watch, one a line")
     options = parser.parse_args(arguments)
     try:

@@ -203,7 +203,7 @@ def parse(arguments):
     known = [key for steps in STEPS.values() for step in steps for keys in step.keys for key in keys]
     parser.add_argument("keys", nargs="*", metavar="key", help=f"only these: {', '.join(known)}")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks of the group, all on this host (default 2)")
-    parser.add_argument("-d", "--device", choices=tuple(STEPS), default="cpu", help="of the tensors (default cpu)")
+    parser.add_argument("-d", "--device", choices=tuple(STEPS), default="cpu", help="tensors' device (default cpu)")
     parser.add_argument("-w", "--write", metavar="FILE", help="write the values there, for NVX_TUNE=@FILE")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default 5)")
     sizes_help = "sizes to measure instead of the default ones, such as 4K,64K"
