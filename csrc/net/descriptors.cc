@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -83,7 +85,13 @@ void grow_descriptor_table(size_t more) {
   const Fd high(fcntl(lowest.get(), F_DUPFD_CLOEXEC, int(std::min<rlim_t>(wanted, 1 << 20))));
 }
 
-void limit_backoff(int socket) {
+void limit_silence(int socket) {
+  const int64_t liveness_s = std::chrono::ceil<std::chrono::seconds>(config().liveness).count();
+  const int give_up_ms = 1000 * int(std::clamp<int64_t>(liveness_s + 10, 20, 1'000'000));
+  int limit_ms = 0;
+  socklen_t bytes = sizeof limit_ms;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, &bytes) == 0 && limit_ms == 0)
+    (void)setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &give_up_ms, sizeof give_up_ms);
   constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, which older headers lack
   constexpr int64_t kLeast = 1000, kMost = 120'000;
   const int most = int(std::clamp<int64_t>(config().liveness.count() / 10, kLeast, kMost));
@@ -95,7 +103,7 @@ void claim_sockets(int epoll) {
       epoll,
       [](int socket) {
         (void)fcntl(socket, F_SETFD, FD_CLOEXEC);
-        limit_backoff(socket);
+        limit_silence(socket);
       },
       kDeepest);
 }

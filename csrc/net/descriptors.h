@@ -12,13 +12,15 @@ namespace nvx::net {
 /// get no answer meanwhile.
 void grow_descriptor_table(size_t more);
 
-/// The kernel doubles the time to the next retransmission each time, so a link that is back after 7 s may carry nothing
-/// until the 13th second. Limits that time to a tenth of NVX_LIVENESS_S, one second at least (Linux 6.15).
-void limit_backoff(int socket);
+/// Makes the kernel give up a silent connection after NVX_LIVENESS_S and 10 s, 20 s at least, unless the socket has
+/// such a limit. The kernel doubles the time to the next retransmission each time, so a link that is back after 7 s may
+/// carry nothing until the 13th second. Limits that time to a tenth of NVX_LIVENESS_S, one second at least
+/// (Linux 6.15). Without the first limit, the second one would shorten the time after which the kernel gives up.
+void limit_silence(int socket);
 
 /// The sockets that an epoll watches, itself or through epolls inside it, such as the event descriptor of a UCX worker.
 /// While a child lives that was forked from this process, or started with its sockets open, peers do not notice the end
-/// of this process. Sets close-on-exec on the sockets that exist now, and limits their backoff.
+/// of this process. Sets close-on-exec on the sockets that exist now, and limits their silence.
 void claim_sockets(int epoll);
 /// Closes the sockets in a newly forked child. Allocates nothing and takes no lock.
 void close_sockets(int epoll);

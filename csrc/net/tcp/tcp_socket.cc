@@ -38,13 +38,11 @@ void set_options(int connection) {
   const auto set = [&](int level, int option, int value) {
     (void)setsockopt(connection, level, option, &value, sizeof value);
   };
-  const int liveness_s = int(std::chrono::ceil<std::chrono::seconds>(config().liveness).count());
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * std::clamp(liveness_s + 10, 20, 1'000'000));
-  limit_backoff(connection);
+  limit_silence(connection);
 }
 
 }  // namespace nvx::net

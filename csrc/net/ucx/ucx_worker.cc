@@ -57,19 +57,16 @@ std::vector<Setting> general_settings(const UcxVersion& version, const std::stri
   return settings;
 }
 
-/// UCX reports a silent host after 10 + 3 x 2 s without traffic, and after 20 s with traffic if it has that option;
-/// later if NVX_LIVENESS_S is longer. Connecting never blocks. TCP_SYN_CNT is not set, because that corrupts the memory
+/// UCX reports a silent host after 10 + 3 x 2 s without traffic, later if NVX_LIVENESS_S is longer; limit_silence() has
+/// the limit with traffic. Connecting never blocks. TCP_SYN_CNT is not set, because that corrupts the memory
 /// of UCX 1.13 to 1.22.
-std::vector<Setting> tcp_settings(const UcxVersion& version) {
+std::vector<Setting> tcp_settings() {
   const char* transports = set_by_user("TLS");
   const auto names = [&](const char* word) { return std::strstr(transports, word) != nullptr; };
   if (transports && !names("tcp") && !names("all") && !names("^")) return {};
   const int64_t liveness_s = std::chrono::ceil<std::chrono::seconds>(config().liveness).count();
   const int64_t probes = std::clamp<int64_t>((liveness_s - 4) / 2, 3, 127);  // the most that Linux takes
-  std::vector<Setting> settings = {{"TCP_KEEPCNT", std::to_string(probes)}, {"TCP_CONN_NB", "y"}};
-  if (version >= UcxVersion{1, 22, 0})
-    settings.push_back({"TCP_USER_TIMEOUT", std::to_string(std::max<int64_t>(20, liveness_s + 10)) + "s"});
-  return settings;
+  return {{"TCP_KEEPCNT", std::to_string(probes)}, {"TCP_CONN_NB", "y"}};
 }
 
 /// Sets environment variables while it lives, because before 1.17 a transport reads its settings only there.
@@ -175,7 +172,7 @@ UcxWorker::UcxWorker(const std::string& store_host) : generation_(own_generation
   try {
     BriefEnvironment environment;
     if (ucx_.version < UcxVersion{1, 17, 0}) {
-      for (const Setting& setting : tcp_settings(ucx_.version)) {
+      for (const Setting& setting : tcp_settings()) {
         if (!set_by_user(setting.key)) environment.set(setting);
       }
     }
@@ -222,7 +219,7 @@ void UcxWorker::make_context(const std::string& store_host) {
   require(ucx_.config_read("NVX", nullptr, &config), "reading the configuration");
   std::vector<Setting> settings = general_settings(ucx_.version, store_host);
   if (ucx_.version >= UcxVersion{1, 17, 0}) {
-    for (Setting& setting : tcp_settings(ucx_.version)) settings.push_back(std::move(setting));
+    for (Setting& setting : tcp_settings()) settings.push_back(std::move(setting));
   }
   for (const Setting& setting : settings) {
     if (set_by_user(setting.key)) continue;

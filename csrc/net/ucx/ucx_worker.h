@@ -47,7 +47,7 @@ class UcxWorker {
   void ready_to_close(ucp_ep_h endpoint);
   /// Advances the closing of endpoints. Call it between calls of progress. Returns true if none is left.
   bool advance_closing();
-  /// Keeps all connections that exist now from other programs, and limits their backoff.
+  /// Keeps all connections that exist now from other programs, and limits their silence.
   void claim_sockets() const;
   /// Closes all sockets in a forked child: otherwise peers would miss the parent's death, or connect to the child.
   void close_in_child() const;
