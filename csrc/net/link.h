@@ -93,6 +93,8 @@ class Link {
   virtual void post(Post& post) = 0;
   /// Ends a post that waits for the connection to its peer; nothing has read it. Does nothing to other posts.
   virtual void cancel(Post& post) { (void)post; }
+  /// The status of a cancelled post.
+  static Status cancelled() { return {Code::kAborted, "nvx: the message was cancelled before its peer was reached"}; }
   /// Advances all messages without waiting. Returns true if anything moved, so another call may be useful.
   virtual bool progress() = 0;
 

@@ -34,6 +34,11 @@ bool Unreached::holds(PeerId peer, std::span<const HostAddress> addresses) {
   return true;
 }
 
+bool Unreached::remove(Post& post) {
+  const auto it = waiting_.find(post.to);
+  return it != waiting_.end() && std::erase(it->second.posts, &post) != 0;
+}
+
 std::vector<Unreached::Result> Unreached::recheck() {
   std::vector<Result> results;
   const auto now = Clock::now();

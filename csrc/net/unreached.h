@@ -27,6 +27,8 @@ class Unreached {
   /// Whether the peer has to wait: it already does, or none of its addresses can be reached.
   bool holds(PeerId peer, std::span<const HostAddress> addresses);
   void keep(Post& post) { waiting_[post.to].posts.push_back(&post); }
+  /// Returns whether the post was kept here.
+  bool remove(Post& post);
 
   /// The result of a check: the peer is reachable if `why` is empty, and given up otherwise.
   struct Result {

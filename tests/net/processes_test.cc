@@ -170,6 +170,31 @@ TEST_P(Processes, ClosesInTimeThoughAPeerHangs) {
   EXPECT_TRUE(end->all_done_once());
 }
 
+/// So only the posts of established connections need a connection to be closed.
+TEST_P(Processes, APostToAPeerThatHasNotAcceptedTheConnectionCanBeCancelled) {
+  Child child(GetParam(), [](End& end, Line&) {
+    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == 2; }));
+    for (const EventLog::Message& message : end.log.messages) EXPECT_EQ(message.body.size(), 100u);
+  });
+  End end(open());
+  const PeerId peer = child.exchange_addresses(end);
+  child.send_signal(SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(50));
+  end.send(peer, 100, 1);
+  Post& cancelled = end.send(peer, end.link->segment_bytes(), 2);
+  drive_for(milliseconds(100), {end.link.get()});
+  EXPECT_EQ(end.log.ended, 0u);
+  end.link->cancel(cancelled);
+  EXPECT_TRUE(drive(end, [&] { return end.log.ended == 1; }));
+  EXPECT_EQ(end.log.dones[&cancelled], 1);
+  EXPECT_EQ(end.log.failures, 1u);
+  child.send_signal(SIGCONT);
+  end.send(peer, 100, 3);
+  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
+  EXPECT_EQ(end.log.failures, 1u);
+  EXPECT_EQ(child.wait_for_end(), 0);
+}
+
 TEST_P(Processes, ForgettingLeavesNothingBehind) {
   const auto count_them = [](End& end, Line& line) {
     // As many descriptors as at the beginning, after its peer has connected and left many times.

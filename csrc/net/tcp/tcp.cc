@@ -86,6 +86,7 @@ class TcpLink final : public Link {
   }
   std::string obstacle(PeerId peer) override;
   void post(Post& post) override;
+  void cancel(Post& post) override;
   bool progress() override;
   bool arm() override { return events_.empty() && written_.empty() && !changed_; }
   void sleep(std::chrono::microseconds span) override;
@@ -224,6 +225,11 @@ void TcpLink::post(Post& post) {
     peer->out->post(post);
     changed_ |= peer->out->state() == Outgoing::State::kFailed;
   }
+}
+
+void TcpLink::cancel(Post& post) {
+  Peer* peer = usable() ? find(post.to) : nullptr;
+  if (unreached_.remove(post) || (peer && peer->out && peer->out->remove(post))) end_posts({&post}, cancelled());
 }
 
 void TcpLink::connect(Peer& peer) {

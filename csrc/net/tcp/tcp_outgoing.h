@@ -38,6 +38,8 @@ class Outgoing final : public Socket {
   const std::string& why() const { return why_; }
   Clock::time_point begun() const { return begun_; }
   bool idle() const { return posts_.empty(); }
+  /// Forgets a post, if no message may have been sent yet. Returns whether it had the post.
+  bool remove(Post& post) { return !was_open_ && std::erase(posts_, &post) != 0; }
   /// The posts that are not written, which it forgets.
   std::vector<Post*> take_posts();
 

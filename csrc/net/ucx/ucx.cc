@@ -34,6 +34,8 @@ constexpr milliseconds kLostTimeout{1000};
 /// How long data of posts that are done() may take to leave this process after forget(), and in close().
 constexpr milliseconds kFlushTimeout{10000};
 constexpr milliseconds kCloseTimeout{500};
+/// Each claim looks at all sockets of the worker, of which each peer has two.
+constexpr milliseconds kClaimInterval{100};
 
 enum MessageId : unsigned { kMessage, kControl };
 
@@ -87,6 +89,7 @@ class UcxLink final : public Link {
     ucp_ep_h endpoint = nullptr;
     uint32_t turn = 0;        // endpoints made so far
     uint32_t their_turn = 0;  // of the other side's latest hello
+    bool greeted = false;     // the other side's hello has come
     bool reached = false;     // the connection stands: a send has completed, or the other side's hello has come
     bool lost = false;
     ucs_status_t broken = UCS_OK;  // an error that UCX reported in a callback; handled when UCX may be called again
@@ -147,7 +150,8 @@ class UcxLink final : public Link {
   bool closed_ = false;
   bool calling_ = false;  // a UCX call is on the stack, so endpoints cannot be made
   bool breakage_ = false;
-  bool unclaimed_ = false;     // a connection stands whose sockets the worker has not claimed
+  bool unclaimed_ = false;  // a connection stands whose sockets the worker has not claimed
+  Clock::time_point next_claim_{};
   std::atomic<int> quiet_{0};  // calls of progress() since the last sleep, or since UCX last made progress
 
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
@@ -199,11 +203,12 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   peer.worker_address.assign(address->worker.begin(), address->worker.end());
   if (!worker_->has_rdma()) peer.reached_at = address->reached_at;
   by_nonce_.emplace(peer.nonce, id);
-  if (auto parked = parked_.extract(peer.nonce)) {
+  if (auto parked = parked_.extract(peer.nonce); parked && parked.mapped()->broken != UCS_OK) {
+    drop(*parked.mapped());
+  } else if (parked) {
     peer.endpoint = parked.mapped()->endpoint;
     peer.turn = parked.mapped()->turn;
-    peer.broken = parked.mapped()->broken;
-    if (usable() && peer.broken == UCS_OK) send_control(peer, peer.endpoint, ControlMessage::kHello);
+    if (usable()) send_control(peer, peer.endpoint, ControlMessage::kHello);
   }
   if (unknown_links_.erase(peer.nonce) != 0) to_connect_back_.push_back(id);
   return id;
@@ -288,8 +293,8 @@ void UcxLink::post(Post& post) {
 
 void UcxLink::cancel(Post& post) {
   Peer* peer = find(post.to);
-  if (std::erase(waiting_, &post) != 0 || (peer && std::erase(peer->held, &post) != 0))
-    end_post(post, Status(Code::kAborted, "nvx: the message was cancelled before its peer was reached"));
+  if (std::erase(waiting_, &post) != 0 || (peer && std::erase(peer->held, &post) != 0) || unreached_.remove(post))
+    end_post(post, cancelled());
 }
 
 void UcxLink::send(Peer& peer, Post& post) {
@@ -421,8 +426,9 @@ std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
 
 /// Connects back: with an endpoint of its own, this side is also notified when the connection breaks.
 void UcxLink::connect_back(Peer& peer) {
+  peer.greeted = true;
   if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
-  if (peer.endpoint) peer.set_reached(*this);  // its hello has come
+  if (peer.endpoint) peer.set_reached(*this);
 }
 
 void UcxLink::lose(Peer& peer, const std::string& why) {
@@ -487,10 +493,14 @@ void UcxLink::settle() {
   for (const Unreached::Result& item : unreached_.recheck()) {
     Peer* peer = find(item.peer);
     if (peer && !item.why.empty()) lose(*peer, item.why);
+    if (peer && peer->greeted) connect_back(*peer);
     for (Post* post : item.posts) this->post(*post);
-    if (peer && item.posts.empty()) connect_back(*peer);
   }
-  if (std::exchange(unclaimed_, false)) worker_->claim_sockets();  // by now the sockets of both directions exist
+  if (unclaimed_ && Clock::now() >= next_claim_) {  // by now the sockets of both directions exist
+    unclaimed_ = false;
+    worker_->claim_sockets();
+    next_claim_ = Clock::now() + kClaimInterval;
+  }
   worker_->advance_closing();
   if (!overdue_.empty()) end_overdue_posts();
 }

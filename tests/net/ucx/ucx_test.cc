@@ -67,31 +67,6 @@ TEST_F(Ucx, NoFreeDescriptorForAConnectionIsReported) {
   EXPECT_EQ(child.wait_for_end(), 0);
 }
 
-/// UCX holds only posts to peers that have accepted the connection, so no other post needs a connection to be closed.
-TEST_F(Ucx, APostToAPeerThatHasNotAcceptedTheConnectionCanBeCancelled) {
-  Child child("ucx", [](End& end, Line&) {
-    EXPECT_TRUE(drive(end, [&] { return end.log.messages.size() == 2; }));
-    for (const EventLog::Message& message : end.log.messages) EXPECT_EQ(message.body.size(), 100u);
-  });
-  End end(open_ucx());
-  const PeerId peer = child.exchange_addresses(end);
-  child.send_signal(SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(50));
-  end.send(peer, 100, 1);
-  Post& cancelled = end.send(peer, end.link->segment_bytes(), 2);
-  drive_for(milliseconds(100), {end.link.get()});
-  EXPECT_EQ(end.log.ended, 0u);
-  end.link->cancel(cancelled);
-  EXPECT_TRUE(drive(end, [&] { return end.log.ended == 1; }));
-  EXPECT_EQ(end.log.dones[&cancelled], 1);
-  EXPECT_EQ(end.log.failures, 1u);
-  child.send_signal(SIGCONT);
-  end.send(peer, 100, 3);
-  EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
-  EXPECT_EQ(end.log.failures, 1u);
-  EXPECT_EQ(child.wait_for_end(), 0);
-}
-
 /// Closing an endpoint that the peer has not accepted would pair the next one with a closed one.
 TEST_F(Ucx, APeerThatIsForgottenBeforeItAcceptsIsReachedWhenItIsAddedAgain) {
   constexpr size_t kBytes[] = {100, 20'000, 3'000'000};
