@@ -187,7 +187,7 @@ void GroupPort::on_failure(std::function<void(const ReportedFailure&)> handler) 
 std::optional<GroupPort::Departure> GroupPort::departure(int rank) {
   const Rank& there = ranks_[size_t(rank)];
   if (!there.peer) return std::nullopt;
-  if (there.left) return Departure{rank, Departure::Cause::kLeft};
+  if (there.departure) return there.departure;
   const std::string& lost = messenger_->lost_because(*there.peer);
   if (lost.empty()) return std::nullopt;
   return Departure{rank,
@@ -206,11 +206,15 @@ std::string GroupPort::obstacle(int rank) {
   return peer ? messenger_->obstacle(*peer) : "";
 }
 
-void GroupPort::poison(const Failure& why, const std::vector<int>& ranks) {
+void GroupPort::poison(const Failure& why, const std::vector<int>& ranks, std::chrono::milliseconds most) {
   const FailureNote note = FailureNote::of(why);
-  for (const int rank : ranks) {
-    if (process_of(rank)) send(rank, {Kind::kPoison}, {}, note.used());
+  {
+    MutexLock lock(mutex());
+    for (const int rank : ranks) {
+      if (process_of(rank)) send(rank, {Kind::kPoison}, {}, note.used());
+    }
   }
+  messenger_->flush_reports(group_, most);
 }
 
 void GroupPort::report_other_failure(const Failure& what) {
@@ -235,8 +239,10 @@ void GroupPort::pinged_by(uint32_t rank, PeerId peer) {
   send_other_failure(int(rank));
 }
 
-void GroupPort::note_left(uint32_t rank) {
-  if (rank < ranks_.size()) ranks_[rank].left = true;
+void GroupPort::note_departure(Departure departure) {
+  if (size_t(departure.rank) >= ranks_.size()) return;
+  std::optional<Departure>& noted = ranks_[size_t(departure.rank)].departure;
+  if (!noted) noted = std::move(departure);
 }
 
 std::vector<int> GroupPort::contacts() const {

@@ -84,8 +84,9 @@ class GroupPort {
   Clock::duration silence(int rank) const REQUIRES(messenger_->mutex());
   /// As Messenger::obstacle(), for a rank.
   std::string obstacle(int rank) REQUIRES(messenger_->mutex());
-  /// Reports the group's failure on this rank to these ranks.
-  void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(messenger_->mutex());
+  /// Reports the group's failure on this rank to these ranks. See Messenger::flush_reports() for `most`.
+  void poison(const Failure& why, const std::vector<int>& ranks, std::chrono::milliseconds most)
+      EXCLUDES(messenger_->mutex());
   /// Reports the failure of another group of this process to all ranks that wait for this one, now or later. Only the
   /// first call counts.
   void report_other_failure(const Failure& what) REQUIRES(messenger_->mutex());
@@ -110,14 +111,14 @@ class GroupPort {
   void dropped(const MessageHeader& header, const std::byte* where) REQUIRES(messenger_->mutex());
   /// A ping from the rank has arrived, from that process.
   void pinged_by(uint32_t rank, PeerId peer) REQUIRES(messenger_->mutex());
-  /// The rank's process has answered that this group is gone there.
-  void note_left(uint32_t rank) REQUIRES(messenger_->mutex());
+  /// The rank's process has answered that this group is gone there, or that it considers this process lost.
+  void note_departure(Departure departure) REQUIRES(messenger_->mutex());
 
  private:
   struct Rank {
     std::optional<PeerId> peer{};  // once its address is known
     bool contacted = false;
-    bool left = false;
+    std::optional<Departure> departure{};  // by an answer of its process
     bool sent_other_failure = false;
     std::string other_failure{};
     std::optional<Clock::time_point> gave_up_wait_at{};

@@ -100,20 +100,23 @@ void Liveness::take_answer(const MessageHeader& header, PeerId peer, std::span<c
   Signs& signs = signs_[peer];
   if (header.op != 0 && header.op == signs.last_ping) signs.last_ping = 0;
   if (header.value == kDeclaredLost) {
-    if (header.op <= signs.earlier_pings) return note_left(header);  // a newer group has connected to it since
-    const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), Messenger::kMostCopied));
+    const std::string text(reinterpret_cast<const char*>(body.data()), std::min(body.size(), Messenger::kMostCopied));
+    const std::string why = "considers this process lost: " + printable(text);
+    // If a newer group has connected to it since, only the group of the ping has lost it.
+    if (int32_t(header.op - signs.earlier_pings) <= 0) return note_departure(header, why);
     signs.has_declared_this_lost |= messenger_.lost_because(peer).empty();
-    return messenger_.disconnect(peer, "considers this process lost: " + printable(why));
+    return messenger_.disconnect(peer, why);
   }
-  if (header.value == kGroupGone) note_left(header);
+  if (header.value == kGroupGone) note_departure(header);
 }
 
-void Liveness::note_left(const MessageHeader& pong) {
+void Liveness::note_departure(const MessageHeader& pong, const std::string& why) {
+  using Cause = GroupPort::Departure::Cause;
   messenger_.mutex().held_by_caller();
   GroupPort* port = messenger_.port_of(pong);
   if (!port) return;
   port->mutex().held_by_caller();
-  port->note_left(pong.from);
+  port->note_departure({int(pong.from), why.empty() ? Cause::kLeft : Cause::kDeclaredThisLost, why});
 }
 
 void Liveness::settle() {

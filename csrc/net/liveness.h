@@ -89,7 +89,8 @@ class Liveness {
   void send(PeerId peer, const MessageHeader& header);
   void note_sign_of_life(PeerId peer);
   void take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body);
-  void note_left(const MessageHeader& pong);
+  /// Tells the group that the rank has left it or, if `why` is not empty, that it considers this process lost.
+  void note_departure(const MessageHeader& pong, const std::string& why = "");
 
   Messenger& messenger_;
   const std::chrono::milliseconds silence_;

@@ -112,6 +112,8 @@ void Messenger::remove_port(uint64_t group, int rank, const GroupPort& port) {
 }
 
 PeerId Messenger::connect(std::span<const std::byte> address) {
+  // Before it adds the same process again.
+  for (const PeerId peer : std::exchange(to_forget_, {})) link_->forget(peer);
   ProcessId process = 0;
   if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: the network address of a rank is damaged");
   std::memcpy(&process, address.data(), sizeof process);
@@ -155,8 +157,7 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
   }
   Outgoing& out = *free_.back();
   free_.pop_back();
-  out.reports_failure = header.kind == Kind::kPoison;
-  open_reports_ += out.reports_failure;
+  if (header.kind == Kind::kPoison) out.reports_failure_of = header.group;
   out.post.to = to;
   out.post.owner = &out;
   std::memcpy(out.post.header, &header, sizeof header);
@@ -167,15 +168,16 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
 
 void Messenger::done(Post& post, const Status& status) {
   Outgoing* out = static_cast<Outgoing*>(post.owner);
-  open_reports_ -= out->reports_failure;
+  out->reports_failure_of.reset();
   if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
   free_.push_back(out);
 }
 
-void Messenger::flush_reports(std::chrono::milliseconds most) {
+void Messenger::flush_reports(uint64_t group, std::chrono::milliseconds most) {
   const Deadline deadline = Deadline::after(most);
   MutexLock lock(mutex_);
-  while (open_reports_ > 0 && !closed_ && !deadline.passed(Clock::now())) drive_or_pause();
+  const auto is_open = [&](const Outgoing& out) { return out.reports_failure_of == group; };
+  while (std::ranges::any_of(outgoing_, is_open) && !closed_ && !deadline.passed(Clock::now())) drive_or_pause();
 }
 
 bool Messenger::progress() {
@@ -266,6 +268,8 @@ std::byte* Messenger::place(std::span<const std::byte> bytes, size_t size) {
   GroupPort* port = header ? port_of(*header) : nullptr;
   if (!port) return nullptr;
   port->mutex().held_by_caller();
+  const auto from = port->process_of(int(header->from));
+  if (from && !lost_because(*from).empty()) return nullptr;  // disconnect() could not take the place back
   return port->place(*header, size);
 }
 

@@ -53,10 +53,10 @@ PARTS_OF = {
         ScheduleRun::place ScheduleRun::dropped""",
     "net/group_port.cc": """GroupPort::arrived GroupPort::take_segment GroupPort::place GroupPort::dropped
         GroupPort::take_label GroupPort::send_label GroupPort::fail GroupPort::pinged_by GroupPort::send_other_failure
-        GroupPort::note_left""",
+        GroupPort::note_departure""",
     "net/header.h": "read_header read_behind_header",
     "net/liveness.cc": """Liveness::note_sign_of_life Liveness::received Liveness::answer Liveness::take_answer
-        Liveness::note_left Liveness::settle""",
+        Liveness::note_departure Liveness::settle""",
     "net/messenger.cc": "Messenger::connect Messenger::port_of Messenger::place Messenger::dropped Messenger::arrived",
     "net/tcp/job_key.cc": "JobKey::sign JobKey::same",
     "net/tcp/tcp.cc": """TcpLink::add TcpLink::accept TcpLink::bound_unauthenticated TcpLink::reap_incoming

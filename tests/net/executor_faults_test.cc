@@ -327,7 +327,8 @@ TEST(Signs, EarlierGroupsLossDoesNotCountNow) {
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto departure = alone.departure();
   ASSERT_TRUE(departure);
-  EXPECT_TRUE(departure->left()) << "that group";
+  EXPECT_FALSE(departure->left());
+  EXPECT_EQ(departure->why, "considers this process lost: has been silent") << "in that group";
   EXPECT_EQ(alone.lost_because(), "") << "not the process";
 }
 

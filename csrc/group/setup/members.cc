@@ -123,6 +123,7 @@ void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Fa
   constexpr std::chrono::milliseconds kMost{200};  // to open a connection
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.contacts();
+  lock.unlock();
   if (failure.reported_code() != Code::kPeerFailed) {
     // One rank of every host notifies its host. On the host of `failure.lost_rank` two ranks do, since one of them may
     // be stopped together with that rank.
@@ -135,9 +136,7 @@ void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Fa
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  port.poison(failure, ranks);
-  lock.unlock();
-  port.messenger().flush_reports(kMost);
+  port.poison(failure, ranks, kMost);
 }
 
 }  // namespace nvx
