@@ -255,14 +255,13 @@ BlockGrant reserve_blocks(Bootstrap& bootstrap, const PeerMappings& mappings, co
     });
     info.reserved_blocks = grant.claim.before();
   }
-  const auto infos = read_infos<BlockInfo>(bootstrap.all_gather(bytes_of(info)), 1, options.name);
+  const auto infos = read_infos<BlockInfo>(bootstrap.all_gather(bytes_of(info)), options.name);
   grant.arena_free = UINT64_MAX;
   uint32_t wanted = info.wanted;
   for (size_t r = 0; r < infos.size(); ++r) {
     const bool alike =
         infos[r].first_epoch == info.first_epoch && infos[r].wanted > 0 && infos[r].link < uint32_t(kGpuLinks);
-    if (infos[r].magic != BlockInfo::kMagic || infos[r].rank != int32_t(r) || !alike)
-      throw of_another_version(options.name(int(r)));
+    if (!alike) throw of_another_version(options.name(int(r)));
     const auto in_arena = [&](const BlockInfo& other) {
       return other.process == infos[r].process && other.device == infos[r].device;
     };

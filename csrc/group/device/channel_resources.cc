@@ -291,13 +291,13 @@ std::vector<kernel::PeerPads> ChannelResources::exchange_pads(Bootstrap& bootstr
   PadInfo info;
   info.rank = options_.rank;
   info.offset = span_.offset;
-  const auto infos = read_infos<PadInfo>(bootstrap.all_gather(bytes_of(info)), 1, options_.name);
+  const auto infos = read_infos<PadInfo>(bootstrap.all_gather(bytes_of(info)), options_.name);
   std::vector<kernel::PeerPads> pads;
   for (size_t r = 0; r < infos.size(); ++r) {
     const DevicePeer& peer = mappings_->peer(int(r));
     const uint64_t offset = infos[r].offset;
     const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kCacheLine == 0;
-    if (infos[r].magic != PadInfo::kMagic || infos[r].rank != int32_t(r) || !inside)
+    if (!inside)
       throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " reports a pad outside its GPU memory",
                   kOneVersion);
     pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});
@@ -311,11 +311,9 @@ void ChannelResources::connect_pools(Bootstrap& bootstrap) {
   info.device = options_.device;
   info.process = registry_.id();
   put(info.socket, registry_.pool_socket());
-  const auto infos = read_infos<PoolInfo>(bootstrap.all_gather(bytes_of(info)), 1, options_.name);
+  const auto infos = read_infos<PoolInfo>(bootstrap.all_gather(bytes_of(info)), options_.name);
   std::vector<DevicePools::Rank> ranks(infos.size());
   for (size_t r = 0; r < infos.size(); ++r) {
-    if (infos[r].magic != PoolInfo::kMagic || infos[r].rank != int32_t(r))
-      throw of_another_version(options_.name(int(r)));
     if (int(r) == options_.rank || !shares_virtual_memory(mappings_->peer(int(r)))) continue;
     ranks[r] = {PoolOwner{infos[r].process, infos[r].device, text_of(infos[r].socket)},
                 &kernel::pool_views(&control())[r], options_.describe(int(r))};

@@ -41,4 +41,14 @@ std::vector<T> read_infos(const std::vector<std::vector<std::byte>>& messages, s
   return infos;
 }
 
+/// The same for one description of each rank, which begins with `magic` and names its rank.
+template <class T>
+std::vector<T> read_infos(const std::vector<std::vector<std::byte>>& messages, const RankNames& name_of) {
+  std::vector<T> infos = read_infos<T>(messages, 1, name_of);
+  for (size_t r = 0; r < infos.size(); ++r) {
+    if (infos[r].magic != T::kMagic || infos[r].rank != int32_t(r)) throw of_another_version(name_of(int(r)));
+  }
+  return infos;
+}
+
 }  // namespace nvx

@@ -38,18 +38,16 @@ struct MappingOptions {
 struct DeviceInfo {
   static constexpr uint32_t kMagic = 0x6478766e;  // "nvxd"
   uint32_t magic = kMagic;
-  uint32_t bytes = sizeof(DeviceInfo);
   int32_t rank = -1;
   int32_t device = -1;
   uint32_t kinds = 0;  ///< the kinds that it can export, a bit each
-  uint32_t reserved = 0;
   uint64_t host = 0;
   ArenaId process;  ///< identifies its process
   std::array<uint8_t, 16> uuid{};
   char why_not[kShareKinds][96] = {};
   char socket[48] = {};
 };
-static_assert(sizeof(DeviceInfo) == 592);
+static_assert(sizeof(DeviceInfo) == 584);
 
 /// The kind with which all ranks create their arenas.
 struct ShareAgreement {

@@ -176,7 +176,7 @@ TEST(DeviceSetup, MalformedDescriptionsOfPeersAreRefused) {
       {80, 0, 0, "rank 1 describes its GPU in the format of another version of nvx"},
       {80, 4, 9, "rank 1 describes its GPU in the format of another version of nvx"},
       {80, 72, 3, "rank 1 describes its GPU in the format of another version of nvx"},  // a link that does not exist
-      {16, 0, 0, "rank 1 reports a pad outside its GPU memory"},
+      {16, 0, 0, "rank 1 describes its GPU in the format of another version of nvx"},
       {16, 15, 0xff, "rank 1 reports a pad outside its GPU memory"},  // so far outside that the addition wraps
       {16, 11, 0x7f, "rank 1 reports a pad outside its GPU memory"},
       {16, 8, 1, "rank 1 reports a pad outside its GPU memory"},  // not aligned to a line

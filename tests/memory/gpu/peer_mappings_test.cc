@@ -430,7 +430,7 @@ TEST(PeerMappings, MalformedDescriptionsOfPeersAreRefused) {
     const char* reason;
   } kSpoilt[] = {
       {0, 0, 1, "describes its GPU in the format of another version of nvx"},
-      {0, 8, 1, "describes its GPU in the format of another version of nvx"},
+      {0, 4, 1, "describes its GPU in the format of another version of nvx"},
       {0, 100, 0, "is damaged"},
       {1, 0, 1, "GPU memory that it cannot have"},
       {1, 12, 1, "GPU memory that it cannot have"},
