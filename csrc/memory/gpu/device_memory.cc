@@ -14,6 +14,8 @@ namespace {
 
 bool is_virtual(ShareKind kind) { return kind == ShareKind::kFabric || kind == ShareKind::kFd; }
 
+constexpr const char* kImport = "cuMemImportFromShareableHandle";
+
 }  // namespace
 
 const char* name(ShareKind kind) {
@@ -74,12 +76,12 @@ void Undo::all() {
   }
 }
 
-/// Takes ownership of physical memory and maps it at an address that this device may access.
-void DeviceRegion::map_memory(DeviceMemory memory) {
-  memory_ = memory;
-  own_memory(*driver_, memory, undo_);  // `undo_` is destroyed before `driver_`
+/// Takes ownership of the physical memory that the call has given, and maps it where this device may access it.
+void DeviceRegion::map_memory(DriverCode code, const char* call) {
+  check(code, call);
+  own_memory(*driver_, memory_, undo_);  // `undo_` is destroyed before `driver_`
   base_ = reserve(*driver_, device_, bytes_, undo_);
-  map(*driver_, device_, base_, bytes_, memory, undo_);
+  map(*driver_, device_, base_, bytes_, memory_, undo_);
 }
 
 /// A handle of a plain allocation does not contain its size.
@@ -98,9 +100,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::make(std::shared_ptr<DeviceDriver> d
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, kind, bytes));
   if (is_virtual(kind)) {
-    DeviceMemory memory = 0;
-    region->check(raw->create(device, kind, bytes, &memory), "cuMemCreate");
-    region->map_memory(memory);
+    region->map_memory(raw->create(device, kind, bytes, &region->memory_), "cuMemCreate");
     return region;
   }
   region->check(raw->allocate(device, bytes, &region->base_), "cuMemAlloc");
@@ -112,9 +112,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_fd(std::shared_ptr<DeviceDriv
                                                       size_t bytes) {
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kFd, bytes));
-  DeviceMemory memory = 0;
-  region->check(raw->import_fd(device, fd, &memory), "cuMemImportFromShareableHandle");
-  region->map_memory(memory);
+  region->map_memory(raw->import_fd(device, fd, &region->memory_), kImport);
   return region;
 }
 
@@ -123,9 +121,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<Device
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, kind, bytes));
   if (is_virtual(kind)) {
-    DeviceMemory memory = 0;
-    region->check(raw->import_fabric(device, handle, &memory), "cuMemImportFromShareableHandle");
-    region->map_memory(memory);
+    region->map_memory(raw->import_fabric(device, handle, &region->memory_), kImport);
     return region;
   }
   region->check(raw->open_ipc(device, handle, &region->base_), "cuIpcOpenMemHandle");

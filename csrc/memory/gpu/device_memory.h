@@ -80,7 +80,7 @@ class DeviceRegion {
  private:
   DeviceRegion(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes)
       : driver_(std::move(driver)), device_(device), kind_(kind), bytes_(bytes) {}
-  void map_memory(DeviceMemory memory);
+  void map_memory(DriverCode code, const char* call);
   void check_size() const;
   void check(DriverCode code, const std::string& call) const { check_driver(*driver_, code, call, device_); }
 

@@ -256,17 +256,13 @@ std::vector<PairVerdict> MappingSetup::exchange_findings(const std::vector<PairV
 /// The first failure in either direction.
 PairVerdict MappingSetup::pair_verdict(size_t a, size_t b, const std::vector<PairVerdict>& reached,
                                        const std::vector<PairVerdict>& marked) const {
-  const auto verdict_of = [&](const std::vector<PairVerdict>& found, size_t from, size_t to, const char* what) {
-    PairVerdict verdict = found[from * ranks() + to];
-    if (!verdict.fine())
-      verdict.why = options_.name(int(from)) + " " + what + " " + options_.name(int(to)) + ": " + verdict.why;
-    return verdict;
-  };
-  for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-    if (PairVerdict v = verdict_of(reached, from, to, "with the memory of"); !v.fine()) return v;
-  }
-  for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-    if (PairVerdict v = verdict_of(marked, from, to, "with the data from"); !v.fine()) return v;
+  for (const auto& [found, what] :
+       {std::pair(&reached, " with the memory of "), std::pair(&marked, " with the data from ")}) {
+    for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
+      const PairVerdict& verdict = (*found)[from * ranks() + to];
+      if (!verdict.fine())
+        return {verdict.state, options_.name(int(from)) + what + options_.name(int(to)) + ": " + verdict.why};
+    }
   }
   return {};
 }
