@@ -31,7 +31,6 @@ class GroupPort {
     std::string why{};  ///< for kLost and kDeclaredThisLost
     bool left() const { return cause == Cause::kLeft; }
   };
-  /// A failure that another rank reported.
   struct ReportedFailure {
     int by = kNoRank;
     Failure failure;

@@ -70,7 +70,6 @@ class Diagnosis {
 
   /// `name` describes the rank, with its progress if known. The callers add `Failure::before`.
   Failure died(int rank, const std::string& name, const ExitStatus& status) const;
-  /// `how`: how it left.
   Failure left(int rank, const std::string& name, const std::string& how) const;
   /// A rank of another host: the connection is lost, or that rank considers this one lost.
   Failure lost(int rank, const std::string& why) const;

@@ -19,18 +19,15 @@ std::string rounded(double value) {
   return text;
 }
 
-int lanes_up(const GpuFacts& gpu) {
-  return int(std::count_if(gpu.lanes.begin(), gpu.lanes.end(), [](const NvLinkLane& lane) { return lane.active; }));
-}
+int lanes_up(const GpuFacts& gpu) { return int(std::ranges::count(gpu.lanes, true, &NvLinkLane::active)); }
 
 int lanes_to(const GpuFacts& gpu, const std::string& bus) {
-  return int(std::count_if(gpu.lanes.begin(), gpu.lanes.end(),
-                           [&](const NvLinkLane& lane) { return lane.active && !lane.to_switch && lane.bus == bus; }));
+  return int(std::ranges::count_if(
+      gpu.lanes, [&](const NvLinkLane& lane) { return lane.active && !lane.to_switch && lane.bus == bus; }));
 }
 
 int lanes_to_switch(const GpuFacts& gpu) {
-  return int(std::count_if(gpu.lanes.begin(), gpu.lanes.end(),
-                           [](const NvLinkLane& lane) { return lane.active && lane.to_switch; }));
+  return int(std::ranges::count_if(gpu.lanes, [](const NvLinkLane& lane) { return lane.active && lane.to_switch; }));
 }
 
 /// Counts direct lanes if there are any, otherwise the lanes that both have to the switch.

@@ -26,7 +26,6 @@ struct EarlierProcess {
   std::optional<net::PeerId> remote{};   ///< on another host
 };
 
-/// The parameters of a group on one of its ranks.
 struct GroupOptions {
   std::string name;
   int rank = 0;

@@ -37,7 +37,6 @@ class HostSetUp {
   HostRelay* relay() { return relay_.get(); }
   /// For the leader: passes a value on to the others.
   void publish(const Value& value);
-  /// Whether this rank reads values from its leader.
   bool reads_leader() const { return follows() && !reads_itself_; }
   std::optional<Value> next(std::chrono::milliseconds span) { return relay_client_->next(span); }
   /// From now on, this rank reads the store itself: some value did not arrive.
@@ -54,7 +53,6 @@ class HostSetUp {
   void check();
   /// Whether the process of a rank, as far as it is known here, has ended.
   bool has_ended(int rank) const;
-  /// As earlier_process().
   std::shared_ptr<PeerProcess> process_of(int rank) const { return earlier_process(options_, rank); }
 
  private:

@@ -82,7 +82,6 @@ struct Members {
 
   /// For a wait for the rank, which calls it often: logs, once, that its process is stopped, or runs again.
   void warn_if_stopped(int local_rank) const;
-  /// The process of the rank has ended.
   bool dead(int local_rank) const { return peers[size_t(local_rank)] && peers[size_t(local_rank)]->dead(); }
   /// The process of the rank has ended, and the rank had not left the group.
   bool died(int local_rank) const;

@@ -56,7 +56,6 @@ class StoreSetUp {
   /// Call after the last `fetch()`.
   void stop_sharing() { host_.leave(); }
 
-  /// Throws the failure in another rank's note.
   [[noreturn]] void throw_note(const Failure& note);
   /// The note of another rank, if this rank has read one.
   const std::optional<Failure>& received_note() const { return received_note_; }

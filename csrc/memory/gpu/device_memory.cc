@@ -133,7 +133,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<Device
 
 std::unique_ptr<DeviceRegion> DeviceRegion::pin(std::shared_ptr<DeviceDriver> driver, int device, int memfd,
                                                 size_t bytes) {
-  NVX_CHECK(is_sealed_memory(memfd, bytes), "the descriptor from another process is not pinned host memory of nvx");
+  NVX_CHECK(sealed_bytes(memfd) == bytes, "the descriptor from another process is not pinned host memory of nvx");
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kHost, bytes));
   const auto mapping = std::make_shared<Mapping>(memfd, bytes);

@@ -22,8 +22,6 @@ inline ArenaId random_arena_id() { return random_value<ArenaId>(); }
 Fd sealed_memory(const char* name, size_t bytes);
 /// The size of such a memory that another process has sent; 0 if the descriptor is of anything else.
 size_t sealed_bytes(int fd);
-/// Whether a descriptor from another process is such a memory of this size.
-inline bool is_sealed_memory(int fd, size_t bytes) { return sealed_bytes(fd) == bytes; }
 
 /// Whether children that this process forks inherit a mapping.
 enum class Forks { kLose, kInherit };

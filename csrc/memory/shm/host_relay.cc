@@ -26,7 +26,6 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 std::span<const int> only_if(const int& fd) { return {&fd, fd >= 0 ? size_t(1) : 0}; }
 
-/// Sends this process's info and its lock file.
 bool send_info(const LocalSocket& socket, const PeerInfo& info) {
   const int lock_file = ProcessWatch::own_lock_file(peer_pid(socket.get()));
   return send_packet(socket, &info, sizeof info, only_if(lock_file));

@@ -26,7 +26,6 @@ class LeasePool {
 
   /// Leases `wanted` bytes. If fewer are free, at most `least` bytes, for which leases of other holders are reclaimed.
   Span acquire(size_t wanted, size_t least, LeaseHolder* requester) EXCLUDES(mutex_);
-  Span acquire(size_t bytes, LeaseHolder* requester) { return acquire(bytes, bytes, requester); }
   void release(Span span) EXCLUDES(mutex_);
   /// Returns a span that peers may still read. It counts as leased until released() returns true.
   void free_when(Span span, std::function<bool()> released);

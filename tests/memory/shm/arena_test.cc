@@ -129,9 +129,9 @@ TEST(Leases, IdleHoldersYieldToRequests) {
   Arena arena;
   LeasePool pool(arena, 4 * M);
   Holder first, second;
-  first.span = pool.acquire(3 * M, &first);
+  first.span = pool.acquire(3 * M, 3 * M, &first);
   EXPECT_EQ(first.span.bytes, 3 * M);
-  second.span = pool.acquire(4 * M, &second);
+  second.span = pool.acquire(4 * M, 4 * M, &second);
   EXPECT_EQ(second.span.bytes, 4 * M);
   EXPECT_EQ(first.requests, 1);
   EXPECT_FALSE(first.span);
@@ -147,7 +147,7 @@ TEST(Leases, RequestGetsALeaseThoughNoHolderReleases) {
   std::vector<Holder> holders(12);
   for (Holder& holder : holders) {
     holder.gives = false;
-    holder.span = pool.acquire(2 * M, &holder);
+    holder.span = pool.acquire(2 * M, 2 * M, &holder);
     EXPECT_GE(holder.span.bytes, LeasePool::kSmallest);
   }
   EXPECT_LE(arena.used(), 2 * M + holders.size() * LeasePool::kSmallest);
@@ -168,9 +168,9 @@ TEST(Leases, ARequestTakesTheFreePartIfThatIsEnough) {
 TEST(Leases, ALeaseWithoutAHolderIsNeverReclaimed) {
   Arena arena;
   LeasePool pool(arena, M);
-  const Span nobodys = pool.acquire(512 * K, nullptr);
+  const Span nobodys = pool.acquire(512 * K, 512 * K, nullptr);
   Holder holder;
-  holder.span = pool.acquire(M, &holder);
+  holder.span = pool.acquire(M, M, &holder);
   EXPECT_GE(holder.span.bytes, LeasePool::kSmallest);
   pool.release(nobodys);
 }
@@ -179,8 +179,8 @@ TEST(Leases, DeferredSpansCountUntilTheyAreReleased) {
   Arena arena;
   LeasePool pool(arena, M);
   bool released = false;
-  pool.free_when(pool.acquire(M, nullptr), [&] { return released; });
-  EXPECT_EQ(pool.acquire(M, nullptr).bytes, LeasePool::kSmallest)
+  pool.free_when(pool.acquire(M, M, nullptr), [&] { return released; });
+  EXPECT_EQ(pool.acquire(M, M, nullptr).bytes, LeasePool::kSmallest)
       << "nothing is left but the least that every group gets";
 }
 
