@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/config.h"
-#include "group/device/channel_resources.h"
 #include "group/hierarchy/host_proxy.h"
 #include "group/plan/chunks.h"
 #include "group/plan/delegate_plan.h"

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <new>
@@ -19,7 +18,6 @@
 #include "base/log.h"
 #include "base/per_process.h"
 #include "base/text.h"
-#include "group/plan/plan.h"
 
 namespace nvx {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "base/log.h"
 #include "base/mutex.h"
-#include "group/setup/store.h"
 #include "kernel/gpu/residency.h"
 #include "memory/driver/gpu_info.h"
 

@@ -13,7 +13,6 @@
 #include "base/round_up.h"
 #include "group/device/gpu_link.h"
 #include "group/plan/device_plan.h"
-#include "group/setup/store.h"
 #include "kernel/gpu/residency.h"
 #include "memory/driver/gpu_info.h"
 #include "memory/driver/thread_call.h"

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "group/device/device_wait.h"
-#include "group/setup/store.h"
 #include "kernel/gpu/packs.h"
 #include "kernel/reduce/level.h"
 #include "kernel/reduce/reduce.h"

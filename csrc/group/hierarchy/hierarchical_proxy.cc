@@ -1,6 +1,5 @@
 // Drives the slices of collectives on device data: a proxy performs the steps inside each host, in rounds of kernels.
 
-#include <algorithm>
 #include <iterator>
 
 #include "group/hierarchy/hierarchical.h"

@@ -3,7 +3,6 @@
 #include "base/contain.h"
 #include "base/round_up.h"
 #include "group/device/device_communicator.h"
-#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx {
 namespace {

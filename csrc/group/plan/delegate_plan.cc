@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "group/plan/operation.h"
-#include "group/plan/plan.h"
-
 namespace nvx {
 namespace {
 

@@ -1,7 +1,5 @@
 #include "group/plan/operation.h"
 
-#include "group/plan/plan.h"
-
 namespace nvx {
 
 using kernel::Collective;

@@ -6,7 +6,6 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "base/interrupt.h"
-#include "base/text.h"
 #include "group/setup/store_notes.h"
 
 namespace nvx {

@@ -18,7 +18,6 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
-#include "group/setup/store.h"
 
 namespace nvx {
 namespace {

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "memory/driver/gpu_info.h"
-#include "memory/driver/thread_call.h"
 #include "memory/shm/unix_socket.h"
 
 namespace nvx {

@@ -11,7 +11,6 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
-#include "base/log.h"
 #include "base/per_process.h"
 #include "memory/shm/host_relay.h"
 #include "memory/shm/unix_socket.h"

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "group/plan/plan.h"
 #include "torch/core/tensors.h"
 #include "torch/streams/staging_copies.h"
 

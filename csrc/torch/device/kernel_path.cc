@@ -7,7 +7,6 @@
 
 #include "base/contain.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/call/call.h"
 #include "torch/core/argument_error.h"

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <unordered_set>
 
 #include "base/error.h"
 #include "kernel/gpu/capture.h"
