@@ -1,13 +1,18 @@
 #include "net/descriptors.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+
+#include "base/handle.h"
 
 namespace nvx::net {
 namespace {
@@ -44,6 +49,19 @@ TEST(Descriptors, NoMoreThanTheProcessMayHave) {
   EXPECT_EQ(table_size(), 2 * before);
   EXPECT_EQ(open_descriptors(), open);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &allowed), 0);
+}
+
+/// Linux 6.15 would otherwise compute it from the limit of the backoff.
+TEST(Descriptors, ASilentConnectionIsGivenUpAfterNvxsLimitOrTheUsers) {
+  for (const int set_before : {0, 5000}) {
+    const Fd tcp(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(setsockopt(tcp.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &set_before, sizeof set_before), 0);
+    limit_silence(tcp.get());
+    int limit_ms = 0;
+    socklen_t bytes = sizeof limit_ms;
+    ASSERT_EQ(getsockopt(tcp.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, &bytes), 0);
+    EXPECT_EQ(limit_ms, set_before == 0 ? 20'000 : 5000);
+  }
 }
 
 }  // namespace

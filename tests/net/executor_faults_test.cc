@@ -35,12 +35,7 @@ class Alone {
             std::make_shared<net::Messenger>(std::unique_ptr<net::Link>(&link_), std::chrono::milliseconds(200))),
         port_(std::make_unique<net::GroupPort>(messenger_, kGroup, 0, 3)),
         lock_(std::make_unique<MutexLock>(messenger_->mutex())) {
-    hold();
-    Bytes address(16);
-    for (int rank = 1; rank < 3; ++rank) {
-      address[0] = std::byte(rank);
-      port_->connect(rank, address);
-    }
+    for (int rank = 1; rank < 3; ++rank) connect(rank);
     Shape shape = shape_of({collective, 2, kElements, 4, /*root=*/1});
     part_ = std::make_unique<Part>(shape, 0, Memory::kApart, 0);
   }
@@ -56,6 +51,13 @@ class Alone {
   net::ScheduleRun& run() { return *run_; }
   net::GroupPort& port() { return *port_; }
   std::optional<net::GroupPort::Departure> departure() { return hold(), port_->departure(1); }
+  void connect(int rank) {
+    hold();
+    Bytes address(16);
+    address[0] = std::byte(rank);
+    port_->connect(rank, address);
+  }
+  void disconnect() { hold(), port_->disconnect(1); }
   void ping() { hold(), port_->ping(1); }
   /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
@@ -69,6 +71,15 @@ class Alone {
     lock_.reset();
     fresh_ = std::make_unique<net::GroupPort>(messenger_, group, 0, 3);
     lock_ = std::make_unique<MutexLock>(messenger_->mutex());
+  }
+  /// How long a report of the group's failure to these ranks takes, or of the failure of the group that has begun.
+  Clock::duration report_failure(uint64_t group, const std::vector<int>& ranks, std::chrono::milliseconds most) {
+    lock_.reset();
+    const auto began = Clock::now();
+    (group == kGroup ? port_ : fresh_)->poison({Code::kTimeout, "the test says so"}, ranks, most);
+    const auto took = Clock::now() - began;
+    lock_ = std::make_unique<MutexLock>(messenger_->mutex());
+    return took;
   }
   std::optional<net::CallLabels::Theirs> late_label() { return hold(), port_->calls().take_late(); }
 
@@ -181,6 +192,16 @@ TEST(FailureReport, AFailureComesWithItsFactsAndIsThisRanksOwn) {
   EXPECT_EQ(reported->failure.code, Code::kTimeout);
   EXPECT_EQ(reported->failure.reported_code(), Code::kPeerFailed);
   EXPECT_EQ(reported->failure.awaited, (std::vector<int>{0, 2}));
+}
+
+/// A report to a process that is stopped stays in the link.
+TEST(FailureReport, AFailedGroupDoesNotWaitForTheReportsOfOthers) {
+  using std::chrono::milliseconds;
+  Begun alone;
+  alone.begin_group(kGroup + 1);
+  alone.link().reads_posts = false;
+  EXPECT_GE(alone.report_failure(kGroup, {1}, milliseconds(20)), milliseconds(20));
+  EXPECT_LT(alone.report_failure(kGroup + 1, {}, milliseconds(10'000)), milliseconds(5000));
 }
 
 /// A damaged report of another group's failure is ignored.
@@ -339,6 +360,29 @@ Sent changed(Sent message, Change change) {
   change(header);
   std::memcpy(message.header.data(), &header, sizeof header);
   return message;
+}
+
+/// Otherwise the link would have two connections to the process.
+TEST(Signs, ALostPeerIsForgottenBeforeItsProcessIsAddedAgain) {
+  Begun alone;
+  alone.disconnect();
+  EXPECT_EQ(alone.link().forgotten, 0u);
+  alone.connect(1);
+  EXPECT_EQ(alone.link().forgotten, 1u);
+}
+
+/// Nobody could take it back when the run ends.
+TEST(RunFaults, AMessageOfALostPeerGetsNoPlace) {
+  for (const bool lost : {false, true}) {
+    Alone alone("binomial", Collective::kBroadcast);
+    alone.link().fetches = true;
+    alone.link().minds_forget = !lost;
+    alone.begin();
+    if (lost) alone.link().to_lose.push_back(0);
+    alone.come({alone.segment(0)});
+    EXPECT_EQ(alone.link().open_fetches(), lost ? 0u : 1u);
+    alone.link().minds_forget = true;
+  }
 }
 
 TEST(RunFaults, AnyOrderOfSegmentsIsRight) {

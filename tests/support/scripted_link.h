@@ -41,7 +41,8 @@ class ScriptedLink final : public net::Link {
   std::deque<Sent> sent;     ///< all posts
   std::deque<Sent> to_come;  ///< arrives in the next progress()
   std::deque<net::PeerId> to_lose;
-  size_t looks = 0;  ///< the number of calls of progress()
+  size_t looks = 0;      ///< the number of calls of progress()
+  size_t forgotten = 0;  ///< peers
 
   size_t open_posts() const { return posts_.size(); }
   size_t open_fetches() const { return fetching_.size(); }
@@ -53,7 +54,7 @@ class ScriptedLink final : public net::Link {
   void close() override { end_all(); }
   std::vector<std::byte> address() const override { return Bytes(8); }
   net::PeerId add(std::span<const std::byte>) override { return peers_++; }
-  void forget(net::PeerId) override { ending_ = minds_forget; }
+  void forget(net::PeerId) override { ++forgotten, ending_ = minds_forget; }
   void post(net::Post& post) override {
     sent.push_back({{post.header, post.header + post.header_bytes}, {}});
     if (post.bytes != 0) sent.back().body.assign(post.body, post.body + post.bytes);
