@@ -47,7 +47,7 @@ TEST_P(Groups, OfThreadsRunEveryCollective) {
 TEST_P(Groups, OfProcessesRunEveryCollective) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
-  const auto specs = specs_at({0, 1, 1000, 20'001, 100'000}, GetParam());
+  const auto specs = specs_at({0, 1, 1000, 20'001, as_fast(100'000, 5'000)}, GetParam());
   all_end_well(GetParam(), [&](int rank) {
     Group group(store, options("processes", rank, GetParam(), (1u << 31) - 20));
     for (const Spec& spec : specs) ASSERT_EQ(perform(group, spec), "");
@@ -135,7 +135,7 @@ TEST(Group, ReleasesAllItsMemory) {
 /// The staging of all groups together stays within its bound, and each group that requests one gets a lease.
 TEST(Group, ManyGroupsShareTheStaging) {
   constexpr size_t kCount = 1'500'000;  // each would take 8 MiB
-  const size_t how_many = as_fast(24, 12);
+  const size_t how_many = as_fast(24, 8);
   std::vector<MemoryStore> stores(how_many);
   const std::shared_ptr<ShmRegistry> here = ShmRegistry::here();
   const size_t pads = how_many * 2 * (kernel::PadLayout(2).bytes() + 64 * 1024);
