@@ -7,9 +7,12 @@ list(FILTER gpu_sources EXCLUDE REGEX "_test\\.cc$")
 list(APPEND gpu_sources ${PROJECT_SOURCE_DIR}/tests/support/specs.cc)
 
 # The files without CUDA, for their own tests.
+set(gpu_tested ${gpu_dir}/cases.cc ${gpu_dir}/report.cc ${gpu_dir}/hub.cc)
+set_source_files_properties(${gpu_tested} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 if(TARGET gpu_test)
-  target_sources(gpu_test PRIVATE ${gpu_dir}/cases.cc ${gpu_dir}/report.cc ${gpu_dir}/hub.cc)
+  target_sources(gpu_test PRIVATE ${gpu_tested})
 endif()
+nvx_read_together(gpu_sources ${PROJECT_SOURCE_DIR}/tests 7)
 
 # Its parts, with a runtime and kernels that threads of the host simulate. CUDA's headers are wanted, and nothing else of it.
 if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_api.h AND NOT CMAKE_CROSSCOMPILING)
