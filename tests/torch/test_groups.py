@@ -62,6 +62,40 @@ def test_stores(rank, world, store):
         assert sum_over(evens) == 2.0
 
 
+class ForwardingStore(dist.Store):
+    """A store written in Python, without check()."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def set(self, key, value):
+        self.inner.set(key, value)
+
+    def get(self, key):
+        return self.inner.get(key)
+
+    def add(self, key, value):
+        return self.inner.add(key, value)
+
+
+class CheckingStore(ForwardingStore):
+    def check(self, keys):
+        return self.inner.check(keys)
+
+
+@only_nvx
+@on_ranks(2)
+def test_a_store_in_python_needs_check(rank, world):
+    inner = dist.PrefixStore("python", dist.distributed_c10d._get_default_store())
+    with pytest.raises(RuntimeError, match=r'lacks a method: .*check".* Next: define set\(\)'):
+        make_backend(ForwardingStore(inner), rank, world)
+    group = make_backend(CheckingStore(inner), rank, world)
+    x = torch.ones(3)
+    group.allreduce([x]).wait()
+    assert x.tolist() == [2.0] * 3
+
+
 def env_method(rank, world, port):
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -34,6 +35,11 @@ auto call_store(Call call) {
     }
     throw Error(Code::kSystem, "nvx: the store, through which the ranks connect, has failed: " + what,
                 "is the process that serves it, as a rule rank 0, still there? See its log");
+  } catch (const std::runtime_error& error) {
+    const std::string what = error.what();
+    if (what.find("pure virtual function") == std::string::npos) throw;
+    throw Error(Code::kInvalid, "nvx: the store, through which the ranks connect, lacks a method: " + what,
+                "define set(), get(), add() and check() in the store's class");
   }
 }
 
