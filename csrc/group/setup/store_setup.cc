@@ -158,22 +158,24 @@ std::optional<StoreSetUp::Value> StoreSetUp::fetch(const std::string& what, int 
       check_duplicate_rank();
       if (store_.add(generation_of(writer), 0) > generation_) return store_.get(key(what), kSpan);
     }
-    poll([&] { return missing(writer); });
-    if (Clock::now() >= next_deaths_) {
-      next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
-      const int remote = next_pinged(writer);
-      try {
+    try {
+      poll([&] { return missing(writer); });
+      if (Clock::now() >= next_deaths_) {
+        next_deaths_ = Clock::now() + size() * std::chrono::microseconds(100);
+        const int remote = next_pinged(writer);
         prefer_note([&] {
           // First, because a peer gets one ping a second, and this one also queries the group of the whole job.
           check_for_deaths(options_, inter_host_.knows(remote) ? kNoRank : remote);
           inter_host_.check(remote);
         });
-      } catch (const Error&) {
-        if (received_note_) throw;
-        next_read_ = {};  // of the store, not by way of the leader
-        if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;  // it wrote that, and ended
-        throw;
       }
+    } catch (const Error& error) {
+      // The writer may have written that and ended, or ranks that have read it may have left the set-up: they read no
+      // note of it.
+      if (received_note_ || (error.code() != Code::kPeerDied && error.code() != Code::kPeerLeft)) throw;
+      next_read_ = {};  // of the store, not by way of the leader
+      if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;
+      throw;
     }
     if (deadline.passed(Clock::now())) {
       NVX_LOG(kInfo, "group %s: the key %s is not in the store", options_.name.c_str(), key(what).c_str());
