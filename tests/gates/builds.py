@@ -155,7 +155,7 @@ LARGE_GRIDS = ":".join(f"Ranks/*/{ranks}_from_*" for ranks in (4, 6, 7, 8)) + ":
 
 
 # These tests compute on one thread: `make test` runs them all, and other tests run the same functions here.
-COMPUTED = "Catalog/Proof.*:Simulation.*:Simulate.*:Slices.*:CachePolicy.*:Mutation.*"
+COMPUTED = "Catalog/Proof.*:Simulation.*:Simulate.*:Slices.*:Mutation.*"
 
 
 def without(*filters):

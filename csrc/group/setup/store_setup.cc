@@ -170,8 +170,8 @@ std::optional<StoreSetUp::Value> StoreSetUp::fetch(const std::string& what, int 
         });
       }
     } catch (const Error& error) {
-      // The writer may have written that and ended, or ranks that have read it may have left the set-up: they read no
-      // note of it.
+      // If the value is there, other ranks may have completed the group with it: they would not read a note of this
+      // rank.
       if (received_note_ || (error.code() != Code::kPeerDied && error.code() != Code::kPeerLeft)) throw;
       next_read_ = {};  // of the store, not by way of the leader
       if (auto value = take(what, writer, std::chrono::milliseconds(0))) return value;
