@@ -62,6 +62,10 @@ CELLS = {
     "no /proc on one, one host by name": ([[["host", "a"]], [["host", "a"], *NO_PROC]], WORKS),
     "no /sys": ([[["namespaces"], ["mount", "tmpfs", "/sys"]]] * 2, WORKS),
     "40 descriptors": ([[["limit", "NOFILE", 40]]] * 2, WORKS),
+    "16 ranks that all pass descriptors at once, more than the limit": (
+        [[["become"], ["limit", "NOFILE", 128]]] * 16,
+        WORKS,
+    ),
     "12 descriptors": ([[["limit", "NOFILE", 12]]] * 2, FEW_FILES),
     "12 descriptors on one": ([OPEN, [["limit", "NOFILE", 12]]], [FEW_FILES, "Too many open files"]),
     "little address space": ([[["limit", "AS", 1 << 29]]] * 2, "Next: raise or remove .*ulimit -v"),

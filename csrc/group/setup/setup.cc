@@ -206,9 +206,11 @@ void SetUp::await_ready(IpcSocket& ipc) {
       if (polls % 64 != 0) continue;
       store_setup_.poll([&] { return members_.topology.describe(r) + " has not mapped the memory of the others"; });
       if (deadline_.passed(Clock::now())) {
-        throw Error(Code::kTimeout,
-                    "nvx: " + members_.topology.describe(r) + " did not finish creating group " + name() + " in time",
-                    see_log_of(rank_name(r)));
+        const std::string why = ipc.has_unanswered() ? std::string(": ") + kTooManyInFlight : "";
+        throw Error(
+            Code::kTimeout,
+            "nvx: " + members_.topology.describe(r) + " did not finish creating group " + name() + " in time" + why,
+            why.empty() ? see_log_of(rank_name(r)) : kRaiseLimit);
       }
     }
     if (header.group != members_.id || header.rank != r) {

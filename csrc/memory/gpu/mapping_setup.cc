@@ -75,7 +75,8 @@ Offer MappingSetup::prepare(const std::shared_ptr<DeviceRegion>& region) {
   return offer;
 }
 
-/// Sends a descriptor to the servers of other ranks. Waits only while another user floods one.
+/// Sends a descriptor to the servers of other ranks. Waits only while another user floods one, and while there is no
+/// room for descriptors.
 void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
   const Deadline deadline = Deadline::after(options_.timeout + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
@@ -83,7 +84,7 @@ void MappingSetup::send_fd(int fd, const std::vector<bool>& to) {
     const std::string other = options_.name(int(r));
     const LocalSocket client = connect_or_throw(text_of(infos_[r].socket), "the Unix socket of " + other, deadline);
     const DescriptorInfo info{DescriptorInfo::kMagic, options_.rank, turn_, 0, mappings_.arena_->id()};
-    if (!send_packet(client, &info, sizeof info, {&fd, 1}))
+    if (!send_before(client, &info, sizeof info, {&fd, 1}, deadline))
       throw Error(Code::kPeerDied, "nvx: " + other + " ended before it received this rank's memory");
   }
 }

@@ -10,11 +10,17 @@
 #include "memory/shm/unix_socket.h"
 
 namespace nvx {
+namespace {
+
+/// How long a reply waits for room for its descriptor. Other requests wait too, and the process for its end.
+constexpr std::chrono::milliseconds kMostWait{1000};
+
+}  // namespace
 
 PoolServer::PoolServer(const std::string& name, Serve serve)
     : serve_(std::move(serve)), server_(name, [this](const LocalSocket& client) { handle(client); }) {}
 
-/// Each client sends one request only, so its socket is empty before the reply, and sending the reply never blocks.
+/// Each client sends one request only, so its socket is empty before the reply, and only a descriptor may find no room.
 void PoolServer::handle(const LocalSocket& client) {
   PoolRequest request;
   if (!receive_packet(client, &request, sizeof request, {})) return;
@@ -27,8 +33,14 @@ void PoolServer::handle(const LocalSocket& client) {
     reply = PoolReply();
     put(reply.why_not, error.reason());
   }
-  const int number = fd.get();
-  (void)send_packet(client, &reply, sizeof reply, {&number, fd ? size_t(1) : size_t(0)});
+  try {
+    const int number = fd.get();
+    (void)send_before(client, &reply, sizeof reply, {&number, fd ? size_t(1) : size_t(0)}, Deadline::after(kMostWait));
+  } catch (const Error& error) {
+    reply = PoolReply();
+    put(reply.why_not, error.reason());
+    (void)send_packet(client, &reply, sizeof reply, {});
+  }
 }
 
 PoolReply request_from_pool(const std::string& name, const PoolRequest& request, Fd* fd, const Deadline& deadline) {

@@ -105,17 +105,20 @@ bool HostRelay::serve(Client& client) {
     client.introduced = receive_info(client.socket, &rank.info, &rank.process);
     if (!client.introduced && errno == EAGAIN) return true;
     if (client.introduced) ranks_.push_back(std::move(rank));
-    client.introduced = client.introduced && send_info(client.socket, own_);
   }
   char more = 0;
   bool here = client.introduced && recv(client.socket.get(), &more, sizeof more, MSG_PEEK | MSG_DONTWAIT) < 0 &&
               errno == EAGAIN;
+  if (here && !client.answered) {
+    client.answered = here = send_info(client.socket, own_);
+    if (!here && errno == EAGAIN) return true;  // there is no room for the descriptor
+  }
   for (; here && client.sent < records_.size(); ++client.sent) {
     const Record& record = records_[client.sent];
     const int fd = record.file.get();
     const uint64_t kind = record.is_reason ? kReason : kRecord;
     if (send_packet(client.socket, &kind, sizeof kind, {&fd, 1})) continue;
-    if (errno == EAGAIN) return true;  // it has yet to read earlier records
+    if (errno == EAGAIN) return true;  // it has yet to read earlier records, or there is no room for the descriptor
     here = false;
   }
   lost_ |= !here;
@@ -125,17 +128,20 @@ bool HostRelay::serve(Client& client) {
 RelayClient::RelayClient(const std::string& name, const PeerInfo& own) : name_(name), own_(own) { connect(); }
 
 void RelayClient::connect() {
-  socket_ = connect_to(name_);
-  open_ = socket_ || errno != ECONNREFUSED;  // refused: it has ended. Other errors show at its IPC socket
-  if (!socket_) return;
-  process_ = ProcessWatch({}, peer_pid(socket_.get()));  // until the relay has introduced itself
-  if (!send_info(socket_, own_)) open_ = false;
+  if (!socket_) {
+    socket_ = connect_to(name_);
+    open_ = socket_ || errno != ECONNREFUSED;  // refused: it has ended. Other errors show at its IPC socket
+    if (!socket_) return;
+    process_ = ProcessWatch({}, peer_pid(socket_.get()));  // until the relay has introduced itself
+  }
+  connected_ = send_info(socket_, own_);
+  open_ = connected_ || errno == EAGAIN;
 }
 
 std::optional<std::vector<uint8_t>> RelayClient::next(std::chrono::milliseconds span) {
   const Deadline deadline{Clock::now(), Clock::now() + span};
-  for (; open_ && !socket_ && !deadline.passed(Clock::now()); std::this_thread::sleep_for(kConnectPause)) connect();
-  if (!socket_ || !open_) return std::nullopt;
+  for (; open_ && !connected_ && !deadline.passed(Clock::now()); std::this_thread::sleep_for(kConnectPause)) connect();
+  if (!connected_ || !open_) return std::nullopt;
   do {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
     pollfd readable{socket_.get(), POLLIN, 0};

@@ -53,7 +53,8 @@ class HostRelay {
   struct Client {
     LocalSocket socket;
     size_t sent = 0;          // records
-    bool introduced = false;  // its info has arrived
+    bool introduced = false;  // its info has arrived ...
+    bool answered = false;    // ... and that of the relay has been sent
   };
   struct Record {
     Fd file;
@@ -92,6 +93,7 @@ class RelayClient {
   const std::string name_;
   const PeerInfo own_;
   bool open_ = false;
+  bool connected_ = false;   // this rank has introduced itself
   bool introduced_ = false;  // the relay has introduced itself
   LocalSocket socket_;       // none while the relay's backlog is full
   ProcessWatch process_;

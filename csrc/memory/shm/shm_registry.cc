@@ -127,23 +127,29 @@ IpcSocket::IpcSocket(ShmRegistry& shm) : shm_(shm), name_(unique_socket_name()),
 
 void IpcSocket::answer() {
   accept_clients(
-      listener_, [this](LocalSocket client) { clients_.push_back(std::move(client)); }, &rejected_);
-  std::erase_if(clients_, [this](const LocalSocket& client) { return answer(client); });
-  for (; clients_.size() > kMostSilent; clients_.erase(clients_.begin()))
-    (void)answer(clients_.front());  // its packet may have arrived meanwhile
+      listener_, [this](LocalSocket client) { clients_.push_back({std::move(client)}); }, &rejected_);
+  std::erase_if(clients_, [this](Client& client) { return answer(client); });
+  ptrdiff_t excess = std::ranges::count(clients_, false, &Client::asked) - kMostSilent;
+  // The packet of a silent client may have arrived meanwhile.
+  if (excess > 0) {
+    std::erase_if(clients_,
+                  [&](Client& client) { return !client.asked && excess-- > 0 && (answer(client) || !client.asked); });
+  }
   if (relay_) relay_->serve();
 }
 
-/// False if the client has yet to send its request.
-bool IpcSocket::answer(const LocalSocket& client) {
-  if (!receive_packet(client, nullptr, 0, {})) return errno != EAGAIN;
+/// False if the client has yet to send its request, or there is no room for the answer now.
+bool IpcSocket::answer(Client& client) {
+  if (!client.asked && !receive_packet(client.socket, nullptr, 0, {})) return errno != EAGAIN;
+  client.asked = true;
   const Arena& arena = shm_.arena();
-  const int fds[] = {arena.fd(), ProcessWatch::own_lock_file(peer_pid(client.get()))};
+  const int fds[] = {arena.fd(), ProcessWatch::own_lock_file(peer_pid(client.socket.get()))};
   const bool has_lock_file = fds[1] >= 0;
   const SegmentInfo segment{SegmentInfo::kMagic, 0, arena.id()};
-  (void)send_packet(client, &segment, sizeof segment, std::span(fds, has_lock_file ? 2 : 1));
-  return true;
+  return send_packet(client.socket, &segment, sizeof segment, std::span(fds, has_lock_file ? 2 : 1)) || errno != EAGAIN;
 }
+
+bool IpcSocket::has_unanswered() const { return std::ranges::find(clients_, true, &Client::asked) != clients_.end(); }
 
 void IpcSocket::serve(std::chrono::microseconds span) {
   pollfd fds[] = {{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}};
@@ -164,17 +170,17 @@ std::map<ArenaId, std::shared_ptr<PeerProcess>> IpcSocket::fetch(const std::vect
     if (check_peers) check_peers();
     if (deadline.passed(Clock::now())) throw_timeout(open);
     polls.assign({{listener_.get(), POLLIN, 0}, {relay_ ? relay_->fd() : -1, POLLIN, 0}});
-    for (const LocalSocket& client : clients_) polls.push_back({client.get(), POLLIN, 0});
+    for (const Client& client : clients_) polls.push_back({client.socket.get(), POLLIN, 0});
     const size_t first = polls.size();
     for (const Connection& connection : open) polls.push_back({connection.socket.get(), POLLIN, 0});
-    const auto span = all_connected ? std::chrono::milliseconds(100) : kConnectPause;
+    const auto span = all_connected && !has_unanswered() ? std::chrono::milliseconds(100) : kConnectPause;
     if (poll(polls.data(), polls.size(), int(span.count())) < 0 && errno != EINTR) throw system_error("poll failed");
-    if (std::any_of(polls.begin(), polls.begin() + ptrdiff_t(first), [](const pollfd& p) { return p.revents != 0; }))
-      answer();
-    for (size_t i = first; i < polls.size(); ++i) {
+    for (size_t i = first; i < polls.size(); ++i) {  // first, as it makes room for the descriptors of answers
       if (polls[i].revents) got[open[i - first].wanted.id] = receive(open[i - first]);
     }
     std::erase_if(open, [&](const Connection& connection) { return got.contains(connection.wanted.id); });
+    const auto requests = std::span(polls).first(first);
+    if (has_unanswered() || std::ranges::any_of(requests, [](const pollfd& p) { return p.revents != 0; })) answer();
   }
   return got;
 }
@@ -223,10 +229,13 @@ void IpcSocket::throw_timeout(const std::vector<Connection>& open) const {
     if (!connection.socket) missing += " (the backlog of its Unix socket is full" + describe(rejected_) + ")";
     full = full || !connection.socket;
   }
+  std::string cause = "nvx: the shared memory of these processes did not arrive in time: " + missing;
+  if (has_unanswered())
+    throw Error(Code::kTimeout, cause + "; nor could this process send its own: " + kTooManyInFlight, kRaiseLimit);
   const std::string advice =
       "check whether it is stopped or swapped out, and whether the timeout is long enough "
       "(init_process_group(timeout=))";
-  throw Error(Code::kTimeout, "nvx: the shared memory of these processes did not arrive in time: " + missing,
+  throw Error(Code::kTimeout, cause,
               full ? advice + "; check whether another user of this host floods the sockets @nvx-* (ss -xl)" : advice);
 }
 

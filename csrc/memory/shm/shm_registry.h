@@ -117,14 +117,21 @@ class IpcSocket {
   /// Waits at most this long, and serves the requests that come meanwhile.
   void serve(std::chrono::microseconds span);
 
+  /// Whether requests have arrived that could not be answered yet: `kTooManyInFlight`.
+  bool has_unanswered() const;
+
  private:
+  struct Client {
+    LocalSocket socket;
+    bool asked = false;  // its request has arrived
+  };
   struct Connection {
     Wanted wanted;
     LocalSocket socket;  // none while the other process's backlog is full
   };
 
   void answer();
-  bool answer(const LocalSocket& client);
+  bool answer(Client& client);
   static bool connect(std::vector<Connection>& open);
   std::shared_ptr<PeerProcess> receive(const Connection& connection);
   [[noreturn]] void throw_timeout(const std::vector<Connection>& open) const;
@@ -132,7 +139,7 @@ class IpcSocket {
   ShmRegistry& shm_;
   std::string name_;
   LocalSocket listener_;
-  std::vector<LocalSocket> clients_;  // that have yet to send a request
+  std::vector<Client> clients_;  // that have yet to send a request, or to get the answer
   HostRelay* relay_ = nullptr;
   RejectedClients rejected_;
 };

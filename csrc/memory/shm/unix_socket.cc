@@ -85,9 +85,7 @@ std::string random_characters() {
 }
 
 /// Whether the last call failed for want of a resource of this process or host, which is no fault of the peer.
-bool ran_out() {
-  return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS || errno == ETOOMANYREFS;
-}
+bool ran_out() { return errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS; }
 
 }  // namespace
 
@@ -190,7 +188,23 @@ bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std:
   }
   if (sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(sizeof token + bytes)) return true;
   if (ran_out()) throw system_error("cannot pass memory to another process of this host");  // it would read of an end
+  if (errno == ETOOMANYREFS) errno = EAGAIN;  // until processes of this user receive descriptors that are in flight
   return false;
+}
+
+bool send_before(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds,
+                 const Deadline& deadline) {
+  while (!send_packet(socket, data, bytes, fds)) {
+    if (errno != EAGAIN) return false;
+    if (deadline.passed(Clock::now())) {
+      throw Error(Code::kSystem,
+                  std::string("nvx: could not pass memory to another process of this host for ") + how_long(deadline) +
+                      ": " + kTooManyInFlight,
+                  kRaiseLimit);
+    }
+    std::this_thread::sleep_for(kConnectPause);
+  }
+  return true;
 }
 
 bool receive_packet(const LocalSocket& socket, void* data, size_t bytes, std::span<Fd> fds) {

@@ -49,7 +49,7 @@ bool backlog_is_full();
 /// Retries while the backlog is full, until the deadline. Throws Error; `called`: "the Unix socket of rank 3".
 LocalSocket connect_or_throw(const std::string& name, const std::string& called, const Deadline& deadline);
 
-/// The pause between attempts to connect to a listener whose backlog is full.
+/// The pause between attempts to connect to a listener whose backlog is full, and to send what there is no room for.
 constexpr std::chrono::milliseconds kConnectPause{1};
 
 /// Connections of other users to a listener, which were closed.
@@ -70,7 +70,21 @@ void accept_clients(const LocalSocket& listener, const std::function<void(LocalS
                     RejectedClients* rejected = nullptr);
 
 /// Sends a packet with up to two descriptors. False if there is no room now (errno is EAGAIN) or the peer is gone.
+/// Linux has no room for descriptors while the processes of this user together have more of them in flight, sent and
+/// not yet received, than one may have open (RLIMIT_NOFILE). That does not apply to a process with CAP_SYS_RESOURCE or
+/// CAP_SYS_ADMIN.
 bool send_packet(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds);
+
+/// Retries while there is no room. False if the peer is gone. Throws Error at the deadline.
+bool send_before(const LocalSocket& socket, const void* data, size_t bytes, std::span<const int> fds,
+                 const Deadline& deadline);
+
+/// Why there has been no room for descriptors until a deadline, and what to do about it.
+inline constexpr const char* kTooManyInFlight =
+    "this user has more descriptors in flight than its limit of open files (ulimit -n)";
+inline constexpr const char* kRaiseLimit =
+    "raise the limit of open files per process (ulimit -n), or end the processes of this user that do not receive "
+    "what is sent to them";
 
 /// True if a packet of this length with the other end's token has arrived; errno is EAGAIN if none has yet. `fds` owns
 /// descriptors, even of a rejected packet. Throws Error if this process has reached its descriptor limit.

@@ -4,13 +4,16 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "base/error.h"
@@ -192,6 +195,119 @@ TEST(UnixSocket, NeitherSendsNorReceivesBlock) {
   EXPECT_EQ(errno, EAGAIN) << "after " << sent;
   for (int i = 0; i < sent; ++i) ASSERT_TRUE(receive_packet(other, &word, sizeof word, {}));
 }
+
+// --- more descriptors in flight than the limit of open files
+
+/// A user's processes may have as many descriptors in flight as one may have open. Beyond that, Linux passes none.
+class InFlight {
+ public:
+  static constexpr rlim_t kMost = 64;
+  /// Becomes a user whom that limit applies to, not that of another test: for a process of the test's own.
+  InFlight() {
+    const uid_t user = 1000 + uid_t(getpid()) % 60'000;
+    EXPECT_EQ(setgid(user), 0);
+    EXPECT_EQ(setuid(user), 0);
+    rlimit few{kMost, kMost};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  }
+  /// Sends more than that, and nobody receives them.
+  void fill() {
+    int pair[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    ends_[0] = Fd(pair[0]), ends_[1] = Fd(pair[1]);
+    alignas(cmsghdr) char control[CMSG_SPACE((kMost + 1) * sizeof(int))] = {};
+    char byte = 0;
+    iovec part{&byte, 1};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN((kMost + 1) * sizeof(int));
+    std::memset(CMSG_DATA(head), 0, (kMost + 1) * sizeof(int));  // of stdin
+    ASSERT_EQ(sendmsg(ends_[0].get(), &message, MSG_NOSIGNAL), 1) << std::strerror(errno);
+  }
+  void empty() { ends_[0] = Fd(), ends_[1] = Fd(); }
+
+ private:
+  Fd ends_[2];
+};
+
+/// Runs the body as a process of such a user.
+void beside_descriptors_in_flight(const std::function<void(InFlight&)>& body) {
+  all_end_well(1, [&](int) {
+    InFlight others;
+    others.fill();
+    body(others);
+  });
+}
+
+TEST(InFlight, DescriptorsWaitUntilOthersAreReceived) {
+  if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
+  beside_descriptors_in_flight([](InFlight& others) {
+    const std::string name = unique_socket_name();
+    const LocalSocket listener = listen_on(name), client = connect_to(name);
+    const int fds[] = {STDIN_FILENO};
+    EXPECT_FALSE(send_packet(client, "abc", 3, fds));
+    EXPECT_EQ(errno, EAGAIN);
+    EXPECT_TRUE(send_packet(client, "abc", 3, {})) << "without a descriptor";
+    try {
+      (void)send_before(client, "abc", 3, fds, Deadline::after(milliseconds(50)));
+      ADD_FAILURE() << "there is no room";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("more descriptors in flight than its limit of open files (ulimit -n)"),
+                std::string::npos)
+          << error.what();
+    }
+    others.empty();
+    EXPECT_TRUE(send_before(client, "abc", 3, fds, Deadline::after(seconds(20))));
+  });
+}
+
+TEST(InFlight, AnIpcSocketAnswersOnceThereIsRoom) {
+  if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
+  beside_descriptors_in_flight([](InFlight& others) {
+    const auto here = ShmRegistry::here();
+    IpcSocket mine(*here);
+    const std::vector<IpcSocket::Wanted> own{{here->arena().id(), mine.name(), getpid()}};
+    try {
+      (void)mine.fetch(own, Deadline::after(milliseconds(100)));
+      ADD_FAILURE() << "there is no room";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kTimeout);
+      EXPECT_NE(std::string(error.what()).find("(ulimit -n)"), std::string::npos) << error.what();
+    }
+    int calls = 0;
+    const auto check = [&] { ++calls == 20 ? others.empty() : void(); };
+    EXPECT_EQ(mine.fetch(own, Deadline::after(seconds(20)), check).size(), 1u);
+    EXPECT_GE(calls, 20);
+  });
+}
+
+TEST(InFlight, ARelayAndItsClientWaitForRoom) {
+  if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
+  beside_descriptors_in_flight([](InFlight& others) {
+    HostRelay relay(nvx::PeerInfo::of(0, "rank 0"));
+    relay.publish(std::vector<uint8_t>{5});
+    RelayClient client(relay.name(), nvx::PeerInfo::of(1, "rank 1"));
+    std::optional<std::vector<uint8_t>> got;
+    const auto go_on = [&](int rounds) {
+      for (int i = 0; i < rounds && !got; ++i) relay.serve(), got = client.next(milliseconds(5));
+    };
+    go_on(10);
+    EXPECT_FALSE(got);
+    EXPECT_TRUE(client.open());
+    EXPECT_FALSE(relay.has_lost_clients());
+    others.empty();
+    go_on(1000);
+    EXPECT_EQ(got, std::vector<uint8_t>{5});
+  });
+}
+
+// --- readers that do not read
 
 TEST(HostRelay, AReaderThatReadsNothingBlocksNoOtherAndGetsItAllLater) {
   int queued = 10;
