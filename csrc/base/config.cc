@@ -63,8 +63,8 @@ constexpr Variable kVariables[] = {
      "initialise"},
     // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the
     // pads included.
-    {"NVX_STAGING_MB", "30", "", "limit in MiB of the staging memory that a process exports, over all its groups",
-     kWhole, 1},
+    {"NVX_STAGING_MB", "30", "",
+     "limit in MiB of the staging memory that a process exports, over all its groups; above 512 it is 512", kWhole, 1},
     {"NVX_CPU_LEVEL", "", "the best that the processor has", "instruction-set level of the copy and reduce loops",
      "base, v3, v4"},
     {"NVX_DELEGATE", "none", "",

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace nvx {
 
 Span LeasePool::acquire(size_t wanted, size_t least, LeaseHolder* requester) {
@@ -13,13 +15,24 @@ Span LeasePool::acquire(size_t wanted, size_t least, LeaseHolder* requester) {
   const size_t left = most_ > leased_ ? most_ - leased_ : 0;
   size_t bytes = wanted;
   if (wanted > left) bytes = std::max(left / 2 / kSmallest * kSmallest, kSmallest);  // leave some for the next caller
-  const Span span = arena_.allocate(bytes);
+  const Span span = allocate(bytes);
   leased_ += span.bytes;
   if (requester) {
     std::erase(holders_, requester);
     holders_.push_back(requester);
   }
   return span;
+}
+
+/// Fewer bytes if the arena has no free span of this size.
+Span LeasePool::allocate(size_t bytes) {
+  for (;; bytes = std::max(bytes / 2 / kSmallest * kSmallest, kSmallest)) {
+    try {
+      return arena_.allocate(bytes);
+    } catch (const Error&) {
+      if (bytes <= kSmallest) throw;
+    }
+  }
 }
 
 void LeasePool::release(Span span) {

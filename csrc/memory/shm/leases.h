@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -22,7 +23,8 @@ class LeasePool {
  public:
   static constexpr size_t kSmallest = 256 << 10;
 
-  LeasePool(Arena& arena, size_t most) : arena_(arena), most_(most) {}
+  /// `most`: at most half of the arena, so that an arena with other contents has room for all leases.
+  LeasePool(Arena& arena, size_t most) : arena_(arena), most_(std::min(most, Arena::kBytes / 2)) {}
 
   /// Leases `wanted` bytes. If fewer are free, at most `least` bytes, for which leases of other holders are reclaimed.
   Span acquire(size_t wanted, size_t least, LeaseHolder* requester) EXCLUDES(mutex_);
@@ -35,6 +37,7 @@ class LeasePool {
 
  private:
   void reclaim(size_t wanted, const LeaseHolder* requester) REQUIRES(mutex_);
+  Span allocate(size_t bytes);
 
   Arena& arena_;
   const size_t most_;

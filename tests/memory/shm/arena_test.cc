@@ -153,6 +153,21 @@ TEST(Leases, RequestGetsALeaseThoughNoHolderReleases) {
   EXPECT_LE(arena.used(), 2 * M + holders.size() * LeasePool::kSmallest);
 }
 
+/// A limit above the arena's size, or other contents of the arena, make leases smaller.
+TEST(Leases, AreNeverRefusedForWantOfRoomInTheArena) {
+  Arena arena;
+  LeasePool pool(arena, 2 * Arena::kBytes);
+  Holder first, second;
+  first.span = pool.acquire(Arena::kBytes / 2, M, &first);
+  (void)arena.allocate(Arena::kBytes / 2 - first.span.bytes / 2);
+  second.span = pool.acquire(Arena::kBytes / 2, Arena::kBytes / 2, &second);
+  EXPECT_EQ(first.requests, 1) << "the limit is below the arena's size";
+  EXPECT_GE(second.span.bytes, LeasePool::kSmallest);
+  Arena full;
+  (void)full.allocate(Arena::kBytes - M);
+  EXPECT_EQ(LeasePool(full, 4 * M).acquire(4 * M, 4 * M, nullptr).bytes, M);
+}
+
 TEST(Leases, ARequestTakesTheFreePartIfThatIsEnough) {
   Arena arena;
   LeasePool pool(arena, 4 * M);
