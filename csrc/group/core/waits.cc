@@ -1,5 +1,7 @@
 #include "group/core/waits.h"
 
+#include <algorithm>
+
 #include "base/config.h"
 
 namespace nvx {
@@ -7,9 +9,9 @@ namespace {
 
 /// If ranks outnumber cores, a rank that spins takes the core from the rank for which it waits.
 std::chrono::microseconds spin_of(const PlanFacts& facts) {
-  constexpr std::chrono::microseconds kMost{200};
-  if (config().spin_us >= 0) return std::chrono::microseconds(config().spin_us);
-  return facts.ranks > facts.cores ? std::chrono::microseconds(0) : kMost;
+  constexpr std::chrono::microseconds kDefault{200}, kMost = kWatchInterval;  // a waiter that spins checks for nothing
+  if (config().spin_us >= 0) return std::min(std::chrono::microseconds(config().spin_us), kMost);
+  return facts.ranks > facts.cores ? std::chrono::microseconds(0) : kDefault;
 }
 
 }  // namespace
