@@ -207,7 +207,9 @@ void Group::leave() {
     finalizes_later_ = true;
     return;
   }
-  lane_->settle(std::chrono::seconds(10), Lane::Until::kIdle);
+  constexpr std::chrono::seconds kMost{10};
+  lane_->settle(kMost, Lane::Until::kIdle);
+  monitored_->settle(kMost);
   finalize();
 }
 

@@ -1,6 +1,7 @@
 #include "group/monitored.h"
 
 #include <optional>
+#include <thread>
 
 #include "base/text.h"
 #include "group/core/wait_cycle.h"
@@ -10,10 +11,24 @@ namespace {
 
 constexpr size_t kMostDescribed = 8;
 
+/// Barriers of this thread: a signal handler that runs in a wait may leave the group.
+thread_local int own_running = 0;
+
+class Running {
+ public:
+  explicit Running(std::atomic<int>& all) : all_(all) { ++all_, ++own_running; }
+  ~Running() { --all_, --own_running; }
+  Running(const Running&) = delete;
+
+ private:
+  std::atomic<int>& all_;
+};
+
 }  // namespace
 
 /// The leading words are gloo's, since scripts match them.
 Status MonitoredBarrier::run(std::chrono::milliseconds timeout, bool name_all) {
+  const Running running(running_);  // before the check: a group that closes after it waits for this one
   NVX_TRY(core_.failures.check_alive("monitored_barrier"));
   const WaitRules rules = core_.waits.rules(timeout, Runner::kCaller);
   const std::string me = core_.diagnosis.context("monitored_barrier");
@@ -23,6 +38,12 @@ Status MonitoredBarrier::run(std::chrono::milliseconds timeout, bool name_all) {
             "give the other ranks time to arrive (monitored_barrier(timeout=))"};
   }
   return watch_others(me, rules, name_all);
+}
+
+void MonitoredBarrier::settle(std::chrono::milliseconds most) const {
+  const Deadline deadline = Deadline::after(most);
+  while (running_ > own_running && !deadline.passed(Clock::now()))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 // --- rank 0

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -22,6 +23,9 @@ class MonitoredBarrier {
   /// ones, not only the first. The group stays usable after a timeout.
   Status run(std::chrono::milliseconds timeout, bool name_all);
 
+  /// Waits, at most this long, until no other thread is in run().
+  void settle(std::chrono::milliseconds most) const;
+
  private:
   /// The last turn that rank 0 opened or this rank checked in to, and the last from which rank 0 released all ranks.
   struct Turns {
@@ -41,7 +45,8 @@ class MonitoredBarrier {
 
   Core& core_;
   const Members& members_;
-  uint64_t begun_ = 0;  // turns that rank 0 has begun
+  uint64_t begun_ = 0;           // turns that rank 0 has begun
+  std::atomic<int> running_{0};  // threads in run()
 };
 
 }  // namespace nvx

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "support/hosts.h"
 
 namespace nvx::test {
@@ -77,6 +79,20 @@ TEST_P(Monitored, WaitingRankJoinsEachBarrierOfRank0) {
       ++failed;
     }
     ADD_FAILURE() << "rank 0 never had them all";
+  });
+}
+
+/// The waiter sleeps on a flag in the memory of a peer, which may reuse it once this rank has left.
+TEST_P(Monitored, ARankLeavesAfterItsBarrierHasEnded) {
+  as_threads(kMembers, [&](int rank) {
+    Group group(store_, options(rank));
+    if (rank != 0) return (void)eventually(milliseconds(300), [] { return false; });
+    std::thread waiter([&] { EXPECT_FALSE(group.monitored_barrier(milliseconds(60'000), /*name_all=*/true).ok()); });
+    std::this_thread::sleep_for(milliseconds(100));
+    group.leave();
+    const Members& members = group.core().members;
+    for (int s = 0; s < members.local_ranks(); ++s) EXPECT_EQ(members.pad(s).header().monitored_in.flag.sleepers, 0u);
+    waiter.join();
   });
 }
 
