@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/config.h"
 
@@ -138,10 +139,15 @@ void Mailbox::start_progress(Runner runner) {
   deliver(progress);
 }
 
-/// Moves as much as possible until `until`, since peers may send without end. True if there may be more.
+/// Moves as much as possible until `until`, since peers may send without end. True if there may be more. Without memory
+/// for what arrives, the group fails.
 bool Mailbox::move(Clock::time_point until) {
-  while (advance()) {
-    if (Clock::now() >= until) return true;
+  try {
+    while (advance()) {
+      if (Clock::now() >= until) return true;
+    }
+  } catch (const std::bad_alloc&) {
+    (void)failures_.fail(core_.diagnosis.no_memory("received messages"));
   }
   return false;
 }

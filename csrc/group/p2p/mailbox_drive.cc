@@ -206,15 +206,20 @@ Status Mailbox::wait(Message& message) {
   if (message.over()) return message.status();
   if (failures_.forked()) return failures_.check_alive();
   Progress progress{Role::kWaiter, Runner::kCaller};
-  {
+  const auto count = [this](int more) {
     MutexLock lock(mutex_);
-    ++waiters_;
+    if ((waiters_ += more) == 0 && !open_.empty()) waiters_gone_.notify_all();
+  };
+  count(1);
+  try {
+    wake();  // a sleeping progress thread leaves the messages to this one
+    while (!message.over()) progress_once(&message, progress);
+  } catch (...) {
+    count(-1);  // the progress thread does nothing while there are waiters
+    throw;
   }
-  wake();  // a sleeping progress thread leaves the messages to this one
-  while (!message.over()) progress_once(&message, progress);
   core_.status->slept_for_message();
-  MutexLock lock(mutex_);
-  if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
+  count(-1);
   return message.status();
 }
 
