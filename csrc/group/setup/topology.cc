@@ -60,8 +60,9 @@ uint32_t quota_cores(uint32_t cores) {
 uint32_t usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  const uint32_t cores = sched_getaffinity(0, sizeof set, &set) == 0 ? uint32_t(CPU_COUNT(&set)) : 1;
-  return quota_cores(std::max<uint32_t>(cores, 1));
+  // It fails where the kernel's own set is larger, that is, with more than 1024 possible cores.
+  const long cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+  return quota_cores(uint32_t(std::max(cores, 1L)));
 }
 
 uint64_t cache_bytes(int index) {
