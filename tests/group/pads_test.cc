@@ -42,5 +42,19 @@ TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   EXPECT_EQ(arena.used(), before);
 }
 
+/// A pad for all ranks would not fit into the arena. Which ranks are here shows only once they have arrived.
+TEST(Pads, OfALargeWorldFitBeforeItsHostsAreKnown) {
+  constexpr int kRanks = 100'000;
+  MemoryStore store;
+  GroupOptions own = options("large", 0, kRanks);
+  own.timeout = std::chrono::milliseconds(50);
+  try {
+    Group group(store, own);
+    ADD_FAILURE() << "the others have not arrived";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace nvx::test

@@ -7,6 +7,7 @@
 
 #include "base/config.h"
 #include "base/contain.h"
+#include "base/round_up.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "net/descriptors.h"
@@ -15,6 +16,7 @@
 namespace nvx {
 namespace {
 
+constexpr size_t kMostOnHost = 4096;  ///< ranks: a pad for all ranks of a large world would not fit into an arena
 constexpr const char* kAddresses = "addresses";
 constexpr size_t kMostDescriptors =
     2048;  ///< limit of the reservation: a rank seldom connects to more than a thousand others
@@ -84,13 +86,13 @@ void SetUp::give_up(Made made, const Failure& why) {
   arena.free_when(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
 }
 
-/// Allocates the pad, and joins the set-up. The pad has room for all ranks until the ranks of this host are known.
+/// Allocates the pad, and joins the set-up. The pad has room for many ranks until the ranks of this host are known.
 void SetUp::begin(const IpcSocket& ipc) {
   Arena& arena = members_.shm->arena();
   members_.name = name();
   members_.rank = rank();
   members_.first_epoch = options_.first_epoch;
-  members_.pad_span = arena.allocate(kernel::PadLayout(size()).bytes());
+  members_.pad_span = arena.allocate(kernel::PadLayout(std::min(size(), kMostOnHost)).bytes());
   deadline_ = Deadline::after(set_up_time(options_));
   kernel::Pad own(arena.at(members_.pad_span.offset), size());
   own.header().rank = rank();
@@ -138,8 +140,12 @@ void SetUp::find_members(IpcSocket& ipc) {
 /// The pad was allocated before the ranks of this host were known, and only these use it.
 void SetUp::shrink_pad() {
   Span& span = members_.pad_span;
-  const size_t bytes = (kernel::PadLayout(members_.here().size()).bytes() + kSpanPage - 1) / kSpanPage * kSpanPage;
-  if (bytes >= span.bytes) return;
+  const size_t ranks = members_.here().size();
+  const size_t bytes = round_up(kernel::PadLayout(ranks).bytes(), kSpanPage);
+  if (bytes > span.bytes)
+    throw Error(Code::kInvalid, "nvx: " + std::to_string(ranks) + " ranks are on one host, at most " +
+                                    std::to_string(kMostOnHost) + " may be");
+  if (bytes == span.bytes) return;
   members_.shm->arena().free({span.offset + bytes, span.bytes - bytes});
   span.bytes = bytes;
 }
