@@ -21,7 +21,7 @@ SEEDS = ROOT / "tests" / "fuzz" / "seeds"
 # that read the counters in a peer's pad (kernel/cpu) have a target, lane_fuzz, and do not count as decoders.
 WHOLE_BUT = {
     "base/failure_note.cc": "",
-    "group/setup/topology.cc": """machine_seen host_hash on_different_machines quota_cores usable_cores cache_bytes put
+    "group/setup/topology.cc": """machine_seen host_hash on_different_machines quota_cores usable_cores cache_bytes
         read_line own_host_name describe_self encode encode_addresses""",
     "memory/gpu/pool_server.cc": "",
     "net/point_to_point.cc": """PointToPoint::announce PointToPoint::grant PointToPoint::send PointToPoint::push

@@ -33,12 +33,7 @@ struct Wait {
   uint64_t began = 0, ended = UINT64_MAX;
 };
 
-std::string text_of(const char* field, size_t size) {
-  std::string text(field, strnlen(field, size));
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return uint8_t(c) < ' ' || c == 127; }, '?');
-  return text;
-}
+std::string text_of(const char* field, size_t size) { return printable(std::string(field, strnlen(field, size))); }
 
 bool is_message(const std::string& call) { return call == "send" || call == "recv"; }
 

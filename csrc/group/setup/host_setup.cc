@@ -32,7 +32,7 @@ void HostSetUp::enter(int64_t generation, const Hello& own) {
       PeerInfo::of(options_.rank, described(rank_name(options_.rank, options_.global_ranks), place_of(own)));
   auto relay = std::make_unique<HostRelay>(info);
   Leader leader{info};
-  std::memcpy(leader.name, relay->name().data(), std::min(relay->name().size(), sizeof leader.name - 1));
+  put(leader.name, relay->name());
   const Value mine = bytes_of(leader);
   // The size too: worlds of several sizes may be made one after another over one store.
   const std::string place =

@@ -3,12 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/config.h"
 #include "base/contain.h"
-#include "base/round_up.h"
 #include "base/log.h"
+#include "base/round_up.h"
 #include "base/text.h"
 #include "net/descriptors.h"
 #include "net/tcp/job_key.h"
@@ -16,8 +15,8 @@
 namespace nvx {
 namespace {
 
-constexpr size_t kMostOnHost = 4096;  ///< ranks: a pad for all ranks of a large world would not fit into an arena
 constexpr const char* kAddresses = "addresses";
+constexpr size_t kMostOnHost = 4096;  ///< ranks: a pad for all ranks of a large world would not fit into an arena
 constexpr size_t kMostDescriptors =
     2048;  ///< limit of the reservation: a rank seldom connects to more than a thousand others
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
@@ -113,7 +112,7 @@ void SetUp::begin(const IpcSocket& ipc) {
   self.pad_bytes = members_.pad_span.bytes;
   self.ranks = uint32_t(size());
   std::ranges::copy(net::own_addresses(), self.addresses.begin());
-  std::memcpy(self.socket, ipc.name().data(), std::min(ipc.name().size(), sizeof self.socket - 1));
+  put(self.socket, ipc.name());
   store_setup_.begin(self, settings);
 }
 

@@ -6,6 +6,7 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/random.h"
 #include "group/setup/store_notes.h"
 
 namespace nvx {
@@ -30,7 +31,7 @@ constexpr uint64_t kMost = uint64_t(1) << 24;  // bytes of a value
 }  // namespace
 
 StoreBootstrap::StoreBootstrap(Store& store, Options options)
-    : store_(store), options_(std::move(options)), nonce_(random_arena_id().low) {}
+    : store_(store), options_(std::move(options)), nonce_(random_value<uint64_t>()) {}
 
 std::string StoreBootstrap::key_of(uint32_t round, int rank) const {
   return key(std::to_string(round) + "/" + std::to_string(rank));

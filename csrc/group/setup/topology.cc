@@ -1,7 +1,6 @@
 #include "group/setup/topology.h"
 
 #include <sched.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/random.h"
 #include "base/text.h"
 
 namespace nvx {
@@ -68,12 +68,6 @@ uint32_t usable_cores() {
 uint64_t cache_bytes(int index) {
   const std::string path = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size";
   return uint64_t(std::strtoull(read_line(path).c_str(), nullptr, 10)) << 10;  // "1024K"
-}
-
-void put(char* field, size_t size, const std::string& text) {
-  const size_t n = std::min(text.size(), size - 1);
-  std::memcpy(field, text.data(), n);
-  field[n] = '\0';
 }
 
 template <size_t N>
@@ -151,10 +145,9 @@ Hello describe_self(int rank, const std::string& host) {
   hello.cores = usable_cores();
   hello.l2_bytes = cache_bytes(2);
   hello.l3_bytes = cache_bytes(3);
-  if (getrandom(&hello.nonce, sizeof hello.nonce, 0) != ssize_t(sizeof hello.nonce))
-    throw system_error("getrandom failed");
-  put(hello.host_name, sizeof hello.host_name, own_host_name(name));
-  put(hello.version, sizeof hello.version, NVX_VERSION);
+  hello.nonce = random_value<uint64_t>();
+  put(hello.host_name, own_host_name(name));
+  put(hello.version, NVX_VERSION);
   return hello;
 }
 

@@ -9,11 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <thread>
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "memory/shm/unix_socket.h"
 
 namespace nvx {
@@ -72,7 +72,7 @@ std::optional<std::vector<uint8_t>> read_all(int fd) {
 PeerInfo PeerInfo::of(int rank, const std::string& description) {
   PeerInfo info;
   info.rank = rank;
-  std::memcpy(info.description, description.data(), std::min(description.size(), sizeof info.description - 1));
+  put(info.description, description);
   return info;
 }
 

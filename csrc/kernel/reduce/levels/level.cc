@@ -403,7 +403,7 @@ inline void put_past(void* at, Words w) {
 inline void copy_past(void* dst, const void* src, size_t n) {
   auto* d = static_cast<char*>(dst);
   auto* s = static_cast<const char*>(src);
-  const size_t head = std::min(n, -reinterpret_cast<uintptr_t>(d) % kVector);
+  const size_t least = -reinterpret_cast<uintptr_t>(d) % kVector, head = n < least ? n : least;
   copy(d, s, head);
   for (d += head, s += head, n -= head; n >= 4 * kVector; d += 4 * kVector, s += 4 * kVector, n -= 4 * kVector) {
     const Words w = words_at(s), x = words_at(s + kVector), y = words_at(s + 2 * kVector),
