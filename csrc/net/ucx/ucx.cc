@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/config.h"
+#include "base/contain.h"
 #include "base/deadline.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -71,7 +72,9 @@ class UcxLink final : public Link {
   bool progress() override;
   bool arm() override;
   void sleep(std::chrono::microseconds span) override;
-  void wake() override;
+  void wake() override {
+    if (worker_->mine()) bell_.ring();
+  }
   size_t segment_bytes() const override { return kSegmentBytes; }
   /// Over TCP, progress() is a system call on the socket that receives the peer's segment.
   std::chrono::nanoseconds poll_interval() const override {
@@ -87,7 +90,7 @@ class UcxLink final : public Link {
     std::vector<std::byte> worker_address;
     std::vector<HostAddress> reached_at;  // its TCP addresses, if TCP is needed
     ucp_ep_h endpoint = nullptr;
-    uint32_t turn = 0;        // endpoints made so far
+    uint32_t turn = 0;        // of the endpoint made last; 0: none
     uint32_t their_turn = 0;  // of the other side's latest hello
     bool greeted = false;     // the other side's hello has come
     bool reached = false;     // the connection stands: a send has completed, or the other side's hello has come
@@ -150,6 +153,7 @@ class UcxLink final : public Link {
   bool closed_ = false;
   bool calling_ = false;  // a UCX call is on the stack, so endpoints cannot be made
   bool breakage_ = false;
+  uint32_t turns_ = 0;      // endpoints made so far
   bool unclaimed_ = false;  // a connection stands whose sockets the worker has not claimed
   Clock::time_point next_claim_{};
   std::atomic<int> quiet_{0};  // calls of progress() since the last sleep, or since UCX last made progress
@@ -228,7 +232,8 @@ void UcxLink::forget(PeerId id) {
   const bool waits = peer->endpoint && !peer->reached && peer->broken == UCS_OK;
   const bool parks = usable() && waits && !parked_.contains(peer->nonce);
   if (usable() && peer->endpoint && !parks) {
-    const bool open = std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
+    const bool open =
+        fetches_.under_way() || std::ranges::any_of(open_, [&](const Sent* s) { return s->peer == id && s->post; });
     const milliseconds timeout = open ? kOpenTimeout : kFlushTimeout;
     leave(*peer, ControlMessage::kLeave, timeout);
     overdue_[id] = Clock::now() + timeout + kLostTimeout;
@@ -264,7 +269,7 @@ bool UcxLink::connect(Peer& peer) {
     lose(peer, why(peer, status));
     return false;
   }
-  ++peer.turn;
+  peer.turn = ++turns_;
   return true;
 }
 
@@ -378,9 +383,17 @@ ucs_status_t UcxLink::on_message(void* argument, const void* header, size_t head
   const bool large = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
   if (link.closed_ || header_bytes > kMostHeader) return large ? UCS_ERR_REJECTED : UCS_OK;
   const std::span message_header(static_cast<const std::byte*>(header), header_bytes);
-  if (large) return link.fetches_.begin(*link.receiver_, message_header, data, bytes);
-  link.receiver_->arrived(message_header, {static_cast<const std::byte*>(data), bytes});
-  return UCS_OK;
+  ucs_status_t status = large ? UCS_ERR_NO_MEMORY : UCS_OK;
+  const auto take = [&] {
+    if (large) return void(status = link.fetches_.begin(*link.receiver_, message_header, data, bytes));
+    link.receiver_->arrived(message_header, {static_cast<const std::byte*>(data), bytes});
+  };
+  contain_and(take, [&](const std::exception*) {  // the sender is not known
+    for (const std::unique_ptr<Peer>& peer : link.peers_) {
+      if (peer && peer->broken == UCS_OK) link.breakage_ = true, peer->broken = UCS_ERR_NO_MEMORY;
+    }
+  });
+  return status;
 }
 
 ucs_status_t UcxLink::on_control(void* argument, const void* header, size_t header_bytes, void*, size_t,
@@ -394,6 +407,7 @@ ucs_status_t UcxLink::on_control(void* argument, const void* header, size_t head
 }
 
 void UcxLink::handle(const ControlMessage& control) {
+  if (control.kind == ControlMessage::kFlush) return;
   const auto [first, last] = by_nonce_.equal_range(control.from);
   if (first == last) {
     if (control.kind != ControlMessage::kHello) {
@@ -408,14 +422,11 @@ void UcxLink::handle(const ControlMessage& control) {
     Peer& peer = *peers_[it->second];
     if (peer.lost) continue;
     peer.their_turn = std::max(peer.their_turn, control.turn);
-    switch (control.kind) {
-      case ControlMessage::kHello: connect_back(peer); return;  // one connection, one peer
-      case ControlMessage::kLeave:
-        drop(peer);
-        if (peer.their_turn > control.turn) connect_back(peer);
-        break;
-      case ControlMessage::kClose: lose(peer, "its process has closed its link"); break;
-    }
+    if (control.kind == ControlMessage::kHello) return connect_back(peer);  // one connection, one peer
+    if (control.kind == ControlMessage::kClose) lose(peer, "its process has closed its link");
+    if (control.kind != ControlMessage::kLeave) continue;
+    drop(peer);
+    if (peer.their_turn > control.turn) connect_back(peer);
   }
 }
 
@@ -424,7 +435,7 @@ std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
   return ucx_.explain(status) + (way.empty() ? "" : ", " + way);
 }
 
-/// Connects back: with an endpoint of its own, this side is also notified when the connection breaks.
+/// With an endpoint of its own, this side is also notified when the connection breaks.
 void UcxLink::connect_back(Peer& peer) {
   peer.greeted = true;
   if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
@@ -446,8 +457,8 @@ void UcxLink::drop(Peer& peer) {
   if (peer.endpoint) worker_->close_later(std::exchange(peer.endpoint, nullptr), milliseconds(0));
 }
 
-/// The same with a last control message, behind all earlier sends. It is sent twice: UCX holds back at most one small
-/// message per connection, so once the second is sent, the first and everything before it have left this process.
+/// The same with a last control message, behind all earlier sends, and one without effect: UCX holds back at most one
+/// small message per connection, so once the second is sent, everything before it has left this process.
 void UcxLink::leave(Peer& peer, ControlMessage::Kind last, milliseconds timeout) {
   if (peer.broken != UCS_OK || !peer.endpoint) {
     drop(peer);
@@ -456,7 +467,7 @@ void UcxLink::leave(Peer& peer, ControlMessage::Kind last, milliseconds timeout)
   ucp_ep_h endpoint = std::exchange(peer.endpoint, nullptr);
   worker_->close_later(endpoint, timeout);
   send_control(peer, endpoint, last);
-  send_control(peer, endpoint, last, /*closes=*/endpoint);
+  send_control(peer, endpoint, ControlMessage::kFlush, /*closes=*/endpoint);
 }
 
 /// Ends posts that UCX should have ended by now. UCX has closed their endpoints, so it no longer reads the posts.
@@ -547,10 +558,6 @@ void UcxLink::sleep(std::chrono::microseconds span) {
   } else {
     std::this_thread::sleep_for(span);
   }
-}
-
-void UcxLink::wake() {
-  if (worker_->mine()) bell_.ring();
 }
 
 /// Sends the remaining messages, closes all endpoints and waits, for a bounded time.

@@ -34,7 +34,8 @@ struct ControlMessage {
   enum Kind : uint32_t {
     kHello,  ///< the first: identifies this side. The other side connects too, to notice its death.
     kLeave,  ///< this side no longer needs the connection
-    kClose,  ///< this side closes the link; the last message of all
+    kClose,  ///< this side closes the link
+    kFlush,  ///< the last message of a connection: without effect, behind kLeave or kClose
   };
   Kind kind;
   uint32_t turn;  ///< the number of the connection to this peer

@@ -7,16 +7,14 @@
 namespace nvx::net {
 namespace {
 
-/// The limit of memory that peers can make this side allocate for messages that have no place.
+/// The largest message without a place. Credits bound how many of them a peer sends.
 constexpr size_t kMostUnplaced = 64 << 20;
 
 }  // namespace
 
 ucs_status_t UcxFetches::begin(Receiver& receiver, std::span<const std::byte> header, void* descriptor, size_t bytes) {
   std::byte* place = receiver.place(header, bytes);
-  size_t unplaced = bytes;
-  for (const Fetch* open : fetches_) unplaced += open->own.size();
-  if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // the sender gets this status
+  if (!place && bytes > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // the sender gets this status
   auto fetch = std::make_unique<Fetch>(Fetch{this, {header.begin(), header.end()}, place, bytes, {}, UCS_INPROGRESS});
   if (!place) fetch->own.resize(std::max<size_t>(bytes, 1)), fetch->where = fetch->own.data();
   ucp_request_param_t param{};
