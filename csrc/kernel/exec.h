@@ -362,8 +362,9 @@ class CudaMachine {
   __device__ void signal_behind(Stamp& at, Stamp value) const {
     system_ref<Stamp>(at).store(value, cuda::std::memory_order_relaxed);
   }
-  __device__ Stamp acquire(const Stamp& at) const {
-    return system_ref<Stamp>(const_cast<Stamp&>(at)).load(cuda::std::memory_order_acquire);
+  template <class Word>
+  __device__ Word acquire(const Word& at) const {
+    return system_ref<Word>(const_cast<Word&>(at)).load(cuda::std::memory_order_acquire);
   }
   template <class Word>
   __device__ Word load_host(const Word& at) const {
@@ -390,12 +391,6 @@ class CudaMachine {
   }
   __device__ uint32_t add(uint32_t& at, uint32_t n = 1) const {
     return device_ref(at).fetch_add(n, cuda::std::memory_order_acq_rel);
-  }
-
-  /// System scope, acquire and release: sets the word from one value to another, or returns false.
-  __device__ bool swap(uint32_t& at, uint32_t from, uint32_t to) const {
-    return system_ref<uint32_t>(at).compare_exchange_strong(from, to, cuda::std::memory_order_acq_rel,
-                                                            cuda::std::memory_order_relaxed);
   }
 
   __device__ uint64_t now_ns() const {

@@ -16,7 +16,7 @@ HOST = {"host_signal": "st.release.sys", "host_acquire": "poll.acquire.sys"}  # 
 # The kernels have no such fences. They stand for what the guarantee of rule 7 rests on: see UNPROVED.
 ASSUMED = {"kernel_ends": "fence.sc.sys", "loads_have_returned": "fence.sc.sys"}
 
-BUGS = {"add_unordered": "atom.relaxed.gpu", "claim_in_block": "atom.acq_rel.cta", "swap_unordered": "atom.relaxed.sys"}
+BUGS = {"add_unordered": "atom.relaxed.gpu", "claim_in_block": "atom.acq_rel.cta", "poll_unordered": "poll.relaxed.sys"}
 
 
 def instruction(words, ptx):
@@ -403,17 +403,17 @@ PROTOCOLS = [
     ),
     # gpu/signals.h
     Protocol(
-        "a signal is taken with the data written before its put: a swap adds here, and takes if it reads 1",
+        "a signal is taken with the data written before its put",
         (),
         """
         init data=old
-        a0: write data new; swap p word 1
-        b0: swap q word 1; if q =1; read r data
+        a0: write data new; signal word 1
+        b0: wait_for q word >=1; signal word 0; read r data
         """,
         ("r=old",),
         {
-            "a put without release": [("swap p", "swap_unordered p")],
-            "a take without acquire": [("swap q", "swap_unordered q")],
+            "a put without release": [("data new; signal word", "data new; signal_behind word")],
+            "a take without acquire": [("wait_for q word", "poll_unordered q word")],
         },
     ),
 ]
@@ -458,5 +458,4 @@ INSTRUCTIONS = {
     "store": "st.relaxed.gpu",
     "claim": "atom.acq_rel.gpu",
     "add": "atom.acq_rel.gpu",
-    "swap": "atom.acq_rel.sys",
 }

@@ -114,8 +114,9 @@ class HostMachine {
     if (is_fenced_) return signal(at, value);
     std::atomic_ref(at).store(value, std::memory_order_relaxed);
   }
-  Stamp acquire(const Stamp& at) const {
-    return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
+  template <class Word>
+  Word acquire(const Word& at) const {
+    return std::atomic_ref(const_cast<Word&>(at)).load(std::memory_order_acquire);
   }
   uint32_t load_host(const uint32_t& at) const {
     if (crossing_.count_look() == faults_.abort_at) store(const_cast<uint32_t&>(at), 1);
@@ -139,10 +140,6 @@ class HostMachine {
   }
   uint32_t add(uint32_t& at, uint32_t n = 1) const {
     return std::atomic_ref(at).fetch_add(n, std::memory_order_acq_rel);
-  }
-
-  bool swap(uint32_t& at, uint32_t from, uint32_t to) const {
-    return std::atomic_ref(at).compare_exchange_strong(from, to, std::memory_order_acq_rel, std::memory_order_relaxed);
   }
 
   /// The switch adds in another order than ranks do: from the part on that the address chooses.

@@ -23,7 +23,8 @@ struct SignalJob {
 };
 
 /// Release by its puts, acquire by its waits, at system scope: a barrier orders the writes of all ranks' streams before
-/// it and their reads behind it. False on a lane that gave up.
+/// it and their reads behind it. Only the sender sets a word to 1, and only the receiver to 0, so loads and stores
+/// suffice: over PCIe, an atomic exchange in a peer's memory is a read and a write apart. False on a lane that gave up.
 template <class Machine>
 NVX_HD bool run_signals(const Machine& machine, const DeviceChannel& channel, const SignalJob& job) {
   auto* const state = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
@@ -34,7 +35,8 @@ NVX_HD bool run_signals(const Machine& machine, const DeviceChannel& channel, co
   const auto each = [&](uint32_t receiver, uint32_t sender, uint32_t peer, uint32_t from, uint32_t to) {
     uint32_t& word = job.pads[receiver][job.channel * ranks + sender];
     PendingWait pending{int(peer), Stamp(from), Stamp(to)};
-    well = well && ex.wait(pending, [&] { return ex.swap(word, from, to); });
+    well = well && ex.wait(pending, [&] { return ex.acquire(word) == from; });
+    if (well) ex.signal(word, to);
   };
   for (uint32_t p = first + uint32_t(ex.lane()); job.puts && p < end; p += uint32_t(ex.lanes())) {
     if (job.peer >= 0 || p != channel.rank) each(p, channel.rank, p, 0, 1);
