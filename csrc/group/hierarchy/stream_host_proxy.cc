@@ -1,5 +1,8 @@
 #include "group/hierarchy/stream_host_proxy.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "base/contain.h"
 #include "base/round_up.h"
 #include "group/device/device_communicator.h"
@@ -10,6 +13,12 @@ namespace {
 constexpr std::chrono::milliseconds kAbortTime{500};  // the time within which aborted kernels end
 constexpr size_t kMostBefore = 32;                    // rounds that begin before the host's part may begin
 constexpr uint64_t kMostAhead = 256;                  // operations of the group that a stream holds
+
+/// With CUDA_LAUNCH_BLOCKING=1 a launch returns when its kernel has ended, and kernels may wait for the host's part.
+size_t most_before() {
+  static const char* const kBlocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return kBlocking && *kBlocking && std::string_view(kBlocking) != "0" ? 0 : kMostBefore;
+}
 
 }  // namespace
 
@@ -55,13 +64,13 @@ Status StreamHostProxy::begin_round(std::span<const Operation> steps) {
   round_ends_[round] = steps.empty() ? (round == 0 ? 0 : round_ends_[round - 1]) : round + 1;
   if (!steps.empty()) {
     NVX_TRY(await_room());
+    if (round >= most_before() && setting_.stream.capture == 0 && !setting_.queue_early()) return no_thread();
     tried_ = true;
     std::vector<const Operation*> all;
     for (const Operation& step : steps) all.push_back(&step);
     NVX_TRY(device_.launch(all, setting_.stream, {&words().device, round_ends_[round]}));
   }
   begun_.store(round + 1, std::memory_order_release);
-  if (round + 1 == kMostBefore) (void)setting_.queue_early();
   return {};
 }
 
@@ -98,11 +107,15 @@ bool StreamHostProxy::has_room(Status* refused) const {
   const uint64_t launched = device_.launched();
   if (launched < kMostAhead || device_.ended_well(launched - kMostAhead)) return true;
   if (setting_.queue_early() || !device_.check_kernels().ok()) return false;
-  *refused = {Code::kSystem,
-              "nvx: this process cannot create a thread for the host's part of " +
-                  std::string(nvx::name(setting_.collective)) + ", which is too large to begin without one",
-              "check the limits of processes and threads (ulimit -u, pids.max of the cgroup)"};
+  *refused = no_thread();
   return true;
+}
+
+Status StreamHostProxy::no_thread() const {
+  return {Code::kSystem,
+          "nvx: this process cannot create a thread for the host's part of " +
+              std::string(nvx::name(setting_.collective)) + ", which is too large to begin without one",
+          "check the limits of processes and threads (ulimit -u, pids.max of the cgroup)"};
 }
 
 /// A round without steps has ended when the round before it has.

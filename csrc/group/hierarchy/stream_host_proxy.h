@@ -56,6 +56,7 @@ class StreamHostProxy final : public HostProxy {
   Words& words() const { return *reinterpret_cast<Words*>(memory_.get()); }
   bool has_ended(size_t round) const;
   bool has_room(Status* refused) const;
+  Status no_thread() const;
   Status await_room() const;
   Status late(const Deadline& deadline) const;
 
