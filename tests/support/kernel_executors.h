@@ -88,6 +88,7 @@ class SimulatedLauncher : public kernel::KernelLauncher, public StreamOrder {
   Status follow(const LaunchStream&) override { return {}; }
   Status note(const LaunchStream&) override { return {}; }
   bool ended() override { return knows_ends && *running_ == 0; }
+  bool passed(const kernel::TailEvent& event) override { return event.passed(); }
 
   Status refusal;                                ///< the answer to every call, if it fails
   Status trial_refusal;                          ///< the answer to trials, if it fails

@@ -228,6 +228,23 @@ def test_no_stream_is_waited_for_but_through_events(rank, world):
     assert seen["stream_syncs"] == seen["device_syncs"] == seen["device_allocations"] == 0, seen
 
 
+@on_fake_gpus(2)
+def test_all_threads_call_the_device_of_the_tensors(rank, world):
+    """On a thread without a device, CUDA would create a context on the first one."""
+    set_delays(5, 2000)
+    reset_counts()
+    with torch.accelerator.device_index(1):
+        tensor, large, got = (torch.ones(count, device=GPU) for count in (1000, 3_000_000, 1000))
+        sums = [dist.all_reduce(tensor, async_op=True), dist.all_reduce(large, async_op=True)]
+        messages = [dist.isend(tensor.clone(), 1 - rank), dist.irecv(got, 1 - rank)]
+        sums[0].get_future().then(lambda done: done.value()[0] + 1).wait()
+        for work in sums + messages:
+            work.wait()
+        assert_all(large, 2)
+    seen = counts()
+    assert seen["event_records"] > 0 and seen["stray_calls"] == 0, seen
+
+
 @on_fake_gpus(2, 3)
 def test_messages(rank, world):
     set_delays(7, 500)

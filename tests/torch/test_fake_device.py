@@ -267,6 +267,7 @@ def test_counts():
         "launches": 0,
         "events_made": 1,
         "event_records": 1,
+        "stray_calls": 0,
     }
     side.synchronize()
     torch.accelerator.synchronize()

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
+from fake_device import counts, reset_counts
 from ranks import on_simulated_gpus
 
 GPU = "fakegpu"
@@ -48,6 +49,20 @@ def test_the_stream_waits_for_a_signal_and_the_host_does_not(rank, world):
         handle.get_buffer(0, (100,), torch.float32).fill_(5)
         handle.put_signal(0)
     handle.barrier()
+
+
+@on_simulated_gpus(2)
+def test_signals_are_watched_on_their_device(rank, world):
+    """A thread of nvx watches them; on a thread without a device, CUDA would create a context on the first one."""
+    with torch.accelerator.device_index(1):
+        _, handle = shared(100)
+        reset_counts()
+        if rank == 0:
+            time.sleep(0.3)
+        handle.barrier()
+        torch.accelerator.synchronize()
+    time.sleep(0.3)
+    assert counts()["stray_calls"] == 0
 
 
 @on_simulated_gpus(1)

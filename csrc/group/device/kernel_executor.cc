@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "memory/driver/beside_captures.h"
 
 namespace nvx {
 namespace {
@@ -183,8 +182,7 @@ Status KernelExecutor::signal(const kernel::SignalJob& job, const LaunchStream& 
 
 bool KernelExecutor::signals_have_ended() const {
   if (!signals_mutex_.try_lock()) return false;
-  const BesideCaptures beside;
-  const bool ended = std::ranges::all_of(signals_, [](const auto& one) { return one.second.passed(); });
+  const bool ended = std::ranges::all_of(signals_, [&](const auto& one) { return order_->passed(one.second); });
   signals_mutex_.unlock();
   return ended;
 }

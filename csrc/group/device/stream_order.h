@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "group/device/device_wait.h"
+#include "kernel/gpu/capture.h"
 
 namespace nvx {
 
@@ -36,6 +37,8 @@ class StreamOrder {
   /// true: a kernel that ends badly does not report it, and the report of one that ends well may overtake its last
   /// stores.
   virtual bool ended() = 0;
+  /// Queries an event of the launches' device, on any thread.
+  virtual bool passed(const kernel::TailEvent& event) = 0;
 
   /// Waits up to `most` until all has ended. After one timeout, later calls do not wait.
   bool await_end(std::chrono::milliseconds most) {

@@ -22,8 +22,8 @@ class TailEvent {
   /// Records the event after the stream's current work. capture: of the stream; 0: none. If captured, each replay
   /// records it again, beside later work. A capture has one record, behind the work of all calls.
   Status record(void* stream, uint64_t capture);
-  /// Whether the device has passed the event; true also if that can no longer be queried. Only for threads that may
-  /// query events during captures (memory/driver/beside_captures.h).
+  /// Whether the device has passed the event; true also if that can no longer be queried. Only for threads whose
+  /// current device is the event's, and that may query events during captures (memory/driver/beside_captures.h).
   bool passed() const;
 
  private:

@@ -1,6 +1,7 @@
 #include "torch/call/work.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
@@ -214,6 +215,9 @@ void NvxWork::complete(c10::ivalue::Future& future) {
     there.record(stream);
     there.block(*known);
   }
+  // The future records its events, and runs callbacks, on this thread's current device: see PooledEvent.
+  c10::OptionalDeviceGuard device;
+  if (!last.empty()) device.reset_device(last.front().device());
   const c10::MultiStreamGuard on(last);
   future.markCompleted(value());
 }

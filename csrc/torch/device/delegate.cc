@@ -1,5 +1,6 @@
 #include "torch/device/delegate.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <torch/version.h>
 
 #include "base/config.h"
@@ -198,6 +199,7 @@ Status Delegate::check_flights() {
 
 Status Delegate::check() {
   const BesideCaptures beside;
+  const c10::OptionalDeviceGuard on(device_);  // for queries of events: see PooledEvent
   {
     MutexLock lock(mutex_);
     if (finalized_ || clear()) return {};

@@ -1,5 +1,7 @@
 #include "torch/streams/chunk_pipeline.h"
 
+#include <c10/core/DeviceGuard.h>
+
 namespace nvx {
 namespace {
 
@@ -20,6 +22,7 @@ Loads loads_of(const std::vector<CopyPair>& copies, at::Device device, const at:
 ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams)
     : device_(streams.down.device()), rank_(rank), cut_(cut(operation, facts)) {
   const size_t slots = std::min(kSlots, cut_.chunks);
+  const c10::OptionalDeviceGuard on(device_);  // torch's pool of pinned memory queries events: see PooledEvent
   memory_ = pinned_memory({int64_t(slots), int64_t(buffer_bytes(operation, cut_, rank))});
   for (size_t s = 0; s < slots; ++s) {
     slots_[s] = std::make_unique<Slot>(streams);

@@ -39,6 +39,7 @@ PooledEvent::~PooledEvent() {
 }
 
 void PooledEvent::record(const c10::Stream& stream) {
+  const c10::OptionalDeviceGuard on(stream.device());
   if (event_) return event_->record(stream);
   auto event = EventPool::of(timed_).take(stream.device());
   if (!event)

@@ -1,5 +1,6 @@
 #include "torch/streams/stream_order.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "kernel/gpu/launch_cuda.h"
@@ -30,15 +31,15 @@ LaunchStream launch_stream(const c10::Stream& stream, uint64_t capture) {
 
 Status TorchStreamOrder::block(const LaunchStream& stream) {
   if (may_have_kernels(stream)) return tail_.block(stream.native, stream.capture != 0);
-  if (last_) last_->block(torch_stream(stream));
+  last_.block(torch_stream(stream));
   return {};
 }
 
 Status TorchStreamOrder::record(const LaunchStream& stream) {
-  if (may_have_kernels(stream)) return tail_.record(stream.native, stream.capture);
   const c10::Stream there = torch_stream(stream);
-  if (!last_) last_.emplace(there.device_type());
-  last_->record(there);
+  device_ = there.device_index();
+  if (may_have_kernels(stream)) return tail_.record(stream.native, stream.capture);
+  last_.record(there);
   return {};
 }
 
@@ -87,9 +88,15 @@ bool TorchStreamOrder::has_graphs() {
 }
 
 bool TorchStreamOrder::ended() {
-  const BesideCaptures beside;
   MutexLock lock(mutex_);
-  return tail_.passed();
+  return passed(tail_);
+}
+
+/// The thread may have chosen no device: see PooledEvent.
+bool TorchStreamOrder::passed(const kernel::TailEvent& event) {
+  const BesideCaptures beside;
+  const c10::OptionalDeviceGuard on(c10::Device(kernel_device(), device_));
+  return event.passed();
 }
 
 }  // namespace nvx

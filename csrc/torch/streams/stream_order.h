@@ -3,11 +3,13 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <optional>
 
 #include "base/mutex.h"
 #include "group/device/stream_order.h"
 #include "kernel/gpu/capture.h"
+#include "torch/streams/pooled_event.h"
 
 namespace nvx {
 
@@ -23,6 +25,7 @@ class TorchStreamOrder final : public StreamOrder {
   Status follow(const LaunchStream& stream) override EXCLUDES(mutex_);
   Status note(const LaunchStream& stream) override EXCLUDES(mutex_);
   bool ended() override EXCLUDES(mutex_);
+  bool passed(const kernel::TailEvent& event) override;
   /// Whether anything has been captured, and may therefore be replayed at any time.
   bool has_graphs() EXCLUDES(mutex_);
 
@@ -32,9 +35,10 @@ class TorchStreamOrder final : public StreamOrder {
   Status block(const LaunchStream& stream) REQUIRES(mutex_);
   Status record(const LaunchStream& stream) REQUIRES(mutex_);
 
+  std::atomic<c10::DeviceIndex> device_{0};  // of the launches
   Mutex mutex_;
   kernel::TailEvent tail_ GUARDED_BY(mutex_);             // the last launch, if there are kernels
-  std::optional<c10::Event> last_ GUARDED_BY(mutex_);     // the same if there are none: see may_have_kernels()
+  PooledEvent last_ GUARDED_BY(mutex_);                   // the same if there are none: see may_have_kernels()
   std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // of the last launch outside captures
   bool has_graphs_ GUARDED_BY(mutex_) = false;
   /// The current or last capture. Its launches follow each other inside it.

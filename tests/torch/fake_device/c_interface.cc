@@ -40,7 +40,9 @@ int fake_device_exchange_capture_mode(int* mode) {
 // the host does.
 void* fake_device_event() {
   fake::count(fake::kEventsMade);
-  return new fake::Event;
+  auto* const event = new fake::Event;
+  event->device = fake::current_device();
+  return event;
 }
 
 void fake_device_record(void* event, void* stream) {
@@ -70,6 +72,7 @@ void fake_device_wait(void* event, void* stream) {
 
 bool fake_device_passed(void* event) {
   const fake::MarkPtr mark = static_cast<fake::Event*>(event)->get();
+  fake::expect_on(static_cast<fake::Event*>(event)->device);
   return !mark || mark->passed();
 }
 }

@@ -22,6 +22,7 @@ MarkPtr mark_of(void* event) { return event == nullptr ? nullptr : static_cast<E
 // For queries from the host, which a capture may forbid.
 MarkPtr asked_for(void* event) {
   MarkPtr mark = mark_of(event);
+  if (mark) expect_on(static_cast<Event*>(event)->device);
   if (mark && mark->graph()) {
     char thread[16] = "";
     pthread_getname_np(pthread_self(), thread, sizeof thread);
@@ -76,12 +77,15 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
                 " cannot be recorded on ", stream);
     if (*event == nullptr) *event = new Event(), count(kEventsMade);
     count(kEventRecords);
+    expect_on(stream.device_index());
+    static_cast<Event*>(*event)->device = stream.device_index();
     static_cast<Event*>(*event)->set(queue_of(stream).mark(Pace::kDelayed));
   }
   void block(void* event, const c10::Stream& stream) const override {
     MarkPtr mark = mark_of(event);
     if (mark == nullptr || is_broken(Rule::kEventWaits)) return;
     count(kStreamWaits);
+    expect_on(stream.device_index());
     queue_of(stream).wait_for(std::move(mark));
   }
   bool queryEvent(void* event) const override {

@@ -47,6 +47,8 @@ using MarkPtr = std::shared_ptr<Mark>;
 // Holds the mark that was recorded last. A wait that began on an earlier mark stays on that mark.
 class Event {
  public:
+  std::atomic<int8_t> device{-1};  // whose streams record it
+
   void set(MarkPtr mark) {
     std::lock_guard lock(mutex_);
     mark_ = std::move(mark);

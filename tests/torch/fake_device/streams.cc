@@ -58,7 +58,7 @@ std::array<std::atomic<int64_t>, kCounters> counters{};
 const std::array<const char*, kCounters> counter_names = {
     "stream_syncs", "event_syncs",   "device_syncs", "device_allocations", "pinned_allocations",
     "stream_waits", "data_recorded", "fallbacks",    "capture_faults",     "unreused_frees",
-    "pinned_bytes", "launches",      "events_made",  "event_records",
+    "pinned_bytes", "launches",      "events_made",  "event_records",      "stray_calls",
 };
 
 c10::DeviceIndex device_count() {

@@ -51,6 +51,7 @@ enum Counter {
   kLaunches,       // of kernels that other libraries simulate
   kEventsMade,
   kEventRecords,  // on streams
+  kStrayCalls,    // about an event, on a thread whose current device is another one: CUDA would use both devices
   kCounters,
 };
 
@@ -58,6 +59,7 @@ extern std::array<std::atomic<int64_t>, kCounters> counters;
 extern const std::array<const char*, kCounters> counter_names;
 
 inline void count(Counter counter, int64_t by = 1) { counters[counter] += by; }
+inline void expect_on(c10::DeviceIndex device) { count(kStrayCalls, device >= 0 && device != current_device()); }
 
 void synchronize_stream(c10::Stream stream);  // waits, and counts
 
