@@ -57,7 +57,7 @@ std::string why_unfit(const at::Tensor& tensor) {
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
     return c10::str("the tensor must be contiguous and must not have the conj or neg bit; its sizes are ",
                     tensor.sizes(), ", its strides ", tensor.strides());
-  return "";
+  return why_no_memory(tensor);
 }
 
 int peer_of(const char* called, int64_t rank, int size) {
@@ -105,7 +105,14 @@ TensorWindow::Registered TensorWindow::registered(const char* called) const {
 /// A rejected tensor is reported to all ranks, because they wait for this one here.
 void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
   const auto current = communicator();
-  std::string why = why_unfit(tensor);
+  std::string why;
+  std::byte* data = nullptr;
+  try {
+    why = why_unfit(tensor);
+    if (why.empty() && tensor.numel() != 0) data = static_cast<std::byte*>(tensor.data_ptr());
+  } catch (const std::exception& error) {  // of torch, for tensors whose memory it guards
+    why = text_of(&error);
+  }
   {
     MutexLock lock(mutex_);
     if (registered_.window) why = "a tensor is registered with this window already. Next: tensor_deregister first";
@@ -114,7 +121,7 @@ void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
   if (why.empty()) {
     const nvx::Window::Share share{uint64_t(tensor.numel()), uint32_t(tensor.element_size()),
                                    uint32_t(tensor.scalar_type())};
-    mine = {static_cast<std::byte*>(tensor.data_ptr()), share, std::make_shared<const at::Tensor>(tensor)};
+    mine = {data, share, std::make_shared<const at::Tensor>(tensor)};
   }
   const auto open = [&] { return current->group().open_window(mine); };
   const std::shared_ptr<nvx::Window> window = as_argument("tensor_register", open, why);

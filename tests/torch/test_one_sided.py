@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks import OVER_NVX, TORCH, eventually, on_ranks, on_two_hosts, sync
 from reference import assert_same, wild_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 14), reason="for nvx on torch 2.14 and later")
 SECOND = timedelta(seconds=1)
@@ -107,6 +108,8 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
         window.put(torch.ones(1, dtype=torch.float64), peer, 0, False)
     with argument_error("contiguous"):
         window.put(torch.ones(4, 4).t()[1:3], peer, 0, False)
+    with argument_error("has no storage"):
+        window.put(FakeTensorMode().from_tensor(torch.ones(1)), peer, 0, False)
     with argument_error("must not be negative"):
         window.put(torch.ones(1), peer, -1, False)
     with argument_error("invalid rank 2 in a group of 2"):
@@ -136,9 +139,16 @@ def test_a_tensor_that_is_refused_is_refused_on_all_ranks(rank, world):
     """One rank's error blocks no other rank, and the others learn which rank it was."""
     window = dist._new_window()
     unfit = {"contiguous": torch.zeros(4, 4).t(), "CPU tensors only": torch.zeros(3, device="meta")}
+    freed = torch.zeros(4)
+    freed.untyped_storage().resize_(0)
+    fake = FakeTensorMode().from_tensor
+    unfit |= {"storage of 0 bytes": freed, "has no storage": fake(torch.zeros(3))}
     for text, tensor in unfit.items():
         with argument_error(text if rank == 1 else r"a tensor was refused on rank 1 \(pid"):
             window.tensor_register(tensor if rank == 1 else torch.zeros(3))
+    # The memory of an empty fake tensor is never read.
+    window.tensor_register(fake(torch.zeros(0)) if rank == 1 else torch.zeros(3))
+    window.tensor_deregister()
     place = torch.zeros(3)
     window.tensor_register(place)
     with argument_error("registered with this window already"):

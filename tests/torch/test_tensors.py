@@ -518,3 +518,23 @@ def test_tensors_without_memory_are_refused_in_lists(rank, world):
                 dist.gather(inner, wrapped)
     dist.all_reduce(inner)
     assert inner.eq(2).all()
+
+
+@only_nvx
+@on_threads(2)
+def test_tensors_of_function_transforms_are_refused(pg, rank, world):
+    """They wrap another tensor and have no storage object at all."""
+
+    def gathered(tensor):
+        pg.allgather([[torch.empty(3) for _ in range(world)]], [tensor]).wait()
+        return tensor.sum()
+
+    with pytest.raises(ValueError, match="has no storage"):
+        torch.vmap(lambda t: pg.allreduce([t]) and t)(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="has no storage"):
+        torch.vmap(lambda t: pg.allreduce([t]) and t)(torch.ones(2, 0))
+    with pytest.raises(ValueError, match="has no storage"):
+        torch.func.grad(gathered)(torch.ones(3))
+    tensor = torch.ones(3)
+    pg.allreduce([tensor]).wait()
+    assert tensor.eq(world).all()

@@ -28,6 +28,24 @@ std::string in_python(at::Layout layout) {
   }
 }
 
+/// torch does not check tensors in nested lists for this.
+std::string why_no_memory(const at::Tensor& tensor) {
+  constexpr const char* kNone =
+      "a tensor has no storage (of vmap or grad, a wrapper subclass or a FakeTensor): pass the tensor that it wraps";
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  if (!storage) return kNone;
+  if (tensor.numel() == 0) return "";
+  // The storage may have been shrunk under its tensors, as FSDP does with parameters that it frees.
+  const size_t there = storage.nbytes();
+  const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                                         size_t(tensor.storage_offset()));
+  if (there < needed)
+    return c10::str(
+        "a tensor of ", needed, " bytes has a storage of ", there,
+        " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
+  return storage.data() ? "" : kNone;
+}
+
 std::string Checks::explained(const std::string& wrong) const {
   return text_of(Failure{.code = Code::kInvalid,
                          .cause = std::string(name_) + ": " + wrong,
@@ -53,16 +71,7 @@ void Checks::check_tensor(const at::Tensor& tensor) const {
   if (tensor.layout() != at::kStrided)
     invalid("only supports dense tensors, not one of layout ", tensor.layout(), ": to_dense() it first");
   check_place(tensor);
-  // The storage may have been shrunk under its tensors, as FSDP does with parameters that it frees.
-  const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
-                                                         size_t(tensor.storage_offset()));
-  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  const size_t there = storage.nbytes();
-  if (tensor.numel() != 0 && there < needed)
-    invalid("a tensor of ", needed, " bytes has a storage of ", there,
-            " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
-  if (tensor.numel() != 0 && !storage.data())  // torch does not check tensors in nested lists
-    invalid("a tensor has no storage (a wrapper subclass or a FakeTensor): pass the tensor that it wraps");
+  if (const std::string why = why_no_memory(tensor); !why.empty()) invalid(why);
 }
 
 void Checks::check_place(const at::Tensor& tensor) const {

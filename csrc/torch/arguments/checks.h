@@ -20,6 +20,9 @@ const T& in_python(const T& value) {
   return value;
 }
 
+/// Why a dense tensor has no memory that could be read or written; empty if it has, or needs none.
+std::string why_no_memory(const at::Tensor& tensor);
+
 /// The checks of a call's tensors that torch's users expect, with torch's error classes and texts.
 class Checks {
  public:
