@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import TORCH, on_fake_gpus
+from ranks import TORCH, eventually, on_fake_gpus
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -214,6 +214,20 @@ def test_other_ways_to_wait(rank, world):
         with side:
             getattr(work, way)()
             assert_all(tensor * 2, 6)
+
+
+@on_fake_gpus(2)
+def test_synchronize_lets_callbacks_run(rank, world):
+    """torch calls synchronize() with the GIL, which the callback needs before the work can end."""
+    for _ in range(5):
+        tensor, seen = on_gpu(rank + 1), []
+        if rank == 1:
+            time.sleep(0.05)  # rank 0 waits before the operation ends
+        work = dist.all_reduce(tensor, async_op=True)
+        work.get_future().add_done_callback(lambda _, seen=seen: seen.append(True))
+        work.synchronize()
+        assert_all(tensor, 3)
+        eventually(lambda seen=seen: seen == [True])
 
 
 @on_fake_gpus(2)

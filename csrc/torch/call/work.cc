@@ -232,7 +232,7 @@ c10::IValue NvxWork::value() const {
 
 void NvxWork::synchronize() {
   unregister_from_torch();
-  if (!streams_.empty()) wait(std::chrono::milliseconds(0));
+  if (!streams_.empty()) without_python_lock([this] { wait(kNoTimeout); });
 }
 
 /// torch's version waits until the future has completed, and ignores streams.
@@ -241,6 +241,7 @@ void NvxWork::blockCurrentStream() {
   wait(std::chrono::milliseconds(0));
 }
 
+/// torch calls this with the GIL, which a callback of the future needs.
 void NvxWork::end(const Status& status, Hooks hooks) {
   status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);

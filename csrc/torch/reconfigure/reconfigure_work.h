@@ -7,6 +7,7 @@
 
 #include "base/mutex.h"
 #include "torch/communicator.h"
+#include "torch/core/interrupt.h"
 #include "torch/core/origin.h"
 
 namespace nvx {
@@ -19,7 +20,10 @@ class ReconfigureWork final : public c10d::Work {
 
   /// Raises the failure. A timeout of wait() ends only the wait; Ctrl-C aborts the set-up.
   bool wait(std::chrono::milliseconds timeout) override;
-  void synchronize() override { (void)wait(kNoTimeout); }
+  /// torch calls this with the GIL, which a callback of the future needs.
+  void synchronize() override {
+    without_python_lock([this] { (void)wait(kNoTimeout); });
+  }
   /// The caller waits, because there is no stream.
   void blockCurrentStream() override { (void)wait(kNoTimeout); }
   void abort() override { cancel(); }
