@@ -113,7 +113,7 @@ class ProcessGroupNVX : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override {
-    active()->context.extensions->add(timeout);
+    if (const auto current = active_or_null()) current->context.extensions->add(timeout);  // torch ignores the others
   }
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override {
     check_process();

@@ -11,11 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import warm
-from ranks import eventually, only_nvx
+from ranks import BACKEND, eventually, only_nvx
 from reconfiguring import (
     arrive,
+    begin,
     check_group,
     come_together,
+    connect,
     exchange,
     here,
     of_nobody,
@@ -66,6 +68,95 @@ def test_calls_wait_for_the_reconfigured_group(started):
     started(not_waited_for, 2)
 
 
+def synchronized(rank, world, port):
+    """torch calls synchronize() with the GIL."""
+    arrive(port, rank, 2)
+    own = dist._get_reconfigure_handle()
+    work = reconfigure(1, [own, of_nobody(own)])
+    threading.Timer(0.3, dist.group.WORLD.abort).start()
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        work.synchronize()
+    assert time.monotonic() - began < 5
+
+
+@only_nvx
+def test_synchronize_lets_other_threads_run(started):
+    started(synchronized, 1)
+
+
+def aborted_whole(rank, world, port):
+    """torch aborts the default group inside a coalescing scope if the group supports one."""
+    store = arrive(port, rank, world)
+    assert not own_backend().supports_coalescing
+    dist.distributed_c10d._abort_process_group()
+    for uuid, seconds in ((1, 20), (2, 0.3)):  # one is being set up, the other has failed
+        begin(store, rank, world)
+        own = dist._get_reconfigure_handle()
+        work = reconfigure(uuid, [own, of_nobody(own)], seconds=seconds)
+        if seconds < 1:
+            with pytest.raises(dist.DistBackendError, match="not arrive"):
+                work.wait()
+        began = time.monotonic()
+        dist.distributed_c10d._abort_process_group()
+        assert time.monotonic() - began < 5
+        with pytest.raises(dist.DistBackendError):
+            work.wait()
+    begin(store, rank, world)
+    assert reconfigure(3, [dist._get_reconfigure_handle()]).wait()
+    assert own_backend().supports_coalescing
+    check_group(0, 1)
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.all_reduce(torch.ones(1))
+    dist.distributed_c10d._abort_process_group()
+
+
+@only_nvx
+def test_the_whole_job_is_aborted_in_any_state(started):
+    started(aborted_whole, 1)
+
+
+def extended(rank, world, port):
+    """torch.compile extends the timeouts of all groups, and ignores those that cannot."""
+    arrive(port, rank, world, seconds=1)
+    more = timedelta(seconds=1)
+    dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(more)
+    own = dist._get_reconfigure_handle()
+    work = reconfigure(1, [own, of_nobody(own)])
+    began = time.monotonic()
+    dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(more)
+    assert time.monotonic() - began < 5 and not work.is_completed()
+    dist.group.WORLD.abort()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        work.wait()
+    dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(more)
+    assert reconfigure(2, [dist._get_reconfigure_handle()]).wait()
+    dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(more)
+    check_group(0, 1)
+
+
+@only_nvx
+def test_timeouts_are_extended_in_any_state(started):
+    started(extended, 1)
+
+
+def without_a_timeout(rank, world, port):
+    store = connect(port)
+    dist.init_process_group(
+        BACKEND, store=store, rank=rank, world_size=world, timeout=timedelta.max, enable_reconfigure=True
+    )
+    handles = exchange(store, "first", rank, range(world))
+    assert dist._reconfigure(uuid=1, handles=handles).wait()
+    check_group(rank, world)
+    with pytest.raises(ValueError, match="negative"):
+        dist._reconfigure(uuid=2, handles=handles, timeout=timedelta(seconds=-1))
+
+
+@only_nvx
+def test_a_group_without_a_timeout_is_reconfigured(started):
+    started(without_a_timeout, 2)
+
+
 def cancelled(rank, world, port):
     store = arrive(port, rank, world)
     handles = exchange(store, "first", rank, range(world))
@@ -94,6 +185,30 @@ def cancelled(rank, world, port):
 @only_nvx
 def test_abort_ends_the_setup(started):
     started(cancelled, 2)
+
+
+def cancelled_at_the_end(rank, world, port):
+    arrive(port, rank, world)
+    spans = []
+    for turn in range(150):
+        began = time.monotonic()
+        work = reconfigure(turn, [dist._get_reconfigure_handle()])
+        if turn < 10:
+            assert work.wait()
+            spans.append(time.monotonic() - began)
+            continue
+        until = began + min(spans) * (0.5 + turn / 150)
+        while time.monotonic() < until:
+            pass
+        dist.group.WORLD.abort()
+        eventually(work.is_completed)
+        with pytest.raises(dist.DistBackendError, match="abort"):
+            dist.all_reduce(torch.ones(1))
+
+
+@only_nvx
+def test_no_abort_is_lost_when_the_setup_ends(started):
+    started(cancelled_at_the_end, 1)
 
 
 def interrupted(rank, world, port):

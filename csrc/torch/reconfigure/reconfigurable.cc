@@ -103,7 +103,8 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   std::visit([&](const auto& given) { handles.assign(given.begin(), given.end()); }, opts.handles);
   MutexLock lock(mutex_);
   const MemberHandle self = own_handle();
-  const auto timeout = opts.timeout.value_or(options_.timeout);
+  // timedelta.max, which is no timeout, arrives as a huge negative.
+  const auto timeout = opts.timeout.value_or(std::max(options_.timeout, kNoTimeout));
   const auto known = known_;
   lock.unlock();
 
@@ -225,7 +226,8 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   const bool wanted =
       work->release_communicator();  // also if connect() has failed: its group is destroyed here, without the lock
   MutexLock lock(mutex_);
-  if (!error && !wanted) {
+  // A cancel() after release_communicator() did not reach the communicator.
+  if (!error && (!wanted || work->cancelled())) {
     why = "nvx: group " + plan->name + " was aborted while it was being made";
     error = exception_of({Code::kAborted, why});
   }
@@ -329,9 +331,7 @@ c10d::ErrorType Reconfigurable::getError() {
 /// Aborts a set-up as well. After that the group may be reconfigured.
 void Reconfigurable::abort() {
   if (origin_.elsewhere()) return;
-  const auto [pending, current] = in_progress();
-  if (pending) pending->cancel();
-  if (current) current->abort();
+  if (const Current current = cancel_setup()) current->abort();
 }
 
 void Reconfigurable::shutdown() {
@@ -339,14 +339,17 @@ void Reconfigurable::shutdown() {
   MutexLock lock(mutex_);
   ended_ = true;
   lock.unlock();
-  const auto [pending, current] = in_progress();
-  if (pending) pending->cancel();
-  if (current) current->shut_down();
+  if (const Current current = cancel_setup()) current->shut_down();
 }
 
-std::pair<c10::intrusive_ptr<ReconfigureWork>, Reconfigurable::Current> Reconfigurable::in_progress() const {
+Reconfigurable::Current Reconfigurable::cancel_setup() const {
   MutexLock lock(mutex_);
-  return {pending_, current_};
+  if (const c10::intrusive_ptr<ReconfigureWork> pending = pending_) {
+    lock.unlock();
+    pending->cancel();
+    lock.lock();
+  }
+  return current_;  // read last: the set-up may have ended before cancel()
 }
 
 }  // namespace nvx

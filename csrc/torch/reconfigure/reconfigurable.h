@@ -23,6 +23,9 @@ class Reconfigurable final : public ProcessGroupNVX {
   ~Reconfigurable() override;
 
   bool supportsReconfigure() const override { return true; }
+  /// Not without a communicator: torch aborts the default group inside a coalescing scope if there is such support, and
+  /// a scope could not begin.
+  bool supportsCoalescing() const override { return !origin_.elsewhere() && active_or_null() != nullptr; }
   std::string get_reconfigure_handle() const override;
   /// Bad arguments, and a uuid that was used before, raise at once and leave the group unchanged. Otherwise the current
   /// communicator is aborted, rank() and size() become those of the next one, and the work ends when that is set up.
@@ -56,7 +59,8 @@ class Reconfigurable final : public ProcessGroupNVX {
   /// Waits for the next communicator if it is being set up. Raises if there is none.
   Current active() const override EXCLUDES(mutex_);
   Current active_or_null() const override EXCLUDES(mutex_);
-  std::pair<c10::intrusive_ptr<ReconfigureWork>, Current> in_progress() const EXCLUDES(mutex_);
+  /// Cancels the set-up in progress. Returns the communicator that there is afterwards; null if there is none.
+  Current cancel_setup() const EXCLUDES(mutex_);
   std::string name() const EXCLUDES(mutex_);
   MemberHandle own_handle() const REQUIRES(mutex_);
   /// Writes the fields that torch reads as rank() and size().
