@@ -34,6 +34,19 @@ uint64_t bytes_of(const Tensors& tensors) {
   return n;
 }
 
+/// Waits for the operations that were issued before, whose results a synchronous call may copy to its stand-ins.
+void await_earlier(Group& group) {
+  struct Turn final : Task {
+    void perform(Runner /*runner*/) override {}
+  };
+  Lane& lane = group.lane();
+  if (lane.begin_inline()) return lane.end_inline();
+  if (lane.held_here()) return;  // the call will be refused
+  const auto turn = std::make_shared<Turn>();
+  lane.submit(turn);
+  lane.wait(*turn, Lane::MayRun::kYes, [&group] { return group.check_interrupt(), false; });
+}
+
 /// Counts a version of the outputs that gloo copies to, so that autograd notices that a tensor which it has saved is
 /// overwritten. gloo works in place in the others, but for averages, and programs rely on that.
 void count_versions(c10d::OpType op, const Tensors& outputs) {
@@ -125,6 +138,11 @@ IntrusiveWork Issuer::issue_in_memory(Call&& call) {
   }
   const bool needs_work = context_.needs_work();
   const Clock::time_point began = needs_work ? Clock::now() : Clock::time_point();
+  const auto copies = [](const TensorOperation& c) { return !c.copies_in.empty(); };
+  if (std::ranges::any_of(call.collectives, copies)) [[unlikely]] {
+    await_earlier(group);
+    copy_in(call.collectives);
+  }
   for (TensorOperation& c : call.collectives) context_.raise_if_failed(group.execute(c.operation));
   copy_back(call.collectives);
   raise_interrupt();  // a handler may have raised while the operation still succeeded

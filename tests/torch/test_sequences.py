@@ -5,12 +5,14 @@ or slots: tensors that later steps read and write again without a wait. Only the
 group, makes the results of slots right. Every rank simulates all slots.
 """
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from ranks import SEVERAL_HOSTS, only_nvx
+from ranks import SEVERAL_HOSTS, on_ranks, only_nvx
 from reference import (
     BITWISE,
     DTYPES,
@@ -276,6 +278,33 @@ class ProgramRunner:
             else:
                 dist.recv(output, source, self.group, tag=s["salt"])
                 self.expect(None, [output], [want])
+
+
+@only_nvx
+@on_ranks(2)
+def test_tensors_with_stand_ins_keep_the_order_of_issue(rank, world):
+    """Strided tensors, and inputs within outputs, are read when an operation begins, not when it is called."""
+    for last_is_async in (False, True):
+        tensor = torch.ones(2, 3).t()
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+        if rank == 1:
+            time.sleep(0.05)  # rank 0 issues the next one while these wait
+        works.append(dist.all_reduce(tensor, async_op=last_is_async))
+        for work in works:
+            if work is not None:
+                work.wait()
+        assert tensor.eq(2**4).all(), f"{tensor}, the last one async: {last_is_async}"
+        whole = torch.zeros(6)
+        mine = whole[1 + rank : 4 + rank]
+        mine.fill_(1.0)
+        if rank == 1:
+            time.sleep(0.05)
+        works = [dist.all_reduce(mine, async_op=True)]
+        works.append(dist.all_gather_into_tensor(whole, mine, async_op=last_is_async))
+        for work in works:
+            if work is not None:
+                work.wait()
+        assert whole.eq(2).all(), f"{whole}, the last one async: {last_is_async}"
 
 
 def run_program(rank, world, program):

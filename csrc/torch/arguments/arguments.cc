@@ -36,15 +36,11 @@ at::Tensor empty_stand_in(const at::Tensor& tensor, const TensorOperation& c) {
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-/// The stand-in of a device's tensor is filled later: when the operation begins, on its stream.
+/// The stand-in is filled when the operation begins, after those that were issued before.
 at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   const WithoutAutograd guard;
   at::Tensor copy = empty_stand_in(tensor, c);
-  if (tensor.is_cpu()) {
-    copy.copy_(tensor);
-  } else {
-    c.copies_in.emplace_back(tensor, copy);
-  }
+  c.copies_in.emplace_back(tensor, copy);
   return copy;
 }
 

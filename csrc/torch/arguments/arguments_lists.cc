@@ -51,6 +51,7 @@ TensorOperation Arguments::all_gather(std::vector<Tensors>& outputs, Tensors& in
   if (inputs.size() == 1) [[likely]]
     return all_gather(outputs[0], inputs[0]);
   check_list(inputs);
+  for (const at::Tensor& in : inputs) check_tensor(in);
   const size_t count = inputs.size();
   for (size_t i = 0; i < count; ++i) {
     if (outputs[i].size() != count * size_t(size_))
@@ -63,12 +64,14 @@ TensorOperation Arguments::all_gather(std::vector<Tensors>& outputs, Tensors& in
     check_alike(outputs[i], inputs[0]);
   }
   const WithoutAutograd guard;
-  const at::Tensor side_by_side = at::stack(inputs);
-  std::vector<int64_t> shape = side_by_side.sizes().vec();
+  std::vector<int64_t> shape = inputs[0].sizes().vec();
+  shape.insert(shape.begin(), int64_t(count));
+  const at::Tensor side_by_side = at::empty(shape, inputs[0].options());
   shape.insert(shape.begin(), size_);
   at::Tensor all = at::empty(shape, side_by_side.options());
   TensorOperation c = all_gather_base(all, side_by_side);
   c.stand_ins.push_back(side_by_side);
+  for (size_t i = 0; i < count; ++i) c.copies_in.emplace_back(inputs[i], side_by_side[int64_t(i)]);
   const at::Tensor flat = all.flatten(0, 1);
   for (Tensors& list : outputs) {
     for (size_t i = 0; i < list.size(); ++i) c.copies_out.emplace_back(list[i], flat[int64_t(i)]);

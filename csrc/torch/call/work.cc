@@ -112,9 +112,20 @@ Route route_of(std::span<const TensorOperation> collectives) {
   return collectives.empty() ? Route::kMemory : collectives.front().route();
 }
 
-void copy_back(std::span<TensorOperation> collectives) {
-  const WithoutAutograd guard;
+void copy_in(std::span<TensorOperation> collectives) {
   for (TensorOperation& c : collectives) {
+    if (c.copies_in.empty()) [[likely]]
+      continue;
+    const WithoutAutograd guard;
+    for (auto& [user, stand_in] : c.copies_in) stand_in.copy_(user);
+  }
+}
+
+void copy_back(std::span<TensorOperation> collectives) {
+  for (TensorOperation& c : collectives) {
+    if (c.copies_out.empty()) [[likely]]
+      continue;
+    const WithoutAutograd guard;
     for (auto& [user, stand_in] : c.copies_out) user.copy_(stand_in);
   }
 }
@@ -230,6 +241,7 @@ c10::IValue NvxWork::value() const {
   return lists;
 }
 
+/// torch calls this with the GIL, which a callback of the future needs.
 void NvxWork::synchronize() {
   unregister_from_torch();
   if (!streams_.empty()) without_python_lock([this] { wait(kNoTimeout); });
@@ -241,7 +253,6 @@ void NvxWork::blockCurrentStream() {
   wait(std::chrono::milliseconds(0));
 }
 
-/// torch calls this with the GIL, which a callback of the future needs.
 void NvxWork::end(const Status& status, Hooks hooks) {
   status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
@@ -416,6 +427,7 @@ Status CollectiveWork::copy(Group& group, Runner runner) {
 
 Status CollectiveWork::carry_out(Group& group, Runner runner) {
   if (!staging_) {
+    copy_in(collectives_);
     NVX_TRY(run_in_order(group, collectives_, runner));
     copy_back(collectives_);
     return {};

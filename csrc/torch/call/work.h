@@ -46,7 +46,7 @@ struct TensorOperation {
   RouteFacts facts;                       ///< determine the route
   Loads copies_in;                        ///< stand-ins that are filled from their tensors before the operation begins
   Loads copies_out;                       ///< stand-ins that are copied to their tensors when the operation has ended
-  Tensors stand_ins;                      ///< of inputs, already filled
+  Tensors stand_ins;                      ///< of inputs
   std::unique_ptr<ChunkPipeline> chunks;  ///< runs the operation if it goes in chunks
   std::unique_ptr<HostProxy> proxy;       ///< runs the operation if it is proxied
   TimeoutExtensions::Claim claim;         ///< keeps an extension of its timeout until it has ended
@@ -56,6 +56,8 @@ struct TensorOperation {
 using TensorOperations = c10::SmallVector<TensorOperation, 1>;
 
 Status run_in_order(Group& group, std::span<TensorOperation> collectives, Runner runner);
+/// Fills the stand-ins of CPU tensors.
+void copy_in(std::span<TensorOperation> collectives);
 /// Copies the stand-ins of CPU tensors back.
 void copy_back(std::span<TensorOperation> collectives);
 /// All tensors whose memory the operations use: the user's tensors and stand-ins.
