@@ -180,7 +180,11 @@ void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   const auto current = active();
   Group& group = current->group();
   if (const auto device = device_in_use()) refuse_capture(*device);
-  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? group.timeout() : opts.timeout;
+  auto timeout = opts.timeout;
+  if (timeout == c10d::kUnsetTimeout) {
+    timeout = group.timeout();
+    if (timeout.count() <= 0) timeout = timeout.max();  // the group has none
+  }
   const Status status = group.monitored_barrier(timeout, wait_all_ranks);
   if (!status.ok()) raise(status);
   raise_interrupt();

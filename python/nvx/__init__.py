@@ -95,19 +95,13 @@ def _check_timeout(timeout):
         raise _load().ArgumentError(f"nvx: a timeout of {timeout.total_seconds():g} s is negative")
 
 
-def _timeout(given, timeout):
-    """A group's timeout by its pg_options and by the `timeout` that torch passes."""
-    options_class = _load().ProcessGroupNVX.Options
-    chosen = isinstance(given, options_class) and given._timeout != options_class()._timeout  # the user set it
-    return given._timeout if chosen else timeout
-
-
 def _options(given, group):
     """Completes the user's options with the group's facts."""
     options_class = _load().ProcessGroupNVX.Options
     if isinstance(given, options_class):
         options = copy.copy(given)  # the caller may make several groups with one object
-        options._timeout = _timeout(given, group.timeout)
+        if options._timeout == options_class()._timeout:  # the user did not set it
+            options._timeout = group.timeout
     else:
         if given is not None:
             warnings.warn(f"nvx takes nvx.Options as pg_options; {type(given).__name__} is ignored.", stacklevel=4)
@@ -213,10 +207,13 @@ def monitored_barrier(
     group: _Group | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
     """`torch.distributed.monitored_barrier` for nvx groups. Up to 2.13, torch allows it for gloo groups only."""
+    import datetime
+
     import torch.distributed as dist
 
-    backend, group = _backend(group), dist.group.WORLD if group is None else group
-    group.monitored_barrier(timeout if timeout is not None else backend.options._timeout, wait_all_ranks)
+    _backend(group)  # raises on a rank that is not in the group
+    own = datetime.timedelta(milliseconds=-1)  # unset: that of the group
+    (group or dist.group.WORLD).monitored_barrier(own if timeout is None else timeout, wait_all_ranks)
 
 
 def sequence_number(group: _Group | None = None) -> int:

@@ -69,6 +69,19 @@ def test_monitored_barrier_names_the_missing(rank, world, wait_all_ranks):
     sync("done")
 
 
+@only_nvx
+@pytest.mark.parametrize("span", [timedelta.max, timedelta(0)])
+@on_ranks(2)
+def test_monitored_barrier_of_a_group_without_a_timeout(rank, world, span):
+    import nvx
+
+    group = dist.new_group(timeout=span)
+    for barrier in (nvx.monitored_barrier, lambda of: own_backend(of).monitored_barrier()):
+        if rank == 1:
+            time.sleep(0.2)
+        barrier(group)
+
+
 # --- timeouts -----------------------------------------------------------------------------------------------
 
 
