@@ -100,7 +100,8 @@ IntrusiveWork ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs
     all.push_back(call.args.all_gather(column, inputs[i]));
   }
   Tensors flat = flattened(outputs);
-  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:all_gather", outputs.size()}, all, flat, inputs, opts);
+  const size_t lists = outputs.size() > 1 ? outputs.size() : 0;
+  return call.launch({OpType::ALLGATHER_COALESCED, "nvx:all_gather", lists}, all, flat, inputs, opts);
 }
 
 IntrusiveWork ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,

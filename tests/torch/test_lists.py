@@ -101,6 +101,13 @@ def test_futures_of_coalesced_gathers_have_a_list_for_each_rank(pg, rank, world)
     assert [[t[0].item() for t in one] for one in made] == [[10.0 * r, 10.0 * r + 1] for r in range(world)]
 
 
+@on_threads(1)
+def test_the_future_of_a_coalesced_gather_of_one_rank_is_a_flat_list(pg, rank, world):
+    outputs = [[torch.empty(3) for _ in range(2)]]
+    made = value(pg.allgather_coalesced(outputs, [torch.full((3,), 1.0), torch.full((3,), 2.0)]))
+    assert [t[0].item() for t in made] == [1.0, 2.0]
+
+
 @on_threads(2, 3)
 def test_sparse_all_reduce(pg, rank, world):
     def sparse(r, i):
