@@ -113,3 +113,18 @@ def test_outputs_that_share_memory_hold_the_last_one(rank, world):
         dist.all_gather([whole[p : p + count] for p in range(world)], mine)
         assert_same(whole[world - 1 :], want, f"all_gather of {count}, one element on")
         assert whole[0] == numbers(0, count)[0]
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_strided_and_contiguous_outputs_that_share_memory_hold_the_last_one(rank, world):
+    mine, last = numbers(rank, 1024).view(32, 32), numbers(world - 1, 1024).view(32, 32)
+    for strided in range(world):
+        buffer = torch.zeros(32, 32)
+        outputs = [buffer.t() if p == strided else buffer for p in range(world)]
+        dist.all_gather(outputs, mine)
+        assert_same(outputs[-1], last, f"all_gather, output {strided} is strided")
+        dist.all_to_all(outputs, [mine.clone() for _ in range(world)])
+        assert_same(outputs[-1], last, f"all_to_all, output {strided} is strided")
+        dist.gather(mine, outputs if rank == 0 else None, dst=0)
+        assert_same(outputs[-1], last, f"gather, output {strided} is strided")

@@ -10,6 +10,13 @@ namespace {
 
 const std::byte* begin_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.data_ptr()); }
 
+/// From the first to the last element of a dense tensor of any strides.
+MemorySpan bounds_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) return {};
+  const std::byte* begin = begin_of(tensor);
+  return {begin, begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize())};
+}
+
 }  // namespace
 
 MemorySpan span_of(const at::Tensor& tensor) {
@@ -24,6 +31,8 @@ bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts)
 
 Outputs::Outputs(const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) spans_.push_back(span_of(tensor));
+  if (std::ranges::all_of(spans_, &MemorySpan::begin)) return;
+  for (const at::Tensor& tensor : tensors) bounds_.push_back(bounds_of(tensor));
 }
 
 bool Outputs::clash(const at::Tensor& input, size_t counterpart) const {
@@ -35,7 +44,8 @@ bool Outputs::clash(const at::Tensor& input, size_t counterpart) const {
 }
 
 bool Outputs::overlaps_earlier(size_t p) const {
-  return std::any_of(spans_.begin(), spans_.begin() + p, [&](const MemorySpan& s) { return s.overlaps(spans_[p]); });
+  const auto& all = bounds_.empty() ? spans_ : bounds_;
+  return std::any_of(all.begin(), all.begin() + p, [&](const MemorySpan& earlier) { return earlier.overlaps(all[p]); });
 }
 
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
@@ -50,10 +60,7 @@ std::vector<bool> use_memory_again(const Tensors& tensors) {
   std::iota(by_address.begin(), by_address.end(), size_t(0));
   const auto begin = [&](size_t i) { return begin_of(tensors[i]); };
   std::ranges::sort(by_address, {}, begin);
-  const auto end = [&](size_t i) {
-    const at::Tensor& t = tensors[i];
-    return begin(i) + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
-  };
+  const auto end = [&](size_t i) { return bounds_of(tensors[i]).end; };
   // In each chain of overlapping tensors, marks all but the one that is first in the list.
   size_t first = by_address[0];
   const std::byte* reach = end(first);

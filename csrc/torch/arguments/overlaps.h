@@ -26,6 +26,7 @@ class Outputs {
 
  private:
   c10::SmallVector<MemorySpan, 8> spans_;
+  c10::SmallVector<MemorySpan, 8> bounds_;  // of strided outputs too, whose stand-ins are copied back; empty: as spans_
 };
 /// The same for a rank's piece and the whole, one of which is the input. The piece's counterpart is its position there.
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);
