@@ -44,20 +44,26 @@ std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const Tensors& ou
   return expected;
 }
 
-bool OutputHazards::follow(const Tensors& tensors, const c10::Stream& stream) {
+template <class Act>
+void OutputHazards::for_each_in(const Tensors& tensors, const Act& act) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
+  for (const auto& expected : expected_) {
+    if (expected->overlaps(tensors)) act(*expected);
+  }
+}
+
+bool OutputHazards::follow(const Tensors& tensors, const c10::Stream& stream) {
   bool all = true;
-  for (const auto& expected : expected_) all &= !expected->overlaps(tensors) || expected->block(stream);
+  for_each_in(tensors, [&](Expected& expected) { all &= expected.block(stream); });
   return all;
 }
 
 bool OutputHazards::awaited_in(const Tensors& tensors) {
-  const BesideCaptures beside;
-  MutexLock lock(mutex_);
-  std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
-  return std::ranges::any_of(expected_, [&](const auto& expected) { return expected->overlaps(tensors); });
+  bool any = false;
+  for_each_in(tensors, [&](Expected&) { any = true; });
+  return any;
 }
 
 }  // namespace nvx

@@ -45,6 +45,10 @@ class OutputHazards {
   bool follow(const Tensors& tensors, const c10::Stream& stream) EXCLUDES(mutex_);
 
  private:
+  /// Calls act for the results that will be written to memory of these tensors, and drops those that have arrived.
+  template <class Act>
+  void for_each_in(const Tensors& tensors, const Act& act) EXCLUDES(mutex_);
+
   Mutex mutex_;
   std::vector<std::shared_ptr<Expected>> expected_ GUARDED_BY(mutex_);
 };
