@@ -67,14 +67,14 @@ def build(context, variant, *options, targets=()):
     return folder
 
 
-def run_tests(context, folder, wrapper=(), minutes=20, components=()):
+def run_tests(context, folder, wrapper=(), minutes=20, components=(), half=None):
     """Runs the gtest programs of a build, or of some of its components, and reports how many tests passed. A failure
-    includes the program's last output."""
+    includes the program's last output. half: 0 or 1, if only every second test runs."""
     programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())
     programs = [p for p in programs if not components or p.name.removesuffix("_test") in components]
     if not programs:
         raise Skipped("there are no C++ tests to run")
-    parts = [part for program in programs for part in parts_of(program, context.jobs)]
+    parts = [part for program in programs for part in parts_of(program, context.jobs, half)]
     parts.sort(key=lambda part: part.of, reverse=True)
     environment = {**os.environ, **SANITIZER_RULES, "GTEST_BRIEF": "1", "GTEST_FAIL_FAST": "1"}
     again = []
@@ -113,6 +113,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, components=()):
     if passed == 0:
         raise Failed("the test programs ran no test")
     note = f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
+    note += "" if half is None else "; every second test (SANITIZE_HALF)"
     return note + (f"; {len(again)} programs passed only the second time" if again else "")
 
 
@@ -125,9 +126,11 @@ class Part:
     of: int
 
 
-def parts_of(program, cores):
+def parts_of(program, cores, half):
     """The programs that take longest are split, so no core is idle at the end."""
     of = {"group_test": 2 * cores, "kernel_test": cores, "memory_test": cores, "net_test": cores}.get(program.name, 1)
+    if half is not None:
+        return [Part(program, 2 * number + half, 2 * of) for number in range(of)]
     return [Part(program, number, of) for number in range(of)]
 
 
@@ -163,6 +166,11 @@ def without(*filters):
     return ("env", f"GTEST_FILTER=-{':'.join(filters)}")
 
 
+def half_of(number):
+    """With SANITIZE_HALF=1, as in CI, each sanitizer runs every second test: here those whose index has this parity."""
+    return number if os.environ.get("SANITIZE_HALF") else None
+
+
 # The protocol between ranks does not depend on the type of the elements.
 OF_EVERY_TYPE = "Types/Reduce.*:Ranks/Grid.*Type*"
 
@@ -172,7 +180,8 @@ def tsan(context):
     components = [component for component in tested_components(context) if component != "schedule"]
     programs = [f"{component}_test" for component in components]
     folder = build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", *QUICK, targets=programs)
-    return run_tests(context, folder, wrapper=without(OF_EVERY_TYPE, LARGE_GRIDS, COMPUTED), components=components)
+    wrapper = without(OF_EVERY_TYPE, LARGE_GRIDS, COMPUTED)
+    return run_tests(context, folder, wrapper=wrapper, components=components, half=half_of(1))
 
 
 def tested_components(context):
@@ -188,7 +197,8 @@ def asan(context):
     components = tested_components(context)
     programs = [f"{component}_test" for component in components]
     folder = build(context, "asan", *CLANG, *SANITIZED, targets=programs)
-    return run_tests(context, folder, wrapper=without(LARGE_GRIDS, COMPUTED), components=components)
+    wrapper = without(LARGE_GRIDS, COMPUTED)
+    return run_tests(context, folder, wrapper=wrapper, components=components, half=half_of(0))
 
 
 def look_for_torch(context):
