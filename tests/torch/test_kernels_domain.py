@@ -114,11 +114,11 @@ def test_an_abort_ends_the_kernels_of_the_other_host(rank, world):
     tensor = on_gpu(1)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()
-    sync("ready")
+    work = dist.all_reduce(tensor, async_op=True) if rank != 0 else None
+    sync("called")
     if rank == 0:
         dist.group.WORLD.abort()
     else:
-        work = dist.all_reduce(tensor, async_op=True)
         raises_within(10, "rank 0", work.wait)
         torch.accelerator.synchronize()
     sync("all have ended")
