@@ -113,7 +113,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, components=(), half=None)
     if passed == 0:
         raise Failed("the test programs ran no test")
     note = f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
-    note += "" if half is None else "; every second test (SANITIZE_HALF)"
+    note += "" if half is None else EVERY_SECOND
     return note + (f"; {len(again)} programs passed only the second time" if again else "")
 
 
@@ -166,9 +166,12 @@ def without(*filters):
     return ("env", f"GTEST_FILTER=-{':'.join(filters)}")
 
 
+EVERY_SECOND = "; every second test (HALF_OF_TESTS)"
+
+
 def half_of(number):
-    """With SANITIZE_HALF=1, as in CI, each sanitizer runs every second test: here those whose index has this parity."""
-    return number if os.environ.get("SANITIZE_HALF") else None
+    """With HALF_OF_TESTS=1, as in CI, a gate runs every second test: here those whose index has this parity."""
+    return number if os.environ.get("HALF_OF_TESTS") else None
 
 
 # The protocol between ranks does not depend on the type of the elements.
@@ -240,6 +243,8 @@ def simulated(context):
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool or nvtx"]
     surroundings = {**os.environ, "NVX_SIMULATED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
+    if half_of(0) is not None:
+        surroundings["NVX_TEST_HALF"] = "0"
     cache, again = folder / "pytest", ""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", "-o", f"cache_dir={cache}"]
     command += [*parallel, *tests]
@@ -254,7 +259,7 @@ def simulated(context):
         lost = (*(("-n", "0") if parallel else ()), "--last-failed", "--last-failed-no-failures", "none")
         printed = context.run([*command, *lost], "testing", env=surroundings)
     shut_if(["its tests were skipped"] if "passed" not in printed else [], "nothing was tried")
-    return printed.strip().splitlines()[-1].strip("= ") + again
+    return printed.strip().splitlines()[-1].strip("= ") + again + EVERY_SECOND * ("NVX_TEST_HALF" in surroundings)
 
 
 # Nine in ten files read these anyway, through their own headers. Precompiled, they take a third of the gate's time.
