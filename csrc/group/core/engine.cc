@@ -5,8 +5,8 @@
 
 #include "base/contain.h"
 #include "base/log.h"
-#include "base/own_thread.h"
 #include "base/per_process.h"
+#include "base/thread_state.h"
 
 namespace nvx {
 namespace {
@@ -62,6 +62,7 @@ void Lane::ensure_running() {
 void Lane::run_front(Runner runner) {
   std::shared_ptr<Task> task = std::move(queue_.front());
   queue_.pop_front();
+  task->begun_ = true;
   holder_ = std::this_thread::get_id();
   mutex_.unlock();
   contain("an operation", [&] { task->perform(runner); });
@@ -86,7 +87,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
   MutexLock lock(mutex_);
   ++waiters_;
   while (!task.done()) {
-    if (!held() && !queue_.empty()) {
+    if (!task.begun_ && !held() && !queue_.empty()) {
       // An operation that has begun runs to its end, so a caller that may give up does not run it.
       if (may_run == MayRun::kYes || !find_thread()) {
         run_front(Runner::kCaller);

@@ -29,6 +29,7 @@ class Task {
  private:
   friend class Lane;
   std::atomic<bool> done_{false};
+  bool begun_ = false;  // under the lane's lock
 };
 
 /// Runs the collectives of a group one after another. The thread that runs one holds the lane meanwhile.
@@ -49,7 +50,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   /// Returns when the task is done, or when `give_up()` returns true, which is called about twenty times a second. Runs
   /// the task and those before it on this thread if they have not begun, unless the caller must be able to give up and
-  /// there is another thread. The caller must not hold the lane.
+  /// there is another thread. It never runs a later task: that may need what this thread does next. The caller must not
+  /// hold the lane.
   enum class MayRun { kYes, kNo };
   bool wait(Task& task, MayRun may_run, const std::function<bool()>& give_up) EXCLUDES(mutex_);
 

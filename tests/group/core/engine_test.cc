@@ -102,6 +102,29 @@ TEST(Lane, AWaitThatGivesUpComesBack) {
   EXPECT_TRUE(lane->wait(*behind, Lane::MayRun::kYes, nullptr));
 }
 
+/// The waiter wakes while the task's `conclude()` runs. The next task may need what the waiter does afterwards.
+TEST(Lane, AWaiterDoesNotRunTheNextTask) {
+  const auto lane = std::make_shared<Lane>();
+  const auto waiter = std::this_thread::get_id();
+  std::atomic<bool> waits{false}, waited{false}, by_waiter{false};
+  const auto first = std::make_shared<Note>(
+      [&](Runner) { EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waits.load(); })); },
+      [] { std::this_thread::sleep_for(milliseconds(200)); });
+  const auto next = note([&](Runner) {
+    by_waiter = std::this_thread::get_id() == waiter;
+    EXPECT_TRUE(eventually(milliseconds(by_waiter ? 0 : 10'000), [&] { return waited.load(); }));
+  });
+  lane->submit(first);
+  lane->submit(next);
+  EXPECT_TRUE(lane->wait(*first, Lane::MayRun::kNo, [&] {
+    waits = true;
+    return false;
+  }));
+  waited = true;
+  EXPECT_TRUE(lane->wait(*next, Lane::MayRun::kNo, nullptr));
+  EXPECT_FALSE(by_waiter);
+}
+
 TEST(Lane, MayGoWhileATaskIsQueued) {
   auto lane = std::make_shared<Lane>();
   const auto task = note([](Runner) {});
