@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/per_process.h"
+#include "base/thread_state.h"
 #include "group/core/intra_host.h"
 #include "group/hierarchy/hierarchical.h"
 #include "group/monitored.h"
@@ -72,6 +73,7 @@ Status Group::carry_out(Operation& o, Runner runner) {
     WaitRules rules = core_->waits.rules_of(o, runner);
     rules.traced = core_->status->traced();
     const CallStatus call(*core_->status, o, o.whole ? Clock::now() : rules.deadline.start);
+    const DefaultFloatMode mode;
     return hierarchical_ ? hierarchical_->run(o, rules) : intra_host_->run(o, o, rules);
   } catch (const std::bad_alloc&) {
     return failures.fail(core_->diagnosis.no_memory(describe(o.fingerprint())));

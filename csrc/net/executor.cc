@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/round_up.h"
+#include "base/thread_state.h"
 
 namespace nvx::net {
 namespace {
@@ -109,6 +110,7 @@ void ScheduleRun::move_inside(const schedule::Step& step) {
   if (step.recv.bytes == 0) return;
   if (step.reduce) {
     const void* sources[] = {at(step.with), from};
+    const DefaultFloatMode mode;
     args_.reduce(to, sources, 2, step.recv.bytes / args_.layout.width, nullptr);
   } else if (to != from) {
     std::memmove(to, from, step.recv.bytes);
@@ -267,6 +269,7 @@ void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte
     // position, and both sides of an exchange must keep the same one.
     const void* sources[] = {at(flight.step.with) + offset, body.data()};
     if (flight.step.recv_from < args_.place) std::swap(sources[0], sources[1]);
+    const DefaultFloatMode mode;
     args_.reduce(to, sources, 2, body.size() / args_.layout.width, nullptr);
   } else if (to != body.data()) {
     std::memcpy(to, body.data(), body.size());

@@ -1,5 +1,7 @@
 """all_reduce, reduce and reduce_scatter: every dtype x operation x count x offset, bit for bit."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -135,6 +137,31 @@ def test_same_bits_at_every_size(rank, world):
             part = placed(inputs[rank][start : start + count], 1)
             dist.all_reduce(part)
             assert_same(part, whole[start : start + count], f"{dtype} [{start}, +{count})")
+
+
+@only_nvx
+@on_ranks(2)
+def test_subnormals_stay_whatever_the_thread_flushes(rank, world):
+    """The caller or a thread of nvx computes, and only the caller's mode is the program's."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush subnormals")
+    try:
+        for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16), (torch.float64, torch.int64)):
+            for count in (3, 300_000):
+                for asynchronous in (False, True):
+                    x = torch.full((count,), 70, dtype=bits).view(dtype)
+                    work = dist.all_reduce(x, async_op=asynchronous)
+                    if work:
+                        time.sleep(0.1 * rank)
+                        work.wait()
+                    assert torch.equal(x.view(bits), torch.full((count,), 140, dtype=bits)), (dtype, count)
+                    x = torch.full((count,), 70, dtype=bits).view(dtype)
+                    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+                    assert torch.equal(x.view(bits), torch.full((count,), 70, dtype=bits)), (dtype, count)
+        small = torch.full((1,), 70, dtype=torch.int32).view(torch.float32)
+        assert (small * 1).item() == 0, "the program's mode is as it was"
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @only_nvx

@@ -1,5 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
+#include "base/thread_state.h"
 #include "kernel/reduce/level.h"
 #include "torch/arguments/arguments.h"
 
@@ -22,6 +23,7 @@ TensorOperation Arguments::all_reduce(Tensors& tensors, const c10d::ReduceOp& op
     parts.push_back(tensor.resolve_conj().resolve_neg().contiguous());
     sources.push_back(parts.back().data_ptr());
   }
+  const DefaultFloatMode mode;
   kernel::level().reduce(c.operation.dtype, inner)(folded.data_ptr(), sources.data(), int(sources.size()),
                                                    c.operation.count, nullptr);
   for (at::Tensor& tensor : tensors) c.copies_out.emplace_back(tensor, folded);

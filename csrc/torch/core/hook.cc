@@ -6,8 +6,8 @@
 
 #include "base/deadline.h"
 #include "base/interrupt.h"
-#include "base/own_thread.h"
 #include "base/per_process.h"
+#include "base/thread_state.h"
 #include "torch/core/interrupt.h"
 
 namespace nvx {
