@@ -84,6 +84,7 @@ bool Communicator::has_memory_of(c10::DeviceIndex device) {
 void Communicator::wait_for_pending_works() {
   constexpr std::chrono::milliseconds kCheckInterval{50};
   issuer.kernels().catch_up();
+  group().mailbox().begin_timeout();
   const auto all_ended = [&] {
     if (context.pending->load(std::memory_order_acquire) == NvxWork::reporting_here(context.pending)) return true;
     if (group().lane().held_here()) raise(group().reentrant());

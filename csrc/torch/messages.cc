@@ -77,6 +77,7 @@ IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int
   message->dtype = dtype_of(tensor);
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = tensor.nbytes();
+  message->timed_from_wait = tensor.is_cpu();  // as gloo's; the program need not wait for one of a device
   if (tensor.device().type() == kernel_device()) {
     message->at = context_.group().mailbox().reach(message->data, message->bytes, tensor.device().index(), peer);
     if (message->at) context_.group().device().update_pools();

@@ -1,6 +1,7 @@
 """send and recv: matching by pair and tag, any source, self messages, batches and coalescing windows."""
 
 import random
+import time
 
 import pytest
 import torch
@@ -349,6 +350,25 @@ def test_a_recv_that_times_out_names_the_message_that_came_instead(rank, world):
     words = r"tag 1\).*rank 0 .*; it has sent 10 elements of f32 with tag 2, for which there is no recv here"
     with pytest.raises(dist.DistBackendError, match=words):
         dist.recv(torch.ones(10), 0, tag=1)
+
+
+@on_ranks(2, op_timeout=1)
+def test_a_message_may_be_posted_long_before_it_is_matched(rank, world):
+    """The timeout counts from the wait, as a program may post a receive for an order that comes much later."""
+    count, x = 70_001, torch.ones(10)
+    received, sent = torch.zeros(count), torch.full((count,), float(rank))
+    posted = dist.irecv(received, 1, tag=1) if rank == 0 else dist.isend(sent, 0, tag=2)
+    for _ in range(6):
+        dist.all_reduce(x)
+        time.sleep(0.4)
+    if rank == 0:
+        other = torch.zeros(count)
+        dist.recv(other, 1, tag=2)
+        assert other.eq(1).all()
+    else:
+        dist.send(sent, 0, tag=1)
+    posted.wait()
+    assert rank == 1 or received.eq(1).all()
 
 
 @only_nvx

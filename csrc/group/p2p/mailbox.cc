@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/config.h"
 
@@ -117,7 +118,8 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
     ahead->timeout = message->timeout;
     enter(ahead);
   }
-  message->deadline_ = message->is_standing ? Deadline() : Deadline::after(core_.waits.span_of(message->timeout));
+  const bool timed = !message->is_standing && !message->timed_from_wait;
+  message->deadline_ = timed ? Deadline::after(core_.waits.span_of(message->timeout)) : Deadline();
   open_.insert(message);
   if (failures_.failed()) {
     finish(message, failures_.check_alive(message->describe().c_str()));
@@ -130,6 +132,18 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   } else if (!match_unexpected(message)) {
     receives_.push_back(message);
   }
+}
+
+void Mailbox::begin_timeout_of(Message& message) {
+  if (std::exchange(message.timed_from_wait, false))
+    message.deadline_ = Deadline::after(core_.waits.span_of(message.timeout));
+}
+
+void Mailbox::begin_timeout(Message* message) {
+  if (failures_.forked()) return;
+  MutexLock lock(mutex_);
+  if (message) return begin_timeout_of(*message);
+  for (const auto& open : open_) begin_timeout_of(*open);
 }
 
 void Mailbox::start_progress(Runner runner) {

@@ -33,6 +33,9 @@ struct Message {
   std::byte* data = nullptr;
   size_t bytes = 0;
   std::chrono::milliseconds timeout{0};
+  /// Whether the timeout counts from the first wait for the message and not from its post: the program may post it long
+  /// before its peer does.
+  bool timed_from_wait = false;
   /// The address of the data in the memory of the group's GPU; 0: it is elsewhere, or copy engines do not reach the
   /// peer. If not 0, `data` is a stand-in in pinned host memory, for a peer whose data is elsewhere.
   DevicePtr at = 0;
@@ -117,6 +120,9 @@ class Mailbox : public LeaseHolder {
   /// Returns at once on the thread that runs this `finished()`.
   Status wait(Message& message) EXCLUDES(mutex_);
 
+  /// Begins the timeout of a message that is timed from its wait, if it has not begun; without a message, of all.
+  void begin_timeout(Message* message = nullptr) EXCLUDES(mutex_);
+
   /// Ends all open messages. Afterwards it accesses no memory of a peer.
   void close() EXCLUDES(mutex_);
 
@@ -138,6 +144,7 @@ class Mailbox : public LeaseHolder {
   };
 
   void enter(const std::shared_ptr<Message>& message) REQUIRES(mutex_);
+  void begin_timeout_of(Message& message) REQUIRES(mutex_);
   void start_progress(Runner runner) REQUIRES(mutex_);
   bool move(Clock::time_point until) REQUIRES(mutex_);
   bool advance() REQUIRES(mutex_);

@@ -206,8 +206,9 @@ Status Mailbox::wait(Message& message) {
   if (message.over()) return message.status();
   if (failures_.forked()) return failures_.check_alive();
   Progress progress{Role::kWaiter, Runner::kCaller};
-  const auto count = [this](int more) {
+  const auto count = [&](int more) {
     MutexLock lock(mutex_);
+    begin_timeout_of(message);
     if ((waiters_ += more) == 0 && !open_.empty()) waiters_gone_.notify_all();
   };
   count(1);

@@ -191,6 +191,7 @@ bool NvxWork::belong_to(c10::intrusive_ptr<CoalescedWork> coalesced) {
 c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   origin_.check(facts_.rank);
   observed_ = true;
+  begin_timeout();
   MutexLock lock(future_mutex_);
   if (future_) return future_;
   future_ = new_future(streams_, facts_.lists != 0);
@@ -530,6 +531,10 @@ bool CoalescedWork::is_there() {
 
 bool CoalescedWork::lost() const {
   return std::ranges::any_of(works_, [](const auto& work) { return work->lost(); });
+}
+
+void CoalescedWork::begin_timeout() {
+  for (const auto& work : works_) work->begin_timeout();
 }
 
 /// The timeout applies to all works together.

@@ -123,6 +123,8 @@ class NvxWork : public c10d::Work {
   static int64_t reporting_here(const Pending& pending);
   /// The scope will be notified of the end; false, and not notified, if that was before. At most one scope a work.
   bool belong_to(c10::intrusive_ptr<CoalescedWork> coalesced);
+  /// Begins the timeouts that count from the first wait for the work.
+  virtual void begin_timeout() {}
   /// Whether foreign code, such as a callback or a hook, will run when it ends.
   bool watched();
   /// Whether it has succeeded, and the program has waited for it or requested its future: nothing is left to report.
@@ -250,6 +252,7 @@ class MessageWork final : public NvxWork {
   void begin(bool receives);
 
   bool wait(std::chrono::milliseconds timeout) override;
+  void begin_timeout() override { group_->mailbox().begin_timeout(message_.get()); }
   int sourceRank() const override { return message_->peer; }
 
  private:
@@ -276,6 +279,7 @@ class CoalescedWork final : public NvxWork {
   bool is_there() override;
   bool lost() const override;
   bool wait(std::chrono::milliseconds timeout) override;
+  void begin_timeout() override;
   void abort() override { works_.front()->abort(); }
 
  private:

@@ -399,6 +399,36 @@ TEST(MailboxFailure, ATimeoutNamesTheSender) {
   });
 }
 
+/// As for gloo: a program may post a receive long before the peer sends.
+TEST(MailboxFailure, ATimeoutFromTheWaitComesAfterTheWait) {
+  std::atomic<int> step{0};
+  in_group("early", 2, [&](Group& group, int rank) {
+    Bytes memory(10);
+    if (rank == 1) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return step == 1; }));
+      EXPECT_TRUE(send_now(group, message(0, 3, memory.data(), memory.size())).ok());
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return step == 2; }));
+      return;
+    }
+    const auto post = [&] {
+      const Request request = message(1, 3, memory.data(), memory.size());
+      request->timeout = milliseconds(150);
+      request->timed_from_wait = true;
+      group.mailbox().receive(request, Runner::kPool);
+      return request;
+    };
+    const Request first = post();
+    std::this_thread::sleep_for(milliseconds(600));
+    EXPECT_FALSE(first->done());
+    step = 1;
+    EXPECT_TRUE(group.mailbox().wait(*first).ok());
+
+    const Request waited = post();
+    EXPECT_EQ(group.mailbox().wait(*waited).code(), Code::kTimeout);
+    step = 2;
+  });
+}
+
 /// A receive times out although other messages keep coming.
 TEST(MailboxFailure, ATimeoutComesWhateverElseDoes) {
   std::atomic<bool> over{false};
