@@ -188,6 +188,18 @@ def test_lists_of_any_shapes(rank, world):
         assert_same(outputs[r], want[r], f"all_gather part {r}")
 
 
+@only_nvx
+@on_ranks(2)
+def test_elements_of_unlike_sizes_are_a_mismatch(rank, world):
+    """nvx does not know these types, so it compares bytes."""
+    group = dist.new_group()
+    of_one_byte = torch.ones(2000, dtype=torch.uint8).view(torch.bits8)
+    of_two = torch.ones(2000, dtype=torch.int16).view(torch.bits16)
+    with pytest.raises(dist.DistBackendError, match="mismatch.* (2000 .* 4000|4000 .* 2000) elements"):
+        dist.broadcast(of_two if rank else of_one_byte, 0, group=group)
+        dist.barrier(group)
+
+
 @on_ranks(2, 3)
 def test_all_gather_coalesced(rank, world):
     shapes = [(3,), (2, 5), (70_001,)]

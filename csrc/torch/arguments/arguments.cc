@@ -77,7 +77,8 @@ TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor
   TensorOperation c;
   c.operation.collective = collective;
   c.operation.dtype = dtype_of(like);
-  c.operation.count = count_of(whole);
+  // Types that nvx does not know have elements of several sizes, so ranks compare their bytes.
+  c.operation.count = c.operation.dtype == DType::kBytes ? bytes_of_all(whole) : count_of(whole);
   c.device = like.device();
   if (c.device.is_cpu()) {
     if (op) reduces_with(c, *op, like);
