@@ -136,10 +136,21 @@ class BuildWithCMake(build_ext):
             raise SystemExit("nvx: NVX_CUDA is 0 (no kernels), 1 (kernels, or the build fails) or not set")
         super().run()
 
+    def copy_extensions_to_source(self):
+        """For an editable install: what the build has written beside the module, too."""
+        super().copy_extensions_to_source()
+        for extension in self.extensions:
+            built = pathlib.Path(self.get_ext_fullpath(extension.name)).with_name("_built.py")
+            shutil.copy(built, ROOT / "python" / "nvx")
+
     def build_extension(self, ext):
         output = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build_dir = pathlib.Path(self.build_temp).resolve() / "cmake"
         build_dir.mkdir(parents=True, exist_ok=True)
+        # CMake prefers what it found for an earlier build to the environment of this one. Its objects stay.
+        (build_dir / "CMakeCache.txt").unlink(missing_ok=True)
+        for found in build_dir.glob("CMakeFiles/[0-9]*"):
+            shutil.rmtree(found)
         configure = ["cmake", "-S", ROOT, "-B", build_dir, *self.definitions(output)]
         if "CMAKE_GENERATOR" not in os.environ and shutil.which("ninja"):
             configure += ["-G", "Ninja"]

@@ -147,6 +147,17 @@ print(nvx.__file__, value.tolist())
     assert python.output(code, path=installed) == f"{installed}/nvx/__init__.py [0.0, 1.0, 2.0, 3.0]"
 
 
+def test_editable_install_works(python, unpacked, wheel):
+    """`pip install -e .` builds in place; the wheel's build has compiled its objects."""
+    assert wheel.is_file()
+    ended = run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=unpacked, CXX="no-such-compiler")
+    assert ended.returncode != 0, "the compiler is not the one of the build before"
+    ended = run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=unpacked)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    code = "import nvx; print(nvx.obstacle(), nvx.__file__)"
+    assert python.output(code, path=unpacked / "python") == f"None {unpacked}/python/nvx/__init__.py"
+
+
 def test_build_type_and_cmake_arguments_are_honoured(unpacked, work):
     """Configures only: a compiler that does not exist ends the build early, and the cache shows the arguments."""
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", work / "x", "--build-temp", work / "y"]
