@@ -307,6 +307,27 @@ def test_tensors_with_stand_ins_keep_the_order_of_issue(rank, world):
         assert whole.eq(2).all(), f"{whole}, the last one async: {last_is_async}"
 
 
+@only_nvx
+@on_ranks(2)
+def test_a_tensor_that_is_changed_after_the_call_is_used_as_it_was(rank, world):
+    """Its data and its shape: the operation keeps an alias of a strided tensor, as the address of a contiguous one."""
+    for change in (lambda x: setattr(x, "data", torch.zeros(3, 2)), lambda x: x.t_(), lambda x: x.resize_(0)):
+        for x in (torch.ones(2, 3).t(), torch.ones(3, 2)):
+            gathered = [torch.zeros(3, 2) for _ in range(world)]
+            reduced = torch.ones(2, 3).t()
+            view = reduced.view_as(reduced)
+            if rank == 1:
+                time.sleep(0.02)
+            works = [dist.all_reduce(torch.ones(1 << 20), async_op=True)]
+            works += [dist.all_gather(gathered, x, async_op=True), dist.all_reduce(reduced, async_op=True)]
+            change(x)
+            change(reduced)
+            for work in works:
+                work.wait()
+            assert all(part.eq(1).all() for part in gathered), gathered
+            assert view.eq(2).all(), view
+
+
 def run_program(rank, world, program):
     runner = ProgramRunner(rank, world, program)
     for number, s in enumerate(program["steps"]):

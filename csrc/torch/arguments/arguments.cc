@@ -40,7 +40,7 @@ at::Tensor empty_stand_in(const at::Tensor& tensor, const TensorOperation& c) {
 at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   const WithoutAutograd guard;
   at::Tensor copy = empty_stand_in(tensor, c);
-  c.copies_in.emplace_back(tensor, copy);
+  c.copies_in.emplace_back(tensor.alias(), copy);
   return copy;
 }
 
@@ -116,8 +116,9 @@ std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart,
   same_device(c, tensor);
   if (plain(tensor, c) && !apart) return memory_of(tensor);
   check_writable(tensor);
+  const WithoutAutograd guard;
   const at::Tensor stand_in = filled ? stand_in_of(tensor, c) : empty_stand_in(tensor, c);
-  c.copies_out.emplace_back(tensor, stand_in);
+  c.copies_out.emplace_back(tensor.alias(), stand_in);
   return memory_of(stand_in);
 }
 

@@ -26,7 +26,7 @@ TensorOperation Arguments::all_reduce(Tensors& tensors, const c10d::ReduceOp& op
   const DefaultFloatMode mode;
   kernel::level().reduce(c.operation.dtype, inner)(folded.data_ptr(), sources.data(), int(sources.size()),
                                                    c.operation.count, nullptr);
-  for (at::Tensor& tensor : tensors) c.copies_out.emplace_back(tensor, folded);
+  for (at::Tensor& tensor : tensors) c.copies_out.emplace_back(tensor.alias(), folded);
   return c;
 }
 
@@ -42,7 +42,7 @@ TensorOperation Arguments::broadcast(Tensors& tensors, int64_t root, int64_t roo
     if (int64_t(i) == root_tensor) continue;
     check_tensor(tensors[i]);
     check_writable(tensors[i]);
-    c.copies_out.emplace_back(tensors[i], result);
+    c.copies_out.emplace_back(tensors[i].alias(), result);
   }
   return c;
 }
@@ -73,10 +73,10 @@ TensorOperation Arguments::all_gather(std::vector<Tensors>& outputs, Tensors& in
   at::Tensor all = at::empty(shape, side_by_side.options());
   TensorOperation c = all_gather_base(all, side_by_side);
   c.stand_ins.push_back(side_by_side);
-  for (size_t i = 0; i < count; ++i) c.copies_in.emplace_back(inputs[i], side_by_side[int64_t(i)]);
+  for (size_t i = 0; i < count; ++i) c.copies_in.emplace_back(inputs[i].alias(), side_by_side[int64_t(i)]);
   const at::Tensor flat = all.flatten(0, 1);
   for (Tensors& list : outputs) {
-    for (size_t i = 0; i < list.size(); ++i) c.copies_out.emplace_back(list[i], flat[int64_t(i)]);
+    for (size_t i = 0; i < list.size(); ++i) c.copies_out.emplace_back(list[i].alias(), flat[int64_t(i)]);
   }
   return c;
 }

@@ -398,15 +398,18 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-CollectiveWork::CollectiveWork(Facts facts, TensorOperations collectives, Tensors outputs, Tensors inputs,
+CollectiveWork::CollectiveWork(Facts facts, TensorOperations collectives, Tensors outputs, const Tensors& inputs,
                                std::unique_ptr<StagingCopies> staging,
                                std::shared_ptr<OutputHazards::Expected> expected)
     : LaneWork(std::move(facts), std::move(outputs), inputs),
       collectives_(std::move(collectives)),
-      inputs_(std::move(inputs)),
       expected_(std::move(expected)) {
   staging_ = std::move(staging);
   if (staging_) ends_on({staging_->stream()});
+  memory_.reserve(outputs_.size() + inputs.size());
+  for (const Tensors* tensors : {&std::as_const(outputs_), &inputs}) {
+    for (const at::Tensor& tensor : *tensors) memory_.push_back(tensor.storage());
+  }
 }
 
 Status CollectiveWork::copy(Group& group, Runner runner) {
@@ -442,7 +445,7 @@ Status CollectiveWork::carry_out(Group& group, Runner runner) {
 }
 
 void CollectiveWork::release_tensors() {
-  inputs_.clear();
+  memory_.clear();
   collectives_.clear();
 }
 
@@ -452,7 +455,8 @@ MessageWork::MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message
       group_(facts_.group.lock()),
       message_(std::move(message)),
       claim_(std::move(claim)),
-      pending_sends_(std::move(pending_sends)) {}
+      pending_sends_(std::move(pending_sends)),
+      memory_(outputs_.front().storage()) {}
 
 void MessageWork::stage(OwnCommStreams& streams, bool receives) {
   const at::Tensor& tensor = outputs_.front();

@@ -42,8 +42,9 @@ Status fail_on_device(Group& group, at::Device device, const std::string& what, 
 /// An operation on tensors, and the objects that must live until it has ended.
 struct TensorOperation {
   Operation operation;
-  at::Device device = at::kCPU;           ///< of all its tensors
-  RouteFacts facts;                       ///< determine the route
+  at::Device device = at::kCPU;  ///< of all its tensors
+  RouteFacts facts;              ///< determine the route
+  /// They have aliases of the program's tensors, which it may change (`set_`, `.data`, `t_`) before they are used.
   Loads copies_in;                        ///< stand-ins that are filled from their tensors before the operation begins
   Loads copies_out;                       ///< stand-ins that are copied to their tensors when the operation has ended
   Tensors stand_ins;                      ///< of inputs
@@ -209,7 +210,7 @@ class LaneWork : public NvxWork, public Task {
 class CollectiveWork final : public LaneWork {
  public:
   /// staging, expected: for device tensors.
-  CollectiveWork(Facts facts, TensorOperations collectives, Tensors outputs, Tensors inputs,
+  CollectiveWork(Facts facts, TensorOperations collectives, Tensors outputs, const Tensors& inputs,
                  std::unique_ptr<StagingCopies> staging = nullptr,
                  std::shared_ptr<OutputHazards::Expected> expected = nullptr);
 
@@ -220,7 +221,7 @@ class CollectiveWork final : public LaneWork {
   Status copy(Group& group, Runner runner);
 
   TensorOperations collectives_;
-  Tensors inputs_;
+  std::vector<c10::Storage> memory_;  // of the tensors at the call: `x.data = y` would free it
   const std::shared_ptr<OutputHazards::Expected> expected_;
 };
 
@@ -263,7 +264,8 @@ class MessageWork final : public NvxWork {
   const std::shared_ptr<Message> message_;
   TimeoutExtensions::Claim claim_;
   std::shared_ptr<PendingSends> pending_sends_;
-  Loads loads_;  // of a device tensor
+  const c10::Storage memory_;  // of the tensor at the call: `x.data = y` would free it
+  Loads loads_;                // of a device tensor
 };
 
 /// All works of a coalescing scope as one work. It ends when the last of them has ended, even without a wait. If some
