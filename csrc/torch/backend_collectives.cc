@@ -185,6 +185,8 @@ void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   if (timeout == c10d::kUnsetTimeout) {
     timeout = group.timeout();
     if (timeout.count() <= 0) timeout = timeout.max();  // the group has none
+  } else if (is_no_timeout(timeout)) {
+    timeout = timeout.max();
   }
   const Status status = group.monitored_barrier(timeout, wait_all_ranks);
   if (!status.ok()) raise(status);

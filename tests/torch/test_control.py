@@ -76,7 +76,11 @@ def test_monitored_barrier_of_a_group_without_a_timeout(rank, world, span):
     import nvx
 
     group = dist.new_group(timeout=span)
-    for barrier in (nvx.monitored_barrier, lambda of: own_backend(of).monitored_barrier()):
+    for barrier in (
+        nvx.monitored_barrier,
+        lambda of: own_backend(of).monitored_barrier(),
+        lambda of: nvx.monitored_barrier(of, timedelta.max),
+    ):
         if rank == 1:
             time.sleep(0.2)
         barrier(group)

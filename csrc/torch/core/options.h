@@ -10,6 +10,9 @@
 
 namespace nvx {
 
+/// torch makes timedelta.max, which means no timeout, a huge negative.
+constexpr bool is_no_timeout(std::chrono::milliseconds given) { return given < -std::chrono::hours(24 * 1'000'000); }
+
 /// The options of an nvx group: pg_options, and the properties that torch sets.
 struct NvxOptions final : c10d::Backend::Options {
   explicit NvxOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)

@@ -103,8 +103,8 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   std::visit([&](const auto& given) { handles.assign(given.begin(), given.end()); }, opts.handles);
   MutexLock lock(mutex_);
   const MemberHandle self = own_handle();
-  // timedelta.max, which is no timeout, arrives as a huge negative.
-  const auto timeout = opts.timeout.value_or(std::max(options_.timeout, kNoTimeout));
+  const auto given = opts.timeout.value_or(std::max(options_.timeout, kNoTimeout));
+  const auto timeout = is_no_timeout(given) ? kNoTimeout : given;
   const auto known = known_;
   lock.unlock();
 

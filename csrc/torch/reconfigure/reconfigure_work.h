@@ -30,8 +30,7 @@ class ReconfigureWork final : public c10d::Work {
   Tensors result() override { return {}; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Aborts the set-up, which then ends within a moment. Does nothing in a forked child, nor after
-  /// release_communicator().
+  /// Aborts the set-up, which then ends within a moment. Does nothing in a forked child.
   void cancel() EXCLUDES(made_mutex_);
   bool cancelled() const { return cancelled_.load(); }
   /// Holds the communicator that is set up and has yet to open its device: from now on cancel() aborts it. Returns
