@@ -92,11 +92,15 @@ bool TorchStreamOrder::ended() {
   return passed(tail_);
 }
 
-/// The thread may have chosen no device: see PooledEvent.
+/// The thread may have chosen no device: see PooledEvent. To choose one throws if the device has failed.
 bool TorchStreamOrder::passed(const kernel::TailEvent& event) {
-  const BesideCaptures beside;
-  const c10::OptionalDeviceGuard on(c10::Device(kernel_device(), device_));
-  return event.passed();
+  bool over = true;
+  contain("a query of the device", [&] {
+    const BesideCaptures beside;
+    const c10::OptionalDeviceGuard on(c10::Device(kernel_device(), device_));
+    over = event.passed();
+  });
+  return over;
 }
 
 }  // namespace nvx
