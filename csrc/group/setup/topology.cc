@@ -58,11 +58,12 @@ uint32_t quota_cores(uint32_t cores) {
 }
 
 uint32_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  // It fails where the kernel's own set is larger, that is, with more than 1024 possible cores.
-  const long cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
-  return quota_cores(uint32_t(std::max(cores, 1L)));
+  int cores = 0;
+  std::vector<cpu_set_t> set(1);  // each holds 1024 cores; the call fails if the kernel's own set is larger
+  while (set.size() <= 64 && sched_getaffinity(0, set.size() * sizeof(cpu_set_t), set.data()) != 0)
+    set.resize(2 * set.size());
+  if (set.size() <= 64) cores = CPU_COUNT_S(set.size() * sizeof(cpu_set_t), set.data());
+  return quota_cores(uint32_t(std::max(cores, 1)));
 }
 
 uint64_t cache_bytes(int index) {
