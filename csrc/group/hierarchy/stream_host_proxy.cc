@@ -64,7 +64,8 @@ Status StreamHostProxy::begin_round(std::span<const Operation> steps) {
   round_ends_[round] = steps.empty() ? (round == 0 ? 0 : round_ends_[round - 1]) : round + 1;
   if (!steps.empty()) {
     NVX_TRY(await_room());
-    if (round >= most_before() && setting_.stream.capture == 0 && !setting_.queue_early()) return no_thread();
+    const bool may_queue = round < most_before() || setting_.stream.capture != 0 || setting_.queue_early();
+    if (!may_queue && most_before() == 0) return no_thread();  // otherwise the caller runs the host's part
     tried_ = true;
     std::vector<const Operation*> all;
     for (const Operation& step : steps) all.push_back(&step);
