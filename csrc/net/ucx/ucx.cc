@@ -5,7 +5,6 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -160,7 +159,7 @@ class UcxLink final : public Link {
 
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
   std::multimap<LinkNonce, PeerId> by_nonce_;
-  std::set<LinkNonce> unknown_links_;
+  std::map<LinkNonce, uint32_t> unknown_links_;  // and the turn of the latest hello
   /// Forgotten peers that had not accepted their endpoint, which must not be closed (see post()).
   std::map<LinkNonce, std::unique_ptr<Peer>> parked_;
   std::deque<Sent> sent_;  // the sends under way, and ended ones, whose memory is reused
@@ -214,7 +213,8 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
     peer.turn = parked.mapped()->turn;
     if (usable()) send_control(peer, peer.endpoint, ControlMessage::kHello);
   }
-  if (unknown_links_.erase(peer.nonce) != 0) to_connect_back_.push_back(id);
+  if (const auto early = unknown_links_.extract(peer.nonce))
+    peer.their_turn = early.mapped(), to_connect_back_.push_back(id);
   return id;
 }
 
@@ -411,10 +411,10 @@ void UcxLink::handle(const ControlMessage& control) {
   const auto [first, last] = by_nonce_.equal_range(control.from);
   if (first == last) {
     if (control.kind != ControlMessage::kHello) {
-      unknown_links_.erase(control.from);
+      std::erase_if(unknown_links_, [&](const auto& l) { return l.first == control.from && l.second <= control.turn; });
       if (auto parked = parked_.extract(control.from)) drop(*parked.mapped());
     } else if (unknown_links_.size() < kMostUnknownLinks) {
-      unknown_links_.insert(control.from);
+      unknown_links_[control.from] = control.turn;
     }
     return;
   }
