@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMostDescribed = 8;
 
-/// Barriers of this thread: a signal handler that runs in a wait may leave the group.
+/// Barriers of this thread, of any group: a signal handler that runs in a wait may leave the group.
 thread_local int own_running = 0;
 
 class Running {

@@ -216,7 +216,7 @@ Status Mailbox::wait(Message& message) {
     wake();  // a sleeping progress thread leaves the messages to this one
     while (!message.over()) progress_once(&message, progress);
   } catch (...) {
-    count(-1);  // the progress thread does nothing while there are waiters
+    if (progress.role == Role::kWaiter) count(-1);  // the progress thread does nothing while there are waiters
     throw;
   }
   core_.status->slept_for_message();
