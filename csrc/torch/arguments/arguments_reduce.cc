@@ -52,7 +52,7 @@ void Arguments::reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const
   if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(*this, op);
   if (tensor.scalar_type() == at::kComplexHalf && is_linear(c.operation.op)) {
     c.operation.dtype = DType::kF16;
-    c.operation.count *= 2;
+    c.operation.count /= size_of(DType::kF16);  // it was in bytes
   }
   if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
   const std::string refused = "Cannot use ReduceOp." + op_name_of(c.operation.op) + " with ";
