@@ -161,6 +161,16 @@ def test_a_rank_that_was_read_later_and_has_made_the_call_is_not_accused():
     assert line == "  rank 1 (pid 1) is waited for, and has not made that call: py-spy dump --pid 1"
 
 
+def test_watch_goes_on_where_no_rank_has_a_group(monkeypatch, capsys):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "gather", lambda *given: {"ranks": [], "unread": []})
+    monkeypatch.setattr(status.time, "sleep", interrupted)
+    assert status.main(["--watch"]) == 0
+    assert capsys.readouterr().out == "no process of this user has a group of nvx at present\n"
+
+
 def test_the_ranks_of_several_hosts_are_one_report_and_a_host_without_answer_is_named(tmp_path, monkeypatch, capsys):
     """The test's ssh shows one rank as host a and the other one as host b."""
     job = Job(tmp_path)
@@ -170,6 +180,8 @@ while [ "$1" != -- ]; do shift; done
 case $2 in
 a) exec sh -c "$3 {job.pid(0)}" ;;
 b) exec sh -c "$3 {job.pid(1)}" ;;
+e) echo 5 ;;
+f) echo '{{"schema": 0}}' ;;
 c) echo "Warning: a banner" >&2; echo "ssh: connect to host c port 22: Connection refused" >&2; exit 255 ;;
 *) exec sleep 60 ;;
 esac
@@ -180,13 +192,15 @@ esac
     try:
         job.send(0, "dist.all_reduce(tensor)")
         until(lambda: job.group(0)["waits_for"] == 1)
-        assert status.main(["--hosts", "a,b,c,d"]) == 0
+        assert status.main(["--hosts", "d,a, b,c,e,f"]) == 0, "d uses up nobody's time"
         shown = capsys.readouterr().out
         assert shown.count("group 0: ") == 1 and "group 0: 2 of 2 ranks are on these hosts" in shown
         assert re.search(rf"^  0 +{job.pid(0)} on a +#2 all_reduce.* rank 1  ", shown, re.MULTILINE), shown
         assert f"rank 1 (pid {job.pid(1)} on b) is waited for, and has not made that call: py-spy dump" in shown
         assert "not shown: host c: ssh: connect to host c port 22: Connection refused\n" in shown
         assert "not shown: host d: no answer within 15 s\n" in shown
+        assert "not shown: host e: no report\n" in shown
+        assert "not shown: host f: its nvx has schema 0 of this report, and this command reads schema 1\n" in shown
         assert status.main(["--hosts", "a", "--json"]) == 0
         printed = json.loads(capsys.readouterr().out)
         assert (printed["hosts"], [rank["host"] for rank in printed["ranks"]]) == (["a"], ["a"])

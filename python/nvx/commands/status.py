@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent import futures
 
 from ..bench.sizes import show_size
 from . import Refused, refusing
@@ -278,25 +279,30 @@ def gather(pid=None, all_users=False):
     return report
 
 
+def answer(host):
+    """The report of a host, which runs the interpreter of this path, or the reason why there is none."""
+    command = [*SSH, host, shlex.join([sys.executable, "-m", "nvx", "status", "--json"])]
+    try:
+        ssh = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=ANSWER_S)
+        found = json.loads(ssh.stdout)
+        if found["schema"] == SCHEMA:
+            return found
+        why = f"its nvx has schema {found['schema']} of this report, and this command reads schema {SCHEMA}"
+    except subprocess.TimeoutExpired:
+        why = f"no answer within {ANSWER_S} s"
+    except (ValueError, TypeError, KeyError):
+        why = ssh.stderr.strip().rpartition("\n")[2] or "no report"
+    return {"ranks": [], "unread": [printable(why)]}
+
+
 def gather_from(hosts):
-    """The reports of several hosts as one. They run the interpreter of this path. Raises Refused without ssh."""
-    command = shlex.join([sys.executable, "-m", "nvx", "status", "--json"])
-    how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    report = {"schema": SCHEMA, "hosts": hosts.split(","), "ranks": [], "unread": []}
-    with refusing(OSError):
-        queries = {host: subprocess.Popen([*SSH, host, command], **how) for host in report["hosts"]}
-    end = time.monotonic() + ANSWER_S
-    for host, ssh in queries.items():
-        error = f"no answer within {ANSWER_S} s"
-        try:
-            out, error = ssh.communicate(timeout=max(0, end - time.monotonic()))
-            found = json.loads(out)
-            report["ranks"] += [rank | {"host": host} for rank in found["ranks"]]
-            report["unread"] += [f"host {host}: {why}" for why in found["unread"]]
-        except (subprocess.TimeoutExpired, ValueError):
-            ssh.kill()
-            report["unread"].append(f"host {host}: {printable(error.strip().rpartition(chr(10))[2]) or 'no output'}")
-    return report
+    """The reports of several hosts as one. Raises Refused without ssh."""
+    hosts = [host.strip() for host in hosts.split(",")]
+    with refusing(OSError), futures.ThreadPoolExecutor(len(hosts)) as pool:
+        answers = dict(zip(hosts, pool.map(answer, hosts), strict=True))
+    ranks = [rank | {"host": host} for host, found in answers.items() for rank in found["ranks"]]
+    unread = [f"host {host}: {why}" for host, found in answers.items() for why in found["unread"]]
+    return {"schema": SCHEMA, "hosts": hosts, "ranks": ranks, "unread": unread}
 
 
 # --- text
@@ -396,10 +402,11 @@ def text(report, pid=None):
 
 def show(options):
     report = gather_from(options.hosts) if options.hosts else gather(options.pid, options.all)
-    if not report["ranks"] and not report["unread"] and not options.json:
-        whose = f"neither process {options.pid} nor one that it started" if options.pid else "no process of this user"
-        raise Refused(f"{whose} has a group of nvx at present")
-    print(json.dumps(report) if options.json else text(report, options.pid), flush=True)
+    whose = f"neither process {options.pid} nor one that it started" if options.pid else "no process of this user"
+    nothing = f"{whose} has a group of nvx at present"
+    if not (report["ranks"] or report["unread"] or options.json or options.watch):
+        raise Refused(nothing)
+    print(json.dumps(report) if options.json else text(report, options.pid) or nothing, flush=True)
     return 0 if report["ranks"] else 1
 
 
