@@ -86,6 +86,8 @@ def of_group_0(collectives):
 @pytest.mark.parametrize("fault", ["none", "op", "size", "dtype"])
 def test_a_rank_that_calls_differently_is_the_culprit(tmp_path, capsys, fault):
     dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    (dumps / "rank_7").write_text("of a larger job before")
     assert trace.main([str(traced(tmp_path, fault)), "--flight-recorder", str(dumps)]) == 0
     assert f"{dumps}: dumps of 3 ranks, for torchfrtrace" in capsys.readouterr().out
     found = analyzed(dumps)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -122,6 +123,20 @@ def test_a_wait_names_the_late_rank_and_a_killed_job_leaves_its_trace(tmp_path, 
     }
     (open_call,) = [e for e in every[1] if e["ph"] == "B" and e["cat"] == "collective"]
     assert open_call["name"] == "barrier"
+    for options in (["-o", str(tmp_path / "absent" / "out.json")], ["--flight-recorder", str(output)]):
+        with pytest.raises(status.Refused, match="No such file or directory|File exists"):
+            trace.main([str(folder), *options])
+    reader, writer = os.pipe()
+    assert trace.main([str(folder), "-o", f"/dev/fd/{writer}"]) == 0
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert json.load(pipe)["traceEvents"]
+    assert capsys.readouterr() == ("", f"/dev/fd/{writer}: 3 ranks; open it in ui.perfetto.dev or chrome://tracing\n")
+    layout, file = trace.Rank(max(folder.iterdir())).layout, max(folder.iterdir())
+    os.truncate(file, layout["trace"][0] + 10 * struct.calcsize("<" + layout["trace"][2]))  # a copy of a part
+    assert trace.main([str(folder), "-o", str(output)]) == 0
+    printed = capsys.readouterr()
+    assert ": 2 ranks; " in printed.out and f"not shown: {file}: it is damaged, or no trace\n" in printed.err
 
 
 def test_a_command_is_traced_and_its_status_returned(tmp_path, capsys):
@@ -133,6 +148,26 @@ def test_a_command_is_traced_and_its_status_returned(tmp_path, capsys):
     (events,) = events_of(output)
     assert [e["name"] for e in events if e["ph"] == "X"] == ["barrier"]
     assert "1 rank; open it in ui.perfetto.dev" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_goes_to_the_command_and_leaves_its_trace(tmp_path, number):
+    output = tmp_path / "out.json"
+    program = "import time, torch.distributed as dist, nvx\n" + (
+        "dist.init_process_group('nvx', store=dist.HashStore(), rank=0, world_size=1); dist.barrier()\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    # Whoever runs the tests may ignore SIGHUP.
+    before = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); from nvx import cli"
+    command = ["-c", f"{before}; sys.exit(cli.main(sys.argv[1:]))", "trace", "-o", output, "--", sys.executable, "-c"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    traced = warm.Popen([*command, program], stdout=subprocess.PIPE, env=environment, text=True)
+    assert traced.stdout.readline() == "ready\n"
+    traced.send_signal(number)
+    assert traced.communicate(timeout=60)[0].startswith(f"{output}: 1 rank; ")
+    assert traced.returncode == 128 + number
+    assert [e["name"] for e in events_of(output)[0] if e["ph"] == "X"] == ["barrier"]
+    assert list(tmp_path.iterdir()) == [output]
 
 
 def test_malformed_trace_is_refused(tmp_path, capsys):

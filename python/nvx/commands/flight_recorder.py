@@ -48,7 +48,8 @@ def entries_of(rank):
 
 
 def write(ranks, folder):
-    """Writes a dump for each rank to rank_0, rank_1, ... If a rank was started again, its last run counts."""
+    """Writes a dump for each rank to rank_0, rank_1, ..., and removes older ones. If a rank was started again, its last
+    run counts."""
     ranks = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.began)}
     entries = {number: entries_of(rank) for number, rank in ranks.items()}
     members, firsts, folder = {}, {}, pathlib.Path(folder)
@@ -59,11 +60,12 @@ def write(ranks, folder):
         for entry in entries[number]:  # a rank keeps its last ones only
             firsts.setdefault(entry["process_group"], {}).setdefault(number, entry["collective_seq_id"])
     folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("rank_[0-9]*"):  # of a larger job: torchfrtrace would read it too
+        stale.unlink()
     for number, rank in ranks.items():
         config = {}
-        for uid, group in (
-            (f"{group['id']:x}", group) for group in rank.groups.values() if group["id"]
-        ):  # 0: not set up
+        for group in (group for group in rank.groups.values() if group["id"]):  # 0: not set up
+            uid = f"{group['id']:x}"
             config[uid] = {"name": uid, "desc": f"group {group['name']}", "ranks": str(sorted(members[group["id"]]))}
         kept = [e for e in entries[number] if e["collective_seq_id"] >= max(firsts[e["process_group"]].values())]
         dump = {"version": VERSION, "pg_config": config, "entries": [e | {"record_id": i} for i, e in enumerate(kept)]}

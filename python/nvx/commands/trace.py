@@ -4,15 +4,16 @@ With NVX_TRACE each rank keeps its page (status.py) and its last calls, messages
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 
+from .. import interrupts
 from ..bench.machine import check_writable
 from . import refusing, status
 
@@ -24,8 +25,6 @@ each call, and inside it a slice for each wait, with the rank that was waited fo
   NVX_TRACE=folder torchrun ...; nvx trace folder                    for several hosts: a folder that they share
   nvx trace folder --flight-recorder dumps; torchfrtrace dumps       for torch's analyzer of its flight recorder"""
 CALL, WAIT, SEND, RECV, LAUNCH = range(5)
-
-
 FIELDS = "stamp began ended number count bytes collective dtype op form peer slot kind algorithm schedule"
 
 
@@ -50,7 +49,9 @@ class Rank:
                 if parts["group"][0]["size"]:
                     self.groups[slot] = {**parts["group"][0], **parts["texts"][0], "calls": parts["calls"]}
             self.rank = self.groups[min(self.groups)]["rank"]  # in the job's group, as a rule
-            records = self.form.iter_unpack(os.pread(page, self.count * self.form.size, self.at))
+            records = [*self.form.iter_unpack(os.pread(page, self.count * self.form.size, self.at))]
+            if len(records) != self.count:
+                raise ValueError("cut off")
             began = [record[1] for record in records if record[0] and record[1]]
             self.began = self.epoch + min([*began, *(group["since"] for group in self.groups.values())])
         except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
@@ -149,22 +150,27 @@ def write(folder, output, dumps=None):
             for n, event in enumerate(rank.events(pid, origin)):
                 file.write(",\n" * (pid + n > 0) + json.dumps(event))
         file.write("\n]}\n")
-    print(f"{output}: {len(ranks)} rank{'s' * (len(ranks) > 1)}; open it in ui.perfetto.dev or chrome://tracing")
+    told = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}; open it in ui.perfetto.dev or chrome://tracing"
+    print(f"{output}: {told}", file=sys.stderr if output.startswith("/dev/") else sys.stdout)
     return 0
 
 
 def run(command, output, dumps):
-    with refusing(OSError):
-        os.makedirs(dumps, exist_ok=True) if dumps else check_writable(output)
-    with tempfile.TemporaryDirectory(prefix="nvx-trace-") as folder:
+    os.makedirs(dumps, exist_ok=True) if dumps else check_writable(output)
+
+    def forward(number, frame):
+        if number != signal.SIGINT:  # the command has Ctrl-C too
+            job.send_signal(number)
+
+    with interrupts.interruptible(), tempfile.TemporaryDirectory(prefix="nvx-trace-") as folder:
         try:
-            job = subprocess.Popen(command, env={**os.environ, "NVX_TRACE": folder})
+            with interrupts.handled(forward):
+                with interrupts.deferred():
+                    job = subprocess.Popen(command, env={**os.environ, "NVX_TRACE": folder})
+                job.wait()
         except OSError as error:
             print(f"nvx trace: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
             return 127
-        while job.returncode is None:
-            with contextlib.suppress(KeyboardInterrupt):  # the command has it too
-                job.wait()
         ended, written = job.returncode, write(folder, output, dumps)
         return ended if ended > 0 else 128 - ended if ended < 0 else written
 
@@ -181,4 +187,5 @@ def main(arguments=None):
     if bool(command) == bool(options.folder):
         parser.error("name a folder, or -- and a command")
     dumps = options.flight_recorder
-    return run(command, options.output, dumps) if command else write(options.folder, options.output, dumps)
+    with refusing(OSError):
+        return run(command, options.output, dumps) if command else write(options.folder, options.output, dumps)
