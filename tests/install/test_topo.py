@@ -10,7 +10,7 @@ import types
 
 import pytest
 import warm
-from nvx import gpudirect
+from nvx import cli, gpudirect
 from nvx.commands import topo
 
 HERE = pathlib.Path(__file__).parent
@@ -154,6 +154,16 @@ def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     assert report["host"]["cores"] >= 1 and report["host"]["numa"] == topo.numa_nodes()
     assert report["inside_host"]["level"] in report["inside_host"]["levels"]
     assert bool(report["between_hosts"]["link"]) != bool(report["between_hosts"]["none"])
+
+
+def test_settings_are_shown_as_they_count(monkeypatch, capsys):
+    for given, counts in (("9999", 512), ("abc", 30), ("100", 100), ("", 30)):
+        monkeypatch.setenv("NVX_STAGING_MB", given)
+        assert cli.main(["topo", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["inside_host"]["staging_mib"] == counts
+    refused = run(NVX_TUNE="bad=1")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith('nvx topo: NVX_TUNE: there is no key "bad"')
 
 
 def test_table_shows_the_facts_of_nvml(fake_nvml):

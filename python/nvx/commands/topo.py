@@ -12,6 +12,7 @@ import nvx
 
 from .. import gpudirect
 from ..bench.machine import caches, first_line
+from . import refusing
 
 PCIE = "gen {generation} x{width}"
 SCHEMA = 1
@@ -43,20 +44,16 @@ def numa_nodes(folder="/sys/devices/system/node"):
     return sorted(nodes, key=lambda node: node["node"])
 
 
-def gpus(core, measure):
-    found = core.gpu_topology(measure)
-    if measure and len(found["gpus"]) < 2:
-        found["why_not_measured"] = "timing copies needs two GPUs"
-    return found
-
-
 def gather(measure=False):
     """The whole report, in the form that --json prints."""
     from ..doctor import memory_limit
 
     core = nvx._load()
+    gpus = core.gpu_topology(measure)
+    if measure and len(gpus["gpus"]) < 2:
+        gpus["why_not_measured"] = "timing copies needs two GPUs"
     processor, network = core.processor(), core.network()
-    settings = {name: os.environ.get(name) or default for name, default, *_ in core.config_table()}
+    settings = {row[0]: row[1] if row[4] else os.environ.get(row[0]) or row[1] for row in core.config_table()}
     return {
         "schema": SCHEMA,
         "host": {
@@ -69,7 +66,7 @@ def gather(measure=False):
         "inside_host": {
             "transport": "shared memory",
             "cgroup_limit_bytes": memory_limit(),
-            "staging_mib": settings["NVX_STAGING_MB"],
+            "staging_mib": min(int(float(settings["NVX_STAGING_MB"])), 512),
             "level": processor["level"],
             "levels": processor["levels"],
             "plans": [nvx.explain("all_reduce", size, max(2, processor["cores"])) for size in SIZES],
@@ -77,7 +74,7 @@ def gather(measure=False):
         "between_hosts": network,
         "gpudirect": gpudirect.facts(core, network),
         "kernels": core.build_info()["cuda"],
-        "gpus": gpus(core, measure),
+        "gpus": gpus,
     }
 
 
@@ -207,6 +204,7 @@ def main(arguments=None):
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--measure", action="store_true", help="time copies between the GPUs, for at most a minute")
     options = parser.parse_args(arguments)
-    report = gather(options.measure)
+    with refusing(ValueError):
+        report = gather(options.measure)
     print(json.dumps(report, indent=2) if options.json else text(report))
     return 0
