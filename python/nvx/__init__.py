@@ -13,14 +13,13 @@ import os
 import sys
 import time
 import warnings
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import stand_in
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from torch.distributed import ProcessGroup as _Group
 
     from ._C import ArgumentError, ArgumentTypeError
@@ -89,9 +88,7 @@ def _load():
 
 def _check_timeout(timeout):
     """Refuses negative timeouts. Zero means none; so does `timedelta.max`, which torch makes a huge negative."""
-    import datetime
-
-    if datetime.timedelta(days=-1_000_000) < timeout < datetime.timedelta(0):
+    if timedelta(days=-1_000_000) < timeout < timedelta(0):
         raise _load().ArgumentError(f"nvx: a timeout of {timeout.total_seconds():g} s is negative")
 
 
@@ -159,6 +156,15 @@ def _register():
     return True
 
 
+def _warn(text):
+    """Warns without raising, also where warnings are errors."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            print(f"nvx[{os.getpid()}] {text}", file=sys.stderr)
+
+
 def _autoload():
     """torch calls this at the end of `import torch`. It is quick, idempotent, and never raises."""
     try:
@@ -166,14 +172,14 @@ def _autoload():
             return
         why_not = obstacle()
         if why_not is not None:
-            warnings.warn(why_not, RuntimeWarning, stacklevel=2)
+            _warn(why_not)
         names, strange = stand_in.parse(os.environ.get("NVX_AS", ""))
         if strange:
             text = f"NVX_AS: nvx can serve {' and '.join(stand_in.names())}, not {', '.join(strange)}"
             print(f"nvx[{os.getpid()}] {text}: torch's own backend serves that", file=sys.stderr)
         stand_in.serve(names)
     except Exception as error:  # an exception here would break `import torch` for the whole environment
-        warnings.warn(f"nvx could not register itself: {error}", RuntimeWarning, stacklevel=2)
+        _warn(f"nvx could not register itself: {error}")
 
 
 def serve_as(*names: str) -> None:
@@ -195,9 +201,7 @@ def set_timeout(timeout: timedelta, group: _Group | None = None) -> None:
 
     Up to torch 2.13, `_set_pg_timeout` ignores every backend that is not built into torch.
     """
-    import datetime
-
-    if not isinstance(timeout, datetime.timedelta):
+    if not isinstance(timeout, timedelta):
         raise TypeError(f"nvx.set_timeout: timeout must be a datetime.timedelta, not {type(timeout).__name__}")
     _check_timeout(timeout)
     _load().set_timeout(_backend(group), timeout)
@@ -207,12 +211,10 @@ def monitored_barrier(
     group: _Group | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
     """`torch.distributed.monitored_barrier` for nvx groups. Up to 2.13, torch allows it for gloo groups only."""
-    import datetime
-
     import torch.distributed as dist
 
     _backend(group)  # raises on a rank that is not in the group
-    own = datetime.timedelta(milliseconds=-1)  # unset: that of the group
+    own = timedelta(milliseconds=-1)  # unset: that of the group
     (group or dist.group.WORLD).monitored_barrier(own if timeout is None else timeout, wait_all_ranks)
 
 

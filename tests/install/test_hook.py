@@ -144,9 +144,10 @@ def test_a_failure_does_not_break_import_torch(python, package):
     assert "nvx could not register itself: broken on purpose" in ended.stderr
 
 
-def test_a_build_for_another_minor_is_one_sentence(python, package):
+@pytest.mark.parametrize("flags", [(), ("-W", "error::RuntimeWarning")])
+def test_a_build_for_another_minor_is_one_sentence(python, package, flags):
     built_for(package, "2.9")
-    ended = python("import torch; print('alive')", path=package)
+    ended = python("import torch; print('alive')", path=package, flags=flags)
     assert (ended.returncode, ended.stdout.strip()) == (0, "alive")
     lines = [line for line in ended.stderr.splitlines() if "was built for torch 2.9 and cannot serve torch 2." in line]
     assert len(lines) == 1, ended.stderr
