@@ -1,6 +1,5 @@
 """torch's ProcessGroupNCCL, for collectives that NVX_DELEGATE delegates to NCCL. Called by the C++ core."""
 
-import contextlib
 import datetime
 import os
 
@@ -49,24 +48,15 @@ def captures(device):
         return torch.cuda.is_current_stream_capturing()
 
 
-@contextlib.contextmanager
-def _environment(settings):
-    """Sets environment variables while the block runs."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def make(store, rank, size, device):
     """A ProcessGroupNCCL of these ranks, not connected yet."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = FOR_EVER
-    with _environment(PROBE_ENV):
+    before = {name: os.environ[name] for name in PROBE_ENV if name in os.environ}
+    os.environ.update(PROBE_ENV)
+    try:
         return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        for name in PROBE_ENV:
+            del os.environ[name]
+        os.environ.update(before)
