@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nvx.bench import machine
 from nvx.bench.sizes import short_size
+from results import read
 
 COLORS = {"nvx": "#0b6e4f", "gloo": "#c8553d", "null": "#8a8a8a", "deepspeed": "#3d5a98", "mpi": "#b8860b"}
 MORE_COLORS = ("#6a4c93", "#2a9d8f", "#d1495b")
@@ -128,7 +128,7 @@ def main(given: list[str]) -> int:
     """Writes the two files and prints their names. The first word is the command's name."""
     arguments = parse(given[1:])
     try:
-        document = machine.read(arguments.results)
+        document = read(arguments.results)
         results = sweeps(document)
         ranks = arguments.ranks or min((result["ranks"] for result in results), default=0)
         results = [result for result in results if result["ranks"] == ranks]

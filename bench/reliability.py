@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nvx.bench import machine
+from results import read
 
 ROOT = Path(__file__).parents[1]
 PAGE, FILE = ROOT / "docs" / "reliability.md", ROOT / "bench" / "results" / "reliability.json"
@@ -237,7 +238,7 @@ def run(command: str) -> tuple[Figures, float]:
 
 def recorded() -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
     """The document of the file, and its entries by row and command."""
-    document = machine.read(str(FILE)) if FILE.exists() else machine.document("reliability", "bench/reliability.py", {})
+    document = read(str(FILE)) if FILE.exists() else machine.document("reliability", "bench/reliability.py", {})
     return document, {(entry["row"], entry["command"]): entry for entry in document.get("rows", ())}
 
 

@@ -52,4 +52,10 @@ if __name__ == "__main__":
         "plot": plot.main,
         cli.SWEEP: functools.partial(sweep, cli.COMMANDS[cli.SWEEP]),
     }
-    sys.exit(cli.main())
+    try:
+        sys.exit(cli.main())
+    except LaunchError as error:
+        print(f"{world.NAME}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -14,6 +14,7 @@ from typing import Any
 import goals
 from nvx.bench import machine, world
 from nvx.bench.contenders import known
+from results import read
 
 DEFAULT_FILE = "bench/results/targets.json"
 BENCH = str(Path(__file__).with_name("run.py"))
@@ -73,7 +74,7 @@ def measured(part: str, backend: str, quick: bool) -> dict[str, Any] | None:
         for name in "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT".split():
             environment.pop(name)
         done = subprocess.run([sys.executable, BENCH, *line, "-J", into], env=environment, check=False)
-        document = machine.read(into) if os.path.exists(into) else None
+        document = read(into) if os.path.exists(into) else None
         if document is not None:
             document["command"] = shlex.join(["bench/run.py", *line])
             document["status"] = done.returncode
@@ -138,7 +139,7 @@ def main(given: list[str]) -> int:
     """Measures, judges, prints, and writes one file."""
     arguments = read_arguments(given)
     if arguments.judge:
-        document = machine.read(arguments.judge)
+        document = read(arguments.judge)
         return show(document, judged(document["parts"], document["subject"]))
     names = arguments.parts
     parts = {name: measured(name, arguments.backend, arguments.quick) for name in names}

@@ -18,10 +18,7 @@ COMMANDS = {
     "drill": ("nvx.commands.drill", "inject faults into jobs, and check how soon the other ranks name the faulty one"),
     "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
     "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
-    "simulate": (
-        "nvx.commands.simulate",
-        "simulate a collective on hosts and links of given rates: time, bytes, bottleneck",
-    ),
+    "simulate": ("nvx.commands.simulate", "simulate a collective on hosts and links of given rates: time, bottleneck"),
     "tune": ("nvx.commands.tune", "measure the sizes at which algorithms change, and write them for NVX_TUNE"),
     "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and their current values"),
 }
@@ -40,9 +37,9 @@ def main(arguments=None):
         if sys.stdout is not None:  # stdout was closed before this process started
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_is_gone():
+        if not reader_is_gone():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return status
 
 
@@ -68,10 +65,10 @@ def run(arguments):
         return 130
 
 
-def _reader_is_gone():
+def reader_is_gone():
     """Whether the reader of stdout, such as `head`, has closed the pipe."""
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
+    poll.register(1, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 

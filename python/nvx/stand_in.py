@@ -8,6 +8,7 @@ helper of TORCH_DISTRIBUTED_DEBUG=DETAIL) gets gloo.
 import functools
 import inspect
 import logging
+import os
 import sys
 import time
 
@@ -46,6 +47,12 @@ def serve(names):
     _served.update(names)
     if _served and not hasattr(c10d._new_process_group_helper, "nvx_stand_in"):
         c10d._new_process_group_helper = _wrapped(c10d, c10d._new_process_group_helper)
+
+
+def serve_none():
+    """From now on all groups, also those of child processes, have the backend that is requested."""
+    _served.clear()
+    os.environ.pop("NVX_AS", None)
 
 
 def served():

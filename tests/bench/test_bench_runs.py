@@ -148,13 +148,26 @@ def test_a_wrong_result_is_counted_and_fails(tmp_path):
     assert "FAILED" in done.stdout
 
 
-def test_under_torchrun(tmp_path):
+def test_under_torchrun(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVX_AS", "gloo")  # gloo is gloo all the same
     path = tmp_path / "results.json"
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
     done = bench("all_gather", "--sizes", "4K", "--backend", "gloo", *BRIEF, "-J", str(path), launcher=torchrun)
     assert done.returncode == 0, done.stdout + done.stderr
     assert read(path)["ranks"] == 2
     assert "torch.distributed" not in read(path)["command"]
+    assert "nvx serves" not in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_the_ranks_quietly():
+    options = "all_reduce --backend gloo --sizes 8 --blocks 9999"
+    command = [sys.executable, "-m", "nvx.bench", *options.split()]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(WHERE), os.environ.get("PYTHONPATH", "")])}
+    started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout.readline().startswith("# nvx bench all_reduce")
+    started.stdout.close()
+    printed = started.stderr.read()
+    assert (started.wait(timeout=60), printed) == (0, "")
 
 
 def test_a_backend_that_is_not_there_is_named():
@@ -227,7 +240,7 @@ def test_a_signal_ends_the_ranks(number):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths).rstrip(os.pathsep)}
     # A shell's background jobs ignore Ctrl-C, and their children inherit that.
     before = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, 0)"
-    code = f"import sys; {before}; from nvx.bench import cli; sys.exit(cli.main(sys.argv[1:]))"
+    code = f"import sys; {before}; from nvx import cli; sys.exit(cli.main(['bench', *sys.argv[1:]]))"
     command = [sys.executable, "-c", code, "all_reduce", "--backend", "gloo", "--sizes", "8", "--iters", "100000000"]
     started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     children = Path(f"/proc/{started.pid}/task/{started.pid}/children")

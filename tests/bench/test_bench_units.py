@@ -17,7 +17,9 @@ torch = pytest.importorskip("torch")
 import direct  # noqa: E402
 import goals  # noqa: E402
 import memory  # noqa: E402
+import nvx.cli  # noqa: E402
 import plot  # noqa: E402
+import results  # noqa: E402
 import targets  # noqa: E402
 from nvx.bench import (  # noqa: E402
     cli,
@@ -25,9 +27,13 @@ from nvx.bench import (  # noqa: E402
     contenders,
     machine,
     payload,
+    peers,
+    probe,
     report,
     runner,
     sizes,
+    sockets,
+    world,
 )
 
 
@@ -276,6 +282,8 @@ def test_figures_keep_to_their_width(value, text):
         ("all_reduce -g 1", "nccl-tests' -g is not here: a rank is a process here: -n is how many to start"),
         ("all_reduce -b 8 -z 0 -e 64", "nccl-tests' -z is not here: every call is waited for"),
         ("all_reduce --average 1", "nccl-tests' --average is not here: a call's time is that of its slowest rank"),
+        ("train --kinds ddp,DDP", "no kind DDP: there are ddp, fsdp2, fsdp2-lent"),
+        ("train --blocks 0", "argument --blocks: 0 is below 1"),
         ("all_reduce -b lots", "'lots' is not a size: write 8, 64K, 1M or 2G"),
     ],
 )
@@ -284,6 +292,50 @@ def test_invalid_command_lines_end_with_2_and_state_why(capsys, line, error):
         cli.main(line.split())
     assert end.value.code == 2
     assert error in capsys.readouterr().err
+
+
+def test_a_results_file_that_cannot_be_written_is_refused_before_the_ranks_start(tmp_path, capsys):
+    assert nvx.cli.main(["bench", "all_reduce", "-J", "/proc/results.json"]) == 2
+    assert capsys.readouterr().err == "nvx bench: -J: [Errno 2] No such file or directory: '/proc/results.json'\n"
+    os.mkfifo(tmp_path / "pipe")
+    machine.check_writable(str(tmp_path / "pipe"))
+
+
+def test_all_has_sizes_of_its_own_unless_one_is_given():
+    assert cli.parse_sweep(["--all"]).sizes == cli.ALL_SIZES
+    for given in (["-b8"], ["-b", "8"], ["--minbytes=8"]):
+        parsed = cli.parse_sweep(["--all", *given, "-e8"])
+        assert (parsed.sizes, parsed.minbytes) == (None, 8)
+    assert cli.parse_sweep(["all_reduce"]).minbytes == 32 << 20
+
+
+def test_a_shell_of_srun_is_no_rank(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert world.placed() is None
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert world.placed() == (0, 2)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(world.LaunchError, match=r"pip install mpi4py; .* unset OMPI_COMM_WORLD_RANK and PMI_RANK"):
+        world._rendezvous_over_mpi()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_without_common_memory_or_interface_do_without(monkeypatch, rank):
+    """Rank 1 finds no file of rank 0's machine; rank 0 waits for a connection to its own loopback."""
+    us = types.SimpleNamespace(rank=rank, size=2, barrier=bool, agreed=lambda reason: reason or "rank 1: no page")
+    us.device = torch.device("cpu")
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda names, src: names)
+    page = probe._shared_page(us)
+    assert page is None if rank else len(page) >= 4096
+    assert probe.flag_round(us) is None
+    monkeypatch.setattr(sockets, "CONNECT_S", 0.1)
+    with pytest.raises(peers.Unsupported, match="between hosts, GLOO_SOCKET_IFNAME names their interface"):
+        if rank:
+            monkeypatch.setattr(sockets.socket, "create_connection", lambda *given: open("/absent"))
+        sockets.SocketContender("socket", us)
 
 
 def test_a_wrong_contender_lists_the_contenders_and_those_installed(monkeypatch):
@@ -417,16 +469,16 @@ def test_results_have_a_row_a_line():
 def test_results_files_are_whole_or_absent(tmp_path):
     path = tmp_path / "deep" / "results.json"
     machine.write(str(path), machine.document("sweep", "nvx bench all_reduce", {}, results=[]))
-    again = machine.read(str(path))
+    again = results.read(str(path))
     assert again["machine"]["cpu"] and again["machine"]["kernel"]
     assert again["versions"]["torch"] == torch.__version__
     assert list(path.parent.iterdir()) == [path]
     path.write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
-        machine.read(str(path))
+        results.read(str(path))
     path.write_text(json.dumps({"schema": 0}))
     with pytest.raises(ValueError, match="not written by this nvx"):
-        machine.read(str(path))
+        results.read(str(path))
 
 
 def write_results(path, sizes_=(8, 4096, 1 << 20)):
@@ -439,7 +491,7 @@ def write_results(path, sizes_=(8, 4096, 1 << 20)):
 def test_plot_chooses_the_lines(tmp_path):
     path = tmp_path / "results.json"
     write_results(path)
-    drawn = plot.lines(plot.sweeps(machine.read(str(path))), "all_reduce")
+    drawn = plot.lines(plot.sweeps(results.read(str(path))), "all_reduce")
     assert {name: [point["size"] for point in points] for name, points in drawn.items()} == {
         "nvx": [8, 4096, 1 << 20],
         "gloo": [8, 4096, 1 << 20],

@@ -2,6 +2,6 @@
 
 import sys
 
-from .cli import main
+from nvx.cli import main
 
-sys.exit(main())
+sys.exit(main(["bench", *sys.argv[1:]]))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from . import collectives, contenders, payload, sizes, world
-from .sizes import argument
+from .. import stand_in
+from . import collectives, contenders, machine, payload, sizes, sweep, train, world
+from .sizes import above, argument
 from .world import RENDEZVOUS, LaunchError
 
 ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
@@ -42,16 +44,6 @@ class _NotHere(argparse.Action):
         parser.error(f"nccl-tests' {option_string} is not here: {self.const}")
 
 
-def _above(least: float, kind: type = int) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        value = kind(text)
-        if value < least:
-            raise ValueError(f"{text} is below {least}")
-        return value
-
-    return argument(convert)
-
-
 def _names(text: str) -> list[str]:
     return [name for name in text.replace(" ", "").split(",") if name]
 
@@ -74,9 +66,9 @@ def _roots(text: str) -> list[int] | str:
 
 def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
     """The options of every benchmark with ranks."""
-    parser.add_argument("-n", "--ranks", type=_above(1), default=2, help="ranks to start (default 2)")
+    parser.add_argument("-n", "--ranks", type=above(1), default=2, help="ranks to start (default 2)")
     parser.add_argument(
-        "--hosts", type=_above(1), default=1,
+        "--hosts", type=above(1), default=1,
         help="hosts to spread them over, made on this machine: network namespaces where that is allowed (default 1)",
     )  # fmt: skip
     parser.add_argument("--backend", default="nvx", help="the backend under test (default nvx)")
@@ -85,7 +77,7 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
         help=f"contenders measured beside it: {VERSUS_HELP} (default: {versus or 'none'})",
     )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="tensors' device (default cpu)")
-    parser.add_argument("-T", "--timeout", type=_above(1, float), default=300.0, help="limit of a call (default 300 s)")
+    parser.add_argument("-T", "--timeout", type=above(1, float), default=300.0, help="limit of a call (default 300 s)")
     parser.add_argument("-J", "--json", "--output_file", metavar="FILE", help="write every figure to FILE")
     parser.add_argument(RENDEZVOUS, help=argparse.SUPPRESS)
 
@@ -118,24 +110,24 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("collectives", nargs="*", metavar="collective", help=", ".join(collectives.COLLECTIVES))
     add("--all", action="store_true", help="every collective")
     common(parser)
-    add("-b", "--minbytes", type=size, default=32 << 20, help="smallest size (default 32M)")
+    add("-b", "--minbytes", type=size, help="smallest size (default 32M)")
     add("-e", "--maxbytes", type=size, default=32 << 20, help="largest size (default 32M)")
-    add("-f", "--stepfactor", type=_above(0, float), default=0, help="factor between sizes")
+    add("-f", "--stepfactor", type=above(0, float), default=0, help="factor between sizes")
     add("-i", "--stepbytes", type=size, default=1 << 20, help="step between sizes, where there is no factor")
     add("--sizes", type=sizes.sizes_argument, help="a list of sizes, instead of -b, -e, -f and -i")
     iterations = "iterations of each contender; 0 (default): as many as fill the blocks"
-    add("--iters", type=_above(0), default=0, help=iterations)
+    add("--iters", type=above(0), default=0, help=iterations)
     calls = "calls not timed, before each block (default 2)"
-    add("-w", "--warmup_iters", type=_above(0), default=2, help=calls)
-    add("-m", "--agg_iters", type=_above(1), default=1, help="operations in flight together in one iteration")
-    add("--blocks", type=_above(1), default=7, help="blocks of each contender, taking turns (default 7)")
-    add("--block-ms", type=_above(0, float), default=20.0, help="length of a block (default 20)")
+    add("-w", "--warmup_iters", type=above(0), default=2, help=calls)
+    add("-m", "--agg_iters", type=above(1), default=1, help="operations in flight together in one iteration")
+    add("--blocks", type=above(1), default=7, help="blocks of each contender, taking turns (default 7)")
+    add("--block-ms", type=above(0, float), default=20.0, help="length of a block (default 20)")
     add("-o", "--op", type=argument(_ops), default=["sum"], help=f"{'/'.join(payload.OPS)}/all")
     add("-d", "--datatype", type=argument(_dtypes), default=["float"], help=f"{'/'.join(payload.DTYPES)}/all")
     add("-r", "--root", type=argument(_roots), default=[0], help="root ranks, or all")
-    add("-c", "--check", type=_above(0), default=1, help="checked runs before timing (default 1)")
+    add("-c", "--check", type=above(0), default=1, help="checked runs before timing (default 1)")
     add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="1: add columns of single iterations")
-    add("-u", "--unalign", type=_above(0), default=0, help="index of the first element in its buffer")
+    add("-u", "--unalign", type=above(0), default=0, help="index of the first element in its buffer")
     add("-G", "--cudagraph", action="store_true", help="time replays of a CUDA graph of -m operations (--device cuda)")
     add("--primary", action="store_true", help="time only one of out-of-place and in-place")
     for letters, why_not in _NOT_HERE.items():
@@ -152,8 +144,9 @@ def parse_sweep(arguments: list[str]) -> argparse.Namespace:
         parser.error("-G: graphs are of CUDA: --device cuda")
     if parsed.all:
         parsed.collectives = list(collectives.COLLECTIVES)
-        if "-b" not in arguments and "--minbytes" not in arguments:
+        if parsed.minbytes is None:
             parsed.sizes = parsed.sizes or ALL_SIZES
+    parsed.minbytes = 32 << 20 if parsed.minbytes is None else parsed.minbytes
     if not parsed.collectives:
         parser.error("name a collective, or --all")
     ranks = (world.placed() or (0, parsed.ranks))[1]
@@ -180,6 +173,12 @@ def parse(module: Any, arguments: list[str]) -> argparse.Namespace:
 
 def in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -> int:
     """Inside a rank: runs the benchmark. Outside: starts the ranks, which call this again."""
+    if parsed.json and (world.placed() or (0,))[0] == 0:
+        try:
+            Path(parsed.json).parent.mkdir(parents=True, exist_ok=True)
+            machine.check_writable(parsed.json)
+        except OSError as error:
+            raise LaunchError(f"-J: {error}") from None
     if world.placed() is None:
         return world.launch(arguments, parsed.ranks, hosts=parsed.hosts)
     me = world.join(parsed.rendezvous, parsed.timeout, parsed.device)
@@ -188,29 +187,15 @@ def in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) ->
     return status
 
 
-def _sweep(arguments: list[str]) -> int:
-    from . import sweep
-
-    return in_ranks(parse_sweep(arguments), sweep.run, arguments)
-
-
-def _train(arguments: list[str]) -> int:
-    from . import train
-
-    return in_ranks(parse(train, arguments), train.run, arguments)
-
-
 SWEEP = "sweep"  # the benchmark that goes by the names of its collectives
-COMMANDS: dict[str, Callable[[list[str]], int]] = {SWEEP: _sweep, "train": _train}  # bench/run.py has more
+COMMANDS: dict[str, Callable[[list[str]], int]] = {  # bench/run.py has more
+    SWEEP: lambda given: in_ranks(parse_sweep(given), lambda *rank: sweep.Sweep(*rank).run(), given),
+    "train": lambda given: in_ranks(parse(train, given), train.run, given),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one benchmark; 0 success, 1 a wrong result, 2 a usage or start-up error."""
+    """Runs one benchmark; 0 success, 1 a wrong result, 2 a usage error. Raises LaunchError."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        return COMMANDS[given[0] if given and given[0] in COMMANDS else SWEEP](given)
-    except LaunchError as error:
-        print(f"{world.NAME}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    stand_in.serve_none()
+    return COMMANDS[given[0] if given and given[0] in COMMANDS else SWEEP](given)

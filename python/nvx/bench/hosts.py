@@ -6,6 +6,7 @@ loopback interface."""
 from __future__ import annotations
 
 import ctypes
+import glob
 import itertools
 import os
 import re
@@ -42,24 +43,21 @@ def ip(*arguments: str, inside: str | None = None) -> None:
 
 def _remove_orphans() -> None:
     """Removes the namespaces of processes that were killed."""
-    try:
-        names = os.listdir("/run/netns")
-    except FileNotFoundError:
-        return
-    for name in names:
+    for name in glob.glob("nvx-*", root_dir="/run/netns"):
         owner = re.fullmatch(r"nvx-(\d+)-.*", name)
         if owner and not os.path.exists(f"/proc/{owner[1]}"):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 class Hosts:
-    """Namespaces host0, host1 ... with addresses 10.77.0.1, 10.77.0.2 ...; removed when the context ends."""
+    """Namespaces host0, host1 ... with addresses 10.77.0.1, 10.77.0.2 ...; removed when the context ends, but not in a
+    forked child."""
 
     _made = itertools.count()
 
     def __init__(self, count: int) -> None:
-        self.count = count
-        self.tag = f"nvx-{os.getpid()}-{next(self._made)}"
+        self.count, self.owner = count, os.getpid()
+        self.tag = f"nvx-{self.owner}-{next(self._made)}"
 
     def __enter__(self) -> Hosts:
         _remove_orphans()
@@ -71,7 +69,8 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._remove()
+        if os.getpid() == self.owner:
+            self._remove()
 
     def name(self, host: int) -> str:
         return f"{self.tag}-{host}"
@@ -140,9 +139,9 @@ def host_of(rank: int, ranks: int, hosts: int) -> int:
 
 
 def layout() -> str:
-    """In a rank: the layout of the ranks on hosts, as text; empty if they are on one host."""
+    """In a rank: the layout of the ranks on hosts, as text; empty if they are on one host, or MPI started them."""
     count, _, kind = os.environ.get(LAYOUT, "").partition(" ")
     if not count:
-        return ""
+        return " on several hosts" if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE") else ""
     joined = "in network namespaces joined by veth" if kind == "namespaces" else "of NVX_HOST_ID, joined by loopback"
     return f" on {count} hosts ({joined})"

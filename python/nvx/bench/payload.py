@@ -5,6 +5,8 @@ They repeat with a prime period, so data in the wrong place or a missing chunk i
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from .collectives import Collective
@@ -28,7 +30,11 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_ALIASES = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
 DTYPE_ALIASES |= {"fp32": "float", "fp64": "double", "fp16": "half", "bf16": "bfloat16"}
-OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+_STEPS = {
+    "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum, "avg": torch.add,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+}  # fmt: skip
+OPS = tuple(_STEPS)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 # The largest whole number below which every whole number is exact, and the largest finite power of two.
@@ -82,20 +88,10 @@ def pattern(op: str, dtype: torch.dtype, ranks: int, rank: int, salt: int = 0) -
 
 def reduced(op: str, dtype: torch.dtype, ranks: int, salt: int = 0) -> torch.Tensor:
     """One period of the exact reduction of every rank's pattern, in `dtype`."""
-    rows = torch.stack([pattern(op, dtype, ranks, rank, salt) for rank in range(ranks)])
-    if op in ("sum", "avg"):
-        total = rows.sum(0)
-        if op == "avg":
-            return as_dtype(total // ranks if dtype in INTEGERS else total.float() / ranks, dtype)
-        return as_dtype(total, dtype)
-    if op == "prod":
-        return as_dtype(rows.prod(0), dtype)
-    if op in ("min", "max"):
-        return as_dtype(rows.amin(0) if op == "min" else rows.amax(0), dtype)
-    bits = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}[op]
-    out = rows[0]
-    for row in rows[1:]:
-        out = bits(out, row)
+    rows = [pattern(op, dtype, ranks, rank, salt) for rank in range(ranks)]
+    out = functools.reduce(_STEPS[op], rows)
+    if op == "avg":
+        out = out // ranks if dtype in INTEGERS else out.float() / ranks
     return as_dtype(out, dtype)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
-import os
 import tempfile
 
 import torch.distributed as dist
@@ -15,29 +15,32 @@ ROUNDS, TRIES = 200, 9
 
 
 def flag_round(world: World) -> float | None:
-    """Microseconds of one round between ranks 0 and 1, the median of some tries; None without nvx's C++ part."""
+    """Microseconds of one round between ranks 0 and 1, the median of some tries; None without nvx's C++ part, or if the
+    two share no memory."""
     bounce = getattr(native(), "flag_round", None)
     if world.agreed("" if bounce else "not built") or world.size < 2 or bounce is None:
         return None
-    with _shared_page(world) as page:
-        tries = sorted(bounce(page, world.rank, ROUNDS) for _ in range(TRIES)) if world.rank < 2 else [0.0]
-        world.barrier()
+    page = _shared_page(world)
+    if world.agreed("" if page or world.rank > 1 else "no page"):
+        return None
+    tries = sorted(bounce(page, world.rank, ROUNDS) for _ in range(TRIES)) if page else [0.0]
     middle = world.from_first(tries[len(tries) // 2])
     return round(middle * 1e6, 4) if middle >= 0 else None
 
 
-def _shared_page(world: World) -> mmap.mmap:
-    """A page that all ranks map; its file is unlinked before this returns."""
-    name: list[str | None] = [None]
-    if world.rank == 0:
-        descriptor, path = tempfile.mkstemp(prefix="nvx-bench-", dir="/dev/shm")
-        os.ftruncate(descriptor, mmap.PAGESIZE)
-        os.close(descriptor)
-        name[0] = path
-    dist.broadcast_object_list(name, src=0)
-    with open(str(name[0]), "r+b") as file:
-        page = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-    world.barrier()
-    if world.rank == 0:
-        os.unlink(str(name[0]))
+def _shared_page(world: World) -> mmap.mmap | None:
+    """A page that ranks 0 and 1 map, of a file that is unlinked before this returns. None if this rank is another one
+    or cannot: the two may be on different machines, or in different containers."""
+    name, page = [""], None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            if world.rank == 0:
+                file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="nvx-bench-", dir="/dev/shm"))
+                file.truncate(mmap.PAGESIZE)
+                page, name[0] = mmap.mmap(file.fileno(), mmap.PAGESIZE), file.name
+        dist.broadcast_object_list(name, src=0)
+        with contextlib.suppress(OSError):
+            if world.rank == 1:
+                page = mmap.mmap(stack.enter_context(open(name[0], "r+b")).fileno(), mmap.PAGESIZE)
+        world.barrier()
     return page

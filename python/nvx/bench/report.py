@@ -103,7 +103,7 @@ def opening(command: str, document: dict[str, Any], effort: str, contenders: lis
 def state(round_trip: float | None) -> str:
     """The present latency between the cores, which limits small messages."""
     if round_trip is None:
-        return "# flag round between ranks 0 and 1: not measured (one rank, or nvx's C++ part is not built)"
+        return "# flag round between ranks 0 and 1: not measured (they share no memory, or nvx's C++ part is not built)"
     return f"# flag round between ranks 0 and 1: {round_trip:.3f} us"
 
 
@@ -111,11 +111,7 @@ def closing(what: str, wrong: int, checked: bool, busbw: list[float]) -> str:
     """nccl-tests' last lines."""
     verdict = ("FAILED" if wrong else "OK") if checked else "not checked"
     mean = sum(busbw) / len(busbw) if busbw else 0.0
-    return "\n".join(
-        (
-            f"# {'Out of bounds values':<20} : {wrong} {verdict}",
-            f"# {'Avg bus bandwidth':<20} : {mean:g}",
-            "#",
-            f"# Collective test concluded: {what}",
-        )
+    return (
+        f"# {'Out of bounds values':<20} : {wrong} {verdict}\n# {'Avg bus bandwidth':<20} : {mean:g}\n"
+        f"#\n# Collective test concluded: {what}"
     )

@@ -34,6 +34,18 @@ def argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked
 
 
+def above(least: float, kind: type = int) -> Callable[[str], Any]:
+    """A converter for argparse of numbers from `least` on."""
+
+    def convert(text: str) -> Any:
+        value = kind(text)
+        if value < least:
+            raise ValueError(f"{text} is below {least}")
+        return value
+
+    return argument(convert)
+
+
 size_argument = argument(parse_size)
 sizes_argument = argument(lambda text: [parse_size(one) for one in text.split(",")])
 

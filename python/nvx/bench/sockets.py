@@ -14,6 +14,7 @@ from .peers import Call, Case, Contender, Unsupported, of_cpu_tensors, repeat
 from .world import World
 
 _SIOCGIFADDR = 0x8915
+CONNECT_S = 10.0
 
 
 def _own_address() -> str:
@@ -45,7 +46,11 @@ class SocketContender(Contender):
         with socket.create_server((_own_address(), 0)) as server:
             named = [server.getsockname()]
             dist.broadcast_object_list(named, src=0)
-            return server.accept()[0] if self.world.rank == 0 else socket.create_connection(named[0], timeout=30)
+            server.settimeout(CONNECT_S)
+            try:
+                return server.accept()[0] if self.world.rank == 0 else socket.create_connection(named[0], CONNECT_S)
+            except OSError as error:
+                raise Unsupported(f"{error}: between hosts, GLOO_SOCKET_IFNAME names their interface") from None
 
     def call(self, case: Case, times: int = 1) -> Call:
         if case.row.name != "all_reduce":

@@ -38,7 +38,8 @@ class Sweep:
             why = self.refused[self.arguments.backend]
             self.world.log(f"nvx bench: no group can be made over {self.arguments.backend}: {why}")
             return 2
-        document = machine.document("sweep", self.command, self._shown_arguments())
+        given = {key: value for key, value in vars(self.arguments).items() if key not in ("rendezvous", "json", "run")}
+        document = machine.document("sweep", self.command, given)
         peers = [contender.name for contender in self.contenders[1:]]
         tensors = "" if self.world.device.type == "cpu" else f", tensors of {self.world.device.type}"
         ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}{hosts.layout()}"
@@ -64,10 +65,6 @@ class Sweep:
         for contender in self.contenders:
             contender.close()
         return 1 if any(result["wrong"] for result in self.results) else 0
-
-    def _shown_arguments(self) -> dict[str, Any]:
-        hidden = ("rendezvous", "json", "run")
-        return {key: value for key, value in vars(self.arguments).items() if key not in hidden}
 
     def _rows(self) -> list[Collective]:
         return [collectives.find(name) for name in self.arguments.collectives]
@@ -183,7 +180,3 @@ def _shown_effort(effort: Effort) -> str:
         f"{effort.blocks} blocks of about {effort.block_seconds * 1e3:g} ms a contender, "
         f"{effort.warmup} warm-up calls a block"
     )
-
-
-def run(world: World, arguments: argparse.Namespace, command: str) -> int:
-    return Sweep(world, arguments, command).run()

@@ -21,6 +21,7 @@ from .contenders import enlist
 from .peers import TorchContender
 from .probe import flag_round
 from .runner import Effort, Timing, measure
+from .sizes import above, argument
 from .world import World
 
 WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 10)
@@ -31,9 +32,15 @@ ALONE = "alone"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"any of {', '.join((*KINDS, LENT))}")
-    parser.add_argument("--iters", type=int, default=20, help="steps of each contender (default 20)")
-    parser.add_argument("--blocks", type=int, default=5, help="blocks of each contender, taking turns (default 5)")
+    parser.add_argument("--kinds", type=argument(_kinds), default=KINDS, help=f"any of {', '.join((*KINDS, LENT))}")
+    parser.add_argument("--iters", type=above(1), default=20, help="steps of each contender (default 20)")
+    parser.add_argument("--blocks", type=above(1), default=5, help="blocks of each contender, taking turns (default 5)")
+
+
+def _kinds(text: str) -> list[str]:
+    if strange := set(text.split(",")) - {*KINDS, LENT}:
+        raise ValueError(f"no kind {' or '.join(sorted(strange))}: there are {', '.join((*KINDS, LENT))}")
+    return text.split(",")
 
 
 def model() -> nn.Sequential:
@@ -120,7 +127,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     world.log(report.state(round_trip))
     world.log(f"# {'step':>10}  {'backend':>12}  {'time (ms)':>10}  {'p50':>8}  {'p99':>8}  {'times':>6}  weights")
     results: list[dict[str, Any]] = []
-    for kind in arguments.kinds.split(","):
+    for kind in arguments.kinds:
         results += _kind(world, kind, usable, effort)
     if arguments.json and world.rank == 0:
         rest = {"gradient_bytes": 4 * sum(p.numel() for p in model().parameters()), "results": results}

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 from .. import interrupts
+from ..cli import reader_is_gone
+from ..commands import Refused
 from . import hosts
 
 NAME, PROGRAM = "nvx bench", ("-m", "nvx.bench")  # bench/run.py of a checkout changes both
@@ -33,14 +35,15 @@ _RANK_NAMES = (
 )
 
 
-class LaunchError(RuntimeError):
+class LaunchError(Refused):
     """The ranks could not be started; the text states what to do."""
 
 
 def placed() -> tuple[int, int] | None:
-    """(rank, ranks) if a launcher made this process one of several, from the variables of torchrun or MPI."""
+    """(rank, ranks) if a launcher made this process one of several, from the variables of torchrun or MPI. A shell
+    that srun started is one rank of MPI, and no launcher."""
     for rank, size in _RANK_NAMES:
-        if rank in os.environ and size in os.environ:
+        if rank in os.environ and size in os.environ and (rank == "RANK" or os.environ[size] != "1"):
             return int(os.environ[rank]), int(os.environ[size])
     return None
 
@@ -122,6 +125,8 @@ def run_all(starts: list[tuple[list[str], dict[str, str]]]) -> int:
                 bad = [state for state in states if state]
                 if bad or all(state == 0 for state in states):
                     return abs(bad[0]) if bad else 0
+                if reader_is_gone():
+                    raise BrokenPipeError
                 time.sleep(0.02)
         finally:
             _end(children)
@@ -141,11 +146,8 @@ def _end(children: list[subprocess.Popen]) -> None:
 
 def shown_command(arguments: Sequence[str]) -> str:
     """The command line as a user would type it, without the launcher's additions."""
-    kept = list(arguments)
-    if RENDEZVOUS in kept:
-        at = kept.index(RENDEZVOUS)
-        del kept[at : at + 2]
-    return f"{NAME} {shlex.join(kept)}"
+    end = arguments.index(RENDEZVOUS) if RENDEZVOUS in arguments else len(arguments)
+    return f"{NAME} {shlex.join([*arguments[:end], *arguments[end + 2 :]])}"
 
 
 @dataclass
@@ -166,15 +168,14 @@ class World:
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Element by element, the largest over the ranks."""
-        return self._reduced(values, "max")
+        return self._reduced(values, dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        return self._reduced(values, "sum")
+        return self._reduced(values, dist.ReduceOp.SUM)
 
-    def _reduced(self, values: Sequence[float], how: str) -> list[float]:
-        ops = {"max": dist.ReduceOp.MAX, "sum": dist.ReduceOp.SUM}
+    def _reduced(self, values: Sequence[float], op: Any) -> list[float]:
         numbers = torch.tensor(list(values), dtype=torch.float64)
-        dist.all_reduce(numbers, op=ops[how])
+        dist.all_reduce(numbers, op=op)
         return numbers.tolist()
 
     def from_first(self, value: float) -> float:
@@ -239,8 +240,11 @@ def why_no(device: str) -> str:
 
 def _rendezvous_over_mpi() -> str:
     """A bare mpirun gives no rendezvous address: rank 0 names a file."""
-    from mpi4py import MPI
-
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # it is not installed, or finds no library
+        unset = "if no mpirun started this process, unset OMPI_COMM_WORLD_RANK and PMI_RANK"
+        raise LaunchError(f"ranks of MPI find each other by mpi4py ({error}): pip install mpi4py; {unset}") from None
     world = MPI.COMM_WORLD
     name = tempfile.mkdtemp(prefix="nvx-bench-") if world.Get_rank() == 0 else None
     return f"file://{world.bcast(name, root=0)}/store"
