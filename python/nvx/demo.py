@@ -2,7 +2,8 @@
 
 The model is bound by communication: 18 million parameters, batch 4. Both backends start from the same weights and see
 the same data. They alternate in the same processes, a few steps each, so that other load on the machine affects both
-alike. The demo prints a table of step times, and fails if the weights differ.
+alike. The demo prints a table of step times, and fails if the weights differ. Beyond two ranks the backends add in
+different orders, and the weights may differ by rounding.
 """
 
 import argparse
@@ -19,11 +20,14 @@ import torch.distributed as dist
 
 import nvx
 
+from . import interrupts
+from .bench.sizes import above
 from .bench.train import wrapped
 
 BATCH = 4
 BATCHES = 2  # so few that the loss falls within the demo
 BACKENDS = ("nvx", "gloo")
+ROUNDING = 1e-5  # difference of weights that other orders of addition explain; two ranks have one order only
 STRATEGIES = ("DDP", "FSDP2")
 TURN = 4  # steps that one backend trains before the other continues
 
@@ -83,6 +87,13 @@ class Row:
     millis: dict  # backend -> median step
     losses: tuple  # first and last, over nvx
     difference: float  # largest between the weights of the two backends; 0.0 is bitwise equal
+    allowed: float = 0.0
+
+    def verdict(self):
+        if self.difference == 0.0:
+            return "the same, bit for bit"
+        same = self.difference <= self.allowed
+        return f"{'the same but for rounding, within' if same else 'DIFFER by up to'} {self.difference:.3g}"
 
 
 def largest_difference(a, b):
@@ -106,17 +117,17 @@ def train(strategy, groups, steps, warmup, bar):
     millis = {name: 1e3 * statistics.median(t.times[warmup:]) for name, t in trainers.items()}
     nvx_losses = trainers["nvx"].losses
     weights = {name: t.weights() for name, t in trainers.items()}
-    return Row(strategy, millis, (nvx_losses[0], nvx_losses[-1]), largest_difference(*weights.values()))
+    allowed = ROUNDING if dist.get_world_size() > 2 else 0.0
+    return Row(strategy, millis, (nvx_losses[0], nvx_losses[-1]), largest_difference(*weights.values()), allowed)
 
 
 def table(rows, steps):
     lines = [f"{'':8}{'nvx':>12}{'gloo':>12}{'nvx/gloo':>11}{'loss over nvx':>18}   weights after {steps} steps"]
     for row in rows:
         ratio = row.millis["nvx"] / row.millis["gloo"]
-        verdict = "the same, bit for bit" if row.difference == 0.0 else f"DIFFER by up to {row.difference:.3g}"
         lines.append(
             f"{row.strategy:8}{row.millis['nvx']:>9.1f} ms{row.millis['gloo']:>9.1f} ms{ratio:>11.2f}"
-            f"{row.losses[0]:>10.3f} ->{row.losses[1]:>5.2f}   {verdict}"
+            f"{row.losses[0]:>10.3f} ->{row.losses[1]:>5.2f}   {row.verdict()}"
         )
     return "\n".join(lines)
 
@@ -132,35 +143,32 @@ def run_rank(rank, ranks, rendezvous, steps, warmup, threads):
         print(f"\nMedian step on rank 0, {ranks} ranks, {threads} thread(s) each:\n\n{table(rows, steps + warmup)}\n")
     dist.barrier()  # over nvx: the table is printed, and gloo's threads have released their tensors
     dist.destroy_process_group()
-    if any(row.difference != 0.0 for row in rows):
+    if not all(row.difference <= row.allowed for row in rows):  # one may be a NaN
         sys.exit(1)
 
 
 def parse(arguments):
-    about = "Trains a small model over nvx and over gloo, side by side."
-    parser = argparse.ArgumentParser(prog="nvx demo", description=about)
-    parser.add_argument("--steps", type=int, default=32, help="timed steps of each strategy and backend (default 32)")
-    parser.add_argument("--warmup", type=int, default=4, help="steps before the timed ones (default 4)")
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="processes (default 2)")
-    options = parser.parse_args(arguments)
-    if options.steps < 1 or options.warmup < 0 or options.ranks < 2:
-        parser.error("needs at least 1 step, no negative warm-up, and 2 ranks")
-    return options
+    parser = argparse.ArgumentParser(prog="nvx demo", description="Trains a small model over nvx and gloo in turns.")
+    parser.add_argument("--steps", type=above(1), default=32, help="timed steps for each row and backend (default 32)")
+    parser.add_argument("--warmup", type=above(0), default=4, help="steps before the timed ones (default 4)")
+    parser.add_argument("-n", "--ranks", type=above(2), default=2, help="processes (default 2)")
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     options = parse(arguments)
     nvx._load()
+    nvx.stand_in.serve_none()
     threads = max(1, len(os.sched_getaffinity(0)) // options.ranks)
     print(
         f"nvx {nvx.__version__}, torch {torch.__version__}: training an MLP of 18M parameters, batch {BATCH} a rank, "
         f"with {' and '.join(STRATEGIES)} on {options.ranks} CPU ranks over {' and '.join(BACKENDS)} in turns",
         flush=True,
     )
-    with tempfile.TemporaryDirectory(prefix="nvx-demo-") as folder:
+    with interrupts.interruptible(), tempfile.TemporaryDirectory(prefix="nvx-demo-") as folder:
         work = (options.ranks, os.path.join(folder, "rendezvous"), options.steps, options.warmup, threads)
         try:
-            torch.multiprocessing.spawn(run_rank, args=work, nprocs=options.ranks)
+            torch.multiprocessing.spawn(run_rank, args=work, nprocs=options.ranks, daemon=True)
         except torch.multiprocessing.ProcessExitedException as ended:
             print(f"nvx demo: {'the weights differ' if ended.exit_code == 1 else ended}", file=sys.stderr)
             return 1

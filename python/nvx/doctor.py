@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 import nvx
 
-from . import gpudirect
+from . import gpudirect, interrupts
 from .bench.collectives import COLLECTIVES
 from .bench.peers import Case, torch_call
 from .bench.world import World
@@ -195,14 +195,16 @@ def check_pidfd():
     return okay("peer death", "pidfd works: a dead rank is noticed at once")
 
 
-def memory_limit():
-    """The memory limit of this cgroup in bytes, or None. Reads cgroup v2, then v1."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError):
-            text = Path(path).read_text().strip()
-            if text.isdigit() and int(text) < 1 << 60:
-                return int(text)
-    return None
+def memory_limit(own="/proc/self/cgroup", root="/sys/fs/cgroup"):
+    """The least memory limit of this cgroup, v2 or v1, and of those above it in bytes; None if there is none."""
+    limits = []
+    for line in Path(own).read_text().splitlines() if os.path.exists(own) else ():  # 0::/a/b, of v1 4:memory:/a/b
+        _, controllers, path = line.split(":", 2)
+        names = ("memory", "memory.limit_in_bytes") if "memory" in controllers.split(",") else ("", "memory.max")
+        for folder in (Path(path), *Path(path).parents):  # a container may have no folder but the last
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int(Path(root, names[0], folder.relative_to("/"), names[1]).read_text()))
+    return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
 def check_memory():
@@ -305,9 +307,9 @@ def last_line(text):
 
 def verdicts_of(run_rank, ranks, given):
     """The verdict of each rank, and the log of all; or why a rank failed, in one line."""
-    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
+    with interrupts.interruptible(), tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
         try:
-            torch.multiprocessing.spawn(run_rank, args=(ranks, folder, given), nprocs=ranks)
+            torch.multiprocessing.spawn(run_rank, args=(ranks, folder, given), nprocs=ranks, daemon=True)
         except RANK_FAILED as error:
             return [], f"a rank failed: {last_line(str(error))}"
         verdicts = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]

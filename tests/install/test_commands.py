@@ -1,5 +1,6 @@
-"""The command line, the doctor, the demo and the Makefile."""
+"""The command line, the doctor and the Makefile."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import nvx as nvx_module
 import pytest
 import torch
 import warm
-from nvx import cli, demo, doctor
+from nvx import cli, doctor
 from nvx.bench import collectives
 from nvx.bench.sizes import parse_size
 
@@ -53,6 +54,15 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["tune", "drill"])
+def test_help_needs_no_docstrings(monkeypatch, command):
+    """Python with -OO has none."""
+    module = importlib.import_module(f"nvx.commands.{command}")
+    monkeypatch.setattr(module, "__doc__", None)
+    with pytest.raises(SystemExit, match="0"):
+        module.parse(["--help"])
 
 
 @pytest.mark.parametrize("command", list(cli.COMMANDS))
@@ -126,7 +136,7 @@ def test_doctor_reports_how_hosts_reach_each_other_or_what_is_missing(monkeypatc
             r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; over .*; the same exact between two hosts", found.text
         )
 
-    def fails(function, args, nprocs):
+    def fails(function, args, nprocs, daemon):
         raise torch.multiprocessing.ProcessRaisedException("rank 0\nRuntimeError: nvx: no libucp here", 0, 1)
 
     monkeypatch.setattr(torch.multiprocessing, "spawn", fails)
@@ -202,6 +212,24 @@ def test_doctor_fails_for_what_init_process_group_refuses(monkeypatch):
     assert "NVX_SOCKET_IFNAME" in found.hint
 
 
+def test_doctor_sees_the_limits_of_the_cgroups_above(tmp_path):
+    own = tmp_path / "cgroup"
+    slice_ = tmp_path / "a.slice"
+    (slice_ / "b").mkdir(parents=True)
+    (tmp_path / "memory" / "c").mkdir(parents=True)
+    assert doctor.memory_limit(tmp_path / "absent", tmp_path) is None
+    own.write_text("0::/a.slice/b\n")
+    assert doctor.memory_limit(own, tmp_path) is None
+    (slice_ / "b" / "memory.max").write_text("max\n")
+    (slice_ / "memory.max").write_text("1048576\n")
+    assert doctor.memory_limit(own, tmp_path) == 1 << 20
+    own.write_text("3:cpu:/\n4:memory:/c/of/the/host\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{(1 << 63) - 4096}\n")
+    assert doctor.memory_limit(own, tmp_path) is None
+    (tmp_path / "memory" / "c" / "memory.limit_in_bytes").write_text("2097152\n")
+    assert doctor.memory_limit(own, tmp_path) == 2 << 20
+
+
 def test_doctor_gives_a_hint_with_whatever_is_wrong(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", (lambda: doctor.Finding("disk", "FAIL", "on fire", "call someone"),))
     assert doctor.main([]) == 2
@@ -238,7 +266,7 @@ def test_doctor_fails_on_warnings_only_when_strict(monkeypatch):
 
 
 def test_doctor_names_the_collective_that_is_wrong(monkeypatch, tmp_path):
-    def verdicts(function, args, nprocs):
+    def verdicts(function, args, nprocs, daemon):
         for rank in range(nprocs):
             (tmp_path / f"{rank}.json").write_text(json.dumps({"wrong": ["broadcast"] * rank, "seconds": 0.1}))
 
@@ -246,28 +274,6 @@ def test_doctor_names_the_collective_that_is_wrong(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.tempfile.TemporaryDirectory, "__enter__", lambda self: str(tmp_path))
     found = doctor.check_smoke()
     assert (found.state, found.text) == ("FAIL", "wrong results from broadcast")
-
-
-@pytest.mark.slow
-def test_demo_trains_to_the_same_weights():
-    ended = nvx("demo", "--steps", "3", "--warmup", "1")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = re.findall(
-        r"^(DDP|FSDP2) +[\d.]+ ms +[\d.]+ ms +[\d.]+ .*the same, bit for bit$", ended.stdout, re.MULTILINE
-    )
-    assert rows == ["DDP", "FSDP2"]
-    assert "16/16 steps" in ended.stderr
-
-
-def test_demo_sees_a_difference_in_the_weights():
-    same = {"a": torch.ones(3), "b": torch.zeros(2)}
-    off = {"a": torch.ones(3), "b": torch.tensor([0.0, 0.25])}
-    broken = {"a": torch.full((3,), float("nan")), "b": torch.zeros(2)}
-    assert demo.largest_difference(same, {name: value.clone() for name, value in same.items()}) == 0.0
-    assert demo.largest_difference(same, off) == 0.25
-    assert demo.largest_difference(same, broken) != 0.0
-    row = demo.Row("DDP", {"nvx": 1.0, "gloo": 2.0}, (2.3, 0.4), 0.25)
-    assert "DIFFER by up to 0.25" in demo.table([row], 3)
 
 
 def test_explain_reads_sizes_as_people_write_them():
