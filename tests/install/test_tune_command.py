@@ -4,13 +4,14 @@ import os
 import random
 import re
 import subprocess
+import time
 import types
 
 import nvx as nvx_module
 import torch
 import warm
 from nvx.bench.sizes import parse_size
-from nvx.commands import tune
+from nvx.commands import status, tune
 
 
 def nvx(*arguments):
@@ -124,6 +125,21 @@ def test_tune_writes_a_file_that_a_job_then_follows(monkeypatch, tmp_path):
     assert algorithms(tmp_path, 32768) == ["reduce_one_shot"], "a file of another version counts for nothing"
 
 
+def test_a_signal_ends_the_ranks_that_tune_measures(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = ["-m", "nvx.cli", "tune", "lease", "--sizes", "8"]
+    started = warm.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    ranks, end = [], time.monotonic() + 60
+    while len(ranks) < 2 and time.monotonic() < end:
+        parent = status.parents()
+        ranks = [pid for pid in status.below(started.pid, parent) if parent.get(parent.get(pid)) == started.pid]
+        time.sleep(0.05)
+    started.terminate()
+    printed = started.communicate(timeout=60)
+    assert started.returncode == 130, printed
+    assert len(ranks) == 2 and not status.parents().keys() & set(ranks) and not list(tmp_path.iterdir())
+
+
 def test_tune_measures_each_key_of_kernels_within_its_bounds():
     """But for the pad, which only gives the defaults of packets and chunks."""
     rows = {row["key"]: row for row in nvx_module._load().tuning(8) if row["link"].startswith("GPUs, ")}
@@ -139,7 +155,7 @@ def test_tune_names_what_it_cannot_measure():
     no_gpu = "torch finds no GPU" if torch.version.cuda else "this torch has no CUDA"
     for arguments, why in (
         (["slice"], "nothing measures slice with --device cpu"),
-        (["-n", "1"], "--ranks must be at least 2"),
+        (["-n", "1"], "argument -n/--ranks: 1 is below 2"),
         (["--device", "cuda", "kernels.blocks"], f"--device cuda: {no_gpu}"),
         (["--sizes", "4K,x"], "argument --sizes: 'x' is not a size: write 8, 64K, 1M or 2G"),
         (["--write", "/no/such/folder/two.tune"], "No such file or directory: '/no/such/folder/two.tune'"),

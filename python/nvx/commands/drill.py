@@ -32,6 +32,7 @@ import nvx
 
 from .. import interrupts
 from ..bench import hosts, machine
+from ..bench.sizes import above
 from . import Refused, refusing
 
 PHASES = ("init", "first", "steady", "new_group", "async", "destroy")
@@ -272,25 +273,11 @@ def await_ranks(pids, seconds):
     return [codes.get(rank) for rank in range(len(pids) - 1)]
 
 
-@contextlib.contextmanager
-def network_of(case):
-    """The hosts of a case with a link, otherwise None. A rank ends through this frame too, and removes nothing."""
-    if case.kind != "link":
-        yield None
-        return
-    own, network = os.getpid(), hosts.Hosts(2).__enter__()
-    try:
-        yield network
-    finally:
-        if os.getpid() == own:
-            network.__exit__()
-
-
 def run(case):
     """Runs a case and returns its row. This process is the parent of all processes that ranks leave behind."""
     os.mkdir(case.folder)
     names, shared = set(os.listdir("/dev/shm")), memoryview(mmap.mmap(-1, 4096)).cast("d")
-    with network_of(case) as network:
+    with hosts.Hosts(2) if case.kind == "link" else contextlib.nullcontext() as network:  # a rank leaves it too
         pids = [start_rank(case, rank, shared, network) for rank in range(case.ranks)]
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         shared[1] = server.port
@@ -359,6 +346,7 @@ def main(arguments=None):
         with refusing(OSError):
             machine.check_writable(options.json)
     nvx._load()
+    nvx.stand_in.serve_none()
     gc.collect()
     gc.freeze()  # halves the time of a rank's exit
     prctl(SUBREAPER, 1)
@@ -384,15 +372,15 @@ def main(arguments=None):
 
 
 def parse(arguments):
-    about, _, how = __doc__.partition("\n\n")
+    about, _, how = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(prog="nvx drill", description=about.partition(": ")[2].capitalize(), epilog=how)
     names = "; ".join(f"{name}: {text}" for name, (_, text, _) in FAULTS.items())
     parser.add_argument("--fault", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT", help=names)
     parser.add_argument("--phase", nargs="+", choices=PHASES, default=PHASES, metavar="PHASE", help=", ".join(PHASES))
     parser.add_argument("--vs", metavar="BACKEND", help="also run every case over this backend, such as gloo")
-    parser.add_argument("-n", "--ranks", type=int, default=3, help="processes of a job (default 3)")
+    parser.add_argument("-n", "--ranks", type=above(2), default=3, help="processes of a job (default 3)")
     parser.add_argument("-J", "--json", metavar="FILE", help="write the rows and the errors to this file")
     options = parser.parse_args(arguments)
-    if options.ranks < 2:
-        parser.error("needs at least 2 ranks")
+    if options.vs and options.vs not in dist.Backend.backend_list:
+        parser.error(f"--vs: torch {torch.__version__} knows no backend {options.vs!r}")
     return options

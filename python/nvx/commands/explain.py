@@ -15,7 +15,7 @@ import nvx
 from .. import delegate
 from ..bench.collectives import ALIASES
 from ..bench.machine import first_line
-from ..bench.sizes import exact, size_argument
+from ..bench.sizes import above, exact, size_argument
 from . import refusing
 from .topo import columns
 
@@ -119,13 +119,11 @@ def main(arguments=None):
     )
     parser.add_argument("collective", nargs="?", help="all_reduce, broadcast, ...; none: the keys of NVX_TUNE")
     parser.add_argument("sizes", nargs="*", type=size_argument, metavar="size", help="bytes per rank: 4096, 4K, 64M")
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
-    parser.add_argument("--hosts", type=int, default=1, help="hosts over which ranks are spread evenly (default 1)")
+    parser.add_argument("-n", "--ranks", type=above(0), default=2, help="ranks in all (default 2)")
+    parser.add_argument("--hosts", type=above(0), default=1, help="hosts to spread them over evenly (default 1)")
     parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="tensors' device (default cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
-    if options.ranks < 0 or options.hosts < 0:
-        parser.error("--ranks and --hosts cannot be negative")
     collective = ALIASES.get(options.collective, options.collective)
     if collective in MESSAGES:
         print(json.dumps({"schema": SCHEMA, "summary": OF_MESSAGES, "answers": []}) if options.json else OF_MESSAGES)

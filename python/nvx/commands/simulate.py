@@ -11,7 +11,7 @@ import re
 import nvx
 
 from ..bench.collectives import ALIASES
-from ..bench.sizes import exact, size_argument
+from ..bench.sizes import above, exact, size_argument
 from . import refusing
 from .topo import columns
 
@@ -105,11 +105,11 @@ def arguments_of(arguments):
     show = parser.add_argument
     show("collective", help="all_reduce, all_gather, broadcast, ...")
     show("size", nargs="?", type=size_argument, default=0, help="bytes per rank: 4096, 4K, 64M")
-    show("--hosts", type=int, required=True, metavar="N", help="number of hosts, each with the same number of ranks")
-    show("--ranks-per-host", type=int, default=1, metavar="N", help="ranks of each host; default 1")
+    show("--hosts", type=above(2), required=True, metavar="N", help="number of hosts, each with as many ranks")
+    show("--ranks-per-host", type=above(1), default=1, metavar="N", help="ranks of each host; default 1")
     show("--intra", type=rate, default=50e9, metavar="RATE", help="rate of a rank's memory accesses; default 50GB/s")
     show("--inter", type=rate, required=True, metavar="RATE", help="rate of a network card, in each direction: 50GB/s")
-    show("--cards", type=int, default=1, metavar="N", help="network cards of a host, shared by its ranks; default 1")
+    show("--cards", type=above(1), default=1, metavar="N", help="network cards that a host's ranks share; default 1")
     show("--latency", type=time, default=3e-6, metavar="TIME", help="latency of a message between hosts; default 3us")
     show("--over", choices=("hosts", "sizes"), help="a row for each power of 2 up to --hosts, or of 4 up to the size")
     show("--plot", metavar="FILE.svg", help="draws the rows of --over (needs matplotlib)")
@@ -120,8 +120,6 @@ def arguments_of(arguments):
         options.size = 0
     elif options.size == 0:
         parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
-    if options.hosts < 2 or options.ranks_per_host < 1 or options.cards < 1:
-        parser.error("--hosts must be at least 2, --ranks-per-host and --cards at least 1")
     if options.plot and not options.over:
         parser.error("--plot draws the rows of --over")
     if options.plot and importlib.util.find_spec("matplotlib") is None:

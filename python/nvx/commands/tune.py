@@ -91,9 +91,17 @@ def run(step, tune, options):
         command = [sys.executable, "-m", "nvx.bench", *collectives, "-n", str(options.ranks), "-J", file]
         command += ["--device", options.device, "--primary", "--blocks", "3", "--sizes", ",".join(map(str, wanted))]
         environment = dict(os.environ, NVX_TUNE=tune, NVX_ALGO="")
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            raise Refused((ended.stderr or ended.stdout).strip() or f"nvx bench ended with {ended.returncode}")
+        how, bench = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}, None
+        try:
+            with interrupts.deferred():
+                bench = subprocess.Popen(command, env=environment, **how)
+            out, error = bench.communicate()
+        finally:
+            if bench:
+                bench.terminate()  # not killed: it ends its ranks
+                bench.wait()
+        if bench.returncode:
+            raise Refused((error or out).strip() or f"nvx bench ended with {bench.returncode}")
         with open(file) as results:
             rows = json.load(results)["results"]
     return {(row["collective"], row["size"]): row["time_us"] for row in rows}
@@ -199,13 +207,13 @@ def selected(steps, keys):
 
 def parse(arguments):
     """The options, and the steps to measure."""
-    parser = argparse.ArgumentParser(prog="nvx tune", description="M" + __doc__.partition(": m")[2])
+    parser = argparse.ArgumentParser(prog="nvx tune", description="M" + (__doc__ or "").partition(": m")[2])
     known = [key for steps in STEPS.values() for step in steps for keys in step.keys for key in keys]
     parser.add_argument("keys", nargs="*", metavar="key", help=f"only these: {', '.join(known)}")
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks of the group, all on this host (default 2)")
+    parser.add_argument("-n", "--ranks", type=sizes.above(2), default=2, help="ranks, all on this host (default 2)")
     parser.add_argument("-d", "--device", choices=tuple(STEPS), default="cpu", help="tensors' device (default cpu)")
     parser.add_argument("-w", "--write", metavar="FILE", help="write the values there, for NVX_TUNE=@FILE")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default 5)")
+    parser.add_argument("--rounds", type=sizes.above(1), default=5, help="runs of each candidate (default 5)")
     sizes_help = "sizes to measure instead of the default ones, such as 4K,64K"
     parser.add_argument("--sizes", type=sizes.sizes_argument, help=sizes_help)
     options = parser.parse_args(arguments)
@@ -213,8 +221,6 @@ def parse(arguments):
     if strange := set(options.keys) - {key for step in steps for keys in step.keys for key in keys}:
         there = ", ".join(key for step in STEPS[options.device] for keys in step.keys for key in keys)
         parser.error(f"nothing measures {', '.join(sorted(strange))} with --device {options.device}: there are {there}")
-    if options.ranks < 2 or options.rounds < 1:
-        parser.error("--ranks must be at least 2 and --rounds at least 1")
     from ..bench import world  # loads torch
 
     if why := world.why_no(options.device):
