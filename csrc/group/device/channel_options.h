@@ -33,7 +33,7 @@ struct ChannelOptions : MappingOptions {
   std::chrono::milliseconds busy{10'000};  ///< the limit for other work to let the first kernels begin
   /// Kernels of which a small operation takes longer are not used; 0: no limit.
   std::chrono::microseconds slowest{0};
-  std::chrono::milliseconds drain_timeout{5000};  ///< the limit for kernels still in flight when this rank leaves
+  std::chrono::milliseconds drain_timeout{5000};  ///< when this rank leaves: the limit for the next kernel to end
   /// Called now and then during waits of set-up; throws Error if they are pointless.
   std::function<void()> check_peers = [] {};
   /// True once no peer's kernel can write to the memory that this rank has exported. Polled after this rank has left,

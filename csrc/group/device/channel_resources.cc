@@ -62,6 +62,16 @@ void warn_if_not_shown(const DeviceFacts& facts) {
           facts.architecture, facts.name.c_str(), facts.cuda / 1000, facts.cuda % 1000 / 10);
 }
 
+void warn_if_kernels_are_limited(const DeviceFacts& facts) {
+  static std::atomic<bool> warned{false};
+  if (!facts.limits_kernels || warned.exchange(true)) return;
+  NVX_LOG(
+      kWarn,
+      "%s (%s) drives a display, and its driver may end a kernel that waits some seconds for a late rank: then this "
+      "process loses its CUDA context. Next: move the display to another GPU, or set NVX_KERNELS=0",
+      facts.name.c_str(), facts.bus.c_str());
+}
+
 }  // namespace
 
 ChannelResources::ChannelResources(DeviceRegistry& registry, Bootstrap& bootstrap, const ChannelOptions& options,
@@ -258,6 +268,7 @@ BlockGrant ChannelResources::reserve(Bootstrap& bootstrap, int resident) {
       "querying the GPU's UUID", Deadline::after(registry_.timeout()),
       [driver = registry_.driver(), device = options_.device] { return facts_of(*driver, device); });
   warn_if_not_shown(facts);
+  warn_if_kernels_are_limited(facts);
   return reserve_blocks(
       bootstrap, *mappings_, options_,
       {registry_.id(), facts.uuid, resident, link_to_peers(*mappings_, options_, registry_.timeout())});

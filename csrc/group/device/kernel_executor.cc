@@ -58,7 +58,12 @@ bool KernelExecutor::finalize() {
   constexpr milliseconds kAbortTime{200};  // the time within which aborted kernels end
   if (finalized_.exchange(true)) return has_ended();
   const milliseconds most = resources_.options().drain_timeout;
-  const bool over = await_end(has_verdict() ? std::min(most, kAbortTime) : most);
+  uint64_t before = 0;
+  bool over = false;
+  do {  // for as long as operations end
+    before = finished();
+    over = await_end(has_verdict() ? std::min(most, kAbortTime) : most);
+  } while (!over && !has_verdict() && finished() != before);
   if (over && captured_ == 0) return true;
   shared(resources_.control().abort).store(1, std::memory_order_release);
   const bool ended = over || await_end(kAbortTime);

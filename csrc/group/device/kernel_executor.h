@@ -67,10 +67,10 @@ class KernelExecutor {
 
   DeviceChoice choose(const Operation& operation) const;
 
-  /// Refuses later launches, and waits for kernels in flight up to the options' `drain_timeout`; then aborts them. If
-  /// kernels may still write, or if graphs may exist, all memory that they write to stays until the process ends; later
-  /// replays do nothing. True if the streams have passed all launches, and so all stores to memory of peers are
-  /// complete: only then may this rank announce that it has left.
+  /// Refuses later launches. Waits for the kernels in flight while one ends in each of the options' `drain_timeout`,
+  /// and then aborts them. If kernels may still write, or if graphs may exist, all memory that they write to stays
+  /// until the process ends; later replays do nothing. True if the streams have passed all launches, and so all stores
+  /// to memory of peers are complete: only then may this rank announce that it has left.
   bool finalize() EXCLUDES(launch_mutex_);
 
   /// Ends the operations in flight here promptly and refuses later ones. `why` becomes the failure unless there already

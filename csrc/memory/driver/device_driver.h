@@ -39,6 +39,7 @@ struct DeviceFacts {
   bool can[kShareKinds] = {};    ///< what the driver claims, by kind; only a trial proves it
   bool exports_dma_buf = false;  ///< its memory, so network cards could access it
   bool flushes_rdma = false;     ///< flush_rdma() works
+  bool limits_kernels = false;   ///< the driver ends kernels that run for seconds, because it drives a display
   int architecture = 0;          ///< 90 for sm_90
   int cuda = 0;                  ///< the newest CUDA that the driver serves: 13000 for 13.0
 };

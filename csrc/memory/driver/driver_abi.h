@@ -24,6 +24,7 @@ constexpr int kCaptureModeRelaxed = 2;
 constexpr Result kPeerAccessAlreadyEnabled = 704;
 constexpr Result kNotSupported = 801;
 
+constexpr int kAttributeKernelTimeLimit = 17;
 constexpr int kAttributeCanMapHost = 19;
 constexpr int kAttributeMajor = 75, kAttributeMinor = 76;  // of the compute capability
 constexpr int kAttributeVirtualMemory = 102;

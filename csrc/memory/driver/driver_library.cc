@@ -129,6 +129,7 @@ class DriverLibrary : public InContexts {
     facts->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
     facts->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
     facts->flushes_rdma = (value(handle, cuda::kAttributeRdmaFlush) & cuda::kRdmaFlushByHost) != 0;
+    facts->limits_kernels = has(handle, cuda::kAttributeKernelTimeLimit);
     facts->architecture = 10 * value(handle, cuda::kAttributeMajor) + value(handle, cuda::kAttributeMinor);
     return api_.cuDriverGetVersion(&facts->cuda);
   }
