@@ -195,7 +195,7 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 enable_language(CUDA)
 # The CUDA runtime is linked statically: the module links none of torch's libraries and searches for none when it is loaded.
 # find_package(CUDAToolkit) would ask for the shared one too, which Python's packages have under another name.
-find_library(NVX_CUDART cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED)
+find_library(NVX_CUDART cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} NO_CACHE REQUIRED)
 set(NVX_CUDA_ON ON)
 list(JOIN architectures " " shown)
 message(STATUS "nvx: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${shown}")

@@ -12,10 +12,6 @@ if(NVX_TORCH_CUDA AND NVX_CUDA STREQUAL "OFF")
   set(NVX_NO_KERNELS "NVX_CUDA=0")
   message(STATUS "nvx: this torch has CUDA ${NVX_TORCH_CUDA}: its tensors go through host memory (-DNVX_CUDA=ON: by kernels)")
 endif()
-if(NOT torch_sources)
-  message(STATUS "nvx: csrc/torch is empty: no Python module")
-  return()
-endif()
 
 # Compiled alone, so that the module for the fake accelerator has all other objects in common with this one, in ccache too.
 set(kernel_device ${PROJECT_SOURCE_DIR}/csrc/torch/streams/kernel_device.cc)
@@ -23,7 +19,7 @@ set_source_files_properties(${kernel_device} PROPERTIES SKIP_UNITY_BUILD_INCLUSI
 # NVTX's ranges need its headers, which come with CUDA, and no library. Builds with kernels have them, and a build of the tests.
 if(NVX_CUDA_ON OR NVX_SIMULATED)
   find_path(NVX_NVTX_INCLUDE nvtx3/nvToolsExt.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} ENV CUDA_HOME
-    ${NVX_TORCH_DIR}/../nvidia/cu13 ${NVX_TORCH_DIR}/../nvidia/nvtx /usr/local/cuda PATH_SUFFIXES include)
+    ${NVX_TORCH_DIR}/../nvidia/cu13 ${NVX_TORCH_DIR}/../nvidia/nvtx /usr/local/cuda PATH_SUFFIXES include NO_CACHE)
   if(NVX_NVTX_INCLUDE)
     set_source_files_properties(${PROJECT_SOURCE_DIR}/csrc/torch/core/tool_range.cc PROPERTIES
       COMPILE_OPTIONS "-isystem;${NVX_NVTX_INCLUDE}" SKIP_UNITY_BUILD_INCLUSION ON)
@@ -41,7 +37,8 @@ endif()
 python_add_library(_C MODULE WITH_SOABI ${torch_sources})
 target_link_libraries(_C PRIVATE nvx_core nvx_flags)
 target_include_directories(_C SYSTEM PRIVATE ${NVX_TORCH_DIR}/include ${NVX_TORCH_DIR}/include/torch/csrc/api/include)
-target_compile_definitions(_C PRIVATE _GLIBCXX_USE_CXX11_ABI=1 TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H
+# With torch's version in every command, another torch compiles anew even where its headers have older times.
+target_compile_definitions(_C PRIVATE NVX_TORCH="${NVX_TORCH_VERSION}" _GLIBCXX_USE_CXX11_ABI=1 TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H
   USE_DISTRIBUTED NVX_BUILD_TYPE="$<CONFIG>" NVX_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 foreach(lib c10 torch_cpu torch_python)
   target_link_libraries(_C PRIVATE ${NVX_TORCH_DIR}/lib/lib${lib}.so)

@@ -3,6 +3,7 @@ the build, and one line says why and what to type.
 
 The torch of these builds is the installed one, and claims CUDA 13.0. Of nvx they compile one file."""
 
+import json
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -85,7 +87,8 @@ class Builder:
         command = [sys.executable, "setup.py", "build_ext", "--build-lib", self.work / "lib", "--build-temp", self.work]
         env = {name: os.environ[name] for name in os.environ if not re.match("NVX_|CUDA|TORCH_|CMAKE_", name)}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.site), os.environ.get("PYTHONPATH")]))
-        env["PATH"] = os.pathsep.join(filter(None, [first and str(first), str(self.work / "bin"), os.environ["PATH"]]))
+        path = [first and str(first), str(self.work / "bin"), os.environ["PATH"], sysconfig.get_path("scripts")]
+        env["PATH"] = os.pathsep.join(filter(None, path))
         env["CMAKE_ARGS"] = f"-DCMAKE_IGNORE_PATH='{self.hidden}' -DNVX_UCX=OFF"
         env |= {name: str(value) for name, value in environment.items()}
         return subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, timeout=600, check=False)
@@ -182,6 +185,14 @@ def test_torch_without_cuda_needs_no_kernels_and_no_warning(build, tmp_path):
     ended = build(cuda=None, CUDA_HOME=toolkit(tmp_path, "release 13.0", "error"))
     assert ended.returncode == 0 and LINE not in ended.stdout
     assert runpy.run_path(str(build.kernels))["NO_KERNELS"] == ""
+
+
+def test_the_module_is_compiled_anew_for_another_torch(build):
+    """Tools that keep the times of headers install torch, too."""
+    build()
+    commands = json.loads((build.work / "cmake" / "compile_commands.json").read_text())
+    of_module = [one["command"] for one in commands if "/csrc/torch/" in one["file"]]
+    assert of_module and all(f'NVX_TORCH=\\"{build.version}\\"' in command for command in of_module)
 
 
 def test_a_kernel_that_does_not_compile_costs_the_kernels_and_not_the_build(build, tmp_path):
