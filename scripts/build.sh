@@ -28,7 +28,8 @@ cpp=build/make/cpp
 # build_cpp_tests [PROGRAM ...]: these test programs, or all.
 build_cpp_tests() {
   local generator=() wanted=()
-  if has ninja; then generator=(-G Ninja); fi
+  # CMake refuses another generator than the one of the folder.
+  if has ninja && [ ! -e $cpp/CMakeCache.txt ]; then generator=(-G Ninja); fi
   if [ $# -gt 0 ]; then wanted=(--target "$@"); fi
   # shellcheck disable=SC2086  # CMAKE_ARGS is several
   cmake -S . -B $cpp "${generator[@]}" -DNVX_TESTS=ON -DNVX_PYTHON=OFF -DPython_EXECUTABLE="$py" ${CMAKE_ARGS:-} \

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = "nvx_gpu"
+JOBS = str(len(os.sched_getaffinity(0)))  # without a number, make starts all compilers at once
 KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DTORCH_CUDA_ARCH_LIST=9.0+PTX", "-DCMAKE_BUILD_TYPE=Release"]
 WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # in addition to torch, CMake and nvcc
 KEPT = ("passed", "failed", "timed out", "died")  # states of parts that a further call does not run again
@@ -246,7 +247,7 @@ class Run:
         steps = [
             [*pip, *wheels] if wheels else ["true"],
             ["cmake", "-S", str(ROOT), "-B", f"{self.work}/build", *options],
-            ["cmake", "--build", f"{self.work}/build", "--parallel", "--target", "_C", "nvx_staged"],
+            ["cmake", "--build", f"{self.work}/build", "--parallel", JOBS, "--target", "_C", "nvx_staged"],
         ]
         script = " && ".join(map(shlex.join, steps))
         self.building = start(["sh", "-c", script], (self.work / "log").open("w"), self.env)
@@ -367,7 +368,7 @@ def bundle(folder: Path) -> int:
     """Makes the bundle for a machine with a GPU and no network: the program for sm_90 and as PTX, and packages."""
     build = folder / "build"
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *KERNELS, "-DNVX_PYTHON=OFF"], check=True)
-    subprocess.run(["cmake", "--build", str(build), "--parallel", "--target", PROGRAM], check=True)
+    subprocess.run(["cmake", "--build", str(build), "--parallel", JOBS, "--target", PROGRAM], check=True)
     shutil.copy2(build / PROGRAM, folder / PROGRAM)
     shutil.rmtree(build)
     pip = [sys.executable, "-m", "pip"]

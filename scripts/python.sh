@@ -93,11 +93,9 @@ add_missing() {
 
 python_step() {
   choose_python
-  if [ -n "$site" ]; then
-    export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PATH=$site/bin:$PATH
-  else
-    export PATH=$root/.venv/bin:$PATH
-  fi
+  # The tools of an environment that is not active, too.
+  case :$PATH: in *":${py%/*}:"*) ;; *) export PATH=${py%/*}:$PATH ;; esac
+  [ -z "$site" ] || export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PATH=$site/bin:$PATH
   add_missing setuptools=setuptools wheel=wheel
   has cmake || add_missing cmake=cmake
   has ninja || add_missing ninja=ninja

@@ -2,7 +2,9 @@
 # installed; elsewhere they are named, and what can run without them does.
 # shellcheck shell=bash
 
-has_header() { has g++ && echo "#include <$1>" | g++ -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; }
+# By the compiler that CMake takes; CXX may be several words.
+# shellcheck disable=SC2086
+has_header() { echo "#include <$1>" | ${CXX:-$(command -v c++ || echo g++)} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; }
 
 # Prints the Debian packages of what is not there.
 missing_packages() {

@@ -1,4 +1,4 @@
-"""What CMake finds on a machine: UCX and ccache. Nothing is built."""
+"""What CMake and the scripts find on a machine: UCX, ccache, a compiler. Nothing is built."""
 
 import os
 import subprocess
@@ -57,3 +57,43 @@ def test_a_ccache_that_fails_is_not_used(root, tmp_path):
     assert "launcher: ." in found_by(script, "NVX_CCACHE=")
     ccache.write_text("#!/bin/sh\nexit 0\n")
     assert f"{ccache}." in found_by(script, f"NVX_CCACHE={ccache}", "CMAKE_CXX_COMPILER=c++")
+
+
+def test_headers_are_looked_for_by_the_compiler_that_cxx_names(root, tmp_path):
+    """Nothing else is on PATH, as where only clang is installed."""
+    script = 'has() { command -v "$1" >/dev/null; }; source scripts/system.sh; has_header there.h && echo found'
+    compiler = tmp_path / "clang++"
+    compiler.write_text('#!/bin/sh\nread -r line\n[ "$line" = "#include <there.h>" ]\n')
+    compiler.chmod(0o755)
+    env = {"PATH": str(tmp_path), "CXX": "clang++ -stdlib=libc++"}
+    command = ["/bin/bash", "-c", script]
+    ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+    assert ended.stdout == "found\n", ended.stderr
+
+
+def test_the_tools_beside_the_interpreter_are_found(root, tmp_path):
+    """PYTHON=... names an environment that is not active."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho /\n")
+    cmake = tmp_path / "bin" / "cmake"
+    cmake.touch()
+    for program in (python, cmake):
+        program.chmod(0o755)
+    script = """
+        has() { command -v "$1" >/dev/null; }
+        source scripts/system.sh
+        source scripts/python.sh
+        chosen=$1
+        choose_python() { py=$chosen site=build/site; }
+        add_missing() { :; }
+        add_second_ucx() { :; }
+        can_install() { :; }
+        install_packages() { :; }
+        target=check python_step
+        command -v cmake
+    """
+    ended = subprocess.run(
+        ["bash", "-euc", script, "bash", str(python)], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert ended.stdout.strip() == str(cmake), ended.stderr
