@@ -5,6 +5,7 @@ TORCH_CUDA_ARCH_LIST.
 """
 
 import ctypes
+import json
 import os
 import pathlib
 import re
@@ -12,12 +13,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = pathlib.Path(__file__).resolve().parent
 SECRETS = "-i --index-url --extra-index-url --index --default-index --proxy --password".split()  # options of pip and uv
+OLDEST, NEWEST, SERVED = (2, 11), (2, 15), "2.11 to 2.15"  # minor versions of torch
+TOOLS = "cmake", "ninja", "ccache", "c++"
 KERNELS = {"": "AUTO", "0": "OFF", "1": "ON"}  # NVX_CUDA, in CMake's words
 FAILURE = re.compile(r"\b(error|fatal|FAILED|cannot find|undefined reference)\b|CMake Error|\*\*\*", re.IGNORECASE)
 CUDA = re.compile(r"\.cu\b|cuda|nvcc|nvlink|ptxas|cicc", re.IGNORECASE)
@@ -41,7 +46,8 @@ def ancestors():
         process = pathlib.Path("/proc", str(pid))
         try:
             yield (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-            pid = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            # The kernel cuts a name at 15 bytes, also inside a character.
+            pid = int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
         except OSError:
             return
 
@@ -110,6 +116,13 @@ def visible_gpus():
     return ";".join(f"{one}.{two}" for one, two in sorted(found)) + ("+PTX" if found else "")
 
 
+def what_cmake_reads():
+    """What decides which compiler, options, tools and UCX CMake finds and keeps in its cache."""
+    names = sorted(name for name in os.environ if re.match(r"CMAKE_|NVX_UCX|PKG_CONFIG|\w*(CC|CXX|FLAGS)$", name))
+    tools = [found and os.path.realpath(found) for found in map(shutil.which, TOOLS)]
+    return tools + [[name, os.environ[name]] for name in names]
+
+
 def first_error(*commands):
     """Runs commands up to one that fails. Returns its first line that names an error, and whether a line names one of
     CUDA; (None, False) if none fails."""
@@ -128,29 +141,49 @@ def first_error(*commands):
     return None, False
 
 
+class BuildAnew(build_py):
+    def run(self):
+        """Empties the folder, which has the modules of an earlier build, too."""
+        if not getattr(self, "editable_mode", False):
+            shutil.rmtree(pathlib.Path(self.build_lib) / "nvx", ignore_errors=True)
+        super().run()
+
+
 class BuildWithCMake(build_ext):
     def run(self):
         if facts is None:
             raise SystemExit(NO_TORCH.format(python=sys.executable, typed=typed()))
+        minor = tuple(map(int, facts[2].split(".")))
+        if minor < OLDEST:
+            raise SystemExit(f"nvx: {sys.executable} has torch {facts[1]}, and nvx serves {SERVED}")
+        if minor > NEWEST:
+            print(f"nvx: warning: torch is {facts[1]}, and nvx is tested with {SERVED}", flush=True)
         if os.environ.get("NVX_CUDA", "") not in KERNELS:
             raise SystemExit("nvx: NVX_CUDA is 0 (no kernels), 1 (kernels, or the build fails) or not set")
+        # pip runs in an environment that is not activated, too, and installs cmake and ninja beside itself.
+        scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+        if scripts not in path.split(os.pathsep):
+            os.environ["PATH"] = scripts + os.pathsep + path
+        if not shutil.which("cmake"):
+            raise SystemExit("nvx: there is no cmake on PATH: pip install cmake ninja")
         super().run()
 
     def copy_extensions_to_source(self):
         """For an editable install: what the build has written beside the module, too."""
         super().copy_extensions_to_source()
-        for extension in self.extensions:
-            built = pathlib.Path(self.get_ext_fullpath(extension.name)).with_name("_built.py")
-            shutil.copy(built, ROOT / "python" / "nvx")
+        shutil.copy(pathlib.Path(self.build_lib) / "nvx" / "_built.py", ROOT / "python" / "nvx")
 
     def build_extension(self, ext):
         output = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build_dir = pathlib.Path(self.build_temp).resolve() / "cmake"
         build_dir.mkdir(parents=True, exist_ok=True)
         # CMake prefers what it found for an earlier build to the environment of this one. Its objects stay.
-        (build_dir / "CMakeCache.txt").unlink(missing_ok=True)
-        for found in build_dir.glob("CMakeFiles/[0-9]*"):
-            shutil.rmtree(found)
+        record, environment = build_dir / "environment.json", json.dumps(what_cmake_reads())
+        if not record.exists() or record.read_text() != environment:
+            (build_dir / "CMakeCache.txt").unlink(missing_ok=True)
+            for found in build_dir.glob("CMakeFiles/[0-9]*"):
+                shutil.rmtree(found)
+            record.write_text(environment)
         configure = ["cmake", "-S", ROOT, "-B", build_dir, *self.definitions(output)]
         if "CMAKE_GENERATOR" not in os.environ and shutil.which("ninja"):
             configure += ["-G", "Ninja"]
@@ -193,5 +226,5 @@ setup(
     # The ABI of c10d's C++ classes changes between minor versions, so a build requires the one it was built with.
     install_requires=[f"torch=={facts[2]}.*" if facts else "torch>=2.11"],
     ext_modules=[Extension("nvx._C", sources=[])],
-    cmdclass={"build_ext": BuildWithCMake},
+    cmdclass={"build_py": BuildAnew, "build_ext": BuildWithCMake},
 )

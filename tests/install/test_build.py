@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 
@@ -55,9 +56,10 @@ def sdist(root, work):
 
 @pytest.fixture(scope="module")
 def unpacked(sdist, work):
+    """Below a folder named as one whose files CMake leaves out of the core."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(work / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return next((work / "unpacked").iterdir())
+        archive.extractall(work / "levels", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return next((work / "levels").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,8 @@ def installed(wheel, work):
 def test_sdist_has_the_sources_and_nothing_built(sdist):
     with tarfile.open(sdist) as archive:
         names = ["/".join(name.split("/")[1:]) for name in archive.getnames()]
-    for wanted in ("CMakeLists.txt", "LICENSE", "README.md", "Makefile", "bench/results/all_reduce.png",
+    for wanted in (".ci/run", ".clang-format", ".gitignore", ".pre-commit-config.yaml",
+                   "CMakeLists.txt", "LICENSE", "README.md", "Makefile", "bench/results/all_reduce.png",
                    "cmake/find_torch.py", "csrc/kernel/reduce/dtype.h", "python/nvx/__init__.py", "scripts/run.sh",
                    "tests/install/test_build.py"):  # fmt: skip
         assert wanted in names
@@ -158,6 +161,14 @@ def test_editable_install_works(python, unpacked, wheel):
     assert python.output(code, path=unpacked / "python") == f"None {unpacked}/python/nvx/__init__.py"
 
 
+def test_a_module_that_is_gone_is_not_installed(unpacked, tmp_path):
+    (tmp_path / "nvx").mkdir()
+    (tmp_path / "nvx" / "gone.py").touch()
+    ended = run([sys.executable, "setup.py", "build_py", "--build-lib", tmp_path], cwd=unpacked)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "nvx" / "cli.py").is_file() and not (tmp_path / "nvx" / "gone.py").exists()
+
+
 def test_build_type_and_cmake_arguments_are_honoured(unpacked, work):
     """Configures only: a compiler that does not exist ends the build early, and the cache shows the arguments."""
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", work / "x", "--build-temp", work / "y"]
@@ -173,7 +184,8 @@ def test_jobs_cuda_and_architectures_are_honoured(unpacked, work, tmp_path):
     (tmp_path / "cmake").chmod(0o755)
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", work / "x", "--build-temp", work / "z"]
     wishes = {"MAX_JOBS": "7", "CUDA_HOME": "/opt/cuda", "TORCH_CUDA_ARCH_LIST": "9.0"}
-    ended = run(command, cwd=unpacked, PATH=f"{tmp_path}:{os.environ['PATH']}", **wishes)
+    path = f"{tmp_path}:{os.environ['PATH']}:{sysconfig.get_path('scripts')}"
+    ended = run(command, cwd=unpacked, PATH=path, **wishes)
     configure, build = (line.split() for line in ended.stdout.splitlines() if line.startswith("nvx: cmake "))
     assert {"-DCUDAToolkit_ROOT=/opt/cuda", "-DTORCH_CUDA_ARCH_LIST=9.0"} <= set(configure)
     assert build[-2:] == ["--parallel", "7"]
@@ -214,6 +226,50 @@ def test_without_torch_it_names_the_command_to_run(unpacked, without_torch, work
     printed = said_without_torch(unpacked, without_torch, work)
     assert "nvx is built against the torch you run" in printed
     assert "Traceback" not in printed.split("nvx is built against")[1]
+
+
+def test_a_program_whose_name_is_cut_inside_a_character_may_build(unpacked, without_torch, work):
+    """The kernel keeps 15 bytes of it."""
+    python, tools = without_torch
+    program = tools / "a-long-program\N{LATIN SMALL LETTER E WITH ACUTE}"
+    program.write_text('#!/bin/sh\n"$@"\nexit $?\n')
+    program.chmod(0o755)
+    hook = [program, python, "-c", HOOK.format(kind="wheel"), work / "none"]
+    ended = run(hook, cwd=unpacked, PYTHONPATH=str(tools))
+    assert "nvx is built against the torch you run" in ended.stderr and "UnicodeDecodeError" not in ended.stderr
+
+
+@pytest.fixture
+def with_torch(unpacked, without_torch, tmp_path):
+    """Builds in an environment that is not activated, with a torch of some version."""
+    python, tools = without_torch
+    (tools / "torch").mkdir()
+    (tools / "torch" / "__init__.py").touch()
+    command = [python, "setup.py", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"]
+
+    def builds(version):
+        (tools / "torch" / "version.py").write_text(f"__version__ = {version!r}\n")
+        return run(command, cwd=unpacked, PYTHONPATH=str(tools), PATH=str(tmp_path / "empty"))
+
+    return builds
+
+
+def test_cmake_beside_the_interpreter_is_found(with_torch, without_torch):
+    ended = with_torch("2.13.0")
+    assert ended.returncode != 0
+    assert ended.stderr.strip().splitlines()[-1] == "nvx: there is no cmake on PATH: pip install cmake ninja"
+    cmake = without_torch[0].with_name("cmake")
+    cmake.write_text("#!/bin/sh\necho it was found\n")
+    cmake.chmod(0o755)
+    ended = with_torch("2.13.0")
+    assert ended.returncode == 0 and "it was found" in ended.stdout, ended.stderr
+    assert "warning: torch is 2.16.0, and nvx is tested with 2.11 to 2.15" in with_torch("2.16.0").stdout
+
+
+def test_an_old_torch_is_refused(with_torch):
+    ended = with_torch("2.10.1+cpu")
+    assert ended.returncode != 0
+    assert "has torch 2.10.1+cpu, and nvx serves 2.11 to 2.15" in ended.stderr and "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
