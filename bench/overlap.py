@@ -23,6 +23,7 @@ from nvx.bench.runner import Clock, Effort, measure
 from nvx.bench.world import World
 
 ALONE = "alone"
+WARMUP = 1  # rounds of a block that are not timed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +51,11 @@ class Round:
         if work is not None:
             work.wait()
 
-    def products(self) -> list[float]:
-        return [self.clock.seconds(began, ended) for began, ended in self.marks]
+    def products(self, blocks: int, calls: int) -> list[float]:
+        """The times in the timed rounds."""
+        block = WARMUP + calls // blocks
+        marks = self.marks[-blocks * block :]
+        return [self.clock.seconds(*mark) for i, mark in enumerate(marks) if i % block >= WARMUP]
 
 
 def products(device: torch.device, side: int, times: int) -> Callable[[], None]:
@@ -104,8 +108,9 @@ def _rounds(
 ) -> list[dict[str, Any]]:  # fmt: skip
     multiply = products(world.device, arguments.side, times)
     rounds = [Round(None, tensor, multiply), *(Round(each.group, tensor, multiply) for each in usable)]
-    timings = measure(world, rounds, Effort(arguments.blocks, arguments.iters, warmup=1))
-    took = [statistics.median(world.largest(each.products())) for each in rounds]
+    timings = measure(world, rounds, Effort(arguments.blocks, arguments.iters, WARMUP))
+    times_of = [each.products(arguments.blocks, timing.calls) for each, timing in zip(rounds, timings, strict=True)]
+    took = [statistics.median(world.largest(own)) for own in times_of]
     names = [ALONE, *(contender.name for contender in usable)]
     world.log(f"# {'beside':>12}  {'product (ms)':>12}  {'slowed by':>9}  {'whole (ms)':>10}  {'by itself':>16}")
     out: list[dict[str, Any]] = []

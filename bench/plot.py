@@ -4,8 +4,8 @@ side by side."""
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from nvx.bench.sizes import short_size
@@ -144,7 +144,7 @@ def main(given: list[str]) -> int:
     except ImportError:
         print("bench/run.py plot: needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 2
-    stem = Path(arguments.output or arguments.results).with_suffix("")
+    stem = re.sub(r"\.(json|png|svg)$", "", arguments.output or arguments.results)
     for suffix in (".png", ".svg"):
         figure.savefig(f"{stem}{suffix}", dpi=150)
         print(f"{stem}{suffix}")

@@ -66,7 +66,7 @@ def work(arguments: argparse.Namespace) -> int:
     """One rank of one set: starts, and times one fresh initialization and then repeated ones."""
     import torch
     import torch.distributed as dist
-    from nvx.bench.peers import torch_backend
+    from nvx.bench.peers import NULL_BACKEND, torch_backend
 
     rank, ranks = world.placed() or (0, 1)
     torch.set_num_threads(1)
@@ -92,7 +92,7 @@ def work(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
         dist.all_reduce(tensor)
         took.append(barrier.largest(time.perf_counter() - began))
-        if float(tensor[0]) != ranks and backend != "fake":
+        if float(tensor[0]) != ranks and backend not in ("fake", NULL_BACKEND):
             raise RuntimeError(f"the first all_reduce over {backend} gave {float(tensor[0])}, not {ranks}")
         dist.destroy_process_group()
         barrier.largest(0)

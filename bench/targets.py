@@ -16,7 +16,7 @@ from nvx.bench import machine, world
 from nvx.bench.contenders import known
 from results import read
 
-DEFAULT_FILE = "bench/results/targets.json"
+DEFAULT_FILE = Path(__file__).with_name("results") / "targets.json"
 BENCH = str(Path(__file__).with_name("run.py"))
 _SIZES_2 = "8,4K,64K,1M,16M,64M"
 _SIZES_4 = "8,4K,64K,1M,16M"
@@ -47,7 +47,7 @@ _QUICK = {
 def read_arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/targets.py", description=__doc__)
     parser.add_argument("--backend", default="nvx", help="the backend under test (default nvx)")
-    parser.add_argument("-J", "--json", metavar="FILE", default=DEFAULT_FILE, help=f"(default {DEFAULT_FILE})")
+    parser.add_argument("-J", "--json", metavar="FILE", help="(default, without options: bench/results/targets.json)")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument(
         "--quick", action="store_true", help="seconds instead of minutes: to see that it works, not how fast"
@@ -55,6 +55,13 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--judge", metavar="FILE", help="print the verdicts of a file of before instead of measuring")
     arguments = parser.parse_args(given)
     arguments.parts = arguments.parts.split(",")
+    if not given:
+        arguments.json = str(DEFAULT_FILE)
+    if arguments.json:
+        try:
+            machine.check_writable(arguments.json)
+        except OSError as error:
+            parser.error(f"-J {arguments.json}: {error.strerror}")
     if unknown := [name for name in arguments.parts if name not in PARTS]:
         parser.error(f"no part '{unknown[0]}': there are {', '.join(PARTS)}")
     if arguments.backend not in known():
@@ -151,11 +158,12 @@ def main(given: list[str]) -> int:
     )  # fmt: skip
     verdicts = judged(document["parts"], arguments.backend)
     document["verdicts"] = [verdict.as_json() for verdict in verdicts]
-    machine.write(arguments.json, document)
+    if arguments.json:
+        machine.write(arguments.json, document)
     status = show(document, verdicts)
     for name in failed:
         print(f"# {name}: failed, no figures")
-    print(f"# written: {arguments.json}")
+    print(f"# written: {arguments.json or 'no file'}")
     return 1 if failed else status
 
 

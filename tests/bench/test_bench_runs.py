@@ -220,7 +220,7 @@ def test_overlap(tmp_path):
 
 def test_init_and_memory(tmp_path):
     path = tmp_path / "init.json"
-    done = in_checkout("run.py", "init", "--backend", "gloo", "--vs", "", "--samples", "1", "-J", str(path))
+    done = in_checkout("run.py", "init", "--backend", "gloo", "--vs", "null", "--samples", "1", "-J", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert read(path)["results"][0]["fresh_us"] > 0
     path = tmp_path / "memory.json"

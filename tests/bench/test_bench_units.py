@@ -18,6 +18,7 @@ import direct  # noqa: E402
 import goals  # noqa: E402
 import memory  # noqa: E402
 import nvx.cli  # noqa: E402
+import overlap  # noqa: E402
 import plot  # noqa: E402
 import results  # noqa: E402
 import targets  # noqa: E402
@@ -418,6 +419,22 @@ def test_the_table_of_goals_covers_every_collective():
     assert {what for what, ranks in covered if ranks == 4} == crowded
 
 
+def test_targets_replaces_the_committed_file_only_without_options(tmp_path, capsys):
+    assert targets.read_arguments([]).json == str(targets.DEFAULT_FILE) and targets.DEFAULT_FILE.is_file()
+    for line in (["--quick"], ["--parts", "far"], ["--backend", "gloo"]):
+        assert targets.read_arguments(line).json is None
+    with pytest.raises(SystemExit):
+        targets.read_arguments(["-J", str(tmp_path / "none" / "targets.json")])
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_overlap_counts_the_timed_rounds():
+    """Two blocks of two rounds, each after one that is not timed; before them, those that find the number."""
+    rounds = overlap.Round(None, torch.zeros(1), lambda: None)
+    rounds.marks = [(0, time * 10**9) for time in (9, 9, 9, 1, 2, 9, 3, 4)]
+    assert rounds.products(blocks=2, calls=4) == [1, 2, 3, 4]
+
+
 def test_memory_verdicts():
     measured = {
         "backend": "nvx", "group_bytes": 2e6, "used_small_group_bytes": 1e3, "used_group_bytes": 1e3,
@@ -505,6 +522,16 @@ def test_plot_writes_both_files(tmp_path):
     assert plot.main(["plot", str(path)]) == 0
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "results.svg").read_text()
+
+
+def test_plot_keeps_a_dot_in_a_name(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "results.json"
+    write_results(path)
+    figure = types.SimpleNamespace(savefig=lambda name, dpi: None)
+    monkeypatch.setattr(plot, "draw", lambda *given: figure)
+    for given, stem in (([], tmp_path / "results"), (["-o", "nvx-0.1"], "nvx-0.1"), (["-o", "run.png"], "run")):
+        assert plot.main(["plot", str(path), *given]) == 0
+        assert capsys.readouterr().out.split() == [f"{stem}.png", f"{stem}.svg"]
 
 
 def test_plot_names_what_it_cannot_draw(tmp_path, capsys):
