@@ -4,6 +4,9 @@ import copy
 import gc
 import importlib
 import os
+import signal
+import subprocess
+import sys
 import time
 import weakref
 from datetime import timedelta
@@ -116,6 +119,28 @@ def env_method(rank, world, port):
 def test_env_method(ranks):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks.run(env_method, world=2, kind="bare", port=store.port)
+
+
+def silent(port, server):
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store.set("x", "y")
+    os.kill(server, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match=r"the store at 127.0.0.1, .* has not answered for 2\.\d\d s"):
+        dist.init_process_group(BACKEND, store=store, rank=0, world_size=2, timeout=timedelta(seconds=2))
+    assert time.monotonic() - began < 8
+
+
+@only_nvx
+def test_a_store_whose_server_is_stopped_is_named(ranks):
+    """torch waits for an answer without a limit."""
+    code = "import sys, torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)"
+    serves = [sys.executable, "-c", code + "; print(s.port, flush=True); sys.stdin.read()"]
+    with subprocess.Popen(serves, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            ranks.run(silent, world=1, kind="bare", port=int(server.stdout.readline()), server=server.pid)
+        finally:
+            server.kill()
 
 
 def made_again(rank, world, port):

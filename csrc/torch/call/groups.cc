@@ -37,8 +37,8 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
                     rank, " of ", size, ". Next: give a world size of at least 1, and a rank below it");
   TORCH_CHECK_VALUE(store, "nvx: rank ", rank, " of group ", options.group_name,
                     " needs a store. Next: give one that all ranks reach, such as a TCPStore");
-  TorchStore torch_store(store, size);
   GroupOptions facts = group_options(rank, size, options);
+  TorchStore torch_store(store, size, facts.timeout);
   facts.processes = std::move(processes);
   try {
     std::shared_ptr<GlooRanks> gloo_ranks;

@@ -7,15 +7,23 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "group/core/engine.h"
 #include "group/setup/store.h"
+#include "net/descriptors.h"
 
 namespace nvx {
 
@@ -43,21 +51,27 @@ auto call_store(Call call) {
   }
 }
 
-/// Adapts a c10d store to the group's interface.
+/// Adapts a c10d store to the group's interface. A request to a TCPStore, which has no timeout, runs on a pool thread:
+/// its caller stops waiting after `patience` and at Ctrl-C. Then the thread and the store's connection are left alone.
 class TorchStore final : public Store {
  public:
-  TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks)
+  /// patience: 0: the store's timeout.
+  TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks, std::chrono::milliseconds patience = {})
       : store_(std::move(store)),
         is_remote_(dynamic_cast<c10d::TCPStore*>(innermost().get()) != nullptr),
+        patience_(patience.count() > 0 ? patience : store_->getTimeout()),
         first_pause_(std::max(kFirstPause, ranks * kPauseOfARank / 40)),
-        longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
+        longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {
+    // A request to a host that has fallen silent would otherwise wait for the kernel, about a quarter of an hour.
+    if (const auto* served = dynamic_cast<c10d::TCPStore*>(innermost().get())) net::limit_silence_of(served->getPort());
+  }
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    call_store([&] { store_->set(key, value); });
+    ask([store = store_, key, value] { store->set(key, value); });
   }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
     // Not Store::wait(): torch logs to stderr when that times out, and here it often times out.
-    if (span.count() == 0) return call_store([&] { return read(key); });  // perhaps while another key is waited for
+    if (span.count() == 0) return read(key);  // perhaps while another key is waited for
     const auto end = Clock::now() + span;
     if (key != awaited_key_) {
       awaited_key_ = key;
@@ -65,7 +79,7 @@ class TorchStore final : public Store {
     }
     for (;;) {
       if (Clock::now() >= next_) {
-        if (auto value = call_store([&] { return read(key); })) return value;
+        if (auto value = read(key)) return value;
         const Clock::time_point now = Clock::now();
         next_ = now + std::clamp<std::chrono::nanoseconds>((now - began_) / 4, first_pause_, longest_pause_);
       }
@@ -74,10 +88,11 @@ class TorchStore final : public Store {
     }
   }
   int64_t add(const std::string& key, int64_t n) override {
-    return call_store([&] { return store_->add(key, n); });
+    return ask([store = store_, key, n] { return store->add(key, n); });
   }
   /// In one step, so no rank ends between its claim and its value.
   std::vector<uint8_t> claim(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (is_remote_) return ask([store = store_, key, value] { return store->compareSet(key, {}, value); });
     try {
       return store_->compareSet(key, {}, value);
     } catch (const std::exception&) {  // not every store supports compareSet()
@@ -91,7 +106,7 @@ class TorchStore final : public Store {
   }
   void remove(const std::string& key) override {
     try {
-      store_->deleteKey(key);
+      ask([store = store_, key] { store->deleteKey(key); });
     } catch (const std::exception&) {  // not every store supports deleteKey()
     }
   }
@@ -104,10 +119,46 @@ class TorchStore final : public Store {
   /// The value, if it exists. A store in another process gets one request: compareSet() with a value that no rank sets
   /// returns that value if the key does not exist, and changes nothing. check() and get() would need three.
   std::optional<std::vector<uint8_t>> read(const std::string& key) {
-    if (!is_remote_) return store_->check({key}) ? std::optional(store_->get(key)) : std::nullopt;
-    static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
-    std::vector<uint8_t> value = store_->compareSet(key, kNone, kNone);
-    return value == kNone ? std::nullopt : std::optional(std::move(value));
+    using Value = std::optional<std::vector<uint8_t>>;
+    if (!is_remote_) return call_store([&] { return store_->check({key}) ? Value(store_->get(key)) : std::nullopt; });
+    return ask([store = store_, key]() -> Value {
+      static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
+      std::vector<uint8_t> value = store->compareSet(key, kNone, kNone);
+      return value == kNone ? std::nullopt : Value(std::move(value));
+    });
+  }
+
+  /// `call` may outlive this object.
+  template <class Call>
+  auto ask(Call call) -> decltype(call()) {
+    if (!is_remote_) return call_store(std::move(call));
+    if (silent_) throw_silent(0);
+    const auto task = std::make_shared<std::packaged_task<decltype(call())()>>(
+        [call = std::move(call)]() mutable { return call_store(std::move(call)); });
+    auto answer = task->get_future();
+    if (!Engine::here().start([task] { (*task)(); })) (*task)();
+    const Deadline limit = Deadline::after(patience_);
+    constexpr std::chrono::milliseconds kSlice{20};
+    constexpr double kNoticeable = 2;  // seconds
+    for (bool noticed = false; answer.wait_for(kSlice) == std::future_status::timeout;) {
+      if (limit.passed(Clock::now())) silent_ = true, throw_silent(limit.elapsed_s());
+      if (stop_requested()) {
+        silent_ = true;
+        throw Error(Code::kInterrupted, "nvx: " + interrupt_text() + ", waiting for the store at " + host());
+      }
+      if (noticed || limit.elapsed_s() < kNoticeable) continue;
+      NVX_LOG(kWarn,
+              "the store at %s has not answered for 2 s. Next: check the process that serves it, as a rule rank 0",
+              host().c_str());
+      noticed = true;
+    }
+    return answer.get();
+  }
+  [[noreturn]] void throw_silent(double span) const {
+    const std::string waited = span > 0 ? " for " + nvx::seconds(span) : "";
+    throw Error(Code::kTimeout,
+                "nvx: the store at " + host() + ", through which the ranks connect, has not answered" + waited,
+                "is the process that serves it, as a rule rank 0, stopped, or its host down? See its log");
   }
 
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
@@ -115,6 +166,8 @@ class TorchStore final : public Store {
 
   c10::intrusive_ptr<c10d::Store> store_;
   const bool is_remote_;
+  const std::chrono::milliseconds patience_;
+  std::atomic<bool> silent_{false};
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string awaited_key_;  // the key that is waited for, over several calls
   Clock::time_point began_{}, next_{};
