@@ -43,6 +43,9 @@ print(json.dumps({"torch": torch.__version__, "cuda": cuda, "nccl": torch.cuda.n
 class Lacking(Exception): ...  # a part cannot run here; the text gives the reason
 
 
+class Unbuilt(Exception): ...  # torch's module could not be built; the text has the end of the log
+
+
 class Stopped(Lacking): ...  # a signal stopped the run; the text names it
 
 
@@ -259,7 +262,7 @@ class Run:
                 raise Lacking("torch's module was not built in time")
             time.sleep(0.1)
         if self.building and self.building.returncode != 0:
-            raise Lacking(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
+            raise Unbuilt(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
 
     def command(self, part: Part, seconds: float) -> list[str]:
         n = run([self.tool("nvidia-smi"), "-L"], 20, None, self.env).output.count("GPU ") if "GPUS" in part.words else 2
@@ -328,6 +331,8 @@ class Run:
             outcome = run(self.command(part, seconds), seconds, self.signals, env)
         except Lacking as lacking:
             return Outcome("interrupted" if self.signals.number else "skipped", str(lacking))
+        except Unbuilt as unbuilt:
+            return Outcome("failed", str(unbuilt))
         outcome.mps = part.together
         if part.together and outcome.state != "passed":
             with contextlib.suppress(OSError):

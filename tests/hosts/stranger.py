@@ -24,7 +24,7 @@ from pathlib import Path
 
 MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
 PUT = 33
-HELLO = struct.pack("<Q", 0x316370747876_6E00)  # the first bytes of a handshake with a job key
+HELLO = struct.pack("<Q", 0x3170637478766E00)  # the first bytes of a handshake with a job key
 ESTABLISHED, LISTENS = "01", "0A"
 INFO = struct.pack("<Ii120s", 0x6378766E, 1, b"rank 1")  # the first message of a rank at a Unix socket
 TOKEN = 14  # bytes before every packet there

@@ -177,7 +177,7 @@ def test_parts_of_a_module_that_cannot_be_built_state_why(evidence, monkeypatch)
 
     monkeypatch.setattr(evidence.driver.Run, "begin_build", fail)
     code, states, ran = evidence.run({}, "--parts", "torch_ddp,streams")
-    assert code == 0 and ran == ["streams"] and states == {"streams": "passed", "torch_ddp": "skipped"}
+    assert code == 1 and ran == ["streams"] and states == {"streams": "passed", "torch_ddp": "failed"}
     assert evidence.part("torch_ddp")["why"].endswith("error: no")
 
 
