@@ -191,8 +191,8 @@ def check_pidfd():
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
-        return Finding("peer death", "WARN", f"pidfd_open: {error}", "Linux 5.3 or newer notices dead ranks at once")
-    return okay("peer death", "pidfd works: a dead rank is noticed at once")
+        return Finding("peer death", "WARN", f"pidfd_open: {error}", "Linux 5.3 or newer: errors may lack exit codes")
+    return okay("peer death", "pidfd works: errors name the signal or exit code of a dead rank")
 
 
 def memory_limit(own="/proc/self/cgroup", root="/sys/fs/cgroup"):

@@ -17,7 +17,7 @@ ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 _EPILOG = """another benchmark, which has its own -h:
   train      step time of DDP and FSDP2 on a communication-bound MLP
 
-nccl-tests' letters, except -n (its iterations are --iters) and those for GPUs: -t, -g, -G and others.
+nccl-tests' letters, except -n (its iterations are --iters) and those that it refuses, such as -t and -g.
 examples:
   nvx bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo
   nvx bench --all -n 4 --vs gloo,null -J results.json
@@ -103,7 +103,7 @@ VERSUS_HELP = (
 def _sweep_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=world.NAME, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Times collectives and checks every element of their results.",
+        description="Times collectives. Before a case is timed, it runs once (-c) and every element is compared.",
     )  # fmt: skip
     size = sizes.size_argument
     add = parser.add_argument

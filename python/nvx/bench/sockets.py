@@ -1,4 +1,4 @@
-"""A raw TCP socket between two ranks: the bound for every backend that uses the kernel's TCP."""
+"""A raw TCP socket between two ranks: a reference for small messages between hosts."""
 
 from __future__ import annotations
 

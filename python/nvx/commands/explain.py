@@ -24,8 +24,8 @@ LEGEND = """\
 steps: how often a rank waits for others, one wait after another.
 bytes: all that a rank reads, writes, sends and receives; inside a host several times the message.
 setting: what changes the choice; nothing: no variable does.
-estimate: calculated from steps, bytes and measured times of other sizes. nvx chooses by a table of values,
-not by estimates, so the row that runs need not have the lowest one."""
+estimate: from the source that is named above, not from times of this machine; good for comparing rows only.
+nvx chooses by a table of values, not by estimates, so the row that runs need not have the lowest one."""
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 OF_MESSAGES = (
     "send and recv have one algorithm: a small message is sent eagerly with its header, a large one by rendezvous when"
