@@ -30,37 +30,43 @@ constexpr Variable kVariables[] = {
     {"NVX_DEBUG", "warn", "", "messages on stderr: warn, info (choices and their reasons), trace (every collective)",
      "warn, info, trace"},
     {"NVX_TRACE", "", "nothing is recorded",
-     "a folder in which each rank keeps its last calls and waits, 8.5 MiB in a file; `nvx trace` shows them"},
-    {"NVX_AS", "", "none",
-     "backend names whose groups nvx serves in a program that does not name nvx: gloo, nccl or gloo,nccl; the same on "
-     "all ranks"},
+     "each rank keeps its last calls and waits in a file of 8.5 MiB there; `nvx trace` shows them", "", 0,
+     "a folder, made if missing"},
+    {"NVX_AS", "", "none", "nvx replaces these backends in a program that does not name nvx; the same on all ranks", "",
+     0, "gloo, nccl or gloo,nccl"},
     {"NVX_HOST_ID", "", "by kernel and network namespace",
      "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
      "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interfaces with a route to the peers",
      "network interfaces between hosts, for groups over several hosts only: a list of prefixes of names; with '=' in "
-     "front, of exact names; with '^' in front, of prefixes to exclude (=eth0, ^docker,veth)"},
+     "front, of exact names; with '^' in front, of prefixes to exclude (=eth0, ^docker,veth)",
+     "", 0, "interfaces, separated by commas"},
     {"NVX_ALLOW_FROM", "", "the hosts of a group only",
      "peers that may connect over TCP, besides the hosts of a group: for those behind address translation", kAddresses},
     {"NVX_JOB_KEY", "", "none: hosts are connected by UCX, without authentication",
-     "the job's secret, or '@' and the path of a file with it: ranks on different hosts are connected by nvx's own TCP "
-     "transport, which admits only processes that hold it; the same on all ranks, at least 16 characters"},
+     "the job's secret, or the file with it: ranks on different hosts are connected by nvx's own TCP transport, which "
+     "admits only processes that hold it; the same on all ranks",
+     "", 0, "16 to 4096 characters, or '@' and a path"},
     {"NVX_LIBUCP", "", "one with RDMA if the machine has RDMA, else the newest",
-     "the libucp.so.0 to load, or its folder; for groups over several hosts only"},
+     "the libucp.so.0 to load, or its folder; for groups over several hosts only", "", 0, "a path"},
     {"NVX_ON_ERROR", "raise", "", "effect of a failed operation: raise a Python exception, or abort the process",
      "raise, abort"},
     {"NVX_TIMEOUT_S", "0", "the group's timeout",
-     "seconds an operation or a set-up may wait, instead of the group's timeout", kSeconds, 0},
+     "seconds an operation or a set-up may wait, instead of the group's timeout; a timeout that a call passes wins",
+     kSeconds, 0},
     {"NVX_LIVENESS_S", "10", "",
      "seconds without a sign after which a rank of another host that others wait for counts as lost", kSeconds, 1},
     {"NVX_SPIN_US", "-1", "200, or 0 where ranks outnumber cores",
      "microseconds a waiter spins before it sleeps; above 20000 it is 20000", kWhole, -1},
-    {"NVX_ALGO", "", "size and ranks decide", "forces one_shot or pipelined wherever both are possible",
+    {"NVX_ALGO", "", "size and ranks decide",
+     "forces one_shot or pipelined where both are possible: CPU tensors up to 64 KiB inside a host. NVX_TUNE sets the "
+     "limits between other algorithms",
      "one_shot, pipelined"},
     {"NVX_TUNE", "", "the table that `nvx explain` prints",
      "keys of the table of `nvx explain` with other values, and '@' with the path of a file that `nvx tune` wrote "
      "(@two.tune,all_reduce.one_shot=16K); a group with an unknown key or a value out of its bounds fails to "
-     "initialise"},
+     "initialise",
+     "", 0, "key=value and @path, separated by commas"},
     // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the
     // pads included.
     {"NVX_STAGING_MB", "30", "",
@@ -72,15 +78,17 @@ constexpr Variable kVariables[] = {
      "ranks; each optionally from a size of the whole on (all_reduce:64M,broadcast). Untested with a real NCCL",
      kDelegated},
     {"NVX_KERNELS", "auto", "",
-     "when nvx's CUDA kernels serve, where they are built: auto, unless a small operation takes more than 1 ms; 1, "
-     "however slow they are; 0, never: CUDA tensors go through host memory",
+     "auto: use nvx's CUDA kernels if they are built and a trial operation takes at most 1 ms; 1: use them however "
+     "slow "
+     "the trial is; 0: copy CUDA tensors through host memory",
      "auto, 0, 1"},
     {"NVX_NVLS", "0", "",
-     "1: an NVSwitch adds the sums of float32, float16 and bfloat16 in all_reduce by kernels, where the GPUs of all "
-     "ranks can multicast; the last bits may differ. Untested on a GPU",
+     "1: kernels sum float32, float16 and bfloat16 of all_reduce on the NVSwitch (NVLS), where the GPUs of all ranks "
+     "can "
+     "multicast; the last bits may differ. Untested on a GPU",
      "0, 1"},
     {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
-     "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none"},
+     "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none", "", 0, "0, 1"},
 };
 
 const Variable& row(const char* name) {
@@ -239,7 +247,7 @@ std::string default_of(const Variable& v) {
 }
 
 std::string accepted(const Variable& v) {
-  if (!*v.takes) return "any text";
+  if (!*v.takes) return *v.form ? v.form : "any text";
   if (v.takes == kDelegated) return "none, or a list of " + std::string(kDelegated) + ", each with a size if wanted";
   if (!is_number(v)) return v.takes;
   return std::string(v.takes) + " from " + decimal(v.least) + " on";

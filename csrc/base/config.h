@@ -17,13 +17,14 @@ struct Variable {
   const char* meaning;
   const char* takes = "";  ///< the accepted words, or a kind of value, as kWhole; empty: any text
   double least = 0;        ///< of a number
+  const char* form = "";   ///< of any text: a description for users; its reader checks the value, not `fault()`
 };
 
 std::span<const Variable> variables();
 
 /// The default, with its effect: "0: the group's timeout", "warn".
 std::string default_of(const Variable& variable);
-/// The values that the variable accepts: "a whole number from -1 to 65536", "warn, info, trace", "any text".
+/// The values that the variable accepts: "a whole number from -1 to 65536", "warn, info, trace", "a folder".
 std::string accepted(const Variable& variable);
 
 /// The reason why the variable's current value is refused: "none of warn, info, trace", "not a whole number", "less
