@@ -31,7 +31,9 @@ def summary(document: dict[str, Any]) -> str:
     lines = [f"`{document['command']}` on {machine['cores']} cores ({machine['cpu']}), torch {versions['torch']}."]
     for backend in dict.fromkeys(row["backend"] for row in document["rows"]):
         rows = [row for row in document["rows"] if row["backend"] == backend]
-        lines.append(f"{backend}: {sum(not row['short'] for row in rows)} of {len(rows)} cases passed.")
+        short = [f"`{row['fault']}` in {row['phase']}" for row in rows if row["short"]]
+        failed = f"; not {', '.join(short)}" if 0 < len(short) < 4 else ""
+        lines.append(f"{backend}: {len(rows) - len(short)} of {len(rows)} cases passed{failed}.")
     return "\n".join(lines) + "\n"
 
 

@@ -105,7 +105,7 @@ ROWS = (
         ("cells >= 100000", *PASSED), (f"{TURNS}/test_figures.py -k exact",)),
     Row("R26", "lines of the decoders that the committed fuzz seeds reach", ("percent >= 90",),
         ("python tests/fuzz/coverage.py",)),
-    Row("R27", "strangers, half-open connections and floods at the listeners during a run",
+    Row("R27", "unauthenticated clients, half-open connections and floods at the listeners during a run",
         ("connections >= 100000", "percent slower <= 1", *PASSED),
         ("PYTHONPATH=tests/support python -m tests.hosts.besieged 120", "pytest tests/hosts/test_strangers.py",
          "pytest tests/torch/test_flood.py")),
@@ -114,9 +114,9 @@ ROWS = (
     Row("R29", "the core's tests under ThreadSanitizer, AddressSanitizer and UBSan", ("failed = 0",),
         ("python tests/gates/run tsan asan",)),
     Row("R30", "compute-sanitizer over the kernels", why=GPU),
-    Row("R31", "the nemesis: random worlds with faults", ("failed = 0", "worlds >= 5000"),
+    Row("R31", "fault injection: random jobs with faults (`tests/nemesis`)", ("failed = 0", "worlds >= 5000"),
         (NEMESIS, f"{NEMESIS} --hosts 2")),
-    Row("R32", "soak: the same processes serve random worlds for hours, without wrong results, hangs, leaks",
+    Row("R32", "soak: the same processes serve random jobs for hours, without wrong results, hangs, leaks",
         ("failed = 0", "hours >= 8"), (f"{NEMESIS} --timeout 6.5",)),
     Row("R33", "exit without destroy, in an exception, on Ctrl-C", ("max_exit_s <= 2", *PASSED),
         ("pytest tests/torch/test_process.py -k 'exit_without or exit_code or exception or interrupt'",)),
@@ -287,12 +287,13 @@ def shown(row: Row, figures: Figures) -> str:
 
 def table(document: dict[str, Any]) -> str:
     entries = {(entry["row"], entry["command"]): entry for entry in document["rows"]}
-    lines = ["| row | measured | aim | command | figures | verdict |", "|---|---|---|---|---|---|"]
+    letters = {place: chr(ord("A") + n) for n, place in enumerate(places(document))}
+    lines = ["| row | measured | aim | command | figures | verdict | machine, commit |", "|" + "---|" * 7]
     for row in ROWS:
         aims = ", ".join(re.sub(r"_s (.*)", r" \1 s", aim) for aim in row.aims if not aim.endswith(" >= 1"))
         first = f"{row.name} | {row.measured} | {aims}"
         if row.why:
-            lines.append(f"| {first} | | | {row.why} |")
+            lines.append(f"| {first} | | | {row.why} | |")
         for command in row.commands:
             entry, code = entries.get((row.name, command)), command.replace("|", "\\|")
             figures = entry["figures"] if entry else {}
@@ -300,16 +301,23 @@ def table(document: dict[str, Any]) -> str:
             skipped = figures.get("skipped") and not figures.get("passed")
             state = "not run" if not entry else "skipped here" if skipped else f"short of {', '.join(short)}"
             verdict = state if short or skipped or not entry else "reached"
-            lines.append(f"| {first} | `{code}` | {shown(row, figures)} | {verdict} |")
+            at = f"{letters[place_of(entry)]}, {entry['commit'][:7]}" if entry else ""
+            lines.append(f"| {first} | `{code}` | {shown(row, figures)} | {verdict} | {at} |")
             first = " |  | "
     return "\n".join(lines) + "\n"
 
 
+def place_of(entry: dict[str, Any]) -> str:
+    return f"{entry['cores']} cores ({entry['cpu']}), torch {entry['torch']}"
+
+
+def places(document: dict[str, Any]) -> list[str]:
+    return list(dict.fromkeys(map(place_of, document["rows"])))
+
+
 def summary(document: dict[str, Any]) -> str:
-    entries = document["rows"]
-    places = dict.fromkeys(f"{entry['cores']} cores ({entry['cpu']}), torch {entry['torch']}" for entry in entries)
-    commits = ", ".join(dict.fromkeys(entry["commit"] for entry in entries))
-    return f"Measured on {'; '.join(places)}, at {commits}.\n"
+    named = (f"{chr(ord('A') + n)}: {place}" for n, place in enumerate(places(document)))
+    return f"Machines: {'; '.join(named)}.\n"
 
 
 def written(page: str, document: dict[str, Any]) -> str:
