@@ -15,6 +15,42 @@ them; [torch.md](torch.md) and [frameworks.md](frameworks.md) say when they help
 
 <!-- made by scripts/reference.py -->
 """
+TABLES = """## Collectives
+
+| call | CPU tensors | CUDA tensors (experimental: [gpu.md](gpu.md)) |
+|---|---|---|
+| all_reduce, broadcast, reduce, gather, scatter | yes | yes |
+| all_gather, reduce_scatter, all_to_all, with lists or one tensor | yes | yes |
+| send, recv, isend, irecv, batch_isend_irecv; recv from any source | yes | yes |
+| barrier | yes | yes, through host memory |
+| all_reduce of sparse tensors | yes | yes, through host memory |
+| monitored_barrier | yes | takes no tensors |
+| [one-sided windows](torch.md#one-sided-windows) | from torch 2.14 on | no |
+| [symmetric memory](symmetric-memory.md) | yes | has run on a simulated device only |
+
+## Types and operators
+
+The types of all_reduce, reduce and reduce_scatter. The other calls move tensors of any type but the quantized ones.
+
+| type | SUM, PRODUCT, MIN, MAX | AVG | BAND, BOR, BXOR | PREMUL_SUM |
+|---|---|---|---|---|
+| bool | yes | no | yes | no |
+| int8 to int64, uint8 to uint64 | yes | yes, towards zero | yes | no |
+| float16, bfloat16, float32, float64 | yes | yes | no | yes |
+| float8: e4m3fn, e5m2, e4m3fnuz, e5m2fnuz, e8m0fnu | yes | yes | no | yes |
+| complex64, complex128 | SUM; PRODUCT in reduce and reduce_scatter | yes | no | yes |
+| complex32 | SUM | yes | no | yes |
+
+## Errors
+
+| error | class | group afterwards |
+|---|---|---|
+| bad argument | `nvx.ArgumentError` (a ValueError, as NCCL's, and a RuntimeError, as gloo's) | usable |
+| tensor of a wrong type | `nvx.ArgumentTypeError` (a TypeError and a RuntimeError) | usable |
+| failed communication | `torch.distributed.DistBackendError` | unusable on every rank: destroy it and make a new one |
+| Ctrl-C | KeyboardInterrupt, once, from any blocking call of nvx | unusable; the peers get the error |
+| an exception of a signal handler, such as TimeoutError | that exception | unusable; the peers get its name |
+"""
 CLASSES = {  # shown name: (file, name there)
     "nvx.ProcessGroup": ("_C.pyi", "ProcessGroupNVX"),
     "nvx.Options": ("_C.pyi", "Options"),
@@ -72,7 +108,7 @@ def classes():
 def page():
     rows = [f"| `nvx {name}` | {row[1]} |\n" for name, row in assigned("cli.py", "COMMANDS").items()]
     table = "`nvx COMMAND --help` lists the options.\n\n| command | purpose |\n|---|---|\n" + "".join(rows)
-    parts = ["## Functions\n", *functions(), "## Classes\n", *classes(), "## Commands\n", table]
+    parts = ["## Functions\n", *functions(), "## Classes\n", *classes(), TABLES, "## Commands\n", table]
     return HEAD + "\n" + "\n".join(parts) + "\n<!-- end of the reference -->\n"
 
 

@@ -34,6 +34,7 @@ class ProcessGroupNVX(Backend):
             NVX_TUNE, and inherited by groups that split off. The same on all ranks.
         group_desc: a description of the group; nvx does not use it.
         group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored.
+        enable_reconfigure: from torch 2.14 on; if True, the group begins without ranks: dist._reconfigure sets them.
         """
 
         timeout: timedelta

@@ -186,7 +186,8 @@ def serve_as(*names: str) -> None:
     """Serves groups that are requested as "gloo" or "nccl": those made from now on are nvx's.
 
     NVX_AS=gloo does the same without a change of the program. `get_backend` keeps answering with the name that was
-    requested. All ranks must call it alike, before the group is made.
+    requested. All ranks must call it alike, before the group is made. A name that nvx cannot serve, such as "nccl" with
+    a torch without CUDA, raises ValueError.
     """
     known, strange = stand_in.parse(",".join(names))
     if strange or not known:

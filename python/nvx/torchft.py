@@ -13,7 +13,8 @@ import nvx
 
 
 class ProcessGroupNVX(ProcessGroupWrapper):
-    """A process group that torchft's Manager makes anew whenever the set of replicas changes.
+    """A process group that torchft's Manager makes anew whenever the set of replicas changes: ProcessGroupNVX(timeout).
+    `import nvx.torchft` needs torchft: `pip install torchft-nightly`.
 
     timeout: how long an operation, or making the group, may wait: a timedelta, 60 seconds by default.
     """

@@ -277,7 +277,8 @@ kernels: "auto", "0" or "1", instead of NVX_KERNELS, and inherited by groups tha
 tune: keys of `nvx explain`'s table as text ("all_reduce.one_shot=16K") or a dict, instead of the same keys of NVX_TUNE,
     and inherited by groups that split off. The same on all ranks.
 group_desc: a description of the group; nvx does not use it.
-group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored.)";
+group_name, global_ranks_in_group: set by nvx when the group is made; values that you pass are ignored.
+enable_reconfigure: from torch 2.14 on; if True, the group begins without ranks: dist._reconfigure sets them.)";
 
 constexpr const char* kKernelWords[] = {"0", "auto", "1"};  // by Kernels
 
