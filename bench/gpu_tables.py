@@ -108,12 +108,18 @@ def calls(document: Row) -> str:
     return table(["the host's time of", "a call"], cells)
 
 
+REFUSED = ("nccl", "symm_mem_graphs", "symm_mem_8")  # comparisons, of which a run on one GPU has nvx's half
+ALONE = "nvx alone: the other backend refuses ranks that share a GPU"
+
+
 def parts(document: Row) -> str:
     cells = []
     for name, part in document["parts"].items():
         tests = [row for row in part["rows"] if "test" in row]
         counts = f"{len(tests)} tests" if tests else f"{sum('end' not in row for row in part['rows'])} rows"
-        cells.append([f"`{name}`", part["state"], counts, part["why"][:110].replace("|", "/")])
+        backends = {row["backend"] for row in part["rows"] if "backend" in row}
+        why = part["why"] or (ALONE if name in REFUSED and backends == {"nvx"} else "")
+        cells.append([f"`{name}`", part["state"], counts, why[:110].replace("|", "/")])
     return table(["part", "state", "holds", "why"], cells)
 
 
