@@ -15,7 +15,7 @@ help:
 	@echo "make test            the C++ and the Python tests (5 to 8 minutes on 2 cores)"
 	@echo "make test T=group    some of them: a folder, a file such as tests/torch/test_ddp.py, or a regular expression for names"
 	@echo "make test-two-hosts  the tests of ranks once more, on two hosts made by NVX_HOST_ID: over UCX and loopback, and over RDMA where there is any"
-	@echo "make test-rdma       some of them on two hosts made by NVX_HOST_ID, over each active RDMA port (soft RoCE included); skipped aloud without one"
+	@echo "make test-rdma       some of them on two hosts made by NVX_HOST_ID, over each active RDMA port (soft RoCE included); reports that it is skipped without one"
 	@echo "make test-hosts      ranks on hosts of this machine's own making (network namespaces; needs root)"
 	@echo "make test-slow       the tests that make test leaves out for their time"
 	@echo "make test-frameworks  the scripts of examples/ with Accelerate, Lightning, Ray and others, in a venv of their own"

@@ -113,7 +113,7 @@ python_step() {
   case $target in test | test-two-hosts | test-rdma | test-hosts | selected) add_second_ucx ;; esac
 }
 
-# It is tested beside the system's UCX. Its tests say aloud that they are skipped where it cannot be had.
+# It is tested beside the system's UCX. Its tests report that they are skipped where it cannot be had.
 add_second_ucx() {
   has_module libucx || add -q --retries 1 --timeout 20 libucx-cu13 >"$logs/ucx.log" 2>&1 ||
     note "pip could not install libucx-cu13, see $logs/ucx.log; going on without"
