@@ -79,13 +79,11 @@ constexpr Variable kVariables[] = {
      kDelegated},
     {"NVX_KERNELS", "auto", "",
      "auto: use nvx's CUDA kernels if they are built and a trial operation takes at most 1 ms; 1: use them however "
-     "slow "
-     "the trial is; 0: copy CUDA tensors through host memory",
+     "slow the trial is; 0: copy CUDA tensors through host memory",
      "auto, 0, 1"},
     {"NVX_NVLS", "0", "",
      "1: kernels sum float32, float16 and bfloat16 of all_reduce on the NVSwitch (NVLS), where the GPUs of all ranks "
-     "can "
-     "multicast; the last bits may differ. Untested on a GPU",
+     "can multicast; the last bits may differ. Untested on a GPU",
      "0, 1"},
     {"NVX_CUDA", "", "the kernels are built where torch has CUDA and an nvcc fits",
      "read by the build only: 1 fails if it cannot build the CUDA kernels, 0 builds none", "", 0, "0, 1"},
