@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
+#include "group/setup/group_options.h"
+#include "torch/core/store.h"
 
 namespace nvx {
 
@@ -16,16 +19,14 @@ namespace nvx {
 class GlooRanks {
  public:
   /// Writes this rank's entry. `store` is the one that torch gives the backend.
-  GlooRanks(c10::intrusive_ptr<c10d::Store> store, std::string group, int rank, int size);
+  GlooRanks(c10::intrusive_ptr<c10d::Store> store, const GroupOptions& group, std::function<bool()> aborted);
   /// For the waits of set-up, which call it repeatedly. Throws Error if a rank uses gloo itself.
   void check();
   /// Removes this rank's entry. Call when all ranks have arrived; a rank that reads it meanwhile does not wait.
   void leave();
 
  private:
-  std::vector<uint8_t> entry(int rank) const;
-
-  const c10::intrusive_ptr<c10d::Store> store_;
+  TorchStore store_;
   const std::string group_;
   const int rank_, size_;
   std::deque<int> others_;  // whose use of nvx is not proved; empty: none need be checked

@@ -38,12 +38,12 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
   TORCH_CHECK_VALUE(store, "nvx: rank ", rank, " of group ", options.group_name,
                     " needs a store. Next: give one that all ranks reach, such as a TCPStore");
   GroupOptions facts = group_options(rank, size, options);
-  TorchStore torch_store(store, size, facts.timeout);
+  TorchStore torch_store(store, size, facts.timeout, aborted);
   facts.processes = std::move(processes);
   try {
     std::shared_ptr<GlooRanks> gloo_ranks;
-    if (options.replaces_gloo && size > 1) gloo_ranks = std::make_shared<GlooRanks>(store, facts.name, rank, size);
-    facts.aborted = [gloo_ranks, aborted = std::move(aborted)] {
+    if (options.replaces_gloo && size > 1) gloo_ranks = std::make_shared<GlooRanks>(store, facts, aborted);
+    facts.aborted = [gloo_ranks, aborted] {
       if (gloo_ranks) gloo_ranks->check();
       return aborted && aborted();
     };

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
 #include <stdexcept>
@@ -52,14 +53,17 @@ auto call_store(Call call) {
 }
 
 /// Adapts a c10d store to the group's interface. A request to a TCPStore, which has no timeout, runs on a pool thread:
-/// its caller stops waiting after `patience` and at Ctrl-C. Then the thread and the store's connection are left alone.
+/// its caller stops waiting after `patience`, at Ctrl-C, and when it is aborted. Then the thread and the store's
+/// connection are left alone.
 class TorchStore final : public Store {
  public:
   /// patience: 0: the store's timeout.
-  TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks, std::chrono::milliseconds patience = {})
+  TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks, std::chrono::milliseconds patience = {},
+             std::function<bool()> aborted = nullptr)
       : store_(std::move(store)),
         is_remote_(dynamic_cast<c10d::TCPStore*>(innermost().get()) != nullptr),
         patience_(patience.count() > 0 ? patience : store_->getTimeout()),
+        aborted_(std::move(aborted)),
         first_pause_(std::max(kFirstPause, ranks * kPauseOfARank / 40)),
         longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {
     // A request to a host that has fallen silent would otherwise wait for the kernel, about a quarter of an hour.
@@ -104,6 +108,16 @@ class TorchStore final : public Store {
     const auto* served = dynamic_cast<c10d::TCPStore*>(store.get());
     return served ? served->getHost() : "";
   }
+  /// The value, or `absent`, in one request that never waits: get() would, for a key that its owner removes meanwhile.
+  std::vector<uint8_t> peek(const std::string& key, const std::vector<uint8_t>& absent) {
+    const auto request = [store = store_, key, absent] { return store->compareSet(key, absent, absent); };
+    if (is_remote_) return ask(request);
+    try {
+      return request();
+    } catch (const std::exception&) {  // not every store supports compareSet()
+      return absent;
+    }
+  }
   void remove(const std::string& key) override {
     try {
       ask([store = store_, key] { store->deleteKey(key); });
@@ -146,6 +160,10 @@ class TorchStore final : public Store {
         silent_ = true;
         throw Error(Code::kInterrupted, "nvx: " + interrupt_text() + ", waiting for the store at " + host());
       }
+      if (aborted_ && aborted_()) {
+        silent_ = true;
+        throw Error(Code::kAborted, "nvx: the group was aborted while this rank waited for the store at " + host());
+      }
       if (noticed || limit.elapsed_s() < kNoticeable) continue;
       NVX_LOG(kWarn,
               "the store at %s has not answered for 2 s. Next: check the process that serves it, as a rule rank 0",
@@ -167,6 +185,7 @@ class TorchStore final : public Store {
   c10::intrusive_ptr<c10d::Store> store_;
   const bool is_remote_;
   const std::chrono::milliseconds patience_;
+  const std::function<bool()> aborted_;
   std::atomic<bool> silent_{false};
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string awaited_key_;  // the key that is waited for, over several calls

@@ -266,7 +266,7 @@ Reconfigurable::Current Reconfigurable::connect(const std::shared_ptr<Plan>& pla
   facts.timeout = plan->timeout;
   facts.processes = plan->processes;
   facts.aborted = [work] { return work->cancelled() || exiting.load(); };
-  TorchStore torch_store(store, facts.size, facts.timeout);
+  TorchStore torch_store(store, facts.size, facts.timeout, facts.aborted);
   const auto group = std::make_shared<Group>(torch_store, facts);
   group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);
   auto next = std::make_shared<Communicator>(*this, listeners_, store, group, options);
