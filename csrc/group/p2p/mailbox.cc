@@ -136,7 +136,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
 
 void Mailbox::begin_timeout_of(Message& message) {
   if (std::exchange(message.timed_from_wait, false))
-    message.deadline_ = Deadline::after(core_.waits.span_of(message.timeout));
+    message.deadline_.end = Deadline::after(core_.waits.span_of(message.timeout)).end;
 }
 
 void Mailbox::begin_timeout(Message* message) {

@@ -118,22 +118,24 @@ void Mailbox::check_times() {
     std::optional<net::GroupPort::Departure> gone;
     bool alarmed = false;
   };
-  std::vector<std::pair<std::shared_ptr<Message>, int>> open;
+  struct Open {
+    std::shared_ptr<Message> message;
+    int peer;
+    Deadline deadline;
+  };
+  std::vector<Open> open;
   std::map<int, PeerCheck> checks;  // by peer
   bool is_clear = false;
   {
     MutexLock lock(mutex_);
     for (const auto& message : open_) {
-      if (!message->is_standing || failures_.failed()) open.emplace_back(message, message->peer);
+      if (!message->is_standing || failures_.failed()) open.push_back({message, message->peer, message->deadline_});
     }
-    const auto oldest = std::min_element(open.begin(), open.end(), [](const auto& a, const auto& b) {
-      return a.first->deadline_.start < b.first->deadline_.start;
-    });
-    if (oldest != open.end())
-      core_.status->messages(open.size(), oldest->first->describe(), oldest->first->deadline_.start);
+    const auto oldest = std::ranges::min_element(open, {}, [](const Open& one) { return one.deadline.start; });
+    if (oldest != open.end()) core_.status->messages(open.size(), oldest->message->describe(), oldest->deadline.start);
   }
-  for (const auto& [message, peer] : open) {
-    const bool late = message->deadline_.passed(Clock::now());
+  for (const auto& [message, peer, deadline] : open) {
+    const bool late = deadline.passed(Clock::now());
     const int local_rank = peer >= 0 ? members_.local_rank_of(peer) : -1;
     const auto [check, fresh] = checks.try_emplace(peer);
     if (fresh)
@@ -156,7 +158,7 @@ void Mailbox::check_times() {
     Awaited whom;
     if (message->peer >= 0) whom.ranks = {message->peer};
     if (how == Waited::kTimedOut) whom.names = describe_wait(*message);
-    fail_all(failures_.explain_wait(how, whom, message->describe(), message->deadline_));
+    fail_all(failures_.explain_wait(how, whom, message->describe(), deadline));
     return;
   }
 }

@@ -106,9 +106,12 @@ TEST(Lane, AWaitThatGivesUpComesBack) {
 TEST(Lane, AWaiterDoesNotRunTheNextTask) {
   const auto lane = std::make_shared<Lane>();
   const auto waiter = std::this_thread::get_id();
-  std::atomic<bool> waits{false}, waited{false}, by_waiter{false};
+  std::atomic<bool> began{false}, waited{false}, by_waiter{false};
   const auto first = std::make_shared<Note>(
-      [&](Runner) { EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waits.load(); })); },
+      [&](Runner) {
+        began = true;
+        std::this_thread::sleep_for(milliseconds(100));
+      },
       [] { std::this_thread::sleep_for(milliseconds(200)); });
   const auto next = note([&](Runner) {
     by_waiter = std::this_thread::get_id() == waiter;
@@ -116,10 +119,8 @@ TEST(Lane, AWaiterDoesNotRunTheNextTask) {
   });
   lane->submit(first);
   lane->submit(next);
-  EXPECT_TRUE(lane->wait(*first, Lane::MayRun::kNo, [&] {
-    waits = true;
-    return false;
-  }));
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return began.load(); }));
+  EXPECT_TRUE(lane->wait(*first, Lane::MayRun::kYes, nullptr));
   waited = true;
   EXPECT_TRUE(lane->wait(*next, Lane::MayRun::kNo, nullptr));
   EXPECT_FALSE(by_waiter);
