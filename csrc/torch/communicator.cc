@@ -48,7 +48,7 @@ void Communicator::connect(at::Device device) {
               " of them. Next: give the number of one that it sees (torch.accelerator.device_count())";
   }
   try {
-    TorchStore store(context.groups.store(), context.size);
+    TorchStore store(context.groups.store(), context.size, group().timeout());
     if (!group().device().agree_to_connect(store, why_not)) return;
   } catch (const Error& error) {
     raise_interrupt();
@@ -84,10 +84,10 @@ bool Communicator::has_memory_of(c10::DeviceIndex device) {
 void Communicator::wait_for_pending_works() {
   constexpr std::chrono::milliseconds kCheckInterval{50};
   issuer.kernels().catch_up();
-  group().mailbox().begin_timeout();
   const auto all_ended = [&] {
     if (context.pending->load(std::memory_order_acquire) == NvxWork::reporting_here(context.pending)) return true;
     if (group().lane().held_here()) raise(group().reentrant());
+    group().mailbox().begin_timeout();
     group().lane().settle(kCheckInterval);
     group().mailbox().settle(kCheckInterval);  // returns at once if the group has failed
     group().check_interrupt();

@@ -5,6 +5,7 @@
 
 #include "base/contain.h"
 #include "base/hash.h"
+#include "base/thread_state.h"
 #include "memory/driver/beside_captures.h"
 
 namespace nvx {
@@ -106,6 +107,7 @@ Status SparseWork::gather_sizes(Group& group, Runner runner, const at::Tensor& m
 
 Status SparseWork::carry_out(Group& group, Runner runner) {
   const WithoutAutograd guard;
+  const DefaultFloatMode mode;  // coalesce() adds
   const at::Tensor mine = concatenated(tensors_).coalesce();
   whole_.fingerprint.collective = kernel::Collective::kAllReduce;
   whole_.fingerprint.dtype = dtype_of(mine.values());

@@ -405,7 +405,11 @@ CollectiveWork::CollectiveWork(Facts facts, TensorOperations collectives, Tensor
       collectives_(std::move(collectives)),
       expected_(std::move(expected)) {
   staging_ = std::move(staging);
-  if (staging_) ends_on({staging_->stream()});
+  if (staging_) {
+    ends_on({staging_->stream()});
+    const WithoutAutograd guard;
+    for (const at::Tensor& output : outputs_) aliases_.push_back(output.alias());
+  }
   memory_.reserve(outputs_.size() + inputs.size());
   for (const Tensors* tensors : {&std::as_const(outputs_), &inputs}) {
     for (const at::Tensor& tensor : *tensors) memory_.push_back(tensor.storage());
@@ -419,7 +423,7 @@ Status CollectiveWork::copy(Group& group, Runner runner) {
       c.chunks = std::make_unique<ChunkPipeline>(c.operation, group.rank(), group.plan_facts(), staging_->streams());
   }
   const auto close = [&] {  // chunks of a failed operation, too, may still be copied
-    if (goes_in_parts(route_of(collectives_))) staging_->close(all_tensors(collectives_, outputs_, {}));
+    if (goes_in_parts(route_of(collectives_))) staging_->close(all_tensors(collectives_, aliases_, {}));
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
   Status status = run_in_order(group, collectives_, runner);
@@ -446,6 +450,7 @@ Status CollectiveWork::carry_out(Group& group, Runner runner) {
 
 void CollectiveWork::release_tensors() {
   memory_.clear();
+  aliases_.clear();
   collectives_.clear();
 }
 
@@ -459,8 +464,9 @@ MessageWork::MessageWork(Facts facts, at::Tensor tensor, std::shared_ptr<Message
       memory_(outputs_.front().storage()) {}
 
 void MessageWork::stage(OwnCommStreams& streams, bool receives) {
+  const WithoutAutograd guard;
   const at::Tensor& tensor = outputs_.front();
-  loads_.emplace_back(tensor, host_stand_in(tensor));
+  loads_.emplace_back(tensor.alias(), host_stand_in(tensor));
   message_->data = static_cast<std::byte*>(loads_.front().second.data_ptr());
   staging_ = std::make_unique<StagingCopies>(streams.of_messages(tensor.device()));
   ends_on({staging_->stream()});
@@ -478,6 +484,7 @@ void MessageWork::begin(bool receives) {
       status = try_copy_out(*self->staging_, self->loads_);
     self->claim_.reset();
     self->loads_.clear();
+    self->memory_ = {};
     self->end(status, Hooks::kWhenThere);
   };
   message_->may_block = [self] { return self->watched(); };
@@ -498,6 +505,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
     check();
     return true;
   }
+  if (!origin_.elsewhere()) begin_timeout();
   const auto ended = [this] { return message_->done(); };
   if (timeout.count() > 0 && !wait_on_device(*group_, ended, Deadline::after(timeout))) raise_late(*group_, timeout);
   if (!origin_.elsewhere()) {

@@ -221,6 +221,7 @@ class CollectiveWork final : public LaneWork {
   Status copy(Group& group, Runner runner);
 
   TensorOperations collectives_;
+  Tensors aliases_;                   // of the outputs on a device, as they were at the call
   std::vector<c10::Storage> memory_;  // of the tensors at the call: `x.data = y` would free it
   const std::shared_ptr<OutputHazards::Expected> expected_;
 };
@@ -264,8 +265,8 @@ class MessageWork final : public NvxWork {
   const std::shared_ptr<Message> message_;
   TimeoutExtensions::Claim claim_;
   std::shared_ptr<PendingSends> pending_sends_;
-  const c10::Storage memory_;  // of the tensor at the call: `x.data = y` would free it
-  Loads loads_;                // of a device tensor
+  c10::Storage memory_;  // of the tensor at the call: `x.data = y` would free it
+  Loads loads_;          // of a device tensor
 };
 
 /// All works of a coalescing scope as one work. It ends when the last of them has ended, even without a wait. If some
