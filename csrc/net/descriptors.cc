@@ -15,11 +15,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <iterator>
-#include <system_error>
 #include <utility>
 
 #include "base/config.h"
@@ -99,22 +96,6 @@ void limit_silence(int socket) {
   constexpr int64_t kLeast = 1000, kMost = 120'000;
   const int most = int(std::clamp<int64_t>(config().liveness.count() / 10, kLeast, kMost));
   (void)setsockopt(socket, IPPROTO_TCP, kRtoMaxMs, &most, sizeof most);
-}
-
-void limit_silence_of(uint16_t port) {
-  std::error_code unreadable;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", unreadable)) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    sockaddr_in6 peer{};  // the port is at the same place in both families
-    socklen_t bytes = sizeof peer;
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) continue;
-    if ((peer.sin6_family != AF_INET && peer.sin6_family != AF_INET6) || ntohs(peer.sin6_port) != port) continue;
-    constexpr int kOn = 1, kSeconds = 5;
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof kOn);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kSeconds, sizeof kSeconds);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kSeconds, sizeof kSeconds);
-    limit_silence(fd);
-  }
 }
 
 void claim_sockets(int epoll) {

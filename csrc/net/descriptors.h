@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 namespace nvx::net {
@@ -18,9 +17,6 @@ void grow_descriptor_table(size_t more);
 /// carry nothing until the 13th second. Limits that time to a tenth of NVX_LIVENESS_S, one second at least
 /// (Linux 6.15). Without the first limit, the second one would shorten the time after which the kernel gives up.
 void limit_silence(int socket);
-/// The same, and keepalive probes, for this process's connections to a port, which a library has made: a call of its
-/// that waits for an answer has no timeout.
-void limit_silence_of(uint16_t port);
 
 /// The sockets that an epoll watches, itself or through epolls inside it, such as the event descriptor of a UCX worker.
 /// While a child lives that was forked from this process, or started with its sockets open, peers do not notice the end

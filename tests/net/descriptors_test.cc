@@ -64,28 +64,5 @@ TEST(Descriptors, ASilentConnectionIsGivenUpAfterNvxsLimitOrTheUsers) {
   }
 }
 
-TEST(Descriptors, ConnectionsToAPortAreLimitedToo) {
-  const Fd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
-      client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), bytes), 0);
-  ASSERT_EQ(listen(listener.get(), 1), 0);
-  ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &bytes), 0);
-  ASSERT_EQ(connect(client.get(), reinterpret_cast<sockaddr*>(&address), bytes), 0);
-  const auto limit = [&] {
-    int limit_ms = 0;
-    socklen_t size = sizeof limit_ms;
-    EXPECT_EQ(getsockopt(client.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, &size), 0);
-    return limit_ms;
-  };
-  limit_silence_of(uint16_t(ntohs(address.sin_port) + 1));
-  EXPECT_EQ(limit(), 0);
-  limit_silence_of(ntohs(address.sin_port));
-  EXPECT_EQ(limit(), 20'000);
-}
-
 }  // namespace
 }  // namespace nvx::net

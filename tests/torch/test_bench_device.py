@@ -21,7 +21,7 @@ def here(rank, world):
 
 def swept(rank, world, folder, *words):
     parsed = cli._sweep_parser().parse_args([*words, *BRIEF, "-J", f"{folder}/found.json"])
-    status = sweep.run(here(rank, world), parsed, "nvx bench")
+    status = sweep.Sweep(here(rank, world), parsed, "nvx bench").run()
     return status, json.loads(open(f"{folder}/found.json").read()) if rank == 0 else None
 
 

@@ -126,9 +126,10 @@ def silent(port, server):
     store.set("x", "y")
     os.kill(server, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(dist.DistBackendError, match=r"the store at 127.0.0.1, .* has not answered for 2\.\d\d s"):
+    with pytest.raises(dist.DistBackendError, match=r"the store at 127.0.0.1, .* has not answered for \d\.\d\d s"):
         dist.init_process_group(BACKEND, store=store, rank=0, world_size=2, timeout=timedelta(seconds=2))
     assert time.monotonic() - began < 8
+    dist.distributed_c10d._world.group_count = 0  # torch counts the failed one, too, and names the next group by it
 
 
 @only_nvx

@@ -24,7 +24,6 @@
 #include "base/text.h"
 #include "group/core/engine.h"
 #include "group/setup/store.h"
-#include "net/descriptors.h"
 
 namespace nvx {
 
@@ -65,10 +64,7 @@ class TorchStore final : public Store {
         patience_(patience.count() > 0 ? patience : store_->getTimeout()),
         aborted_(std::move(aborted)),
         first_pause_(std::max(kFirstPause, ranks * kPauseOfARank / 40)),
-        longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {
-    // A request to a host that has fallen silent would otherwise wait for the kernel, about a quarter of an hour.
-    if (const auto* served = dynamic_cast<c10d::TCPStore*>(innermost().get())) net::limit_silence_of(served->getPort());
-  }
+        longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     ask([store = store_, key, value] { store->set(key, value); });
@@ -151,26 +147,26 @@ class TorchStore final : public Store {
         [call = std::move(call)]() mutable { return call_store(std::move(call)); });
     auto answer = task->get_future();
     if (!Engine::here().start([task] { (*task)(); })) (*task)();
-    const Deadline limit = Deadline::after(patience_);
-    constexpr std::chrono::milliseconds kSlice{20};
-    constexpr double kNoticeable = 2;  // seconds
-    for (bool noticed = false; answer.wait_for(kSlice) == std::future_status::timeout;) {
+    constexpr std::chrono::milliseconds kSlice{20}, kHurry{1000}, kNoticeable{2000};
+    const Deadline limit = Deadline::after(hurries_ ? kHurry : patience_);
+    while (answer.wait_for(kSlice) == std::future_status::timeout) {
       if (limit.passed(Clock::now())) silent_ = true, throw_silent(limit.elapsed_s());
-      if (stop_requested()) {
-        silent_ = true;
-        throw Error(Code::kInterrupted, "nvx: " + interrupt_text() + ", waiting for the store at " + host());
-      }
-      if (aborted_ && aborted_()) {
-        silent_ = true;
-        throw Error(Code::kAborted, "nvx: the group was aborted while this rank waited for the store at " + host());
-      }
-      if (noticed || limit.elapsed_s() < kNoticeable) continue;
+      if (!hurries_) check_whether_to_wait();
+      if (Clock::now() - limit.start < kNoticeable || noticed_.exchange(true)) continue;
       NVX_LOG(kWarn,
-              "the store at %s has not answered for 2 s. Next: check the process that serves it, as a rule rank 0",
+              "the store at %s has not answered for 2 s. Next: check the process that serves it, as a rule rank 0, and "
+              "whether another thread of this process is waiting for a key in it",
               host().c_str());
-      noticed = true;
     }
     return answer.get();
+  }
+  void check_whether_to_wait() {
+    hurries_ = true;  // if this throws, there is a note to leave for the other ranks
+    if (stop_requested())
+      throw Error(Code::kInterrupted, "nvx: " + interrupt_text() + ", waiting for the store at " + host());
+    if (aborted_ && aborted_())
+      throw Error(Code::kAborted, "nvx: the group was aborted while this rank waited for the store at " + host());
+    hurries_ = false;
   }
   [[noreturn]] void throw_silent(double span) const {
     const std::string waited = span > 0 ? " for " + nvx::seconds(span) : "";
@@ -186,7 +182,7 @@ class TorchStore final : public Store {
   const bool is_remote_;
   const std::chrono::milliseconds patience_;
   const std::function<bool()> aborted_;
-  std::atomic<bool> silent_{false};
+  std::atomic<bool> silent_{false}, noticed_{false}, hurries_{false};
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string awaited_key_;  // the key that is waited for, over several calls
   Clock::time_point began_{}, next_{};

@@ -45,7 +45,7 @@ bool KernelPath::may_serve(c10::DeviceIndex device) const {
 
 bool KernelPath::open(at::Device device) {
   refuse_to_open(*group_, device);
-  TorchStore ranks(store_, group_->size());
+  TorchStore ranks(store_, group_->size(), group_->timeout());
   if (!group_->device().reaches_all(ranks, device.index())) {
     if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
     return false;
@@ -58,7 +58,7 @@ bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at:
                  const std::shared_ptr<TorchStreamOrder>& order) {
   const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
-  TorchStore ranks(store, group.size());
+  TorchStore ranks(store, group.size(), group.timeout());
   const bool yes = group.device().open(ranks, device.index(), order);
   if (yes) (void)order->begin(device);  // if the device fails here, so does the first launch, which notifies the peers
   if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
