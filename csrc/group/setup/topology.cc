@@ -63,6 +63,7 @@ uint32_t usable_cores() {
   while (set.size() <= 64 && sched_getaffinity(0, set.size() * sizeof(cpu_set_t), set.data()) != 0)
     set.resize(2 * set.size());
   if (set.size() <= 64) cores = CPU_COUNT_S(set.size() * sizeof(cpu_set_t), set.data());
+  if (cores == 0) cores = int(sysconf(_SC_NPROCESSORS_ONLN));  // the call is refused
   return quota_cores(uint32_t(std::max(cores, 1)));
 }
 

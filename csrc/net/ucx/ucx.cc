@@ -414,7 +414,7 @@ void UcxLink::handle(const ControlMessage& control) {
       std::erase_if(unknown_links_, [&](const auto& l) { return l.first == control.from && l.second <= control.turn; });
       if (auto parked = parked_.extract(control.from)) drop(*parked.mapped());
     } else if (unknown_links_.size() < kMostUnknownLinks) {
-      unknown_links_[control.from] = control.turn;
+      unknown_links_[control.from] = std::max(unknown_links_[control.from], control.turn);
     }
     return;
   }

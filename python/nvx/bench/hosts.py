@@ -142,6 +142,7 @@ def layout() -> str:
     """In a rank: the layout of the ranks on hosts, as text; empty if they are on one host, or MPI started them."""
     count, _, kind = os.environ.get(LAYOUT, "").partition(" ")
     if not count:
-        return " on several hosts" if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE") else ""
+        here, all_ranks = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+        return " on several hosts" if here and here != all_ranks else ""
     joined = "in network namespaces joined by veth" if kind == "namespaces" else "of NVX_HOST_ID, joined by loopback"
     return f" on {count} hosts ({joined})"

@@ -60,8 +60,9 @@ def write(ranks, folder):
         for entry in entries[number]:  # a rank keeps its last ones only
             firsts.setdefault(entry["process_group"], {}).setdefault(number, entry["collective_seq_id"])
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("rank_[0-9]*"):  # of a larger job: torchfrtrace would read it too
-        stale.unlink()
+    for stale in folder.glob("rank_*"):  # of a larger job: torchfrtrace would read it too
+        if stale.name[5:].isdigit() and stale.is_file():
+            stale.unlink()
     for number, rank in ranks.items():
         config = {}
         for group in (group for group in rank.groups.values() if group["id"]):  # 0: not set up

@@ -157,9 +157,10 @@ def write(folder, output, dumps=None):
 
 def run(command, output, dumps):
     os.makedirs(dumps, exist_ok=True) if dumps else check_writable(output)
+    job = None
 
     def forward(number, frame):
-        if number != signal.SIGINT:  # the command has Ctrl-C too
+        if job and number != signal.SIGINT:  # the command has Ctrl-C too
             job.send_signal(number)
 
     with interrupts.interruptible(), tempfile.TemporaryDirectory(prefix="nvx-trace-") as folder:

@@ -99,7 +99,7 @@ def run(step, tune, options):
         finally:
             if bench:
                 bench.terminate()  # not killed: it ends its ranks
-                bench.wait()
+                bench.communicate()
         if bench.returncode:
             raise Refused((error or out).strip() or f"nvx bench ended with {bench.returncode}")
         with open(file) as results:
