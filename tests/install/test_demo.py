@@ -40,7 +40,7 @@ def test_demo_sees_a_difference_in_the_weights():
 def test_a_signal_leaves_no_folder_of_the_demo(tmp_path):
     started = warm.Popen(["-m", "nvx.cli", "demo"], env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE)
     end = time.monotonic() + 60
-    while not list(tmp_path.glob("nvx-demo-*")) and time.monotonic() < end:
+    while not list(tmp_path.glob("nvx-demo-*/rendezvous")) and time.monotonic() < end:
         time.sleep(0.01)
     started.terminate()
     started.communicate(timeout=60)

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "base/contain.h"
+#include "base/deadline.h"
 #include "base/log.h"
 #include "base/per_process.h"
 #include "base/thread_state.h"
@@ -185,9 +186,9 @@ void Engine::work() {
     }
     if (stopping_) break;
     ++idle_;
-    const auto since = std::chrono::steady_clock::now();
-    while (jobs_.empty() && !stopping_ && std::chrono::steady_clock::now() - since < kIdleLife) {
-      lock.wait_for(changed_, kIdleLife);
+    const Deadline idle = Deadline::after(kIdleLife);
+    for (auto now = idle.start; jobs_.empty() && !stopping_ && !idle.passed(now); now = Clock::now()) {
+      lock.wait_for(changed_, idle.end - now);  // another thread's end wakes it early
     }
     --idle_;
     if (jobs_.empty()) break;
