@@ -117,7 +117,7 @@ def visible_gpus():
 
 
 def what_cmake_reads():
-    """What decides which compiler, options, tools and UCX CMake finds and keeps in its cache."""
+    """The tools and variables by which CMake chooses compiler, options and UCX, and keeps the choice in its cache."""
     names = sorted(name for name in os.environ if re.match(r"CMAKE_|NVX_UCX|PKG_CONFIG|\w*(CC|CXX|FLAGS)$", name))
     tools = [found and os.path.realpath(found) for found in map(shutil.which, TOOLS)]
     return tools + [[name, os.environ[name]] for name in names]

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from nvx.bench.sizes import short_size
-from results import read
+from results_file import read
 
 COLORS = {"nvx": "#0b6e4f", "gloo": "#c8553d", "null": "#8a8a8a", "deepspeed": "#3d5a98", "mpi": "#b8860b"}
 MORE_COLORS = ("#6a4c93", "#2a9d8f", "#d1495b")

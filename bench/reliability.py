@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nvx.bench import machine
-from results import read
+from results_file import read
 
 ROOT = Path(__file__).parents[1]
 PAGE, FILE = ROOT / "docs" / "reliability.md", ROOT / "bench" / "results" / "reliability.json"

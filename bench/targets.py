@@ -14,7 +14,7 @@ from typing import Any
 import goals
 from nvx.bench import machine, world
 from nvx.bench.contenders import known
-from results import read
+from results_file import read
 
 DEFAULT_FILE = Path(__file__).with_name("results") / "targets.json"
 BENCH = str(Path(__file__).with_name("run.py"))

@@ -20,7 +20,7 @@ import memory  # noqa: E402
 import nvx.cli  # noqa: E402
 import overlap  # noqa: E402
 import plot  # noqa: E402
-import results  # noqa: E402
+import results_file  # noqa: E402
 import targets  # noqa: E402
 from nvx.bench import (  # noqa: E402
     cli,
@@ -486,16 +486,16 @@ def test_results_have_a_row_a_line():
 def test_results_files_are_whole_or_absent(tmp_path):
     path = tmp_path / "deep" / "results.json"
     machine.write(str(path), machine.document("sweep", "nvx bench all_reduce", {}, results=[]))
-    again = results.read(str(path))
+    again = results_file.read(str(path))
     assert again["machine"]["cpu"] and again["machine"]["kernel"]
     assert again["versions"]["torch"] == torch.__version__
     assert list(path.parent.iterdir()) == [path]
     path.write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
-        results.read(str(path))
+        results_file.read(str(path))
     path.write_text(json.dumps({"schema": 0}))
     with pytest.raises(ValueError, match="not written by this nvx"):
-        results.read(str(path))
+        results_file.read(str(path))
 
 
 def write_results(path, sizes_=(8, 4096, 1 << 20)):
@@ -508,7 +508,7 @@ def write_results(path, sizes_=(8, 4096, 1 << 20)):
 def test_plot_chooses_the_lines(tmp_path):
     path = tmp_path / "results.json"
     write_results(path)
-    drawn = plot.lines(plot.sweeps(results.read(str(path))), "all_reduce")
+    drawn = plot.lines(plot.sweeps(results_file.read(str(path))), "all_reduce")
     assert {name: [point["size"] for point in points] for name, points in drawn.items()} == {
         "nvx": [8, 4096, 1 << 20],
         "gloo": [8, 4096, 1 << 20],

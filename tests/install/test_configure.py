@@ -1,4 +1,4 @@
-"""What CMake and the scripts find on a machine: UCX, ccache, a compiler. Nothing is built."""
+"""CMake and the scripts find UCX, ccache and a compiler on machines of several kinds. Nothing is built."""
 
 import os
 import subprocess

@@ -157,7 +157,7 @@ def test_a_signal_goes_to_the_command_and_leaves_its_trace(tmp_path, number):
         "dist.init_process_group('nvx', store=dist.HashStore(), rank=0, world_size=1); dist.barrier()\n"
         "print('ready', flush=True); time.sleep(60)"
     )
-    # Whoever runs the tests may ignore SIGHUP.
+    # The process that runs the tests may ignore SIGHUP, and children inherit that.
     before = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); from nvx import cli"
     command = ["-c", f"{before}; sys.exit(cli.main(sys.argv[1:]))", "trace", "-o", output, "--", sys.executable, "-c"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}

@@ -50,9 +50,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   /// Returns when the task is done, or when `give_up()` returns true, which is called about twenty times a second. Runs
   /// the task and those before it on this thread if they have not begun, unless the caller must be able to give up and
-  /// there is another thread. It runs a later task only where no
-  /// thread can be made: that task may need what this thread does next. The caller must not
-  /// hold the lane.
+  /// there is another thread. It runs a later task only where no thread can be made: that task may need what this
+  /// thread does next. The caller must not hold the lane.
   enum class MayRun { kYes, kNo };
   bool wait(Task& task, MayRun may_run, const std::function<bool()>& give_up) EXCLUDES(mutex_);
 

@@ -208,21 +208,24 @@ Status Mailbox::wait(Message& message) {
   if (message.over()) return message.status();
   if (failures_.forked()) return failures_.check_alive();
   Progress progress{Role::kWaiter, Runner::kCaller};
-  const auto count = [&](int more) {
+  {
     MutexLock lock(mutex_);
     begin_timeout_of(message);
-    if ((waiters_ += more) == 0 && !open_.empty()) waiters_gone_.notify_all();
+    ++waiters_;
+  }
+  const auto leave = [this] {
+    MutexLock lock(mutex_);
+    if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
   };
-  count(1);
   try {
     wake();  // a sleeping progress thread leaves the messages to this one
     while (!message.over()) progress_once(&message, progress);
   } catch (...) {
-    if (progress.role == Role::kWaiter) count(-1);  // the progress thread does nothing while there are waiters
+    if (progress.role == Role::kWaiter) leave();  // the progress thread does nothing while there are waiters
     throw;
   }
   core_.status->slept_for_message();
-  count(-1);
+  leave();
   return message.status();
 }
 

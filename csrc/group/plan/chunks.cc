@@ -65,7 +65,7 @@ bool goes_in_chunks(Collective collective, DType dtype, size_t count) {
     case Collective::kBroadcast:
     case Collective::kAllGather:
     case Collective::kReduceScatter:
-      // A chunk must hold whole elements, and nvx does not know the size of those.
+      // A tensor of a type that nvx does not know goes whole.
       return dtype != DType::kBytes && count > kChunk / size_of(dtype);
     default: return false;
   }

@@ -58,13 +58,12 @@ uint32_t quota_cores(uint32_t cores) {
 }
 
 uint32_t usable_cores() {
-  int cores = 0;
-  std::vector<cpu_set_t> set(1);  // each holds 1024 cores; the call fails if the kernel's own set is larger
-  while (set.size() <= 64 && sched_getaffinity(0, set.size() * sizeof(cpu_set_t), set.data()) != 0)
-    set.resize(2 * set.size());
-  if (set.size() <= 64) cores = CPU_COUNT_S(set.size() * sizeof(cpu_set_t), set.data());
-  if (cores == 0) cores = int(sysconf(_SC_NPROCESSORS_ONLN));  // the call is refused
-  return quota_cores(uint32_t(std::max(cores, 1)));
+  // A set of the least size holds 1024 cores, and the call fails if the kernel's own set is larger.
+  for (std::vector<cpu_set_t> set(1); set.size() <= 64; set.resize(2 * set.size())) {
+    const size_t bytes = set.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, bytes, set.data()) == 0) return quota_cores(uint32_t(CPU_COUNT_S(bytes, set.data())));
+  }
+  return quota_cores(uint32_t(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L)));  // the call is refused
 }
 
 uint64_t cache_bytes(int index) {

@@ -41,18 +41,18 @@ std::string key_of(int rank) { return "0/" + std::to_string(rank); }  // of gloo
 
 }  // namespace
 
-GlooRanks::GlooRanks(c10::intrusive_ptr<c10d::Store> store, const GroupOptions& group, std::function<bool()> aborted)
-    : store_(std::move(store), group.size, group.timeout, std::move(aborted)),
-      group_(group.name),
-      rank_(group.rank),
-      size_(group.size),
-      pause_(std::clamp(std::chrono::milliseconds(group.size), std::chrono::milliseconds(100),
-                        std::chrono::milliseconds(1000))),
+GlooRanks::GlooRanks(std::shared_ptr<TorchStore> store, std::string group, int rank, int size)
+    : store_(std::move(store)),
+      group_(std::move(group)),
+      rank_(rank),
+      size_(size),
+      pause_(
+          std::clamp(std::chrono::milliseconds(size), std::chrono::milliseconds(100), std::chrono::milliseconds(1000))),
       next_(Clock::now() + pause_) {
   // An entry of an earlier group shows that those of other ranks may be as old: they prove nothing.
-  const bool entries_are_new = store_.peek(key_of(rank_), kAbsent) == kAbsent;
+  const bool entries_are_new = store_->peek(key_of(rank_), kAbsent) == kAbsent;
   for (int i = 1; entries_are_new && i < size_; ++i) others_.push_back((rank_ + i) % size_);
-  store_.set(key_of(rank_), refusal());
+  store_->set(key_of(rank_), refusal());
 }
 
 void GlooRanks::check() {
@@ -62,7 +62,7 @@ void GlooRanks::check() {
   for (size_t left = std::min<size_t>(others_.size(), kAtOnce); left != 0; --left) {
     const int other = others_.front();
     others_.pop_front();
-    const std::vector<uint8_t> found = store_.peek(key_of(other), kAbsent);
+    const std::vector<uint8_t> found = store_->peek(key_of(other), kAbsent);
     // One for another number of ranks is of an earlier group: this rank may be the first that has reached this one.
     const size_t ranks = ranks_of(found);
     const bool is_old = ranks != 0 && ranks != size_t(size_);
@@ -76,6 +76,6 @@ void GlooRanks::check() {
   }
 }
 
-void GlooRanks::leave() { store_.remove(key_of(rank_)); }
+void GlooRanks::leave() { store_->remove(key_of(rank_)); }
 
 }  // namespace nvx

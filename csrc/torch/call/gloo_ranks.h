@@ -1,15 +1,12 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <cstdint>
 #include <deque>
-#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
-#include "group/setup/group_options.h"
 #include "torch/core/store.h"
 
 namespace nvx {
@@ -19,14 +16,14 @@ namespace nvx {
 class GlooRanks {
  public:
   /// Writes this rank's entry. `store` is the one that torch gives the backend.
-  GlooRanks(c10::intrusive_ptr<c10d::Store> store, const GroupOptions& group, std::function<bool()> aborted);
+  GlooRanks(std::shared_ptr<TorchStore> store, std::string group, int rank, int size);
   /// For the waits of set-up, which call it repeatedly. Throws Error if a rank uses gloo itself.
   void check();
   /// Removes this rank's entry. Call when all ranks have arrived; a rank that reads it meanwhile does not wait.
   void leave();
 
  private:
-  TorchStore store_;
+  const std::shared_ptr<TorchStore> store_;
   const std::string group_;
   const int rank_, size_;
   std::deque<int> others_;  // whose use of nvx is not proved; empty: none need be checked

@@ -38,16 +38,17 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
   TORCH_CHECK_VALUE(store, "nvx: rank ", rank, " of group ", options.group_name,
                     " needs a store. Next: give one that all ranks reach, such as a TCPStore");
   GroupOptions facts = group_options(rank, size, options);
-  TorchStore torch_store(store, size, facts.timeout, aborted);
+  const auto torch_store = std::make_shared<TorchStore>(store, size, facts.timeout, aborted);
   facts.processes = std::move(processes);
   try {
     std::shared_ptr<GlooRanks> gloo_ranks;
-    if (options.replaces_gloo && size > 1) gloo_ranks = std::make_shared<GlooRanks>(store, facts, aborted);
-    facts.aborted = [gloo_ranks, aborted] {
+    if (options.replaces_gloo && size > 1)
+      gloo_ranks = std::make_shared<GlooRanks>(torch_store, facts.name, rank, size);
+    facts.aborted = [gloo_ranks, aborted = std::move(aborted)] {
       if (gloo_ranks) gloo_ranks->check();
       return aborted && aborted();
     };
-    auto group = std::make_shared<Group>(torch_store, facts);
+    auto group = std::make_shared<Group>(*torch_store, facts);
     if (gloo_ranks) gloo_ranks->leave();
     return group;
   } catch (const Error& error) {

@@ -505,9 +505,11 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
     check();
     return true;
   }
-  if (!origin_.elsewhere()) begin_timeout();
-  const auto ended = [this] { return message_->done(); };
-  if (timeout.count() > 0 && !wait_on_device(*group_, ended, Deadline::after(timeout))) raise_late(*group_, timeout);
+  if (timeout.count() > 0) {
+    begin_timeout();
+    const auto ended = [this] { return message_->done(); };
+    if (!wait_on_device(*group_, ended, Deadline::after(timeout))) raise_late(*group_, timeout);
+  }
   if (!origin_.elsewhere()) {
     flush();
     (void)group_->mailbox().wait(*message_);

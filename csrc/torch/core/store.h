@@ -131,11 +131,9 @@ class TorchStore final : public Store {
   std::optional<std::vector<uint8_t>> read(const std::string& key) {
     using Value = std::optional<std::vector<uint8_t>>;
     if (!is_remote_) return call_store([&] { return store_->check({key}) ? Value(store_->get(key)) : std::nullopt; });
-    return ask([store = store_, key]() -> Value {
-      static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
-      std::vector<uint8_t> value = store->compareSet(key, kNone, kNone);
-      return value == kNone ? std::nullopt : Value(std::move(value));
-    });
+    static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
+    std::vector<uint8_t> value = peek(key, kNone);
+    return value == kNone ? std::nullopt : Value(std::move(value));
   }
 
   /// `call` may outlive this object.
