@@ -62,7 +62,10 @@ bool means_no_route(int error) {
 void each_interface(const std::function<void(const ifaddrs&)>& body) {
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) return;
-  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) body(*entry);
+  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) {
+    if (char* const label = std::strchr(entry->ifa_name, ':')) *label = '\0';  // "eth0:1"
+    body(*entry);
+  }
   freeifaddrs(first);
 }
 
@@ -119,6 +122,9 @@ std::vector<HostAddress> host_addresses(std::span<const std::string> interfaces)
     if (host.family != 0) (entry.ifa_flags & IFF_LOOPBACK ? loopback : found).push_back(host);
   });
   std::vector<HostAddress>& chosen = found.empty() ? loopback : found;
+  std::ranges::stable_sort(chosen, {}, [&](const HostAddress& host) {
+    return std::ranges::find(interfaces, host.interface.data()) - interfaces.begin();
+  });
   chosen.resize(std::min(chosen.size(), kMostAddresses));
   return chosen;
 }

@@ -31,13 +31,15 @@ inline constexpr size_t kMostAddresses = 16;
 /// The address in a sockaddr, if it is IPv4 or IPv6.
 std::optional<AddressBytes> address_bytes(const sockaddr* address);
 std::pair<sockaddr_storage, socklen_t> sockaddr_of(const HostAddress& address);
+/// The name of an interface's address is that of the interface, without the label that an IPv4 address may have.
 void each_interface(const std::function<void(const ifaddrs&)>& body);
 
 /// The source addresses of this host's packets, for any interface: all addresses that have a meaning on other hosts, at
 /// most kMostAddresses, IPv4 first.
 std::vector<AddressBytes> own_addresses();
 
-/// The addresses of the interfaces with these names. Those of the loopback only if there are no others.
+/// The addresses of the interfaces with these names, in the order of the names, at most kMostAddresses. Those of the
+/// loopback only if there are no others.
 std::vector<HostAddress> host_addresses(std::span<const std::string> interfaces);
 
 /// The kernel's current route for packets to an address. Sends nothing.

@@ -1,13 +1,16 @@
 #include "net/interfaces.h"
 
 #include <net/if.h>
+#include <net/if_arp.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string_view>
+#include <utility>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -48,10 +51,18 @@ bool is_bridge(const std::string& name) {
   return access(about(name, "bridge").c_str(), F_OK) == 0 && !is_hardware(name);
 }
 
-int64_t mbits_of(const std::string& name) {
-  std::ifstream file(about(name, "speed"));
-  int64_t mbits = 0;
-  return file >> mbits && mbits > 0 ? mbits : 0;
+/// 0 if the system knows none.
+int64_t number_of(const std::string& name, const char* what) {
+  std::ifstream file(about(name, what));
+  int64_t number = 0;
+  return file >> number && number > 0 ? number : 0;
+}
+
+/// WireGuard, PPP, GRE and the like have a type of their own. The device of a user-space VPN may look like Ethernet.
+bool is_tunnel(const std::string& name) {
+  const int64_t type = number_of(name, "type");
+  const bool network = type == 0 || type == ARPHRD_ETHER || type == ARPHRD_INFINIBAND || type == ARPHRD_LOOPBACK;
+  return !network || access(about(name, "tun_flags").c_str(), F_OK) == 0;
 }
 
 const char* set_in_environment(const char* name) {
@@ -69,7 +80,7 @@ std::vector<Interface> interfaces() {
     if (!address_bytes(entry.ifa_addr) || (entry.ifa_flags & kActive) != kActive) return;
     if (std::ranges::find(found, name, &Interface::name) != found.end()) return;
     const bool loopback = (entry.ifa_flags & IFF_LOOPBACK) != 0;
-    found.push_back({name, loopback, is_bridge(name), is_hardware(name), mbits_of(name)});
+    found.push_back({name, loopback, is_bridge(name), is_hardware(name), number_of(name, "speed"), is_tunnel(name)});
   });
   return found;
 }
@@ -129,10 +140,21 @@ std::vector<std::string> with_rails(const std::string& towards, std::span<const 
   const auto leads = std::ranges::find(present, towards, &Interface::name);
   std::vector<std::string> chosen;
   for (const Interface& i : present) {
-    const bool rail = i.hardware && !i.bridge && !i.loopback && leads != present.end() && i.mbits >= leads->mbits;
-    if (i.name == towards || rail) chosen.push_back(i.name);
+    const bool beside = leads != present.end() && !leads->tunnel && i.mbits >= leads->mbits;
+    if (i.name == towards || (beside && i.hardware && !i.bridge && !i.loopback)) chosen.push_back(i.name);
   }
   return chosen;
+}
+
+std::vector<std::string> fast_first(std::vector<std::string> names, std::span<const Interface> present,
+                                    const std::string& towards) {
+  std::ranges::stable_sort(names, {}, [&](const std::string& name) {
+    const auto found = std::ranges::find(present, name, &Interface::name);
+    const int64_t mbits = found == present.end() ? 0 : found->mbits;
+    const bool leads = name == towards;
+    return std::pair(leads && mbits == 0 ? std::numeric_limits<int64_t>::min() : -mbits, !leads);
+  });
+  return names;
 }
 
 std::vector<std::string> chosen_interfaces(const std::string& store_host, bool rails) {
@@ -145,7 +167,7 @@ std::vector<std::string> chosen_interfaces(const std::string& store_host, bool r
   // Traffic must not leave the interfaces that the user named for nvx. Names for gloo or NCCL may not fit nvx.
   if (chosen.empty() && rule.own) throw Error(none_named(rule, present));
   if (chosen.empty() && rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).cause.c_str());
-  return chosen;
+  return fast_first(std::move(chosen), present, towards);
 }
 
 Failure none_named(const InterfaceRule& rule, std::span<const Interface> present) {
@@ -155,7 +177,7 @@ Failure none_named(const InterfaceRule& rule, std::span<const Interface> present
                            " names no interface that is up on this host, where there " +
                            (names.empty() ? "is none" : (present.size() == 1 ? "is " : "are ") + joined(names));
   if (rule.own) return {.code = Code::kInvalid, .cause = what, .advice = "name one of them, or unset it"};
-  return {Code::kInvalid, what + "; UCX chooses (NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one"};
+  return {Code::kInvalid, what + "; any may be used (NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one"};
 }
 
 }  // namespace nvx::net

@@ -16,6 +16,7 @@ struct Interface {
   bool bridge = false;    ///< of containers or virtual machines: another host has one with the same address
   bool hardware = false;  ///< of a network card, or stacked on one
   int64_t mbits = 0;      ///< per second; 0 if unknown
+  bool tunnel = false;    ///< of a VPN: what enters it must not take another way
 };
 
 std::vector<Interface> interfaces();
@@ -39,11 +40,16 @@ InterfaceRule interface_rule();
 /// hosts. If that is empty: all but bridges, and the loopback only if there is no other.
 std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present,
                                 const std::string& towards = "");
-/// The interface that leads to the other hosts and its rails: interfaces of network cards that are at least as fast.
+/// The interface that leads to the other hosts and its rails: interfaces of network cards that are at least as fast. A
+/// tunnel has none.
 std::vector<std::string> with_rails(const std::string& towards, std::span<const Interface> present);
+/// The order in which peers try them: fast ones first, and `towards` before those of its speed, or if its speed is
+/// unknown before all.
+std::vector<std::string> fast_first(std::vector<std::string> names, std::span<const Interface> present,
+                                    const std::string& towards);
 /// The interfaces for connections to other hosts: those that the user named, else the one that leads to the host that
-/// serves the store, with its rails if wanted, else those of choose(). Empty, with a warning, if another library's
-/// variable names none. Throws Error if NVX_SOCKET_IFNAME names none.
+/// serves the store, with its rails if wanted, else those of choose(), fast ones first. Empty, with a warning, if
+/// another library's variable names none. Throws Error if NVX_SOCKET_IFNAME names none.
 std::vector<std::string> chosen_interfaces(const std::string& store_host, bool rails);
 /// The failure for a rule that names none of the interfaces present.
 Failure none_named(const InterfaceRule& rule, std::span<const Interface> present);

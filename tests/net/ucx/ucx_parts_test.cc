@@ -1,16 +1,24 @@
 // The decisions of a UCX link before it uses UCX: library, interfaces, reachable peers.
 
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <set>
 
+#include "base/handle.h"
 #include "gtest/gtest.h"
 #include "net/interfaces.h"
 #include "net/ucx/ucx_address.h"
 #include "net/ucx/ucx_search.h"
+#include "support/ranks.h"
 
 namespace nvx::net::test {
 namespace {
@@ -67,6 +75,35 @@ TEST(Places, OfTheLoopbackOnlyIfThereIsNothingElse) {
   ASSERT_FALSE(found.empty());
   EXPECT_EQ(found[0].text(), "127.0.0.1 (lo)");
   EXPECT_TRUE(host_addresses(none).empty());
+}
+
+/// In a network namespace of its own: gives its loopback an address with a label.
+bool label_an_address() {
+  if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+  const Fd fd(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq labelled{.ifr_ifrn = {.ifrn_name = "lo:1"}, .ifr_ifru = {}},
+      lo{.ifr_ifrn = {.ifrn_name = "lo"}, .ifr_ifru = {}};
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(0x0a000007);
+  std::memcpy(&labelled.ifr_addr, &address, sizeof address);
+  lo.ifr_flags = IFF_UP;
+  return ioctl(fd.get(), SIOCSIFADDR, &labelled) == 0 && ioctl(fd.get(), SIOCSIFFLAGS, &lo) == 0;
+}
+
+TEST(Places, OfALabelledAddressIsItsInterface) {
+  if (const char* why = nvx::test::why_no_processes()) GTEST_SKIP() << why;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!label_an_address()) _exit(1);
+    const std::vector<std::string> lo{"lo"};
+    const auto labelled = [](const HostAddress& host) { return host.text() == "10.0.0.7 (lo)"; };
+    _exit(std::ranges::any_of(host_addresses(lo), labelled) ? 0 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (status == 1 << 8) GTEST_SKIP() << "this user cannot make a network namespace";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(UcxAddress, RefusesEveryDamage) {
@@ -190,14 +227,27 @@ TEST(Interfaces, OfRailsAreTheWayToTheOthersAndCardsThatAreNoSlower) {
   const std::vector<Interface> present = {{"lo", true, false, false, 0},        {"eth0", false, false, true, 1000},
                                           {"ib0", false, false, true, 200'000}, {"ib1", false, false, true, 200'000},
                                           {"docker0", false, true, false, 0},   {"veth7", false, false, false, 10'000},
-                                          {"br0", false, true, true, 200'000}};
+                                          {"br0", false, true, true, 200'000},  {"wg0", false, false, false, 0, true}};
   using Names = std::vector<std::string>;
   EXPECT_EQ(with_rails("eth0", present), (Names{"eth0", "ib0", "ib1"}));
   EXPECT_EQ(with_rails("ib0", present), (Names{"ib0", "ib1"}));
   EXPECT_EQ(with_rails("veth7", present), (Names{"ib0", "ib1", "veth7"})) << "a container's second network";
+  EXPECT_EQ(with_rails("wg0", present), Names{"wg0"}) << "what is to be encrypted must not leave by a card";
   EXPECT_EQ(with_rails("gone0", present), Names());
   const std::vector<Interface> clouds = {{"ens5", false, false, true, 0}, {"ens6", false, false, true, 0}};
   EXPECT_EQ(with_rails("ens5", clouds), (Names{"ens5", "ens6"})) << "which do not report their speed";
+}
+
+TEST(Interfaces, AreTriedFromTheFastestOn) {
+  const std::vector<Interface> present = {{"bad0", false, false, true, 1000},
+                                          {"eth0", false, false, true, 1000},
+                                          {"eth1", false, false, true, 100'000},
+                                          {"new0", false, false, true, 0}};
+  using Names = std::vector<std::string>;
+  const Names all = {"bad0", "eth0", "eth1", "new0"};
+  EXPECT_EQ(fast_first(all, present, "eth0"), (Names{"eth1", "eth0", "bad0", "new0"}));
+  EXPECT_EQ(fast_first(all, present, "new0"), (Names{"new0", "eth1", "bad0", "eth0"})) << "it may be the fastest";
+  EXPECT_EQ(fast_first(all, present, ""), (Names{"eth1", "bad0", "eth0", "new0"}));
 }
 
 TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
@@ -207,8 +257,8 @@ TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
       "nvx: NVX_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there are lo, eth0. Next: name "
       "one of them, or unset it");
   EXPECT_EQ(text_of(none_named({"GLOO_SOCKET_IFNAME", "etth0", true}, std::span(present).first(1))),
-            "nvx: GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; UCX chooses "
-            "(NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one");
+            "nvx: GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; any may be "
+            "used (NVX_DEBUG=info logs which), unless NVX_SOCKET_IFNAME names one");
   const std::string nothing = text_of(none_named({"NVX_SOCKET_IFNAME", "x", false, true}, {}));
   EXPECT_NE(nothing.find("there is none. Next"), std::string::npos) << nothing;
 }
