@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "memory/shm/arena.h"
+#include "net/header.h"
 #include "net/host_address.h"
 
 namespace nvx {
@@ -19,8 +20,9 @@ namespace nvx {
 /// and its users check it against local bounds.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
-  static constexpr uint16_t kWire =
-      18;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
+  /// The protocol between ranks: 18, which changes with any layout in `pad.h`, in `failure_note.h` or here, and the
+  /// version of the messages between hosts.
+  static constexpr uint16_t kWire = 18 << 8 | net::MessageHeader::kVersion;
 
   uint32_t magic = kMagic;
   uint16_t wire_version = kWire;
