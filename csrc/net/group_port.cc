@@ -206,15 +206,11 @@ std::string GroupPort::obstacle(int rank) {
   return peer ? messenger_->obstacle(*peer) : "";
 }
 
-void GroupPort::poison(const Failure& why, const std::vector<int>& ranks, std::chrono::milliseconds most) {
+void GroupPort::poison(const Failure& why, const std::vector<int>& ranks) {
   const FailureNote note = FailureNote::of(why);
-  {
-    MutexLock lock(mutex());
-    for (const int rank : ranks) {
-      if (process_of(rank)) send(rank, {Kind::kPoison}, {}, note.used());
-    }
+  for (const int rank : ranks) {
+    if (process_of(rank)) send(rank, {Kind::kPoison}, {}, note.used());
   }
-  messenger_->flush_reports(group_, most);
 }
 
 void GroupPort::report_other_failure(const Failure& what) {

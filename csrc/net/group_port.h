@@ -83,9 +83,8 @@ class GroupPort {
   Clock::duration silence(int rank) const REQUIRES(messenger_->mutex());
   /// As Messenger::obstacle(), for a rank.
   std::string obstacle(int rank) REQUIRES(messenger_->mutex());
-  /// Reports the group's failure on this rank to these ranks. See Messenger::flush_reports() for `most`.
-  void poison(const Failure& why, const std::vector<int>& ranks, std::chrono::milliseconds most)
-      EXCLUDES(messenger_->mutex());
+  /// Reports the group's failure on this rank to these ranks. Messenger::flush_reports() waits for it.
+  void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(messenger_->mutex());
   /// Reports the failure of another group of this process to all ranks that wait for this one, now or later. Only the
   /// first call counts.
   void report_other_failure(const Failure& what) REQUIRES(messenger_->mutex());

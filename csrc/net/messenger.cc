@@ -157,7 +157,7 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
   }
   Outgoing& out = *free_.back();
   free_.pop_back();
-  if (header.kind == Kind::kPoison) out.reports_failure_of = header.group;
+  out.reports_failure = header.kind == Kind::kPoison;
   out.post.to = to;
   out.post.owner = &out;
   std::memcpy(out.post.header, &header, sizeof header);
@@ -168,16 +168,17 @@ Messenger::Outgoing& Messenger::outgoing(PeerId to, const MessageHeader& header,
 
 void Messenger::done(Post& post, const Status& status) {
   Outgoing* out = static_cast<Outgoing*>(post.owner);
-  out->reports_failure_of.reset();
+  out->reports_failure = false;
   if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
   free_.push_back(out);
 }
 
-void Messenger::flush_reports(uint64_t group, std::chrono::milliseconds most) {
-  const Deadline deadline = Deadline::after(most);
+void Messenger::flush_reports() {
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(200));
   MutexLock lock(mutex_);
-  const auto is_open = [&](const Outgoing& out) { return out.reports_failure_of == group; };
-  while (std::ranges::any_of(outgoing_, is_open) && !closed_ && !deadline.passed(Clock::now())) drive_or_pause();
+  while (std::ranges::any_of(outgoing_, &Outgoing::reports_failure) && !closed_ && !deadline.passed(Clock::now()))
+    drive_or_pause();
+  for (Outgoing& out : outgoing_) out.reports_failure = false;
 }
 
 bool Messenger::progress() {

@@ -70,9 +70,9 @@ class Messenger final : private Receiver {
   void send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind,
             std::span<const std::byte> body = {}, Sender* sender = nullptr, uint64_t cookie = 0) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
-  /// Waits, at most for `most`, until the group's reports of its failure have left this process, which may end next: a
-  /// connection may not stand yet. Do not call it from a callback of the link.
-  void flush_reports(uint64_t group, std::chrono::milliseconds most) EXCLUDES(mutex_);
+  /// Waits, at most 200 ms, until the reports of failed groups have left this process, which may end next: a connection
+  /// may not stand yet. The next call does not wait for them again. Do not call it from a callback of the link.
+  void flush_reports() EXCLUDES(mutex_);
   /// Closes the connection to a peer, which counts as lost from then on.
   void disconnect(PeerId peer, const std::string& why) REQUIRES(mutex_);
 
@@ -132,7 +132,7 @@ class Messenger final : private Receiver {
     Post post;
     Sender* sender = nullptr;
     uint64_t cookie = 0;
-    std::optional<uint64_t> reports_failure_of{};  // a group
+    bool reports_failure = false;  // of a group
     std::array<std::byte, kMostCopied> copied;
   };
   using GroupPortKey = std::pair<uint64_t, uint32_t>;  // group, rank on this side

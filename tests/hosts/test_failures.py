@@ -46,6 +46,21 @@ def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
     assert report["when"] - dead < 3
 
 
+def test_the_silence_of_a_host_is_reported_for_all_groups_at_once(cluster, hosts):
+    """Rank 0 has no connection to rank 3, and gets none: each group would wait for that on its own."""
+    groups = [[0, 1, 2, 3]] * 15
+    cluster.start("wait_apart", 4, {"NVX_LIVENESS_S": 3}, groups=groups, waits=[[0, 2], None, None, None])
+    cluster.wait_for("ready")
+    hosts.set_link(1, "down")
+    down = time.time()
+    cluster.ranks[0].wait(30)
+    for rank in (1, 2, 3):
+        cluster.send(rank, signal.SIGKILL)
+    report = cluster.results(without=(1, 2, 3))[0]
+    assert "sign of life" in report["error"], report["error"]
+    assert report["when"] - down < 5.5
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_ends_alone_on_its_host_while_a_program_makes_its_own_group_is_named(cluster, victim):
     cluster.start("make_own_group", 2, victim=victim)

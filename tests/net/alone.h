@@ -76,10 +76,11 @@ class Alone {
     lock_ = std::make_unique<MutexLock>(messenger_->mutex());
   }
   /// How long a report of the group's failure to these ranks takes, or of the failure of the group that has begun.
-  Clock::duration report_failure(uint64_t group, const std::vector<int>& ranks, std::chrono::milliseconds most) {
+  Clock::duration report_failure(uint64_t group, const std::vector<int>& ranks) {
+    hold(), (group == kGroup ? port_ : fresh_)->poison({Code::kTimeout, "the test says so"}, ranks);
     lock_.reset();
     const auto began = Clock::now();
-    (group == kGroup ? port_ : fresh_)->poison({Code::kTimeout, "the test says so"}, ranks, most);
+    messenger_->flush_reports();
     const auto took = Clock::now() - began;
     lock_ = std::make_unique<MutexLock>(messenger_->mutex());
     return took;

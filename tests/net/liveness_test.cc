@@ -27,8 +27,8 @@ TEST(FailureReport, AFailedGroupDoesNotWaitForTheReportsOfOthers) {
   Begun alone;
   alone.begin_group(kGroup + 1);
   alone.link().reads_posts = false;
-  EXPECT_GE(alone.report_failure(kGroup, {1}, milliseconds(20)), milliseconds(20));
-  EXPECT_LT(alone.report_failure(kGroup + 1, {}, milliseconds(10'000)), milliseconds(5000));
+  EXPECT_GE(alone.report_failure(kGroup, {1}), milliseconds(200));
+  EXPECT_LT(alone.report_failure(kGroup + 1, {}), milliseconds(200));
 }
 
 /// A damaged report of another group's failure is ignored.

@@ -101,6 +101,11 @@ Status FailureState::fail(Failure failure) {
   act_(first);
   if (port_ && !closed()) notify_other_hosts(*port_, members_.topology, failure);
   report_to_other_groups(failure);
+  if (!reporting_to_others && !closed()) {  // once for all groups: each may have ranks that cannot be reached
+    const std::shared_ptr<net::Messenger> opened = port_ ? nullptr : net::Messenger::opened();
+    if (port_) port_->messenger().flush_reports();
+    if (opened) opened->flush_reports();
+  }
   // A launcher that sees a rank die kills the others, often before the program has printed the exception.
   if (first.code() == Code::kPeerDied && !reporting_to_others) {
     NVX_LOG(kWarn, "%s", first.reason().c_str());

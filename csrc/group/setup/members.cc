@@ -120,10 +120,8 @@ PlanFacts facts_of(const Topology& topology, int rank, const Overrides& override
 }
 
 void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure) {
-  constexpr std::chrono::milliseconds kMost{200};  // to open a connection
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.contacts();
-  lock.unlock();
   if (failure.reported_code() != Code::kPeerFailed) {
     // One rank of every host notifies its host. On the host of `failure.lost_rank` two ranks do, since one of them may
     // be stopped together with that rank.
@@ -136,7 +134,7 @@ void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Fa
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  port.poison(failure, ranks, kMost);
+  port.poison(failure, ranks);
 }
 
 }  // namespace nvx

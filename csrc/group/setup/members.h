@@ -100,8 +100,8 @@ Overrides tuning_of(const std::string& option = {});
 PlanFacts facts_of(const Topology& topology, int rank, const Overrides& overrides = {});
 
 /// Notifies ranks of other hosts why the group has failed here: the ranks with which this one has exchanged data, and
-/// one rank of each host, which notifies its host. Best effort; waits for at most 200 ms, for a connection to open. A
-/// failure reported by another rank goes only to the former.
+/// one rank of each host, which notifies its host. Best effort; see Messenger::flush_reports(). A failure reported by
+/// another rank goes only to the former.
 void notify_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure);
 
 }  // namespace nvx

@@ -74,8 +74,10 @@ void SetUp::give_up(Made made, const Failure& why) {
   }
   contain("leaving a note in the store that a group cannot be made", [&] { store_setup_.leave_notes(note); });
   if (made.port)
-    contain("notifying other hosts that a group cannot be made",
-            [&] { notify_other_hosts(*made.port, members.topology, note); });
+    contain("notifying other hosts that a group cannot be made", [&] {
+      notify_other_hosts(*made.port, members.topology, note);
+      made.port->messenger().flush_reports();
+    });
   made.membership.reset();  // first: Liveness calls the port while this exists
   made.port.reset();
   if (!members.pad_span) return;
