@@ -75,7 +75,7 @@ def test_a_link_that_is_down_when_two_processes_first_communicate(cluster, hosts
     ids=["another key", "no key"],
 )
 def test_ranks_without_the_key_are_named(cluster, other, error):
-    cluster.start("begin", 2, environment=[WITH_KEY, {"NVX_JOB_KEY": other}])
+    cluster.start("begin", 2, environment=[WITH_KEY, {"NVX_JOB_KEY": other} if other else {}])
     for rank, process in enumerate(cluster.ranks):
         assert process.wait(60) != 0
         log = (cluster.folder / f"rank{rank}.log").read_text()
@@ -84,12 +84,16 @@ def test_ranks_without_the_key_are_named(cluster, other, error):
         assert KEY not in log
 
 
-def test_a_rank_that_cannot_read_the_key_notifies_the_others(cluster):
-    nowhere = f"@{cluster.folder / 'nowhere'}"
-    cluster.start("begin", 2, environment=[WITH_KEY, {"NVX_JOB_KEY": nowhere}])
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [("@/nowhere", "(NVX_JOB_KEY), cannot be read: No such file"), ("", "NVX_JOB_KEY is set, but empty")],
+    ids=["no file", "an empty value"],
+)
+def test_a_rank_that_cannot_read_the_key_notifies_the_others(cluster, key, error):
+    cluster.start("begin", 2, environment=[WITH_KEY, {"NVX_JOB_KEY": key}])
     began = time.time()
     for rank, process in enumerate(cluster.ranks):
         assert process.wait(50) != 0
         log = (cluster.folder / f"rank{rank}.log").read_text()
-        assert "(NVX_JOB_KEY), cannot be read: No such file" in log, log
+        assert error in log, log
     assert time.time() - began < 30, "the set-up may take 60 s"

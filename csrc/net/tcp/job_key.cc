@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -64,7 +65,11 @@ std::string read_key(const std::string& path) {
 }  // namespace
 
 const JobKey* JobKey::here() {
-  if (config().job_key.empty()) return nullptr;
+  static const bool kSet = std::getenv("NVX_JOB_KEY") != nullptr;
+  if (config().job_key.empty() && !kSet) return nullptr;
+  // Whoever sets it wants authentication: the command that should have printed the key may have failed.
+  if (config().job_key.empty())
+    throw Error(Code::kInvalid, "nvx: NVX_JOB_KEY is set, but empty", std::string(kHowTo) + ", or unset it");
   static const JobKey* const kKey = new JobKey(config().job_key);
   return kKey;
 }

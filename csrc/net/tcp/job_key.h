@@ -15,7 +15,7 @@ using Mac = std::array<std::byte, 32>;
 /// The secret that only the ranks of a job have. It does not appear in logs, errors or the store.
 class JobKey {
  public:
-  /// The key in NVX_JOB_KEY, or null if that is not set. Throws Error.
+  /// The key in NVX_JOB_KEY, or null if that is not set. Throws Error, also if it is set and empty.
   static const JobKey* here();
 
   /// `setting`: the key, or "@" and its file. Throws Error if it is too short or unreadable, or without libcrypto.
