@@ -71,11 +71,14 @@ std::vector<HostAddress> TcpListeners::addresses() const {
 }
 
 void TcpListeners::admit(std::span<const AddressPrefix> more) {
-  admitted_.insert(more.begin(), more.end());
+  std::set<AddressPrefix> all = admitted_;
+  all.insert(more.begin(), more.end());
+  if (all.size() == admitted_.size()) return;
   for (const Listener& listener : listeners_) {
-    if (!listener.filtered || attach_source_filter(listener.fd(), {admitted_.begin(), admitted_.end()})) continue;
+    if (!listener.filtered || attach_source_filter(listener.fd(), {all.begin(), all.end()})) continue;
     throw system_error("the kernel does not change the filter of a socket");
   }
+  admitted_ = std::move(all);  // only now: if a filter fails, the next call tries again
 }
 
 uint64_t TcpListeners::dropped() const {
