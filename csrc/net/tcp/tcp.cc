@@ -205,7 +205,8 @@ PeerId TcpLink::add(std::span<const std::byte> bytes) {
 std::string TcpLink::obstacle(PeerId id) {
   const Peer* peer = usable() ? find(id) : nullptr;
   if (!peer) return "";
-  const bool unreached = peer->attempts != 0 && !(peer->out && peer->out->was_open());
+  const bool refused = peer->refused >= peer->listeners.size();  // a filter would not answer
+  const bool unreached = peer->attempts != 0 && !refused && !(peer->out && peer->out->was_open());
   return why_not_admitted(unreached ? peer->listeners : std::vector<HostAddress>(), sockets_->listeners.dropped()) +
          sockets_->listeners.why_paused();
 }
@@ -273,8 +274,11 @@ void TcpLink::retry(Peer& peer, Clock::time_point now) {
   const std::string why = peer.out->why();
   const bool wrong_key = peer.out->failure() == Outgoing::Failure::kWrongKey;
   const size_t refused = wrong_key || peer.out->failure() == Outgoing::Failure::kRefused ? peer.refused + 1 : 0;
-  if (refused >= addresses && wrong_key) return lose(peer, why);
-  if (refused >= addresses) return void(peer.dying = "its process has ended (" + why + ")");
+  if (refused >= addresses) {
+    peer.refused = refused;
+    if (wrong_key) return lose(peer, why);
+    return void(peer.dying = "its process has ended, or a firewall rejects connections to it (" + why + ")");
+  }
   if (now < peer.next_try && peer.attempts % addresses == 0) return;
   peer.refused = refused;
   if (now < peer.give_up) return attempt(peer);

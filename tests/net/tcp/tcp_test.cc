@@ -331,6 +331,7 @@ TEST_F(Tcp, APeerThatRefusesIsLostBehindItsLastMessages) {
   b.send(0, 1);
   ASSERT_TRUE(drive({b.link.get()}, [&] { return b.log.losses[0] == 1; }));
   EXPECT_EQ(b.log.messages.size(), 2u);
+  EXPECT_EQ(b.link->obstacle(0), "") << "a filter does not refuse";
 }
 
 TEST_F(Tcp, APostByACallbackOfCloseEnds) {
