@@ -92,7 +92,8 @@ void receive_messages(FuzzedDataProvider& from) {
   require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
   const Fd epoll(epoll_create1(EPOLL_CLOEXEC)), theirs(ends[1]);
   Taker taker(from.ConsumeBool());
-  Incoming incoming(epoll.get(), Fd(ends[0]), "somewhere", key(), kSelf);
+  Unplaced spare;
+  Incoming incoming(epoll.get(), Fd(ends[0]), "somewhere", key(), kSelf, spare);
   std::vector<std::byte> scratch(from.ConsumeIntegralInRange<size_t>(1, 8192));
   const bool holds_key = from.ConsumeBool();
   if (holds_key) {

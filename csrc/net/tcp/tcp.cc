@@ -155,6 +155,7 @@ class TcpLink final : public Link {
 
   const JobKey& key_;
   const LinkNonce self_ = random_value<LinkNonce>();
+  Unplaced spare_;
   const uint32_t generation_ = fork_generation();
   Bell bell_;
   Receiver* receiver_ = nullptr;
@@ -322,7 +323,8 @@ bool TcpLink::accept(Socket& listener) {
     Fd fd = sockets_->listeners.accept(listener, from);
     if (!fd) return i != 0;
     contain("accepting a connection", [&] {
-      sockets_->incoming.push_back(std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), from, key_, self_));
+      sockets_->incoming.push_back(
+          std::make_unique<Incoming>(sockets_->epoll.get(), std::move(fd), from, key_, self_, spare_));
     });
   }
   return true;

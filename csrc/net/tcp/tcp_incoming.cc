@@ -14,7 +14,7 @@ namespace {
 
 /// Bodies from this size on may be read directly to their place.
 constexpr size_t kLeastPlaced = 16 << 10;
-/// The memory for bodies that a connection keeps between two of them.
+/// The memory for bodies that a link keeps between two of them.
 constexpr size_t kMostKept = 64 << 10;
 /// The longest body that a sender can make this side allocate memory for.
 constexpr size_t kMostUnplaced = 64 << 20;
@@ -23,8 +23,8 @@ static_assert(sizeof(ClientHello) <= sizeof(Frame) + kMostHeader);
 
 }  // namespace
 
-Incoming::Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self)
-    : Socket(Kind::kIncoming, epoll), at_(std::move(at)), key_(key), self_(self) {
+Incoming::Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self, Unplaced& spare)
+    : Socket(Kind::kIncoming, epoll), at_(std::move(at)), key_(key), self_(self), spare_(spare) {
   set_options(fd.get());
   watch(std::move(fd), EPOLLIN | EPOLLRDHUP);
 }
@@ -145,11 +145,10 @@ void Incoming::take_body(Receiver& receiver, Bytes& come) {
   placed_ = where_ != nullptr;
   if (!placed_) {
     if (frame_.bytes > kMostUnplaced) return end(End::kLost, "sent a message that is larger than accepted");
-    if (own_bytes_ < frame_.bytes) {
-      own_ = std::make_unique_for_overwrite<std::byte[]>(frame_.bytes);
-      own_bytes_ = frame_.bytes;
-    }
-    where_ = own_.get();
+    const bool fits = spare_.bytes >= frame_.bytes;
+    own_ = fits ? std::exchange(spare_, {})
+                : Unplaced{std::make_unique_for_overwrite<std::byte[]>(frame_.bytes), frame_.bytes};
+    where_ = own_.memory.get();
   }
   have_ = std::min<size_t>(frame_.bytes, come.size());
   std::memcpy(where_, come.data(), have_);
@@ -162,9 +161,8 @@ void Incoming::complete(Receiver& receiver) {
   placed_ = false;
   const Bytes body(std::exchange(where_, nullptr), frame_.bytes);
   if (!std::exchange(discards_, false)) receiver.arrived(header(), body);
-  if (own_bytes_ <= kMostKept) return;
-  own_.reset();
-  own_bytes_ = 0;
+  if (own_.bytes > spare_.bytes && own_.bytes <= kMostKept) std::swap(own_, spare_);
+  own_ = {};
 }
 
 }  // namespace nvx::net

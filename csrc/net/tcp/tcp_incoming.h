@@ -12,6 +12,12 @@
 
 namespace nvx::net {
 
+/// Memory for a body without a place.
+struct Unplaced {
+  std::unique_ptr<std::byte[]> memory;
+  size_t bytes = 0;
+};
+
 /// A connection that another process has made. It carries that process's messages to this one; the other way goes
 /// nothing but the handshake. Nothing is read as a message before the other side has proved that it holds the key.
 class Incoming final : public Socket {
@@ -23,8 +29,8 @@ class Incoming final : public Socket {
     kBroken,  ///< cut: the sender has ended, or has given up a message
   };
 
-  /// `at`: the address of the other side.
-  Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self);
+  /// `at`: the address of the other side. `spare`: the link's, for all connections: each would keep its own otherwise.
+  Incoming(int epoll, Fd fd, std::string at, const JobKey& key, const LinkNonce& self, Unplaced& spare);
 
   /// Reads, at most once from the socket. True if anything moved. `scratch` takes data without a place.
   bool read(Receiver& receiver, std::span<std::byte> scratch);
@@ -56,6 +62,7 @@ class Incoming final : public Socket {
   const std::string at_;
   const JobKey& key_;
   const LinkNonce& self_;
+  Unplaced& spare_;
   const Clock::time_point since_ = Clock::now();
   bool authenticated_ = false, answered_ = false;
   ClientHello hello_;
@@ -69,8 +76,7 @@ class Incoming final : public Socket {
   std::byte* where_ = nullptr;  // of the body that is arriving
   size_t have_ = 0;             // of it
   bool placed_ = false, discards_ = false;
-  std::unique_ptr<std::byte[]> own_;
-  size_t own_bytes_ = 0;
+  Unplaced own_;
 };
 
 }  // namespace nvx::net
