@@ -21,6 +21,7 @@
 
 #include "base/config.h"
 #include "base/handle.h"
+#include "net/source_filter.h"
 
 namespace nvx::net {
 namespace {
@@ -104,6 +105,7 @@ void claim_sockets(int epoll) {
       [](int socket) {
         (void)fcntl(socket, F_SETFD, FD_CLOEXEC);
         limit_silence(socket);
+        detach_source_filter(socket);
       },
       kDeepest);
 }

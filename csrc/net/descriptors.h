@@ -20,7 +20,8 @@ void limit_silence(int socket);
 
 /// The sockets that an epoll watches, itself or through epolls inside it, such as the event descriptor of a UCX worker.
 /// While a child lives that was forked from this process, or started with its sockets open, peers do not notice the end
-/// of this process. Sets close-on-exec on the sockets that exist now, and limits their silence.
+/// of this process. Sets close-on-exec on the sockets that exist now, limits their silence, and removes inherited
+/// filters.
 void claim_sockets(int epoll);
 /// Closes the sockets in a newly forked child. Allocates nothing and takes no lock.
 void close_sockets(int epoll);

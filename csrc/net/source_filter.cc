@@ -100,6 +100,13 @@ std::optional<size_t> attach_source_filter(int socket, const std::vector<Address
   return std::nullopt;
 }
 
+void detach_source_filter(int socket) {
+  int listens = 1;
+  socklen_t bytes = sizeof listens;
+  if (getsockopt(socket, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && !listens)
+    (void)setsockopt(socket, SOL_SOCKET, SO_DETACH_FILTER, &listens, sizeof listens);
+}
+
 uint32_t dropped_by(int socket) {
   uint32_t values[SK_MEMINFO_VARS] = {};
   socklen_t bytes = sizeof values;

@@ -27,6 +27,10 @@ bool holds_every_address(const std::set<AddressPrefix>& admitted);
 /// nothing and errno if the kernel refuses every filter.
 std::optional<size_t> attach_source_filter(int socket, const std::vector<AddressPrefix>& admitted);
 
+/// Removes the filter that a connection has inherited: it would run for every packet, which can come from one address
+/// only. Does nothing to a listener.
+void detach_source_filter(int socket);
+
 /// The number of packets that a listener has dropped: by its filter, or because its backlog was full.
 uint32_t dropped_by(int socket);
 

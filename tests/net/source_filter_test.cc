@@ -174,6 +174,12 @@ TEST(SourceFilter, AcceptsConnectionsOfPeersOnly) {
   EXPECT_EQ(instructions, source_filter(prefixes("127.0.0.2,127.0.0.4")).size());
   EXPECT_EQ(send(peer.get(), "x", 1, 0), 1);
   EXPECT_TRUE(comes_true(accepted.get(), POLLIN, 1000));
+  detach_source_filter(accepted.get());
+  detach_source_filter(listening.fd.get());
+  instructions = BPF_MAXINSNS;
+  EXPECT_EQ(getsockopt(accepted.get(), SOL_SOCKET, SO_GET_FILTER, inherited, &instructions), 0);
+  EXPECT_EQ(instructions, 0u);
+  EXPECT_FALSE(connected(listening, "127.0.0.3")) << "the listener keeps it";
 }
 
 TEST(SourceFilter, WorksOverIPv6) {

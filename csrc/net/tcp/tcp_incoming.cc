@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "net/source_filter.h"
 
 namespace nvx::net {
 namespace {
@@ -92,6 +93,7 @@ void Incoming::answer() {
     std::memcpy(&proof, head_.data(), sizeof proof);
     authenticated_ = JobKey::same(proof.mac, mac_of(Role::kConnects, hello_, challenge_, key_));
     if (!authenticated_) return end(End::kBroken, "it did not prove that it holds the key");
+    detach_source_filter(fd());
     const Accepted accepted;
     if (send(fd(), &accepted, sizeof accepted, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t(sizeof accepted))
       end(End::kLeft, "it could not be sent the acceptance");
