@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/round_up.h"
 #include "net/group_port.h"
@@ -64,28 +65,25 @@ void PointToPoint::grant(int rank, uint64_t number, std::byte* data, size_t byte
 
 void PointToPoint::send(int rank, uint64_t number, const std::byte* data, size_t bytes, Owner owner) {
   outgoing_.push_back({next_id_++, rank, number, const_cast<std::byte*>(data), bytes, std::move(owner)});
-  push();
+  push(outgoing_.back());
 }
 
-/// Sends a few segments of each transfer at a time; more follow when the link has read those.
-void PointToPoint::push() {
+/// Sends a few segments at a time; more follow when the link has read those.
+void PointToPoint::push(Transfer& transfer) {
   constexpr int kMostUnread = 8;
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
-  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
-    Transfer& transfer = *it++;  // the transfer may end, and be erased, inside send()
-    while (transfer.moved != transfer.bytes && transfer.busy < kMostUnread && !transfer.failed) {
-      const size_t bytes = std::min(segment, transfer.bytes - transfer.moved);
-      MessageHeader header(Kind::kSegment);
-      header.op = uint32_t(transfer.number);
-      header.segment = uint32_t(transfer.moved / segment);
-      const std::byte* data = transfer.data + transfer.moved;
-      transfer.moved += bytes;
-      ++transfer.busy;
-      const bool last = transfer.moved == transfer.bytes;
-      port_.send(transfer.rank, header, {}, {data, bytes}, this, transfer.id);
-      if (last) break;
-    }
+  while (transfer.moved != transfer.bytes && transfer.busy < kMostUnread && !transfer.failed) {
+    const size_t bytes = std::min(segment, transfer.bytes - transfer.moved);
+    MessageHeader header(Kind::kSegment);
+    header.op = uint32_t(transfer.number);
+    header.segment = uint32_t(transfer.moved / segment);
+    const std::byte* data = transfer.data + transfer.moved;
+    transfer.moved += bytes;
+    ++transfer.busy;
+    const bool last = transfer.moved == transfer.bytes;
+    port_.send(transfer.rank, header, {}, {data, bytes}, this, transfer.id);
+    if (last) return;  // it may have ended, and been erased, inside send()
   }
 }
 
@@ -95,6 +93,7 @@ void PointToPoint::sent(uint64_t cookie, const Status& status) {
   if (it == outgoing_.end()) return;
   --it->busy;
   it->failed |= !status.ok();  // the loss of the rank is reported elsewhere
+  may_push_ |= it->moved != it->bytes;
   if (it->busy == 0 && it->moved == it->bytes && !it->failed) {
     done_.push_back(std::move(it->owner));
     outgoing_.erase(it);
@@ -152,7 +151,9 @@ void PointToPoint::take_segment(const MessageHeader& header, std::span<const std
 }
 
 PointToPoint::Owner PointToPoint::next_done() {
-  push();
+  if (std::exchange(may_push_, false)) {
+    for (auto it = outgoing_.begin(); it != outgoing_.end();) push(*it++);
+  }
   return pop(done_).value_or(nullptr);
 }
 

@@ -71,7 +71,7 @@ class PointToPoint final : private Sender {
   };
 
   void sent(uint64_t cookie, const Status& status) override;
-  void push();
+  void push(Transfer& transfer);
   Transfer* transfer_of(const MessageHeader& header, size_t bytes);
   int busy() const;
   void disconnect_busy();
@@ -81,6 +81,7 @@ class PointToPoint final : private Sender {
   std::deque<Control> controls_;
   std::vector<uint64_t> unread_;  // by rank: cost of its control messages
   std::list<Transfer> outgoing_;
+  bool may_push_ = false;  // the link has read a segment of a transfer that has more
   std::list<Transfer> incoming_;
   uint64_t next_id_ = 0;
   std::deque<Owner> done_;
