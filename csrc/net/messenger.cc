@@ -361,7 +361,12 @@ void Messenger::run_progress_thread() {
   begin_own_thread("nvx-messenger");
   while (!closing_.load(std::memory_order_acquire)) {
     const auto idle = std::chrono::nanoseconds(now_ns() - driven_ns_.load(std::memory_order_relaxed));
-    if (idle < kActiveInterval || !progress_while_idle(idle < kActiveFor)) std::this_thread::sleep_for(kActiveInterval);
+    auto pause = kIdleInterval;  // after an exception: of a lack of memory, for example
+    contain("driving the connections to other hosts", [&] {
+      const bool slept = idle >= kActiveInterval && progress_while_idle(idle < kActiveFor);
+      pause = slept ? std::chrono::milliseconds(0) : kActiveInterval;
+    });
+    std::this_thread::sleep_for(pause);
   }
 }
 

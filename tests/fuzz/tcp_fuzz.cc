@@ -146,8 +146,8 @@ struct Listener {
 void receive_answers(FuzzedDataProvider& from) {
   static const Listener& listener = *new Listener;
   const Fd epoll(epoll_create1(EPOLL_CLOEXEC));
-  std::vector<Post*> written;
-  Outgoing outgoing(epoll.get(), key(), kSelf, kPeer, written);
+  LinkEvents events;
+  Outgoing outgoing(epoll.get(), key(), kSelf, kPeer, events);
   outgoing.connect(listener.address);
   pollfd client{listener.fd.get(), POLLIN, 0};
   (void)poll(&client, 1, outgoing.state() == Outgoing::State::kConnecting ? 1000 : 0);
@@ -173,7 +173,7 @@ void receive_answers(FuzzedDataProvider& from) {
     (void)outgoing.advance(EPOLLIN);
     if (from.ConsumeIntegralInRange(0, 20) == 0) outgoing.leave(Frame::kLeave);
   }
-  require(holds_key || (!outgoing.was_open() && written.empty()));
+  require(holds_key || (!outgoing.was_open() && events.empty()));
   (void)outgoing.take_posts();
 }
 

@@ -1,7 +1,10 @@
 // The contract of Link, the same for every kind of link.
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "net/ends.h"
@@ -275,6 +278,36 @@ TEST_P(Pair, PostCallsNoCallback) {
   a->send(0, 10'000);
   EXPECT_EQ(a->log.ended, ended);
   EXPECT_TRUE(drive_both([&] { return a->all_done_once(); }));
+}
+
+TEST_P(Pair, GoesOnBehindACallbackThatThrows) {
+  if (is_loopback()) return;
+  connect();
+  a->log.on_done = [] { throw std::bad_alloc(); };
+  for (int i = 0; i < 3; ++i) a->send(0, 100);
+  const auto all_done = [this] { return a->all_done_once(); };
+  EXPECT_THROW(drive_both(all_done), std::bad_alloc);
+  EXPECT_TRUE(drive_both(all_done));
+}
+
+/// The sockets of this process, or those that listen, that have a filter.
+int filtered_sockets(bool listening) {
+  int count = 0;
+  for (int fd = 0; fd < 4096; ++fd) {
+    int listens = 0;
+    socklen_t bytes = sizeof listens, instructions = 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || (listens != 0) != listening) continue;
+    count += getsockopt(fd, SOL_SOCKET, SO_GET_FILTER, nullptr, &instructions) == 0 && instructions != 0;
+  }
+  return count;
+}
+
+/// The filter of the listeners would run for every packet.
+TEST_P(Pair, ItsConnectionsHaveNoFilter) {
+  if (is_loopback()) return;
+  connect();
+  EXPECT_TRUE(drive_both([] { return filtered_sockets(false) == 0; }));
+  EXPECT_GE(filtered_sockets(true), 2);
 }
 
 TEST_P(Pair, LosesAPeerThatCloses) {

@@ -17,6 +17,7 @@
 #include "net/bell.h"
 #include "net/descriptors.h"
 #include "net/interfaces.h"
+#include "net/link_events.h"
 #include "net/tcp/tcp_incoming.h"
 #include "net/tcp/tcp_listeners.h"
 #include "net/tcp/tcp_outgoing.h"
@@ -88,7 +89,7 @@ class TcpLink final : public Link {
   void post(Post& post) override;
   void cancel(Post& post) override;
   bool progress() override;
-  bool arm() override { return events_.empty() && written_.empty() && !changed_; }
+  bool arm() override { return events_.empty() && !changed_; }
   void sleep(std::chrono::microseconds span) override;
   void wake() override { bell_.ring(); }
   size_t segment_bytes() const override { return kSegmentBytes; }
@@ -118,13 +119,6 @@ class TcpLink final : public Link {
       return !ended && (state == Outgoing::State::kOpen || !out->idle()) && Clock::now() < until;
     }
   };
-  /// An event for progress() to report: the end of a post that failed, or without a post the loss of a peer.
-  struct Event {
-    Post* post;
-    Status status;
-    PeerId peer;
-    std::string why;
-  };
   struct Sockets {
     explicit Sockets(const std::string& store_host) : listeners(epoll.get(), store_host) {}
     Fd epoll = new_epoll();
@@ -141,21 +135,17 @@ class TcpLink final : public Link {
   bool bound_unauthenticated();
   void connect(Peer& peer);
   void attempt(Peer& peer);
-  void end_posts(const std::vector<Post*>& posts, const Status& status = {Code::kPeerDied, "nvx: the peer is lost"}) {
-    for (Post* post : posts) events_.push_back({post, status, 0, {}});
-  }
   void lose(Peer& peer, const std::string& why);
   void settle();
   void reap_incoming(Clock::time_point now);
   void note_end(const Incoming& incoming);
   void check_peer(Peer& peer, Clock::time_point now);
   void retry(Peer& peer, Clock::time_point now);
-  bool report();
+  bool report() { return events_.report(receiver_, /*losses=*/!closed_); }
   void drain();
 
   const JobKey& key_;
   const LinkNonce self_ = random_value<LinkNonce>();
-  Unplaced spare_;
   const uint32_t generation_ = fork_generation();
   Bell bell_;
   Receiver* receiver_ = nullptr;
@@ -165,10 +155,10 @@ class TcpLink final : public Link {
   std::vector<LinkNonce> nonces_;  // by PeerId, forgotten ones too
   std::array<std::byte, kScratchBytes> scratch_;
   const Incoming* reading_ = nullptr;
+  Unplaced spare_;
   Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which does not know the reason
   std::vector<LinkNonce> forgotten_;                  // links whose places progress() is to give back
-  std::vector<Post*> written_, reporting_;
-  std::vector<Event> events_;
+  LinkEvents events_;
   bool changed_ = false;  // a connection has ended or been opened
   Clock::time_point next_check_{};
   bool warned_of_unauthenticated_ = false;
@@ -217,9 +207,9 @@ std::string TcpLink::obstacle(PeerId id) {
 void TcpLink::post(Post& post) {
   Peer* peer = usable() ? find(post.to) : nullptr;
   if (!usable()) {
-    end_posts({&post}, {Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"});
+    events_.end(post, {Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"});
   } else if (!peer || peer->lost || !peer->dying.empty()) {
-    end_posts({&post});
+    events_.end(post);
   } else if (!peer->out && unreached_.holds(peer->id, peer->listeners)) {
     unreached_.keep(post);
   } else {
@@ -231,11 +221,11 @@ void TcpLink::post(Post& post) {
 
 void TcpLink::cancel(Post& post) {
   Peer* peer = usable() ? find(post.to) : nullptr;
-  if (unreached_.remove(post) || (peer && peer->out && peer->out->remove(post))) end_posts({&post}, cancelled());
+  if (unreached_.remove(post) || (peer && peer->out && peer->out->remove(post))) events_.end(post, cancelled());
 }
 
 void TcpLink::connect(Peer& peer) {
-  peer.out = std::make_unique<Outgoing>(sockets_->epoll.get(), key_, self_, peer.nonce, written_);
+  peer.out = std::make_unique<Outgoing>(sockets_->epoll.get(), key_, self_, peer.nonce, events_);
   peer.give_up = Clock::now() + config().liveness * 19 / 20;
   attempt(peer);
 }
@@ -259,7 +249,7 @@ void TcpLink::check_peer(Peer& peer, Clock::time_point now) {
       else
         peer.dying = "its process has ended, or the network to it has failed (" + peer.out->why() + ")";
       peer.dies_at = now + kLastMessages;
-      if (!peer.dying.empty()) end_posts(peer.out->take_posts());
+      if (!peer.dying.empty()) events_.end(peer.out->take_posts());
     }
   }
   if (peer.dying.empty()) return;
@@ -290,9 +280,9 @@ void TcpLink::retry(Peer& peer, Clock::time_point now) {
 void TcpLink::lose(Peer& peer, const std::string& why) {
   if (peer.lost) return;
   peer.lost = true;
-  events_.push_back({nullptr, Status(), peer.id, why});
-  end_posts(unreached_.take(peer.id));
-  if (peer.out) end_posts(peer.out->take_posts());
+  events_.lose(peer.id, why);
+  events_.end(unreached_.take(peer.id));
+  if (peer.out) events_.end(peer.out->take_posts());
   peer.out.reset();
 }
 
@@ -300,13 +290,13 @@ void TcpLink::forget(PeerId id) {
   if (!usable()) return;
   Peer* peer = find(id);
   if (!peer) return;
-  end_posts(unreached_.take(id));
+  events_.end(unreached_.take(id));
   if (peer->out) {
     peer->out->leave(Frame::kLeave);
     const milliseconds timeout = peer->out->idle() ? kFlushTimeout : kOpenTimeout;
     sockets_->leaving.push_back({std::move(peer->out), Clock::now() + timeout});
   }
-  std::erase_if(events_, [&](const Event& item) { return !item.post && item.peer == id; });
+  events_.forget(id);
   const LinkNonce nonce = peer->nonce;
   sockets_->peers[id].reset();
   const auto same = [&](const auto& other) { return other && other->nonce == nonce; };
@@ -426,7 +416,7 @@ void TcpLink::settle() {
   }
   std::erase_if(sockets_->leaving, [&](const Leaving& leaving) {
     if (leaving.goes_on()) return false;
-    end_posts(leaving.out->take_posts());
+    events_.end(leaving.out->take_posts());
     return true;
   });
   sockets_->listeners.resume();
@@ -435,21 +425,6 @@ void TcpLink::settle() {
     if (peer && !item.why.empty()) lose(*peer, item.why);
     for (Post* post : item.posts) this->post(*post);
   }
-}
-
-bool TcpLink::report() {
-  if (events_.empty() && written_.empty()) return false;
-  reporting_.swap(written_);  // callbacks may post
-  for (Post* post : reporting_) receiver_->done(*post, Status());
-  reporting_.clear();
-  for (const Event& item : std::exchange(events_, {})) {
-    if (item.post) {
-      receiver_->done(*item.post, item.status);
-    } else if (!closed_ && find(item.peer)) {
-      receiver_->lost(item.peer, item.why);
-    }
-  }
-  return true;
 }
 
 void TcpLink::sleep(std::chrono::microseconds span) {
@@ -476,8 +451,8 @@ void TcpLink::close() {
   if (fork_generation() != generation_) return;
   drain();
   const Status aborted(Code::kAborted, "nvx: the link was closed");
-  for (const Leaving& leaving : sockets_->leaving) end_posts(leaving.out->take_posts(), aborted);
-  end_posts(unreached_.take_all(), aborted);
+  for (const Leaving& leaving : sockets_->leaving) events_.end(leaving.out->take_posts(), aborted);
+  events_.end(unreached_.take_all(), aborted);
   if (receiver_) {
     for (const auto& incoming : sockets_->incoming) incoming->drop(*receiver_);
     for (int rounds = 0; rounds < 2 && report(); ++rounds) continue;  // callbacks may post, which fails

@@ -129,9 +129,9 @@ void Outgoing::flush() {
     if (n < 0) return fail(std::strerror(errno));
     sent_ += size_t(n);
     if (sent_ < head + post.bytes) continue;
+    events_.end(post, Status());
     sent_ = 0;
     posts_.pop_front();
-    written_.push_back(&post);
   }
   if (!leaves_) return;
   sent_ += send_some(reinterpret_cast<const std::byte*>(&last_frame_) + sent_, sizeof last_frame_ - sent_);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "net/link.h"
+#include "net/link_events.h"
 #include "net/tcp/tcp_socket.h"
 #include "net/tcp/tcp_wire.h"
 
@@ -18,9 +18,9 @@ class Outgoing final : public Socket {
   enum class State { kFailed, kConnecting, kHelloSent, kProved, kOpen, kLeft };
   enum class Failure { kOther, kRefused, kWrongKey };
 
-  /// `written` gets the posts that the kernel has.
-  Outgoing(int epoll, const JobKey& key, const LinkNonce& self, const LinkNonce& peer, std::vector<Post*>& written)
-      : Socket(Kind::kOutgoing, epoll), key_(key), self_(self), peer_(peer), written_(written) {}
+  /// A post has ended when the kernel has all of it.
+  Outgoing(int epoll, const JobKey& key, const LinkNonce& self, const LinkNonce& peer, LinkEvents& events)
+      : Socket(Kind::kOutgoing, epoll), key_(key), self_(self), peer_(peer), events_(events) {}
 
   /// Starts to connect, once more after a failure.
   void connect(const HostAddress& to);
@@ -54,7 +54,7 @@ class Outgoing final : public Socket {
 
   const JobKey& key_;
   const LinkNonce self_, peer_;
-  std::vector<Post*>& written_;
+  LinkEvents& events_;
   State state_ = State::kFailed;
   bool was_open_ = false;
   Failure failure_ = Failure::kOther;

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "net/bell.h"
+#include "net/link_events.h"
 #include "net/ucx/ucx_fetches.h"
 #include "net/ucx/ucx_worker.h"
 #include "net/unreached.h"
@@ -106,13 +107,6 @@ class UcxLink final : public Link {
       held.clear();
     }
   };
-  /// An event for progress() to report: the end of a post, or without a post the loss of a peer.
-  struct Event {
-    Post* post;
-    Status status;
-    PeerId peer;
-    std::string why;
-  };
   bool usable() const { return !closed_ && worker_->mine(); }
   Peer* find(PeerId peer) const { return peer < peers_.size() ? peers_[peer].get() : nullptr; }
 
@@ -123,9 +117,6 @@ class UcxLink final : public Link {
   void send_control(const Peer& peer, ucp_ep_h endpoint, ControlMessage::Kind kind, ucp_ep_h closes = nullptr);
   bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
              size_t bytes);
-  void end_post(Post& post, Status status = {Code::kPeerDied, "nvx: the peer is lost"}) {
-    events_.push_back({&post, std::move(status), 0, {}});
-  }
   void end_overdue_posts();
   void lose(Peer& peer, const std::string& why);
   void leave(Peer& peer, ControlMessage::Kind last, milliseconds timeout);
@@ -133,7 +124,7 @@ class UcxLink final : public Link {
   void settle();
   void handle(const ControlMessage& control);
   void connect_back(Peer& peer);
-  bool report();
+  bool report() { return events_.report(receiver_, /*losses=*/!closed_); }
   std::string why(const Peer& peer, ucs_status_t status) const;
 
   static ucs_status_t on_message(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
@@ -170,7 +161,7 @@ class UcxLink final : public Link {
   Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which does not know the reason
   std::vector<PeerId> to_connect_back_;
   std::vector<ControlMessage> controls_;
-  std::vector<Event> events_;
+  LinkEvents events_;
 };
 
 UcxLink::UcxLink(const std::string& store_host)
@@ -238,9 +229,9 @@ void UcxLink::forget(PeerId id) {
     leave(*peer, ControlMessage::kLeave, timeout);
     overdue_[id] = Clock::now() + timeout + kLostTimeout;
   }
-  for (Post* kept : unreached_.take(id)) end_post(*kept);
+  events_.end(unreached_.take(id));
   peer->release_posts(waiting_);
-  std::erase_if(events_, [&](const Event& item) { return !item.post && item.peer == id; });
+  events_.forget(id);
   const auto [first, last] = by_nonce_.equal_range(peer->nonce);
   by_nonce_.erase(std::find_if(first, last, [id](const auto& entry) { return entry.second == id; }));
   if (parks) parked_[peer->nonce] = std::move(peers_[id]);
@@ -276,9 +267,9 @@ bool UcxLink::connect(Peer& peer) {
 void UcxLink::post(Post& post) {
   Peer* peer = find(post.to);
   if (!usable()) {
-    end_post(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
+    events_.end(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
   } else if (!peer || peer->lost || peer->broken != UCS_OK) {
-    end_post(post);
+    events_.end(post);
   } else if (!peer->endpoint && calling_) {
     waiting_.push_back(&post);
   } else if (!peer->endpoint && unreached_.holds(peer->id, peer->reached_at)) {
@@ -299,11 +290,11 @@ void UcxLink::post(Post& post) {
 void UcxLink::cancel(Post& post) {
   Peer* peer = find(post.to);
   if (std::erase(waiting_, &post) != 0 || (peer && std::erase(peer->held, &post) != 0) || unreached_.remove(post))
-    end_post(post, cancelled());
+    events_.end(post, cancelled());
 }
 
 void UcxLink::send(Peer& peer, Post& post) {
-  if (peer.lost) return end_post(post);
+  if (peer.lost) return events_.end(post);
   Sent& sent = take(&post, peer.id);
   if (begin(sent, peer.endpoint, kMessage, post.header, post.header_bytes, post.body, post.bytes)) return;
   if (peer.broken == UCS_OK) peer.broken = UCS_ERR_IO_ERROR;
@@ -338,7 +329,7 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
   const ucs_status_t status = UCS_PTR_RAW_STATUS(request);
   if (Peer* peer = find(sent.peer); peer && status == UCS_OK && peer->endpoint == endpoint) peer->set_reached(*this);
   if (sent.post)
-    end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + ucx_.explain(status)));
+    events_.end(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + ucx_.explain(status)));
   release(sent);
   return status == UCS_OK;
 }
@@ -365,8 +356,8 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
   UcxLink& link = *sent.link;
   link.ucx_.request_free(request);
   if (sent.post)
-    link.end_post(*sent.post,
-                  status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.ucx_.explain(status)));
+    link.events_.end(*sent.post,
+                     status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.ucx_.explain(status)));
   // UCX cancels posts of an endpoint that this side has closed. Any other failure means that data was lost.
   Peer* peer = link.find(sent.peer);
   if (peer && status == UCS_OK) peer->set_reached(link);
@@ -445,8 +436,8 @@ void UcxLink::connect_back(Peer& peer) {
 void UcxLink::lose(Peer& peer, const std::string& why) {
   if (peer.lost) return;
   peer.lost = true;
-  events_.push_back({nullptr, Status(), peer.id, why});
-  for (Post* kept : unreached_.take(peer.id)) end_post(*kept);
+  events_.lose(peer.id, why);
+  events_.end(unreached_.take(peer.id));
   drop(peer);
   overdue_[peer.id] = Clock::now() + kLostTimeout;
 }
@@ -479,7 +470,7 @@ void UcxLink::end_overdue_posts() {
       if (sent->peer != entry.first || !sent->post) continue;
       any = true;
       if (now < entry.second) return false;
-      end_post(*std::exchange(sent->post, nullptr));
+      events_.end(*std::exchange(sent->post, nullptr));
     }
     return !any || now >= entry.second;
   });
@@ -529,18 +520,6 @@ bool UcxLink::progress() {
   return report() || reported || fetched || moved;
 }
 
-bool UcxLink::report() {
-  if (events_.empty()) return false;
-  for (const Event& item : std::exchange(events_, {})) {
-    if (item.post) {
-      receiver_->done(*item.post, item.status);
-    } else if (!closed_ && find(item.peer)) {
-      receiver_->lost(item.peer, item.why);
-    }
-  }
-  return true;
-}
-
 /// UCX handles a broken connection in the calls after the one that noticed it. That call does not count as progress,
 /// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
@@ -580,13 +559,13 @@ void UcxLink::close() {
   }
   worker_->close();
   for (Sent* sent : open_) {
-    if (sent->post) end_post(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
+    if (sent->post) events_.end(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
   }
   for (Post* post : unreached_.take_all()) waiting_.push_back(post);
   for (const std::unique_ptr<Peer>& peer : peers_) {
     if (peer) peer->release_posts(waiting_);
   }
-  for (Post* post : waiting_) end_post(*post, Status(Code::kAborted, "nvx: the link was closed"));
+  events_.end(waiting_, Status(Code::kAborted, "nvx: the link was closed"));
   if (receiver_) fetches_.drop(*receiver_);
   report();
 }

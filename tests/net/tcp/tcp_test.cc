@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
+#include <new>
 
 #include "net/child.h"
 #include "net/group_port.h"
@@ -384,19 +386,21 @@ TEST_F(Tcp, IdentifiesTheSenderOfAMessage) {
   EXPECT_TRUE(drive({a.link.get(), b.link.get(), c.link.get()}, [&] { return checked == 2; }));
 }
 
+/// A process's address, as Messenger has it.
+std::vector<std::byte> address_of(uint64_t process, const Link& link) {
+  std::vector<std::byte> address(sizeof process);
+  std::memcpy(address.data(), &process, sizeof process);
+  const std::vector<std::byte> behind = link.address();
+  address.insert(address.end(), behind.begin(), behind.end());
+  return address;
+}
+
 /// A process sends messages of its own ranks only.
 TEST_F(Tcp, AMessageInTheNameOfAnotherProcessIsDropped) {
   const auto messenger = std::make_shared<Messenger>(open_tcp(some_key()), std::chrono::seconds(10));
   messenger->admit(this_machine());
   GroupPort port(messenger, /*group=*/9, /*rank=*/0, /*size=*/3);
   std::vector<int> failed;
-  const auto address_of = [](uint64_t process, const Link& link) {
-    std::vector<std::byte> address(sizeof process);
-    std::memcpy(address.data(), &process, sizeof process);
-    const std::vector<std::byte> behind = link.address();
-    address.insert(address.end(), behind.begin(), behind.end());
-    return address;
-  };
   {
     MutexLock lock(port.mutex());
     port.connect(1, address_of(1, *a.link));
@@ -426,6 +430,23 @@ TEST_F(Tcp, AMessageInTheNameOfAnotherProcessIsDropped) {
   EXPECT_TRUE(drive({a.link.get()}, has_failed));
   MutexLock lock(port.mutex());
   EXPECT_EQ(failed, std::vector{1});
+}
+
+/// The progress thread, which nobody waits for, goes on.
+TEST_F(Tcp, AnExceptionOfASenderIsContained) {
+  struct Throws final : Sender {
+    void sent(uint64_t, const Status&) override {
+      if (++calls == 1) throw std::bad_alloc();
+    }
+    std::atomic<int> calls{0};
+  } sender;
+  Messenger messenger(open_tcp(some_key()), std::chrono::seconds(10));
+  {
+    MutexLock lock(messenger.mutex());
+    const PeerId peer = messenger.connect(address_of(1, *a.link));
+    for (int i = 0; i < 3; ++i) messenger.send(peer, MessageHeader(Kind::kPing), {}, {}, &sender);
+  }
+  EXPECT_TRUE(drive({a.link.get()}, [&] { return sender.calls == 3; }));
 }
 
 TEST_F(Tcp, ConnectionsWaitForAFreeDescriptor) {
