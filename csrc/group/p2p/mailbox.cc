@@ -120,6 +120,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   }
   const bool timed = !message->is_standing && !message->timed_from_wait;
   message->deadline_ = timed ? Deadline::after(core_.waits.span_of(message->timeout)) : Deadline();
+  message->timed_since_ = message->deadline_.start;
   open_.insert(message);
   if (failures_.failed()) {
     finish(message, failures_.check_alive(message->describe().c_str()));
@@ -135,8 +136,10 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
 }
 
 void Mailbox::begin_timeout_of(Message& message) {
-  if (std::exchange(message.timed_from_wait, false))
-    message.deadline_.end = Deadline::after(core_.waits.span_of(message.timeout)).end;
+  if (!std::exchange(message.timed_from_wait, false)) return;
+  const Deadline now = Deadline::after(core_.waits.span_of(message.timeout));
+  message.deadline_.end = now.end;
+  message.timed_since_ = now.start;
 }
 
 void Mailbox::begin_timeout(Message* message) {

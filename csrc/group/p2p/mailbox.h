@@ -83,6 +83,7 @@ struct Message {
   bool in_place_ = false;  // the receiver fetches it from there
   bool staged_ = false;    // its data has been copied to `data`
   Deadline deadline_;
+  Clock::time_point timed_since_{};  // when its timeout began: perhaps long after `deadline_.start`, its call
 };
 
 /// The sends and receives of one rank. They are independent of the collectives, in order per pair and tag, and matched

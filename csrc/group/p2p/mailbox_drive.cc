@@ -121,6 +121,7 @@ void Mailbox::check_times() {
   struct Open {
     std::shared_ptr<Message> message;
     int peer;
+    Clock::time_point called;
     Deadline deadline;
   };
   std::vector<Open> open;
@@ -129,12 +130,14 @@ void Mailbox::check_times() {
   {
     MutexLock lock(mutex_);
     for (const auto& message : open_) {
-      if (!message->is_standing || failures_.failed()) open.push_back({message, message->peer, message->deadline_});
+      if (!message->is_standing || failures_.failed())
+        open.push_back(
+            {message, message->peer, message->deadline_.start, {message->timed_since_, message->deadline_.end}});
     }
-    const auto oldest = std::ranges::min_element(open, {}, [](const Open& one) { return one.deadline.start; });
-    if (oldest != open.end()) core_.status->messages(open.size(), oldest->message->describe(), oldest->deadline.start);
+    const auto oldest = std::ranges::min_element(open, {}, [](const Open& one) { return one.called; });
+    if (oldest != open.end()) core_.status->messages(open.size(), oldest->message->describe(), oldest->called);
   }
-  for (const auto& [message, peer, deadline] : open) {
+  for (const auto& [message, peer, called, deadline] : open) {
     const bool late = deadline.passed(Clock::now());
     const int local_rank = peer >= 0 ? members_.local_rank_of(peer) : -1;
     const auto [check, fresh] = checks.try_emplace(peer);

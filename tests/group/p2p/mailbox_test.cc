@@ -424,7 +424,12 @@ TEST(MailboxFailure, ATimeoutFromTheWaitComesAfterTheWait) {
     EXPECT_TRUE(group.mailbox().wait(*first).ok());
 
     const Request waited = post();
-    EXPECT_EQ(group.mailbox().wait(*waited).code(), Code::kTimeout);
+    std::this_thread::sleep_for(milliseconds(600));
+    const Status late = group.mailbox().wait(*waited);
+    EXPECT_EQ(late.code(), Code::kTimeout);
+    const size_t span = late.what().find("after ");
+    ASSERT_NE(span, std::string::npos) << late.what();
+    EXPECT_LT(std::atof(late.what().c_str() + span + 6), 0.6) << late.what();  // of the wait, not of the receive
     step = 2;
   });
 }
