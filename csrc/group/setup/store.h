@@ -41,6 +41,9 @@ class Store {
   virtual std::string host() const { return ""; }
   /// Removes a key that no rank needs any more, if the store can.
   virtual void remove(const std::string& /*key*/) {}
+  /// The caller gives up, and only leaves notes for the other ranks from now on: requests wait for a moment at most,
+  /// and neither an abort nor Ctrl-C ends them.
+  virtual void hurry() {}
 };
 
 }  // namespace nvx

@@ -50,6 +50,7 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
     };
     auto group = std::make_shared<Group>(*torch_store, facts);
     if (gloo_ranks) gloo_ranks->leave();
+    raise_interrupt();  // a request to the store may have been interrupted while the set-up still succeeded
     return group;
   } catch (const Error& error) {
     raise_interrupt();

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <functional>
@@ -16,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/deadline.h"
 #include "base/error.h"
@@ -51,12 +51,13 @@ auto call_store(Call call) {
   }
 }
 
-/// Adapts a c10d store to the group's interface. A request to a TCPStore, which has no timeout, runs on a pool thread:
-/// its caller stops waiting after `patience`, at Ctrl-C, and when it is aborted. Then the thread and the store's
-/// connection are left alone.
+/// Adapts a c10d store to the group's interface, for one thread at a time. A request to a TCPStore, which has no
+/// timeout, runs on a pool thread: its caller stops waiting after `patience`, at Ctrl-C, and when it is aborted. Then
+/// the thread and the store's connection are left alone. If no thread can be made, a request runs here, without these
+/// limits.
 class TorchStore final : public Store {
  public:
-  /// patience: 0: the store's timeout.
+  /// patience: 0: the store's timeout. aborted: may throw the cause.
   TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks, std::chrono::milliseconds patience = {},
              std::function<bool()> aborted = nullptr)
       : store_(std::move(store)),
@@ -120,6 +121,7 @@ class TorchStore final : public Store {
     } catch (const std::exception&) {  // not every store supports deleteKey()
     }
   }
+  void hurry() override { hurries_ = true; }
 
  private:
   c10::intrusive_ptr<c10d::Store> innermost() const {
@@ -150,7 +152,7 @@ class TorchStore final : public Store {
     while (answer.wait_for(kSlice) == std::future_status::timeout) {
       if (limit.passed(Clock::now())) silent_ = true, throw_silent(limit.elapsed_s());
       if (!hurries_) check_whether_to_wait();
-      if (Clock::now() - limit.start < kNoticeable || noticed_.exchange(true)) continue;
+      if (Clock::now() - limit.start < kNoticeable || std::exchange(noticed_, true)) continue;
       NVX_LOG(kWarn,
               "the store at %s has not answered for 2 s. Next: check the process that serves it, as a rule rank 0, and "
               "whether another thread of this process is waiting for a key in it",
@@ -158,13 +160,11 @@ class TorchStore final : public Store {
     }
     return answer.get();
   }
-  void check_whether_to_wait() {
-    hurries_ = true;  // if this throws, there is a note to leave for the other ranks
+  void check_whether_to_wait() const {
     if (stop_requested())
       throw Error(Code::kInterrupted, "nvx: " + interrupt_text() + ", waiting for the store at " + host());
     if (aborted_ && aborted_())
       throw Error(Code::kAborted, "nvx: the group was aborted while this rank waited for the store at " + host());
-    hurries_ = false;
   }
   [[noreturn]] void throw_silent(double span) const {
     const std::string waited = span > 0 ? " for " + nvx::seconds(span) : "";
@@ -180,7 +180,7 @@ class TorchStore final : public Store {
   const bool is_remote_;
   const std::chrono::milliseconds patience_;
   const std::function<bool()> aborted_;
-  std::atomic<bool> silent_{false}, noticed_{false}, hurries_{false};
+  bool silent_ = false, noticed_ = false, hurries_ = false;
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string awaited_key_;  // the key that is waited for, over several calls
   Clock::time_point began_{}, next_{};

@@ -117,7 +117,11 @@ DelegateSetup::DelegateSetup(Group& group, const Topology& topology, c10::intrus
       device_(device),
       span_(group.timeout().count() > 0 ? group.timeout() : std::chrono::hours(24)),
       prefix_("nvx/delegate/" + std::to_string(topology.ranks[0].nonce) + "/"),
-      store_(torch_store_, group.size(), span_),
+      store_(torch_store_, group.size(), span_,
+             [this] {
+               check_wait();
+               return false;
+             }),
       bootstrap_(
           store_,
           {.prefix = key("talk"), .rank = group.rank(), .ranks = group.size(), .timeout = span_, .watch = [this](int) {

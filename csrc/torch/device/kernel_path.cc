@@ -45,7 +45,7 @@ bool KernelPath::may_serve(c10::DeviceIndex device) const {
 
 bool KernelPath::open(at::Device device) {
   refuse_to_open(*group_, device);
-  TorchStore ranks(store_, group_->size(), group_->timeout());
+  TorchStore ranks = store_beside(*group_, store_);
   if (!group_->device().reaches_all(ranks, device.index())) {
     if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
     return false;
@@ -54,11 +54,18 @@ bool KernelPath::open(at::Device device) {
   return open_device(*group_, store_, device, order_);
 }
 
+TorchStore store_beside(const Group& group, c10::intrusive_ptr<c10d::Store> store) {
+  return {std::move(store), group.size(), group.timeout(), [&group] {
+            if (const Status alive = group.check_alive(); !alive.ok()) throw Error(alive);
+            return false;
+          }};
+}
+
 bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at::Device device,
                  const std::shared_ptr<TorchStreamOrder>& order) {
   const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
-  TorchStore ranks(store, group.size(), group.timeout());
+  TorchStore ranks = store_beside(group, store);
   const bool yes = group.device().open(ranks, device.index(), order);
   if (yes) (void)order->begin(device);  // if the device fails here, so does the first launch, which notifies the peers
   if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);

@@ -15,6 +15,8 @@
 
 namespace nvx {
 
+class TorchStore;
+
 /// Whether `NVX_KERNELS` or the group's options let kernels serve it.
 bool may_use_kernels(Group& group);
 
@@ -23,6 +25,9 @@ bool may_use_kernels(Group& group);
 
 /// Raises if this thread's current stream is in a capture: devices cannot be opened inside one.
 void refuse_to_open(const Group& group, at::Device device);
+
+/// A store for the ranks of `group` while they open devices: its requests end with the group's failure.
+TorchStore store_beside(const Group& group, c10::intrusive_ptr<c10d::Store> store);
 
 /// Opens the device on all ranks of the group: see `DeviceCommunicator::open()`. Raises if the group has failed.
 bool open_device(Group& group, const c10::intrusive_ptr<c10d::Store>& store, at::Device device,
@@ -70,7 +75,7 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
  private:
   friend class LaunchedWork;
   /// Begins collectives on the staging's stream, after earlier launches on other streams and after postponed ones. The
-  /// host does not wait. ended_at: receives the number that DeviceCommunicator::ended_well() takes for these
+  /// host does not wait. ended_at: receives the value that DeviceCommunicator::finished() has at the end of these
   /// collectives. It stays 0 for a delegate's, and in captures, whose launches are not counted.
   Status launch(std::span<TensorOperation> collectives, StagingCopies& staging, Delegate* delegate, uint64_t* ended_at)
       EXCLUDES(mutex_);

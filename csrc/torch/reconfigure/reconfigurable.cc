@@ -152,21 +152,17 @@ c10::intrusive_ptr<c10d::Store> Reconfigurable::store_of(const Plan& plan) const
 
 /// The first rank with a uuid writes its members to the store, so that ranks which mean another group never connect to
 /// it.
-void Reconfigurable::claim(const Plan& plan) const {
-  constexpr std::chrono::milliseconds kSpan{5000};  // the first rank writes it at once
-  const std::string key = "members", mine = std::to_string(digest_of(plan.members));
-  std::string claimed = mine;
+void Reconfigurable::claim(const Plan& plan, const ReconfigureWork& work) const {
+  const std::string mine = std::to_string(digest_of(plan.members));
+  std::string claimed;
   try {
-    TorchStore store(store_of(plan), int(plan.members.size()));
-    if (store.add(key + "/asked", 1) == 1) {
-      store.set(key, {mine.begin(), mine.end()});
-    } else if (const auto first = store.get(key, kSpan)) {
-      claimed.assign(first->begin(), first->end());
-    } else {
-      claimed.clear();
-    }
+    TorchStore store(store_of(plan), int(plan.members.size()), plan.timeout,
+                     [&] { return work.cancelled() || exiting.load(); });
+    const std::vector<uint8_t> first = store.claim("members", {mine.begin(), mine.end()});
+    claimed.assign(first.begin(), first.end());
     if (claimed == mine) (void)store.add(came_key(size_t(plan.rank)), 1);
   } catch (const Error& error) {
+    raise_interrupt();
     C10_THROW_ERROR(DistBackendError, error.what());
   }
   if (claimed == mine) return;
@@ -183,7 +179,7 @@ IntrusiveWork Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) 
   without_python_lock([&] {
     enter(plan->uuid, work);
     try {
-      claim(*plan);
+      claim(*plan, *work);
     } catch (...) {
       MutexLock lock(mutex_);
       pending_.reset();
@@ -279,6 +275,7 @@ Reconfigurable::Current Reconfigurable::connect(const std::shared_ptr<Plan>& pla
 /// Describes the failure, and names the members that have not come, as far as this process knows them.
 Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   constexpr size_t kMost = 8;
+  constexpr std::chrono::milliseconds kPatience{1000};
   if (Failure failure = error.failure(); failure.code == Code::kPeerDied) {
     failure.advice = "reconfigure without it, with a uuid that is new";
     return failure;
@@ -286,7 +283,7 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return error.status();
   std::vector<std::string> missing;
   contain("reading from the store which ranks have arrived to reconfigure", [&] {
-    TorchStore store(store_of(plan), int(plan.members.size()));
+    TorchStore store(store_of(plan), int(plan.members.size()), kPatience);
     for (size_t r = 0; r < plan.members.size() && missing.size() < kMost; ++r) {
       if (store.add(came_key(r), 0) == 0)
         missing.push_back("rank " + std::to_string(r) + " is " + plan.members[r].description());

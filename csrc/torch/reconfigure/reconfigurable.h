@@ -67,7 +67,7 @@ class Reconfigurable final : public ProcessGroupNVX {
   void be(int rank, int size) REQUIRES(mutex_) { rank_ = rank, size_ = size, published_rank_ = rank; }
   Plan plan_of(const c10d::ReconfigureOptions& opts) const EXCLUDES(mutex_);
   void enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
-  void claim(const Plan& plan) const;
+  void claim(const Plan& plan, const ReconfigureWork& work) const;
   void carry_out(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   Current connect(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   Status explain(const Error& error, const Plan& plan) const;
