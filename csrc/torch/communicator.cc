@@ -48,7 +48,7 @@ void Communicator::connect(at::Device device) {
               " of them. Next: give the number of one that it sees (torch.accelerator.device_count())";
   }
   try {
-    TorchStore store(context.groups.store(), context.size, group().timeout());
+    TorchStore store = store_beside(group(), context.groups.store());
     if (!group().device().agree_to_connect(store, why_not)) return;
   } catch (const Error& error) {
     raise_interrupt();
@@ -115,7 +115,7 @@ void Communicator::shut_down() {
   constexpr std::chrono::milliseconds kGrace{300};
   if (context.origin.elsewhere()) return;
   issuer.kernels().catch_up();
-  issuer.drain(Deadline::after(kMostForProxies));
+  issuer.drain(Deadline(), kGraceForProxies);
   // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
   *context.muted = true;
   const Deadline moment = Deadline::after(kGrace);

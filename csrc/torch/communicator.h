@@ -41,7 +41,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void cancel(const std::string& why);
   /// Operations without a waiter get a moment to succeed, as peers may wait for them, and are then aborted.
   void shut_down();
-  static constexpr std::chrono::seconds kMostForProxies{5};
+  static constexpr std::chrono::seconds kGraceForProxies{5};
 
   CallContext context;
   Issuer issuer{context};

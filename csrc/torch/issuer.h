@@ -46,8 +46,7 @@ class Issuer {
   void finalize() {
     if (delegate_) delegate_->finalize();
   }
-  /// Waits until all proxies have ended, and logs a failure that no call has raised.
-  void drain(const Deadline& deadline) { proxies_.drain(deadline); }
+  void drain(const Deadline& deadline, std::chrono::milliseconds grace) { proxies_.drain(deadline, grace); }
 
  private:
   IntrusiveWork issue(Call&& call);

@@ -62,9 +62,9 @@ class DeviceCommunicator {
   Status check_kernels();
   /// Sends the peers the size of this rank's pool, and maps the new parts of theirs: see `DevicePools`.
   void update_pools();
-  /// The number of operations launched, and whether the first `launched` have ended well; without those of graphs.
+  /// The numbers of operations launched, and of the first of them that have ended well; without those of graphs.
   uint64_t launched() const;
-  bool ended_well(uint64_t launched) const;
+  uint64_t finished() const;
   /// Whether no operation is in flight, including replays.
   bool is_quiet() const;
   const char* kernel_for(const Operation& operation) const;

@@ -5,6 +5,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -58,12 +59,15 @@ bool KernelExecutor::finalize() {
   constexpr milliseconds kAbortTime{200};  // the time within which aborted kernels end
   if (finalized_.exchange(true)) return has_ended();
   const milliseconds most = resources_.options().drain_timeout;
-  uint64_t before = 0;
-  bool over = false;
-  do {  // for as long as operations end
+  bool over = false, stopped = false;
+  for (uint64_t rounds = 0, before = 0;; ++rounds) {
     before = finished();
-    over = await_end(has_verdict() ? std::min(most, kAbortTime) : most);
-  } while (!over && !has_verdict() && finished() != before);
+    over = await_end(has_verdict() ? std::min(most, kAbortTime) : most, &stopped);
+    if (over || stopped || has_verdict() || finished() == before) break;
+    if (rounds == 0)
+      NVX_LOG(kInfo, "group %s: this rank leaves when the operations in flight on GPU %d have ended",
+              resources_.options().group.c_str(), resources_.options().device);
+  }
   if (over && captured_ == 0) return true;
   shared(resources_.control().abort).store(1, std::memory_order_release);
   const bool ended = over || await_end(kAbortTime);
@@ -75,8 +79,9 @@ bool KernelExecutor::finalize() {
   return ended;
 }
 
-/// Also waits for a thread in the middle of a launch, which the driver may block.
-bool KernelExecutor::await_end(milliseconds most) {
+/// Also waits for a thread in the middle of a launch, which the driver may block. stopped: set if Ctrl-C has ended the
+/// wait; null: it cannot.
+bool KernelExecutor::await_end(milliseconds most, bool* stopped) {
   const bool had_verdict = has_verdict();
   bool over = false;
   const auto ends = [&] {
@@ -84,7 +89,8 @@ bool KernelExecutor::await_end(milliseconds most) {
       over = has_ended();
       launch_mutex_.unlock();
     }
-    return over || has_verdict() != had_verdict;
+    if (stopped && stop_requested()) *stopped = true;
+    return over || has_verdict() != had_verdict || (stopped && *stopped);
   };
   const bool ended = poll_until(ends, Deadline::after(std::max(most, milliseconds(1))));
   return ended && !over ? await_end(milliseconds(200)) : over;

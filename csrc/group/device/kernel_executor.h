@@ -67,10 +67,11 @@ class KernelExecutor {
 
   DeviceChoice choose(const Operation& operation) const;
 
-  /// Refuses later launches. Waits for the kernels in flight while one ends in each of the options' `drain_timeout`,
-  /// and then aborts them. If kernels may still write, or if graphs may exist, all memory that they write to stays
-  /// until the process ends; later replays do nothing. True if the streams have passed all launches, and so all stores
-  /// to memory of peers are complete: only then may this rank announce that it has left.
+  /// Refuses later launches. Waits for the kernels in flight while one ends in each of the options' `drain_timeout`
+  /// and the user does not interrupt it, and then aborts them. If kernels may still write, or if graphs may exist, all
+  /// memory that they write to stays until the process ends; later replays do nothing. True if the streams have passed
+  /// all launches, and so all stores to memory of peers are complete: only then may this rank announce that it has
+  /// left.
   bool finalize() EXCLUDES(launch_mutex_);
 
   /// Ends the operations in flight here promptly and refuses later ones. `why` becomes the failure unless there already
@@ -113,7 +114,7 @@ class KernelExecutor {
   Status fail(const Status& status) REQUIRES(mutex_);
   bool has_verdict() const;
   bool has_ended() const;
-  bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);
+  bool await_end(std::chrono::milliseconds most, bool* stopped = nullptr) EXCLUDES(launch_mutex_);
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);
   Failure mismatch(const kernel::DeviceVerdict& verdict, const std::string& context) const REQUIRES(mutex_);

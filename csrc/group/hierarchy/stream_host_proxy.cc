@@ -106,7 +106,7 @@ Status StreamHostProxy::await_room() const {
 /// Whether the stream's queue has room for one more launch. Also true if it never will: `refused` then has the reason.
 bool StreamHostProxy::has_room(Status* refused) const {
   const uint64_t launched = device_.launched();
-  if (launched < kMostAhead || device_.ended_well(launched - kMostAhead)) return true;
+  if (launched < kMostAhead || device_.finished() >= launched - kMostAhead) return true;
   if (setting_.queue_early() || !device_.check_kernels().ok()) return false;
   *refused = no_thread();
   return true;

@@ -18,7 +18,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kShutdownTime{5000};  // how long the collectives in flight may take to end when this rank leaves
+constexpr milliseconds kShutdownTime{
+    5000};  // when this rank leaves: the limit for the next collective in flight to end
 constexpr milliseconds kNamingTime{
     5000};  // how long the barrier may take to name missing ranks after the device's timeout
 
@@ -255,7 +256,15 @@ void Delegate::finalize() {
     clear = flights_.empty();
     return clear || !well || cancelled_;
   };
-  (void)poll_until(over, Deadline::after(kShutdownTime));
+  const auto in_flight = [&] {
+    MutexLock lock(mutex_);
+    return flights_.size();
+  };
+  size_t left = in_flight(), before = left + 1;
+  while (left < before && !poll_until(over, Deadline::after(kShutdownTime))) {
+    before = left;
+    left = in_flight();
+  }
   {
     MutexLock lock(mutex_);
     if (std::exchange(finalized_, true)) return;

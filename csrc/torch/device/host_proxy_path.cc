@@ -175,13 +175,20 @@ void HostProxyPath::await_end(Mode mode, std::chrono::milliseconds most) {
   }
 }
 
-/// A caller that has waited for a proxy has not seen it end. Kernels that need no host get the same time
-/// (`KernelExecutor::finalize`).
-void HostProxyPath::drain(const Deadline& deadline) {
+/// A caller that has waited for a proxy has not seen it end. `KernelExecutor::finalize` waits for the kernels that need
+/// no host, by the same rule.
+void HostProxyPath::drain(const Deadline& deadline, std::chrono::milliseconds grace) {
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu() || group->core().failures.forked()) continue;
-    (void)wait_on_device(
-        *group, [&] { return group->device().is_quiet(); }, deadline);
+    const DeviceCommunicator& device = group->device();
+    for (uint64_t before = ~uint64_t(0); before != device.finished();) {
+      before = device.finished();
+      const Deadline limit{Clock::now(), std::min(deadline.end, Clock::now() + grace)};
+      if (wait_on_device(
+              *group, [&] { return device.is_quiet(); }, limit))
+        break;
+      if (deadline.passed(Clock::now())) break;
+    }
     const Status status = group->device().check_kernels();
     if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
     if (!group->failure_seen() && !context_.muted->exchange(true))

@@ -33,8 +33,9 @@ class HostProxyPath {
   /// For a barrier: raises a failure of proxies, although they belong to another group. A synchronous barrier waits for
   /// them.
   void await_end(Mode mode, std::chrono::milliseconds most);
-  /// Waits until all proxies have ended, and logs a failure that no call has raised.
-  void drain(const Deadline& deadline);
+  /// Waits for the proxies in flight until `deadline`, as long as a kernel ends in each `grace`. Logs a failure that no
+  /// call has raised.
+  void drain(const Deadline& deadline, std::chrono::milliseconds grace);
 
  private:
   using Op = std::shared_ptr<ProxyOp>;

@@ -363,9 +363,10 @@ void point_at_ucx_package() {
 void stop_everything() {
   constexpr std::chrono::milliseconds kLast{2500};
   exiting.store(true);
-  const Deadline deadline = Deadline::after(Communicator::kMostForProxies);
+  constexpr auto kGrace = Communicator::kGraceForProxies;
+  const Deadline deadline = Deadline::after(kGrace);
   auto& communicators = LiveObjects<Communicator>::here();
-  communicators.each([&](Communicator& one) { one.issuer.drain(deadline); });
+  communicators.each([&](Communicator& one) { one.issuer.drain(deadline, kGrace); });
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() != 0) {
     communicators.each([](Communicator& one) {

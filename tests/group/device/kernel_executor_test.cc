@@ -334,6 +334,29 @@ TEST(KernelExecutor, ADeviceThatTakesNoMoreFailsTheGroup) {
       [](ChannelOptions& options) { options.drain_timeout = milliseconds(50); });
 }
 
+/// Each ends within the limit, and all of them together do not.
+TEST(KernelExecutor, LeavesAfterTheOperationsInFlightThatEndOneByOne) {
+  constexpr int kOperations = 5;
+  const milliseconds each(as_fast(100, 400));
+  DeviceWorld world({.ranks = 1});
+  with_executors(
+      world,
+      [&](DeviceRank& one) {
+        std::vector<std::vector<int32_t>> sums(kOperations, std::vector<int32_t>(100, 7));
+        for (std::vector<int32_t>& sum : sums) {
+          one.stream.post([each] { std::this_thread::sleep_for(each); });
+          std::vector<Operation> operation;
+          operation.push_back(all_reduce(sum));
+          operation[0].number = ++one.number;
+          ASSERT_TRUE(one.launch(operation).ok());
+        }
+        EXPECT_TRUE(one.executor->finalize());
+        EXPECT_EQ(one.executor->finished(), uint64_t(kOperations));
+        EXPECT_TRUE(one.executor->verdict().ok()) << one.executor->verdict().what();
+      },
+      [&](ChannelOptions& options) { options.drain_timeout = each * 2; });
+}
+
 TEST(KernelExecutor, RefusalCarriesItsAdvice) {
   DeviceWorld world({.ranks = 1});
   with_executors(
