@@ -118,9 +118,10 @@ void log_description(const Members& members) {
   const bool one_host = topology.hosts.size() == 1 && topology.ranks.size() > 1;
   const char* const way = one_host ? " through shared memory" : "";
   NVX_LOG(kInfo, "group %s: %s%s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", members.name.c_str(),
-          topology.describe().c_str(), way, topology.cores, topology.l3_bytes >> 10, kernel::level().name);
-  NVX_LOG(kInfo, "group %s: %s", members.name.c_str(),
-          explain(kernel::Collective::kAllReduce, 1 << 20, members.facts).c_str());
+          topology.describe().c_str(), way, members.facts.cores, topology.l3_bytes >> 10, kernel::level().name);
+  PlanFacts facts = members.facts;  // whose `ranks` are those of this rank's host
+  for (const std::vector<int>& host : topology.hosts) facts.ranks = std::max(facts.ranks, host.size());
+  NVX_LOG(kInfo, "group %s: %s", members.name.c_str(), explain(kernel::Collective::kAllReduce, 1 << 20, facts).c_str());
 }
 
 }  // namespace

@@ -16,7 +16,6 @@ class Impostor : public MemoryStore {
     hello.ranks = 2;
     hello.arena = shm_->arena().id();
     hello.pad_offset = span_.offset;
-    hello.pad_bytes = span_.bytes;
     MemoryStore::set("nvx/1/1", encode({&hello, 1}));
   }
   ~Impostor() override { shm_->arena().free(span_); }

@@ -105,7 +105,7 @@ PlanFacts facts_of(const Topology& topology, int rank, const Overrides& override
   facts.hosts = topology.hosts.size();
   facts.rails = topology.rails();
   facts.world = topology.ranks.size();
-  facts.cores = topology.cores;
+  facts.cores = topology.cores[size_t(topology.host_of[size_t(rank)])];
   if (topology.l2_bytes) facts.l2_bytes = topology.l2_bytes;
   if (topology.l3_bytes) facts.l3_bytes = topology.l3_bytes;
   size_t most = 0;  // not this host's: all hosts choose alike between hosts

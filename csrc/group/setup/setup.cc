@@ -6,6 +6,7 @@
 
 #include "base/config.h"
 #include "base/contain.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/round_up.h"
 #include "base/text.h"
@@ -111,7 +112,11 @@ void SetUp::begin(const IpcSocket& ipc) {
   if (const net::JobKey* const key = net::JobKey::here()) self.key_tag = key->tag();
   self.arena = arena.id();
   self.pad_offset = members_.pad_span.offset;
-  self.pad_bytes = members_.pad_span.bytes;
+  if (!options_.global_ranks.empty()) {
+    Hash members;
+    for (const uint64_t rank : options_.global_ranks) members.add(rank);
+    self.members = members.value();
+  }
   self.ranks = uint32_t(size());
   std::ranges::copy(net::own_addresses(), self.addresses.begin());
   put(self.socket, ipc.name());

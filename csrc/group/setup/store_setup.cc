@@ -68,6 +68,8 @@ std::vector<Hello> StoreSetUp::collect_hellos(const Deadline& deadline) {
     if (const auto value = fetch(hello_of(r), r, deadline)) {
       const Hello hello = decode_first(*value);
       if (hello.ranks != own_.ranks) throw different_sizes(hello, hello.ranks, "rank 0", own_.ranks);
+      if (hello.members != own_.members && hello.members != 0 && own_.members != 0)
+        throw different_members(hello, options_.name);
       hellos.push_back(hello);
       continue;
     }
@@ -329,7 +331,9 @@ void StoreSetUp::throw_duplicate_rank(int64_t their_generation) {
   throw Error(Code::kMismatch,
               "nvx: rank " + std::to_string(rank()) + " of group " + options_.name + " was claimed twice: by " + own +
                   " and by " + (other.empty() ? "another process" : other),
-              "give each process a rank of its own (RANK, init_process_group(rank=))");
+              options_.whole_job || options_.global_ranks.empty()
+                  ? "give each process a rank of its own (RANK, init_process_group(rank=))"
+                  : "create the same groups, with the same ranks, in the same order on all ranks (new_group)");
 }
 
 /// The earlier process of this rank may have ended, or may have created the group for which this process waits. This
@@ -377,6 +381,7 @@ void StoreSetUp::stop_if_aborted() const {
 }
 
 void StoreSetUp::leave_notes(const Failure& note) {
+  store_.hurry();
   host_.give_up(note);
   if (size() > 1 && generation_ == 0) generation_ = store_.add(generation_of(rank()), 1);
   for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {

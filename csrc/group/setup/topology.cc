@@ -47,9 +47,12 @@ bool on_different_machines(const Hello& a, const Hello& b) {
   return a.machine != b.machine && a.machine != 0 && b.machine != 0;
 }
 
-/// The number of cores within the cgroup's quota, rounded.
+/// The number of cores within the quota of the cgroup (version 2, else 1), rounded.
 uint32_t quota_cores(uint32_t cores) {
-  std::istringstream max(read_line("/sys/fs/cgroup/cpu.max"));
+  const std::string v1 = "/sys/fs/cgroup/cpu/cpu.cfs_";
+  std::string limits = read_line("/sys/fs/cgroup/cpu.max");
+  if (limits.empty()) limits = read_line(v1 + "quota_us") + " " + read_line(v1 + "period_us");
+  std::istringstream max(limits);
   double quota = 0, period = 0;
   if (max >> quota >> period && quota > 0 && period > 0) {
     return std::clamp<uint32_t>(uint32_t(quota / period + 0.5), 1, cores);
@@ -57,13 +60,22 @@ uint32_t quota_cores(uint32_t cores) {
   return cores;
 }
 
-uint32_t usable_cores() {
+/// Sets `cores` and `affinity`.
+void describe_cores(Hello& hello) {
   // A set of the least size holds 1024 cores, and the call fails if the kernel's own set is larger.
   for (std::vector<cpu_set_t> set(1); set.size() <= 64; set.resize(2 * set.size())) {
     const size_t bytes = set.size() * sizeof(cpu_set_t);
-    if (sched_getaffinity(0, bytes, set.data()) == 0) return quota_cores(uint32_t(CPU_COUNT_S(bytes, set.data())));
+    if (sched_getaffinity(0, bytes, set.data()) != 0) continue;
+    const uint32_t allowed = uint32_t(CPU_COUNT_S(bytes, set.data()));
+    Hash hash;
+    for (size_t core = 0; core < 8 * bytes; ++core) {
+      if (CPU_ISSET_S(core, bytes, set.data())) hash.add(core);
+    }
+    hello.cores = quota_cores(allowed);
+    hello.affinity = hello.cores < allowed ? 0 : uint32_t(hash.value()) | 1;
+    return;
   }
-  return quota_cores(uint32_t(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L)));  // the call is refused
+  hello.cores = quota_cores(uint32_t(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L)));  // the call is refused
 }
 
 uint64_t cache_bytes(int index) {
@@ -143,12 +155,11 @@ Hello describe_self(int rank, const std::string& host) {
   hello.host = host_hash(name, machine);
   hello.machine = machine ? std::max<uint32_t>(uint32_t(*machine), 1) : 0;
   hello.agreed = config().agreed();
-  hello.cores = usable_cores();
+  describe_cores(hello);
   hello.l2_bytes = cache_bytes(2);
   hello.l3_bytes = cache_bytes(3);
   hello.nonce = random_value<uint64_t>();
   put(hello.host_name, own_host_name(name));
-  put(hello.version, NVX_VERSION);
   return hello;
 }
 
@@ -157,6 +168,13 @@ Error different_sizes(const Hello& rank, size_t theirs, const std::string& own, 
           "nvx: " + described(of_rank(rank.rank), place_of(rank)) + " creates this group with " +
               std::to_string(theirs) + " ranks, " + own + " with " + std::to_string(mine),
           "give all ranks the same world size, or list of ranks"};
+}
+
+Error different_members(const Hello& rank, const std::string& group) {
+  return {Code::kMismatch,
+          "nvx: " + described(of_rank(rank.rank), place_of(rank)) + " creates group " + group +
+              " for other global ranks than rank 0 does",
+          "create the same groups, with the same ranks, in the same order on all ranks (new_group)"};
 }
 
 std::vector<uint8_t> encode(std::span<const Hello> hellos) {
@@ -190,7 +208,7 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
                       std::to_string(hello.wire_version) + ", this rank " + std::to_string(Hello::kWire),
                   kOneVersion);
     }
-    if (!terminated(hello.host_name) || !terminated(hello.socket) || !terminated(hello.version)) {
+    if (!terminated(hello.host_name) || !terminated(hello.socket)) {
       throw Error(Code::kMismatch, "nvx: a rank's description in the store is damaged");
     }
   }
@@ -256,7 +274,6 @@ size_t Topology::rails() const {
 
 Topology Topology::from(std::vector<Hello> ranks, const std::function<std::string(int rank)>& settings) {
   Topology topology;
-  topology.cores = ranks.front().cores;
   topology.l2_bytes = ranks.front().l2_bytes;
   topology.l3_bytes = ranks.front().l3_bytes;
   topology.ranks = std::move(ranks);
@@ -273,12 +290,27 @@ Topology Topology::from(std::vector<Hello> ranks, const std::function<std::strin
                   "set the same on all ranks, or on none");
     }
     if (hello.key_tag != first.key_tag) throw different_keys(topology, int(i));
-    topology.cores = std::min<size_t>(topology.cores, hello.cores);
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);
     topology.l3_bytes = std::min<size_t>(topology.l3_bytes, hello.l3_bytes);
   }
   topology.sort_by_host();
+  topology.count_cores();
   return topology;
+}
+
+/// Ranks that launchers bind to cores of their own have these cores together; other ranks share theirs.
+void Topology::count_cores() {
+  for (const std::vector<int>& host : hosts) {
+    std::map<uint32_t, size_t> shared;  // by affinity
+    for (const int rank : host) {
+      const Hello& hello = ranks[size_t(rank)];
+      const auto [known, fresh] = shared.emplace(hello.affinity, hello.cores);
+      if (!fresh) known->second = std::min<size_t>(known->second, hello.cores);
+    }
+    size_t all = 0;
+    for (const auto& [affinity, count] : shared) all += count;
+    cores.push_back(all);
+  }
 }
 
 void Topology::sort_by_host() {

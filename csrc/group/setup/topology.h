@@ -20,9 +20,9 @@ namespace nvx {
 /// and its users check it against local bounds.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
-  /// The protocol between ranks: 18, which changes with any layout in `pad.h`, in `failure_note.h` or here, and the
+  /// The protocol between ranks: 19, which changes with any layout in `pad.h`, in `failure_note.h` or here, and the
   /// version of the messages between hosts.
-  static constexpr uint16_t kWire = 18 << 8 | net::MessageHeader::kVersion;
+  static constexpr uint16_t kWire = 19 << 8 | net::MessageHeader::kVersion;
 
   uint32_t magic = kMagic;
   uint16_t wire_version = kWire;
@@ -32,21 +32,21 @@ struct Hello {
   uint64_t host = 0;  // hash of the host's identity
   ArenaId arena;
   uint64_t pad_offset = 0;
-  uint64_t pad_bytes = 0;
+  uint64_t members = 0;  // hash of the global ranks of all ranks of the group; 0 if not known
   uint64_t nonce = 0;    // of this set-up; rank 0's names the group
   Agreed agreed = {};    // hashes of the variables that must be equal on all ranks
   uint64_t key_tag = 0;  // of the job's key; 0: none
   uint64_t l2_bytes = 0;
   uint64_t l3_bytes = 0;
-  uint32_t cores = 0;
-  uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees; 0 if it cannot see them
-  uint32_t ranks = 0;    // of the group, as this rank creates it
-  uint32_t reserved = 0;
+  uint32_t cores = 0;     // that this rank may use
+  uint32_t machine = 0;   // hash of the kernel and the network namespace that this rank sees; 0 if it cannot see them
+  uint32_t ranks = 0;     // of the group, as this rank creates it
+  uint32_t affinity = 0;  // hash of these cores; 0 if a quota limits their number
   /// The source addresses of this rank's connections to other hosts; ends with 0.
   std::array<AddressBytes, net::kMostAddresses> addresses = {};
   char host_name[48] = {};
   char socket[48] = {};
-  char version[16] = {};
+  std::array<char, 16> reserved = {};
 };
 static_assert(sizeof(Hello) == 512);
 
@@ -63,6 +63,8 @@ Hello decode_first(std::span<const uint8_t> value);
 
 /// The error of a rank that creates the group with `mine` ranks, where that one creates it with `theirs`.
 Error different_sizes(const Hello& rank, size_t theirs, const std::string& own, size_t mine);
+/// The error of rank 0 if that rank creates the group for other global ranks.
+Error different_members(const Hello& rank, const std::string& group);
 
 /// All ranks' network addresses as one value, and back. Throws Error if it is damaged.
 std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses);
@@ -91,7 +93,7 @@ struct Topology {
   std::vector<std::vector<int>> hosts;  ///< the ranks of each host, ascending; hosts in the order of their first ranks
   std::vector<int> host_of;             ///< by rank
   std::vector<int> local_rank_of;       ///< by rank: its index among the ranks of its host
-  size_t cores = 1;                     ///< of the host, the least over its ranks
+  std::vector<size_t> cores;            ///< by host: those that its ranks may use together
   size_t l2_bytes = 0;                  ///< the least over all ranks
   size_t l3_bytes = 0;
   std::vector<uint64_t> global_ranks;  ///< the ranks' global ranks; empty if not known
@@ -113,6 +115,7 @@ struct Topology {
 
  private:
   void sort_by_host();
+  void count_cores();
 };
 
 }  // namespace nvx

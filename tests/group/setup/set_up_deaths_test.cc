@@ -379,5 +379,17 @@ TEST(SetUp, RanksThatCountDifferentlyAreRefusedThoughAnotherIsMissing) {
   });
 }
 
+/// As when ranks call new_group() in different orders: ranks of two groups come together under one name.
+TEST(SetUp, RanksOfDifferentGroupsAreRefused) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    GroupOptions own = options("1", rank, 2);
+    own.global_ranks = rank == 0 ? std::vector<uint64_t>{0, 1} : std::vector<uint64_t>{2, 3};
+    const std::string error = set_up_error(store, own);
+    EXPECT_NE(error.find(") creates group 1 for other global ranks than rank 0"), std::string::npos) << error;
+    EXPECT_NE(error.find("in the same order on all ranks (new_group)"), std::string::npos) << error;
+  });
+}
+
 }  // namespace
 }  // namespace nvx::test

@@ -91,10 +91,9 @@ TEST(Topology, DamagedValuesAreRefused) {
     bad[sizeof(Hello) + byte] ^= 0x10;
     EXPECT_THROW((void)decode(bad, 2), Error) << byte;
   }
-  for (const size_t field : {offsetof(Hello, host_name), offsetof(Hello, socket), offsetof(Hello, version)}) {
+  for (const size_t field : {offsetof(Hello, host_name), offsetof(Hello, socket)}) {
     std::vector<uint8_t> bad = good;
-    std::memset(bad.data() + field, 'x',
-                field == offsetof(Hello, version) ? sizeof(Hello::version) : sizeof(Hello::socket));
+    std::memset(bad.data() + field, 'x', sizeof(Hello::socket));
     EXPECT_THROW((void)decode(bad, 2), Error) << field;
   }
 }
@@ -209,14 +208,29 @@ TEST(Topology, DescribesItself) {
   EXPECT_EQ(spread({1, 2, 3, 4, 5, 6}), "6 ranks on 6 hosts: 1 on h1, 1 on h2, 1 on h3, 1 on h4, ...");
 }
 
-TEST(Topology, CoresAndCachesAreTheLeastOfAllRanks) {
+TEST(Topology, CachesAreTheLeastOfAllRanks) {
   std::vector<Hello> ranks = hellos(3);
-  for (size_t i = 0; i < 3; ++i)
-    ranks[i].cores = uint32_t(8 - i), ranks[i].l3_bytes = (64 - i) << 20, ranks[i].l2_bytes = (2 + i) << 20;
+  for (size_t i = 0; i < 3; ++i) ranks[i].l3_bytes = (64 - i) << 20, ranks[i].l2_bytes = (2 + i) << 20;
   const Topology topology = Topology::from(ranks);
-  EXPECT_EQ(topology.cores, 6u);
   EXPECT_EQ(topology.l3_bytes, size_t(62) << 20);
   EXPECT_EQ(topology.l2_bytes, size_t(2) << 20);
+}
+
+/// Launchers may bind each rank to some of a host's cores.
+TEST(Topology, CoresAreThoseOfAllRanksOfAHost) {
+  const auto cores = [](std::vector<std::pair<uint32_t, uint32_t>> of_ranks, int on_first_host) {
+    std::vector<Hello> ranks = hellos(int(of_ranks.size()));
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].host = int(r) < on_first_host ? 1 : 2;
+      ranks[r].cores = of_ranks[r].first, ranks[r].affinity = of_ranks[r].second;
+    }
+    return Topology::from(std::move(ranks)).cores;
+  };
+  using Cores = std::vector<size_t>;
+  EXPECT_EQ(cores({{8, 5}, {8, 5}, {8, 5}}, 3), Cores{8}) << "all may use all";
+  EXPECT_EQ(cores({{4, 5}, {4, 7}, {2, 9}}, 3), Cores{10}) << "each is bound to its own";
+  EXPECT_EQ(cores({{2, 0}, {3, 0}}, 2), Cores{2}) << "a quota limits all";
+  EXPECT_EQ(cores({{64, 5}, {64, 5}, {8, 7}}, 2), (Cores{64, 8})) << "each host has its own";
 }
 
 }  // namespace
